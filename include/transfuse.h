@@ -514,7 +514,7 @@ typedef struct trf_plan_info {
     uint32_t m;
     trf_dtype x_dtype, y_dtype;
     trf_path path;            /* the one that runs: not AUTO */
-    const char *path_name;    /* "fused", "two-step", "wide" or "dense": a static string */
+    const char *path_name;    /* "fused", "two-step", "wide", "dense" or "packed": a static string */
     const char *reason;       /* why not FUSED: a static string; NULL if FUSED */
     uint64_t workspace_bytes; /* that trf_linear needs, in device memory */
 } trf_plan_info;

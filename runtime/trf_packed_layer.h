@@ -38,4 +38,12 @@ trf_status trf_packed_fail(trf_status status, trf_error *err);
 /* Sets a plan's path and reason. Errors: TRF_ERR_UNSUPPORTED (another path was asked for). */
 trf_status trf_packed_take_path(trf_plan *plan, trf_path path, trf_error *err);
 
+/* Sets what a plan on a GPU has of its partition. */
+void trf_packed_set_partition(trf_plan *plan, const trf_packed_partition *partition);
+
+/* Sets the partition of a plan on a GPU that has the packed path: by the kernel and cut of the context's tuning, where
+ * it has some and they run, which the reason then says; else the one that should be the fastest. Errors:
+ * TRF_ERR_UNSUPPORTED (too many rows of x). */
+trf_status trf_packed_choose_partition(trf_plan *plan, trf_error *err);
+
 #endif

@@ -45,15 +45,8 @@ trf_status trf_cuda_decode_packed_rows(const trf_device_layer *layer, const trf_
 /* ---- products ---- */
 
 trf_status trf_cuda_create_packed_plan(trf_plan *plan, trf_path path, trf_error *err) {
-    const trf_device_layer *layer = plan->layer;
     trf_status status = trf_packed_take_path(plan, path, err);
-    if (status != TRF_OK)
-        return status;
-    if (!trf_packed_choose(&layer->packed, &layer->context->limits, plan->tiles_product.m, &plan->work.packed))
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "the packed path does not take this product: %u rows of x are too many", plan->tiles_product.m);
-    plan->device_workspace_bytes = plan->work.packed.workspace_bytes;
-    return TRF_OK;
+    return status == TRF_OK ? trf_packed_choose_partition(plan, err) : status;
 }
 
 trf_status trf_cuda_linear_packed(const trf_plan *plan, const trf_operands *operands, void *workspace,

@@ -170,6 +170,11 @@ void trf_plan_get_info(const trf_plan *plan, trf_plan_info *info) {
     };
 }
 
+void trf_plan_get_kernel(const trf_plan *plan, const char **kernel, const char **cut) {
+    *kernel = plan->kernel;
+    *cut = plan->cut;
+}
+
 /* ---- operands ---- */
 
 void trf_operands_init(trf_operands *operands) { *operands = (trf_operands){.struct_bytes = sizeof *operands}; }

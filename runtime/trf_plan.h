@@ -38,7 +38,8 @@ struct trf_plan {
      * of all their rows in the workspace, in F32 and without an epilogue if `product` has one. */
     trf_product tiles_product;
     trf_path path;
-    const char *reason; /* as in trf_plan_info */
+    const char *reason;       /* as in trf_plan_info */
+    const char *kernel, *cut; /* as trf_plan_get_kernel says */
     /* The workspace: x of whole tiles, at 0 | y of whole tiles | what the device wants. The first two are there for
      * shards that cut tiles only. */
     uint64_t tiles_y_offset, device_workspace_offset;

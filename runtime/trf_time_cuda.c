@@ -51,6 +51,7 @@ static void point_into(trf_device_layer *copy, const trf_device_layer *layer, ch
     const void *const blob = layer->view.blob, *const directory = layer->view.slabs;
     char *const directory_to = to + trf_device_align(layer->view.blob_bytes);
     trf_device_view *const view = &copy->view;
+    trf_packed_view *const packed = &copy->packed;
     *copy = *layer;
     copy->memory = to;
     view->blob = place_in_copy(blob, to, view->blob);
@@ -61,6 +62,10 @@ static void point_into(trf_device_layer *copy, const trf_device_layer *layer, ch
     view->slabs = place_in_copy(directory, directory_to, view->slabs);
     view->decode_table = place_in_copy(directory, directory_to, view->decode_table);
     view->fault = (trf_device_fault *)place_in_copy(directory, directory_to, view->fault);
+    packed->row_offsets = place_in_copy(blob, to, packed->row_offsets);
+    packed->lines = place_in_copy(blob, to, packed->lines);
+    packed->tiles = place_in_copy(blob, to, packed->tiles);
+    packed->stored = place_in_copy(blob, to, packed->stored);
 }
 
 static cudaError_t copy_layer(const trf_device_layer *layer, char *to, cudaStream_t stream) {

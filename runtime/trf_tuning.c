@@ -10,6 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Octaves, a little more than a half so that a half itself counts. A cut goes by how many blocks a device runs at once:
+ * for a layer of another size it is soon the wrong one. */
+static const double kPackedWithin = 0.51;
+
 trf_status trf_tuning_create(const trf_card *card, uint32_t num_layers, trf_tuning **tuning, trf_error *err) {
     trf_tuning *made = calloc(1, sizeof *made);
     trf_tuned_layer *layers = calloc(num_layers ? num_layers : 1, sizeof *layers);
@@ -51,16 +55,19 @@ trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer) {
 }
 
 double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b) {
-    if (a->layout != b->layout || a->codec != b->codec || a->class_bits != b->class_bits ||
+    const int is_coded = a->layout == TRF_LAYOUT_CODED;
+    if (a->layout != b->layout || a->codec != b->codec || (is_coded && a->class_bits != b->class_bits) ||
         a->has_scale_groups != b->has_scale_groups)
         return HUGE_VAL;
     return fabs(log2((double)a->rows / b->rows)) + fabs(log2((double)a->cols / b->cols)) +
-           fabs((double)a->raw_bits - b->raw_bits);
+           (is_coded ? fabs((double)a->raw_bits - b->raw_bits) : 0);
 }
 
-trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m) {
+/* What the nearest layer, less than `within` away, has for a batch; NULL where there is nothing. */
+static const trf_tuned_point *find_point(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m,
+                                         double within) {
     const trf_tuned_layer *nearest = NULL;
-    double least = HUGE_VAL;
+    double least = within;
     for (uint32_t i = 0; i < tuning->num_layers; i++) {
         const double distance = trf_tuning_key_distance(key, &tuning->layers[i].key);
         if (distance < least) {
@@ -70,8 +77,29 @@ trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uin
     }
     for (uint32_t i = 0; nearest && i < nearest->num_points; i++)
         if (m <= nearest->points[i].m)
-            return nearest->points[i].path;
-    return TRF_PATH_AUTO;
+            return &nearest->points[i];
+    return NULL;
+}
+
+trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m) {
+    const trf_tuned_point *point = find_point(tuning, key, m, HUGE_VAL);
+    return point ? point->path : TRF_PATH_AUTO;
+}
+
+int trf_tuned_packed(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m, trf_packed_choice *choice) {
+    const trf_tuned_point *point = find_point(tuning, key, m, kPackedWithin);
+    if (!point || !point->has_packed)
+        return 0;
+    *choice = point->packed;
+    return 1;
+}
+
+uint32_t trf_fastest_candidate(const double *microseconds, uint32_t num_candidates) {
+    uint32_t fastest = 0;
+    for (uint32_t i = 1; i < num_candidates; i++)
+        if (microseconds[i] < microseconds[fastest])
+            fastest = i;
+    return microseconds[fastest] < 0.99 * microseconds[0] ? fastest : 0;
 }
 
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]) {

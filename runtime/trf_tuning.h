@@ -5,6 +5,7 @@
 
 #include "transfuse/tuning.h"
 #include "trf_device_layer.h"
+#include "trf_packed_partition.h"
 
 enum {
     TRF_TUNED_PATHS = 5,   /* FUSED, TWO_STEP, WIDE, DENSE, PACKED: trf_path - 1 */
@@ -12,11 +13,19 @@ enum {
     TRF_TUNED_LAYERS = 65536
 };
 
+/* How a packed product runs, as trf_packed_choose_shape takes it. */
+typedef struct trf_packed_choice {
+    int shape;
+    uint32_t cut;
+} trf_packed_choice;
+
 /* Batches from the point before up to this one. */
 typedef struct trf_tuned_point {
     uint32_t m;
     trf_path path;
     double microseconds[TRF_TUNED_PATHS]; /* of a call, median; 0: the path does not take it, or nobody measured */
+    int has_packed;                       /* whether somebody measured kernels and cuts of the packed path */
+    trf_packed_choice packed;             /* the fastest */
 } trf_tuned_point;
 
 /* What a layer is to a tuning. rows, cols: as the kernels have them; of a coded layer, of whole tiles. */
@@ -56,12 +65,16 @@ trf_card trf_card_of(const trf_context *context);
 trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer);
 
 /* How far apart two keys are: octaves of rows and columns, and raw bits; infinitely, if layout, codec, classes or
- * scale groups differ. */
+ * scale groups differ. Classes and raw bits count for coded layers alone, since others have none in memory. */
 double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b);
 
 /* The path for a batch: of the layer whose key is the nearest (trf_tuning_key_distance). @return TRF_PATH_AUTO where
  * there is none, or for a batch beyond its last point. */
 trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m);
+
+/* The packed path's kernel and cut for a batch: those of the nearest layer, too, if it is at most half an octave away.
+ * @return 0 where it has none, or for a batch beyond its last point; else 1. */
+int trf_tuned_packed(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m, trf_packed_choice *choice);
 
 /* A layer of a table of crossovers: FUSED up to a batch, WIDE from there up to another one, and then TWO_STEP. */
 typedef struct trf_crossover {
@@ -89,8 +102,11 @@ const trf_crossover_table *trf_crossovers_for(const trf_crossover_table *tables,
  * NULL. */
 trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_key *key, uint32_t m);
 
-/* @return the path that the times speak for: the first of FUSED, WIDE, TWO_STEP and DENSE that no other beats by 1 %;
- * AUTO if there are none. */
+/* @return the candidate that the times speak for: the first, unless others beat it by 1 %; then the fastest. */
+uint32_t trf_fastest_candidate(const double *microseconds, uint32_t num_candidates);
+
+/* @return the path that the times speak for: the first of FUSED, WIDE, TWO_STEP, DENSE and PACKED that no other beats
+ * by 1 %; AUTO if there are none. */
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]);
 
 #endif

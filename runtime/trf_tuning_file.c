@@ -8,13 +8,15 @@
  *                "batches": [{"to": 1, "path": "fused", "microseconds": {"fused": 24.5, "two-step": 98.1}}, ...]},
  *                ...]}
  *
- * "path" decides; "microseconds" tells why, and may be missing. A layer without "layout" is coded, as all were before
- * there were others. Missing may also be the three numbers of the device, of which the library's tables of crossovers
- * are made (runtime/crossovers). */
+ * "path" decides; "microseconds" tells why, and may be missing. So may what packed layers have beside them, which
+ * kernel is the fastest with which cut: "packed": {"kernel": "wgmma-128", "cut": 2}, or "cut": "stream-k". A layer
+ * without "layout" is coded, as all were before there were others. Missing may also be the three numbers of the device,
+ * of which the library's tables of crossovers are made (runtime/crossovers). */
 #include "transfuse/device_memory.h"
 #include "trf_checkpoint.h"
 #include "trf_json.h"
 #include "trf_output.h"
+#include "trf_packed_wgmma_sizes.h"
 #include "trf_tuning.h"
 
 #include <math.h>
@@ -31,6 +33,12 @@ enum {
 /* ---- writing ---- */
 
 /* All @return NULL without memory. */
+static json_t *packed_to_json(const trf_packed_choice *packed) {
+    return json_pack("{s:s, s:o}", "kernel", trf_packed_kernel_name(packed->shape), "cut",
+                     packed->cut == TRF_PACKED_STREAM_K ? json_string(trf_packed_cut_name(packed->cut))
+                                                        : json_integer((json_int_t)packed->cut));
+}
+
 static json_t *point_to_json(const trf_tuned_point *point) {
     json_t *times = json_object();
     for (int p = 0; p < TRF_TUNED_PATHS; p++)
@@ -39,8 +47,13 @@ static json_t *point_to_json(const trf_tuned_point *point) {
             json_decref(times);
             return NULL;
         }
-    return json_pack("{s:I, s:s, s:o}", "to", (json_int_t)point->m, "path", trf_path_name(point->path), "microseconds",
-                     times);
+    json_t *object = json_pack("{s:I, s:s}", "to", (json_int_t)point->m, "path", trf_path_name(point->path));
+    int failed = point->has_packed && json_object_set_new(object, "packed", packed_to_json(&point->packed));
+    failed = json_object_set_new(object, "microseconds", times) || failed;
+    if (!failed)
+        return object;
+    json_decref(object);
+    return NULL;
 }
 
 static json_t *layer_to_json(const trf_tuned_layer *layer) {
@@ -127,12 +140,36 @@ static trf_path path_of_text(const char *text) {
     return TRF_PATH_AUTO;
 }
 
+/* @return a kernel's shape, or TRF_PACKED_GENERAL: where that runs there is nothing to choose. */
+static int kernel_of_text(const char *text) {
+    for (int shape = 0; text && shape < TRF_PACKED_SHAPES; shape++)
+        if (strcmp(text, trf_packed_kernel_name(shape)) == 0)
+            return shape;
+    return TRF_PACKED_GENERAL;
+}
+
+static trf_status read_packed(const json_t *from, const trf_tuning_place *at, trf_tuned_point *point, trf_error *err) {
+    const json_t *packed = json_object_get(from, "packed");
+    if (!packed)
+        return TRF_OK;
+    const char *cut = json_string_value(json_object_get(packed, "cut"));
+    point->has_packed = 1;
+    point->packed.shape = kernel_of_text(json_string_value(json_object_get(packed, "kernel")));
+    if (point->packed.shape == TRF_PACKED_GENERAL)
+        return fail_batch(at, "the 'kernel' of 'packed' is not bulk-256 ... bulk-32 or wgmma-64 ... wgmma-256", err);
+    if (cut && strcmp(cut, trf_packed_cut_name(TRF_PACKED_STREAM_K)) == 0)
+        point->packed.cut = TRF_PACKED_STREAM_K;
+    else if (read_number(packed, "cut", 1, TRF_MAX_CLUSTER, &point->packed.cut))
+        return fail_batch(at, "the 'cut' of 'packed' is neither stream-k nor 1 to 8", err);
+    return TRF_OK;
+}
+
 static trf_status read_point(const json_t *from, const trf_tuning_place *at, trf_tuned_point *point, trf_error *err) {
     if (read_number(from, "to", 1, UINT32_MAX, &point->m))
         return fail_batch(at, "'to' is no batch", err);
     point->path = path_of_text(json_string_value(json_object_get(from, "path")));
     if (point->path == TRF_PATH_AUTO)
-        return fail_batch(at, "'path' is not fused, wide, two-step or dense", err);
+        return fail_batch(at, "'path' is not fused, wide, two-step, dense or packed", err);
     const json_t *times = json_object_get(from, "microseconds");
     for (int p = 0; p < TRF_TUNED_PATHS; p++) {
         const json_t *time = json_object_get(times, trf_path_name((trf_path)(p + 1)));
@@ -140,7 +177,7 @@ static trf_status read_point(const json_t *from, const trf_tuning_place *at, trf
             return fail_batch(at, "a time is not a positive number", err);
         point->microseconds[p] = json_number_value(time);
     }
-    return TRF_OK;
+    return read_packed(from, at, point, err);
 }
 
 static int read_codec(const json_t *from, trf_codec *codec) {

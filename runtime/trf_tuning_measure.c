@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tunings by measurement: every path that takes a layer, batch by batch. The device times the calls. */
+/* Tunings by measurement: every path that takes a layer, batch by batch, and of packed layers the kernels and cuts that
+ * may be the fastest. The device times the calls. */
 #include "trf_context.h"
 #include "trf_convert.h"
+#include "trf_packed_layer.h"
 #include "trf_plan.h"
 #include "trf_struct.h"
 #include "trf_tuning.h"
@@ -138,29 +140,53 @@ static trf_status time_plan(const trf_measurement *measurement, const trf_plan *
     return TRF_OK;
 }
 
-/* *microseconds: 0 if the path does not take the product. */
-static trf_status time_path(const trf_measurement *measurement, uint32_t m, trf_path path, double *microseconds,
-                            trf_error *err) {
+/* Of a plan with the packed path, which goes from one kernel and cut to the next, whatever the context's tuning has. */
+static trf_status time_packed(const trf_measurement *measurement, trf_plan *plan, trf_tuned_point *point,
+                              trf_error *err) {
+    trf_packed_partition candidates[TRF_PACKED_MAX_CANDIDATES];
+    double times[TRF_PACKED_MAX_CANDIDATES];
+    const trf_packed_view *view = &plan->layer->packed;
+    double *const microseconds = &point->microseconds[TRF_PATH_PACKED - 1];
+    const uint32_t count = trf_packed_candidates(view, &measurement->context->limits, plan->tiles_product.m, candidates,
+                                                 TRF_PACKED_MAX_CANDIDATES);
+    if (!count)
+        return time_plan(measurement, plan, microseconds, err);
+    for (uint32_t i = 0; i < count; i++) {
+        trf_packed_set_partition(plan, &candidates[i]);
+        trf_status status = time_plan(measurement, plan, &times[i], err);
+        if (status != TRF_OK)
+            return trf_prefix_error(err, status, "the kernel %s, cut %s", plan->kernel, plan->cut);
+    }
+    const uint32_t fastest = trf_fastest_candidate(times, count);
+    *microseconds = times[fastest];
+    point->has_packed = 1;
+    point->packed = (trf_packed_choice){candidates[fastest].shape, candidates[fastest].cut};
+    return TRF_OK;
+}
+
+/* Leaves the path's time 0 if it does not take the product. */
+static trf_status time_path(const trf_measurement *measurement, trf_tuned_point *point, trf_path path, trf_error *err) {
     trf_plan_options options;
     trf_plan *plan;
     trf_plan_options_init(&options);
-    options.m = m;
+    options.m = point->m;
     options.x_dtype = options.y_dtype = measurement->dtype;
     options.path = path;
     trf_status status = trf_plan_create(measurement->layer, &options, &plan, err);
-    *microseconds = 0;
     if (status == TRF_ERR_UNSUPPORTED)
         return TRF_OK;
     if (status != TRF_OK)
         return status;
-    status = time_plan(measurement, plan, microseconds, err);
+    status = plan->layer->layout->layout == TRF_LAYOUT_PACKED
+                 ? time_packed(measurement, plan, point, err)
+                 : time_plan(measurement, plan, &point->microseconds[path - 1], err);
     trf_plan_destroy(plan);
     return status;
 }
 
 static trf_status measure_point(const trf_measurement *measurement, trf_tuned_point *point, trf_error *err) {
     for (int p = 0; p < TRF_TUNED_PATHS; p++) {
-        trf_status status = time_path(measurement, point->m, (trf_path)(p + 1), &point->microseconds[p], err);
+        trf_status status = time_path(measurement, point, (trf_path)(p + 1), err);
         if (status != TRF_OK)
             return trf_prefix_error(err, status, "measuring the %s path at %u rows of x",
                                     trf_path_name((trf_path)(p + 1)), point->m);

@@ -4,16 +4,18 @@
 #include "cli_report.h"
 
 #include "transfuse/cpu.h"
+#include "transfuse/device_memory.h"
 #include "transfuse/tuning.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,  CLI_OPT_DEVICE, CLI_OPT_MAX_BATCH,
-                                         CLI_OPT_THREADS, CLI_OPT_FORCE,  0};
+static const cli_option_id kOptions[] = {
+    CLI_OPT_OUTPUT, CLI_OPT_DEVICE, CLI_OPT_MAX_BATCH, CLI_OPT_LAYOUT, CLI_OPT_THREADS, CLI_OPT_FORCE, 0};
 
 /* One layer of each tuning key that the checkpoint has, on the device. */
 typedef struct layer_set {
+    trf_layout layout; /* that is asked for */
     trf_device_layer **layers;
     trf_layer_info *infos;
     uint32_t count;
@@ -33,12 +35,21 @@ static int has_tuning_key_of(const layer_set *set, const trf_layer_info *info) {
     return 0;
 }
 
+/* In the layout, or coded where that does not take it, as experts and layers of other codecs are when they run. */
 static trf_status load_layer(trf_context *context, trf_checkpoint *checkpoint, const trf_tensor_info *tensor,
                              layer_set *set, trf_error *err) {
     char name[4096];
+    trf_load_options load;
+    trf_load_options_init(&load);
+    load.layout = tensor->num_dims == 3 ? TRF_LAYOUT_CODED : set->layout;
     snprintf(name, sizeof name, tensor->num_dims == 3 ? "%s[0]" : "%s", tensor->name);
     set->infos[set->count] = tensor->layer;
-    trf_status status = trf_device_layer_load(context, checkpoint, name, NULL, &set->layers[set->count], err);
+    trf_device_layer **const layer = &set->layers[set->count];
+    trf_status status = trf_device_layer_load(context, checkpoint, name, &load, layer, err);
+    if (status == TRF_ERR_UNSUPPORTED && load.layout != TRF_LAYOUT_CODED) {
+        load.layout = TRF_LAYOUT_CODED;
+        status = trf_device_layer_load(context, checkpoint, name, &load, layer, err);
+    }
     set->count += status == TRF_OK;
     return status;
 }
@@ -69,23 +80,45 @@ static void free_layers(layer_set *set) {
     free(set->infos);
 }
 
+/* What multiplies m rows: a path, and of packed layers on a GPU the kernel and its cut; "" if the tuning has nothing.
+ * The tuning is the context's. */
+static void describe(const trf_tuning *tuning, trf_device_layer *layer, uint32_t m, char *text, size_t text_bytes) {
+    const trf_path path = trf_tuning_path(tuning, layer, m);
+    const char *kernel = NULL, *cut = NULL;
+    trf_plan_options options;
+    trf_plan *plan;
+    trf_plan_options_init(&options);
+    options.m = m;
+    options.x_dtype = options.y_dtype = TRF_DTYPE_BF16;
+    if (path == TRF_PATH_PACKED && trf_plan_create(layer, &options, &plan, NULL) == TRF_OK) {
+        trf_plan_get_kernel(plan, &kernel, &cut);
+        trf_plan_destroy(plan);
+    }
+    snprintf(text, text_bytes, "%s%s%s%s%s", path == TRF_PATH_AUTO ? "" : trf_path_name(path), kernel ? " " : "",
+             kernel ? kernel : "", cut ? "/" : "", cut ? cut : "");
+}
+
 /* "1 fused, 48 wide, 384 two-step": from which of the measured batches on. */
-static void print_layer(const trf_tuning *tuning, const trf_device_layer *layer, const trf_layer_info *info,
+static void print_layer(const trf_tuning *tuning, trf_device_layer *layer, const trf_layer_info *info,
                         uint32_t max_batch) {
-    trf_path path = TRF_PATH_AUTO;
+    char text[64] = "", next[sizeof text];
+    trf_device_layer_info on_device;
+    trf_device_layer_get_info(layer, &on_device);
     printf("  %s %ux%u, %s:", trf_codec_name(info->codec), info->rows, info->cols,
-           info->class_bits == 2 ? "quads" : "pairs");
+           on_device.layout != TRF_LAYOUT_CODED ? trf_layout_name(on_device.layout)
+           : info->class_bits == 2              ? "quads"
+                                                : "pairs");
     for (uint32_t m = 1; m <= max_batch; m++) {
-        const trf_path next = trf_tuning_path(tuning, layer, m);
-        if (next != path && next != TRF_PATH_AUTO) {
-            printf("%s %u %s", path == TRF_PATH_AUTO ? "" : ",", m, trf_path_name(next));
-            path = next;
+        describe(tuning, layer, m, next, sizeof next);
+        if (next[0] && strcmp(next, text) != 0) {
+            printf("%s %u %s", text[0] ? "," : "", m, next);
+            memcpy(text, next, sizeof text);
         }
     }
     putchar('\n');
 }
 
-static cli_exit measure(const cli_options *options, const layer_set *set) {
+static cli_exit measure(const cli_options *options, trf_context *context, const layer_set *set) {
     trf_tune_options tune;
     trf_tuning *tuning;
     trf_error err = {0};
@@ -105,6 +138,8 @@ static cli_exit measure(const cli_options *options, const layer_set *set) {
     cli_signals_hold();
     failed = trf_tuning_write(tuning, options->output, options->force, &err);
     cli_signals_settle(failed);
+    if (!failed)
+        failed = trf_context_set_tuning(context, tuning, &err);
     if (!failed) {
         printf("%s: batches to %u of %u layers, %.1f s\n", options->output, tune.max_m, set->count, seconds);
         for (uint32_t i = 0; i < set->count; i++)
@@ -117,7 +152,7 @@ static cli_exit measure(const cli_options *options, const layer_set *set) {
 static int run(const cli_options *options) {
     trf_context *context;
     trf_checkpoint *checkpoint = NULL;
-    layer_set set = {0};
+    layer_set set = {.layout = options->layout};
     trf_error err = {0};
     cli_exit status = cli_file_check(options->output, options->force);
     if (status != CLI_OK)
@@ -130,7 +165,7 @@ static int run(const cli_options *options) {
     failed = trf_checkpoint_open(options->arguments[0], &checkpoint, &err);
     if (!failed)
         failed = load_layers(context, checkpoint, &set, &err);
-    status = failed ? cli_report_error(&err) : measure(options, &set);
+    status = failed ? cli_report_error(&err) : measure(options, context, &set);
     free_layers(&set);
     trf_checkpoint_close(checkpoint);
     trf_context_destroy(context);
@@ -140,15 +175,18 @@ static int run(const cli_options *options) {
 const cli_command cmd_tune = {
     .name = "tune",
     .summary = "measure which path is the fastest for a checkpoint's layers",
-    .help = "usage: transfuse tune IN -o TUNING.json [OPTIONS]\n"
-            "IN: a compressed checkpoint. One layer of each codec and shape is measured, batch by batch, by each path\n"
-            "that takes it. 'matmul' and 'bench' take the file with --tuning, programs with trf_tuning_read. Nothing\n"
-            "else should run on the device meanwhile.\n\n"
-            "  -o, --output OUT      where to write\n"
-            "  --device cpu|cuda     [cpu], which has one path\n"
-            "  --max-batch M         batches of 1, 2, 3, 4, 6, 8, 12 ... to M, 1 to 1048576 [8192]\n"
-            "  -T, --threads N       on the CPU: threads; 0 (default): one for each core\n"
-            "  -f, --force           replace OUT if it exists\n",
+    .help =
+        "usage: transfuse tune IN -o TUNING.json [OPTIONS]\n"
+        "IN: a compressed checkpoint. One layer of each codec and shape is measured, batch by batch, by each path\n"
+        "that takes it, and packed layers by the kernels that may be the fastest. 'matmul' and 'bench' take the\n"
+        "file with --tuning, programs with trf_tuning_read. Nothing else should run on the device meanwhile.\n\n"
+        "  -o, --output OUT      where to write\n"
+        "  --device cpu|cuda     [cpu], which has one path\n"
+        "  --max-batch M         batches of 1, 2, 3, 4, 6, 8, 12 ... to M, 1 to 1048576 [8192]\n"
+        "  --layout LAYOUT       coded, plain or packed: how layers are to lie in memory; those that cannot be are\n"
+        "                        measured coded [coded]\n"
+        "  -T, --threads N       on the CPU: threads; 0 (default): one for each core\n"
+        "  -f, --force           replace OUT if it exists\n",
     .arguments = {"IN"},
     .options = kOptions,
     .needs_output = 1,

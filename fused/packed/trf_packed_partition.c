@@ -5,8 +5,6 @@
 
 #include "trf_packed_wgmma_sizes.h"
 
-#include <math.h>
-
 enum {
     BLOCKS_A_MULTIPROCESSOR = 2, /* of the general kernel that run at once, by their registers */
     LEAST_TILES = 16,            /* packed tiles of a part: fewer are over before their sums are */
@@ -14,6 +12,8 @@ enum {
     X_TILE_ROWS = 8
 };
 static const uint64_t kMostBlocks = 0x7FFFFFFF, kMostBytes = 1ull << 48;
+static const double kCandidateSlack =
+    1.15; /* of the least time: the estimate is wrong by less, but for a few products */
 
 static uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
@@ -123,7 +123,7 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
 
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition) {
-    trf_packed_partition made = {.shape = shape, .parts = 1, .cluster = 1};
+    trf_packed_partition made = {.shape = shape, .parts = 1, .cut = cut, .cluster = 1};
     if (limits->missing_kernels & TRF_KERNELS_WIDE || limits->capability != 90 ||
         !(trf_packed_is_wgmma(shape) ? choose_wgmma : choose_bulk)(view, limits, m, cut, &made))
         return 0;
@@ -209,24 +209,66 @@ static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *lim
                   (double)stages * stage);
 }
 
-static int choose_fastest(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
-                          trf_packed_partition *best) {
-    double least = INFINITY;
+/* ---- the choice ---- */
+
+/* Puts a partition among those of less time, of which there are `count`; the last of n falls out. @return how many
+ * there are then. */
+static uint32_t insert(const trf_packed_partition *made, double made_ns, trf_packed_partition *out, double *ns,
+                       uint32_t count, uint32_t n) {
+    uint32_t at = count;
+    while (at > 0 && made_ns < ns[at - 1])
+        at--;
+    if (at == n)
+        return count;
+    count = count < n ? count + 1 : n;
+    for (uint32_t i = count - 1; i > at; i--) {
+        out[i] = out[i - 1];
+        ns[i] = ns[i - 1];
+    }
+    out[at] = *made;
+    ns[at] = made_ns;
+    return count;
+}
+
+uint32_t trf_packed_candidates(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
+                               trf_packed_partition *out, uint32_t n) {
+    double ns[TRF_PACKED_MAX_CANDIDATES];
+    uint32_t count = 0;
+    n = n < TRF_PACKED_MAX_CANDIDATES ? n : TRF_PACKED_MAX_CANDIDATES;
     for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
         for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
             trf_packed_partition made;
-            if (!trf_packed_choose_shape(view, limits, m, shape, cut, &made))
-                continue;
-            const double ns = (trf_packed_is_wgmma(shape) ? wgmma_ns : bulk_ns)(view, limits, m, &made);
-            if (ns < least) {
-                least = ns;
-                *best = made;
-            }
+            if (trf_packed_choose_shape(view, limits, m, shape, cut, &made))
+                count = insert(&made, (trf_packed_is_wgmma(shape) ? wgmma_ns : bulk_ns)(view, limits, m, &made), out,
+                               ns, count, n);
         }
-    return isfinite(least);
+    while (count > 1 && ns[count - 1] > kCandidateSlack * ns[0])
+        count--;
+    return count;
 }
 
 int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                       trf_packed_partition *partition) {
-    return choose_fastest(view, limits, m, partition) || trf_packed_choose_general(view, limits, m, partition);
+    return trf_packed_candidates(view, limits, m, partition, 1) ||
+           trf_packed_choose_general(view, limits, m, partition);
+}
+
+/* ---- names ---- */
+
+const char *trf_packed_kernel_name(int shape) {
+    static const char *const names[TRF_PACKED_SHAPES] = {
+        [TRF_PACKED_BULK_256] = "bulk-256",   [TRF_PACKED_BULK_128] = "bulk-128",
+        [TRF_PACKED_BULK_64] = "bulk-64",     [TRF_PACKED_BULK_64_8_WARPS] = "bulk-64-8-warps",
+        [TRF_PACKED_BULK_32] = "bulk-32",     [TRF_PACKED_WGMMA_64] = "wgmma-64",
+        [TRF_PACKED_WGMMA_96] = "wgmma-96",   [TRF_PACKED_WGMMA_128] = "wgmma-128",
+        [TRF_PACKED_WGMMA_192] = "wgmma-192", [TRF_PACKED_WGMMA_256] = "wgmma-256",
+    };
+    if (shape == TRF_PACKED_GENERAL)
+        return "general";
+    return shape >= 0 && shape < TRF_PACKED_SHAPES ? names[shape] : "?";
+}
+
+const char *trf_packed_cut_name(uint32_t cut) {
+    static const char *const names[TRF_MAX_CLUSTER + 1] = {"stream-k", "1", "2", "3", "4", "5", "6", "7", "8"};
+    return cut <= TRF_MAX_CLUSTER ? names[cut] : "?";
 }

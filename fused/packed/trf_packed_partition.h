@@ -14,7 +14,8 @@ extern "C" {
 enum {
     TRF_PACKED_BLOCK_WARPS = 8, /* of the general kernel */
     TRF_PACKED_MAX_X_TILES = 8, /* of a block: 64 rows of x */
-    TRF_PACKED_GENERAL = -1     /* in place of a bulk kernel's shape */
+    TRF_PACKED_GENERAL = -1,    /* in place of a bulk kernel's shape */
+    TRF_PACKED_MAX_CANDIDATES = 8
 };
 
 typedef struct trf_packed_partition {
@@ -25,6 +26,7 @@ typedef struct trf_packed_partition {
     uint32_t parts;    /* the general kernel's split-K: into which a band's packed tiles are cut */
     /* Bulk and wgmma kernels. */
     uint32_t tiles, stages; /* block tiles of the product; stages of a tile */
+    uint32_t cut;           /* as trf_packed_choose_shape was given it */
     uint32_t cluster;       /* blocks of a cluster, which cut a tile's stages; 1 if blocks stay */
     uint32_t whole;         /* wgmma: tiles, the first ones, that are not cut by stream-K */
     /* x copied to rows of whole 16 bytes, at 0, where it may be needed | what blocks hand to each other. */
@@ -50,9 +52,21 @@ enum {
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition);
 
+/* Those bulk and wgmma kernels and cuts that may be the fastest, n at most and no more than TRF_PACKED_MAX_CANDIDATES:
+ * they should take at most 15 % longer than the first one, which trf_packed_choose takes; in the order of these times.
+ * @return how many; 0 where only the general kernel runs. */
+uint32_t trf_packed_candidates(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
+                               trf_packed_partition *out, uint32_t n);
+
 /* The one that should be the fastest. @return as trf_packed_choose_general. */
 int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                       trf_packed_partition *partition);
+
+/* @return "general", "bulk-256", "wgmma-128" ..., as tunings and plans call the kernels; "?" of what is no shape. */
+const char *trf_packed_kernel_name(int shape);
+
+/* @return "stream-k", "1" ... "8"; "?" of what is no cut. */
+const char *trf_packed_cut_name(uint32_t cut);
 
 #ifdef __cplusplus
 }

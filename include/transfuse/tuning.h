@@ -15,7 +15,12 @@ extern "C" {
 /* @return "auto", "fused", "two-step", "wide", "dense" or "?". */
 TRF_API const char *trf_path_name(trf_path path);
 
-/* For layers of a codec and shape, the path for each batch. Immutable. */
+/* How a plan of a packed layer runs on a GPU, for people to read. *kernel: "general", "bulk-256" ... "bulk-32",
+ * "wgmma-64" ... "wgmma-256"; *cut: "stream-k", or the blocks of a cluster, "1" ... "8"; static strings. NULL of other
+ * plans, and the cut of "general". */
+TRF_API void trf_plan_get_kernel(const trf_plan *plan, const char **kernel, const char **cut);
+
+/* For layers of a codec and shape, the path for each batch, and the kernel of packed ones. Immutable. */
 typedef struct trf_tuning trf_tuning;
 
 /* Called before each batch of each layer, by the thread that measures; nonzero asks to stop. done, total: these. */
@@ -32,10 +37,12 @@ typedef struct trf_tune_options {
 TRF_API void trf_tune_options_init(trf_tune_options *options);
 
 /* Times every path that takes a layer, for each batch, with the weights in no cache of a GPU: the median of 9 calls. Of
- * layers with one codec, class bits, raw bits and shape (in whole tiles), all with scale groups or scale blocks or all
- * without, the first is measured. layers: [num_layers], of one context, not of a stack; the device should have nothing
- * else to do. options: NULL for the defaults. Takes device memory for max_m rows of x, of y, the workspace, and twice
- * the L2 cache; allocates and waits. A batch that no path takes is left out.
+ * the packed path those kernels and cuts, 8 at most, that should take no more than 15 % longer than the one that plans
+ * take without a tuning; another one has to be 1 % faster than that. Of layers with one codec, class bits, raw bits and
+ * shape (in whole tiles), all with scale groups or scale blocks or all without, the first is measured. layers:
+ * [num_layers], of one context, not of a stack; the device should have nothing else to do. options: NULL for the
+ * defaults. Takes device memory for max_m rows of x, of y, the workspace, and twice the L2 cache; allocates and waits.
+ * A batch that no path takes is left out.
  * Errors: TRF_ERR_CANCELLED; CPU: TRF_ERR_RANS. */
 TRF_API trf_status trf_tuning_measure(trf_device_layer *const *layers, uint32_t num_layers,
                                       const trf_tune_options *options, trf_tuning **tuning, trf_error *err);
@@ -49,13 +56,14 @@ TRF_API trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_er
 TRF_API void trf_tuning_free(trf_tuning *tuning);
 
 /* @return the path that it has for a product: of the layer that is the nearest in shape and raw bits, among those of
- * the same codec and class bits, with scale groups or scale blocks or without; TRF_PATH_AUTO if it has none, or for a
- * batch beyond those measured. */
+ * the same layout, codec and class bits, with scale groups or scale blocks or without; TRF_PATH_AUTO if it has none, or
+ * for a batch beyond those measured. Class bits and raw bits count for coded layers alone. */
 TRF_API trf_path trf_tuning_path(const trf_tuning *tuning, const trf_device_layer *layer, uint32_t m);
 
 /* Plans with TRF_PATH_AUTO that are made from here on follow the tuning, which is copied; a path that does not take a
- * product after all gives way. NULL: none any more. Not while other threads use the context. Errors: TRF_ERR_DEVICE
- * (measured on a device of another name). */
+ * product after all gives way. All plans of packed layers take its kernel and cut on a GPU, where these run, if it has
+ * a layer of nearly the same shape (half an octave away at most): the bits of y may change with them. NULL: none any
+ * more. Not while other threads use the context. Errors: TRF_ERR_DEVICE (measured on a device of another name). */
 TRF_API trf_status trf_context_set_tuning(trf_context *context, const trf_tuning *tuning, trf_error *err);
 
 #ifdef __cplusplus

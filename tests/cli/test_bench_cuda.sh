@@ -59,6 +59,17 @@ PYTHON
 # Why a product is not fused is told.
 grep -q ' 70 fused .*(' out || fail "no reason for 70 rows"
 
+# Packed layers: one path, and which kernel it took.
+expect 0 bench --device cuda --layers 512x640 --batch 1,70 --runs 2 --layout packed --json packed.json
+grep -q 'kernel [a-z].*: the layer is packed$' out || fail "bench --layout packed names no kernel: $(cat out)"
+"$TRF_PYTHON" - <<'PYTHON' || fail "bench --layout packed"
+import json
+(result,) = json.load(open("packed.json", encoding="utf-8"))["results"]
+packed = [m for m in result["measurements"] if m["what"] == "packed"]
+assert [m["batch"] for m in packed] == [1, 70] and all(m["layout"] == "packed" for m in packed), packed
+assert all(m["kernel"] and "cut" in m and m["error_f32"] < 1e-5 for m in packed), packed
+PYTHON
+
 # Plain layers: 16 bits a weight and a head of 256 bytes, and one path, whose y is cuBLASLt's.
 expect 0 bench --device cuda --layers 96x160,300x64 --batch 1,70 --runs 2 --layout plain \
     --json plain.json --csv plain.csv

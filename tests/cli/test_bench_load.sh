@@ -31,6 +31,20 @@ assert all(len(f["seconds"]) == 2 and min(f["seconds"]) > 0 and f["bytes"] > 0 f
 assert {f["batch"] for f in figures if f["what"] == "decode rows"} == {1, 64, 4096}
 PYTHON
 
+# Packed, and coded beside it.
+expect 0 bench --device cuda --mode load --layers 600x700,96x160 --runs 2 --layout packed --json packed.json
+for word in '8 layers' 'of bf16, packed' 'load, coded' 'rows of 600x700 bf16, packed'; do
+    grep -qF "$word" out || fail "the table of packed layers lacks $word"
+done
+"$TRF_PYTHON" - <<'PYTHON' || fail "the file of bench --layout packed"
+import json
+with open("packed.json", encoding="utf-8") as file:
+    figures = json.load(file)["figures"]
+assert len(figures) == 6 + 2 * 3
+assert [f["what"] for f in figures].count("load, coded") == 1
+assert all(len(f["seconds"]) == 2 and min(f["seconds"]) > 0 and f["bytes"] > 0 for f in figures), figures
+PYTHON
+
 "$TRANSFUSE" bench --device cuda --mode load --layers 2000x2000 --runs 1000 >out 2>err &
 pid=$!
 i=0

@@ -29,6 +29,25 @@ for layer in layers:
         assert batch["microseconds"]["fused"] > 0, batch
 E
 
+# Packed, but what cannot be packed: that is coded.
+expect 0 tune compressed.safetensors -o packed.json --max-batch 2 -T 1 --layout packed
+grep -q '^  bf16 .*, packed: 1 packed$' out || {
+    cat out
+    fail "tune --layout packed does not say what it found"
+}
+"$TRF_PYTHON" - <<'E' || fail "packed.json"
+import json
+
+layers = json.load(open("packed.json"))["layers"]
+assert {("packed", "bf16"), ("coded", "int")} <= {(layer["layout"], layer["codec"]) for layer in layers}, layers
+for layer in layers:
+    assert layer["layout"] == "coded" or layer["codec"] == "bf16", layer
+    path = "packed" if layer["layout"] == "packed" else "fused"
+    assert [batch["path"] for batch in layer["batches"]] == [path] * 2, layer
+    assert not any("packed" in batch for batch in layer["batches"]), layer  # the CPU has one kernel
+E
+rm packed.json
+
 # What is there is not overwritten unless asked for, and that is known before anything is measured.
 expect 1 tune compressed.safetensors -o tuning.json
 expect_error tuning.json

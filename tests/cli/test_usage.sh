@@ -76,6 +76,7 @@ wrong --tuning matmul layer x -o out --device cuda --path fused --tuning tuning.
 wrong --tuning bench --tuning tuning.json
 wrong --tuning bench --tuning ''
 wrong IN tune -o out
+wrong --layout tune in -o out --layout woven
 wrong '-o OUT' tune in
 for batch in '' 0 1048577 8x 1,8; do
     wrong --max-batch tune in -o out --max-batch "$batch"

@@ -21,9 +21,12 @@ static void check_again(const trf_tuning *tuning) {
         const trf_tuned_layer *layer = &tuning->layers[i], *other = &again->layers[i];
         if (memcmp(&layer->key, &other->key, sizeof layer->key) != 0 || layer->num_points != other->num_points)
             abort();
-        for (uint32_t p = 0; p < layer->num_points; p++)
-            if (layer->points[p].m != other->points[p].m || layer->points[p].path != other->points[p].path)
+        for (uint32_t p = 0; p < layer->num_points; p++) {
+            const trf_tuned_point *a = &layer->points[p], *b = &other->points[p];
+            if (a->m != b->m || a->path != b->path || a->has_packed != b->has_packed ||
+                a->packed.shape != b->packed.shape || a->packed.cut != b->packed.cut)
                 abort();
+        }
     }
     trf_tuning_free(again);
     unlink(path);
@@ -35,9 +38,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     trf_tuning *tuning;
     trf_error err;
     if (trf_tuning_read(file.path, &tuning, &err) == TRF_OK) {
-        const trf_tuning_key key = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096};
-        for (uint32_t m = 1; m; m *= 2)
+        const trf_tuning_key key = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096},
+                             packed = {TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096};
+        trf_packed_choice choice;
+        for (uint32_t m = 1; m; m *= 2) {
             (void)trf_tuned_path(tuning, &key, m);
+            (void)trf_tuned_packed(tuning, &packed, m, &choice);
+        }
         check_again(tuning);
         trf_tuning_free(tuning);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tunings on a GPU: that every path which takes a product is timed, that plans follow what was found, that no device
- * memory stays behind, and what is refused. */
+ * memory stays behind, and what is refused; and the same of the kernels and cuts of packed layers. */
+#include "common/device_layers.h"
 #include "gpu_layers.h"
 #include "trf_context.h"
 #include "trf_tuning.h"
@@ -113,7 +114,7 @@ START_TEST(paths_that_are_gone_give_way) {
     trf_tuning *tuning;
     trf_error err = {0};
     gpu_check(trf_tuning_create(&card, 1, &tuning, &err), TRF_OK, &err, "a tuning");
-    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(layer.device), 1, {{MAX_M, TRF_PATH_WIDE, {0}}}};
+    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(layer.device), 1, {{.m = MAX_M, .path = TRF_PATH_WIDE}}};
     gpu_check(trf_context_set_tuning(gpu_context, tuning, &err), TRF_OK, &err, "set");
     ck_assert_int_eq(planned(&layer, TRF_FUSED_MAX_M, TRF_PATH_AUTO), TRF_PATH_FUSED);
     ck_assert_int_eq(planned(&layer, TRF_FUSED_MAX_M + 1, TRF_PATH_AUTO), TRF_PATH_TWO_STEP);
@@ -156,6 +157,86 @@ START_TEST(all_paths_are_timed) {
 }
 END_TEST
 
+static trf_device_layer *make_packed(const gpu_layer *coded) {
+    trf_device_layer *packed;
+    trf_error err = {0};
+    gpu_check(trf_device_layer_convert(coded->device, TRF_LAYOUT_PACKED, NULL, &packed, &err), TRF_OK, &err, "packed");
+    return packed;
+}
+
+/* y of m rows, by the path and kernel that plans have; F32. */
+static float *multiply(trf_device_layer *layer, uint32_t m, const uint16_t *x) {
+    const trf_plan_options options = test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO);
+    return (float *)device_multiply(layer, &options, x);
+}
+
+/* That plans for these rows have the point's kernel and cut, and that y is what it was but for the order of sums. */
+static void check_packed_point(trf_device_layer *layer, const trf_tuned_point *point, const uint16_t *x,
+                               const float *due) {
+    trf_plan *plan;
+    trf_error err = {0};
+    const char *kernel, *cut;
+    gpu_check(test_make_plan(layer, point->m, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_PACKED, &plan, &err), TRF_OK,
+              &err, "a plan");
+    trf_plan_get_kernel(plan, &kernel, &cut);
+    ck_assert_str_eq(kernel, trf_packed_kernel_name(point->packed.shape));
+    ck_assert_str_eq(cut, trf_packed_cut_name(point->packed.cut));
+    ck_assert_ptr_nonnull(strstr(test_plan_info(plan).reason, "tuning"));
+    trf_plan_destroy(plan);
+    float *y = multiply(layer, point->m, x);
+    for (uint64_t i = 0; i < (uint64_t)point->m * test_layer_info(layer).rows; i++)
+        if (!(y[i] - due[i] < 1e-3F && due[i] - y[i] < 1e-3F))
+            ck_abort_msg("%u rows, %s, cut %s: y[%llu] is %g, not %g", point->m, kernel, cut, (unsigned long long)i,
+                         (double)y[i], (double)due[i]);
+    free(y);
+}
+
+/* Where there are several kernels, each batch has one of the candidates; and where plans are told any of them, they
+ * take it, from batch to batch. */
+START_TEST(packed_plans_follow) {
+    static const gpu_shape shape = {2048, 2048};
+    const int has_choice =
+        gpu_context->limits.capability == 90 && !(gpu_context->limits.missing_kernels & TRF_KERNELS_WIDE);
+    test_rng rng = {9700};
+    gpu_layer coded = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    trf_device_layer *layer = make_packed(&coded);
+    uint16_t *x = gpu_malloc(2ull * MAX_M * shape.cols);
+    test_fill_normal(&rng, x, TRF_DTYPE_BF16, (size_t)MAX_M * shape.cols, 1.0);
+    float *due = multiply(layer, MAX_M, x); /* of every batch the first rows */
+    trf_tune_options options;
+    trf_tuning *tuning;
+    trf_error err = {0};
+    trf_tune_options_init(&options);
+    options.max_m = MAX_M;
+    gpu_check(trf_tuning_measure(&layer, 1, &options, &tuning, &err), TRF_OK, &err, "a tuning");
+    trf_tuned_layer *tuned = &tuning->layers[0];
+    for (uint32_t i = 0; i < tuned->num_points; i++) {
+        trf_packed_partition candidates[TRF_PACKED_MAX_CANDIDATES];
+        trf_tuned_point *point = &tuned->points[i];
+        const uint32_t count = trf_packed_candidates(&layer->packed, &gpu_context->limits, point->m, candidates,
+                                                     TRF_PACKED_MAX_CANDIDATES);
+        ck_assert(point->path == TRF_PATH_PACKED && point->microseconds[TRF_PATH_PACKED - 1] > 0);
+        ck_assert_int_eq(point->has_packed, has_choice);
+        ck_assert_int_eq(count > 0, has_choice);
+        uint32_t found = 0;
+        for (uint32_t c = 0; c < count; c++)
+            found += candidates[c].shape == point->packed.shape && candidates[c].cut == point->packed.cut;
+        ck_assert_uint_eq(found, has_choice);
+        for (uint32_t c = 0; c < count; c++) {
+            point->packed = (trf_packed_choice){candidates[c].shape, candidates[c].cut};
+            gpu_check(trf_context_set_tuning(gpu_context, tuning, &err), TRF_OK, &err, "set");
+            check_packed_point(layer, point, x, due);
+        }
+    }
+    gpu_check(trf_context_set_tuning(gpu_context, NULL, &err), TRF_OK, &err, "unset");
+    trf_tuning_free(tuning);
+    free(due);
+    free(x);
+    trf_device_layer_destroy(layer);
+    gpu_layer_free(&coded);
+}
+END_TEST
+
 static int stop(void *context, uint32_t done, uint32_t total) {
     (void)context, (void)total;
     return done == 5;
@@ -178,10 +259,7 @@ START_TEST(stopped) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {{plans_follow, 1},
-                              {plans_follow_the_table, 1},
-                              {paths_that_are_gone_give_way, 1},
-                              {all_paths_are_timed, 1},
-                              {stopped, 1}};
+    const gpu_test tests[] = {{plans_follow, 1},        {plans_follow_the_table, 1}, {paths_that_are_gone_give_way, 1},
+                              {all_paths_are_timed, 1}, {packed_plans_follow, 1},    {stopped, 1}};
     return gpu_main("tuning", tests, sizeof tests / sizeof tests[0]);
 }

@@ -187,6 +187,53 @@ START_TEST(wgmma_kernels_want_their_device) {
 }
 END_TEST
 
+/* Candidates run, none is there twice, and the first one is what is chosen. */
+START_TEST(candidates) {
+    static const uint32_t sizes[] = {1, 64, 1024, 4096, 14336, 65536};
+    static const uint32_t batches[] = {1, 8, 33, 64, 65, 128, 200, 2048};
+    const trf_device_limits limits = hopper();
+    int several = 0;
+    for (int i = 0; i < 6 * 6 * 8; i++) {
+        const uint32_t rows = sizes[i % 6], cols = sizes[i / 6 % 6], m = batches[i / 36];
+        const trf_packed_view view = {
+            .rows = rows, .cols = cols, .bands = (rows + 63) / 64, .tiles_per_band = (cols + 31) / 32};
+        trf_packed_partition chosen, made, found[TRF_PACKED_MAX_CANDIDATES + 1];
+        EXPECT(trf_packed_choose(&view, &limits, m, &chosen));
+        const uint32_t count = trf_packed_candidates(&view, &limits, m, found, TRF_PACKED_MAX_CANDIDATES + 1);
+        EXPECT(count >= 1 && count <= TRF_PACKED_MAX_CANDIDATES);
+        EXPECT(found[0].shape == chosen.shape && found[0].cut == chosen.cut);
+        several += count > 1;
+        for (uint32_t a = 0; a < count; a++) {
+            EXPECT(trf_packed_choose_shape(&view, &limits, m, found[a].shape, found[a].cut, &made));
+            EXPECT(made.blocks == found[a].blocks && made.workspace_bytes == found[a].workspace_bytes);
+            for (uint32_t b = 0; b < a; b++)
+                EXPECT(found[a].shape != found[b].shape || found[a].cut != found[b].cut);
+        }
+        const uint32_t few = trf_packed_candidates(&view, &limits, m, found, 2);
+        EXPECT(few == (count < 2 ? count : 2) && found[0].shape == chosen.shape && found[0].cut == chosen.cut);
+    }
+    EXPECT(several > 6 * 6 * 8 / 2);
+    const trf_device_limits older = {.multiprocessors = 108, .shared_bytes = 160 << 10, .capability = 80};
+    const trf_packed_view view = {.rows = 4096, .cols = 4096, .bands = 64, .tiles_per_band = 128};
+    trf_packed_partition none;
+    EXPECT(trf_packed_candidates(&view, &older, 8, &none, 1) == 0);
+}
+END_TEST
+
+START_TEST(names) {
+    ck_assert_str_eq(trf_packed_kernel_name(TRF_PACKED_GENERAL), "general");
+    ck_assert_str_eq(trf_packed_kernel_name(TRF_PACKED_BULK_64_8_WARPS), "bulk-64-8-warps");
+    ck_assert_str_eq(trf_packed_kernel_name(TRF_PACKED_SHAPES), "?");
+    ck_assert_str_eq(trf_packed_cut_name(TRF_PACKED_STREAM_K), "stream-k");
+    ck_assert_str_eq(trf_packed_cut_name(TRF_MAX_CLUSTER + 1), "?");
+    for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
+        for (int other = TRF_PACKED_GENERAL; other < shape; other++)
+            ck_assert_str_ne(trf_packed_kernel_name(shape), trf_packed_kernel_name(other));
+    for (uint32_t cut = 1; cut <= TRF_MAX_CLUSTER; cut++)
+        ck_assert_int_eq(trf_packed_cut_name(cut)[0], '0' + (int)cut);
+}
+END_TEST
+
 /* ---- products ---- */
 
 typedef struct product_case {
@@ -514,6 +561,8 @@ int main(void) {
     tcase_add_test(tests, bulk_kernels_want_their_device);
     tcase_add_test(tests, wgmma_partitions);
     tcase_add_test(tests, wgmma_kernels_want_their_device);
+    tcase_add_test(tests, candidates);
+    tcase_add_test(tests, names);
 #ifdef TRF_HAVE_WARP_WALK
     tcase_add_loop_test(tests, sums_are_exact, 0, KINDS * (int)(sizeof kCases / sizeof *kCases));
     tcase_add_loop_test(tests, bulk_sums_are_exact, 0, TRF_PACKED_BULK_SHAPES * 12);

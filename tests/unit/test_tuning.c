@@ -8,6 +8,8 @@
 #include "common/test_weights.h"
 #include "transfuse/cpu.h"
 #include "trf_context.h"
+#include "trf_packed_layer.h"
+#include "trf_packed_wgmma_sizes.h"
 #include "trf_plan.h"
 #include "trf_tuning.h"
 
@@ -69,19 +71,26 @@ static void end(void) {
 static trf_tuning *make_tuning(void) {
     trf_tuning *made;
     const trf_card card = {"some device", 90, 100, 3000};
-    fixture_check_status(trf_tuning_create(&card, 4, &made, &err), TRF_OK, &err);
+    fixture_check_status(trf_tuning_create(&card, 5, &made, &err), TRF_OK, &err);
     made->layers[0] = (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
                                         3,
-                                        {{32, TRF_PATH_FUSED, {20, 0, 30.25}},
-                                         {384, TRF_PATH_WIDE, {0, 120, 100}},
-                                         {8192, TRF_PATH_TWO_STEP, {0, 900, 1000}}}};
-    made->layers[1] =
-        (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{64, TRF_PATH_TWO_STEP, {0}}}};
-    made->layers[3] =
-        (trf_tuned_layer){{TRF_LAYOUT_PLAIN, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {{64, TRF_PATH_DENSE, {0}}}};
+                                        {{.m = 32, .path = TRF_PATH_FUSED, .microseconds = {20, 0, 30.25}},
+                                         {.m = 384, .path = TRF_PATH_WIDE, .microseconds = {0, 120, 100}},
+                                         {.m = 8192, .path = TRF_PATH_TWO_STEP, .microseconds = {0, 900, 1000}}}};
+    made->layers[1] = (trf_tuned_layer){
+        {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{.m = 64, .path = TRF_PATH_TWO_STEP}}};
+    made->layers[3] = (trf_tuned_layer){
+        {TRF_LAYOUT_PLAIN, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {{.m = 64, .path = TRF_PATH_DENSE}}};
     made->layers[3].points[0].microseconds[TRF_PATH_DENSE - 1] = 21;
-    made->layers[2] =
-        (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 1024, 4096}, 1, {{16, TRF_PATH_FUSED, {1, 2, 3}}}};
+    made->layers[4] = (trf_tuned_layer){
+        {TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096},
+        3,
+        {{.m = 16, .path = TRF_PATH_PACKED, .has_packed = 1, .packed = {TRF_PACKED_BULK_256, TRF_PACKED_STREAM_K}},
+         {.m = 64, .path = TRF_PATH_PACKED},
+         {.m = 128, .path = TRF_PATH_PACKED, .has_packed = 1, .packed = {TRF_PACKED_WGMMA_128, 2}}}};
+    made->layers[2] = (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 1024, 4096},
+                                        1,
+                                        {{.m = 16, .path = TRF_PATH_FUSED, .microseconds = {1, 2, 3}}}};
     return made;
 }
 
@@ -223,6 +232,45 @@ START_TEST(choices) {
     ck_assert_int_eq(trf_tuned_path(made, &cases[0].key, 1), TRF_PATH_AUTO);
     trf_tuning_free(made);
     trf_tuning_free(NULL);
+}
+END_TEST
+
+/* By the nearest shape, as paths go, but not for shapes that are far away; whatever the classes were. */
+START_TEST(choices_of_packed_layers) {
+    trf_tuning *made = make_tuning();
+    static const struct {
+        trf_tuning_key key;
+        uint32_t m;
+        trf_packed_choice due; /* cut 9: none */
+    } cases[] = {
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 1, {TRF_PACKED_BULK_256, TRF_PACKED_STREAM_K}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 17, {0, 9}}, /* which has a path alone */
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 65, {TRF_PACKED_WGMMA_128, 2}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 129, {0, 9}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 4, 8, 0, 4096, 4096}, 65, {TRF_PACKED_WGMMA_128, 2}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 5792, 4096}, 65, {TRF_PACKED_WGMMA_128, 2}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 2897}, 65, {TRF_PACKED_WGMMA_128, 2}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 8192, 4096}, 65, {0, 9}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 5120, 5120}, 65, {0, 9}},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {0, 9}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        trf_packed_choice found = {0, 9};
+        ck_assert_int_eq(trf_tuned_packed(made, &cases[i].key, cases[i].m, &found), cases[i].due.cut != 9);
+        EXPECT(found.shape == cases[i].due.shape && found.cut == cases[i].due.cut);
+    }
+    trf_tuning_free(made);
+}
+END_TEST
+
+START_TEST(fastest_candidates) {
+    static const struct {
+        double times[3];
+        uint32_t due;
+    } cases[] = {{{10, 11, 12}, 0}, {{10, 9.95, 9.91}, 0}, {{10, 9.8, 9.5}, 2}, {{10, 9.5, 9.5}, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        ck_assert_uint_eq(trf_fastest_candidate(cases[i].times, 3), cases[i].due);
+    ck_assert_uint_eq(trf_fastest_candidate(cases[2].times, 1), 0);
 }
 END_TEST
 
@@ -415,8 +463,10 @@ START_TEST(contexts_follow) {
     trf_plan *plan;
     const trf_tuning_key key = trf_tuning_key_of(all_layers[0]);
     fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
-    tuning->layers[0] =
-        (trf_tuned_layer){key, 3, {{4, TRF_PATH_FUSED, {0}}, {24, TRF_PATH_WIDE, {0}}, {96, TRF_PATH_TWO_STEP, {0}}}};
+    tuning->layers[0] = (trf_tuned_layer){
+        key,
+        3,
+        {{.m = 4, .path = TRF_PATH_FUSED}, {.m = 24, .path = TRF_PATH_WIDE}, {.m = 96, .path = TRF_PATH_TWO_STEP}}};
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
     trf_tuning_free(tuning); /* the context has a copy */
     static const struct {
@@ -477,7 +527,7 @@ START_TEST(refused_paths_give_way) {
     trf_tuning *tuning;
     trf_plan *plan;
     fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
-    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(all_layers[0]), 1, {{9, TRF_PATH_WIDE, {0}}}};
+    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(all_layers[0]), 1, {{.m = 9, .path = TRF_PATH_WIDE}}};
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
     fixture_check_status(test_make_plan(all_layers[0], 2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
                          TRF_OK, &err);
@@ -529,6 +579,148 @@ START_TEST(measurements_that_fail) {
 }
 END_TEST
 
+/* ---- packed layers: a context and a layer that say they are a GPU's, and what a GPU does to plan ---- */
+
+static trf_layout_ops packed_layout;
+static trf_device_layer packed_layer;
+
+static trf_status plan_packed(trf_plan *plan, trf_path path, trf_error *error) {
+    trf_status status = trf_packed_take_path(plan, path, error);
+    return status == TRF_OK ? trf_packed_choose_partition(plan, error) : status;
+}
+
+static void make_packed(void) {
+    make_up();
+    packed_layout = (trf_layout_ops){.layout = TRF_LAYOUT_PACKED, .create_plan = plan_packed};
+    packed_layer = (trf_device_layer){
+        .context = cpu,
+        .device = TRF_DEVICE_CPU,
+        .layout = &packed_layout,
+        .info = {.codec = TRF_CODEC_BF16, .rows = 4096, .cols = 4096, .class_bits = 2, .raw_bits = 8},
+        .view = {.rows = 4096, .cols = 4096},
+        .shard = {.rows = 4096, .cols = 4096},
+        .packed = {.rows = 4096, .cols = 4096, .bands = 64, .tiles_per_band = 128, .lines_per_band = 4}};
+    cpu->limits = (trf_device_limits){.multiprocessors = 132,
+                                      .shared_bytes = 227 << 10,
+                                      .capability = 90,
+                                      .memory_gb_per_second = 3352,
+                                      .clusters_of = {0, 132, 66, 42, 30, 22, 20, 15, 15}};
+}
+
+typedef struct kernel_info {
+    const char *reason, *kernel, *cut;
+} kernel_info;
+
+static kernel_info plan_of_packed(uint32_t m, trf_path path) {
+    trf_plan *plan;
+    kernel_info found;
+    fixture_check_status(test_make_plan(&packed_layer, m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path, &plan, &err), TRF_OK,
+                         &err);
+    const trf_plan_info info = test_plan_info(plan);
+    ck_assert_uint_eq(info.workspace_bytes, plan->work.packed.workspace_bytes);
+    trf_plan_get_kernel(plan, &found.kernel, &found.cut);
+    found.reason = info.reason;
+    ck_assert_str_eq(found.kernel, trf_packed_kernel_name(plan->work.packed.shape));
+    trf_plan_destroy(plan);
+    return found;
+}
+
+/* What is tuned and runs is taken, whether the path was asked for or not; all else is the estimate's. */
+START_TEST(packed_plans_follow) {
+    static const struct {
+        uint32_t m;
+        trf_packed_choice tuned;
+        int runs;
+    } cases[] = {{16, {TRF_PACKED_BULK_256, TRF_PACKED_STREAM_K}, 1},
+                 {16, {TRF_PACKED_BULK_32, 1}, 1},
+                 {16, {TRF_PACKED_BULK_32, TRF_PACKED_STREAM_K}, 0},
+                 {100, {TRF_PACKED_BULK_32, 1}, 0},
+                 {100, {TRF_PACKED_WGMMA_192, 2}, 1},
+                 {100, {TRF_PACKED_WGMMA_192, 8}, 0}};
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        const uint32_t m = cases[i / 2].m;
+        const trf_packed_choice tuned = cases[i / 2].tuned;
+        const trf_path path = i % 2 ? TRF_PATH_PACKED : TRF_PATH_AUTO;
+        trf_tuning *tuning;
+        const kernel_info usual = plan_of_packed(m, path);
+        ck_assert_str_eq(usual.reason, "the layer is packed");
+        fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
+        tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(&packed_layer),
+                                              1,
+                                              {{.m = 128, .path = TRF_PATH_PACKED, .has_packed = 1, .packed = tuned}}};
+        fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
+        const kernel_info info = plan_of_packed(m, path), beyond = plan_of_packed(129, path);
+        ck_assert_str_eq(info.kernel, cases[i / 2].runs ? trf_packed_kernel_name(tuned.shape) : usual.kernel);
+        ck_assert_str_eq(info.cut, cases[i / 2].runs ? trf_packed_cut_name(tuned.cut) : usual.cut);
+        ck_assert_int_eq(strstr(info.reason, "tuning") != NULL, cases[i / 2].runs);
+        ck_assert_str_eq(beyond.reason, "the layer is packed");
+        trf_tuning_free(tuning);
+        trf_context_set_tuning(cpu, NULL, &err);
+    }
+}
+END_TEST
+
+static trf_packed_choice made_up_fastest;
+static double made_up_fastest_time;
+static uint32_t num_timed;
+
+static trf_status time_packed_made_up(const trf_timed_product *p, uint32_t repeats, double *microseconds,
+                                      trf_error *error) {
+    const trf_packed_partition *partition = &p->plan->work.packed;
+    const int is_fastest = partition->shape == made_up_fastest.shape && partition->cut == made_up_fastest.cut;
+    if (failure != TRF_OK)
+        return trf_fail(error, failure, TRF_NO_OFFSET, "it fails");
+    EXPECT(p->plan->workspace_bytes == partition->workspace_bytes && p->workspace);
+    num_timed++;
+    for (uint32_t repeat = 0; repeat < repeats; repeat++)
+        microseconds[repeat] = is_fastest ? made_up_fastest_time : 10;
+    return TRF_OK;
+}
+
+static const trf_tuned_point *measure_packed(trf_tuning **tuning) {
+    static trf_device_layer *const measured[] = {&packed_layer};
+    trf_tune_options options;
+    trf_tune_options_init(&options);
+    options.max_m = 2;
+    num_timed = 0;
+    fixture_check_status(trf_tuning_measure(measured, 1, &options, tuning, &err), TRF_OK, &err);
+    ck_assert_uint_eq((*tuning)->layers[0].num_points, 2);
+    return &(*tuning)->layers[0].points[1];
+}
+
+/* Every candidate is timed, and one that is 1 % faster than the first is what the tuning has; whatever tuning the
+ * context has meanwhile. */
+START_TEST(packed_layers_are_measured) {
+    trf_packed_partition candidates[TRF_PACKED_MAX_CANDIDATES];
+    trf_tuning *tuning;
+    made_up.time = time_packed_made_up;
+    const uint32_t count =
+        trf_packed_candidates(&packed_layer.packed, &cpu->limits, 2, candidates, TRF_PACKED_MAX_CANDIDATES);
+    ck_assert_uint_gt(count, 1);
+    for (uint32_t due = 0; due < count; due++)
+        for (int is_near = 0; is_near < 2; is_near++) {
+            const trf_packed_partition *winner = &candidates[is_near ? 0 : due];
+            made_up_fastest = (trf_packed_choice){candidates[due].shape, candidates[due].cut};
+            made_up_fastest_time = is_near ? 9.95 : 9.8;
+            const trf_tuned_point *point = measure_packed(&tuning);
+            ck_assert_uint_ge(num_timed, count);
+            ck_assert(point->path == TRF_PATH_PACKED && point->has_packed);
+            ck_assert_int_eq(point->packed.shape, winner->shape);
+            ck_assert_uint_eq(point->packed.cut, winner->cut);
+            ck_assert(point->microseconds[TRF_PATH_PACKED - 1] ==
+                      (winner == &candidates[due] ? made_up_fastest_time : 10));
+            fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
+            ck_assert_str_eq(plan_of_packed(2, TRF_PATH_AUTO).kernel, trf_packed_kernel_name(winner->shape));
+            trf_tuning_free(tuning);
+        }
+    failure = TRF_ERR_CUDA;
+    trf_device_layer *const measured[] = {&packed_layer};
+    fixture_check_status(trf_tuning_measure(measured, 1, NULL, &tuning, &err), TRF_ERR_CUDA, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "the packed path at 1 rows of x: the kernel "));
+    trf_context_set_tuning(cpu, NULL, &err);
+}
+END_TEST
+
 /* ---- files ---- */
 
 START_TEST(files_there_and_back) {
@@ -547,6 +739,9 @@ START_TEST(files_there_and_back) {
         for (uint32_t i = 0; i < a->num_points; i++) {
             ck_assert_uint_eq(a->points[i].m, b->points[i].m);
             ck_assert_int_eq(a->points[i].path, b->points[i].path);
+            ck_assert_int_eq(a->points[i].has_packed, b->points[i].has_packed);
+            ck_assert_int_eq(a->points[i].packed.shape, b->points[i].packed.shape);
+            ck_assert_uint_eq(a->points[i].packed.cut, b->points[i].packed.cut);
             for (int p = 0; p < TRF_TUNED_PATHS; p++)
                 ck_assert(a->points[i].microseconds[p] == b->points[i].microseconds[p]);
         }
@@ -563,6 +758,8 @@ END_TEST
 #define FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": false, \"rows\": 5, \"cols\": 6"
 #define OTHER_FORM                                                                                                     \
     "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": true, \"rows\": 5, \"cols\": 6"
+#define PACKED_POINT                                                                                                   \
+    HEAD "[{\"layout\": \"packed\", " FORM ", \"batches\": [{\"to\": 4, \"path\": \"packed\", \"packed\": "
 static const struct {
     const char *text;
     trf_status due;
@@ -608,6 +805,16 @@ static const struct {
      TRF_OK, NULL},
     {HEAD "[{" FORM ", \"batches\": []}, {\"layout\": \"coded\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT,
      "layers[1]: the same as layers[0]"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": \"stream-k\"}}]}]}", TRF_OK, NULL},
+    {PACKED_POINT "{\"kernel\": \"bulk-64-8-warps\", \"cut\": 8}}]}]}", TRF_OK, NULL},
+    {PACKED_POINT "{\"kernel\": \"wgmma-512\", \"cut\": 2}}]}]}", TRF_ERR_FORMAT,
+     "layers[0].batches[0]: the 'kernel' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"general\", \"cut\": 1}}]}]}", TRF_ERR_FORMAT, "the 'kernel' of 'packed'"},
+    {PACKED_POINT "\"wgmma-128\"}]}]}", TRF_ERR_FORMAT, "the 'kernel' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\"}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": 0}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": 9}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": \"2\"}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
     {HEAD "[{\"layout\": \"woven\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
     {HEAD "[{\"layout\": 1, " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
     {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}, {" FORM ", \"batches\": []}]}",
@@ -652,13 +859,15 @@ END_TEST
 
 int main(void) {
     Suite *suite = suite_create("tuning");
-    TCase *tests = tcase_create("tuning"), *on_made_up = tcase_create("made_up");
+    TCase *tests = tcase_create("tuning"), *on_made_up = tcase_create("made_up"), *of_packed = tcase_create("packed");
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_add_test(tests, shipped_crossovers);
     tcase_add_test(tests, shipped_crossovers_of_two_cards);
     tcase_add_test(tests, tables_of_cards);
     tcase_add_test(tests, choices);
+    tcase_add_test(tests, choices_of_packed_layers);
     tcase_add_test(tests, fastest);
+    tcase_add_test(tests, fastest_candidates);
     tcase_add_test(tests, measured_on_the_cpu);
     tcase_add_test(tests, layers_of_all_layouts);
     tcase_add_test(tests, files_there_and_back);
@@ -672,5 +881,9 @@ int main(void) {
     tcase_add_test(on_made_up, refused_paths_give_way);
     tcase_add_test(on_made_up, measurements_that_fail);
     suite_add_tcase(suite, on_made_up);
+    tcase_add_unchecked_fixture(of_packed, make_packed, unmake);
+    tcase_add_test(of_packed, packed_plans_follow);
+    tcase_add_test(of_packed, packed_layers_are_measured);
+    suite_add_tcase(suite, of_packed);
     return run_suite(suite);
 }

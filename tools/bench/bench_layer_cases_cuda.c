@@ -6,6 +6,7 @@
 #include "bench_memory.h"
 #include "cli_cuda.h"
 #include "cli_report.h"
+#include "transfuse/tuning.h"
 
 #include <stdlib.h>
 
@@ -156,6 +157,19 @@ static const char *why_not(const bench_layer_case *c, trf_device_layer *layer) {
     return reason ? reason : "not supported";
 }
 
+/* Of packed layers: which kernel, and how it cuts; below the row of the table, and in the files. */
+static void note_kernel(bench_layer_case *c) {
+    bench_figure *figure = c->figure;
+    const char *kernel, *cut;
+    trf_plan_get_kernel(c->plans[0].plan, &kernel, &cut);
+    if (!kernel)
+        return;
+    bench_add_word(&figure->details, "kernel", kernel);
+    bench_add_word(&figure->details, "cut", cut ? cut : "");
+    snprintf(figure->note, sizeof figure->note, "kernel %s%s%s: %s", kernel, cut ? ", cut " : "", cut ? cut : "",
+             c->plans[0].info.reason);
+}
+
 static int prepare_linear(bench_layer_case *c) {
     bench_layer_session *session = c->session;
     const bench_compressed *compressed = &session->compressed[c->compressed];
@@ -172,6 +186,7 @@ static int prepare_linear(bench_layer_case *c) {
         if (status != TRF_OK)
             return -1;
     }
+    note_kernel(c);
     return bench_need_workspace(session, c->plans[0].info.workspace_bytes) || check_linear(c) ? -1 : 0;
 }
 

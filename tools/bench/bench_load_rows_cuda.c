@@ -60,8 +60,11 @@ static int queue_gather(void *context, uint32_t call, cudaStream_t stream) {
 static int make_table(rows_session *b, const trf_encode_options *encode) {
     trf_error err = {0};
     bench_blob blob = {0};
+    trf_load_options load;
+    trf_load_options_init(&load);
+    load.layout = b->request->options->layout;
     int failed = bench_encode(b->weights, TRF_DTYPE_BF16, b->shape, encode, &blob);
-    if (!failed && trf_device_layer_create(b->device->context, blob.bytes, blob.size, NULL, &b->compressed, &err)) {
+    if (!failed && trf_device_layer_create(b->device->context, blob.bytes, blob.size, &load, &b->compressed, &err)) {
         cli_report_error(&err);
         failed = -1;
     }
@@ -127,11 +130,16 @@ static int measure_batch(rows_session *b, const char *text) {
     return failed ? -1 : 0;
 }
 
+const char *bench_load_layout_text(trf_layout layout) {
+    return layout == TRF_LAYOUT_PACKED ? ", packed" : layout == TRF_LAYOUT_PLAIN ? ", plain" : "";
+}
+
 int bench_measure_rows(const bench_request *request, const bench_device *device, cli_shape shape,
                        const uint16_t *weights, const trf_encode_options *encode) {
     rows_session b = {.request = request, .device = device, .shape = shape, .weights = weights};
     char text[80];
-    snprintf(text, sizeof text, "rows of %ux%u bf16", shape.rows, shape.cols);
+    snprintf(text, sizeof text, "rows of %ux%u bf16%s", shape.rows, shape.cols,
+             bench_load_layout_text(request->options->layout));
     int failed = make_table(&b, encode) || make_ids(&b);
     for (int i = 0; !failed && i < NUM_BATCHES; i++) {
         b.batch = kBatches[i];

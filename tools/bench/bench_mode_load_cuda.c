@@ -3,7 +3,8 @@
  * bytes that are page-locked already; and the look-up of rows (bench_load_rows_cuda.h).
  *
  * The checkpoint is a temporary file, the weights of each shape written under several names; it is in the page cache
- * when it is loaded. It goes away whatever happens: signals ask the load under way to stop. */
+ * when it is loaded. It goes away whatever happens: signals ask the load under way to stop. Layers are loaded in the
+ * layout that was asked for; where that is another one, coded, too, in the same turns. */
 #include "bench_device_cuda.h"
 #include "bench_load_checkpoint.h"
 #include "bench_load_rows_cuda.h"
@@ -22,6 +23,7 @@ typedef enum load_case {
     CASE_LOAD,
     CASE_TWO_LOADS,
     CASE_ONE_THREAD,
+    CASE_CODED,
     CASE_PAGEABLE,
     NUM_CASES
 } load_case;
@@ -33,6 +35,7 @@ static const struct {
     [CASE_LOAD] = {"load", "copy, page-locked"},
     [CASE_TWO_LOADS] = {"load, 2 layers at once", "copy, page-locked"},
     [CASE_ONE_THREAD] = {"load, 1 thread", "copy, page-locked"},
+    [CASE_CODED] = {"load, coded", "copy, page-locked"},
     [CASE_PAGEABLE] = {"copy, pageable", "copy, page-locked"},
 };
 
@@ -47,6 +50,12 @@ typedef struct load_session {
 
 /* ---- what is timed ---- */
 
+static trf_layout layout_of(const load_session *s) { return s->request->options->layout; }
+
+static int is_timed(const load_session *s, load_case which) {
+    return which != CASE_CODED || layout_of(s) != TRF_LAYOUT_CODED;
+}
+
 static void drop_layers(load_session *s) {
     for (int i = 0; s->loaded && i < s->checkpoint.num_layers; i++) {
         trf_device_layer_destroy(s->loaded[i]);
@@ -55,9 +64,10 @@ static void drop_layers(load_session *s) {
 }
 
 /* Layers first, first + step ... . progress: or NULL. */
-static int load_some(load_session *s, int first, int step, int threads, cli_progress *progress) {
+static int load_some(load_session *s, trf_layout layout, int first, int step, int threads, cli_progress *progress) {
     trf_load_options options;
     trf_load_options_init(&options);
+    options.layout = layout;
     options.threads = threads;
     options.progress = progress ? cli_progress_step : NULL;
     options.progress_context = progress;
@@ -74,7 +84,7 @@ static int load_some(load_session *s, int first, int step, int threads, cli_prog
 /* A thread's. @return NULL, or not after a failure. */
 static void *load_odd(void *context) {
     load_session *s = context;
-    return load_some(s, 1, 2, s->request->options->threads, NULL) ? s : NULL;
+    return load_some(s, layout_of(s), 1, 2, s->request->options->threads, NULL) ? s : NULL;
 }
 
 static int load_two(load_session *s) {
@@ -84,7 +94,7 @@ static int load_two(load_session *s) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory for a thread");
         return -1;
     }
-    const int failed = load_some(s, 0, 2, s->request->options->threads, &s->progress);
+    const int failed = load_some(s, layout_of(s), 0, 2, s->request->options->threads, &s->progress);
     pthread_join(thread, &odd_failed);
     return failed || odd_failed ? -1 : 0;
 }
@@ -110,8 +120,11 @@ static int load_or_copy(load_session *s, load_case which) {
         return copy_all(s, s->pageable);
     case CASE_TWO_LOADS:
         return load_two(s);
+    case CASE_ONE_THREAD:
+        return load_some(s, layout_of(s), 0, 1, 1, &s->progress);
     default:
-        return load_some(s, 0, 1, which == CASE_LOAD ? s->request->options->threads : 1, &s->progress);
+        return load_some(s, which == CASE_CODED ? TRF_LAYOUT_CODED : layout_of(s), 0, 1, s->request->options->threads,
+                         &s->progress);
     }
 }
 
@@ -119,6 +132,8 @@ static int load_or_copy(load_session *s, load_case which) {
 
 static int add_figures(const load_session *s, bench_subject *subject, bench_figure *figures[NUM_CASES]) {
     for (int i = 0; i < NUM_CASES; i++) {
+        if (!is_timed(s, (load_case)i))
+            continue;
         figures[i] = bench_add_time(subject, kCases[i].name, kCases[i].against, s->checkpoint.total);
         if (!figures[i] || bench_figure_begin(figures[i], s->request->options->repeats))
             return -1;
@@ -142,15 +157,15 @@ static int time_case(load_session *s, load_case which, bench_figure *figure) {
 static int time_cases(load_session *s) {
     const bench_request *request = s->request;
     char text[80];
-    snprintf(text, sizeof text, "%d layers, %.2f GB of bf16", s->checkpoint.num_layers,
-             1e-9 * (double)s->checkpoint.total);
+    snprintf(text, sizeof text, "%d layers, %.2f GB of bf16%s", s->checkpoint.num_layers,
+             1e-9 * (double)s->checkpoint.total, bench_load_layout_text(layout_of(s)));
     bench_subject *subject = bench_add_figures_subject(request->record, text, 0);
     bench_figure *figures[NUM_CASES];
     if (!subject || add_figures(s, subject, figures))
         return -1;
     for (int repeat = -1; repeat < request->options->repeats; repeat++)
         for (int i = 0; i < NUM_CASES; i++)
-            if (time_case(s, (load_case)i, repeat < 0 ? NULL : figures[i]))
+            if (is_timed(s, (load_case)i) && time_case(s, (load_case)i, repeat < 0 ? NULL : figures[i]))
                 return -1;
     cli_progress_end(&s->progress);
     bench_print_subject(request->style, request->record, subject);

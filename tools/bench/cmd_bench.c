@@ -77,9 +77,10 @@ static cli_exit complete_layout(cli_options *options) {
         options->layout == TRF_LAYOUT_PLAIN ? 1u << CLI_BENCH_BF16 | 1u << CLI_BENCH_FP16 : 1u << CLI_BENCH_BF16;
     if (options->layout == TRF_LAYOUT_CODED)
         return CLI_OK;
-    if (options->device != CLI_DEVICE_CUDA || (options->mode != CLI_BENCH_LAYERS && options->mode != CLI_BENCH_SWEEP))
-        return cli_usage_error("bench", "--layout %s goes with --device cuda and --mode layers or batch-sweep only",
-                               layout);
+    if (options->device != CLI_DEVICE_CUDA ||
+        (options->mode != CLI_BENCH_LAYERS && options->mode != CLI_BENCH_SWEEP && options->mode != CLI_BENCH_LOAD))
+        return cli_usage_error(
+            "bench", "--layout %s goes with --device cuda and --mode layers, batch-sweep or load only", layout);
     if (options->bench_codecs & ~codecs)
         return cli_usage_error("bench", "--layout %s goes with the %s only", layout,
                                options->layout == TRF_LAYOUT_PLAIN ? "codecs bf16 and fp16" : "codec bf16");
@@ -144,10 +145,9 @@ const cli_command cmd_bench = {
         "                                batch-sweep, overlap, moe, load, offload [layers]\n"
         "  --budget BYTES                offload: of device memory, such as 24G [8G]; besides, nothing but buffers\n"
         "  --tuning FILE                 on a GPU: plans follow what 'transfuse tune' wrote\n"
-        "  --layout coded|plain|packed   layers, batch-sweep on a GPU: how the weights lie there; plain: bf16 and "
-        "fp16\n"
-        "                                decoded once, and only cuBLASLt's products; packed: bf16 in fields of fixed\n"
-        "                                width [coded]\n"
+        "  --layout coded|plain|packed   layers, batch-sweep, load on a GPU: how the weights lie there; plain: bf16\n"
+        "                                and fp16 decoded once, and only cuBLASLt's products; packed: bf16 in fields\n"
+        "                                of fixed width [coded]\n"
         "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
         "  --batch M,...                 rows of x in the products [1,8]\n"
         "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"
