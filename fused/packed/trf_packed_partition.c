@@ -141,36 +141,36 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
 enum {
     BULK_START = 2349,    /* launch, first stage, sums to y */
     BULK_STREAM_K = 3360, /* sums by way of memory */
-    WGMMA_START = 259,
+    WGMMA_START = 257,
     WGMMA_STREAM_K = 4170,
     WGMMA_TILE = 748,          /* of each tile of a block: begin and end */
     WGMMA_SHARED_X_STAGE = 69, /* more for a stage of shared tiles where several x blocks read weights at other times */
     USUAL_GB = 3352            /* a second, where the driver does not say */
 };
-static const double kBulkCopy = 62.6, kWgmmaCopy = 71.5;      /* bytes that a multiprocessor gets */
+static const double kBulkCopy = 62.5, kWgmmaCopy = 71.5;      /* bytes that a multiprocessor gets */
 static const double kBulkRead = 0.907, kWgmmaRead = 0.889;    /* of the memory's bandwidth by its clock */
 static const double kWgmmaRow = 21.6, kWgmmaClusterRow = 6.4; /* for each row of x: sums to y, and to other blocks */
 
 /* A cluster's meetings, by its blocks. */
-static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1421, 1690, 2109, 1905, 2114, 2056, 2426};
-static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 904, 1789, 1845, 2616, 3105, 2492, 3071};
+static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1421, 1690, 2108, 1887, 2095, 2026, 2393};
+static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 904, 1789, 1845, 2673, 3116, 2504, 3107};
 
 /* A stage, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
 static const uint32_t kBulkStage[TRF_PACKED_BULK_SHAPES][4] = {
-    [TRF_PACKED_BULK_256] = {851, 223, 852, 0},  [TRF_PACKED_BULK_128] = {661, 617, 731, 0},
-    [TRF_PACKED_BULK_64] = {680, 611, 45, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1201},
-    [TRF_PACKED_BULK_32] = {523, 468, 500, 356},
+    [TRF_PACKED_BULK_256] = {851, 223, 852, 0},  [TRF_PACKED_BULK_128] = {661, 629, 737, 0},
+    [TRF_PACKED_BULK_64] = {680, 613, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1213},
+    [TRF_PACKED_BULK_32] = {523, 470, 501, 356},
 };
-static const uint32_t kWgmmaStage[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {408, 424, 442, 414, 119};
+static const uint32_t kWgmmaStage[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {408, 424, 441, 519, 128};
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
 /* Nanoseconds that memory takes; passes: over the weights; share: of its bandwidth that is reached. */
-static double read_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint64_t passes,
+static double read_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, double passes,
                       double share) {
     const uint64_t gb = limits->memory_gb_per_second ? limits->memory_gb_per_second : USUAL_GB,
                    tile_bytes = TRF_PACKED_TILE_BYTES + TRF_PACKED_LINE_BYTES / TRF_PACKED_LINE_TILES;
-    const double bytes = (double)(passes * view->bands * view->tiles_per_band * tile_bytes) +
+    const double bytes = passes * (double)((uint64_t)view->bands * view->tiles_per_band * tile_bytes) +
                          2.0 * m * ((double)view->cols + view->rows);
     return bytes / ((double)gb * share);
 }
@@ -204,9 +204,11 @@ static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *lim
         if (shared)
             ns += WGMMA_STREAM_K + (p->x_blocks > 1 ? (double)shared * WGMMA_SHARED_X_STAGE : 0);
     }
+    /* Blocks with the same weights read those of whole tiles at the same time, of shared ones not. */
+    const double whole = (double)p->whole / p->tiles,
+                 passes = whole * (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN) + (1 - whole) * p->x_blocks;
     return ns + (double)tiles * (WGMMA_TILE + kWgmmaRow * x_rows) +
-           larger(read_ns(view, limits, m, ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN), kWgmmaRead),
-                  (double)stages * stage);
+           larger(read_ns(view, limits, m, passes, kWgmmaRead), (double)stages * stage);
 }
 
 /* ---- the choice ---- */
