@@ -134,7 +134,7 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
 /* ---- how long a product should take ----
  *
  * Fitted to 410 products of 14 layers by 1 to 2,048 rows of x on an H200 and an H100, each by all kernels in all ways:
- * the one with the least cost is at most 3 % slower than the fastest for 399 of them, and at most 10 % for all but two
+ * the one with the least cost is at most 3 % slower than the fastest for 392 of them, and at most 12 % for all
  * (docs/notebook/2026-11-24-packed-products.md). A search has found the constants: together they give the time, one by
  * one they are no measurements. Nanoseconds, of a multiprocessor's clock near 1.75 GHz; bytes a nanosecond. */
 
@@ -145,7 +145,9 @@ enum {
     WGMMA_STREAM_K = 4170,
     WGMMA_TILE = 748,          /* of each tile of a block: begin and end */
     WGMMA_SHARED_X_STAGE = 69, /* more for a stage of shared tiles where several x blocks read weights at other times */
-    USUAL_GB = 3352            /* a second, where the driver does not say */
+    WGMMA_FAR_X_STAGE = 600,   /* still more where x takes most of the L2 cache: then x is read from memory, too */
+    FAR_X_BYTES = 36 << 20,
+    USUAL_GB = 3352 /* a second, where the driver does not say */
 };
 static const double kBulkCopy = 62.5, kWgmmaCopy = 71.5;      /* bytes that a multiprocessor gets */
 static const double kBulkRead = 0.907, kWgmmaRead = 0.889;    /* of the memory's bandwidth by its clock */
@@ -157,7 +159,7 @@ static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 904, 1789, 184
 
 /* A stage, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
 static const uint32_t kBulkStage[TRF_PACKED_BULK_SHAPES][4] = {
-    [TRF_PACKED_BULK_256] = {851, 223, 852, 0},  [TRF_PACKED_BULK_128] = {661, 629, 737, 0},
+    [TRF_PACKED_BULK_256] = {851, 223, 780, 0},  [TRF_PACKED_BULK_128] = {661, 629, 737, 0},
     [TRF_PACKED_BULK_64] = {680, 613, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1213},
     [TRF_PACKED_BULK_32] = {523, 470, 501, 356},
 };
@@ -202,7 +204,10 @@ static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *lim
         tiles = ceil_div(p->whole, p->blocks) + (shared ? 2 : 0);
         stages = ceil_div(p->whole, p->blocks) * p->stages + shared;
         if (shared)
-            ns += WGMMA_STREAM_K + (p->x_blocks > 1 ? (double)shared * WGMMA_SHARED_X_STAGE : 0);
+            ns += WGMMA_STREAM_K;
+        if (p->x_blocks > 1)
+            ns +=
+                (double)shared * (WGMMA_SHARED_X_STAGE + (2ull * m * view->cols > FAR_X_BYTES ? WGMMA_FAR_X_STAGE : 0));
     }
     /* Blocks with the same weights read those of whole tiles at the same time, of shared ones not. */
     const double whole = (double)p->whole / p->tiles,
