@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the copy engine of boxes (TMA, compute capability 9.0) is told of x. */
+/* How TMA (compute capability 9.0) is told of x, which it copies in boxes. */
 #ifndef TRF_TENSOR_MAP_CUH
 #define TRF_TENSOR_MAP_CUH
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = x . W^T of a packed BF16 layer by mma.sync, to 64 rows of x, for compute capability 9.0: the copy engine brings
+/* y = x . W^T of a packed BF16 layer by mma.sync, to 64 rows of x, for compute capability 9.0: TMA brings
  * weights and x to shared memory in large pieces (bulk copies, TMA), so that warps do nothing but form and multiply.
  *
  * A block has a *tile* of 256, 128, 64 or 32 rows of W, all rows of x, and some of the tile's stages: 64 to 256 columns
@@ -57,9 +57,9 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
                               kRowWarps = trf_packed_bulk_row_warps(kShape),
                               kColWarps = trf_packed_bulk_col_warps(kShape), kWarps = kRowWarps * kColWarps,
                               kRows = trf_packed_bulk_rows(kShape), kBands = trf_packed_bulk_bands(kShape);
-    static constexpr uint32_t kUnitSlabs = kRows < TRF_PACKED_TILE_ROWS ? kRows / TRF_PACKED_SLAB_ROWS
+    static constexpr uint32_t kTileSlabs = kRows < TRF_PACKED_TILE_ROWS ? kRows / TRF_PACKED_SLAB_ROWS
                                                                         : (uint32_t)TRF_PACKED_SLABS,
-                              kUnitBytes = kUnitSlabs * TRF_PACKED_SLAB_BYTES; /* of a packed tile in a stage */
+                              kTileBytes = kTileSlabs * TRF_PACKED_SLAB_BYTES; /* of a packed tile in a stage */
     static constexpr uint32_t kXBytes = trf_packed_bulk_x_bytes(kShape, kXTiles), kXBoxBytes = kXTiles * 1024,
                               kXBoxes = kXBytes / kXBoxBytes;
     static constexpr uint32_t kXAt = trf_packed_bulk_weight_bytes(kShape), kLinesAt = kXAt + kXBytes;
@@ -156,20 +156,20 @@ trf_packed_bulk_load_weights(const trf_packed_view &view, const trf_packed_bulk_
                    bands = trf_packed_bulk_bands_of<Config>(view, place),
                    tiles = trf_packed_bulk_tiles_of<Config>(view, place);
     if (lane == 0)
-        trf_mbarrier_arrive_expect_tx(ring.full(), bands * (tiles * Config::kUnitBytes + TRF_PACKED_LINE_BYTES));
+        trf_mbarrier_arrive_expect_tx(ring.full(), bands * (tiles * Config::kTileBytes + TRF_PACKED_LINE_BYTES));
     __syncwarp();
     const uint64_t first = trf_packed_tile_number(&view, band, place.packed_tile);
-    if constexpr (Config::kUnitSlabs == TRF_PACKED_SLABS) { /* packed tiles in a row, band by band */
+    if constexpr (Config::kTileSlabs == TRF_PACKED_SLABS) { /* packed tiles in a row, band by band */
         if (lane < bands)
             trf_bulk_load(ring.stage() + lane * Config::kColWarps * TRF_PACKED_TILE_BYTES,
                           view.tiles + (first + (uint64_t)lane * view.tiles_per_band) * TRF_PACKED_TILE_BYTES,
                           tiles * TRF_PACKED_TILE_BYTES, ring.full(), policy);
     } else { /* a part of each packed tile */
         if (lane < tiles)
-            trf_bulk_load(ring.stage() + lane * Config::kUnitBytes,
+            trf_bulk_load(ring.stage() + lane * Config::kTileBytes,
                           view.tiles + (first + lane) * TRF_PACKED_TILE_BYTES +
                               trf_packed_bulk_first_slab<Config>(place.tile) * TRF_PACKED_SLAB_BYTES,
-                          Config::kUnitBytes, ring.full(), policy);
+                          Config::kTileBytes, ring.full(), policy);
     }
     if (lane < bands) /* the same line for all stages of its 1,024 columns */
         trf_bulk_load(ring.stage() + Config::kLinesAt + lane * TRF_PACKED_LINE_BYTES,
@@ -242,8 +242,8 @@ template <class Config> struct trf_packed_bulk_warp {
 
     /* Its slabs and its columns of x in a stage, and the line of its band. */
     __device__ __forceinline__ uint32_t weights(uint32_t stage) const {
-        return stage + (band() * Config::kColWarps + col_warp) * Config::kUnitBytes +
-               first_slab() % Config::kUnitSlabs * TRF_PACKED_SLAB_BYTES;
+        return stage + (band() * Config::kColWarps + col_warp) * Config::kTileBytes +
+               first_slab() % Config::kTileSlabs * TRF_PACKED_SLAB_BYTES;
     }
     /* ldmatrix: lane l has row l % 8 of an x tile, and 8 columns of the packed tile's 32. */
     __device__ __forceinline__ uint32_t x(uint32_t stage) const {

@@ -47,12 +47,12 @@ static trf_packed_bulk_kernel find_kernel(int shape, uint32_t x_tiles, bool zero
     }
 }
 
-uint64_t trf_next_handover_token(void) {
+uint64_t trf_next_launch_id(void) {
     static std::atomic<uint64_t> launches;
-    uint64_t token = launches.fetch_add(1, std::memory_order_relaxed) + 1; /* spread over all 64 bits, one to one */
-    token = (token ^ token >> 30) * 0xBF58476D1CE4E5B9u;
-    token = (token ^ token >> 27) * 0x94D049BB133111EBu;
-    return token ^ token >> 31;
+    uint64_t id = launches.fetch_add(1, std::memory_order_relaxed) + 1; /* spread over all 64 bits, one to one */
+    id = (id ^ id >> 30) * 0xBF58476D1CE4E5B9u;
+    id = (id ^ id >> 27) * 0x94D049BB133111EBu;
+    return id ^ id >> 31;
 }
 
 cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_product *product,
@@ -65,9 +65,8 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
     args.share_quotient = partition->stages / partition->cluster;
     args.share_remainder = partition->stages % partition->cluster;
     args.stream_k = trf_stream_k_of(partition->tiles, partition->stages, (uint32_t)partition->blocks);
-    args.handover =
-        trf_packed_handover_at(handover, partition->blocks, trf_packed_bulk_items(partition->shape, partition->x_tiles),
-                               trf_next_handover_token());
+    args.handover = trf_packed_handover_at(
+        handover, partition->blocks, trf_packed_bulk_items(partition->shape, partition->x_tiles), trf_next_launch_id());
     args.epilogue = trf_epilogue_of(product, operands);
     args.is_bare = trf_packed_is_bare(args.epilogue);
     cudaError_t status = trf_describe_x(x, product->m, view->cols, x_stride, 8 * partition->x_tiles,

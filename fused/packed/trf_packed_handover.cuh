@@ -13,8 +13,9 @@
  *                      ^ block 2 hands its sums of tile 0 over to block 3, and finishes tile 1
  *
  * A block hands over the sums of one tile at most: [items][32 lanes] of four. A flag for each warp says that they are
- * there, by the launch's token; whoever has waited for it takes the flag away, for the next run of a CUDA graph has the
- * same token. The workspace may hold anything before the first run: a token is 64 bits that no other launch has. */
+ * there, by the launch's number; whoever has waited for it takes the flag away, for the next run of a CUDA graph has
+ * the same one. The workspace may hold anything before the first run: the number is 64 bits that no other launch has.
+ */
 #ifndef TRF_PACKED_HANDOVER_CUH
 #define TRF_PACKED_HANDOVER_CUH
 
@@ -25,12 +26,13 @@
 struct trf_packed_handover {
     float4 *sums;    /* [blocks][items][32] */
     uint64_t *flags; /* [blocks][TRF_PACKED_HANDOVER_WARPS] */
-    uint64_t token;
+    uint64_t launch_id;
 };
 
 /* at: trf_packed_handover_bytes of device memory, 16-byte aligned. */
-static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t blocks, uint32_t items, uint64_t token) {
-    return {(float4 *)at, (uint64_t *)((uint8_t *)at + blocks * items * TRF_PACKED_BULK_ITEM_BYTES), token};
+static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t blocks, uint32_t items,
+                                                         uint64_t launch_id) {
+    return {(float4 *)at, (uint64_t *)((uint8_t *)at + blocks * items * TRF_PACKED_BULK_ITEM_BYTES), launch_id};
 }
 
 #if TRF_WARPGROUPS
@@ -50,14 +52,14 @@ static __device__ __forceinline__ void trf_packed_hand_over(const trf_packed_han
                                                             uint32_t lane) {
     __syncwarp();
     if (lane == 0)
-        trf_publish(handover.flags + blockIdx.x * TRF_PACKED_HANDOVER_WARPS + warp, handover.token);
+        trf_publish(handover.flags + blockIdx.x * TRF_PACKED_HANDOVER_WARPS + warp, handover.launch_id);
 }
 
 /* Until the same warp of another block has handed its sums over. */
 static __device__ __forceinline__ void trf_packed_take_over(const trf_packed_handover &handover, uint32_t block,
                                                             uint32_t warp, uint32_t lane) {
     uint64_t *const flag = handover.flags + block * TRF_PACKED_HANDOVER_WARPS + warp;
-    trf_await(flag, handover.token);
+    trf_await(flag, handover.launch_id);
     __syncwarp();
     if (lane == 0)
         *flag = 0;

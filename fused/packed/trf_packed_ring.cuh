@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels share that have the copy engine fill stages in shared memory: the ring of stages, and sums of items. */
+/* What kernels share that have bulk copies fill stages in shared memory: the ring of stages, and sums of items. */
 #ifndef TRF_PACKED_RING_CUH
 #define TRF_PACKED_RING_CUH
 

@@ -334,7 +334,7 @@ trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wg
 
 /* In place of that where the layer has no band for the warpgroup. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_wgmma_pass(const trf_packed_wgmma_stint &stint,
+static __device__ __forceinline__ void trf_packed_wgmma_skip(const trf_packed_wgmma_stint &stint,
                                                              trf_packed_ring<Config> &ring, uint32_t lane) {
     for (uint32_t stage = stint.begin; stage < stint.end; stage++, ring.next()) {
         trf_mbarrier_wait(ring.full(), ring.phase);
@@ -357,7 +357,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_math(const trf_packed_wg
         if (has_band && stint.begin < stint.end)
             trf_packed_wgmma_multiply<Config, kZeroing>(args, warp, stint, ring, sums);
         else
-            trf_packed_wgmma_pass<Config>(stint, ring, warp.lane);
+            trf_packed_wgmma_skip<Config>(stint, ring, warp.lane);
         const trf_packed_wgmma_output output = trf_packed_wgmma_output_of(
             args, has_band ? stint.row_tile * TRF_PACKED_WGMMA_ROWS + warp.warp * TRF_PACKED_SLAB_ROWS : 0,
             stint.x_block * Config::kXRows, shared + Config::kSumsAt + warp.warp * TRF_PACKED_BULK_ITEM_BYTES,

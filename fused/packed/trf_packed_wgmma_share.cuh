@@ -72,8 +72,8 @@ struct trf_packed_wgmma_stint {
     uint32_t begin, end; /* stages */
 };
 
-/* How many stints a block has. */
-static __device__ __forceinline__ uint32_t trf_packed_wgmma_rounds(const trf_packed_wgmma_args &a) {
+/* How many whole tiles a block has; then how many stints, with those of tiles that it shares. */
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_whole_tiles(const trf_packed_wgmma_args &a) {
     return blockIdx.x < a.whole ? (a.whole - blockIdx.x - 1) / gridDim.x + 1 : 0;
 }
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_packed_wgmma_args &a) {
@@ -81,7 +81,7 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_pac
         return 1;
     const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
                    end = trf_stream_k_begin(&a.stream_k, share + 1);
-    return trf_packed_wgmma_rounds(a) +
+    return trf_packed_wgmma_whole_tiles(a) +
            (begin < end ? (end - 1) / a.stream_k.panels - begin / a.stream_k.panels + 1 : 0);
 }
 
@@ -100,20 +100,20 @@ static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_w
 
 static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_of(const trf_packed_wgmma_args &a,
                                                                                    uint32_t number) {
-    const uint32_t stages = a.stream_k.panels, rounds = trf_packed_wgmma_rounds(a);
+    const uint32_t stages = a.stream_k.panels, whole_tiles = trf_packed_wgmma_whole_tiles(a);
     trf_packed_wgmma_stint stint = {};
     if (a.cluster) {
         const uint32_t rank = blockIdx.x % a.cluster;
         stint.tile = blockIdx.x / a.cluster;
         stint.begin = trf_share_begin(a.share_quotient, a.share_remainder, rank);
         stint.end = trf_share_begin(a.share_quotient, a.share_remainder, rank + 1);
-    } else if (number < rounds) {
+    } else if (number < whole_tiles) {
         stint.tile = blockIdx.x + number * gridDim.x;
         stint.end = stages;
     } else {
         const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
-                       end = trf_stream_k_begin(&a.stream_k, share + 1), shared_tile = begin / stages + number - rounds,
-                       first = shared_tile * stages;
+                       end = trf_stream_k_begin(&a.stream_k, share + 1),
+                       shared_tile = begin / stages + number - whole_tiles, first = shared_tile * stages;
         stint.tile = a.whole + shared_tile;
         stint.begin = begin > first ? begin - first : 0;
         stint.end = min(end - first, stages);

@@ -305,7 +305,7 @@ START_TEST(same_bits_on_every_run) {
 }
 END_TEST
 
-/* Each run of a CUDA graph has the same tokens in its flags. */
+/* Each run of a CUDA graph has the same launch ids in its flags. */
 START_TEST(graphs_are_replayed) {
     const uint32_t m = 40 * (uint32_t)_i + 16;
     packed_case c = case_begin((layer_shape){4160, 4096}, WITH_OUTLIERS, m);

@@ -36,9 +36,9 @@ void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_pa
 }
 
 struct trf_packed_handover;
-static const uint64_t WARP_HANDOVER_TOKEN = 0x9E3779B97F4A7C15;
+static const uint64_t WARP_LAUNCH_ID = 0x9E3779B97F4A7C15;
 
-/* Blocks of a product have taken all sums over that were handed to them: the next run may have the same token. */
+/* Blocks of a product have taken all sums over that were handed to them: the next run may have the same launch id. */
 void warp_expect_taken_over(const trf_packed_handover &handover, uint32_t blocks);
 #endif
 

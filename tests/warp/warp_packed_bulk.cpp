@@ -7,7 +7,7 @@
 
 void warp_expect_taken_over(const trf_packed_handover &handover, uint32_t blocks) {
     for (uint32_t i = 0; i < blocks * TRF_PACKED_HANDOVER_WARPS; i++)
-        if (handover.flags[i] == handover.token)
+        if (handover.flags[i] == handover.launch_id)
             warp_fail("has left sums that nobody took over");
 }
 
@@ -32,7 +32,7 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     args.share_quotient = stages / cluster;
     args.share_remainder = stages % cluster;
     args.stream_k = trf_stream_k_of(tiles, stages, blocks);
-    args.handover = trf_packed_handover_at(product->workspace, blocks, Config::kItems, WARP_HANDOVER_TOKEN);
+    args.handover = trf_packed_handover_at(product->workspace, blocks, Config::kItems, WARP_LAUNCH_ID);
     gridDim.x = blocks;
     args.epilogue = product->epilogue;
     args.is_bare = trf_packed_is_bare(args.epilogue);
