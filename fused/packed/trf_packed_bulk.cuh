@@ -322,7 +322,7 @@ static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++)
         trf_packed_form_tile<kZeroing>(a[s], words[s]);
-    if (trf_packed_has_exceptions<1, Config::kSlabs>(line_word, packed_tile, slab, warp.lane))
+    if (trf_packed_has_exceptions<Config::kSlabs>(line_word, packed_tile, slab, warp.lane))
         trf_packed_bulk_patch<Config>(a, args.view, line_word, packed_tile, slab, warp.lane);
     trf_packed_bulk_multiply<Config, 0>(sums, a, x);
     if constexpr (Config::kXTiles > kPackedBulkXAtOnce<Config>) {

@@ -153,18 +153,18 @@ struct trf_packed_line {
     }
 };
 
-/* Whether a line has records of kTiles packed tiles and kSlabs slabs of them, neighbours from a multiple of kTiles and
- * of kSlabs on, or one of these tiles is stored; it may say yes where there is none. All lanes call it. word: of the
- * line, the lane's. Unused words have zeros for a place, as no record but the first one may have, records being in
- * order: so nobody has to know how many there are. */
-template <uint32_t kTiles, uint32_t kSlabs>
+/* Whether a line has records of kSlabs slabs of a packed tile, neighbours from a multiple of kSlabs on, or the tile is
+ * stored; it may say yes where there is none. All lanes call it. word: of the line, the lane's. Unused words have zeros
+ * for a place, as no record but the first one may have, records being in order: so nobody has to know how many there
+ * are. */
+template <uint32_t kSlabs>
 static __device__ __forceinline__ bool trf_packed_has_exceptions(uint32_t word, uint32_t tile, uint32_t slab,
                                                                  uint32_t lane) {
     const uint32_t in_line = tile % TRF_PACKED_LINE_TILES, wanted = trf_packed_record(in_line, slab, 0, 0, 0, 0, 0),
-                   same = trf_packed_record(TRF_PACKED_LINE_TILES - kTiles, TRF_PACKED_SLABS - kSlabs, 0, 0, 0, 0, 0);
+                   same = trf_packed_record(TRF_PACKED_LINE_TILES - 1, TRF_PACKED_SLABS - kSlabs, 0, 0, 0, 0, 0);
     bool has = lane < TRF_PACKED_MAX_RECORDS && ((word ^ wanted) & same) == 0 && (word >> 16 != 0 || lane == 0);
     if (lane == TRF_PACKED_STORED_WORD)
-        has = word >> in_line & ((1u << kTiles) - 1);
+        has = word >> in_line & 1;
     return __ballot_sync(0xFFFFFFFF, has) != 0;
 }
 

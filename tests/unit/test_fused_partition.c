@@ -2,6 +2,7 @@
 /* Choosing the partition of a fused product, which needs no device: for shapes of all kinds, on several devices, it
  * comes to one that the device has room for, or to a reason. */
 #include "common/expect.h"
+#include "common/planned_devices.h"
 #include "common/run_suite.h"
 #include "trf_fused_partition.h"
 
@@ -9,19 +10,9 @@
 #include <string.h>
 
 static const trf_device_limits kDevices[] = {
-    {.multiprocessors = 132,
-     .shared_bytes = 232448,
-     .capability = 90,
-     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
-    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
-    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132}},
-    {.multiprocessors = 16,
-     .shared_bytes = 232448,
-     .capability = 90,
-     .clusters_of = {[1] = 16, [2] = 7, [4] = 3, [8] = 1}},
-    {.multiprocessors = 108, .shared_bytes = 166912, .capability = 80, .clusters_of = {[1] = 108}},
-    {.multiprocessors = 128, .shared_bytes = 101376, .capability = 89, .clusters_of = {[1] = 128}},
-    {.multiprocessors = 1, .shared_bytes = 101376, .capability = 86, .clusters_of = {[1] = 1}},
+    PLANNED_HOPPER(132, 66, 32, 16), PLANNED_HOPPER(132, 66, 0, 0),   PLANNED_HOPPER(132, 0, 0, 0),
+    PLANNED_HOPPER(16, 7, 3, 1),     PLANNED_AMPERE(108, 166912, 80), PLANNED_AMPERE(128, 101376, 89),
+    PLANNED_AMPERE(1, 101376, 86),
 };
 static const uint32_t kRows[] = {1, 31, 32, 33, 100, 1024, 2080, 4096, 8192, 65536, 151936, 1u << 24};
 static const uint32_t kCols[] = {1, 48, 64, 100, 128, 256, 300, 1024, 4096, 14336};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How grouped launches and experts are cut, which needs no device. */
 #include "common/expect.h"
+#include "common/planned_devices.h"
 #include "common/run_suite.h"
 #include "trf_group_partition.h"
 
@@ -8,16 +9,10 @@
 #include <string.h>
 
 static const trf_device_limits kDevices[] = {
-    {.multiprocessors = 132,
-     .shared_bytes = 232448,
-     .capability = 90,
-     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
-    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
-    {.multiprocessors = 16,
-     .shared_bytes = 232448,
-     .capability = 90,
-     .clusters_of = {[1] = 16, [2] = 7, [4] = 3, [8] = 1}},
-    {.multiprocessors = 108, .shared_bytes = 166912, .capability = 80, .clusters_of = {[1] = 108}},
+    PLANNED_HOPPER(132, 66, 32, 16),
+    PLANNED_HOPPER(132, 66, 0, 0),
+    PLANNED_HOPPER(16, 7, 3, 1),
+    PLANNED_AMPERE(108, 166912, 80),
 };
 static const uint32_t kRows[] = {1, 31, 32, 33, 100, 1024, 2048, 4096, 14336, 65536};
 static const uint32_t kCols[] = {1, 48, 64, 100, 128, 256, 1024, 1536, 4096, 5632};

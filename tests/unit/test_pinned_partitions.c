@@ -3,6 +3,7 @@
  * shapes, batches and devices, by sums of their estimated times, and some of them spelled out. They decide how fast a
  * product is and, by the order of additions, its bits. Whoever changes them on purpose puts the numbers here that the
  * test prints. */
+#include "common/planned_devices.h"
 #include "common/run_suite.h"
 #include "trf_fused_partition.h"
 #include "trf_group_partition.h"
@@ -14,19 +15,9 @@
 #include <string.h>
 
 static const trf_device_limits kDevices[] = {
-    {.multiprocessors = 132,
-     .shared_bytes = 232448,
-     .capability = 90,
-     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
-    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
-    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132}},
-    {.multiprocessors = 16,
-     .shared_bytes = 232448,
-     .capability = 90,
-     .clusters_of = {[1] = 16, [2] = 7, [4] = 3, [8] = 1}},
-    {.multiprocessors = 108, .shared_bytes = 166912, .capability = 80, .clusters_of = {[1] = 108}},
-    {.multiprocessors = 128, .shared_bytes = 101376, .capability = 89, .clusters_of = {[1] = 128}},
-    {.multiprocessors = 1, .shared_bytes = 101376, .capability = 86, .clusters_of = {[1] = 1}},
+    PLANNED_HOPPER(132, 66, 32, 16), PLANNED_HOPPER(132, 66, 0, 0),   PLANNED_HOPPER(132, 0, 0, 0),
+    PLANNED_HOPPER(16, 7, 3, 1),     PLANNED_AMPERE(108, 166912, 80), PLANNED_AMPERE(128, 101376, 89),
+    PLANNED_AMPERE(1, 101376, 86),
 };
 enum {
     NUM_DEVICES = sizeof kDevices / sizeof kDevices[0]
@@ -316,12 +307,10 @@ enum {
 };
 
 static const trf_device_limits kWideDevices[WIDE_DEVICES] = {
-    {.multiprocessors = 132,
-     .shared_bytes = 232448,
-     .capability = 90,
-     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
-    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
-    {.multiprocessors = 114, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 114}}};
+    PLANNED_HOPPER(132, 66, 32, 16),
+    PLANNED_HOPPER(132, 66, 0, 0),
+    PLANNED_HOPPER(114, 0, 0, 0),
+};
 
 static const pinned_row kWide[NUM_LAYERS] = {
     {{0x6B05831884205BD5, 0x6B05831884205BD5, 0x6B05831884205BD5}, 0}, /* bf16 has none */

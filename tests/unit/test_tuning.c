@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tunings: what they choose, what measuring makes of times (on the CPU, and on a made-up device with three paths),
- * files there and back, files that are none, contexts that follow them. */
+ * contexts that follow them. */
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
+#include "common/made_tuning.h"
 #include "common/run_suite.h"
 #include "common/test_calls.h"
 #include "common/test_weights.h"
@@ -67,32 +68,6 @@ static void end(void) {
 }
 
 /* ---- choices ---- */
-
-static trf_tuning *make_tuning(void) {
-    trf_tuning *made;
-    const trf_card card = {"some device", 90, 100, 3000};
-    fixture_check_status(trf_tuning_create(&card, 5, &made, &err), TRF_OK, &err);
-    made->layers[0] = (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
-                                        3,
-                                        {{.m = 32, .path = TRF_PATH_FUSED, .microseconds = {20, 0, 30.25}},
-                                         {.m = 384, .path = TRF_PATH_WIDE, .microseconds = {0, 120, 100}},
-                                         {.m = 8192, .path = TRF_PATH_TWO_STEP, .microseconds = {0, 900, 1000}}}};
-    made->layers[1] = (trf_tuned_layer){
-        {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{.m = 64, .path = TRF_PATH_TWO_STEP}}};
-    made->layers[3] = (trf_tuned_layer){
-        {TRF_LAYOUT_PLAIN, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {{.m = 64, .path = TRF_PATH_DENSE}}};
-    made->layers[3].points[0].microseconds[TRF_PATH_DENSE - 1] = 21;
-    made->layers[4] = (trf_tuned_layer){
-        {TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096},
-        3,
-        {{.m = 16, .path = TRF_PATH_PACKED, .has_packed = 1, .packed = {TRF_PACKED_BULK_256, TRF_PACKED_STREAM_K}},
-         {.m = 64, .path = TRF_PATH_PACKED},
-         {.m = 128, .path = TRF_PATH_PACKED, .has_packed = 1, .packed = {TRF_PACKED_WGMMA_128, 2}}}};
-    made->layers[2] = (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 1024, 4096},
-                                        1,
-                                        {{.m = 16, .path = TRF_PATH_FUSED, .microseconds = {1, 2, 3}}}};
-    return made;
-}
 
 static const trf_card kCpu = {"CPU", 0, 0, 0}, kH200 = {"NVIDIA H200", 90, 132, 4917};
 
@@ -721,142 +696,6 @@ START_TEST(packed_layers_are_measured) {
 }
 END_TEST
 
-/* ---- files ---- */
-
-START_TEST(files_there_and_back) {
-    trf_tuning *made = make_tuning(), *read;
-    const char *path = fixture_path("tuning.json");
-    fixture_check_status(trf_tuning_write(made, path, 0, &err), TRF_OK, &err);
-    fixture_check_status(trf_tuning_write(made, path, 0, &err), TRF_ERR_EXISTS, &err);
-    fixture_check_status(trf_tuning_write(made, path, 1, &err), TRF_OK, &err);
-    fixture_check_status(trf_tuning_read(path, &read, &err), TRF_OK, &err);
-    ck_assert_mem_eq(&read->card, &made->card, sizeof read->card);
-    ck_assert_uint_eq(read->num_layers, made->num_layers);
-    for (uint32_t l = 0; l < made->num_layers; l++) {
-        const trf_tuned_layer *a = &read->layers[l], *b = &made->layers[l];
-        ck_assert_mem_eq(&a->key, &b->key, sizeof a->key);
-        ck_assert_uint_eq(a->num_points, b->num_points);
-        for (uint32_t i = 0; i < a->num_points; i++) {
-            ck_assert_uint_eq(a->points[i].m, b->points[i].m);
-            ck_assert_int_eq(a->points[i].path, b->points[i].path);
-            ck_assert_int_eq(a->points[i].has_packed, b->points[i].has_packed);
-            ck_assert_int_eq(a->points[i].packed.shape, b->points[i].packed.shape);
-            ck_assert_uint_eq(a->points[i].packed.cut, b->points[i].packed.cut);
-            for (int p = 0; p < TRF_TUNED_PATHS; p++)
-                ck_assert(a->points[i].microseconds[p] == b->points[i].microseconds[p]);
-        }
-    }
-    trf_tuning_free(read);
-    trf_tuning_free(made);
-    fixture_check_status(trf_tuning_read(fixture_path("none.json"), &read, &err), TRF_ERR_NOT_FOUND, &err);
-    fixture_check_status(trf_tuning_write(NULL, path, 1, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_tuning_read(NULL, &read, &err), TRF_ERR_ARGUMENT, &err);
-}
-END_TEST
-
-#define HEAD "{\"format\": \"transfuse tuning\", \"version\": 2, \"device\": \"CPU\", \"layers\": "
-#define FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": false, \"rows\": 5, \"cols\": 6"
-#define OTHER_FORM                                                                                                     \
-    "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": true, \"rows\": 5, \"cols\": 6"
-#define PACKED_POINT                                                                                                   \
-    HEAD "[{\"layout\": \"packed\", " FORM ", \"batches\": [{\"to\": 4, \"path\": \"packed\", \"packed\": "
-static const struct {
-    const char *text;
-    trf_status due;
-    const char *says;
-} kFiles[] = {
-    {HEAD "[]}", TRF_OK, NULL},
-    {HEAD "[{" FORM ", \"batches\": []}]}", TRF_OK, NULL},
-    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\"}]}]}", TRF_OK, NULL},
-    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"fused\", \"microseconds\": {\"fused\": 3}}]}]}", TRF_OK,
-     NULL},
-    {"", TRF_ERR_FORMAT, "not valid JSON"},
-    {"[]", TRF_ERR_FORMAT, "'format'"},
-    {HEAD, TRF_ERR_FORMAT, "not valid JSON"},
-    {HEAD "[], \"layers\": []}", TRF_ERR_FORMAT, "not valid JSON"},
-    {"{\"format\": \"transfuse\"}", TRF_ERR_FORMAT, "'format'"},
-    {"{\"format\": \"transfuse tuning\", \"version\": 1}", TRF_ERR_VERSION,
-     "version 1, and this version of transfuse reads 2"},
-    {"{\"format\": \"transfuse tuning\", \"version\": 1}", TRF_ERR_VERSION, "run 'transfuse tune' again"},
-    {"{\"format\": \"transfuse tuning\", \"version\": 3}", TRF_ERR_VERSION, "'version'"},
-    {"{\"format\": \"transfuse tuning\", \"version\": 0}", TRF_ERR_VERSION, "'version'"},
-    {"{\"format\": \"transfuse tuning\", \"version\": 2.0}", TRF_ERR_VERSION, "'version'"},
-    {"{\"format\": \"transfuse tuning\"}", TRF_ERR_VERSION, "'version'"},
-    {"{\"format\": \"transfuse tuning\", \"version\": 2, \"layers\": []}", TRF_ERR_FORMAT, "'device'"},
-    {HEAD "[], \"capability\": 90, \"multiprocessors\": 132, \"memory_gb_per_second\": 4917}", TRF_OK, NULL},
-    {HEAD "[], \"capability\": -1}", TRF_ERR_FORMAT, "'capability'"},
-    {HEAD "[], \"multiprocessors\": \"132\"}", TRF_ERR_FORMAT, "'multiprocessors'"},
-    {HEAD "[], \"memory_gb_per_second\": 4.8}", TRF_ERR_FORMAT, "'memory_gb_per_second'"},
-    {HEAD "{}}", TRF_ERR_FORMAT, "'layers'"},
-    {HEAD "[3]}", TRF_ERR_FORMAT, "layers[0]: 'codec'"},
-    {HEAD "[{" FORM "}]}", TRF_ERR_FORMAT, "layers[0]: 'batches'"},
-    {HEAD "[{\"codec\": \"auto\"}]}", TRF_ERR_FORMAT, "layers[0]: 'codec'"},
-    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 0}]}", TRF_ERR_FORMAT, "'class_bits'"},
-    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 1e3}]}", TRF_ERR_FORMAT, "'raw_bits'"},
-    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 8, \"scale_groups\": 0}]}", TRF_ERR_FORMAT,
-     "'scale_groups'"},
-    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 8, \"scale_groups\": true, \"rows\": 4294967296}]}",
-     TRF_ERR_FORMAT, "'rows'"},
-    {HEAD "[{" FORM ", \"batches\": []}, {" FORM ", \"batches\": [{\"to\": 0, \"path\": \"wide\"}]}]}", TRF_ERR_FORMAT,
-     "layers[1].batches[0]: 'to'"},
-    {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}]}", TRF_OK, NULL},
-    {HEAD "[{" FORM ", \"batches\": []}, {\"layout\": \"plain\", " FORM
-          ", \"batches\": [{\"to\": 4, \"path\": \"dense\", \"microseconds\": {\"dense\": 3}}]}]}",
-     TRF_OK, NULL},
-    {HEAD "[{" FORM ", \"batches\": []}, {\"layout\": \"coded\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT,
-     "layers[1]: the same as layers[0]"},
-    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": \"stream-k\"}}]}]}", TRF_OK, NULL},
-    {PACKED_POINT "{\"kernel\": \"bulk-64-8-warps\", \"cut\": 8}}]}]}", TRF_OK, NULL},
-    {PACKED_POINT "{\"kernel\": \"wgmma-512\", \"cut\": 2}}]}]}", TRF_ERR_FORMAT,
-     "layers[0].batches[0]: the 'kernel' of 'packed'"},
-    {PACKED_POINT "{\"kernel\": \"general\", \"cut\": 1}}]}]}", TRF_ERR_FORMAT, "the 'kernel' of 'packed'"},
-    {PACKED_POINT "\"wgmma-128\"}]}]}", TRF_ERR_FORMAT, "the 'kernel' of 'packed'"},
-    {PACKED_POINT "{\"kernel\": \"wgmma-128\"}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
-    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": 0}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
-    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": 9}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
-    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": \"2\"}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
-    {HEAD "[{\"layout\": \"woven\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
-    {HEAD "[{\"layout\": 1, " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
-    {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}, {" FORM ", \"batches\": []}]}",
-     TRF_ERR_FORMAT, "layers[2]: the same as layers[0]"},
-    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"auto\"}]}]}", TRF_ERR_FORMAT, "batches[0]: 'path'"},
-    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4}]}]}", TRF_ERR_FORMAT, "batches[0]: 'path'"},
-    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\"}, {\"to\": 4, \"path\": \"wide\"}]}]}",
-     TRF_ERR_FORMAT, "batches[1]: batches do not ascend"},
-    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\", \"microseconds\": {\"wide\": -1}}]}]}",
-     TRF_ERR_FORMAT, "a time"},
-    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\", \"microseconds\": {\"wide\": \"1\"}}]}]}",
-     TRF_ERR_FORMAT, "a time"},
-};
-
-START_TEST(files_give_their_status) {
-    trf_tuning *read = NULL;
-    const char *path = fixture_path("tuning.json");
-    fixture_write(path, kFiles[_i].text, strlen(kFiles[_i].text));
-    fixture_check_status(trf_tuning_read(path, &read, &err), kFiles[_i].due, &err);
-    ck_assert_int_eq(read != NULL, kFiles[_i].due == TRF_OK);
-    if (kFiles[_i].says) {
-        ck_assert_msg(strstr(err.message, kFiles[_i].says), "%s", err.message);
-        ck_assert_msg(strstr(err.message, "tuning.json"), "%s", err.message);
-    }
-    trf_tuning_free(read);
-}
-END_TEST
-
-START_TEST(too_long_files) {
-    trf_tuning *read = NULL;
-    const char *path = fixture_path("tuning.json");
-    char text[8192];
-    size_t used = (size_t)sprintf(text, HEAD "[{" FORM ", \"batches\": [");
-    for (int i = 1; i <= TRF_TUNED_POINTS + 1; i++)
-        used += (size_t)sprintf(text + used, "%s{\"to\": %d, \"path\": \"wide\"}", i > 1 ? ", " : "", i);
-    used += (size_t)sprintf(text + used, "]}]}");
-    fixture_write(path, text, used);
-    fixture_check_status(trf_tuning_read(path, &read, &err), TRF_ERR_FORMAT, &err);
-    ck_assert_ptr_nonnull(strstr(err.message, "too long"));
-}
-END_TEST
-
 int main(void) {
     Suite *suite = suite_create("tuning");
     TCase *tests = tcase_create("tuning"), *on_made_up = tcase_create("made_up"), *of_packed = tcase_create("packed");
@@ -870,9 +709,6 @@ int main(void) {
     tcase_add_test(tests, fastest_candidates);
     tcase_add_test(tests, measured_on_the_cpu);
     tcase_add_test(tests, layers_of_all_layouts);
-    tcase_add_test(tests, files_there_and_back);
-    tcase_add_loop_test(tests, files_give_their_status, 0, sizeof kFiles / sizeof kFiles[0]);
-    tcase_add_test(tests, too_long_files);
     suite_add_tcase(suite, tests);
     tcase_add_unchecked_fixture(on_made_up, make_up, unmake);
     tcase_add_test(on_made_up, crossovers);

@@ -476,8 +476,8 @@ static void *load_parts_often(void *context) {
     return NULL;
 }
 
-/* More loads at once than there are buffers, none of which may keep the others from going on. */
-START_TEST(several_in_parts) {
+/* Runs more loads at once than there are buffers; each gets the address of its number. */
+static void load_at_once(void *(*load)(void *)) {
     enum {
         LOADS = TRF_STAGING_BUFFERS + 3
     };
@@ -485,11 +485,14 @@ START_TEST(several_in_parts) {
     int first[LOADS];
     for (int i = 0; i < LOADS; i++) {
         first[i] = i;
-        ck_assert_int_eq(pthread_create(&threads[i], NULL, load_parts_often, &first[i]), 0);
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, load, &first[i]), 0);
     }
     for (int i = 0; i < LOADS; i++)
         pthread_join(threads[i], NULL);
 }
+
+/* None may keep the others from going on. */
+START_TEST(several_in_parts) { load_at_once(load_parts_often); }
 END_TEST
 
 START_TEST(layers_in_memory) {
@@ -723,19 +726,7 @@ static void *load_often(void *context) {
 }
 
 /* More loads at once than there are buffers. */
-START_TEST(several_at_once) {
-    enum {
-        LOADS = TRF_STAGING_BUFFERS + 3
-    };
-    pthread_t threads[LOADS];
-    int first[LOADS];
-    for (int i = 0; i < LOADS; i++) {
-        first[i] = i;
-        ck_assert_int_eq(pthread_create(&threads[i], NULL, load_often, &first[i]), 0);
-    }
-    for (int i = 0; i < LOADS; i++)
-        pthread_join(threads[i], NULL);
-}
+START_TEST(several_at_once) { load_at_once(load_often); }
 END_TEST
 
 int main(void) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Choosing the partition of a wide product, which needs no device: it comes to a partition that the device has room
  * for, or to a reason. */
+#include "common/planned_devices.h"
 #include "common/run_suite.h"
 #include "trf_wide_partition.h"
 
@@ -8,12 +9,10 @@
 #include <string.h>
 
 static const trf_device_limits kDevices[] = {
-    {.multiprocessors = 132,
-     .shared_bytes = 232448,
-     .capability = 90,
-     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
-    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
-    {.multiprocessors = 114, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 114}}};
+    PLANNED_HOPPER(132, 66, 32, 16),
+    PLANNED_HOPPER(132, 66, 0, 0),
+    PLANNED_HOPPER(114, 0, 0, 0),
+};
 static const uint32_t kRows[] = {32, 96, 128, 160, 2048, 8192, 14336, 151936},
                       kCols[] = {64, 128, 512, 1344, 4096, 14336},
                       kBatches[] = {1, 48, 49, 64, 65, 80, 81, 128, 129, 192, 193, 300, 513, 1024, 8192};
