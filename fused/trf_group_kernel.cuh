@@ -332,7 +332,7 @@ static __device__ __forceinline__ uint32_t trf_partial_sums_at(const trf_group_a
 template <class Product>
 static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, const trf_group_block &b, Product &product,
                                                     uint32_t unit, uint32_t shared, uint32_t warp, uint32_t lane) {
-    if (trf_stream_k_owns_unit(&b.stream_k, warp, unit)) {
+    if (trf_stream_k_owns_sum(&b.stream_k, warp, unit)) {
         product.finish(b.share.unit + unit);
         return;
     }
@@ -378,7 +378,7 @@ template <class Product>
 static __device__ __forceinline__ void trf_add_shared_units(const trf_group_args &g, const trf_group_block &b,
                                                             uint32_t shared, uint32_t warp, uint32_t lane) {
     const uint32_t begin = trf_stream_k_begin(&b.stream_k, warp), end = trf_stream_k_begin(&b.stream_k, warp + 1),
-                   first = begin / b.stream_k.panels, last = (end - 1) / b.stream_k.panels;
+                   first = begin / b.stream_k.k_blocks, last = (end - 1) / b.stream_k.k_blocks;
     if (begin == end)
         return;
 #pragma unroll 1

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the warps of a block share its units evenly: the units' panels, one unit behind the other, are cut into one
- * equal share a warp: stream-K. C and CUDA.
+/* Stream-K: how sums are shared evenly. Each sum takes a number of k blocks, one after the other; the k blocks of all
+ * sums, one sum behind the other, are cut into equal shares. "A sum" is here all that has the same k blocks: the sums
+ * of a unit, whose k blocks are its panels and whose shares a block's warps have (trf_group_kernel.cuh), or those of a
+ * block tile, with a share for each block (trf_packed_handover.cuh). C and CUDA.
  *
- * A warp finishes the units that it has all panels of. Of the unit that its share begins in, and of the one that it
- * ends in, it may have some, and leaves its sums; those who share a unit add them up, each another part of y, in the
- * order of warps. */
+ * A share finishes the sums that it has all k blocks of. Of the sum that it begins in, and of the one that it ends in,
+ * it may have some, and leaves what they add up to; that is added up by those who share the sum, in the order of
+ * shares. */
 #ifndef TRF_STREAM_K_H
 #define TRF_STREAM_K_H
 
@@ -23,46 +25,46 @@ TRF_HD uint32_t trf_share_of(uint32_t quotient, uint32_t remainder, uint32_t at)
 }
 
 typedef struct trf_stream_k {
-    uint32_t panels;              /* of a unit, at least 1 */
-    uint32_t all;                 /* panels of all units */
-    uint32_t quotient, remainder; /* a share's panels, one more in the first `remainder` shares */
+    uint32_t k_blocks;            /* of a sum, at least 1 */
+    uint32_t all;                 /* k blocks of all sums */
+    uint32_t quotient, remainder; /* a share's k blocks, one more in the first `remainder` shares */
 } trf_stream_k;
 
-TRF_HD trf_stream_k trf_stream_k_of(uint32_t units, uint32_t panels, uint32_t warps) {
+TRF_HD trf_stream_k trf_stream_k_of(uint32_t sums, uint32_t k_blocks, uint32_t shares) {
     trf_stream_k stream_k;
-    stream_k.panels = panels;
-    stream_k.all = units * panels;
-    stream_k.quotient = stream_k.all / warps;
-    stream_k.remainder = stream_k.all % warps;
+    stream_k.k_blocks = k_blocks;
+    stream_k.all = sums * k_blocks;
+    stream_k.quotient = stream_k.all / shares;
+    stream_k.remainder = stream_k.all % shares;
     return stream_k;
 }
 
-/* The first panel of a warp's share, counted through all units; the share ends where the next warp's begins. */
-TRF_HD uint32_t trf_stream_k_begin(const trf_stream_k *stream_k, uint32_t warp) {
-    return trf_share_begin(stream_k->quotient, stream_k->remainder, warp);
+/* The first k block of a share, counted through all sums; it ends where the next share begins. */
+TRF_HD uint32_t trf_stream_k_begin(const trf_stream_k *stream_k, uint32_t share) {
+    return trf_share_begin(stream_k->quotient, stream_k->remainder, share);
 }
 
-/* Whether a unit that the warp's share touches is all its own. */
-TRF_HD int trf_stream_k_owns_unit(const trf_stream_k *stream_k, uint32_t warp, uint32_t unit) {
-    const uint32_t first = unit * stream_k->panels;
-    return trf_stream_k_begin(stream_k, warp) <= first &&
-           trf_stream_k_begin(stream_k, warp + 1) >= first + stream_k->panels;
+/* Whether a sum that the share touches is all its own. */
+TRF_HD int trf_stream_k_owns_sum(const trf_stream_k *stream_k, uint32_t share, uint32_t sum) {
+    const uint32_t first = sum * stream_k->k_blocks;
+    return trf_stream_k_begin(stream_k, share) <= first &&
+           trf_stream_k_begin(stream_k, share + 1) >= first + stream_k->k_blocks;
 }
 
-/* Whether a unit that the warp shares is the one that its share begins in; else it ends there. */
-TRF_HD int trf_stream_k_begins_in(const trf_stream_k *stream_k, uint32_t warp, uint32_t unit) {
-    return trf_stream_k_begin(stream_k, warp) >= unit * stream_k->panels;
+/* Whether a sum that the share has a part of is the one that it begins in; else it ends there. */
+TRF_HD int trf_stream_k_begins_in(const trf_stream_k *stream_k, uint32_t share, uint32_t sum) {
+    return trf_stream_k_begin(stream_k, share) >= sum * stream_k->k_blocks;
 }
 
-/* The warp whose share has a panel; there is one. */
-TRF_HD uint32_t trf_stream_k_warp_of(const trf_stream_k *stream_k, uint32_t panel) {
-    return trf_share_of(stream_k->quotient, stream_k->remainder, panel);
+/* The share that has a k block; there is one. */
+TRF_HD uint32_t trf_stream_k_share_of(const trf_stream_k *stream_k, uint32_t k_block) {
+    return trf_share_of(stream_k->quotient, stream_k->remainder, k_block);
 }
 
-/* The warps that share a unit: *first to *last. */
-TRF_HD void trf_stream_k_sharers(const trf_stream_k *stream_k, uint32_t unit, uint32_t *first, uint32_t *last) {
-    *first = trf_stream_k_warp_of(stream_k, unit * stream_k->panels);
-    *last = trf_stream_k_warp_of(stream_k, (unit + 1) * stream_k->panels - 1);
+/* The shares that have a sum: *first to *last. */
+TRF_HD void trf_stream_k_sharers(const trf_stream_k *stream_k, uint32_t sum, uint32_t *first, uint32_t *last) {
+    *first = trf_stream_k_share_of(stream_k, sum * stream_k->k_blocks);
+    *last = trf_stream_k_share_of(stream_k, (sum + 1) * stream_k->k_blocks - 1);
 }
 
 #endif

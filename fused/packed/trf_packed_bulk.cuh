@@ -2,8 +2,9 @@
 /* y = x . W^T of a packed BF16 layer by mma.sync, to 64 rows of x, for compute capability 9.0: TMA brings
  * weights and x to shared memory in large pieces (bulk copies, TMA), so that warps do nothing but form and multiply.
  *
- * A block has a *tile* of 256, 128, 64 or 32 rows of W, all rows of x, and some of the tile's stages: 64 to 256 columns
- * each. Its warps are cut over the tile's rows and over a stage's packed tiles (shape 128: 4 x 4 warps, 128 columns):
+ * A block has a *tile* of 256, 128, 64 or 32 rows of W, all rows of x, and some of the tile's k blocks: 64 to 256
+ * columns each. Its warps are cut over the tile's rows and over a k block's packed tiles (shape 128: 4 x 4 warps, 128
+ * columns):
  *
  *        packed tile 0   1     2     3
  *      +---------+-----+-----+-----+-----+     a warp: 2 (or 4) packed slabs by one packed tile by all of x
@@ -13,15 +14,15 @@
  *      | slab 7  | w 3 | w 7 | w11 | w15 |
  *      +---------+-----+-----+-----+-----+
  *
- * A producer warp fills stages: the packed tiles of a band lie one after the other, so a band's part of a stage is one
- * copy; the band's exception line comes along, as waiting for it would cost more than its 128 bytes. Another one brings
- * x as boxes of 64 columns under the swizzle of 128 bytes, which ldmatrix reads without conflicts. full[i] counts
- * bytes, empty[i] the warps that are done with a stage.
+ * A producer warp fills stages, each with a k block: the packed tiles of a band lie one after the other, so a band's
+ * part of a stage is one copy; the band's exception line comes along, as waiting for it would cost more than its 128
+ * bytes. Another one brings x as boxes of 64 columns under the swizzle of 128 bytes, which ldmatrix reads without
+ * conflicts. full[i] counts bytes, empty[i] the warps that are done with a stage.
  *
- * 256 rows: all stages of all tiles are cut into one equal share a block (stream-K), and blocks hand over the sums of
- * tiles that they share (trf_packed_handover.cuh). 28672x8192: 112 tiles of 128 stages of 64 columns, over 132 blocks
- * 108 or 109 stages each.
- * Others: a cluster of 1 to 8 blocks for each tile, which cut its stages; they add their sums through
+ * 256 rows: all k blocks of all tiles are cut into one equal share a block (stream-K), and blocks hand over the sums of
+ * tiles that they share (trf_packed_handover.cuh). 28672x8192: 112 tiles of 128 k blocks of 64 columns, over 132 blocks
+ * 108 or 109 k blocks each.
+ * Others: a cluster of 1 to 8 blocks for each tile, which cut its k blocks; they add their sums through
  * distributed shared memory in the order of blocks, each another part of y. 8192x8192: 128 tiles of 64 rows, a block
  * each; 4 multiprocessors idle.
  *
@@ -43,8 +44,8 @@ struct trf_packed_bulk_args {
     trf_packed_view view;
     uint32_t m;
     uint32_t cluster;                         /* blocks of a cluster; 1 if stream-K */
-    uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's stages */
-    trf_stream_k stream_k; /* of tiles ("units") and stages ("panels") over blocks ("warps"); panels also of clusters */
+    uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's k blocks */
+    trf_stream_k stream_k;                    /* of tiles over blocks; k_blocks also of clusters */
     trf_packed_handover handover;
     trf_epilogue epilogue;
     uint32_t is_bare; /* trf_packed_is_bare */
@@ -86,7 +87,7 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
 
 /* ---- what a block works on ---- */
 
-/* Stages, counted through all tiles. */
+/* K blocks, counted through all tiles. */
 struct trf_packed_bulk_range {
     uint32_t begin, end;
 };
@@ -97,28 +98,28 @@ static __device__ __forceinline__ trf_packed_bulk_range trf_packed_bulk_range_of
         const uint32_t share = trf_packed_share_of_block(blockIdx.x);
         return {trf_stream_k_begin(&a.stream_k, share), trf_stream_k_begin(&a.stream_k, share + 1)};
     }
-    const uint32_t tile = blockIdx.x / a.cluster, rank = blockIdx.x % a.cluster, first = tile * a.stream_k.panels;
+    const uint32_t tile = blockIdx.x / a.cluster, rank = blockIdx.x % a.cluster, first = tile * a.stream_k.k_blocks;
     return {first + trf_share_begin(a.share_quotient, a.share_remainder, rank),
             first + trf_share_begin(a.share_quotient, a.share_remainder, rank + 1)};
 }
 
-/* A stage: which tile of the block's rows, and which packed tiles of its bands. */
+/* A k block: which tile of the block's rows, and which packed tiles of its bands. */
 struct trf_packed_bulk_place {
-    uint32_t tile, packed_tile; /* the stage's first one */
+    uint32_t tile, packed_tile; /* the k block's first one */
 };
 
 template <class Config>
 static __device__ __forceinline__ trf_packed_bulk_place trf_packed_bulk_place_of(const trf_packed_bulk_args &a,
-                                                                                 uint32_t stage) {
-    return {stage / a.stream_k.panels, stage % a.stream_k.panels * Config::kColWarps};
+                                                                                 uint32_t k_block) {
+    return {k_block / a.stream_k.k_blocks, k_block % a.stream_k.k_blocks * Config::kColWarps};
 }
 
-/* The next stage's. */
+/* The next k block's. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_advance(const trf_packed_bulk_args &a,
                                                                trf_packed_bulk_place &place) {
     place.packed_tile += Config::kColWarps;
-    if (place.packed_tile >= a.stream_k.panels * Config::kColWarps) {
+    if (place.packed_tile >= a.stream_k.k_blocks * Config::kColWarps) {
         place.packed_tile = 0;
         place.tile++;
     }
@@ -134,7 +135,7 @@ template <class Config> static __device__ __forceinline__ uint32_t trf_packed_bu
 
 /* ---- the producer ---- */
 
-/* Bands of the tile that the layer has, and packed tiles of the stage. */
+/* Bands of the tile that the layer has, and packed tiles of the k block. */
 template <class Config>
 static __device__ __forceinline__ uint32_t trf_packed_bulk_bands_of(const trf_packed_view &view,
                                                                     const trf_packed_bulk_place &place) {
@@ -171,7 +172,7 @@ trf_packed_bulk_load_weights(const trf_packed_view &view, const trf_packed_bulk_
                               trf_packed_bulk_first_slab<Config>(place.tile) * TRF_PACKED_SLAB_BYTES,
                           Config::kTileBytes, ring.full(), policy);
     }
-    if (lane < bands) /* the same line for all stages of its 1,024 columns */
+    if (lane < bands) /* the same line for all k blocks of its 1,024 columns */
         trf_bulk_load(ring.stage() + Config::kLinesAt + lane * TRF_PACKED_LINE_BYTES,
                       trf_packed_line_of(&view, band + lane, place.packed_tile), TRF_PACKED_LINE_BYTES, ring.full(),
                       trf_policy_keep());
@@ -188,10 +189,10 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf
     __syncwarp();
     trf_packed_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
-    for (uint32_t stage = range.begin; stage < range.end; stage++) {
+    for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
         trf_packed_bulk_load_weights<Config>(a.view, place, ring, lane);
-        if (stage == range.begin)
+        if (k_block == range.begin)
             trf_packed_meet_at_start<Config>();
         ring.next();
         trf_packed_bulk_advance<Config>(a, place);
@@ -201,8 +202,8 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf
     trf_allow_successor();
 }
 
-/* Fills the ring with x, once it is there. By another warp: behind the weights of all stages, which take microseconds,
- * x of the first one would come when there is nothing left on its way. */
+/* Fills the ring with x, once it is there. By another warp: behind the weights of all k blocks, which take
+ * microseconds, x of the first one would come when there is nothing left on its way. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packed_bulk_args &a,
                                                                  const trf_packed_bulk_range &range, uint32_t shared,
@@ -214,7 +215,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
     trf_wait_for_predecessor();
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
-    for (uint32_t stage = range.begin; stage < range.end; stage++) {
+    for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
         if (lane == 0)
             trf_mbarrier_arrive_expect_tx(ring.full(), Config::kXBytes);
@@ -362,14 +363,14 @@ static __device__ __forceinline__ void trf_packed_bulk_write_item(const trf_pack
     }
 }
 
-/* What a block does with the sums of a tile, of which it has some stages. */
+/* What a block does with the sums of a tile, of which it has some k blocks. */
 struct trf_packed_bulk_sharing {
     bool hands_over;      /* another block finishes the tile */
     uint32_t first, last; /* shares whose sums this block adds to its own; none if first > last */
 
     __device__ __forceinline__ trf_packed_bulk_sharing(const trf_stream_k &stream_k, uint32_t tile) {
         const uint32_t share = trf_packed_share_of_block(blockIdx.x);
-        hands_over = trf_stream_k_begin(&stream_k, share) > tile * stream_k.panels;
+        hands_over = trf_stream_k_begin(&stream_k, share) > tile * stream_k.k_blocks;
         first = share + 1;
         last = trf_packed_last_share(stream_k, tile);
     }
@@ -489,7 +490,7 @@ trf_packed_bulk_walk(const trf_packed_bulk_args &args, const trf_packed_bulk_ran
                      const trf_packed_bulk_warp<Config> &warp, float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
     trf_packed_ring<Config> ring = {shared, 0, 0};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(args, range.begin);
-    for (uint32_t stage = range.begin; stage < range.end; stage++) {
+    for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_mbarrier_wait(ring.full(), ring.phase);
         trf_packed_bulk_consume<Config, kZeroing>(args, warp, place, ring.stage(), sums);
         __syncwarp();
@@ -498,7 +499,7 @@ trf_packed_bulk_walk(const trf_packed_bulk_args &args, const trf_packed_bulk_ran
         ring.next();
         const uint32_t tile = place.tile;
         trf_packed_bulk_advance<Config>(args, place);
-        if (Config::kStreamK && (place.tile != tile || stage + 1 == range.end))
+        if (Config::kStreamK && (place.tile != tile || k_block + 1 == range.end))
             trf_packed_bulk_leave_tile<Config>(args, warp, tile, shared + Config::kSumsAt, sums);
     }
 }
@@ -534,7 +535,7 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
     if (meets) {
         trf_cluster_arrive(args.cluster);
         trf_cluster_wait(args.cluster);
-        trf_wait_for_predecessor(); /* a block without stages has not */
+        trf_wait_for_predecessor(); /* a block without k blocks has not */
         trf_packed_bulk_add_blocks<Config>(args, warp, shared);
         trf_cluster_leave(args.cluster); /* others may have read this block's sums only now */
     }

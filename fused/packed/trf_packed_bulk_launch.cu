@@ -62,9 +62,9 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
     args.view = *view;
     args.m = product->m;
     args.cluster = partition->cluster;
-    args.share_quotient = partition->stages / partition->cluster;
-    args.share_remainder = partition->stages % partition->cluster;
-    args.stream_k = trf_stream_k_of(partition->tiles, partition->stages, (uint32_t)partition->blocks);
+    args.share_quotient = partition->k_blocks / partition->cluster;
+    args.share_remainder = partition->k_blocks % partition->cluster;
+    args.stream_k = trf_stream_k_of(partition->tiles, partition->k_blocks, (uint32_t)partition->blocks);
     args.handover = trf_packed_handover_at(
         handover, partition->blocks, trf_packed_bulk_items(partition->shape, partition->x_tiles), trf_next_launch_id());
     args.epilogue = trf_epilogue_of(product, operands);

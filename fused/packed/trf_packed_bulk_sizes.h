@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-/* Shapes of blocks: rows of W, and warps that multiply. The first one cuts stages evenly over blocks (stream-K), the
+/* Shapes of blocks: rows of W, and warps that multiply. The first one cuts k blocks evenly over blocks (stream-K), the
  * others have a cluster of blocks for each tile. */
 enum trf_packed_bulk_shape {
     TRF_PACKED_BULK_256,        /* 256 rows, 8 warps, to 32 rows of x */

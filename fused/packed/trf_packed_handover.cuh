@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How blocks that share a tile (stream-K) bring its sums together in one kernel.
  *
- * Shares follow each other through the tiles' stages, and blocks have them from the last one on: block b of n has share
- * n - 1 - b. Who has a tile's first stages finishes it: it adds the sums of the shares behind, in their order, to its
- * own. Those are blocks of lower numbers, which were started before it, and it is the first tile of their shares: so
- * nobody waits for a block that may not have started yet, and mostly nobody waits at all.
+ * Shares follow each other through the tiles' k blocks, and blocks have them from the last one on: block b of n has
+ * share n - 1 - b. Who has a tile's first k blocks finishes it: it adds the sums of the shares behind, in their order,
+ * to its own. Those are blocks of lower numbers, which were started before it, and it is the first tile of their
+ * shares: so nobody waits for a block that may not have started yet, and mostly nobody waits at all.
  *
  *        tile 0                tile 1                tile 2
  *      |---------------------|---------------------|---------------------|
@@ -65,9 +65,9 @@ static __device__ __forceinline__ void trf_packed_take_over(const trf_packed_han
         *flag = 0;
 }
 
-/* The last share that has stages of a tile. */
+/* The last share that has k blocks of a tile. */
 static __device__ __forceinline__ uint32_t trf_packed_last_share(const trf_stream_k &stream_k, uint32_t tile) {
-    return trf_stream_k_warp_of(&stream_k, (tile + 1) * stream_k.panels - 1);
+    return trf_stream_k_share_of(&stream_k, (tile + 1) * stream_k.k_blocks - 1);
 }
 
 #endif

@@ -19,7 +19,7 @@ static __global__ void __launch_bounds__(32 * TRF_PACKED_BLOCK_WARPS, 2) trf_pac
     trf_packed_block<kXTiles, kZeroing, kTwoAtOnce>(args, trf_shared_address(sums));
 }
 
-/* Behind a product of several parts. */
+/* Behind a product of several k splits. */
 static __global__ void __launch_bounds__(kFinishThreads) trf_packed_finish(const trf_packed_args args) {
     trf_wait_for_predecessor();
     const uint32_t row = blockIdx.x * kFinishThreads + threadIdx.x;
@@ -66,7 +66,7 @@ int trf_packed_launch(const trf_packed_view *view, const trf_product *product, c
     args.x = (const uint16_t *)operands->x;
     args.m = product->m;
     args.x_blocks = partition->x_blocks;
-    args.parts = partition->parts;
+    args.k_splits = partition->k_splits;
     args.partials = (float *)workspace;
     args.epilogue = trf_epilogue_of(product, operands);
     const bool two_at_once = (uintptr_t)operands->x % 4 == 0 && view->cols % 2 == 0;
@@ -77,7 +77,7 @@ int trf_packed_launch(const trf_packed_view *view, const trf_product *product, c
     bool early;
     cudaError_t status = trf_launch_kernel(
         kernel, args, {(uint32_t)partition->blocks, 32 * TRF_PACKED_BLOCK_WARPS, 0, 1, stream}, &early);
-    if (status == cudaSuccess && partition->parts > 1)
+    if (status == cudaSuccess && partition->k_splits > 1)
         status = trf_launch_finish(trf_packed_finish, args,
                                    dim3((args.view.rows + kFinishThreads - 1) / kFinishThreads,
                                         args.m < kMostGridRows ? args.m : kMostGridRows),

@@ -7,8 +7,8 @@
 
 enum {
     BLOCKS_A_MULTIPROCESSOR = 2, /* of the general kernel that run at once, by their registers */
-    LEAST_TILES = 16,            /* packed tiles of a part: fewer are over before their sums are */
-    LEAST_STAGES = 4,            /* of a cluster's block, likewise */
+    LEAST_TILES = 16,            /* packed tiles of a k split: fewer are over before their sums are */
+    LEAST_K_BLOCKS = 4,          /* of a cluster's block, likewise */
     X_TILE_ROWS = 8
 };
 static const uint64_t kMostBlocks = 0x7FFFFFFF, kMostBytes = 1ull << 48;
@@ -29,21 +29,21 @@ int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limi
     trf_packed_partition made = {.shape = TRF_PACKED_GENERAL, .x_tiles = x_tiles_of(m), .cluster = 1};
     made.x_blocks = (uint32_t)ceil_div(m, made.x_tiles * X_TILE_ROWS);
 
-    /* As many parts as fill the device once, unless they become so short that their sums cost more. */
+    /* As many k splits as fill the device once, unless they become so short that their sums cost more. */
     const uint64_t alone = (uint64_t)view->bands * made.x_blocks,
                    room = (uint64_t)limits->multiprocessors * BLOCKS_A_MULTIPROCESSOR,
                    most = view->tiles_per_band / LEAST_TILES;
-    uint64_t parts = alone < room ? room / alone : 1;
-    parts = parts < most ? parts : most;
-    made.parts = parts > 1 ? (uint32_t)parts : 1;
-    made.blocks = alone * made.parts;
+    uint64_t k_splits = alone < room ? room / alone : 1;
+    k_splits = k_splits < most ? k_splits : most;
+    made.k_splits = k_splits > 1 ? (uint32_t)k_splits : 1;
+    made.blocks = alone * made.k_splits;
     if (made.blocks > kMostBlocks)
         return 0;
-    if (made.parts > 1) {
+    if (made.k_splits > 1) {
         const uint64_t sums = (uint64_t)view->bands * TRF_PACKED_TILE_ROWS * m;
-        if (sums > kMostBytes / sizeof(float) / made.parts)
+        if (sums > kMostBytes / sizeof(float) / made.k_splits)
             return 0;
-        made.workspace_bytes = sums * made.parts * sizeof(float);
+        made.workspace_bytes = sums * made.k_splits * sizeof(float);
     }
     *partition = made;
     return 1;
@@ -65,16 +65,16 @@ static int give_clusters(const trf_device_limits *limits, uint32_t blocks, trf_p
     made->cluster = blocks;
     made->blocks = (uint64_t)made->tiles * blocks;
     return blocks <= TRF_MAX_CLUSTER && made->tiles <= limits->clusters_of[blocks] &&
-           (blocks == 1 || made->stages / blocks >= LEAST_STAGES);
+           (blocks == 1 || made->k_blocks / blocks >= LEAST_K_BLOCKS);
 }
 
-/* Sets tiles, stages and the place of partial sums. @return 0 if there are too many. */
-static int count_stages(const trf_packed_view *view, uint32_t m, uint64_t tiles, uint64_t stages,
-                        trf_packed_partition *made) {
-    if (tiles > kMostBlocks || tiles * stages > kMostBlocks)
+/* Sets tiles, k blocks and the place of partial sums. @return 0 if there are too many. */
+static int count_k_blocks(const trf_packed_view *view, uint32_t m, uint64_t tiles, uint64_t k_blocks,
+                          trf_packed_partition *made) {
+    if (tiles > kMostBlocks || tiles * k_blocks > kMostBlocks)
         return 0;
     made->tiles = (uint32_t)tiles;
-    made->stages = (uint32_t)stages;
+    made->k_blocks = (uint32_t)k_blocks;
     made->handover_offset = padded_x_bytes(view, m);
     made->workspace_bytes = made->handover_offset;
     return 1;
@@ -88,12 +88,12 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
     if (m > TRF_PACKED_BULK_MAX_M || !has_kernel(shape, made->x_tiles) ||
         trf_packed_bulk_is_stream_k(shape) != (cut == TRF_PACKED_STREAM_K) ||
         !trf_smem_fits(trf_packed_bulk_shared_bytes(shape, made->x_tiles), limits) ||
-        !count_stages(view, m, ceil_div((uint64_t)view->bands * TRF_PACKED_TILE_ROWS, trf_packed_bulk_rows(shape)),
-                      ceil_div(view->tiles_per_band, trf_packed_bulk_col_warps(shape)), made))
+        !count_k_blocks(view, m, ceil_div((uint64_t)view->bands * TRF_PACKED_TILE_ROWS, trf_packed_bulk_rows(shape)),
+                        ceil_div(view->tiles_per_band, trf_packed_bulk_col_warps(shape)), made))
         return 0;
     if (cut != TRF_PACKED_STREAM_K)
         return give_clusters(limits, cut, made);
-    const uint64_t blocks = (uint64_t)limits->multiprocessors, all = (uint64_t)made->tiles * made->stages;
+    const uint64_t blocks = (uint64_t)limits->multiprocessors, all = (uint64_t)made->tiles * made->k_blocks;
     made->blocks = blocks < all ? blocks : all;
     made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_bulk_items(shape, made->x_tiles));
     return 1;
@@ -106,24 +106,24 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
     made->x_tiles = x_rows / X_TILE_ROWS;
     made->x_blocks = (uint32_t)ceil_div(m, x_rows);
     if (!trf_smem_fits(trf_packed_wgmma_shared_bytes(made->shape), limits) ||
-        !count_stages(view, m, ceil_div(view->bands, TRF_PACKED_WGMMA_BANDS) * made->x_blocks,
-                      ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_TILES), made))
+        !count_k_blocks(view, m, ceil_div(view->bands, TRF_PACKED_WGMMA_BANDS) * made->x_blocks,
+                        ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_TILES), made))
         return 0;
-    made->whole = made->tiles;
+    made->whole_tiles = made->tiles;
     if (cut > 1)
         return give_clusters(limits, cut, made);
-    const uint64_t all = (uint64_t)made->tiles * made->stages, most = cut == TRF_PACKED_STREAM_K ? all : made->tiles;
+    const uint64_t all = (uint64_t)made->tiles * made->k_blocks, most = cut == TRF_PACKED_STREAM_K ? all : made->tiles;
     made->blocks = room < most ? room : most;
     if (cut != TRF_PACKED_STREAM_K)
         return 1;
-    made->whole = (uint32_t)(made->tiles - made->tiles % made->blocks);
+    made->whole_tiles = (uint32_t)(made->tiles - made->tiles % made->blocks);
     made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_wgmma_items(made->shape));
-    return made->whole < made->tiles;
+    return made->whole_tiles < made->tiles;
 }
 
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition) {
-    trf_packed_partition made = {.shape = shape, .parts = 1, .cut = cut, .cluster = 1};
+    trf_packed_partition made = {.shape = shape, .k_splits = 1, .cut = cut, .cluster = 1};
     if (limits->missing_kernels & TRF_KERNELS_WIDE || limits->capability != 90 ||
         !(trf_packed_is_wgmma(shape) ? choose_wgmma : choose_bulk)(view, limits, m, cut, &made))
         return 0;
@@ -143,9 +143,9 @@ enum {
     BULK_STREAM_K = 3360, /* sums by way of memory */
     WGMMA_START = 257,
     WGMMA_STREAM_K = 4170,
-    WGMMA_TILE = 748,          /* of each tile of a block: begin and end */
-    WGMMA_SHARED_X_STAGE = 69, /* more for a stage of shared tiles where several x blocks read weights at other times */
-    WGMMA_FAR_X_STAGE = 600,   /* still more where x takes most of the L2 cache: then x is read from memory, too */
+    WGMMA_TILE = 748,    /* of each tile of a block: begin and end */
+    WGMMA_SHARED_X = 69, /* more for a k block of shared tiles where several x blocks read weights at other times */
+    WGMMA_FAR_X = 600,   /* still more where x takes most of the L2 cache: then x is read from memory, too */
     FAR_X_BYTES = 36 << 20,
     USUAL_GB = 3352 /* a second, where the driver does not say */
 };
@@ -157,13 +157,13 @@ static const double kWgmmaRow = 21.6, kWgmmaClusterRow = 6.4; /* for each row of
 static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1421, 1690, 2108, 1887, 2095, 2026, 2393};
 static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 904, 1789, 1845, 2673, 3116, 2504, 3107};
 
-/* A stage, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
-static const uint32_t kBulkStage[TRF_PACKED_BULK_SHAPES][4] = {
+/* A k block, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
+static const uint32_t kBulkKBlock[TRF_PACKED_BULK_SHAPES][4] = {
     [TRF_PACKED_BULK_256] = {851, 223, 780, 0},  [TRF_PACKED_BULK_128] = {661, 629, 737, 0},
     [TRF_PACKED_BULK_64] = {680, 613, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1213},
     [TRF_PACKED_BULK_32] = {523, 470, 501, 356},
 };
-static const uint32_t kWgmmaStage[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {408, 424, 441, 519, 128};
+static const uint32_t kWgmmaKBlock[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {408, 424, 441, 519, 128};
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
@@ -183,10 +183,10 @@ static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limi
                                                                          : p->x_tiles == 4 ? 2
                                                                                            : (int)p->x_tiles - 1;
     const double bytes = trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, p->x_tiles),
-                 stage = larger(bytes / kBulkCopy, kBulkStage[p->shape][log]),
-                 stages = (double)(is_stream_k ? ceil_div((uint64_t)p->tiles * p->stages, p->blocks)
-                                               : ceil_div(p->stages, p->cluster));
-    return BULK_START + larger(read_ns(view, limits, m, 1, kBulkRead), stages * stage) +
+                 k_block_ns = larger(bytes / kBulkCopy, kBulkKBlock[p->shape][log]),
+                 k_blocks = (double)(is_stream_k ? ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
+                                                 : ceil_div(p->k_blocks, p->cluster));
+    return BULK_START + larger(read_ns(view, limits, m, 1, kBulkRead), k_blocks * k_block_ns) +
            (is_stream_k ? BULK_STREAM_K : kBulkCluster[p->cluster]);
 }
 
@@ -194,26 +194,25 @@ static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *lim
                        const trf_packed_partition *p) {
     const uint32_t x_rows = p->x_tiles * X_TILE_ROWS;
     const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + TRF_PACKED_WGMMA_LINE_BYTES,
-                 stage = larger(bytes / kWgmmaCopy, kWgmmaStage[p->shape - TRF_PACKED_WGMMA_64]);
-    uint64_t stages = ceil_div(p->stages, p->cluster), tiles = 1;
+                 k_block_ns = larger(bytes / kWgmmaCopy, kWgmmaKBlock[p->shape - TRF_PACKED_WGMMA_64]);
+    uint64_t k_blocks = ceil_div(p->k_blocks, p->cluster), tiles = 1;
     double ns = WGMMA_START;
     if (p->cluster > 1) {
         ns += kWgmmaCluster[p->cluster] + kWgmmaClusterRow * x_rows / p->cluster;
     } else {
-        const uint64_t shared = ceil_div((uint64_t)(p->tiles - p->whole) * p->stages, p->blocks);
-        tiles = ceil_div(p->whole, p->blocks) + (shared ? 2 : 0);
-        stages = ceil_div(p->whole, p->blocks) * p->stages + shared;
+        const uint64_t shared = ceil_div((uint64_t)(p->tiles - p->whole_tiles) * p->k_blocks, p->blocks);
+        tiles = ceil_div(p->whole_tiles, p->blocks) + (shared ? 2 : 0);
+        k_blocks = ceil_div(p->whole_tiles, p->blocks) * p->k_blocks + shared;
         if (shared)
             ns += WGMMA_STREAM_K;
         if (p->x_blocks > 1)
-            ns +=
-                (double)shared * (WGMMA_SHARED_X_STAGE + (2ull * m * view->cols > FAR_X_BYTES ? WGMMA_FAR_X_STAGE : 0));
+            ns += (double)shared * (WGMMA_SHARED_X + (2ull * m * view->cols > FAR_X_BYTES ? WGMMA_FAR_X : 0));
     }
     /* Blocks with the same weights read those of whole tiles at the same time, of shared ones not. */
-    const double whole = (double)p->whole / p->tiles,
+    const double whole = (double)p->whole_tiles / p->tiles,
                  passes = whole * (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN) + (1 - whole) * p->x_blocks;
     return ns + (double)tiles * (WGMMA_TILE + kWgmmaRow * x_rows) +
-           larger(read_ns(view, limits, m, passes, kWgmmaRead), (double)stages * stage);
+           larger(read_ns(view, limits, m, passes, kWgmmaRead), (double)k_blocks * k_block_ns);
 }
 
 /* ---- the choice ---- */

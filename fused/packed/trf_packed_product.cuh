@@ -2,10 +2,10 @@
 /* y = x . W^T of a packed BF16 layer by mma.sync, on every device from compute capability 8.0 on, for every batch and
  * any alignment of x: what runs where no kernel made for the device takes the product.
  *
- * A block has one packed band (64 rows of W), a part of its packed tiles, and up to 64 rows of x. Its eight warps have
- * a packed slab (16 rows) each and one half of the part's tiles:
+ * A block has one packed band (64 rows of W), a k split of its packed tiles, and up to 64 rows of x. Its eight warps
+ * have a packed slab (16 rows) each and one half of the k split's tiles:
  *
- *                       part 0                    part 1            a part: the share of a block (split-K)
+ *                       k split 0                 k split 1
  *             +-----------+-----------+-----------+-----------+
  *   slab 0    |  warp 0   |  warp 4   |                       |
  *   slab 1    |  warp 1   |  warp 5   |     another block     |     64 rows, a packed band
@@ -19,8 +19,8 @@
  * cache. Four weights take 4.5 instructions (trf_packed_form.h). The 32 words of an exception line lie in the warp's
  * lanes while it is in the line's tiles; a ballot says whether a tile has records of this slab.
  *
- * The halves' sums meet in shared memory, in the same order on every run. With one part the block applies the epilogue;
- * with several it leaves F32 partial sums to trf_packed_finish, which adds them in the order of the parts.
+ * The halves' sums meet in shared memory, in the same order on every run. With one k split the block applies the
+ * epilogue; with several it leaves F32 partial sums to trf_packed_finish, which adds them in the order of the k splits.
  *
  * Shared memory: 4 warps' sums, 512 bytes an x tile and warp, 16 KiB at most. What binds was not measured: it
  * runs where the others do not. */
@@ -36,8 +36,8 @@ struct trf_packed_args {
     trf_packed_view view;
     const uint16_t *x; /* BF16 [m][cols] */
     uint32_t m;
-    uint32_t x_blocks, parts;
-    float *partials; /* [parts][m][64 * bands] if there are several parts */
+    uint32_t x_blocks, k_splits;
+    float *partials; /* [k_splits][m][64 * bands] if there are several k splits */
     trf_epilogue epilogue;
 };
 
@@ -45,24 +45,24 @@ static constexpr uint32_t kPackedSumBytes = 512; /* of an x tile of a warp */
 
 /* ---- where a block and a warp are ---- */
 
-struct trf_packed_share {
-    uint32_t band, part, slab, x_row; /* x_row: the block's first row of x */
-    uint32_t begin, end;              /* packed tiles of the band */
+struct trf_packed_block_place {
+    uint32_t band, k_split, slab, x_row; /* x_row: the block's first row of x */
+    uint32_t begin, end;                 /* packed tiles of the band */
 };
 
-static __device__ __forceinline__ trf_packed_share trf_packed_share_of(const trf_packed_args &a, uint32_t warp,
-                                                                       uint32_t x_rows) {
-    trf_packed_share share;
-    const uint32_t share_number = blockIdx.x / a.x_blocks, tiles = a.view.tiles_per_band;
-    share.x_row = blockIdx.x % a.x_blocks * x_rows;
-    share.part = share_number % a.parts;
-    share.band = share_number / a.parts;
-    share.slab = warp % TRF_PACKED_SLABS;
-    const uint32_t half = warp / TRF_PACKED_SLABS, first = (uint32_t)((uint64_t)tiles * share.part / a.parts),
-                   behind = (uint32_t)((uint64_t)tiles * (share.part + 1) / a.parts);
-    share.begin = first + (behind - first) * half / 2;
-    share.end = first + (behind - first) * (half + 1) / 2;
-    return share;
+static __device__ __forceinline__ trf_packed_block_place trf_packed_block_place_of(const trf_packed_args &a,
+                                                                                   uint32_t warp, uint32_t x_rows) {
+    trf_packed_block_place place;
+    const uint32_t number = blockIdx.x / a.x_blocks, tiles = a.view.tiles_per_band;
+    place.x_row = blockIdx.x % a.x_blocks * x_rows;
+    place.k_split = number % a.k_splits;
+    place.band = number / a.k_splits;
+    place.slab = warp % TRF_PACKED_SLABS;
+    const uint32_t half = warp / TRF_PACKED_SLABS, first = (uint32_t)((uint64_t)tiles * place.k_split / a.k_splits),
+                   behind = (uint32_t)((uint64_t)tiles * (place.k_split + 1) / a.k_splits);
+    place.begin = first + (behind - first) * half / 2;
+    place.end = first + (behind - first) * (half + 1) / 2;
+    return place;
 }
 
 /* ---- weights ---- */
@@ -209,28 +209,28 @@ static __device__ __forceinline__ void trf_packed_multiply_tile(const trf_packed
 
 /* A warp's sums over its packed tiles, in the window's scale. */
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
-static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &args, const trf_packed_share &share,
+static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &args, const trf_packed_block_place &place,
                                                        uint32_t lane, float (&sums)[kXTiles][4]) {
     const trf_packed_view &view = args.view;
     trf_packed_line line = {};
     trf_packed_words next = {};
-    if (share.begin < share.end)
-        next = trf_packed_load(view, share.band, share.begin, share.slab, lane);
+    if (place.begin < place.end)
+        next = trf_packed_load(view, place.band, place.begin, place.slab, lane);
     trf_wait_for_predecessor(); /* which may have made x */
-    for (uint32_t tile = share.begin; tile < share.end; tile++) {
+    for (uint32_t tile = place.begin; tile < place.end; tile++) {
         const trf_packed_words words = next;
-        if (tile + 1 < share.end)
-            next = trf_packed_load(view, share.band, tile + 1, share.slab, lane);
-        if (tile == share.begin || tile % TRF_PACKED_LINE_TILES == 0)
-            line.take(__ldg(trf_packed_line_of(&view, share.band, tile) + lane));
+        if (tile + 1 < place.end)
+            next = trf_packed_load(view, place.band, tile + 1, place.slab, lane);
+        if (tile == place.begin || tile % TRF_PACKED_LINE_TILES == 0)
+            line.take(__ldg(trf_packed_line_of(&view, place.band, tile) + lane));
         uint32_t a[2][4];
         if (line.is_stored(tile)) {
-            line.load_stored(a, view, tile, share.slab, lane);
+            line.load_stored(a, view, tile, place.slab, lane);
         } else {
             trf_packed_form_tile<kZeroing>(a, words);
-            line.patch(a, tile, share.slab, lane);
+            line.patch(a, tile, place.slab, lane);
         }
-        trf_packed_multiply_tile<kXTiles, kTwoAtOnce>(args, sums, a, share.x_row, tile, lane);
+        trf_packed_multiply_tile<kXTiles, kTwoAtOnce>(args, sums, a, place.x_row, tile, lane);
     }
 }
 
@@ -285,19 +285,20 @@ static __device__ __forceinline__ void trf_packed_write_y(const trf_packed_view 
 
 /* A lane's sums to y, or to its part of the partial sums. */
 template <int kXTiles>
-static __device__ __forceinline__ void trf_packed_leave_sums(const trf_packed_args &a, const trf_packed_share &share,
-                                                             uint32_t lane, const float (&sums)[kXTiles][4]) {
+static __device__ __forceinline__ void trf_packed_leave_sums(const trf_packed_args &a,
+                                                             const trf_packed_block_place &place, uint32_t lane,
+                                                             const float (&sums)[kXTiles][4]) {
     const uint32_t padded_rows = a.view.bands * TRF_PACKED_TILE_ROWS,
-                   first = share.band * TRF_PACKED_TILE_ROWS + share.slab * TRF_PACKED_SLAB_ROWS;
+                   first = place.band * TRF_PACKED_TILE_ROWS + place.slab * TRF_PACKED_SLAB_ROWS;
 #pragma unroll
     for (int t = 0; t < kXTiles; t++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t row = first + lane / 4 + 8 * (i / 2), n = share.x_row + 8 * t + 2 * (lane % 4) + i % 2;
+            const uint32_t row = first + lane / 4 + 8 * (i / 2), n = place.x_row + 8 * t + 2 * (lane % 4) + i % 2;
             if (n >= a.m)
                 continue;
-            if (a.parts > 1)
-                a.partials[((uint64_t)share.part * a.m + n) * padded_rows + row] = sums[t][i];
+            if (a.k_splits > 1)
+                a.partials[((uint64_t)place.k_split * a.m + n) * padded_rows + row] = sums[t][i];
             else if (row < a.view.rows)
                 trf_packed_write_y(a.view, a.epilogue, n, row, sums[t][i]);
         }
@@ -308,21 +309,21 @@ static __device__ __forceinline__ void trf_packed_leave_sums(const trf_packed_ar
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
 static __device__ __forceinline__ void trf_packed_block(const trf_packed_args &args, uint32_t shared) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const trf_packed_share share = trf_packed_share_of(args, warp, 8 * kXTiles);
+    const trf_packed_block_place place = trf_packed_block_place_of(args, warp, 8 * kXTiles);
     float sums[kXTiles][4] = {};
-    trf_packed_walk<kXTiles, kZeroing, kTwoAtOnce>(args, share, lane, sums);
+    trf_packed_walk<kXTiles, kZeroing, kTwoAtOnce>(args, place, lane, sums);
     trf_allow_successor();
     if (trf_packed_add_upper_warps(sums, shared, warp, lane))
-        trf_packed_leave_sums(args, share, lane, sums);
+        trf_packed_leave_sums(args, place, lane, sums);
 }
 
-/* Adds the parts' sums of y's element (n, row), in their order. */
+/* Adds the k splits' sums of y's element (n, row), in their order. */
 static __device__ __forceinline__ void trf_packed_finish_element(const trf_packed_args &a, uint32_t n, uint32_t row) {
     const uint64_t padded_rows = (uint64_t)a.view.bands * TRF_PACKED_TILE_ROWS, stride = padded_rows * a.m;
     const float *const at = a.partials + n * padded_rows + row;
     float sum = at[0];
-    for (uint32_t part = 1; part < a.parts; part++)
-        sum += at[part * stride];
+    for (uint32_t k_split = 1; k_split < a.k_splits; k_split++)
+        sum += at[k_split * stride];
     trf_packed_write_y(a.view, a.epilogue, n, row, sum);
 }
 

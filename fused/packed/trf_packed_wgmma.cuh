@@ -3,30 +3,31 @@
  * capability 9.0: W is operand A, formed in registers; x is operand B, in shared memory as TMA leaves it there.
  *
  * A *tile* is 128 rows of W, two packed bands, by 64, 96, 128, 192 or 256 rows of x. A block multiplies a tile in
- * stages of 64 columns; each of its two math warpgroups has a band, and each warp of it a packed slab:
+ * k blocks of 64 columns; each of its two math warpgroups has a band, and each warp of it a packed slab:
  *
  *                       W: packed tiles t, t + 1                          x: 64 columns, as rows of 128 bytes
  *                     +-----------+-----------+                          +------------------------+
  *      warpgroup 0    | warp 0    | slab 0    |                          | row 0   16-byte groups |
- *      (band 2i)      | ...       |           |   a stage: four k16      | row 1   turned by XOR  |   64 to 256 rows
+ *      (band 2i)      | ...       |           |   a k block: four k16    | row 1   turned by XOR  |   64 to 256 rows
  *                     | warp 3    | slab 3    |                          | ...     with row % 8   |
  *                     +-----------+-----------+                          +------------------------+
  *      warpgroup 1    | warps 4-7             |                            the same for both warpgroups
  *      (band 2i + 1)  +-----------+-----------+
  *
- * The unit is a whole stage: a warp forms its slab of both packed tiles, 16 registers a lane, patches them behind a
- * branch that one stage in 12 takes, and its warpgroup starts four wgmma on them. While these run it forms the next
- * stage's registers, a second set. So a stage is given back when the one behind it has been formed.
+ * The unit is a whole k block: a warp forms its slab of both packed tiles, 16 registers a lane, patches them behind a
+ * branch that one k block in 12 takes, and its warpgroup starts four wgmma on them. While these run it forms the next
+ * k block's registers, a second set. So a stage is given back when the one behind it has been formed.
  *
- * A producer warp fills the ring with weights, one copy a band and stage, and with a band's exception line (128 bytes)
- * where one begins, every 16 stages; another one brings a box of x. A warp reads a line once, and finds which of its
- * tiles have exceptions, and in each lane the register that the lane's own record replaces.
+ * A producer warp fills the ring with weights, one copy a band and k block, and with a band's exception line (128
+ * bytes) where one begins, every 16 k blocks; another one brings a box of x. A warp reads a line once, and finds which
+ * of its tiles have exceptions, and in each lane the register that the lane's own record replaces.
  *
  * Two ways to cut a product, which the partition says (trf_packed_partition.h):
- *   - a cluster of 2 or 4 blocks for each tile, which cut its stages, and add their sums through distributed shared
+ *   - a cluster of 2 or 4 blocks for each tile, which cut its k blocks, and add their sums through distributed shared
  *     memory in the order of blocks, each another part of y;
- *   - blocks that stay: of `whole` tiles block b has b, b + blocks, ...; the stages of the tiles that are left are cut
- *     into one equal share a block (stream-K), and blocks hand the sums of shared tiles over (trf_packed_handover.cuh).
+ *   - blocks that stay: of `whole_tiles` block b has b, b + blocks, ...; the k blocks of the tiles that are left are
+ *     cut into one equal share a block (stream-K), and blocks hand the sums of shared tiles over
+ *     (trf_packed_handover.cuh).
  *     8192 rows of x by 8192x8192: 2,048 tiles of 256 rows of x, of which 132 blocks have 15 each, and share the 68
  *     that are left.
  * Tiles lie in runs of 8 x blocks: in a run those with the same weights follow each other. So 132 tiles that are
@@ -57,25 +58,25 @@
 /* Where the producer is in its stints. */
 struct trf_packed_wgmma_cursor {
     trf_packed_wgmma_stint stint;
-    uint32_t number, stints, stage; /* of the stint; the next stage */
+    uint32_t number, stints, k_block; /* of the stint; the next k block */
 
     __device__ __forceinline__ explicit trf_packed_wgmma_cursor(const trf_packed_wgmma_args &a)
-        : stint(trf_packed_wgmma_stint_of(a, 0)), number(0), stints(trf_packed_wgmma_stints(a)), stage(stint.begin) {
-        if (stints && stage == stint.end)
-            stints = 0; /* a cluster's block without stages */
+        : stint(trf_packed_wgmma_stint_of(a, 0)), number(0), stints(trf_packed_wgmma_stints(a)), k_block(stint.begin) {
+        if (stints && k_block == stint.end)
+            stints = 0; /* a cluster's block without k blocks */
     }
     __device__ __forceinline__ bool is_there() const { return number < stints; }
     __device__ __forceinline__ void next(const trf_packed_wgmma_args &a) {
-        if (++stage < stint.end || ++number == stints)
+        if (++k_block < stint.end || ++number == stints)
             return;
         stint = trf_packed_wgmma_stint_of(a, number);
-        stage = stint.begin;
+        k_block = stint.begin;
     }
 };
 
-/* Whether a stage brings its bands' exception lines, which are those of all stages behind it up to the next line. */
-static __device__ __forceinline__ bool trf_packed_wgmma_brings_lines(uint32_t stage, uint32_t first_stage) {
-    return stage == first_stage || stage % TRF_PACKED_WGMMA_LINE_STAGES == 0;
+/* Whether a k block brings its bands' exception lines, those of all k blocks up to the next line. */
+static __device__ __forceinline__ bool trf_packed_wgmma_brings_lines(uint32_t k_block, uint32_t first) {
+    return k_block == first || k_block % TRF_PACKED_WGMMA_LINE_K_BLOCKS == 0;
 }
 
 /* Weights of a stage, and exception lines; all lanes call it, each copies another band's. */
@@ -85,8 +86,8 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
                               const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy) {
     const uint32_t band = at.stint.row_tile * TRF_PACKED_WGMMA_BANDS,
                    bands = min((uint32_t)TRF_PACKED_WGMMA_BANDS, view.bands - band),
-                   tile = at.stage * TRF_PACKED_WGMMA_STAGE_TILES;
-    const bool brings_lines = trf_packed_wgmma_brings_lines(at.stage, at.stint.begin);
+                   tile = at.k_block * TRF_PACKED_WGMMA_STAGE_TILES;
+    const bool brings_lines = trf_packed_wgmma_brings_lines(at.k_block, at.stint.begin);
     if (lane == 0)
         trf_mbarrier_arrive_expect_tx(
             ring.full(), bands * (TRF_PACKED_WGMMA_BAND_BYTES + (brings_lines ? (uint32_t)TRF_PACKED_LINE_BYTES : 0)));
@@ -146,7 +147,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
         trf_mbarrier_wait(ring.empty(), ring.phase);
         if (lane == 0) {
             trf_mbarrier_arrive_expect_tx(ring.full(), Config::kXBytes);
-            trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.stage * TRF_PACKED_BULK_X_BOX_COLS,
+            trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.k_block * TRF_PACKED_BULK_X_BOX_COLS,
                              at.stint.x_block * Config::kXRows, ring.full(), policy);
         }
         __syncwarp();
@@ -260,12 +261,12 @@ static __device__ __forceinline__ void trf_packed_wgmma_start(float (&sums)[Conf
     trf_wgmma_commit();
 }
 
-/* A warp's way through the stages of a stint. */
+/* A warp's way through the k blocks of a stint. */
 template <class Config> struct trf_packed_wgmma_walk {
     trf_packed_wgmma_words words;           /* of the stage that is formed next */
     trf_packed_wgmma_exceptions exceptions; /* of its line */
     uint32_t tile;                          /* its first packed tile */
-    uint32_t left;                          /* stages, it included */
+    uint32_t left;                          /* k blocks, it included */
     uint32_t multiplied;                    /* barrier of the stage whose products run; 0: none do */
 
     /* The next stage, which may not be there yet. */
@@ -306,13 +307,13 @@ trf_packed_wgmma_stage(const trf_packed_view &view, const trf_packed_wgmma_warp 
     walk.multiplied = started;
 }
 
-/* Adds the products of a stint, which has stages, to the sums; they are all there then. */
+/* Adds the products of a stint, which has k blocks, to the sums; they are all there then. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void
 trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
                           const trf_packed_wgmma_stint &stint, trf_packed_ring<Config> &ring,
                           float (&sums)[Config::kXRows / 2]) {
-    uint32_t a[2][TRF_PACKED_WGMMA_STAGE_TILES][2][4]; /* of even stages, of odd ones */
+    uint32_t a[2][TRF_PACKED_WGMMA_STAGE_TILES][2][4]; /* of even k blocks, of odd ones */
     trf_packed_wgmma_walk<Config> walk;
     walk.tile = stint.begin * TRF_PACKED_WGMMA_STAGE_TILES;
     walk.left = stint.end - stint.begin;
@@ -336,7 +337,7 @@ trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wg
 template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_skip(const trf_packed_wgmma_stint &stint,
                                                              trf_packed_ring<Config> &ring, uint32_t lane) {
-    for (uint32_t stage = stint.begin; stage < stint.end; stage++, ring.next()) {
+    for (uint32_t k_block = stint.begin; k_block < stint.end; k_block++, ring.next()) {
         trf_mbarrier_wait(ring.full(), ring.phase);
         trf_packed_wgmma_give_back(ring.empty(), lane);
     }

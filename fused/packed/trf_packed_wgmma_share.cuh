@@ -16,9 +16,9 @@ struct trf_packed_wgmma_args {
     uint32_t m;
     uint32_t row_tiles, x_blocks;             /* of all tiles, and so their number */
     uint32_t cluster;                         /* blocks of a cluster, which has one tile; 0: blocks stay */
-    uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's stages */
-    uint32_t whole;                           /* tiles that are not shared, if blocks stay */
-    trf_stream_k stream_k; /* of the other tiles ("units") and stages ("panels") over blocks ("warps") */
+    uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's k blocks */
+    uint32_t whole_tiles;                     /* that are not shared, if blocks stay */
+    trf_stream_k stream_k;                    /* of the other tiles over blocks */
     trf_packed_handover handover;
     trf_epilogue epilogue;
     uint32_t is_bare; /* trf_packed_is_bare, and 16 bytes of a row of y can be written at once */
@@ -34,14 +34,14 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
     args.x_blocks = partition->x_blocks;
     args.row_tiles = partition->tiles / partition->x_blocks;
     args.cluster = partition->cluster > 1 ? partition->cluster : 0;
-    args.share_quotient = partition->stages / partition->cluster;
-    args.share_remainder = partition->stages % partition->cluster;
-    args.whole = partition->whole;
+    args.share_quotient = partition->k_blocks / partition->cluster;
+    args.share_remainder = partition->k_blocks % partition->cluster;
+    args.whole_tiles = partition->whole_tiles;
     args.epilogue = epilogue;
     args.is_bare = trf_packed_is_bare(epilogue) && (uintptr_t)epilogue.y % 16 == 0 && epilogue.y_stride % 8 == 0 &&
                    view->rows % 8 == 0;
     args.stream_k =
-        trf_stream_k_of(partition->tiles - partition->whole, partition->stages, (uint32_t)partition->blocks);
+        trf_stream_k_of(partition->tiles - partition->whole_tiles, partition->k_blocks, (uint32_t)partition->blocks);
     return args;
 }
 
@@ -66,15 +66,15 @@ template <int kShape> struct trf_packed_wgmma_config {
 
 /* ---- what a block works on ---- */
 
-/* Some stages of a tile. */
+/* Some k blocks of a tile. */
 struct trf_packed_wgmma_stint {
     uint32_t tile, row_tile, x_block;
-    uint32_t begin, end; /* stages */
+    uint32_t begin, end; /* k blocks */
 };
 
 /* How many whole tiles a block has; then how many stints, with those of tiles that it shares. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_whole_tiles(const trf_packed_wgmma_args &a) {
-    return blockIdx.x < a.whole ? (a.whole - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    return blockIdx.x < a.whole_tiles ? (a.whole_tiles - blockIdx.x - 1) / gridDim.x + 1 : 0;
 }
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_packed_wgmma_args &a) {
     if (a.cluster)
@@ -82,7 +82,7 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_pac
     const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
                    end = trf_stream_k_begin(&a.stream_k, share + 1);
     return trf_packed_wgmma_whole_tiles(a) +
-           (begin < end ? (end - 1) / a.stream_k.panels - begin / a.stream_k.panels + 1 : 0);
+           (begin < end ? (end - 1) / a.stream_k.k_blocks - begin / a.stream_k.k_blocks + 1 : 0);
 }
 
 static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_wgmma_args &a,
@@ -100,7 +100,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_w
 
 static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_of(const trf_packed_wgmma_args &a,
                                                                                    uint32_t number) {
-    const uint32_t stages = a.stream_k.panels, whole_tiles = trf_packed_wgmma_whole_tiles(a);
+    const uint32_t k_blocks = a.stream_k.k_blocks, whole_tiles = trf_packed_wgmma_whole_tiles(a);
     trf_packed_wgmma_stint stint = {};
     if (a.cluster) {
         const uint32_t rank = blockIdx.x % a.cluster;
@@ -109,14 +109,14 @@ static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_
         stint.end = trf_share_begin(a.share_quotient, a.share_remainder, rank + 1);
     } else if (number < whole_tiles) {
         stint.tile = blockIdx.x + number * gridDim.x;
-        stint.end = stages;
+        stint.end = k_blocks;
     } else {
         const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
                        end = trf_stream_k_begin(&a.stream_k, share + 1),
-                       shared_tile = begin / stages + number - whole_tiles, first = shared_tile * stages;
-        stint.tile = a.whole + shared_tile;
+                       shared_tile = begin / k_blocks + number - whole_tiles, first = shared_tile * k_blocks;
+        stint.tile = a.whole_tiles + shared_tile;
         stint.begin = begin > first ? begin - first : 0;
-        stint.end = min(end - first, stages);
+        stint.end = min(end - first, k_blocks);
     }
     trf_packed_wgmma_place(a, stint);
     return stint;

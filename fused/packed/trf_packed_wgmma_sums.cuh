@@ -97,8 +97,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_put_item(const float (&s
         trf_packed_wgmma_put_item<kFirst + kCount / 2, kCount - kCount / 2>(sums, t, at);
 }
 
-/* Blocks that stay, of a tile that others share. A warp that has not its first stages hands its sums over; the one that
- * has them adds the others'. @return whether the sums are complete. */
+/* Blocks that stay, of a tile that others share. A warp that has not its first k blocks hands its sums over; the one
+ * that has them adds the others'. @return whether the sums are complete. */
 template <class Config>
 static __device__ __forceinline__ bool
 trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
@@ -112,7 +112,7 @@ trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_
         trf_packed_hand_over(args.handover, warp.warp, warp.lane);
         return false;
     }
-    const uint32_t last = trf_packed_last_share(args.stream_k, stint.tile - args.whole);
+    const uint32_t last = trf_packed_last_share(args.stream_k, stint.tile - args.whole_tiles);
 #pragma unroll 1
     for (uint32_t share = trf_packed_share_of_block(blockIdx.x) + 1; share <= last; share++) {
         const uint32_t block = trf_packed_share_of_block(share);
@@ -136,7 +136,8 @@ static __device__ __forceinline__ void
 trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
                        const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_output &output,
                        float (&sums)[Config::kXRows / 2]) {
-    if (stint.end - stint.begin < args.stream_k.panels && !trf_packed_wgmma_share_sums<Config>(args, stint, warp, sums))
+    if (stint.end - stint.begin < args.stream_k.k_blocks &&
+        !trf_packed_wgmma_share_sums<Config>(args, stint, warp, sums))
         return;
     if (output.is_bare) {
 #pragma unroll
@@ -188,7 +189,7 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
         trf_sts128f(at + t * TRF_PACKED_BULK_ITEM_BYTES, trf_packed_wgmma_item(sums, t));
     trf_cluster_arrive(args.cluster);
     trf_cluster_wait(args.cluster);
-    trf_wait_for_predecessor();                               /* a block without stages has not */
+    trf_wait_for_predecessor();                               /* a block without k blocks has not */
     constexpr uint32_t kAtOnce = Config::kXTiles > 8 ? 4 : 2; /* items: each of 4 blocks has some */
     const uint32_t rank = blockIdx.x % args.cluster;
 #pragma unroll 1

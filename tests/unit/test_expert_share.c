@@ -155,7 +155,7 @@ static void check_runs(uint32_t units, uint32_t panels, uint32_t warps) {
         const uint32_t begin = trf_stream_k_begin(&runs, w), end = trf_stream_k_begin(&runs, w + 1);
         EXPECT(begin <= end && end - begin <= (units * panels + warps - 1) / warps);
         for (uint32_t unit = begin / panels; begin < end && unit <= (end - 1) / panels; unit++) {
-            if (trf_stream_k_owns_unit(&runs, w, unit)) {
+            if (trf_stream_k_owns_sum(&runs, w, unit)) {
                 done[unit]++;
                 continue;
             }

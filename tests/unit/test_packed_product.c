@@ -36,12 +36,12 @@ START_TEST(partitions) {
                     EXPECT(made.shape == TRF_PACKED_GENERAL); /* as there are no clusters */
                     EXPECT(made.x_tiles == (m <= 8 ? 1 : m <= 16 ? 2 : m <= 32 ? 4 : 8));
                     EXPECT(made.x_blocks == (m + 8 * made.x_tiles - 1) / (8 * made.x_tiles));
-                    EXPECT(made.parts >= 1 && made.parts <= view.tiles_per_band);
-                    EXPECT(made.blocks == (uint64_t)view.bands * made.x_blocks * made.parts);
+                    EXPECT(made.k_splits >= 1 && made.k_splits <= view.tiles_per_band);
+                    EXPECT(made.blocks == (uint64_t)view.bands * made.x_blocks * made.k_splits);
                     EXPECT(made.workspace_bytes ==
-                           (made.parts == 1 ? 0 : (uint64_t)made.parts * m * view.bands * 64 * sizeof(float)));
+                           (made.k_splits == 1 ? 0 : (uint64_t)made.k_splits * m * view.bands * 64 * sizeof(float)));
                     /* Parts are there to fill the device, and do not go far beyond it. */
-                    EXPECT(made.parts == 1 || made.blocks <= 2u * (uint32_t)multiprocessors[d]);
+                    EXPECT(made.k_splits == 1 || made.blocks <= 2u * (uint32_t)multiprocessors[d]);
                 }
 }
 END_TEST
@@ -84,7 +84,7 @@ START_TEST(bulk_partitions) {
                     if (!trf_packed_choose_shape(&view, &limits, batches[b], shape, cut, &p))
                         continue;
                     EXPECT(p.tiles * (uint64_t)trf_packed_bulk_rows(shape) >= view.rows);
-                    EXPECT(p.stages * trf_packed_bulk_col_warps(shape) >= view.tiles_per_band);
+                    EXPECT(p.k_blocks * trf_packed_bulk_col_warps(shape) >= view.tiles_per_band);
                     EXPECT(p.blocks >= 1 && p.blocks <= 132);
                     EXPECT(trf_packed_bulk_is_stream_k(shape) == (cut == TRF_PACKED_STREAM_K));
                     EXPECT(cut == TRF_PACKED_STREAM_K ? p.cluster == 1 : p.blocks == p.tiles * p.cluster);
@@ -156,10 +156,10 @@ START_TEST(wgmma_partitions) {
                         continue;
                     EXPECT(p.x_blocks * (uint64_t)trf_packed_wgmma_x_rows(shape) >= m);
                     EXPECT(p.tiles / p.x_blocks * (uint64_t)TRF_PACKED_WGMMA_ROWS >= view.rows);
-                    EXPECT(p.tiles % p.x_blocks == 0 && p.stages * 64ull >= view.cols);
+                    EXPECT(p.tiles % p.x_blocks == 0 && p.k_blocks * 64ull >= view.cols);
                     EXPECT(p.blocks >= 1 && p.blocks <= 132);
-                    EXPECT(p.cluster == 1 ? p.whole <= p.tiles : p.blocks == p.tiles * (uint64_t)p.cluster);
-                    EXPECT((p.workspace_bytes > p.handover_offset) == (p.whole < p.tiles));
+                    EXPECT(p.cluster == 1 ? p.whole_tiles <= p.tiles : p.blocks == p.tiles * (uint64_t)p.cluster);
+                    EXPECT((p.workspace_bytes > p.handover_offset) == (p.whole_tiles < p.tiles));
                 }
             }
     for (int shape = TRF_PACKED_WGMMA_64; shape < TRF_PACKED_SHAPES; shape++) {
@@ -238,7 +238,7 @@ END_TEST
 
 typedef struct product_case {
     uint32_t rows, cols, m;
-    int multiprocessors; /* few: one part; many: several */
+    int multiprocessors; /* few: one k split; many: several */
 } product_case;
 
 static const product_case kCases[] = {{1, 1, 1, 132},    {65, 40, 3, 132},   {64, 2100, 8, 132}, {130, 1100, 9, 132},
@@ -316,7 +316,7 @@ START_TEST(sums_are_exact) {
     if (of->rows > 1)
         ck_assert_uint_eq(run.view.zeroing, (kind & WITH_ZEROS) != 0);
     if (of->multiprocessors > 1 && of->cols > 2000)
-        ck_assert_uint_gt(run.partition.parts, 1);
+        ck_assert_uint_gt(run.partition.k_splits, 1);
     const uint32_t stride = of->rows + 3;
     float *y = allocate(sizeof *y * stride * of->m);
     const trf_epilogue epilogue = {.y = y, .y_stride = stride, .y_dtype = TRF_DTYPE_F32};
@@ -367,7 +367,7 @@ START_TEST(bulk_sums_are_exact) {
         return;
     }
     float *y = allocate(sizeof *y * of->rows * of->m);
-    const uint32_t all = bulk.tiles * bulk.stages, blocks[] = {1, 2, 3, all < 7 ? all : 7};
+    const uint32_t all = bulk.tiles * bulk.k_blocks, blocks[] = {1, 2, 3, all < 7 ? all : 7};
     for (int b = 0; b < (trf_packed_bulk_is_stream_k(shape) ? 4 : 3); b++) {
         const uint32_t warps = trf_packed_bulk_warps(shape) + TRF_PACKED_BULK_PRODUCER_WARPS;
         if (blocks[b] > all || (!trf_packed_bulk_is_stream_k(shape) && warps * blocks[b] > MOST_WARPS))
@@ -456,7 +456,7 @@ static void multiply_in_way(const product_run *run, const trf_epilogue *epilogue
     free(workspace);
 }
 
-/* Everything that follows a sum, one part or several; the multiplier is y. */
+/* Everything that follows a sum, one k split or several; the multiplier is y. */
 START_TEST(epilogues) {
     static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
     const int way = _i / 3;

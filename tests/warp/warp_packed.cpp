@@ -26,7 +26,7 @@ void warp_multiply_packed(const warp_packed_product *product) {
     args.x = product->x;
     args.m = product->m;
     args.x_blocks = partition->x_blocks;
-    args.parts = partition->parts;
+    args.k_splits = partition->k_splits;
     args.partials = (float *)product->workspace;
     args.epilogue = product->epilogue;
     const uint32_t x_tiles = partition->x_tiles;
@@ -39,7 +39,7 @@ void warp_multiply_packed(const warp_packed_product *product) {
                        &args);
     }
     blockIdx.x = 0;
-    for (uint32_t n = 0; partition->parts > 1 && n < args.m; n++)
+    for (uint32_t n = 0; partition->k_splits > 1 && n < args.m; n++)
         for (uint32_t row = 0; row < args.view.rows; row++)
             trf_packed_finish_element(args, n, row);
 }

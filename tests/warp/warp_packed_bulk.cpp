@@ -21,7 +21,7 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     trf_packed_bulk_args args = {};
     const uint32_t rows = product->view->bands * TRF_PACKED_TILE_ROWS,
                    tiles = (rows + Config::kRows - 1) / Config::kRows,
-                   stages = (product->view->tiles_per_band + Config::kColWarps - 1) / Config::kColWarps;
+                   k_blocks = (product->view->tiles_per_band + Config::kColWarps - 1) / Config::kColWarps;
     const uint32_t cluster = Config::kStreamK ? 1 : blocks;
     if (!Config::kStreamK)
         blocks = tiles * cluster;
@@ -29,9 +29,9 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     args.view = *product->view;
     args.m = product->m;
     args.cluster = cluster;
-    args.share_quotient = stages / cluster;
-    args.share_remainder = stages % cluster;
-    args.stream_k = trf_stream_k_of(tiles, stages, blocks);
+    args.share_quotient = k_blocks / cluster;
+    args.share_remainder = k_blocks % cluster;
+    args.stream_k = trf_stream_k_of(tiles, k_blocks, blocks);
     args.handover = trf_packed_handover_at(product->workspace, blocks, Config::kItems, WARP_LAUNCH_ID);
     gridDim.x = blocks;
     args.epilogue = product->epilogue;

@@ -20,7 +20,7 @@ template <int kShape> static void multiply(const warp_packed_product *product, c
                                     product->order, partition->cluster};
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x += partition->cluster)
         warp_run_block(shape, args.view.zeroing ? run_block<kShape, true> : run_block<kShape, false>, &args);
-    if (partition->whole < partition->tiles)
+    if (partition->whole_tiles < partition->tiles)
         warp_expect_taken_over(args.handover, gridDim.x);
     blockIdx.x = 0;
     gridDim.x = 1;
