@@ -5,34 +5,34 @@
 
 #include <string.h>
 
-trf_packed_shape trf_packed_shape_of_shard(const trf_blob_view *view, const trf_shard_range *shard) {
-    return (trf_packed_shape){view->header.codec, shard->rows, shard->cols, view->row_offsets != NULL};
+trf_pack_request trf_pack_request_of_shard(const trf_blob_view *view, const trf_shard_range *shard) {
+    return (trf_pack_request){view->header.codec, shard->rows, shard->cols, view->row_offsets != NULL};
 }
 
 /* Layers of other layouts than the coded one have no row offsets in their view. */
-trf_packed_shape trf_packed_shape_of_layer(const trf_device_layer *source) {
+trf_pack_request trf_pack_request_of_layer(const trf_device_layer *source) {
     const trf_layer_info *info = &source->info;
-    return (trf_packed_shape){info->codec, info->rows, info->cols, source->view.row_offsets != NULL};
+    return (trf_pack_request){info->codec, info->rows, info->cols, source->view.row_offsets != NULL};
 }
 
-trf_status trf_packed_size_most(const trf_packed_shape *shape, trf_packed_head *head, trf_error *err) {
+trf_status trf_packed_size_most(const trf_pack_request *request, trf_packed_head *head, trf_error *err) {
     memset(head, 0, sizeof *head);
-    if (shape->codec != TRF_CODEC_BF16)
+    if (request->codec != TRF_CODEC_BF16)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "the layout 'packed' does not take the codec %s yet, but bf16",
-                        trf_codec_name((trf_codec)shape->codec));
-    trf_status status = trf_size_packed(shape->rows, shape->cols, shape->has_row_offsets, 0, head, err);
+                        trf_codec_name((trf_codec)request->codec));
+    trf_status status = trf_size_packed(request->rows, request->cols, request->has_row_offsets, 0, head, err);
     if (status == TRF_OK) {
         const uint64_t most = trf_packed_most_stored(head);
-        status = trf_size_packed(shape->rows, shape->cols, shape->has_row_offsets,
+        status = trf_size_packed(request->rows, request->cols, request->has_row_offsets,
                                  most < UINT32_MAX ? most : UINT32_MAX, head, err);
     }
     return status == TRF_OK ? TRF_OK : trf_packed_fail(status, err);
 }
 
-static trf_status get_size(const trf_packed_shape *shape, trf_layer_size *size, trf_error *err) {
+static trf_status get_size(const trf_pack_request *request, trf_layer_size *size, trf_error *err) {
     trf_packed_head head;
-    trf_status status = trf_packed_size_most(shape, &head, err);
+    trf_status status = trf_packed_size_most(request, &head, err);
     if (status == TRF_OK)
         *size = (trf_layer_size){.blob_bytes = head.common.buffer_bytes};
     return status;
@@ -40,13 +40,13 @@ static trf_status get_size(const trf_packed_shape *shape, trf_layer_size *size, 
 
 trf_status trf_packed_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                                trf_error *err) {
-    const trf_packed_shape shape = trf_packed_shape_of_shard(view, shard);
-    return get_size(&shape, size, err);
+    const trf_pack_request request = trf_pack_request_of_shard(view, shard);
+    return get_size(&request, size, err);
 }
 
 trf_status trf_packed_get_converted_size(const trf_device_layer *source, trf_layer_size *size, trf_error *err) {
-    const trf_packed_shape shape = trf_packed_shape_of_layer(source);
-    return get_size(&shape, size, err);
+    const trf_pack_request request = trf_pack_request_of_layer(source);
+    return get_size(&request, size, err);
 }
 
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer) {
@@ -107,9 +107,9 @@ static int choose_tuned(const trf_plan *plan, trf_packed_partition *partition) {
     const trf_context *context = layer->context;
     const trf_tuning_key key = trf_tuning_key_of(layer);
     const uint32_t m = plan->tiles_product.m;
-    trf_packed_choice choice;
-    return context->tuning && trf_tuned_packed(context->tuning, &key, m, &choice) &&
-           trf_packed_choose_shape(&layer->packed, &context->limits, m, choice.shape, choice.cut, partition);
+    trf_tuned_kernel kernel;
+    return context->tuning && trf_tuned_packed(context->tuning, &key, m, &kernel) &&
+           trf_packed_choose_shape(&layer->packed, &context->limits, m, kernel.shape, kernel.cut, partition);
 }
 
 trf_status trf_packed_choose_partition(trf_plan *plan, trf_error *err) {

@@ -9,16 +9,16 @@
 #include "trf_plan.h"
 
 /* What is to be packed: a shard of a blob, or a layer. */
-typedef struct trf_packed_shape {
+typedef struct trf_pack_request {
     uint32_t codec, rows, cols;
     int has_row_offsets;
-} trf_packed_shape;
+} trf_pack_request;
 
-trf_packed_shape trf_packed_shape_of_shard(const struct trf_blob_view *view, const trf_shard_range *shard);
-trf_packed_shape trf_packed_shape_of_layer(const trf_device_layer *source);
+trf_pack_request trf_pack_request_of_shard(const struct trf_blob_view *view, const trf_shard_range *shard);
+trf_pack_request trf_pack_request_of_layer(const trf_device_layer *source);
 
 /* Sizes of the largest packed layer that it may become. Errors: TRF_ERR_UNSUPPORTED (codec, shape). */
-trf_status trf_packed_size_most(const trf_packed_shape *shape, trf_packed_head *head, trf_error *err);
+trf_status trf_packed_size_most(const trf_pack_request *request, trf_packed_head *head, trf_error *err);
 
 /* As trf_layout_ops has them. How much a layer takes is known once its weights are: what is said is the most that a
  * layer of its shape may, as trf_packed_pays has it, and what it took is its memory_bytes. Adopting looks at the head

@@ -44,7 +44,7 @@ trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fe
     trf_packed_target target = {.made = made,
                                 .shard = &feed->shard,
                                 .cols = feed->view->header.cols,
-                                .shape = trf_packed_shape_of_shard(feed->view, &feed->shard),
+                                .request = trf_pack_request_of_shard(feed->view, &feed->shard),
                                 .feed = feed};
     trf_device_scope scope;
     trf_status status = trf_enter_device(made->device, &scope, err);
@@ -64,7 +64,7 @@ static trf_packed_target target_of(trf_device_layer *made, const trf_device_laye
     return (trf_packed_target){.made = made,
                                .shard = &source->shard,
                                .cols = source->view.cols,
-                               .shape = trf_packed_shape_of_layer(source),
+                               .request = trf_pack_request_of_layer(source),
                                .window = window};
 }
 
@@ -127,7 +127,7 @@ static trf_status run_launch(const trf_packed_target *target, const trf_device_l
 
 /* The kernels' scratch memory is the caller's where that has room for stored tiles, of which there are none then. */
 static trf_status find_scratch(trf_packed_target *target, const trf_layer_memory *memory, trf_error *err) {
-    const uint64_t scratch_bytes = trf_transcode_scratch_bytes(target->shape.rows, target->cols),
+    const uint64_t scratch_bytes = trf_transcode_scratch_bytes(target->request.rows, target->cols),
                    used = target->head.stored_offset;
     const int has_space = memory->blob && memory->blob_bytes - used >= scratch_bytes;
     trf_status status = trf_packed_target_allocate_work(target, has_space ? 0 : scratch_bytes, err);

@@ -29,8 +29,9 @@
 
 /* Lays the layer out in its buffer, with room for so many stored tiles. */
 static trf_status lay_out(trf_packed_target *target, uint64_t room, trf_error *err) {
-    const trf_packed_shape *shape = &target->shape;
-    trf_status status = trf_size_packed(shape->rows, shape->cols, shape->has_row_offsets, room, &target->head, err);
+    const trf_pack_request *request = &target->request;
+    trf_status status =
+        trf_size_packed(request->rows, request->cols, request->has_row_offsets, room, &target->head, err);
     if (status != TRF_OK)
         return trf_packed_fail(status, err);
     trf_packed_head_set_window(&target->head, target->window);
@@ -59,7 +60,7 @@ trf_status trf_packed_target_begin(trf_packed_target *target, const trf_layer_me
                                    const int8_t *row_offsets, trf_error *err) {
     trf_device_layer *made = target->made;
     trf_packed_head most;
-    trf_status status = trf_packed_size_most(&target->shape, &most, err);
+    trf_status status = trf_packed_size_most(&target->request, &most, err);
     if (status == TRF_OK)
         status = lay_out(target, has_room || memory->blob ? most.num_stored : 0, err);
     target->buffer = memory->blob;
@@ -99,7 +100,7 @@ static trf_status move_buffer(trf_packed_target *target, uint64_t bytes, uint64_
 /* Stored tiles, which come last in a buffer, may be needed now. */
 static trf_status make_room(trf_packed_target *target, cudaStream_t stream, trf_error *err) {
     trf_packed_head most;
-    trf_status status = trf_packed_size_most(&target->shape, &most, err);
+    trf_status status = trf_packed_size_most(&target->request, &most, err);
     if (status != TRF_OK || target->head.num_stored == most.num_stored)
         return status;
     status = move_buffer(target, target->head.common.buffer_bytes, most.common.buffer_bytes, stream, err);

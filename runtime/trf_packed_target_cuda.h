@@ -17,7 +17,7 @@ typedef struct trf_packed_target {
     trf_device_layer *made;
     const trf_shard_range *shard; /* of all parts' rows and columns */
     uint32_t cols;                /* of a part */
-    trf_packed_shape shape;
+    trf_pack_request request;
     trf_packed_window window;
     trf_layer_feed *feed; /* from which the window is found once a part is there; NULL: it is known */
 

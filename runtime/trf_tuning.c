@@ -86,11 +86,11 @@ trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uin
     return point ? point->path : TRF_PATH_AUTO;
 }
 
-int trf_tuned_packed(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m, trf_packed_choice *choice) {
+int trf_tuned_packed(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m, trf_tuned_kernel *kernel) {
     const trf_tuned_point *point = find_point(tuning, key, m, kPackedWithin);
     if (!point || !point->has_packed)
         return 0;
-    *choice = point->packed;
+    *kernel = point->packed;
     return 1;
 }
 

@@ -13,11 +13,11 @@ enum {
     TRF_TUNED_LAYERS = 65536
 };
 
-/* How a packed product runs, as trf_packed_choose_shape takes it. */
-typedef struct trf_packed_choice {
+/* The kernel of a packed product, by its shape, and its cut: as trf_packed_choose_shape takes them. */
+typedef struct trf_tuned_kernel {
     int shape;
     uint32_t cut;
-} trf_packed_choice;
+} trf_tuned_kernel;
 
 /* Batches from the point before up to this one. */
 typedef struct trf_tuned_point {
@@ -25,7 +25,7 @@ typedef struct trf_tuned_point {
     trf_path path;
     double microseconds[TRF_TUNED_PATHS]; /* of a call, median; 0: the path does not take it, or nobody measured */
     int has_packed;                       /* whether somebody measured kernels and cuts of the packed path */
-    trf_packed_choice packed;             /* the fastest */
+    trf_tuned_kernel packed;              /* the fastest */
 } trf_tuned_point;
 
 /* What a layer is to a tuning. rows, cols: as the kernels have them; of a coded layer, of whole tiles. */
@@ -74,7 +74,7 @@ trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uin
 
 /* The packed path's kernel and cut for a batch: those of the nearest layer, too, if it is at most half an octave away.
  * @return 0 where it has none, or for a batch beyond its last point; else 1. */
-int trf_tuned_packed(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m, trf_packed_choice *choice);
+int trf_tuned_packed(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m, trf_tuned_kernel *kernel);
 
 /* A layer of a table of crossovers: FUSED up to a batch, WIDE from there up to another one, and then TWO_STEP. */
 typedef struct trf_crossover {

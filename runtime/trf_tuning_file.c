@@ -33,7 +33,7 @@ enum {
 /* ---- writing ---- */
 
 /* All @return NULL without memory. */
-static json_t *packed_to_json(const trf_packed_choice *packed) {
+static json_t *packed_to_json(const trf_tuned_kernel *packed) {
     return json_pack("{s:s, s:o}", "kernel", trf_packed_kernel_name(packed->shape), "cut",
                      packed->cut == TRF_PACKED_STREAM_K ? json_string(trf_packed_cut_name(packed->cut))
                                                         : json_integer((json_int_t)packed->cut));

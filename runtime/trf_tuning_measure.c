@@ -160,7 +160,7 @@ static trf_status time_packed(const trf_measurement *measurement, trf_plan *plan
     const uint32_t fastest = trf_fastest_candidate(times, count);
     *microseconds = times[fastest];
     point->has_packed = 1;
-    point->packed = (trf_packed_choice){candidates[fastest].shape, candidates[fastest].cut};
+    point->packed = (trf_tuned_kernel){candidates[fastest].shape, candidates[fastest].cut};
     return TRF_OK;
 }
 

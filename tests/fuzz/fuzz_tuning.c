@@ -40,10 +40,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (trf_tuning_read(file.path, &tuning, &err) == TRF_OK) {
         const trf_tuning_key key = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096},
                              packed = {TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096};
-        trf_packed_choice choice;
+        trf_tuned_kernel kernel;
         for (uint32_t m = 1; m; m *= 2) {
             (void)trf_tuned_path(tuning, &key, m);
-            (void)trf_tuned_packed(tuning, &packed, m, &choice);
+            (void)trf_tuned_packed(tuning, &packed, m, &kernel);
         }
         check_again(tuning);
         trf_tuning_free(tuning);

@@ -223,7 +223,7 @@ START_TEST(packed_plans_follow) {
             found += candidates[c].shape == point->packed.shape && candidates[c].cut == point->packed.cut;
         ck_assert_uint_eq(found, has_choice);
         for (uint32_t c = 0; c < count; c++) {
-            point->packed = (trf_packed_choice){candidates[c].shape, candidates[c].cut};
+            point->packed = (trf_tuned_kernel){candidates[c].shape, candidates[c].cut};
             gpu_check(trf_context_set_tuning(gpu_context, tuning, &err), TRF_OK, &err, "set");
             check_packed_point(layer, point, x, due);
         }

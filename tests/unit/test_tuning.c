@@ -216,7 +216,7 @@ START_TEST(choices_of_packed_layers) {
     static const struct {
         trf_tuning_key key;
         uint32_t m;
-        trf_packed_choice due; /* cut 9: none */
+        trf_tuned_kernel due; /* cut 9: none */
     } cases[] = {
         {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 1, {TRF_PACKED_BULK_256, TRF_PACKED_STREAM_K}},
         {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 17, {0, 9}}, /* which has a path alone */
@@ -230,7 +230,7 @@ START_TEST(choices_of_packed_layers) {
         {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {0, 9}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        trf_packed_choice found = {0, 9};
+        trf_tuned_kernel found = {0, 9};
         ck_assert_int_eq(trf_tuned_packed(made, &cases[i].key, cases[i].m, &found), cases[i].due.cut != 9);
         EXPECT(found.shape == cases[i].due.shape && found.cut == cases[i].due.cut);
     }
@@ -604,7 +604,7 @@ static kernel_info plan_of_packed(uint32_t m, trf_path path) {
 START_TEST(packed_plans_follow) {
     static const struct {
         uint32_t m;
-        trf_packed_choice tuned;
+        trf_tuned_kernel tuned;
         int runs;
     } cases[] = {{16, {TRF_PACKED_BULK_256, TRF_PACKED_STREAM_K}, 1},
                  {16, {TRF_PACKED_BULK_32, 1}, 1},
@@ -614,7 +614,7 @@ START_TEST(packed_plans_follow) {
                  {100, {TRF_PACKED_WGMMA_192, 8}, 0}};
     for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
         const uint32_t m = cases[i / 2].m;
-        const trf_packed_choice tuned = cases[i / 2].tuned;
+        const trf_tuned_kernel tuned = cases[i / 2].tuned;
         const trf_path path = i % 2 ? TRF_PATH_PACKED : TRF_PATH_AUTO;
         trf_tuning *tuning;
         const kernel_info usual = plan_of_packed(m, path);
@@ -635,7 +635,7 @@ START_TEST(packed_plans_follow) {
 }
 END_TEST
 
-static trf_packed_choice made_up_fastest;
+static trf_tuned_kernel made_up_fastest;
 static double made_up_fastest_time;
 static uint32_t num_timed;
 
@@ -675,7 +675,7 @@ START_TEST(packed_layers_are_measured) {
     for (uint32_t due = 0; due < count; due++)
         for (int is_near = 0; is_near < 2; is_near++) {
             const trf_packed_partition *winner = &candidates[is_near ? 0 : due];
-            made_up_fastest = (trf_packed_choice){candidates[due].shape, candidates[due].cut};
+            made_up_fastest = (trf_tuned_kernel){candidates[due].shape, candidates[due].cut};
             made_up_fastest_time = is_near ? 9.95 : 9.8;
             const trf_tuned_point *point = measure_packed(&tuning);
             ck_assert_uint_ge(num_timed, count);
