@@ -25,7 +25,7 @@ __device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const 
     const trf_slab_shape shape = trf_slab_shape_from(&crossing.tile, crossing.row - row, crossing.col);
     const uint32_t vectors = trf_lane_weights(shape) / TRF_CHUNK_WEIGHTS * each;
     for (uint32_t g = quarter; g < vectors; g += TRF_ROW_LANES)
-        trf_prefetch_l2(view.blob + crossing.raw + trf_chunk_offset(view.raw_bits, g / each) +
+        trf_prefetch_l2(view.buffer + crossing.raw + trf_chunk_offset(view.raw_bits, g / each) +
                         trf_plane_word_offset(4 * each, lane, 4 * (g % each)));
 }
 

@@ -60,8 +60,9 @@ static __device__ __forceinline__ uint32_t trf_rans_bytes_of(const trf_device_vi
                                                              uint32_t raw_bytes, uint32_t limit) {
     const uint32_t rans_streams = (slab.y & 0xFFFF) * TRF_ALIGNMENT, bytes = (slab.y >> 16) * TRF_ALIGNMENT;
     const uint64_t end = (uint64_t)slab.x * TRF_TILE_ALIGNMENT + rans_streams + bytes;
-    return rans_streams >= raw_bytes && end <= view.blob_bytes && bytes <= limit && bytes >= TRF_RANS_HEAD_BYTES ? bytes
-                                                                                                                 : 0;
+    return rans_streams >= raw_bytes && end <= view.buffer_bytes && bytes <= limit && bytes >= TRF_RANS_HEAD_BYTES
+               ? bytes
+               : 0;
 }
 
 /* ---- prefetching: a chunk or a slab ahead of the decoding, through the same walk ---- */
@@ -124,7 +125,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kSt
             prefetcher.chunks_left = chunks;
 #pragma unroll
             for (int s = 0; s < kSlabs; s++) {
-                prefetcher.next_raw[s] = view.blob + (uint64_t)prefetcher.slab[s].x * TRF_TILE_ALIGNMENT + 16 * lane;
+                prefetcher.next_raw[s] = view.buffer + (uint64_t)prefetcher.slab[s].x * TRF_TILE_ALIGNMENT + 16 * lane;
                 trf_copy_rans_stream<Codec>(prefetcher, smem, s, lane);
             }
             prefetcher.buffer ^= 1;

@@ -122,14 +122,14 @@ static trf_device_layer *place(trf_context *context, memory_pool *pool, const vo
     trf_error err;
     trf_load_options_init(&options);
     check(trf_device_layer_get_size(context, blob, blob_bytes, &options, &size, &err), &err);
-    options.memory = (trf_layer_memory){.blob = take(pool, size.blob_bytes),
-                                        .blob_bytes = size.blob_bytes,
+    options.memory = (trf_layer_memory){.buffer = take(pool, size.buffer_bytes),
+                                        .buffer_bytes = size.buffer_bytes,
                                         .directory = take(pool, size.directory_bytes),
                                         .directory_bytes = size.directory_bytes};
     if (upload_first) {
-        check(trf_device_upload(context, options.memory.blob, blob, blob_bytes, &err), &err);
-        blob = options.memory.blob; /* where it stays */
-        options.blob_is_on_device = 1;
+        check(trf_device_upload(context, options.memory.buffer, blob, blob_bytes, &err), &err);
+        blob = options.memory.buffer; /* where it stays */
+        options.buffer_is_on_device = 1;
     }
     check(trf_device_layer_create(context, blob, blob_bytes, &options, &layer, &err), &err);
     return layer;

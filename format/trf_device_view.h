@@ -42,8 +42,8 @@ typedef struct trf_device_fault {
 
 /* Passed to kernels by value. Pointers are device pointers, into the blob where a blob holds it. */
 typedef struct trf_device_view {
-    const uint8_t *blob;
-    uint64_t blob_bytes;
+    const uint8_t *buffer; /* of a coded layer its blob */
+    uint64_t buffer_bytes;
     const trf_device_slab *slabs; /* [num_bands][num_panels] */
     const uint32_t *decode_table; /* [2^p], trf_slot_entry */
     const trf_tile_meta *tiles;   /* [num_tile_rows * num_tile_cols] */

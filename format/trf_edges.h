@@ -148,8 +148,8 @@ TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t b
     const uint32_t bytes = slab.rans_size_16 * (uint32_t)TRF_ALIGNMENT;
     edge->predictor_mode = view->tiles[edge->index].predictor_mode;
     edge->intact = raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) <= rans_streams &&
-                   rans_streams + bytes <= view->blob_bytes &&
-                   trf_slab_reader_open(&edge->slab, view->blob + raw, view->blob + rans_streams, bytes, shape);
+                   rans_streams + bytes <= view->buffer_bytes &&
+                   trf_slab_reader_open(&edge->slab, view->buffer + raw, view->buffer + rans_streams, bytes, shape);
     if (edge->intact)
         edge->reader = trf_lane_reader_open(&edge->slab, lane, view->state_bits);
     return 1;
@@ -194,11 +194,11 @@ TRF_HD uint32_t trf_stored_element(const trf_device_view *view, const trf_edge *
     uint32_t index = row < tile->coded_rows ? row * beside + col - tile->coded_cols
                                             : tile->coded_rows * beside + (row - tile->coded_rows) * tile->cols + col;
     uint64_t at = edge->stored + (uint64_t)index * view->stored_bytes;
-    if (at + view->stored_bytes > view->blob_bytes)
+    if (at + view->stored_bytes > view->buffer_bytes)
         return 0;
     if (view->stored_bytes == 2)
-        return *(const uint16_t *)(view->blob + at);
-    return trf_codec_is_float(view->codec) ? view->blob[at] : (uint16_t)(int8_t)view->blob[at];
+        return *(const uint16_t *)(view->buffer + at);
+    return trf_codec_is_float(view->codec) ? view->buffer[at] : (uint16_t)(int8_t)view->buffer[at];
 }
 
 /* A lane's part of decoding a segment; segments of a slab in their order, each once. to: [TRF_EDGE_SEGMENT_ELEMENTS],

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a layer's buffer in device memory begins, in every layout but the coded one, which begins as a blob does: 256
  * bytes that say what the buffer is, so that whoever keeps the bytes can hand them back (trf_load_options,
- * blob_is_on_device). Such buffers are never on disk. Each layout has a head of its own, which begins with this. */
+ * buffer_is_on_device). Such buffers are never on disk. Each layout has a head of its own, which begins with this. */
 #ifndef TRF_LAYOUT_HEAD_H
 #define TRF_LAYOUT_HEAD_H
 

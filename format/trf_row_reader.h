@@ -159,8 +159,8 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *deco
     trf_slab_reader slab;
     trf_row_lane at;
     if (crossing->raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) > crossing->rans_streams ||
-        crossing->rans_streams + crossing->rans_bytes > view->blob_bytes ||
-        !trf_slab_reader_open(&slab, view->blob + crossing->raw, view->blob + crossing->rans_streams,
+        crossing->rans_streams + crossing->rans_bytes > view->buffer_bytes ||
+        !trf_slab_reader_open(&slab, view->buffer + crossing->raw, view->buffer + crossing->rans_streams,
                               crossing->rans_bytes, shape))
         return 0;
     at.lane = TRF_ROW_LANES * (row % 8) + quarter;

@@ -352,14 +352,15 @@ typedef struct trf_row_range {
 
 /* Device memory that the caller supplies for a layer, as large as trf_device_layer_get_size says, or for a tensor of a
  * checkpoint trf_device_layer_get_load_size (transfuse/device_memory.h). Both parts are 256-byte aligned; on the CPU
- * the blob is 16-byte aligned, and the directory, of no bytes (as without coding), is not looked at. No work under way
- * may use it when it is passed, since a stream of the library's writes it. It must stay, and be written by nobody,
+ * the buffer is 16-byte aligned, and the directory, of no bytes (as without coding), is not looked at. No work under
+ * way may use it when it is passed, since a stream of the library's writes it. It must stay, and be written by nobody,
  * while the layer lives and work that uses the layer is under way. */
 typedef struct trf_layer_memory {
-    /* Of a plain layer: a head of 256 bytes, and its weights, row-major [rows][cols] in 16 bits each. */
-    void *blob;
-    uint64_t blob_bytes;
-    void *directory; /* where tiles and slabs lie, and what decoding needs beside the blob */
+    /* Of a coded layer its blob. Of a plain one a head of 256 bytes, and its weights, row-major [rows][cols] in 16 bits
+     * each; of a packed one what docs/packed.md has. */
+    void *buffer;
+    uint64_t buffer_bytes;
+    void *directory; /* of a coded layer: where tiles and slabs lie, and what decoding needs beside the blob */
     uint64_t directory_bytes;
 } trf_layer_memory;
 
@@ -378,7 +379,7 @@ typedef struct trf_load_options {
      * one y (trf_plan_options). A single range is the shard of its rows, as by first_row and num_rows. */
     const trf_row_range *row_ranges;
     uint32_t num_row_ranges;
-    int blob_is_on_device;    /* trf_device_layer_create and _get_size: the blob is in device memory */
+    int buffer_is_on_device;  /* trf_device_layer_create and _get_size: what is passed in is in device memory */
     trf_layer_memory memory;  /* trf_device_layer_create and _load: the caller's; zeros: the library allocates */
     int threads;              /* that read and check the blob: 0 = one for each core */
     trf_progress_fn progress; /* or NULL; called by the thread that loads; done and total: bytes of the tiles read */
@@ -391,25 +392,25 @@ TRF_API void trf_load_options_init(trf_load_options *options);
 typedef struct trf_layer_size {
     /* Of a whole coded layer exactly the blob's; of a shard those of a blob of its own. Of a packed layer the most that
      * one of its shape can take: what it did take is its memory_bytes, and nothing behind that is used. */
-    uint64_t blob_bytes;
+    uint64_t buffer_bytes;
     uint64_t directory_bytes; /* 0 on the CPU, and of layers that are not coded */
 } trf_layer_size;
 
-/* The memory that a layer will take with these options (NULL: the defaults). blob: as in trf_device_layer_create; of a
- * shard that cuts tiles of float weights, tiles are read and checked. Errors: those of a malformed blob's head. */
-TRF_API trf_status trf_device_layer_get_size(const trf_context *context, const void *blob, uint64_t blob_bytes,
+/* The memory that a layer will take with these options (NULL: the defaults). buffer: as in trf_device_layer_create; of
+ * a shard that cuts tiles of float weights, tiles are read and checked. Errors: those of a malformed blob's head. */
+TRF_API trf_status trf_device_layer_get_size(const trf_context *context, const void *buffer, uint64_t buffer_bytes,
                                              const trf_load_options *options, trf_layer_size *size, trf_error *err);
 
-/* Makes a layer of a blob in memory: host memory, 16-byte aligned, which is not needed afterwards, or, with
- * options->blob_is_on_device, device memory, aligned as trf_layer_memory. The latter is read back to be checked; where
- * the whole of it is loaded and options->memory.blob is NULL or the same, it is not copied but used where it lies, and
- * must stay. So is, with a layout of PLAIN or PACKED, what such a layer has had as its blob, whole, wherever it was
- * copied since. Validates the head and the tiles that are loaded. Synchronous: any stream may use the layer then.
- * options: NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT also for memory that is too small
- * or misaligned; TRF_ERR_UNSUPPORTED (row_ranges; a codec that the layout does not take; weights that cannot be packed;
- * a GPU: a blob of more than 512 GiB); PLAIN, PACKED: TRF_ERR_RANS (a tile that does not decode);
- * TRF_ERR_CANCELLED. */
-TRF_API trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
+/* Makes a layer of a buffer: a blob in host memory, 16-byte aligned, which is not needed afterwards, or, with
+ * options->buffer_is_on_device, one in device memory, aligned as trf_layer_memory. The latter is read back to be
+ * checked; where the whole of it is loaded and options->memory.buffer is NULL or the same, it is not copied but used
+ * where it lies, and must stay. So is, with a layout of PLAIN or PACKED, what such a layer has had as its buffer,
+ * whole, wherever it was copied since. Validates the head and the tiles that are loaded. Synchronous: any stream may
+ * use the layer then. options: NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT also for
+ * memory that is too small or misaligned; TRF_ERR_UNSUPPORTED (row_ranges; a codec that the layout does not take;
+ * weights that cannot be packed; a GPU: a blob of more than 512 GiB); PLAIN, PACKED: TRF_ERR_RANS (a tile that does not
+ * decode); TRF_ERR_CANCELLED. */
+TRF_API trf_status trf_device_layer_create(trf_context *context, const void *buffer, uint64_t buffer_bytes,
                                            const trf_load_options *options, trf_device_layer **layer, trf_error *err);
 
 /* Loads a compressed tensor of a checkpoint, to memory of the library's or to options->memory, whose content is

@@ -18,7 +18,7 @@ trf_status trf_take_load_options(const trf_load_options *options, trf_load_optio
 
 /* Whether a program supplies memory for a layer, be it enough or not. */
 static inline int trf_has_memory(const trf_layer_memory *memory) {
-    return memory->blob || memory->blob_bytes || memory->directory || memory->directory_bytes;
+    return memory->buffer || memory->buffer_bytes || memory->directory || memory->directory_bytes;
 }
 
 /* Not to be moved once it is open. */

@@ -40,7 +40,7 @@ trf_status trf_device_layer_get_converted_size(const trf_device_layer *layer, tr
 /* Whether there is memory enough, if the caller supplies it. */
 static trf_status check_memory(const trf_device_layer *layer, const trf_layout_ops *ops, const trf_layer_memory *memory,
                                trf_error *err) {
-    const trf_given_blob source = {layer->view.blob, layer->view.blob_bytes};
+    const trf_given_buffer source = {layer->view.buffer, layer->view.buffer_bytes};
     trf_layer_size size;
     trf_status status = ops->get_converted_size(layer, &size, err);
     if (status != TRF_OK || !trf_has_memory(memory))

@@ -23,14 +23,14 @@ struct trf_device_layer {
     uint64_t memory_bytes; /* of device memory */
     void *memory;          /* what the library has allocated of it; NULL: all is the caller's, or the stack's */
     atomic_uint num_plans; /* that there are of it */
-    /* On the CPU without slabs and fault. Of a layout with a head (trf_layout_head.h) blob and blob_bytes are its whole
-     * buffer; rows, cols, codec and source_dtype are there, and nothing else. */
+    /* On the CPU without slabs and fault. Of a layout with a head (trf_layout_head.h) buffer and buffer_bytes are
+     * there; rows, cols, codec and source_dtype, and nothing else. */
     trf_device_view view;
     trf_packed_view packed; /* of a packed layer */
     /* A GPU's. */
     trf_layer_traits traits;
     int is_of_stack;          /* its blob need not be there */
-    uint64_t directory_bytes; /* its blob is at view.blob, its directory at view.slabs; 0: of a stack, or not coded */
+    uint64_t directory_bytes; /* its blob is at view.buffer, its directory at view.slabs; 0: of a stack, or not coded */
     /* Of a coded layer, the CPU's; on a GPU, of an offloaded layer: where its blob lies in host memory. */
     trf_layer *host;
     struct trf_cpu_fault *fault;
@@ -40,16 +40,16 @@ struct trf_device_layer {
 trf_status trf_begin_device_layer(trf_context *context, const trf_layout_ops *layout, trf_device_layer **layer,
                                   trf_error *err);
 
-/* What a layer is made of, in memory: a blob, or a layer's buffer; of a checkpoint's tensor nothing. */
-typedef struct trf_given_blob {
+/* What a layer is made of, in memory: a blob, or the buffer of another layout; of a checkpoint's tensor nothing. */
+typedef struct trf_given_buffer {
     const void *at;
     uint64_t bytes;
-} trf_given_blob;
+} trf_given_buffer;
 
 /* Whether the caller's memory for a layer is enough, and in nobody's way. alignment: the device's; in_place:
- * memory->blob is the given blob. Errors: TRF_ERR_ARGUMENT. */
+ * memory->buffer is the given one. Errors: TRF_ERR_ARGUMENT. */
 trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_layer_size *size,
-                                  const trf_given_blob *given, uint32_t alignment, int in_place, trf_error *err);
+                                  const trf_given_buffer *given, uint32_t alignment, int in_place, trf_error *err);
 
 /* Makes it one as `fill` wants it. view, shard: of what will be loaded. */
 void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer);

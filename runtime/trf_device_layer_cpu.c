@@ -22,7 +22,7 @@ trf_status trf_cpu_open_device_blob(const trf_context *context, const void *blob
 trf_status trf_cpu_get_layer_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                                   trf_error *err) {
     (void)shard, (void)err;
-    *size = (trf_layer_size){.blob_bytes = view->header.blob_bytes};
+    *size = (trf_layer_size){.buffer_bytes = view->header.blob_bytes};
     return TRF_OK;
 }
 
@@ -42,7 +42,7 @@ trf_status trf_cpu_take_layer(trf_device_layer *made, trf_layer *host, trf_error
 trf_status trf_cpu_fill_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                               trf_error *err) {
     trf_layer *host;
-    trf_status status = trf_layer_from_feed(feed, memory->blob, &host, err);
+    trf_status status = trf_layer_from_feed(feed, memory->buffer, &host, err);
     if (status != TRF_OK)
         return status;
     status = trf_cpu_take_layer(made, host, err);

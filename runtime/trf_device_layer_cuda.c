@@ -47,7 +47,7 @@ typedef struct trf_layer_target {
 } trf_layer_target;
 
 static trf_status complete_target(trf_layer_target *target, trf_error *err) {
-    const uint64_t own_blob_bytes = target->blob ? 0 : trf_device_align(target->size.blob_bytes);
+    const uint64_t own_blob_bytes = target->blob ? 0 : trf_device_align(target->size.buffer_bytes);
     if (target->directory)
         return TRF_OK;
     trf_status status = trf_cuda_allocate_here(own_blob_bytes + target->size.directory_bytes, &target->memory, err);
@@ -105,7 +105,7 @@ static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_feed *fee
     }
     const uint64_t fault_offset = trf_layer_directory_offsets_of(&feed->view->header).fault_offset;
     layer->memory = target->memory;
-    layer->memory_bytes = trf_device_align(target->size.blob_bytes) + directory_bytes;
+    layer->memory_bytes = trf_device_align(target->size.buffer_bytes) + directory_bytes;
     layer->directory_bytes = directory_bytes;
     layer->view = trf_device_view_of_layer(feed->view, target->blob, target->directory,
                                            (trf_device_fault *)(target->directory + fault_offset));
@@ -114,7 +114,7 @@ static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_feed *fee
 
 trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                                trf_error *err) {
-    trf_layer_target target = {.blob = memory->blob, .directory = memory->directory};
+    trf_layer_target target = {.blob = memory->buffer, .directory = memory->directory};
     trf_device_scope scope;
     trf_status status = trf_cuda_get_layer_size(feed->view, &feed->shard, &target.size, err);
     if (status == TRF_OK)

@@ -28,43 +28,44 @@ static int overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_by
 }
 
 trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_layer_size *size,
-                                  const trf_given_blob *given, uint32_t alignment, int in_place, trf_error *err) {
+                                  const trf_given_buffer *given, uint32_t alignment, int in_place, trf_error *err) {
     const uint64_t directory_bytes = memory->directory ? size->directory_bytes : 0;
-    if (!memory->blob)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its blob");
+    if (!memory->buffer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its buffer");
     if (!memory->directory && size->directory_bytes && !in_place)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its directory");
-    trf_status status = check_buffer("blob", memory->blob, memory->blob_bytes, size->blob_bytes, alignment, err);
+    trf_status status =
+        check_buffer("buffer", memory->buffer, memory->buffer_bytes, size->buffer_bytes, alignment, err);
     if (status == TRF_OK && directory_bytes)
         status = check_buffer("directory", memory->directory, memory->directory_bytes, directory_bytes, alignment, err);
     if (status != TRF_OK)
         return status;
-    if (overlap(memory->blob, size->blob_bytes, memory->directory, directory_bytes) ||
+    if (overlap(memory->buffer, size->buffer_bytes, memory->directory, directory_bytes) ||
         overlap(given->at, given->bytes, memory->directory, directory_bytes) ||
-        (!in_place && overlap(given->at, given->bytes, memory->blob, size->blob_bytes)))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer overlaps itself or the given blob");
+        (!in_place && overlap(given->at, given->bytes, memory->buffer, size->buffer_bytes)))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer overlaps itself or the given buffer");
     return TRF_OK;
 }
 
 /* What `fill` is to use. A blob that is on the device and loaded as it is stays where it lies, unless there is a place
  * for it elsewhere. */
 static trf_status find_memory(const trf_context *context, const trf_layout_ops *layout, const trf_layer_feed *feed,
-                              const trf_given_blob *given, const trf_load_options *options, trf_layer_memory *memory,
+                              const trf_given_buffer *given, const trf_load_options *options, trf_layer_memory *memory,
                               trf_error *err) {
     trf_layer_size size;
-    const int may_stay = given->at && options->blob_is_on_device && feed->is_whole && !layout->adopt;
+    const int may_stay = given->at && options->buffer_is_on_device && feed->is_whole && !layout->adopt;
     trf_status status = layout->get_size(feed->view, &feed->shard, &size, err);
     if (status != TRF_OK)
         return status;
     *memory = options->memory;
-    if (may_stay && !memory->blob) {
-        memory->blob = (void *)given->at; /* which nobody writes to */
-        memory->blob_bytes = given->bytes;
+    if (may_stay && !memory->buffer) {
+        memory->buffer = (void *)given->at; /* which nobody writes to */
+        memory->buffer_bytes = given->bytes;
     }
     if (!trf_has_memory(memory))
         return TRF_OK;
-    return trf_check_layer_memory(memory, &size, given, context->ops->alignment, may_stay && memory->blob == given->at,
-                                  err);
+    return trf_check_layer_memory(memory, &size, given, context->ops->alignment,
+                                  may_stay && memory->buffer == given->at, err);
 }
 
 /* ---- making layers ---- */
@@ -90,7 +91,7 @@ void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range 
 }
 
 /* What a feed loads, which is closed. */
-static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, const trf_given_blob *given,
+static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, const trf_given_buffer *given,
                                     const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_layer_memory memory;
     trf_device_layer *made = NULL;
@@ -132,21 +133,21 @@ static trf_status get_size_of_feed(const trf_context *context, const trf_load_op
 
 /* ---- buffers in the device's memory that are a layer already ---- */
 
-static trf_status check_alignment(const trf_given_blob *blob, uint32_t alignment, trf_error *err) {
-    if ((uintptr_t)blob->at % alignment)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the blob is not %u-byte aligned", alignment);
+static trf_status check_alignment(const trf_given_buffer *buffer, uint32_t alignment, trf_error *err) {
+    if ((uintptr_t)buffer->at % alignment)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the buffer is not %u-byte aligned", alignment);
     return TRF_OK;
 }
 
 /* *layout: the options' one, if what is given is a buffer with a head of such a layout, on the device; else NULL. Blobs
  * of coded layers are not looked at: they are opened. */
-static trf_status look_for_head(const trf_context *context, const trf_given_blob *given,
+static trf_status look_for_head(const trf_context *context, const trf_given_buffer *given,
                                 const trf_load_options *options, const trf_layout_ops **layout, trf_error *err) {
     trf_layout_head head = {0};
     const trf_layout_ops *wanted;
     *layout = NULL;
     trf_status status = trf_find_layout(context, options->layout, &wanted, err);
-    if (status != TRF_OK || !options->blob_is_on_device || !wanted->adopt || given->bytes < sizeof head)
+    if (status != TRF_OK || !options->buffer_is_on_device || !wanted->adopt || given->bytes < sizeof head)
         return status;
     status = check_alignment(given, context->ops->alignment, err);
     if (status == TRF_OK)
@@ -157,9 +158,9 @@ static trf_status look_for_head(const trf_context *context, const trf_given_blob
 }
 
 /* Such a buffer is used as it is, where it lies. */
-static trf_status check_adoption(const trf_layer_info *info, const trf_given_blob *given,
+static trf_status check_adoption(const trf_layer_info *info, const trf_given_buffer *given,
                                  const trf_load_options *options, trf_error *err) {
-    if (options->memory.blob && options->memory.blob != given->at)
+    if (options->memory.buffer && options->memory.buffer != given->at)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a %s layer's buffer is used where it lies",
                         trf_layout_name(options->layout));
     if (options->first_row || options->first_col || options->num_row_ranges ||
@@ -170,7 +171,7 @@ static trf_status check_adoption(const trf_layer_info *info, const trf_given_blo
     return TRF_OK;
 }
 
-static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout, const trf_given_blob *given,
+static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout, const trf_given_buffer *given,
                               const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_device_layer *made = NULL;
     trf_status status = trf_begin_device_layer(context, layout, &made, err);
@@ -188,38 +189,38 @@ static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout
 
 /* As trf_device_layer_get_size. */
 static trf_status get_size_of_buffer(const trf_context *context, const trf_layout_ops *layout,
-                                     const trf_given_blob *given, const trf_load_options *options, trf_layer_size *size,
-                                     trf_error *err) {
+                                     const trf_given_buffer *given, const trf_load_options *options,
+                                     trf_layer_size *size, trf_error *err) {
     trf_device_layer *layer = NULL;
     trf_status status = adopt_layer((trf_context *)context, layout, given, options, &layer, err); /* and not kept */
     if (status != TRF_OK)
         return status;
-    *size = (trf_layer_size){.blob_bytes = layer->view.blob_bytes};
+    *size = (trf_layer_size){.buffer_bytes = layer->view.buffer_bytes};
     free(layer);
     return TRF_OK;
 }
 
 /* ---- the public functions ---- */
 
-static trf_status open_blob(const trf_context *context, const trf_given_blob *blob, const trf_load_options *options,
+static trf_status open_blob(const trf_context *context, const trf_given_buffer *given, const trf_load_options *options,
                             trf_layer_feed *feed, trf_error *err) {
     trf_status status =
-        check_alignment(blob, options->blob_is_on_device ? context->ops->alignment : TRF_ALIGNMENT, err);
+        check_alignment(given, options->buffer_is_on_device ? context->ops->alignment : TRF_ALIGNMENT, err);
     if (status != TRF_OK)
         return status;
-    if (options->blob_is_on_device)
-        return context->ops->open_device_blob(context, blob->at, blob->bytes, options, feed, err);
-    return trf_layer_feed_open_memory(blob->at, blob->bytes, options, feed, err);
+    if (options->buffer_is_on_device)
+        return context->ops->open_device_blob(context, given->at, given->bytes, options, feed, err);
+    return trf_layer_feed_open_memory(given->at, given->bytes, options, feed, err);
 }
 
-trf_status trf_device_layer_get_size(const trf_context *context, const void *blob, uint64_t blob_bytes,
+trf_status trf_device_layer_get_size(const trf_context *context, const void *buffer, uint64_t buffer_bytes,
                                      const trf_load_options *options, trf_layer_size *size, trf_error *err) {
     trf_load_options taken;
     trf_layer_feed feed;
-    const trf_given_blob given = {blob, blob_bytes};
+    const trf_given_buffer given = {buffer, buffer_bytes};
     const trf_layout_ops *adopts = NULL;
-    if (!context || !blob || !size)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer's size needs a context and a blob");
+    if (!context || !buffer || !size)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer's size needs a context and a buffer");
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
         status = look_for_head(context, &given, &taken, &adopts, err);
@@ -243,14 +244,14 @@ trf_status trf_device_layer_get_load_size(const trf_context *context, trf_checkp
     return status == TRF_OK ? get_size_of_feed(context, &taken, &feed, size, err) : status;
 }
 
-trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
+trf_status trf_device_layer_create(trf_context *context, const void *buffer, uint64_t buffer_bytes,
                                    const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_load_options taken;
     trf_layer_feed feed;
-    const trf_given_blob given = {blob, blob_bytes};
+    const trf_given_buffer given = {buffer, buffer_bytes};
     const trf_layout_ops *adopts = NULL;
-    if (!context || !blob || !layer)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a blob");
+    if (!context || !buffer || !layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a buffer");
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
         status = look_for_head(context, &given, &taken, &adopts, err);
@@ -263,7 +264,7 @@ trf_status trf_device_layer_create(trf_context *context, const void *blob, uint6
 
 trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                  const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
-    static const trf_given_blob none;
+    static const trf_given_buffer none;
     trf_load_options taken;
     trf_layer_feed feed;
     if (!context || !checkpoint || !tensor || !layer)

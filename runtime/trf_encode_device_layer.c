@@ -16,7 +16,7 @@ static trf_status allocate_host(uint64_t bytes, void **memory, trf_error *err) {
 
 static trf_status copy_blob(const trf_device_layer *layer, void **blob, uint64_t *blob_bytes, trf_error *err) {
     const trf_context *context = layer->context;
-    const uint64_t bytes = layer->view.blob_bytes;
+    const uint64_t bytes = layer->view.buffer_bytes;
     void *copy;
     if (trf_shard_cuts_rows(layer) || trf_shard_cuts_cols(layer))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
@@ -28,7 +28,7 @@ static trf_status copy_blob(const trf_device_layer *layer, void **blob, uint64_t
     if (layer->host) /* the CPU's, or a stack's that need not be on the device */
         memcpy(copy, layer->host->blob, bytes);
     else
-        status = context->ops->download(context, copy, layer->view.blob, bytes, err);
+        status = context->ops->download(context, copy, layer->view.buffer, bytes, err);
     if (status != TRF_OK) {
         free(copy);
         return status;

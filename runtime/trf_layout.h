@@ -21,7 +21,7 @@ typedef struct trf_layout_ops {
     /* What memory a layer takes. shard: what is meant of the view. Errors: TRF_ERR_UNSUPPORTED (its codec, too). */
     trf_status (*get_size)(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                            trf_error *err);
-    /* Fills a layer whose context, layout, info and shard are set. memory: the caller's, large enough, whose blob may
+    /* Fills a layer whose context, layout, info and shard are set. memory: the caller's, large enough, whose buffer may
      * be the feed's own; NULL for what the library is to allocate: both, or the directory. */
     trf_status (*fill)(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                        trf_error *err);

@@ -34,7 +34,7 @@ static trf_status get_size(const trf_pack_request *request, trf_layer_size *size
     trf_packed_head head;
     trf_status status = trf_packed_size_most(request, &head, err);
     if (status == TRF_OK)
-        *size = (trf_layer_size){.blob_bytes = head.common.buffer_bytes};
+        *size = (trf_layer_size){.buffer_bytes = head.common.buffer_bytes};
     return status;
 }
 
@@ -51,8 +51,8 @@ trf_status trf_packed_get_converted_size(const trf_device_layer *source, trf_lay
 
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer) {
     layer->shard = (trf_shard_range){.rows = layer->info.rows, .cols = layer->info.cols};
-    layer->view = (trf_device_view){.blob = buffer,
-                                    .blob_bytes = head->common.buffer_bytes,
+    layer->view = (trf_device_view){.buffer = buffer,
+                                    .buffer_bytes = head->common.buffer_bytes,
                                     .rows = layer->info.rows,
                                     .cols = layer->info.cols,
                                     .codec = layer->info.codec,

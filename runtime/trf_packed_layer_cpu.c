@@ -67,7 +67,7 @@ trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fee
         return status;
     status = trf_cpu_load_dense(feed, weights, err);
     if (status == TRF_OK)
-        status = pack_weights(made, weights, offsets ? offsets + feed->shard.row : NULL, memory->blob, err);
+        status = pack_weights(made, weights, offsets ? offsets + feed->shard.row : NULL, memory->buffer, err);
     free(weights);
     return status;
 }
@@ -77,14 +77,14 @@ trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_la
     const int8_t *offsets = source->view.row_offsets;
     void *weights;
     if (source->layout->layout == TRF_LAYOUT_PLAIN)
-        return pack_weights(made, trf_plain_weights(source), NULL, memory->blob, err);
+        return pack_weights(made, trf_plain_weights(source), NULL, memory->buffer, err);
     trf_status status =
         trf_cpu_allocate(made->context, sizeof(uint16_t) * made->info.rows * made->info.cols, &weights, err);
     if (status != TRF_OK)
         return status;
     status = trf_cpu_decode_dense(source, weights, err);
     if (status == TRF_OK)
-        status = pack_weights(made, weights, offsets ? offsets + source->shard.row : NULL, memory->blob, err);
+        status = pack_weights(made, weights, offsets ? offsets + source->shard.row : NULL, memory->buffer, err);
     free(weights);
     return status;
 }

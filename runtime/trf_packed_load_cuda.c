@@ -129,7 +129,7 @@ static trf_status run_launch(const trf_packed_target *target, const trf_device_l
 static trf_status find_scratch(trf_packed_target *target, const trf_layer_memory *memory, trf_error *err) {
     const uint64_t scratch_bytes = trf_transcode_scratch_bytes(target->request.rows, target->cols),
                    used = target->head.stored_offset;
-    const int has_space = memory->blob && memory->blob_bytes - used >= scratch_bytes;
+    const int has_space = memory->buffer && memory->buffer_bytes - used >= scratch_bytes;
     trf_status status = trf_packed_target_allocate_work(target, has_space ? 0 : scratch_bytes, err);
     if (has_space)
         target->scratch = target->buffer + used;

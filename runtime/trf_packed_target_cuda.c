@@ -62,8 +62,8 @@ trf_status trf_packed_target_begin(trf_packed_target *target, const trf_layer_me
     trf_packed_head most;
     trf_status status = trf_packed_size_most(&target->request, &most, err);
     if (status == TRF_OK)
-        status = lay_out(target, has_room || memory->blob ? most.num_stored : 0, err);
-    target->buffer = memory->blob;
+        status = lay_out(target, has_room || memory->buffer ? most.num_stored : 0, err);
+    target->buffer = memory->buffer;
     if (status == TRF_OK && !target->buffer) {
         made->memory_bytes = target->head.common.buffer_bytes;
         status = trf_cuda_allocate_here(made->memory_bytes, &made->memory, err);

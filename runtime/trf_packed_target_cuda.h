@@ -38,7 +38,7 @@ typedef struct trf_packed_target {
 } trf_packed_target;
 
 /* Gives a target that has all fields up to `feed` its buffer, and queues what is in there beside lines and tiles.
- * memory: the caller's, large enough for the largest layer that it may become, or without a blob. has_room: whether
+ * memory: the caller's, large enough for the largest layer that it may become, or without a buffer. has_room: whether
  * there is to be room for stored tiles at once; else the buffer is replaced when they may be needed. row_offsets: of
  * the shard's rows, on the host, where they stay, or on the device; or NULL. The device is current. Release with
  * trf_packed_target_release, after a failure, too. Errors: TRF_ERR_UNSUPPORTED, TRF_ERR_MEMORY, TRF_ERR_CUDA. */

@@ -8,7 +8,7 @@ static trf_status get_size(uint32_t codec, uint32_t rows, uint32_t cols, trf_lay
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "the layout 'plain' does not take the codec %s yet, but bf16 and fp16",
                         trf_codec_name((trf_codec)codec));
-    *size = (trf_layer_size){.blob_bytes = trf_plain_buffer_bytes(rows, cols)};
+    *size = (trf_layer_size){.buffer_bytes = trf_plain_buffer_bytes(rows, cols)};
     return TRF_OK;
 }
 
@@ -24,8 +24,8 @@ trf_status trf_plain_get_converted_size(const trf_device_layer *source, trf_laye
 void trf_plain_set_buffer(trf_device_layer *layer, const void *buffer) {
     const uint64_t bytes = trf_plain_buffer_bytes(layer->info.rows, layer->info.cols);
     layer->shard = (trf_shard_range){.rows = layer->info.rows, .cols = layer->info.cols};
-    layer->view = (trf_device_view){.blob = buffer,
-                                    .blob_bytes = bytes,
+    layer->view = (trf_device_view){.buffer = buffer,
+                                    .buffer_bytes = bytes,
                                     .rows = layer->info.rows,
                                     .cols = layer->info.cols,
                                     .codec = layer->info.codec,

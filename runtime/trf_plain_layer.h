@@ -19,7 +19,7 @@ trf_status trf_plain_adopt(trf_device_layer *made, const void *buffer, uint64_t 
 void trf_plain_set_buffer(trf_device_layer *layer, const void *buffer);
 
 static inline const uint16_t *trf_plain_weights(const trf_device_layer *layer) {
-    return (const uint16_t *)(layer->view.blob + TRF_PLAIN_WEIGHTS_OFFSET);
+    return (const uint16_t *)(layer->view.buffer + TRF_PLAIN_WEIGHTS_OFFSET);
 }
 
 /* Whether what a decoding writes is the weights as they lie; else they are widened to F32. */

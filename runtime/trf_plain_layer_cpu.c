@@ -13,7 +13,7 @@
 /* Where the layer's buffer is to be: *buffer is the caller's memory, or made->memory. */
 static trf_status find_buffer(trf_device_layer *made, const trf_layer_memory *memory, uint8_t **buffer,
                               trf_error *err) {
-    *buffer = memory->blob;
+    *buffer = memory->buffer;
     if (*buffer)
         return TRF_OK;
     trf_status status =

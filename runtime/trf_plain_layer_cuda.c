@@ -126,7 +126,7 @@ typedef struct trf_plain_source {
 /* bytes: of the buffer. */
 static trf_status make_plain(trf_device_layer *made, const trf_plain_source *source, const trf_layer_memory *memory,
                              uint64_t bytes, trf_error *err) {
-    uint8_t *buffer = memory->blob;
+    uint8_t *buffer = memory->buffer;
     trf_device_scope scope;
     trf_status status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
@@ -195,7 +195,7 @@ trf_status trf_cuda_decode_plain(const trf_device_layer *layer, trf_decode_as as
     trf_nvtx_push("decode");
     const int error =
         trf_plain_is_copied(layer, as)
-            ? (int)cudaMemcpyAsync(weights, rows.weights, layer->view.blob_bytes - TRF_PLAIN_WEIGHTS_OFFSET,
+            ? (int)cudaMemcpyAsync(weights, rows.weights, layer->view.buffer_bytes - TRF_PLAIN_WEIGHTS_OFFSET,
                                    cudaMemcpyDeviceToDevice, stream)
             : trf_launch_plain_rows(&rows, stream);
     trf_nvtx_pop();

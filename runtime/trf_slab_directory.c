@@ -216,8 +216,8 @@ trf_device_view trf_device_view_of(const trf_blob_view *view, const uint8_t *blo
     const trf_header *header = &view->header;
     const trf_extension *extension = &view->extension;
     trf_device_view made = {
-        .blob = blob_dev,
-        .blob_bytes = header->blob_bytes,
+        .buffer = blob_dev,
+        .buffer_bytes = header->blob_bytes,
         .tiles = relocate(view, view->tiles, blob_dev),
         .scales = relocate(view, view->scales, blob_dev),
         .row_offsets = relocate(view, view->row_offsets, blob_dev),

@@ -48,13 +48,13 @@ static const void *place_in_copy(const void *from, const char *to, const void *a
 
 /* to: of the copy's blob; its directory follows at the next multiple of 256. */
 static void point_into(trf_device_layer *copy, const trf_device_layer *layer, char *to) {
-    const void *const blob = layer->view.blob, *const directory = layer->view.slabs;
-    char *const directory_to = to + trf_device_align(layer->view.blob_bytes);
+    const void *const blob = layer->view.buffer, *const directory = layer->view.slabs;
+    char *const directory_to = to + trf_device_align(layer->view.buffer_bytes);
     trf_device_view *const view = &copy->view;
     trf_packed_view *const packed = &copy->packed;
     *copy = *layer;
     copy->memory = to;
-    view->blob = place_in_copy(blob, to, view->blob);
+    view->buffer = place_in_copy(blob, to, view->buffer);
     view->tiles = place_in_copy(blob, to, view->tiles);
     view->scales = place_in_copy(blob, to, view->scales);
     view->row_offsets = place_in_copy(blob, to, view->row_offsets);
@@ -69,8 +69,8 @@ static void point_into(trf_device_layer *copy, const trf_device_layer *layer, ch
 }
 
 static cudaError_t copy_layer(const trf_device_layer *layer, char *to, cudaStream_t stream) {
-    const uint64_t blob_bytes = layer->view.blob_bytes;
-    cudaError_t error = cudaMemcpyAsync(to, layer->view.blob, blob_bytes, cudaMemcpyDeviceToDevice, stream);
+    const uint64_t blob_bytes = layer->view.buffer_bytes;
+    cudaError_t error = cudaMemcpyAsync(to, layer->view.buffer, blob_bytes, cudaMemcpyDeviceToDevice, stream);
     if (!error && layer->directory_bytes)
         error = cudaMemcpyAsync(to + trf_device_align(blob_bytes), layer->view.slabs, layer->directory_bytes,
                                 cudaMemcpyDeviceToDevice, stream);
@@ -80,7 +80,7 @@ static cudaError_t copy_layer(const trf_device_layer *layer, char *to, cudaStrea
 static cudaError_t make_copies(trf_timer *timer) {
     const trf_device_layer *const layer = timer->product->plan->layer;
     const uint64_t room = 2 * layer->context->cache_bytes,
-                   step = trf_device_align(layer->view.blob_bytes) + trf_device_align(layer->directory_bytes);
+                   step = trf_device_align(layer->view.buffer_bytes) + trf_device_align(layer->directory_bytes);
     cudaError_t error = cudaSuccess;
     timer->copies[0] = *layer;
     for (timer->num_copies = 1; !error && timer->num_copies < MOST_COPIES && timer->num_copies * step <= room;

@@ -104,8 +104,8 @@ static void view_part(const trf_transcoding *t, uint32_t number, trf_coded_part 
     view->tiles += tiles.first;
     if (view->row_offsets)
         view->row_offsets += part->first_row;
-    view->blob = blob_around(t->memory + t->buffers_offset + number % BUFFERS * t->buffer_bytes,
-                             blob->tiles[tiles.first].data_offset);
+    view->buffer = blob_around(t->memory + t->buffers_offset + number % BUFFERS * t->buffer_bytes,
+                               blob->tiles[tiles.first].data_offset);
 }
 
 /* ---- what the device and the host have meanwhile ---- */

@@ -32,51 +32,51 @@ trf_status fail_to_find(const char *message, trf_error *err) {
 
 } // namespace
 
-trf_status trf_torch_get_size(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+trf_status trf_torch_get_size(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                               trf_layer_size *size, trf_error *err) {
     trf_context *context;
     const trf_status status = trf_torch::find_context(device, &context, err);
     if (status != TRF_OK)
         return status;
     trf_load_options options = options_for(layout);
-    options.blob_is_on_device = 1;
-    return trf_device_layer_get_size(context, blob, blob_bytes, &options, size, err);
+    options.buffer_is_on_device = 1;
+    return trf_device_layer_get_size(context, buffer, buffer_bytes, &options, size, err);
 }
 
-trf_status trf_torch_adopt(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+trf_status trf_torch_adopt(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                            const trf_layer_memory *memory, trf_error *err) {
     trf_context *context;
     trf_status status = trf_torch::find_context(device, &context, err);
     if (status != TRF_OK)
         return status;
     trf_load_options options = options_for(layout);
-    options.blob_is_on_device = 1;
+    options.buffer_is_on_device = 1;
     options.memory = *memory;
     trf_device_layer *made = nullptr;
-    status = trf_device_layer_create(context, blob, blob_bytes, &options, &made, err);
+    status = trf_device_layer_create(context, buffer, buffer_bytes, &options, &made, err);
     if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, memory->blob, memory->blob_bytes, made, err);
+        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
     if (status != TRF_OK)
         trf_device_layer_destroy(made);
     return status;
 }
 
-trf_status trf_torch_get_converted_size(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+trf_status trf_torch_get_converted_size(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                                         trf_layer_size *size, trf_error *err) {
-    const trf_torch::found_layer found = trf_torch::find_layer(device, blob, blob_bytes);
+    const trf_torch::found_layer found = trf_torch::find_layer(device, buffer, buffer_bytes);
     return found.layer ? trf_device_layer_get_converted_size(found.layer->handle, layout, size, err)
                        : fail_to_find("there is no layer at this place", err);
 }
 
-trf_status trf_torch_convert(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+trf_status trf_torch_convert(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                              const trf_layer_memory *memory, trf_error *err) {
-    const trf_torch::found_layer found = trf_torch::find_layer(device, blob, blob_bytes);
+    const trf_torch::found_layer found = trf_torch::find_layer(device, buffer, buffer_bytes);
     if (!found.layer)
         return fail_to_find("there is no layer at this place", err);
     trf_device_layer *made = nullptr;
     trf_status status = trf_device_layer_convert(found.layer->handle, layout, memory, &made, err);
     if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, memory->blob, memory->blob_bytes, made, err);
+        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
     if (status != TRF_OK)
         trf_device_layer_destroy(made);
     return status;
@@ -103,18 +103,19 @@ trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *te
     trf_device_layer *made = nullptr;
     status = trf_device_layer_load(context, checkpoint, tensor, &options, &made, err);
     if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, memory->blob, memory->blob_bytes, made, err);
+        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
     if (status != TRF_OK)
         trf_device_layer_destroy(made);
     return status;
 }
 
-int trf_torch_is_known(int device, const void *blob, uint64_t blob_bytes) {
-    return trf_torch::find_layer(device, blob, blob_bytes).layer || trf_torch::find_experts(device, blob, blob_bytes);
+int trf_torch_is_known(int device, const void *buffer, uint64_t buffer_bytes) {
+    return trf_torch::find_layer(device, buffer, buffer_bytes).layer ||
+           trf_torch::find_experts(device, buffer, buffer_bytes);
 }
 
-int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_device_layer_info *info) {
-    const trf_torch::found_layer found = trf_torch::find_layer(device, blob, blob_bytes);
+int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer_info *info) {
+    const trf_torch::found_layer found = trf_torch::find_layer(device, buffer, buffer_bytes);
     if (found.layer)
         trf_device_layer_get_info(found.layer->handle, info);
     return found.layer != nullptr;
@@ -145,7 +146,7 @@ trf_status trf_torch_check_experts_dtype(int device, const void *container, uint
 
 void trf_torch_forget_experts(int device, const void *container) { trf_torch::forget_experts(device, container); }
 
-void trf_torch_forget(int device, const void *blob) { trf_torch::forget_layer(device, blob); }
+void trf_torch_forget(int device, const void *buffer) { trf_torch::forget_layer(device, buffer); }
 
 uint64_t trf_torch_count(void) { return trf_torch::count_layers(); }
 

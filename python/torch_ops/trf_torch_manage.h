@@ -14,21 +14,21 @@ extern "C" {
 
 /* The memory of the layer that a blob in device memory becomes in a layout, or that a buffer of this layout is. Errors:
  * trf_device_layer_get_size's. */
-TRF_TORCH_API trf_status trf_torch_get_size(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+TRF_TORCH_API trf_status trf_torch_get_size(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                                             trf_layer_size *size, trf_error *err);
 
-/* Makes a layer of a blob, or of a buffer of its layout, which is used where it lies: at memory->blob. Memory stays
- * until the layer, which is known by that, is forgotten. Errors: trf_device_layer_create's; TRF_ERR_EXISTS (there is
- * one already). */
-TRF_TORCH_API trf_status trf_torch_adopt(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+/* Makes a layer of a blob, or of a buffer of its layout, which is used where it lies: at memory->buffer. Memory
+ * stays until the layer, which is known by that, is forgotten. Errors: trf_device_layer_create's; TRF_ERR_EXISTS (there
+ * is one already). */
+TRF_TORCH_API trf_status trf_torch_adopt(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                                          const trf_layer_memory *memory, trf_error *err);
 
 /* Makes a layer of one that is known in another layout, in memory that is given, by which it is known then; and how
  * much that takes. The old one stays as it is. Errors: those of trf_device_layer_convert and _get_converted_size;
  * TRF_ERR_NOT_FOUND (it is unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
-TRF_TORCH_API trf_status trf_torch_get_converted_size(int device, const void *blob, uint64_t blob_bytes,
+TRF_TORCH_API trf_status trf_torch_get_converted_size(int device, const void *buffer, uint64_t buffer_bytes,
                                                       trf_layout layout, trf_layer_size *size, trf_error *err);
-TRF_TORCH_API trf_status trf_torch_convert(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+TRF_TORCH_API trf_status trf_torch_convert(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                                            const trf_layer_memory *memory, trf_error *err);
 
 /* As both of these, of a tensor of a checkpoint, which is read to the memory that is given: *size is what it takes.
@@ -39,10 +39,10 @@ TRF_TORCH_API trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, 
                                         const trf_layer_memory *memory, const int32_t *cancel, trf_error *err);
 
 /* @return whether there is a layer at a place, or a container of experts. */
-TRF_TORCH_API int trf_torch_is_known(int device, const void *blob, uint64_t blob_bytes);
+TRF_TORCH_API int trf_torch_is_known(int device, const void *buffer, uint64_t buffer_bytes);
 
 /* @return whether there is a layer at a place; *info is filled then. */
-TRF_TORCH_API int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_device_layer_info *info);
+TRF_TORCH_API int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer_info *info);
 
 /* Makes experts of layers that are known: [count] blobs at these offsets of a container. Where the library does not
  * take them together, trf_torch_check_experts_dtype says so. Errors: see insert_experts. */
@@ -54,7 +54,7 @@ TRF_TORCH_API trf_status trf_torch_make_experts(int device, const void *containe
 TRF_TORCH_API trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes,
                                                        trf_dtype dtype, trf_error *err);
 
-TRF_TORCH_API void trf_torch_forget(int device, const void *blob);
+TRF_TORCH_API void trf_torch_forget(int device, const void *buffer);
 TRF_TORCH_API void trf_torch_forget_experts(int device, const void *container); /* and their layers */
 TRF_TORCH_API uint64_t trf_torch_count(void);
 

@@ -14,7 +14,7 @@ static void list_slabs(host_view *host, const trf_blob_view *from, uint64_t tile
         const uint32_t panel = (shape.col + trf_slab_col(&shape, s)) / from->header.slab_cols;
         trf_device_slab *slab = &host->slabs[band * host->view.num_panels + panel];
         const trf_slab_location location =
-            trf_locate_slab(&shape, host->view.blob + meta->data_offset, s, from->header.raw_bits);
+            trf_locate_slab(&shape, host->view.buffer + meta->data_offset, s, from->header.raw_bits);
         slab->raw_offset_128 = (uint32_t)((meta->data_offset + location.raw) / 128);
         slab->rans_offset_16 = (uint16_t)((location.rans_streams - location.raw) / 16);
         slab->rans_size_16 = (uint16_t)((location.end - location.rans_streams) / 16);
@@ -59,8 +59,8 @@ host_view *host_view_make(const trf_blob_view *from, const uint8_t *blob, uint64
     copy_fields(&host->view, from);
     host->slabs = calloc((size_t)host->view.num_bands * host->view.num_panels, sizeof *host->slabs);
     ck_assert_ptr_nonnull(host->slabs);
-    host->view.blob = blob;
-    host->view.blob_bytes = blob_bytes;
+    host->view.buffer = blob;
+    host->view.buffer_bytes = blob_bytes;
     host->view.slabs = host->slabs;
     host->view.decode_table = host->decode_table;
     host->view.fault = &host->fault;

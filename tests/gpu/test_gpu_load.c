@@ -258,7 +258,7 @@ static trf_device_layer *load_to(const gpu_stored_layer *stored, gpu_memory *blo
     gpu_check(trf_checkpoint_open(stored->path, &checkpoint, &err), TRF_OK, &err, stored->path);
     gpu_check(trf_device_layer_get_load_size(gpu_context, checkpoint, "weight", &options, &size, &err), TRF_OK, &err,
               stored->path);
-    *blob = gpu_memory_make(size.blob_bytes);
+    *blob = gpu_memory_make(size.buffer_bytes);
     *directory = gpu_memory_make(size.directory_bytes);
     options.memory = (trf_layer_memory){blob->at, blob->bytes, directory->at, directory->bytes};
     gpu_check(trf_device_layer_load(gpu_context, checkpoint, "weight", &options, &layer, &err), TRF_OK, &err,

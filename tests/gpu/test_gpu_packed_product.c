@@ -403,7 +403,7 @@ START_TEST(chosen_kernels) {
             ck_assert(trf_packed_choose(&c->view, &gpu_context->limits, batches[b], &partition));
             printf("%ux%u, m %u: shape %d, %llu blocks, clusters of %u, %u of %u tiles whole\n", c->layer.rows,
                    c->layer.cols, batches[b], partition.shape, (unsigned long long)partition.blocks, partition.cluster,
-                   partition.whole, partition.tiles);
+                   partition.whole_tiles, partition.tiles);
             check_partition(c, batches[b], &partition, c->x.at);
         }
         case_end(c);

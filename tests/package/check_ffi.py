@@ -37,7 +37,7 @@ class LoadOptions(ctypes.Structure):
         ("shard", c_uint32 * 4),
         ("row_ranges", c_void_p),
         ("num_row_ranges", c_uint32),
-        ("blob_is_on_device", c_int),
+        ("buffer_is_on_device", c_int),
         ("memory", LayerMemory),
         ("threads", c_int),
         ("progress", c_void_p),
@@ -209,7 +209,7 @@ def check_load(library: ctypes.CDLL, golden: Path) -> None:
     load = library.trf_device_layer_load
     status = load(context, checkpoint, b"weight", byref(options), byref(layer), byref(error))
     assert status == TRF_ERR_ARGUMENT and not layer and b"'weight'" in error.message, error.message
-    options.memory.blob_bytes += 1
+    options.memory.buffer_bytes += 1
     check(load(context, checkpoint, b"weight", byref(options), byref(layer), byref(error)))
     library.trf_checkpoint_close(checkpoint)
     library.trf_device_layer_destroy(layer)

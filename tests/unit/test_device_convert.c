@@ -85,7 +85,7 @@ static uint64_t measure(const trf_device_layer *layer, trf_layout layout) {
     trf_layer_size size = {0, 7};
     fixture_check_status(trf_device_layer_get_converted_size(layer, layout, &size, &err), TRF_OK, &err);
     ck_assert_uint_eq(size.directory_bytes, 0);
-    return size.blob_bytes;
+    return size.buffer_bytes;
 }
 
 /* ---- what comes of it ---- */
@@ -281,21 +281,21 @@ START_TEST(in_the_callers_memory) {
     const trf_layer_memory right = {room.at, room.bytes, NULL, 0};
     trf_layer_memory wrong[] = {right, right, right, right};
     trf_load_options options;
-    wrong[0].blob_bytes--;
-    wrong[1].blob = NULL;
-    wrong[2].blob = room.at + MISALIGNED;
-    wrong[2].blob_bytes += MISALIGNED;
-    wrong[3].blob = (void *)coded->view.blob;
+    wrong[0].buffer_bytes--;
+    wrong[1].buffer = NULL;
+    wrong[2].buffer = room.at + MISALIGNED;
+    wrong[2].buffer_bytes += MISALIGNED;
+    wrong[3].buffer = (void *)coded->view.buffer;
     for (int i = 0; i < 4; i++)
         check_refused(coded, layout, &wrong[i], TRF_ERR_ARGUMENT, i == 3 ? "overlaps" : "memory for a layer");
     guarded_check_untouched(&room);
     fixture_check_status(trf_device_layer_convert(coded, layout, &right, &made, &err), TRF_OK, &err);
-    EXPECT(made->view.blob == room.at && !made->memory);
+    EXPECT(made->view.buffer == room.at && !made->memory);
     check_layer(made, coded, layout);
     trf_device_layer_destroy(made);
     trf_load_options_init(&options);
     options.layout = layout;
-    options.blob_is_on_device = 1;
+    options.buffer_is_on_device = 1;
     fixture_check_status(trf_device_layer_create(device, room.at, room.bytes, &options, &again, &err), TRF_OK, &err);
     check_layer(again, coded, layout);
     trf_device_layer_destroy(again);
@@ -325,7 +325,7 @@ START_TEST(what_there_is_not) {
                          &err);
     fixture_check_status(trf_device_layer_get_converted_size(plain, TRF_LAYOUT_CODED, &size, &err), TRF_ERR_UNSUPPORTED,
                          &err);
-    ck_assert(size.blob_bytes == 7 && size.directory_bytes == 7);
+    ck_assert(size.buffer_bytes == 7 && size.directory_bytes == 7);
     trf_device_layer_destroy(plain);
     trf_device_layer_destroy(layer);
     trf_free(blob.at);

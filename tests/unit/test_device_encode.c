@@ -175,12 +175,12 @@ START_TEST(adopted_layers) {
     fixture_check_status(trf_device_layer_get_size(device, blob.at, blob.bytes, &load_options, &size, &err), TRF_OK,
                          &err);
     void *room;
-    fixture_check_status(trf_device_allocate(device, size.blob_bytes, &room, &err), TRF_OK, &err);
-    load_options.memory = (trf_layer_memory){room, size.blob_bytes, NULL, 0};
+    fixture_check_status(trf_device_allocate(device, size.buffer_bytes, &room, &err), TRF_OK, &err);
+    load_options.memory = (trf_layer_memory){room, size.buffer_bytes, NULL, 0};
     trf_device_layer_destroy(load(&blob, load_options, layout));
-    const coded_blob buffer = {room, size.blob_bytes};
+    const coded_blob buffer = {room, size.buffer_bytes};
     load_options.memory = (trf_layer_memory){0};
-    load_options.blob_is_on_device = 1;
+    load_options.buffer_is_on_device = 1;
     trf_device_layer *layer = load(&buffer, load_options, layout);
     check_encoded(layer, &blob);
     trf_device_layer_destroy(layer);

@@ -80,8 +80,8 @@ static load_room make_room(const char *tensor, trf_load_options *options) {
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint, tensor, options, &size, &err), TRF_OK,
                          &err);
     ck_assert_int_eq(size.directory_bytes == 0, ON_CPU);
-    load_room room = {guarded_allocate(device, size.blob_bytes), guarded_allocate(device, size.directory_bytes)};
-    options->memory = (trf_layer_memory){room.blob.at, size.blob_bytes, room.directory.at, size.directory_bytes};
+    load_room room = {guarded_allocate(device, size.buffer_bytes), guarded_allocate(device, size.directory_bytes)};
+    options->memory = (trf_layer_memory){room.blob.at, size.buffer_bytes, room.directory.at, size.directory_bytes};
     return room;
 }
 
@@ -123,10 +123,10 @@ START_TEST(the_same_in_any_memory) {
         trf_device_layer *own = load(kNames[_i], &options);
         load_room room = make_room(kNames[_i], &options);
         trf_device_layer *placed = load(kNames[_i], &options);
-        uint8_t *blob = guarded_read(&room.blob), *own_blob = malloc(own->view.blob_bytes);
-        fixture_check_status(trf_device_download(device, own_blob, own->view.blob, own->view.blob_bytes, &err), TRF_OK,
-                             &err);
-        EXPECT(placed->view.blob == room.blob.at && room.blob.bytes == own->view.blob_bytes);
+        uint8_t *blob = guarded_read(&room.blob), *own_blob = malloc(own->view.buffer_bytes);
+        fixture_check_status(trf_device_download(device, own_blob, own->view.buffer, own->view.buffer_bytes, &err),
+                             TRF_OK, &err);
+        EXPECT(placed->view.buffer == room.blob.at && room.blob.bytes == own->view.buffer_bytes);
         EXPECT(memcmp(blob, own_blob, room.blob.bytes) == 0);
         check_same(own, placed);
         trf_device_layer_destroy(own);
@@ -158,12 +158,12 @@ START_TEST(memory_that_does) {
     if (_i == 0) { /* and of a blob that lies there already */
         trf_load_options there = part(0);
         trf_device_layer *adopted = NULL;
-        there.blob_is_on_device = 1;
+        there.buffer_is_on_device = 1;
         there.memory = options.memory;
         fixture_check_status(
-            trf_device_layer_create(device, options.memory.blob, room.blob.bytes, &there, &adopted, &err), TRF_OK,
+            trf_device_layer_create(device, options.memory.buffer, room.blob.bytes, &there, &adopted, &err), TRF_OK,
             &err);
-        EXPECT(adopted->view.blob == options.memory.blob);
+        EXPECT(adopted->view.buffer == options.memory.buffer);
         check_same(own, adopted);
         trf_device_layer_destroy(adopted);
     }
@@ -187,15 +187,15 @@ START_TEST(memory_that_does_not_do) {
     trf_layer_memory wrong[8];
     for (int i = 0; i < 8; i++)
         wrong[i] = right;
-    wrong[0].blob_bytes--;
-    wrong[1].blob_bytes = 0;
-    wrong[2].blob = (uint8_t *)right.blob + MISALIGNED;
-    wrong[3].blob = NULL;
+    wrong[0].buffer_bytes--;
+    wrong[1].buffer_bytes = 0;
+    wrong[2].buffer = (uint8_t *)right.buffer + MISALIGNED;
+    wrong[3].buffer = NULL;
     wrong[3].directory_bytes += ON_CPU; /* or there would be no memory at all, which is the library's */
     wrong[4].directory = NULL;
     wrong[5].directory_bytes--;
     wrong[6].directory = (uint8_t *)right.directory + MISALIGNED;
-    wrong[7].directory = (uint8_t *)right.blob - 256; /* which reaches into the blob */
+    wrong[7].directory = (uint8_t *)right.buffer - 256; /* which reaches into the blob */
     for (int i = 0; i < (ON_CPU ? 4 : 8); i++) {
         trf_load_options options = good;
         options.memory = wrong[i];
@@ -235,11 +235,11 @@ START_TEST(sizes_that_there_are_not) {
                          &err);
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint, "bf16", NULL, NULL, &err), TRF_ERR_ARGUMENT,
                          &err);
-    ck_assert(size.blob_bytes == 7 && size.directory_bytes == 7);
+    ck_assert(size.buffer_bytes == 7 && size.directory_bytes == 7);
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint, "bf16", NULL, &size, &err), TRF_OK, &err);
     trf_load_options whole = part(0);
     load_room room = make_room("bf16", &whole);
-    ck_assert(size.blob_bytes == room.blob.bytes && size.directory_bytes == room.directory.bytes);
+    ck_assert(size.buffer_bytes == room.blob.bytes && size.directory_bytes == room.directory.bytes);
     free_room(&room);
 }
 END_TEST

@@ -204,11 +204,11 @@ typedef struct layer_room {
 static layer_room make_room(const void *blob, uint64_t bytes, trf_load_options *options) {
     layer_room room;
     fixture_check_status(trf_device_layer_get_size(device, blob, bytes, options, &room.size, &err), TRF_OK, &err);
-    room.blob = guarded_allocate(device, room.size.blob_bytes);
+    room.blob = guarded_allocate(device, room.size.buffer_bytes);
     room.directory = guarded_allocate(device, room.size.directory_bytes);
     ck_assert_int_eq(room.size.directory_bytes == 0, TRF_TEST_DEVICE == TRF_DEVICE_CPU);
     options->memory =
-        (trf_layer_memory){room.blob.at, room.size.blob_bytes, room.directory.at, room.size.directory_bytes};
+        (trf_layer_memory){room.blob.at, room.size.buffer_bytes, room.directory.at, room.size.directory_bytes};
     return room;
 }
 
@@ -221,8 +221,8 @@ static void free_room(layer_room *room) {
 
 /* A device layer's blob, malloc'd and 16-byte aligned. */
 static uint8_t *read_blob(const trf_device_layer *layer) {
-    uint8_t *blob = aligned_alloc(256, (layer->view.blob_bytes + 255) / 256 * 256);
-    fixture_check_status(trf_device_download(device, blob, layer->view.blob, layer->view.blob_bytes, &err), TRF_OK,
+    uint8_t *blob = aligned_alloc(256, (layer->view.buffer_bytes + 255) / 256 * 256);
+    fixture_check_status(trf_device_download(device, blob, layer->view.buffer, layer->view.buffer_bytes, &err), TRF_OK,
                          &err);
     return blob;
 }
@@ -230,8 +230,8 @@ static uint8_t *read_blob(const trf_device_layer *layer) {
 /* The same blob, meant in the same way. */
 static void check_same(const trf_device_layer *a, const trf_device_layer *b) {
     uint8_t *first = read_blob(a), *second = read_blob(b);
-    EXPECT(a->view.blob_bytes == b->view.blob_bytes);
-    EXPECT(memcmp(first, second, a->view.blob_bytes) == 0);
+    EXPECT(a->view.buffer_bytes == b->view.buffer_bytes);
+    EXPECT(memcmp(first, second, a->view.buffer_bytes) == 0);
     EXPECT(memcmp(&a->shard, &b->shard, sizeof a->shard) == 0);
     EXPECT(memcmp(&a->info, &b->info, sizeof a->info) == 0);
     free(first);
@@ -259,7 +259,7 @@ static void check_rows(const trf_device_layer *layer, const stored_layer *stored
     const uint64_t bytes = (uint64_t)all_rows * all_cols * each;
     uint8_t *blob = read_blob(layer), *found = malloc(bytes);
     trf_layer *own;
-    fixture_check_status(trf_layer_from_memory(blob, layer->view.blob_bytes, &own, &err), TRF_OK, &err);
+    fixture_check_status(trf_layer_from_memory(blob, layer->view.buffer_bytes, &own, &err), TRF_OK, &err);
     fixture_check_status(trf_layer_decode(own, found, bytes, 2, &err), TRF_OK, &err);
     for (uint32_t r = 0; r < shard->rows; r++)
         EXPECT(memcmp(found + ((uint64_t)(shard->row + r) * all_cols + shard->col) * each,
@@ -293,17 +293,17 @@ static void check_everywhere(const stored_layer *stored, trf_load_options option
 
     layer_room room = make_room(stored->blob, stored->bytes, &options);
     trf_device_layer *placed = create(stored->blob, stored->bytes, &options);
-    EXPECT(room.size.blob_bytes == from_file->view.blob_bytes);
-    EXPECT(placed->view.blob == room.blob.at);
+    EXPECT(room.size.buffer_bytes == from_file->view.buffer_bytes);
+    EXPECT(placed->view.buffer == room.blob.at);
     check_same(from_file, placed);
     check_same_products(device, from_file, placed, M);
     check_rows(placed, stored, rows, options.first_col);
     uint8_t *blob = guarded_read(&room.blob), *same = read_blob(from_file);
-    EXPECT(memcmp(blob, same, room.size.blob_bytes) == 0);
+    EXPECT(memcmp(blob, same, room.size.buffer_bytes) == 0);
     free(guarded_read(&room.directory));
     trf_device_layer_destroy(placed);
     uint8_t *still = guarded_read(&room.blob); /* the caller's, and as it was */
-    EXPECT(memcmp(blob, still, room.size.blob_bytes) == 0);
+    EXPECT(memcmp(blob, still, room.size.buffer_bytes) == 0);
     free(blob);
     free(same);
     free(still);
@@ -320,7 +320,7 @@ START_TEST(whole_layers_are_the_file) {
     trf_load_options options;
     trf_load_options_init(&options);
     layer_room room = make_room(stored->blob, stored->bytes, &options);
-    ck_assert_uint_eq(room.size.blob_bytes, stored->bytes);
+    ck_assert_uint_eq(room.size.buffer_bytes, stored->bytes);
     trf_device_layer *layer = create(stored->blob, stored->bytes, &options);
     uint8_t *blob = guarded_read(&room.blob);
     EXPECT(memcmp(blob, stored->blob, stored->bytes) == 0);
@@ -355,7 +355,7 @@ START_TEST(ranges_that_are_shards) {
     trf_load_options all = range_options(4);
     trf_device_layer *layer = create(stored->blob, stored->bytes, &all);
     uint8_t *blob = read_blob(layer);
-    ck_assert_uint_eq(layer->view.blob_bytes, stored->bytes);
+    ck_assert_uint_eq(layer->view.buffer_bytes, stored->bytes);
     EXPECT(memcmp(blob, stored->blob, stored->bytes) == 0);
     free(blob);
     trf_device_layer_destroy(layer);
@@ -408,7 +408,7 @@ START_TEST(ranges_that_are_none) {
             ck_assert_ptr_nonnull(strstr(err.message, "as a layer of its own"));
         fixture_check_status(trf_device_layer_get_size(device, stored->blob, stored->bytes, &options, &size, &err),
                              wrong[i].status, &err);
-        ck_assert(!layer && size.blob_bytes == 7 && size.directory_bytes == 7);
+        ck_assert(!layer && size.buffer_bytes == 7 && size.directory_bytes == 7);
     }
     trf_load_options options = range_options(2);
     trf_device_layer *layer = NULL;
@@ -476,16 +476,16 @@ START_TEST(memory_that_does_not_do) {
     trf_layer_memory wrong[9];
     for (int i = 0; i < 9; i++)
         wrong[i] = right;
-    wrong[0].blob_bytes--;
-    wrong[1].blob_bytes = 0;
-    wrong[2].blob = (uint8_t *)right.blob + MISALIGNED;
-    wrong[3].blob = NULL;
+    wrong[0].buffer_bytes--;
+    wrong[1].buffer_bytes = 0;
+    wrong[2].buffer = (uint8_t *)right.buffer + MISALIGNED;
+    wrong[3].buffer = NULL;
     wrong[4].directory = room.blob.at + 256; /* inside of the blob */
     wrong[4].directory_bytes = room.size.directory_bytes;
     wrong[5].directory = NULL;
     wrong[6].directory_bytes--;
     wrong[7].directory = (uint8_t *)right.directory + MISALIGNED;
-    wrong[8].directory = (uint8_t *)right.blob - 256; /* which reaches into the blob */
+    wrong[8].directory = (uint8_t *)right.buffer - 256; /* which reaches into the blob */
     for (int i = 0; i < (has_directory ? 9 : 4); i++) {
         trf_load_options options = good;
         trf_device_layer *layer = NULL;
@@ -514,16 +514,16 @@ START_TEST(blobs_on_the_device) {
     for (int how = 0; how < 4; how++) {
         trf_load_options options;
         trf_load_options_init(&options);
-        options.blob_is_on_device = 1;
+        options.buffer_is_on_device = 1;
         layer_room room = make_room(blob.at, stored->bytes, &options);
         if (how == 0) /* nothing of the caller's */
             options.memory = (trf_layer_memory){0};
         if (how == 1) /* a directory alone */
-            options.memory.blob = NULL, options.memory.blob_bytes = 0;
+            options.memory.buffer = NULL, options.memory.buffer_bytes = 0;
         if (how == 2) /* the same */
-            options.memory.blob = blob.at, options.memory.blob_bytes = stored->bytes;
+            options.memory.buffer = blob.at, options.memory.buffer_bytes = stored->bytes;
         trf_device_layer *layer = create(blob.at, stored->bytes, &options);
-        EXPECT(layer->view.blob == (how < 3 ? blob.at : room.blob.at));
+        EXPECT(layer->view.buffer == (how < 3 ? blob.at : room.blob.at));
         uint32_t *rows = list_rows(&options);
         check_rows(layer, stored, rows, 0);
         trf_device_layer_destroy(layer);
@@ -549,14 +549,14 @@ START_TEST(shards_of_blobs_on_the_device) {
         if (!test_tries(s + _i))
             continue;
         fixture_check_status(load(stored->path, &options, &from_file), TRF_OK, &err);
-        options.blob_is_on_device = 1;
+        options.buffer_is_on_device = 1;
         trf_device_layer *from_device = create(blob.at, stored->bytes, &options);
         check_same(from_file, from_device);
         check_same_products(device, from_file, from_device, M);
         trf_device_layer_destroy(from_device);
         layer_room room = make_room(blob.at, stored->bytes, &options);
         from_device = create(blob.at, stored->bytes, &options);
-        EXPECT(from_device->view.blob == room.blob.at);
+        EXPECT(from_device->view.buffer == room.blob.at);
         check_same(from_file, from_device);
         trf_device_layer_destroy(from_device);
         trf_device_layer_destroy(from_file);
@@ -581,20 +581,20 @@ START_TEST(corrupt_blobs_on_the_device) {
     trf_device_layer *layer = NULL;
     for (int whole = 0; whole < 2; whole++) {
         trf_load_options options = shard_options(whole ? kShards[0] : touching);
-        options.blob_is_on_device = 1;
+        options.buffer_is_on_device = 1;
         fixture_check_status(trf_device_layer_create(device, blob.at, stored->bytes, &options, &layer, &err),
                              TRF_ERR_CHECKSUM, &err);
         ck_assert_uint_eq(err.offset, at);
         ck_assert_ptr_null(layer);
     }
     trf_load_options options = shard_options(above);
-    options.blob_is_on_device = 1;
+    options.buffer_is_on_device = 1;
     trf_device_layer_destroy(create(blob.at, stored->bytes, &options));
     options.memory = (trf_layer_memory){blob.at, stored->bytes, NULL, 0}; /* of which a shard is read and written */
     fixture_check_status(trf_device_layer_create(device, blob.at, stored->bytes, &options, &layer, &err),
                          TRF_ERR_ARGUMENT, &err);
     options = shard_options(above);
-    options.blob_is_on_device = 1;
+    options.buffer_is_on_device = 1;
     fixture_check_status(
         trf_device_layer_create(device, blob.at + MISALIGNED, stored->bytes - MISALIGNED, &options, &layer, &err),
         TRF_ERR_ARGUMENT, &err);

@@ -84,7 +84,7 @@ static uint64_t most_bytes(const made_blob *blob, const trf_load_options *shard)
     options.layout = TRF_LAYOUT_PACKED;
     fixture_check_status(trf_device_layer_get_size(device, blob->at, blob->bytes, &options, &size, &err), TRF_OK, &err);
     ck_assert_uint_eq(size.directory_bytes, 0);
-    return size.blob_bytes;
+    return size.buffer_bytes;
 }
 
 static const uint32_t kShapes[][2] = {{1, 1}, {64, 32}, {65, 33}, {333, 77}, {16, 1100}, {257, 513}, {600, 520}};
@@ -148,8 +148,8 @@ static void check_buffer(const trf_device_layer *packed, const packed_layer *due
     const uint64_t bytes = due->head.common.buffer_bytes, lines = due->head.lines_offset;
     uint8_t *found = aligned_alloc(TRF_PACKED_ALIGNMENT, bytes);
     ck_assert_ptr_nonnull(found);
-    ck_assert_uint_eq(packed->view.blob_bytes, bytes);
-    fixture_check_status(trf_device_download(device, found, packed->view.blob, bytes, &err), TRF_OK, &err);
+    ck_assert_uint_eq(packed->view.buffer_bytes, bytes);
+    fixture_check_status(trf_device_download(device, found, packed->view.buffer, bytes, &err), TRF_OK, &err);
     const trf_packed_head *head = (const trf_packed_head *)found;
     EXPECT(head->num_records == due->head.num_records && head->num_stored == due->head.num_stored);
     EXPECT(head->lines_offset == lines && head->tiles_offset == due->head.tiles_offset);
@@ -364,7 +364,7 @@ static uint64_t most_load_bytes(const char *tensor, const trf_load_options *opti
     trf_layer_size size;
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint_of(tensor), tensor, options, &size, &err),
                          TRF_OK, &err);
-    return size.blob_bytes;
+    return size.buffer_bytes;
 }
 
 static void check_load(const char *tensor, const trf_load_options *options, trf_status status, const char *message) {
@@ -390,7 +390,7 @@ END_TEST
 /* ---- memory ---- */
 
 static trf_status adopt(const void *buffer, uint64_t bytes, trf_load_options options, trf_device_layer **layer) {
-    options.blob_is_on_device = 1;
+    options.buffer_is_on_device = 1;
     options.layout = options.layout == TRF_LAYOUT_CODED ? TRF_LAYOUT_PACKED : options.layout;
     return trf_device_layer_create(device, buffer, bytes, &options, layer, &err);
 }
@@ -417,7 +417,7 @@ START_TEST(in_the_callers_memory) {
         guarded_memory room = guarded_allocate(device, most_load_bytes(kNames[_i], &options));
         options.memory = (trf_layer_memory){room.at, room.bytes, NULL, 0};
         trf_device_layer *placed = load(kNames[_i], &options);
-        EXPECT(placed->view.blob == room.at && !placed->memory);
+        EXPECT(placed->view.buffer == room.at && !placed->memory);
         check_same(own, placed);
         const uint64_t used = test_device_layer_info(placed).memory_bytes;
         trf_device_layer_destroy(placed);
@@ -428,11 +428,11 @@ START_TEST(in_the_callers_memory) {
         guarded_memory moved = guarded_allocate(device, used);
         fixture_check_status(trf_device_upload(device, moved.at, bytes, used, &err), TRF_OK, &err);
         guarded_free(&room);
-        whole.blob_is_on_device = 1;
+        whole.buffer_is_on_device = 1;
         fixture_check_status(trf_device_layer_get_size(device, moved.at, used, &whole, &size, &err), TRF_OK, &err);
-        ck_assert(size.blob_bytes == used && size.directory_bytes == 0);
+        ck_assert(size.buffer_bytes == used && size.directory_bytes == 0);
         fixture_check_status(adopt(moved.at, used, whole, &again), TRF_OK, &err);
-        EXPECT(again->view.blob == moved.at);
+        EXPECT(again->view.buffer == moved.at);
         check_same(own, again);
         trf_device_layer_destroy(again);
         trf_device_layer_destroy(own);
@@ -450,10 +450,10 @@ START_TEST(memory_that_does_not_do) {
     guarded_memory room = guarded_allocate(device, most_load_bytes("bf16", &good));
     const trf_layer_memory right = {room.at, room.bytes, NULL, 0};
     trf_layer_memory wrong[] = {right, right, right, right};
-    wrong[0].blob_bytes--;
-    wrong[1].blob_bytes = 0;
-    wrong[2].blob = (uint8_t *)right.blob + MISALIGNED;
-    wrong[3].blob = NULL;
+    wrong[0].buffer_bytes--;
+    wrong[1].buffer_bytes = 0;
+    wrong[2].buffer = (uint8_t *)right.buffer + MISALIGNED;
+    wrong[3].buffer = NULL;
     for (int i = 0; i < 4; i++) {
         trf_load_options options = good;
         options.memory = wrong[i];
@@ -469,8 +469,8 @@ END_TEST
 START_TEST(heads_that_are_not_good) {
     trf_load_options options = part(0, TRF_LAYOUT_PACKED), whole = options;
     trf_device_layer *own = load("odd", &options), *layer = NULL;
-    guarded_memory room = guarded_allocate(device, own->view.blob_bytes);
-    fixture_check_status(trf_device_download(device, room.at, own->view.blob, room.bytes, &err), TRF_OK, &err);
+    guarded_memory room = guarded_allocate(device, own->view.buffer_bytes);
+    fixture_check_status(trf_device_download(device, room.at, own->view.buffer, room.bytes, &err), TRF_OK, &err);
     trf_device_layer_destroy(own);
     for (uint32_t at = 0; at < sizeof(trf_packed_head); at++) {
         room.at[at] ^= (uint8_t)(1u << at % 8);
@@ -500,9 +500,9 @@ START_TEST(mutated_buffers) {
     test_rng rng = {11 + (uint64_t)_i};
     const made_blob blob = encode(_i ? SCALED_ROWS : OUTLIERS, 333, 300, TRF_FAVOR_SPEED);
     trf_device_layer *own = make(&blob, TRF_LAYOUT_PACKED, NULL);
-    const uint64_t bytes = own->view.blob_bytes;
+    const uint64_t bytes = own->view.buffer_bytes;
     guarded_memory room = guarded_allocate(device, bytes);
-    memcpy(room.at, own->view.blob, bytes);
+    memcpy(room.at, own->view.buffer, bytes);
     const trf_packed_head *head = (const trf_packed_head *)room.at;
     int refused = 0;
     for (int round = 0; round < test_rounds(400); round++) {
@@ -582,7 +582,7 @@ START_TEST(what_packed_layers_are_not) {
     check_load("i8", &options, TRF_ERR_UNSUPPORTED, "the layout 'packed' does not take the codec int");
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint, "i8", &options, &size, &err),
                          TRF_ERR_UNSUPPORTED, &err);
-    ck_assert(size.blob_bytes == 7 && size.directory_bytes == 7);
+    ck_assert(size.buffer_bytes == 7 && size.directory_bytes == 7);
     fixture_check_status(trf_experts_create(layers, 2, &experts, &err), TRF_ERR_UNSUPPORTED, &err);
     ck_assert_ptr_nonnull(strstr(err.message, "layout 'packed'"));
     fixture_check_status(trf_stack_create(device, &stack, &err), TRF_OK, &err);

@@ -270,13 +270,13 @@ static guarded_memory make_room(const char *tensor, trf_load_options *options) {
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint_of(tensor), tensor, options, &size, &err),
                          TRF_OK, &err);
     ck_assert_uint_eq(size.directory_bytes, 0);
-    guarded_memory room = guarded_allocate(device, size.blob_bytes);
-    options->memory = (trf_layer_memory){room.at, size.blob_bytes, NULL, 0};
+    guarded_memory room = guarded_allocate(device, size.buffer_bytes);
+    options->memory = (trf_layer_memory){room.at, size.buffer_bytes, NULL, 0};
     return room;
 }
 
 static trf_status adopt(const void *buffer, uint64_t bytes, trf_load_options options, trf_device_layer **layer) {
-    options.blob_is_on_device = 1;
+    options.buffer_is_on_device = 1;
     return trf_device_layer_create(device, buffer, bytes, &options, layer, &err);
 }
 
@@ -303,19 +303,19 @@ START_TEST(in_the_callers_memory) {
         trf_device_layer *own = load(kNames[_i], &options);
         guarded_memory room = make_room(kNames[_i], &options);
         trf_device_layer *placed = load(kNames[_i], &options);
-        EXPECT(placed->view.blob == room.at && !placed->memory);
+        EXPECT(placed->view.buffer == room.at && !placed->memory);
         check_same(own, placed);
         trf_device_layer_destroy(placed);
         uint8_t *bytes = guarded_read(&room);
         guarded_memory moved = guarded_allocate(device, room.bytes);
         fixture_check_status(trf_device_upload(device, moved.at, bytes, room.bytes, &err), TRF_OK, &err);
         guarded_free(&room);
-        whole.blob_is_on_device = 1;
+        whole.buffer_is_on_device = 1;
         fixture_check_status(trf_device_layer_get_size(device, moved.at, moved.bytes, &whole, &size, &err), TRF_OK,
                              &err);
-        ck_assert(size.blob_bytes == moved.bytes && size.directory_bytes == 0);
+        ck_assert(size.buffer_bytes == moved.bytes && size.directory_bytes == 0);
         fixture_check_status(adopt(moved.at, moved.bytes, whole, &again), TRF_OK, &err);
-        EXPECT(again->view.blob == moved.at);
+        EXPECT(again->view.buffer == moved.at);
         check_same(own, again);
         trf_device_layer_destroy(again);
         trf_device_layer_destroy(own);
@@ -333,10 +333,10 @@ START_TEST(memory_that_does_not_do) {
     guarded_memory room = make_room("f16", &good);
     const trf_layer_memory right = good.memory;
     trf_layer_memory wrong[] = {right, right, right, right};
-    wrong[0].blob_bytes--;
-    wrong[1].blob_bytes = 0;
-    wrong[2].blob = (uint8_t *)right.blob + MISALIGNED;
-    wrong[3].blob = NULL;
+    wrong[0].buffer_bytes--;
+    wrong[1].buffer_bytes = 0;
+    wrong[2].buffer = (uint8_t *)right.buffer + MISALIGNED;
+    wrong[3].buffer = NULL;
     for (int i = 0; i < 4; i++) {
         trf_load_options options = good;
         options.memory = wrong[i];
@@ -413,13 +413,13 @@ START_TEST(blobs_in_memory) {
     trf_device_layer *due = load_part("bf16", 4, TRF_LAYOUT_PLAIN), *coded = load_part("bf16", 0, TRF_LAYOUT_CODED),
                      *made = NULL;
     trf_load_options options = part(4, TRF_LAYOUT_PLAIN);
-    const uint64_t bytes = coded->view.blob_bytes;
+    const uint64_t bytes = coded->view.buffer_bytes;
     void *host = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    fixture_check_status(trf_device_download(device, host, coded->view.blob, bytes, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_download(device, host, coded->view.buffer, bytes, &err), TRF_OK, &err);
     fixture_check_status(trf_device_layer_create(device, host, bytes, &options, &made, &err), TRF_OK, &err);
     check_same(due, made);
     trf_device_layer_destroy(made);
-    fixture_check_status(adopt(coded->view.blob, bytes, options, &made), TRF_OK, &err);
+    fixture_check_status(adopt(coded->view.buffer, bytes, options, &made), TRF_OK, &err);
     check_same(due, made);
     trf_device_layer_destroy(made);
     trf_device_layer_destroy(coded);
@@ -440,7 +440,7 @@ START_TEST(what_plain_layers_are_not) {
     check_load("i8", &options, TRF_ERR_UNSUPPORTED, "the layout 'plain' does not take the codec int");
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint, "i8", &options, &size, &err),
                          TRF_ERR_UNSUPPORTED, &err);
-    ck_assert(size.blob_bytes == 7 && size.directory_bytes == 7);
+    ck_assert(size.buffer_bytes == 7 && size.directory_bytes == 7);
     fixture_check_status(trf_experts_create(layers, 2, &experts, &err), TRF_ERR_UNSUPPORTED, &err);
     ck_assert_ptr_nonnull(strstr(err.message, "layout 'plain'"));
     fixture_check_status(trf_experts_load(device, checkpoint, "experts", &options, &experts, &err), TRF_ERR_UNSUPPORTED,

@@ -72,8 +72,8 @@ static slab_copy copy_slab(const host_view *host, const trf_tile_shape *tile, ui
     slab_copy copy = {.size = 16u * entry.rans_size_16};
     ck_assert_int_eq(posix_memalign((void **)&copy.raw, 16, raw_bytes ? raw_bytes : 1), 0);
     ck_assert_int_eq(posix_memalign((void **)&copy.rans_streams, 16, copy.size), 0);
-    memcpy(copy.raw, host->view.blob + trf_device_slab_raw(entry), raw_bytes);
-    memcpy(copy.rans_streams, host->view.blob + trf_device_slab_rans_streams(entry), copy.size);
+    memcpy(copy.raw, host->view.buffer + trf_device_slab_raw(entry), raw_bytes);
+    memcpy(copy.rans_streams, host->view.buffer + trf_device_slab_rans_streams(entry), copy.size);
     return copy;
 }
 

@@ -84,11 +84,11 @@ static uint8_t verdict_of(const trf_device_view *view, uint32_t band, uint32_t p
     const trf_slab_shape shape = {2, (left < view->slab_cols ? left : view->slab_cols) / 16};
     const uint32_t weights = trf_lane_weights(shape);
     if (16u * entry.rans_offset_16 < trf_raw_bytes(view->raw_bits, weights) || bytes > max_rans_bytes || bytes < 84 ||
-        trf_device_slab_rans_streams(entry) + bytes > view->blob_bytes)
+        trf_device_slab_rans_streams(entry) + bytes > view->buffer_bytes)
         return WARP_SLAB_PASSED_BY;
     trf_slab_reader slab;
-    if (!trf_slab_reader_open(&slab, view->blob + trf_device_slab_raw(entry),
-                              view->blob + trf_device_slab_rans_streams(entry), bytes, shape))
+    if (!trf_slab_reader_open(&slab, view->buffer + trf_device_slab_raw(entry),
+                              view->buffer + trf_device_slab_rans_streams(entry), bytes, shape))
         return SLAB_EITHER;
     trf_lane_reader readers[TRF_LANES];
     int good = 1;
@@ -431,7 +431,7 @@ static void corrupt_rans_stream(test_rng *rng, walked_layer *t, uint8_t *blob) {
 
 static void corrupt_entry(test_rng *rng, walked_layer *t) {
     trf_device_slab *entry = any_slab(rng, t);
-    const uint32_t blob_size_128 = (uint32_t)(t->host->view.blob_bytes / TRF_TILE_ALIGNMENT);
+    const uint32_t blob_size_128 = (uint32_t)(t->host->view.buffer_bytes / TRF_TILE_ALIGNMENT);
     switch (test_below(rng, 5)) {
     case 0:
         entry->raw_offset_128 = test_below(rng, 2) ? test_below(rng, blob_size_128 + 2) : (uint32_t)test_random(rng);
@@ -444,7 +444,7 @@ static void corrupt_entry(test_rng *rng, walked_layer *t) {
         break;
     case 3: /* the end of the blob, and one unit further */
         entry->raw_offset_128 = 0;
-        entry->rans_offset_16 = (uint16_t)(t->host->view.blob_bytes / 16 - entry->rans_size_16 + test_below(rng, 2));
+        entry->rans_offset_16 = (uint16_t)(t->host->view.buffer_bytes / 16 - entry->rans_size_16 + test_below(rng, 2));
         break;
     default:
         *entry = *any_slab(rng, t);

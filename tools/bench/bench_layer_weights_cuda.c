@@ -71,8 +71,8 @@ static int upload_copies(const bench_layer_session *session, bench_compressed *c
     load.layout = session->options->layout;
     if (trf_device_layer_get_size(session->device->context, blob->bytes, blob->size, &load, &size, &err))
         return report(&err);
-    compressed->read_bytes = size.blob_bytes;
-    const uint32_t count = bench_count_copies(session, size.blob_bytes);
+    compressed->read_bytes = size.buffer_bytes;
+    const uint32_t count = bench_count_copies(session, size.buffer_bytes);
     compressed->copies = bench_alloc_zeros(count, sizeof(trf_device_layer *));
     if (!compressed->copies)
         return -1;

@@ -143,15 +143,15 @@ class LayerInfoStruct(ctypes.Structure):
 class LayerSizeStruct(ctypes.Structure):
     """`trf_layer_size`."""
 
-    _fields_ = [("blob_bytes", c_uint64), ("directory_bytes", c_uint64)]
+    _fields_ = [("buffer_bytes", c_uint64), ("directory_bytes", c_uint64)]
 
 
 class LayerMemoryStruct(ctypes.Structure):
     """`trf_layer_memory`."""
 
     _fields_ = [
-        ("blob", c_void_p),
-        ("blob_bytes", c_uint64),
+        ("buffer", c_void_p),
+        ("buffer_bytes", c_uint64),
         ("directory", c_void_p),
         ("directory_bytes", c_uint64),
     ]

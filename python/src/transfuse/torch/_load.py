@@ -160,7 +160,7 @@ def get_load_bytes(checkpoint: Checkpoint, tensor: str, layout: str) -> int:
 
     Raises what `load_blob` does, but for what is wrong with weights.
     """
-    return int(_get_load_size(CPU, checkpoint.handle, encode_text(tensor, "tensor"), find_layout(layout)).blob_bytes)
+    return int(_get_load_size(CPU, checkpoint.handle, encode_text(tensor, "tensor"), find_layout(layout)).buffer_bytes)
 
 
 def _get_load_size(device: int, handle: ctypes.c_void_p, name: bytes, layout: int) -> s.LayerSizeStruct:
@@ -180,17 +180,17 @@ def _load(
     index = device_index(place)
     sources = [(checkpoint.handle, encode_text(name, "tensor")) for checkpoint, name in tensors]
     sizes = [_get_load_size(index, handle, name, layout) for handle, name in sources]
-    offsets, total = place_blobs([size.blob_bytes for size in sizes]) if into_container else ([0], sizes[0].blob_bytes)
+    offsets, total = place_blobs([size.buffer_bytes for size in sizes]) if into_container else ([0], sizes[0].buffer_bytes)
     blob = torch.empty(total, dtype=torch.uint8, device=place)
     if into_container:
-        write_head(blob, offsets, [size.blob_bytes for size in sizes])
+        write_head(blob, offsets, [size.buffer_bytes for size in sizes])
     keeping = Keeping(blob, [size.directory_bytes for size in sizes], offsets)
     wait_for(place)  # the memory may have been another tensor's, of work that is still under way
     asked = cancel or Cancel()
 
     def load() -> None:
         for source, offset, size, directory in zip(sources, offsets, sizes, keeping.directories, strict=True):
-            memory = s.LayerMemoryStruct(blob.data_ptr() + offset, size.blob_bytes, *directory)
+            memory = s.LayerMemoryStruct(blob.data_ptr() + offset, size.buffer_bytes, *directory)
             call("trf_torch_load", index, *source, layout, ctypes.byref(memory), ctypes.byref(asked.flag))
 
     with keeping:

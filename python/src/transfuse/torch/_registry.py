@@ -205,7 +205,7 @@ def convert(blob: torch.Tensor, layout: int) -> torch.Tensor:
     size = s.LayerSizeStruct()
     source = *_place_of(blob), blob.numel()
     call("trf_torch_get_converted_size", *source, layout, ctypes.byref(size))
-    made = torch.empty(size.blob_bytes, dtype=torch.uint8, device=blob.device)
+    made = torch.empty(size.buffer_bytes, dtype=torch.uint8, device=blob.device)
     keeping = Keeping(made, [size.directory_bytes], [0])
     wait_for(blob.device)
     with keeping:
