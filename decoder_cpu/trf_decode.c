@@ -2,9 +2,9 @@
 /* The decode table, the choice of a decoder, and turning elements into values of a dtype. */
 #include "trf_decode.h"
 
-#include "trf_convert.h"
 #include "trf_cpu.h"
 #include "trf_decode_tile.h"
+#include "trf_number_formats.h"
 #include "trf_scale.h"
 
 #include <math.h>

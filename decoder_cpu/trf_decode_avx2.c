@@ -315,7 +315,7 @@ static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_vie
         trf_simd_scratch *scratch = &memory[s % across];
         if (!decode_symbols(decoder, slab, scratch))
             return s;
-        trf_join_gather_offsets(&rule, slab, above, &scratch->offsets);
+        trf_join_arrange_offsets(&rule, slab, above, &scratch->offsets);
         trf_slab_io io = trf_slab_io_begin(decoder->view, slab, scratch, elements, stride);
         join_by_codec(&rule, &constants, &io, scratch);
         trf_slab_io_finish(&io, slab, elements, stride);

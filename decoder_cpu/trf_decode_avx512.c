@@ -309,7 +309,7 @@ static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_vie
             return s + good;
         for (uint32_t i = 0; i < count; i++) {
             const trf_slab_view *slab = &slabs[s + i];
-            trf_join_gather_offsets(&rule, slab, previous[i], &scratch[i]->offsets);
+            trf_join_arrange_offsets(&rule, slab, previous[i], &scratch[i]->offsets);
             previous[i] = slab;
             trf_slab_io io = trf_slab_io_begin(decoder->view, slab, scratch[i], elements, stride);
             join_by_codec(&rule, &constants, &io, scratch[i]);

@@ -27,8 +27,9 @@ static trf_lane_reader decode_classes(const trf_tile_decoder *decoder, const trf
                                       uint32_t pair_begin, uint8_t *classes) {
     const trf_header *header = &decoder->view->header;
     const uint32_t c = header->class_bits, p = header->probability_bits, state_bits = header->state_bits;
-    const uint32_t weights = trf_lane_weights(slab->shape), pair_words = slab->pair_words[lane % TRF_LANE_PAIRS];
-    trf_lane_reader reader = {slab->start_states[lane], trf_lane_first_word(lane, pair_begin, pair_words),
+    const uint32_t weights = trf_lane_weights(slab->shape),
+                   lane_pair_words = slab->lane_pair_words[lane % TRF_LANE_PAIRS];
+    trf_lane_reader reader = {slab->start_states[lane], trf_lane_first_word(lane, pair_begin, lane_pair_words),
                               trf_lane_word_stride(lane), 0};
     renormalize(slab, &reader, state_bits);
     for (uint32_t i = 0; i < weights; i += 8 / c) {
@@ -98,10 +99,10 @@ static int decode_slab(const trf_tile_decoder *decoder, const trf_slab_view *sla
         }
         good &= end.x == 1u << decoder->view->header.state_bits;
         taken[lane % TRF_LANE_PAIRS] += end.taken;
-        pair_begin += slab->pair_words[lane % TRF_LANE_PAIRS];
+        pair_begin += slab->lane_pair_words[lane % TRF_LANE_PAIRS];
     }
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        good &= taken[pair] == slab->pair_words[pair];
+        good &= taken[pair] == slab->lane_pair_words[pair];
     return good;
 }
 

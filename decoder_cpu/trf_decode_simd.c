@@ -59,8 +59,8 @@ void trf_join_rule_init(trf_join_rule *rule, const trf_tile_decoder *decoder) {
         rule->col_offset[i] = (uint8_t)((uint32_t)view->col_offsets[decoder->shape.col + i] << shift);
 }
 
-void trf_join_gather_offsets(const trf_join_rule *rule, const trf_slab_view *slab, const trf_slab_view *previous,
-                             trf_join_offsets *offsets) {
+void trf_join_arrange_offsets(const trf_join_rule *rule, const trf_slab_view *slab, const trf_slab_view *previous,
+                              trf_join_offsets *offsets) {
     if (!previous) {
         memset(offsets->row, rule->layer_offset, sizeof offsets->row);
         memset(offsets->col, 0, sizeof offsets->col);
@@ -88,7 +88,7 @@ void trf_simd_copy_words(const trf_slab_view *slab, trf_simd_scratch *scratch, u
     memcpy(words, slab->words, slab->num_words * sizeof *words);
     memset(words + slab->num_words, 0, TRF_WORD_GUARD * sizeof *words);
     for (uint32_t pair = 0, begin = TRF_WORD_GUARD; pair < TRF_LANE_PAIRS; pair++) {
-        uint32_t count = slab->pair_words[pair];
+        uint32_t count = slab->lane_pair_words[pair];
         first[pair] = (uint32_t)trf_lane_first_word(pair, begin, count);
         first[pair + TRF_LANE_PAIRS] = (uint32_t)trf_lane_first_word(pair + TRF_LANE_PAIRS, begin, count);
         begin += count;

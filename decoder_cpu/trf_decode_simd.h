@@ -85,8 +85,8 @@ typedef struct trf_slab_io {
 void trf_join_rule_init(trf_join_rule *rule, const trf_tile_decoder *decoder);
 
 /* Sets scratch->offsets for one slab. previous: the slab that it was last called for, or NULL. */
-void trf_join_gather_offsets(const trf_join_rule *rule, const trf_slab_view *slab, const trf_slab_view *previous,
-                             trf_join_offsets *offsets);
+void trf_join_arrange_offsets(const trf_join_rule *rule, const trf_slab_view *slab, const trf_slab_view *previous,
+                              trf_join_offsets *offsets);
 
 /* Copies a slab's words between guards that catch every position an overrunning lane can get to, so that no
  * read has to be checked. first: index in scratch->words of each lane's first word. */

@@ -14,13 +14,13 @@ static trf_slab_view view_slab(const trf_tile_shape *shape, uint32_t slab, const
         .col = trf_slab_col(shape, slab),
         .raw = tile_bytes + location->raw,
         .start_states = (const uint16_t *)rans_streams,
-        .pair_words = rans_streams + TRF_STATES_BYTES,
+        .lane_pair_words = rans_streams + TRF_STATES_BYTES,
         .exceptions = (const uint32_t *)(rans_streams + TRF_RANS_HEAD_BYTES),
         .num_exceptions = trf_rans_exception_count(rans_streams),
     };
     view.words = (const uint16_t *)(view.exceptions + view.num_exceptions);
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        view.num_words += view.pair_words[pair];
+        view.num_words += view.lane_pair_words[pair];
     return view;
 }
 

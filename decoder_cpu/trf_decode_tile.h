@@ -9,13 +9,13 @@
 /* One slab of a checked tile. Pointers lead into the tile's bytes. */
 typedef struct trf_slab_view {
     trf_slab_shape shape;
-    uint32_t row, col;            /* of its first weight, from the tile's */
-    const uint8_t *raw;           /* chunks of planes */
-    const uint16_t *start_states; /* [32] */
-    const uint8_t *pair_words;    /* [16] */
-    const uint32_t *exceptions;   /* [num_exceptions] */
+    uint32_t row, col;              /* of its first weight, from the tile's */
+    const uint8_t *raw;             /* chunks of planes */
+    const uint16_t *start_states;   /* [32] */
+    const uint8_t *lane_pair_words; /* [16] */
+    const uint32_t *exceptions;     /* [num_exceptions] */
     uint32_t num_exceptions;
-    const uint16_t *words; /* [num_words], the sum of pair_words */
+    const uint16_t *words; /* [num_words], the sum of lane_pair_words */
     uint32_t num_words;
 } trf_slab_view;
 
@@ -31,7 +31,7 @@ typedef struct trf_tile_decoder {
  *
  * A corrupt rANS stream may ask for words that its pair, or its slab, does not have. What is read then is up to the
  * decoder (but nothing outside the tile's bytes), and so are the elements. It does not influence the verdict: a slab
- * is good if and only if every lane ends in state 2^L and both lanes of every pair together have taken pair_words
+ * is good if and only if every lane ends in state 2^L and both lanes of every pair together have taken lane_pair_words
  * words. As long as the sum is not exceeded, no lane has left its pair; once it is, no later word can bring it back.
  * @return the number of the first bad slab, or num_slabs. */
 typedef uint32_t trf_decode_slabs_fn(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,

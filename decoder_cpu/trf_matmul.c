@@ -7,9 +7,9 @@
 
 #include "transfuse/cpu.h"
 
-#include "trf_convert.h"
 #include "trf_decode_tile.h"
 #include "trf_layer.h"
+#include "trf_number_formats.h"
 #include "trf_scale.h"
 #include "trf_threads.h"
 

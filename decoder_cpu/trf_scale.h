@@ -3,7 +3,7 @@
 #ifndef TRF_SCALE_H
 #define TRF_SCALE_H
 
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 #include "trf_validate.h"
 
 /* The scale of an entry of the scale table, in F32. */

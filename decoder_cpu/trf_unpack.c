@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_unpack.h"
 
-#include "trf_convert.h"
 #include "trf_matmul.h"
+#include "trf_number_formats.h"
 #include "trf_packed_reader.h"
 #include "trf_threads.h"
 

@@ -125,7 +125,7 @@ static __device__ __forceinline__ bool trf_lane_good(const trf_rans_stream &s,
 /* ---- exceptions: a cursor that all lanes share ---- */
 
 struct trf_exceptions {
-    uint32_t next;    /* the record, or ~0 behind the last one */
+    uint32_t next;    /* exception, or ~0 behind the last one */
     uint32_t at, end; /* shared addresses */
 };
 
@@ -140,12 +140,12 @@ static __device__ __forceinline__ void trf_exceptions_advance(trf_exceptions &e)
     e.next = e.at < e.end ? trf_lds32(e.at) : 0xFFFFFFFFu;
 }
 
-/* Puts the lower half of value into a step's fragments reg[8] if the record is this lane's. All lanes take the same
+/* Puts the lower half of value into a step's fragments reg[8] if the exception is this lane's. All lanes take the same
  * way. */
-static __device__ __forceinline__ void trf_patch_exception(uint32_t *reg, uint32_t record, uint32_t value,
+static __device__ __forceinline__ void trf_patch_exception(uint32_t *reg, uint32_t exception, uint32_t value,
                                                            uint32_t lane) {
-    const bool mine = ((record ^ lane << 19) & (TRF_LANES - 1) << 19) == 0;
-    const uint32_t pick = record & 1u << 24 ? 0x5410 : 0x3254, which = mine ? 1u << (record >> 25 & 7) : 0;
+    const bool mine = ((exception ^ lane << 19) & (TRF_LANES - 1) << 19) == 0;
+    const uint32_t pick = exception & 1u << 24 ? 0x5410 : 0x3254, which = mine ? 1u << (exception >> 25 & 7) : 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) /* the bits become predicates in one instruction */
         if (which & 1u << i)

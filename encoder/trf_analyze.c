@@ -58,23 +58,23 @@ static void count_exponents(const trf_tile_encoder *encoder, const trf_sample *s
 static void try_candidate(candidate *best, const trf_tile_encoder *encoder, const exponent_counts *counts,
                           uint32_t modes, int32_t d, double side_bits) {
     const uint32_t emax = trf_fields_of(encoder->header.codec).max_exponent, class_bits = encoder->header.class_bits;
-    uint64_t coded[256] = {0}, excluded = 0;
+    uint64_t key_counts[256] = {0}, excluded = 0;
     int offset = modes || d;
     for (int i = 0; i < 2 * CENTRE; i++) {
         int c = i - CENTRE - d;
         if (c >= offset && c <= (int)emax - offset)
-            coded[c] += counts->shifted[i];
+            key_counts[c] += counts->shifted[i];
         else
             excluded += counts->shifted[i];
     }
     if (offset) {
         excluded += counts->special[0] + counts->special[1];
     } else {
-        coded[0] += counts->special[0];
-        coded[emax] += counts->special[1];
+        key_counts[0] += counts->special[0];
+        key_counts[emax] += counts->special[1];
     }
     candidate next = {modes, d, {0}, 0};
-    trf_choose_float_classes(&next.classes, coded, excluded, emax, class_bits,
+    trf_choose_float_classes(&next.classes, key_counts, excluded, emax, class_bits,
                              trf_float_raw_bits(encoder->header.codec, class_bits), encoder->exception_cost);
     next.cost = next.classes.cost + side_bits;
     if (next.cost < best->cost)
@@ -331,10 +331,10 @@ static void count_symbols(const trf_tile_encoder *encoder, const trf_sample *sam
         for (uint32_t col = 0; col < sample->patch_cols; col += TRF_MAX_SLAB_COLS) {
             uint32_t left = sample->patch_cols - col;
             trf_slab_shape shape = {1, (left < TRF_MAX_SLAB_COLS ? left : TRF_MAX_SLAB_COLS) / TRF_FRAGMENT_SIZE};
-            trf_gather_lanes(sample->element + (size_t)u * TRF_FRAGMENT_SIZE * sample->patch_cols + col,
-                             sample->patch_cols, shape, scratch->buffers.element);
+            trf_arrange_lanes(sample->element + (size_t)u * TRF_FRAGMENT_SIZE * sample->patch_cols + col,
+                              sample->patch_cols, shape, scratch->buffers.element);
             if (encoder->rule.predicted)
-                trf_gather_exponent_offsets(encoder, sample->row[u], sample->col[u] + col, shape, scratch);
+                trf_arrange_exponent_offsets(encoder, sample->row[u], sample->col[u] + col, shape, scratch);
             encoder->split(&encoder->rule, shape, &scratch->buffers, chunks);
             uint32_t symbols = trf_lane_weights(shape) / per_lane * TRF_LANES;
             uint32_t table[2][TRF_ALPHABET] = {{0}};

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_elements.h"
 
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
-static void round_to_bf16(const float *values, size_t n, uint16_t *elements, trf_energy *energy) {
+static void round_to_bf16(const float *from, size_t n, uint16_t *elements, trf_energy *energy) {
     double weights = 0, error = 0;
     for (size_t i = 0; i < n; i++) {
-        elements[i] = trf_f32_to_bf16(values[i]);
-        uint32_t magnitude = trf_f32_bits(values[i]) & 0x7FFFFFFFu;
+        elements[i] = trf_f32_to_bf16(from[i]);
+        uint32_t magnitude = trf_f32_bits(from[i]) & 0x7FFFFFFFu;
         if (magnitude < 0x7F800000u && (elements[i] & 0x7FFFu) < 0x7F80u) { /* finite, and still so when rounded */
-            double difference = (double)values[i] - (double)trf_bf16_to_f32(elements[i]);
-            weights += (double)values[i] * (double)values[i];
+            double difference = (double)from[i] - (double)trf_bf16_to_f32(elements[i]);
+            weights += (double)from[i] * (double)from[i];
             error += difference * difference;
         }
     }

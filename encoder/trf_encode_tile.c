@@ -38,8 +38,8 @@ void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *class
 /* Eight rows of one or two column steps, `steps` a constant. Row r of them has 2 * steps 32-bit registers of each of
  * the lanes 4r ... 4r+3, one lane after the other. to: where the first one's registers go, one every 4 * TRF_LANES;
  * step_size: from one step to the next. */
-static inline __attribute__((always_inline)) void gather_rows(const uint16_t *from, size_t stride, uint32_t steps,
-                                                              uint16_t *to, size_t step_size) {
+static inline __attribute__((always_inline)) void arrange_rows(const uint16_t *from, size_t stride, uint32_t steps,
+                                                               uint16_t *to, size_t step_size) {
     uint32_t words[4 * TRF_LANES], registers[4][TRF_LANES];
     for (uint32_t row = 0; row < 8; row++)
         memcpy(words + 8 * steps * row, from + row * stride, 32 * steps);
@@ -50,21 +50,21 @@ static inline __attribute__((always_inline)) void gather_rows(const uint16_t *fr
         memcpy(to + k / 2 * step_size + k % 2 * 4 * TRF_LANES, registers[k], sizeof registers[k]);
 }
 
-void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes) {
+void trf_arrange_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes) {
     const size_t fragment = 8 * TRF_LANES, step_size = shape.row_blocks * fragment;
     for (uint32_t half = 0; half < 2 * shape.row_blocks; half++) /* of a block of 16 rows */
         for (uint32_t step = 0; step < shape.steps; step += 2) {
             const uint16_t *from = rows + 8 * half * stride + TRF_FRAGMENT_SIZE * step;
             uint16_t *to = lanes + step * step_size + half / 2 * fragment + half % 2 * 2 * TRF_LANES;
             if (step + 1 < shape.steps)
-                gather_rows(from, stride, 2, to, step_size);
+                arrange_rows(from, stride, 2, to, step_size);
             else
-                gather_rows(from, stride, 1, to, step_size);
+                arrange_rows(from, stride, 1, to, step_size);
         }
 }
 
-void trf_gather_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
-                                 trf_tile_scratch *scratch) {
+void trf_arrange_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
+                                  trf_tile_scratch *scratch) {
     uint32_t rows = 16 * shape.row_blocks, cols = 16 * shape.steps;
     for (uint32_t r = 0; r < rows; r++) {
         int of_row = encoder->row_offsets ? encoder->row_offsets[row + r] : 0;
@@ -72,7 +72,7 @@ void trf_gather_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row, 
             scratch->offsets[r * TRF_MAX_SLAB_COLS + c] =
                 (uint16_t)(of_row + (encoder->col_offsets ? encoder->col_offsets[col + c] : 0));
     }
-    trf_gather_lanes(scratch->offsets, TRF_MAX_SLAB_COLS, shape, scratch->buffers.offset);
+    trf_arrange_lanes(scratch->offsets, TRF_MAX_SLAB_COLS, shape, scratch->buffers.offset);
 }
 
 /* Codes symbols without a slot as their replacements; weights whose class that changes become exceptions. */
@@ -142,9 +142,9 @@ static uint32_t encode_slab(const trf_tile_encoder *encoder, const trf_tile_shap
     const uint32_t row = trf_slab_row(shape, slab), col = trf_slab_col(shape, slab);
     trf_slab_buffers *buffers = &scratch->buffers;
     uint32_t weights = trf_lane_weights(slab_shape);
-    trf_gather_lanes(elements + row * stride + col, stride, slab_shape, buffers->element);
+    trf_arrange_lanes(elements + row * stride + col, stride, slab_shape, buffers->element);
     if (encoder->rule.predicted)
-        trf_gather_exponent_offsets(encoder, shape->row + row, shape->col + col, slab_shape, scratch);
+        trf_arrange_exponent_offsets(encoder, shape->row + row, shape->col + col, slab_shape, scratch);
     encoder->split(&encoder->rule, slab_shape, buffers, raw);
     replace_symbols(encoder, weights, buffers);
     trf_encode_lanes(encoder->symbols, buffers->symbol, weights * encoder->header.class_bits / 8,

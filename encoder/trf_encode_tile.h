@@ -27,7 +27,7 @@ typedef struct trf_tile_encoder {
 void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *classes);
 
 /* Puts the weights of a row block (or two) into lane order: FORMAT.md section 6. rows: the slab's first weight. */
-void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes);
+void trf_arrange_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes);
 
 /* Scratch of one worker. */
 typedef struct trf_tile_scratch {
@@ -38,8 +38,8 @@ typedef struct trf_tile_scratch {
 
 /* Row plus column offset of every weight of a slab into scratch->buffers.offset, in lane order. row, col: of its first
  * weight in the layer. */
-void trf_gather_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
-                                 trf_tile_scratch *scratch);
+void trf_arrange_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
+                                  trf_tile_scratch *scratch);
 
 /* Encodes tile `tile` from its elements (row-major, `stride` elements from row to row) into out (TRF_MAX_TILE_BYTES,
  * 16-byte aligned). Fills *meta except for data_offset. Coded or stored, whichever is smaller. */

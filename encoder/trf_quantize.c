@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making a quantizer: one pass over the source measures its scale regions and takes a sample of its weights. */
+/* Making a quantizer: one pass over the source surveys its scale regions and takes a sample of its weights. */
 #include "trf_quantize_state.h"
 #include "trf_threads.h"
 
@@ -14,14 +14,14 @@ enum {
     RANGE_WEIGHTS = 1 << 18, /* that a worker reads at a time */
 };
 
-/* ---- measuring ---- */
+/* ---- a survey of the source ---- */
 
 typedef struct scale_region_sum {
     double squares;
     uint32_t absmax_bits; /* F32 bits order like the magnitudes they stand for */
 } scale_region_sum;
 
-typedef struct measurement {
+typedef struct survey {
     trf_quantizer *quantizer;
     const trf_source *source;
     uint32_t range_rows, range_cols; /* that are read at a time; all columns unless range_rows is 1 */
@@ -30,12 +30,12 @@ typedef struct measurement {
     uint64_t num_ranges;
     /* [workers][scale_regions_per_row], or [num_ranges][scale_regions_per_row] if a region row takes several ranges */
     scale_region_sum *sums;
-    uint8_t *values; /* [workers][range_rows][range_cols] of the source's dtype */
-    float *sample;   /* [MAX_PATCHES][PATCH_WEIGHTS]; NaN where a patch sticks out of the matrix */
+    uint8_t *weights; /* [workers][range_rows][range_cols] of the source's dtype */
+    float *sample;    /* [MAX_PATCHES][PATCH_WEIGHTS]; NaN where a patch sticks out of the matrix */
     uint64_t patches_per_row, patch_stride;
-} measurement;
+} survey;
 
-static void measure_weights(const float *w, uint32_t count, scale_region_sum *sum) {
+static void survey_weights(const float *w, uint32_t count, scale_region_sum *sum) {
     double squares[TRF_QUANTIZE_SUMS] = {0};
     int32_t absmax[TRF_QUANTIZE_SUMS] = {0}; /* signed, since SSE2 has no unsigned compare */
     uint32_t i = 0;
@@ -57,17 +57,17 @@ static void measure_weights(const float *w, uint32_t count, scale_region_sum *su
     }
 }
 
-/* Measures columns col ... col+cols-1 of a row. */
-static trf_status measure_row(const trf_quantizer *q, uint32_t row, uint32_t col, uint32_t cols, const void *values,
-                              uint64_t first, scale_region_sum *sums, trf_error *err) {
+/* Surveys columns col ... col+cols-1 of a row. */
+static trf_status survey_row(const trf_quantizer *q, uint32_t row, uint32_t col, uint32_t cols, const void *weights,
+                             uint64_t first, scale_region_sum *sums, trf_error *err) {
     float widened[TRF_WIDENED_WEIGHTS];
     for (uint32_t c = 0; c < cols; c += TRF_WIDENED_WEIGHTS) {
         uint32_t width = cols - c < TRF_WIDENED_WEIGHTS ? cols - c : TRF_WIDENED_WEIGHTS;
-        trf_widen(q->dtype, values, first + c, width, widened);
+        trf_widen(q->dtype, weights, first + c, width, widened);
         for (uint32_t i = 0, length; i < width; i += length) {
             length = trf_cols_in_scale_region(q, col + c + i, width - i);
             scale_region_sum *sum = &sums[(col + c + i) / q->scale_region_cols];
-            measure_weights(widened + i, length, sum);
+            survey_weights(widened + i, length, sum);
             if (sum->absmax_bits < 0x7F800000u)
                 continue;
             /* One of these is not finite. */
@@ -92,7 +92,7 @@ static uint64_t sampled_patch(uint64_t k, uint64_t stride) {
 }
 
 /* Copies those patches that columns col ... col+cols-1 of a row hold; col is a multiple of 16. */
-static void sample_row(const measurement *m, uint32_t row, uint32_t col, uint32_t cols, const void *values,
+static void sample_row(const survey *m, uint32_t row, uint32_t col, uint32_t cols, const void *weights,
                        uint64_t first) {
     uint64_t begin = row * m->patches_per_row + col / PATCH_WEIGHTS,
              end = begin + (cols + PATCH_WEIGHTS - 1) / PATCH_WEIGHTS;
@@ -102,7 +102,7 @@ static void sample_row(const measurement *m, uint32_t row, uint32_t col, uint32_
             continue;
         uint32_t at = (uint32_t)(patch - begin) * PATCH_WEIGHTS,
                  width = cols - at < PATCH_WEIGHTS ? cols - at : PATCH_WEIGHTS;
-        trf_widen(m->source->dtype, values, first + at, width, m->sample + k * PATCH_WEIGHTS);
+        trf_widen(m->source->dtype, weights, first + at, width, m->sample + k * PATCH_WEIGHTS);
         for (uint32_t i = width; i < PATCH_WEIGHTS; i++)
             m->sample[k * PATCH_WEIGHTS + i] = NAN;
     }
@@ -125,7 +125,7 @@ static void finish_region_row(trf_quantizer *q, uint64_t region_row, const scale
 
 /* @return the rows of a range of rows, *first and the following; 0 if its row of regions is the last one and ends
  * before it. */
-static uint32_t range_extent(const measurement *m, uint64_t range, uint32_t *first) {
+static uint32_t range_extent(const survey *m, uint64_t range, uint32_t *first) {
     const trf_quantizer *q = m->quantizer;
     uint64_t begin = range * m->range_rows, end = q->rows;
     if (m->ranges_per_region_row > 1) {
@@ -138,11 +138,11 @@ static uint32_t range_extent(const measurement *m, uint64_t range, uint32_t *fir
     return begin >= end ? 0 : (uint32_t)(end - begin < m->range_rows ? end - begin : m->range_rows);
 }
 
-static trf_status measure_range(void *context, uint64_t range, int worker, trf_error *err) {
-    const measurement *m = context;
+static trf_status survey_range(void *context, uint64_t range, int worker, trf_error *err) {
+    const survey *m = context;
     trf_quantizer *q = m->quantizer;
     int whole_region_rows = m->ranges_per_region_row == 1;
-    uint8_t *values = m->values + (uint64_t)worker * m->range_rows * m->range_cols * trf_dtype_bytes(q->dtype);
+    uint8_t *weights = m->weights + (uint64_t)worker * m->range_rows * m->range_cols * trf_dtype_bytes(q->dtype);
     scale_region_sum *sums = m->sums + (whole_region_rows ? (uint64_t)worker : range) * q->scale_regions_per_row;
     memset(sums, 0, q->scale_regions_per_row * sizeof *sums);
 
@@ -150,12 +150,12 @@ static trf_status measure_range(void *context, uint64_t range, int worker, trf_e
     /* More than one round only where the range is one row, which is why sums of one region row suffice. */
     for (uint32_t col = 0, cols; rows && col < q->cols; col += cols) {
         cols = q->cols - col < m->range_cols ? q->cols - col : m->range_cols;
-        trf_status status = m->source->read(m->source->context, row, rows, col, cols, values, err);
+        trf_status status = m->source->read(m->source->context, row, rows, col, cols, weights, err);
         for (uint32_t r = 0; r < rows && status == TRF_OK; r++) {
-            status = measure_row(q, row + r, col, cols, values, (uint64_t)r * cols, sums, err);
+            status = survey_row(q, row + r, col, cols, weights, (uint64_t)r * cols, sums, err);
             if (status != TRF_OK)
                 break;
-            sample_row(m, row + r, col, cols, values, (uint64_t)r * cols);
+            sample_row(m, row + r, col, cols, weights, (uint64_t)r * cols);
             int region_row_ends = r + 1 == rows || (row + r + 1) % q->scale_region_rows == 0;
             if (whole_region_rows && region_row_ends && col + cols == q->cols) {
                 finish_region_row(q, (row + r) / q->scale_region_rows, sums);
@@ -169,7 +169,7 @@ static trf_status measure_range(void *context, uint64_t range, int worker, trf_e
 }
 
 /* Adds up the ranges of each row of regions, in their order. */
-static void merge_region_rows(const measurement *m) {
+static void merge_region_rows(const survey *m) {
     trf_quantizer *q = m->quantizer;
     for (uint64_t region_row = 0; region_row < m->num_ranges / m->ranges_per_region_row; region_row++) {
         scale_region_sum *total = m->sums + region_row * m->ranges_per_region_row * q->scale_regions_per_row;
@@ -186,7 +186,7 @@ static void merge_region_rows(const measurement *m) {
 }
 
 /* Turns the sample into tails of its histogram over weights in units of their magnitude. */
-static void count_sample(const measurement *m) {
+static void count_sample(const survey *m) {
     trf_quantizer *q = m->quantizer;
     uint64_t num_patches = q->rows * m->patches_per_row;
     for (uint64_t k = 0; k * m->patch_stride < num_patches; k++) {
@@ -226,7 +226,7 @@ static void find_peaks(trf_quantizer *q) {
         q->min_peak = q->max_peak = 1;
 }
 
-static void lay_out_ranges(measurement *m) {
+static void lay_out_ranges(survey *m) {
     const trf_quantizer *q = m->quantizer;
     assert(q->rows > 0 && q->cols > 0 && q->scale_region_rows > 0 && q->scale_regions_per_row > 0);
     m->range_cols = q->cols < RANGE_WEIGHTS ? q->cols : RANGE_WEIGHTS;
@@ -246,21 +246,21 @@ static void lay_out_ranges(measurement *m) {
     m->patch_stride = (q->rows * m->patches_per_row + MAX_PATCHES - 1) / MAX_PATCHES;
 }
 
-static trf_status measure(trf_quantizer *q, const trf_source *source, int threads, trf_error *err) {
-    measurement m = {.quantizer = q, .source = source};
+static trf_status survey_source(trf_quantizer *q, const trf_source *source, int threads, trf_error *err) {
+    survey m = {.quantizer = q, .source = source};
     lay_out_ranges(&m);
     uint64_t workers = (uint64_t)trf_thread_count(threads);
     workers = workers < m.num_ranges ? workers : m.num_ranges;
     uint64_t num_sums = (m.ranges_per_region_row == 1 ? workers : m.num_ranges) * q->scale_regions_per_row;
     m.sums = calloc(num_sums, sizeof *m.sums);
-    m.values = malloc(workers * m.range_rows * m.range_cols * trf_dtype_bytes(q->dtype));
+    m.weights = malloc(workers * m.range_rows * m.range_cols * trf_dtype_bytes(q->dtype));
     m.sample = malloc(sizeof(float) * MAX_PATCHES * PATCH_WEIGHTS);
     trf_status status;
-    if (!m.sums || !m.values || !m.sample) {
+    if (!m.sums || !m.weights || !m.sample) {
         status =
-            trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to measure a layer of %u x %u", q->rows, q->cols);
+            trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to survey a layer of %u x %u", q->rows, q->cols);
     } else {
-        status = trf_parallel_for((int)workers, m.num_ranges, measure_range, &m, err);
+        status = trf_parallel_for((int)workers, m.num_ranges, survey_range, &m, err);
     }
     if (status == TRF_OK) {
         if (m.ranges_per_region_row > 1)
@@ -269,7 +269,7 @@ static trf_status measure(trf_quantizer *q, const trf_source *source, int thread
         count_sample(&m);
     }
     free(m.sums);
-    free(m.values);
+    free(m.weights);
     free(m.sample);
     return status;
 }
@@ -336,7 +336,7 @@ trf_status trf_quantizer_create(const trf_source *source, const trf_encode_optio
                           (unsigned long long)q->num_scale_regions);
         goto fail;
     }
-    status = measure(q, source, options->threads, err);
+    status = survey_source(q, source, options->threads, err);
     if (status != TRF_OK)
         goto fail;
     *quantizer = q;

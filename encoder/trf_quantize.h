@@ -55,13 +55,13 @@ trf_scale_dtype trf_quantizer_scale_dtype(const trf_quantizer *quantizer);
 uint32_t trf_quantizer_scale_group_size(const trf_quantizer *quantizer); /* 0 for tensor and channel */
 int32_t trf_quantizer_scale_exponent(const trf_quantizer *quantizer);    /* q; 0 for F32 scales */
 
-/* After trf_quantizer_set_step: quantizes the rectangle of rows x cols weights from (row, col). values: row-major
+/* After trf_quantizer_set_step: quantizes the rectangle of rows x cols weights from (row, col). weights: row-major
  * [rows][cols] of the source's dtype, as source->read gives them; codes: row-major [rows][cols], -TRF_MAX_CODE ...
  * TRF_MAX_CODE (INT8: -127 ... 127). code * scale differs from the weight by at most half a scale, or a whole one
  * where the next code would dequantize to infinity.
  * Adds to *energy the sum of w^2 and to *error_energy that of (w - dequantized w)^2, in an order that depends on the
  * rectangle alone. Thread-safe. */
 void trf_quantizer_codes(const trf_quantizer *quantizer, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
-                         const void *values, int16_t *codes, double *energy, double *error_energy);
+                         const void *weights, int16_t *codes, double *energy, double *error_energy);
 
 #endif

@@ -185,14 +185,14 @@ static void add_energies(const float *w, const float *dequantized, uint32_t coun
 }
 
 void trf_quantizer_codes(const trf_quantizer *q, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
-                         const void *values, int16_t *codes, double *energy, double *error_energy) {
+                         const void *weights, int16_t *codes, double *energy, double *error_energy) {
     float widened[TRF_WIDENED_WEIGHTS], dequantized[TRF_WIDENED_WEIGHTS];
     double energies[TRF_QUANTIZE_SUMS] = {0}, error_energies[TRF_QUANTIZE_SUMS] = {0};
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t c = 0; c < cols; c += TRF_WIDENED_WEIGHTS) {
             uint32_t width = cols - c < TRF_WIDENED_WEIGHTS ? cols - c : TRF_WIDENED_WEIGHTS;
             uint64_t first = (uint64_t)r * cols + c;
-            trf_widen(q->dtype, values, first, width, widened);
+            trf_widen(q->dtype, weights, first, width, widened);
             for (uint32_t i = 0, length; i < width; i += length) {
                 length = trf_cols_in_scale_region(q, col + c + i, width - i);
                 double scale = scale_at(q, row + r, col + c + i), limit = q->max_code;

@@ -3,7 +3,7 @@
 #ifndef TRF_QUANTIZE_STATE_H
 #define TRF_QUANTIZE_STATE_H
 
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 #include "trf_quantize.h"
 
 enum {
@@ -35,15 +35,15 @@ struct trf_quantizer {
     uint32_t *tail[2]; /* positive, negative; [TRF_HISTOGRAM_BINS + 1]: sampled weights in this bin or a higher one */
 };
 
-static inline void trf_widen(trf_dtype dtype, const void *values, uint64_t first, uint32_t count, float *out) {
+static inline void trf_widen(trf_dtype dtype, const void *weights, uint64_t first, uint32_t count, float *out) {
     if (dtype == TRF_DTYPE_F32) {
-        memcpy(out, (const float *)values + first, count * sizeof *out);
+        memcpy(out, (const float *)weights + first, count * sizeof *out);
     } else if (dtype == TRF_DTYPE_BF16) {
-        const uint16_t *in = (const uint16_t *)values + first;
+        const uint16_t *in = (const uint16_t *)weights + first;
         for (uint32_t i = 0; i < count; i++)
             out[i] = trf_bf16_to_f32(in[i]);
     } else {
-        const uint16_t *in = (const uint16_t *)values + first;
+        const uint16_t *in = (const uint16_t *)weights + first;
         for (uint32_t i = 0; i < count; i++)
             out[i] = trf_f16_to_f32(in[i]);
     }

@@ -26,7 +26,7 @@ typedef struct trf_slab_buffers {
     _Alignas(64) uint16_t element[TRF_MAX_SLAB_WEIGHTS];
     _Alignas(64) uint16_t
         offset[TRF_MAX_SLAB_WEIGHTS]; /* row plus column offset of each weight; read only with rule->predicted */
-    _Alignas(64) uint16_t coded[TRF_MAX_SLAB_WEIGHTS]; /* C or code; 0xFFFF: no class may hold it */
+    _Alignas(64) uint16_t class_key[TRF_MAX_SLAB_WEIGHTS]; /* C or code; 0xFFFF: no class may hold it */
     _Alignas(64) uint16_t raw[TRF_MAX_SLAB_WEIGHTS];
     _Alignas(64) uint8_t class_[TRF_MAX_SLAB_WEIGHTS];
     _Alignas(64) uint8_t symbol[TRF_MAX_SLAB_WEIGHTS / 2]; /* [symbol][lane] */
@@ -34,8 +34,8 @@ typedef struct trf_slab_buffers {
     uint64_t exception_mask[TRF_MAX_SLAB_WEIGHTS / 64]; /* bit 32 * i + lane */
 } trf_slab_buffers;
 
-/* From buffers->element (and offset) to coded, raw, class_, symbol and the exceptions for want of a class; and, into
- * chunks, the slab's raw bits as they stand in the blob. */
+/* From buffers->element (and offset) to class_key, raw, class_, symbol and the exceptions for want of a class; and,
+ * into chunks, the slab's raw bits as they stand in the blob. */
 typedef void trf_split_slab_fn(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_buffers *buffers,
                                uint8_t *chunks);
 

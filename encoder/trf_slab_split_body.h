@@ -17,13 +17,13 @@ static inline __attribute__((always_inline)) void split_floats(const trf_split_r
     const trf_float_fields fields = trf_fields_of(codec);
     const uint16_t emax = (uint16_t)fields.max_exponent, d = (uint16_t)rule->exponent_offset;
     const uint16_t *restrict element = buffers->element, *restrict offset = buffers->offset;
-    uint16_t *restrict coded = buffers->coded, *restrict raw = buffers->raw;
+    uint16_t *restrict class_key = buffers->class_key, *restrict raw = buffers->raw;
     for (uint32_t i = 0; i < n; i++) {
         uint16_t v = element[i], e = (uint16_t)((v >> fields.mantissa_bits) & emax);
         uint16_t c = (uint16_t)(e - (offsets ? d : 0) - (predicted ? offset[i] : 0));
         int ordinary = ((uint16_t)(e - 1) < emax - 1) & ((uint16_t)(c - 1) < emax - 1);
         int has_class = (!offsets || ordinary) && !trf_is_exception_always(codec, v);
-        coded[i] = has_class ? c : 0xFFFF;
+        class_key[i] = has_class ? c : 0xFFFF;
         raw[i] = (uint16_t)trf_float_raw(codec, class_bits, v, c & 3);
     }
 }
@@ -41,9 +41,9 @@ static inline __attribute__((always_inline)) void split_codec(const trf_split_ru
 static void split_codes(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t n) {
     const uint16_t origin = (uint16_t)rule->classes.class_value[0], mask = (uint16_t)((1u << rule->raw_bits) - 1);
     const uint16_t *restrict element = buffers->element;
-    uint16_t *restrict coded = buffers->coded, *restrict raw = buffers->raw;
+    uint16_t *restrict class_key = buffers->class_key, *restrict raw = buffers->raw;
     for (uint32_t i = 0; i < n; i++) {
-        coded[i] = element[i];
+        class_key[i] = element[i];
         raw[i] = (uint16_t)((element[i] - origin) & mask);
     }
 }
@@ -94,18 +94,18 @@ static void classify(const trf_split_rule *rule, trf_slab_buffers *buffers, uint
     const uint16_t limit = (uint16_t)(1u << (rule->class_bits + rule->classes.shift)),
                    shift = (uint16_t)rule->classes.shift;
     for (uint32_t row = 0; row < rows; row++) {
-        const uint16_t *restrict coded = buffers->coded + row * REGISTER_ROW;
+        const uint16_t *restrict class_key = buffers->class_key + row * REGISTER_ROW;
         uint8_t *restrict class_ = buffers->class_ + row * REGISTER_ROW;
         uint8_t outside[REGISTER_ROW], any = 0;
         if (rule->classes.contiguous) {
             for (uint32_t k = 0; k < REGISTER_ROW; k++) {
-                uint16_t at = (uint16_t)(coded[k] - base);
+                uint16_t at = (uint16_t)(class_key[k] - base);
                 class_[k] = (uint8_t)(at >> shift);
                 outside[k] = at >= limit;
             }
         } else {
             for (uint32_t k = 0; k < REGISTER_ROW; k++) {
-                class_[k] = coded[k] > 255 ? 0xFF : rule->class_of[coded[k]];
+                class_[k] = class_key[k] > 255 ? 0xFF : rule->class_of[class_key[k]];
                 outside[k] = class_[k] == 0xFF;
             }
         }

@@ -15,9 +15,9 @@ double trf_entropy(const uint64_t *counts, size_t n) {
     return bits;
 }
 
-int trf_class_of(const trf_classes *classes, int32_t value) {
+int trf_class_of(const trf_classes *classes, int32_t class_key) {
     for (int k = 0; k < 1 << classes->class_bits; k++)
-        if (value >= classes->class_value[k] && value < classes->class_value[k] + (1 << classes->shift))
+        if (class_key >= classes->class_value[k] && class_key < classes->class_value[k] + (1 << classes->shift))
             return k;
     return -1;
 }
@@ -65,10 +65,10 @@ static void fill_unused(bin_count *bins, uint32_t num_bins, uint32_t num_classes
         }
 }
 
-/* coded: bits a weight without the exceptions; share: of those. */
-static void set_bits(trf_classes *classes, double coded, double share, double exception_cost) {
-    classes->bits = coded + share * TRF_EXCEPTION_BITS;
-    classes->cost = coded + share * exception_cost;
+/* regular: bits a weight without the exceptions; share: of those. */
+static void set_bits(trf_classes *classes, double regular, double share, double exception_cost) {
+    classes->bits = regular + share * TRF_EXCEPTION_BITS;
+    classes->cost = regular + share * exception_cost;
 }
 
 void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
@@ -121,7 +121,7 @@ static double count_between(const double *prefix, int32_t low, int32_t high) {
 /* What a window of codes costs: sets shift, likeliest, bits and cost. */
 static void try_window(trf_classes *classes, const double *prefix, double total, int32_t origin, uint32_t raw_bits,
                        double exception_cost) {
-    double share[16], best = -1, covered = 0, coded = raw_bits;
+    double share[16], best = -1, covered = 0, regular = raw_bits;
     uint32_t count = 1u << classes->class_bits;
     classes->shift = raw_bits;
     for (uint32_t k = 0; k < count; k++) {
@@ -134,8 +134,8 @@ static void try_window(trf_classes *classes, const double *prefix, double total,
     double outside = covered < 1 ? 1 - covered : 0;
     share[classes->likeliest] += outside;
     for (uint32_t k = 0; k < count; k++)
-        coded += entropy_term(share[k]);
-    set_bits(classes, coded, outside, exception_cost);
+        regular += entropy_term(share[k]);
+    set_bits(classes, regular, outside, exception_cost);
 }
 
 void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_NUM_CODES], uint32_t class_bits,
@@ -237,7 +237,7 @@ typedef struct symbol_counts {
 /* One candidate: only the `kept` most frequent symbols have slots, 2 at least. */
 static void try_symbols(trf_symbol_model *model, const symbol_counts *counts, uint32_t kept) {
     uint32_t slots = 1u << model->probability_bits, weights = counts->classes_in[TRF_ALPHABET - 1];
-    double coded[TRF_ALPHABET] = {0}, exceptions = 0, bits = 0;
+    double replaced[TRF_ALPHABET] = {0}, exceptions = 0, bits = 0;
     for (uint32_t i = 0; i < TRF_ALPHABET; i++) {
         const uint32_t s = (uint32_t)counts->sorted[i].index;
         uint32_t best = s, best_distance = i < kept ? 0 : 9;
@@ -247,13 +247,13 @@ static void try_symbols(trf_symbol_model *model, const symbol_counts *counts, ui
                 best_distance = distance, best = to;
         }
         model->replacement[s] = (uint8_t)best;
-        coded[best] += (double)counts->sorted[i].count;
+        replaced[best] += (double)counts->sorted[i].count;
         exceptions += (double)counts->sorted[i].count * best_distance;
     }
-    scale_to_slots(coded, counts->total, slots, model->frequency);
+    scale_to_slots(replaced, counts->total, slots, model->frequency);
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        if (coded[s] > 0)
-            bits += coded[s] * (model->probability_bits - log2(model->frequency[s]));
+        if (replaced[s] > 0)
+            bits += replaced[s] * (model->probability_bits - log2(model->frequency[s]));
     model->cost = (bits + exceptions * counts->exception_cost) / (counts->total * weights);
 }
 

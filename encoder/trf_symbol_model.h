@@ -19,14 +19,14 @@ enum {
     TRF_NUM_CODES = 2 * TRF_MAX_CODE + 1, /* counts of codes have the index code + TRF_MAX_CODE */
 };
 
-/* The classes of a layer. A coded value v (a float's coded exponent C, or an int's code) belongs to the class k with
+/* The classes of a layer. A class key v (a float's coded exponent C, or an int's code) belongs to the class k with
  * class_value[k] <= v < class_value[k] + 2^shift. */
 typedef struct trf_classes {
     uint32_t class_bits;
     uint32_t shift;          /* float pairs 0, float quads 2, int: raw bits */
     int16_t class_value[16]; /* ascending; zero from 2^class_bits on */
     int contiguous;          /* each class begins where the one before ends */
-    uint32_t likeliest;      /* the class that stands in for values that have none */
+    uint32_t likeliest;      /* the class that stands in for class keys that have none */
     double bits;             /* expected bits a weight: order-0 entropy of the classes, raw bits, exceptions */
     double cost;             /* the same with exceptions at what they count as: what was minimized */
 } trf_classes;
@@ -41,8 +41,8 @@ void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], 
 void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_NUM_CODES], uint32_t class_bits,
                             double exception_cost);
 
-/* The class of a coded value, or -1. */
-int trf_class_of(const trf_classes *classes, int32_t value);
+/* The class of a key, or -1. */
+int trf_class_of(const trf_classes *classes, int32_t class_key);
 
 /* The frequency table of a layer and what becomes of symbols that have no slot. */
 typedef struct trf_symbol_model {

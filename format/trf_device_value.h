@@ -4,8 +4,8 @@
 #ifndef TRF_DEVICE_VALUE_H
 #define TRF_DEVICE_VALUE_H
 
-#include "trf_convert.h"
 #include "trf_device_view.h"
+#include "trf_number_formats.h"
 
 /* The value of a float codec's element, or of a code without its scale; exact. */
 TRF_HD float trf_element_to_f32(uint32_t codec, uint32_t element) {

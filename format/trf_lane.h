@@ -104,9 +104,10 @@ TRF_HD int trf_state_needs_word(uint32_t x, uint32_t state_bits) { return x < (1
 TRF_HD uint32_t trf_state_renormalize(uint32_t x, uint32_t word) { return x * 65536 + word; }
 
 /* First word of a lane within its slab's words, and the stride from word to word: lane l < 16 walks its pair upwards,
- * lane l + 16 downwards. pair_begin, pair_words: of pair lane % 16. */
-TRF_HD int32_t trf_lane_first_word(uint32_t lane, uint32_t pair_begin, uint32_t pair_words) {
-    return (int32_t)(lane < TRF_LANE_PAIRS ? pair_begin : pair_begin + pair_words) - (lane < TRF_LANE_PAIRS ? 0 : 1);
+ * lane l + 16 downwards. pair_begin, lane_pair_words: of pair lane % 16. */
+TRF_HD int32_t trf_lane_first_word(uint32_t lane, uint32_t pair_begin, uint32_t lane_pair_words) {
+    return (int32_t)(lane < TRF_LANE_PAIRS ? pair_begin : pair_begin + lane_pair_words) -
+           (lane < TRF_LANE_PAIRS ? 0 : 1);
 }
 TRF_HD int32_t trf_lane_word_stride(uint32_t lane) { return lane < TRF_LANE_PAIRS ? 1 : -1; }
 
@@ -118,11 +119,11 @@ TRF_HD uint32_t trf_make_exception(uint32_t position, uint32_t element) { return
 TRF_HD uint32_t trf_exception_position(uint32_t exception) { return exception >> 19; }
 TRF_HD uint32_t trf_exception_element(uint32_t exception) { return exception & 0xFFFF; }
 
-/* ---- a slab's rANS streams: start_state[32], pair_words[16], the number of exceptions, zero, exceptions, words
+/* ---- a slab's rANS streams: start_state[32], lane_pair_words[16], the number of exceptions, zero, exceptions, words
  * ---- */
 
 enum {
-    TRF_STATES_BYTES = 2 * TRF_LANES,                                    /* then pair_words */
+    TRF_STATES_BYTES = 2 * TRF_LANES,                                    /* then lane_pair_words */
     TRF_RANS_EXCEPTION_COUNT_OFFSET = TRF_STATES_BYTES + TRF_LANE_PAIRS, /* u16 count, u16 zero */
     TRF_RANS_HEAD_BYTES = TRF_RANS_EXCEPTION_COUNT_OFFSET + 4, /* then the exceptions, and the words behind them */
 };

@@ -61,13 +61,13 @@ TRF_HD void trf_lane_reader_renormalize(trf_lane_reader *reader, const trf_slab_
 }
 
 TRF_HD trf_lane_reader trf_lane_reader_open(const trf_slab_reader *slab, uint32_t lane, uint32_t state_bits) {
-    const uint8_t *pair_words = slab->rans_streams + TRF_STATES_BYTES;
+    const uint8_t *lane_pair_words = slab->rans_streams + TRF_STATES_BYTES;
     uint32_t begin = 0;
     for (uint32_t lane_pair = 0; lane_pair < lane % TRF_LANE_PAIRS; lane_pair++)
-        begin += pair_words[lane_pair];
+        begin += lane_pair_words[lane_pair];
     trf_lane_reader reader;
     reader.x = ((const uint16_t *)slab->rans_streams)[lane];
-    reader.at = trf_lane_first_word(lane, begin, pair_words[lane % TRF_LANE_PAIRS]);
+    reader.at = trf_lane_first_word(lane, begin, lane_pair_words[lane % TRF_LANE_PAIRS]);
     reader.stride = trf_lane_word_stride(lane);
     reader.taken = 0;
     trf_lane_reader_renormalize(&reader, slab, state_bits);

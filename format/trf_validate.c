@@ -4,8 +4,8 @@
 #include "trf_validate.h"
 
 #include "trf_checksum.h"
-#include "trf_convert.h"
 #include "trf_layout_head.h"
+#include "trf_number_formats.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

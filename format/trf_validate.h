@@ -50,8 +50,8 @@ typedef struct trf_slab_location {
     uint32_t end;          /* of the rANS streams */
 } trf_slab_location;
 
-/* What a tile can take at most: an exception for every weight, and in each slab as many words as pair_words can say.
- * Raw bits: no slab has more chunks than its share of a whole tile's. */
+/* What a tile can take at most: an exception for every weight, and in each slab as many words as lane_pair_words can
+ * say. Raw bits: no slab has more chunks than its share of a whole tile's. */
 enum {
     TRF_MAX_TILE_RAW_BYTES = TRF_TILE_SIZE * TRF_TILE_SIZE * TRF_MAX_RAW_BITS / 8,
     TRF_MAX_TILE_RANS_BYTES =

@@ -4,7 +4,7 @@
 #define TRF_EPILOGUE_H
 
 #include "trf_activation.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 #include "trf_product.h"
 
 #ifdef __CUDACC__

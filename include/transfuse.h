@@ -356,8 +356,7 @@ typedef struct trf_row_range {
  * way may use it when it is passed, since a stream of the library's writes it. It must stay, and be written by nobody,
  * while the layer lives and work that uses the layer is under way. */
 typedef struct trf_layer_memory {
-    /* Of a coded layer its blob. Of a plain one a head of 256 bytes, and its weights, row-major [rows][cols] in 16 bits
-     * each; of a packed one what docs/packed.md has. */
+    /* Coded: the blob. Plain: a head of 256 bytes, and weights, row-major [rows][cols] in 16 bits each. */
     void *buffer;
     uint64_t buffer_bytes;
     void *directory; /* of a coded layer: where tiles and slabs lie, and what decoding needs beside the blob */

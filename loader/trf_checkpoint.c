@@ -190,7 +190,7 @@ trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *nam
     /* A name may end in brackets of its own. */
     trf_status status = find_named(checkpoint, name, strlen(name), matrix, err);
     if (status == TRF_OK && !matrix->checkpoint_file) {
-        const size_t stem = split_expert_name(name, &matrix->index);
+        const size_t stem = split_expert_name(name, &matrix->expert);
         matrix->is_expert = stem > 0;
         if (stem)
             status = find_named(checkpoint, name, stem, matrix, err);
@@ -215,8 +215,9 @@ trf_status trf_matrix_blobs(const trf_checkpoint_matrix *matrix, const trf_file 
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                           "is an expert tensor of %" PRIu64 " matrices; ask for one, as '%s[0]'", list->count,
                           tensor->source->name);
-    else if (matrix->is_expert && (!list->is_expert_tensor || matrix->index >= list->count))
-        status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "there is no matrix %" PRIu64 " in it", matrix->index);
+    else if (matrix->is_expert && (!list->is_expert_tensor || matrix->expert >= list->count))
+        status =
+            trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "there is no matrix %" PRIu64 " in it", matrix->expert);
     if (status != TRF_OK)
         trf_blob_list_free(list);
     return status;

@@ -26,8 +26,8 @@ int trf_checkpoint_has_file(const trf_checkpoint *checkpoint, const char *name);
 typedef struct trf_checkpoint_matrix {
     const trf_checkpoint_file *checkpoint_file;
     const trf_file_tensor *tensor;
-    int is_expert; /* the name gave one */
-    uint64_t index;
+    int is_expert;   /* the name gave one */
+    uint64_t expert; /* its number; 0 of a matrix that is none */
 } trf_checkpoint_matrix;
 
 /* Finds one by its source's name, with or without the suffix of blobs; an expert is "name[3]". Errors:
@@ -35,8 +35,8 @@ typedef struct trf_checkpoint_matrix {
 trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_checkpoint_matrix *matrix,
                                trf_error *err);
 
-/* Where its tensor's blobs lie; the matrix is blob matrix->index. file: the matrix's. Errors: as trf_blob_list_read;
- * TRF_ERR_ARGUMENT (an expert tensor, and no index), TRF_ERR_NOT_FOUND (no such index). */
+/* Where its tensor's blobs lie; the matrix is blob matrix->expert. file: the matrix's. Errors: as trf_blob_list_read;
+ * TRF_ERR_ARGUMENT (an expert tensor, and no expert named), TRF_ERR_NOT_FOUND (no such expert). */
 trf_status trf_matrix_blobs(const trf_checkpoint_matrix *matrix, const trf_file *file, trf_blob_list *list,
                             trf_error *err);
 
@@ -48,13 +48,14 @@ trf_status trf_sanitize_error(trf_status status, trf_error *err);
 
 struct trf_model_config; /* trf_model_config.h */
 
-/* Builds an output from a checkpoint: each file through `convert`, indexes rewritten, config.json as `config` has it,
- * other files copied; all of it published at once or not at all. Errors: those of convert; TRF_ERR_EXISTS, _ARGUMENT,
- * _IO, _MEMORY. */
-typedef trf_status trf_convert_fn(void *context, const trf_checkpoint_file *checkpoint_file, const trf_file *out,
+/* Builds an output from a checkpoint: each file through `rewrite_file`, indexes rewritten, config.json as `config` has
+ * it, other files copied; all of it published at once or not at all. Errors: those of rewrite_file; TRF_ERR_EXISTS,
+ * _ARGUMENT, _IO, _MEMORY. */
+typedef trf_status trf_rewrite_file_fn(void *context, const trf_checkpoint_file *checkpoint_file, const trf_file *out,
+                                       trf_error *err);
+trf_status trf_checkpoint_rewrite(const trf_checkpoint *checkpoint, const struct trf_model_config *config, trf_job *job,
+                                  const char *out_path, trf_rewrite_file_fn *rewrite_file, void *context,
                                   trf_error *err);
-trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, const struct trf_model_config *config, trf_job *job,
-                                  const char *out_path, trf_convert_fn *convert, void *context, trf_error *err);
 
 /* Copies one entry of a folder and all below it. root: the checkpoint's folder; relative symbolic links that lead
  * to something in it, and ones that lead nowhere, are made anew; others are followed. Errors: TRF_ERR_IO, _UNSUPPORTED

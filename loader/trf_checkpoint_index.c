@@ -127,7 +127,7 @@ trf_status trf_checkpoint_index_check(const trf_checkpoint_index *index, const t
 
 /* The name under which file `out` stores what file `in` stores as `name`. @return malloc'd; NULL without memory or
  * tensor. */
-static char *converted_name(const trf_checkpoint_file *in, const trf_checkpoint_file *out, const char *name) {
+static char *rewritten_name(const trf_checkpoint_file *in, const trf_checkpoint_file *out, const char *name) {
     const trf_file_tensor *tensor = trf_checkpoint_file_find(in, name);
     size_t length = strlen(name), suffix = strlen(TRF_BLOB_SUFFIX);
     if (tensor && tensor->blobs)
@@ -144,7 +144,7 @@ static char *converted_name(const trf_checkpoint_file *in, const trf_checkpoint_
 }
 
 /* @return a new reference to the map for the files of `out`, or NULL; counts the bytes of the files in it. */
-static json_t *convert_map(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
+static json_t *rewrite_map(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
                            const trf_checkpoint_file *out, size_t num_files, uint64_t *total_bytes) {
     json_t *map = json_object();
     uint8_t *counted = calloc(num_files + 1, 1);
@@ -157,9 +157,9 @@ static json_t *convert_map(const trf_checkpoint_index *index, const trf_checkpoi
         json_object_foreach(index->weight_map, name, file) {
             if (last >= num_files || strcmp(in[last].name, json_string_value(file)) != 0)
                 last = find_file_number(in, num_files, json_string_value(file));
-            char *converted = converted_name(&in[last], &out[last], name);
-            failed |= !converted || json_object_set(map, converted, file) != 0;
-            free(converted);
+            char *rewritten = rewritten_name(&in[last], &out[last], name);
+            failed |= !rewritten || json_object_set(map, rewritten, file) != 0;
+            free(rewritten);
             if (!counted[last]++)
                 *total_bytes += out[last].own_header.data_bytes;
         }
@@ -170,12 +170,12 @@ static json_t *convert_map(const trf_checkpoint_index *index, const trf_checkpoi
     return NULL;
 }
 
-/* The index with its map converted. kept: this index's text, to be kept within; or NULL. */
+/* The index with its map rewritten. kept: this index's text, to be kept within; or NULL. */
 static trf_status index_rewrite(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
                                 const trf_checkpoint_file *out, size_t num_files, const json_t *kept, char **text,
                                 size_t *bytes, trf_error *err) {
     uint64_t total_bytes;
-    json_t *map = convert_map(index, in, out, num_files, &total_bytes), *root = json_copy(index->root);
+    json_t *map = rewrite_map(index, in, out, num_files, &total_bytes), *root = json_copy(index->root);
     json_t *metadata = json_object_get(index->root, "metadata");
     metadata = json_is_object(metadata) ? json_copy(metadata) : json_object();
     int failed = !map || !root || !metadata;
@@ -212,7 +212,7 @@ static trf_status index_restore(const trf_checkpoint_index *index, const json_t 
     return TRF_OK;
 }
 
-trf_status trf_checkpoint_index_convert(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
+trf_status trf_checkpoint_index_rewrite(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
                                         const trf_checkpoint_file *out, size_t num_files, char **text, size_t *bytes,
                                         trf_error *err) {
     int in_compressed = 0, out_compressed = 0;

@@ -28,7 +28,7 @@ trf_status trf_checkpoint_index_check(const trf_checkpoint_index *index, const t
 /* The text of the index that goes with `out`, the files that the ones of `in` became (same names, same order).
  * Compressing keeps the text of this index in it; decompressing gives that text back. *text is malloc'd.
  * Errors: TRF_ERR_FORMAT (a kept index that does not fit), _IO, _MEMORY. */
-trf_status trf_checkpoint_index_convert(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
+trf_status trf_checkpoint_index_rewrite(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
                                         const trf_checkpoint_file *out, size_t num_files, char **text, size_t *bytes,
                                         trf_error *err);
 

@@ -389,10 +389,10 @@ static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *
     trf_status status = trf_source_config_read(checkpoint, source, err);
     work->rules = (trf_selection_rules){options, trf_source_config_is_tied(source)};
     /* With `include` or `embeddings` it would not have been asked. */
-    if (status == TRF_OK && source->fault.status != TRF_OK && !options->embeddings &&
+    if (status == TRF_OK && source->failure.status != TRF_OK && !options->embeddings &&
         (!options->include || !options->include[0]))
         snprintf(report->warning, sizeof report->warning,
-                 "%.700s; it counts as missing, and a tied output as any other matrix", source->fault.message);
+                 "%.700s; it counts as missing, and a tied output as any other matrix", source->failure.message);
     return status;
 }
 
@@ -418,7 +418,7 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
     if (status == TRF_OK && checkpoint->is_folder)
         status = trf_model_config_compress(&source, &work.job.options.encode, &config, err);
     if (status == TRF_OK)
-        status = trf_checkpoint_convert(checkpoint, &config, &work.job, out_path, compress_file, &work, err);
+        status = trf_checkpoint_rewrite(checkpoint, &config, &work.job, out_path, compress_file, &work, err);
     if (status == TRF_OK && work.job.report.compressed_tensors)
         trf_model_config_warn(&config, &work.job.report);
     if (status == TRF_OK)

@@ -104,7 +104,7 @@ trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path, 
     status = trf_model_config_restore(checkpoint, &config, err);
     trf_model_config_warn(&config, &job.report);
     if (status == TRF_OK)
-        status = trf_checkpoint_convert(checkpoint, &config, &job, out_path, decompress_file, &job, err);
+        status = trf_checkpoint_rewrite(checkpoint, &config, &job, out_path, decompress_file, &job, err);
     if (status == TRF_OK)
         trf_job_report(&job, report);
 done:

@@ -40,7 +40,7 @@ static trf_status extract_from(const trf_checkpoint_matrix *matrix, const char *
         return status;
     status = trf_matrix_blobs(matrix, &file, &list, err);
     if (status == TRF_OK) {
-        status = extract_blob(&file, matrix->tensor, &list, matrix->index, out_path, overwrite, err);
+        status = extract_blob(&file, matrix->tensor, &list, matrix->expert, out_path, overwrite, err);
         trf_blob_list_free(&list);
     }
     trf_file_close(&file);

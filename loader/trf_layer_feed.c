@@ -188,7 +188,7 @@ static trf_status open_file_blob(trf_layer_feed *feed, const trf_checkpoint_matr
     trf_status status = trf_matrix_blobs(matrix, &feed->file, &list, err);
     if (status != TRF_OK)
         return name_tensor(feed, status, err);
-    status = trf_file_tensor_open_blob(&feed->file, matrix->tensor, &list, matrix->index, &feed->blob, err);
+    status = trf_file_tensor_open_blob(&feed->file, matrix->tensor, &list, matrix->expert, &feed->blob, err);
     trf_blob_list_free(&list);
     if (status != TRF_OK)
         return name_tensor(feed, status, err);

@@ -115,12 +115,12 @@ static trf_status add_member(const trf_config_file *source, const trf_encode_opt
 
 trf_status trf_source_config_read(const trf_checkpoint *checkpoint, trf_source_config *source, trf_error *err) {
     *source = (trf_source_config){0};
-    trf_status status = read_file(checkpoint, TRF_MAX_MODEL_CONFIG_BYTES, &source->file, &source->fault);
-    source->fault.status = status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
+    trf_status status = read_file(checkpoint, TRF_MAX_MODEL_CONFIG_BYTES, &source->file, &source->failure);
+    source->failure.status = status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
     if (status != TRF_ERR_MEMORY)
         return TRF_OK;
     if (err)
-        *err = source->fault;
+        *err = source->failure;
     return status;
 }
 
@@ -137,8 +137,8 @@ trf_status trf_model_config_compress(const trf_source_config *source, const trf_
     static const char consequence[] = "Hugging Face transformers will not load the compressed checkpoint";
     const trf_config_file *file = &source->file;
     *config = (trf_model_config){.for_blobs_only = 1, .mode = file->mode};
-    if (source->fault.status != TRF_OK) {
-        config->fault = source->fault.message;
+    if (source->failure.status != TRF_OK) {
+        config->failure = source->failure.message;
         snprintf(config->warning, sizeof config->warning, "without a " TRF_CONFIG_KEY " in it, %s", consequence);
     } else if (find_ours(file->root)) {
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
@@ -165,8 +165,8 @@ static trf_status take_kept(const trf_config_file *file, const json_t *ours, trf
     json_t *source = NULL;
     const char *text = json_string_value(kept);
     size_t bytes = json_string_length(kept);
-    trf_error fault;
-    if (text && parse_config(file->path, text, bytes, &source, &fault) == TRF_ERR_MEMORY)
+    trf_error failure;
+    if (text && parse_config(file->path, text, bytes, &source, &failure) == TRF_ERR_MEMORY)
         return trf_fail_memory(err, bytes);
     if (!text || !json_is_object(source)) {
         json_decref(source);
@@ -191,27 +191,27 @@ static trf_status take_kept(const trf_config_file *file, const json_t *ours, trf
 
 /* Also gives the file itself, to be released with free_file in every case, and why it cannot be read. */
 static trf_status restore_file(const trf_checkpoint *checkpoint, trf_config_file *file, trf_model_config *config,
-                               trf_error *fault, trf_error *err) {
-    trf_status status = read_file(checkpoint, TRF_MAX_COMPRESSED_CONFIG_BYTES, file, fault);
+                               trf_error *failure, trf_error *err) {
+    trf_status status = read_file(checkpoint, TRF_MAX_COMPRESSED_CONFIG_BYTES, file, failure);
     *config = (trf_model_config){.mode = file->mode};
     if (status == TRF_ERR_MEMORY && err)
-        *err = *fault;
+        *err = *failure;
     if (status == TRF_ERR_MEMORY)
         return status;
-    fault->status = status;
+    failure->status = status;
     if (status != TRF_OK && status != TRF_ERR_NOT_FOUND)
-        snprintf(config->warning, sizeof config->warning, "%.500s; it stays as it is", fault->message);
+        snprintf(config->warning, sizeof config->warning, "%.500s; it stays as it is", failure->message);
     const json_t *ours = find_ours(file->root);
     return ours ? take_kept(file, ours, config, err) : TRF_OK;
 }
 
 trf_status trf_model_config_restore(const trf_checkpoint *checkpoint, trf_model_config *config, trf_error *err) {
     trf_config_file file;
-    trf_error fault = {0};
+    trf_error failure = {0};
     *config = (trf_model_config){0};
     if (!checkpoint->is_folder)
         return TRF_OK;
-    trf_status status = restore_file(checkpoint, &file, config, &fault, err);
+    trf_status status = restore_file(checkpoint, &file, config, &failure, err);
     free_file(&file);
     return status;
 }
@@ -223,10 +223,10 @@ void trf_model_config_free(trf_model_config *config) {
 
 void trf_model_config_warn(const trf_model_config *config, trf_checkpoint_report *report) {
     const size_t used = strlen(report->warning);
-    const char *fault = config->fault && !used ? config->fault : ""; /* else it has been told */
+    const char *failure = config->failure && !used ? config->failure : ""; /* else it has been told */
     if (*config->warning)
-        snprintf(report->warning + used, sizeof report->warning - used, "%.500s%s%s", fault, used || *fault ? "; " : "",
-                 config->warning);
+        snprintf(report->warning + used, sizeof report->warning - used, "%.500s%s%s", failure,
+                 used || *failure ? "; " : "", config->warning);
 }
 
 /* ---- comparing ---- */
@@ -247,7 +247,7 @@ trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_ch
                                   trf_checkpoint_report *report, trf_error *err) {
     trf_config_file ours = {0}, source;
     trf_model_config restored = {0};
-    trf_error fault = {0};
+    trf_error failure = {0};
     if (!checkpoint->is_folder || !against->is_folder)
         return TRF_OK;
     trf_status status = load_file(against, TRF_MAX_COMPRESSED_CONFIG_BYTES, &source, err);
@@ -255,12 +255,12 @@ trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_ch
         free_file(&source);
         return status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
     }
-    status = restore_file(checkpoint, &ours, &restored, &fault, err);
+    status = restore_file(checkpoint, &ours, &restored, &failure, err);
     if (status == TRF_OK && !ours.text)
-        status = trf_fail(err, fault.status, fault.offset, "%s", fault.message);
+        status = trf_fail(err, failure.status, failure.offset, "%s", failure.message);
     if (status == TRF_OK)
         status = compare_texts(&ours, &restored, &source, err);
-    /* A text that cannot be read and is the source's is none of our faults. */
+    /* A text that cannot be read and is the source's is no failure of ours. */
     if (status == TRF_OK && restored.text)
         trf_model_config_warn(&restored, report);
     trf_model_config_free(&restored);

@@ -26,17 +26,17 @@ typedef struct trf_config_file {
 /* That of a checkpoint which is compressed: in its folder, or beside its file. */
 typedef struct trf_source_config {
     trf_config_file file;
-    trf_error fault; /* status: not TRF_OK if it is there and cannot be read; the message says why */
+    trf_error failure; /* status: not TRF_OK if it is there and cannot be read; the message says why */
 } trf_source_config;
 
 /* What becomes of it. Without `text` it is carried over as other files are. */
 typedef struct trf_model_config {
     char *text; /* malloc'd; or NULL */
     size_t bytes;
-    unsigned mode;      /* the file's permissions */
-    int for_blobs_only; /* `text` counts if a tensor is compressed */
-    const char *fault;  /* why the file cannot be read, before the warning; not owned, or NULL */
-    char warning[640];  /* a line for the report, which begins with the file's path if `fault` does not; or "" */
+    unsigned mode;       /* the file's permissions */
+    int for_blobs_only;  /* `text` counts if a tensor is compressed */
+    const char *failure; /* why the file cannot be read, before the warning; not owned, or NULL */
+    char warning[640];   /* a line for the report, which begins with the file's path if `failure` does not; or "" */
 } trf_model_config;
 
 /* Release with trf_source_config_free in every case. Errors: TRF_ERR_MEMORY. */

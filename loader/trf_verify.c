@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Verifying a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is
  * one. */
-#include "trf_convert.h"
 #include "trf_model_config.h"
+#include "trf_number_formats.h"
 #include "trf_weights.h"
 
 #include <inttypes.h>

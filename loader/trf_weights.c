@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_weights.h"
 
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <string.h>
 

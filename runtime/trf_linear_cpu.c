@@ -2,11 +2,11 @@
 /* Products on the CPU.
  * The workspace: x as F32, of packed layers with zeros to whole packed tiles | y as F32, if that is not what the
  * caller's y is | what the workers need. Each part begins at a multiple of 256 bytes. */
-#include "trf_convert.h"
 #include "trf_device_cpu.h"
 #include "trf_epilogue.h"
 #include "trf_layer.h"
 #include "trf_matmul.h"
+#include "trf_number_formats.h"
 #include "trf_packed_layer.h"
 #include "trf_plain_layer.h"
 #include "trf_plan.h"

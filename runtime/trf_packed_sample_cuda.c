@@ -36,7 +36,7 @@ static trf_row_sample sample_of(const trf_device_layer *layer) {
     return sample;
 }
 
-/* Decodes the rows, and gathers their offsets. */
+/* Decodes the rows, and collects their offsets. */
 static int look_up(const trf_row_sample *sample, cudaStream_t stream) {
     const trf_device_layer *layer = sample->layer;
     int32_t ids[TRF_PACKED_SAMPLE_ROWS];

@@ -2,7 +2,7 @@
 /* Tunings by measurement: every path that takes a layer, batch by batch, and of packed layers the kernels and cuts that
  * may be the fastest. The device times the calls. */
 #include "trf_context.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 #include "trf_packed_layer.h"
 #include "trf_plan.h"
 #include "trf_struct.h"

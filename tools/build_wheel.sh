@@ -65,7 +65,7 @@ find_cuda() {
 }
 
 # The licences of what becomes a part of the wheel and is not transfuse's.
-gather_notices() {
+collect_notices() {
     rm -rf "$work/notices"
     mkdir "$work/notices"
     for package in libjansson4 liblz4-1 libzstd1 libxxhash-dev; do
@@ -99,7 +99,7 @@ install_packages
 make_venv
 site_packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 find_torch
-gather_notices
+collect_notices
 rm -rf "$work/made" "$work/repaired"
 set -- --config-settings=build-dir="$work/cmake${cuda:+-cuda}" --config-settings=cmake.define.TRF_TORCH=ON \
     --config-settings=cmake.define.TRF_TORCH_DIR="$torch_folder" \

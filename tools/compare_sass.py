@@ -206,7 +206,7 @@ def read_renames(text: str) -> list[tuple[str, str]]:
 Build = dict[tuple[str, str], set[Variant]]  # by architecture and name
 
 
-def gather(kernels: list[Kernel], modules: list[dict[tuple[str, str], int]], names: dict[str, str]) -> Build:
+def collect(kernels: list[Kernel], modules: list[dict[tuple[str, str], int]], names: dict[str, str]) -> Build:
     build = defaultdict(set)
     for kernel in kernels:
         in_code = tuple(names[name] for name in kernel.names)
@@ -293,7 +293,7 @@ def read_builds(
         if not kernels:
             raise ValueError(f"{paths[side]} has no device code")
         names = demangle(demangler, [name for kernel in kernels for name in (kernel.name, *kernel.names)])
-        builds.append(gather(kernels, [modules for _, modules in own], rename(names, renames if side == 0 else ())))
+        builds.append(collect(kernels, [modules for _, modules in own], rename(names, renames if side == 0 else ())))
     return builds
 
 

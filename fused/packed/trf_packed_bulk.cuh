@@ -431,9 +431,9 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
 
 /* Clusters: the sums of the block's warps, added up in place: item i at at + 512 * i; to y, if the block is alone. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_bulk_gather(const trf_packed_bulk_args &args,
-                                                              const trf_packed_bulk_warp<Config> &warp, uint32_t at,
-                                                              const float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
+static __device__ __forceinline__ void
+trf_packed_bulk_add_warps(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t at,
+                          const float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
     const uint32_t lane_at = at + 16 * warp.lane;
     trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps); /* the stages have been read */
 #pragma unroll
@@ -460,7 +460,7 @@ static __device__ __forceinline__ void trf_packed_bulk_gather(const trf_packed_b
     }
 }
 
-/* Adds the blocks' sums in their order: each block has other items. Once all of the cluster have gathered theirs. */
+/* Adds the blocks' sums in their order: each block has other items. Once all of the cluster have added up theirs. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_bulk_add_blocks(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t at) {
@@ -531,7 +531,7 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
     float sums[Config::kSlabs][Config::kXTiles][4] = {};
     trf_packed_bulk_walk<Config, kZeroing>(args, range, shared, warp, sums);
     if constexpr (!Config::kStreamK)
-        trf_packed_bulk_gather<Config>(args, warp, shared, sums);
+        trf_packed_bulk_add_warps<Config>(args, warp, shared, sums);
     if (meets) {
         trf_cluster_arrive(args.cluster);
         trf_cluster_wait(args.cluster);

@@ -165,7 +165,7 @@ Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &co
 }
 
 Tensor decode_experts(const expert_decoding &of) {
-    const int device = device_of(of.container, "blobs");
+    const int device = device_of(of.container, "container");
     check_blob(of.container, device, kDecodeExpertsOp);
     const std::shared_ptr<experts> found = find_or_adopt_experts(of.container, device, kDecodeExpertsOp);
     check_decoding(*found, of.count, of.rows, of.cols);
@@ -177,13 +177,13 @@ Tensor decode_experts(const expert_decoding &of) {
 }
 
 void decode_experts_into(const Tensor &container, const Tensor &out) {
-    const int device = device_of(container, "blobs");
+    const int device = device_of(container, "container");
     check_blob(container, device, kDecodeExpertsOp);
     const std::shared_ptr<experts> found = find_or_adopt_experts(container, device, kDecodeExpertsOp);
     if (out.dim() != 3 || out.stride(2) != 1 || out.stride(1) != out.size(2) || device_of(out, "out") != device ||
         dtype_of(out).dtype != found->layers[0]->info.dtype)
         throw bad_argument(kDecodeExpertsOp,
-                           "out must be [experts][rows][cols] on the device of blobs, of the dtype of "
+                           "out must be [experts][rows][cols] on the device of container, of the dtype of "
                            "the weights, each matrix contiguous; its shape is " +
                                shape_text(out));
     check_decoding(*found, out.size(0), out.size(1), out.size(2));

@@ -36,12 +36,12 @@ std::vector<Tensor> linear_group(const Tensor &x, const std::vector<Tensor> &blo
     return trf_torch::multiply_group(x, blobs, rows);
 }
 
-Tensor experts(const Tensor &x, const Tensor &offsets, const Tensor &blobs, int64_t rows) {
-    return trf_torch::multiply_experts(x, offsets, blobs, rows);
+Tensor experts(const Tensor &x, const Tensor &offsets, const Tensor &container, int64_t rows) {
+    return trf_torch::multiply_experts(x, offsets, container, rows);
 }
 
-Tensor decode_experts(const Tensor &blobs, int64_t count, int64_t rows, int64_t cols, ScalarType dtype) {
-    return trf_torch::decode_experts({blobs, count, rows, cols, dtype});
+Tensor decode_experts(const Tensor &container, int64_t count, int64_t rows, int64_t cols, ScalarType dtype) {
+    return trf_torch::decode_experts({container, count, rows, cols, dtype});
 }
 
 Tensor decode(const Tensor &blob, int64_t rows, int64_t cols, ScalarType dtype) {
@@ -52,7 +52,7 @@ Tensor embedding(const Tensor &ids, const Tensor &blob, int64_t rows, int64_t co
     return trf_torch::decode_rows({"transfuse::embedding", blob, rows, cols, dtype}, ids);
 }
 
-void decode_experts_into(const Tensor &blobs, const Tensor &out) { trf_torch::decode_experts_into(blobs, out); }
+void decode_experts_into(const Tensor &container, const Tensor &out) { trf_torch::decode_experts_into(container, out); }
 
 void add_kernels(torch::stable::detail::StableLibrary &library) {
     library.impl("linear", TORCH_BOX(&linear));
@@ -73,10 +73,10 @@ STABLE_TORCH_LIBRARY(transfuse, library) {
     library.def("linear_epilogue(Tensor x, Tensor blob, Tensor? bias, Tensor? multiplier, Tensor? residual, "
                 "str activation, int rows) -> Tensor");
     library.def("linear_group(Tensor x, Tensor[] blobs, int[] rows) -> Tensor[]");
-    library.def("experts(Tensor x, Tensor offsets, Tensor blobs, int rows) -> Tensor");
+    library.def("experts(Tensor x, Tensor offsets, Tensor container, int rows) -> Tensor");
     library.def("decode(Tensor blob, int rows, int cols, ScalarType dtype) -> Tensor");
-    library.def("decode_experts(Tensor blobs, int count, int rows, int cols, ScalarType dtype) -> Tensor");
-    library.def("decode_experts_into(Tensor blobs, Tensor(a!) out) -> ()");
+    library.def("decode_experts(Tensor container, int count, int rows, int cols, ScalarType dtype) -> Tensor");
+    library.def("decode_experts_into(Tensor container, Tensor(a!) out) -> ()");
     library.def("embedding(Tensor ids, Tensor blob, int rows, int cols, ScalarType dtype) -> Tensor");
 }
 

@@ -2,7 +2,7 @@
 #define _GNU_SOURCE /* nftw, asprintf */
 #include "checkpoint_fixture.h"
 
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 #include "trf_safetensors.h"
 
 #include <check.h>

@@ -2,7 +2,7 @@
 /* Random numbers and weights. */
 #include "test_weights.h"
 
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <math.h>
 

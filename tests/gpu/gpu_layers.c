@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu_layers.h"
 
-#include "trf_convert.h"
 #include "trf_decode.h"
+#include "trf_number_formats.h"
 #include "trf_scale.h"
 
 #include <math.h>

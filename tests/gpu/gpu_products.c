@@ -2,7 +2,7 @@
 #include "gpu_products.h"
 
 #include "transfuse/tuning.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <math.h>
 #include <stdio.h>

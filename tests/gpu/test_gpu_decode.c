@@ -3,7 +3,7 @@
  * bit, for every codec, scale layout, shape and kind of output; and nothing else is written. */
 #include "gpu_layers.h"
 
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <jansson.h>
 #include <math.h>

@@ -8,7 +8,7 @@
  * seen. */
 #include "gpu_products.h"
 #include "transfuse/experts.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <math.h>
 #include <stdatomic.h>

@@ -3,7 +3,7 @@
  * weights; the same bits on every run; graphs; batches that need cuBLASLt where it is missing. */
 #include "gpu_products.h"
 #include "trf_context.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <math.h>
 #include <stdio.h>

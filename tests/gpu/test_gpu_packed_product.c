@@ -6,7 +6,7 @@
 #include "common/test_weights.h"
 #include "gpu_fixture.h"
 #include "trf_context.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 #include "trf_packed_launch.h"
 #include "trf_packed_wgmma_sizes.h"
 #include "trf_threads.h"

@@ -71,7 +71,7 @@ def build_of(*texts: str, renames: tuple = ()) -> dict:
         kernels += found
         modules.append(module)
     names = compare_sass.demangle("c++filt", [name for kernel in kernels for name in (kernel.name, *kernel.names)])
-    return compare_sass.gather(kernels, modules, compare_sass.rename(names, renames))
+    return compare_sass.collect(kernels, modules, compare_sass.rename(names, renames))
 
 
 def test_reads_listings() -> None:

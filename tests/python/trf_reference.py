@@ -450,7 +450,7 @@ class Slab:
     n: int
     raw: np.ndarray
     start_state: np.ndarray
-    pair_words: np.ndarray
+    lane_pair_words: np.ndarray
     words: np.ndarray
     exception_index: np.ndarray
     exception_lane: np.ndarray
@@ -505,10 +505,10 @@ def read_slab(h: Header, chunks: bytes, data: bytes, tile: Tile, s: int) -> Slab
     row, col, blocks, n = slab_places(h, tile)[s]
     require(len(data) >= 84, f"{len(data)} bytes are too few")
     start_state = np.frombuffer(data, "<u2", LANES)
-    pair_words = np.frombuffer(data, "u1", 16, 64).astype(np.int64)
+    lane_pair_words = np.frombuffer(data, "u1", 16, 64).astype(np.int64)
     exceptions, reserved = struct.unpack_from("<HH", data, 80)
     require(reserved == 0, f"reserved field {reserved}")
-    word_count = int(pair_words.sum())
+    word_count = int(lane_pair_words.sum())
     end = 84 + 4 * exceptions + 2 * word_count
     require(len(data) == align16(end), f"{len(data)} bytes, the contents take {align16(end)}")
     require(not any(data[end:]), "padding is not zero")
@@ -526,14 +526,14 @@ def read_slab(h: Header, chunks: bytes, data: bytes, tile: Tile, s: int) -> Slab
     else:
         require(bool(np.all(element < 256 ** ELEMENT_BYTES[h.codec])), "the element of an exception is too large")
     check(bool(np.all(start_state != 0)), "TRF_ERR_RANS", f"{where}: a start state of 0")
-    return Slab(row, col, blocks, n, raw, start_state, pair_words, words, places // 32, places % 32, element)
+    return Slab(row, col, blocks, n, raw, start_state, lane_pair_words, words, places // 32, places % 32, element)
 
 
 def decode_symbols(h: Header, slabs: list[Slab], where: str) -> list[np.ndarray]:
     """Runs all lanes of all slabs of a tile at once; gives each slab's symbols as an array [lane][j]."""
     counts = [slab.n * h.class_bits // 8 for slab in slabs]
     words = np.concatenate([slab.words for slab in slabs] + [np.zeros(1, np.uint16)]).astype(np.uint64)
-    owned = np.concatenate([slab.pair_words for slab in slabs])
+    owned = np.concatenate([slab.lane_pair_words for slab in slabs])
     first = np.cumsum(owned) - owned
     # Lanes 0…15 of a slab start at their pair's first word, lanes 16…31 at its last.
     pointer = np.stack([first.reshape(-1, 16), (first + owned - 1).reshape(-1, 16)], axis=1).reshape(-1)

@@ -5,7 +5,7 @@
 #define QUANTIZE_LAYER_H
 
 #include "common/expect.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 #include "trf_quantize.h"
 
 #include <check.h>

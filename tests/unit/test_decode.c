@@ -5,7 +5,7 @@
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_tile.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <check.h>
 #include <math.h>
@@ -96,10 +96,10 @@ END_TEST
 static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape) {
     uint32_t slab = test_below(rng, shape->num_slabs);
     const trf_slab_location location = trf_locate_slab(shape, tile->bytes, slab, tile->view.header.raw_bits);
-    uint8_t *states = tile->bytes + location.rans_streams, *pair_words = states + 64;
+    uint8_t *states = tile->bytes + location.rans_streams, *lane_pair_words = states + 64;
     uint32_t words = 0, pair = test_below(rng, 16), other = test_below(rng, 16);
     for (uint32_t i = 0; i < 16; i++)
-        words += pair_words[i];
+        words += lane_pair_words[i];
     switch (test_below(rng, 4)) {
     case 0: /* a state */
         states[test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
@@ -109,9 +109,9 @@ static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape)
             states[i] = (uint8_t)(1 + test_below(rng, 255));
         break;
     case 2: /* words from one pair to another, the first one and the last one too */
-        while (pair_words[pair] && pair_words[other] < 255 && test_below(rng, 8)) {
-            pair_words[pair]--;
-            pair_words[other]++;
+        while (lane_pair_words[pair] && lane_pair_words[other] < 255 && test_below(rng, 8)) {
+            lane_pair_words[pair]--;
+            lane_pair_words[other]++;
         }
         break;
     default:

@@ -9,7 +9,7 @@
 #include "transfuse/cpu.h"
 #include "transfuse/stacks.h"
 #include "transfuse/tuning.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <check.h>
 #include <glob.h>

@@ -11,7 +11,7 @@
 #include "common/test_calls.h"
 #include "common/test_weights.h"
 #include "transfuse/cpu.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <check.h>
 #include <glob.h>

@@ -7,7 +7,7 @@
 #include "common/test_weights.h"
 #include "transfuse/cpu.h"
 #include "transfuse/experts.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 
 #include <check.h>
 #include <glob.h>

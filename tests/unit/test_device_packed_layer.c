@@ -15,8 +15,8 @@
 #include "transfuse/experts.h"
 #include "transfuse/stacks.h"
 #include "transfuse/tuning.h"
-#include "trf_convert.h"
 #include "trf_device_layer.h"
+#include "trf_number_formats.h"
 #include "trf_packed_head.h"
 #include "trf_unpack.h"
 

@@ -13,8 +13,8 @@
 #include "transfuse/groups.h"
 #include "transfuse/stacks.h"
 #include "transfuse/tuning.h"
-#include "trf_convert.h"
 #include "trf_device_layer.h"
+#include "trf_number_formats.h"
 #include "trf_plain_head.h"
 
 #include <check.h>

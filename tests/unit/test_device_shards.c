@@ -8,9 +8,9 @@
 #include "common/test_calls.h"
 #include "common/test_weights.h"
 #include "transfuse/cpu.h"
-#include "trf_convert.h"
 #include "trf_device_layer.h"
 #include "trf_layer.h"
+#include "trf_number_formats.h"
 
 #include <check.h>
 #include <math.h>

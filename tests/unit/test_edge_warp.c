@@ -223,7 +223,7 @@ END_TEST
 static void corrupt_rans_stream(test_rng *rng, const host_view *host, test_tile *tile, const trf_tile_shape *shape) {
     const uint32_t s = test_below(rng, shape->num_slabs);
     const trf_device_slab entry = entry_of(host, shape, s);
-    uint8_t *states = tile->bytes + trf_device_slab_rans_streams(entry), *pair_words = states + 64;
+    uint8_t *states = tile->bytes + trf_device_slab_rans_streams(entry), *lane_pair_words = states + 64;
     const uint32_t end = entry.rans_size_16 * 16u, words = 84 + 4 * trf_rans_exception_count(states);
     uint32_t one = test_below(rng, 16), other = test_below(rng, 16);
     switch (test_below(rng, 4)) {
@@ -235,9 +235,9 @@ static void corrupt_rans_stream(test_rng *rng, const host_view *host, test_tile 
             states[i] = (uint8_t)(1 + test_below(rng, 255));
         break;
     case 2:
-        while (pair_words[one] && pair_words[other] < 255 && test_below(rng, 8)) {
-            pair_words[one]--;
-            pair_words[other]++;
+        while (lane_pair_words[one] && lane_pair_words[other] < 255 && test_below(rng, 8)) {
+            lane_pair_words[one]--;
+            lane_pair_words[other]++;
         }
         break;
     default:

@@ -6,8 +6,8 @@
 #include "common/run_suite.h"
 #include "common/test_calls.h"
 #include "common/test_weights.h"
-#include "trf_convert.h"
 #include "trf_encode.h"
+#include "trf_number_formats.h"
 #include "trf_validate.h"
 
 #include <check.h>

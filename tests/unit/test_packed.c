@@ -5,7 +5,7 @@
 #include "common/run_suite.h"
 #include "common/test_calls.h"
 #include "common/test_weights.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 #include "trf_packed_form.h"
 #include "trf_packed_validate.h"
 #include "trf_unpack.h"

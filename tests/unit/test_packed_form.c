@@ -3,7 +3,7 @@
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
-#include "trf_convert.h"
+#include "trf_number_formats.h"
 #include "trf_packed_form.h"
 
 #include <check.h>

@@ -68,7 +68,7 @@ struct thread {
     void *fake_stack; /* the address sanitizer's */
     meeting at;
     uint32_t value, argument, got; /* of the meeting */
-    warp_gathered given;           /* to a gathering */
+    warp_exchanged given;          /* to an exchange */
     std::vector<copy> open;        /* not committed */
     std::vector<std::vector<copy>> groups;
 };
@@ -95,7 +95,7 @@ struct block {
     uint8_t *dynamic[kMostBlocks], *fixed[kMostBlocks];
     std::vector<note> notes[kMostBlocks];
     thread threads[kMostThreads];
-    warp_gathered gathered[kMostThreads];
+    warp_exchanged exchanged[kMostThreads];
     std::map<uint32_t, engine_barrier> engine_barriers[kMostBlocks]; /* by address */
     std::map<uint32_t, uint32_t> reading[kMostBlocks];               /* by products under way, by kReadBytes */
     uint32_t clock;
@@ -187,7 +187,7 @@ bool end_meeting(uint32_t warp) {
     if (at == AT_WARP)
         b.met[warp] = ++b.clock;
     for (uint32_t i = 0; at == AT_GATHER && i < kLanes; i++)
-        memcpy(b.gathered[warp * kLanes + i], lanes[i].given, sizeof lanes[i].given);
+        memcpy(b.exchanged[warp * kLanes + i], lanes[i].given, sizeof lanes[i].given);
     for (uint32_t i = 0; i < kLanes; i++)
         lanes[i].got = at == AT_EXCHANGE  ? lanes[i ^ lanes[i].argument].value
                        : at == AT_SHUFFLE ? lanes[lanes[i].argument].value
@@ -518,13 +518,13 @@ uint32_t warp_ballot(bool value) { return wait_for_others(AT_BALLOT, value, 0); 
 uint32_t warp_sum(uint32_t value) { return wait_for_others(AT_SUM, value, 0); }
 bool warp_all(bool value) { return wait_for_others(AT_ALL, value, 0) != 0; }
 
-const warp_gathered *warp_gather(const uint32_t *words, uint32_t count) {
-    if (count > WARP_GATHERED_WORDS)
-        warp_fail("gives %u words to a gathering", count);
+const warp_exchanged *warp_exchange(const uint32_t *words, uint32_t count) {
+    if (count > WARP_EXCHANGED_WORDS)
+        warp_fail("gives %u words to an exchange", count);
     memcpy(b.threads[b.current].given, words, count * sizeof *words);
     const uint32_t warp = b.current / kLanes;
     wait_for_others(AT_GATHER, 0, count);
-    return b.gathered + warp * kLanes;
+    return b.exchanged + warp * kLanes;
 }
 
 static void begin_block(uint32_t rank) {

@@ -55,13 +55,13 @@ uint32_t warp_ballot(bool value);                           /* __ballot_sync; li
 uint32_t warp_shuffle(uint32_t value, uint32_t lane); /* __shfl_sync; likewise, and each lane has a lane of its own */
 uint32_t warp_sum(uint32_t value);                    /* __reduce_add_sync; likewise */
 
-/* What each lane of the warp has given, `count` words at most WARP_GATHERED_WORDS; until the warp gathers again.
- * Likewise. */
+/* What each lane of the warp has given, `count` words at most WARP_EXCHANGED_WORDS; until the warp exchanges words
+ * again. Likewise. */
 enum {
-    WARP_GATHERED_WORDS = 8
+    WARP_EXCHANGED_WORDS = 8
 };
-typedef uint32_t warp_gathered[WARP_GATHERED_WORDS];
-const warp_gathered *warp_gather(const uint32_t *words, uint32_t count);
+typedef uint32_t warp_exchanged[WARP_EXCHANGED_WORDS];
+const warp_exchanged *warp_exchange(const uint32_t *words, uint32_t count);
 
 /* Barriers in shared memory (mbarrier), and copies that count at them. A copy is there at once, the earliest that it
  * can be: nothing is lost by it for the user of a ring who waits, and all for one who does not. */
@@ -180,7 +180,7 @@ static inline int __all_sync(uint32_t mask, int predicate) {
 }
 static inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
     warp_expect_all_lanes(mask);
-    const warp_gathered *const lanes = warp_gather(&value, 1);
+    const warp_exchanged *const lanes = warp_exchange(&value, 1);
     uint32_t all = 0;
     for (uint32_t i = 0; i < 32; i++)
         all |= lanes[i][0];
@@ -277,7 +277,7 @@ static inline float warp_bf16(uint32_t word, uint32_t half) {
 }
 static inline void trf_mma(trf_bf16_type, float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
     const uint32_t own[6] = {a[0], a[1], a[2], a[3], b0, b1}, lane = threadIdx.x % 32;
-    const warp_gathered *const lanes = warp_gather(own, 6);
+    const warp_exchanged *const lanes = warp_exchange(own, 6);
     for (uint32_t i = 0; i < 4; i++) {
         const uint32_t row = lane / 4 + 8 * (i / 2), col = 2 * (lane % 4) + i % 2;
         for (uint32_t k = 0; k < 16; k++)

@@ -74,7 +74,7 @@ static inline uint4 trf_ldmatrix4(uint32_t at) {
     const uint32_t lane = threadIdx.x % 32;
     const uint4 row = trf_lds128(at);
     const uint32_t own[4] = {row.x, row.y, row.z, row.w};
-    const warp_gathered *const rows = warp_gather(own, 4);
+    const warp_exchanged *const rows = warp_exchange(own, 4);
     uint32_t of_lane[4];
     for (uint32_t matrix = 0; matrix < 4; matrix++)
         of_lane[matrix] = rows[8 * matrix + lane / 4][lane % 4];
@@ -83,7 +83,7 @@ static inline uint4 trf_ldmatrix4(uint32_t at) {
 static inline void trf_stmatrix4_transposed(uint32_t at, uint4 v) {
     const uint32_t lane = threadIdx.x % 32, matrix = lane / 8, col = lane % 8;
     const uint32_t own[4] = {v.x, v.y, v.z, v.w};
-    const warp_gathered *const lanes = warp_gather(own, 4);
+    const warp_exchanged *const lanes = warp_exchange(own, 4);
     alignas(16) uint16_t values[8];
     for (uint32_t row = 0; row < 8; row++)
         values[row] = (uint16_t)(lanes[4 * row + col / 2][matrix] >> 16 * (col % 2));

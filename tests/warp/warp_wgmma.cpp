@@ -69,7 +69,7 @@ void load_b(const product &p) {
 /* All lanes of a warp call it. */
 void compute(const product &p, float *sums) {
     const uint32_t lane = threadIdx.x % kLanes;
-    const warp_gathered *const lanes = warp_gather(p.a, 4);
+    const warp_exchanged *const lanes = warp_exchange(p.a, 4);
     static uint32_t loaded_by;
     static uint64_t loaded_for;
     const uint64_t number = ++own().computed;

@@ -9,18 +9,18 @@ enum {
 
 typedef struct trial {
     const bench_cublaslt_product *product;
-    const bench_candidate_weights *operands;
+    const bench_candidate_operands *operands;
     int candidate;
 } trial;
 
 static int queue_trial(void *context, uint32_t call, cudaStream_t stream) {
     const trial *t = context;
-    const bench_candidate_weights *operands = t->operands;
+    const bench_candidate_operands *operands = t->operands;
     return bench_cublaslt_queue(t->product, t->candidate, operands->weights[call * operands->step % operands->count],
                                 operands->x, operands->y, stream);
 }
 
-int bench_fastest_candidate(const bench_cublaslt_product *product, const bench_candidate_weights *operands,
+int bench_fastest_candidate(const bench_cublaslt_product *product, const bench_candidate_operands *operands,
                             uint32_t calls, cudaStream_t stream) {
     double best_seconds = 0;
     int best = -1;

@@ -6,15 +6,15 @@
 #include "bench_cublaslt_cuda.h"
 
 /* The product's call number `call` with any candidate. */
-typedef struct bench_candidate_weights {
+typedef struct bench_candidate_operands {
     const void *const *weights; /* device: matrices that calls use in turn; [count] */
     uint32_t count, step;       /* step: from a call to the next */
     const void *x;
     void *y;
-} bench_candidate_weights;
+} bench_candidate_operands;
 
 /* Times graphs of so many calls with each candidate. @return the fastest one, or -1 after a message. */
-int bench_fastest_candidate(const bench_cublaslt_product *product, const bench_candidate_weights *operands,
+int bench_fastest_candidate(const bench_cublaslt_product *product, const bench_candidate_operands *operands,
                             uint32_t calls, cudaStream_t stream);
 
 #endif

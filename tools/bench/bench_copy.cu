@@ -25,17 +25,17 @@ cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaSt
 
 /* A block for each row. */
 template <typename Chunk>
-static __global__ void gather(Chunk *to, const Chunk *from, uint64_t row_chunks, const int64_t *ids) {
+static __global__ void copy_rows(Chunk *to, const Chunk *from, uint64_t row_chunks, const int64_t *ids) {
     const Chunk *row = from + (uint64_t)ids[blockIdx.x] * row_chunks;
     for (uint64_t i = threadIdx.x; i < row_chunks; i += blockDim.x)
         to[blockIdx.x * row_chunks + i] = row[i];
 }
 
-cudaError_t bench_gather_launch(void *to, const void *from, uint64_t row_bytes, const int64_t *ids, uint32_t count,
-                                cudaStream_t stream) {
+cudaError_t bench_copy_rows_launch(void *to, const void *from, uint64_t row_bytes, const int64_t *ids, uint32_t count,
+                                   cudaStream_t stream) {
     if (row_bytes % sizeof(uint4) == 0)
-        gather<<<count, 256, 0, stream>>>((uint4 *)to, (const uint4 *)from, row_bytes / sizeof(uint4), ids);
+        copy_rows<<<count, 256, 0, stream>>>((uint4 *)to, (const uint4 *)from, row_bytes / sizeof(uint4), ids);
     else
-        gather<<<count, 256, 0, stream>>>((uint16_t *)to, (const uint16_t *)from, row_bytes / 2, ids);
+        copy_rows<<<count, 256, 0, stream>>>((uint16_t *)to, (const uint16_t *)from, row_bytes / 2, ids);
     return cudaGetLastError();
 }

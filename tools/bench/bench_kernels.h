@@ -33,8 +33,8 @@ cudaError_t bench_raw8_launch(const bench_raw8 *product, const void *codes, cuda
 cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaStream_t stream);
 
 /* Copies rows of row_bytes (even) bytes by number: to[i] = from[ids[i]]. All device; ids in range. Only queues work. */
-cudaError_t bench_gather_launch(void *to, const void *from, uint64_t row_bytes, const int64_t *ids, uint32_t count,
-                                cudaStream_t stream);
+cudaError_t bench_copy_rows_launch(void *to, const void *from, uint64_t row_bytes, const int64_t *ids, uint32_t count,
+                                   cudaStream_t stream);
 
 /* Dense BF16 experts: y[t] = x[t] . W(e)^T for the tokens t of each expert e, offsets[e] to offsets[e + 1] - 1. All
  * pointers but the structure's own: device memory. */

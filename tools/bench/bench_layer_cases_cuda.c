@@ -193,11 +193,11 @@ static int prepare_linear(bench_layer_case *c) {
 static int prepare_cublaslt(bench_layer_case *c) {
     const bench_layer_session *session = c->session;
     const cli_shape shape = session->input->shape;
-    const bench_candidate_weights operands = {.weights = (const void *const *)session->dense.buffers,
-                                              .count = c->copies,
-                                              .step = 1,
-                                              .x = session->x,
-                                              .y = session->y};
+    const bench_candidate_operands operands = {.weights = (const void *const *)session->dense.buffers,
+                                               .count = c->copies,
+                                               .step = 1,
+                                               .x = session->x,
+                                               .y = session->y};
     char algorithm[64];
     c->product = bench_cublaslt_product_make(session->device->lt, shape.rows, shape.cols, c->batch, session->x_dtype,
                                              session->x_dtype);

@@ -143,32 +143,32 @@ static int write_layers(const bench_checkpoint *c, cli_progress *progress, FILE 
     return failed ? fail_file(c, "cannot write") : 0;
 }
 
-/* Sets directory, once it is there, and path. */
-static int make_directory(bench_checkpoint *c) {
+/* Sets folder, once it is there, and path. */
+static int make_folder(bench_checkpoint *c) {
     const char *parent = getenv("TMPDIR");
     parent = parent && *parent ? parent : "/tmp";
     const size_t room = strlen(parent) + sizeof "/transfuse-bench-XXXXXX/model.safetensors";
-    char *directory = bench_alloc(room);
+    char *folder = bench_alloc(room);
     c->path = bench_alloc(room);
-    if (!directory || !c->path) {
-        free(directory);
+    if (!folder || !c->path) {
+        free(folder);
         return -1;
     }
-    snprintf(directory, room, "%s/transfuse-bench-XXXXXX", parent);
-    snprintf(c->path, room, "%s", directory);
-    if (!mkdtemp(directory)) {
-        free(directory);
+    snprintf(folder, room, "%s/transfuse-bench-XXXXXX", parent);
+    snprintf(c->path, room, "%s", folder);
+    if (!mkdtemp(folder)) {
+        free(folder);
         return fail_file(c, "cannot create");
     }
-    c->directory = directory;
-    snprintf(c->path, room, "%s/model.safetensors", directory);
+    c->folder = folder;
+    snprintf(c->path, room, "%s/model.safetensors", folder);
     return 0;
 }
 
 int bench_checkpoint_write(bench_checkpoint *c, cli_progress *progress) {
     trf_error err = {0};
     cli_progress_start(progress, "loading");
-    if (make_directory(c))
+    if (make_folder(c))
         return -1;
     FILE *file = fopen(c->path, "wb");
     if (!file)
@@ -184,14 +184,14 @@ int bench_checkpoint_write(bench_checkpoint *c, cli_progress *progress) {
 
 void bench_checkpoint_remove(bench_checkpoint *c) {
     trf_checkpoint_close(c->opened);
-    if (c->directory) {
+    if (c->folder) {
         unlink(c->path);
-        rmdir(c->directory);
+        rmdir(c->folder);
     }
-    free(c->directory);
+    free(c->folder);
     free(c->path);
     c->opened = NULL;
-    c->directory = c->path = NULL;
+    c->folder = c->path = NULL;
 }
 
 void bench_checkpoint_free(bench_checkpoint *c) {

@@ -15,7 +15,7 @@ typedef struct bench_checkpoint {
     uint64_t num_drawn;
     bench_blob blobs[CLI_MAX_LIST]; /* of the shapes */
     uint64_t largest, total;        /* bytes: of a blob, of all layers */
-    char *directory, *path;
+    char *folder, *path;
     trf_checkpoint *opened;
 } bench_checkpoint;
 

@@ -50,10 +50,10 @@ static int queue_decode(void *context, uint32_t call, cudaStream_t stream) {
     return 0;
 }
 
-static int queue_gather(void *context, uint32_t call, cudaStream_t stream) {
+static int queue_copy_rows(void *context, uint32_t call, cudaStream_t stream) {
     const rows_session *b = context;
-    return cli_cuda_check(bench_gather_launch(b->rows, b->plain, 2ull * b->shape.cols,
-                                              b->ids + (uint64_t)call * b->batch, b->batch, stream),
+    return cli_cuda_check(bench_copy_rows_launch(b->rows, b->plain, 2ull * b->shape.cols,
+                                                 b->ids + (uint64_t)call * b->batch, b->batch, stream),
                           "bench: a gather");
 }
 
@@ -111,7 +111,7 @@ static int check_rows(const rows_session *b) {
 
 static int measure_batch(rows_session *b, const char *text) {
     static const char *const names[2] = {"gather, plain table", "decode rows"};
-    static bench_queue_fn *const queues[2] = {queue_gather, queue_decode};
+    static bench_queue_fn *const queues[2] = {queue_copy_rows, queue_decode};
     const cudaStream_t stream = b->device->stream;
     bench_timer timers[2] = {{0}};
     bench_subject *subject = bench_add_figures_subject(b->request->record, text, b->batch);

@@ -97,7 +97,7 @@ static int make_plan(bench_moe_session *s, uint32_t expert, uint32_t tokens) {
 /* The fastest of cuBLASLt's candidates. Products of one size are alike for all experts. */
 static int make_product(bench_moe_session *s, uint32_t expert, uint32_t tokens) {
     bench_moe_product *p = &s->products[tokens];
-    const bench_candidate_weights operands = {
+    const bench_candidate_operands operands = {
         .weights = (const void *const *)s->dense, .count = BENCH_MOE_EXPERTS, .step = 5, .x = s->x, .y = s->y};
     (void)expert;
     if (p->product)

@@ -34,7 +34,7 @@ _GIB = 1 << 30
 
 
 class _Report:
-    """Prints as it goes, and gathers the faults."""
+    """Prints as it goes, and collects the faults."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []

@@ -36,8 +36,8 @@ def measure_cycles(session: Session) -> None:
     for cycle in range(cycles + 1):
         if cycle in (cycles // 10, cycles):
             held[cycle] = _measure_held(device)
-        blob = transfuse.torch.load_blob(folder, name, device)
-        info = transfuse.torch.blob_info(blob)
+        blob = transfuse.torch.load_layer(folder, name, device)
+        info = transfuse.torch.layer_info(blob)
         x = torch.ones(1, info.cols, device=device, dtype=torch.bfloat16)
         transfuse.torch.linear(x, blob, None, info.rows)
         del blob, x

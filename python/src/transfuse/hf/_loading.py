@@ -22,7 +22,7 @@ from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part, describe_refusal
 from transfuse.torch import _load, _ops
 from transfuse.torch._blob_module import BlobModule
-from transfuse.torch._containers import unpack_experts
+from transfuse.torch._containers import container_blobs
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import replace_experts
 from transfuse.torch._layouts import describe_refusals
@@ -121,12 +121,12 @@ class Loader:
             return _load.load_experts(sources, device, cancel=self._cancel)
         layout = "coded" if job.into_container or job.target in self.plan.refused else self.plan.layout
         try:
-            return _load.load_blob(*sources[0], device, layout=layout, cancel=self._cancel)
+            return _load.load_layer(*sources[0], device, layout=layout, cancel=self._cancel)
         except UnsupportedError as refusal:
             if layout == "coded":
                 raise
             self.plan.refused[job.target] = describe_refusal(refusal, job.parts[0].tensor)
-        return _load.load_blob(*sources[0], device, cancel=self._cancel)
+        return _load.load_layer(*sources[0], device, cancel=self._cancel)
 
     def _decode(self, item: Decoded) -> None:
         """Decodes the parts of an item, has the host convert them, and sets what comes of it."""
@@ -153,11 +153,11 @@ class Loader:
             return self._dense_files[tensor.file].get_tensor(tensor.name).to(device)  # type: ignore[no-any-return]
         assert tensor.layer is not None
         dtype, (*_, rows, cols) = TORCH_DTYPES[tensor.layer.dtype], tensor.shape
-        blob = _load.load_blob(self._checkpoints[tensor.file], tensor.name, device)
+        blob = _load.load_layer(self._checkpoints[tensor.file], tensor.name, device)
         if len(tensor.shape) == 2:
             return _ops.decode(blob, rows, cols, dtype)
         dense = torch.empty(tensor.shape, dtype=dtype, device=device)
-        for index, expert in enumerate(unpack_experts(blob)):
+        for index, expert in enumerate(container_blobs(blob)):
             dense[index] = _ops.decode(expert, rows, cols, dtype)
         return dense
 

@@ -16,7 +16,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transfuse.hf._load_plan import SUFFIX, LoadPlan
 from transfuse.hf._loading import get_tensor
 from transfuse.torch._blob_module import BlobModule
-from transfuse.torch._containers import unpack_experts
+from transfuse.torch._containers import container_blobs
 from transfuse.torch._experts import TransfuseExperts
 from transfuse.torch._modules import TransfuseLinear
 
@@ -102,14 +102,14 @@ def _name_blobs(names: list[str], tensor: Tensor, module: BlobModule) -> dict[st
     """Returns the tensors of the files that a blob becomes: several, where the files have experts one by one."""
     if not isinstance(module, TransfuseExperts):
         return {names[0]: tensor}
-    experts = unpack_experts(tensor)
+    experts = container_blobs(tensor)
     if len(names) > 1 or len(experts) == 1:
         # Copies, since the host takes tensors that share memory for tied ones; on the CPU, where they are written from.
         return {name: expert.to("cpu", copy=True) for name, expert in zip(names, experts)}
-    return {names[0]: _join_experts([expert.cpu() for expert in experts])}
+    return {names[0]: _make_expert_tensor([expert.cpu() for expert in experts])}
 
 
-def _join_experts(blobs: list[Tensor]) -> Tensor:
+def _make_expert_tensor(blobs: list[Tensor]) -> Tensor:
     """Returns the expert tensor of a file (format/FORMAT.md, section 10): an expert index, and the blobs behind it."""
     start = -(-(_INDEX_BYTES + 8 * len(blobs)) // 16) * 16
     offsets = list(itertools.accumulate((len(blob) for blob in blobs), initial=start))

@@ -57,7 +57,7 @@ def test_graph(m: int, codec: str) -> None:
 @pytest.mark.parametrize("m", [1, 40, 300])
 def test_graph_of_a_layer_in_another_layout(m: int, layout: str, codec: str) -> None:
     case = Case(codec, "cuda", (512, 768))
-    case.blob = tt.convert_blob(case.blob, layout)
+    case.blob = tt.convert_layer(case.blob, layout)
     x = make_x(m, 768, dtype=case.x_dtypes[0], device="cuda")
     ids = torch.tensor([0, 5, 511, 5], device="cuda")
     graph, outputs = capture(lambda x, ids: (case.linear(x), tt.embedding(ids, case.blob, 512, 768, x.dtype)), x, ids)

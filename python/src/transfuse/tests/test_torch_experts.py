@@ -30,7 +30,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qw
 
 import transfuse
 from transfuse.tests.torch_cases import exact, normal, same_bits
-from transfuse.torch import _encode, _experts, _ops, pack_experts
+from transfuse.torch import _encode, _experts, _ops, make_container
 from transfuse.torch._compress import compress_model
 from transfuse.torch._experts import (
     TransfuseExperts,
@@ -234,7 +234,7 @@ def test_dense_weights_are_not_kept_for_the_backward_pass() -> None:
 @pytest.mark.parametrize(("rows", "cols"), [(64, 48), (33, 17)])
 def test_decoding_to_memory_that_is_there(rows: int, cols: int) -> None:
     dense = normal(3, rows, cols)
-    blobs = pack_experts([_encode.encode(expert) for expert in dense])
+    blobs = make_container([_encode.encode(expert) for expert in dense])
     both = torch.full((3, 2 * rows, cols), 7.0, dtype=torch.bfloat16)
     # Experts of 33 x 17 begin at addresses that are no multiples of 16.
     _ops.decode_experts_into(blobs, both[:, rows:])
@@ -335,7 +335,7 @@ def test_wrong_blobs_are_refused() -> None:
         ({"gate": blobs["gate"], "down": blobs["down"]}, "takes gate_up_proj, down_proj or gate_proj, up_proj"),
         ({"up": blobs["up"], "down": blobs["down"]}, "are given for up_proj, down_proj"),
         ({**blobs, "down": blobs["up"]}, "down_proj of .* the container has 8 experts of 112 x 80"),
-        ({**blobs, "up": pack_experts([_encode.encode(normal(INNER, HIDDEN))])}, "the container has 1 experts"),
+        ({**blobs, "up": make_container([_encode.encode(normal(INNER, HIDDEN))])}, "the container has 1 experts"),
     ):
         with pytest.raises(ValueError, match=words):
             replace_experts(module, **wrong)

@@ -138,7 +138,7 @@ def test_group_of_layers_that_come_and_go(device: str) -> None:
 def make_experts(device: str, count: int = 5, shape: tuple[int, int] = (96, 160)) -> tuple[Tensor, Tensor]:
     """Returns dense weights and their container."""
     dense = torch.stack([make_weight(*shape, torch.bfloat16, seed) for seed in range(count)])
-    return dense.to(device), tt.pack_experts([tt.encode(one) for one in dense]).to(device)
+    return dense.to(device), tt.make_container([tt.encode(one) for one in dense]).to(device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -167,8 +167,8 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     assert [(info.rows, info.cols, info.codec) for info in infos] == [(*shape, "bf16")] * 3
     assert _registry.count_layers() == known + 3
     with pytest.raises(ValueError, match="expert_infos tells"):
-        tt.blob_info(blobs)
-    views = tt.unpack_experts(blobs)
+        tt.layer_info(blobs)
+    views = tt.container_blobs(blobs)
     assert [view.numel() for view in views] == [info.blob_bytes for info in infos]
     for view, one in zip(views, dense, strict=True):
         assert torch.equal(tt.decode(view, *shape, torch.bfloat16), one)
@@ -177,7 +177,7 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     with pytest.raises(transfuse.TransfuseError, match="bf16"):
         tt.check_experts_dtype(blobs, torch.float16)
     moved = blobs.clone()
-    assert tt.blob_info(tt.unpack_experts(moved)[1]).rows == shape[0]  # known by itself, before the container is
+    assert tt.layer_info(tt.container_blobs(moved)[1]).rows == shape[0]  # known by itself, before the container is
     assert _registry.count_layers() == known + 4
     tt.adopt(moved)
     assert torch.equal(tt.decode_experts(moved, 3, *shape, torch.bfloat16), dense)
@@ -210,7 +210,7 @@ def test_containers_that_change_on_the_cpu() -> None:
     """Experts whose bytes have changed are adopted anew."""
     dense, blobs = make_experts("cpu", 3)
     other = torch.stack([make_weight(96, 160, torch.bfloat16, seed) for seed in (7, 1, 8)])
-    changed = tt.pack_experts([tt.encode(one) for one in other])
+    changed = tt.make_container([tt.encode(one) for one in other])
     memory = torch.empty(max(blobs.numel(), changed.numel()), dtype=torch.uint8)
     for container, weights in ((blobs, dense), (changed, other), (blobs, dense)):
         view = memory[: container.numel()]
@@ -232,7 +232,7 @@ def test_containers_in_threads(device: str) -> None:
             try:
                 gate.wait()
                 if index == 0:
-                    tt.adopt(tt.unpack_experts(one)[2])
+                    tt.adopt(tt.container_blobs(one)[2])
                 assert torch.equal(tt.decode_experts(one, 3, 96, 160, torch.bfloat16), dense)
             except BaseException as failure:
                 failures.append(failure)
@@ -262,7 +262,7 @@ def test_experts_refuse(device: str) -> None:
         ((x.float(), offsets, blobs, 96), "decode_experts"),
         ((x.clone().requires_grad_(), offsets, blobs, 96), "neither gradients"),
         ((x, offsets, blobs[:-1].clone(), 96), "expert 1 cannot lie at"),
-        ((x, offsets, tt.unpack_experts(blobs)[0].clone(), 96), "unknown"),
+        ((x, offsets, tt.container_blobs(blobs)[0].clone(), 96), "unknown"),
     ):
         with pytest.raises(RuntimeError, match=match):
             tt.experts(*wrong)
@@ -278,7 +278,7 @@ def test_experts_refuse(device: str) -> None:
         tt.adopt(bad)
     assert _registry.count_layers() == known
     with pytest.raises(ValueError, match="one expert at least"):
-        tt.pack_experts([])
+        tt.make_container([])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -287,12 +287,12 @@ def test_load_experts(device: str, source: Path, tensors: Tensors, tmp_path: Pat
     transfuse.compress(source, target)
     gc.collect()
     known = _registry.count_layers()
-    blobs = tt.load_blob(target, "layers.0.experts.up_proj", device)
+    blobs = tt.load_layer(target, "layers.0.experts.up_proj", device)
     dense = tensors["layers.0.experts.up_proj"][1]
     decoded = tt.decode_experts(blobs, dense.shape[0], dense.shape[1], dense.shape[2], torch.bfloat16)
     assert decoded.cpu().view(torch.uint16).numpy().tobytes() == dense.tobytes()
-    views = [tt.load_blob(target, f"layers.0.experts.up_proj[{expert}]", device) for expert in range(3)]
-    assert torch.equal(tt.pack_experts(views), blobs)
+    views = [tt.load_layer(target, f"layers.0.experts.up_proj[{expert}]", device) for expert in range(3)]
+    assert torch.equal(tt.make_container(views), blobs)
     del views, blobs
     assert _registry.count_layers() == known
 
@@ -339,7 +339,7 @@ def test_autocast_of_several_layers(device: str) -> None:
 def test_memory_of_many_groups(device: str) -> None:
     """Groups and experts come and go, some with a layer that stays; memory does not grow."""
     blobs = [tt.encode(make_weight(64, 64, torch.bfloat16, seed)).to(device) for seed in range(3)]
-    container = tt.pack_experts(blobs)
+    container = tt.make_container(blobs)
     x = make_x(4, 64, dtype=torch.bfloat16, device=device)
     offsets = torch.tensor([0, 1, 2, 4], dtype=torch.int32, device=device)
 

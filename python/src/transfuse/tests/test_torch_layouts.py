@@ -47,7 +47,7 @@ class LaidOutCase(Case):
     def __init__(self, layout: str, codec: str, device: str, shape: tuple[int, int] = SHAPES[0], seed: int = 0) -> None:
         super().__init__(codec, device, shape, seed)
         self.coded = self.blob
-        self.blob = tt.convert_blob(self.coded, layout)
+        self.blob = tt.convert_layer(self.coded, layout)
 
 
 def every_pattern(dtype: torch.dtype) -> Tensor:
@@ -74,8 +74,8 @@ def test_ops(layout: str, codec: str, device: str, shape: tuple[int, int]) -> No
     rows, cols = shape
     assert case.blob.numel() == layout_bytes(layout, *shape) and case.blob.device.type == device
     assert case.blob.untyped_storage().nbytes() == case.blob.numel()  # no room is left over
-    assert (tt.blob_layout(case.coded), tt.blob_layout(case.blob)) == ("coded", layout)
-    assert tt.blob_info(case.blob) == tt.blob_info(case.coded)
+    assert (tt.layer_layout(case.coded), tt.layer_layout(case.blob)) == ("coded", layout)
+    assert tt.layer_info(case.blob) == tt.layer_info(case.coded)
     dtype = case.source_dtype
     assert torch.equal(bits_of(tt.decode(case.blob, rows, cols, dtype)), bits_of(case.source))
     assert torch.equal(tt.decode(case.blob, rows, cols, torch.float32), case.dense.float())
@@ -151,7 +151,7 @@ def test_opcheck_and_compile(device: str, layout: str) -> None:
 def test_experts(device: str, layout: str) -> None:
     """The library does not multiply by such experts, and says so; they are decoded all the same."""
     cases = [LaidOutCase(layout, "bf16", device, (32, 48), seed) for seed in range(3)]
-    container = tt.pack_experts([case.blob for case in cases])
+    container = tt.make_container([case.blob for case in cases])
     dense = torch.stack([case.dense for case in cases])
     assert torch.equal(tt.decode_experts(container, 3, 32, 48, torch.bfloat16), dense)
     with pytest.raises(transfuse.UnsupportedError, match=f"layout '{layout}'"):
@@ -170,7 +170,7 @@ def test_experts(device: str, layout: str) -> None:
 def test_buffers_are_adopted_wherever_they_are_copied(device: str, layout: str) -> None:
     case = LaidOutCase(layout, "bf16-size", device)
     for copied in (case.blob.clone(), case.blob.cpu().to(device)):
-        assert tt.blob_layout(copied) == layout
+        assert tt.layer_layout(copied) == layout
         assert torch.equal(tt.decode(copied, case.rows, case.cols, torch.bfloat16), case.dense)
 
 
@@ -230,16 +230,16 @@ def test_there_and_back(options: dict[str, str], shape: tuple[int, int], layout:
     dtypes = [torch.float32] if "codec" in options else [torch.bfloat16, torch.float16]
     for dtype in dtypes[:1] if layout == "packed" else dtypes:
         blob = tt.encode(make_weight(*shape, dtype), **options).to(device)
-        laid_out = tt.convert_blob(blob, layout)
-        assert tt.convert_blob(laid_out, layout) is laid_out and tt.convert_blob(blob, "coded") is blob
-        info = tt.blob_info(laid_out)
+        laid_out = tt.convert_layer(blob, layout)
+        assert tt.convert_layer(laid_out, layout) is laid_out and tt.convert_layer(blob, "coded") is blob
+        info = tt.layer_info(laid_out)
         assert info.dtype == {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
-        again = tt.convert_blob(laid_out, "coded")
+        again = tt.convert_layer(laid_out, "coded")
         assert _registry.is_known(again)
         assert again.device.type == device and torch.equal(again, blob)
         assert torch.equal(tt.decode(laid_out, *shape, dtype), tt.decode(blob, *shape, dtype))
-        other = tt.convert_blob(laid_out, "plain")
-        assert tt.blob_layout(other) == "plain" and torch.equal(
+        other = tt.convert_layer(laid_out, "plain")
+        assert tt.layer_layout(other) == "plain" and torch.equal(
             tt.decode(other, *shape, dtype), tt.decode(blob, *shape, dtype)
         )
 
@@ -255,10 +255,10 @@ def test_every_pattern(layout: str, dtype: torch.dtype, favor: str, device: str)
     """NaNs with their payloads, infinities, both zeros and denormals."""
     weight = every_pattern(dtype) if layout == "plain" else patterns_among_others()
     blob = tt.encode(weight, favor=favor).to(device)
-    laid_out = tt.convert_blob(blob, layout)
+    laid_out = tt.convert_layer(blob, layout)
     rows, cols = weight.shape
     assert torch.equal(bits_of(tt.decode(laid_out, rows, cols, dtype)), bits_of(weight))
-    assert torch.equal(tt.convert_blob(laid_out, "coded"), blob)
+    assert torch.equal(tt.convert_layer(laid_out, "coded"), blob)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -274,24 +274,24 @@ def test_options_that_the_command_does_not_have(layout: str) -> None:
     array = make_weight(300, 520, torch.bfloat16).view(torch.uint16).numpy()
     data = Layer._encode(*take_weights(array, "bf16"), options).to_bytes()
     blob = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
-    info = tt.blob_info(blob)
+    info = tt.layer_info(blob)
     assert (info.probability_bits, info.slab_cols) == (11, 256)
-    assert torch.equal(tt.convert_blob(tt.convert_blob(blob, layout), "coded"), blob)
+    assert torch.equal(tt.convert_layer(tt.convert_layer(blob, layout), "coded"), blob)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_made_again_is_shared(device: str, layout: str) -> None:
     case = LaidOutCase(layout, "bf16", device)
-    assert tt.convert_blob(case.coded, layout).data_ptr() == case.blob.data_ptr()
-    again = tt.convert_blob(case.blob, "coded")
-    assert tt.convert_blob(case.blob, "coded").data_ptr() == again.data_ptr()
+    assert tt.convert_layer(case.coded, layout).data_ptr() == case.blob.data_ptr()
+    again = tt.convert_layer(case.blob, "coded")
+    assert tt.convert_layer(case.blob, "coded").data_ptr() == again.data_ptr()
     # Other weights at the same place are another layer.
     other = LaidOutCase(layout, "bf16", device, seed=5)
     tt.forget(case.blob)
     assert case.blob.numel() == other.blob.numel()
     case.blob.copy_(other.blob)
-    assert torch.equal(tt.convert_blob(case.blob, "coded"), other.coded)
+    assert torch.equal(tt.convert_layer(case.blob, "coded"), other.coded)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -302,9 +302,9 @@ def test_what_is_made_again_is_shared(device: str, layout: str) -> None:
 def test_codecs_that_a_layout_does_not_take(layout: str, codec: str, device: str) -> None:
     case = Case(codec, device)
     with pytest.raises(transfuse.UnsupportedError, match=f"'{layout}' does not take the codec"):
-        tt.convert_blob(case.blob, layout)
+        tt.convert_layer(case.blob, layout)
     with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'; it must be one of coded, packed, plain"):
-        tt.convert_blob(case.blob, "woven")
+        tt.convert_layer(case.blob, "woven")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -317,7 +317,7 @@ def test_weights_that_cannot_be_packed(kind: str, device: str) -> None:
     gc.collect()
     known = _registry.count_layers()
     with pytest.raises(transfuse.UnsupportedError, match=f"cannot be packed: .*{UNPACKABLE[kind]}"):
-        tt.convert_blob(blob, "packed")
+        tt.convert_layer(blob, "packed")
     gc.collect()
     assert _registry.count_layers() == known
     assert torch.equal(bits_of(tt.decode(blob, 128, 256, torch.bfloat16)), bits_of(weight))
@@ -335,12 +335,12 @@ def test_no_way_by_the_host(device: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("transfuse.torch._ops.decode", fail)
     monkeypatch.setattr("transfuse.torch._encode.encode_like", fail)
-    packed = tt.convert_blob(blob, "packed")
-    unpacked = tt.convert_blob(packed, "plain")
-    again = tt.convert_blob(unpacked, "packed")
-    plain = tt.convert_blob(blob, "plain")
+    packed = tt.convert_layer(blob, "packed")
+    unpacked = tt.convert_layer(packed, "plain")
+    again = tt.convert_layer(unpacked, "packed")
+    plain = tt.convert_layer(blob, "plain")
     monkeypatch.undo()
-    assert [tt.blob_layout(made) for made in (packed, unpacked, again, plain)] == ["packed", "plain"] * 2
+    assert [tt.layer_layout(made) for made in (packed, unpacked, again, plain)] == ["packed", "plain"] * 2
     assert torch.equal(unpacked, plain)
     for made in (packed, plain, again):
         assert torch.equal(tt.decode(made, 320, 1024, torch.bfloat16).cpu(), weight)
@@ -353,11 +353,11 @@ def test_rows_of_different_size(device: str) -> None:
     weight = make_weight(300, 512, torch.bfloat16).float()
     weight = (weight * torch.tensor([2.0 ** (row * 5 % 7 * 6) for row in range(300)])[:, None]).to(torch.bfloat16)
     blob = tt.encode(weight).to(device)
-    plain = tt.convert_blob(blob, "plain")
+    plain = tt.convert_layer(blob, "plain")
     with pytest.raises(transfuse.UnsupportedError, match="cannot be packed"):
         _registry.convert(plain, s.Layout.PACKED)
-    packed = tt.convert_blob(plain, "packed")
-    assert tt.blob_layout(packed) == "packed"
+    packed = tt.convert_layer(plain, "packed")
+    assert tt.layer_layout(packed) == "packed"
     assert torch.equal(bits_of(tt.decode(packed, 300, 512, torch.bfloat16)), bits_of(weight))
 
 
@@ -370,7 +370,7 @@ def test_what_is_not_there(device: str) -> None:
     tt.adopt(blob)
     with pytest.raises(transfuse.ArgumentError, match="coded already"):
         _registry.convert(blob, s.Layout.CODED)
-    assert tt.blob_layout(blob) == "coded" and tt.decode(blob, 64, 64, torch.bfloat16).shape == (64, 64)
+    assert tt.layer_layout(blob) == "coded" and tt.decode(blob, 64, 64, torch.bfloat16).shape == (64, 64)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -378,7 +378,7 @@ def test_stored_tiles(device: str) -> None:
     """A layer that needs some of the room that there is while it is packed."""
     weight = make_weight(256, 1024, torch.bfloat16)
     weight[64:96, 32:48] = 1e30  # 512 weights of one packed tile
-    laid_out = tt.convert_blob(tt.encode(weight).to(device), "packed")
+    laid_out = tt.convert_layer(tt.encode(weight).to(device), "packed")
     assert laid_out.numel() == layout_bytes("packed", 256, 1024) + 64 * 32 * 2
     assert laid_out.untyped_storage().nbytes() == laid_out.numel()
     assert torch.equal(tt.decode(laid_out, 256, 1024, torch.bfloat16).cpu(), weight)
@@ -386,22 +386,22 @@ def test_stored_tiles(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_load_blob(layout: str, device: str, source: Path, tensors: Tensors, tmp_path: Path) -> None:
+def test_load_layer(layout: str, device: str, source: Path, tensors: Tensors, tmp_path: Path) -> None:
     transfuse.compress(source, tmp_path / "trf.safetensors")
     with tt.open_checkpoint(tmp_path / "trf.safetensors") as checkpoint:
         for name, dtype in (("q_proj", torch.bfloat16), ("k_proj", torch.float16))[: 1 if layout == "packed" else 2]:
             name = f"layers.0.{name}.weight"
-            blob = tt.load_blob(checkpoint, name, device, layout=layout)
+            blob = tt.load_layer(checkpoint, name, device, layout=layout)
             values = tensors[name][1]
             rows, cols = values.shape
-            assert tt.blob_layout(blob) == layout and _registry.is_known(blob)
+            assert tt.layer_layout(blob) == layout and _registry.is_known(blob)
             assert blob.untyped_storage().nbytes() == blob.numel() == layout_bytes(layout, rows, cols)
             assert bits_of(tt.decode(blob, rows, cols, dtype)).numpy().tobytes() == values.tobytes()
         with pytest.raises(transfuse.UnsupportedError, match=r"codes\.weight.*codec int"):
-            tt.load_blob(checkpoint, "layers.0.codes.weight", device, layout=layout)
+            tt.load_layer(checkpoint, "layers.0.codes.weight", device, layout=layout)
         with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
-            tt.load_blob(checkpoint, "layers.0.experts.up_proj", device, layout=layout)
-        one = tt.load_blob(checkpoint, "layers.0.experts.up_proj[1]", device, layout=layout)
-        assert tt.blob_info(one).rows == 96
+            tt.load_layer(checkpoint, "layers.0.experts.up_proj", device, layout=layout)
+        one = tt.load_layer(checkpoint, "layers.0.experts.up_proj[1]", device, layout=layout)
+        assert tt.layer_info(one).rows == 96
         with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'"):
-            tt.load_blob(checkpoint, "layers.0.q_proj.weight", device, layout="woven")
+            tt.load_layer(checkpoint, "layers.0.q_proj.weight", device, layout="woven")

@@ -30,7 +30,7 @@ from transfuse.tests.torch_cases import (
     normal,
     same_bits,
 )
-from transfuse.torch import TransfuseEmbedding, TransfuseLinear, _registry, pack_experts, set_layout
+from transfuse.torch import TransfuseEmbedding, TransfuseLinear, _registry, make_container, set_layout
 from transfuse.torch._compress import compress_model
 from transfuse.torch._modules import CompressedModule, TransfuseScaledEmbedding, make_embedding
 from transfuse.torch._selection import count_bytes
@@ -401,8 +401,8 @@ def test_experts_lie_coded(layout: str) -> None:
     from transformers.models.mixtral import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-    from transfuse.torch import TransfuseExperts, unpack_experts
-    from transfuse.torch._layouts import convert_blob
+    from transfuse.torch import TransfuseExperts, container_blobs
+    from transfuse.torch._layouts import convert_layer
 
     config = MixtralConfig(hidden_size=64, intermediate_size=96, num_local_experts=3)
     config._experts_implementation = "eager"
@@ -420,9 +420,9 @@ def test_experts_lie_coded(layout: str) -> None:
     assert set_layout(model, layout).keys() == {"experts.gate_proj", "experts.up_proj", "experts.down_proj"}
     with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
         set_layout(experts, layout)
-    blobs = [convert_blob(blob.clone(), layout) for blob in unpack_experts(experts.down_proj)]
+    blobs = [convert_layer(blob.clone(), layout) for blob in container_blobs(experts.down_proj)]
     with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
-        experts.down_proj = nn.Parameter(pack_experts(blobs), requires_grad=False)
+        experts.down_proj = nn.Parameter(make_container(blobs), requires_grad=False)
 
 
 @LAYOUTS

@@ -241,7 +241,7 @@ def test_layers_are_forgotten_with_their_storage(device: str) -> None:
     gc.collect()
     assert _registry.count_layers() == before + 1
     moved = parameter.detach().clone()
-    assert tt.blob_info(moved).rows == 64  # adopts it
+    assert tt.layer_info(moved).rows == 64  # adopts it
     assert _registry.count_layers() == before + 2
     tt.forget(moved)
     assert _registry.count_layers() == before + 1
@@ -267,14 +267,14 @@ def test_other_bytes_at_the_same_place(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_load_blob(device: str, source: Path, tensors: Tensors, tmp_path: Path) -> None:
+def test_load_layer(device: str, source: Path, tensors: Tensors, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
     transfuse.compress(source, target)
     gc.collect()
     before = _registry.count_layers()
     with tt.open_checkpoint(target) as checkpoint:
-        blob = tt.load_blob(checkpoint, "layers.0.q_proj.weight", device)
-        expert = tt.load_blob(checkpoint, "layers.0.experts.up_proj[1]", device)
+        blob = tt.load_layer(checkpoint, "layers.0.q_proj.weight", device)
+        expert = tt.load_layer(checkpoint, "layers.0.experts.up_proj[1]", device)
     assert blob.device.type == device and _registry.count_layers() == before + 2
     for one, dense in (
         (blob, tensors["layers.0.q_proj.weight"][1]),
@@ -284,28 +284,28 @@ def test_load_blob(device: str, source: Path, tensors: Tensors, tmp_path: Path) 
             tt.decode(one, dense.shape[0], dense.shape[1], torch.bfloat16).cpu().view(torch.uint16).numpy().tobytes()
             == dense.tobytes()
         )
-    same = tt.load_blob(target, "layers.0.q_proj.weight", device)
+    same = tt.load_layer(target, "layers.0.q_proj.weight", device)
     assert torch.equal(same, blob)
     del blob, expert, one, same
     assert _registry.count_layers() == before
 
 
-def test_load_blob_refuses(source: Path, tmp_path: Path) -> None:
+def test_load_layer_refuses(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
     transfuse.compress(source, target)
     with tt.open_checkpoint(target) as checkpoint:
         with pytest.raises(transfuse.NotFoundError, match="layers.9"):
-            tt.load_blob(checkpoint, "layers.9.weight", "cpu")
+            tt.load_layer(checkpoint, "layers.9.weight", "cpu")
         with pytest.raises(transfuse.ArgumentError, match="norm"):
-            tt.load_blob(checkpoint, "layers.0.norm.weight", "cpu")
+            tt.load_layer(checkpoint, "layers.0.norm.weight", "cpu")
         stop = _load.Cancel()
         stop.set()
         with pytest.raises(transfuse.CancelledError):
-            tt.load_blob(checkpoint, "layers.0.q_proj.weight", "cpu", cancel=stop)
+            tt.load_layer(checkpoint, "layers.0.q_proj.weight", "cpu", cancel=stop)
         with pytest.raises(ValueError, match="not on meta"):
-            tt.load_blob(checkpoint, "layers.0.q_proj.weight", "meta")
+            tt.load_layer(checkpoint, "layers.0.q_proj.weight", "meta")
     with pytest.raises(ValueError, match="is closed"):
-        tt.load_blob(checkpoint, "layers.0.q_proj.weight", "cpu")
+        tt.load_layer(checkpoint, "layers.0.q_proj.weight", "cpu")
     with pytest.raises(transfuse.NotFoundError):
         tt.open_checkpoint(tmp_path / "nothing")
     data = bytearray(target.read_bytes())
@@ -315,9 +315,9 @@ def test_load_blob_refuses(source: Path, tmp_path: Path) -> None:
     with tt.open_checkpoint(target) as checkpoint:
         with pytest.raises(transfuse.DataError, match="model.safetensors"):
             for name in ("q_proj.weight", "k_proj.weight", "v_proj.weight", "codes.weight", "experts.up_proj[0]"):
-                tt.load_blob(checkpoint, f"layers.0.{name}", "cpu")
+                tt.load_layer(checkpoint, f"layers.0.{name}", "cpu")
             for expert in (1, 2):
-                tt.load_blob(checkpoint, f"layers.0.experts.up_proj[{expert}]", "cpu")
+                tt.load_layer(checkpoint, f"layers.0.experts.up_proj[{expert}]", "cpu")
     assert _registry.count_layers() == before
 
 

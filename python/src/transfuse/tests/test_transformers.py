@@ -747,12 +747,12 @@ def test_interrupt(tmp_path: Path, checkpoints: Checkpoints) -> None:
 import sys, threading, time
 import transfuse.torch._load as loading
 import transformers
-real, started = loading.load_blob, threading.Event()
+real, started = loading.load_layer, threading.Event()
 def slow(*arguments, **options):
     started.set()
     time.sleep(0.2)
     return real(*arguments, **options)
-loading.load_blob = slow
+loading.load_layer = slow
 def tell():
     started.wait()
     print("reading", flush=True)

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
-from transfuse.torch._containers import pack_experts, unpack_experts
+from transfuse.torch._containers import container_blobs, make_container
 from transfuse.torch._encode import encode
 from transfuse.torch._experts import TransfuseExperts, get_experts_decode_threshold, set_experts_decode_threshold
 from transfuse.torch._grouping import install, is_grouping, set_grouping
-from transfuse.torch._layouts import convert_blob
-from transfuse.torch._load import Cancel, Checkpoint, load_blob, open_checkpoint
+from transfuse.torch._layouts import convert_layer
+from transfuse.torch._load import Cancel, Checkpoint, load_layer, open_checkpoint
 from transfuse.torch._model_layout import set_layout
 from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
 from transfuse.torch._ops import (
@@ -25,11 +25,11 @@ from transfuse.torch._ops import (
 )
 from transfuse.torch._registry import (
     adopt,
-    blob_info,
-    blob_layout,
     check_experts_dtype,
     expert_infos,
     forget,
+    layer_info,
+    layer_layout,
 )
 
 __all__ = [
@@ -41,11 +41,10 @@ __all__ = [
     "TransfuseExperts",
     "TransfuseLinear",
     "adopt",
-    "blob_info",
-    "blob_layout",
     "check_experts_dtype",
     "compress_model",
-    "convert_blob",
+    "container_blobs",
+    "convert_layer",
     "decode",
     "decode_experts",
     "decode_experts_into",
@@ -57,16 +56,17 @@ __all__ = [
     "get_experts_decode_threshold",
     "is_exact",
     "is_grouping",
+    "layer_info",
+    "layer_layout",
     "linear",
     "linear_group",
-    "load_blob",
+    "load_layer",
+    "make_container",
     "open_checkpoint",
-    "pack_experts",
-    "set_experts_decode_threshold",
     "set_exact",
+    "set_experts_decode_threshold",
     "set_grouping",
     "set_layout",
-    "unpack_experts",
 ]
 
 install()

@@ -79,7 +79,7 @@ def read_head(container: torch.Tensor) -> tuple[list[int], list[int]]:
     return offsets, sizes
 
 
-def pack_experts(blobs: Sequence[torch.Tensor]) -> torch.Tensor:
+def make_container(blobs: Sequence[torch.Tensor]) -> torch.Tensor:
     """Puts blobs into one tensor, on the device of the first one.
 
     Parameters
@@ -111,7 +111,7 @@ def pack_experts(blobs: Sequence[torch.Tensor]) -> torch.Tensor:
     return container
 
 
-def unpack_experts(container: torch.Tensor) -> list[torch.Tensor]:
+def container_blobs(container: torch.Tensor) -> list[torch.Tensor]:
     """Returns the blobs of a container, as views of it. Raises what `read_head` does."""
     offsets, sizes = read_head(container)
     return [container[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]

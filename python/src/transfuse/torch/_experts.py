@@ -3,7 +3,7 @@
 
 transformers keeps the experts of a layer in two 3-D parameters: `gate_up_proj`, [experts][2 x intermediate][hidden],
 and `down_proj`, [experts][hidden][intermediate]. `replace_experts` gives such a module containers in their place. A
-container is one uint8 tensor that holds the blobs of all experts (`transfuse.torch.pack_experts`), and a parameter:
+container is one uint8 tensor that holds the blobs of all experts (`transfuse.torch.make_container`), and a parameter:
 
     gate_proj, up_proj, down_proj       where gate and up are tensors of their own, [experts][intermediate][hidden]
     gate_up_proj, down_proj             where they are one tensor, [experts][2 x intermediate][hidden]
@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 from transfuse._errors import Status, TransfuseError, make_error
 from transfuse.torch import _ops, _registry
 from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
-from transfuse.torch._containers import pack_experts, unpack_experts
+from transfuse.torch._containers import container_blobs, make_container
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._modules import encode_weight
 
@@ -307,7 +307,7 @@ class TransfuseExperts(BlobModule):
             return
         _registry.adopt(blob)
         infos = _registry.expert_infos(blob)
-        if any(_registry.blob_layout(expert) != "coded" for expert in unpack_experts(blob)):
+        if any(_registry.layer_layout(expert) != "coded" for expert in container_blobs(blob)):
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{what}: experts lie coded")
         shapes = {(info.rows, info.cols) for info in infos}
         if len(infos) != experts or shapes != {(rows, cols)}:
@@ -400,7 +400,7 @@ class _Dense:
 
 
 def _pack(blobs: Tensor | Sequence[Tensor]) -> Tensor:
-    return blobs if isinstance(blobs, Tensor) else pack_experts(list(blobs))
+    return blobs if isinstance(blobs, Tensor) else make_container(list(blobs))
 
 
 def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int, int, int]]:

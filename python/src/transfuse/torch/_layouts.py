@@ -29,7 +29,7 @@ from transfuse.torch._dtypes import TORCH_DTYPES
 _WORDS_SHOWN = 6
 
 
-def convert_blob(blob: Tensor, layout: str) -> Tensor:
+def convert_layer(blob: Tensor, layout: str) -> Tensor:
     """Returns a layer in another layout.
 
     Parameters
@@ -55,7 +55,7 @@ def convert_blob(blob: Tensor, layout: str) -> Tensor:
         The blob is corrupt.
     """
     wanted = find_layout(layout)
-    if _registry.blob_layout(blob) == layout:
+    if _registry.layer_layout(blob) == layout:
         return blob
     found = _made.find(blob, layout)
     if found is None:
@@ -67,11 +67,11 @@ def convert_blob(blob: Tensor, layout: str) -> Tensor:
 
 def encode_again(blob: Tensor) -> Tensor:
     """Returns the blob of a layer in any layout, on the CPU; a blob that lies in memory coded is returned as it is."""
-    if _registry.blob_layout(blob) == "coded":
+    if _registry.layer_layout(blob) == "coded":
         return blob
     found = _made.find(blob, "file")
     if found is None:
-        info = _registry.blob_info(blob)
+        info = _registry.layer_info(blob)
         weights = _ops.decode(blob, info.rows, info.cols, TORCH_DTYPES[info.dtype])
         found = _encode.encode_like(weights, info)
         _made.note(blob, "file", found)
@@ -81,11 +81,11 @@ def encode_again(blob: Tensor) -> Tensor:
 def convert_or_keep(blob: Tensor, layout: str) -> tuple[Tensor, str]:
     """Returns a layer in another layout and "", or, if that does not take it, `blob` as it lies, and the reason.
 
-    Raises what `convert_blob` does for other reasons.
+    Raises what `convert_layer` does for other reasons.
     """
     _registry.adopt(blob)
     try:
-        return convert_blob(blob, layout), ""
+        return convert_layer(blob, layout), ""
     except UnsupportedError as refusal:
         return blob, refusal.message
 
@@ -109,7 +109,7 @@ def _convert(blob: Tensor, layout: s.Layout) -> Tensor:
     try:
         return _registry.convert(blob, layout)
     except UnsupportedError:
-        if _registry.blob_layout(blob) == "coded" or _registry.blob_info(blob).codec != "bf16":
+        if _registry.layer_layout(blob) == "coded" or _registry.layer_info(blob).codec != "bf16":
             raise
     coded = encode_again(blob).to(blob.device)
     _registry.adopt(coded)

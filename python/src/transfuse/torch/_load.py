@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Opens a checkpoint for `load_blob`; raises what `Checkpoint` does."""
+    """Opens a checkpoint for `load_layer`; raises what `Checkpoint` does."""
     return Checkpoint(path)
 
 
@@ -84,7 +84,7 @@ class Cancel(threading.Event):
         super().set()
 
 
-def load_blob(
+def load_layer(
     checkpoint: Checkpoint | str | os.PathLike[str],
     tensor: str,
     device: torch.device | str,
@@ -128,7 +128,7 @@ def load_blob(
     """
     if not isinstance(checkpoint, Checkpoint):
         with Checkpoint(checkpoint) as opened:
-            return load_blob(opened, tensor, device, layout=layout, cancel=cancel)
+            return load_layer(opened, tensor, device, layout=layout, cancel=cancel)
     wanted = find_layout(layout)
     info = checkpoint.tensors.get(tensor)
     if info is not None and info.compressed and len(info.shape) == 3:
@@ -141,7 +141,7 @@ def load_blob(
 def load_experts(
     tensors: Sequence[tuple[Checkpoint, str]], device: torch.device | str, *, cancel: Cancel | None = None
 ) -> torch.Tensor:
-    """Reads compressed tensors that files have one by one into one container of experts, as `load_blob` reads one.
+    """Reads compressed tensors that files have one by one into one container of experts, as `load_layer` reads one.
 
     Parameters
     ----------
@@ -156,9 +156,9 @@ def load_experts(
 
 
 def get_load_bytes(checkpoint: Checkpoint, tensor: str, layout: str) -> int:
-    """Returns the bytes that `load_blob` allocates for a tensor that is no tensor of experts, and gives at most.
+    """Returns the bytes that `load_layer` allocates for a tensor that is no tensor of experts, and gives at most.
 
-    Raises what `load_blob` does, but for what is wrong with weights.
+    Raises what `load_layer` does, but for what is wrong with weights.
     """
     return int(_get_load_size(CPU, checkpoint.handle, encode_text(tensor, "tensor"), find_layout(layout)).buffer_bytes)
 
@@ -180,7 +180,9 @@ def _load(
     index = device_index(place)
     sources = [(checkpoint.handle, encode_text(name, "tensor")) for checkpoint, name in tensors]
     sizes = [_get_load_size(index, handle, name, layout) for handle, name in sources]
-    offsets, total = place_blobs([size.buffer_bytes for size in sizes]) if into_container else ([0], sizes[0].buffer_bytes)
+    offsets, total = (
+        place_blobs([size.buffer_bytes for size in sizes]) if into_container else ([0], sizes[0].buffer_bytes)
+    )
     blob = torch.empty(total, dtype=torch.uint8, device=place)
     if into_container:
         write_head(blob, offsets, [size.buffer_bytes for size in sizes])

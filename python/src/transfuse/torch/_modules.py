@@ -73,7 +73,7 @@ class CompressedModule(BlobModule):
             There is no blob yet.
         """
         self._check_loaded()
-        return _registry.blob_info(self.weight)
+        return _registry.layer_info(self.weight)
 
     def decode_weight(self) -> Tensor:
         """Returns the decoded weights, a tensor of `weight_dtype`, [rows][cols], on the device of the blob.
@@ -106,7 +106,7 @@ class CompressedModule(BlobModule):
         if not has_bytes(blob):
             return
         _registry.adopt(blob)
-        info = _registry.blob_info(blob)
+        info = _registry.layer_info(blob)
         if (info.rows, info.cols) != (rows, cols):
             raise ValueError(
                 f"the blob is one of {info.rows} x {info.cols} weights, and the module's are {rows} x {cols}"
@@ -118,7 +118,7 @@ class CompressedModule(BlobModule):
         if weight is None or not has_bytes(weight):
             return
         try:
-            self._layout = _registry.blob_layout(weight)
+            self._layout = _registry.layer_layout(weight)
         except TransfuseError:  # bytes that are still to be written
             pass
 
@@ -171,7 +171,7 @@ class CompressedModule(BlobModule):
         if not has_bytes(self.weight):
             return f"weights to be loaded, dtype={self.weight_dtype}"
         try:
-            info = _registry.blob_info(self.weight)
+            info = _registry.layer_info(self.weight)
         except TransfuseError as failure:
             return f"weights that are no blob ({failure.message})"
         bits = 8 * self.weight.numel() / (info.rows * info.cols)
@@ -184,7 +184,7 @@ _pickled_parameters: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.We
 
 
 def _pickled(weight: nn.Parameter) -> nn.Parameter:
-    blob = _layouts.convert_blob(weight, "coded")  # on its device, where it is to lie again
+    blob = _layouts.convert_layer(weight, "coded")  # on its device, where it is to lie again
     return _pickled_parameters.setdefault(blob.data_ptr(), as_parameter(blob))
 
 
@@ -250,7 +250,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         ----------
         blob : Tensor, uint8, [blob_bytes]
             A parameter stays the same one, so that modules can share it. On the meta device, or empty: to be loaded.
-            The bytes of a layer in another layout (`load_blob`) make a module of that layout.
+            The bytes of a layer in another layout (`load_layer`) make a module of that layout.
         rows, cols : int
             `out_features` and `in_features`.
         dtype : torch.dtype, optional
@@ -297,7 +297,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         if not isinstance(linear, nn.Linear) or isinstance(linear, CompressedModule):
             raise TypeError(f"from_linear takes an nn.Linear with dense weights, not a {type(linear).__name__}")
         find_layout(layout)
-        blob = _layouts.convert_blob(encode_weight(linear.weight, **options), layout)
+        blob = _layouts.convert_layer(encode_weight(linear.weight, **options), layout)
         layer = cls.from_blob(blob, linear.out_features, linear.in_features, None, linear.bias)
         return layer.train(linear.training)
 
@@ -405,7 +405,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
                 f"from_embedding takes an nn.Embedding with dense weights, not a {type(embedding).__name__}"
             )
         find_layout(layout)
-        blob = _layouts.convert_blob(encode_weight(embedding.weight, **options), layout)
+        blob = _layouts.convert_layer(encode_weight(embedding.weight, **options), layout)
         return make_embedding(embedding, blob).train(embedding.training)
 
     def forward(self, ids: Tensor) -> Tensor:

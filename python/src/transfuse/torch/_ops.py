@@ -130,7 +130,7 @@ def linear_group(x: torch.Tensor, blobs: Sequence[torch.Tensor], rows: Sequence[
     return results
 
 
-def experts(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: int) -> torch.Tensor:
+def experts(x: torch.Tensor, offsets: torch.Tensor, container: torch.Tensor, rows: int) -> torch.Tensor:
     """Multiplies tokens by the experts that they belong to: y[t] = x[t] . W(e)^T for offsets[e] <= t < offsets[e + 1].
 
     Parameters
@@ -139,8 +139,8 @@ def experts(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: i
         Sorted by expert; of a dtype that the codec multiplies, as in `linear`.
     offsets : torch.Tensor, int32, [experts + 1]
         On x's device, not decreasing; the last one is at most `tokens`. It is not read back from a GPU.
-    blobs : torch.Tensor, uint8, [container_bytes]
-        Of `pack_experts`.
+    container : torch.Tensor, uint8, [container_bytes]
+        Of `make_container`.
     rows : int
         Of each expert.
 
@@ -157,11 +157,11 @@ def experts(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: i
     """
     if _exact or _needs_gradients(x, None):
         raise RuntimeError("experts has neither gradients nor an exact mode; multiply by what decode_experts gives")
-    result: torch.Tensor = _experts(x, offsets, blobs, rows)
+    result: torch.Tensor = _experts(x, offsets, container, rows)
     return result
 
 
-def decode_experts(blobs: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+def decode_experts(container: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
     """Decodes all experts of a container.
 
     Returns
@@ -169,21 +169,21 @@ def decode_experts(blobs: torch.Tensor, count: int, rows: int, cols: int, dtype:
     torch.Tensor, [count][rows][cols]
         Each as `decode` gives it.
     """
-    result: torch.Tensor = _decode_experts(blobs, count, rows, cols, dtype)
+    result: torch.Tensor = _decode_experts(container, count, rows, cols, dtype)
     return result
 
 
-def decode_experts_into(blobs: torch.Tensor, out: torch.Tensor) -> None:
+def decode_experts_into(container: torch.Tensor, out: torch.Tensor) -> None:
     """Decodes all experts of a container to memory that is there.
 
     Parameters
     ----------
-    blobs : torch.Tensor, uint8, [container_bytes]
+    container : torch.Tensor, uint8, [container_bytes]
     out : torch.Tensor, [count][rows][cols]
         Of the dtype of the weights. Each matrix is contiguous, but they need not follow each other: gate and up of the
         experts can be decoded to one tensor, [count][2 x rows][cols].
     """
-    _decode_experts_into(blobs, out)
+    _decode_experts_into(container, out)
 
 
 # ---- gradients, and exact mode ----
@@ -261,10 +261,10 @@ def _register_autocast(device: str, key: str) -> None:
             )
             return results
 
-    def experts_kernel(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: int) -> torch.Tensor:
+    def experts_kernel(x: torch.Tensor, offsets: torch.Tensor, container: torch.Tensor, rows: int) -> torch.Tensor:
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             x, _ = _cast(x, None, torch.get_autocast_dtype(device))
-            result: torch.Tensor = _experts(x, offsets, blobs, rows)
+            result: torch.Tensor = _experts(x, offsets, container, rows)
             return result
 
     _library.impl("linear", linear_kernel, key)
@@ -308,14 +308,14 @@ def _(x: torch.Tensor, blobs: list[torch.Tensor], rows: list[int]) -> list[torch
 
 
 @torch.library.register_fake("transfuse::experts", lib=_library)
-def _(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: int) -> torch.Tensor:
-    _check_fake(blobs, x)
+def _(x: torch.Tensor, offsets: torch.Tensor, container: torch.Tensor, rows: int) -> torch.Tensor:
+    _check_fake(container, x)
     return x.new_empty((x.shape[0], rows))
 
 
 @torch.library.register_fake("transfuse::decode_experts", lib=_library)
-def _(blobs: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-    return blobs.new_empty((count, rows, cols), dtype=dtype)
+def _(container: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    return container.new_empty((count, rows, cols), dtype=dtype)
 
 
 @torch.library.register_fake("transfuse::decode", lib=_library)
@@ -324,8 +324,8 @@ def _(blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Ten
 
 
 @torch.library.register_fake("transfuse::decode_experts_into", lib=_library)
-def _(blobs: torch.Tensor, out: torch.Tensor) -> None:
-    _check_fake(blobs, out)
+def _(container: torch.Tensor, out: torch.Tensor) -> None:
+    _check_fake(container, out)
 
 
 @torch.library.register_fake("transfuse::embedding", lib=_library)

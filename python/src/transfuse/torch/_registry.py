@@ -286,7 +286,7 @@ def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.T
     _finalizers.pop((device, pointer), None)
 
 
-def blob_info(blob: torch.Tensor) -> LayerInfo:
+def layer_info(blob: torch.Tensor) -> LayerInfo:
     """Returns what a blob says of itself; one that is not known is adopted. Raises what `adopt` does.
 
     Of a layer in another layout it is what the blob said that it was made of, whose size `blob_bytes` is.
@@ -294,7 +294,7 @@ def blob_info(blob: torch.Tensor) -> LayerInfo:
     return make_layer_info(_find(blob).layer)
 
 
-def blob_layout(blob: torch.Tensor) -> str:
+def layer_layout(blob: torch.Tensor) -> str:
     """Returns how a layer lies in memory, "coded", "packed" or "plain"; one that is not known is adopted.
 
     Raises
@@ -342,7 +342,7 @@ def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
     """
     offsets, sizes = read_head(container)
     adopt(container)
-    return [blob_info(container[offset : offset + size]) for offset, size in zip(offsets, sizes, strict=True)]
+    return [layer_info(container[offset : offset + size]) for offset, size in zip(offsets, sizes, strict=True)]
 
 
 def check_experts_dtype(container: torch.Tensor, dtype: torch.dtype) -> None:

@@ -155,7 +155,7 @@ def _find_experts(model: nn.Module, owners: dict[object, int], codec: str) -> It
         )
 
 
-def _gather(model: nn.Module, codec: str) -> tuple[list[Weight], dict[str, str]]:
+def _collect(model: nn.Module, codec: str) -> tuple[list[Weight], dict[str, str]]:
     """Returns the weights of linear layers and embeddings, shared ones once, and those that are no parameters."""
     owners: dict[object, int] = {}
     for module in model.modules():
@@ -217,7 +217,7 @@ def _find_reason(weight: Weight, rules: Rules) -> str | None:
 
 
 def select(model: nn.Module, rules: Rules) -> tuple[list[Weight], dict[str, str]]:
-    weights, left = _gather(model, rules.codec)
+    weights, left = _collect(model, rules.codec)
     known = {name for weight in weights for name in weight.names} | set(left)
     for pattern in rules.include:
         if _is_name(pattern) and pattern not in known:

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversions between the number formats of weights, in portable C and CUDA: exact when widening, one rounding to
+/* From one number format of weights to another, in portable C and CUDA: exact when widening, one rounding to
  * nearest even when narrowing. 16- and 8-bit floats travel as their bit patterns.
  *
  * NaNs stay NaNs: widening keeps the payload; narrowing keeps its top bits and sets the quiet bit. */
-#ifndef TRF_CONVERT_H
-#define TRF_CONVERT_H
+#ifndef TRF_NUMBER_FORMATS_H
+#define TRF_NUMBER_FORMATS_H
 
 #include "trf_blob.h"
 

@@ -7,26 +7,26 @@
 #include <string.h>
 
 /* A folder under construction: its files are opened again once written, since the indexes tell what is in them. */
-typedef struct trf_conversion {
+typedef struct trf_rewrite {
     const trf_checkpoint *checkpoint;
     const trf_model_config *config;
     trf_job *job;
-    trf_convert_fn *convert;
+    trf_rewrite_file_fn *rewrite_file;
     void *context;
     const char *folder;           /* where the output is being built */
     trf_checkpoint_file *written; /* [checkpoint->num_files]; only if there are indexes */
     size_t num_written;
-} trf_conversion;
+} trf_rewrite;
 
-/* Converts one file into a new file of the folder. */
-static trf_status convert_file(trf_conversion *work, const trf_checkpoint_file *file, trf_error *err) {
+/* Rewrites one file as a new file of the folder. */
+static trf_status rewrite_one_file(trf_rewrite *work, const trf_checkpoint_file *file, trf_error *err) {
     char *path = trf_path_join(work->folder, file->name);
     trf_file out = {.fd = -1};
     if (!path)
         return trf_fail_memory(err, strlen(file->name));
     trf_status status = trf_file_create(path, 0666, &out, err);
     if (status == TRF_OK)
-        status = work->convert(work->context, file, &out, err);
+        status = work->rewrite_file(work->context, file, &out, err);
     if (status == TRF_OK)
         status = trf_file_sync(&out, err);
     trf_file_close(&out);
@@ -38,8 +38,8 @@ static trf_status convert_file(trf_conversion *work, const trf_checkpoint_file *
 }
 
 /* Writes a new file of the folder. */
-static trf_status write_text(const trf_conversion *work, const char *name, unsigned mode, const char *text,
-                             size_t bytes, trf_error *err) {
+static trf_status write_text(const trf_rewrite *work, const char *name, unsigned mode, const char *text, size_t bytes,
+                             trf_error *err) {
     char *path = trf_path_join(work->folder, name);
     trf_file out = {.fd = -1};
     if (!path)
@@ -54,10 +54,10 @@ static trf_status write_text(const trf_conversion *work, const char *name, unsig
     return status;
 }
 
-static trf_status convert_index(trf_conversion *work, const trf_checkpoint_index *index, trf_error *err) {
+static trf_status rewrite_index(trf_rewrite *work, const trf_checkpoint_index *index, trf_error *err) {
     char *text = NULL;
     size_t bytes;
-    trf_status status = trf_checkpoint_index_convert(index, work->checkpoint->files, work->written, work->num_written,
+    trf_status status = trf_checkpoint_index_rewrite(index, work->checkpoint->files, work->written, work->num_written,
                                                      &text, &bytes, err);
     if (status == TRF_OK)
         status = write_text(work, index->name, 0666, text, bytes, err);
@@ -65,7 +65,7 @@ static trf_status convert_index(trf_conversion *work, const trf_checkpoint_index
     return status;
 }
 
-static trf_status copy_other(trf_conversion *work, const char *name, trf_error *err) {
+static trf_status copy_other(trf_rewrite *work, const char *name, trf_error *err) {
     const char *root = work->checkpoint->root;
     char *in = trf_path_join(root, name), *out = trf_path_join(work->folder, name);
     trf_status status = in && out ? trf_copy_tree(work->job, root, in, out, err) : trf_fail_memory(err, strlen(root));
@@ -74,7 +74,7 @@ static trf_status copy_other(trf_conversion *work, const char *name, trf_error *
     return status;
 }
 
-static trf_status copy_others(trf_conversion *work, trf_error *err) {
+static trf_status copy_others(trf_rewrite *work, trf_error *err) {
     const char *root = work->checkpoint->root;
     trf_folder folder;
     trf_status status = trf_folder_list(root, &folder, err);
@@ -88,7 +88,7 @@ static trf_status copy_others(trf_conversion *work, trf_error *err) {
 }
 
 /* Comes behind the tensors: whether there are blobs is known by then. */
-static trf_status convert_config(trf_conversion *work, trf_error *err) {
+static trf_status rewrite_config(trf_rewrite *work, trf_error *err) {
     const trf_model_config *config = work->config;
     if (!config->text)
         return TRF_OK;
@@ -97,18 +97,18 @@ static trf_status convert_config(trf_conversion *work, trf_error *err) {
     return write_text(work, TRF_MODEL_CONFIG_NAME, config->mode, config->text, config->bytes, err);
 }
 
-static trf_status convert_folder(trf_conversion *work, trf_error *err) {
+static trf_status rewrite_folder(trf_rewrite *work, trf_error *err) {
     const trf_checkpoint *checkpoint = work->checkpoint;
     if (checkpoint->num_indexes && !(work->written = calloc(checkpoint->num_files, sizeof *work->written)))
         return trf_fail_memory(err, checkpoint->num_files * sizeof *work->written);
     /* The small files first: one that cannot be carried over should show before hours of encoding. */
     trf_status status = copy_others(work, err);
     for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++)
-        status = convert_file(work, &checkpoint->files[i], err);
+        status = rewrite_one_file(work, &checkpoint->files[i], err);
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
-        status = convert_index(work, &checkpoint->indexes[i], err);
+        status = rewrite_index(work, &checkpoint->indexes[i], err);
     if (status == TRF_OK)
-        status = convert_config(work, err);
+        status = rewrite_config(work, err);
     for (size_t i = 0; i < work->num_written; i++)
         trf_checkpoint_file_free(&work->written[i]);
     free(work->written);
@@ -124,10 +124,11 @@ static trf_status check_out_name(const trf_checkpoint *checkpoint, const char *o
     return TRF_OK;
 }
 
-trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, const trf_model_config *config, trf_job *job,
-                                  const char *out_path, trf_convert_fn *convert, void *context, trf_error *err) {
+trf_status trf_checkpoint_rewrite(const trf_checkpoint *checkpoint, const trf_model_config *config, trf_job *job,
+                                  const char *out_path, trf_rewrite_file_fn *rewrite_file, void *context,
+                                  trf_error *err) {
     trf_output output = {.file = {.fd = -1}};
-    trf_conversion work = {checkpoint, config, job, convert, context, .folder = NULL};
+    trf_rewrite work = {checkpoint, config, job, rewrite_file, context, .folder = NULL};
     trf_status status = check_out_name(checkpoint, out_path, err);
     if (status == TRF_OK)
         status = trf_output_check_apart(checkpoint->root, out_path, err);
@@ -138,11 +139,11 @@ trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, const trf_mo
         status = trf_output_begin_folder(&output, out_path, overwrite, err);
         work.folder = output.temporary;
         if (status == TRF_OK)
-            status = convert_folder(&work, err);
+            status = rewrite_folder(&work, err);
     } else {
         status = trf_output_begin_file(&output, out_path, overwrite, err);
         if (status == TRF_OK)
-            status = convert(context, checkpoint->files, &output.file, err);
+            status = rewrite_file(context, checkpoint->files, &output.file, err);
     }
     if (status == TRF_OK)
         status = trf_output_publish(&output, err);
