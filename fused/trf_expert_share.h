@@ -58,19 +58,19 @@ TRF_HD uint64_t trf_expert_quarters(const trf_expert_cost_model *cost_model, uin
     return work_items * (4ull * cost_model->units + cost_model->begin_quarters);
 }
 
-/* Estimated time of the block that has most to do. *whole: whether blocks do better with one work item each.
+/* Estimated time of the block that has most to do. *one_work_item_each: whether blocks do better with one.
  * work_items, blocks: at least 1. */
 TRF_HD uint64_t trf_expert_cost(const trf_expert_cost_model *cost_model, uint64_t work_items, uint32_t blocks,
-                                int *whole) {
+                                int *one_work_item_each) {
     const uint64_t most = (trf_expert_quarters(cost_model, work_items) + blocks - 1) / blocks,
                    evenly = trf_expert_time(cost_model, (most + 3) / 4);
-    *whole = 0;
+    *one_work_item_each = 0;
     if (work_items > blocks)
         return evenly;
     const uint64_t sharing = blocks / work_items,
                    apart = trf_expert_time(cost_model, (cost_model->units + sharing - 1) / sharing);
-    *whole = apart <= evenly;
-    return *whole ? apart : evenly;
+    *one_work_item_each = apart <= evenly;
+    return *one_work_item_each ? apart : evenly;
 }
 
 /* A block's units [begin, end), unit u of work item i being i * units + u. */
@@ -85,11 +85,11 @@ TRF_HD uint64_t trf_expert_unit_at(const trf_expert_cost_model *cost_model, uint
            (in_item > cost_model->begin_quarters ? (in_item - cost_model->begin_quarters + 3) / 4 : 0);
 }
 
-/* whole: blocks are cut among work items, and a work item among its blocks. */
+/* one_work_item_each: blocks are cut among work items, and a work item among its blocks. */
 TRF_HD trf_expert_share trf_expert_share_of(const trf_expert_cost_model *cost_model, uint64_t work_items,
-                                            uint32_t blocks, int whole, uint32_t block) {
+                                            uint32_t blocks, int one_work_item_each, uint32_t block) {
     trf_expert_share share;
-    if (!whole) {
+    if (!one_work_item_each) {
         const uint64_t all = trf_expert_quarters(cost_model, work_items);
         share.begin = trf_expert_unit_at(cost_model, trf_even_share_begin(all, blocks, block));
         share.end = trf_expert_unit_at(cost_model, trf_even_share_begin(all, blocks, block + 1ull));

@@ -184,9 +184,10 @@ static __device__ __forceinline__ void trf_find_expert_share(const trf_expert_ar
         b.left = 0;
         return;
     }
-    int whole;
-    trf_expert_cost(&e.cost_model, work_items, gridDim.x, &whole);
-    const trf_expert_share share = trf_expert_share_of(&e.cost_model, work_items, gridDim.x, whole, blockIdx.x);
+    int one_work_item_each;
+    trf_expert_cost(&e.cost_model, work_items, gridDim.x, &one_work_item_each);
+    const trf_expert_share share =
+        trf_expert_share_of(&e.cost_model, work_items, gridDim.x, one_work_item_each, blockIdx.x);
     if (share.begin < share.end)
         trf_find_work_item(e, 0, share.begin / e.cost_model.units, lane, &b.expert, &b.pass);
     b.unit = (uint32_t)(share.begin % e.cost_model.units);

@@ -248,9 +248,9 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
         if (warps < LEAST_WARPS)
             continue;
         const trf_expert_cost_model cost_model = cost_model_of(view, unit_slabs, warps);
-        int whole;
-        const uint64_t cost =
-            trf_expert_cost(&cost_model, work_items_of(count, tokens), (uint32_t)limits->multiprocessors, &whole);
+        int one_work_item_each;
+        const uint64_t cost = trf_expert_cost(&cost_model, work_items_of(count, tokens),
+                                              (uint32_t)limits->multiprocessors, &one_work_item_each);
         if (cost >= least)
             continue;
         least = cost;

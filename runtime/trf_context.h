@@ -34,7 +34,7 @@ typedef struct trf_timed_product {
  * structs that callers fill. */
 typedef struct trf_device_ops {
     void (*destroy)(trf_context *context);
-    uint32_t alignment; /* of blobs and directories in the device's memory */
+    uint32_t alignment; /* of buffers and directories in the device's memory */
     /* Opens the feed of a blob in the device's memory, aligned so, once that is written. */
     trf_status (*open_device_blob)(const trf_context *context, const void *blob, uint64_t blob_bytes,
                                    const trf_load_options *options, struct trf_layer_feed *feed, trf_error *err);

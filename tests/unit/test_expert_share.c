@@ -76,15 +76,16 @@ START_TEST(offsets_without_sense) {
 END_TEST
 
 /* The most units of a block. Fails unless blocks have all units once, in order. */
-static uint64_t check_shares(const trf_expert_cost_model *cost_model, uint64_t work_items, uint32_t blocks, int whole) {
+static uint64_t check_shares(const trf_expert_cost_model *cost_model, uint64_t work_items, uint32_t blocks,
+                             int one_work_item_each) {
     uint64_t next = 0, most = 0;
     for (uint32_t b = 0; b < blocks; b++) {
-        const trf_expert_share share = trf_expert_share_of(cost_model, work_items, blocks, whole, b);
+        const trf_expert_share share = trf_expert_share_of(cost_model, work_items, blocks, one_work_item_each, b);
         EXPECT(share.begin == next);
         EXPECT(share.end >= share.begin);
         next = share.end;
         most = share.end - share.begin > most ? share.end - share.begin : most;
-        if (whole && share.end > share.begin)
+        if (one_work_item_each && share.end > share.begin)
             EXPECT((share.end - 1) / cost_model->units == share.begin / cost_model->units);
     }
     EXPECT(next == work_items * cost_model->units);
@@ -108,13 +109,13 @@ START_TEST(every_unit_has_one_block) {
                                                   1 + test_below(&rng, 10000),
                                                   test_below(&rng, 5000),
                                                   test_below(&rng, 30)};
-        int whole;
-        const uint64_t cost = trf_expert_cost(&cost_model, work_items, blocks, &whole);
+        int one_work_item_each;
+        const uint64_t cost = trf_expert_cost(&cost_model, work_items, blocks, &one_work_item_each);
         for (int way = 0; way < (work_items <= blocks ? 2 : 1); way++) {
             const uint64_t longest = trf_expert_time(&cost_model, check_shares(&cost_model, work_items, blocks, way));
-            if (way == whole)
+            if (way == one_work_item_each)
                 EXPECT(cost >= longest);
-            if (way == whole && whole)
+            if (way == one_work_item_each && one_work_item_each)
                 EXPECT(cost == longest);
         }
     }

@@ -175,17 +175,17 @@ void bench_cublaslt_product_free(bench_cublaslt_product *p) {
 
 int bench_cublaslt_candidates(const bench_cublaslt_product *product) { return product->num_candidates; }
 
-int bench_cublaslt_queue_workspace(const bench_cublaslt_product *p, int choice, const void *w, const void *x, void *y,
-                                   void *workspace, cudaStream_t stream) {
+int bench_cublaslt_queue_workspace(const bench_cublaslt_product *p, int candidate, const void *w, const void *x,
+                                   void *y, void *workspace, cudaStream_t stream) {
     const float one = 1, zero = 0;
     const bench_cublaslt *lt = p->lt;
     return check(lt,
                  lt->matmul(lt->handle, p->desc, &one, w, p->w, x, p->x, &zero, y, p->y, y, p->y,
-                            &p->candidates[choice].algo, workspace, BENCH_CUBLASLT_WORKSPACE_BYTES, stream),
+                            &p->candidates[candidate].algo, workspace, BENCH_CUBLASLT_WORKSPACE_BYTES, stream),
                  "multiplying");
 }
 
-int bench_cublaslt_queue(const bench_cublaslt_product *p, int choice, const void *w, const void *x, void *y,
+int bench_cublaslt_queue(const bench_cublaslt_product *p, int candidate, const void *w, const void *x, void *y,
                          cudaStream_t stream) {
-    return bench_cublaslt_queue_workspace(p, choice, w, x, y, p->lt->workspace, stream);
+    return bench_cublaslt_queue_workspace(p, candidate, w, x, y, p->lt->workspace, stream);
 }

@@ -26,15 +26,15 @@ void bench_cublaslt_product_free(bench_cublaslt_product *product); /* NULL is al
 /* Algorithms that cuBLASLt proposes, best guess first: 1 to 16. */
 int bench_cublaslt_candidates(const bench_cublaslt_product *product);
 
-/* Queues the product with candidate `choice`. @return 0, or -1 after a message. */
-int bench_cublaslt_queue(const bench_cublaslt_product *product, int choice, const void *w, const void *x, void *y,
+/* Queues the product with a candidate, by its number from 0. @return 0, or -1 after a message. */
+int bench_cublaslt_queue(const bench_cublaslt_product *product, int candidate, const void *w, const void *x, void *y,
                          cudaStream_t stream);
 
 /* The same with device memory of the caller's, BENCH_CUBLASLT_WORKSPACE_BYTES of it: for calls on several streams. */
 enum {
     BENCH_CUBLASLT_WORKSPACE_BYTES = 64 << 20 /* NVIDIA's advice for Hopper is 32 MiB */
 };
-int bench_cublaslt_queue_workspace(const bench_cublaslt_product *product, int choice, const void *w, const void *x,
+int bench_cublaslt_queue_workspace(const bench_cublaslt_product *product, int candidate, const void *w, const void *x,
                                    void *y, void *workspace, cudaStream_t stream);
 
 #endif
