@@ -13,6 +13,7 @@
 #include "trf_packed_layer_cuda.h"
 #include "trf_plain_layer.h"
 #include "trf_plain_layer_cuda.h"
+#include "trf_scratch_cuda.h"
 #include "trf_stack.h"
 #include "trf_staging_cuda.h"
 #include "trf_time_cuda.h"
@@ -65,6 +66,7 @@ static void cuda_destroy(trf_context *context) {
     trf_enter_device(context->device, &scope, NULL);
     trf_gemm_destroy(context->gemm);
     trf_staging_destroy(context->staging);
+    trf_cuda_scratches_destroy(context->scratches);
     trf_cuda_copier_destroy(context->copier);
     trf_leave_device(&scope);
 }
@@ -146,6 +148,8 @@ static trf_status start_context(trf_context *made, trf_error *err) {
         status = trf_cuda_copier_create(made->device, &made->copier, err);
     if (status == TRF_OK)
         status = trf_staging_create(&trf_cuda_copy_engine, made->copier, &made->staging, err);
+    if (status == TRF_OK)
+        status = trf_cuda_scratches_create(&made->scratches, err);
     return status;
 }
 

@@ -27,16 +27,69 @@ static int may_be_direct(const trf_layer_feed *feed) {
            header->rows % TRF_PACKED_TILE_ROWS == 0 && header->cols % REGULAR_COLS == 0;
 }
 
-static trf_status load(trf_packed_target *target, trf_layer_feed *feed, const trf_layer_memory *memory,
-                       trf_error *err) {
+/* What is loaded, and what a load needs beside its target. */
+typedef struct trf_packed_load {
+    trf_packed_target *target;
+    trf_layer_feed *feed;
+    const trf_layer_memory *memory;
+} trf_packed_load;
+
+/* As trf_part_taker has them. */
+static trf_status begin(void *context, const trf_cuda_scratch *scratch, uint8_t *memory, trf_error *err) {
+    const trf_packed_load *load = context;
+    return trf_packed_target_use(load->target, scratch, memory, trf_most_part_rows(load->feed->view), err);
+}
+
+static trf_status take_part(void *context, const trf_coded_part *part, trf_stream stream, trf_error *err) {
+    const trf_packed_load *load = context;
+    return trf_packed_target_take_part(load->target, part, stream, err);
+}
+
+static void end(void *context) {
+    const trf_packed_load *load = context;
+    trf_packed_target_read_results(load->target);
+}
+
+static trf_status look(const trf_packed_load *load, uint64_t number, trf_error *err) {
+    trf_staging *const staging = load->target->made->context->staging;
+    uint8_t *bytes = trf_staging_take_scratch(staging), *elements = trf_staging_take_scratch(staging);
+    trf_status status = TRF_OK;
+    if (bytes && elements)
+        trf_packed_sample_look(load->target->sample, number, bytes, (uint16_t *)elements);
+    else
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to look at a tile",
+                          2 * TRF_SCRATCH_BYTES);
+    trf_staging_give_scratch(staging, bytes);
+    trf_staging_give_scratch(staging, elements);
+    return status;
+}
+
+/* The layer's memory, for which others need not wait, and the tiles of the sample. */
+static trf_status prepare(void *context, uint64_t number, trf_error *err) {
+    const trf_packed_load *load = context;
+    const trf_layer_feed *feed = load->feed;
     const int8_t *offsets = feed->view->row_offsets;
-    trf_status status =
-        trf_packed_target_begin(target, memory, !may_be_direct(feed), offsets ? offsets + feed->shard.row : NULL, err);
-    if (status == TRF_OK)
-        status = trf_packed_target_expect_parts(target, trf_most_part_rows(feed->view), err);
-    if (status == TRF_OK)
-        status = trf_cuda_transcode(target->made->context, feed, trf_packed_target_take_part, target, err);
-    return status == TRF_OK ? trf_packed_target_finish(target, err) : status;
+    if (number > 0)
+        return look(load, number - 1, err);
+    return trf_packed_target_begin(load->target, load->memory, !may_be_direct(feed),
+                                   offsets ? offsets + feed->shard.row : NULL, err);
+}
+
+static trf_status run_load(trf_packed_load *load, trf_error *err) {
+    trf_packed_target *target = load->target;
+    trf_status status = trf_packed_sample_create(load->feed, &target->sample, err);
+    if (status != TRF_OK)
+        return status;
+    const trf_part_taker taker = {.take = take_part,
+                                  .context = load,
+                                  .begin = begin,
+                                  .memory_bytes =
+                                      trf_packed_target_work_bytes(target, trf_most_part_rows(load->feed->view)),
+                                  .preparations = 1 + trf_packed_sample_tiles(target->sample),
+                                  .prepare = prepare,
+                                  .end = end};
+    status = trf_cuda_transcode(target->made->context, load->feed, &taker, err);
+    return status == TRF_OK ? trf_packed_target_complete(target, err) : status;
 }
 
 trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
@@ -44,14 +97,14 @@ trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fe
     trf_packed_target target = {.made = made,
                                 .shard = &feed->shard,
                                 .cols = feed->view->header.cols,
-                                .request = trf_pack_request_of_shard(feed->view, &feed->shard),
-                                .feed = feed};
+                                .request = trf_pack_request_of_shard(feed->view, &feed->shard)};
+    trf_packed_load load = {&target, feed, memory};
     trf_device_scope scope;
     trf_status status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_nvtx_push("load");
-    status = load(&target, feed, memory, err);
+    status = run_load(&load, err);
     trf_packed_target_release(&target, status);
     trf_nvtx_pop();
     trf_leave_device(&scope);
@@ -72,13 +125,14 @@ static trf_packed_target target_of(trf_device_layer *made, const trf_device_laye
 static trf_status pack_plain(const trf_device_layer *source, trf_packed_target *target, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(source->context->copier);
     const trf_pack_rows rows = {trf_plain_weights(source), source->info.cols, 0, source->info.rows, source->info.cols};
-    trf_status status = trf_packed_target_allocate_work(target, 0, err);
+    trf_status status = trf_packed_target_take_scratch(target, 0, err);
     if (status != TRF_OK)
         return status;
     int error = trf_launch_pack(&target->view, &rows, &target->work->state, stream);
     if (!error)
-        error = cudaStreamSynchronize(stream);
-    return trf_check_cuda(error, "packing a layer", err);
+        error = trf_packed_target_fetch(target, stream);
+    const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
+    return trf_check_cuda(error ? error : waited, "packing a layer", err);
 }
 
 /* As many as give all multiprocessors several slabs for each warp. */
@@ -90,7 +144,7 @@ static uint32_t part_tile_rows(const trf_device_view *view) {
 
 static trf_status pack_parts(const trf_device_layer *source, trf_packed_target *target, trf_error *err) {
     const uint32_t tile_rows = part_tile_rows(&source->view);
-    trf_status status = trf_packed_target_expect_parts(target, tile_rows * TRF_TILE_SIZE, err);
+    trf_status status = trf_packed_target_take_scratch(target, tile_rows * TRF_TILE_SIZE, err);
     return status == TRF_OK ? trf_cuda_transcode_layer(source, tile_rows, trf_packed_target_take_part, target, err)
                             : status;
 }
@@ -104,8 +158,10 @@ static trf_status convert_with_room(trf_device_layer *made, const trf_device_lay
     if (status == TRF_OK)
         status = source->layout->layout == TRF_LAYOUT_PLAIN ? pack_plain(source, &target, err)
                                                             : pack_parts(source, &target, err);
-    if (status == TRF_OK)
-        status = trf_packed_target_finish(&target, err);
+    if (status == TRF_OK) {
+        trf_packed_target_read_results(&target);
+        status = trf_packed_target_complete(&target, err);
+    }
     trf_packed_target_release(&target, status);
     return status;
 }
@@ -113,13 +169,12 @@ static trf_status convert_with_room(trf_device_layer *made, const trf_device_lay
 /* ---- in one launch ---- */
 
 /* Queues it, and waits. */
-static trf_status run_launch(const trf_packed_target *target, const trf_device_layer *source, trf_packed_work *work,
-                             trf_error *err) {
+static trf_status run_launch(const trf_packed_target *target, const trf_device_layer *source, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(source->context->copier);
     const trf_transcode_memory memory = {target->scratch, &target->work->counts, &target->work->state};
     int error = trf_launch_transcode(&source->view, &source->traits, &target->view, 0, &memory, stream);
     if (!error)
-        error = cudaMemcpyAsync(work, target->work, sizeof *work, cudaMemcpyDeviceToHost, stream);
+        error = trf_packed_target_fetch(target, stream);
     const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
     trf_status status = trf_check_cuda(error ? error : waited, "packing a layer", err);
     return status == TRF_OK ? trf_cuda_check_layer(source, err) : status;
@@ -127,10 +182,11 @@ static trf_status run_launch(const trf_packed_target *target, const trf_device_l
 
 /* The kernels' scratch memory is the caller's where that has room for stored tiles, of which there are none then. */
 static trf_status find_scratch(trf_packed_target *target, const trf_layer_memory *memory, trf_error *err) {
-    const uint64_t scratch_bytes = trf_transcode_scratch_bytes(target->request.rows, target->cols),
-                   used = target->head.stored_offset;
-    const int has_space = memory->buffer && memory->buffer_bytes - used >= scratch_bytes;
-    trf_status status = trf_packed_target_allocate_work(target, has_space ? 0 : scratch_bytes, err);
+    const uint32_t rows = target->request.rows;
+    const uint64_t used = target->head.stored_offset;
+    const int has_space =
+        memory->buffer && memory->buffer_bytes - used >= trf_transcode_scratch_bytes(rows, target->cols);
+    trf_status status = trf_packed_target_take_scratch(target, has_space ? 0 : rows, err);
     if (has_space)
         target->scratch = target->buffer + used;
     return status;
@@ -140,16 +196,17 @@ static trf_status find_scratch(trf_packed_target *target, const trf_layer_memory
 static trf_status convert_at_once(trf_device_layer *made, const trf_device_layer *source, trf_packed_window window,
                                   const trf_layer_memory *memory, int *done, trf_error *err) {
     trf_packed_target target = target_of(made, source, window);
-    trf_packed_work work = {{0, 0, 0}, {0, 0}};
     trf_status status = trf_packed_target_begin(&target, memory, 0, NULL, err);
     if (status == TRF_OK)
         status = find_scratch(&target, memory, err);
     if (status == TRF_OK)
-        status = run_launch(&target, source, &work, err);
-    *done = status != TRF_OK || work.counts.num_left == 0;
-    work.state.num_records = work.counts.num_records;
-    if (status == TRF_OK && *done)
-        status = trf_packed_target_complete(&target, work.state, err);
+        status = run_launch(&target, source, err);
+    *done = status != TRF_OK || target.results->counts.num_left == 0;
+    if (status == TRF_OK && *done) {
+        target.num_records = target.results->counts.num_records;
+        trf_packed_target_read_results(&target);
+        status = trf_packed_target_complete(&target, err);
+    }
     trf_packed_target_release(&target, *done ? status : TRF_ERR_UNSUPPORTED);
     return status;
 }

@@ -20,7 +20,6 @@
 #include "trf_cuda_call.h"
 #include "trf_decode_launch.h"
 #include "trf_device_cuda.h"
-#include "trf_packed_sample.h"
 #include "trf_staging_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -109,36 +108,39 @@ static trf_status make_room(trf_packed_target *target, cudaStream_t stream, trf_
 
 /* ---- memory beside it ---- */
 
-trf_status trf_packed_target_allocate_work(trf_packed_target *target, uint64_t scratch_bytes, trf_error *err) {
-    const uint64_t work_bytes = trf_device_align(sizeof *target->work);
+uint64_t trf_packed_target_work_bytes(const trf_packed_target *target, uint32_t rows) {
+    return trf_device_align(sizeof *target->work) + trf_transcode_scratch_bytes(rows, target->cols);
+}
+
+trf_status trf_packed_target_use(trf_packed_target *target, const trf_cuda_scratch *scratch, uint8_t *memory,
+                                 uint32_t part_rows, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(target->made->context->copier);
-    trf_status status = trf_cuda_allocate_here(work_bytes + scratch_bytes, (void **)&target->work, err);
-    if (status != TRF_OK)
-        return status;
-    if (scratch_bytes)
-        target->scratch = (uint8_t *)target->work + work_bytes;
+    target->work = (trf_packed_work *)memory;
+    target->scratch = memory + trf_device_align(sizeof *target->work);
+    target->results = (const trf_packed_work *)scratch->results;
+    target->transcoded = scratch->woken;
+    target->part_rows = part_rows;
     return trf_check_cuda(cudaMemsetAsync(target->work, 0, sizeof *target->work, stream), "packing a layer", err);
 }
 
-trf_status trf_packed_target_expect_parts(trf_packed_target *target, uint32_t part_rows, trf_error *err) {
-    cudaEvent_t event = NULL;
-    target->part_rows = part_rows;
-    trf_status status =
-        trf_packed_target_allocate_work(target, trf_transcode_scratch_bytes(part_rows, target->cols), err);
-    if (status == TRF_OK)
-        status = trf_check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
-                                "making events", err);
-    target->transcoded = event;
-    return status;
+trf_status trf_packed_target_take_scratch(trf_packed_target *target, uint32_t part_rows, trf_error *err) {
+    trf_cuda_scratch **own = &target->own_scratch;
+    trf_status status = trf_cuda_scratch_take(target->made->context->scratches,
+                                              trf_packed_target_work_bytes(target, part_rows), own, err);
+    return status == TRF_OK ? trf_packed_target_use(target, *own, (*own)->memory, part_rows, err) : status;
+}
+
+int trf_packed_target_fetch(const trf_packed_target *target, trf_stream stream) {
+    return cudaMemcpyAsync((void *)target->results, target->work, sizeof *target->work, cudaMemcpyDeviceToHost, stream);
 }
 
 void trf_packed_target_release(trf_packed_target *target, trf_status status) {
     if (status != TRF_OK) /* what is queued may write to the caller's memory, too */
         cudaStreamSynchronize(trf_cuda_copier_work_stream(target->made->context->copier));
-    if (target->transcoded)
-        cudaEventDestroy(target->transcoded);
-    cudaFree(target->dense);
-    cudaFree(target->work);
+    trf_packed_sample_destroy(target->sample);
+    trf_cuda_scratch_give_back(target->made->context->scratches, target->own_scratch);
+    if (target->dense)
+        cudaFree(target->dense);
     if (status != TRF_OK) {
         cudaFree(target->made->memory);
         target->made->memory = NULL;
@@ -181,6 +183,8 @@ static trf_status pack_dense(trf_packed_target *target, const trf_coded_part *co
     if (!error && rows > skipped)
         error =
             pack_rows(target, part + skipped * cols - target->left * cols, rows - skipped + target->left, part, stream);
+    if (!error)
+        error = trf_packed_target_fetch(target, stream);
     return trf_check_cuda(error, "packing a part of a layer", err);
 }
 
@@ -202,6 +206,8 @@ static trf_status pack_directly(trf_packed_target *target, const trf_coded_part 
     if (!error)
         error = trf_launch_transcode(&part->view, &part->traits, &target->view, target->packed, &memory, stream);
     if (!error)
+        error = trf_packed_target_fetch(target, stream);
+    if (!error)
         error = cudaEventRecord(target->transcoded, stream);
     target->open = *part;
     target->packed += part->view.rows;
@@ -211,15 +217,13 @@ static trf_status pack_directly(trf_packed_target *target, const trf_coded_part 
 /* Looks at what has become of the open part, which is packed again if lines are left. */
 static trf_status settle(trf_packed_target *target, trf_stream stream, trf_error *err) {
     const trf_coded_part part = target->open;
-    trf_transcode_counts counts;
     if (part.view.rows == 0)
         return TRF_OK;
     target->open.view.rows = 0;
     trf_status status = trf_check_cuda(cudaEventSynchronize(target->transcoded), "packing a part of a layer", err);
-    if (status == TRF_OK)
-        status = trf_cuda_copy_back(target->made->context->copier, &counts, &target->work->counts, sizeof counts, err);
     if (status != TRF_OK)
         return status;
+    const trf_transcode_counts counts = target->results->counts;
     if (counts.num_left == 0) {
         target->num_records += counts.num_records;
         return TRF_OK;
@@ -230,13 +234,12 @@ static trf_status settle(trf_packed_target *target, trf_stream stream, trf_error
     return status == TRF_OK ? trf_check_cuda(error, "packing a part of a layer", err) : status;
 }
 
-/* The host looks for it while the next parts are on their way. */
 static trf_status find_window(trf_packed_target *target, trf_error *err) {
-    trf_layer_feed *const feed = target->feed;
-    if (!feed)
+    if (!target->sample)
         return TRF_OK;
-    trf_status status = trf_packed_sample_window(feed, &target->window, err);
-    target->feed = NULL;
+    trf_status status = trf_packed_sample_choose(target->sample, &target->window, err);
+    trf_packed_sample_destroy(target->sample);
+    target->sample = NULL;
     return status == TRF_OK ? lay_out(target, target->head.num_stored, err) : status;
 }
 
@@ -253,7 +256,8 @@ trf_status trf_packed_target_take_part(void *context, const trf_coded_part *part
 /* ---- the end ---- */
 
 /* What packing came to: the layer's head, or why it cannot be packed. */
-static trf_status judge_state(trf_packed_target *target, trf_pack_state state, trf_error *err) {
+static trf_status judge_state(trf_packed_target *target, trf_error *err) {
+    const trf_pack_state state = target->state;
     trf_packed_head *head = &target->head;
     uint32_t row, col;
     trf_status status = TRF_OK;
@@ -285,10 +289,16 @@ static uint64_t fit_memory(trf_packed_target *target) {
     return made->memory_bytes;
 }
 
-trf_status trf_packed_target_complete(trf_packed_target *target, trf_pack_state state, trf_error *err) {
+void trf_packed_target_read_results(void *context) {
+    trf_packed_target *target = context;
+    target->state = target->results->state;
+    target->state.num_records += target->num_records;
+}
+
+trf_status trf_packed_target_complete(trf_packed_target *target, trf_error *err) {
     trf_device_layer *made = target->made;
     trf_packed_head *head = &target->head;
-    trf_status status = judge_state(target, state, err);
+    trf_status status = judge_state(target, err);
     if (status != TRF_OK)
         return status;
     const uint64_t memory_bytes = fit_memory(target);
@@ -300,12 +310,4 @@ trf_status trf_packed_target_complete(trf_packed_target *target, trf_pack_state 
     trf_packed_set_buffer(made, head, target->buffer);
     made->memory_bytes = memory_bytes;
     return TRF_OK;
-}
-
-trf_status trf_packed_target_finish(trf_packed_target *target, trf_error *err) {
-    trf_pack_state state;
-    trf_status status =
-        trf_cuda_copy_back(target->made->context->copier, &state, &target->work->state, sizeof state, err);
-    state.num_records += status == TRF_OK ? target->num_records : 0;
-    return status == TRF_OK ? trf_packed_target_complete(target, state, err) : status;
 }

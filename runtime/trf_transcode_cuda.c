@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts go through three buffers in turns (trf_upload_in_parts): one is filled, on the stream of the copier's copies,
  * one is taken, on its work stream, and one has the part before, which may be looked at again. What is on the device
- * meanwhile is one allocation:
- *   head | slab directory, decode table | a fault word for each part | three buffers
+ * meanwhile is the memory of one scratch, which the context keeps for the next layer:
+ *   head | slab directory, decode table | a fault word for each part | the taker's | three buffers
  * each at a multiple of 256 bytes. Events order the streams: what is made of a part waits until its copies have
  * arrived, and copies to its buffer until that is made. The host waits for neither: its threads go on reading. */
 #include "trf_transcode_cuda.h"
@@ -21,7 +21,7 @@ enum {
     /* 160 us over PCIe 5, beside which launches and the start of a part are little. */
     PART_BYTES = 8 << 20,
     BUFFERS = 3,
-    EVENTS = 2 /* of the part that is taken and the one before */
+    EVENTS = 2 /* a scratch's `taken`: of the part that is taken and the one before */
 };
 
 typedef struct trf_transcoding {
@@ -30,13 +30,12 @@ typedef struct trf_transcoding {
     trf_layer_directory_offsets offsets; /* in the directory; fault_offset: of the first part's fault word */
     uint32_t tile_rows_each, num_parts;  /* rows of tiles of a part; the last one may have fewer */
     uint64_t directory_bytes;            /* fault words included */
-    uint64_t directory_offset, buffers_offset, buffer_bytes;
-    uint8_t *memory;    /* device */
+    uint64_t directory_offset, taker_offset, buffers_offset, buffer_bytes;
+    trf_cuda_scratch *scratch;
+    uint8_t *memory;    /* device: the scratch's */
     uint8_t *directory; /* host */
     cudaStream_t copies, work;
-    cudaEvent_t sent, taken[EVENTS];
-    trf_take_part_fn *take;
-    void *taker;
+    const trf_part_taker *taker;
 } trf_transcoding;
 
 /* ---- parts ---- */
@@ -122,28 +121,22 @@ static trf_status allocate(trf_transcoding *t, trf_error *err) {
     }
     t->directory_bytes = t->offsets.fault_offset + t->num_parts * sizeof(trf_device_fault);
     t->directory_offset = trf_device_align(view->extension.data_offset);
-    t->buffers_offset = t->directory_offset + trf_device_align(t->directory_bytes);
+    t->taker_offset = t->directory_offset + trf_device_align(t->directory_bytes);
+    t->buffers_offset = t->taker_offset + trf_device_align(t->taker->memory_bytes);
     t->directory = calloc(1, t->directory_bytes);
     if (!t->directory)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
                         (unsigned long long)t->directory_bytes);
     const uint32_t buffers = t->num_parts < BUFFERS ? t->num_parts : BUFFERS;
-    trf_status status = trf_cuda_allocate_here(t->buffers_offset + buffers * t->buffer_bytes, (void **)&t->memory, err);
-    if (status != TRF_OK)
-        return status;
-    cudaError_t error = cudaEventCreateWithFlags(&t->sent, cudaEventDisableTiming);
-    for (int i = 0; !error && i < EVENTS; i++)
-        error = cudaEventCreateWithFlags(&t->taken[i], cudaEventDisableTiming);
-    return trf_check_cuda(error, "making events", err);
+    trf_status status =
+        trf_cuda_scratch_take(t->context->scratches, t->buffers_offset + buffers * t->buffer_bytes, &t->scratch, err);
+    if (status == TRF_OK)
+        t->memory = t->scratch->memory;
+    return status;
 }
 
 static void release(trf_transcoding *t) {
-    for (int i = 0; i < EVENTS; i++)
-        if (t->taken[i])
-            cudaEventDestroy(t->taken[i]);
-    if (t->sent)
-        cudaEventDestroy(t->sent);
-    cudaFree(t->memory);
+    trf_cuda_scratch_give_back(t->context->scratches, t->scratch);
     free(t->directory);
 }
 
@@ -170,9 +163,9 @@ static trf_status send_head(trf_transcoding *t, trf_error *err) {
 static cudaError_t begin_part(const trf_transcoding *t, const trf_coded_part *part) {
     uint64_t slabs_offset, slabs_bytes;
     find_part_slabs(t, &part->view, part->first_row, &slabs_offset, &slabs_bytes);
-    cudaError_t error = cudaEventRecord(t->sent, t->copies);
+    cudaError_t error = cudaEventRecord(t->scratch->arrived, t->copies);
     if (!error)
-        error = cudaStreamWaitEvent(t->work, t->sent, 0);
+        error = cudaStreamWaitEvent(t->work, t->scratch->arrived, 0);
     if (!error)
         error = cudaMemcpyAsync(t->memory + t->directory_offset + slabs_offset, t->directory + slabs_offset,
                                 slabs_bytes, cudaMemcpyHostToDevice, t->work);
@@ -181,9 +174,10 @@ static cudaError_t begin_part(const trf_transcoding *t, const trf_coded_part *pa
 
 /* Lets copies that begin from now on wait for the part before. The first of them that go to its buffer do. */
 static cudaError_t end_part(const trf_transcoding *t, uint32_t number) {
-    cudaError_t error = cudaEventRecord(t->taken[number % EVENTS], t->work);
+    void *const *taken = t->scratch->taken;
+    cudaError_t error = cudaEventRecord(taken[number % EVENTS], t->work);
     if (!error && number > 0)
-        error = cudaStreamWaitEvent(t->copies, t->taken[(number - 1) % EVENTS], 0);
+        error = cudaStreamWaitEvent(t->copies, taken[(number - 1) % EVENTS], 0);
     return error;
 }
 
@@ -198,19 +192,47 @@ static trf_status take_part(void *context, uint32_t number, const trf_layer_trai
         return status;
     status = trf_check_cuda(begin_part(t, &part), "sending a part of a layer", err);
     if (status == TRF_OK)
-        status = t->take(t->taker, &part, t->work, err);
+        status = t->taker->take(t->taker->context, &part, t->work, err);
     if (status == TRF_OK)
         status = trf_check_cuda(end_part(t, number), "decoding a part of a layer", err);
     trf_leave_device(&scope);
     return status;
 }
 
+/* Likewise. */
+static trf_status prepare(void *context, uint64_t number, trf_error *err) {
+    const trf_transcoding *t = context;
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(t->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = t->taker->prepare(t->taker->context, number, err);
+    trf_leave_device(&scope);
+    return status;
+}
+
+/* Where the parts' fault words go on the host: page-locked memory, of which there is some for a few hundred parts. */
+static trf_device_fault *faults_on_host(const trf_transcoding *t) {
+    const int fits = TRF_TAKER_RESULT_BYTES + t->num_parts * sizeof(trf_device_fault) <= TRF_SCRATCH_RESULT_BYTES;
+    uint8_t *const at = fits ? t->scratch->results + TRF_TAKER_RESULT_BYTES : t->directory + t->offsets.fault_offset;
+    return (trf_device_fault *)at;
+}
+
+/* Waits until all that was queued for this layer is done, and has the fault words. */
+static trf_status await_parts(const trf_transcoding *t, trf_error *err) {
+    cudaError_t error = cudaMemcpyAsync(faults_on_host(t), t->memory + t->directory_offset + t->offsets.fault_offset,
+                                        t->num_parts * sizeof(trf_device_fault), cudaMemcpyDeviceToHost, t->work);
+    if (!error)
+        error = cudaEventRecord(t->scratch->arrived, t->work);
+    if (!error)
+        error = cudaEventSynchronize(t->scratch->arrived);
+    return trf_check_cuda(error, "decoding a layer while it is loaded", err);
+}
+
 /* The first part of which a tile did not decode, once all are done. */
 static trf_status check_faults(const trf_transcoding *t, trf_error *err) {
-    const uint64_t bytes = t->num_parts * sizeof(trf_device_fault);
-    trf_device_fault *faults = (trf_device_fault *)(t->directory + t->offsets.fault_offset);
-    trf_status status = trf_cuda_copy_back(t->context->copier, faults,
-                                           t->memory + t->directory_offset + t->offsets.fault_offset, bytes, err);
+    const trf_device_fault *faults = faults_on_host(t);
+    trf_status status = TRF_OK;
     for (uint32_t part = 0; status == TRF_OK && part < t->num_parts; part++)
         if (faults[part].set)
             status = trf_layer_feed_fail_tile(
@@ -225,27 +247,37 @@ static trf_status run_parts(trf_transcoding *t, trf_error *err) {
                                       .buffer_bytes = t->buffer_bytes,
                                       .buffers = BUFFERS,
                                       .take = take_part,
+                                      .preparations = t->taker->preparations,
+                                      .prepare = prepare,
                                       .context = t};
-    trf_status status = send_head(t, err);
+    trf_status status = TRF_OK;
+    if (t->taker->begin)
+        status = t->taker->begin(t->taker->context, t->scratch, t->memory + t->taker_offset, err);
+    if (status == TRF_OK)
+        status = send_head(t, err);
     if (status == TRF_OK)
         status = trf_upload_in_parts(t->context->staging, t->feed, &buffers, (trf_device_slab *)t->directory, err);
     if (status == TRF_OK)
-        status = t->take(t->taker, NULL, t->work, err);
-    if (status != TRF_OK)
-        trf_staging_drain(t->context->staging);
-    const cudaError_t error = cudaStreamSynchronize(t->work); /* after a failure, too: memory is released */
+        status = t->taker->take(t->taker->context, NULL, t->work, err);
     if (status == TRF_OK)
-        status = trf_check_cuda(error, "decoding a layer while it is loaded", err);
-    return status == TRF_OK ? check_faults(t, err) : status;
+        status = await_parts(t, err);
+    if (status != TRF_OK) { /* all memory may be used for something else then */
+        trf_staging_drain(t->context->staging);
+        cudaStreamSynchronize(t->work);
+    }
+    if (status == TRF_OK)
+        status = check_faults(t, err);
+    if (status == TRF_OK && t->taker->end)
+        t->taker->end(t->taker->context);
+    return status;
 }
 
-trf_status trf_cuda_transcode(const trf_context *context, trf_layer_feed *feed, trf_take_part_fn *take, void *taker,
+trf_status trf_cuda_transcode(const trf_context *context, trf_layer_feed *feed, const trf_part_taker *taker,
                               trf_error *err) {
     trf_transcoding t = {.context = context,
                          .feed = feed,
                          .copies = trf_cuda_copier_stream(context->copier),
                          .work = trf_cuda_copier_work_stream(context->copier),
-                         .take = take,
                          .taker = taker};
     if (feed->view->header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",

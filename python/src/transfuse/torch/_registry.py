@@ -100,11 +100,15 @@ def adopt(blob: torch.Tensor) -> None:
             if not is_known(blob):
                 _adopt_container(blob)
         return
-    device, pointer = _place_of(blob)
     layout = _layout_of_bytes(first_bytes)
     what = f"blob of {blob.numel()} bytes on {blob.device}: "
-    size = get_size(blob, layout, what)
-    keeping = Keeping(blob, [size.directory_bytes], [0])
+    _adopt_blob(blob, layout, get_size(blob, layout, what).directory_bytes, what)
+
+
+def _adopt_blob(blob: torch.Tensor, layout: int, directory_bytes: int, what: str) -> None:
+    """Makes one blob known, or a buffer of this layout."""
+    device, pointer = _place_of(blob)
+    keeping = Keeping(blob, [directory_bytes], [0])
     with keeping:
         memory = s.LayerMemoryStruct(pointer, blob.numel(), *keeping.directories[0])
         try:
@@ -313,11 +317,14 @@ def fit_memory(blob: torch.Tensor) -> torch.Tensor:
     How large a packed layer is shows when it is there. While the copy is made the memory is there twice, of this layer
     alone; the larger one goes with the last reference to it.
     """
-    size = int(_find(blob).memory_bytes)
+    info = _find(blob)
+    size = int(info.memory_bytes)
     if size >= blob.numel():
         return blob
     fitted = blob[:size].clone()
-    adopt(fitted)
+    wait_for(fitted.device)
+    # What it is need not be read from its bytes, which would wait for all that the device does, other loads included.
+    _adopt_blob(fitted, info.layout, 0, f"copy of {size} bytes on {fitted.device}: ")
     return fitted
 
 
