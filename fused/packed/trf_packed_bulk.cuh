@@ -22,9 +22,10 @@
  * 256 rows: all k blocks of all tiles are cut into one equal share a block (stream-K), and blocks hand over the sums of
  * tiles that they share (trf_packed_handover.cuh). 28672x8192: 112 tiles of 128 k blocks of 64 columns, over 132 blocks
  * 108 or 109 k blocks each.
- * Others: a cluster of 1 to 8 blocks for each tile, which cut its k blocks; they add their sums through
- * distributed shared memory in the order of blocks, each another part of y. 8192x8192: 128 tiles of 64 rows, a block
- * each; 4 multiprocessors idle.
+ * Others: a cluster of 1 to 8 blocks for each tile, which cut its k blocks. Each finishes another part of y, for which
+ * the others send it their sums (st.async), to be added in the order of blocks; nobody waits for a meeting of the
+ * cluster, as these sums have a place of their own, and all blocks met long before. 8192x8192: 128 tiles of 64 rows, a
+ * block each; 4 multiprocessors idle.
  *
  * Shared memory: 3 or 4 stages of 26 to 57 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 168 a thread of 8
  * warps, 96 of 16; those with many sums have 232, which the producer's warpgroup gives away. Memory binds from 16 M
@@ -33,6 +34,7 @@
 #ifndef TRF_PACKED_BULK_CUH
 #define TRF_PACKED_BULK_CUH
 
+#include "trf_divisor.h"
 #include "trf_packed_bulk_sizes.h"
 #include "trf_packed_handover.cuh"
 #include "trf_packed_product.cuh"
@@ -43,9 +45,10 @@ struct trf_packed_bulk_args {
     trf_tensor_map x_map; /* boxes of 64 columns by 8 * x_tiles rows, under the swizzle of 128 bytes */
     trf_packed_view view;
     uint32_t m;
-    uint32_t cluster;                         /* blocks of a cluster; 1 if stream-K */
-    uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's k blocks */
-    trf_stream_k stream_k;                    /* of tiles over blocks; k_blocks also of clusters */
+    uint32_t cluster;                          /* blocks of a cluster; 1 if stream-K */
+    trf_divisor cluster_blocks, tile_k_blocks; /* the same; stream_k.k_blocks */
+    uint32_t share_quotient, share_remainder;  /* of a cluster's block: trf_share_begin, of a tile's k blocks */
+    trf_stream_k stream_k;                     /* of tiles over blocks; k_blocks also of clusters */
     trf_packed_handover handover;
     trf_epilogue epilogue;
     uint32_t is_bare; /* trf_packed_is_bare */
@@ -67,7 +70,8 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
     static constexpr uint32_t kStages = trf_packed_bulk_stages(kShape, kXTiles),
                               kStageBytes = trf_packed_bulk_stage_bytes(kShape, kXTiles),
                               kSumsAt = kStages * kStageBytes,
-                              kBarriersAt = kSumsAt + trf_packed_bulk_sums_bytes(kShape, kXTiles);
+                              kBarriersAt = kSumsAt + trf_packed_bulk_sums_bytes(kShape, kXTiles),
+                              kSumBarrierAt = kBarriersAt + 16 * TRF_PACKED_BULK_MAX_STAGES;
     static constexpr uint32_t kItems = trf_packed_bulk_items(kShape, kXTiles);
     static constexpr bool kStreamK = trf_packed_bulk_is_stream_k(kShape);
     static constexpr bool kMovesRegisters = kSlabs * kXTiles >= 16; /* those that a thread has at launch do not do */
@@ -87,6 +91,14 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
 
 /* ---- what a block works on ---- */
 
+/* Of a cluster's block: its tile, and its number in the cluster. */
+static __device__ __forceinline__ uint32_t trf_packed_bulk_tile(const trf_packed_bulk_args &a) {
+    return trf_divide(blockIdx.x, a.cluster_blocks);
+}
+static __device__ __forceinline__ uint32_t trf_packed_bulk_rank(const trf_packed_bulk_args &a) {
+    return trf_rest(blockIdx.x, trf_packed_bulk_tile(a), a.cluster_blocks);
+}
+
 /* K blocks, counted through all tiles. */
 struct trf_packed_bulk_range {
     uint32_t begin, end;
@@ -98,7 +110,7 @@ static __device__ __forceinline__ trf_packed_bulk_range trf_packed_bulk_range_of
         const uint32_t share = trf_packed_share_of_block(blockIdx.x);
         return {trf_stream_k_begin(&a.stream_k, share), trf_stream_k_begin(&a.stream_k, share + 1)};
     }
-    const uint32_t tile = blockIdx.x / a.cluster, rank = blockIdx.x % a.cluster, first = tile * a.stream_k.k_blocks;
+    const uint32_t tile = trf_packed_bulk_tile(a), rank = trf_packed_bulk_rank(a), first = tile * a.stream_k.k_blocks;
     return {first + trf_share_begin(a.share_quotient, a.share_remainder, rank),
             first + trf_share_begin(a.share_quotient, a.share_remainder, rank + 1)};
 }
@@ -111,7 +123,8 @@ struct trf_packed_bulk_place {
 template <class Config>
 static __device__ __forceinline__ trf_packed_bulk_place trf_packed_bulk_place_of(const trf_packed_bulk_args &a,
                                                                                  uint32_t k_block) {
-    return {k_block / a.stream_k.k_blocks, k_block % a.stream_k.k_blocks * Config::kColWarps};
+    const uint32_t tile = trf_divide(k_block, a.tile_k_blocks);
+    return {tile, trf_rest(k_block, tile, a.tile_k_blocks) * Config::kColWarps};
 }
 
 /* The next k block's. */
@@ -147,58 +160,66 @@ static __device__ __forceinline__ uint32_t trf_packed_bulk_tiles_of(const trf_pa
     return min(Config::kColWarps, view.tiles_per_band - place.packed_tile);
 }
 
-/* Weights and exception lines of a stage; all lanes call it, each copies another piece. */
-template <class Config>
-static __device__ __forceinline__ void
-trf_packed_bulk_load_weights(const trf_packed_view &view, const trf_packed_bulk_place &place,
-                             const trf_packed_ring<Config> &ring, uint32_t lane) {
-    const uint64_t policy = trf_policy_read_once();
-    const uint32_t band = trf_packed_bulk_band<Config>(place.tile),
-                   bands = trf_packed_bulk_bands_of<Config>(view, place),
-                   tiles = trf_packed_bulk_tiles_of<Config>(view, place);
-    if (lane == 0)
-        trf_mbarrier_arrive_expect_tx(ring.full(), bands * (tiles * Config::kTileBytes + TRF_PACKED_LINE_BYTES));
-    __syncwarp();
-    const uint64_t first = trf_packed_tile_number(&view, band, place.packed_tile);
-    if constexpr (Config::kTileSlabs == TRF_PACKED_SLABS) { /* packed tiles in a row, band by band */
-        if (lane < bands)
-            trf_bulk_load(ring.stage() + lane * Config::kColWarps * TRF_PACKED_TILE_BYTES,
-                          view.tiles + (first + (uint64_t)lane * view.tiles_per_band) * TRF_PACKED_TILE_BYTES,
-                          tiles * TRF_PACKED_TILE_BYTES, ring.full(), policy);
-    } else { /* a part of each packed tile */
-        if (lane < tiles)
-            trf_bulk_load(ring.stage() + lane * Config::kTileBytes,
-                          view.tiles + (first + lane) * TRF_PACKED_TILE_BYTES +
-                              trf_packed_bulk_first_slab<Config>(place.tile) * TRF_PACKED_SLAB_BYTES,
-                          Config::kTileBytes, ring.full(), policy);
-    }
-    if (lane < bands) /* the same line for all k blocks of its 1,024 columns */
-        trf_bulk_load(ring.stage() + Config::kLinesAt + lane * TRF_PACKED_LINE_BYTES,
-                      trf_packed_line_of(&view, band + lane, place.packed_tile), TRF_PACKED_LINE_BYTES, ring.full(),
-                      trf_policy_keep());
-}
+/* What a lane copies of a stage: a band's packed tiles, or a part of one tile; and a band's exception line, the same
+ * for all k blocks of its 1,024 columns. */
+template <class Config> struct trf_packed_bulk_copy {
+    const uint8_t *weights;
+    const uint32_t *line;
+    uint32_t bands, tiles; /* of the stage */
 
-/* Sets the ring up, and fills it with weights. These do not wait for what may have made x, nor for the block's other
- * warps, which it lets go behind the first stage. */
+    __device__ __forceinline__ trf_packed_bulk_copy(const trf_packed_view &view, const trf_packed_bulk_place &place,
+                                                    uint32_t lane) {
+        const uint32_t band = trf_packed_bulk_band<Config>(place.tile);
+        bands = trf_packed_bulk_bands_of<Config>(view, place);
+        tiles = trf_packed_bulk_tiles_of<Config>(view, place);
+        const uint64_t first = trf_packed_tile_number(&view, band, place.packed_tile);
+        if constexpr (Config::kTileSlabs == TRF_PACKED_SLABS)
+            weights = view.tiles + (first + (uint64_t)lane * view.tiles_per_band) * TRF_PACKED_TILE_BYTES;
+        else
+            weights = view.tiles + (first + lane) * TRF_PACKED_TILE_BYTES +
+                      trf_packed_bulk_first_slab<Config>(place.tile) * TRF_PACKED_SLAB_BYTES;
+        line = trf_packed_line_of(&view, band + lane, place.packed_tile);
+    }
+
+    /* All lanes call it. */
+    __device__ __forceinline__ void start(const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy,
+                                          uint64_t line_policy) const {
+        if (lane == 0)
+            trf_mbarrier_arrive_expect_tx(ring.full(), bands * (tiles * Config::kTileBytes + TRF_PACKED_LINE_BYTES));
+        __syncwarp();
+        if constexpr (Config::kTileSlabs == TRF_PACKED_SLABS) { /* packed tiles in a row, band by band */
+            if (lane < bands)
+                trf_bulk_load(ring.stage() + lane * Config::kColWarps * TRF_PACKED_TILE_BYTES, weights,
+                              tiles * TRF_PACKED_TILE_BYTES, ring.full(), policy);
+        } else {
+            if (lane < tiles)
+                trf_bulk_load(ring.stage() + lane * Config::kTileBytes, weights, Config::kTileBytes, ring.full(),
+                              policy);
+        }
+        if (lane < bands)
+            trf_bulk_load(ring.stage() + Config::kLinesAt + lane * TRF_PACKED_LINE_BYTES, line, TRF_PACKED_LINE_BYTES,
+                          ring.full(), line_policy);
+    }
+};
+
+/* Fills the ring with weights. These do not wait for what may have made x. Addresses are made ahead: a block's first
+ * copies are asked for 300 clocks sooner. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf_packed_bulk_args &a,
                                                                        const trf_packed_bulk_range &range,
                                                                        uint32_t shared, uint32_t lane) {
-    if (lane == 0)
-        trf_packed_ring_set_up<Config>(shared, Config::kWarps);
-    __syncwarp();
     trf_packed_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
+    const uint64_t policy = trf_policy_read_once(), line_policy = trf_policy_keep();
+    trf_packed_bulk_copy<Config> copy(a.view, place, lane);
+    trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER, 2);
     for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
-        trf_packed_bulk_load_weights<Config>(a.view, place, ring, lane);
-        if (k_block == range.begin)
-            trf_packed_meet_at_start<Config>();
+        copy.start(ring, lane, policy, line_policy);
         ring.next();
         trf_packed_bulk_advance<Config>(a, place);
+        copy = trf_packed_bulk_copy<Config>(a.view, place, lane);
     }
-    if (range.begin == range.end)
-        trf_packed_meet_at_start<Config>();
     trf_allow_successor();
 }
 
@@ -211,10 +232,10 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
     if (lane == 0)
         trf_prefetch_map(&a.x_map);
     const uint64_t policy = trf_policy_keep();
-    trf_packed_meet_at_start<Config>();
-    trf_wait_for_predecessor();
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
+    trf_named_barrier_sync(TRF_PACKED_X_BARRIER, 2);
+    trf_wait_for_predecessor();
     for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
         if (lane == 0)
@@ -429,12 +450,21 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
         trf_packed_hand_over(args.handover, number, warp.lane);
 }
 
-/* Clusters: the sums of the block's warps, added up in place: item i at at + 512 * i; to y, if the block is alone. */
+/* ---- clusters: a block finishes every so many-th item, and all send it their sums of these ---- */
+
+/* How many items a block of the cluster finishes; the most that one does. */
 template <class Config>
-static __device__ __forceinline__ void
-trf_packed_bulk_add_warps(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t at,
-                          const float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
-    const uint32_t lane_at = at + 16 * warp.lane;
+static __device__ __forceinline__ uint32_t trf_packed_bulk_items_of(const trf_packed_bulk_args &a, uint32_t rank) {
+    return trf_divide(Config::kItems + a.cluster - 1 - rank, a.cluster_blocks);
+}
+
+/* Adds the sums of the block's warps up, and sends them to where the blocks' are added: item i of block r, the k-th one
+ * that is finished there, to place r * most + k. A block that is alone writes them to y. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bulk_args &args,
+                                                            const trf_packed_bulk_warp<Config> &warp, uint32_t shared,
+                                                            const float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
+    const uint32_t lane_at = shared + 16 * warp.lane;
     trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps); /* the stages have been read */
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++)
@@ -446,39 +476,43 @@ trf_packed_bulk_add_warps(const trf_packed_bulk_args &args, const trf_packed_bul
                         make_float4(v[0], v[1], v[2], v[3]));
         }
     trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps);
-    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp;
+    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = trf_packed_bulk_rank(args),
+                   from_rank = rank * trf_packed_bulk_items_of<Config>(args, 0);
+    if (args.cluster > 1)
+        trf_cluster_wait(args.cluster); /* since its start: the others' barriers are there */
 #pragma unroll 1
     for (uint32_t item = number; item < Config::kItems; item += Config::kWarps) {
+        const uint32_t k = trf_divide(item, args.cluster_blocks);
         float4 v = trf_lds128f_shared(lane_at + item * TRF_PACKED_BULK_ITEM_BYTES);
 #pragma unroll
-        for (uint32_t k = 1; k < Config::kColWarps; k++)
-            v = trf_add4(v, trf_lds128f_shared(lane_at + (k * Config::kItems + item) * TRF_PACKED_BULK_ITEM_BYTES));
+        for (uint32_t c = 1; c < Config::kColWarps; c++)
+            v = trf_add4(v, trf_lds128f_shared(lane_at + (c * Config::kItems + item) * TRF_PACKED_BULK_ITEM_BYTES));
         if (args.cluster == 1)
             trf_packed_bulk_write_item<Config>(args, blockIdx.x, item, warp.lane, v);
         else
-            trf_sts128f(lane_at + item * TRF_PACKED_BULK_ITEM_BYTES, v);
+            trf_st_async128f(lane_at + Config::kSumsAt + (from_rank + k) * TRF_PACKED_BULK_ITEM_BYTES,
+                             shared + Config::kSumBarrierAt, trf_rest(item, k, args.cluster_blocks), v);
     }
 }
 
-/* Adds the blocks' sums in their order: each block has other items. Once all of the cluster have added up theirs. */
+/* Adds the blocks' sums in their order, once they are there, and writes them to y. */
 template <class Config>
-static __device__ __forceinline__ void
-trf_packed_bulk_add_blocks(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t at) {
-    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = blockIdx.x % args.cluster;
+static __device__ __forceinline__ void trf_packed_bulk_add_blocks(const trf_packed_bulk_args &args,
+                                                                  const trf_packed_bulk_warp<Config> &warp,
+                                                                  uint32_t shared) {
+    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = trf_packed_bulk_rank(args),
+                   items = trf_packed_bulk_items_of<Config>(args, rank),
+                   block_bytes = trf_packed_bulk_items_of<Config>(args, 0) * TRF_PACKED_BULK_ITEM_BYTES;
+    __syncwarp(); /* what its own lanes sent counts, too */
+    trf_mbarrier_wait(shared + Config::kSumBarrierAt, 0);
 #pragma unroll 1
-    for (uint32_t item = rank + args.cluster * number; item < Config::kItems; item += args.cluster * Config::kWarps) {
-        const uint32_t item_at = at + item * TRF_PACKED_BULK_ITEM_BYTES + 16 * warp.lane;
-        float4 of_block[TRF_MAX_CLUSTER]; /* all at once, since each is a way to another multiprocessor */
-#pragma unroll
-        for (uint32_t r = 0; r < TRF_MAX_CLUSTER; r++)
-            if (r < args.cluster)
-                of_block[r] = trf_lds128f_cluster(item_at, r);
-        float4 v = of_block[0];
-#pragma unroll
-        for (uint32_t r = 1; r < TRF_MAX_CLUSTER; r++)
-            if (r < args.cluster)
-                v = trf_add4(v, of_block[r]);
-        trf_packed_bulk_write_item<Config>(args, blockIdx.x / args.cluster, item, warp.lane, v);
+    for (uint32_t k = number; k < items; k += Config::kWarps) {
+        const uint32_t at = shared + Config::kSumsAt + k * TRF_PACKED_BULK_ITEM_BYTES + 16 * warp.lane;
+        float4 v = trf_lds128f_shared(at);
+#pragma unroll 3
+        for (uint32_t r = 1; r < args.cluster; r++)
+            v = trf_add4(v, trf_lds128f_shared(at + r * block_bytes));
+        trf_packed_bulk_write_item<Config>(args, trf_packed_bulk_tile(args), rank + k * args.cluster, warp.lane, v);
     }
 }
 
@@ -504,40 +538,53 @@ trf_packed_bulk_walk(const trf_packed_bulk_args &args, const trf_packed_bulk_ran
     }
 }
 
+/* The barriers, of stages and of a cluster's sums. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_set_up(const trf_packed_bulk_args &args, uint32_t shared,
+                                                              uint32_t lane) {
+    trf_packed_set_ring_up<Config>(shared, lane);
+    if (args.cluster > 1 && lane == 0) {
+        const uint32_t barrier = shared + Config::kSumBarrierAt;
+        trf_mbarrier_init(barrier, 1);
+        trf_mbarrier_publish();
+        trf_mbarrier_arrive_expect_tx(barrier, args.cluster * TRF_PACKED_BULK_ITEM_BYTES *
+                                                   trf_packed_bulk_items_of<Config>(args, trf_packed_bulk_rank(args)));
+    }
+    __syncwarp();
+}
+
 /* shared: address of trf_packed_bulk_shared_bytes, a multiple of 1024. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bulk_args &args, uint32_t shared) {
     const uint32_t warp_number = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const trf_packed_bulk_range range = trf_packed_bulk_range_of<Config>(args);
     const bool meets = !Config::kStreamK && args.cluster > 1;
     if (warp_number >= Config::kWarps) {
         trf_give_registers<Config::kProducerRegisters>();
         if (warp_number == Config::kWarps)
-            trf_packed_bulk_produce_weights<Config>(args, range, shared, lane);
+            trf_packed_bulk_produce_weights<Config>(args, trf_packed_bulk_range_of<Config>(args), shared, lane);
         else if (warp_number == Config::kWarps + 1)
-            trf_packed_bulk_produce_x<Config>(args, range, shared, lane);
-        else
-            trf_packed_meet_at_start<Config>();
+            trf_packed_bulk_produce_x<Config>(args, trf_packed_bulk_range_of<Config>(args), shared, lane);
+        else if (warp_number == Config::kWarps + 2)
+            trf_packed_bulk_set_up<Config>(args, shared, lane);
         if (meets) {
-            trf_cluster_arrive(args.cluster);
+            trf_cluster_arrive_relaxed(args.cluster);
             trf_cluster_wait(args.cluster);
-            trf_cluster_leave(args.cluster);
         }
         return;
     }
-    trf_packed_meet_at_start<Config>(); /* the barriers are there */
+    if (meets)
+        trf_cluster_arrive_relaxed(args.cluster);
+    trf_named_barrier_sync(TRF_PACKED_MATH_BARRIER, Config::kWarps + 1);
+    const trf_packed_bulk_range range = trf_packed_bulk_range_of<Config>(args);
     trf_take_registers<Config::kRegisters>();
     const trf_packed_bulk_warp<Config> warp(warp_number, lane);
     float sums[Config::kSlabs][Config::kXTiles][4] = {};
     trf_packed_bulk_walk<Config, kZeroing>(args, range, shared, warp, sums);
-    if constexpr (!Config::kStreamK)
-        trf_packed_bulk_add_warps<Config>(args, warp, shared, sums);
-    if (meets) {
-        trf_cluster_arrive(args.cluster);
-        trf_cluster_wait(args.cluster);
+    if constexpr (!Config::kStreamK) {
         trf_wait_for_predecessor(); /* a block without k blocks has not */
-        trf_packed_bulk_add_blocks<Config>(args, warp, shared);
-        trf_cluster_leave(args.cluster); /* others may have read this block's sums only now */
+        trf_packed_bulk_send<Config>(args, warp, shared, sums);
+        if (meets)
+            trf_packed_bulk_add_blocks<Config>(args, warp, shared);
     }
 }
 

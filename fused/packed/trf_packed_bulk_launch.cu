@@ -16,7 +16,7 @@ static __global__ void __launch_bounds__(32 * (trf_packed_bulk_warps(kShape) + T
 #if TRF_WARPGROUPS
     extern __shared__ __align__(1024) uint8_t trf_packed_bulk_memory[];
     const uint32_t shared = (trf_shared_address(trf_packed_bulk_memory) + 1023) / 1024 * 1024;
-    trf_packed_bulk_block<trf_packed_bulk_config<kShape, kXTiles>, kZeroing>(args, shared);
+    trf_packed_bulk_block<trf_packed_bulk_config<kShape, kXTiles>, kZeroing>(args, trf_keep_in_register(shared));
 #endif
 }
 
@@ -62,6 +62,8 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
     args.view = *view;
     args.m = product->m;
     args.cluster = partition->cluster;
+    args.cluster_blocks = trf_divisor_of(partition->cluster);
+    args.tile_k_blocks = trf_divisor_of(partition->k_blocks);
     args.share_quotient = partition->k_blocks / partition->cluster;
     args.share_remainder = partition->k_blocks % partition->cluster;
     args.stream_k = trf_stream_k_of(partition->tiles, partition->k_blocks, (uint32_t)partition->blocks);

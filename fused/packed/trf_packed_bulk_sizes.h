@@ -3,6 +3,7 @@
 #ifndef TRF_PACKED_BULK_SIZES_H
 #define TRF_PACKED_BULK_SIZES_H
 
+#include "trf_device_limits.h"
 #include "trf_packed.h"
 #include "trf_smem_layout.h"
 
@@ -78,13 +79,16 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stage_bytes(int shape, uint32_t x_tile
 
 TRF_HD_CONSTEXPR bool trf_packed_bulk_is_stream_k(int shape) { return shape == TRF_PACKED_BULK_256; }
 
-/* Sums of one slab of each warp, while the stages of the next tile arrive; clusters put theirs in the stages' place. */
+/* Sums of one slab of each warp, while the stages of the next tile arrive; of clusters those that the blocks send to
+ * where they are added, each block the same number of items. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_sums_bytes(int shape, uint32_t x_tiles) {
-    return trf_packed_bulk_is_stream_k(shape) ? trf_packed_bulk_warps(shape) * x_tiles * TRF_PACKED_BULK_ITEM_BYTES : 0;
+    return (trf_packed_bulk_is_stream_k(shape) ? trf_packed_bulk_warps(shape) * x_tiles
+                                               : trf_packed_bulk_items(shape, x_tiles) + TRF_MAX_CLUSTER - 1) *
+           TRF_PACKED_BULK_ITEM_BYTES;
 }
 /* 1024: so that stages begin at a multiple of it. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_other_bytes(int shape, uint32_t x_tiles) {
-    return trf_packed_bulk_sums_bytes(shape, x_tiles) + 16 * TRF_PACKED_BULK_MAX_STAGES + 1024;
+    return trf_packed_bulk_sums_bytes(shape, x_tiles) + 16 * TRF_PACKED_BULK_MAX_STAGES + 16 + 1024;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_fitting_stages(int shape, uint32_t x_tiles) {
     return (TRF_PACKED_BULK_SMEM_BYTES - trf_packed_bulk_other_bytes(shape, x_tiles)) /

@@ -109,26 +109,33 @@ template <int kRegisters> static __device__ __forceinline__ void trf_give_regist
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/* ---- blocks of a cluster ---- */
+/* ---- warps of a block ---- */
 
-/* The last meeting of a cluster's blocks, behind which they may go; it orders no memory, and so does not wait for what
- * has been written to y. */
-static __device__ __forceinline__ void trf_cluster_leave(uint32_t blocks) {
-    if (blocks > 1)
-        asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
-                     "barrier.cluster.wait.aligned;" ::
-                         : "memory");
+/* A value that the compiler has to keep: it makes the address of shared memory anew wherever it is used, in loops too
+ * (7 % of a product by 32 rows of x). */
+static __device__ __forceinline__ uint32_t trf_keep_in_register(uint32_t v) {
+    asm volatile("" : "+r"(v));
+    return v;
 }
 
-/* What stands at the shared address `at` of the cluster's block `rank`. */
-static __device__ __forceinline__ float4 trf_lds128f_cluster(uint32_t at, uint32_t rank) {
-    float4 v;
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;\n"
-                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at), "r"(rank)
-                 : "memory");
-    return v;
+/* The warp has come to the barrier, of so many warps, and does not wait for the others. */
+static __device__ __forceinline__ void trf_named_barrier_arrive(uint32_t barrier, uint32_t warps) {
+    asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");
+}
+
+/* ---- blocks of a cluster ---- */
+
+/* trf_cluster_arrive that orders no memory but what trf_mbarrier_publish has: that would be a fence of the device. */
+static __device__ __forceinline__ void trf_cluster_arrive_relaxed(uint32_t blocks) {
+    if (blocks > 1) {
+        __syncwarp();
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    }
+}
+
+static __device__ __forceinline__ void trf_st_async128f(uint32_t at, uint32_t barrier, uint32_t rank, float4 v) {
+    trf_st_async128(at, barrier, rank,
+                    make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)));
 }
 
 static __device__ __forceinline__ void trf_sts128f(uint32_t at, float4 v) {

@@ -28,24 +28,28 @@ template <class Config> struct trf_packed_ring {
 /* Barriers of warps, by number. */
 enum {
     TRF_PACKED_SUMS_BARRIER = 1, /* of those that multiply, in front of what they make of shared memory's stages */
-    TRF_PACKED_START_BARRIER
+    TRF_PACKED_MATH_BARRIER,     /* the ring is set up: for those that multiply ... */
+    TRF_PACKED_WEIGHTS_BARRIER,  /* ... for the producer of weights ... */
+    TRF_PACKED_X_BARRIER         /* ... and for that of x */
 };
 
-/* All warps of a block meet once: the ring is set up. It is no __syncthreads, as each kind of warp calls it elsewhere.
- */
-template <class Config> static __device__ __forceinline__ void trf_packed_meet_at_start() {
-    trf_named_barrier_sync(TRF_PACKED_START_BARRIER, Config::kWarps + TRF_PACKED_BULK_PRODUCER_WARPS);
-}
-
-/* By one thread, in front of trf_packed_meet_at_start. warps: that are done with each stage. A stage is full when the
- * producers of weights and of x have both said what they bring, and that is there. */
-template <class Config> static __device__ __forceinline__ void trf_packed_ring_set_up(uint32_t shared, uint32_t warps) {
-    for (trf_packed_ring<Config> ring = {shared, 0, 0}; ring.phase == 0; ring.next()) {
-        trf_mbarrier_init(ring.full(), 2);
-        trf_mbarrier_init(ring.empty(), warps);
+/* Sets the ring up, as a warp that has nothing else to do, and lets the others go, each sort at a barrier of its own:
+ * nobody waits for more than the ring, and producers find out meanwhile what they copy first (a block's first copies
+ * left 0.5 microseconds later when one of them did all of this). A stage is full when the producers of weights and of x
+ * have both said what they bring, and that is there. */
+template <class Config> static __device__ __forceinline__ void trf_packed_set_ring_up(uint32_t shared, uint32_t lane) {
+    if (lane == 0) {
+        for (trf_packed_ring<Config> ring = {shared, 0, 0}; ring.phase == 0; ring.next()) {
+            trf_mbarrier_init(ring.full(), 2);
+            trf_mbarrier_init(ring.empty(), Config::kWarps);
+        }
+        trf_mbarrier_publish();
+        trf_fence_async_proxy();
     }
-    trf_mbarrier_publish();
-    trf_fence_async_proxy();
+    __syncwarp();
+    trf_named_barrier_arrive(TRF_PACKED_WEIGHTS_BARRIER, 2);
+    trf_named_barrier_arrive(TRF_PACKED_X_BARRIER, 2);
+    trf_named_barrier_arrive(TRF_PACKED_MATH_BARRIER, Config::kWarps + 1);
 }
 
 static __device__ __forceinline__ float4 trf_add4(float4 a, float4 b) {

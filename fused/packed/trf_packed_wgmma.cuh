@@ -19,12 +19,13 @@
  * k block's registers, a second set. So a stage is given back when the one behind it has been formed.
  *
  * A producer warp fills the ring with weights, one copy a band and k block, and with a band's exception line (128
- * bytes) where one begins, every 16 k blocks; another one brings a box of x. A warp reads a line once, and finds which
- * of its tiles have exceptions, and in each lane the register that the lane's own record replaces.
+ * bytes) where one begins, every 16 k blocks; another one brings a box of x; a third one sets the barriers up at the
+ * start, while the others find out what they do first. A math warp reads a line once, and finds which of its tiles have
+ * exceptions, and in each lane the register that the lane's own record replaces.
  *
  * Two ways to cut a product, which the partition says (trf_packed_partition.h):
- *   - a cluster of 2 or 4 blocks for each tile, which cut its k blocks, and add their sums through distributed shared
- *     memory in the order of blocks, each another part of y;
+ *   - a cluster of 2 to 8 blocks for each tile, which cut its k blocks; each finishes another part of y, for which the
+ *     others send it their sums (st.async), to be added in the order of blocks;
  *   - blocks that stay: of `whole_tiles` block b has b, b + blocks, ...; the k blocks of the tiles that are left are
  *     cut into one equal share a block (stream-K), and blocks hand the sums of shared tiles over
  *     (trf_packed_handover.cuh).
@@ -108,27 +109,18 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
                       trf_packed_line_of(&view, band + lane, tile), TRF_PACKED_LINE_BYTES, ring.full(), policy);
 }
 
-/* Sets the ring up, and fills it with weights. These do not wait for what may have made x, nor for the block's other
- * warps, which it lets go behind the first stage. */
+/* Fills the ring with weights. These do not wait for what may have made x. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_produce_weights(const trf_packed_wgmma_args &a, uint32_t shared,
                                                                         uint32_t lane) {
-    if (lane == 0)
-        trf_packed_ring_set_up<Config>(shared, Config::kWarps);
-    __syncwarp();
     const uint64_t policy = a.x_blocks > 1 ? trf_policy_read_again() : trf_policy_read_once();
     trf_packed_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
     trf_packed_wgmma_cursor at(a);
-    bool let_go = false;
+    trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER, 2);
     for (; at.is_there(); ring.next(), at.next(a)) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
         trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
-        if (!let_go)
-            trf_packed_meet_at_start<Config>();
-        let_go = true;
     }
-    if (!let_go)
-        trf_packed_meet_at_start<Config>();
     trf_allow_successor();
 }
 
@@ -139,10 +131,10 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
     if (lane == 0)
         trf_prefetch_map(&a.x_map);
     const uint64_t policy = trf_policy_keep();
-    trf_packed_meet_at_start<Config>();
-    trf_wait_for_predecessor();
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_wgmma_cursor at(a);
+    trf_named_barrier_sync(TRF_PACKED_X_BARRIER, 2);
+    trf_wait_for_predecessor();
     for (; at.is_there(); ring.next(), at.next(a)) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
         if (lane == 0) {
@@ -370,13 +362,27 @@ static __device__ __forceinline__ void trf_packed_wgmma_math(const trf_packed_wg
     }
 }
 
+/* The barriers, of stages and of sums. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_wgmma_set_up(const trf_packed_wgmma_args &args, uint32_t shared,
+                                                               uint32_t lane) {
+    trf_packed_set_ring_up<Config>(shared, lane);
+    if (args.cluster && lane < Config::kWarps) {
+        const uint32_t barrier = shared + Config::kSumBarriersAt + 8 * lane;
+        trf_mbarrier_init(barrier, 1);
+        trf_mbarrier_publish();
+        trf_mbarrier_arrive_expect_tx(barrier, trf_packed_wgmma_expected_bytes<Config>(args));
+    }
+    __syncwarp();
+}
+
 /* shared: address of trf_packed_wgmma_shared_bytes, a multiple of 1024. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_wgmma_args &args, uint32_t shared) {
     /* By a shuffle, which tells the compiler that it is the same for all lanes: wgmma wants uniform registers. */
     const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
     if (warp < Config::kWarps) {
-        trf_packed_meet_at_start<Config>(); /* the barriers are there */
+        trf_named_barrier_sync(TRF_PACKED_MATH_BARRIER, Config::kWarps + 1);
         trf_take_registers<Config::kRegisters>();
         trf_packed_wgmma_math<Config, kZeroing>(args, shared, {warp, lane});
         return;
@@ -386,12 +392,11 @@ static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_w
         trf_packed_wgmma_produce_weights<Config>(args, shared, lane);
     else if (warp == Config::kWarps + 1)
         trf_packed_wgmma_produce_x<Config>(args, shared, lane);
-    else
-        trf_packed_meet_at_start<Config>();
+    else if (warp == Config::kWarps + 2)
+        trf_packed_wgmma_set_up<Config>(args, shared, lane);
     if (args.cluster) {
-        trf_cluster_arrive(args.cluster);
+        trf_cluster_arrive_relaxed(args.cluster);
         trf_cluster_wait(args.cluster);
-        trf_cluster_leave(args.cluster);
     }
 }
 

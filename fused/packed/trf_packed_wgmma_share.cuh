@@ -3,6 +3,7 @@
 #ifndef TRF_PACKED_WGMMA_SHARE_CUH
 #define TRF_PACKED_WGMMA_SHARE_CUH
 
+#include "trf_divisor.h"
 #include "trf_packed_handover.cuh"
 #include "trf_packed_product.cuh"
 #include "trf_packed_wgmma_ptx.cuh"
@@ -14,11 +15,15 @@ struct trf_packed_wgmma_args {
     trf_tensor_map x_map; /* boxes of 64 columns by a tile's rows of x, under the swizzle of 128 bytes */
     trf_packed_view view;
     uint32_t m;
-    uint32_t row_tiles, x_blocks;             /* of all tiles, and so their number */
-    uint32_t cluster;                         /* blocks of a cluster, which has one tile; 0: blocks stay */
-    uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's k blocks */
-    uint32_t whole_tiles;                     /* that are not shared, if blocks stay */
-    trf_stream_k stream_k;                    /* of the other tiles over blocks */
+    uint32_t x_blocks, whole_runs;        /* of all tiles; runs of TRF_PACKED_WGMMA_X_RUN x blocks */
+    trf_divisor run_tiles, last_x_blocks; /* tiles of such a run; x blocks of the last run, which may have fewer */
+    uint32_t cluster;                     /* blocks of a cluster, which has one tile; 0: blocks stay */
+    trf_divisor cluster_blocks;           /* the same; 1 if blocks stay */
+    trf_divisor tile_k_blocks;
+    /* For trf_share_begin: of a cluster's block, a tile's k blocks. If blocks stay, whole tiles of each. */
+    uint32_t share_quotient, share_remainder;
+    uint32_t whole_tiles;  /* that are not shared, if blocks stay */
+    trf_stream_k stream_k; /* of the other tiles over blocks */
     trf_packed_handover handover;
     trf_epilogue epilogue;
     uint32_t is_bare; /* trf_packed_is_bare, and 16 bytes of a row of y can be written at once */
@@ -32,11 +37,19 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
     args.view = *view;
     args.m = m;
     args.x_blocks = partition->x_blocks;
-    args.row_tiles = partition->tiles / partition->x_blocks;
+    args.run_tiles = trf_divisor_of(partition->tiles / partition->x_blocks * TRF_PACKED_WGMMA_X_RUN);
+    args.whole_runs = partition->x_blocks / TRF_PACKED_WGMMA_X_RUN;
+    args.last_x_blocks =
+        trf_divisor_of(partition->x_blocks % TRF_PACKED_WGMMA_X_RUN ? partition->x_blocks % TRF_PACKED_WGMMA_X_RUN
+                                                                    : (uint32_t)TRF_PACKED_WGMMA_X_RUN);
     args.cluster = partition->cluster > 1 ? partition->cluster : 0;
-    args.share_quotient = partition->k_blocks / partition->cluster;
-    args.share_remainder = partition->k_blocks % partition->cluster;
+    args.cluster_blocks = trf_divisor_of(partition->cluster);
+    args.tile_k_blocks = trf_divisor_of(partition->k_blocks);
     args.whole_tiles = partition->whole_tiles;
+    const uint32_t things = args.cluster ? partition->k_blocks : partition->whole_tiles,
+                   among = args.cluster ? args.cluster : (uint32_t)partition->blocks;
+    args.share_quotient = things / among;
+    args.share_remainder = things % among;
     args.epilogue = epilogue;
     args.is_bare = trf_packed_is_bare(epilogue) && (uintptr_t)epilogue.y % 16 == 0 && epilogue.y_stride % 8 == 0 &&
                    view->rows % 8 == 0;
@@ -55,13 +68,16 @@ template <int kShape> struct trf_packed_wgmma_config {
     static constexpr uint32_t kStages = trf_packed_wgmma_stages(kShape),
                               kStageBytes = trf_packed_wgmma_stage_bytes(kShape), kLinesAt = kStages * kStageBytes,
                               kSumsAt = kLinesAt + kStages * TRF_PACKED_WGMMA_LINE_BYTES,
-                              kBarriersAt = kSumsAt + TRF_PACKED_WGMMA_SUMS_BYTES;
+                              kBarriersAt = kSumsAt + TRF_PACKED_WGMMA_SUMS_BYTES,
+                              kSumBarriersAt = kBarriersAt + 16 * kStages;
     static constexpr bool kMovesRegisters = kXRows > 128; /* the 168 that a thread has at launch do not do */
     static constexpr int kRegisters = kMovesRegisters ? 232 : 0, kProducerRegisters = kMovesRegisters ? 40 : 0;
     static_assert(kXAt % 1024 == 0 && kStageBytes % 1024 == 0, "x lies at multiples of 1024 bytes");
     static_assert(kStages >= 4, "a pipeline");
-    static_assert(kItems * TRF_PACKED_BULK_ITEM_BYTES <= kLinesAt, "all sums fit where the stages were");
-    static_assert(kBarriersAt + 16 * kStages == trf_packed_wgmma_shared_bytes(kShape), "one layout");
+    static_assert((kXTiles / 2 + TRF_MAX_CLUSTER - 1) * 2 * kWarps * TRF_PACKED_BULK_ITEM_BYTES <= kLinesAt,
+                  "what blocks of a cluster send each other fits where the stages were");
+    static_assert(kSumBarriersAt + TRF_PACKED_WGMMA_SUM_BARRIERS_BYTES == trf_packed_wgmma_shared_bytes(kShape),
+                  "one layout");
 };
 
 /* ---- what a block works on ---- */
@@ -72,9 +88,9 @@ struct trf_packed_wgmma_stint {
     uint32_t begin, end; /* k blocks */
 };
 
-/* How many whole tiles a block has; then how many stints, with those of tiles that it shares. */
+/* How many whole tiles a block has, if blocks stay; then how many stints, with those of tiles that it shares. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_whole_tiles(const trf_packed_wgmma_args &a) {
-    return blockIdx.x < a.whole_tiles ? (a.whole_tiles - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    return a.share_quotient + (blockIdx.x < a.share_remainder ? 1 : 0);
 }
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_packed_wgmma_args &a) {
     if (a.cluster)
@@ -82,29 +98,31 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_pac
     const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
                    end = trf_stream_k_begin(&a.stream_k, share + 1);
     return trf_packed_wgmma_whole_tiles(a) +
-           (begin < end ? (end - 1) / a.stream_k.k_blocks - begin / a.stream_k.k_blocks + 1 : 0);
+           (begin < end ? trf_divide(end - 1, a.tile_k_blocks) - trf_divide(begin, a.tile_k_blocks) + 1 : 0);
 }
 
 static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_wgmma_args &a,
                                                               trf_packed_wgmma_stint &stint) {
-    if (a.x_blocks == 1) {
-        stint.row_tile = stint.tile;
+    stint.row_tile = stint.tile;
+    if (a.x_blocks == 1)
         return;
+    const uint32_t run = trf_divide(stint.tile, a.run_tiles), in_run = trf_rest(stint.tile, run, a.run_tiles);
+    if (run < a.whole_runs) {
+        stint.row_tile = in_run / TRF_PACKED_WGMMA_X_RUN;
+        stint.x_block = TRF_PACKED_WGMMA_X_RUN * run + in_run % TRF_PACKED_WGMMA_X_RUN;
+    } else {
+        stint.row_tile = trf_divide(in_run, a.last_x_blocks);
+        stint.x_block = TRF_PACKED_WGMMA_X_RUN * run + trf_rest(in_run, stint.row_tile, a.last_x_blocks);
     }
-    const uint32_t run_tiles = a.row_tiles * TRF_PACKED_WGMMA_X_RUN, run = stint.tile / run_tiles,
-                   in_run = stint.tile % run_tiles,
-                   width = min((uint32_t)TRF_PACKED_WGMMA_X_RUN, a.x_blocks - TRF_PACKED_WGMMA_X_RUN * run);
-    stint.row_tile = in_run / width;
-    stint.x_block = TRF_PACKED_WGMMA_X_RUN * run + in_run % width;
 }
 
 static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_of(const trf_packed_wgmma_args &a,
                                                                                    uint32_t number) {
-    const uint32_t k_blocks = a.stream_k.k_blocks, whole_tiles = trf_packed_wgmma_whole_tiles(a);
+    const uint32_t k_blocks = a.tile_k_blocks.by, whole_tiles = trf_packed_wgmma_whole_tiles(a);
     trf_packed_wgmma_stint stint = {};
     if (a.cluster) {
-        const uint32_t rank = blockIdx.x % a.cluster;
-        stint.tile = blockIdx.x / a.cluster;
+        stint.tile = trf_divide(blockIdx.x, a.cluster_blocks);
+        const uint32_t rank = trf_rest(blockIdx.x, stint.tile, a.cluster_blocks);
         stint.begin = trf_share_begin(a.share_quotient, a.share_remainder, rank);
         stint.end = trf_share_begin(a.share_quotient, a.share_remainder, rank + 1);
     } else if (number < whole_tiles) {
@@ -113,7 +131,8 @@ static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_
     } else {
         const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
                        end = trf_stream_k_begin(&a.stream_k, share + 1),
-                       shared_tile = begin / k_blocks + number - whole_tiles, first = shared_tile * k_blocks;
+                       shared_tile = trf_divide(begin, a.tile_k_blocks) + number - whole_tiles,
+                       first = shared_tile * k_blocks;
         stint.tile = a.whole_tiles + shared_tile;
         stint.begin = begin > first ? begin - first : 0;
         stint.end = min(end - first, k_blocks);

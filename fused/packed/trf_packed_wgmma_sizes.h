@@ -26,6 +26,7 @@ enum {
     TRF_PACKED_WGMMA_WEIGHT_BYTES = TRF_PACKED_WGMMA_BANDS * TRF_PACKED_WGMMA_BAND_BYTES,
     TRF_PACKED_WGMMA_LINE_BYTES = TRF_PACKED_WGMMA_BANDS * TRF_PACKED_LINE_BYTES, /* of a stage */
     TRF_PACKED_WGMMA_SUMS_BYTES = TRF_PACKED_WGMMA_SLABS * TRF_PACKED_BULK_ITEM_BYTES,
+    TRF_PACKED_WGMMA_SUM_BARRIERS_BYTES = 8 * TRF_PACKED_WGMMA_SLABS, /* one a warp, for a cluster's sums */
     TRF_PACKED_WGMMA_MAX_STAGES = 8, /* more were no faster in the experiments that this comes from */
     TRF_PACKED_WGMMA_X_RUN = 8       /* x blocks that lie side by side in the order of tiles: a run */
 };
@@ -54,7 +55,8 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_all_stage_bytes(int shape) {
     return trf_packed_wgmma_stage_bytes(shape) + TRF_PACKED_WGMMA_LINE_BYTES + 16;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_fitting_stages(int shape) {
-    return (TRF_PACKED_BULK_SMEM_BYTES - TRF_STATIC_SMEM_BYTES - TRF_PACKED_WGMMA_SUMS_BYTES) /
+    return (TRF_PACKED_BULK_SMEM_BYTES - TRF_STATIC_SMEM_BYTES - TRF_PACKED_WGMMA_SUMS_BYTES -
+            TRF_PACKED_WGMMA_SUM_BARRIERS_BYTES) /
            trf_packed_wgmma_all_stage_bytes(shape);
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stages(int shape) {
@@ -62,7 +64,8 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stages(int shape) {
                                                                                 : (uint32_t)TRF_PACKED_WGMMA_MAX_STAGES;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_shared_bytes(int shape) {
-    return trf_packed_wgmma_stages(shape) * trf_packed_wgmma_all_stage_bytes(shape) + TRF_PACKED_WGMMA_SUMS_BYTES;
+    return trf_packed_wgmma_stages(shape) * trf_packed_wgmma_all_stage_bytes(shape) + TRF_PACKED_WGMMA_SUMS_BYTES +
+           TRF_PACKED_WGMMA_SUM_BARRIERS_BYTES;
 }
 
 #endif

@@ -153,64 +153,85 @@ trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma
     }
 }
 
-/* kCount items from x tile t on. */
-template <uint32_t kCount>
-static __device__ __forceinline__ void trf_packed_wgmma_write_items(const trf_packed_wgmma_args &a,
-                                                                    const trf_packed_wgmma_output &output, uint32_t t,
-                                                                    const float4 (&v)[kCount], uint32_t lane) {
-    if (output.is_bare) {
-#pragma unroll
-        for (uint32_t i = 0; i < kCount; i += 2)
-            trf_packed_wgmma_write_bare(a, output, t + i, v[i], v[i + 1], lane);
-        return;
-    }
+/* ---- clusters: a block finishes every so many-th pair of x tiles, and the others send it their sums of these ---- */
+
+/* The block's number in its cluster. */
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_rank(const trf_packed_wgmma_args &a) {
+    return trf_rest(blockIdx.x, trf_divide(blockIdx.x, a.cluster_blocks), a.cluster_blocks);
+}
+
+/* How many pairs of x tiles a block of the cluster finishes; the most that one does. */
+template <class Config>
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_pairs_of(const trf_packed_wgmma_args &a, uint32_t rank) {
+    return trf_divide(Config::kXTiles / 2 + a.cluster - 1 - rank, a.cluster_blocks);
+}
+
+/* What the other blocks send to a warp of this one. */
+template <class Config>
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_expected_bytes(const trf_packed_wgmma_args &a) {
+    return (a.cluster - 1) * trf_packed_wgmma_pairs_of<Config>(a, trf_packed_wgmma_rank(a)) *
+           (2 * TRF_PACKED_BULK_ITEM_BYTES);
+}
+
+/* Items of x tiles t and t + 1. */
+static __device__ __forceinline__ void trf_packed_wgmma_write_pair(const trf_packed_wgmma_args &a,
+                                                                   const trf_packed_wgmma_output &output, uint32_t t,
+                                                                   const float4 (&v)[2], uint32_t lane) {
+    if (output.is_bare)
+        return trf_packed_wgmma_write_bare(a, output, t, v[0], v[1], lane);
 #pragma unroll 1 /* what is not bare is hundreds of instructions */
-    for (uint32_t i = 0; i < kCount; i++) {
-        float4 one = v[0];
-#pragma unroll
-        for (uint32_t k = 1; k < kCount; k++)
-            one = i == k ? v[k] : one;
-        trf_sts128f(output.at + trf_packed_wgmma_item_at(lane), one);
+    for (uint32_t i = 0; i < 2; i++) {
+        trf_sts128f(output.at + trf_packed_wgmma_item_at(lane), i ? v[1] : v[0]);
         trf_packed_wgmma_write_item(a, output, t + i, lane);
     }
 }
 
-/* Clusters: all sums to the stages' place; then adds the blocks' sums in their order, each block those of other
- * items. */
+/* Sends a warp's sums to where they are added, in the stages' place; then adds the blocks' sums in their order, and
+ * writes them to y. All warps of the cluster that multiply call it. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
                             const trf_packed_wgmma_output &output, bool has_band, uint32_t shared,
                             const float (&sums)[Config::kXRows / 2]) {
-    const uint32_t at = shared + warp.warp * Config::kXTiles * TRF_PACKED_BULK_ITEM_BYTES + 16 * warp.lane;
-    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps); /* the stages have been read */
+    const uint32_t cluster = args.cluster, rank = trf_packed_wgmma_rank(args),
+                   most = trf_packed_wgmma_pairs_of<Config>(args, 0),
+                   barrier = shared + Config::kSumBarriersAt + 8 * warp.warp,
+                   at = shared + warp.warp * cluster * most * (2 * TRF_PACKED_BULK_ITEM_BYTES) + 16 * warp.lane,
+                   block_bytes = most * (2 * TRF_PACKED_BULK_ITEM_BYTES);
+    trf_cluster_arrive_relaxed(cluster); /* the stages have been read */
+    trf_cluster_wait(cluster);
+    if (!has_band)
+        return;
+    uint32_t owner = 0, to = at + rank * block_bytes;
 #pragma unroll
-    for (uint32_t t = 0; t < Config::kXTiles; t++)
-        trf_sts128f(at + t * TRF_PACKED_BULK_ITEM_BYTES, trf_packed_wgmma_item(sums, t));
-    trf_cluster_arrive(args.cluster);
-    trf_cluster_wait(args.cluster);
-    trf_wait_for_predecessor();                               /* a block without k blocks has not */
-    constexpr uint32_t kAtOnce = Config::kXTiles > 8 ? 4 : 2; /* items: each of 4 blocks has some */
-    const uint32_t rank = blockIdx.x % args.cluster;
-#pragma unroll 1
-    for (uint32_t t = kAtOnce * rank; has_band && t < Config::kXTiles; t += kAtOnce * args.cluster) {
-        float4 v[kAtOnce]; /* in as few ways to other multiprocessors as registers allow */
+    for (uint32_t t = 0; t < Config::kXTiles; t += 2) {
 #pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; i++)
-            v[i] = trf_lds128f_cluster(at + (t + i) * TRF_PACKED_BULK_ITEM_BYTES, 0);
-#pragma unroll 3
-        for (uint32_t r = 1; r < args.cluster; r++) {
-            float4 other[kAtOnce];
-#pragma unroll
-            for (uint32_t i = 0; i < kAtOnce; i++)
-                other[i] = trf_lds128f_cluster(at + (t + i) * TRF_PACKED_BULK_ITEM_BYTES, r);
-#pragma unroll
-            for (uint32_t i = 0; i < kAtOnce; i++)
-                v[i] = trf_add4(v[i], other[i]);
+        for (uint32_t i = 0; i < 2; i++) {
+            const float4 v = trf_packed_wgmma_item(sums, t + i);
+            if (owner == rank)
+                trf_sts128f(to + i * TRF_PACKED_BULK_ITEM_BYTES, v);
+            else
+                trf_st_async128f(to + i * TRF_PACKED_BULK_ITEM_BYTES, barrier, owner, v);
         }
-        trf_packed_wgmma_write_items<kAtOnce>(args, output, t, v, warp.lane);
+        if (++owner == cluster) {
+            owner = 0;
+            to += 2 * TRF_PACKED_BULK_ITEM_BYTES;
+        }
     }
-    trf_cluster_leave(args.cluster); /* others may have read this block's sums only now */
+    trf_wait_for_predecessor(); /* a block without k blocks has not */
+    const uint32_t pairs = trf_packed_wgmma_pairs_of<Config>(args, rank);
+    trf_mbarrier_wait(barrier, 0);
+#pragma unroll 1
+    for (uint32_t pair = 0; pair < pairs; pair++) {
+        const uint32_t from = at + pair * (2 * TRF_PACKED_BULK_ITEM_BYTES);
+        float4 v[2] = {trf_lds128f_shared(from), trf_lds128f_shared(from + TRF_PACKED_BULK_ITEM_BYTES)};
+#pragma unroll 3
+        for (uint32_t r = 1; r < cluster; r++) {
+            v[0] = trf_add4(v[0], trf_lds128f_shared(from + r * block_bytes));
+            v[1] = trf_add4(v[1], trf_lds128f_shared(from + r * block_bytes + TRF_PACKED_BULK_ITEM_BYTES));
+        }
+        trf_packed_wgmma_write_pair(args, output, 2 * (rank + pair * cluster), v, warp.lane);
+    }
 }
 
 #endif

@@ -370,20 +370,6 @@ void warp_read(uint32_t at, void *to, uint32_t bytes) {
     }
 }
 
-void warp_read_of_block(uint32_t rank, uint32_t at, void *to, uint32_t bytes) {
-    if (rank >= b.shape.blocks)
-        warp_fail("reads of block %u of a cluster that has %u", rank, b.shape.blocks);
-    const uint32_t reader = b.current, there = rank * b.shape.warps * kLanes;
-    memcpy(to, (b.current = there, place(at, bytes, "a load")), bytes);
-    const note *n = notes_at(at);
-    b.current = reader;
-    for (uint32_t i = 0; n && i < bytes / 4; i++) {
-        const char *why = unreadable(n[i]);
-        if (why)
-            warp_fail("reads what is at shared address %u of block %u, %s", at + 4 * i, rank, why);
-    }
-}
-
 uint16_t warp_read_word(uint32_t at) {
     uint16_t word;
     memcpy(&word, place(at, sizeof word, "a load"), sizeof word);
@@ -486,6 +472,15 @@ void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
     engine_barrier &counts = barrier_at(barrier);
     counts.bytes -= bytes;
     end_phase(counts);
+}
+
+void warp_engine_store(uint32_t rank, uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+    if (rank >= b.shape.blocks)
+        warp_fail("stores in block %u of a cluster that has %u", rank, b.shape.blocks);
+    const uint32_t writer = b.current;
+    b.current = rank * b.shape.warps * kLanes;
+    warp_engine_load(to, from, bytes, barrier);
+    b.current = writer;
 }
 
 void warp_engine_read(uint32_t at, void *to, uint32_t bytes) {

@@ -37,7 +37,6 @@ void *warp_static_shared_memory();
 uint32_t warp_shared_address(const void *p);
 
 void warp_read(uint32_t at, void *to, uint32_t bytes);
-void warp_read_of_block(uint32_t rank, uint32_t at, void *to, uint32_t bytes); /* of the cluster */
 uint16_t warp_read_word(uint32_t at);
 void warp_write(uint32_t at, const void *from, uint32_t bytes);
 void warp_copy(uint32_t to, const void *from, uint32_t bytes);
@@ -69,6 +68,8 @@ void warp_barrier_init(uint32_t at, uint32_t arrivals);
 void warp_barrier_arrive(uint32_t at, uint32_t bytes); /* bytes: that the phase waits for, too */
 void warp_barrier_wait(uint32_t at, uint32_t parity);
 void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
+/* A thread's store to block `rank` of the cluster, which counts at the barrier there (st.async). */
+void warp_engine_store(uint32_t rank, uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 
 /* Products of warpgroups (warp_wgmma.cpp) read shared memory, too: only what copies have brought; while they read, no
  * copy may go there. */
@@ -261,7 +262,6 @@ static inline void trf_cluster_wait(uint32_t blocks) {
     else
         warp_meet_block();
 }
-static inline void trf_cluster_leave(uint32_t blocks) { trf_cluster_wait(blocks); }
 
 /* Alone in its stream. */
 static inline void trf_wait_for_predecessor() {}

@@ -93,11 +93,13 @@ static inline void trf_sts128f(uint32_t at, float4 v) { warp_write(at, &v, sizeo
 static inline float4 trf_lds128f_shared(uint32_t at) { return warp_load<float4>(at); }
 static inline uint4 trf_lds128_shared(uint32_t at) { return warp_load<uint4>(at); }
 static inline float trf_lds32f_shared(uint32_t at) { return warp_load<float>(at); }
-static inline float4 trf_lds128f_cluster(uint32_t at, uint32_t rank) {
-    float4 v;
-    warp_read_of_block(rank, at, &v, sizeof v);
-    return v;
+static inline void trf_st_async128f(uint32_t at, uint32_t barrier, uint32_t rank, float4 v) {
+    warp_engine_store(rank, at, &v, sizeof v, barrier);
 }
+
+/* Who arrives does not go on before all have come, which it might. */
+static inline void trf_named_barrier_arrive(uint32_t barrier, uint32_t warps) { warp_meet_warps(barrier, warps); }
+static inline void trf_cluster_arrive_relaxed(uint32_t) {}
 
 template <int kRegisters> static inline void trf_take_registers() {}
 template <int kRegisters> static inline void trf_give_registers() {}

@@ -29,6 +29,8 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     args.view = *product->view;
     args.m = product->m;
     args.cluster = cluster;
+    args.cluster_blocks = trf_divisor_of(cluster);
+    args.tile_k_blocks = trf_divisor_of(k_blocks);
     args.share_quotient = k_blocks / cluster;
     args.share_remainder = k_blocks % cluster;
     args.stream_k = trf_stream_k_of(tiles, k_blocks, blocks);
