@@ -6,11 +6,11 @@
 #include "trf_layer_feed.h"
 #include "trf_packed_head.h"
 
-/* Of n tiles n / 64 are looked at, at least 8 (or all of fewer), and at most 64: each of them is read a second time,
+/* Of n tiles n / 128 are looked at, at least 4 (or all of fewer), and at most 64: each of them is read a second time,
  * and decoded, while the host is what a load waits for. */
 enum {
-    TRF_PACKED_TILES_A_SAMPLE = 64,
-    TRF_PACKED_LEAST_SAMPLES = 8,
+    TRF_PACKED_TILES_A_SAMPLE = 128,
+    TRF_PACKED_LEAST_SAMPLES = 4,
     TRF_PACKED_MOST_SAMPLES = 64
 };
 
