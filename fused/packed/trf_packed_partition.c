@@ -133,37 +133,38 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
 
 /* ---- how long a product should take ----
  *
- * Fitted to 410 products of 14 layers by 1 to 2,048 rows of x on an H200 and an H100, each by all kernels in all ways:
- * the one with the least cost is at most 3 % slower than the fastest for 392 of them, and at most 12 % for all
- * (docs/notebook/2026-11-24-packed-products.md). A search has found the constants: together they give the time, one by
- * one they are no measurements. Nanoseconds, of a multiprocessor's clock near 1.75 GHz; bytes a nanosecond. */
+ * Fitted to 209 products of 14 layers by 1 to 2,048 rows of x on an H100, each by all kernels in all ways, twice: the
+ * one with the least cost is at most 3 % slower than the fastest for 206 of them, and at most 6 % for all; and to those
+ * times of an H200 that have not changed since they were measured (docs/notebook/2026-11-25-packed-starts.md). A search
+ * has found the constants: together they give the time, one by one they are no measurements. Nanoseconds, of a
+ * multiprocessor's clock near 1.75 GHz; bytes a nanosecond. */
 
 enum {
-    BULK_START = 2349,    /* launch, first stage, sums to y */
-    BULK_STREAM_K = 3360, /* sums by way of memory */
-    WGMMA_START = 257,
-    WGMMA_STREAM_K = 4170,
-    WGMMA_TILE = 748,    /* of each tile of a block: begin and end */
-    WGMMA_SHARED_X = 69, /* more for a k block of shared tiles where several x blocks read weights at other times */
-    WGMMA_FAR_X = 600,   /* still more where x takes most of the L2 cache: then x is read from memory, too */
+    BULK_START = 3083,    /* launch, first stage, sums to y */
+    BULK_STREAM_K = 7782, /* sums by way of memory */
+    WGMMA_START = 256,
+    WGMMA_STREAM_K = 2941,
+    WGMMA_TILE = 293,    /* of each tile of a block: begin and end */
+    WGMMA_SHARED_X = 42, /* more for a k block of shared tiles where several x blocks read weights at other times */
+    WGMMA_FAR_X = 554,   /* still more where x takes most of the L2 cache: then x is read from memory, too */
     FAR_X_BYTES = 36 << 20,
     USUAL_GB = 3352 /* a second, where the driver does not say */
 };
-static const double kBulkCopy = 62.5, kWgmmaCopy = 71.5;      /* bytes that a multiprocessor gets */
-static const double kBulkRead = 0.907, kWgmmaRead = 0.889;    /* of the memory's bandwidth by its clock */
-static const double kWgmmaRow = 21.6, kWgmmaClusterRow = 6.4; /* for each row of x: sums to y, and to other blocks */
+static const double kBulkCopy = 70.5, kWgmmaCopy = 66.2;       /* bytes that a multiprocessor gets */
+static const double kBulkRead = 0.97, kWgmmaRead = 0.866;      /* of the memory's bandwidth by its clock */
+static const double kWgmmaRow = 30.9, kWgmmaClusterRow = 14.2; /* for each row of x: sums to y, and to other blocks */
 
 /* A cluster's meetings, by its blocks. */
-static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1421, 1690, 2108, 1887, 2095, 2026, 2393};
-static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 904, 1789, 1845, 2673, 3116, 2504, 3107};
+static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 888, 1080, 1867, 1259, 1807, 2019, 1437};
+static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1103, 1450, 2100, 2403, 4530, 2863, 3361};
 
 /* A k block, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
 static const uint32_t kBulkKBlock[TRF_PACKED_BULK_SHAPES][4] = {
-    [TRF_PACKED_BULK_256] = {851, 223, 780, 0},  [TRF_PACKED_BULK_128] = {661, 629, 737, 0},
-    [TRF_PACKED_BULK_64] = {680, 613, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1213},
-    [TRF_PACKED_BULK_32] = {523, 470, 501, 356},
+    [TRF_PACKED_BULK_256] = {708, 220, 1098, 0}, [TRF_PACKED_BULK_128] = {721, 707, 768, 0},
+    [TRF_PACKED_BULK_64] = {726, 707, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1170},
+    [TRF_PACKED_BULK_32] = {456, 460, 459, 357},
 };
-static const uint32_t kWgmmaKBlock[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {408, 424, 441, 519, 128};
+static const uint32_t kWgmmaKBlock[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {380, 413, 436, 518, 130};
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
@@ -195,24 +196,23 @@ static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *lim
     const uint32_t x_rows = p->x_tiles * X_TILE_ROWS;
     const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + TRF_PACKED_WGMMA_LINE_BYTES,
                  k_block_ns = larger(bytes / kWgmmaCopy, kWgmmaKBlock[p->shape - TRF_PACKED_WGMMA_64]);
-    uint64_t k_blocks = ceil_div(p->k_blocks, p->cluster), tiles = 1;
+    uint64_t k_blocks = ceil_div(p->k_blocks, p->cluster);
     double ns = WGMMA_START;
     if (p->cluster > 1) {
-        ns += kWgmmaCluster[p->cluster] + kWgmmaClusterRow * x_rows / p->cluster;
+        ns += kWgmmaCluster[p->cluster] + WGMMA_TILE +
+              (kWgmmaRow + kWgmmaClusterRow * (p->cluster - 1)) * x_rows / p->cluster;
     } else {
         const uint64_t shared = ceil_div((uint64_t)(p->tiles - p->whole_tiles) * p->k_blocks, p->blocks);
-        tiles = ceil_div(p->whole_tiles, p->blocks) + (shared ? 2 : 0);
+        const uint64_t tiles = ceil_div(p->whole_tiles, p->blocks) + (shared ? 2 : 0);
         k_blocks = ceil_div(p->whole_tiles, p->blocks) * p->k_blocks + shared;
-        if (shared)
-            ns += WGMMA_STREAM_K;
+        ns += (double)tiles * (WGMMA_TILE + kWgmmaRow * x_rows) + (shared ? WGMMA_STREAM_K : 0);
         if (p->x_blocks > 1)
             ns += (double)shared * (WGMMA_SHARED_X + (2ull * m * view->cols > FAR_X_BYTES ? WGMMA_FAR_X : 0));
     }
     /* Blocks with the same weights read those of whole tiles at the same time, of shared ones not. */
     const double whole = (double)p->whole_tiles / p->tiles,
                  passes = whole * (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN) + (1 - whole) * p->x_blocks;
-    return ns + (double)tiles * (WGMMA_TILE + kWgmmaRow * x_rows) +
-           larger(read_ns(view, limits, m, passes, kWgmmaRead), (double)k_blocks * k_block_ns);
+    return ns + larger(read_ns(view, limits, m, passes, kWgmmaRead), (double)k_blocks * k_block_ns);
 }
 
 /* ---- the choice ---- */
