@@ -40,8 +40,9 @@ done
 import json
 with open("packed.json", encoding="utf-8") as file:
     figures = json.load(file)["figures"]
-assert len(figures) == 6 + 2 * 3
+assert len(figures) == 7 + 2 * 3
 assert [f["what"] for f in figures].count("load, coded") == 1
+assert [f["what"] for f in figures].count("load, coded, 4 layers at once") == 1
 assert all(len(f["seconds"]) == 2 and min(f["seconds"]) > 0 and f["bytes"] > 0 for f in figures), figures
 PYTHON
 

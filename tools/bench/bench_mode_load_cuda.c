@@ -4,7 +4,8 @@
  *
  * The checkpoint is a temporary file, the weights of each shape written under several names; it is in the page cache
  * when it is loaded. It goes away whatever happens: signals ask the load under way to stop. Layers are loaded in the
- * layout that was asked for; where that is another one, coded, too, in the same turns. */
+ * layout that was asked for; where that is another one, coded, too, in the same turns: one by one, and several at once
+ * as the loader of transformers models has them. */
 #include "bench_device_cuda.h"
 #include "bench_load_checkpoint.h"
 #include "bench_load_rows_cuda.h"
@@ -17,13 +18,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    LOADS_AT_ONCE = 4
+};
+
 /* What is timed, in turns. */
 typedef enum load_case {
     CASE_PINNED,
     CASE_LOAD,
-    CASE_TWO_LOADS,
+    CASE_LOADS_AT_ONCE,
     CASE_ONE_THREAD,
     CASE_CODED,
+    CASE_CODED_AT_ONCE,
     CASE_PAGEABLE,
     NUM_CASES
 } load_case;
@@ -33,9 +39,10 @@ static const struct {
 } kCases[NUM_CASES] = {
     [CASE_PINNED] = {"copy, page-locked", ""},
     [CASE_LOAD] = {"load", "copy, page-locked"},
-    [CASE_TWO_LOADS] = {"load, 2 layers at once", "copy, page-locked"},
+    [CASE_LOADS_AT_ONCE] = {"load, 4 layers at once", "copy, page-locked"},
     [CASE_ONE_THREAD] = {"load, 1 thread", "copy, page-locked"},
     [CASE_CODED] = {"load, coded", "copy, page-locked"},
+    [CASE_CODED_AT_ONCE] = {"load, coded, 4 layers at once", "copy, page-locked"},
     [CASE_PAGEABLE] = {"copy, pageable", "copy, page-locked"},
 };
 
@@ -53,7 +60,7 @@ typedef struct load_session {
 static trf_layout layout_of(const load_session *s) { return s->request->options->layout; }
 
 static int is_timed(const load_session *s, load_case which) {
-    return which != CASE_CODED || layout_of(s) != TRF_LAYOUT_CODED;
+    return (which != CASE_CODED && which != CASE_CODED_AT_ONCE) || layout_of(s) != TRF_LAYOUT_CODED;
 }
 
 static void drop_layers(load_session *s) {
@@ -81,22 +88,38 @@ static int load_some(load_session *s, trf_layout layout, int first, int step, in
     return 0;
 }
 
-/* A thread's. @return NULL, or not after a failure. */
-static void *load_odd(void *context) {
-    load_session *s = context;
-    return load_some(s, layout_of(s), 1, 2, s->request->options->threads, NULL) ? s : NULL;
+/* A thread that loads every LOADS_AT_ONCE-th layer. */
+typedef struct load_thread {
+    load_session *session;
+    trf_layout layout;
+    int first, failed;
+} load_thread;
+
+static void *load_every(void *context) {
+    load_thread *thread = context;
+    thread->failed = load_some(thread->session, thread->layout, thread->first, LOADS_AT_ONCE,
+                               thread->session->request->options->threads, NULL);
+    return NULL;
 }
 
-static int load_two(load_session *s) {
-    pthread_t thread;
-    void *odd_failed = NULL;
-    if (pthread_create(&thread, NULL, load_odd, s)) {
-        cli_fail(TRF_ERR_MEMORY, "bench: out of memory for a thread");
-        return -1;
+static int load_at_once(load_session *s, trf_layout layout) {
+    pthread_t ids[LOADS_AT_ONCE];
+    load_thread threads[LOADS_AT_ONCE];
+    int begun = 1, failed = 0;
+    for (; begun < LOADS_AT_ONCE; begun++) { /* this thread is the first */
+        threads[begun] = (load_thread){s, layout, begun, 0};
+        if (pthread_create(&ids[begun], NULL, load_every, &threads[begun])) {
+            cli_fail(TRF_ERR_MEMORY, "bench: out of memory for a thread");
+            failed = 1;
+            break;
+        }
     }
-    const int failed = load_some(s, layout_of(s), 0, 2, s->request->options->threads, &s->progress);
-    pthread_join(thread, &odd_failed);
-    return failed || odd_failed ? -1 : 0;
+    failed = failed || load_some(s, layout, 0, LOADS_AT_ONCE, s->request->options->threads, &s->progress);
+    while (--begun > 0) {
+        pthread_join(ids[begun], NULL);
+        failed = failed || threads[begun].failed;
+    }
+    return failed ? -1 : 0;
 }
 
 /* The layers' bytes to one place on the device, queued one behind the other. */
@@ -118,8 +141,10 @@ static int load_or_copy(load_session *s, load_case which) {
         return copy_all(s, s->pinned);
     case CASE_PAGEABLE:
         return copy_all(s, s->pageable);
-    case CASE_TWO_LOADS:
-        return load_two(s);
+    case CASE_LOADS_AT_ONCE:
+        return load_at_once(s, layout_of(s));
+    case CASE_CODED_AT_ONCE:
+        return load_at_once(s, TRF_LAYOUT_CODED);
     case CASE_ONE_THREAD:
         return load_some(s, layout_of(s), 0, 1, 1, &s->progress);
     default:
