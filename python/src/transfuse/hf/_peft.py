@@ -49,9 +49,9 @@ def register_peft(tuners_utils: ModuleType) -> None:
 
 
 def _refuse(layer: Any, name: str = "") -> None:
-    blob_module = sys.modules.get("transfuse.torch._blob_module")
+    buffer_module = sys.modules.get("transfuse.torch._buffer_module")
     base = layer.get_base_layer()
-    if blob_module is not None and isinstance(base, blob_module.BlobModule):
+    if buffer_module is not None and isinstance(base, buffer_module.BufferModule):
         raise ValueError(
             f"an adapter cannot be merged into compressed weights ({name or type(base).__name__}): use it unmerged, or "
             "merge it into the uncompressed model and compress that"
