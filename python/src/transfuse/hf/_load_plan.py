@@ -325,7 +325,7 @@ class Planner:
             )
 
     def _keep_ties_alike(self) -> None:
-        """Has parameters that are tied be blobs in all of their modules, or in none."""
+        """Has parameters that are tied be compressed in all of their modules, or in none."""
         taken = {each.target: each for each in self.plan.taken}
         for member, source in self.ties.items():
             for name, other in ((source, member), (member, source)):

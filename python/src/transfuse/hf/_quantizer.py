@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# What a device needs beside the blobs: directories, and workspaces of products.
+# What a device needs beside the buffers of layers: directories, and workspaces of products.
 _USABLE_MEMORY = 0.97
 
 

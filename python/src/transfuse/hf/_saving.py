@@ -45,7 +45,7 @@ def finish_model(model: PreTrainedModel, plan: LoadPlan) -> None:
         if name not in compressed and tensor.is_floating_point() and tensor.dtype != dtype:
             tensor.data = tensor.data.to(dtype)
     for module in model.modules():
-        # Tying pads the bias of an output to the length of its weights, which it takes a blob's for.
+        # Tying pads the bias of an output to the length of its weights, which it takes a buffer's for.
         if isinstance(module, TransfuseLinear) and module.bias is not None and len(module.bias) > module.out_features:
             module.bias.data = module.bias.data[: module.out_features].clone()
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
@@ -54,7 +54,7 @@ def finish_model(model: PreTrainedModel, plan: LoadPlan) -> None:
 
 
 def compressed_parameters(model: PreTrainedModel) -> dict[str, BufferModule]:
-    """Returns the modules with blobs by the names of these, one that has several names under each."""
+    """Returns the modules with compressed parameters by the names of these, one that has several names under each."""
     modules = [(p, m) for p, m in model.named_modules(remove_duplicate=False) if isinstance(m, BufferModule)]
     return {f"{path}.{name}": module for path, module in modules for name in module._buffer_names()}
 
