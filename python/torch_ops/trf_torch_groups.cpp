@@ -85,19 +85,19 @@ void decode_all(const experts &of, const Tensor &weights, int device) {
 
 } // namespace
 
-std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &blobs,
+std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &buffers,
                                    const std::vector<int64_t> &rows) {
     const int device = device_of(x, "x");
-    if (blobs.size() != rows.size())
-        throw bad_argument(kGroupOp, std::to_string(blobs.size()) + " blobs, but " + std::to_string(rows.size()) +
+    if (buffers.size() != rows.size())
+        throw bad_argument(kGroupOp, std::to_string(buffers.size()) + " buffers, but " + std::to_string(rows.size()) +
                                          " numbers of rows");
     const int64_t dims = x.dim(), cols = dims ? x.size(dims - 1) : 0;
     const int64_t m = cols ? x.numel() / cols : 0;
     const dtype_codes dtype = dtype_of(x);
     std::vector<std::shared_ptr<layer>> layers;
-    for (size_t i = 0; i < blobs.size(); i++) {
-        check_blob(blobs[i], device, kGroupOp);
-        layers.push_back(find_or_adopt(blobs[i], device, kGroupOp).layer);
+    for (size_t i = 0; i < buffers.size(); i++) {
+        check_buffer(buffers[i], device, kGroupOp);
+        layers.push_back(find_or_adopt(buffers[i], device, kGroupOp).layer);
         check_layer(*layers[i], rows[i], cols, kGroupOp);
     }
     std::vector<Tensor> y;
@@ -105,14 +105,14 @@ std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &b
     if (are_groupable(layers, m, dtype.dtype))
         together = find_or_make_group(layers, static_cast<uint32_t>(m), dtype.dtype, kGroupOp);
     if (!together || !together->handle) {
-        for (size_t i = 0; i < blobs.size(); i++)
-            y.push_back(multiply({kGroupOp, x, blobs[i], rows[i], std::nullopt, std::nullopt, std::nullopt}));
+        for (size_t i = 0; i < buffers.size(); i++)
+            y.push_back(multiply({kGroupOp, x, buffers[i], rows[i], std::nullopt, std::nullopt, std::nullopt}));
         return y;
     }
     const Tensor ordered = in_order(x);
     const auto x_sizes = x.sizes();
     std::vector<int64_t> sizes(x_sizes.begin(), x_sizes.end());
-    std::vector<const void *> x_at(blobs.size(), ordered.const_data_ptr());
+    std::vector<const void *> x_at(buffers.size(), ordered.const_data_ptr());
     std::vector<void *> y_at;
     for (const int64_t count : rows) {
         sizes.back() = count;
@@ -129,7 +129,7 @@ std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &b
 
 Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &container, int64_t rows) {
     const int device = device_of(x, "x");
-    check_blob(container, device, kExpertsOp);
+    check_buffer(container, device, kExpertsOp);
     const std::shared_ptr<experts> of = find_or_adopt_experts(container, device, kExpertsOp);
     const trf_layer_info &info = of->layers[0]->info;
     const dtype_codes dtype = dtype_of(x);
@@ -166,19 +166,19 @@ Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &co
 
 Tensor decode_experts(const expert_decoding &of) {
     const int device = device_of(of.container, "container");
-    check_blob(of.container, device, kDecodeExpertsOp);
+    check_buffer(of.container, device, kDecodeExpertsOp);
     const std::shared_ptr<experts> found = find_or_adopt_experts(of.container, device, kDecodeExpertsOp);
     check_decoding(*found, of.count, of.rows, of.cols);
     const dtype_codes source = dtype_of(found->layers[0]->info.dtype);
     const Tensor weights = allocate({of.count, of.rows, of.cols}, source.torch_dtype, device);
     decode_all(*found, weights, device);
     const int32_t wanted = torch_code(of.dtype);
-    return wanted == source.torch_dtype ? weights : convert(weights, wanted);
+    return wanted == source.torch_dtype ? weights : to_dtype(weights, wanted);
 }
 
 void decode_experts_into(const Tensor &container, const Tensor &out) {
     const int device = device_of(container, "container");
-    check_blob(container, device, kDecodeExpertsOp);
+    check_buffer(container, device, kDecodeExpertsOp);
     const std::shared_ptr<experts> found = find_or_adopt_experts(container, device, kDecodeExpertsOp);
     if (out.dim() != 3 || out.stride(2) != 1 || out.stride(1) != out.size(2) || device_of(out, "out") != device ||
         dtype_of(out).dtype != found->layers[0]->info.dtype)

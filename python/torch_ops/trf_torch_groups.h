@@ -10,7 +10,8 @@
 namespace trf_torch {
 
 /* @return for each layer y = x . W^T, [..., rows[i]], of x's dtype. */
-std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &blobs, const std::vector<int64_t> &rows);
+std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &buffers,
+                                   const std::vector<int64_t> &rows);
 
 /* @return y [tokens][rows] of x's dtype. x: [tokens][cols], sorted by expert; offsets: int32, [experts + 1]. */
 Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &container, int64_t rows);

@@ -123,10 +123,10 @@ int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_de
 
 trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,
                                   uint32_t count, trf_error *err) {
-    std::vector<const void *> blobs;
+    std::vector<const void *> buffers;
     for (uint32_t i = 0; i < count; i++)
-        blobs.push_back(static_cast<const uint8_t *>(container) + offsets[i]);
-    return trf_torch::insert_experts(device, container, container_bytes, blobs, err);
+        buffers.push_back(static_cast<const uint8_t *>(container) + offsets[i]);
+    return trf_torch::insert_experts(device, container, container_bytes, buffers, err);
 }
 
 trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes, trf_dtype dtype,
@@ -155,7 +155,7 @@ void trf_torch_set_adoption_error(const char *message) { adoption_error = messag
 namespace trf_torch {
 
 std::string take_adoption_error() {
-    return std::exchange(adoption_error, "this blob is unknown, and transfuse::adopt did not take it");
+    return std::exchange(adoption_error, "this buffer is unknown, and transfuse::adopt did not take it");
 }
 
 } // namespace trf_torch

@@ -44,8 +44,8 @@ TRF_TORCH_API int trf_torch_is_known(int device, const void *buffer, uint64_t bu
 /* @return whether there is a layer at a place; *info is filled then. */
 TRF_TORCH_API int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer_info *info);
 
-/* Makes experts of layers that are known: [count] blobs at these offsets of a container. Where the library does not
- * take them together, trf_torch_check_experts_dtype says so. Errors: see insert_experts. */
+/* Makes experts of layers that are known: [count] buffers at these offsets of a container. Where the library does
+ * not take them together, trf_torch_check_experts_dtype says so. Errors: see insert_experts. */
 TRF_TORCH_API trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes,
                                                 const uint64_t *offsets, uint32_t count, trf_error *err);
 

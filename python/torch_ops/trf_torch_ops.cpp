@@ -13,11 +13,11 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-Tensor linear(const Tensor &x, const Tensor &blob, const std::optional<Tensor> &bias, int64_t rows) {
-    return trf_torch::multiply({"transfuse::linear", x, blob, rows, bias, std::nullopt, std::nullopt});
+Tensor linear(const Tensor &x, const Tensor &buffer, const std::optional<Tensor> &bias, int64_t rows) {
+    return trf_torch::multiply({"transfuse::linear", x, buffer, rows, bias, std::nullopt, std::nullopt});
 }
 
-Tensor linear_epilogue(const Tensor &x, const Tensor &blob, const std::optional<Tensor> &bias,
+Tensor linear_epilogue(const Tensor &x, const Tensor &buffer, const std::optional<Tensor> &bias,
                        const std::optional<Tensor> &multiplier, const std::optional<Tensor> &residual,
                        const std::string &activation, int64_t rows) {
     constexpr const char *op = "transfuse::linear_epilogue";
@@ -27,13 +27,14 @@ Tensor linear_epilogue(const Tensor &x, const Tensor &blob, const std::optional<
                                                              {"gelu_tanh", TRF_ACTIVATION_GELU_TANH}};
     for (const auto &[name, value] : known)
         if (activation == name)
-            return trf_torch::multiply({op, x, blob, rows, bias, multiplier, residual, value});
+            return trf_torch::multiply({op, x, buffer, rows, bias, multiplier, residual, value});
     throw trf_torch::bad_argument(op, "there is no activation '" + activation +
                                           "'; there are none, silu, gelu and gelu_tanh");
 }
 
-std::vector<Tensor> linear_group(const Tensor &x, const std::vector<Tensor> &blobs, const std::vector<int64_t> &rows) {
-    return trf_torch::multiply_group(x, blobs, rows);
+std::vector<Tensor> linear_group(const Tensor &x, const std::vector<Tensor> &buffers,
+                                 const std::vector<int64_t> &rows) {
+    return trf_torch::multiply_group(x, buffers, rows);
 }
 
 Tensor experts(const Tensor &x, const Tensor &offsets, const Tensor &container, int64_t rows) {
@@ -44,12 +45,12 @@ Tensor decode_experts(const Tensor &container, int64_t count, int64_t rows, int6
     return trf_torch::decode_experts({container, count, rows, cols, dtype});
 }
 
-Tensor decode(const Tensor &blob, int64_t rows, int64_t cols, ScalarType dtype) {
-    return trf_torch::decode({"transfuse::decode", blob, rows, cols, dtype});
+Tensor decode(const Tensor &buffer, int64_t rows, int64_t cols, ScalarType dtype) {
+    return trf_torch::decode({"transfuse::decode", buffer, rows, cols, dtype});
 }
 
-Tensor embedding(const Tensor &ids, const Tensor &blob, int64_t rows, int64_t cols, ScalarType dtype) {
-    return trf_torch::decode_rows({"transfuse::embedding", blob, rows, cols, dtype}, ids);
+Tensor embedding(const Tensor &ids, const Tensor &buffer, int64_t rows, int64_t cols, ScalarType dtype) {
+    return trf_torch::decode_rows({"transfuse::embedding", buffer, rows, cols, dtype}, ids);
 }
 
 void decode_experts_into(const Tensor &container, const Tensor &out) { trf_torch::decode_experts_into(container, out); }
@@ -68,16 +69,16 @@ void add_kernels(torch::stable::detail::StableLibrary &library) {
 } // namespace
 
 STABLE_TORCH_LIBRARY(transfuse, library) {
-    library.def("adopt(Tensor blob) -> ()");
-    library.def("linear(Tensor x, Tensor blob, Tensor? bias, int rows) -> Tensor");
-    library.def("linear_epilogue(Tensor x, Tensor blob, Tensor? bias, Tensor? multiplier, Tensor? residual, "
+    library.def("adopt(Tensor buffer) -> ()");
+    library.def("linear(Tensor x, Tensor buffer, Tensor? bias, int rows) -> Tensor");
+    library.def("linear_epilogue(Tensor x, Tensor buffer, Tensor? bias, Tensor? multiplier, Tensor? residual, "
                 "str activation, int rows) -> Tensor");
-    library.def("linear_group(Tensor x, Tensor[] blobs, int[] rows) -> Tensor[]");
+    library.def("linear_group(Tensor x, Tensor[] buffers, int[] rows) -> Tensor[]");
     library.def("experts(Tensor x, Tensor offsets, Tensor container, int rows) -> Tensor");
-    library.def("decode(Tensor blob, int rows, int cols, ScalarType dtype) -> Tensor");
+    library.def("decode(Tensor buffer, int rows, int cols, ScalarType dtype) -> Tensor");
     library.def("decode_experts(Tensor container, int count, int rows, int cols, ScalarType dtype) -> Tensor");
     library.def("decode_experts_into(Tensor container, Tensor(a!) out) -> ()");
-    library.def("embedding(Tensor ids, Tensor blob, int rows, int cols, ScalarType dtype) -> Tensor");
+    library.def("embedding(Tensor ids, Tensor buffer, int rows, int cols, ScalarType dtype) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(transfuse, CPU, library) { add_kernels(library); }

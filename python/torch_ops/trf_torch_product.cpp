@@ -16,15 +16,15 @@ std::runtime_error bad_argument(const char *op, const std::string &text) {
     return std::runtime_error(std::string(op) + ": " + text);
 }
 
-void check_blob(const Tensor &blob, int device, const char *op) {
+void check_buffer(const Tensor &buffer, int device, const char *op) {
     int32_t dtype;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(blob.get(), &dtype));
-    if (dtype != aoti_torch_dtype_uint8() || blob.dim() != 1 || !blob.is_contiguous())
-        throw bad_argument(op, "blob must be a contiguous uint8 tensor of one dimension, not one of shape " +
-                                   shape_text(blob));
-    const int own = device_of(blob, "blob");
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(buffer.get(), &dtype));
+    if (dtype != aoti_torch_dtype_uint8() || buffer.dim() != 1 || !buffer.is_contiguous())
+        throw bad_argument(op, "buffer must be a contiguous uint8 tensor of one dimension, not one of shape " +
+                                   shape_text(buffer));
+    const int own = device_of(buffer, "buffer");
     if (own != device)
-        throw bad_argument(op, "x is on " + device_text(device) + ", blob is on " + device_text(own));
+        throw bad_argument(op, "x is on " + device_text(device) + ", buffer is on " + device_text(own));
 }
 
 void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op) {
@@ -77,7 +77,7 @@ Tensor call_aten(const char *name, const char *overload, std::vector<StableIValu
 Tensor multiply_dense(const product &of, const layer &layer) {
     using torch::stable::detail::from;
     const Tensor weight =
-        decode({of.op, of.blob, static_cast<int64_t>(layer.info.rows), layer.info.cols, of.x.scalar_type()});
+        decode({of.op, of.buffer, static_cast<int64_t>(layer.info.rows), layer.info.cols, of.x.scalar_type()});
     Tensor y = dense_linear(of.x, weight, of.bias);
     if (of.activation == TRF_ACTIVATION_SILU)
         y = call_aten("aten::silu", "", {from(y)});
@@ -125,11 +125,12 @@ uint32_t check_ids(const Tensor &ids, int device, const decoding &of) {
 
 } // namespace
 
-void adopt_missing(const Tensor &blob, int device, const char *op) {
+void adopt_missing(const Tensor &buffer, int device, const char *op) {
     if (is_capturing(device))
-        throw std::runtime_error(std::string(op) + ": this blob is used for the first time while a CUDA graph is being "
-                                                   "captured; call transfuse.torch.adopt on it before");
-    StableIValue stack[1] = {torch::stable::detail::from(blob)};
+        throw std::runtime_error(std::string(op) +
+                                 ": this buffer is used for the first time while a CUDA graph is being "
+                                 "captured; call transfuse.torch.adopt on it before");
+    StableIValue stack[1] = {torch::stable::detail::from(buffer)};
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("transfuse::adopt", "", stack, TORCH_ABI_VERSION));
 }
 
@@ -137,13 +138,13 @@ std::runtime_error adoption_failure(const char *op) {
     return std::runtime_error(std::string(op) + ": " + take_adoption_error());
 }
 
-found_layer find_or_adopt(const Tensor &blob, int device, const char *op, const plan_key *key) {
-    const void *const at = blob.const_data_ptr();
-    const uint64_t bytes = static_cast<uint64_t>(blob.numel());
+found_layer find_or_adopt(const Tensor &buffer, int device, const char *op, const plan_key *key) {
+    const void *const at = buffer.const_data_ptr();
+    const uint64_t bytes = static_cast<uint64_t>(buffer.numel());
     found_layer found = find_layer(device, at, bytes, key);
     if (found.layer)
         return found;
-    adopt_missing(blob, device, op);
+    adopt_missing(buffer, device, op);
     found = find_layer(device, at, bytes, key);
     if (!found.layer)
         throw adoption_failure(op);
@@ -152,7 +153,7 @@ found_layer find_or_adopt(const Tensor &blob, int device, const char *op, const 
 
 Tensor multiply(product of) {
     const int device = device_of(of.x, "x");
-    check_blob(of.blob, device, of.op);
+    check_buffer(of.buffer, device, of.op);
     const auto x_sizes = of.x.sizes();
     if (x_sizes.size() == 0)
         throw bad_argument(of.op, "x has no dimensions; it must be [..., cols]");
@@ -164,7 +165,7 @@ Tensor multiply(product of) {
     const plan_key key = {
         static_cast<uint32_t>(m), static_cast<uint8_t>(dtype.dtype), static_cast<uint8_t>(of.activation),
         of.bias.has_value(),      of.multiplier.has_value(),         of.residual.has_value()};
-    found_layer found = find_or_adopt(of.blob, device, of.op, &key);
+    found_layer found = find_or_adopt(of.buffer, device, of.op, &key);
     check_layer(*found.layer, of.rows, cols, of.op);
     of.bias = take_operand(of.bias, of, {of.rows}, "bias");
     of.multiplier = take_operand(of.multiplier, of, y_sizes, "multiplier");
@@ -197,9 +198,9 @@ Tensor multiply(product of) {
 }
 
 Tensor decode(const decoding &of) {
-    const int device = device_of(of.blob, "blob");
-    check_blob(of.blob, device, of.op);
-    const found_layer found = find_or_adopt(of.blob, device, of.op);
+    const int device = device_of(of.buffer, "buffer");
+    check_buffer(of.buffer, device, of.op);
+    const found_layer found = find_or_adopt(of.buffer, device, of.op);
     check_layer(*found.layer, of.rows, of.cols, of.op);
     const dtype_codes source = dtype_of(found.layer->info.dtype);
     const Tensor weights = allocate({of.rows, of.cols}, source.torch_dtype, device);
@@ -209,13 +210,13 @@ Tensor decode(const decoding &of) {
         static_cast<uint64_t>(of.rows * of.cols) * trf_dtype_bytes(source.dtype), current_stream(device), &error);
     check_status(status, error, of.op);
     const int32_t wanted = torch_code(of.dtype);
-    return wanted == source.torch_dtype ? weights : convert(weights, wanted);
+    return wanted == source.torch_dtype ? weights : to_dtype(weights, wanted);
 }
 
 Tensor decode_rows(const decoding &of, const Tensor &ids) {
     const int device = device_of(ids, "ids");
-    check_blob(of.blob, device, of.op);
-    const found_layer found = find_or_adopt(of.blob, device, of.op);
+    check_buffer(of.buffer, device, of.op);
+    const found_layer found = find_or_adopt(of.buffer, device, of.op);
     check_layer(*found.layer, of.rows, of.cols, of.op);
     const auto ids_sizes = ids.sizes();
     std::vector<int64_t> sizes(ids_sizes.begin(), ids_sizes.end());
@@ -236,7 +237,7 @@ Tensor decode_rows(const decoding &of, const Tensor &ids) {
     request.rows_bytes = static_cast<uint64_t>(rows.numel()) * trf_dtype_bytes(source.dtype);
     trf_error error;
     check_status(trf_decode_rows(found.layer->handle, &request, current_stream(device), &error), error, of.op);
-    return wanted == source.torch_dtype ? rows : convert(rows, wanted);
+    return wanted == source.torch_dtype ? rows : to_dtype(rows, wanted);
 }
 
 } // namespace trf_torch

@@ -15,8 +15,8 @@ namespace trf_torch {
 /* y = activation(x . W^T + bias) * multiplier + residual. */
 struct product {
     const char *op;
-    const Tensor &x;    /* [..., cols] */
-    const Tensor &blob; /* uint8, [blob_bytes] */
+    const Tensor &x;      /* [..., cols] */
+    const Tensor &buffer; /* uint8, [buffer_bytes] */
     int64_t rows;
     std::optional<Tensor> bias;                 /* [rows] of x's dtype */
     std::optional<Tensor> multiplier, residual; /* [..., rows] of x's dtype */
@@ -29,27 +29,27 @@ Tensor multiply(product of);
 /* What decoding gives, and where to. */
 struct decoding {
     const char *op;
-    const Tensor &blob;
+    const Tensor &buffer;
     int64_t rows, cols;
     ScalarType dtype;
 };
 
-/* @return [rows][cols]: the weights of the source's dtype, converted. */
+/* @return [rows][cols]: the weights of the source's dtype, brought to `dtype`. */
 Tensor decode(const decoding &of);
 
 /* @return [...][cols]: rows of these weights. ids: [...] of int32 or int64. */
 Tensor decode_rows(const decoding &of, const Tensor &ids);
 
-/* The layer of a blob, with a plan if a key is given and there is one. Has it adopted if it is not known, but for a
+/* The layer in a buffer, with a plan if a key is given and there is one. Has it adopted if it is not known, but for a
  * stream that is being captured. */
-found_layer find_or_adopt(const Tensor &blob, int device, const char *op, const plan_key *key = nullptr);
+found_layer find_or_adopt(const Tensor &buffer, int device, const char *op, const plan_key *key = nullptr);
 
 /* ---- what the ops check ---- */
 
 std::runtime_error bad_argument(const char *op, const std::string &text);
 
-/* A blob, or a container of blobs, on this device. */
-void check_blob(const Tensor &blob, int device, const char *op);
+/* A layer's buffer, or a container of them, on this device. */
+void check_buffer(const Tensor &buffer, int device, const char *op);
 void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op);
 
 /* @return whether a codec's weights multiply x of a dtype. */
@@ -57,10 +57,10 @@ bool takes_dtype(trf_codec codec, trf_dtype dtype);
 
 int32_t torch_code(ScalarType dtype);
 
-/* What a stream that is being captured forbids; else has the blob adopted. */
-void adopt_missing(const Tensor &blob, int device, const char *op);
+/* What a stream that is being captured forbids; else has the buffer adopted. */
+void adopt_missing(const Tensor &buffer, int device, const char *op);
 
-/* What an op throws if a blob is unknown after that. */
+/* What an op throws if a buffer is unknown after that. */
 std::runtime_error adoption_failure(const char *op);
 
 } // namespace trf_torch

@@ -22,15 +22,15 @@ namespace {
 
 struct place {
     int device;
-    const void *blob;
+    const void *buffer;
 
-    bool operator==(const place &other) const { return device == other.device && blob == other.blob; }
+    bool operator==(const place &other) const { return device == other.device && buffer == other.buffer; }
 };
 
 struct place_hash {
     size_t operator()(const place &of) const {
-        // Blobs begin at multiples of 16 at least.
-        return (reinterpret_cast<uintptr_t>(of.blob) >> 4) * 31 + static_cast<size_t>(of.device);
+        // Buffers begin at multiples of 16 at least.
+        return (reinterpret_cast<uintptr_t>(of.buffer) >> 4) * 31 + static_cast<size_t>(of.device);
     }
 };
 
@@ -70,11 +70,11 @@ bool is_usable(int device, uint32_t process, const registry &in) {
 }
 
 /* Whether a layer that was found at a place may be used there. */
-bool is_current(const layer &of, uint64_t blob_bytes, const registry &in) {
-    if (of.blob_bytes != blob_bytes)
+bool is_current(const layer &of, uint64_t buffer_bytes, const registry &in) {
+    if (of.buffer_bytes != buffer_bytes)
         return false;
     if (of.device == TRF_DEVICE_CPU)
-        return std::memcmp(of.head, of.blob, sizeof of.head) == 0;
+        return std::memcmp(of.first_bytes, of.buffer, sizeof of.first_bytes) == 0;
     return is_usable(of.device, of.process, in);
 }
 
@@ -82,7 +82,7 @@ bool is_current(const experts &of, uint64_t container_bytes, const registry &in)
     if (of.container_bytes != container_bytes)
         return false;
     for (const auto &one : of.layers)
-        if (!is_current(*one, one->blob_bytes, in))
+        if (!is_current(*one, one->buffer_bytes, in))
             return false;
     return true;
 }
@@ -160,11 +160,11 @@ experts::~experts() {
         trf_experts_destroy(handle);
 }
 
-found_layer find_layer(int device, const void *blob, uint64_t blob_bytes, const plan_key *key) {
+found_layer find_layer(int device, const void *buffer, uint64_t buffer_bytes, const plan_key *key) {
     registry &in = the_registry();
     const std::lock_guard<std::mutex> guard(in.lock);
-    const auto at = in.layers.find({device, blob});
-    if (at == in.layers.end() || !is_current(*at->second, blob_bytes, in))
+    const auto at = in.layers.find({device, buffer});
+    if (at == in.layers.end() || !is_current(*at->second, buffer_bytes, in))
         return {};
     const std::shared_ptr<layer> &found = at->second;
     return {found, key ? found->plans.find(*key) : nullptr};
@@ -261,13 +261,13 @@ std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &
 }
 
 trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
-                          const std::vector<const void *> &blobs, trf_error *err) {
+                          const std::vector<const void *> &buffers, trf_error *err) {
     auto made = std::make_shared<experts>();
     made->container = container;
     made->container_bytes = container_bytes;
     std::vector<trf_device_layer *> handles;
-    for (const void *blob : blobs) {
-        made->layers.push_back(layer_at({device, blob}));
+    for (const void *buffer : buffers) {
+        made->layers.push_back(layer_at({device, buffer}));
         const std::shared_ptr<layer> &last = made->layers.back(), &first = made->layers.front();
         if (!last)
             return fail(err, TRF_ERR_ARGUMENT, "an expert's layer is unknown");
@@ -308,7 +308,7 @@ void forget_experts(int device, const void *container) {
     found = std::move(at->second);
     in.experts.erase(at);
     for (const auto &one : found->layers)
-        take_layer(in, {device, one->blob}, &layers);
+        take_layer(in, {device, one->buffer}, &layers);
 }
 
 trf_status find_context(int device, trf_context **context, trf_error *err) {
@@ -342,35 +342,36 @@ trf_status find_context(int device, trf_context **context, trf_error *err) {
     return TRF_OK;
 }
 
-trf_status insert_layer(int device, const void *blob, uint64_t blob_bytes, trf_device_layer *handle, trf_error *err) {
+trf_status insert_layer(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer *handle,
+                        trf_error *err) {
     trf_device_layer_info info;
     trf_device_layer_get_info(handle, &info);
     auto made = std::make_shared<layer>();
     made->device = device;
-    made->blob = blob;
-    made->blob_bytes = blob_bytes;
+    made->buffer = buffer;
+    made->buffer_bytes = buffer_bytes;
     made->info = info.layer;
     if (device == TRF_DEVICE_CPU)
-        std::memcpy(made->head, blob, sizeof made->head);
+        std::memcpy(made->first_bytes, buffer, sizeof made->first_bytes);
     registry &in = the_registry();
     forgotten released;
     const std::lock_guard<std::mutex> guard(in.lock);
-    const auto at = in.layers.find({device, blob});
-    if (at != in.layers.end() && !is_current(*at->second, blob_bytes, in))
-        take_layer(in, {device, blob}, &released);
+    const auto at = in.layers.find({device, buffer});
+    if (at != in.layers.end() && !is_current(*at->second, buffer_bytes, in))
+        take_layer(in, {device, buffer}, &released);
     made->process = in.process;
     made->number = in.next_number++;
-    if (!in.layers.insert({{device, blob}, made}).second)
+    if (!in.layers.insert({{device, buffer}, made}).second)
         return fail(err, TRF_ERR_EXISTS, "there is a layer at this place already");
     made->handle = handle;
     return TRF_OK;
 }
 
-void forget_layer(int device, const void *blob) {
+void forget_layer(int device, const void *buffer) {
     registry &in = the_registry();
     forgotten released;
     const std::lock_guard<std::mutex> guard(in.lock);
-    take_layer(in, {device, blob}, &released);
+    take_layer(in, {device, buffer}, &released);
 }
 
 uint64_t count_layers() {

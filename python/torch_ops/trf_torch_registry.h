@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The layers of this process that ops know, by the device and address of their blobs, and the plans of each. A blob is
- * a torch tensor of the caller's; `_registry.py` adopts it here and has it forgotten when its storage goes. Of a layer
- * in another layout than the coded one its buffer stands here for the blob.
+/* The layers of this process that ops know, by the device and address of their buffers, and the plans of each. A
+ * buffer is a torch tensor of the caller's, in whatever layout: `_registry.py` adopts it here, and has it forgotten
+ * when its storage goes.
  *
- * A layer whose blob has another size is unknown, and on the CPU one whose blob has changed since; on a GPU, whose
+ * A layer whose buffer has another size is unknown, and on the CPU one whose buffer has changed since; on a GPU, whose
  * memory is not read back, nobody sees that.
  *
  * One lock guards all of it; nothing but look-ups runs under it. Layers and plans are shared: whoever has found one may
@@ -120,14 +120,15 @@ struct group {
 
 struct layer {
     int device = TRF_DEVICE_CPU;
-    const void *blob = nullptr;
-    uint64_t blob_bytes = 0;
+    const void *buffer = nullptr;
+    uint64_t buffer_bytes = 0;
     trf_device_layer *handle = nullptr;
     trf_layer_info info = {};
-    uint8_t head[64] = {}; /* on the CPU: the blob's first bytes, which have a checksum of all of it; those of a buffer
-                            * of another layout have one that the blob's head goes into */
-    uint64_t number = 0;   /* none has it a second time */
-    uint32_t process = 0;  /* forks of this process before it was made */
+    /* Of the buffer, on the CPU: a blob's have a checksum of all of it; those of a buffer of another layout have one
+     * that the head of its blob goes into. */
+    uint8_t first_bytes[64] = {};
+    uint64_t number = 0;  /* none has it a second time */
+    uint32_t process = 0; /* forks of this process before it was made */
 
     layer() = default;
     layer(const layer &) = delete;
@@ -146,7 +147,7 @@ struct found_layer {
 };
 
 /* Looks up a layer, and one of its plans if a key is given. */
-found_layer find_layer(int device, const void *blob, uint64_t blob_bytes, const plan_key *key = nullptr);
+found_layer find_layer(int device, const void *buffer, uint64_t buffer_bytes, const plan_key *key = nullptr);
 
 /* Makes a plan and keeps it with the layer. Throws what the library reports, but for products that no path takes: see
  * `plan`. */
@@ -173,7 +174,7 @@ struct experts_plan {
     ~experts_plan() { trf_experts_plan_destroy(handle); }
 };
 
-/* The layers of one container of blobs. */
+/* The layers of one container of buffers. */
 struct experts {
     std::vector<std::shared_ptr<layer>> layers;
     const void *container = nullptr;
@@ -198,7 +199,7 @@ std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &
 /* Makes experts of layers that are known; of one device, shape and source dtype. Errors: TRF_ERR_EXISTS (there are
  * some at this place), TRF_ERR_ARGUMENT (layers that do not belong together). */
 trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
-                          const std::vector<const void *> &blobs, trf_error *err);
+                          const std::vector<const void *> &buffers, trf_error *err);
 
 /* Forgets the layers, too. */
 void forget_experts(int device, const void *container);
@@ -208,9 +209,10 @@ void forget_experts(int device, const void *container);
 trf_status find_context(int device, trf_context **context, trf_error *err);
 
 /* Takes over a device layer if it succeeds. Errors: TRF_ERR_EXISTS (there is a layer at this place). */
-trf_status insert_layer(int device, const void *blob, uint64_t blob_bytes, trf_device_layer *handle, trf_error *err);
+trf_status insert_layer(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer *handle,
+                        trf_error *err);
 
-void forget_layer(int device, const void *blob);
+void forget_layer(int device, const void *buffer);
 
 uint64_t count_layers();
 

@@ -104,7 +104,7 @@ workspace::workspace(uint64_t bytes, int device) {
 
 Tensor in_order(const Tensor &tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
 
-Tensor convert(const Tensor &tensor, int32_t torch_dtype) {
+Tensor to_dtype(const Tensor &tensor, int32_t torch_dtype) {
     int32_t device_type, device_index;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device_index));

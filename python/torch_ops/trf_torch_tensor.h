@@ -54,8 +54,8 @@ class workspace {
 /* @return the tensor, or a copy of it whose elements lie in order. */
 Tensor in_order(const Tensor &tensor);
 
-/* aten's own: a conversion, F.linear, and of results. */
-Tensor convert(const Tensor &tensor, int32_t torch_dtype);
+/* aten's own: the tensor in another dtype, and F.linear. */
+Tensor to_dtype(const Tensor &tensor, int32_t torch_dtype);
 Tensor dense_linear(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias);
 
 /* @return the stream that torch gives work to on a device; NULL on the CPU. */

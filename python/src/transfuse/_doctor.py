@@ -249,18 +249,18 @@ class _Doctor:
             report.verdict("PyTorch on a GPU", f"{ops.values['doing']}: {ops.failure}" if ops.failure else "")
         return works
 
-    def _try_host(self, host: str) -> None:
-        """Whether a host that is installed knows transfuse's checkpoints."""
-        result = _probes.run_probe(_probes.HOST.format(host=host))
+    def _try_framework(self, framework: str) -> None:
+        """Whether a framework that is installed knows transfuse's checkpoints."""
+        result = _probes.run_probe(_probes.FRAMEWORK.format(framework=framework))
         if result.failure or result.values["registered"]:
             fault = f"{result.values['doing']}: {result.failure}" if result.failure else ""
-            self.report.verdict(host, fault)
+            self.report.verdict(framework, fault)
             return
         off = os.environ.get("TRANSFUSE_NO_HOOK") == "1"
         why = "TRANSFUSE_NO_HOOK=1 is set" if off else "the wheel's .pth file is not in this environment"
-        self.report.row(host, f"yes, in programs that import transfuse: {why}")
+        self.report.row(framework, f"yes, in programs that import transfuse: {why}")
 
-    def try_hosts(self, torch_works: bool) -> None:
+    def try_frameworks(self, torch_works: bool) -> None:
         """What stands upon PyTorch."""
         report, version = self.report, self.versions["transformers"]
         needs = "" if torch_works else "it needs transfuse's part for PyTorch"
@@ -271,9 +271,9 @@ class _Doctor:
         elif needs:
             report.verdict("transformers", "", needs)
         else:
-            self._try_host("transformers")
+            self._try_framework("transformers")
         if self.versions["diffusers"] and torch_works:
-            self._try_host("diffusers")
+            self._try_framework("diffusers")
         if self.versions["vllm"]:
             report.verdict("vLLM", "", "transfuse has no plugin for it yet")
 
@@ -362,7 +362,7 @@ def main(arguments: Sequence[str]) -> int:
     doctor.try_cpu()
     doctor.try_gpus()
     torch_works = doctor.try_torch()
-    doctor.try_hosts(torch_works)
+    doctor.try_frameworks(torch_works)
     if options.checkpoint and not doctor.library_problem:
         doctor.look_at_checkpoint(options.checkpoint)
     count = len(report.faults)

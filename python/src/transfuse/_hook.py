@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 # The modules whose tables we enter, and the function of transfuse.hf that does it.
-HOSTS = {
+FRAMEWORKS = {
     "transformers.quantizers.auto": "register_transformers",
     "diffusers.quantizers.auto": "register_diffusers",
     "peft.tuners.tuners_utils": "register_peft",
@@ -24,8 +24,8 @@ HOSTS = {
 
 
 def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-    """Finds a host's module as Python would, and has us registered after it has run; None for any other module."""
-    if name not in HOSTS:
+    """Finds a framework's module as Python would, and has us registered after it has run; None for any other module."""
+    if name not in FRAMEWORKS:
         return None
     spec = PathFinder.find_spec(name, path, target)
     if spec is None or spec.loader is None:
@@ -44,9 +44,9 @@ def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType |
 
 
 def register(module: ModuleType) -> None:
-    """Enters us into a host's tables. A failure is a warning: it must not break the import of the host."""
+    """Enters us into a framework's tables. A failure is a warning: it must not break the import of the framework."""
     try:
-        getattr(importlib.import_module("transfuse.hf"), HOSTS[module.__name__])(module)
+        getattr(importlib.import_module("transfuse.hf"), FRAMEWORKS[module.__name__])(module)
     except Exception as failure:
         warnings.warn(
             f"transfuse could not register with {module.__name__}: {type(failure).__name__}: {failure}", stacklevel=2
@@ -54,11 +54,11 @@ def register(module: ModuleType) -> None:
 
 
 def install() -> None:
-    """Registers with the hosts that are imported already, and waits for the others. May be called again."""
+    """Registers with the frameworks that are imported already, and waits for the others. May be called again."""
     this = sys.modules[__name__]
     if this not in sys.meta_path:
         sys.meta_path.insert(0, this)
-    for name in HOSTS:
+    for name in FRAMEWORKS:
         module = sys.modules.get(name)
         # One that is still being imported registers when it has run.
         if module is not None and not getattr(module.__spec__, "_initializing", False):

@@ -71,19 +71,19 @@ for device in {devices}:
     tell(**{{device: True}})
 """
 
-# Without `import transfuse` at first: as a program that knows the host alone.
-HOST = """
+# Without `import transfuse` at first: as a program that knows the framework alone.
+FRAMEWORK = """
 import importlib, warnings
-tell(doing="import {host}")
+tell(doing="import {framework}")
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    auto = importlib.import_module("{host}.quantizers.auto")
+    auto = importlib.import_module("{framework}.quantizers.auto")
     tell(registered="transfuse" in auto.AUTO_QUANTIZATION_CONFIG_MAPPING)
     tell(doing="import transfuse")
     import transfuse
 said = [str(warning.message) for warning in caught if "transfuse" in str(warning.message)]
 if "transfuse" not in auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
-    sys.exit(said[-1] if said else "{host} does not know transfuse's checkpoints after it")
+    sys.exit(said[-1] if said else "{framework} does not know transfuse's checkpoints after it")
 """
 
 # A library that the package opens by its name, or in the folders of NVIDIA's packages beside its own.

@@ -251,7 +251,7 @@ def measure_host_time(session: Session) -> None:
     transfuse.torch.adopt(blob)
     x = torch.randn(1, size, device=session.device).bfloat16()
     dense = nn.Linear(size, size, bias=False, device=session.device, dtype=torch.bfloat16)
-    module = TransfuseLinear.from_blob(blob, size, size)
+    module = TransfuseLinear.from_buffer(blob, size, size)
     works: dict[str, Callable[[], object]] = {
         "F.linear": lambda: F.linear(x, weight),
         "op": lambda: torch.ops.transfuse.linear.default(x, blob, None, size),

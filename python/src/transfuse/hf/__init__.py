@@ -2,7 +2,7 @@
 """Loading compressed checkpoints with transformers and diffusers.
 
 `register_transformers`, `register_diffusers` and `register_peft` are called by transfuse._hook; `TransfuseConfig` is
-what users pass as `quantization_config`. Importing this package imports neither torch nor a host.
+what users pass as `quantization_config`. Importing this package imports neither torch nor a framework.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _FILE_LAYOUT = "coded"
 
 
 class Method(str):
-    """The name of a quantization method, with what the hosts expect of a member of their enums."""
+    """The name of a quantization method, with what the frameworks expect of a member of their enums."""
 
     @property
     def value(self) -> str:

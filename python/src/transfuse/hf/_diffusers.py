@@ -48,7 +48,7 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             self._load(device_map)
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
-        """Reads the headers, and has the host expect what is not compressed alone."""
+        """Reads the headers, and has the framework expect what is not compressed alone."""
         from transfuse.hf._load_plan import SUFFIX, read_headers
 
         self._tensors = read_headers(checkpoint_files)
@@ -95,7 +95,7 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return torch_dtype
 
     def get_cuda_warm_up_factor(self) -> int:
-        """The host allocates memory for what it loads itself: as for a model that is not quantized."""
+        """The framework allocates memory for what it loads itself: as for a model that is not quantized."""
         return 2
 
     @property

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sorting the tensors of a mixture of experts into the blobs that a compressed experts module takes.
 
-Files have the experts one by one (`experts.3.w1.weight`), which the host merges to `gate_up_proj` and `down_proj`, or
-have these 3-D tensors themselves. The compressed module keeps gate and up apart where the files do.
+Files have the experts one by one (`experts.3.w1.weight`), which the framework merges to `gate_up_proj` and `down_proj`,
+or have these 3-D tensors themselves. The compressed module keeps gate and up apart where the files do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def sort_experts(
     module : nn.Module
         The model's experts module, dense and on the meta device.
     weights : dict
-        The tensors of each of its parameters, and the converter that the host would merge them by, if any.
+        The tensors of each of its parameters, and the converter that the framework would merge them by, if any.
     dtype : torch.dtype
         Of the model's activations.
 

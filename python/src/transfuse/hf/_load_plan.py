@@ -4,8 +4,8 @@
 transformers renames the tensors of a file, and converts some of them (experts that lie one by one are merged, fused
 projections are cut), by rules of each architecture. We apply these rules, on a copy, to the names that the tensors had
 before they were compressed. A compressed tensor is then *taken* by a module as it is, or, where no module can take it,
-*decoded* while the model is loaded and put through the host's own conversion. What is not compressed is left to the
-host.
+*decoded* while the model is loaded and put through the framework's own conversion. What is not compressed is left to
+the framework.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transfuse.hf._expert_parts import CannotTake, sort_experts
 from transfuse.hf._module_kinds import find_taker, reject_dtype
 from transfuse.hf._name_check import check_names, raise_unfit
 from transfuse.hf._weight_readers import find_weight_reader
-from transfuse.torch._blob_module import as_parameter
+from transfuse.torch._buffer_module import as_parameter
 from transfuse.torch._load import Checkpoint, get_load_bytes
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class LoadPlan:
     replaced : dict of str to nn.Module
         Modules, on the meta device, that go in the place of those of these names.
     targets : set of str
-        Parameters that we load; the host loads the others.
+        Parameters that we load; the framework loads the others.
     dtypes : dict of str to torch.dtype
-        Of all parameters that the files give, as the host would have them from the uncompressed checkpoint.
+        Of all parameters that the files give, as the framework would have them from the uncompressed checkpoint.
     conversions : list
-        Those of the host that the names made use of.
+        Those of the framework that the names made use of.
     """
 
     taken: list[Taken] = dataclasses.field(default_factory=list)
@@ -211,7 +211,7 @@ class Planner:
         check_names(self.model, self.expected, given, unknown)
 
     def _rename(self, name: str) -> tuple[str, str | None]:
-        """Returns the parameter that the host would load a tensor into, and its converter's pattern."""
+        """Returns the parameter that the framework would load a tensor into, and its converter's pattern."""
         prefix = self.model.base_model_prefix
         target, pattern = rename_source_key(name, self.renamings, self.converters, prefix, self.expected)
         if target not in self.expected and name in self.expected:
@@ -233,7 +233,7 @@ class Planner:
         return [name for name in self.expected if any(each.fullmatch(name) for each in wanted)]
 
     def _dtype_of(self, target: str) -> torch.dtype:
-        """Returns the dtype that the host would give a parameter: some are kept in F32 whatever is asked for."""
+        """Returns the dtype that the framework would give a parameter: some are kept in F32 whatever is asked for."""
         for rule, dtype in self.dtype_rules:
             if rule.search(target):
                 return dtype
@@ -325,7 +325,7 @@ class Planner:
             )
 
     def _keep_ties_alike(self) -> None:
-        """Has parameters that are tied be blobs in all of their modules, or in none."""
+        """Has parameters that are tied be compressed in all of their modules, or in none."""
         taken = {each.target: each for each in self.plan.taken}
         for member, source in self.ties.items():
             for name, other in ((source, member), (member, source)):

@@ -21,8 +21,8 @@ from transfuse._errors import UnsupportedError
 from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part, describe_refusal
 from transfuse.torch import _load, _ops
-from transfuse.torch._blob_module import BlobModule
-from transfuse.torch._containers import container_blobs
+from transfuse.torch._buffer_module import BufferModule
+from transfuse.torch._containers import container_buffers
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import replace_experts
 from transfuse.torch._layouts import describe_refusals
@@ -38,8 +38,8 @@ _NAMES_SHOWN = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class _Job:
-    """A parameter to load: of one blob, or of those of experts."""
+class _Load:
+    """A parameter to load: one layer, or a container of several."""
 
     target: str
     parts: list[Part]
@@ -66,9 +66,9 @@ class Loader:
         """
         with self._files, logging.tqdm(total=self._num_parts(), desc="Loading compressed weights") as bar:
             self._open_checkpoints()
-            for job, blob in self._read_all(self._make_jobs()):
-                set_parameter(self.model, job.target, nn.Parameter(blob, requires_grad=False))
-                bar.update(len(job.parts))
+            for load, buffer in self._read_all(self._make_loads()):
+                set_parameter(self.model, load.target, nn.Parameter(buffer, requires_grad=False))
+                bar.update(len(load.parts))
             for decoded in self.plan.decoded:
                 self._decode(decoded)
                 bar.update(len(decoded.parts))
@@ -85,24 +85,24 @@ class Loader:
         for path in {part.tensor.file for parts in lists for part in parts}:
             self._checkpoints[path] = self._files.enter_context(_load.open_checkpoint(path))
 
-    def _make_jobs(self) -> list[_Job]:
-        jobs = [_Job(taken.target, [taken.part]) for taken in self.plan.taken]
+    def _make_loads(self) -> list[_Load]:
+        loads = [_Load(taken.target, [taken.part]) for taken in self.plan.taken]
         for experts in self.plan.experts:
-            jobs += [_Job(f"{experts.path}.{name}", parts, True) for name, parts in experts.blobs.items()]
-        return jobs
+            loads += [_Load(f"{experts.path}.{name}", parts, True) for name, parts in experts.blobs.items()]
+        return loads
 
-    def _read_all(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Tensor]]:
-        """Reads blobs on several threads, in the order of the files, and gives them as they come."""
+    def _read_all(self, loads: list[_Load]) -> Iterator[tuple[_Load, Tensor]]:
+        """Reads layers on several threads, in the order of the files, and gives them as they come."""
         waiting = sorted(
-            jobs, key=lambda job: (job.parts[0].tensor.file, job.parts[0].tensor.file_offset), reverse=True
+            loads, key=lambda load: (load.parts[0].tensor.file, load.parts[0].tensor.file_offset), reverse=True
         )
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="transfuse")
-        running: dict[Future[Tensor], _Job] = {}
+        running: dict[Future[Tensor], _Load] = {}
         try:
             while waiting or running:
                 while waiting and len(running) <= _THREADS:
-                    job = waiting.pop()
-                    running[pool.submit(self._read_job, job)] = job
+                    load = waiting.pop()
+                    running[pool.submit(self._read, load)] = load
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
         except BaseException:
@@ -112,24 +112,24 @@ class Loader:
             # What is being read at this moment uses the open checkpoints.
             pool.shutdown(cancel_futures=True)
 
-    def _read_job(self, job: _Job) -> Tensor:
-        """Returns a blob, or one of experts, on the device of its target, validated and registered."""
-        device = self.device_of(job.target)
-        sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in job.parts]
+    def _read(self, load: _Load) -> Tensor:
+        """Returns a layer's buffer, or a container, on the device of its target, adopted."""
+        device = self.device_of(load.target)
+        sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in load.parts]
         # A 3-D tensor of a file is a set of experts already.
-        if job.into_container and len(job.parts[0].tensor.shape) == 2:
+        if load.into_container and len(load.parts[0].tensor.shape) == 2:
             return _load.load_experts(sources, device, cancel=self._cancel)
-        layout = "coded" if job.into_container or job.target in self.plan.refused else self.plan.layout
+        layout = "coded" if load.into_container or load.target in self.plan.refused else self.plan.layout
         try:
             return _load.load_layer(*sources[0], device, layout=layout, cancel=self._cancel)
         except UnsupportedError as refusal:
             if layout == "coded":
                 raise
-            self.plan.refused[job.target] = describe_refusal(refusal, job.parts[0].tensor)
+            self.plan.refused[load.target] = describe_refusal(refusal, load.parts[0].tensor)
         return _load.load_layer(*sources[0], device, cancel=self._cancel)
 
     def _decode(self, item: Decoded) -> None:
-        """Decodes the parts of an item, has the host convert them, and sets what comes of it."""
+        """Decodes the parts of an item, has the framework convert them, and sets what comes of it."""
         if item.converter is None:
             self._set_dense(item.target, self._read_dense(item.parts[0], item.target))
             return
@@ -157,7 +157,7 @@ class Loader:
         if len(tensor.shape) == 2:
             return _ops.decode(blob, rows, cols, dtype)
         dense = torch.empty(tensor.shape, dtype=dtype, device=device)
-        for index, expert in enumerate(container_blobs(blob)):
+        for index, expert in enumerate(container_buffers(blob)):
             dense[index] = _ops.decode(expert, rows, cols, dtype)
         return dense
 
@@ -178,7 +178,7 @@ def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 def mark_loaded(value: Tensor) -> Tensor:
-    """Returns a parameter or buffer that the host does not draw at random."""
+    """Returns a parameter or buffer that the framework does not draw at random."""
     value._is_hf_initialized = True  # type: ignore[attr-defined]
     return value
 
@@ -198,7 +198,7 @@ def put_modules(model: nn.Module, plan: LoadPlan) -> None:
     for name, module in model.named_modules(remove_duplicate=False):
         names[id(module)].append(name)
     for path, module in plan.replaced.items():
-        # The host would call the random initialization of nn.Linear on it.
+        # The framework would call the random initialization of nn.Linear on it.
         module._is_hf_initialized = True  # type: ignore[assignment]
         for name in names[id(model.get_submodule(path))]:
             parent, _, attribute = name.rpartition(".")
@@ -208,7 +208,7 @@ def put_modules(model: nn.Module, plan: LoadPlan) -> None:
 class _Hidden:
     """What undoes `hide_from_host`."""
 
-    def __init__(self, hook: Any, modules: list[BlobModule]) -> None:
+    def __init__(self, hook: Any, modules: list[BufferModule]) -> None:
         self._hook, self._modules = hook, modules
 
     def remove(self) -> None:
@@ -218,13 +218,13 @@ class _Hidden:
 
 
 def hide_from_host(model: nn.Module, names: set[str]) -> _Hidden:
-    """Leaves names out of the state dict, by which the host goes while it loads; returns a handle to undo it."""
+    """Leaves names out of the state dict, by which the framework goes while it loads; returns a handle to undo it."""
 
     def hide(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
         for name in names:
             state_dict.pop(prefix + name, None)
 
-    modules = [module for module in model.modules() if isinstance(module, BlobModule)]
+    modules = [module for module in model.modules() if isinstance(module, BufferModule)]
     for module in modules:
         module._is_loading = True  # what is left out need not be encoded first
     return _Hidden(model.register_state_dict_post_hook(hide), modules)  # type: ignore[no-untyped-call]

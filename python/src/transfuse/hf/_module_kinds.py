@@ -18,7 +18,7 @@ _EXACT = {"bf16": (torch.float32, torch.bfloat16), "fp16": (torch.float32, torch
 def find_taker(module: nn.Module, name: str, tensor: TensorInfo, layout: str) -> tuple[CompressedModule | None, str]:
     """Returns the module that takes a compressed matrix in place of `module.name`, on the meta device.
 
-    Its weight has the length of the blob, so that the host counts its memory; `layout` is how it will lie there.
+    Its weight has the length of the blob, so that the framework counts its memory; `layout` is how it will lie there.
 
     Returns
     -------
@@ -31,7 +31,7 @@ def find_taker(module: nn.Module, name: str, tensor: TensorInfo, layout: str) ->
     dtype = TORCH_DTYPES[tensor.layer.dtype]
     # A class derived from nn.Linear may do anything with its weight.
     if type(module) is nn.Linear:
-        taker: CompressedModule = TransfuseLinear.from_blob(
+        taker: CompressedModule = TransfuseLinear.from_buffer(
             blob, module.out_features, module.in_features, dtype, module.bias
         )
     elif isinstance(module, nn.Embedding):

@@ -19,7 +19,7 @@ SHOWN = 8
 
 
 def check_names(model: PreTrainedModel, expected: dict[str, Any], given: set[str], unknown: Iterable[str]) -> None:
-    """Compares names, those of the checkpoint after the host's renaming.
+    """Compares names, those of the checkpoint after the framework's renaming.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def check_names(model: PreTrainedModel, expected: dict[str, Any], given: set[str
     ValueError
         Tensors that no module takes, or parameters that no file gives. What the architecture itself declares as left
         out is fine, and so are the heads where the model is of another class than the checkpoint, such as a classifier
-        that is to be trained on a language model: these the host reports, and draws at random.
+        that is to be trained on a language model: these the framework reports, and draws at random.
     """
     ties: dict[str, str] = model.all_tied_weights_keys
     tied = {name for pair in ties.items() if given & set(pair) for name in pair}
@@ -68,7 +68,7 @@ def _without(names: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
 
 
 def _old_buffers(model: PreTrainedModel) -> set[str]:
-    """Returns patterns of buffers that old checkpoints hold, and that the host leaves out, too."""
+    """Returns patterns of buffers that old checkpoints hold, and that the framework leaves out, too."""
     names = [name for name, _ in model.named_buffers()]
     patterns = set()
     if any(name.endswith("rotary_emb.inv_freq") for name in names):

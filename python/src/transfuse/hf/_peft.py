@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PEFT refuses to merge an adapter into compressed weights, and says why.
 
-By itself it would add the adapter's matrix to the bytes of a blob, which torch refuses for the shapes, in words that
+By itself it would add the adapter's matrix to the bytes of a buffer, which torch refuses for the shapes, in words that
 tell nothing. PEFT has a method for what forbids merging in a model, `BaseTuner._check_merge_allowed`, but none for a
 layer by itself, which diffusers calls directly; so that `merge` of its layers is wrapped, too. Importing PEFT does not
 import transfuse.torch by this: as long as nobody else has, there are no compressed weights.
@@ -49,9 +49,9 @@ def register_peft(tuners_utils: ModuleType) -> None:
 
 
 def _refuse(layer: Any, name: str = "") -> None:
-    blob_module = sys.modules.get("transfuse.torch._blob_module")
+    buffer_module = sys.modules.get("transfuse.torch._buffer_module")
     base = layer.get_base_layer()
-    if blob_module is not None and isinstance(base, blob_module.BlobModule):
+    if buffer_module is not None and isinstance(base, buffer_module.BufferModule):
         raise ValueError(
             f"an adapter cannot be merged into compressed weights ({name or type(base).__name__}): use it unmerged, or "
             "merge it into the uncompressed model and compress that"

@@ -4,7 +4,7 @@
 In the order of transformers' `from_pretrained`: `_process_model_before_weight_loading` reads the headers,
 `update_weight_conversions` plans and puts our modules in place, and the blobs are loaded as soon as the device map is
 known, that is there or, where transformers works the map out, in `validate_environment`. The parameters that we have
-set are then hidden from the host: while it loads the rest, the model's state dict does not name them.
+set are then hidden from the framework: while it loads the rest, the model's state dict does not name them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# What a device needs beside the blobs: directories, and workspaces of products.
+# What a device needs beside the buffers of layers: directories, and workspaces of products.
 _USABLE_MEMORY = 0.97
 
 
@@ -53,7 +53,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._device_map: Any = None
         self._plan: LoadPlan | None = None
         self._hook: Any = None
-        # Kept for saving: the host's conversions, and the tensors of the files by the parameters that they became.
+        # Kept for saving: the framework's conversions, and the tensors of the files by the parameters that they became.
         self._conversions: list[Any] = []
         self._disk_names: dict[str, list[str]] = {}
 
@@ -90,7 +90,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
         """Plans, now that all conversions are known, those of the `key_mapping` of the user among them.
 
-        None of them is changed: what we load is not in the state dict that the host compares names with.
+        None of them is changed: what we load is not in the state dict that the framework compares names with.
         """
         if self._model is not None and self._plan is None:
             self._prepare(self._model, weight_conversions)
@@ -134,11 +134,11 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._model = self._plan = self._hook = None
         self._tensors = []
         if not compressed_parameters(model):
-            # Everything was decoded: this is a dense model, which the host saves by itself.
+            # Everything was decoded: this is a dense model, which the framework saves by itself.
             model._weight_conversions = self._conversions
             self.remove_quantization_config(model)
             return model
-        # The host would undo conversions on all that is saved; we give it names of files, to which none applies.
+        # The framework would undo conversions on all that is saved; we give it names of files, to which none applies.
         model._weight_conversions = []
         if self.quantization_config.exact:
             from transfuse.torch import set_exact
@@ -150,7 +150,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         """Returns tensors by their names in files, so that what is saved is a compressed checkpoint again."""
         from transfuse.hf._saving import make_file_tensors
 
-        # With adapters it is these alone that are saved, which the host finds by the names in the model.
+        # With adapters it is these alone that are saved, which the framework finds by the names in the model.
         if getattr(model, "_hf_peft_config_loaded", False):
             return None, {}
         return make_file_tensors(model, self._conversions, self._disk_names, self.quantization_config), {}

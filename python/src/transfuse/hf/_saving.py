@@ -15,8 +15,8 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from transfuse.hf._load_plan import SUFFIX, LoadPlan
 from transfuse.hf._loading import get_tensor
-from transfuse.torch._blob_module import BlobModule
-from transfuse.torch._containers import container_blobs
+from transfuse.torch._buffer_module import BufferModule
+from transfuse.torch._containers import container_buffers
 from transfuse.torch._experts import TransfuseExperts
 from transfuse.torch._modules import TransfuseLinear
 
@@ -31,7 +31,7 @@ _INDEX_BYTES = 16
 
 
 def finish_model(model: PreTrainedModel, plan: LoadPlan) -> None:
-    """Sets right what the host does not know of compressed weights.
+    """Sets right what the framework does not know of compressed weights.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def finish_model(model: PreTrainedModel, plan: LoadPlan) -> None:
         if name not in compressed and tensor.is_floating_point() and tensor.dtype != dtype:
             tensor.data = tensor.data.to(dtype)
     for module in model.modules():
-        # Tying pads the bias of an output to the length of its weights, which it takes a blob's for.
+        # Tying pads the bias of an output to the length of its weights, which it takes a buffer's for.
         if isinstance(module, TransfuseLinear) and module.bias is not None and len(module.bias) > module.out_features:
             module.bias.data = module.bias.data[: module.out_features].clone()
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
@@ -53,10 +53,10 @@ def finish_model(model: PreTrainedModel, plan: LoadPlan) -> None:
         raise RuntimeError(f"no weights were loaded for {', '.join(empty)}")
 
 
-def compressed_parameters(model: PreTrainedModel) -> dict[str, BlobModule]:
-    """Returns the modules with blobs by the names of these, one that has several names under each."""
-    modules = [(p, m) for p, m in model.named_modules(remove_duplicate=False) if isinstance(m, BlobModule)]
-    return {f"{path}.{name}": module for path, module in modules for name in module._blob_names()}
+def compressed_parameters(model: PreTrainedModel) -> dict[str, BufferModule]:
+    """Returns the modules with compressed parameters by the names of these, one that has several names under each."""
+    modules = [(p, m) for p, m in model.named_modules(remove_duplicate=False) if isinstance(m, BufferModule)]
+    return {f"{path}.{name}": module for path, module in modules for name in module._buffer_names()}
 
 
 def make_file_tensors(
@@ -64,14 +64,14 @@ def make_file_tensors(
 ) -> dict[str, Tensor]:
     """Returns the tensors of a compressed checkpoint of a model, by the names in its files.
 
-    Blobs go by the names that they were loaded by, and what is dense by those that the host's conversions, undone,
+    Blobs go by the names that they were loaded by, and what is dense by those that the framework's conversions, undone,
     give it. Tied weights are there once.
 
     Parameters
     ----------
     model : PreTrainedModel
     conversions : list
-        Those of the host that the model was loaded with.
+        Those of the framework that the model was loaded with.
     disk_names : dict of str to list of str
         Tensors of the files by the parameters that they became.
     config : ConfigFields
@@ -98,13 +98,14 @@ def make_file_tensors(
     return dense | {name: blob for named in blobs.values() for name, blob in named.items()}
 
 
-def _name_blobs(names: list[str], tensor: Tensor, module: BlobModule) -> dict[str, Tensor]:
+def _name_blobs(names: list[str], tensor: Tensor, module: BufferModule) -> dict[str, Tensor]:
     """Returns the tensors of the files that a blob becomes: several, where the files have experts one by one."""
     if not isinstance(module, TransfuseExperts):
         return {names[0]: tensor}
-    experts = container_blobs(tensor)
+    experts = container_buffers(tensor)
     if len(names) > 1 or len(experts) == 1:
-        # Copies, since the host takes tensors that share memory for tied ones; on the CPU, where they are written from.
+        # Copies, since the framework takes tensors that share memory for tied ones; on the CPU, since they are written
+        # from there.
         return {name: expert.to("cpu", copy=True) for name, expert in zip(names, experts)}
     return {names[0]: _make_expert_tensor([expert.cpu() for expert in experts])}
 

@@ -2,7 +2,7 @@
 """Finding modules whose weight is read by the code around them, as a matrix, rather than by their own `forward`.
 
 T5 casts activations to `self.wo.weight.dtype`, and torch's own transformer layers hand `self.linear1.weight` to a fused
-function. Neither would do with a blob, and nothing but the source tells.
+function. Neither would do with a buffer, and nothing but the source tells.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 def find_weight_reader(model: nn.Module, path: str) -> str:
     """Returns the class of a module around that of a path which reads its weight, or "".
 
-    The device of a weight is that of the blob, and so is no reason.
+    The device of a weight is that of the buffer, and so is no reason.
     """
     parts = path.split(".")
     around = model

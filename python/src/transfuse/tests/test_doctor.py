@@ -95,7 +95,7 @@ def test_this_machine() -> None:
 
 def test_no_torch_is_no_fault(doctor: _Doctor, capsys: pytest.CaptureFixture[str]) -> None:
     assert not doctor.try_torch()
-    doctor.try_hosts(False)
+    doctor.try_frameworks(False)
     assert doctor.report.faults == []
     assert "torch is not installed: pip install torch" in capsys.readouterr().out
 
@@ -130,7 +130,7 @@ def test_host_that_does_not_know_us(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "from types import MappingProxyType\nAUTO_QUANTIZATION_CONFIG_MAPPING = MappingProxyType({})\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    result = run_probe(_probes.HOST.format(host="transformers"))
+    result = run_probe(_probes.FRAMEWORK.format(framework="transformers"))
     assert not result.values["registered"]
     assert "transfuse could not register with transformers.quantizers.auto" in result.failure
 
@@ -272,14 +272,14 @@ def test_hook_is_off(
     doctor.versions["transformers"] = "5.17.0"
     monkeypatch.setenv("TRANSFUSE_NO_HOOK", off)
     monkeypatch.setattr(_probes, "run_probe", lambda code: ProbeResult({"registered": False}, ""))
-    doctor.try_hosts(True)
+    doctor.try_frameworks(True)
     assert doctor.report.faults == []
     assert f"yes, in programs that import transfuse: {why}" in capsys.readouterr().out
 
 
 def test_old_transformers(doctor: _Doctor) -> None:
     doctor.versions["transformers"] = "4.57.1"
-    doctor.try_hosts(True)
+    doctor.try_frameworks(True)
     assert doctor.report.faults == [
         "transformers: transformers 4.57.1 is older than 5: pip install -U transformers",
     ]

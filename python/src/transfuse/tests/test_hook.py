@@ -17,14 +17,14 @@ import pytest
 import transfuse
 
 HOOK = "transfuse_hook.pth"
-# Prints which of these modules are there, and whether we are in a host's tables.
+# Prints which of these modules are there, and whether we are in a framework's tables.
 STATE = """
 import json, sys
-hosts = [sys.modules.get(name + ".quantizers.auto") for name in ("transformers", "diffusers")]
+frameworks = [sys.modules.get(name + ".quantizers.auto") for name in ("transformers", "diffusers")]
 print(json.dumps({
     "modules": [name for name in ("transfuse", "torch", "transformers", "diffusers", "numpy") if name in sys.modules],
-    "registered": [host is not None and "transfuse" in host.AUTO_QUANTIZER_MAPPING for host in hosts],
-    "configs": [host is not None and "transfuse" in host.AUTO_QUANTIZATION_CONFIG_MAPPING for host in hosts],
+    "registered": [each is not None and "transfuse" in each.AUTO_QUANTIZER_MAPPING for each in frameworks],
+    "configs": [each is not None and "transfuse" in each.AUTO_QUANTIZATION_CONFIG_MAPPING for each in frameworks],
     "finders": [getattr(finder, "__name__", "") for finder in sys.meta_path],
 }))
 """
@@ -101,7 +101,7 @@ def has(name: str) -> bool:
 
 
 @pytest.fixture(params=["transformers", "diffusers"])
-def host(request: pytest.FixtureRequest) -> str:
+def framework(request: pytest.FixtureRequest) -> str:
     for name in ("torch", request.param):
         if not has(name):
             pytest.skip(f"{name} is not installed")
@@ -109,8 +109,8 @@ def host(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("order", ["file", "package", "both", "late", "twice"])
-def test_registers_with(hook: Path, host: str, order: str) -> None:
-    use = f"import {host}.quantizers.auto\n"
+def test_registers_with(hook: Path, framework: str, order: str) -> None:
+    use = f"import {framework}.quantizers.auto\n"
     programs = {
         "file": line_of(hook) + use,
         "package": "import transfuse\n" + use,
@@ -119,7 +119,7 @@ def test_registers_with(hook: Path, host: str, order: str) -> None:
         "twice": line_of(hook) + use + "import transfuse, transfuse._hook\ntransfuse._hook.install()\n",
     }
     state = run(programs[order])
-    index = ["transformers", "diffusers"].index(host)
+    index = ["transformers", "diffusers"].index(framework)
     assert state["registered"][index] and state["configs"][index]
     assert state["finders"].count("transfuse._hook") == 1
 

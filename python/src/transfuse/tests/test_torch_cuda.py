@@ -57,10 +57,10 @@ def test_graph(m: int, codec: str) -> None:
 @pytest.mark.parametrize("m", [1, 40, 300])
 def test_graph_of_a_layer_in_another_layout(m: int, layout: str, codec: str) -> None:
     case = Case(codec, "cuda", (512, 768))
-    case.blob = tt.convert_layer(case.blob, layout)
+    case.buffer = tt.convert_layer(case.buffer, layout)
     x = make_x(m, 768, dtype=case.x_dtypes[0], device="cuda")
     ids = torch.tensor([0, 5, 511, 5], device="cuda")
-    graph, outputs = capture(lambda x, ids: (case.linear(x), tt.embedding(ids, case.blob, 512, 768, x.dtype)), x, ids)
+    graph, outputs = capture(lambda x, ids: (case.linear(x), tt.embedding(ids, case.buffer, 512, 768, x.dtype)), x, ids)
     x.copy_(make_x(m, 768, dtype=x.dtype, device="cuda", seed=3))
     ids.copy_(torch.tensor([9, 8, 7, 6]))
     graph.replay()
@@ -69,22 +69,22 @@ def test_graph_of_a_layer_in_another_layout(m: int, layout: str, codec: str) -> 
 
 def test_graph_of_all_ops() -> None:
     case, other = Case("bf16", "cuda", (512, 768)), Case("bf16", "cuda", (256, 768), 1)
-    dense, blobs = make_experts("cuda", 4, (96, 160))
+    dense, container = make_experts("cuda", 4, (96, 160))
     x = make_x(4, 768, dtype=torch.bfloat16, device="cuda")
     ids = torch.tensor([0, 5, 511, 5], device="cuda")
     tokens = make_x(9, 160, dtype=torch.bfloat16, device="cuda")
     offsets = torch.tensor([0, 2, 2, 8, 9], dtype=torch.int32, device="cuda")
 
     def model(x: Tensor, ids: Tensor, tokens: Tensor, offsets: Tensor) -> list[Tensor]:
-        a, b = tt.linear_group(x, [case.blob, other.blob], [512, 256])
+        a, b = tt.linear_group(x, [case.buffer, other.buffer], [512, 256])
         return [
             a,
             b,
-            torch.ops.transfuse.linear_epilogue(x, case.blob, None, a, a, "silu", 512),
-            tt.decode(case.blob, 512, 768, torch.bfloat16),
-            tt.embedding(ids, case.blob, 512, 768, torch.float32),
-            tt.experts(tokens, offsets, blobs, 96),
-            tt.decode_experts(blobs, 4, 96, 160, torch.bfloat16),
+            torch.ops.transfuse.linear_epilogue(x, case.buffer, None, a, a, "silu", 512),
+            tt.decode(case.buffer, 512, 768, torch.bfloat16),
+            tt.embedding(ids, case.buffer, 512, 768, torch.float32),
+            tt.experts(tokens, offsets, container, 96),
+            tt.decode_experts(container, 4, 96, 160, torch.bfloat16),
         ]
 
     graph, outputs = capture(model, x, ids, tokens, offsets)
@@ -107,8 +107,8 @@ def test_graph_of_all_ops() -> None:
 
 def test_a_new_blob_is_refused_while_a_graph_is_captured() -> None:
     case = Case("bf16", "cuda", (512, 768))
-    blob = case.blob.clone()
-    _, blobs = make_experts("cuda", 2)
+    blob = case.buffer.clone()
+    _, container = make_experts("cuda", 2)
     x = make_x(4, 768, dtype=torch.bfloat16, device="cuda")
     tokens = make_x(4, 160, dtype=torch.bfloat16, device="cuda")
     offsets = torch.tensor([0, 1, 4], dtype=torch.int32, device="cuda")
@@ -118,9 +118,9 @@ def test_a_new_blob_is_refused_while_a_graph_is_captured() -> None:
         y = case.linear(x)
         for call in (
             lambda: tt.linear(x, blob, None, 512),
-            lambda: tt.linear_group(x, [case.blob, blob], [512, 512]),
+            lambda: tt.linear_group(x, [case.buffer, blob], [512, 512]),
             lambda: tt.decode(blob, 512, 768, torch.bfloat16),
-            lambda: tt.experts(tokens, offsets, blobs, 96),
+            lambda: tt.experts(tokens, offsets, container, 96),
         ):
             with pytest.raises(RuntimeError, match="while a CUDA graph is being captured"):
                 call()
@@ -132,7 +132,7 @@ def test_a_new_blob_is_refused_while_a_graph_is_captured() -> None:
 def test_layers_may_go_while_a_graph_is_captured() -> None:
     case = Case("bf16", "cuda", (512, 768))
     x = make_x(4, 768, dtype=torch.bfloat16, device="cuda")
-    blob = case.blob.clone()
+    blob = case.buffer.clone()
     tt.adopt(blob)
     known = _registry.count_layers()
     graph = torch.cuda.CUDAGraph()
@@ -198,13 +198,13 @@ def test_second_device() -> None:
     y = second.linear(x)
     assert y.device == x.device and torch.cuda.current_device() == 0
     assert torch.equal(y.cpu(), first.linear(x.to("cuda:0")).cpu())
-    with pytest.raises(RuntimeError, match="x is on cuda:1, blob is on cuda:0"):
+    with pytest.raises(RuntimeError, match="x is on cuda:1, buffer is on cuda:0"):
         first.linear(x)
 
 
 def test_devices_must_agree() -> None:
     case = Case("bf16", "cuda")
-    with pytest.raises(RuntimeError, match="x is on cpu, blob is on cuda:0"):
+    with pytest.raises(RuntimeError, match="x is on cpu, buffer is on cuda:0"):
         case.linear(make_x(3, 520, dtype=torch.bfloat16, device="cpu"))
 
 
@@ -231,7 +231,7 @@ def test_inductor(mode: str) -> None:
         def __init__(self) -> None:
             super().__init__()
             for name, case in (("up", Case("bf16", "cuda", (512, 768))), ("down", Case("bf16", "cuda", (768, 512), 1))):
-                setattr(self, name, torch.nn.Parameter(case.blob, requires_grad=False))
+                setattr(self, name, torch.nn.Parameter(case.buffer, requires_grad=False))
 
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(3):

@@ -154,10 +154,10 @@ def test_no_tokens_and_weights_of_f32() -> None:
 
 def test_fused_gate_and_up() -> None:
     module, dense = make_experts(), make_experts()
-    blobs = {
+    containers = {
         name: [_encode.encode(expert) for expert in getattr(dense, f"{name}_proj")] for name in ("gate_up", "down")
     }
-    replace_experts(module, **blobs)
+    replace_experts(module, **containers)
     assert list(module.state_dict()) == ["gate_up_proj", "down_proj"]
     assert module.blob_shapes["gate_up_proj"] == (EXPERTS, 2 * INNER, HIDDEN)
     weights = module.decode_weights()
@@ -234,12 +234,12 @@ def test_dense_weights_are_not_kept_for_the_backward_pass() -> None:
 @pytest.mark.parametrize(("rows", "cols"), [(64, 48), (33, 17)])
 def test_decoding_to_memory_that_is_there(rows: int, cols: int) -> None:
     dense = normal(3, rows, cols)
-    blobs = make_container([_encode.encode(expert) for expert in dense])
+    container = make_container([_encode.encode(expert) for expert in dense])
     both = torch.full((3, 2 * rows, cols), 7.0, dtype=torch.bfloat16)
     # Experts of 33 x 17 begin at addresses that are no multiples of 16.
-    _ops.decode_experts_into(blobs, both[:, rows:])
+    _ops.decode_experts_into(container, both[:, rows:])
     assert same_bits(both[:, rows:], dense) and bool((both[:, :rows] == 7).all())
-    torch.library.opcheck(torch.ops.transfuse.decode_experts_into.default, (blobs, torch.empty_like(dense)))
+    torch.library.opcheck(torch.ops.transfuse.decode_experts_into.default, (container, torch.empty_like(dense)))
     for out in (
         torch.empty(3, rows, cols),  # F32
         torch.empty(2, rows, cols, dtype=torch.bfloat16),
@@ -248,7 +248,7 @@ def test_decoding_to_memory_that_is_there(rows: int, cols: int) -> None:
         torch.empty(rows, cols, dtype=torch.bfloat16),
     ):
         with pytest.raises(RuntimeError, match="decode_experts: "):
-            _ops.decode_experts_into(blobs, out)
+            _ops.decode_experts_into(container, out)
 
 
 # ---- state, copies ----
@@ -290,18 +290,18 @@ def test_state_dict() -> None:
 
 
 def test_meta_device() -> None:
-    whole, blobs = make_experts(), encode_experts(make_experts())
+    whole, containers = make_experts(), encode_experts(make_experts())
     with torch.device("meta"):
         module = make_experts_on_meta()
-    empty = {name: torch.empty(0, dtype=torch.uint8, device="meta") for name in blobs}
+    empty = {name: torch.empty(0, dtype=torch.uint8, device="meta") for name in containers}
     replace_experts(module, **empty)
     assert module.gate_proj.is_meta and "weights to be loaded" in repr(module)
     with pytest.raises(ValueError, match="no weights yet"):
         module.decode_weights()
-    module.gate_proj = nn.Parameter(blobs["gate"], requires_grad=False)
+    module.gate_proj = nn.Parameter(containers["gate"], requires_grad=False)
     with pytest.raises(ValueError, match="down_proj .* 8 experts of 112 x 80"):
-        module.down_proj = nn.Parameter(blobs["up"], requires_grad=False)
-    module.load_state_dict({f"{name}_proj": blob for name, blob in blobs.items()}, assign=True)
+        module.down_proj = nn.Parameter(containers["up"], requires_grad=False)
+    module.load_state_dict({f"{name}_proj": container for name, container in containers.items()}, assign=True)
     with exact():
         assert same_bits(module(*make_routes(4)), whole(*make_routes(4)))
 
@@ -314,11 +314,11 @@ def make_experts_on_meta() -> Any:
     return MixtralExperts(config).to(torch.bfloat16)
 
 
-def test_casts_leave_the_blobs() -> None:
+def test_casts_leave_the_containers() -> None:
     module = compress(make_experts())
-    before = {name: blob.clone() for name, blob in module.state_dict().items()}
+    before = {name: container.clone() for name, container in module.state_dict().items()}
     module.half().float().bfloat16()
-    assert all(same_bits(blob, before[name]) for name, blob in module.state_dict().items())
+    assert all(same_bits(container, before[name]) for name, container in module.state_dict().items())
     with pytest.raises(TypeError, match="stays one"):
         module.type(torch.float16)
     with pytest.raises(RuntimeError, match="cannot be trained"):
@@ -328,26 +328,29 @@ def test_casts_leave_the_blobs() -> None:
 # ---- what is refused ----
 
 
-def test_wrong_blobs_are_refused() -> None:
-    blobs = encode_experts(make_experts())
+def test_wrong_containers_are_refused() -> None:
+    containers = encode_experts(make_experts())
     module = make_experts()
     for wrong, words in (
-        ({"gate": blobs["gate"], "down": blobs["down"]}, "takes gate_up_proj, down_proj or gate_proj, up_proj"),
-        ({"up": blobs["up"], "down": blobs["down"]}, "are given for up_proj, down_proj"),
-        ({**blobs, "down": blobs["up"]}, "down_proj of .* the container has 8 experts of 112 x 80"),
-        ({**blobs, "up": make_container([_encode.encode(normal(INNER, HIDDEN))])}, "the container has 1 experts"),
+        (
+            {"gate": containers["gate"], "down": containers["down"]},
+            "takes gate_up_proj, down_proj or gate_proj, up_proj",
+        ),
+        ({"up": containers["up"], "down": containers["down"]}, "are given for up_proj, down_proj"),
+        ({**containers, "down": containers["up"]}, "down_proj of .* the container has 8 experts of 112 x 80"),
+        ({**containers, "up": make_container([_encode.encode(normal(INNER, HIDDEN))])}, "the container has 1 experts"),
     ):
         with pytest.raises(ValueError, match=words):
             replace_experts(module, **wrong)
     with pytest.raises(TypeError, match="is a container"):
-        replace_experts(module, **{**blobs, "up": normal(EXPERTS, INNER, HIDDEN)})
+        replace_experts(module, **{**containers, "up": normal(EXPERTS, INNER, HIDDEN)})
     with pytest.raises(transfuse.DataError):
-        replace_experts(module, **{**blobs, "up": blobs["up"][:-512].clone()})
+        replace_experts(module, **{**containers, "up": containers["up"][:-512].clone()})
     # Nothing of it has changed the module.
     assert type(module) is MixtralExperts and same_bits(module(*make_routes(3)), make_experts()(*make_routes(3)))
-    replace_experts(module, **blobs)
+    replace_experts(module, **containers)
     with pytest.raises(ValueError, match="compressed already"):
-        replace_experts(module, **blobs)
+        replace_experts(module, **containers)
 
 
 def test_modules_that_cannot_be_compressed() -> None:

@@ -46,8 +46,8 @@ class LaidOutCase(Case):
 
     def __init__(self, layout: str, codec: str, device: str, shape: tuple[int, int] = SHAPES[0], seed: int = 0) -> None:
         super().__init__(codec, device, shape, seed)
-        self.coded = self.blob
-        self.blob = tt.convert_layer(self.coded, layout)
+        self.coded = self.buffer
+        self.buffer = tt.convert_layer(self.coded, layout)
 
 
 def every_pattern(dtype: torch.dtype) -> Tensor:
@@ -72,15 +72,15 @@ def patterns_among_others() -> Tensor:
 def test_ops(layout: str, codec: str, device: str, shape: tuple[int, int]) -> None:
     case = LaidOutCase(layout, codec, device, shape)
     rows, cols = shape
-    assert case.blob.numel() == layout_bytes(layout, *shape) and case.blob.device.type == device
-    assert case.blob.untyped_storage().nbytes() == case.blob.numel()  # no room is left over
-    assert (tt.layer_layout(case.coded), tt.layer_layout(case.blob)) == ("coded", layout)
-    assert tt.layer_info(case.blob) == tt.layer_info(case.coded)
+    assert case.buffer.numel() == layout_bytes(layout, *shape) and case.buffer.device.type == device
+    assert case.buffer.untyped_storage().nbytes() == case.buffer.numel()  # no room is left over
+    assert (tt.layer_layout(case.coded), tt.layer_layout(case.buffer)) == ("coded", layout)
+    assert tt.layer_info(case.buffer) == tt.layer_info(case.coded)
     dtype = case.source_dtype
-    assert torch.equal(bits_of(tt.decode(case.blob, rows, cols, dtype)), bits_of(case.source))
-    assert torch.equal(tt.decode(case.blob, rows, cols, torch.float32), case.dense.float())
+    assert torch.equal(bits_of(tt.decode(case.buffer, rows, cols, dtype)), bits_of(case.source))
+    assert torch.equal(tt.decode(case.buffer, rows, cols, torch.float32), case.dense.float())
     ids = torch.tensor([[0, rows - 1, 3], [3, 1, rows - 1]], device=device)
-    assert torch.equal(tt.embedding(ids, case.blob, rows, cols, dtype), F.embedding(ids, case.dense))
+    assert torch.equal(tt.embedding(ids, case.buffer, rows, cols, dtype), F.embedding(ids, case.dense))
     bias = make_x(rows, dtype=dtype, device=device, seed=2)
     for sizes in [(1,), (3, 5), (70,)]:
         x = make_x(*sizes, cols, dtype=dtype, device=device)
@@ -96,7 +96,7 @@ def test_epilogues(device: str, layout: str) -> None:
     case = LaidOutCase(layout, "bf16", device)
     x = make_x(5, case.cols, dtype=torch.bfloat16, device=device)
     y = make_x(5, case.rows, dtype=torch.bfloat16, device=device, seed=4)
-    found = torch.ops.transfuse.linear_epilogue(x, case.blob, None, y, y, "silu", case.rows)
+    found = torch.ops.transfuse.linear_epilogue(x, case.buffer, None, y, y, "silu", case.rows)
     want = F.silu(F.linear(x.float(), case.dense.float())) * y + y
     assert torch.allclose(found.float(), want, atol=0.02, rtol=0.02)
 
@@ -106,7 +106,7 @@ def test_epilogues(device: str, layout: str) -> None:
 def test_groups_may_mix_layouts(device: str, layout: str) -> None:
     first, second = LaidOutCase(layout, "bf16", device), Case("bf16", device, (64, 520), 1)
     x = make_x(7, 520, dtype=torch.bfloat16, device=device)
-    y = tt.linear_group(x, [first.blob, second.blob, first.coded], [300, 64, 300])
+    y = tt.linear_group(x, [first.buffer, second.buffer, first.coded], [300, 64, 300])
     for result, case in zip(y, [first, second, first]):
         assert_is_product(result, x, case.dense)
 
@@ -136,11 +136,11 @@ def test_gradients_and_exact_mode(device: str, layout: str) -> None:
 def test_opcheck_and_compile(device: str, layout: str) -> None:
     case = LaidOutCase(layout, "bf16", device)
     x = make_x(3, case.cols, dtype=torch.bfloat16, device=device)
-    torch.library.opcheck(torch.ops.transfuse.linear.default, (x, case.blob, None, case.rows))
-    torch.library.opcheck(torch.ops.transfuse.decode.default, (case.blob, case.rows, case.cols, torch.bfloat16))
+    torch.library.opcheck(torch.ops.transfuse.linear.default, (x, case.buffer, None, case.rows))
+    torch.library.opcheck(torch.ops.transfuse.decode.default, (case.buffer, case.rows, case.cols, torch.bfloat16))
 
     def model(x: Tensor) -> Tensor:
-        return F.relu(case.linear(x)) @ tt.decode(case.blob, case.rows, case.cols, x.dtype)
+        return F.relu(case.linear(x)) @ tt.decode(case.buffer, case.rows, case.cols, x.dtype)
 
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x), model(x))
@@ -151,7 +151,7 @@ def test_opcheck_and_compile(device: str, layout: str) -> None:
 def test_experts(device: str, layout: str) -> None:
     """The library does not multiply by such experts, and says so; they are decoded all the same."""
     cases = [LaidOutCase(layout, "bf16", device, (32, 48), seed) for seed in range(3)]
-    container = tt.make_container([case.blob for case in cases])
+    container = tt.make_container([case.buffer for case in cases])
     dense = torch.stack([case.dense for case in cases])
     assert torch.equal(tt.decode_experts(container, 3, 32, 48, torch.bfloat16), dense)
     with pytest.raises(transfuse.UnsupportedError, match=f"layout '{layout}'"):
@@ -169,7 +169,7 @@ def test_experts(device: str, layout: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_buffers_are_adopted_wherever_they_are_copied(device: str, layout: str) -> None:
     case = LaidOutCase(layout, "bf16-size", device)
-    for copied in (case.blob.clone(), case.blob.cpu().to(device)):
+    for copied in (case.buffer.clone(), case.buffer.cpu().to(device)):
         assert tt.layer_layout(copied) == layout
         assert torch.equal(tt.decode(copied, case.rows, case.cols, torch.bfloat16), case.dense)
 
@@ -201,7 +201,7 @@ def test_layers_are_forgotten_with_their_storage(device: str, layout: str) -> No
 )
 def test_bad_heads(place: int, value: int, error: type[Exception], words: str, device: str, layout: str) -> None:
     case = LaidOutCase(layout, "bf16", device)
-    bad = case.blob.clone()
+    bad = case.buffer.clone()
     bad[place] = value
     with pytest.raises(error, match=words):
         tt.adopt(bad)
@@ -212,10 +212,10 @@ def test_bad_heads(place: int, value: int, error: type[Exception], words: str, d
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_cut_buffers(device: str, layout: str) -> None:
-    blob = LaidOutCase(layout, "bf16", device).blob
-    for size in (5, 100, HEAD_BYTES, blob.numel() - 2):
+    buffer = LaidOutCase(layout, "bf16", device).buffer
+    for size in (5, 100, HEAD_BYTES, buffer.numel() - 2):
         with pytest.raises(transfuse.DataError):
-            tt.adopt(blob[:size].clone())
+            tt.adopt(buffer[:size].clone())
 
 
 # ---- from one layout to the other ----
@@ -283,15 +283,15 @@ def test_options_that_the_command_does_not_have(layout: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_made_again_is_shared(device: str, layout: str) -> None:
     case = LaidOutCase(layout, "bf16", device)
-    assert tt.convert_layer(case.coded, layout).data_ptr() == case.blob.data_ptr()
-    again = tt.convert_layer(case.blob, "coded")
-    assert tt.convert_layer(case.blob, "coded").data_ptr() == again.data_ptr()
+    assert tt.convert_layer(case.coded, layout).data_ptr() == case.buffer.data_ptr()
+    again = tt.convert_layer(case.buffer, "coded")
+    assert tt.convert_layer(case.buffer, "coded").data_ptr() == again.data_ptr()
     # Other weights at the same place are another layer.
     other = LaidOutCase(layout, "bf16", device, seed=5)
-    tt.forget(case.blob)
-    assert case.blob.numel() == other.blob.numel()
-    case.blob.copy_(other.blob)
-    assert torch.equal(tt.convert_layer(case.blob, "coded"), other.coded)
+    tt.forget(case.buffer)
+    assert case.buffer.numel() == other.buffer.numel()
+    case.buffer.copy_(other.buffer)
+    assert torch.equal(tt.convert_layer(case.buffer, "coded"), other.coded)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -302,9 +302,9 @@ def test_what_is_made_again_is_shared(device: str, layout: str) -> None:
 def test_codecs_that_a_layout_does_not_take(layout: str, codec: str, device: str) -> None:
     case = Case(codec, device)
     with pytest.raises(transfuse.UnsupportedError, match=f"'{layout}' does not take the codec"):
-        tt.convert_layer(case.blob, layout)
+        tt.convert_layer(case.buffer, layout)
     with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'; it must be one of coded, packed, plain"):
-        tt.convert_layer(case.blob, "woven")
+        tt.convert_layer(case.buffer, "woven")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -391,12 +391,12 @@ def test_load_layer(layout: str, device: str, source: Path, tensors: Tensors, tm
     with tt.open_checkpoint(tmp_path / "trf.safetensors") as checkpoint:
         for name, dtype in (("q_proj", torch.bfloat16), ("k_proj", torch.float16))[: 1 if layout == "packed" else 2]:
             name = f"layers.0.{name}.weight"
-            blob = tt.load_layer(checkpoint, name, device, layout=layout)
+            buffer = tt.load_layer(checkpoint, name, device, layout=layout)
             values = tensors[name][1]
             rows, cols = values.shape
-            assert tt.layer_layout(blob) == layout and _registry.is_known(blob)
-            assert blob.untyped_storage().nbytes() == blob.numel() == layout_bytes(layout, rows, cols)
-            assert bits_of(tt.decode(blob, rows, cols, dtype)).numpy().tobytes() == values.tobytes()
+            assert tt.layer_layout(buffer) == layout and _registry.is_known(buffer)
+            assert buffer.untyped_storage().nbytes() == buffer.numel() == layout_bytes(layout, rows, cols)
+            assert bits_of(tt.decode(buffer, rows, cols, dtype)).numpy().tobytes() == values.tobytes()
         with pytest.raises(transfuse.UnsupportedError, match=r"codes\.weight.*codec int"):
             tt.load_layer(checkpoint, "layers.0.codes.weight", device, layout=layout)
         with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):

@@ -254,7 +254,7 @@ def test_a_parameter_that_is_set_brings_its_layout(layout: str) -> None:
     coded, laid_out = (TransfuseLinear.from_linear(linear, layout=each) for each in ("coded", layout))
     coded.weight = laid_out.weight
     assert coded.layout == layout and same_bits(coded.decode_weight(), linear.weight)
-    made = TransfuseLinear.from_blob(laid_out.weight.data.clone(), 300, 200, torch.bfloat16, linear.bias)
+    made = TransfuseLinear.from_buffer(laid_out.weight.data.clone(), 300, 200, torch.bfloat16, linear.bias)
     assert made.layout == layout
 
 
@@ -401,7 +401,7 @@ def test_experts_lie_coded(layout: str) -> None:
     from transformers.models.mixtral import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-    from transfuse.torch import TransfuseExperts, container_blobs
+    from transfuse.torch import TransfuseExperts, container_buffers
     from transfuse.torch._layouts import convert_layer
 
     config = MixtralConfig(hidden_size=64, intermediate_size=96, num_local_experts=3)
@@ -420,9 +420,9 @@ def test_experts_lie_coded(layout: str) -> None:
     assert set_layout(model, layout).keys() == {"experts.gate_proj", "experts.up_proj", "experts.down_proj"}
     with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
         set_layout(experts, layout)
-    blobs = [convert_layer(blob.clone(), layout) for blob in container_blobs(experts.down_proj)]
+    buffers = [convert_layer(blob.clone(), layout) for blob in container_buffers(experts.down_proj)]
     with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
-        experts.down_proj = nn.Parameter(make_container(blobs), requires_grad=False)
+        experts.down_proj = nn.Parameter(make_container(buffers), requires_grad=False)
 
 
 @LAYOUTS

@@ -87,7 +87,7 @@ def test_linear_without_bias_in_other_shapes() -> None:
 def test_embedding(dtype: torch.dtype) -> None:
     weight = normal(500, 72, dtype=torch.float32, scale=1.0).to(dtype)
     blob = _encode.encode(weight)
-    embedding = TransfuseEmbedding.from_blob(blob, 500, 72, dtype, padding_idx=-1)
+    embedding = TransfuseEmbedding.from_buffer(blob, 500, 72, dtype, padding_idx=-1)
     assert isinstance(embedding, nn.Embedding) and embedding.padding_idx == 499
     for ids in (torch.tensor(7), torch.tensor([[0, 499], [3, 3]], dtype=torch.int32), torch.arange(500).flip(0)):
         assert same_bits(embedding(ids), weight.view(torch.uint8).view(500, -1)[ids.long()].view(dtype))
@@ -156,14 +156,14 @@ def test_unknown_embeddings_are_refused() -> None:
 def test_wrong_blobs_are_refused() -> None:
     blob = _encode.encode(normal(64, 32))
     with pytest.raises(ValueError, match="64 x 32 weights, and the module's are 32 x 64"):
-        TransfuseLinear.from_blob(blob, 32, 64)
+        TransfuseLinear.from_buffer(blob, 32, 64)
     with pytest.raises(ValueError, match="torch.bfloat16, not torch.float16"):
-        TransfuseLinear.from_blob(blob, 64, 32, torch.float16)
+        TransfuseLinear.from_buffer(blob, 64, 32, torch.float16)
     with pytest.raises(TypeError, match=r"not torch.bfloat16 \[64, 32\]; TransfuseLinear.from_linear"):
-        TransfuseLinear.from_blob(normal(64, 32), 64, 32)
+        TransfuseLinear.from_buffer(normal(64, 32), 64, 32)
     with pytest.raises(transfuse.DataError):
-        TransfuseLinear.from_blob(blob[:-16].clone(), 64, 32)
-    layer = TransfuseLinear.from_blob(blob, 64, 32)
+        TransfuseLinear.from_buffer(blob[:-16].clone(), 64, 32)
+    layer = TransfuseLinear.from_buffer(blob, 64, 32)
     with pytest.raises(TypeError, match="not torch.bfloat16"):
         layer.weight = nn.Parameter(normal(64, 32))
     with pytest.raises(TypeError, match="not None"):
@@ -210,7 +210,7 @@ def test_tied_weights_are_one_parameter() -> None:
 
 
 def test_transformers_can_tie_compressed_weights() -> None:
-    embedding = TransfuseEmbedding.from_blob(_encode.encode(normal(128, 48)), 128, 48)
+    embedding = TransfuseEmbedding.from_buffer(_encode.encode(normal(128, 48)), 128, 48)
     head = TransfuseLinear(48, 128, bias=False, device="meta", dtype=torch.bfloat16)
     head.weight = embedding.weight  # what PreTrainedModel.tie_weights does
     assert head.weight is embedding.weight
@@ -223,14 +223,14 @@ def test_transformers_can_tie_compressed_weights() -> None:
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "save", "legacy save"])
-def test_copies_work_and_are_registered(way: str) -> None:
+def test_copies_work_and_are_adopted(way: str) -> None:
     layer = TransfuseLinear.from_linear(make_linear())
     x = normal(4, 200, seed=2, scale=1.0)
     want, count = layer(x), _registry.count_layers()
     again = round_trip(layer, way)
     assert type(again) is TransfuseLinear and again.weight is not layer.weight
     assert again.weight_dtype == torch.bfloat16 and again.training == layer.training
-    # Only of the legacy format the bytes come after the module: it is registered by its first product.
+    # Only of the legacy format the bytes come after the module: it is adopted by its first product.
     assert _registry.count_layers() == count + (way != "legacy save")
     assert same_bits(again(x), want)
     del layer
@@ -271,7 +271,7 @@ def test_embedding_follows_the_models_dtype() -> None:
         assert model(ids).dtype == dtype
 
 
-def test_moving_registers_the_blob() -> None:
+def test_moving_adopts_the_blob() -> None:
     layer = TransfuseLinear.from_linear(make_linear())
     x = normal(2, 200, scale=1.0)
     want, before = layer(x), layer.weight
@@ -283,10 +283,10 @@ def test_moving_registers_the_blob() -> None:
     assert meta.weight.is_meta and meta.weight.dtype == torch.uint8 and meta.weight_dtype == torch.bfloat16
     with pytest.raises(ValueError, match="no weights yet"):
         meta.decode_weight()
-    # What to_empty makes is no blob: it waits for one, and a product with it does not go unnoticed.
+    # What to_empty makes is no layer: it waits for one, and a product with it does not go unnoticed.
     empty = meta.to_empty(device="cpu")
     empty.weight.data.zero_()
-    with pytest.raises(Exception, match="blob"):
+    with pytest.raises(Exception, match="buffer of"):
         empty(x)
     empty.load_state_dict(layer.state_dict())
     assert same_bits(empty(x), want)
@@ -361,9 +361,9 @@ def test_wrong_state_dicts_are_refused() -> None:
     other = TransfuseLinear.from_linear(make_linear(200, 300))
     for assign in (False, True):
         for weight, words in (
-            (linear.weight, "a blob .* not torch.bfloat16"),
+            (linear.weight, "a layer's buffer .* not torch.bfloat16"),
             (other.weight, "200 x 300 weights"),
-            (blob[:-1].clone(), "blob of"),
+            (blob[:-1].clone(), "buffer of"),
         ):
             with pytest.raises(RuntimeError, match=f'"weight": .*{words}'):
                 layer.load_state_dict({"weight": weight, "bias": linear.bias}, assign=assign)

@@ -61,7 +61,7 @@ def test_compressing_a_model_on_the_gpu(layout: str) -> None:
 
 
 @LAYOUTS
-def test_moving_registers_and_graphs_are_captured(layout: str) -> None:
+def test_moving_adopts_and_graphs_are_captured(layout: str) -> None:
     linear = nn.Linear(512, 768, dtype=torch.bfloat16).requires_grad_(False)
     linear.weight.data = normal(768, 512)
     layer = TransfuseLinear.from_linear(linear, layout=layout).cuda()

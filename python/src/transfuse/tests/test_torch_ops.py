@@ -64,12 +64,12 @@ class Case:
         self.source_dtype, options, self.x_dtypes = CODECS[codec]
         self.rows, self.cols = shape
         self.source = make_weight(*shape, self.source_dtype, seed)
-        self.blob = tt.encode(self.source, **options).to(device)
+        self.buffer = tt.encode(self.source, **options).to(device)
         self.is_lossless = not codec.startswith("int-")
-        self.dense = tt.decode(self.blob, *shape, self.source_dtype)
+        self.dense = tt.decode(self.buffer, *shape, self.source_dtype)
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return tt.linear(x, self.blob, bias, self.rows)
+        return tt.linear(x, self.buffer, bias, self.rows)
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_decode_gives_the_source(codec: str, device: str, shape: tuple[int, int]
     if case.is_lossless:
         assert torch.equal(bits_of(case.dense), bits_of(case.source))
     else:
-        values = transfuse.Layer.from_bytes(case.blob.cpu().numpy().tobytes()).decode()
+        values = transfuse.Layer.from_bytes(case.buffer.cpu().numpy().tobytes()).decode()
         assert bits_of(case.dense).flatten().numpy().tobytes() == values.tobytes()
 
 
@@ -111,7 +111,7 @@ def test_decode_gives_the_source(codec: str, device: str, shape: tuple[int, int]
 @pytest.mark.parametrize("codec", CODECS)
 def test_decode_converts(codec: str, dtype: torch.dtype, device: str) -> None:
     case = Case(codec, device)
-    assert torch.equal(tt.decode(case.blob, case.rows, case.cols, dtype), case.dense.to(dtype))
+    assert torch.equal(tt.decode(case.buffer, case.rows, case.cols, dtype), case.dense.to(dtype))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -125,7 +125,7 @@ def test_embedding(codec: str, device: str) -> None:
         torch.empty(0, 5, dtype=torch.int64, device=device),
     ):
         for dtype in (case.source_dtype, torch.bfloat16):
-            rows = tt.embedding(ids, case.blob, case.rows, case.cols, dtype)
+            rows = tt.embedding(ids, case.buffer, case.rows, case.cols, dtype)
             assert rows.shape == (*ids.shape, case.cols) and rows.dtype == dtype
             assert torch.equal(bits_of(rows), bits_of(case.dense[ids.long()].to(dtype)))
 
@@ -134,16 +134,16 @@ def test_embedding_refuses_rows_that_there_are_not() -> None:
     case = Case("bf16", "cpu")
     for wrong in (300, -1):
         with pytest.raises(IndexError, match=f"there is no row {wrong}; there are 300"):
-            tt.embedding(torch.tensor([0, wrong]), case.blob, case.rows, case.cols, torch.bfloat16)
+            tt.embedding(torch.tensor([0, wrong]), case.buffer, case.rows, case.cols, torch.bfloat16)
     with pytest.raises(RuntimeError, match="ids must be int32 or int64"):
-        tt.embedding(torch.tensor([0.0]), case.blob, case.rows, case.cols, torch.bfloat16)
+        tt.embedding(torch.tensor([0.0]), case.buffer, case.rows, case.cols, torch.bfloat16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_embedding_of_rows_that_there_are_not_is_nan_on_a_gpu() -> None:
     case = Case("bf16", "cuda")
     ids = torch.tensor([0, 300, -1, 299], device="cuda")
-    rows = tt.embedding(ids, case.blob, case.rows, case.cols, torch.bfloat16)
+    rows = tt.embedding(ids, case.buffer, case.rows, case.cols, torch.bfloat16)
     assert rows[1:3].isnan().all() and torch.equal(rows[0], case.dense[0]) and torch.equal(rows[3], case.dense[299])
 
 
@@ -162,7 +162,7 @@ def test_linear(codec: str, device: str, shape: tuple[int, int]) -> None:
             y = case.linear(x, bias)
             assert y.dtype == dtype and y.shape == (m, case.rows)
             # What is multiplied are the layer's values, which decoding rounds once more where a scale is involved.
-            weight = tt.decode(case.blob, *shape, torch.float32) if case.is_lossless else None
+            weight = tt.decode(case.buffer, *shape, torch.float32) if case.is_lossless else None
             if weight is not None:
                 assert_is_product(y, x, weight, bias)
             else:
@@ -207,21 +207,21 @@ def test_linear_refuses(device: str) -> None:
     case = Case("bf16", device)
     x = make_x(2, case.cols, dtype=torch.bfloat16, device=device)
 
-    def refuse(match: str, x: Tensor = x, blob: Tensor = case.blob, bias: Any = None, rows: int = 300) -> None:
+    def refuse(match: str, x: Tensor = x, buffer: Tensor = case.buffer, bias: Any = None, rows: int = 300) -> None:
         with pytest.raises(RuntimeError, match=match):
-            tt.linear(x, blob, bias, rows)
+            tt.linear(x, buffer, bias, rows)
 
     refuse(r"the call is for weights of \[301, 520\]; the layer has \[300, 520\]", rows=301)
     refuse(r"the call is for weights of \[300, 519\]", x=x[:, 1:])
     refuse("x has no dimensions", x=x[0, 0])
     refuse(r"bias has the shape \[299\]; it must be \[300\]", bias=x[0, :299])
     refuse("bias must be of x's dtype", bias=x[0, :300].float())
-    refuse("contiguous uint8 tensor of one dimension", blob=case.blob[::2])
-    refuse("contiguous uint8 tensor of one dimension", blob=case.blob.view(torch.int8))
-    off = torch.empty(case.blob.numel() + 1, dtype=torch.uint8, device=device)[1:].copy_(case.blob)
-    refuse(r"lies at 1 beyond a multiple of \d+ bytes; what clone\(\) gives does not", blob=off)
-    refuse("TRF_ERR_TRUNCATED", blob=case.blob[:-1].clone())
-    refuse("TRF_ERR_MAGIC", blob=torch.zeros_like(case.blob))
+    refuse("contiguous uint8 tensor of one dimension", buffer=case.buffer[::2])
+    refuse("contiguous uint8 tensor of one dimension", buffer=case.buffer.view(torch.int8))
+    off = torch.empty(case.buffer.numel() + 1, dtype=torch.uint8, device=device)[1:].copy_(case.buffer)
+    refuse(r"lies at 1 beyond a multiple of \d+ bytes; what clone\(\) gives does not", buffer=off)
+    refuse("TRF_ERR_TRUNCATED", buffer=case.buffer[:-1].clone())
+    refuse("TRF_ERR_MAGIC", buffer=torch.zeros_like(case.buffer))
     assert case.linear(x).shape == (2, 300)
 
 
@@ -251,18 +251,18 @@ def test_layers_are_forgotten_with_their_storage(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_other_bytes_at_the_same_place(device: str) -> None:
-    """Memory is used again by allocators, and by whoever writes into a blob and says so."""
+    """Memory is used again by allocators, and by whoever writes into a buffer and says so."""
     x = make_x(2, 64, dtype=torch.bfloat16, device=device)
     for seed in range(50):
         case = Case("bf16", device, (64, 64), seed)
         assert torch.equal(case.linear(x), case.linear(x)) and torch.equal(bits_of(case.dense), bits_of(case.source))
     other = Case("bf16", device, (64, 64), 99)
-    blob = torch.empty(max(case.blob.numel(), other.blob.numel()), dtype=torch.uint8, device=device)
+    memory = torch.empty(max(case.buffer.numel(), other.buffer.numel()), dtype=torch.uint8, device=device)
     for one in (case, other, case):
-        view = blob[: one.blob.numel()]
+        view = memory[: one.buffer.numel()]
         if device != "cpu":  # there it is seen
             tt.forget(view)
-        view.copy_(one.blob)
+        view.copy_(one.buffer)
         assert torch.equal(tt.linear(x, view, None, 64), one.linear(x))
 
 
@@ -362,7 +362,7 @@ def test_gradients(device: str) -> None:
     true = grad.double() @ weight.double()
     assert x.grad is not None and other.grad is not None
     assert (x.grad.double() - true).norm() <= 2 * (other.grad.double() - true).norm()
-    # The layer's blob is what autograd keeps, not its weights.
+    # The layer's buffer is what autograd keeps, not its weights.
     kept = 0
 
     def pack(tensor: Tensor) -> Tensor:
@@ -372,7 +372,7 @@ def test_gradients(device: str) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         case.linear(x)
-    assert kept == case.blob.numel()
+    assert kept == case.buffer.numel()
     with torch.no_grad():
         assert not case.linear(x).requires_grad
     assert not case.linear(x.detach()).requires_grad
@@ -425,10 +425,10 @@ def test_opcheck(device: str) -> None:
     for sizes in ((3, 520), (2, 3, 520), (520,), (0, 520)):
         x = make_x(*sizes, dtype=torch.bfloat16, device=device)
         for b in (None, bias):
-            torch.library.opcheck(torch.ops.transfuse.linear.default, (x, case.blob, b, 300))
-    torch.library.opcheck(torch.ops.transfuse.linear.default, (x.float(), case.blob, None, 300))
-    torch.library.opcheck(torch.ops.transfuse.decode.default, (case.blob, 300, 520, torch.float32))
-    torch.library.opcheck(torch.ops.transfuse.embedding.default, (ids, case.blob, 300, 520, torch.bfloat16))
+            torch.library.opcheck(torch.ops.transfuse.linear.default, (x, case.buffer, b, 300))
+    torch.library.opcheck(torch.ops.transfuse.linear.default, (x.float(), case.buffer, None, 300))
+    torch.library.opcheck(torch.ops.transfuse.decode.default, (case.buffer, 300, 520, torch.float32))
+    torch.library.opcheck(torch.ops.transfuse.embedding.default, (ids, case.buffer, 300, 520, torch.bfloat16))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -442,8 +442,8 @@ def test_compile(device: str) -> None:
         return graph.forward
 
     def model(x: Tensor, ids: Tensor) -> Tensor:
-        y = F.silu(case.linear(x)) @ tt.decode(case.blob, 300, 520, x.dtype)
-        return y + tt.embedding(ids, case.blob, 300, 520, x.dtype)
+        y = F.silu(case.linear(x)) @ tt.decode(case.buffer, 300, 520, x.dtype)
+        return y + tt.embedding(ids, case.buffer, 300, 520, x.dtype)
 
     compiled = torch.compile(model, backend=counting, fullgraph=True, dynamic=True)
     x = make_x(5, 520, dtype=torch.bfloat16, device=device)
@@ -510,9 +510,9 @@ def test_threads(device: str) -> None:
     def work(seed: int) -> None:
         try:
             for turn in range(3):
-                own = shared.blob.clone()
+                own = shared.buffer.clone()
                 for m, y in expected.items():
-                    assert torch.equal(tt.linear(x[:m], shared.blob, None, 300), y)
+                    assert torch.equal(tt.linear(x[:m], shared.buffer, None, 300), y)
                     if (m + seed + turn) % 5 == 0:
                         assert torch.equal(tt.linear(x[:m], own, None, 300), y)
         except BaseException as failure:
@@ -532,7 +532,7 @@ def test_fork() -> None:
     case = Case("bf16", "cpu")
     x = make_x(2, 520, dtype=torch.bfloat16, device="cpu")
     y = case.linear(x)
-    other = case.blob.clone()  # here: torch's own threads do not outlive a fork
+    other = case.buffer.clone()  # here: torch's own threads do not outlive a fork
     child = os.fork()
     if child == 0:
         signal.alarm(60)

@@ -275,7 +275,7 @@ def test_experts_in_one_tensor(tmp_path: Path, checkpoints: Checkpoints, device:
 def test_some_experts_uncompressed(
     tmp_path: Path, checkpoints: Checkpoints, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of one projection one expert is left out: the others are decoded, and the host merges them all."""
+    """Of one projection one expert is left out: the others are decoded, and the framework merges them all."""
     transfuse.compress(
         checkpoints.source("mixtral"), tmp_path / "trf", exclude=["*.experts.1.w1.weight", "*.w2.weight"]
     )
@@ -309,7 +309,7 @@ def test_key_mapping(tmp_path: Path, checkpoints: Checkpoints, device: str) -> N
 def test_fused_in_the_files(
     tmp_path: Path, checkpoints: Checkpoints, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One tensor of the files for three layers of the model, which the host cuts: it is decoded."""
+    """One tensor of the files for three layers of the model, which the framework cuts: it is decoded."""
     from safetensors.torch import load_file, save_file
     from transformers import conversion_mapping
     from transformers.core_model_loading import Chunk, WeightConverter
@@ -359,7 +359,7 @@ def test_layouts(
 
     source, compressed = load(checkpoints.source(name), name, device), checkpoints.compressed(name, embeddings=True)
     with monkeypatch.context() as patch:
-        patch.setattr(_layouts, "encode_again", None)  # the host asks for state dicts while it loads
+        patch.setattr(_layouts, "encode_again", None)  # the framework asks for state dicts while it loads
         with pytest.warns(UserWarning, match="layout"):
             model = load(compressed, name, device, quantization_config=transfuse.TransfuseConfig(layout=layout))
     layers = [module for module in model.modules() if isinstance(module, CompressedModule)]
@@ -633,7 +633,7 @@ def test_from_one_gpu_to_another() -> None:
         assert torch.equal(moved(x.to("cuda:1")).cpu(), expected.cpu())
         with torch.cuda.device(1):
             assert torch.equal(moved(x.to("cuda:1")).cpu(), expected.cpu())
-        with pytest.raises(RuntimeError, match="x is on cuda:0, blob is on cuda:1"):
+        with pytest.raises(RuntimeError, match="x is on cuda:0, buffer is on cuda:1"):
             moved(x)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
-from transfuse.torch._containers import container_blobs, make_container
+from transfuse.torch._containers import container_buffers, make_container
 from transfuse.torch._encode import encode
 from transfuse.torch._experts import TransfuseExperts, get_experts_decode_threshold, set_experts_decode_threshold
 from transfuse.torch._grouping import install, is_grouping, set_grouping
@@ -43,7 +43,7 @@ __all__ = [
     "adopt",
     "check_experts_dtype",
     "compress_model",
-    "container_blobs",
+    "container_buffers",
     "convert_layer",
     "decode",
     "decode_experts",

@@ -18,7 +18,7 @@ from transfuse._checkpoint import Progress
 from transfuse._errors import Status, make_error
 from transfuse._options import Granularity, fill_encode_options, find_layout
 from transfuse.torch import _layouts, _registry
-from transfuse.torch._blob_module import as_parameter
+from transfuse.torch._buffer_module import as_parameter
 from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
 from transfuse.torch._modules import CompressedModule, TransfuseLinear, encode_weight, make_embedding
 from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, select
@@ -183,13 +183,13 @@ def _report_progress(progress: Progress | None, name: str, done: int, total: int
         raise make_error(Status.TRF_ERR_CANCELLED, f"compressing the model was cancelled before {name}")
 
 
-def _make_compressed(module: nn.Module, blob: nn.Parameter) -> CompressedModule:
+def _make_compressed(module: nn.Module, buffer: nn.Parameter) -> CompressedModule:
     made: CompressedModule
     if isinstance(module, nn.Linear):
-        made = TransfuseLinear.from_blob(blob, module.out_features, module.in_features, None, module.bias)
+        made = TransfuseLinear.from_buffer(buffer, module.out_features, module.in_features, None, module.bias)
     else:
         assert isinstance(module, nn.Embedding)
-        made = make_embedding(module, blob)
+        made = make_embedding(module, buffer)
     return made.train(module.training)
 
 
@@ -255,20 +255,20 @@ def _prepare_matrix(weight: Weight, options: dict[str, Any], layout: str) -> _Pr
 def _prepare_experts(weight: Weight, options: dict[str, Any], _layout: str) -> _Prepared:
     """Encodes the experts of a module, which lie coded; the function that it returns puts them in."""
     module = weight.modules[0]
-    blobs = encode_experts(module, **options)
+    containers = encode_experts(module, **options)
     results = {}
     for name in weight.names:
         own = name.rpartition(".")[2]
         dense = module._parameters[own]
         assert dense is not None
-        parts = [blob for key, blob in blobs.items() if key in own.split("_")]
+        parts = [container for key, container in containers.items() if key in own.split("_")]
         codec = _registry.expert_infos(parts[0])[0].codec
         nbytes = dense.numel() * dense.element_size()
         size = sum(part.numel() for part in parts)
         results[name] = CompressedWeight(tuple(dense.shape), dense.dtype, codec, nbytes, size)
 
     def swap() -> None:
-        replace_experts(module, **blobs)
+        replace_experts(module, **containers)
 
     return results, _count_compressed(results), "", swap
 

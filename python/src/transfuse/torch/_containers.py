@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the blobs of several experts lie in one tensor, a *container*.
+"""How the layers of several experts lie in one tensor, a *container*.
 
 bytes 0 .. 15        "TRFX", then as little-endian u32: version 1, count, 0
 then                 u64 offset[count], u64 bytes[count]
-at each offset       a blob; offsets are multiples of 256, ascending, and no blob overlaps another
+at each offset       a layer's buffer, mostly a blob; offsets are multiples of 256, ascending, and no buffer overlaps
+                     another
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _HEAD = struct.Struct("<4sIII")
 _ALIGNMENT = 256
 
 
-def place_blobs(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Returns where blobs of these sizes lie in a container, and its size."""
+def place_buffers(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Returns where buffers of these sizes lie in a container, and its size."""
     offsets = []
     end = _HEAD.size + 16 * len(sizes)
     for size in sizes:
@@ -32,7 +33,7 @@ def place_blobs(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def write_head(container: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> None:
-    """Writes all of a container but its blobs: what stands in front, and zeros in between."""
+    """Writes all of a container but its buffers: what stands in front, and zeros in between."""
     count = len(offsets)
     data = _HEAD.pack(_MAGIC, _VERSION, count, 0) + struct.pack(f"<{2 * count}Q", *offsets, *sizes)
     container[: len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -48,7 +49,7 @@ def is_container(first_bytes: bytes) -> bool:
 
 
 def read_head(container: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Returns offsets and sizes of the blobs; waits for a CUDA device.
+    """Returns offsets and sizes of the buffers; waits for a CUDA device.
 
     Raises
     ------
@@ -79,12 +80,12 @@ def read_head(container: torch.Tensor) -> tuple[list[int], list[int]]:
     return offsets, sizes
 
 
-def make_container(blobs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Puts blobs into one tensor, on the device of the first one.
+def make_container(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Puts the buffers of layers into one tensor, on the device of the first one.
 
     Parameters
     ----------
-    blobs : sequence of torch.Tensor, uint8, [blob_bytes]
+    buffers : sequence of torch.Tensor, uint8, [buffer_bytes]
         Of layers of one shape, codec and source dtype.
 
     Returns
@@ -97,21 +98,21 @@ def make_container(blobs: Sequence[torch.Tensor]) -> torch.Tensor:
     ValueError
         There are none, or one is no uint8 tensor of one dimension.
     """
-    if not blobs:
+    if not buffers:
         raise ValueError("a container needs one expert at least")
-    for blob in blobs:
-        if blob.dtype != torch.uint8 or blob.dim() != 1:
-            raise ValueError(f"a blob is uint8 of one dimension, not {blob.dtype} of shape {tuple(blob.shape)}")
-    sizes = [blob.numel() for blob in blobs]
-    offsets, total = place_blobs(sizes)
-    container = torch.empty(total, dtype=torch.uint8, device=blobs[0].device)
+    for buffer in buffers:
+        if buffer.dtype != torch.uint8 or buffer.dim() != 1:
+            raise ValueError(f"a buffer is uint8 of one dimension, not {buffer.dtype} of shape {tuple(buffer.shape)}")
+    sizes = [buffer.numel() for buffer in buffers]
+    offsets, total = place_buffers(sizes)
+    container = torch.empty(total, dtype=torch.uint8, device=buffers[0].device)
     write_head(container, offsets, sizes)
-    for blob, offset, size in zip(blobs, offsets, sizes, strict=True):
-        container[offset : offset + size].copy_(blob)
+    for buffer, offset, size in zip(buffers, offsets, sizes, strict=True):
+        container[offset : offset + size].copy_(buffer)
     return container
 
 
-def container_blobs(container: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the blobs of a container, as views of it. Raises what `read_head` does."""
+def container_buffers(container: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the buffers of a container's layers, as views of it. Raises what `read_head` does."""
     offsets, sizes = read_head(container)
     return [container[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]

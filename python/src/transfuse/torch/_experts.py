@@ -34,8 +34,8 @@ from torch.utils.checkpoint import checkpoint
 
 from transfuse._errors import Status, TransfuseError, make_error
 from transfuse.torch import _ops, _registry
-from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
-from transfuse.torch._containers import container_blobs, make_container
+from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
+from transfuse.torch._containers import container_buffers, make_container
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._modules import encode_weight
 
@@ -145,15 +145,15 @@ def replace_experts(
     if obstacle:
         raise ValueError(obstacle)
     given = {"gate_up_proj": gate_up, "gate_proj": gate, "up_proj": up, "down_proj": down}
-    blobs = {name: _pack(blob) for name, blob in given.items() if blob is not None}
-    shapes = _shapes_of(module, tuple(blobs))
+    containers = {name: _as_container(experts) for name, experts in given.items() if experts is not None}
+    shapes = _shapes_of(module, tuple(containers))
     dtype = next(parameter.dtype for parameter in module._parameters.values() if parameter is not None)
     made = _class_of(type(module)).__new__(_class_of(type(module)))
     state = {key: value for key, value in module.__dict__.items() if key != "_parameters"}
     made.__dict__.update(state, _parameters={}, blob_shapes=shapes, weight_dtype=dtype, dense_dtype=dtype)
     made.product_dtypes = ()
-    for name, blob in blobs.items():
-        made.register_parameter(name, as_parameter(blob))
+    for name, container in containers.items():
+        made.register_parameter(name, as_parameter(container))
     object.__setattr__(module, "__dict__", made.__dict__)
     object.__setattr__(module, "__class__", type(made))
     assert isinstance(module, TransfuseExperts)
@@ -184,12 +184,12 @@ def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
         else:
             parts[name.removesuffix("_proj")] = weight.detach()
     return {
-        key: _pack([encode_weight(expert, **options) for expert in part.cpu()]).to(part.device)
+        key: _as_container([encode_weight(expert, **options) for expert in part.cpu()]).to(part.device)
         for key, part in parts.items()
     }
 
 
-class TransfuseExperts(BlobModule):
+class TransfuseExperts(BufferModule):
     """What the experts modules that `replace_experts` makes have in common; their class derives from the model's, too.
 
     Attributes
@@ -271,7 +271,7 @@ class TransfuseExperts(BlobModule):
         both = torch.empty(experts, 2 * rows, cols, dtype=self.dense_dtype, device=self.down_proj.device)
         for name, out in (("gate_proj", both[:, :rows]), ("up_proj", both[:, rows:])):
             if self.dense_dtype == self.weight_dtype:
-                _ops.decode_experts_into(self._loaded_blob(name), out)
+                _ops.decode_experts_into(self._loaded_container(name), out)
             else:
                 out.copy_(self._decode(name))
         return {"gate_up_proj": both, "down_proj": self._decode("down_proj")}
@@ -280,12 +280,12 @@ class TransfuseExperts(BlobModule):
         """Shapes of the experts, codec, bits a weight and dtype."""
         lines = []
         for name, (experts, rows, cols) in self.blob_shapes.items():
-            blob = getattr(self, name)
-            if not has_bytes(blob):
+            container = getattr(self, name)
+            if not has_bytes(container):
                 lines.append(f"{name}: {experts} of {rows} x {cols}, weights to be loaded, dtype={self.weight_dtype}")
                 continue
-            info = _registry.expert_infos(blob)[0]
-            bits = 8 * blob.numel() / (experts * rows * cols)
+            info = _registry.expert_infos(container)[0]
+            bits = 8 * container.numel() / (experts * rows * cols)
             about = f"codec={info.codec}, bits={bits:.2f}, dtype={self.weight_dtype}"
             lines.append(f"{name}: {experts} of {rows} x {cols}, {about}")
         return "\n".join(lines)
@@ -294,20 +294,20 @@ class TransfuseExperts(BlobModule):
         # The class is made at run time: by its name nobody finds it.
         return _new_instance, (self._dense_class,), self.__dict__.copy()
 
-    def _blob_names(self) -> tuple[str, ...]:
+    def _buffer_names(self) -> tuple[str, ...]:
         return tuple(self.blob_shapes)
 
-    def _take_blob(self, name: str, blob: Tensor | None) -> None:
+    def _take_buffer(self, name: str, buffer: Tensor | None) -> None:
         experts, rows, cols = self.blob_shapes[name]
         what = f"{name} of a {type(self).__name__} of {experts} experts of {rows} x {cols}"
-        if blob is None or not is_blob(blob):
-            found = "None" if blob is None else f"{blob.dtype} {list(blob.shape)}"
+        if buffer is None or not is_buffer(buffer):
+            found = "None" if buffer is None else f"{buffer.dtype} {list(buffer.shape)}"
             raise TypeError(f"{what} is a container (torch.uint8, 1-D), not {found}")
-        if not has_bytes(blob):
+        if not has_bytes(buffer):
             return
-        _registry.adopt(blob)
-        infos = _registry.expert_infos(blob)
-        if any(_registry.layer_layout(expert) != "coded" for expert in container_blobs(blob)):
+        _registry.adopt(buffer)
+        infos = _registry.expert_infos(buffer)
+        if any(_registry.layer_layout(expert) != "coded" for expert in container_buffers(buffer)):
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{what}: experts lie coded")
         shapes = {(info.rows, info.cols) for info in infos}
         if len(infos) != experts or shapes != {(rows, cols)}:
@@ -316,13 +316,13 @@ class TransfuseExperts(BlobModule):
         self.weight_dtype = TORCH_DTYPES[infos[0].dtype]
 
     def _decode(self, name: str) -> Tensor:
-        return _ops.decode_experts(self._loaded_blob(name), *self.blob_shapes[name], self.dense_dtype)
+        return _ops.decode_experts(self._loaded_container(name), *self.blob_shapes[name], self.dense_dtype)
 
-    def _loaded_blob(self, name: str) -> Tensor:
-        blob: Tensor = getattr(self, name)
-        if not has_bytes(blob):
+    def _loaded_container(self, name: str) -> Tensor:
+        container: Tensor = getattr(self, name)
+        if not has_bytes(container):
             raise ValueError(f"{name} has no weights yet: they are to be loaded")
-        return blob
+        return container
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -330,10 +330,10 @@ class TransfuseExperts(BlobModule):
         return self
 
     def _note_adoption(self) -> None:
-        blobs = [blob for blob in self._parameters.values() if blob is not None and has_bytes(blob)]
-        whole = len(blobs) == len(self.blob_shapes)
+        containers = [each for each in self._parameters.values() if each is not None and has_bytes(each)]
+        whole = len(containers) == len(self.blob_shapes)
         self.product_dtypes = tuple(
-            dtype for dtype in _X_DTYPES if whole and all(_multiplies(blob, dtype) for blob in blobs)
+            dtype for dtype in _X_DTYPES if whole and all(_multiplies(container, dtype) for container in containers)
         )
 
     def _forward_dense(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -378,10 +378,10 @@ class TransfuseExperts(BlobModule):
         return getattr(self._apply_gate, "__name__", "") == "_default_apply_gate"
 
 
-def _multiplies(blob: Tensor, dtype: torch.dtype) -> bool:
+def _multiplies(container: Tensor, dtype: torch.dtype) -> bool:
     """Returns whether the library multiplies x of a dtype by these experts, where they are."""
     try:
-        _registry.check_experts_dtype(blob, dtype)
+        _registry.check_experts_dtype(container, dtype)
     except TransfuseError:
         return False
     return True
@@ -399,8 +399,9 @@ class _Dense:
         return getattr(self._module, name)
 
 
-def _pack(blobs: Tensor | Sequence[Tensor]) -> Tensor:
-    return blobs if isinstance(blobs, Tensor) else make_container(list(blobs))
+def _as_container(experts: Tensor | Sequence[Tensor]) -> Tensor:
+    """Returns a container as it is, or one that is made of the blobs of experts."""
+    return experts if isinstance(experts, Tensor) else make_container(list(experts))
 
 
 def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int, int, int]]:

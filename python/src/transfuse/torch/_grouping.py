@@ -85,14 +85,14 @@ def group_products(graph: torch.fx.Graph) -> int:
 
 
 def _can_join(node: torch.fx.Node) -> bool:
-    """Whether a product has no bias, blob and input that are known where the first member of a group stands, and few
+    """Whether a product has no bias, buffer and input that are known where the first member of a group stands, and few
     enough rows; a number of rows that is not known while compiling may be few."""
     if len(node.args) != 4 or node.kwargs:
         return False
-    x, blob, bias, _ = node.args
+    x, buffer, bias, _ = node.args
     if bias is not None or not isinstance(x, torch.fx.Node):
         return False
-    if not isinstance(blob, torch.fx.Node) or blob.op not in ("placeholder", "get_attr"):
+    if not isinstance(buffer, torch.fx.Node) or buffer.op not in ("placeholder", "get_attr"):
         return False
     value = x.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
@@ -106,10 +106,10 @@ def _can_join(node: torch.fx.Node) -> bool:
 def _replace(graph: torch.fx.Graph, members: list[torch.fx.Node]) -> None:
     """Puts one grouped call at the place of the first member; members come in the graph's order."""
     x = members[0].args[0]
-    blobs = [member.args[1] for member in members]
+    buffers = [member.args[1] for member in members]
     rows = [member.args[3] for member in members]
     with graph.inserting_before(members[0]):
-        group = graph.call_function(torch.ops.transfuse.linear_group.default, (x, blobs, rows))
+        group = graph.call_function(torch.ops.transfuse.linear_group.default, (x, buffers, rows))
         group.meta["val"] = [member.meta["val"] for member in members]
         for index, member in enumerate(members):
             result = graph.call_function(operator.getitem, (group, index))

@@ -29,21 +29,21 @@ from transfuse.torch._dtypes import TORCH_DTYPES
 _WORDS_SHOWN = 6
 
 
-def convert_layer(blob: Tensor, layout: str) -> Tensor:
+def convert_layer(buffer: Tensor, layout: str) -> Tensor:
     """Returns a layer in another layout.
 
     Parameters
     ----------
-    blob : Tensor, uint8, [blob_bytes]
-        A blob, or a layer's bytes in any layout; it stays as it is, and is adopted if it is not known.
+    buffer : Tensor, uint8, [buffer_bytes]
+        Of a layer in any layout; it stays as it is, and is adopted if it is not known.
     layout : str
         "coded", "packed" or "plain".
 
     Returns
     -------
     Tensor, uint8
-        `blob` itself if it lies so; else the bytes of the layer in that layout, on the device of `blob`, known to the
-        ops. The same blob gives the same memory again as long as that is in use, so that ties hold.
+        `buffer` itself if the layer lies so; else its buffer in that layout, on the device of `buffer`, known to the
+        ops. The same one gives the same memory again as long as that is in use, so that ties hold.
 
     Raises
     ------
@@ -52,42 +52,42 @@ def convert_layer(blob: Tensor, layout: str) -> Tensor:
     UnsupportedError
         The layout does not take the codec, or not these weights.
     DataError
-        The blob is corrupt.
+        The layer is corrupt.
     """
     wanted = find_layout(layout)
-    if _registry.layer_layout(blob) == layout:
-        return blob
-    found = _made.find(blob, layout)
+    if _registry.layer_layout(buffer) == layout:
+        return buffer
+    found = _made.find(buffer, layout)
     if found is None:
-        found = encode_again(blob).to(blob.device) if wanted == s.Layout.CODED else _convert(blob, wanted)
+        found = encode_again(buffer).to(buffer.device) if wanted == s.Layout.CODED else _convert(buffer, wanted)
         _registry.adopt(found)
-        _made.note(blob, layout, found)
+        _made.note(buffer, layout, found)
     return found
 
 
-def encode_again(blob: Tensor) -> Tensor:
-    """Returns the blob of a layer in any layout, on the CPU; a blob that lies in memory coded is returned as it is."""
-    if _registry.layer_layout(blob) == "coded":
-        return blob
-    found = _made.find(blob, "file")
+def encode_again(buffer: Tensor) -> Tensor:
+    """Returns the blob of a layer in any layout, on the CPU; that of a coded one is returned as it is."""
+    if _registry.layer_layout(buffer) == "coded":
+        return buffer
+    found = _made.find(buffer, "file")
     if found is None:
-        info = _registry.layer_info(blob)
-        weights = _ops.decode(blob, info.rows, info.cols, TORCH_DTYPES[info.dtype])
+        info = _registry.layer_info(buffer)
+        weights = _ops.decode(buffer, info.rows, info.cols, TORCH_DTYPES[info.dtype])
         found = _encode.encode_like(weights, info)
-        _made.note(blob, "file", found)
+        _made.note(buffer, "file", found)
     return found
 
 
-def convert_or_keep(blob: Tensor, layout: str) -> tuple[Tensor, str]:
-    """Returns a layer in another layout and "", or, if that does not take it, `blob` as it lies, and the reason.
+def convert_or_keep(buffer: Tensor, layout: str) -> tuple[Tensor, str]:
+    """Returns a layer in another layout and "", or, if that does not take it, `buffer` as it lies, and the reason.
 
     Raises what `convert_layer` does for other reasons.
     """
-    _registry.adopt(blob)
+    _registry.adopt(buffer)
     try:
-        return convert_layer(blob, layout), ""
+        return convert_layer(buffer, layout), ""
     except UnsupportedError as refusal:
-        return blob, refusal.message
+        return buffer, refusal.message
 
 
 def describe_refusals(layout: str, refused: dict[str, str]) -> str:
@@ -104,14 +104,14 @@ def _enumerate(words: list[str], separator: str = ", ") -> str:
     return separator.join(words[:_WORDS_SHOWN] + more)
 
 
-def _convert(blob: Tensor, layout: s.Layout) -> Tensor:
+def _convert(buffer: Tensor, layout: s.Layout) -> Tensor:
     """Returns a layer in a layout that is not the coded one, in memory of its own size."""
     try:
-        return _registry.convert(blob, layout)
+        return _registry.convert(buffer, layout)
     except UnsupportedError:
-        if _registry.layer_layout(blob) == "coded" or _registry.layer_info(blob).codec != "bf16":
+        if _registry.layer_layout(buffer) == "coded" or _registry.layer_info(buffer).codec != "bf16":
             raise
-    coded = encode_again(blob).to(blob.device)
+    coded = encode_again(buffer).to(buffer.device)
     _registry.adopt(coded)
     return _registry.convert(coded, layout)
 
@@ -129,23 +129,23 @@ class _Made:
             torch.UntypedStorage, dict[tuple[str, int, int], tuple[object, weakref.ref[torch.UntypedStorage]]]
         ] = weakref.WeakKeyDictionary()
 
-    def find(self, blob: Tensor, made_as: str) -> Tensor | None:
+    def find(self, buffer: Tensor, made_as: str) -> Tensor | None:
         with self._lock:
-            entry = self._of.get(blob.untyped_storage(), {}).get((made_as, blob.data_ptr(), blob.numel()))
-        if entry is None or entry[0] is not _registry.get_adoption(blob):
+            entry = self._of.get(buffer.untyped_storage(), {}).get((made_as, buffer.data_ptr(), buffer.numel()))
+        if entry is None or entry[0] is not _registry.get_adoption(buffer):
             return None
         storage = entry[1]()
         if storage is None:
             return None
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
-    def note(self, blob: Tensor, made_as: str, made: Tensor) -> None:
-        adoption = _registry.get_adoption(blob)
+    def note(self, buffer: Tensor, made_as: str, made: Tensor) -> None:
+        adoption = _registry.get_adoption(buffer)
         if adoption is None:
             return
         with self._lock:
-            known = self._of.setdefault(blob.untyped_storage(), {})
-            known[made_as, blob.data_ptr(), blob.numel()] = adoption, weakref.ref(made.untyped_storage())
+            known = self._of.setdefault(buffer.untyped_storage(), {})
+            known[made_as, buffer.data_ptr(), buffer.numel()] = adoption, weakref.ref(made.untyped_storage())
 
 
 _made = _Made()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading blobs from checkpoints to memory of torch, where the ops know them."""
+"""Loading layers from checkpoints to memory of torch, where the ops know them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transfuse._errors import Status, make_error
 from transfuse._library import call as library_call
 from transfuse._library import call_interruptible, library
 from transfuse._options import encode_path, encode_text, find_layout
-from transfuse.torch._containers import place_blobs, write_head
+from transfuse.torch._containers import place_buffers, write_head
 from transfuse.torch._registry import Keeping, device_index, fit_memory, make_experts, wait_for
 from transfuse.torch._shim import CPU, call
 
@@ -111,8 +111,8 @@ def load_layer(
 
     Returns
     -------
-    torch.Tensor, uint8, [blob_bytes]
-        In another layout, the bytes that the layer takes in it.
+    torch.Tensor, uint8, [buffer_bytes]
+        The layer's buffer: if it is to lie coded, its blob.
 
     Raises
     ------
@@ -181,18 +181,18 @@ def _load(
     sources = [(checkpoint.handle, encode_text(name, "tensor")) for checkpoint, name in tensors]
     sizes = [_get_load_size(index, handle, name, layout) for handle, name in sources]
     offsets, total = (
-        place_blobs([size.buffer_bytes for size in sizes]) if into_container else ([0], sizes[0].buffer_bytes)
+        place_buffers([size.buffer_bytes for size in sizes]) if into_container else ([0], sizes[0].buffer_bytes)
     )
-    blob = torch.empty(total, dtype=torch.uint8, device=place)
+    buffer = torch.empty(total, dtype=torch.uint8, device=place)
     if into_container:
-        write_head(blob, offsets, [size.buffer_bytes for size in sizes])
-    keeping = Keeping(blob, [size.directory_bytes for size in sizes], offsets)
+        write_head(buffer, offsets, [size.buffer_bytes for size in sizes])
+    keeping = Keeping(buffer, [size.directory_bytes for size in sizes], offsets)
     wait_for(place)  # the memory may have been another tensor's, of work that is still under way
     asked = cancel or Cancel()
 
     def load() -> None:
         for source, offset, size, directory in zip(sources, offsets, sizes, keeping.directories, strict=True):
-            memory = s.LayerMemoryStruct(blob.data_ptr() + offset, size.buffer_bytes, *directory)
+            memory = s.LayerMemoryStruct(buffer.data_ptr() + offset, size.buffer_bytes, *directory)
             call("trf_torch_load", index, *source, layout, ctypes.byref(memory), ctypes.byref(asked.flag))
 
     with keeping:
@@ -201,5 +201,5 @@ def _load(
         else:
             call_interruptible(load, asked)
         if into_container:
-            make_experts(blob, offsets)
-    return blob if into_container else fit_memory(blob)
+            make_experts(buffer, offsets)
+    return buffer if into_container else fit_memory(buffer)

@@ -12,7 +12,7 @@ from transfuse._checkpoint import Progress
 from transfuse._errors import Status, make_error
 from transfuse._options import find_layout
 from transfuse.torch import _layouts
-from transfuse.torch._blob_module import has_bytes
+from transfuse.torch._buffer_module import has_bytes
 from transfuse.torch._compress import run_abandonable
 from transfuse.torch._experts import TransfuseExperts
 from transfuse.torch._modules import CompressedModule

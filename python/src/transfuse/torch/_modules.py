@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules whose weights are compressed: `TransfuseLinear` is an `nn.Linear`, `TransfuseEmbedding` an `nn.Embedding`.
 
-The parameter `weight` holds the blob: uint8, 1-D, without a gradient, in memory of torch. So tied weights stay one
-parameter, a state dict has the names of the uncompressed model, and code that asks `isinstance(module, nn.Linear)`
+The parameter `weight` is the layer's buffer: uint8, 1-D, without a gradient, in memory of torch. So tied weights stay
+one parameter, a state dict has the names of the uncompressed model, and code that asks `isinstance(module, nn.Linear)`
 goes on working; what it must not do is take `weight` for a matrix. `decode_weight` gives the matrix.
 
-The parameter may hold the layer in another layout than the coded one, packed for instance; `layout` says which. State
-dicts and pickles have the blob again.
+The layer may lie in another layout than the coded one, packed for instance; `layout` says in which. State dicts and
+pickles have its blob in any case.
 
-What moves the blob (`to`, `cuda`, `cpu`, `deepcopy`, `pickle`, `torch.load`, `load_state_dict`) registers it where it
-has come to lie. What changes dtypes (`half`, `bfloat16`, `float`, `to(dtype)`) leaves the blob, and `weight_dtype`, as
+What moves the buffer (`to`, `cuda`, `cpu`, `deepcopy`, `pickle`, `torch.load`, `load_state_dict`) has it adopted where
+it has come to lie. What changes dtypes (`half`, `bfloat16`, `float`, `to(dtype)`) leaves it, and `weight_dtype`, as
 they are, and changes the bias alone. A linear layer takes x of another dtype than its weights', decodes them to it, and
 multiplies as torch does: that works, slowly. An embedding gives rows of the dtype that its model was made.
 """
@@ -29,21 +29,20 @@ from transfuse._errors import TransfuseError
 from transfuse._options import find_layout
 from transfuse._results import LayerInfo
 from transfuse.torch import _encode, _layouts, _ops, _registry
-from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
+from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
 from transfuse.torch._dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from typing import Self
 
 
-class CompressedModule(BlobModule):
-    """What modules with one matrix, whose blob is their `weight`, have in common.
+class CompressedModule(BufferModule):
+    """What modules with one matrix have in common: the layer's buffer is their `weight`.
 
     Attributes
     ----------
-    weight : nn.Parameter, uint8, [blob_bytes]
-        Empty on the meta device, and where the blob is still to come. In another layout than "coded": the bytes that
-        the layer takes in it.
+    weight : nn.Parameter, uint8, [buffer_bytes]
+        The layer's buffer, which is its blob if it lies coded. Empty on the meta device, and where it is still to come.
     weight_dtype : torch.dtype
         Of the decoded weights, which is the source's.
     layout : str
@@ -65,23 +64,23 @@ class CompressedModule(BlobModule):
         return self.weight_dtype
 
     def info(self) -> LayerInfo:
-        """Returns what the blob says of itself, which in another layout is the one that the weights were loaded from.
+        """Returns what the layer says of itself; in another layout than the coded one, what the blob said before.
 
         Raises
         ------
         ValueError
-            There is no blob yet.
+            There are no weights yet.
         """
         self._check_loaded()
         return _registry.layer_info(self.weight)
 
     def decode_weight(self) -> Tensor:
-        """Returns the decoded weights, a tensor of `weight_dtype`, [rows][cols], on the device of the blob.
+        """Returns the decoded weights, a tensor of `weight_dtype`, [rows][cols], on the device where they lie.
 
         Raises
         ------
         ValueError
-            There is no blob yet.
+            There are no weights yet.
         DataError
             A tile is corrupt.
         """
@@ -92,24 +91,24 @@ class CompressedModule(BlobModule):
         if not has_bytes(self.weight):
             raise ValueError(f"{type(self).__name__} has no weights yet: they are to be loaded")
 
-    def _blob_names(self) -> tuple[str, ...]:
+    def _buffer_names(self) -> tuple[str, ...]:
         return ("weight",)
 
-    def _take_blob(self, name: str, blob: Tensor | None) -> None:
+    def _take_buffer(self, name: str, buffer: Tensor | None) -> None:
         rows, cols = self.weight_shape
-        if blob is None or not is_blob(blob):
-            found = "None" if blob is None else f"{blob.dtype} {list(blob.shape)}"
+        if buffer is None or not is_buffer(buffer):
+            found = "None" if buffer is None else f"{buffer.dtype} {list(buffer.shape)}"
             raise TypeError(
-                f"the weight of a {type(self).__name__} of {rows} x {cols} is a blob (torch.uint8, 1-D), not {found}; "
-                f"{self._from_dense} compresses dense weights"
+                f"the weight of a {type(self).__name__} of {rows} x {cols} is a layer's buffer (torch.uint8, 1-D), not "
+                f"{found}; {self._from_dense} compresses dense weights"
             )
-        if not has_bytes(blob):
+        if not has_bytes(buffer):
             return
-        _registry.adopt(blob)
-        info = _registry.layer_info(blob)
+        _registry.adopt(buffer)
+        info = _registry.layer_info(buffer)
         if (info.rows, info.cols) != (rows, cols):
             raise ValueError(
-                f"the blob is one of {info.rows} x {info.cols} weights, and the module's are {rows} x {cols}"
+                f"the layer is one of {info.rows} x {info.cols} weights, and the module's are {rows} x {cols}"
             )
         self.weight_dtype = TORCH_DTYPES[info.dtype]
 
@@ -135,8 +134,8 @@ class CompressedModule(BlobModule):
             warnings.warn(f"a {type(self).__name__} of {rows} x {cols} stays coded, since {refusal}", stacklevel=2)
         return made
 
-    def _encode_again(self, blob: Tensor) -> Tensor:
-        return _layouts.encode_again(blob)
+    def _encode_again(self, buffer: Tensor) -> Tensor:
+        return _layouts.encode_again(buffer)
 
     # By themselves copies would go by way of the pickle, and encode layers of another layout only to decode them.
 
@@ -173,7 +172,7 @@ class CompressedModule(BlobModule):
         try:
             info = _registry.layer_info(self.weight)
         except TransfuseError as failure:
-            return f"weights that are no blob ({failure.message})"
+            return f"weights that are no layer ({failure.message})"
         bits = 8 * self.weight.numel() / (info.rows * info.cols)
         layout = "" if self._layout == "coded" else f", layout={self._layout}"
         return f"codec={info.codec}{layout}, bits={bits:.2f}, dtype={self.weight_dtype}"
@@ -188,7 +187,7 @@ def _pickled(weight: nn.Parameter) -> nn.Parameter:
     return _pickled_parameters.setdefault(blob.data_ptr(), as_parameter(blob))
 
 
-def _empty_blob(device: torch.device | str | None) -> Tensor:
+def _empty_buffer(device: torch.device | str | None) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device)
 
 
@@ -209,7 +208,8 @@ class TransfuseLinear(CompressedModule, nn.Linear):
     layout : str
         How the weights that are to come will lie in memory, "coded", "packed" or "plain".
 
-    The constructor makes a module whose blob is still to be loaded; `from_blob` and `from_linear` make whole ones.
+    The constructor makes a module whose weights are still to be loaded; `from_buffer` and `from_linear` make one that
+    has them.
     """
 
     _from_dense = "TransfuseLinear.from_linear"
@@ -229,7 +229,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         self.in_features = in_features
         self.out_features = out_features
         self.weight_dtype = dtype or torch.get_default_dtype()
-        self.weight = as_parameter(_empty_blob(device))
+        self.weight = as_parameter(_empty_buffer(device))
         if bias:
             self.bias = nn.Parameter(torch.zeros(out_features, dtype=self.weight_dtype, device=device))
         else:
@@ -241,31 +241,31 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         return self.out_features, self.in_features
 
     @classmethod
-    def from_blob(
-        cls, blob: Tensor, rows: int, cols: int, dtype: torch.dtype | None = None, bias: Tensor | None = None
+    def from_buffer(
+        cls, buffer: Tensor, rows: int, cols: int, dtype: torch.dtype | None = None, bias: Tensor | None = None
     ) -> TransfuseLinear:
-        """Makes a layer of a blob, which is validated and registered.
+        """Makes a module of a layer's buffer, which is adopted.
 
         Parameters
         ----------
-        blob : Tensor, uint8, [blob_bytes]
+        buffer : Tensor, uint8, [buffer_bytes]
             A parameter stays the same one, so that modules can share it. On the meta device, or empty: to be loaded.
-            The bytes of a layer in another layout (`load_layer`) make a module of that layout.
+            A layer in another layout than the coded one makes a module of that layout.
         rows, cols : int
             `out_features` and `in_features`.
         dtype : torch.dtype, optional
-            What the weights have to be; needed where the blob cannot say it.
+            What the weights have to be; needed where the bytes cannot say it.
         bias : Tensor, [rows], optional
 
         Raises
         ------
         TypeError, ValueError
-            `blob` is no blob, or one of another shape or dtype.
+            `buffer` is no such tensor, or the layer is one of another shape or dtype.
         DataError, UnsupportedError
-            The blob is corrupt, or of another version.
+            The layer is corrupt, or of another version.
         """
         layer = cls(cols, rows, bias=False, device="meta", dtype=dtype)
-        layer.weight = as_parameter(blob)
+        layer.weight = as_parameter(buffer)
         _check_dtype(layer, dtype)
         if bias is not None:
             layer.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias, bias.is_floating_point())
@@ -278,7 +278,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         Parameters
         ----------
         linear : nn.Linear
-            Its weights may lie on any device, where the blob comes to lie, too.
+            Its weights may lie on any device, where the layer comes to lie, too.
         layout : str
             How the layer is to lie in memory, "coded", "packed" or "plain".
         **options
@@ -297,13 +297,13 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         if not isinstance(linear, nn.Linear) or isinstance(linear, CompressedModule):
             raise TypeError(f"from_linear takes an nn.Linear with dense weights, not a {type(linear).__name__}")
         find_layout(layout)
-        blob = _layouts.convert_layer(encode_weight(linear.weight, **options), layout)
-        layer = cls.from_blob(blob, linear.out_features, linear.in_features, None, linear.bias)
+        buffer = _layouts.convert_layer(encode_weight(linear.weight, **options), layout)
+        layer = cls.from_buffer(buffer, linear.out_features, linear.in_features, None, linear.bias)
         return layer.train(linear.training)
 
     @property
     def W_q(self) -> Tensor:
-        """The blob, under the name by which PEFT tells that `dequantize` gives the weights, for DoRA for instance."""
+        """`weight`, under the name by which PEFT tells that `dequantize` gives the weights, for DoRA for instance."""
         return self.weight
 
     def dequantize(self) -> Tensor:
@@ -370,7 +370,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
         self.scale_grad_by_freq = False
         self.sparse = False
         self.weight_dtype = self.output_dtype = dtype or torch.get_default_dtype()
-        self.weight = as_parameter(_empty_blob(device))
+        self.weight = as_parameter(_empty_buffer(device))
 
     @property
     def weight_shape(self) -> tuple[int, int]:
@@ -378,12 +378,12 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
         return self.num_embeddings, self.embedding_dim
 
     @classmethod
-    def from_blob(
-        cls, blob: Tensor, rows: int, cols: int, dtype: torch.dtype | None = None, padding_idx: int | None = None
+    def from_buffer(
+        cls, buffer: Tensor, rows: int, cols: int, dtype: torch.dtype | None = None, padding_idx: int | None = None
     ) -> TransfuseEmbedding:
-        """Makes an embedding of a blob; parameters and errors are those of `TransfuseLinear.from_blob`."""
+        """Makes an embedding of a layer's buffer; parameters and errors are those of `TransfuseLinear.from_buffer`."""
         embedding = cls(rows, cols, padding_idx, device="meta", dtype=dtype)
-        embedding.weight = as_parameter(blob)
+        embedding.weight = as_parameter(buffer)
         _check_dtype(embedding, dtype)
         embedding._set_output_dtype(embedding.weight_dtype)
         return embedding
@@ -405,8 +405,8 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
                 f"from_embedding takes an nn.Embedding with dense weights, not a {type(embedding).__name__}"
             )
         find_layout(layout)
-        blob = _layouts.convert_layer(encode_weight(embedding.weight, **options), layout)
-        return make_embedding(embedding, blob).train(embedding.training)
+        buffer = _layouts.convert_layer(encode_weight(embedding.weight, **options), layout)
+        return make_embedding(embedding, buffer).train(embedding.training)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Returns the rows of ids, [..., embedding_dim], of `output_dtype`."""
@@ -445,7 +445,7 @@ class TransfuseScaledEmbedding(TransfuseEmbedding):
 
     @classmethod
     def with_scale(cls, embedding: TransfuseEmbedding, scale: float, rounds_scale: bool) -> TransfuseScaledEmbedding:
-        """Makes one of the same blob, the same parameter, or of one that is still to be loaded."""
+        """Makes one of the same parameter, whose weights may still be to be loaded."""
         scaled = cls(*embedding.weight_shape, embedding.padding_idx, "meta", embedding.weight_dtype, embedding.layout)
         scaled.weight = embedding.weight
         scaled.scale, scaled.rounds_scale = scale, rounds_scale
@@ -489,10 +489,10 @@ def find_scale(embedding: nn.Embedding) -> tuple[float, bool] | None:
     return (float(scale), False) if isinstance(scale, (int, float)) else None
 
 
-def make_embedding(embedding: nn.Embedding, blob: Tensor) -> TransfuseEmbedding:
+def make_embedding(embedding: nn.Embedding, buffer: Tensor) -> TransfuseEmbedding:
     """Returns the compressed module for an embedding, plain or scaled, which stays as it is.
 
-    The embedding may be on the meta device, and so may the blob. Rows have the dtype of the embedding's weights.
+    The embedding may be on the meta device, and so may the buffer. Rows have the dtype of the embedding's weights.
 
     Raises
     ------
@@ -506,8 +506,8 @@ def make_embedding(embedding: nn.Embedding, blob: Tensor) -> TransfuseEmbedding:
         raise TypeError(f"what a {type(embedding).__name__} does with its weights is not known")
     if embedding.max_norm is not None:
         raise ValueError(f"max_norm is {embedding.max_norm}: it would change compressed weights while they are read")
-    made = TransfuseEmbedding.from_blob(
-        blob, embedding.num_embeddings, embedding.embedding_dim, None, embedding.padding_idx
+    made = TransfuseEmbedding.from_buffer(
+        buffer, embedding.num_embeddings, embedding.embedding_dim, None, embedding.padding_idx
     )
     if embedding.weight.is_floating_point():
         made._set_output_dtype(embedding.weight.dtype)
@@ -532,4 +532,4 @@ def encode_weight(weight: Tensor, **options: Any) -> Tensor:
 
 def _check_dtype(module: CompressedModule, dtype: torch.dtype | None) -> None:
     if dtype is not None and module.weight_dtype != dtype:
-        raise ValueError(f"the blob's weights are {module.weight_dtype}, not {dtype}")
+        raise ValueError(f"the layer's weights are {module.weight_dtype}, not {dtype}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops on compressed layers, as functions: products, decoding, look-up of rows.
 
-All of them trace under `torch.compile(fullgraph=True)`. A layer is given as its blob, a uint8 tensor, with the shape of
-its weights, which cannot be read off it while a graph is traced; the op checks it.
+All of them trace under `torch.compile(fullgraph=True)`. A layer is given as its buffer, a uint8 tensor, with the shape
+of its weights, which cannot be read off it while a graph is traced; the op checks it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_exact() -> bool:
     return _exact
 
 
-def linear(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+def linear(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
     """Multiplies by a compressed layer: y = x . W^T + bias.
 
     Parameters
@@ -54,7 +54,7 @@ def linear(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows:
         BF16 or F16 as the codec multiplies it (BF16 for bf16, F16 for fp16, either for fp8 and int), on the CPU or a
         CUDA device. For any other float dtype the layer is decoded to it, and torch multiplies: the same values, at
         the cost of a dense matrix while the call runs. Under `torch.autocast` x is cast as `F.linear`'s.
-    blob : torch.Tensor, uint8, [blob_bytes]
+    buffer : torch.Tensor, uint8, [buffer_bytes]
     bias : torch.Tensor, [rows], or None
         Of x's dtype.
     rows : int
@@ -68,15 +68,15 @@ def linear(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows:
     Raises
     ------
     RuntimeError
-        Shapes, dtypes or devices do not fit; the blob is corrupt, or unknown while a CUDA graph is captured.
+        Shapes, dtypes or devices do not fit; the layer is corrupt, or unknown while a CUDA graph is captured.
     """
     if _exact or _needs_gradients(x, bias):
-        return _linear_by_torch(x, blob, bias, rows)
-    result: torch.Tensor = _linear(x, blob, bias, rows)
+        return _linear_by_torch(x, buffer, bias, rows)
+    result: torch.Tensor = _linear(x, buffer, bias, rows)
     return result
 
 
-def decode(blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+def decode(buffer: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
     """Decodes a layer.
 
     Returns
@@ -85,11 +85,11 @@ def decode(blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torc
         The weights as `transfuse decompress` gives them (for lossless codecs the source's bits, for int on floats
         rounded once to the source's dtype), converted to `dtype`.
     """
-    result: torch.Tensor = _decode(blob, rows, cols, dtype)
+    result: torch.Tensor = _decode(buffer, rows, cols, dtype)
     return result
 
 
-def embedding(ids: torch.Tensor, blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+def embedding(ids: torch.Tensor, buffer: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
     """Decodes single rows, as for token embeddings.
 
     Parameters
@@ -103,11 +103,11 @@ def embedding(ids: torch.Tensor, blob: torch.Tensor, rows: int, cols: int, dtype
     torch.Tensor, [*ids.shape, cols]
         Rows of what `decode` gives.
     """
-    result: torch.Tensor = _embedding(ids, blob, rows, cols, dtype)
+    result: torch.Tensor = _embedding(ids, buffer, rows, cols, dtype)
     return result
 
 
-def linear_group(x: torch.Tensor, blobs: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
+def linear_group(x: torch.Tensor, buffers: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
     """Multiplies by several layers that have one x, such as q, k and v, on a GPU in shared launches where that is
     estimated to be faster.
 
@@ -115,7 +115,7 @@ def linear_group(x: torch.Tensor, blobs: Sequence[torch.Tensor], rows: Sequence[
     ----------
     x : torch.Tensor, [..., cols]
         As in `linear`, with a gradient, too.
-    blobs : sequence of torch.Tensor, uint8, [blob_bytes]
+    buffers : sequence of torch.Tensor, uint8, [buffer_bytes]
     rows : sequence of int
         Of each layer.
 
@@ -125,8 +125,8 @@ def linear_group(x: torch.Tensor, blobs: Sequence[torch.Tensor], rows: Sequence[
         Of x's dtype. Where layers share a launch, sums are added in another order than in `linear`.
     """
     if _exact or _needs_gradients(x, None):
-        return [linear(x, blob, None, count) for blob, count in zip(blobs, rows, strict=True)]
-    results: list[torch.Tensor] = _linear_group(x, list(blobs), list(rows))
+        return [linear(x, buffer, None, count) for buffer, count in zip(buffers, rows, strict=True)]
+    results: list[torch.Tensor] = _linear_group(x, list(buffers), list(rows))
     return results
 
 
@@ -197,40 +197,42 @@ class _Linear(torch.autograd.Function):
     """The product with its gradients, for which the layer is decoded again rather than kept."""
 
     @staticmethod
-    def forward(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int, exact: bool) -> torch.Tensor:
+    def forward(
+        x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, rows: int, exact: bool
+    ) -> torch.Tensor:
         if exact:
-            return F.linear(x, decode(blob, rows, x.shape[-1], x.dtype), bias)
-        result: torch.Tensor = _linear(x, blob, bias, rows)
+            return F.linear(x, decode(buffer, rows, x.shape[-1], x.dtype), bias)
+        result: torch.Tensor = _linear(x, buffer, bias, rows)
         return result
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        x, blob, _, ctx.rows, _ = inputs
+        x, buffer, _, ctx.rows, _ = inputs
         ctx.cols = x.shape[-1]
-        ctx.save_for_backward(blob)
+        ctx.save_for_backward(buffer)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        (blob,) = ctx.saved_tensors
+        (buffer,) = ctx.saved_tensors
         grad_x = grad_bias = None
         rows_of_grad = grad.reshape(-1, ctx.rows)
         if ctx.needs_input_grad[0]:
-            weight = decode(blob, ctx.rows, ctx.cols, grad.dtype)
+            weight = decode(buffer, ctx.rows, ctx.cols, grad.dtype)
             grad_x = rows_of_grad.mm(weight).reshape(*grad.shape[:-1], ctx.cols)
         if ctx.needs_input_grad[2]:
             grad_bias = rows_of_grad.sum(0)
         return grad_x, None, grad_bias, None, None
 
 
-def _linear_by_torch(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+def _linear_by_torch(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
     """The product in exact mode or with gradients: x is cast here, outside of what autograd sees as one step."""
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
     if _needs_gradients(x, bias):
-        result: torch.Tensor = _Linear.apply(x, blob, bias, rows, _exact)
+        result: torch.Tensor = _Linear.apply(x, buffer, bias, rows, _exact)
         return result
-    return F.linear(x, decode(blob, rows, x.shape[-1], x.dtype), bias)
+    return F.linear(x, decode(buffer, rows, x.shape[-1], x.dtype), bias)
 
 
 # ---- autocast ----
@@ -248,16 +250,16 @@ def _cast(x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> tup
 def _register_autocast(device: str, key: str) -> None:
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def linear_kernel(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    def linear_kernel(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
-            result: torch.Tensor = _linear(x, blob, bias, rows)
+            result: torch.Tensor = _linear(x, buffer, bias, rows)
             return result
 
-    def group_kernel(x: torch.Tensor, blobs: list[torch.Tensor], rows: list[int]) -> list[torch.Tensor]:
+    def group_kernel(x: torch.Tensor, buffers: list[torch.Tensor], rows: list[int]) -> list[torch.Tensor]:
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             results: list[torch.Tensor] = _linear_group(
-                _cast(x, None, torch.get_autocast_dtype(device))[0], blobs, rows
+                _cast(x, None, torch.get_autocast_dtype(device))[0], buffers, rows
             )
             return results
 
@@ -275,35 +277,35 @@ def _register_autocast(device: str, key: str) -> None:
 # ---- fake implementations ----
 
 
-def _check_fake(blob: torch.Tensor, other: torch.Tensor) -> None:
-    torch._check(blob.dtype == torch.uint8 and blob.dim() == 1, lambda: "blob must be uint8 of one dimension")
-    torch._check(blob.device == other.device, lambda: f"tensors are on {other.device} and {blob.device}")
+def _check_fake(buffer: torch.Tensor, other: torch.Tensor) -> None:
+    torch._check(buffer.dtype == torch.uint8 and buffer.dim() == 1, lambda: "buffer must be uint8 of one dimension")
+    torch._check(buffer.device == other.device, lambda: f"tensors are on {other.device} and {buffer.device}")
 
 
 @torch.library.register_fake("transfuse::linear", lib=_library)
-def _(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
-    _check_fake(blob, x)
+def _(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    _check_fake(buffer, x)
     return x.new_empty((*x.shape[:-1], rows))
 
 
 @torch.library.register_fake("transfuse::linear_epilogue", lib=_library)
 def _(
     x: torch.Tensor,
-    blob: torch.Tensor,
+    buffer: torch.Tensor,
     bias: torch.Tensor | None,
     multiplier: torch.Tensor | None,
     residual: torch.Tensor | None,
     activation: str,
     rows: int,
 ) -> torch.Tensor:
-    _check_fake(blob, x)
+    _check_fake(buffer, x)
     return x.new_empty((*x.shape[:-1], rows))
 
 
 @torch.library.register_fake("transfuse::linear_group", lib=_library)
-def _(x: torch.Tensor, blobs: list[torch.Tensor], rows: list[int]) -> list[torch.Tensor]:
-    for blob in blobs:
-        _check_fake(blob, x)
+def _(x: torch.Tensor, buffers: list[torch.Tensor], rows: list[int]) -> list[torch.Tensor]:
+    for buffer in buffers:
+        _check_fake(buffer, x)
     return [x.new_empty((*x.shape[:-1], count)) for count in rows]
 
 
@@ -319,8 +321,8 @@ def _(container: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dt
 
 
 @torch.library.register_fake("transfuse::decode", lib=_library)
-def _(blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-    return blob.new_empty((rows, cols), dtype=dtype)
+def _(buffer: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    return buffer.new_empty((rows, cols), dtype=dtype)
 
 
 @torch.library.register_fake("transfuse::decode_experts_into", lib=_library)
@@ -329,8 +331,8 @@ def _(container: torch.Tensor, out: torch.Tensor) -> None:
 
 
 @torch.library.register_fake("transfuse::embedding", lib=_library)
-def _(ids: torch.Tensor, blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-    _check_fake(blob, ids)
+def _(ids: torch.Tensor, buffer: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    _check_fake(buffer, ids)
     return ids.new_empty((*ids.shape, cols), dtype=dtype)
 
 

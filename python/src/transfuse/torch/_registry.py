@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers as torch tensors: a blob is a contiguous uint8 tensor of one dimension, and is known by where it lies.
+"""Layers as torch tensors: a buffer is a contiguous uint8 tensor of one dimension, and is known by where it lies.
 
-A tensor may hold a layer in another layout than the coded one (docs/torch.md), and stands for a blob then wherever one
-is taken: its first bytes say which it is.
+It holds a layer in any layout (docs/torch.md), and its first bytes say in which; that of a coded layer is its blob.
 
-The ops find a layer by the device and address of its blob. `adopt` validates a blob and makes it known; a blob that an
-op meets for the first time is adopted then. What is known is forgotten when the blob's storage goes, or by `forget`,
+The ops find a layer by the device and address of its buffer. `adopt` validates a buffer and makes it known; one that an
+op meets for the first time is adopted then. What is known is forgotten when the buffer's storage goes, or by `forget`,
 which whoever writes other bytes into the same memory has to call.
 """
 
@@ -33,7 +32,7 @@ _LAYOUT_MAGIC = b"TRFL"
 
 _container_lock = threading.Lock()
 
-# Those of the storages of blobs that are known, by device and address; each holds the directories.
+# Those of the storages of buffers that are known, by device and address; each holds the directories.
 _finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] = {}
 
 
@@ -49,34 +48,35 @@ def device_index(device: torch.device) -> int:
         return CPU
     if device.type == "cuda":
         return int(torch.cuda.current_device()) if device.index is None else device.index
-    raise ValueError(f"a blob is on the CPU or on a CUDA device, not on {device}")
+    raise ValueError(f"a buffer is on the CPU or on a CUDA device, not on {device}")
 
 
-def _place_of(blob: torch.Tensor) -> tuple[int, int]:
-    if not isinstance(blob, torch.Tensor):
-        raise TypeError(f"blob must be a torch.Tensor, not {type(blob).__name__}")
-    if blob.dtype != torch.uint8 or blob.dim() != 1 or not blob.is_contiguous():
+def _place_of(buffer: torch.Tensor) -> tuple[int, int]:
+    if not isinstance(buffer, torch.Tensor):
+        raise TypeError(f"buffer must be a torch.Tensor, not {type(buffer).__name__}")
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
         raise ValueError(
-            f"blob must be a contiguous uint8 tensor of one dimension; this is {blob.dtype} of shape "
-            f"{tuple(blob.shape)}"
+            f"buffer must be a contiguous uint8 tensor of one dimension; this is {buffer.dtype} of shape "
+            f"{tuple(buffer.shape)}"
         )
-    return device_index(blob.device), blob.data_ptr()
+    return device_index(buffer.device), buffer.data_ptr()
 
 
-def _check_alignment(blob: torch.Tensor) -> None:
-    wanted = 16 if blob.device.type == "cpu" else 256
-    if blob.data_ptr() % wanted:
+def _check_alignment(buffer: torch.Tensor) -> None:
+    wanted = 16 if buffer.device.type == "cpu" else 256
+    if buffer.data_ptr() % wanted:
         raise ValueError(
-            f"blob lies at {blob.data_ptr() % wanted} beyond a multiple of {wanted} bytes; what clone() gives does not"
+            f"buffer lies at {buffer.data_ptr() % wanted} beyond a multiple of {wanted} bytes; what clone() gives does "
+            "not"
         )
 
 
-def adopt(blob: torch.Tensor) -> None:
-    """Validates a blob, or a container of experts, and makes it known to the ops; one that is known is left as it is.
+def adopt(buffer: torch.Tensor) -> None:
+    """Validates a layer's buffer, or a container of experts, and makes it known to the ops; a known one stays as it is.
 
     Parameters
     ----------
-    blob : torch.Tensor, uint8, [blob_bytes]
+    buffer : torch.Tensor, uint8, [buffer_bytes]
         On the CPU or a CUDA device, where it is used as it lies: its bytes must not change. On a CUDA device it is
         read back to be checked, which waits for the device, and a directory of about 1 % of its size is allocated.
         Of a layer in another layout the head alone is checked (of a packed one on the CPU all), without a directory.
@@ -88,40 +88,40 @@ def adopt(blob: torch.Tensor) -> None:
     RuntimeError
         A CUDA graph is being captured.
     TransfuseError
-        The bytes are no valid blob; the device is not there or cannot be used.
+        The bytes are no valid layer; the device is not there or cannot be used.
     """
-    if is_known(blob):
+    if is_known(buffer):
         return
-    _check_alignment(blob)
-    wait_for(blob.device)  # what writes it
-    first_bytes = _read_first_bytes(blob)
+    _check_alignment(buffer)
+    wait_for(buffer.device)  # what writes it
+    first_bytes = _read_first_bytes(buffer)
     if is_container(first_bytes):
         with _container_lock:
-            if not is_known(blob):
-                _adopt_container(blob)
+            if not is_known(buffer):
+                _adopt_container(buffer)
         return
     layout = _layout_of_bytes(first_bytes)
-    what = f"blob of {blob.numel()} bytes on {blob.device}: "
-    _adopt_blob(blob, layout, get_size(blob, layout, what).directory_bytes, what)
+    what = f"buffer of {buffer.numel()} bytes on {buffer.device}: "
+    _adopt_buffer(buffer, layout, get_size(buffer, layout, what).directory_bytes, what)
 
 
-def _adopt_blob(blob: torch.Tensor, layout: int, directory_bytes: int, what: str) -> None:
-    """Makes one blob known, or a buffer of this layout."""
-    device, pointer = _place_of(blob)
-    keeping = Keeping(blob, [directory_bytes], [0])
+def _adopt_buffer(buffer: torch.Tensor, layout: int, directory_bytes: int, what: str) -> None:
+    """Makes one buffer known, which is of this layout."""
+    device, pointer = _place_of(buffer)
+    keeping = Keeping(buffer, [directory_bytes], [0])
     with keeping:
-        memory = s.LayerMemoryStruct(pointer, blob.numel(), *keeping.directories[0])
+        memory = s.LayerMemoryStruct(pointer, buffer.numel(), *keeping.directories[0])
         try:
-            call("trf_torch_adopt", device, pointer, blob.numel(), layout, ctypes.byref(memory), what=what)
+            call("trf_torch_adopt", device, pointer, buffer.numel(), layout, ctypes.byref(memory), what=what)
         except TransfuseError as failure:
             if failure.status != Status.TRF_ERR_EXISTS:
                 raise
             keeping.drop()  # another thread was faster
 
 
-def _read_first_bytes(blob: torch.Tensor) -> bytes:
+def _read_first_bytes(buffer: torch.Tensor) -> bytes:
     """Returns what tells a container, a blob and the buffers of other layouts apart; waits for a CUDA device."""
-    return bytes(blob[: _LAYOUT_HEAD.size].tolist())
+    return bytes(buffer[: _LAYOUT_HEAD.size].tolist())
 
 
 def _layout_of_bytes(first_bytes: bytes) -> int:
@@ -155,13 +155,13 @@ def _adopt_container(container: torch.Tensor) -> None:
     device, pointer = _place_of(container)
     what = f"container of {container.numel()} bytes on {container.device}: "
     offsets, sizes = read_head(container)
-    blobs = [container[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
-    layouts = [_layout_of_bytes(_read_first_bytes(blob)) for blob in blobs]
-    layer_sizes = [get_size(blob, layout, what) for blob, layout in zip(blobs, layouts)]
+    buffers = [container[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+    layouts = [_layout_of_bytes(_read_first_bytes(buffer)) for buffer in buffers]
+    layer_sizes = [get_size(buffer, layout, what) for buffer, layout in zip(buffers, layouts)]
     keeping = Keeping(container, [size.directory_bytes for size in layer_sizes], offsets)
     with keeping:
-        for index, (blob, layout, directory) in enumerate(zip(blobs, layouts, keeping.directories, strict=True)):
-            place = blob.data_ptr(), blob.numel()
+        for index, (buffer, layout, directory) in enumerate(zip(buffers, layouts, keeping.directories, strict=True)):
+            place = buffer.data_ptr(), buffer.numel()
             memory = s.LayerMemoryStruct(*place, *directory)
             while True:  # until no thread has adopted this one expert in between
                 shim().trf_torch_forget(device, place[0])
@@ -181,7 +181,7 @@ def _adopt_container(container: torch.Tensor) -> None:
         make_experts(container, offsets, what)
 
 
-def get_size(blob: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStruct:
+def get_size(buffer: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStruct:
     """Returns the memory of the layer that a blob, or a buffer of this layout, is.
 
     Raises
@@ -190,11 +190,11 @@ def get_size(blob: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStru
         The head is malformed.
     """
     size = s.LayerSizeStruct()
-    call("trf_torch_get_size", *_place_of(blob), blob.numel(), layout, ctypes.byref(size), what=what)
+    call("trf_torch_get_size", *_place_of(buffer), buffer.numel(), layout, ctypes.byref(size), what=what)
     return size
 
 
-def convert(blob: torch.Tensor, layout: int) -> torch.Tensor:
+def convert(buffer: torch.Tensor, layout: int) -> torch.Tensor:
     """Returns a layer that is known in another layout, plain or packed, in memory of its own size.
 
     It is made on its device, without decoding to the host. The old one, its plans included, stays as it is.
@@ -204,14 +204,14 @@ def convert(blob: torch.Tensor, layout: int) -> torch.Tensor:
     UnsupportedError
         The layout does not take the codec, or not these weights.
     DataError
-        The blob is corrupt.
+        The layer is corrupt.
     """
     size = s.LayerSizeStruct()
-    source = *_place_of(blob), blob.numel()
+    source = *_place_of(buffer), buffer.numel()
     call("trf_torch_get_converted_size", *source, layout, ctypes.byref(size))
-    made = torch.empty(size.buffer_bytes, dtype=torch.uint8, device=blob.device)
+    made = torch.empty(size.buffer_bytes, dtype=torch.uint8, device=buffer.device)
     keeping = Keeping(made, [size.directory_bytes], [0])
-    wait_for(blob.device)
+    wait_for(buffer.device)
     with keeping:
         memory = s.LayerMemoryStruct(made.data_ptr(), made.numel(), *keeping.directories[0])
         call("trf_torch_convert", *source, layout, ctypes.byref(memory))
@@ -219,29 +219,29 @@ def convert(blob: torch.Tensor, layout: int) -> torch.Tensor:
 
 
 def make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
-    """Makes experts of the blobs of a container, which are known."""
+    """Makes experts of the layers of a container, which are known."""
     array = (ctypes.c_uint64 * len(offsets))(*offsets)
     device, pointer = _place_of(container)
     call("trf_torch_make_experts", device, pointer, container.numel(), array, len(offsets), what=what)
 
 
 class Keeping:
-    """Keeps what layers need beside their blobs for as long as the storage of these, which has them forgotten.
+    """Keeps what layers need beside their buffers for as long as the storage of these, which has them forgotten.
 
     It is there before the layers are, so that no exception can come in between; one that leaves the block undoes it.
     """
 
-    def __init__(self, blob: torch.Tensor, directory_bytes: list[int], offsets: list[int]) -> None:
+    def __init__(self, buffer: torch.Tensor, directory_bytes: list[int], offsets: list[int]) -> None:
         starts = [0]
         for size in directory_bytes:
             starts.append(-(-(starts[-1] + size) // _DIRECTORY_ALIGNMENT) * _DIRECTORY_ALIGNMENT)
-        memory = torch.empty(starts[-1], dtype=torch.uint8, device=blob.device)
+        memory = torch.empty(starts[-1], dtype=torch.uint8, device=buffer.device)
         # Address and bytes of each.
         self.directories = [
             (memory.data_ptr() + start, size) for start, size in zip(starts, directory_bytes, strict=False)
         ]
-        self._place = _place_of(blob)
-        self._finalizer = weakref.finalize(blob.untyped_storage(), _forget, *self._place, offsets, memory)
+        self._place = _place_of(buffer)
+        self._finalizer = weakref.finalize(buffer.untyped_storage(), _forget, *self._place, offsets, memory)
         self._finalizer.atexit = False
 
     def __enter__(self) -> Keeping:
@@ -258,20 +258,20 @@ class Keeping:
         self._finalizer.detach()
 
 
-def is_known(blob: torch.Tensor) -> bool:
-    """Returns whether the ops know a blob or container."""
-    device, pointer = _place_of(blob)
-    return bool(shim().trf_torch_is_known(device, pointer, blob.numel()))
+def is_known(buffer: torch.Tensor) -> bool:
+    """Returns whether the ops know a buffer or container."""
+    device, pointer = _place_of(buffer)
+    return bool(shim().trf_torch_is_known(device, pointer, buffer.numel()))
 
 
-def get_adoption(blob: torch.Tensor) -> object:
-    """Returns what stands for the adoption of a blob that is known, as long as it is; None for any other."""
-    return _finalizers.get(_place_of(blob))
+def get_adoption(buffer: torch.Tensor) -> object:
+    """Returns what stands for the adoption of a buffer that is known, as long as it is; None for any other."""
+    return _finalizers.get(_place_of(buffer))
 
 
-def forget(blob: torch.Tensor) -> None:
-    """Makes a blob or container unknown, as to be done before its bytes change; an unknown one is left as it is."""
-    finalizer = _finalizers.get(_place_of(blob))
+def forget(buffer: torch.Tensor) -> None:
+    """Makes a buffer or container unknown, as to be done before its bytes change; an unknown one is left as it is."""
+    finalizer = _finalizers.get(_place_of(buffer))
     if finalizer:
         _call_now(finalizer)
 
@@ -290,15 +290,15 @@ def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.T
     _finalizers.pop((device, pointer), None)
 
 
-def layer_info(blob: torch.Tensor) -> LayerInfo:
-    """Returns what a blob says of itself; one that is not known is adopted. Raises what `adopt` does.
+def layer_info(buffer: torch.Tensor) -> LayerInfo:
+    """Returns what a layer says of itself; one that is not known is adopted. Raises what `adopt` does.
 
-    Of a layer in another layout it is what the blob said that it was made of, whose size `blob_bytes` is.
+    In another layout than the coded one that is what the blob said that it was made of, whose size `blob_bytes` is.
     """
-    return make_layer_info(_find(blob).layer)
+    return make_layer_info(_find(buffer).layer)
 
 
-def layer_layout(blob: torch.Tensor) -> str:
+def layer_layout(buffer: torch.Tensor) -> str:
     """Returns how a layer lies in memory, "coded", "packed" or "plain"; one that is not known is adopted.
 
     Raises
@@ -308,37 +308,37 @@ def layer_layout(blob: torch.Tensor) -> str:
     TransfuseError
         What `adopt` raises.
     """
-    return layout_name(_find(blob).layout)
+    return layout_name(_find(buffer).layout)
 
 
-def fit_memory(blob: torch.Tensor) -> torch.Tensor:
+def fit_memory(buffer: torch.Tensor) -> torch.Tensor:
     """Returns a layer in memory of its own size: itself, or a copy of one that was made in memory with room for more.
 
     How large a packed layer is shows when it is there. While the copy is made the memory is there twice, of this layer
     alone; the larger one goes with the last reference to it.
     """
-    info = _find(blob)
+    info = _find(buffer)
     size = int(info.memory_bytes)
-    if size >= blob.numel():
-        return blob
-    fitted = blob[:size].clone()
+    if size >= buffer.numel():
+        return buffer
+    fitted = buffer[:size].clone()
     wait_for(fitted.device)
     # What it is need not be read from its bytes, which would wait for all that the device does, other loads included.
-    _adopt_blob(fitted, info.layout, 0, f"copy of {size} bytes on {fitted.device}: ")
+    _adopt_buffer(fitted, info.layout, 0, f"copy of {size} bytes on {fitted.device}: ")
     return fitted
 
 
-def _find(blob: torch.Tensor) -> s.DeviceLayerInfoStruct:
-    adopt(blob)
-    device, pointer = _place_of(blob)
+def _find(buffer: torch.Tensor) -> s.DeviceLayerInfoStruct:
+    adopt(buffer)
+    device, pointer = _place_of(buffer)
     info = s.DeviceLayerInfoStruct()
-    if not shim().trf_torch_find(device, pointer, blob.numel(), ctypes.byref(info)):
+    if not shim().trf_torch_find(device, pointer, buffer.numel(), ctypes.byref(info)):
         raise ValueError("this is a container of experts; expert_infos tells of them")
     return info
 
 
 def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
-    """Returns what the blobs of a container say of themselves; one that is not known is adopted.
+    """Returns what the layers of a container say of themselves; one that is not known is adopted.
 
     Raises
     ------
@@ -372,13 +372,13 @@ def count_layers() -> int:
     return int(shim().trf_torch_count())
 
 
-def adopt_kernel(blob: torch.Tensor) -> None:
-    """The kernel of `transfuse::adopt`, by which an op that misses a blob has it adopted.
+def adopt_kernel(buffer: torch.Tensor) -> None:
+    """The kernel of `transfuse::adopt`, by which an op that misses a buffer has it adopted.
 
     An exception would not reach the op's caller with its text, so that the text goes by another way.
     """
     try:
         with torch.utils._python_dispatch._disable_current_modes():
-            adopt(blob)
+            adopt(buffer)
     except Exception as failure:
         shim().trf_torch_set_adoption_error(str(failure).encode())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules some of whose parameters are blobs: how these are set, moved, copied and loaded."""
+"""Modules some of whose parameters are buffers of layers: how these are set, moved, copied and loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-def is_blob(tensor: Tensor) -> bool:
-    """Returns whether a tensor can be a blob, going by its type: uint8, 1-D."""
+def is_buffer(tensor: Tensor) -> bool:
+    """Returns whether a tensor can be a layer's buffer, going by its type: uint8, 1-D."""
     return tensor.dtype == torch.uint8 and tensor.dim() == 1
 
 
@@ -27,28 +27,28 @@ def has_bytes(tensor: Tensor) -> bool:
     return not tensor.is_meta and tensor.numel() > 0
 
 
-def align_blob(blob: Tensor) -> Tensor:
-    """Returns the blob, copied if it does not begin where kernels can read it: a slice of a file's memory may not."""
-    alignment = 16 if blob.device.type == "cpu" else 256
-    if blob.is_contiguous() and blob.data_ptr() % alignment == 0:
-        return blob
-    return blob.clone(memory_format=torch.contiguous_format)
+def align_buffer(buffer: Tensor) -> Tensor:
+    """Returns the buffer, copied if it does not begin where kernels can read it: a slice of a file's memory may not."""
+    alignment = 16 if buffer.device.type == "cpu" else 256
+    if buffer.is_contiguous() and buffer.data_ptr() % alignment == 0:
+        return buffer
+    return buffer.clone(memory_format=torch.contiguous_format)
 
 
-def as_parameter(blob: Tensor) -> nn.Parameter:
+def as_parameter(buffer: Tensor) -> nn.Parameter:
     """Returns a parameter without a gradient; one that there is already stays the same one, so that ties hold."""
-    return blob if isinstance(blob, nn.Parameter) else nn.Parameter(blob, requires_grad=False)
+    return buffer if isinstance(buffer, nn.Parameter) else nn.Parameter(buffer, requires_grad=False)
 
 
-def adopt_moved(blob: Tensor) -> None:
-    """Registers a blob that was moved, if it is one: what `to_empty` made, or a file that is being read, is not yet.
+def adopt_moved(buffer: Tensor) -> None:
+    """Adopts a buffer that was moved, if it holds a layer: what `to_empty` made, or what is being read, does not yet.
 
-    Such bytes are registered when they are used, and refused then if they still are no blob.
+    Such bytes are adopted when they are used, and refused then if they still are no layer.
     """
-    if not has_bytes(blob):
+    if not has_bytes(buffer):
         return
     try:
-        _registry.adopt(blob)
+        _registry.adopt(buffer)
     except TransfuseError:
         pass
 
@@ -58,15 +58,17 @@ def _tensor_at(pointer: int, num_bytes: int) -> Tensor:
     return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(pointer), dtype=torch.uint8)
 
 
-class BlobModule(nn.Module):
-    """A module some of whose parameters are blobs, which stay registered wherever they go.
+class BufferModule(nn.Module):
+    """A module some of whose parameters are buffers of layers, or containers, which stay adopted wherever they go.
 
-    A parameter that holds a blob is uint8, 1-D, and has no gradient. Bytes that are written into it behind the module's
-    back are not noticed: the parameter is to be set, or a state dict loaded.
+    Such a parameter is uint8, 1-D, and has no gradient. Bytes that are written into it behind the module's back are not
+    noticed: the parameter is to be set, or a state dict loaded. What torch calls the buffers of a module is something
+    else.
     """
 
     _layout = "coded"
-    # While a host loads the rest of a model it asks for state dicts, from which what is loaded already is left out.
+    # While a framework loads the rest of a model it asks for state dicts, from which what is loaded already is left
+    # out.
     _is_loading = False
 
     @property
@@ -77,37 +79,37 @@ class BlobModule(nn.Module):
         """
         return self._layout
 
-    def _blob_names(self) -> tuple[str, ...]:
-        """Returns the names of the parameters that hold blobs."""
+    def _buffer_names(self) -> tuple[str, ...]:
+        """Returns the names of the parameters that are buffers of layers."""
         raise NotImplementedError
 
-    def _take_blob(self, name: str, blob: Tensor | None) -> None:
-        """Checks and registers what is to become a parameter; it may still be empty, or on the meta device.
+    def _take_buffer(self, name: str, buffer: Tensor | None) -> None:
+        """Checks and adopts what is to become a parameter; it may still be empty, or on the meta device.
 
         Raises
         ------
         TypeError
-            It is no blob, but dense weights, for instance.
+            It is no buffer of a layer, but dense weights, for instance.
         ValueError
-            The blob is one of another shape.
+            The layer is one of another shape.
         DataError, UnsupportedError
-            The blob is corrupt, or of another version.
+            The buffer is corrupt, or of another version.
         """
         raise NotImplementedError
 
     def _note_adoption(self) -> None:
-        """Is called when blobs are registered at a new place."""
+        """Is called when buffers are adopted at a new place."""
 
     def _lay_out(self, blob: Tensor) -> Tensor:
         """Returns a blob of a state dict in the module's layout; one that is none, or still empty, as it is."""
         return blob
 
-    def _encode_again(self, blob: Tensor) -> Tensor:
+    def _encode_again(self, buffer: Tensor) -> Tensor:
         """Returns what a state dict has of a parameter that holds a layer: its blob, in whatever layout it lies."""
-        return blob
+        return buffer
 
     def reset_parameters(self) -> None:
-        """Refused: dense modules draw random weights here, and a blob cannot be drawn."""
+        """Refused: dense modules draw random weights here, and a layer's buffer cannot be drawn."""
         raise RuntimeError(f"{type(self).__name__} has compressed weights, which cannot be drawn at random")
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -126,41 +128,43 @@ class BlobModule(nn.Module):
         return super().requires_grad_(False)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As `nn.Module.register_parameter`, which setting an attribute calls, too; raises what `_take_blob` does."""
-        if name in self._blob_names():
-            self._take_blob(name, param)
+        """As `nn.Module.register_parameter`, which setting an attribute calls, too; raises what `_take_buffer` does."""
+        if name in self._buffer_names():
+            self._take_buffer(name, param)
         super().register_parameter(name, param)
         self._note_adoption()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = {name: self._parameters[name] for name in self._blob_names()}
+        before = {name: self._parameters[name] for name in self._buffer_names()}
         old = [(name, each.data, each.data_ptr()) for name, each in before.items() if each is not None]
         super()._apply(fn, recurse)
         for name, data, pointer in old:
-            self._follow_blob(name, data, pointer)
+            self._follow_buffer(name, data, pointer)
         return self
 
-    def _follow_blob(self, name: str, old: Tensor, old_pointer: int) -> None:
-        """Registers a blob at its new place, or puts the old one back where it was converted."""
-        blob = self._parameters[name]
-        assert blob is not None
-        if not is_blob(blob):
+    def _follow_buffer(self, name: str, old: Tensor, old_pointer: int) -> None:
+        """Adopts a buffer at its new place, or puts the old one back where it was converted."""
+        buffer = self._parameters[name]
+        assert buffer is not None
+        if not is_buffer(buffer):
             self._parameters[name] = as_parameter(old)
-            raise TypeError(f"compressed weights cannot be made {blob.dtype}: {name} is a blob, and stays one")
-        if old.is_meta or blob.is_meta or blob.data_ptr() == old_pointer:
+            raise TypeError(
+                f"compressed weights cannot be made {buffer.dtype}: {name} is a layer's buffer, and stays one"
+            )
+        if old.is_meta or buffer.is_meta or buffer.data_ptr() == old_pointer:
             return
         if old.data_ptr() != old_pointer:
             # share_memory has moved the storage itself, so that nobody else says that the old place is free again.
             _registry.forget(_tensor_at(old_pointer, old.numel()))
-        adopt_moved(blob)
+        adopt_moved(buffer)
         self._note_adoption()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for name in self._blob_names():
-            blob = self._parameters[name]
-            if blob is not None:
-                adopt_moved(blob)
+        for name in self._buffer_names():
+            buffer = self._parameters[name]
+            if buffer is not None:
+                adopt_moved(buffer)
         self._note_adoption()
 
     # What a layer of another layout is encoded to stays on the CPU: on a GPU there may be no room for it.
@@ -168,10 +172,10 @@ class BlobModule(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._layout == "coded" or self._is_loading:
             return
-        for name in self._blob_names():
-            blob = self._parameters[name]
-            if blob is not None and has_bytes(blob):
-                destination[prefix + name] = self._encode_again(blob)
+        for name in self._buffer_names():
+            buffer = self._parameters[name]
+            if buffer is not None and has_bytes(buffer):
+                destination[prefix + name] = self._encode_again(buffer)
 
     def _load_from_state_dict(
         self,
@@ -185,7 +189,7 @@ class BlobModule(nn.Module):
     ) -> None:
         assign = bool(local_metadata.get("assign_to_params_buffers", False))
         rest = dict(state_dict)
-        for name in self._blob_names():
+        for name in self._buffer_names():
             blob = state_dict.get(prefix + name)
             if not isinstance(blob, Tensor):
                 continue
@@ -211,24 +215,25 @@ class BlobModule(nn.Module):
         parameter = self._parameters[name]
         assert parameter is not None
         if assign:
-            if has_bytes(blob) and is_blob(blob):
+            taken = blob
+            if has_bytes(blob) and is_buffer(blob):
                 if self._layout != "coded" and not parameter.is_meta:
-                    blob = blob.to(parameter.device)  # state dicts of such modules have blobs on the CPU
-                blob = self._lay_out(align_blob(blob))
-            setattr(self, name, as_parameter(blob))
-        elif parameter.is_meta or not is_blob(blob):
-            self._take_blob(name, blob)
+                    taken = blob.to(parameter.device)  # state dicts of such modules have blobs on the CPU
+                taken = self._lay_out(align_buffer(taken))
+            setattr(self, name, as_parameter(taken))
+        elif parameter.is_meta or not is_buffer(blob):
+            self._take_buffer(name, blob)
         else:
-            # In memory of its own: a blob that is overwritten in place would not be the one that was registered.
+            # In memory of its own: a blob that is overwritten in place would not be the one that was adopted.
             fresh = blob.detach().to(parameter.device, copy=True, memory_format=torch.contiguous_format)
-            self._take_blob(name, fresh)
+            self._take_buffer(name, fresh)
             self._change_data(name, self._lay_out(fresh))
 
-    def _change_data(self, name: str, blob: Tensor) -> None:
+    def _change_data(self, name: str, buffer: Tensor) -> None:
         """Gives a parameter, which stays the same one, other bytes, of whatever number."""
         parameter = self._parameters[name]
         assert parameter is not None
-        parameter.data = blob
+        parameter.data = buffer
         # Compiled graphs look at the sizes of parameters again only if the dictionary that these are in has changed.
         self._parameters[name] = None
         self._parameters[name] = parameter
