@@ -35,7 +35,7 @@ typedef struct trf_packed_load {
 } trf_packed_load;
 
 /* As trf_part_taker has them. */
-static trf_status begin(void *context, const trf_cuda_scratch *scratch, uint8_t *memory, trf_error *err) {
+static trf_status begin(void *context, const trf_load_scratch *scratch, uint8_t *memory, trf_error *err) {
     const trf_packed_load *load = context;
     return trf_packed_target_use(load->target, scratch, memory, trf_most_part_rows(load->feed->view), err);
 }
@@ -58,7 +58,7 @@ static trf_status look(const trf_packed_load *load, uint64_t number, trf_error *
         trf_packed_sample_look(load->target->sample, number, bytes, (uint16_t *)elements);
     else
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to look at a tile",
-                          2 * TRF_SCRATCH_BYTES);
+                          2 * TRF_STAGING_SCRATCH_BYTES);
     trf_staging_give_scratch(staging, bytes);
     trf_staging_give_scratch(staging, elements);
     return status;
@@ -171,7 +171,7 @@ static trf_status convert_with_room(trf_device_layer *made, const trf_device_lay
 /* Queues it, and waits. */
 static trf_status run_launch(const trf_packed_target *target, const trf_device_layer *source, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(source->context->copier);
-    const trf_transcode_memory memory = {target->scratch, &target->work->counts, &target->work->state};
+    const trf_transcode_memory memory = {target->kernel_scratch, &target->work->counts, &target->work->state};
     int error = trf_launch_transcode(&source->view, &source->traits, &target->view, 0, &memory, stream);
     if (!error)
         error = trf_packed_target_fetch(target, stream);
@@ -188,7 +188,7 @@ static trf_status find_scratch(trf_packed_target *target, const trf_layer_memory
         memory->buffer && memory->buffer_bytes - used >= trf_transcode_scratch_bytes(rows, target->cols);
     trf_status status = trf_packed_target_take_scratch(target, has_space ? 0 : rows, err);
     if (has_space)
-        target->scratch = target->buffer + used;
+        target->kernel_scratch = target->buffer + used;
     return status;
 }
 

@@ -112,11 +112,11 @@ uint64_t trf_packed_target_work_bytes(const trf_packed_target *target, uint32_t 
     return trf_device_align(sizeof *target->work) + trf_transcode_scratch_bytes(rows, target->cols);
 }
 
-trf_status trf_packed_target_use(trf_packed_target *target, const trf_cuda_scratch *scratch, uint8_t *memory,
+trf_status trf_packed_target_use(trf_packed_target *target, const trf_load_scratch *scratch, uint8_t *memory,
                                  uint32_t part_rows, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(target->made->context->copier);
     target->work = (trf_packed_work *)memory;
-    target->scratch = memory + trf_device_align(sizeof *target->work);
+    target->kernel_scratch = memory + trf_device_align(sizeof *target->work);
     target->results = (const trf_packed_work *)scratch->results;
     target->transcoded = scratch->woken;
     target->part_rows = part_rows;
@@ -124,8 +124,8 @@ trf_status trf_packed_target_use(trf_packed_target *target, const trf_cuda_scrat
 }
 
 trf_status trf_packed_target_take_scratch(trf_packed_target *target, uint32_t part_rows, trf_error *err) {
-    trf_cuda_scratch **own = &target->own_scratch;
-    trf_status status = trf_cuda_scratch_take(target->made->context->scratches,
+    trf_load_scratch **own = &target->own_scratch;
+    trf_status status = trf_load_scratch_take(target->made->context->load_scratches,
                                               trf_packed_target_work_bytes(target, part_rows), own, err);
     return status == TRF_OK ? trf_packed_target_use(target, *own, (*own)->memory, part_rows, err) : status;
 }
@@ -138,7 +138,7 @@ void trf_packed_target_release(trf_packed_target *target, trf_status status) {
     if (status != TRF_OK) /* what is queued may write to the caller's memory, too */
         cudaStreamSynchronize(trf_cuda_copier_work_stream(target->made->context->copier));
     trf_packed_sample_destroy(target->sample);
-    trf_cuda_scratch_give_back(target->made->context->scratches, target->own_scratch);
+    trf_load_scratch_give_back(target->made->context->load_scratches, target->own_scratch);
     if (target->dense)
         cudaFree(target->dense);
     if (status != TRF_OK) {
@@ -201,7 +201,7 @@ static int is_direct(const trf_packed_target *target, const trf_coded_part *part
 static trf_status pack_directly(trf_packed_target *target, const trf_coded_part *part, trf_stream stream,
                                 trf_error *err) {
     trf_packed_work *const work = target->work;
-    const trf_transcode_memory memory = {target->scratch, &work->counts, &work->state};
+    const trf_transcode_memory memory = {target->kernel_scratch, &work->counts, &work->state};
     int error = cudaMemsetAsync(&work->counts, 0, sizeof work->counts, stream);
     if (!error)
         error = trf_launch_transcode(&part->view, &part->traits, &target->view, target->packed, &memory, stream);

@@ -27,10 +27,10 @@ typedef struct trf_packed_target {
     trf_packed_view view; /* of that */
     uint8_t *buffer;      /* which is made->memory, or the caller's */
 
-    trf_cuda_scratch *own_scratch; /* of a conversion; NULL: what follows is of the scratch of transcoding */
+    trf_load_scratch *own_scratch; /* of a conversion; NULL: what follows is of the load scratch of transcoding */
     trf_packed_work *work;
     const trf_packed_work *results; /* on the host: `work` as it was behind the last rows that were packed */
-    uint8_t *scratch;               /* of trf_launch_transcode; behind work, or the caller's */
+    uint8_t *kernel_scratch;        /* of trf_launch_transcode; behind work, or the caller's */
     uint16_t *dense;                /* [64 rows and those of a part][cols]; NULL until it is needed */
     uint32_t part_rows;             /* of the largest part */
     void *transcoded;               /* cudaEvent_t: behind the open part's kernels, and results */
@@ -53,12 +53,12 @@ trf_status trf_packed_target_begin(trf_packed_target *target, const trf_layer_me
 /* Bytes of device memory for target->work, and for what kernels need to transcode so many rows; 0: no rows. */
 uint64_t trf_packed_target_work_bytes(const trf_packed_target *target, uint32_t rows);
 
-/* Has the target use such memory, a scratch's, for parts of so many rows, and queues zeros in target->work. Errors:
- * TRF_ERR_CUDA. */
-trf_status trf_packed_target_use(trf_packed_target *target, const trf_cuda_scratch *scratch, uint8_t *memory,
+/* Has the target use such memory, a load scratch's, for parts of so many rows, and queues zeros in target->work.
+ * Errors: TRF_ERR_CUDA. */
+trf_status trf_packed_target_use(trf_packed_target *target, const trf_load_scratch *scratch, uint8_t *memory,
                                  uint32_t part_rows, trf_error *err);
 
-/* The same with a scratch of the target's own. Errors: TRF_ERR_MEMORY, TRF_ERR_CUDA. */
+/* The same with a load scratch of the target's own. Errors: TRF_ERR_MEMORY, TRF_ERR_CUDA. */
 trf_status trf_packed_target_take_scratch(trf_packed_target *target, uint32_t part_rows, trf_error *err);
 
 /* Queues a copy of target->work to target->results. @return a cudaError_t. */
