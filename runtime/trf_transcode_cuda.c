@@ -2,7 +2,7 @@
 /* Parts go through three buffers in turns (trf_upload_in_parts): one is filled, on the stream of the copier's copies,
  * one is taken, on its work stream, and one has the part before, which may be looked at again. What is on the device
  * meanwhile is the memory of one load scratch, which the context keeps for the next layer:
- *   head | slab directory, decode table | a fault word for each part | the taker's | three buffers
+ *   head | slab directory, decode table | a fault for each part | the taker's | three buffers
  * each at a multiple of 256 bytes. Events order the streams: what is made of a part waits until its copies have
  * arrived, and copies to its buffer until that is made. The host waits for neither: its threads go on reading. */
 #include "trf_transcode_cuda.h"
@@ -27,9 +27,9 @@ enum {
 typedef struct trf_transcoding {
     const trf_context *context;
     trf_layer_feed *feed;
-    trf_layer_directory_offsets offsets; /* in the directory; fault_offset: of the first part's fault word */
+    trf_layer_directory_offsets offsets; /* in the directory; fault_offset: of the first part's fault */
     uint32_t tile_rows_each, num_parts;  /* rows of tiles of a part; the last one may have fewer */
-    uint64_t directory_bytes;            /* fault words included */
+    uint64_t directory_bytes;            /* faults included */
     uint64_t directory_offset, taker_offset, buffers_offset, buffer_bytes;
     trf_load_scratch *scratch;
     uint8_t *memory;    /* device: the load scratch's */
@@ -211,14 +211,14 @@ static trf_status prepare(void *context, uint64_t number, trf_error *err) {
     return status;
 }
 
-/* Where the parts' fault words go on the host: page-locked memory, of which there is some for a few hundred parts. */
+/* Where the parts' faults go on the host: page-locked memory, of which there is some for a few hundred parts. */
 static trf_device_fault *faults_on_host(const trf_transcoding *t) {
     const int fits = TRF_TAKER_RESULT_BYTES + t->num_parts * sizeof(trf_device_fault) <= TRF_LOAD_SCRATCH_RESULT_BYTES;
     uint8_t *const at = fits ? t->scratch->results + TRF_TAKER_RESULT_BYTES : t->directory + t->offsets.fault_offset;
     return (trf_device_fault *)at;
 }
 
-/* Waits until all that was queued for this layer is done, and has the fault words. */
+/* Waits until all that was queued for this layer is done, and has the faults. */
 static trf_status await_parts(const trf_transcoding *t, trf_error *err) {
     cudaError_t error = cudaMemcpyAsync(faults_on_host(t), t->memory + t->directory_offset + t->offsets.fault_offset,
                                         t->num_parts * sizeof(trf_device_fault), cudaMemcpyDeviceToHost, t->work);
