@@ -27,33 +27,33 @@ typedef struct line_work {
 
 /* ---- the window ---- */
 
-trf_packed_window trf_pack_window(const trf_pack_source *source) {
+trf_packed_window trf_pack_window(const trf_pack_input *from) {
     uint64_t exponents[256] = {0}, zeros = 0;
-    for (uint32_t row = 0; row < source->rows; row++) {
-        const uint16_t *weights = source->weights + row * source->stride;
-        const int32_t offset = source->row_offsets ? source->row_offsets[row] : 0;
-        for (uint32_t col = 0; col < source->cols; col++) {
+    for (uint32_t row = 0; row < from->rows; row++) {
+        const uint16_t *weights = from->weights + row * from->stride;
+        const int32_t offset = from->row_offsets ? from->row_offsets[row] : 0;
+        for (uint32_t col = 0; col < from->cols; col++) {
             const int32_t exponent = weights[col] >> 7 & 0xFF, left = exponent - offset;
             zeros += (weights[col] & 0x7FFF) == 0;
             if (exponent > 0 && exponent < 255 && left > 0 && left < 255)
                 exponents[left]++;
         }
     }
-    return trf_choose_packed_window(exponents, trf_packed_is_zeroing(zeros, (uint64_t)source->rows * source->cols));
+    return trf_choose_packed_window(exponents, trf_packed_is_zeroing(zeros, (uint64_t)from->rows * from->cols));
 }
 
 /* ---- one line ---- */
 
 /* Adds weight (row, col) to its tile's registers, and to the records if it needs one. place: its record, without bits.
  */
-static trf_status add_weight(const trf_pack_source *source, trf_packed_window window, line_work *line, uint32_t row,
+static trf_status add_weight(const trf_pack_input *from, trf_packed_window window, line_work *line, uint32_t row,
                              uint32_t col, uint32_t place, trf_error *err) {
-    const int32_t offset = source->row_offsets ? source->row_offsets[row] : 0, base = (int32_t)window.base;
-    const uint32_t weight = source->weights[row * source->stride + col], tile = trf_packed_record_tile(place);
+    const int32_t offset = from->row_offsets ? from->row_offsets[row] : 0, base = (int32_t)window.base;
+    const uint32_t weight = from->weights[row * from->stride + col], tile = trf_packed_record_tile(place);
     int exact = 1;
     const uint32_t bits = trf_scale_bf16(weight, TRF_PACKED_EXPONENT - base - offset, &exact);
     if (!exact)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, 2 * ((uint64_t)row * source->cols + col),
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, 2 * ((uint64_t)row * from->cols + col),
                         "weight 0x%04x in row %u, column %u is no BF16 in the scale of the exponents from %u on",
                         weight, row, col, window.base);
     line->tile[tile][trf_packed_record_stored_half(place)] = (uint16_t)bits;
@@ -65,7 +65,7 @@ static trf_status add_weight(const trf_pack_source *source, trf_packed_window wi
 }
 
 /* In the order of records. */
-static trf_status add_tile(const trf_pack_source *source, trf_packed_window window, line_work *line, uint32_t tile,
+static trf_status add_tile(const trf_pack_input *from, trf_packed_window window, line_work *line, uint32_t tile,
                            trf_error *err) {
     const uint32_t first_row = line->band * TRF_PACKED_TILE_ROWS;
     const uint32_t first_col = (line->first_tile + tile) * TRF_PACKED_TILE_COLS;
@@ -77,9 +77,9 @@ static trf_status add_tile(const trf_pack_source *source, trf_packed_window wind
         const uint32_t lane = trf_packed_record_lane(place), reg = trf_packed_record_reg(place);
         const uint32_t row = first_row + trf_packed_row_in_tile(slab, lane, reg);
         const uint32_t col = first_col + trf_packed_col_in_tile(step, lane, reg, trf_packed_record_half(place));
-        if (row >= source->rows || col >= source->cols)
+        if (row >= from->rows || col >= from->cols)
             continue;
-        const trf_status status = add_weight(source, window, line, row, col, place, err);
+        const trf_status status = add_weight(from, window, line, row, col, place, err);
         if (status != TRF_OK)
             return status;
     }
@@ -106,7 +106,7 @@ static void choose_stored(line_work *line) {
 }
 
 /* head: with the layer's shape. */
-static trf_status make_line(const trf_pack_source *source, trf_packed_window window, const trf_packed_head *head,
+static trf_status make_line(const trf_pack_input *from, trf_packed_window window, const trf_packed_head *head,
                             uint64_t number, line_work *line, trf_error *err) {
     const uint64_t lines_per_band = head->num_lines / (head->padded_rows / TRF_PACKED_TILE_ROWS);
     line->band = (uint32_t)(number / lines_per_band);
@@ -116,7 +116,7 @@ static trf_status make_line(const trf_pack_source *source, trf_packed_window win
     assert(line->tiles > 0);
     line->num_records = 0;
     for (uint32_t tile = 0; tile < line->tiles; tile++) {
-        const trf_status status = add_tile(source, window, line, tile, err);
+        const trf_status status = add_tile(from, window, line, tile, err);
         if (status != TRF_OK)
             return status;
     }
@@ -126,10 +126,9 @@ static trf_status make_line(const trf_pack_source *source, trf_packed_window win
 
 /* ---- the head ---- */
 
-trf_status trf_pack_head(const trf_pack_source *source, trf_packed_window window, trf_packed_head *head,
-                         trf_error *err) {
+trf_status trf_pack_head(const trf_pack_input *from, trf_packed_window window, trf_packed_head *head, trf_error *err) {
     memset(head, 0, sizeof *head);
-    trf_status status = trf_size_packed(source->rows, source->cols, source->row_offsets != NULL, 0, head, err);
+    trf_status status = trf_size_packed(from->rows, from->cols, from->row_offsets != NULL, 0, head, err);
     if (status != TRF_OK)
         return status;
     line_work *line = malloc(sizeof *line);
@@ -137,7 +136,7 @@ trf_status trf_pack_head(const trf_pack_source *source, trf_packed_window window
         return trf_fail(err, TRF_ERR_MEMORY, 0, "no memory to pack a layer");
     uint64_t stored = 0;
     for (uint64_t number = 0; status == TRF_OK && number < head->num_lines; number++) {
-        status = make_line(source, window, head, number, line, err);
+        status = make_line(from, window, head, number, line, err);
         if (status == TRF_OK) {
             head->num_records += line->num_records;
             stored += trf_packed_count_bits(line->stored);
@@ -145,7 +144,7 @@ trf_status trf_pack_head(const trf_pack_source *source, trf_packed_window window
     }
     free(line);
     if (status == TRF_OK)
-        status = trf_size_packed(source->rows, source->cols, source->row_offsets != NULL, stored, head, err);
+        status = trf_size_packed(from->rows, from->cols, from->row_offsets != NULL, stored, head, err);
     if (status != TRF_OK)
         return status;
     if (!trf_packed_pays(head))
@@ -199,13 +198,13 @@ static void write_tiles(line_work *line, uint8_t *tiles, uint8_t *stored) {
     }
 }
 
-static trf_status write_lines(const trf_pack_source *source, const trf_packed_head *head, line_work *line,
-                              uint8_t *packed, trf_error *err) {
+static trf_status write_lines(const trf_pack_input *from, const trf_packed_head *head, line_work *line, uint8_t *packed,
+                              trf_error *err) {
     const trf_packed_window window = {head->base, (head->flags & TRF_PACKED_ZEROING) != 0};
     const trf_packed_view view = trf_packed_view_of(head, packed);
     uint64_t stored = 0, records = 0;
     for (uint64_t number = 0; number < head->num_lines; number++) {
-        const trf_status status = make_line(source, window, head, number, line, err);
+        const trf_status status = make_line(from, window, head, number, line, err);
         if (status != TRF_OK)
             return trf_fail(err, TRF_ERR_MISMATCH, 0, "a packed layer's head is not that of its weights");
         const uint32_t more = trf_packed_count_bits(line->stored);
@@ -224,18 +223,18 @@ static trf_status write_lines(const trf_pack_source *source, const trf_packed_he
     return TRF_OK;
 }
 
-trf_status trf_pack(const trf_pack_source *source, const trf_packed_head *head, void *packed, trf_error *err) {
+trf_status trf_pack(const trf_pack_input *from, const trf_packed_head *head, void *packed, trf_error *err) {
     uint8_t *to = packed;
-    assert(head->rows == source->rows && head->cols == source->cols);
-    assert((head->row_offsets_offset != 0) == (source->row_offsets != NULL));
+    assert(head->rows == from->rows && head->cols == from->cols);
+    assert((head->row_offsets_offset != 0) == (from->row_offsets != NULL));
     line_work *line = malloc(sizeof *line);
     if (!line)
         return trf_fail(err, TRF_ERR_MEMORY, 0, "no memory to pack a layer");
     memset(to, 0, head->tiles_offset); /* for what is between the parts */
     memcpy(to, head, sizeof *head);
-    if (source->row_offsets)
-        memcpy(to + head->row_offsets_offset, source->row_offsets, source->rows);
-    const trf_status status = write_lines(source, head, line, to, err);
+    if (from->row_offsets)
+        memcpy(to + head->row_offsets_offset, from->row_offsets, from->rows);
+    const trf_status status = write_lines(from, head, line, to, err);
     free(line);
     return status;
 }

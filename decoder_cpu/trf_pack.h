@@ -9,27 +9,26 @@
 #include <stddef.h>
 
 /* Dense BF16 weights, host memory. */
-typedef struct trf_pack_source {
+typedef struct trf_pack_input {
     const uint16_t *weights; /* [rows][stride], of which the first cols of each row */
     size_t stride;
     uint32_t rows, cols;
     const int8_t *row_offsets; /* [rows] or NULL: what is taken out of the exponents of each row */
-} trf_pack_source;
+} trf_pack_input;
 
 /* Looks at all weights: the window that suits them, zeroing or not. */
-trf_packed_window trf_pack_window(const trf_pack_source *source);
+trf_packed_window trf_pack_window(const trf_pack_input *from);
 
-/* Makes the head of the packed layer: how large it is, what is in it. window: as trf_pack_window or another source
+/* Makes the head of the packed layer: how large it is, what is in it. window: as trf_pack_window or another
  * gives it. Errors: TRF_ERR_UNSUPPORTED, with the reason in the message, for a layer that is not packable: a weight is
  * no BF16 in the window's scale (err->offset: of its first byte among rows * cols weights), or the layer would have
  * more than TRF_PACKED_MAX_BITS bits a weight; TRF_ERR_ARGUMENT (shape); TRF_ERR_MEMORY. */
-trf_status trf_pack_head(const trf_pack_source *source, trf_packed_window window, trf_packed_head *head,
-                         trf_error *err);
+trf_status trf_pack_head(const trf_pack_input *from, trf_packed_window window, trf_packed_head *head, trf_error *err);
 
-/* Writes all head->common.buffer_bytes of a packed layer, head included. head: from trf_pack_head for the same source;
- * trf_packed_head_set_source may have said more.
+/* Writes all head->common.buffer_bytes of a packed layer, head included. head: from trf_pack_head for the same input;
+ * trf_packed_head_set_coded may have said more.
  * packed: 16-byte aligned; unspecified on failure, but nothing outside of it is written. Errors: TRF_ERR_MEMORY;
  * TRF_ERR_MISMATCH if the weights are others than the head was made for. */
-trf_status trf_pack(const trf_pack_source *source, const trf_packed_head *head, void *packed, trf_error *err);
+trf_status trf_pack(const trf_pack_input *from, const trf_packed_head *head, void *packed, trf_error *err);
 
 #endif

@@ -16,27 +16,28 @@ static int fits(const trf_device_view *view, const trf_layer_traits *traits, uin
 
 static uint32_t pieces_of(uint32_t num_slabs, uint32_t warps) { return (num_slabs + warps - 1) / warps; }
 
-static double gathered_time(const trf_device_view *view, const trf_decode_work *work, uint32_t warps) {
-    const uint64_t pieces = (uint64_t)work->matrices * pieces_of(work->regular_slabs, warps),
-                   most = (pieces + work->multiprocessors - 1) / work->multiprocessors;
+static double gathered_time(const trf_device_view *view, const trf_decode_request *request, uint32_t warps) {
+    const uint64_t pieces = (uint64_t)request->matrices * pieces_of(request->regular_slabs, warps),
+                   most = (pieces + request->multiprocessors - 1) / request->multiprocessors;
     const double slab_time = warps > kSlabTimeOfWarp ? (double)warps : kSlabTimeOfWarp;
     return (double)most * slab_time * view->slab_cols / TRF_TILE_SIZE + kGatheredEnd;
 }
 
-static double plain_time(const trf_device_view *view, const trf_decode_work *work) {
-    return kPlainTime * work->regular_slabs * work->matrices / work->multiprocessors * view->slab_cols / TRF_TILE_SIZE;
+static double plain_time(const trf_device_view *view, const trf_decode_request *request) {
+    return kPlainTime * request->regular_slabs * request->matrices / request->multiprocessors * view->slab_cols /
+           TRF_TILE_SIZE;
 }
 
 /* The number of warps that gather, or 0 where the layer takes no less time so. */
 static uint32_t gathering_warps(const trf_device_view *view, const trf_layer_traits *traits,
-                                const trf_decode_work *work) {
+                                const trf_decode_request *request) {
     uint32_t best = 0;
-    double least = plain_time(view, work);
+    double least = plain_time(view, request);
     trf_smem_layout smem;
     for (uint32_t warps = TRF_MAX_WRITE_WARPS; warps >= 8; warps--) {
-        if (!fits(view, traits, warps, TRF_SMALL_TABLE_LOG, 1, work->shared_bytes, &smem))
+        if (!fits(view, traits, warps, TRF_SMALL_TABLE_LOG, 1, request->shared_bytes, &smem))
             continue;
-        const double time = gathered_time(view, work, warps);
+        const double time = gathered_time(view, request, warps);
         if (time < least) {
             least = time;
             best = warps;
@@ -61,20 +62,20 @@ static int has_kernel(const trf_device_view *view, trf_write_format format) {
     return format != TRF_WRITE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
 }
 
-int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits, const trf_decode_work *work,
-                             trf_decode_choice *chosen) {
-    if (!has_kernel(view, work->format))
+int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits,
+                             const trf_decode_request *request, trf_decode_choice *chosen) {
+    if (!has_kernel(view, request->format))
         return 0;
-    const uint32_t bytes = trf_write_bytes(work->format);
+    const uint32_t bytes = trf_write_bytes(request->format);
     const uint32_t gathering =
-        work->aligned && trf_may_gather(view->codec, bytes) ? gathering_warps(view, traits, work) : 0;
-    chosen->method = work->aligned ? TRF_WRITE_VECTOR : TRF_WRITE_SCALAR;
+        request->aligned && trf_may_gather(view->codec, bytes) ? gathering_warps(view, traits, request) : 0;
+    chosen->method = request->aligned ? TRF_WRITE_VECTOR : TRF_WRITE_SCALAR;
     chosen->default_p = 1;
     chosen->warps = gathering ? gathering : TRF_MAX_WRITE_WARPS;
     if (!trf_has_default_p(view, traits->max_frequency) ||
         !fits(view, traits, chosen->warps, (uint32_t)trf_write_table_log(view->codec, bytes), gathering != 0,
-              work->shared_bytes, &chosen->smem))
-        return find_general(view, traits, work->shared_bytes, chosen);
+              request->shared_bytes, &chosen->smem))
+        return find_general(view, traits, request->shared_bytes, chosen);
     if (gathering)
         chosen->method = TRF_WRITE_GATHERED;
     return 1;
@@ -88,17 +89,18 @@ int trf_decode_alike(const trf_device_view *a, const trf_device_view *b) {
            a->state_bits == b->state_bits;
 }
 
-int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits *traits, const trf_decode_work *work,
-                             trf_expert_decode_choice *chosen) {
-    if (!work->regular_slabs || work->format != TRF_WRITE_ELEMENTS || !trf_may_gather(view->codec, 2) ||
-        !trf_choose_decode_kernel(view, traits, work, &chosen->kernel) || !chosen->kernel.default_p)
+int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits *traits,
+                             const trf_decode_request *request, trf_expert_decode_choice *chosen) {
+    if (!request->regular_slabs || request->format != TRF_WRITE_ELEMENTS || !trf_may_gather(view->codec, 2) ||
+        !trf_choose_decode_kernel(view, traits, request, &chosen->kernel) || !chosen->kernel.default_p)
         return 0;
-    const uint32_t fewest = pieces_of(work->regular_slabs, chosen->kernel.warps),
-                   blocks_each = work->multiprocessors / work->matrices; /* where there are blocks enough for more */
-    chosen->pieces = blocks_each < work->regular_slabs ? blocks_each : work->regular_slabs;
+    const uint32_t fewest = pieces_of(request->regular_slabs, chosen->kernel.warps),
+                   blocks_each =
+                       request->multiprocessors / request->matrices; /* where there are blocks enough for more */
+    chosen->pieces = blocks_each < request->regular_slabs ? blocks_each : request->regular_slabs;
     if (chosen->pieces < fewest)
         chosen->pieces = fewest;
-    const uint64_t pieces = (uint64_t)work->matrices * chosen->pieces;
-    chosen->blocks = pieces < work->multiprocessors ? (uint32_t)pieces : work->multiprocessors;
+    const uint64_t pieces = (uint64_t)request->matrices * chosen->pieces;
+    chosen->blocks = pieces < request->multiprocessors ? (uint32_t)pieces : request->multiprocessors;
     return 1;
 }

@@ -35,14 +35,14 @@ TRF_HD_CONSTEXPR int trf_write_table_log(uint32_t codec, uint32_t bytes) {
 }
 
 /* What is to be decoded, and by what device. */
-typedef struct trf_decode_work {
+typedef struct trf_decode_request {
     uint32_t regular_slabs; /* of a layer */
     uint32_t matrices;      /* layers of this shape: 1, or experts */
     trf_write_format format;
     int aligned; /* trf_rows_are_aligned */
     uint32_t multiprocessors;
     int shared_bytes; /* that a block may opt in to */
-} trf_decode_work;
+} trf_decode_request;
 
 /* Slabs of whole bands and regular panels. */
 TRF_HD uint32_t trf_regular_slabs(const trf_device_view *view) {
@@ -64,8 +64,8 @@ typedef struct trf_decode_choice {
 
 /* Chooses for a layer, or for several of which `view` is one and `traits` are the largest. @return 0 if no kernel takes
  * the layer: then trf_launch_decode_slabs_general does. */
-int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits, const trf_decode_work *work,
-                             trf_decode_choice *chosen);
+int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits,
+                             const trf_decode_request *request, trf_decode_choice *chosen);
 
 /* ---- experts, all in one launch ---- */
 
@@ -87,8 +87,8 @@ int trf_decode_alike(const trf_device_view *a, const trf_device_view *b);
 
 /* Chooses for experts that are alike; traits: the largest of them. @return 0 if they have no kernel for all of them:
  * it is there for the 16-bit float codecs, as they stand, with their default p. */
-int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits *traits, const trf_decode_work *work,
-                             trf_expert_decode_choice *chosen);
+int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits *traits,
+                             const trf_decode_request *request, trf_expert_decode_choice *chosen);
 
 #ifdef __cplusplus
 }

@@ -34,25 +34,25 @@ int launch(trf_write_kernel kernel, const trf_write_args &args, uint32_t warps, 
 
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,
                             void *weights, trf_stream stream) {
-    trf_decode_work work = {};
-    work.regular_slabs = trf_regular_slabs(view);
-    work.matrices = 1;
-    if (work.regular_slabs == 0)
+    trf_decode_request request = {};
+    request.regular_slabs = trf_regular_slabs(view);
+    request.matrices = 1;
+    if (request.regular_slabs == 0)
         return cudaSuccess;
     int device, multiprocessors;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&work.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        error = cudaDeviceGetAttribute(&request.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error != cudaSuccess)
         return error;
-    work.multiprocessors = (uint32_t)multiprocessors;
-    work.format = trf_write_format_of(view, as);
-    work.aligned = trf_rows_are_aligned(view, work.format, (uintptr_t)weights);
+    request.multiprocessors = (uint32_t)multiprocessors;
+    request.format = trf_write_format_of(view, as);
+    request.aligned = trf_rows_are_aligned(view, request.format, (uintptr_t)weights);
     trf_decode_choice chosen;
-    if (!trf_choose_decode_kernel(view, traits, &work, &chosen))
+    if (!trf_choose_decode_kernel(view, traits, &request, &chosen))
         return trf_launch_decode_slabs_general(view, as, weights, stream);
     const trf_write_args args = {*view, trf_write_call_of(view, as, &chosen), weights};
-    return launch(kernel_of(view, work.format, chosen.default_p), args, chosen.warps, multiprocessors, stream);
+    return launch(kernel_of(view, request.format, chosen.default_p), args, chosen.warps, multiprocessors, stream);
 }

@@ -28,10 +28,10 @@ static void count_exponents(const trf_tile_encoder *encoder, const trf_sample *s
     const trf_float_fields fields = trf_fields_of(encoder->header.codec);
     memset(counts, 0, sizeof *counts);
     const uint16_t *element = sample->element;
-    for (uint32_t r = 0; r < TRF_FRAGMENT_SIZE * sample->num_patches; r++, element += sample->patch_cols) {
+    for (uint32_t r = 0; r < TRF_FRAGMENT_SIZE * sample->num_excerpts; r++, element += sample->excerpt_cols) {
         if (!row && !col) { /* four tables, so that runs of equal exponents do not wait on one counter */
             uint32_t table[4][256] = {{0}};
-            for (uint32_t c = 0; c < sample->patch_cols; c += 4)
+            for (uint32_t c = 0; c < sample->excerpt_cols; c += 4)
                 for (uint32_t k = 0; k < 4; k++)
                     table[k][trf_element_exponent(fields, element[c + k])]++;
             for (uint32_t e = 0; e < 256; e++)
@@ -39,7 +39,7 @@ static void count_exponents(const trf_tile_encoder *encoder, const trf_sample *s
             continue;
         }
         int of_row = row ? row[r] : 0;
-        for (uint32_t c = 0; c < sample->patch_cols; c++) {
+        for (uint32_t c = 0; c < sample->excerpt_cols; c++) {
             uint32_t e = trf_element_exponent(fields, element[c]);
             if (e == 0 || e == fields.max_exponent)
                 counts->special[e != 0]++;
@@ -130,13 +130,13 @@ static int8_t rounded_offset(uint64_t sum, uint64_t count, double mean) {
 /* Offsets of the sample's rows, relative to their common mean, in *mean. @return whether any is not 0. */
 static int sample_row_offsets(const trf_tile_encoder *encoder, const trf_sample *sample, const int8_t *col,
                               row_sum *sums, int8_t *row, double *mean) {
-    size_t rows = (size_t)TRF_FRAGMENT_SIZE * sample->num_patches;
+    size_t rows = (size_t)TRF_FRAGMENT_SIZE * sample->num_excerpts;
     row_sum all = {0, 0};
     int any = 0;
     for (size_t r = 0; r < rows; r++) {
         sums[r] = (row_sum){0, 0};
-        add_row(trf_fields_of(encoder->header.codec), sample->element + r * sample->patch_cols, sample->patch_cols, col,
-                &sums[r]);
+        add_row(trf_fields_of(encoder->header.codec), sample->element + r * sample->excerpt_cols, sample->excerpt_cols,
+                col, &sums[r]);
         all.sum += sums[r].sum;
         all.count += sums[r].count;
     }
@@ -152,17 +152,17 @@ static int sample_col_offsets(const trf_tile_encoder *encoder, const trf_sample 
                               uint32_t *sums, uint32_t *counts) {
     const trf_float_fields fields = trf_fields_of(encoder->header.codec);
     int any = 0;
-    memset(sums, 0, sample->patch_cols * sizeof *sums);
-    memset(counts, 0, sample->patch_cols * sizeof *counts);
+    memset(sums, 0, sample->excerpt_cols * sizeof *sums);
+    memset(counts, 0, sample->excerpt_cols * sizeof *counts);
     const uint16_t *element = sample->element;
-    for (uint32_t r = 0; r < TRF_FRAGMENT_SIZE * sample->num_patches; r++, element += sample->patch_cols)
-        for (uint32_t c = 0; c < sample->patch_cols; c++) {
+    for (uint32_t r = 0; r < TRF_FRAGMENT_SIZE * sample->num_excerpts; r++, element += sample->excerpt_cols)
+        for (uint32_t c = 0; c < sample->excerpt_cols; c++) {
             uint32_t e = trf_element_exponent(fields, element[c]);
             uint32_t ordinary = e != 0 && e != fields.max_exponent;
             sums[c] += ordinary ? e + 128u : 0;
             counts[c] += ordinary;
         }
-    for (uint32_t c = 0; c < sample->patch_cols; c++) {
+    for (uint32_t c = 0; c < sample->excerpt_cols; c++) {
         col[c] = rounded_offset(sums[c], counts[c], mean);
         any |= col[c] != 0;
     }
@@ -214,7 +214,7 @@ static trf_status set_offsets(trf_tile_encoder *encoder, const trf_sample *sampl
         encoder->col_offsets = calloc(encoder->header.cols, 1);
         if (!encoder->col_offsets)
             return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for column offsets");
-        memcpy(encoder->col_offsets, sample_cols, sample->patch_cols);
+        memcpy(encoder->col_offsets, sample_cols, sample->excerpt_cols);
     }
     if (modes & TRF_PREDICT_ROW) {
         encoder->row_offsets = calloc(encoder->header.rows, 1);
@@ -230,7 +230,7 @@ typedef struct workspace {
     exponent_counts counts;
     int8_t *row, *col;               /* offsets found: of the sample's rows, of its columns */
     row_sum *row_sums;               /* of the sample's rows */
-    uint32_t *col_sums, *col_counts; /* [patch_cols] */
+    uint32_t *col_sums, *col_counts; /* [excerpt_cols] */
 } workspace;
 
 static void free_workspace(workspace *w) {
@@ -245,7 +245,7 @@ static void free_workspace(workspace *w) {
 }
 
 static workspace *make_workspace(const trf_sample *sample) {
-    size_t rows = (size_t)TRF_FRAGMENT_SIZE * sample->num_patches + 1, cols = (size_t)sample->patch_cols + 1;
+    size_t rows = (size_t)TRF_FRAGMENT_SIZE * sample->num_excerpts + 1, cols = (size_t)sample->excerpt_cols + 1;
     workspace *w = calloc(1, sizeof *w);
     if (!w)
         return NULL;
@@ -300,7 +300,7 @@ static trf_status analyze_floats(trf_tile_encoder *encoder, const trf_sample *sa
         try_mode(&best, encoder, &w->counts, 0, 0);
     else
         try_candidate(&best, encoder, &w->counts, 0, 0, 0);
-    if (allow_predictor && sample->num_patches)
+    if (allow_predictor && sample->num_excerpts)
         try_predictors(&best, encoder, sample, w, &mean);
     *classes = best.classes;
     encoder->header.predictor_modes = (uint8_t)best.modes;
@@ -314,7 +314,7 @@ static void analyze_codes(const trf_tile_encoder *encoder, const trf_sample *sam
                           double *entropy_bits) {
     uint64_t counts[TRF_NUM_CODES] = {0};
     double as_double[TRF_NUM_CODES];
-    size_t n = (size_t)sample->num_patches * TRF_FRAGMENT_SIZE * sample->patch_cols;
+    size_t n = (size_t)sample->num_excerpts * TRF_FRAGMENT_SIZE * sample->excerpt_cols;
     for (size_t i = 0; i < n; i++)
         counts[(int16_t)sample->element[i] + TRF_MAX_CODE]++;
     for (int i = 0; i < TRF_NUM_CODES; i++)
@@ -327,12 +327,12 @@ static void analyze_codes(const trf_tile_encoder *encoder, const trf_sample *sam
 static void count_symbols(const trf_tile_encoder *encoder, const trf_sample *sample, trf_tile_scratch *scratch,
                           uint8_t *chunks, uint64_t counts[TRF_ALPHABET]) {
     uint32_t per_lane = 8 / encoder->header.class_bits;
-    for (uint32_t u = 0; u < sample->num_patches; u++)
-        for (uint32_t col = 0; col < sample->patch_cols; col += TRF_MAX_SLAB_COLS) {
-            uint32_t left = sample->patch_cols - col;
+    for (uint32_t u = 0; u < sample->num_excerpts; u++)
+        for (uint32_t col = 0; col < sample->excerpt_cols; col += TRF_MAX_SLAB_COLS) {
+            uint32_t left = sample->excerpt_cols - col;
             trf_slab_shape shape = {1, (left < TRF_MAX_SLAB_COLS ? left : TRF_MAX_SLAB_COLS) / TRF_FRAGMENT_SIZE};
-            trf_arrange_lanes(sample->element + (size_t)u * TRF_FRAGMENT_SIZE * sample->patch_cols + col,
-                              sample->patch_cols, shape, scratch->buffers.element);
+            trf_arrange_lanes(sample->element + (size_t)u * TRF_FRAGMENT_SIZE * sample->excerpt_cols + col,
+                              sample->excerpt_cols, shape, scratch->buffers.element);
             if (encoder->rule.predicted)
                 trf_arrange_exponent_offsets(encoder, sample->row[u], sample->col[u] + col, shape, scratch);
             encoder->split(&encoder->rule, shape, &scratch->buffers, chunks);

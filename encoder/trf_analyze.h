@@ -6,13 +6,13 @@
 #include "trf_elements.h"
 #include "trf_encode_tile.h"
 
-/* A sample of patches of 16 rows, spread evenly over the layer; all of a small layer. */
+/* A sample of excerpts of 16 rows, spread evenly over the layer; all of a small layer. */
 typedef struct trf_sample {
-    uint32_t num_patches;
-    uint32_t patch_cols; /* a multiple of 16, the same for all patches; 0 if rows or columns are fewer than 16 */
-    uint32_t *row, *col; /* of each patch's first weight */
-    uint16_t *element;   /* [num_patches][16][patch_cols] */
-    int full_width;      /* every patch has all columns but a sliver */
+    uint32_t num_excerpts;
+    uint32_t excerpt_cols; /* a multiple of 16, the same for all excerpts; 0 if rows or columns are fewer than 16 */
+    uint32_t *row, *col;   /* of each excerpt's first weight */
+    uint16_t *element;     /* [num_excerpts][16][excerpt_cols] */
+    int full_width;        /* every excerpt has all columns but a sliver */
 } trf_sample;
 
 /* Reads the sample. The int codec on floats: the quantizer's step must be set. Errors: TRF_ERR_MEMORY, the source's. */

@@ -9,8 +9,9 @@
 #include <stdlib.h>
 
 enum {
-    PATCH_WEIGHTS = 16, /* weights that are sampled together; divides every group size, so they share a scale region */
-    MAX_PATCHES = 1 << 16,   /* in the sample */
+    EXCERPT_WEIGHTS =
+        16, /* weights that are sampled together; divides every group size, so they share a scale region */
+    MAX_EXCERPTS = 1 << 16,  /* in the sample */
     RANGE_WEIGHTS = 1 << 18, /* that a worker reads at a time */
 };
 
@@ -31,8 +32,8 @@ typedef struct survey {
     /* [workers][scale_regions_per_row], or [num_ranges][scale_regions_per_row] if a region row takes several ranges */
     scale_region_sum *sums;
     uint8_t *weights; /* [workers][range_rows][range_cols] of the source's dtype */
-    float *sample;    /* [MAX_PATCHES][PATCH_WEIGHTS]; NaN where a patch sticks out of the matrix */
-    uint64_t patches_per_row, patch_stride;
+    float *sample;    /* [MAX_EXCERPTS][EXCERPT_WEIGHTS]; NaN where an excerpt sticks out of the matrix */
+    uint64_t excerpts_per_row, excerpt_stride;
 } survey;
 
 static void survey_weights(const float *w, uint32_t count, scale_region_sum *sum) {
@@ -84,27 +85,27 @@ static trf_status survey_row(const trf_quantizer *q, uint32_t row, uint32_t col,
     return TRF_OK;
 }
 
-/* Spreads patch k of the sample over the stride it stands for, lest the sample keeps step with the columns. */
-static uint64_t sampled_patch(uint64_t k, uint64_t stride) {
+/* Spreads excerpt k of the sample over the stride it stands for, lest the sample keeps step with the columns. */
+static uint64_t sampled_excerpt(uint64_t k, uint64_t stride) {
     uint64_t hash = (k + 1) * 0x9E3779B97F4A7C15ull;
     hash = (hash ^ hash >> 32) * 0xD6E8FEB86659FD93ull;
     return k * stride + (hash >> 32) % stride;
 }
 
-/* Copies those patches that columns col ... col+cols-1 of a row hold; col is a multiple of 16. */
+/* Copies those excerpts that columns col ... col+cols-1 of a row hold; col is a multiple of 16. */
 static void sample_row(const survey *m, uint32_t row, uint32_t col, uint32_t cols, const void *weights,
                        uint64_t first) {
-    uint64_t begin = row * m->patches_per_row + col / PATCH_WEIGHTS,
-             end = begin + (cols + PATCH_WEIGHTS - 1) / PATCH_WEIGHTS;
-    for (uint64_t k = begin / m->patch_stride; k <= (end - 1) / m->patch_stride; k++) {
-        uint64_t patch = sampled_patch(k, m->patch_stride);
-        if (patch < begin || patch >= end)
+    uint64_t begin = row * m->excerpts_per_row + col / EXCERPT_WEIGHTS,
+             end = begin + (cols + EXCERPT_WEIGHTS - 1) / EXCERPT_WEIGHTS;
+    for (uint64_t k = begin / m->excerpt_stride; k <= (end - 1) / m->excerpt_stride; k++) {
+        uint64_t excerpt = sampled_excerpt(k, m->excerpt_stride);
+        if (excerpt < begin || excerpt >= end)
             continue;
-        uint32_t at = (uint32_t)(patch - begin) * PATCH_WEIGHTS,
-                 width = cols - at < PATCH_WEIGHTS ? cols - at : PATCH_WEIGHTS;
-        trf_widen(m->source->dtype, weights, first + at, width, m->sample + k * PATCH_WEIGHTS);
-        for (uint32_t i = width; i < PATCH_WEIGHTS; i++)
-            m->sample[k * PATCH_WEIGHTS + i] = NAN;
+        uint32_t at = (uint32_t)(excerpt - begin) * EXCERPT_WEIGHTS,
+                 width = cols - at < EXCERPT_WEIGHTS ? cols - at : EXCERPT_WEIGHTS;
+        trf_widen(m->source->dtype, weights, first + at, width, m->sample + k * EXCERPT_WEIGHTS);
+        for (uint32_t i = width; i < EXCERPT_WEIGHTS; i++)
+            m->sample[k * EXCERPT_WEIGHTS + i] = NAN;
     }
 }
 
@@ -188,17 +189,17 @@ static void merge_region_rows(const survey *m) {
 /* Turns the sample into tails of its histogram over weights in units of their magnitude. */
 static void count_sample(const survey *m) {
     trf_quantizer *q = m->quantizer;
-    uint64_t num_patches = q->rows * m->patches_per_row;
-    for (uint64_t k = 0; k * m->patch_stride < num_patches; k++) {
-        uint64_t patch = sampled_patch(k, m->patch_stride);
-        if (patch >= num_patches)
+    uint64_t num_excerpts = q->rows * m->excerpts_per_row;
+    for (uint64_t k = 0; k * m->excerpt_stride < num_excerpts; k++) {
+        uint64_t excerpt = sampled_excerpt(k, m->excerpt_stride);
+        if (excerpt >= num_excerpts)
             continue;
-        uint64_t row = patch / m->patches_per_row, col = patch % m->patches_per_row * PATCH_WEIGHTS;
+        uint64_t row = excerpt / m->excerpts_per_row, col = excerpt % m->excerpts_per_row * EXCERPT_WEIGHTS;
         double magnitude =
             q->magnitude[row / q->scale_region_rows * q->scale_regions_per_row + col / q->scale_region_cols];
         double inverse = magnitude > 0 ? 1 / magnitude : 0;
-        const float *w = m->sample + k * PATCH_WEIGHTS;
-        for (int i = 0; i < PATCH_WEIGHTS && !isnan(w[i]); i++) {
+        const float *w = m->sample + k * EXCERPT_WEIGHTS;
+        for (int i = 0; i < EXCERPT_WEIGHTS && !isnan(w[i]); i++) {
             q->sampled_weights++;
             uint32_t bits = trf_f32_bits((float)(w[i] * inverse));
             int64_t bin = ((int64_t)(bits & 0x7FFFFFFFu) - TRF_HISTOGRAM_LOWEST) >> (23 - TRF_HISTOGRAM_BIN_BITS);
@@ -242,8 +243,8 @@ static void lay_out_ranges(survey *m) {
         m->ranges_per_region_row = ((uint64_t)q->scale_region_rows + most_rows - 1) / most_rows;
         m->num_ranges = q->num_scale_regions / q->scale_regions_per_row * m->ranges_per_region_row;
     }
-    m->patches_per_row = ((uint64_t)q->cols + PATCH_WEIGHTS - 1) / PATCH_WEIGHTS;
-    m->patch_stride = (q->rows * m->patches_per_row + MAX_PATCHES - 1) / MAX_PATCHES;
+    m->excerpts_per_row = ((uint64_t)q->cols + EXCERPT_WEIGHTS - 1) / EXCERPT_WEIGHTS;
+    m->excerpt_stride = (q->rows * m->excerpts_per_row + MAX_EXCERPTS - 1) / MAX_EXCERPTS;
 }
 
 static trf_status survey_source(trf_quantizer *q, const trf_source *source, int threads, trf_error *err) {
@@ -254,7 +255,7 @@ static trf_status survey_source(trf_quantizer *q, const trf_source *source, int 
     uint64_t num_sums = (m.ranges_per_region_row == 1 ? workers : m.num_ranges) * q->scale_regions_per_row;
     m.sums = calloc(num_sums, sizeof *m.sums);
     m.weights = malloc(workers * m.range_rows * m.range_cols * trf_dtype_bytes(q->dtype));
-    m.sample = malloc(sizeof(float) * MAX_PATCHES * PATCH_WEIGHTS);
+    m.sample = malloc(sizeof(float) * MAX_EXCERPTS * EXCERPT_WEIGHTS);
     trf_status status;
     if (!m.sums || !m.weights || !m.sample) {
         status =
@@ -289,8 +290,8 @@ static trf_status check_arguments(const trf_source *source, const trf_encode_opt
     if ((unsigned)options->granularity > TRF_GRANULARITY_SCALE_BLOCK)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%d is no granularity", (int)options->granularity);
     if (options->granularity >= TRF_GRANULARITY_SCALE_GROUP &&
-        (options->scale_group_size < PATCH_WEIGHTS || options->scale_group_size > TRF_MAX_SCALE_GROUP_SIZE ||
-         options->scale_group_size % PATCH_WEIGHTS))
+        (options->scale_group_size < EXCERPT_WEIGHTS || options->scale_group_size > TRF_MAX_SCALE_GROUP_SIZE ||
+         options->scale_group_size % EXCERPT_WEIGHTS))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "a scale group size of %u: it takes multiples of 16, up to %d", options->scale_group_size,
                         TRF_MAX_SCALE_GROUP_SIZE);

@@ -24,16 +24,16 @@ trf_status trf_sample_read(trf_sample *sample, const trf_element_source *from, t
     uint64_t row_blocks = source->rows / TRF_FRAGMENT_SIZE, cols = source->cols / TRF_FRAGMENT_SIZE * TRF_FRAGMENT_SIZE;
     memset(sample, 0, sizeof *sample);
     sample->full_width = cols <= MAX_BLOCK_COLS;
-    sample->patch_cols = (uint32_t)(sample->full_width ? cols : MAX_BLOCK_COLS);
+    sample->excerpt_cols = (uint32_t)(sample->full_width ? cols : MAX_BLOCK_COLS);
     if (!row_blocks || !cols) {
-        sample->patch_cols = 0;
+        sample->excerpt_cols = 0;
         return TRF_OK;
     }
-    uint64_t across = cols / sample->patch_cols, all = row_blocks * across;
-    uint64_t block_weights = (uint64_t)TRF_FRAGMENT_SIZE * sample->patch_cols, taken = SAMPLE_WEIGHTS / block_weights;
+    uint64_t across = cols / sample->excerpt_cols, all = row_blocks * across;
+    uint64_t block_weights = (uint64_t)TRF_FRAGMENT_SIZE * sample->excerpt_cols, taken = SAMPLE_WEIGHTS / block_weights;
     taken = taken < MIN_BLOCKS ? MIN_BLOCKS : taken;
     taken = taken > all ? all : taken;
-    sample->num_patches = (uint32_t)taken;
+    sample->num_excerpts = (uint32_t)taken;
     sample->row = malloc(taken * sizeof *sample->row);
     sample->col = malloc(taken * sizeof *sample->col);
     sample->element = malloc(taken * block_weights * sizeof *sample->element);
@@ -46,9 +46,9 @@ trf_status trf_sample_read(trf_sample *sample, const trf_element_source *from, t
     for (uint64_t u = 0; u < taken && status == TRF_OK; u++) {
         uint64_t at = (2 * u + 1) * all / (2 * taken); /* the middle of each share */
         sample->row[u] = (uint32_t)(at / across) * TRF_FRAGMENT_SIZE;
-        sample->col[u] = (uint32_t)(at % across) * sample->patch_cols;
-        status = trf_read_elements(from, sample->row[u], TRF_FRAGMENT_SIZE, sample->col[u], sample->patch_cols, scratch,
-                                   sample->element + u * block_weights, &ignored, err);
+        sample->col[u] = (uint32_t)(at % across) * sample->excerpt_cols;
+        status = trf_read_elements(from, sample->row[u], TRF_FRAGMENT_SIZE, sample->col[u], sample->excerpt_cols,
+                                   scratch, sample->element + u * block_weights, &ignored, err);
     }
     free(scratch);
     if (status != TRF_OK)

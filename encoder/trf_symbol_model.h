@@ -8,9 +8,9 @@
 
 enum {
     TRF_EXCEPTION_BITS = 32, /* in the blob, and in the choices of TRF_FAVOR_SIZE with the int codec */
-    /* Bits that other choices would rather spend than one exception, whose patching takes a kernel time. Of 32, 64, 96
-     * and 128 on N(0, sigma) the one with the fewest exceptions: 0.04 to 0.08 % with quads, 0.02 % with pairs, where 32
-     * has 0.07 %; for 0.01 to 0.03 bit a weight. */
+    /* Bits that other choices would rather spend than one exception, which it takes a kernel time to put in place. Of
+     * 32, 64, 96 and 128 on N(0, sigma) the one with the fewest exceptions: 0.04 to 0.08 % with quads, 0.02 % with
+     * pairs, where 32 has 0.07 %; for 0.01 to 0.03 bit a weight. */
     TRF_EXCEPTION_COST = 128,
     /* The same for quads of FP8, whose product instructions bind and not memory: on N(0, sigma) scaled to the type's
      * largest value 0.003 instead of 0.33 % with E4M3, for 0.3 bit and a quarter less time, 0.065 instead of 0.073 %

@@ -34,7 +34,7 @@ TRF_HD uint64_t trf_device_slab_rans_streams(trf_device_slab slab) {
     return trf_device_slab_raw(slab) + (uint32_t)slab.rans_offset_16 * TRF_ALIGNMENT;
 }
 
-/* The first thread that meets a corrupt tile sets it; later ones change nothing. */
+/* A fault: which tile is corrupt. The first thread that meets one sets it; later ones change nothing. */
 typedef struct trf_device_fault {
     uint32_t set;
     uint32_t tile_low, tile_high;

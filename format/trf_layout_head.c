@@ -24,20 +24,20 @@ void trf_layout_head_finish(trf_layout_head *head, trf_layout layout, uint16_t v
     head->checksum = trf_layout_head_checksum(head);
 }
 
-trf_layer_info trf_layout_source_info(const trf_header *source, uint32_t rows, uint32_t cols) {
+trf_layer_info trf_layout_coded_info(const trf_header *coded, uint32_t rows, uint32_t cols) {
     return (trf_layer_info){
         .rows = rows,
         .cols = cols,
-        .dtype = (trf_dtype)source->source_dtype,
-        .codec = (trf_codec)source->codec,
-        .class_bits = source->class_bits,
-        .raw_bits = source->raw_bits,
-        .probability_bits = source->probability_bits,
-        .state_bits = source->state_bits,
-        .slab_cols = source->slab_cols,
-        .predictor_modes = source->predictor_modes,
-        .blob_bytes = source->blob_bytes,
-        .tiles = (uint64_t)source->num_tile_rows * source->num_tile_cols,
+        .dtype = (trf_dtype)coded->source_dtype,
+        .codec = (trf_codec)coded->codec,
+        .class_bits = coded->class_bits,
+        .raw_bits = coded->raw_bits,
+        .probability_bits = coded->probability_bits,
+        .state_bits = coded->state_bits,
+        .slab_cols = coded->slab_cols,
+        .predictor_modes = coded->predictor_modes,
+        .blob_bytes = coded->blob_bytes,
+        .tiles = (uint64_t)coded->num_tile_rows * coded->num_tile_cols,
     };
 }
 

@@ -37,7 +37,7 @@ void trf_layout_head_finish(trf_layout_head *head, trf_layout layout, uint16_t v
 
 /* What a blob's header says of a layer that was loaded from it, whole or a shard of so many rows and columns; stored
  * tiles and exceptions, which it does not say, are 0. */
-trf_layer_info trf_layout_source_info(const trf_header *source, uint32_t rows, uint32_t cols);
+trf_layer_info trf_layout_coded_info(const trf_header *coded, uint32_t rows, uint32_t cols);
 
 /* Checks the common fields of a head; buffer_bytes: what there is of the buffer. Errors: TRF_ERR_TRUNCATED, _MAGIC,
  * _VERSION, _HEADER (another layout's, too), _CHECKSUM; offsets from the buffer's first byte. */

@@ -77,9 +77,9 @@ typedef struct trf_packed_head {
     uint64_t lines_offset;
     uint64_t tiles_offset;
     uint64_t stored_offset;
-    uint64_t source_stored_tiles; /* of the coded layer that this one was, or of the shard's tiles of it ... */
-    uint64_t source_exceptions;
-    trf_header source_header; /* ... and its first 64 bytes, which say how it was encoded; all zero if there was none */
+    uint64_t coded_stored_tiles; /* of the coded layer that this one was, or of the shard's tiles of it ... */
+    uint64_t coded_exceptions;
+    trf_header coded_header; /* ... and its first 64 bytes, which say how it was encoded; all zero if there was none */
     uint8_t reserved2[56];
 } trf_packed_head;
 TRF_STATIC_ASSERT(sizeof(trf_packed_head) == TRF_LAYOUT_HEAD_BYTES, "the packed head is 256 bytes");
@@ -87,7 +87,7 @@ TRF_STATIC_ASSERT(offsetof(trf_packed_head, rows) == sizeof(trf_layout_head), "p
 TRF_STATIC_ASSERT(offsetof(trf_packed_head, codec) == 48, "packed head layout");
 TRF_STATIC_ASSERT(offsetof(trf_packed_head, num_lines) == 64, "packed head layout");
 TRF_STATIC_ASSERT(offsetof(trf_packed_head, row_offsets_offset) == 88, "packed head layout");
-TRF_STATIC_ASSERT(offsetof(trf_packed_head, source_header) == 136, "packed head layout");
+TRF_STATIC_ASSERT(offsetof(trf_packed_head, coded_header) == 136, "packed head layout");
 TRF_STATIC_ASSERT(offsetof(trf_packed_head, reserved2) == 200, "packed head layout");
 TRF_STATIC_ASSERT(sizeof(trf_header) == 64, "a blob's header fits");
 

@@ -96,22 +96,22 @@ void trf_packed_head_seal(trf_packed_head *head) {
     trf_layout_head_finish(&head->common, TRF_LAYOUT_PACKED, TRF_PACKED_VERSION, head->common.buffer_bytes);
 }
 
-void trf_packed_head_set_source(trf_packed_head *head, const trf_header *source, const trf_layer_info *info) {
-    head->source_stored_tiles = info->stored_tiles;
-    head->source_exceptions = info->exceptions;
-    head->source_header = *source;
+void trf_packed_head_set_coded(trf_packed_head *head, const trf_header *coded, const trf_layer_info *info) {
+    head->coded_stored_tiles = info->stored_tiles;
+    head->coded_exceptions = info->exceptions;
+    head->coded_header = *coded;
     trf_packed_head_seal(head);
 }
 
 trf_status trf_packed_head_get_info(const trf_packed_head *head, trf_layer_info *info, trf_error *err) {
-    const trf_header *source = &head->source_header;
-    if (source->magic != TRF_MAGIC || source->version != TRF_FORMAT_VERSION || source->codec != TRF_CODEC_BF16 ||
-        (source->source_dtype != TRF_DTYPE_BF16 && source->source_dtype != TRF_DTYPE_F32))
-        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_packed_head, source_header),
+    const trf_header *coded = &head->coded_header;
+    if (coded->magic != TRF_MAGIC || coded->version != TRF_FORMAT_VERSION || coded->codec != TRF_CODEC_BF16 ||
+        (coded->source_dtype != TRF_DTYPE_BF16 && coded->source_dtype != TRF_DTYPE_F32))
+        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_packed_head, coded_header),
                         "a packed layer that was loaded from no bf16 blob of this version");
-    *info = trf_layout_source_info(source, head->rows, head->cols);
-    info->stored_tiles = head->source_stored_tiles;
-    info->exceptions = head->source_exceptions;
+    *info = trf_layout_coded_info(coded, head->rows, head->cols);
+    info->stored_tiles = head->coded_stored_tiles;
+    info->exceptions = head->coded_exceptions;
     return TRF_OK;
 }
 

@@ -48,9 +48,9 @@ uint64_t trf_packed_most_stored(const trf_packed_head *head);
 /* Sets what a head says of the weights' form: codec, base, flags. */
 void trf_packed_head_set_window(trf_packed_head *head, trf_packed_window window);
 
-/* Says in a head what its layer was packed from: source, the coded layer's header; info: what that says of itself, with
+/* Says in a head what its layer was packed from: coded, the coded layer's header; info: what that says of itself, with
  * the shard's rows and columns. Seals the head. */
-void trf_packed_head_set_source(trf_packed_head *head, const trf_header *source, const trf_layer_info *info);
+void trf_packed_head_set_coded(trf_packed_head *head, const trf_header *coded, const trf_layer_info *info);
 
 /* Fills in the common fields of a head whose own are written, checksum included. */
 void trf_packed_head_seal(trf_packed_head *head);
@@ -59,7 +59,7 @@ void trf_packed_head_seal(trf_packed_head *head);
  * as trf_layout_head_check; err->offset: the byte of the field. */
 trf_status trf_check_packed_head(const trf_packed_head *head, uint64_t bytes, trf_error *err);
 
-/* *info: what trf_packed_head_set_source has been given. head: checked. Errors: TRF_ERR_HEADER (that was nothing, or no
+/* *info: what trf_packed_head_set_coded has been given. head: checked. Errors: TRF_ERR_HEADER (that was nothing, or no
  * blob of the bf16 codec). */
 trf_status trf_packed_head_get_info(const trf_packed_head *head, trf_layer_info *info, trf_error *err);
 

@@ -18,12 +18,12 @@ typedef struct trf_plain_head {
     uint8_t weight_dtype; /* trf_dtype: BF16 or F16 */
     uint8_t reserved0[7];
     uint64_t stored_tiles,
-        exceptions;           /* of the blob that the layer was loaded from, or of the shard's tiles of it ... */
-    trf_header source_header; /* ... and its first 64 bytes, which say how it was encoded */
+        exceptions;          /* of the blob that the layer was loaded from, or of the shard's tiles of it ... */
+    trf_header coded_header; /* ... and its first 64 bytes, which say how it was encoded */
     uint8_t reserved1[128];
 } trf_plain_head;
 TRF_STATIC_ASSERT(sizeof(trf_plain_head) == TRF_LAYOUT_HEAD_BYTES, "weights begin at 256");
-TRF_STATIC_ASSERT(offsetof(trf_plain_head, source_header) == 64, "plain head");
+TRF_STATIC_ASSERT(offsetof(trf_plain_head, coded_header) == 64, "plain head");
 
 /* The type of a codec's weights as they lie plain; NONE: it has no plain layout. */
 trf_dtype trf_plain_dtype(uint32_t codec);
@@ -33,9 +33,9 @@ static inline uint64_t trf_plain_buffer_bytes(uint32_t rows, uint32_t cols) {
     return TRF_PLAIN_WEIGHTS_OFFSET + (uint64_t)TRF_PLAIN_WEIGHT_BYTES * rows * cols;
 }
 
-/* source: the header of what is loaded, of a codec that can be plain; info: what that says of itself, with the shard's
+/* coded: the header of what is loaded, of a codec that can be plain; info: what that says of itself, with the shard's
  * rows and columns. */
-void trf_plain_head_write(const trf_header *source, const trf_layer_info *info, trf_plain_head *head);
+void trf_plain_head_write(const trf_header *coded, const trf_layer_info *info, trf_plain_head *head);
 
 /* Checks a head; *info becomes what trf_plain_head_write has been given. Errors: as trf_layout_head_check. */
 trf_status trf_plain_head_read(const trf_plain_head *head, uint64_t buffer_bytes, trf_layer_info *info, trf_error *err);

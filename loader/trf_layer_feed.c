@@ -45,7 +45,7 @@ trf_status trf_layer_feed_fail(const trf_layer_feed *feed, trf_status status, tr
 }
 
 trf_status trf_layer_feed_fail_tile(const trf_layer_feed *feed, uint64_t tile, trf_error *err) {
-    const uint64_t of_blob = feed->is_whole ? tile : trf_slice_source_tile(&feed->slice, tile);
+    const uint64_t of_blob = feed->is_whole ? tile : trf_slice_layer_tile(&feed->slice, tile);
     return trf_fail(err, TRF_ERR_RANS, feed->blob.view.tiles[of_blob].data_offset,
                     "tile %" PRIu64 ": a lane's rANS stream does not end where it must", of_blob);
 }

@@ -290,7 +290,7 @@ void trf_slice_write_head(trf_slice *s, uint8_t *head) {
     trf_write_head(&s->header, &s->extension, s->view->frequency, s->metas, &s->sections, head);
 }
 
-uint64_t trf_slice_source_tile(const trf_slice *s, uint64_t tile) {
+uint64_t trf_slice_layer_tile(const trf_slice *s, uint64_t tile) {
     return source_tile(s, (uint32_t)(tile / s->header.num_tile_cols), (uint32_t)(tile % s->header.num_tile_cols));
 }
 

@@ -39,7 +39,7 @@ void trf_slice_close(trf_slice *slice);
 void trf_slice_write_head(trf_slice *slice, uint8_t *head);
 
 /* The layer's tile that is the slice's tile `tile`. */
-uint64_t trf_slice_source_tile(const trf_slice *slice, uint64_t tile);
+uint64_t trf_slice_layer_tile(const trf_slice *slice, uint64_t tile);
 
 /* For the slice's own tiles, which it leaves in the scratch, and whose checksums it notes; reader: the trf_slice. */
 trf_read_tiles_fn trf_slice_read;

@@ -66,9 +66,9 @@ struct trf_context {
     uint64_t cache_bytes;     /* of a GPU's L2 cache; 0 on the CPU */
     trf_device_limits limits; /* CUDA, as what follows */
     struct trf_gemm *gemm;
-    struct trf_staging *staging;          /* through which layers are loaded ... */
-    struct trf_cuda_copier *copier;       /* ... and what copies them */
-    struct trf_cuda_scratches *scratches; /* of loads and conversions to other layouts */
+    struct trf_staging *staging;               /* through which layers are loaded ... */
+    struct trf_cuda_copier *copier;            /* ... and what copies them */
+    struct trf_load_scratches *load_scratches; /* of loads and conversions to other layouts */
 };
 
 #endif

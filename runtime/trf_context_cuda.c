@@ -9,11 +9,11 @@
 #include "trf_gemm.h"
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
+#include "trf_load_scratch_cuda.h"
 #include "trf_packed_layer.h"
 #include "trf_packed_layer_cuda.h"
 #include "trf_plain_layer.h"
 #include "trf_plain_layer_cuda.h"
-#include "trf_scratch_cuda.h"
 #include "trf_stack.h"
 #include "trf_staging_cuda.h"
 #include "trf_time_cuda.h"
@@ -66,7 +66,7 @@ static void cuda_destroy(trf_context *context) {
     trf_enter_device(context->device, &scope, NULL);
     trf_gemm_destroy(context->gemm);
     trf_staging_destroy(context->staging);
-    trf_cuda_scratches_destroy(context->scratches);
+    trf_load_scratches_destroy(context->load_scratches);
     trf_cuda_copier_destroy(context->copier);
     trf_leave_device(&scope);
 }
@@ -149,7 +149,7 @@ static trf_status start_context(trf_context *made, trf_error *err) {
     if (status == TRF_OK)
         status = trf_staging_create(&trf_cuda_copy_engine, made->copier, &made->staging, err);
     if (status == TRF_OK)
-        status = trf_cuda_scratches_create(&made->scratches, err);
+        status = trf_load_scratches_create(&made->load_scratches, err);
     return status;
 }
 

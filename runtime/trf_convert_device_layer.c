@@ -40,12 +40,12 @@ trf_status trf_device_layer_get_converted_size(const trf_device_layer *layer, tr
 /* Whether there is memory enough, if the caller supplies it. */
 static trf_status check_memory(const trf_device_layer *layer, const trf_layout_ops *ops, const trf_layer_memory *memory,
                                trf_error *err) {
-    const trf_given_buffer source = {layer->view.buffer, layer->view.buffer_bytes};
+    const trf_given_buffer from = {layer->view.buffer, layer->view.buffer_bytes};
     trf_layer_size size;
     trf_status status = ops->get_converted_size(layer, &size, err);
     if (status != TRF_OK || !trf_has_memory(memory))
         return status;
-    return trf_check_layer_memory(memory, &size, &source, layer->context->ops->alignment, 0, err);
+    return trf_check_layer_memory(memory, &size, &from, layer->context->ops->alignment, 0, err);
 }
 
 trf_status trf_device_layer_convert(const trf_device_layer *layer, trf_layout layout, const trf_layer_memory *memory,

@@ -34,14 +34,14 @@ trf_status trf_plan_dense_product(trf_plan *plan, uint64_t first_bytes, trf_erro
     trf_status status = trf_gemm_workspace(plan->layer->context->gemm, &dense.shape, &gemm_bytes, err);
     if (status != TRF_OK)
         return status;
-    plan->work.dense = dense;
+    plan->partition.dense = dense;
     plan->device_workspace_bytes = dense.gemm_offset + gemm_bytes;
     return TRF_OK;
 }
 
 trf_status trf_multiply_by_dense(const trf_plan *plan, const void *weights, const trf_operands *operands,
                                  void *workspace, trf_stream stream, trf_error *err) {
-    const trf_dense_workspace *dense = &plan->work.dense;
+    const trf_dense_workspace *dense = &plan->partition.dense;
     const trf_product *product = &plan->tiles_product;
     const trf_device_layer *layer = plan->layer;
     uint8_t *const base = workspace;

@@ -39,7 +39,7 @@ trf_status trf_cpu_linear(const trf_plan *plan, const trf_operands *operands, vo
 /* Of plain layers. */
 trf_status trf_cpu_fill_plain_layer(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                                     trf_error *err);
-trf_status trf_cpu_convert_to_plain(trf_device_layer *made, const trf_device_layer *source,
+trf_status trf_cpu_convert_to_plain(trf_device_layer *made, const trf_device_layer *from,
                                     const trf_layer_memory *memory, trf_error *err);
 void trf_cpu_destroy_plain_layer(trf_device_layer *layer);
 trf_status trf_cpu_check_plain_layer(const trf_device_layer *layer, trf_error *err);
@@ -53,7 +53,7 @@ trf_status trf_cpu_linear_plain(const trf_plan *plan, const trf_operands *operan
 /* Of packed layers. */
 trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, struct trf_layer_feed *feed,
                                      const trf_layer_memory *memory, trf_error *err);
-trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *source,
+trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,
                                      const trf_layer_memory *memory, trf_error *err);
 trf_status trf_cpu_adopt_packed_layer(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes,
                                       trf_error *err);

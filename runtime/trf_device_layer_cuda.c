@@ -139,7 +139,7 @@ void trf_cuda_destroy_layer(trf_device_layer *layer) {
     trf_leave_device(&scope);
 }
 
-/* Reads the fault word once the device is idle, and the metadata of the tile that it names: from host memory if the
+/* Reads the fault once the device is idle, and the metadata of the tile that it names: from host memory if the
  * layer is offloaded. */
 static cudaError_t read_fault(const trf_device_layer *layer, trf_device_fault *fault, trf_tile_meta *meta) {
     const trf_device_view *view = &layer->view;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer as it lies in a GPU's memory: its blob, and a directory that the host makes of it:
- *   slab directory | decode table | fault word
+ *   slab directory | decode table | fault
  * each at a multiple of 256 bytes; zeros between. An offloaded layer is one allocation: the blob, and, at the next
- * multiple of 256, the directory but for its fault word, which stands elsewhere. No CUDA in here. */
+ * multiple of 256, the directory but for its fault, which stands elsewhere. No CUDA in here. */
 #ifndef TRF_LAYER_DIRECTORY_H
 #define TRF_LAYER_DIRECTORY_H
 
@@ -11,7 +11,7 @@
 /* Offsets from the directory's first byte, where the slab directory begins. */
 typedef struct trf_layer_directory_offsets {
     uint64_t decode_table_offset, fault_offset;
-    uint64_t directory_bytes; /* fault word included */
+    uint64_t directory_bytes; /* fault included */
 } trf_layer_directory_offsets;
 
 trf_layer_directory_offsets trf_layer_directory_offsets_of(const trf_header *header);

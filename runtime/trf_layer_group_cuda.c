@@ -208,15 +208,15 @@ static int choose_decode(const trf_experts *experts, trf_decode_as as, const voi
     const trf_device_view *view = &experts->layers[0]->view;
     const trf_device_limits *limits = &experts->context->limits;
     const trf_layer_traits largest = {.max_rans_bytes = experts->rans_bytes, .max_frequency = experts->max_frequency};
-    trf_decode_work work = {
+    trf_decode_request request = {
         .regular_slabs = trf_regular_slabs(view),
         .matrices = experts->count,
         .format = trf_write_format_of(view, as),
         .multiprocessors = (uint32_t)limits->multiprocessors,
         .shared_bytes = limits->shared_bytes,
     };
-    work.aligned = trf_rows_are_aligned(view, work.format, (uintptr_t)weights | expert_stride);
-    return experts->decode_alike && trf_choose_expert_decode(view, &largest, &work, chosen);
+    request.aligned = trf_rows_are_aligned(view, request.format, (uintptr_t)weights | expert_stride);
+    return experts->decode_alike && trf_choose_expert_decode(view, &largest, &request, chosen);
 }
 
 /* All regular slabs in one launch, or each expert's in one of its own; edges in one for each expert that has some. */

@@ -30,10 +30,10 @@ typedef struct trf_layout_ops {
     trf_status (*adopt)(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err);
     /* What memory a layer takes that is made of one in another layout (trf_device_layer_convert). NULL, as convert:
      * none is. Errors: TRF_ERR_UNSUPPORTED (its codec, too). */
-    trf_status (*get_converted_size)(const trf_device_layer *source, trf_layer_size *size, trf_error *err);
+    trf_status (*get_converted_size)(const trf_device_layer *from, trf_layer_size *size, trf_error *err);
     /* Fills a layer whose context, layout, info and header are set from such a one, which is no stack's. memory: as for
-     * fill. The source is only read, but for its fault. */
-    trf_status (*convert)(trf_device_layer *made, const trf_device_layer *source, const trf_layer_memory *memory,
+     * fill. `from` is only read, but for its fault. */
+    trf_status (*convert)(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
                           trf_error *err);
     void (*destroy)(trf_device_layer *layer);
     trf_status (*check)(const trf_device_layer *layer, trf_error *err);

@@ -26,8 +26,8 @@ static uint32_t x_stride_of(const trf_device_layer *layer) {
 
 static uint64_t scratch_bytes_of(const trf_plan *plan) {
     return plan->layer->layout->layout == TRF_LAYOUT_PACKED
-               ? trf_packed_scratch_bytes(&plan->layer->packed, plan->work.cpu_workers)
-               : trf_matmul_scratch_bytes(plan->work.cpu_workers);
+               ? trf_packed_scratch_bytes(&plan->layer->packed, plan->partition.cpu_workers)
+               : trf_matmul_scratch_bytes(plan->partition.cpu_workers);
 }
 
 static trf_cpu_workspace workspace_of(const trf_plan *plan) {
@@ -43,7 +43,7 @@ static trf_cpu_workspace workspace_of(const trf_plan *plan) {
 }
 
 static void prepare_workers(trf_plan *plan) {
-    plan->work.cpu_workers = trf_matmul_workers(plan->layer->view.rows, plan->layer->context->threads);
+    plan->partition.cpu_workers = trf_matmul_workers(plan->layer->view.rows, plan->layer->context->threads);
     plan->device_workspace_bytes = workspace_of(plan).bytes;
 }
 
@@ -68,7 +68,7 @@ trf_status trf_cpu_create_packed_plan(trf_plan *plan, trf_path path, trf_error *
     trf_status status = trf_packed_take_path(plan, path, err);
     if (status != TRF_OK)
         return status;
-    plan->work.cpu_workers = trf_packed_workers(&plan->layer->packed, plan->layer->context->threads);
+    plan->partition.cpu_workers = trf_packed_workers(&plan->layer->packed, plan->layer->context->threads);
     plan->device_workspace_bytes = workspace_of(plan).bytes;
     return TRF_OK;
 }
@@ -129,17 +129,18 @@ trf_status trf_cpu_round_sums(const trf_context *context, const trf_sums *sums, 
 typedef trf_status trf_cpu_multiply_fn(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err);
 
 static trf_status multiply_coded(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err) {
-    return trf_multiply_layer(plan->layer->host, x, plan->tiles_product.m, y, plan->work.cpu_workers, scratch, err);
+    return trf_multiply_layer(plan->layer->host, x, plan->tiles_product.m, y, plan->partition.cpu_workers, scratch,
+                              err);
 }
 
 static trf_status multiply_plain(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err) {
     const trf_dense_weights dense = {trf_plain_weights(plan->layer), trf_plain_dtype(plan->layer->info.codec),
                                      plan->layer->view.rows, plan->layer->view.cols};
-    return trf_multiply_dense(&dense, x, plan->tiles_product.m, y, plan->work.cpu_workers, scratch, err);
+    return trf_multiply_dense(&dense, x, plan->tiles_product.m, y, plan->partition.cpu_workers, scratch, err);
 }
 
 static trf_status multiply_packed(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err) {
-    return trf_multiply_packed_padded(&plan->layer->packed, x, plan->tiles_product.m, y, plan->work.cpu_workers,
+    return trf_multiply_packed_padded(&plan->layer->packed, x, plan->tiles_product.m, y, plan->partition.cpu_workers,
                                       scratch, err);
 }
 

@@ -19,8 +19,8 @@ static trf_status plan_wide(trf_plan *plan, trf_error *err) {
                         refusal);
     plan->path = TRF_PATH_WIDE;
     plan->reason = "the wide path was asked for";
-    trf_wide_choose(&layer->view, &layer->traits, limits, product, &plan->work.wide);
-    plan->device_workspace_bytes = plan->work.wide.workspace_bytes;
+    trf_wide_choose(&layer->view, &layer->traits, limits, product, &plan->partition.wide);
+    plan->device_workspace_bytes = plan->partition.wide.workspace_bytes;
     return TRF_OK;
 }
 
@@ -41,7 +41,7 @@ static int takes_passes(const trf_plan *plan) {
 static void plan_fused(trf_plan *plan) {
     const trf_device_layer *layer = plan->layer;
     const trf_device_limits *limits = &layer->context->limits;
-    trf_fused_passes *const passes = &plan->work.fused;
+    trf_fused_passes *const passes = &plan->partition.fused;
     trf_product pass = plan->tiles_product;
     plan->path = TRF_PATH_FUSED;
     plan->reason = NULL;
@@ -98,7 +98,7 @@ static void skip_rows(trf_operands *operands, const trf_product *pass, uint32_t 
 static trf_status launch_fused(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                trf_error *err) {
     const trf_device_layer *layer = plan->layer;
-    const trf_fused_passes *passes = &plan->work.fused;
+    const trf_fused_passes *passes = &plan->partition.fused;
     trf_product pass = plan->tiles_product;
     trf_operands at = *operands;
     uint32_t left = pass.m;
@@ -118,9 +118,9 @@ static trf_status launch_product(const trf_plan *plan, const trf_operands *opera
     if (plan->path == TRF_PATH_TWO_STEP)
         return trf_multiply_two_step(plan, operands, workspace, stream, err);
     if (plan->path == TRF_PATH_WIDE)
-        return trf_check_cuda(
-            trf_wide_launch(&plan->layer->view, &plan->tiles_product, &plan->work.wide, operands, workspace, stream),
-            "the wide product", err);
+        return trf_check_cuda(trf_wide_launch(&plan->layer->view, &plan->tiles_product, &plan->partition.wide, operands,
+                                              workspace, stream),
+                              "the wide product", err);
     return launch_fused(plan, operands, workspace, stream, err);
 }
 

@@ -10,9 +10,9 @@ trf_pack_request trf_pack_request_of_shard(const trf_blob_view *view, const trf_
 }
 
 /* Layers of other layouts than the coded one have no row offsets in their view. */
-trf_pack_request trf_pack_request_of_layer(const trf_device_layer *source) {
-    const trf_layer_info *info = &source->info;
-    return (trf_pack_request){info->codec, info->rows, info->cols, source->view.row_offsets != NULL};
+trf_pack_request trf_pack_request_of_layer(const trf_device_layer *from) {
+    const trf_layer_info *info = &from->info;
+    return (trf_pack_request){info->codec, info->rows, info->cols, from->view.row_offsets != NULL};
 }
 
 trf_status trf_packed_size_most(const trf_pack_request *request, trf_packed_head *head, trf_error *err) {
@@ -44,8 +44,8 @@ trf_status trf_packed_get_size(const trf_blob_view *view, const trf_shard_range 
     return get_size(&request, size, err);
 }
 
-trf_status trf_packed_get_converted_size(const trf_device_layer *source, trf_layer_size *size, trf_error *err) {
-    const trf_pack_request request = trf_pack_request_of_layer(source);
+trf_status trf_packed_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err) {
+    const trf_pack_request request = trf_pack_request_of_layer(from);
     return get_size(&request, size, err);
 }
 
@@ -73,7 +73,7 @@ trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t
     if (status == TRF_OK)
         status = trf_packed_head_get_info(&head, &made->info, err);
     if (status == TRF_OK) {
-        made->header = head.source_header;
+        made->header = head.coded_header;
         trf_packed_set_buffer(made, &head, buffer);
     }
     return status;
@@ -94,7 +94,7 @@ trf_status trf_packed_take_path(trf_plan *plan, trf_path path, trf_error *err) {
 }
 
 void trf_packed_set_partition(trf_plan *plan, const trf_packed_partition *partition) {
-    plan->work.packed = *partition;
+    plan->partition.packed = *partition;
     plan->kernel = trf_packed_kernel_name(partition->shape);
     plan->cut = partition->shape == TRF_PACKED_GENERAL ? NULL : trf_packed_cut_name(partition->cut);
     plan->device_workspace_bytes = partition->workspace_bytes;

@@ -15,7 +15,7 @@ typedef struct trf_pack_request {
 } trf_pack_request;
 
 trf_pack_request trf_pack_request_of_shard(const struct trf_blob_view *view, const trf_shard_range *shard);
-trf_pack_request trf_pack_request_of_layer(const trf_device_layer *source);
+trf_pack_request trf_pack_request_of_layer(const trf_device_layer *from);
 
 /* Sizes of the largest packed layer that it may become. Errors: TRF_ERR_UNSUPPORTED (codec, shape). */
 trf_status trf_packed_size_most(const trf_pack_request *request, trf_packed_head *head, trf_error *err);
@@ -25,7 +25,7 @@ trf_status trf_packed_size_most(const trf_pack_request *request, trf_packed_head
  * alone. */
 trf_status trf_packed_get_size(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                                trf_error *err);
-trf_status trf_packed_get_converted_size(const trf_device_layer *source, trf_layer_size *size, trf_error *err);
+trf_status trf_packed_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err);
 trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err);
 
 /* Sets what a layer has of its buffer, once info is set: all of its matrix. head: checked. */

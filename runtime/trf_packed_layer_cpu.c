@@ -19,11 +19,11 @@
 
 /* Finds out how the weights are packed. The coded layer's row offsets are taken out, since its rows may have very
  * different scales; where a weight is none of BF16 then, they stay in. */
-static trf_status choose_packing(trf_pack_source *source, trf_packed_head *head, trf_error *err) {
-    trf_status status = trf_pack_head(source, trf_pack_window(source), head, err);
-    if (status == TRF_ERR_UNSUPPORTED && source->row_offsets) {
-        source->row_offsets = NULL;
-        status = trf_pack_head(source, trf_pack_window(source), head, err);
+static trf_status choose_packing(trf_pack_input *from, trf_packed_head *head, trf_error *err) {
+    trf_status status = trf_pack_head(from, trf_pack_window(from), head, err);
+    if (status == TRF_ERR_UNSUPPORTED && from->row_offsets) {
+        from->row_offsets = NULL;
+        status = trf_pack_head(from, trf_pack_window(from), head, err);
     }
     return status;
 }
@@ -33,12 +33,12 @@ static trf_status choose_packing(trf_pack_source *source, trf_packed_head *head,
 static trf_status pack_weights(trf_device_layer *made, const uint16_t *weights, const int8_t *row_offsets, uint8_t *at,
                                trf_error *err) {
     trf_packed_head head;
-    trf_pack_source source = {.weights = weights,
-                              .stride = made->info.cols,
-                              .rows = made->info.rows,
-                              .cols = made->info.cols,
-                              .row_offsets = row_offsets};
-    trf_status status = choose_packing(&source, &head, err);
+    trf_pack_input from = {.weights = weights,
+                           .stride = made->info.cols,
+                           .rows = made->info.rows,
+                           .cols = made->info.cols,
+                           .row_offsets = row_offsets};
+    trf_status status = choose_packing(&from, &head, err);
     if (status != TRF_OK)
         return trf_packed_fail(status, err);
     if (!at) {
@@ -47,8 +47,8 @@ static trf_status pack_weights(trf_device_layer *made, const uint16_t *weights, 
             return status;
         at = made->memory;
     }
-    trf_packed_head_set_source(&head, &made->header, &made->info);
-    status = trf_pack(&source, &head, at, err);
+    trf_packed_head_set_coded(&head, &made->header, &made->info);
+    status = trf_pack(&from, &head, at, err);
     if (status != TRF_OK) {
         free(made->memory);
         return trf_packed_fail(status, err);
@@ -72,19 +72,19 @@ trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fee
     return status;
 }
 
-trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *source,
+trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,
                                      const trf_layer_memory *memory, trf_error *err) {
-    const int8_t *offsets = source->view.row_offsets;
+    const int8_t *offsets = from->view.row_offsets;
     void *weights;
-    if (source->layout->layout == TRF_LAYOUT_PLAIN)
-        return pack_weights(made, trf_plain_weights(source), NULL, memory->buffer, err);
+    if (from->layout->layout == TRF_LAYOUT_PLAIN)
+        return pack_weights(made, trf_plain_weights(from), NULL, memory->buffer, err);
     trf_status status =
         trf_cpu_allocate(made->context, sizeof(uint16_t) * made->info.rows * made->info.cols, &weights, err);
     if (status != TRF_OK)
         return status;
-    status = trf_cpu_decode_dense(source, weights, err);
+    status = trf_cpu_decode_dense(from, weights, err);
     if (status == TRF_OK)
-        status = pack_weights(made, weights, offsets ? offsets + source->shard.row : NULL, memory->buffer, err);
+        status = pack_weights(made, weights, offsets ? offsets + from->shard.row : NULL, memory->buffer, err);
     free(weights);
     return status;
 }

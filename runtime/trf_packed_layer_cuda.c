@@ -56,9 +56,9 @@ trf_status trf_cuda_linear_packed(const trf_plan *plan, const trf_operands *oper
     if (status != TRF_OK)
         return status;
     trf_nvtx_push(trf_path_name(plan->path));
-    status = trf_check_cuda(
-        trf_packed_launch(&plan->layer->packed, &plan->tiles_product, &plan->work.packed, operands, workspace, stream),
-        "the packed product", err);
+    status = trf_check_cuda(trf_packed_launch(&plan->layer->packed, &plan->tiles_product, &plan->partition.packed,
+                                              operands, workspace, stream),
+                            "the packed product", err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;

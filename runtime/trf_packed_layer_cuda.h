@@ -8,7 +8,7 @@
 
 trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, struct trf_layer_feed *feed,
                                       const trf_layer_memory *memory, trf_error *err);
-trf_status trf_cuda_convert_to_packed(trf_device_layer *made, const trf_device_layer *source,
+trf_status trf_cuda_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,
                                       const trf_layer_memory *memory, trf_error *err);
 trf_status trf_cuda_decode_packed(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                                   trf_error *err);

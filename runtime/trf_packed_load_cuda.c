@@ -35,7 +35,7 @@ typedef struct trf_packed_load {
 } trf_packed_load;
 
 /* As trf_part_taker has them. */
-static trf_status begin(void *context, const trf_cuda_scratch *scratch, uint8_t *memory, trf_error *err) {
+static trf_status begin(void *context, const trf_load_scratch *scratch, uint8_t *memory, trf_error *err) {
     const trf_packed_load *load = context;
     return trf_packed_target_use(load->target, scratch, memory, trf_most_part_rows(load->feed->view), err);
 }
@@ -58,7 +58,7 @@ static trf_status look(const trf_packed_load *load, uint64_t number, trf_error *
         trf_packed_sample_look(load->target->sample, number, bytes, (uint16_t *)elements);
     else
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to look at a tile",
-                          2 * TRF_SCRATCH_BYTES);
+                          2 * TRF_STAGING_SCRATCH_BYTES);
     trf_staging_give_scratch(staging, bytes);
     trf_staging_give_scratch(staging, elements);
     return status;
@@ -84,7 +84,7 @@ static trf_status run_load(trf_packed_load *load, trf_error *err) {
                                   .context = load,
                                   .begin = begin,
                                   .memory_bytes =
-                                      trf_packed_target_work_bytes(target, trf_most_part_rows(load->feed->view)),
+                                      trf_packed_target_memory_bytes(target, trf_most_part_rows(load->feed->view)),
                                   .preparations = 1 + trf_packed_sample_tiles(target->sample),
                                   .prepare = prepare,
                                   .end = end};
@@ -113,22 +113,22 @@ trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fe
 
 /* ---- converting ---- */
 
-static trf_packed_target target_of(trf_device_layer *made, const trf_device_layer *source, trf_packed_window window) {
+static trf_packed_target target_of(trf_device_layer *made, const trf_device_layer *from, trf_packed_window window) {
     return (trf_packed_target){.made = made,
-                               .shard = &source->shard,
-                               .cols = source->view.cols,
-                               .request = trf_pack_request_of_layer(source),
+                               .shard = &from->shard,
+                               .cols = from->view.cols,
+                               .request = trf_pack_request_of_layer(from),
                                .window = window};
 }
 
 /* All rows of a plain layer. */
-static trf_status pack_plain(const trf_device_layer *source, trf_packed_target *target, trf_error *err) {
-    const cudaStream_t stream = trf_cuda_copier_work_stream(source->context->copier);
-    const trf_pack_rows rows = {trf_plain_weights(source), source->info.cols, 0, source->info.rows, source->info.cols};
+static trf_status pack_plain(const trf_device_layer *from, trf_packed_target *target, trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
+    const trf_pack_rows rows = {trf_plain_weights(from), from->info.cols, 0, from->info.rows, from->info.cols};
     trf_status status = trf_packed_target_take_scratch(target, 0, err);
     if (status != TRF_OK)
         return status;
-    int error = trf_launch_pack(&target->view, &rows, &target->work->state, stream);
+    int error = trf_launch_pack(&target->view, &rows, &target->device_results->state, stream);
     if (!error)
         error = trf_packed_target_fetch(target, stream);
     const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
@@ -142,22 +142,22 @@ static uint32_t part_tile_rows(const trf_device_view *view) {
     return fit < view->num_tile_rows ? (uint32_t)fit : view->num_tile_rows;
 }
 
-static trf_status pack_parts(const trf_device_layer *source, trf_packed_target *target, trf_error *err) {
-    const uint32_t tile_rows = part_tile_rows(&source->view);
+static trf_status pack_parts(const trf_device_layer *from, trf_packed_target *target, trf_error *err) {
+    const uint32_t tile_rows = part_tile_rows(&from->view);
     trf_status status = trf_packed_target_take_scratch(target, tile_rows * TRF_TILE_SIZE, err);
-    return status == TRF_OK ? trf_cuda_transcode_layer(source, tile_rows, trf_packed_target_take_part, target, err)
+    return status == TRF_OK ? trf_cuda_transcode_layer(from, tile_rows, trf_packed_target_take_part, target, err)
                             : status;
 }
 
 /* With room for stored tiles. */
-static trf_status convert_with_room(trf_device_layer *made, const trf_device_layer *source, trf_packed_window window,
+static trf_status convert_with_room(trf_device_layer *made, const trf_device_layer *from, trf_packed_window window,
                                     const trf_layer_memory *memory, trf_error *err) {
-    const int8_t *offsets = source->view.row_offsets;
-    trf_packed_target target = target_of(made, source, window);
-    trf_status status = trf_packed_target_begin(&target, memory, 1, offsets ? offsets + source->shard.row : NULL, err);
+    const int8_t *offsets = from->view.row_offsets;
+    trf_packed_target target = target_of(made, from, window);
+    trf_status status = trf_packed_target_begin(&target, memory, 1, offsets ? offsets + from->shard.row : NULL, err);
     if (status == TRF_OK)
-        status = source->layout->layout == TRF_LAYOUT_PLAIN ? pack_plain(source, &target, err)
-                                                            : pack_parts(source, &target, err);
+        status =
+            from->layout->layout == TRF_LAYOUT_PLAIN ? pack_plain(from, &target, err) : pack_parts(from, &target, err);
     if (status == TRF_OK) {
         trf_packed_target_read_results(&target);
         status = trf_packed_target_complete(&target, err);
@@ -169,15 +169,16 @@ static trf_status convert_with_room(trf_device_layer *made, const trf_device_lay
 /* ---- in one launch ---- */
 
 /* Queues it, and waits. */
-static trf_status run_launch(const trf_packed_target *target, const trf_device_layer *source, trf_error *err) {
-    const cudaStream_t stream = trf_cuda_copier_work_stream(source->context->copier);
-    const trf_transcode_memory memory = {target->scratch, &target->work->counts, &target->work->state};
-    int error = trf_launch_transcode(&source->view, &source->traits, &target->view, 0, &memory, stream);
+static trf_status run_launch(const trf_packed_target *target, const trf_device_layer *from, trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
+    const trf_transcode_memory memory = {target->kernel_scratch, &target->device_results->counts,
+                                         &target->device_results->state};
+    int error = trf_launch_transcode(&from->view, &from->traits, &target->view, 0, &memory, stream);
     if (!error)
         error = trf_packed_target_fetch(target, stream);
     const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
     trf_status status = trf_check_cuda(error ? error : waited, "packing a layer", err);
-    return status == TRF_OK ? trf_cuda_check_layer(source, err) : status;
+    return status == TRF_OK ? trf_cuda_check_layer(from, err) : status;
 }
 
 /* The kernels' scratch memory is the caller's where that has room for stored tiles, of which there are none then. */
@@ -188,19 +189,19 @@ static trf_status find_scratch(trf_packed_target *target, const trf_layer_memory
         memory->buffer && memory->buffer_bytes - used >= trf_transcode_scratch_bytes(rows, target->cols);
     trf_status status = trf_packed_target_take_scratch(target, has_space ? 0 : rows, err);
     if (has_space)
-        target->scratch = target->buffer + used;
+        target->kernel_scratch = target->buffer + used;
     return status;
 }
 
 /* *done: whether the layer is packed: if no tile has to be stored. */
-static trf_status convert_at_once(trf_device_layer *made, const trf_device_layer *source, trf_packed_window window,
+static trf_status convert_at_once(trf_device_layer *made, const trf_device_layer *from, trf_packed_window window,
                                   const trf_layer_memory *memory, int *done, trf_error *err) {
-    trf_packed_target target = target_of(made, source, window);
+    trf_packed_target target = target_of(made, from, window);
     trf_status status = trf_packed_target_begin(&target, memory, 0, NULL, err);
     if (status == TRF_OK)
         status = find_scratch(&target, memory, err);
     if (status == TRF_OK)
-        status = run_launch(&target, source, err);
+        status = run_launch(&target, from, err);
     *done = status != TRF_OK || target.results->counts.num_left == 0;
     if (status == TRF_OK && *done) {
         target.num_records = target.results->counts.num_records;
@@ -211,9 +212,9 @@ static trf_status convert_at_once(trf_device_layer *made, const trf_device_layer
     return status;
 }
 
-static int is_direct(const trf_device_layer *source) {
-    return source->layout->layout == TRF_LAYOUT_CODED && !trf_shard_cuts_rows(source) && !trf_shard_cuts_cols(source) &&
-           trf_can_transcode(&source->view, &source->traits);
+static int is_direct(const trf_device_layer *from) {
+    return from->layout->layout == TRF_LAYOUT_CODED && !trf_shard_cuts_rows(from) && !trf_shard_cuts_cols(from) &&
+           trf_can_transcode(&from->view, &from->traits);
 }
 
 static trf_status convert(trf_device_layer *made, const trf_device_layer *layer, const trf_layer_memory *memory,
@@ -226,14 +227,14 @@ static trf_status convert(trf_device_layer *made, const trf_device_layer *layer,
     return status == TRF_OK && !done ? convert_with_room(made, layer, window, memory, err) : status;
 }
 
-trf_status trf_cuda_convert_to_packed(trf_device_layer *made, const trf_device_layer *source,
+trf_status trf_cuda_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,
                                       const trf_layer_memory *memory, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_nvtx_push("convert");
-    status = convert(made, source, memory, err);
+    status = convert(made, from, memory, err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;

@@ -9,9 +9,9 @@
 /* Of n tiles n / 128 are looked at, at least 4 (or all of fewer), and at most 64: each of them is read a second time,
  * and decoded, while the host is what a load waits for. */
 enum {
-    TRF_PACKED_TILES_A_SAMPLE = 128,
-    TRF_PACKED_LEAST_SAMPLES = 4,
-    TRF_PACKED_MOST_SAMPLES = 64
+    TRF_SAMPLE_ONE_TILE_IN = 128,
+    TRF_SAMPLE_LEAST_TILES = 4,
+    TRF_SAMPLE_MOST_TILES = 64
 };
 
 typedef struct trf_packed_sample trf_packed_sample;

@@ -11,7 +11,7 @@ enum {
 };
 
 /* Finds the window by some rows of a layer of the bf16 codec, coded or plain, on the device; else as
- * trf_packed_sample_window. The device is current. Errors: TRF_ERR_MEMORY, TRF_ERR_CUDA; rows that do not decode are
+ * trf_packed_sample_choose. The device is current. Errors: TRF_ERR_MEMORY, TRF_ERR_CUDA; rows that do not decode are
  * left to what decodes all. */
 trf_status trf_cuda_sample_window(const trf_device_layer *layer, trf_packed_window *window, trf_error *err);
 

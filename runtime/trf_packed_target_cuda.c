@@ -108,37 +108,39 @@ static trf_status make_room(trf_packed_target *target, cudaStream_t stream, trf_
 
 /* ---- memory beside it ---- */
 
-uint64_t trf_packed_target_work_bytes(const trf_packed_target *target, uint32_t rows) {
-    return trf_device_align(sizeof *target->work) + trf_transcode_scratch_bytes(rows, target->cols);
+uint64_t trf_packed_target_memory_bytes(const trf_packed_target *target, uint32_t rows) {
+    return trf_device_align(sizeof *target->device_results) + trf_transcode_scratch_bytes(rows, target->cols);
 }
 
-trf_status trf_packed_target_use(trf_packed_target *target, const trf_cuda_scratch *scratch, uint8_t *memory,
+trf_status trf_packed_target_use(trf_packed_target *target, const trf_load_scratch *scratch, uint8_t *memory,
                                  uint32_t part_rows, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(target->made->context->copier);
-    target->work = (trf_packed_work *)memory;
-    target->scratch = memory + trf_device_align(sizeof *target->work);
-    target->results = (const trf_packed_work *)scratch->results;
+    target->device_results = (trf_pack_results *)memory;
+    target->kernel_scratch = memory + trf_device_align(sizeof *target->device_results);
+    target->results = (const trf_pack_results *)scratch->results;
     target->transcoded = scratch->woken;
     target->part_rows = part_rows;
-    return trf_check_cuda(cudaMemsetAsync(target->work, 0, sizeof *target->work, stream), "packing a layer", err);
+    return trf_check_cuda(cudaMemsetAsync(target->device_results, 0, sizeof *target->device_results, stream),
+                          "packing a layer", err);
 }
 
 trf_status trf_packed_target_take_scratch(trf_packed_target *target, uint32_t part_rows, trf_error *err) {
-    trf_cuda_scratch **own = &target->own_scratch;
-    trf_status status = trf_cuda_scratch_take(target->made->context->scratches,
-                                              trf_packed_target_work_bytes(target, part_rows), own, err);
+    trf_load_scratch **own = &target->own_scratch;
+    trf_status status = trf_load_scratch_take(target->made->context->load_scratches,
+                                              trf_packed_target_memory_bytes(target, part_rows), own, err);
     return status == TRF_OK ? trf_packed_target_use(target, *own, (*own)->memory, part_rows, err) : status;
 }
 
 int trf_packed_target_fetch(const trf_packed_target *target, trf_stream stream) {
-    return cudaMemcpyAsync((void *)target->results, target->work, sizeof *target->work, cudaMemcpyDeviceToHost, stream);
+    return cudaMemcpyAsync((void *)target->results, target->device_results, sizeof *target->device_results,
+                           cudaMemcpyDeviceToHost, stream);
 }
 
 void trf_packed_target_release(trf_packed_target *target, trf_status status) {
     if (status != TRF_OK) /* what is queued may write to the caller's memory, too */
         cudaStreamSynchronize(trf_cuda_copier_work_stream(target->made->context->copier));
     trf_packed_sample_destroy(target->sample);
-    trf_cuda_scratch_give_back(target->made->context->scratches, target->own_scratch);
+    trf_load_scratch_give_back(target->made->context->load_scratches, target->own_scratch);
     if (target->dense)
         cudaFree(target->dense);
     if (status != TRF_OK) {
@@ -157,7 +159,7 @@ static int pack_rows(trf_packed_target *target, const uint16_t *rows, uint32_t c
     const int is_last = target->packed + count == shard->rows;
     const uint32_t now = is_last ? count : count / TRF_PACKED_TILE_ROWS * TRF_PACKED_TILE_ROWS;
     const trf_pack_rows range = {rows + shard->col, cols, target->packed, now, shard->cols};
-    int error = now ? trf_launch_pack(&target->view, &range, &target->work->state, stream) : 0;
+    int error = now ? trf_launch_pack(&target->view, &range, &target->device_results->state, stream) : 0;
     target->packed += now;
     target->left = count - now;
     if (!error && target->left)
@@ -200,9 +202,9 @@ static int is_direct(const trf_packed_target *target, const trf_coded_part *part
 
 static trf_status pack_directly(trf_packed_target *target, const trf_coded_part *part, trf_stream stream,
                                 trf_error *err) {
-    trf_packed_work *const work = target->work;
-    const trf_transcode_memory memory = {target->scratch, &work->counts, &work->state};
-    int error = cudaMemsetAsync(&work->counts, 0, sizeof work->counts, stream);
+    trf_pack_results *const results = target->device_results;
+    const trf_transcode_memory memory = {target->kernel_scratch, &results->counts, &results->state};
+    int error = cudaMemsetAsync(&results->counts, 0, sizeof results->counts, stream);
     if (!error)
         error = trf_launch_transcode(&part->view, &part->traits, &target->view, target->packed, &memory, stream);
     if (!error)
@@ -302,7 +304,7 @@ trf_status trf_packed_target_complete(trf_packed_target *target, trf_error *err)
     if (status != TRF_OK)
         return status;
     const uint64_t memory_bytes = fit_memory(target);
-    trf_packed_head_set_source(head, &made->header, &made->info);
+    trf_packed_head_set_coded(head, &made->header, &made->info);
     status =
         trf_check_cuda(cudaMemcpy(target->buffer, head, sizeof *head, cudaMemcpyHostToDevice), "packing a layer", err);
     if (status != TRF_OK)

@@ -9,11 +9,11 @@
 #include "trf_transcode_launch.h"
 
 /* What kernels write beside the layer, in device memory; the host has copies of it. */
-typedef struct trf_packed_work {
+typedef struct trf_pack_results {
     trf_pack_state state;        /* of all rows that were packed from dense ones */
     trf_transcode_counts counts; /* of the last part that was packed straight from its slabs */
-} trf_packed_work;
-TRF_STATIC_ASSERT((int)sizeof(trf_packed_work) <= (int)TRF_TAKER_RESULT_BYTES, "there is a place for a copy");
+} trf_pack_results;
+TRF_STATIC_ASSERT((int)sizeof(trf_pack_results) <= (int)TRF_TAKER_RESULT_BYTES, "there is a place for a copy");
 
 typedef struct trf_packed_target {
     trf_device_layer *made;
@@ -27,13 +27,13 @@ typedef struct trf_packed_target {
     trf_packed_view view; /* of that */
     uint8_t *buffer;      /* which is made->memory, or the caller's */
 
-    trf_cuda_scratch *own_scratch; /* of a conversion; NULL: what follows is of the scratch of transcoding */
-    trf_packed_work *work;
-    const trf_packed_work *results; /* on the host: `work` as it was behind the last rows that were packed */
-    uint8_t *scratch;               /* of trf_launch_transcode; behind work, or the caller's */
-    uint16_t *dense;                /* [64 rows and those of a part][cols]; NULL until it is needed */
-    uint32_t part_rows;             /* of the largest part */
-    void *transcoded;               /* cudaEvent_t: behind the open part's kernels, and results */
+    trf_load_scratch *own_scratch; /* of a conversion; NULL: what follows is of the load scratch of transcoding */
+    trf_pack_results *device_results;
+    const trf_pack_results *results; /* on the host: as device_results were behind the last rows packed */
+    uint8_t *kernel_scratch;         /* of trf_launch_transcode; behind device_results, or the caller's */
+    uint16_t *dense;                 /* [64 rows and those of a part][cols]; NULL until it is needed */
+    uint32_t part_rows;              /* of the largest part */
+    void *transcoded;                /* cudaEvent_t: behind the open part's kernels, and results */
 
     trf_coded_part open;  /* packed straight from its slabs, and it is not known yet if that will do; no rows: none */
     uint64_t num_records; /* of such parts that will do */
@@ -50,18 +50,18 @@ typedef struct trf_packed_target {
 trf_status trf_packed_target_begin(trf_packed_target *target, const trf_layer_memory *memory, int has_room,
                                    const int8_t *row_offsets, trf_error *err);
 
-/* Bytes of device memory for target->work, and for what kernels need to transcode so many rows; 0: no rows. */
-uint64_t trf_packed_target_work_bytes(const trf_packed_target *target, uint32_t rows);
+/* Bytes of device memory for target->device_results, and for what kernels need to transcode so many rows; or 0 rows. */
+uint64_t trf_packed_target_memory_bytes(const trf_packed_target *target, uint32_t rows);
 
-/* Has the target use such memory, a scratch's, for parts of so many rows, and queues zeros in target->work. Errors:
- * TRF_ERR_CUDA. */
-trf_status trf_packed_target_use(trf_packed_target *target, const trf_cuda_scratch *scratch, uint8_t *memory,
+/* Has the target use such memory, a load scratch's, for parts of so many rows, and queues zeros in
+ * target->device_results. Errors: TRF_ERR_CUDA. */
+trf_status trf_packed_target_use(trf_packed_target *target, const trf_load_scratch *scratch, uint8_t *memory,
                                  uint32_t part_rows, trf_error *err);
 
-/* The same with a scratch of the target's own. Errors: TRF_ERR_MEMORY, TRF_ERR_CUDA. */
+/* The same with a load scratch of the target's own. Errors: TRF_ERR_MEMORY, TRF_ERR_CUDA. */
 trf_status trf_packed_target_take_scratch(trf_packed_target *target, uint32_t part_rows, trf_error *err);
 
-/* Queues a copy of target->work to target->results. @return a cudaError_t. */
+/* Queues a copy of target->device_results to target->results. @return a cudaError_t. */
 int trf_packed_target_fetch(const trf_packed_target *target, trf_stream stream);
 
 /* A trf_take_part_fn, of a target that has memory for parts. Errors: those of the sample, by which the window is

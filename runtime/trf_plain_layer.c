@@ -17,8 +17,8 @@ trf_status trf_plain_get_size(const trf_blob_view *view, const trf_shard_range *
     return get_size(view->header.codec, shard->rows, shard->cols, size, err);
 }
 
-trf_status trf_plain_get_converted_size(const trf_device_layer *source, trf_layer_size *size, trf_error *err) {
-    return get_size(source->info.codec, source->info.rows, source->info.cols, size, err);
+trf_status trf_plain_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err) {
+    return get_size(from->info.codec, from->info.rows, from->info.cols, size, err);
 }
 
 void trf_plain_set_buffer(trf_device_layer *layer, const void *buffer) {
@@ -43,7 +43,7 @@ trf_status trf_plain_adopt(trf_device_layer *made, const void *buffer, uint64_t 
     if (status == TRF_OK)
         status = trf_plain_head_read(&head, buffer_bytes, &made->info, err);
     if (status == TRF_OK) {
-        made->header = head.source_header;
+        made->header = head.coded_header;
         trf_plain_set_buffer(made, buffer);
     }
     return status;

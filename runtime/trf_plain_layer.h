@@ -12,7 +12,7 @@
 /* As trf_layout_ops has them. */
 trf_status trf_plain_get_size(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                               trf_error *err);
-trf_status trf_plain_get_converted_size(const trf_device_layer *source, trf_layer_size *size, trf_error *err);
+trf_status trf_plain_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err);
 trf_status trf_plain_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err);
 
 /* Sets what a layer has of its buffer, once info has its rows and columns: all of its matrix. */

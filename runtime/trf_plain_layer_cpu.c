@@ -43,13 +43,13 @@ trf_status trf_cpu_fill_plain_layer(trf_device_layer *made, trf_layer_feed *feed
     return finish_buffer(made, buffer, status);
 }
 
-trf_status trf_cpu_convert_to_plain(trf_device_layer *made, const trf_device_layer *source,
+trf_status trf_cpu_convert_to_plain(trf_device_layer *made, const trf_device_layer *from,
                                     const trf_layer_memory *memory, trf_error *err) {
     uint8_t *buffer;
     trf_status status = find_buffer(made, memory, &buffer, err);
     if (status != TRF_OK)
         return status;
-    status = trf_cpu_decode_dense(source, (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET), err);
+    status = trf_cpu_decode_dense(from, (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET), err);
     return finish_buffer(made, buffer, status);
 }
 

@@ -79,37 +79,37 @@ enum {
     PART_TILE_ROWS = 16 /* of a shard that cuts tiles: enough for all multiprocessors */
 };
 
-static trf_status decode_coded(const trf_device_layer *source, uint16_t *weights, trf_error *err) {
-    const trf_device_view *view = &source->view;
-    const int is_cut = trf_shard_cuts_rows(source) || trf_shard_cuts_cols(source);
+static trf_status decode_coded(const trf_device_layer *from, uint16_t *weights, trf_error *err) {
+    const trf_device_view *view = &from->view;
+    const int is_cut = trf_shard_cuts_rows(from) || trf_shard_cuts_cols(from);
     const uint32_t rows = PART_TILE_ROWS * TRF_TILE_SIZE, part_rows = view->rows < rows ? view->rows : rows;
-    trf_plain_target target = {&source->shard, weights, NULL};
+    trf_plain_target target = {&from->shard, weights, NULL};
     trf_status status = TRF_OK;
     if (is_cut)
         status = trf_cuda_allocate_here(sizeof(uint16_t) * part_rows * view->cols, (void **)&target.part, err);
     if (status == TRF_OK)
         status =
-            trf_cuda_transcode_layer(source, is_cut ? PART_TILE_ROWS : view->num_tile_rows, decode_part, &target, err);
+            trf_cuda_transcode_layer(from, is_cut ? PART_TILE_ROWS : view->num_tile_rows, decode_part, &target, err);
     cudaFree(target.part);
     return status;
 }
 
-static trf_status unpack(const trf_device_layer *source, uint16_t *weights, trf_error *err) {
-    const cudaStream_t stream = trf_cuda_copier_work_stream(source->context->copier);
-    const trf_unpack_target target = {weights, source->info.cols, TRF_PLAIN_WEIGHT_BYTES};
-    int error = trf_launch_unpack(&source->packed, 0, source->info.rows, &target, stream);
+static trf_status unpack(const trf_device_layer *from, uint16_t *weights, trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
+    const trf_unpack_target target = {weights, from->info.cols, TRF_PLAIN_WEIGHT_BYTES};
+    int error = trf_launch_unpack(&from->packed, 0, from->info.rows, &target, stream);
     if (!error)
         error = cudaStreamSynchronize(stream);
     return trf_check_cuda(error, "unpacking a layer", err);
 }
 
 /* As fill_buffer. */
-static trf_status convert_buffer(const trf_device_layer *made, const trf_device_layer *source, uint8_t *buffer,
+static trf_status convert_buffer(const trf_device_layer *made, const trf_device_layer *from, uint8_t *buffer,
                                  trf_error *err) {
     uint16_t *const weights = (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET);
     trf_plain_head head;
     trf_status status =
-        source->layout->layout == TRF_LAYOUT_PACKED ? unpack(source, weights, err) : decode_coded(source, weights, err);
+        from->layout->layout == TRF_LAYOUT_PACKED ? unpack(from, weights, err) : decode_coded(from, weights, err);
     if (status != TRF_OK)
         return status;
     trf_plain_head_write(&made->header, &made->info, &head);
@@ -119,27 +119,27 @@ static trf_status convert_buffer(const trf_device_layer *made, const trf_device_
 /* ---- memory, of loads and conversions ---- */
 
 /* What a buffer is filled from: a feed, or a layer. */
-typedef struct trf_plain_source {
+typedef struct trf_plain_input {
     trf_layer_feed *feed;
     const trf_device_layer *layer;
-} trf_plain_source;
+} trf_plain_input;
 
 /* bytes: of the buffer. */
-static trf_status make_plain(trf_device_layer *made, const trf_plain_source *source, const trf_layer_memory *memory,
+static trf_status make_plain(trf_device_layer *made, const trf_plain_input *input, const trf_layer_memory *memory,
                              uint64_t bytes, trf_error *err) {
     uint8_t *buffer = memory->buffer;
     trf_device_scope scope;
     trf_status status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    trf_nvtx_push(source->feed ? "load" : "convert");
+    trf_nvtx_push(input->feed ? "load" : "convert");
     if (!buffer) {
         status = trf_cuda_allocate_here(bytes, &made->memory, err);
         buffer = made->memory;
     }
     if (status == TRF_OK)
-        status = source->feed ? fill_buffer(made, source->feed, buffer, err)
-                              : convert_buffer(made, source->layer, buffer, err);
+        status =
+            input->feed ? fill_buffer(made, input->feed, buffer, err) : convert_buffer(made, input->layer, buffer, err);
     if (status == TRF_OK)
         trf_plain_set_buffer(made, buffer);
     else
@@ -151,14 +151,14 @@ static trf_status make_plain(trf_device_layer *made, const trf_plain_source *sou
 
 trf_status trf_cuda_fill_plain_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                                      trf_error *err) {
-    const trf_plain_source source = {.feed = feed};
-    return make_plain(made, &source, memory, trf_plain_buffer_bytes(feed->shard.rows, feed->shard.cols), err);
+    const trf_plain_input input = {.feed = feed};
+    return make_plain(made, &input, memory, trf_plain_buffer_bytes(feed->shard.rows, feed->shard.cols), err);
 }
 
-trf_status trf_cuda_convert_to_plain(trf_device_layer *made, const trf_device_layer *source,
+trf_status trf_cuda_convert_to_plain(trf_device_layer *made, const trf_device_layer *from,
                                      const trf_layer_memory *memory, trf_error *err) {
-    const trf_plain_source from = {.layer = source};
-    return make_plain(made, &from, memory, trf_plain_buffer_bytes(made->info.rows, made->info.cols), err);
+    const trf_plain_input input = {.layer = from};
+    return make_plain(made, &input, memory, trf_plain_buffer_bytes(made->info.rows, made->info.cols), err);
 }
 
 /* What is loaded has been checked; the device may fail nevertheless. */

@@ -7,7 +7,7 @@
 
 trf_status trf_cuda_fill_plain_layer(trf_device_layer *made, struct trf_layer_feed *feed,
                                      const trf_layer_memory *memory, trf_error *err);
-trf_status trf_cuda_convert_to_plain(trf_device_layer *made, const trf_device_layer *source,
+trf_status trf_cuda_convert_to_plain(trf_device_layer *made, const trf_device_layer *from,
                                      const trf_layer_memory *memory, trf_error *err);
 trf_status trf_cuda_check_plain_layer(const trf_device_layer *layer, trf_error *err);
 trf_status trf_cuda_decode_plain(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,

@@ -21,14 +21,14 @@ typedef struct trf_fused_passes {
     trf_fused_partition full; /* of each pass in front of it, of TRF_FUSED_MAX_M rows; not set if there is none */
 } trf_fused_passes;
 
-/* What a plan of one device and path knows of its work, beyond what all plans have. */
-typedef union trf_plan_work {
+/* How a plan of one device and path cuts its product, and what that needs, beyond what all plans have. */
+typedef union trf_plan_partition {
     trf_fused_passes fused;
     trf_wide_partition wide;
     trf_dense_workspace dense; /* of TWO_STEP and DENSE */
     trf_packed_partition packed;
     int cpu_workers;
-} trf_plan_work;
+} trf_plan_partition;
 
 /* Never changes once it is made. */
 struct trf_plan {
@@ -44,7 +44,7 @@ struct trf_plan {
      * shards that cut tiles only. */
     uint64_t tiles_y_offset, device_workspace_offset;
     uint64_t device_workspace_bytes, workspace_bytes; /* of the last part; of all */
-    trf_plan_work work;
+    trf_plan_partition partition;
 };
 
 /* Whether a layer multiplies m rows of x of one type to y of another. Errors: TRF_ERR_ARGUMENT. */

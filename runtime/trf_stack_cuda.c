@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks on a GPU. Its memory is one allocation, inside the budget: a fault word for each layer | two buffers | layers
- * that stay. So every layer has one place, and its view and plans stay good; the fault words outlast what is copied
+/* Stacks on a GPU. Its memory is one allocation, inside the budget: a fault for each layer | two buffers | layers
+ * that stay. So every layer has one place, and its view and plans stay good; the faults outlast what is copied
  * through the buffers. The images of offloaded layers lie in pinned memory, each contiguous for one copy; copies have a
  * stream of their own. */
 #include "trf_cuda_call.h"
@@ -66,8 +66,7 @@ static trf_status allocate_stack(trf_stack *stack, trf_error *err) {
         trf_check_cuda(cudaMalloc((void **)&device->memory_dev, bytes), "allocating device memory", err);
     if (status != TRF_OK)
         return trf_prefix_error(err, status, "%llu bytes for %u layers", (unsigned long long)bytes, stack->count);
-    status =
-        trf_check_cuda(cudaMemset(device->memory_dev, 0, cuda_fixed_bytes(stack->count)), "clearing fault words", err);
+    status = trf_check_cuda(cudaMemset(device->memory_dev, 0, cuda_fixed_bytes(stack->count)), "clearing faults", err);
     if (status == TRF_OK)
         status = trf_check_cuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking),
                                 "a stream for copies", err);
@@ -117,13 +116,13 @@ typedef struct trf_image_work {
 } trf_image_work;
 
 /* The layer in host memory of one that is offloaded, once its image is written. */
-static trf_status open_image(const uint8_t *image, const trf_layer *source, trf_layer **host, trf_error *err) {
-    const uint64_t blob_bytes = source->view.header.blob_bytes;
+static trf_status open_image(const uint8_t *image, const trf_layer *from, trf_layer **host, trf_error *err) {
+    const uint64_t blob_bytes = from->view.header.blob_bytes;
     trf_layer *made = calloc(1, sizeof *made);
     if (!made)
         return fail_stack_memory(err);
     made->blob = image;
-    made->table = source->table;
+    made->table = from->table;
     *host = made;
     return trf_blob_open(image, blob_bytes, blob_bytes, &made->view, err);
 }
@@ -219,7 +218,7 @@ static trf_status make_events(trf_stack *stack, trf_error *err) {
         if (!error)
             error = cudaEventCreateWithFlags(&copy->used, cudaEventDisableTiming);
     }
-    if (!error) /* clearing fault words, too */
+    if (!error) /* clearing faults, too */
         error = cudaStreamSynchronize(NULL);
     return trf_check_cuda(error, "making events", err);
 }

@@ -83,7 +83,7 @@ uint8_t *trf_staging_take_scratch(trf_staging *staging) {
     if (scratch)
         staging->scratches = *scratch;
     pthread_mutex_unlock(&staging->lock);
-    return scratch ? (uint8_t *)scratch : aligned_alloc(PAGE_BYTES, TRF_SCRATCH_BYTES);
+    return scratch ? (uint8_t *)scratch : aligned_alloc(PAGE_BYTES, TRF_STAGING_SCRATCH_BYTES);
 }
 
 void trf_staging_give_scratch(trf_staging *staging, uint8_t *scratch) {

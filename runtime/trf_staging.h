@@ -36,10 +36,10 @@ void trf_staging_destroy(trf_staging *staging); /* NULL is allowed; nothing is u
 /* To be called before a load. Without page-locked memory the buffers are ordinary memory, and copies go slower.
  * Thread-safe, as all that follows. Errors: TRF_ERR_MEMORY. */
 trf_status trf_staging_open(trf_staging *staging, trf_error *err);
-/* Scratch buffers of TRF_SCRATCH_BYTES, 4096-byte aligned: where a thread has what it reads while it looks at it. They
- * are kept for the next load. @return NULL without memory. */
+/* Scratch buffers of TRF_STAGING_SCRATCH_BYTES, 4096-byte aligned: where a thread has what it reads while it looks at
+ * it. They are kept for the next load. @return NULL without memory. */
 enum {
-    TRF_SCRATCH_BYTES = 508 << 10
+    TRF_STAGING_SCRATCH_BYTES = 508 << 10
 };
 uint8_t *trf_staging_take_scratch(trf_staging *staging);
 void trf_staging_give_scratch(trf_staging *staging, uint8_t *scratch); /* NULL is allowed */

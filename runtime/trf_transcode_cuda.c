@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts go through three buffers in turns (trf_upload_in_parts): one is filled, on the stream of the copier's copies,
  * one is taken, on its work stream, and one has the part before, which may be looked at again. What is on the device
- * meanwhile is the memory of one scratch, which the context keeps for the next layer:
- *   head | slab directory, decode table | a fault word for each part | the taker's | three buffers
+ * meanwhile is the memory of one load scratch, which the context keeps for the next layer:
+ *   head | slab directory, decode table | a fault for each part | the taker's | three buffers
  * each at a multiple of 256 bytes. Events order the streams: what is made of a part waits until its copies have
  * arrived, and copies to its buffer until that is made. The host waits for neither: its threads go on reading. */
 #include "trf_transcode_cuda.h"
@@ -21,18 +21,18 @@ enum {
     /* 160 us over PCIe 5, beside which launches and the start of a part are little. */
     PART_BYTES = 8 << 20,
     BUFFERS = 3,
-    EVENTS = 2 /* a scratch's `taken`: of the part that is taken and the one before */
+    EVENTS = 2 /* a load scratch's `taken`: of the part that is taken and the one before */
 };
 
 typedef struct trf_transcoding {
     const trf_context *context;
     trf_layer_feed *feed;
-    trf_layer_directory_offsets offsets; /* in the directory; fault_offset: of the first part's fault word */
+    trf_layer_directory_offsets offsets; /* in the directory; fault_offset: of the first part's fault */
     uint32_t tile_rows_each, num_parts;  /* rows of tiles of a part; the last one may have fewer */
-    uint64_t directory_bytes;            /* fault words included */
+    uint64_t directory_bytes;            /* faults included */
     uint64_t directory_offset, taker_offset, buffers_offset, buffer_bytes;
-    trf_cuda_scratch *scratch;
-    uint8_t *memory;    /* device: the scratch's */
+    trf_load_scratch *scratch;
+    uint8_t *memory;    /* device: the load scratch's */
     uint8_t *directory; /* host */
     cudaStream_t copies, work;
     const trf_part_taker *taker;
@@ -128,15 +128,15 @@ static trf_status allocate(trf_transcoding *t, trf_error *err) {
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
                         (unsigned long long)t->directory_bytes);
     const uint32_t buffers = t->num_parts < BUFFERS ? t->num_parts : BUFFERS;
-    trf_status status =
-        trf_cuda_scratch_take(t->context->scratches, t->buffers_offset + buffers * t->buffer_bytes, &t->scratch, err);
+    trf_status status = trf_load_scratch_take(t->context->load_scratches, t->buffers_offset + buffers * t->buffer_bytes,
+                                              &t->scratch, err);
     if (status == TRF_OK)
         t->memory = t->scratch->memory;
     return status;
 }
 
 static void release(trf_transcoding *t) {
-    trf_cuda_scratch_give_back(t->context->scratches, t->scratch);
+    trf_load_scratch_give_back(t->context->load_scratches, t->scratch);
     free(t->directory);
 }
 
@@ -211,14 +211,14 @@ static trf_status prepare(void *context, uint64_t number, trf_error *err) {
     return status;
 }
 
-/* Where the parts' fault words go on the host: page-locked memory, of which there is some for a few hundred parts. */
+/* Where the parts' faults go on the host: page-locked memory, of which there is some for a few hundred parts. */
 static trf_device_fault *faults_on_host(const trf_transcoding *t) {
-    const int fits = TRF_TAKER_RESULT_BYTES + t->num_parts * sizeof(trf_device_fault) <= TRF_SCRATCH_RESULT_BYTES;
+    const int fits = TRF_TAKER_RESULT_BYTES + t->num_parts * sizeof(trf_device_fault) <= TRF_LOAD_SCRATCH_RESULT_BYTES;
     uint8_t *const at = fits ? t->scratch->results + TRF_TAKER_RESULT_BYTES : t->directory + t->offsets.fault_offset;
     return (trf_device_fault *)at;
 }
 
-/* Waits until all that was queued for this layer is done, and has the fault words. */
+/* Waits until all that was queued for this layer is done, and has the faults. */
 static trf_status await_parts(const trf_transcoding *t, trf_error *err) {
     cudaError_t error = cudaMemcpyAsync(faults_on_host(t), t->memory + t->directory_offset + t->offsets.fault_offset,
                                         t->num_parts * sizeof(trf_device_fault), cudaMemcpyDeviceToHost, t->work);

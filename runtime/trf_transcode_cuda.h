@@ -11,7 +11,7 @@
 #include "trf_device_layer.h"
 #include "trf_layer_feed.h"
 #include "trf_layer_traits.h"
-#include "trf_scratch_cuda.h"
+#include "trf_load_scratch_cuda.h"
 
 /* Whole rows of tiles of what a feed loads, or of a layer, as a layer of their own. */
 typedef struct trf_coded_part {
@@ -33,14 +33,14 @@ uint32_t trf_most_part_rows(const trf_blob_view *view);
 typedef struct trf_part_taker {
     trf_take_part_fn *take;
     void *context; /* of all functions */
-    /* Called before all else. memory: of the scratch's, memory_bytes that are the taker's until transcoding has ended,
-     * as `woken` is, and of `results` the first TRF_TAKER_RESULT_BYTES. NULL: it needs none. */
-    trf_status (*begin)(void *context, const trf_cuda_scratch *scratch, uint8_t *memory, trf_error *err);
+    /* Called before all else. memory: of the load scratch's, memory_bytes that are the taker's until transcoding has
+     * ended, as `woken` is, and of `results` the first TRF_TAKER_RESULT_BYTES. NULL: it needs none. */
+    trf_status (*begin)(void *context, const trf_load_scratch *scratch, uint8_t *memory, trf_error *err);
     uint64_t memory_bytes;
     /* As trf_part_buffers (trf_upload_layer.h) has them. */
     uint64_t preparations;
     trf_status (*prepare)(void *context, uint64_t number, trf_error *err);
-    void (*end)(void *context); /* after a success: all that was queued is done, the scratch is still there. Or NULL */
+    void (*end)(void *context); /* after a success: all that was queued is done, `scratch` is still there. Or NULL */
 } trf_part_taker;
 enum {
     TRF_TAKER_RESULT_BYTES = 256

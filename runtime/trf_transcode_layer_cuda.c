@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of a coded layer that is on a GPU. Each has a fault word of its own, since tiles are numbered from a part's
+/* Parts of a coded layer that is on a GPU. Each has a fault of its own, since tiles are numbered from a part's
  * first one. */
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
@@ -51,7 +51,7 @@ static trf_status check_faults(const trf_device_layer *layer, uint32_t tile_rows
     const uint32_t parts = count_parts(layer, tile_rows_each);
     trf_device_fault *faults = malloc(parts * sizeof *faults);
     if (!faults)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer's fault words");
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer's faults");
     trf_status status = trf_cuda_copy_back(layer->context->copier, faults, faults_dev, parts * sizeof *faults, err);
     for (uint32_t part = 0; status == TRF_OK && part < parts; part++)
         if (faults[part].set)

@@ -29,7 +29,8 @@ enum {
     WORKER_BYTES = 2 * SPAN_BYTES, /* a thread's start takes about as long as reading these */
 };
 TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_STAGING_BUFFER_BYTES, "a buffer holds any tile");
-TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_SCRATCH_BYTES && (int)SPAN_BYTES <= (int)TRF_SCRATCH_BYTES,
+TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_STAGING_SCRATCH_BYTES &&
+                      (int)SPAN_BYTES <= (int)TRF_STAGING_SCRATCH_BYTES,
                   "a scratch holds any span");
 
 typedef struct trf_upload_span {
@@ -358,7 +359,8 @@ static trf_status read_tiles(trf_upload *upload, const trf_upload_span *span, in
     if (!upload->scratches[worker])
         upload->scratches[worker] = trf_staging_take_scratch(upload->staging);
     if (!upload->scratches[worker])
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to read to", TRF_SCRATCH_BYTES);
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to read to",
+                        TRF_STAGING_SCRATCH_BYTES);
     return feed->read(feed->reader, span->first, span->tiles, upload->scratches[worker], tiles, err);
 }
 

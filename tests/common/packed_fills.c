@@ -103,8 +103,8 @@ packed_layer packed_layer_filled(test_rng *rng, uint32_t rows, uint32_t cols, pa
         scale_rows(rng, &layer);
     if (fill == PACKED_FILL_OUTLIERS || tails)
         add_outliers(rng, &layer);
-    const trf_pack_source source = packed_layer_source(&layer);
-    *window = trf_pack_window(&source);
+    const trf_pack_input input = packed_layer_input(&layer);
+    *window = trf_pack_window(&input);
     make_packable(&layer, *window);
     return layer;
 }

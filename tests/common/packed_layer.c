@@ -32,28 +32,28 @@ void packed_layer_free(packed_layer *layer) {
     memset(layer, 0, sizeof *layer);
 }
 
-trf_pack_source packed_layer_source(const packed_layer *layer) {
-    const trf_pack_source source = {.weights = layer->weights,
-                                    .stride = layer->cols,
-                                    .rows = layer->rows,
-                                    .cols = layer->cols,
-                                    .row_offsets = layer->row_offsets};
-    return source;
+trf_pack_input packed_layer_input(const packed_layer *layer) {
+    const trf_pack_input input = {.weights = layer->weights,
+                                  .stride = layer->cols,
+                                  .rows = layer->rows,
+                                  .cols = layer->cols,
+                                  .row_offsets = layer->row_offsets};
+    return input;
 }
 
 trf_status packed_layer_pack(packed_layer *layer, const trf_packed_window *window, trf_error *err) {
-    const trf_pack_source source = packed_layer_source(layer);
-    const trf_packed_window suiting = window ? *window : trf_pack_window(&source);
+    const trf_pack_input input = packed_layer_input(layer);
+    const trf_packed_window suiting = window ? *window : trf_pack_window(&input);
     free(layer->packed);
     layer->packed = NULL;
-    const trf_status status = trf_pack_head(&source, suiting, &layer->head, err);
+    const trf_status status = trf_pack_head(&input, suiting, &layer->head, err);
     if (status != TRF_OK)
         return status;
     layer->packed = aligned_alloc(TRF_PACKED_ALIGNMENT, layer->head.common.buffer_bytes);
     if (!layer->packed)
         abort();
     memset(layer->packed, 0xA5, layer->head.common.buffer_bytes); /* all of it is to be written */
-    if (trf_pack(&source, &layer->head, layer->packed, err) != TRF_OK)
+    if (trf_pack(&input, &layer->head, layer->packed, err) != TRF_OK)
         abort();
     return TRF_OK;
 }

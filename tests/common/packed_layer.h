@@ -17,7 +17,7 @@ typedef struct packed_layer {
 packed_layer packed_layer_make(uint32_t rows, uint32_t cols, int with_row_offsets);
 void packed_layer_free(packed_layer *layer);
 
-trf_pack_source packed_layer_source(const packed_layer *layer);
+trf_pack_input packed_layer_input(const packed_layer *layer);
 
 /* Packs it with the window that suits it, or with this one; again and again, if asked. @return what trf_pack_head
  * says. */

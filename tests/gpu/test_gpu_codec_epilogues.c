@@ -167,7 +167,7 @@ static void check_product(gpu_product *product, const gpu_input *input, const gp
 static int stream_k, in_clusters, alone;
 
 static void note_way(const trf_plan *plan) {
-    const trf_fused_partition *fused = &plan->work.fused.last;
+    const trf_fused_partition *fused = &plan->partition.fused.last;
     if (plan->path == TRF_PATH_FUSED) {
         stream_k += fused->is_stream_k != 0;
         in_clusters += fused->cluster > 1;

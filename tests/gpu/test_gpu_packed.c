@@ -315,7 +315,7 @@ START_TEST(windows_are_the_references) {
     for (int s = 0; s < shapes(); s++) {
         trf_packed_window window;
         packed_layer layer = packed_layer_filled(&rng, kShapes[s][0], kShapes[s][1], (packed_fill)_i, &window);
-        const trf_pack_source source = packed_layer_source(&layer);
+        const trf_pack_input input = packed_layer_input(&layer);
         dense_memory dense = dense_memory_make(&rng, &layer);
         gpu_memory memory = gpu_memory_make(sizeof(trf_packed_histogram)), offsets = {NULL, 0, 0};
         trf_packed_histogram found;
@@ -335,7 +335,7 @@ START_TEST(windows_are_the_references) {
         EXPECT(found.zeros == zeros);
         const uint32_t zeroing = trf_packed_is_zeroing(zeros, (uint64_t)layer.rows * layer.cols);
         const trf_packed_window chosen = trf_choose_packed_window(found.exponents, zeroing);
-        const trf_packed_window expected = trf_pack_window(&source);
+        const trf_packed_window expected = trf_pack_window(&input);
         EXPECT(chosen.base == expected.base && chosen.zeroing == expected.zeroing);
         dense_memory_free(&dense);
         gpu_memory_free(&memory);

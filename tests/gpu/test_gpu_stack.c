@@ -95,7 +95,7 @@ static trf_stack *make_stack(void) {
 static uint64_t budget_of(const trf_stack *stack, int part) {
     trf_stack_info info;
     trf_stack_get_info(stack, &info);
-    const uint64_t all = info.layer_bytes + 4096; /* and fault words */
+    const uint64_t all = info.layer_bytes + 4096; /* and faults */
     return info.least_bytes + (all - info.least_bytes) * (uint64_t)part / (BUDGETS - 1);
 }
 

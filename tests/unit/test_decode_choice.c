@@ -105,13 +105,13 @@ static int choose(const pinned_choice *pinned, trf_decode_choice *chosen) {
                                   .state_bits = pinned->p ? pinned->p : usual,
                                   .slab_cols = pinned->slab_cols};
     const trf_layer_traits traits = {.max_rans_bytes = pinned->max_rans_bytes, .max_frequency = pinned->max_frequency};
-    const trf_decode_work work = {.regular_slabs = pinned->num_slabs,
-                                  .matrices = 1,
-                                  .format = pinned->format,
-                                  .aligned = pinned->aligned,
-                                  .multiprocessors = pinned->multiprocessors,
-                                  .shared_bytes = pinned->shared_bytes};
-    return trf_choose_decode_kernel(&view, &traits, &work, chosen);
+    const trf_decode_request request = {.regular_slabs = pinned->num_slabs,
+                                        .matrices = 1,
+                                        .format = pinned->format,
+                                        .aligned = pinned->aligned,
+                                        .multiprocessors = pinned->multiprocessors,
+                                        .shared_bytes = pinned->shared_bytes};
+    return trf_choose_decode_kernel(&view, &traits, &request, chosen);
 }
 
 START_TEST(choices_are_pinned) {
@@ -173,13 +173,13 @@ static int choose_experts(const pinned_experts *pinned, trf_expert_decode_choice
                                   .state_bits = p,
                                   .slab_cols = 256};
     const trf_layer_traits traits = {.max_rans_bytes = 912, .max_frequency = pinned->max_frequency};
-    const trf_decode_work work = {.regular_slabs = pinned->num_slabs,
-                                  .matrices = pinned->matrices,
-                                  .format = pinned->format,
-                                  .aligned = pinned->aligned,
-                                  .multiprocessors = pinned->multiprocessors,
-                                  .shared_bytes = pinned->shared_bytes};
-    return trf_choose_expert_decode(&view, &traits, &work, chosen);
+    const trf_decode_request request = {.regular_slabs = pinned->num_slabs,
+                                        .matrices = pinned->matrices,
+                                        .format = pinned->format,
+                                        .aligned = pinned->aligned,
+                                        .multiprocessors = pinned->multiprocessors,
+                                        .shared_bytes = pinned->shared_bytes};
+    return trf_choose_expert_decode(&view, &traits, &request, chosen);
 }
 
 START_TEST(choices_for_experts_are_pinned) {

@@ -487,7 +487,7 @@ START_TEST(heads_that_are_not_good) {
     fixture_check_status(adopt(room.at, room.bytes, whole, &layer), TRF_ERR_UNSUPPORTED, &err);
     ck_assert_ptr_null(layer);
     trf_packed_head *head = (trf_packed_head *)room.at;
-    memset(&head->source_header, 0, sizeof head->source_header); /* as trf_pack leaves it: of no blob */
+    memset(&head->coded_header, 0, sizeof head->coded_header); /* as trf_pack leaves it: of no blob */
     trf_packed_head_seal(head);
     fixture_check_status(adopt(room.at, room.bytes, part(0, TRF_LAYOUT_PACKED), &layer), TRF_ERR_HEADER, &err);
     ck_assert_ptr_null(layer);

@@ -394,8 +394,8 @@ START_TEST(heads_that_contradict_themselves) {
         head.rows += wrong == 0 ? 1 : wrong == 1 ? -head.rows : 0;
         head.cols += wrong == 2;
         head.weight_dtype = wrong == 3 ? TRF_DTYPE_F16 : wrong == 4 ? TRF_DTYPE_NONE : head.weight_dtype;
-        head.source_header.source_dtype = wrong == 5 ? TRF_DTYPE_I8 : head.source_header.source_dtype;
-        head.source_header.magic += wrong == 6;
+        head.coded_header.source_dtype = wrong == 5 ? TRF_DTYPE_I8 : head.coded_header.source_dtype;
+        head.coded_header.magic += wrong == 6;
         trf_layout_head_finish(&head.common, (trf_layout)(TRF_LAYOUT_PLAIN + (wrong == 7)),
                                TRF_PLAIN_VERSION + (wrong == 8), bytes->common.buffer_bytes);
         fixture_check_status(trf_device_upload(device, room.at, &head, sizeof head, &err), TRF_OK, &err);

@@ -227,14 +227,14 @@ START_TEST(other_weights_than_the_heads) {
     packed_layer layer = packed_layer_make(100, 2000, 0);
     fill_window(&rng, &layer, 108);
     pack_and_check(&layer, NULL);
-    const trf_pack_source source = packed_layer_source(&layer);
+    const trf_pack_input input = packed_layer_input(&layer);
     layer.weights[7] = 0x4000; /* a record more */
-    ck_assert_int_eq(trf_pack(&source, &layer.head, layer.packed, NULL), TRF_ERR_MISMATCH);
+    ck_assert_int_eq(trf_pack(&input, &layer.head, layer.packed, NULL), TRF_ERR_MISMATCH);
     for (int i = 0; i < 60; i++) /* a stored tile more */
         layer.weights[(size_t)i * layer.cols] = 0x4000;
-    ck_assert_int_eq(trf_pack(&source, &layer.head, layer.packed, NULL), TRF_ERR_MISMATCH);
+    ck_assert_int_eq(trf_pack(&input, &layer.head, layer.packed, NULL), TRF_ERR_MISMATCH);
     layer.weights[7] = 0x7F00; /* no place */
-    ck_assert_int_eq(trf_pack(&source, &layer.head, layer.packed, NULL), TRF_ERR_MISMATCH);
+    ck_assert_int_eq(trf_pack(&input, &layer.head, layer.packed, NULL), TRF_ERR_MISMATCH);
     packed_layer_free(&layer);
 }
 END_TEST

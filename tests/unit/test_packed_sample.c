@@ -93,11 +93,11 @@ START_TEST(nearly_the_best_window) {
             found[t] = sample_window(&feed, t);
             const trf_packed_window counted = count_window(feed.view, weights);
             EXPECT(found[t].base == counted.base && found[t].zeroing == counted.zeroing);
-            const trf_pack_source source = {weights, cols, rows, cols, feed.view->row_offsets};
+            const trf_pack_input input = {weights, cols, rows, cols, feed.view->row_offsets};
             if (t) {
-                const trf_packed_window best = trf_pack_window(&source);
-                fixture_check_status(trf_pack_head(&source, found[t], &head[0], &err), TRF_OK, &err);
-                fixture_check_status(trf_pack_head(&source, best, &head[1], &err), TRF_OK, &err);
+                const trf_packed_window best = trf_pack_window(&input);
+                fixture_check_status(trf_pack_head(&input, found[t], &head[0], &err), TRF_OK, &err);
+                fixture_check_status(trf_pack_head(&input, best, &head[1], &err), TRF_OK, &err);
                 EXPECT(found[t].zeroing == best.zeroing && found[t].zeroing == (kind == ZEROS && shape > 0));
                 EXPECT(head[0].num_records <= 2 * head[1].num_records + 100 && head[0].num_stored == 0);
             }

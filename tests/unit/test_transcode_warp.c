@@ -206,8 +206,8 @@ START_TEST(what_the_reference_packs) {
     if (test_quick() && (_i / KINDS + _i) % 2)
         return;
     packed_layer layer = make_layer(&rng, kind, rows, cols);
-    const trf_pack_source source = packed_layer_source(&layer);
-    const trf_packed_window window = trf_pack_window(&source);
+    const trf_pack_input input = packed_layer_input(&layer);
+    const trf_packed_window window = trf_pack_window(&input);
     if (packed_layer_pack(&layer, &window, &err) != TRF_OK) { /* small, with many outliers */
         ck_assert(kind == MORE || kind == ZEROS_MORE);
         packed_layer_free(&layer);
@@ -277,8 +277,8 @@ START_TEST(parts_of_layers) {
     test_rng rng = {600 + (uint64_t)_i};
     const uint32_t rows = 64 * (5 + test_below(&rng, 8)), cols = 64 * (1 + test_below(&rng, 20));
     packed_layer layer = make_layer(&rng, kind, rows, cols);
-    const trf_pack_source source = packed_layer_source(&layer);
-    const trf_packed_window window = trf_pack_window(&source);
+    const trf_pack_input input = packed_layer_input(&layer);
+    const trf_packed_window window = trf_pack_window(&input);
     coded_layer coded = encode(&layer, (trf_favor)(_i / KINDS % 2), 256);
     if (packed_layer_pack(&layer, &window, &err) == TRF_OK && is_taken(&coded)) {
         const trf_packed_head *head = &layer.head;
@@ -302,8 +302,8 @@ END_TEST
 START_TEST(first_inexact_weight_is_found) {
     test_rng rng = {300 + (uint64_t)_i};
     packed_layer layer = make_layer(&rng, NORMAL, 320, 1280);
-    const trf_pack_source source = packed_layer_source(&layer);
-    const trf_packed_window window = trf_pack_window(&source);
+    const trf_pack_input input = packed_layer_input(&layer);
+    const trf_packed_window window = trf_pack_window(&input);
     for (int i = 0; i <= _i; i++)
         layer.weights[test_below(&rng, 320 * 1280)] = (uint16_t)(0x7F00 + i);
     ck_assert_int_eq(packed_layer_pack(&layer, &window, &err), TRF_ERR_UNSUPPORTED);

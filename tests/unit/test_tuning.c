@@ -592,10 +592,10 @@ static kernel_info plan_of_packed(uint32_t m, trf_path path) {
     fixture_check_status(test_make_plan(&packed_layer, m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path, &plan, &err), TRF_OK,
                          &err);
     const trf_plan_info info = test_plan_info(plan);
-    ck_assert_uint_eq(info.workspace_bytes, plan->work.packed.workspace_bytes);
+    ck_assert_uint_eq(info.workspace_bytes, plan->partition.packed.workspace_bytes);
     trf_plan_get_kernel(plan, &found.kernel, &found.cut);
     found.reason = info.reason;
-    ck_assert_str_eq(found.kernel, trf_packed_kernel_name(plan->work.packed.shape));
+    ck_assert_str_eq(found.kernel, trf_packed_kernel_name(plan->partition.packed.shape));
     trf_plan_destroy(plan);
     return found;
 }
@@ -641,7 +641,7 @@ static uint32_t num_timed;
 
 static trf_status time_packed_made_up(const trf_timed_product *p, uint32_t repeats, double *microseconds,
                                       trf_error *error) {
-    const trf_packed_partition *partition = &p->plan->work.packed;
+    const trf_packed_partition *partition = &p->plan->partition.packed;
     const int is_fastest = partition->shape == made_up_fastest.shape && partition->cut == made_up_fastest.cut;
     if (failure != TRF_OK)
         return trf_fail(error, failure, TRF_NO_OFFSET, "it fails");

@@ -71,7 +71,7 @@ static int pass_copy(const offload_stacks *s) {
     bench_offload_session *session = s->session;
     for (uint32_t i = 0; i < session->per_block; i++) {
         const bench_offload_matrix *matrix = bench_offload_matrix_of(session, i);
-        if (cli_cuda_check(cudaMemcpyAsync(matrix->dense, session->images[i], matrix->dense_bytes,
+        if (cli_cuda_check(cudaMemcpyAsync(matrix->dense, session->host_weights[i], matrix->dense_bytes,
                                            cudaMemcpyHostToDevice, session->device->stream),
                            "bench: copying to the device"))
             return -1;
@@ -145,7 +145,7 @@ static int make_stacks(offload_stacks *s, uint64_t budget) {
     if (!s->plans || cli_cuda_check(cudaEventCreate(&s->begin), "bench: an event") ||
         cli_cuda_check(cudaEventCreate(&s->end), "bench: an event") || make_stack(s, budget))
         return -1;
-    s->dense = bench_offload_dense_make(session->images, session->image_bytes, session->count, budget);
+    s->dense = bench_offload_dense_make(session->host_weights, session->host_weights_bytes, session->count, budget);
     return s->dense ? 0 : -1;
 }
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 typedef struct dense_layer {
-    const void *image;
+    const void *host_weights;
     uint64_t bytes, offset; /* in device memory */
     int resident;
     /* Of those that are offloaded. */
@@ -97,7 +97,7 @@ static int copy_ahead(bench_offload_dense *d) {
             first ? NULL : &d->layers[d->offloaded_layers[(d->turns_copied - layer->behind) % d->offloaded]];
         if ((before &&
              cli_cuda_check(cudaStreamWaitEvent(d->copies, before->used, 0), "bench: waiting for a layer's use")) ||
-            cli_cuda_check(cudaMemcpyAsync(d->memory + layer->offset, layer->image, layer->bytes,
+            cli_cuda_check(cudaMemcpyAsync(d->memory + layer->offset, layer->host_weights, layer->bytes,
                                            cudaMemcpyHostToDevice, d->copies),
                            "bench: copying a layer ahead") ||
             cli_cuda_check(cudaEventRecord(layer->copied, d->copies), "bench: an event"))
@@ -134,7 +134,7 @@ static int fill(bench_offload_dense *d) {
         dense_layer *layer = &d->layers[i];
         if (layer->resident
                 ? cli_cuda_check(
-                      cudaMemcpy(d->memory + layer->offset, layer->image, layer->bytes, cudaMemcpyHostToDevice),
+                      cudaMemcpy(d->memory + layer->offset, layer->host_weights, layer->bytes, cudaMemcpyHostToDevice),
                       "bench: uploading a layer")
                 : cli_cuda_check(cudaEventCreateWithFlags(&layer->copied, cudaEventDisableTiming), "bench: an event") ||
                       cli_cuda_check(cudaEventCreateWithFlags(&layer->used, cudaEventDisableTiming), "bench: an event"))
@@ -143,8 +143,8 @@ static int fill(bench_offload_dense *d) {
     return copy_ahead(d);
 }
 
-bench_offload_dense *bench_offload_dense_make(void *const *images, const uint64_t *bytes, uint32_t count,
-                                              uint64_t budget) {
+bench_offload_dense *bench_offload_dense_make(void *const *host_weights, const uint64_t *host_weights_bytes,
+                                              uint32_t count, uint64_t budget) {
     bench_offload_dense *d = calloc(1, sizeof *d);
     if (d) {
         d->layers = calloc(count, sizeof *d->layers);
@@ -158,10 +158,10 @@ bench_offload_dense *bench_offload_dense_make(void *const *images, const uint64_
     d->count = count;
     uint64_t all = 0, max_bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
-        d->layers[i].image = images[i];
-        d->layers[i].bytes = bytes[i];
-        all += bytes[i];
-        max_bytes = bytes[i] > max_bytes ? bytes[i] : max_bytes;
+        d->layers[i].host_weights = host_weights[i];
+        d->layers[i].bytes = host_weights_bytes[i];
+        all += host_weights_bytes[i];
+        max_bytes = host_weights_bytes[i] > max_bytes ? host_weights_bytes[i] : max_bytes;
     }
     d->buffer_bytes = all <= budget ? 0 : max_bytes;
     choose_residents(d, all <= budget ? all : budget > 2 * max_bytes ? budget - 2 * max_bytes : 0);

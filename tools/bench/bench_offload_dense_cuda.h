@@ -10,10 +10,10 @@
 
 typedef struct bench_offload_dense bench_offload_dense;
 
-/* images: pinned, [count], of bytes[i] each, multiples of 256; outlive it. budget: of device memory; below two of the
- * largest layers it is taken for that. @return NULL after a message. */
-bench_offload_dense *bench_offload_dense_make(void *const *images, const uint64_t *bytes, uint32_t count,
-                                              uint64_t budget);
+/* host_weights: each layer's dense weights, pinned, [count], of host_weights_bytes[i] each, multiples of 256; outlive
+ * it. budget: of device memory; below two of the largest layers it is taken for that. @return NULL after a message. */
+bench_offload_dense *bench_offload_dense_make(void *const *host_weights, const uint64_t *host_weights_bytes,
+                                              uint32_t count, uint64_t budget);
 void bench_offload_dense_free(bench_offload_dense *dense); /* waits for the device; NULL is allowed */
 
 uint64_t bench_offload_dense_offloaded_bytes(const bench_offload_dense *dense);

@@ -103,10 +103,11 @@ static int pin_dense(bench_offload_session *s) {
                                                     "bench: pinning host memory"))
             return -1;
         const bench_offload_matrix *matrix = bench_offload_matrix_of(s, i);
-        s->image_bytes[i] = align(matrix->dense_bytes);
-        s->images[i] = i % s->per_block ? (uint8_t *)s->images[i - 1] + s->image_bytes[i - 1] : *pinned_block;
+        s->host_weights_bytes[i] = align(matrix->dense_bytes);
+        s->host_weights[i] =
+            i % s->per_block ? (uint8_t *)s->host_weights[i - 1] + s->host_weights_bytes[i - 1] : *pinned_block;
         if (cli_cuda_check(
-                cudaMemcpyAsync(s->images[i], matrix->dense, matrix->dense_bytes, cudaMemcpyDeviceToHost, stream),
+                cudaMemcpyAsync(s->host_weights[i], matrix->dense, matrix->dense_bytes, cudaMemcpyDeviceToHost, stream),
                 "bench: plain weights"))
             return -1;
     }
@@ -187,10 +188,10 @@ static int make_references(bench_offload_session *s) {
 
 int bench_offload_session_open(bench_offload_session *s) {
     list_matrices(s);
-    s->images = bench_alloc_zeros(s->count, sizeof *s->images);
-    s->image_bytes = bench_alloc_zeros(s->count, sizeof *s->image_bytes);
+    s->host_weights = bench_alloc_zeros(s->count, sizeof *s->host_weights);
+    s->host_weights_bytes = bench_alloc_zeros(s->count, sizeof *s->host_weights_bytes);
     s->y_offsets = bench_alloc_zeros(s->count, sizeof *s->y_offsets);
-    if (!s->images || !s->image_bytes || !s->y_offsets)
+    if (!s->host_weights || !s->host_weights_bytes || !s->y_offsets)
         return -1;
     return make_matrices(s) || pin_dense(s) || make_vectors(s) || make_references(s) ? -1 : 0;
 }
@@ -211,7 +212,7 @@ void bench_offload_session_close(bench_offload_session *s) {
     cudaFree(s->x);
     cudaFree(s->y);
     cudaFree(s->workspace);
-    free(s->images);
-    free(s->image_bytes);
+    free(s->host_weights);
+    free(s->host_weights_bytes);
     free(s->y_offsets);
 }

@@ -33,8 +33,8 @@ typedef struct bench_offload_session {
     uint32_t block[CLI_MAX_LIST];            /* indices into matrices */
     void *pinned[BENCH_OFFLOAD_BLOCKS];      /* dense weights of a block's layers, one behind the other */
     uint64_t block_bytes, weights;
-    void **images; /* [count], into pinned */
-    uint64_t *image_bytes;
+    void **host_weights; /* [count], into pinned */
+    uint64_t *host_weights_bytes;
     uint64_t *y_offsets; /* [count], bytes */
     uint64_t y_bytes, workspace_bytes;
     void *x, *y, *workspace; /* device; y: of all layers */

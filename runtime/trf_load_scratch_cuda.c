@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "trf_scratch_cuda.h"
+#include "trf_load_scratch_cuda.h"
 
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
@@ -12,15 +12,15 @@ enum {
     GRANULE_BYTES = 2 << 20 /* in which CUDA gives memory out: layers of nearly the same size want the same */
 };
 
-struct trf_cuda_scratches {
+struct trf_load_scratches {
     pthread_mutex_t lock;
-    trf_cuda_scratch *first; /* that nobody uses */
+    trf_load_scratch *first; /* that nobody uses */
     uint32_t used;
 };
 
 /* ---- one of them ---- */
 
-static void destroy(trf_cuda_scratch *scratch) {
+static void destroy(trf_load_scratch *scratch) {
     void *const events[] = {scratch->woken, scratch->arrived, scratch->taken[0], scratch->taken[1]};
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i])
@@ -30,8 +30,8 @@ static void destroy(trf_cuda_scratch *scratch) {
     free(scratch);
 }
 
-static void destroy_list(trf_cuda_scratch *first) {
-    for (trf_cuda_scratch *next; first; first = next) {
+static void destroy_list(trf_load_scratch *first) {
+    for (trf_load_scratch *next; first; first = next) {
         next = first->next;
         destroy(first);
     }
@@ -42,15 +42,16 @@ static trf_status make_event(unsigned flags, void **event, trf_error *err) {
                           "making events", err);
 }
 
-static trf_status create(uint64_t bytes, trf_cuda_scratch **scratch, trf_error *err) {
-    trf_cuda_scratch *made = calloc(1, sizeof *made);
+static trf_status create(uint64_t bytes, trf_load_scratch **scratch, trf_error *err) {
+    trf_load_scratch *made = calloc(1, sizeof *made);
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a load's scratch memory");
     made->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
     trf_status status = trf_cuda_allocate_here(made->bytes, (void **)&made->memory, err);
     if (status == TRF_OK)
-        status = trf_check_cuda(cudaHostAlloc((void **)&made->results, TRF_SCRATCH_RESULT_BYTES, cudaHostAllocDefault),
-                                "allocating page-locked memory", err);
+        status =
+            trf_check_cuda(cudaHostAlloc((void **)&made->results, TRF_LOAD_SCRATCH_RESULT_BYTES, cudaHostAllocDefault),
+                           "allocating page-locked memory", err);
     if (status == TRF_OK)
         status = make_event(cudaEventBlockingSync, &made->woken, err);
     if (status == TRF_OK)
@@ -66,8 +67,8 @@ static trf_status create(uint64_t bytes, trf_cuda_scratch **scratch, trf_error *
 
 /* ---- a context's ---- */
 
-trf_status trf_cuda_scratches_create(trf_cuda_scratches **scratches, trf_error *err) {
-    trf_cuda_scratches *made = calloc(1, sizeof *made);
+trf_status trf_load_scratches_create(trf_load_scratches **scratches, trf_error *err) {
+    trf_load_scratches *made = calloc(1, sizeof *made);
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of scratch memory");
     if (pthread_mutex_init(&made->lock, NULL) != 0) {
@@ -78,7 +79,7 @@ trf_status trf_cuda_scratches_create(trf_cuda_scratches **scratches, trf_error *
     return TRF_OK;
 }
 
-void trf_cuda_scratches_destroy(trf_cuda_scratches *scratches) {
+void trf_load_scratches_destroy(trf_load_scratches *scratches) {
     if (!scratches)
         return;
     destroy_list(scratches->first);
@@ -88,26 +89,26 @@ void trf_cuda_scratches_destroy(trf_cuda_scratches *scratches) {
 
 /* The smallest one that is large enough, or any other, which is to be replaced; NULL: there is none. The lock is
  * held. */
-static trf_cuda_scratch *find(trf_cuda_scratches *scratches, uint64_t bytes) {
-    trf_cuda_scratch **best = NULL;
-    for (trf_cuda_scratch **at = &scratches->first; *at; at = &(*at)->next) {
+static trf_load_scratch *find(trf_load_scratches *scratches, uint64_t bytes) {
+    trf_load_scratch **best = NULL;
+    for (trf_load_scratch **at = &scratches->first; *at; at = &(*at)->next) {
         const int fits = (*at)->bytes >= bytes, best_fits = best && (*best)->bytes >= bytes;
         if (!best || fits > best_fits || (fits && (*at)->bytes < (*best)->bytes))
             best = at;
     }
-    trf_cuda_scratch *found = best ? *best : NULL;
+    trf_load_scratch *found = best ? *best : NULL;
     if (found)
         *best = found->next;
     return found;
 }
 
 /* The list but for the one that is kept. The lock is held. */
-static trf_cuda_scratch *find_surplus(trf_cuda_scratches *scratches) {
-    trf_cuda_scratch *surplus = NULL, *kept = NULL;
-    for (trf_cuda_scratch *at = scratches->first, *next; at; at = next) {
-        trf_cuda_scratch *goes = at;
+static trf_load_scratch *find_surplus(trf_load_scratches *scratches) {
+    trf_load_scratch *surplus = NULL, *kept = NULL;
+    for (trf_load_scratch *at = scratches->first, *next; at; at = next) {
+        trf_load_scratch *goes = at;
         next = at->next;
-        if (at->bytes <= TRF_SCRATCH_MOST_KEPT_BYTES && (!kept || at->bytes > kept->bytes)) {
+        if (at->bytes <= TRF_LOAD_SCRATCH_MOST_KEPT_BYTES && (!kept || at->bytes > kept->bytes)) {
             goes = kept;
             kept = at;
         }
@@ -122,8 +123,8 @@ static trf_cuda_scratch *find_surplus(trf_cuda_scratches *scratches) {
     return surplus;
 }
 
-void trf_cuda_scratch_give_back(trf_cuda_scratches *scratches, trf_cuda_scratch *scratch) {
-    trf_cuda_scratch *surplus = NULL;
+void trf_load_scratch_give_back(trf_load_scratches *scratches, trf_load_scratch *scratch) {
+    trf_load_scratch *surplus = NULL;
     if (!scratch)
         return;
     pthread_mutex_lock(&scratches->lock);
@@ -135,11 +136,11 @@ void trf_cuda_scratch_give_back(trf_cuda_scratches *scratches, trf_cuda_scratch 
     destroy_list(surplus);
 }
 
-trf_status trf_cuda_scratch_take(trf_cuda_scratches *scratches, uint64_t bytes, trf_cuda_scratch **scratch,
+trf_status trf_load_scratch_take(trf_load_scratches *scratches, uint64_t bytes, trf_load_scratch **scratch,
                                  trf_error *err) {
     trf_status status = TRF_OK;
     pthread_mutex_lock(&scratches->lock);
-    trf_cuda_scratch *found = find(scratches, bytes);
+    trf_load_scratch *found = find(scratches, bytes);
     scratches->used++;
     pthread_mutex_unlock(&scratches->lock);
     if (found && found->bytes < bytes) {

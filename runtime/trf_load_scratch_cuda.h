@@ -2,40 +2,40 @@
 /* What a load or a conversion has on a GPU beside the layer, while it runs. A context keeps it for the next one: to
  * allocate device memory takes about as long as to copy 8 MiB, and to release it waits for all that the device does,
  * other loads included. */
-#ifndef TRF_SCRATCH_CUDA_H
-#define TRF_SCRATCH_CUDA_H
+#ifndef TRF_LOAD_SCRATCH_CUDA_H
+#define TRF_LOAD_SCRATCH_CUDA_H
 
 #include "trf_error.h"
 
 enum {
-    TRF_SCRATCH_RESULT_BYTES = 4096,
+    TRF_LOAD_SCRATCH_RESULT_BYTES = 4096,
     /* What a context keeps while nothing is loaded: that of one load of parts of 8 MiB (trf_transcode_cuda.h), unless
      * a row of tiles has more. */
-    TRF_SCRATCH_MOST_KEPT_BYTES = 32 << 20
+    TRF_LOAD_SCRATCH_MOST_KEPT_BYTES = 32 << 20
 };
 
-typedef struct trf_cuda_scratch {
+typedef struct trf_load_scratch {
     uint8_t *memory; /* device, 256-byte aligned */
     uint64_t bytes;
-    uint8_t *results; /* host, page-locked, TRF_SCRATCH_RESULT_BYTES: where copies from the device arrive */
+    uint8_t *results; /* host, page-locked, TRF_LOAD_SCRATCH_RESULT_BYTES: where copies from the device arrive */
     /* cudaEvent_t: of what its user likes. Threads that wait for `woken` sleep, for the others they do not. */
     void *woken, *arrived, *taken[2];
-    struct trf_cuda_scratch *next; /* of those that nobody uses */
-} trf_cuda_scratch;
+    struct trf_load_scratch *next; /* of those that nobody uses */
+} trf_load_scratch;
 
-/* A context's. Release with trf_cuda_scratches_destroy. Errors: TRF_ERR_MEMORY. */
-typedef struct trf_cuda_scratches trf_cuda_scratches;
-trf_status trf_cuda_scratches_create(trf_cuda_scratches **scratches, trf_error *err);
-void trf_cuda_scratches_destroy(
-    trf_cuda_scratches *scratches); /* NULL is allowed; none is used. The device is current */
+/* A context's. Release with trf_load_scratches_destroy. Errors: TRF_ERR_MEMORY. */
+typedef struct trf_load_scratches trf_load_scratches;
+trf_status trf_load_scratches_create(trf_load_scratches **scratches, trf_error *err);
+void trf_load_scratches_destroy(
+    trf_load_scratches *scratches); /* NULL is allowed; none is used. The device is current */
 
 /* Takes one with so much device memory, or more. Thread-safe, as giving back; the device is current. Errors:
  * TRF_ERR_MEMORY, TRF_ERR_CUDA. */
-trf_status trf_cuda_scratch_take(trf_cuda_scratches *scratches, uint64_t bytes, trf_cuda_scratch **scratch,
+trf_status trf_load_scratch_take(trf_load_scratches *scratches, uint64_t bytes, trf_load_scratch **scratch,
                                  trf_error *err);
 
 /* Nothing that was queued uses it any more. Once all have been given back the largest one is kept, of at most
- * TRF_SCRATCH_MOST_KEPT_BYTES; before that all are. */
-void trf_cuda_scratch_give_back(trf_cuda_scratches *scratches, trf_cuda_scratch *scratch); /* NULL is allowed */
+ * TRF_LOAD_SCRATCH_MOST_KEPT_BYTES; before that all are. */
+void trf_load_scratch_give_back(trf_load_scratches *scratches, trf_load_scratch *scratch); /* NULL is allowed */
 
 #endif
