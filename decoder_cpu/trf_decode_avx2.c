@@ -136,7 +136,7 @@ typedef struct join_constants {
     __m256i class_bytes;              /* which byte of the lanes' symbols has the class */
     __m256i class_lower, class_upper; /* which bits of it: of its lower, or of its upper half */
     __m256i low, high;                /* by these four bits */
-    __m256i origin;
+    __m256i lowest_code;
     field_constants field[TRF_MAX_FIELDS];
 } join_constants;
 
@@ -188,7 +188,7 @@ static void make_class_constants(const trf_join_rule *rule, join_constants *k) {
 static void make_constants(const trf_join_rule *rule, join_constants *k) {
     memset(k, 0, sizeof *k);
     make_class_constants(rule, k);
-    k->origin = _mm256_set1_epi16((short)rule->origin);
+    k->lowest_code = _mm256_set1_epi16((short)rule->lowest_code);
     for (uint32_t i = 0; i < rule->num_fields; i++)
         k->field[i] = make_field(&rule->field[i]);
 }
@@ -267,8 +267,8 @@ INLINE void join(const join_constants *k, const strip_sources *from, uint32_t ha
         element_pairs[1] = _mm256_srli_epi16(bytes, 8);
     } else {
         __m256i high = _mm256_shuffle_epi8(k->high, classes);
-        element_pairs[0] = _mm256_add_epi16(select_bits(low_byte, plane8, _mm256_slli_epi16(high, 8)), k->origin);
-        element_pairs[1] = _mm256_add_epi16(select_bits(low_byte, _mm256_srli_epi16(plane8, 8), high), k->origin);
+        element_pairs[0] = _mm256_add_epi16(select_bits(low_byte, plane8, _mm256_slli_epi16(high, 8)), k->lowest_code);
+        element_pairs[1] = _mm256_add_epi16(select_bits(low_byte, _mm256_srli_epi16(plane8, 8), high), k->lowest_code);
     }
 }
 

@@ -142,7 +142,7 @@ typedef struct field_constants {
 typedef struct join_constants {
     __m512i class_offsets;
     __m512i low, high; /* by class, repeated for the bits above it */
-    __m512i origin;
+    __m512i lowest_code;
     field_constants field[TRF_MAX_FIELDS];
 } join_constants;
 
@@ -182,7 +182,7 @@ static void make_constants(const trf_join_rule *rule, join_constants *k) {
     k->class_offsets = broadcast_16(offsets);
     k->low = _mm512_loadu_si512(low);
     k->high = _mm512_loadu_si512(high);
-    k->origin = _mm512_set1_epi16((short)rule->origin);
+    k->lowest_code = _mm512_set1_epi16((short)rule->lowest_code);
     for (uint32_t i = 0; i < rule->num_fields; i++)
         k->field[i] = make_field(&rule->field[i]);
 }
@@ -255,8 +255,8 @@ INLINE void join(const join_constants *k, const strip_sources *from, uint32_t qu
     if (out == TRF_OUT_PLANE8_CODE)
         bytes = _mm512_loadu_si512(from->plane8 + 64 * quartet);
     __m512i high = _mm512_permutexvar_epi8(classes, k->high);
-    element_pairs[0] = _mm512_add_epi16(SELECT(low_byte, bytes, _mm512_slli_epi16(high, 8)), k->origin);
-    element_pairs[1] = _mm512_add_epi16(SELECT(low_byte, _mm512_srli_epi16(bytes, 8), high), k->origin);
+    element_pairs[0] = _mm512_add_epi16(SELECT(low_byte, bytes, _mm512_slli_epi16(high, 8)), k->lowest_code);
+    element_pairs[1] = _mm512_add_epi16(SELECT(low_byte, _mm512_srli_epi16(bytes, 8), high), k->lowest_code);
 }
 
 /* Second pass over a slab, two strips at a time so that each store is 64 bytes of a row. */

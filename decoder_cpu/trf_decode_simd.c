@@ -27,7 +27,7 @@ static uint32_t lay_out_fields(trf_join_rule *rule, const trf_blob_view *view) {
 static void lay_out_codes(trf_join_rule *rule, const trf_blob_view *view) {
     const uint32_t raw_bits = view->header.raw_bits;
     rule->out = raw_bits == 8 ? TRF_OUT_PLANE8_CODE : TRF_OUT_CODE;
-    rule->origin = (uint16_t)view->extension.class_value[0];
+    rule->lowest_code = (uint16_t)view->extension.class_value[0];
     for (uint32_t k = 0; k < 16; k++) {
         rule->low[k] = (uint8_t)(k << raw_bits);
         rule->high[k] = (uint8_t)((k << raw_bits) >> 8);

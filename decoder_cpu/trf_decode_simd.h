@@ -51,7 +51,7 @@ typedef struct trf_join_rule {
     uint32_t num_fields;                                          /* 0 to 3 */
     trf_join_field field[TRF_MAX_FIELDS];                         /* the first one's shift is 0 */
     uint8_t low[16], high[16];                                    /* by class */
-    uint16_t origin;                                              /* added to codes */
+    uint16_t lowest_code;                                         /* added to codes */
     int by_row, by_col;                                           /* whether there are offsets of rows, of columns */
     uint8_t layer_offset;                                         /* shifted into place, as these are: */
     uint8_t row_offset[TRF_TILE_SIZE], col_offset[TRF_TILE_SIZE]; /* the layer's is in the rows' */

@@ -18,12 +18,12 @@ enum {
 
 /* How a lane's 8 neighbouring columns of a row get to memory. */
 typedef enum trf_write_method {
-    TRF_WRITE_SCALAR,  /* one by one: rows are not aligned */
-    TRF_WRITE_VECTOR,  /* in one store */
-    TRF_WRITE_GATHERED /* by way of shared memory, with others of the row: TRF_GATHER_ROW_BYTES at a time */
+    TRF_METHOD_SCALAR,  /* one by one: rows are not aligned */
+    TRF_METHOD_VECTOR,  /* in one store */
+    TRF_METHOD_GATHERED /* by way of shared memory, with others of the row: TRF_GATHER_ROW_BYTES at a time */
 } trf_write_method;
 
-/* Whether kernels for a default p have code for TRF_WRITE_GATHERED. FP8 and integers take fewer bytes, and longer with
+/* Whether kernels for a default p have code for TRF_METHOD_GATHERED. FP8 and integers take fewer bytes, and longer with
  * as few warps as that leaves. bytes: of a weight, as stored. */
 TRF_HD_CONSTEXPR int trf_may_gather(uint32_t codec, uint32_t bytes) {
     return bytes == 2 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16);
@@ -51,7 +51,7 @@ TRF_HD uint32_t trf_regular_slabs(const trf_device_view *view) {
 
 /* Whether a lane's columns of a row are one store. place: where the matrix begins, and the bits of where others do. */
 TRF_HD int trf_rows_are_aligned(const trf_device_view *view, trf_write_format format, uint64_t place) {
-    const uint32_t bytes = trf_write_bytes(format), vector_bytes = bytes == 1 ? 8 : 16;
+    const uint32_t bytes = trf_format_bytes(format), vector_bytes = bytes == 1 ? 8 : 16;
     return ((uint64_t)view->cols * bytes | place) % vector_bytes == 0;
 }
 

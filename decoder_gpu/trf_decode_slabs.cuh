@@ -94,7 +94,7 @@ template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8
 
 /* ---- the sink of a walk ---- */
 
-/* kBytes: of a weight, as stored. kMayGather: whether call.method may be TRF_WRITE_GATHERED. */
+/* kBytes: of a weight, as stored. kMayGather: whether call.method may be TRF_METHOD_GATHERED. */
 template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     static constexpr uint32_t kCodec = Codec::kCodec;
     static constexpr bool kScales = Codec::kInt && kBytes != 1;
@@ -155,8 +155,8 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     __device__ __forceinline__ void prefetch_slab(const trf_walk &) {}
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
-        row = walk.unit * TRF_SLAB_ROWS + trf_write_row(lane, 0);
-        col = walk.panel * view.slab_cols + trf_write_col(lane, 0);
+        row = walk.unit * TRF_SLAB_ROWS + trf_lane_row_at(lane, 0);
+        col = walk.panel * view.slab_cols + trf_lane_col_at(lane, 0);
         to = weights + row * row_bytes + (uint64_t)col * kBytes;
         gathered_to =
             weights + (uint64_t)walk.unit * TRF_SLAB_ROWS * row_bytes + (uint64_t)walk.panel * view.slab_cols * kBytes;
@@ -185,11 +185,11 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     }
 
     /* The element as it is listed. */
-    __device__ __forceinline__ uint32_t exception_value(uint32_t, uint32_t exception, const trf_walk &) const {
+    __device__ __forceinline__ uint32_t exception_bits(uint32_t, uint32_t exception, const trf_walk &) const {
         return trf_exception_element(exception);
     }
 
-    __device__ __forceinline__ bool gathers() const { return kMayGather && call.method == TRF_WRITE_GATHERED; }
+    __device__ __forceinline__ bool gathers() const { return kMayGather && call.method == TRF_METHOD_GATHERED; }
 
     /* What was gathered goes to memory. */
     __device__ __forceinline__ void flush() {
@@ -208,7 +208,7 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
 
     /* The words of the lane's four rows, at `at` bytes from its place in each. */
     template <class Words> __device__ __forceinline__ void put_rows(const Words *words, uint32_t at) const {
-        if (call.method == TRF_WRITE_SCALAR) {
+        if (call.method == TRF_METHOD_SCALAR) {
 #pragma unroll
             for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++)
                 trf_put_words<kBytes>(to + 8 * r * row_bytes + at, words[r]);
@@ -222,7 +222,7 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     /* Puts 16-bit weights beside those that are gathered already. */
     __device__ __forceinline__ void gather_rows(const uint4 *words) const {
         const uint32_t first =
-            gather + trf_gather_at(trf_write_row(lane, 0), gathered + kBytes * trf_write_col(lane, 0));
+            gather + trf_gather_at(trf_lane_row_at(lane, 0), gathered + kBytes * trf_lane_col_at(lane, 0));
 #pragma unroll
         for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) /* 8 rows on, the order is the same */
             trf_sts128(first + 8 * r * TRF_GATHER_ROW_BYTES, words[r]);
@@ -233,7 +233,7 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         uint2 words[TRF_WRITE_ROWS];
 #pragma unroll
         for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
-            const uint32_t word = trf_write_four_bytes(reg[trf_row_register(r, 0)], reg[trf_row_register(r, 1)]);
+            const uint32_t word = trf_bits_of_four(reg[trf_row_register(r, 0)], reg[trf_row_register(r, 1)]);
             words[r] = make_uint2(kept[r], word);
             kept[r] = word;
         }
@@ -245,8 +245,8 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         uint4 words[TRF_WRITE_ROWS];
 #pragma unroll
         for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
-            const uint32_t first = trf_write_two(kCodec, call.format, reg[trf_row_register(r, 0)], scale[r]),
-                           second = trf_write_two(kCodec, call.format, reg[trf_row_register(r, 1)], scale[r]);
+            const uint32_t first = trf_bits_of_two(kCodec, call.format, reg[trf_row_register(r, 0)], scale[r]),
+                           second = trf_bits_of_two(kCodec, call.format, reg[trf_row_register(r, 1)], scale[r]);
             words[r] = make_uint4(kept[2 * r], kept[2 * r + 1], first, second);
             kept[2 * r] = first;
             kept[2 * r + 1] = second;
@@ -263,8 +263,8 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
             const uint32_t first = reg[trf_row_register(r, 0)], second = reg[trf_row_register(r, 1)];
             words[r] =
-                make_uint4(trf_write_f32(kCodec, first, 0, scale[r]), trf_write_f32(kCodec, first, 1, scale[r]),
-                           trf_write_f32(kCodec, second, 0, scale[r]), trf_write_f32(kCodec, second, 1, scale[r]));
+                make_uint4(trf_bits_of_f32(kCodec, first, 0, scale[r]), trf_bits_of_f32(kCodec, first, 1, scale[r]),
+                           trf_bits_of_f32(kCodec, second, 0, scale[r]), trf_bits_of_f32(kCodec, second, 1, scale[r]));
         }
         put_rows(words, odd ? 16 : 0);
     }
@@ -325,7 +325,7 @@ static __device__ __forceinline__ void trf_walk_share(const trf_device_view &vie
     const trf_walk walk = {begin / call.regular_panels, begin % call.regular_panels, call.regular_panels, end - begin};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
     const uint32_t memory = shared + call.smem.first_warp + warp * call.smem.warp_bytes;
-    const trf_plain_unit_order unit_order = {call.regular_panels};
+    const trf_all_panels_order unit_order = {call.regular_panels};
 
     trf_prefetcher<1> prefetcher;
     trf_start_walk<Codec>(prefetcher, view, call.smem, planes, walk, unit_order, memory, lane);

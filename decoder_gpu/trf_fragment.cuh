@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From class look-ups and raw-bit words to matrix fragments: how four weights of a lane (a *quad*) are put together.
+/* From class look-ups and raw-bit words to matrix fragments: how four neighbouring weights of a lane are put together.
  *
- * A 32-bit word X holds one byte for each weight of a quad, in the order 0, 2, 1, 3 in which planes hold their fields.
+ * A 32-bit word X holds one byte for each of four weights, in the order 0, 2, 1, 3 in which planes hold their fields.
  * The decode table supplies X's class part, the narrow planes the bits below them by one rotation and one lop3 each:
  *   bf16     the exponent                        rotated left by 7, so that bytes 0 and 2 lie on a register's exponents
  *   fp16     exponent[4:0] mantissa[9:7]         likewise, on bits 14:7
  *   fp8      the byte rotated left by 1          a rotation right by 1 brings each sign (stored one byte on) home
- *            or, as F16, what a product wants of E4M3 (trf_build_quad_f16)
+ *            or, as F16, what a product wants of E4M3 (trf_build_four_f16)
  *   int      class index << r | R
- * In bf16 and fp16 the 8-bit plane has the other 8 bits of each weight: the quad's first register (weights 0, 1) takes
+ * In bf16 and fp16 the 8-bit plane has the other 8 bits of each weight: the first register (weights 0, 1) takes
  * them from under kSignMantissaMask, the second from its complement, rotated by 8. */
 #ifndef TRF_FRAGMENT_CUH
 #define TRF_FRAGMENT_CUH
@@ -19,7 +19,7 @@
 static constexpr uint32_t kSignMantissaMask = 0x807F807F; /* sign and mantissa[6:0] of a register's two weights */
 
 /* Codec, class bits and raw bits at compile time. Raw bits of int come at run time, unless kIntRaw is what they are:
- * without it each quad of weights pays for planes that the layer may not have. kAsF16: of E4M3, elements leave as F16,
+ * without it each four weights pay for planes that the layer may not have. kAsF16: of E4M3, elements leave as F16,
  * times 2^-8. */
 template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> struct trf_codec_config {
     static constexpr bool kAsF16 = kAsF16_;
@@ -38,17 +38,17 @@ template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> s
     static __host__ __device__ constexpr uint32_t raw(uint32_t raw_bits) {
         return kKnownRaw ? (uint32_t)kRaw : raw_bits;
     }
-    static constexpr int kSymbols = kClassBits == 2 ? 1 : 2; /* of a quad */
+    static constexpr int kSymbols = kClassBits == 2 ? 1 : 2; /* of four weights */
     static constexpr int kRotation = kHasPlane8 ? 7 : 0;     /* X is kept rotated left by this */
     static __host__ __device__ constexpr bool has(int width) { return (kRaw & width) != 0; }
     /* Lowest bit, within X's byte, of the narrow plane of a width. */
-    static __host__ __device__ constexpr int base(int width) {
+    static __host__ __device__ constexpr int low_bit(int width) {
         if (kCodec == TRF_CODEC_E4M3 && kClassBits == 2) /* the sign is in the plane of 2 */
             return width == 4 ? 2 : 0;
         return width == 4 ? 0 : width == 2 ? (has(4) ? 4 : 0) : (has(4) ? 4 : 0) + (has(2) ? 2 : 0);
     }
     static __host__ __device__ constexpr uint32_t mask(int width) {
-        uint32_t m = (uint32_t)(((1 << width) - 1) << base(width)) * 0x01010101u;
+        uint32_t m = (uint32_t)(((1 << width) - 1) << low_bit(width)) * 0x01010101u;
         return kRotation ? m << kRotation | m >> (32 - kRotation) : m;
     }
 };
@@ -57,16 +57,16 @@ template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> s
 struct trf_int_planes {
     uint32_t raw_bits;
     uint32_t mask2, mask1;
-    int base2, base1;
+    int low_bit2, low_bit1;
 };
 
 static __device__ __forceinline__ trf_int_planes trf_int_planes_of(uint32_t raw_bits) {
     trf_int_planes p;
     p.raw_bits = raw_bits;
-    p.base2 = raw_bits & 4;
-    p.base1 = raw_bits & 6;
-    p.mask2 = 0x03030303u << p.base2;
-    p.mask1 = 0x01010101u << p.base1;
+    p.low_bit2 = raw_bits & 4;
+    p.low_bit1 = raw_bits & 6;
+    p.mask2 = 0x03030303u << p.low_bit2;
+    p.mask1 = 0x01010101u << p.low_bit1;
     return p;
 }
 
@@ -110,16 +110,16 @@ static __device__ __forceinline__ void trf_load_narrow(trf_narrow_words &n, uint
     if (k == 0 && (raw & 1))
         n.one = trf_lds64(at + trf_narrow_at(raw, 1) - 8 * lane);
     if (!Codec::kKnownRaw && k == 0) { /* to their place in X once, so that all other rotations are by constants */
-        n.two.x = __funnelshift_l(n.two.x, n.two.x, planes.base2);
-        n.two.y = __funnelshift_l(n.two.y, n.two.y, planes.base2);
-        n.two.z = __funnelshift_l(n.two.z, n.two.z, planes.base2);
-        n.two.w = __funnelshift_l(n.two.w, n.two.w, planes.base2);
-        n.one.x = __funnelshift_l(n.one.x, n.one.x, planes.base1);
-        n.one.y = __funnelshift_l(n.one.y, n.one.y, planes.base1);
+        n.two.x = __funnelshift_l(n.two.x, n.two.x, planes.low_bit2);
+        n.two.y = __funnelshift_l(n.two.y, n.two.y, planes.low_bit2);
+        n.two.z = __funnelshift_l(n.two.z, n.two.z, planes.low_bit2);
+        n.two.w = __funnelshift_l(n.two.w, n.two.w, planes.low_bit2);
+        n.one.x = __funnelshift_l(n.one.x, n.one.x, planes.low_bit1);
+        n.one.y = __funnelshift_l(n.one.y, n.one.y, planes.low_bit1);
     }
 }
 
-/* The words of the planes of 4 and of 2 that have quad g (0 to 3) of step k. */
+/* The words of the planes of 4 and of 2 that have the weights 4 * g to 4 * g + 3 (g: 0 to 3) of step k. */
 static __device__ __forceinline__ uint32_t trf_word_of_four(const trf_narrow_words &n, int k, int g) {
     const int pick = 2 * (k % 2) + g / 2;
     return pick == 0 ? n.four.x : pick == 1 ? n.four.y : pick == 2 ? n.four.z : n.four.w;
@@ -129,7 +129,7 @@ static __device__ __forceinline__ uint32_t trf_word_of_two(const trf_narrow_word
     return k == 0 ? n.two.x : k == 1 ? n.two.y : k == 2 ? n.two.z : n.two.w;
 }
 
-/* The narrow planes' part of X for quad g of step k. */
+/* The narrow planes' part of X for the weights 4 * g to 4 * g + 3 of step k. */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow_words &n, int k, int g, uint32_t x,
                                                            const trf_int_planes &planes) {
@@ -142,11 +142,11 @@ static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow_word
         return trf_and_or(trf_rotate_left(word1, 32 - down1), planes.mask1, x);
     }
     if (Codec::has(4))
-        x = trf_and_or(trf_rotate_left(word4, 32 + Codec::kRotation + Codec::base(4) - down4), Codec::mask(4), x);
+        x = trf_and_or(trf_rotate_left(word4, 32 + Codec::kRotation + Codec::low_bit(4) - down4), Codec::mask(4), x);
     if (Codec::has(2))
-        x = trf_and_or(trf_rotate_left(word2, 32 + Codec::kRotation + Codec::base(2) - down2), Codec::mask(2), x);
+        x = trf_and_or(trf_rotate_left(word2, 32 + Codec::kRotation + Codec::low_bit(2) - down2), Codec::mask(2), x);
     if (Codec::has(1))
-        x = trf_and_or(trf_rotate_left(word1, 32 + Codec::kRotation + Codec::base(1) - down1), Codec::mask(1), x);
+        x = trf_and_or(trf_rotate_left(word1, 32 + Codec::kRotation + Codec::low_bit(1) - down1), Codec::mask(1), x);
     return x;
 }
 
@@ -202,7 +202,7 @@ template <class Codec> static __device__ __forceinline__ uint32_t trf_class_pale
 }
 
 /* trf_class_part_of from a short class part in the low half of a word; other bits than the class's may be set where
- * trf_build_quad takes none. */
+ * trf_build_four takes none. */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_class_part_from_short(uint32_t short_part, uint32_t palette) {
     if (Codec::kClassBits == 2)
@@ -214,7 +214,7 @@ static __device__ __forceinline__ uint32_t trf_class_part_from_short(uint32_t sh
  * exceptions.) Of each weight two bytes are made: E and M[2:1] with the sign on top, the classes' bits among them; and
  * M[0] in bit 7, a byte before. */
 template <class Codec>
-static __device__ __forceinline__ void trf_build_quad_f16(uint32_t *out, uint32_t classes, const trf_narrow_words &n,
+static __device__ __forceinline__ void trf_build_four_f16(uint32_t *out, uint32_t classes, const trf_narrow_words &n,
                                                           int k, int g) {
     const uint32_t four = trf_word_of_four(n, k, g);
     const int down4 = 4 * (g % 2), down2 = 2 * g;
@@ -235,11 +235,11 @@ static __device__ __forceinline__ void trf_build_quad_f16(uint32_t *out, uint32_
     out[1] = __byte_perm(upper, lower, 0x3614);
 }
 
-/* The two registers of a quad. x0, x1: what the table gave for its symbols (quads: x0 alone); plane8: the word of
+/* The two registers of four weights. x0, x1: what the table gave for its symbols (quads: x0 alone); plane8: the word of
  * the 8-bit plane. bf16, fp16, fp8 as F16: elements with coded exponents. fp8, int: X in byte order, one register, in
  * out[0]. */
 template <class Codec>
-static __device__ __forceinline__ void trf_build_quad(uint32_t *out, uint32_t x0, uint32_t x1, uint32_t plane8,
+static __device__ __forceinline__ void trf_build_four(uint32_t *out, uint32_t x0, uint32_t x1, uint32_t plane8,
                                                       const trf_narrow_words &n, int k, int g,
                                                       const trf_int_planes &planes) {
     if (Codec::kHasPlane8 && Codec::kClassBits == 2) {
@@ -259,7 +259,7 @@ static __device__ __forceinline__ void trf_build_quad(uint32_t *out, uint32_t x0
     } else {
         const uint32_t classes = Codec::kClassBits == 2 ? x0 : x0 | x1 << 8;
         if (Codec::kAsF16) {
-            trf_build_quad_f16<Codec>(out, classes, n, k, g);
+            trf_build_four_f16<Codec>(out, classes, n, k, g);
             return;
         }
         const uint32_t x = trf_narrow_bits<Codec>(n, k, g, classes, planes);

@@ -32,8 +32,8 @@ enum {
 TRF_HD uint32_t trf_row_register(uint32_t r, uint32_t half) { return 4 * (r / 2) + r % 2 + 2 * half; }
 
 /* A lane's row r from the slab's first one, and its first column in a step pair (0 to 7). */
-TRF_HD uint32_t trf_write_row(uint32_t lane, uint32_t r) { return lane / 4 + 8 * r; }
-TRF_HD uint32_t trf_write_col(uint32_t lane, uint32_t step_pair) {
+TRF_HD uint32_t trf_lane_row_at(uint32_t lane, uint32_t r) { return lane / 4 + 8 * r; }
+TRF_HD uint32_t trf_lane_col_at(uint32_t lane, uint32_t step_pair) {
     return TRF_STEP_PAIR_COLS * step_pair + TRF_LANE_COLS * (lane % 4);
 }
 
@@ -65,7 +65,7 @@ TRF_HD uint32_t trf_pick_bytes(uint32_t a, uint32_t b, uint32_t pick) {
 
 /* ---- elements ---- */
 
-/* The two registers of a quad from its bytes of weights 0, 2, 1, 3. */
+/* The two registers of four weights from their bytes, which are those of the weights 0, 2, 1, 3. */
 TRF_HD void trf_spread_bytes(uint32_t bytes, uint32_t reg[2]) {
     reg[0] = bytes & 0x00FF00FF;
     reg[1] = bytes >> 8 & 0x00FF00FF;
@@ -103,7 +103,7 @@ TRF_HD uint32_t trf_add_exponents(uint32_t codec, uint32_t to, uint32_t offsets)
     return (((to & mask) + offsets) & mask) | (to & ~mask);
 }
 
-/* From a step's registers as trf_build_quad leaves them to elements, but for exponent offsets. lowest: the int codec's
+/* From a step's registers as trf_build_four leaves them to elements, but for exponent offsets. lowest: the int codec's
  * lowest code. */
 TRF_HD void trf_step_elements(uint32_t codec, int32_t lowest, uint32_t reg[8]) {
     if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16)
@@ -132,28 +132,28 @@ TRF_HD void trf_step_offsets(uint32_t codec, const uint32_t rows[TRF_WRITE_ROWS]
 /* ---- what is written ---- */
 
 typedef enum trf_write_format {
-    TRF_WRITE_NONE,     /* the kernel for regular slabs does not write this */
-    TRF_WRITE_ELEMENTS, /* 16 bits */
-    TRF_WRITE_BYTES,    /* their lower 8 bits */
-    TRF_WRITE_F32,
-    TRF_WRITE_BF16, /* of another codec */
-    TRF_WRITE_F16
+    TRF_FORMAT_NONE,     /* the kernel for regular slabs does not write this */
+    TRF_FORMAT_ELEMENTS, /* 16 bits */
+    TRF_FORMAT_BYTES,    /* their lower 8 bits */
+    TRF_FORMAT_F32,
+    TRF_FORMAT_BF16, /* of another codec */
+    TRF_FORMAT_F16
 } trf_write_format;
 
 TRF_HD trf_write_format trf_write_format_of(const trf_device_view *view, trf_decode_as as) {
     const uint32_t dtype = trf_device_value_dtype(view, as);
     if (dtype == TRF_DTYPE_NONE)
-        return trf_device_value_bytes(view, as) == 1 ? TRF_WRITE_BYTES : TRF_WRITE_ELEMENTS;
+        return trf_device_value_bytes(view, as) == 1 ? TRF_FORMAT_BYTES : TRF_FORMAT_ELEMENTS;
     if (view->codec == TRF_CODEC_FP16)
-        return dtype == TRF_DTYPE_F16 ? TRF_WRITE_ELEMENTS : TRF_WRITE_NONE;
+        return dtype == TRF_DTYPE_F16 ? TRF_FORMAT_ELEMENTS : TRF_FORMAT_NONE;
     if (view->codec == TRF_CODEC_BF16 && dtype != TRF_DTYPE_F32)
-        return dtype == TRF_DTYPE_BF16 ? TRF_WRITE_ELEMENTS : TRF_WRITE_NONE;
-    return dtype == TRF_DTYPE_F32 ? TRF_WRITE_F32 : dtype == TRF_DTYPE_BF16 ? TRF_WRITE_BF16 : TRF_WRITE_F16;
+        return dtype == TRF_DTYPE_BF16 ? TRF_FORMAT_ELEMENTS : TRF_FORMAT_NONE;
+    return dtype == TRF_DTYPE_F32 ? TRF_FORMAT_F32 : dtype == TRF_DTYPE_BF16 ? TRF_FORMAT_BF16 : TRF_FORMAT_F16;
 }
 
 /* Bytes of a weight. */
-TRF_HD uint32_t trf_write_bytes(trf_write_format format) {
-    return format == TRF_WRITE_F32 ? 4 : format == TRF_WRITE_BYTES ? 1 : 2;
+TRF_HD uint32_t trf_format_bytes(trf_write_format format) {
+    return format == TRF_FORMAT_F32 ? 4 : format == TRF_FORMAT_BYTES ? 1 : 2;
 }
 
 /* ---- conversion of two elements ---- */
@@ -249,24 +249,24 @@ TRF_HD uint32_t trf_round_f16x2(float low, float high) {
 }
 
 /* What is written for two elements, of a format of 2 bytes a weight. scale: of both, for the int codec. */
-TRF_HD uint32_t trf_write_two(uint32_t codec, trf_write_format format, uint32_t two, float scale) {
-    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || format == TRF_WRITE_ELEMENTS)
+TRF_HD uint32_t trf_bits_of_two(uint32_t codec, trf_write_format format, uint32_t two, float scale) {
+    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || format == TRF_FORMAT_ELEMENTS)
         return two;
     if (codec != TRF_CODEC_INT)
-        return format == TRF_WRITE_F16 ? trf_fp8_to_f16x2(codec, two) : trf_fp8_to_bf16x2(codec, two);
+        return format == TRF_FORMAT_F16 ? trf_fp8_to_f16x2(codec, two) : trf_fp8_to_bf16x2(codec, two);
     const float low = trf_scale_to_odd(trf_code_to_f32(two, 0), scale),
                 high = trf_scale_to_odd(trf_code_to_f32(two, 1), scale);
-    return format == TRF_WRITE_F16 ? trf_round_f16x2(low, high) : trf_round_bf16x2(low, high);
+    return format == TRF_FORMAT_F16 ? trf_round_f16x2(low, high) : trf_round_bf16x2(low, high);
 }
 
-/* One of two elements as TRF_WRITE_F32. */
-TRF_HD uint32_t trf_write_f32(uint32_t codec, uint32_t two, uint32_t half, float scale) {
+/* One of two elements as TRF_FORMAT_F32. */
+TRF_HD uint32_t trf_bits_of_f32(uint32_t codec, uint32_t two, uint32_t half, float scale) {
     if (codec == TRF_CODEC_BF16)
         return half ? two & 0xFFFF0000 : two << 16;
     return trf_f32_bits(trf_code_to_f32(two, half) * scale);
 }
 
-/* Four elements as TRF_WRITE_BYTES. */
-TRF_HD uint32_t trf_write_four_bytes(uint32_t first, uint32_t second) { return trf_pick_bytes(first, second, 0x6420); }
+/* Four elements as TRF_FORMAT_BYTES. */
+TRF_HD uint32_t trf_bits_of_four(uint32_t first, uint32_t second) { return trf_pick_bytes(first, second, 0x6420); }
 
 #endif

@@ -100,21 +100,21 @@ TRF_HD uint32_t trf_scale_formed(uint32_t reg, trf_halves_scale scale, uint32_t 
 }
 
 /* A row's weights on their way into the window's scale. */
-typedef struct trf_pack_row {
+typedef struct trf_row_to_window {
     trf_exponent_range window; /* exponent fields that need no record */
     int32_t shift;
-} trf_pack_row;
+} trf_row_to_window;
 
-TRF_HD trf_pack_row trf_pack_row_of(int32_t base, uint32_t zeroing, int32_t row_offset) {
+TRF_HD trf_row_to_window trf_row_to_window_of(int32_t base, uint32_t zeroing, int32_t row_offset) {
     const int32_t first = base + row_offset;
-    const trf_pack_row row = {trf_exponent_range_of(first + (int32_t)zeroing, first + TRF_PACKED_WINDOW - 1),
-                              TRF_PACKED_EXPONENT - first};
+    const trf_row_to_window row = {trf_exponent_range_of(first + (int32_t)zeroing, first + TRF_PACKED_WINDOW - 1),
+                                   TRF_PACKED_EXPONENT - first};
     return row;
 }
 
 /* Takes those of the two that fit the window into its scale, and leaves the others. @return which fit
  * (trf_packed_fits): 1 in each of those halves. */
-TRF_HD uint32_t trf_pack_halves(uint32_t *reg, trf_pack_row row, uint32_t zeroing) {
+TRF_HD uint32_t trf_pack_halves(uint32_t *reg, trf_row_to_window row, uint32_t zeroing) {
     const uint32_t ones = trf_halves_in_range(*reg, row.window) >> 15;
     const uint32_t zeros = zeroing ? trf_zero_halves(*reg) >> 15 : 0;
     *reg = trf_halves_add_exponent(*reg, ones, row.shift);

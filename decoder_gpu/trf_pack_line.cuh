@@ -94,7 +94,7 @@ static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args,
 #pragma unroll 1
     for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
         trf_words4 octets[kTilesEach][2];
-        trf_pack_row rows[2];
+        trf_row_to_window rows[2];
 #pragma unroll
         for (uint32_t t = 0; t < kTilesEach; t++)
             if (whole) {
@@ -105,7 +105,7 @@ static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args,
             }
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
-            rows[i] = trf_pack_row_of(view.base, kZeroing, view.row_offsets ? view.row_offsets[row + 8 * i] : 0);
+            rows[i] = trf_row_to_window_of(view.base, kZeroing, view.row_offsets ? view.row_offsets[row + 8 * i] : 0);
 #pragma unroll
         for (uint32_t t = 0; t < kTilesEach; t++)
             if (tile + t < at.tiles) {

@@ -65,8 +65,8 @@ struct trf_record_list {
  * the list has had so far. @return how many now, also those without room. */
 static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view &view, trf_pack_state *state,
                                                            const trf_packed_slab_place &at, const trf_record_list &list,
-                                                           const trf_pack_row rows[2], uint32_t flags, uint32_t a[8],
-                                                           uint32_t count) {
+                                                           const trf_row_to_window rows[2], uint32_t flags,
+                                                           uint32_t a[8], uint32_t count) {
     const uint32_t lane = trf_packed_record_lane(at.record);
     const uint32_t unflagged = trf_packed_slab_unflagged(flags);
     const uint32_t found = unflagged & trf_packed_slab_there(at.row, at.col, view.rows, view.cols);
@@ -96,7 +96,7 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
 template <bool kZeroing>
 static __device__ __forceinline__ uint32_t trf_pack_slab(const trf_packed_view &view, trf_pack_state *state,
                                                          const trf_packed_slab_place &at, const trf_record_list &list,
-                                                         trf_words4 octets[2], const trf_pack_row rows[2],
+                                                         trf_words4 octets[2], const trf_row_to_window rows[2],
                                                          uint32_t count, uint8_t *to) {
     const uint32_t lane = trf_packed_record_lane(at.record);
     uint32_t a[TRF_PACKED_SLAB_REGISTERS], flags = 0;

@@ -88,15 +88,15 @@ static __device__ __forceinline__ void trf_cp_async16(uint32_t to, const void *f
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* The same if `here`; if `shared` by way of the L1 cache, for what other warps copy, too. Both are predicates: there is
+/* The same if `here`; if `by_l1` by way of the L1 cache, for what other warps copy, too. Both are predicates: there is
  * no branch. */
-static __device__ __forceinline__ void trf_cp_async16_if(bool here, bool shared, uint32_t to, const void *from) {
+static __device__ __forceinline__ void trf_cp_async16_if(bool here, bool by_l1, uint32_t to, const void *from) {
     asm volatile("{\n\t.reg .pred direct, cached;\n\t"
                  "setp.ne.u32 direct, %2, 0;\n\t"
                  "setp.ne.u32 cached, %3, 0;\n\t"
                  "@direct cp.async.cg.shared.global [%0], [%1], 16;\n\t"
                  "@cached cp.async.ca.shared.global [%0], [%1], 16;\n\t}" ::"r"(to),
-                 "l"(from), "r"((uint32_t)(here && !shared)), "r"((uint32_t)(here && shared))
+                 "l"(from), "r"((uint32_t)(here && !by_l1)), "r"((uint32_t)(here && by_l1))
                  : "memory");
 }
 

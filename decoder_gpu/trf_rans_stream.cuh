@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One lane's rANS stream, and a slab's exceptions, in shared memory: begin, decode a symbol, verdict. The decode step
- * is that of trf_lane.h in the form that takes the fewest instructions. A corrupt stream leads a lane no farther than
- * the guard bytes (TRF_GUARD_BYTES) around a block's buffers. */
+ * is that of trf_lane.h in the form that takes the fewest instructions. A corrupt rANS stream leads a lane no farther
+ * than the guard bytes (TRF_GUARD_BYTES) around a block's buffers. */
 #ifndef TRF_RANS_STREAM_CUH
 #define TRF_RANS_STREAM_CUH
 
@@ -91,9 +91,9 @@ static __device__ __forceinline__ uint32_t trf_lane_decode_step(trf_rans_stream 
     return entry.y;
 }
 
-/* Begins the lane's stream. rans_streams: shared address of the slab's rANS streams, `bytes` of them. exceptions: their
- * number. Counts of words that lead further begin at the streams' end; from there a lane cannot get farther than
- * TRF_GUARD_BYTES. */
+/* Begins the lane's rANS stream. rans_streams: shared address of the slab's rANS streams, `bytes` of them. exceptions:
+ * their number. Counts of words that lead further begin at the rANS streams' end; from there a lane cannot get farther
+ * than TRF_GUARD_BYTES. */
 template <int kP, int kLog>
 static __device__ __forceinline__ void trf_lane_begin(trf_rans_stream &s, const trf_rans_params<kP, kLog> &params,
                                                       uint32_t rans_streams, uint32_t bytes, uint32_t exceptions,

@@ -26,7 +26,7 @@ struct trf_walk {
 };
 
 /* Where a walk goes on: all panels of the next unit. Other unit orders have a function of this name, too. */
-struct trf_plain_unit_order {
+struct trf_all_panels_order {
     uint32_t panels; /* regular ones */
 
     __device__ __forceinline__ void next_unit(trf_walk &walk) const {

@@ -23,8 +23,9 @@
  *     rows 7, 15, 23, 31  lane 28 |  lane 29 |  lane 30 |  lane 31    8: 0, 1; 0: 2, 3; 8: 2, 3; then rows 16 and 24
  *
  * Each warp works alone, on one slab or on two at a time, one below the other (rows 64u and 64u + 32): two chains of
- * states hide each other's latency, and share x. In each step a lane decodes four quads of a slab from its own rANS
- * stream, and puts them together with their raw bits. All of that comes through shared memory, by cp.async of 16 bytes:
+ * states hide each other's latency, and share x. In each step a lane decodes four times four weights of a slab from its
+ * own rANS stream, and puts them together with their raw bits. All of that comes through shared memory, by cp.async of
+ * 16 bytes:
  *
  *     8-bit plane     a ring of four places of a step each     copied three steps ahead
  *     narrow planes   one or two buffers of a chunk each       copied with the chunk's first step
@@ -147,8 +148,8 @@ static __device__ __forceinline__ void trf_prefetch_ahead(trf_prefetcher<kSlabs,
         trf_prefetch_step<Codec>(prefetcher, in.smem, 0, in.lane, in.planes);
 }
 
-/* Decodes step k of a chunk: four quads a slab, to reg[kSlabs][8] as trf_build_quad leaves them. The slabs take turns
- * symbol by symbol, so that their chains of states overlap. */
+/* Decodes step k of a chunk: four times four weights a slab, to reg[kSlabs][8] as trf_build_four leaves them. The slabs
+ * take turns symbol by symbol, so that their chains of states overlap. */
 template <class Codec, int kSlabs, class Inputs>
 static __device__ __forceinline__ void trf_decode_column_step(trf_open_slabs<kSlabs> &open, const Inputs &in,
                                                               const uint4 *plane8, const trf_narrow_words *narrow,
@@ -165,7 +166,7 @@ static __device__ __forceinline__ void trf_decode_column_step(trf_open_slabs<kSl
         for (int s = 0; s < kSlabs; s++) {
             const uint4 &words = plane8[s];
             const uint32_t word = g == 0 ? words.x : g == 1 ? words.y : g == 2 ? words.z : words.w;
-            trf_build_quad<Codec>(reg[s] + 2 * g, x[s][0], x[s][1], word, narrow[s], k, g, in.planes);
+            trf_build_four<Codec>(reg[s] + 2 * g, x[s][0], x[s][1], word, narrow[s], k, g, in.planes);
         }
     }
 }
@@ -182,7 +183,7 @@ static __device__ __forceinline__ void trf_patch_step(trf_open_slabs<kSlabs> &op
 #pragma unroll 1
             while (exceptions[s].next < open.last_exception) {
                 const uint32_t exception = exceptions[s].next;
-                trf_patch_exception(reg[s], exception, sink.exception_value(s, exception, walk), lane);
+                trf_patch_exception(reg[s], exception, sink.exception_bits(s, exception, walk), lane);
                 trf_exceptions_advance(exceptions[s]);
             }
     }
@@ -239,9 +240,9 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
  *   sink.begin_step_pair(half)              before each two steps; half: 0 or 1, of a chunk
  *   sink.prefetch_chunk()                   two steps before another chunk of the slab begins, or
  *   sink.prefetch_slab(walk)                before the first one of another slab does (neither with the short ring)
- *   sink.finish_step(reg)                   reg[8]: fragments as trf_build_quad leaves them (int, and fp8 unless it is
+ *   sink.finish_step(reg)                   reg[8]: fragments as trf_build_four leaves them (int, and fp8 unless it is
  *                                           decoded as F16: the four X in reg[0, 2, 4, 6])
- *   sink.exception_value(s, exception, walk) for each exception of the step in slab s: the 16 bits that take its place
+ *   sink.exception_bits(s, exception, walk) for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                 reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)
  * A unit is kSlabs bands. Sink::kCopiesX: begin_step_pair, prefetch_chunk and prefetch_slab start copies,

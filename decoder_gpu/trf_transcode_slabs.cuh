@@ -60,7 +60,7 @@ static inline uint64_t trf_count_tile_halves(uint64_t rows, uint64_t cols) {
 static inline trf_transcode_args trf_transcode_args_of(const trf_device_view *view, const trf_smem_layout &smem,
                                                        const trf_packed_view *packed, uint32_t first_row,
                                                        const trf_transcode_memory *memory) {
-    const trf_decode_choice chosen = {1, 0, TRF_WRITE_VECTOR, smem};
+    const trf_decode_choice chosen = {1, 0, TRF_METHOD_VECTOR, smem};
     uint32_t *const counts = (uint32_t *)memory->scratch;
     return {*view,
             trf_write_call_of(view, TRF_DECODE_ELEMENTS, &chosen),
@@ -79,49 +79,49 @@ static inline trf_transcode_args trf_transcode_args_of(const trf_device_view *vi
 template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink<Codec, 2, false> {
     using Base = trf_write_sink<Codec, 2, false>;
     const trf_transcode_args &args;
-    trf_pack_row rows[2]; /* alike: there are no row offsets */
-    uint32_t band;        /* the coded one, of those that are walked */
-    uint32_t packed_band; /* of the packed layer */
-    uint32_t tile;        /* the packed tile at hand, of its band */
-    uint32_t first_tile;  /* of the slab */
-    uint32_t count;       /* records of the tile half that lane i has of the slab's i-th tile */
-    uint8_t *packed_to;   /* the tile half at hand */
+    trf_row_to_window rows[2];  /* alike: there are no row offsets */
+    uint32_t band;              /* the coded one, of those that are walked */
+    uint32_t packed_band;       /* of the packed layer */
+    uint32_t packed_tile;       /* at hand, of its band */
+    uint32_t first_packed_tile; /* of the slab */
+    uint32_t count;             /* records of the tile half that lane i has of the slab's i-th packed tile */
+    uint8_t *packed_to;         /* the tile half at hand */
 
     __device__ __forceinline__ trf_transcode_sink(const trf_transcode_args &args_, uint32_t lane_)
         : Base(args_.view, args_.call, nullptr, lane_, 0), args(args_) {
-        rows[0] = rows[1] = trf_pack_row_of(args.packed.base, kZeroing, 0);
+        rows[0] = rows[1] = trf_row_to_window_of(args.packed.base, kZeroing, 0);
     }
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         Base::begin_slab(walk);
         band = walk.unit;
         packed_band = args.first_band + band / kTileHalves;
-        tile = first_tile = walk.panel * (this->view.slab_cols / TRF_PACKED_TILE_COLS);
+        packed_tile = first_packed_tile = walk.panel * (this->view.slab_cols / TRF_PACKED_TILE_COLS);
         count = 0;
         packed_to = const_cast<uint8_t *>(args.packed.tiles) +
-                    TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&args.packed, packed_band, tile) +
+                    TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&args.packed, packed_band, packed_tile) +
                     band % kTileHalves * (kTileHalfSlabs * TRF_PACKED_SLAB_BYTES);
     }
 
     /* words: the octets of the lane's four rows. */
     __device__ __forceinline__ void pack_tile_half(const trf_words4 words[TRF_WRITE_ROWS]) {
-        const uint32_t line_tile = tile % TRF_PACKED_LINE_TILES;
-        const uint64_t tile_half = (uint64_t)band * args.packed.tiles_per_band + tile,
-                       line = (uint64_t)packed_band * args.packed.lines_per_band + tile / TRF_PACKED_LINE_TILES;
+        const uint32_t line_tile = packed_tile % TRF_PACKED_LINE_TILES;
+        const uint64_t tile_half = (uint64_t)band * args.packed.tiles_per_band + packed_tile,
+                       line = (uint64_t)packed_band * args.packed.lines_per_band + packed_tile / TRF_PACKED_LINE_TILES;
         const trf_record_list list = {args.records + tile_half * kTileHalfRecords, kTileHalfRecords};
         uint32_t found = 0;
 #pragma unroll
         for (uint32_t s = 0; s < kTileHalfSlabs; s++) {
             const uint32_t slab = band % kTileHalves * kTileHalfSlabs + s;
             const trf_packed_slab_place place =
-                trf_packed_slab_place_of(packed_band, tile - line_tile, line_tile, slab, this->lane, line);
+                trf_packed_slab_place_of(packed_band, packed_tile - line_tile, line_tile, slab, this->lane, line);
             trf_words4 octets[2] = {words[2 * s], words[2 * s + 1]};
             found = trf_pack_slab<kZeroing>(args.packed, args.state, place, list, octets, rows, found,
                                             packed_to + s * TRF_PACKED_SLAB_BYTES);
         }
-        if (this->lane == tile - first_tile)
+        if (this->lane == packed_tile - first_packed_tile)
             count = found;
-        tile++;
+        packed_tile++;
         packed_to += TRF_PACKED_TILE_BYTES;
     }
 
@@ -143,8 +143,8 @@ template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink
 
     /* Nobody is given what a corrupt slab has become: the layer has a fault. */
     __device__ __forceinline__ void end_slab(const trf_walk &, bool) {
-        if (this->lane < tile - first_tile)
-            args.counts[(uint64_t)band * args.packed.tiles_per_band + first_tile + this->lane] = count;
+        if (this->lane < packed_tile - first_packed_tile)
+            args.counts[(uint64_t)band * args.packed.tiles_per_band + first_packed_tile + this->lane] = count;
     }
 };
 
@@ -165,11 +165,11 @@ static __device__ __forceinline__ void trf_transcode_slabs(const trf_transcode_a
 /* The first weight of a line's first tile in the window's scale, if it has no record. */
 template <bool kZeroing>
 static __device__ __forceinline__ uint32_t trf_first_formed(const trf_packed_view &view, const trf_line_place &at) {
-    const uint8_t *const tile =
+    const uint8_t *const packed_tile =
         view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, at.band, at.first_tile);
     uint32_t a[TRF_PACKED_SLAB_REGISTERS];
-    trf_packed_slab_form(a, *(const trf_words4 *)(tile + trf_packed_slab_raw_at(0, 0)),
-                         *(const trf_words2 *)(tile + trf_packed_slab_index_at(0, 0)), kZeroing);
+    trf_packed_slab_form(a, *(const trf_words4 *)(packed_tile + trf_packed_slab_raw_at(0, 0)),
+                         *(const trf_words2 *)(packed_tile + trf_packed_slab_index_at(0, 0)), kZeroing);
     return a[0] & 0xFFFF;
 }
 

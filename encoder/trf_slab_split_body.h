@@ -39,12 +39,12 @@ static inline __attribute__((always_inline)) void split_codec(const trf_split_ru
 }
 
 static void split_codes(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t n) {
-    const uint16_t origin = (uint16_t)rule->classes.class_value[0], mask = (uint16_t)((1u << rule->raw_bits) - 1);
+    const uint16_t lowest_code = (uint16_t)rule->classes.class_value[0], mask = (uint16_t)((1u << rule->raw_bits) - 1);
     const uint16_t *restrict element = buffers->element;
     uint16_t *restrict class_key = buffers->class_key, *restrict raw = buffers->raw;
     for (uint32_t i = 0; i < n; i++) {
         class_key[i] = element[i];
-        raw[i] = (uint16_t)((element[i] - origin) & mask);
+        raw[i] = (uint16_t)((element[i] - lowest_code) & mask);
     }
 }
 

@@ -119,13 +119,13 @@ static double count_between(const double *prefix, int32_t low, int32_t high) {
 }
 
 /* What a window of codes costs: sets shift, likeliest, bits and cost. */
-static void try_window(trf_classes *classes, const double *prefix, double total, int32_t origin, uint32_t raw_bits,
+static void try_window(trf_classes *classes, const double *prefix, double total, int32_t lowest_code, uint32_t raw_bits,
                        double exception_cost) {
     double share[16], best = -1, covered = 0, regular = raw_bits;
     uint32_t count = 1u << classes->class_bits;
     classes->shift = raw_bits;
     for (uint32_t k = 0; k < count; k++) {
-        int32_t low = origin + (int32_t)(k << raw_bits);
+        int32_t low = lowest_code + (int32_t)(k << raw_bits);
         share[k] = count_between(prefix, low, low + (1 << raw_bits)) / total;
         covered += share[k];
         if (share[k] > best)
@@ -158,29 +158,29 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_NUM_CO
     classes->contiguous = 1;
     classes->cost = kHopeless;
     trf_classes next = *classes;
-    int32_t best_origin = 0;
+    int32_t best_lowest_code = 0;
     for (uint32_t r = 0; r <= TRF_MAX_INT_RAW_BITS && r < classes->cost; r++) {
         int32_t window = 1 << (class_bits + r), stride = r >= 4 ? 1 << (r - 3) : 1;
         int32_t from = lowest - window + 1, to = highest;
         /* Only windows around the middle can win where they are wide enough to hold everything twice. */
         if (window > 4 * (highest - lowest + 1))
             break;
-        for (int32_t origin = from < -1024 ? -1024 : from; origin <= to; origin += stride) {
-            if (origin + window - (1 << r) > 1023)
+        for (int32_t lowest_code = from < -1024 ? -1024 : from; lowest_code <= to; lowest_code += stride) {
+            if (lowest_code + window - (1 << r) > 1023)
                 break;
-            try_window(&next, prefix, total, origin, r, exception_cost);
+            try_window(&next, prefix, total, lowest_code, r, exception_cost);
             if (next.cost < classes->cost) {
                 *classes = next;
-                best_origin = origin;
+                best_lowest_code = lowest_code;
             }
         }
     }
     if (classes->cost == kHopeless) { /* one code, or none: any window around it */
-        best_origin = lowest + (1 << class_bits) > 1023 ? 1023 - (1 << class_bits) : lowest;
-        try_window(classes, prefix, total, best_origin, 0, exception_cost);
+        best_lowest_code = lowest + (1 << class_bits) > 1023 ? 1023 - (1 << class_bits) : lowest;
+        try_window(classes, prefix, total, best_lowest_code, 0, exception_cost);
     }
     for (int32_t k = 0; k < 1 << class_bits; k++)
-        classes->class_value[k] = (int16_t)(best_origin + (k << classes->shift));
+        classes->class_value[k] = (int16_t)(best_lowest_code + (k << classes->shift));
 }
 
 /* ---- frequencies ---- */

@@ -37,7 +37,7 @@ typedef struct trf_classes {
 void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
                               uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits, double exception_cost);
 
-/* Picks raw bits and origin of an int layer. counts: index code + TRF_MAX_CODE. */
+/* Picks raw bits and lowest code of an int layer. counts: index code + TRF_MAX_CODE. */
 void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_NUM_CODES], uint32_t class_bits,
                             double exception_cost);
 

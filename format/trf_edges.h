@@ -211,11 +211,11 @@ TRF_HD void trf_edge_decode_segment(const trf_device_view *view, const int16_t *
             to[row * at.pitch + lane] = (uint16_t)trf_stored_element(view, edge, edge->band_row + row, at.col + lane);
     } else if (edge->intact) {
         const uint32_t first = TRF_EDGE_SEGMENT_WEIGHTS * segment, left = edge->slab.weights - first;
-        trf_slab_origin origin;
-        origin.row = edge->tile.row + edge->band_row;
-        origin.col = edge->tile.col + edge->region.col0;
-        origin.predictor_mode = edge->predictor_mode;
-        trf_lane_decode(view, class_value, &edge->slab, &edge->reader, lane, origin, first,
+        trf_slab_place place;
+        place.row = edge->tile.row + edge->band_row;
+        place.col = edge->tile.col + edge->region.col0;
+        place.predictor_mode = edge->predictor_mode;
+        trf_lane_decode(view, class_value, &edge->slab, &edge->reader, lane, place, first,
                         left < TRF_EDGE_SEGMENT_WEIGHTS ? left : (uint32_t)TRF_EDGE_SEGMENT_WEIGHTS, to, at.pitch,
                         at.col - edge->region.col0);
     }

@@ -70,8 +70,8 @@ TRF_HD uint32_t trf_plane_word_offset(uint32_t lane_words, uint32_t lane, uint32
     return 512 * vector + stride * lane + 4 * (z % 4);
 }
 
-/* Word and lowest bit, in a chunk's plane, of the lane's weight i of that chunk. A word holds 8 / width quads, which
- * are four weights; byte by byte it has the fields of the weights 0, 2, 1, 3 of each quad. */
+/* Word and lowest bit, in a chunk's plane, of the lane's weight i of that chunk. A word holds 8 / width times
+ * four weights; byte by byte it has the fields of the weights 0, 2, 1, 3 of each four. */
 TRF_HD uint32_t trf_plane_word(uint32_t i, uint32_t width) { return i * width / 32; }
 TRF_HD uint32_t trf_plane_bit(uint32_t i, uint32_t width) {
     return width * ((i / 4) % (8 / width)) + 8 * ((i / 2) % 2) + 16 * (i % 2);

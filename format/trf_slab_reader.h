@@ -133,10 +133,10 @@ TRF_HD void trf_lane_raw_bits(const trf_slab_reader *slab, uint32_t codec, uint3
 /* ---- elements ---- */
 
 /* Where a slab lies in its layer. */
-typedef struct trf_slab_origin {
+typedef struct trf_slab_place {
     uint32_t row, col;       /* of its first weight */
     uint32_t predictor_mode; /* of its tile */
-} trf_slab_origin;
+} trf_slab_place;
 
 /* The element of a class's value and raw bits: FORMAT.md section 5. offset: D and those of row and column that are in
  * effect. */
@@ -163,7 +163,7 @@ TRF_HD int32_t trf_exponent_offset_at(const trf_device_view *view, uint32_t pred
  * (row, col) of the slab at to[row * pitch + col - first_col]; exceptions as coded. first, count: multiples of 8, first
  * + count <= slab->weights. class_value: the view's [16], or a copy that is nearer. */
 TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_value, const trf_slab_reader *slab,
-                            trf_lane_reader *reader, uint32_t lane, trf_slab_origin origin, uint32_t first,
+                            trf_lane_reader *reader, uint32_t lane, trf_slab_place place, uint32_t first,
                             uint32_t count, uint16_t *to, uint32_t pitch, uint32_t first_col) {
     const uint32_t codec = view->codec, class_bits = view->class_bits;
     for (uint32_t i = first; i < first + count; i += 4) {
@@ -174,7 +174,7 @@ TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_va
             uint32_t row = trf_lane_row(slab->shape, lane, i + k);
             uint32_t col = trf_lane_col(slab->shape, lane, i + k);
             int32_t value = class_value[classes >> (class_bits * k) & ((1u << class_bits) - 1)];
-            int32_t offset = trf_exponent_offset_at(view, origin.predictor_mode, origin.row + row, origin.col + col);
+            int32_t offset = trf_exponent_offset_at(view, place.predictor_mode, place.row + row, place.col + col);
             to[row * pitch + col - first_col] = (uint16_t)trf_join_element(codec, class_bits, value, raw[k], offset);
         }
     }

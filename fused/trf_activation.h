@@ -13,7 +13,7 @@
 #include <math.h>
 
 /* x / y, y from 1 to 2. */
-TRF_HD float trf_divide(float x, float y) {
+TRF_HD float trf_divide_floats(float x, float y) {
 #ifdef __CUDA_ARCH__
     return __fdividef(x, y); /* within 2 units in the last place, and without a branch */
 #else
@@ -25,7 +25,7 @@ TRF_HD float trf_divide(float x, float y) {
  * in two factors, of which none is ever denormal where the product with v is not. */
 TRF_HD float trf_times_sigmoid(float v, float t, float t_rest) {
     const float root = expf(-0.5f * fabsf(t)), other = fmaf(t < 0 ? t_rest : -t_rest, root, root);
-    const float quotient = trf_divide(t < 0 ? v * root * other : v, fmaf(root, other, 1.0f));
+    const float quotient = trf_divide_floats(t < 0 ? v * root * other : v, fmaf(root, other, 1.0f));
     return t < -250.0f ? -0.0f : quotient; /* of -infinity, too */
 }
 

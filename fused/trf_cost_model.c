@@ -78,7 +78,7 @@ static double alone_us(const trf_device_view *view, double quads_us) {
 
 /* ---- one layer ---- */
 
-static int shares_units(const trf_fused_partition *c) { return c->cluster * c->k_splits > 1; }
+static int shares_units(const trf_fused_partition *c) { return c->cluster_size * c->k_splits > 1; }
 
 static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->unit_slabs, (int)c->x_tiles); }
 
@@ -123,13 +123,13 @@ static double cost_of_one_tile(const trf_device_view *view, const trf_fused_part
 
 /* Of adding up the sums of warps that share units. */
 static double cost_of_meeting(const trf_fused_partition *c, uint32_t m) {
-    const double meeting = c->cluster > 2   ? kMeetClusterUs
-                           : c->cluster > 1 ? kMeetPairUs
-                                            : kMeetBlockUs,
-                 bytes_per_us = c->cluster > 1 ? kClusterBytesPerUs : kBlockBytesPerUs,
+    const double meeting = c->cluster_size > 2   ? kMeetClusterUs
+                           : c->cluster_size > 1 ? kMeetPairUs
+                                                 : kMeetBlockUs,
+                 bytes_per_us = c->cluster_size > 1 ? kClusterBytesPerUs : kBlockBytesPerUs,
                  left = c->wave_units * c->k_splits * trf_fused_sum_bytes(c->unit_slabs, c->x_tiles) *
                         (m < 8 ? m / 8.0 : 1.0); /* bytes that a block reads */
-    return c->waves * (meeting + kMeetWarpUs * c->cluster * c->k_splits + left / bytes_per_us);
+    return c->waves * (meeting + kMeetWarpUs * c->cluster_size * c->k_splits + left / bytes_per_us);
 }
 
 double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition *c, uint32_t multiprocessors,
@@ -186,11 +186,11 @@ double trf_cost_of_stream_k(const trf_cost_layer *layer, uint32_t units) {
 }
 
 double trf_cost_of_split_k(const trf_cost_layer *layer, uint32_t waves, uint32_t wave_units, uint32_t panels,
-                           uint32_t k_splits, uint32_t cluster) {
+                           uint32_t k_splits, uint32_t cluster_size) {
     const double steps = (double)waves * trf_ceil_div(panels, k_splits),
                  rows = wave_units * layer->unit_slabs > 8 ? kManyRowsFactor : 1.0,
-                 meeting = cluster > 2 ? kMeetClusterUs : kMeetPairUs;
+                 meeting = cluster_size > 2 ? kMeetClusterUs : kMeetPairUs;
     return kGroupClusterUs + steps * trf_cost_of_step(layer, 0.5 * (layer->warps + wave_units * k_splits) * rows) +
-           waves * (meeting + kMeetWarpUs * cluster * k_splits +
+           waves * (meeting + kMeetWarpUs * cluster_size * k_splits +
                     wave_units * k_splits * layer->sum_bytes / kClusterBytesPerUs);
 }

@@ -42,7 +42,7 @@ double trf_cost_of_stream_k(const trf_cost_layer *layer, uint32_t units);
 /* Of a block of a cluster of several blocks: waves of wave_units units, of each so many panels, cut among k_splits
  * warps. */
 double trf_cost_of_split_k(const trf_cost_layer *layer, uint32_t waves, uint32_t wave_units, uint32_t panels,
-                           uint32_t k_splits, uint32_t cluster);
+                           uint32_t k_splits, uint32_t cluster_size);
 
 #ifdef __cplusplus
 }

@@ -41,7 +41,7 @@ int trf_find_device_limits(trf_device_limits *limits) {
         config.blockDim = dim3(512);
         config.dynamicSmemBytes = (size_t)limits->shared_bytes - TRF_STATIC_SMEM_BYTES;
         config.attrs = &attribute;
-        trf_launch_form_clusters(&config, blocks);
+        trf_launch_set_cluster(&config, blocks);
         int clusters = 0;
         status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
         limits->clusters_of[blocks] = clusters > 0 ? (uint32_t)clusters : 0;

@@ -20,7 +20,7 @@ static inline trf_divisor trf_divisor_of(uint32_t by) {
 }
 
 /* n / by; n below 2^31. */
-TRF_HD uint32_t trf_divide(uint32_t n, trf_divisor divisor) {
+TRF_HD uint32_t trf_quotient(uint32_t n, trf_divisor divisor) {
     return (uint32_t)((uint64_t)n * divisor.factor >> divisor.shift);
 }
 /* n % by, of n / by. */

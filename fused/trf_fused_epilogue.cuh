@@ -98,14 +98,14 @@ static __device__ __forceinline__ void trf_apply_epilogue_of_rows(const trf_epil
 static __device__ __noinline__ void trf_apply_epilogue_of_block(const trf_fused_args &args, uint32_t first,
                                                                 uint32_t end) {
     const trf_product_args &a = args.product;
-    const uint32_t cluster = args.partition.cluster;
+    const uint32_t cluster_size = args.partition.cluster_size;
     if (!args.partition.is_stream_k && first < end) {
-        trf_cluster_arrive(cluster);
-        trf_cluster_wait(cluster); /* all sums are there */
+        trf_cluster_arrive(cluster_size);
+        trf_cluster_wait(cluster_size); /* all sums are there */
         const trf_epilogue epilogue = args.epilogue;
         const trf_sums sums = {(const float *)a.y, a.y_stride, a.m, a.view.rows};
-        trf_apply_epilogue_of_rows(epilogue, sums, first, end, blockIdx.x % cluster * blockDim.x + threadIdx.x,
-                                   cluster * blockDim.x);
+        trf_apply_epilogue_of_rows(epilogue, sums, first, end, blockIdx.x % cluster_size * blockDim.x + threadIdx.x,
+                                   cluster_size * blockDim.x);
     }
     const trf_epilogue epilogue = args.epilogue;
     trf_each_remainder_element(a, [&](uint32_t n, uint32_t row) {

@@ -64,7 +64,7 @@ struct trf_block_share {
             end = trf_share_begin(p.share_quotient, p.share_remainder, blockIdx.x + 1);
             return;
         }
-        const uint32_t cluster = blockIdx.x / p.cluster, rank = blockIdx.x % p.cluster;
+        const uint32_t cluster = blockIdx.x / p.cluster_size, rank = blockIdx.x % p.cluster_size;
         unit = trf_share_begin(p.share_quotient, p.share_remainder, cluster);
         units = p.share_quotient + (cluster < p.share_remainder ? 1 : 0);
         panel = trf_share_begin(p.panel_quotient, p.panel_remainder, rank);
@@ -164,23 +164,23 @@ static __device__ __forceinline__ float *trf_partial_of(const trf_fused_partitio
 }
 
 /* ---- sums of warps that share a unit ----
- * A *task* is one accumulator tile of one unit of the wave; block `task % cluster` adds it up. In clusters of several
- * blocks warps send their sums there, where [task / cluster] [block][k_split] stand side by side; a block alone has
- * them where its warps left them. */
+ * A *task* is one accumulator tile of one unit of the wave; block `task % cluster_size` adds it up. In clusters of
+ * several blocks warps send their sums there, where [task / cluster_size] [block][k_split] stand side by side; a block
+ * alone has them where its warps left them. */
 
 template <class Product>
 static __device__ __forceinline__ void trf_send_partial_sums(Product &product, const trf_partition_args &p,
                                                              uint32_t sums, uint32_t warp, uint32_t unit_in_wave,
                                                              uint32_t k_split) {
     const uint32_t lane = threadIdx.x % 32, in_tile = trf_acc_tile_offset(product.a.m, lane, lane % 4);
-    const uint32_t rank = blockIdx.x % p.cluster;
+    const uint32_t rank = blockIdx.x % p.cluster_size;
     product.each_acc_tile([&](uint32_t acc_tile, float4 v) {
-        if (p.cluster == 1) {
+        if (p.cluster_size == 1) {
             trf_cluster_store(sums + warp * p.sums_stride + acc_tile * TRF_ACC_TILE_BYTES + in_tile, 0, v);
         } else {
             const uint32_t task = unit_in_wave * Product::kAccTiles + acc_tile;
-            const uint32_t slot = (task / p.cluster * p.cluster + rank) * p.k_splits + k_split;
-            trf_cluster_store(sums + slot * TRF_ACC_TILE_BYTES + in_tile, task % p.cluster, v);
+            const uint32_t place = (task / p.cluster_size * p.cluster_size + rank) * p.k_splits + k_split;
+            trf_cluster_store(sums + place * TRF_ACC_TILE_BYTES + in_tile, task % p.cluster_size, v);
         }
     });
 }
@@ -217,24 +217,25 @@ template <class Product>
 static __device__ __forceinline__ void trf_finish_wave(const trf_product_args &a, const trf_partition_args &p,
                                                        uint32_t sums, uint32_t first, uint32_t units, float *partials) {
     const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    const uint32_t rank = blockIdx.x % p.cluster, count = p.cluster * p.k_splits;
+    const uint32_t rank = blockIdx.x % p.cluster_size, count = p.cluster_size * p.k_splits;
     const uint32_t adders = a.m <= 2 ? 4 : a.m <= 4 ? 2 : 1; /* lanes that add for one */
     const uint32_t q = lane % (4 / adders), adder = lane % 4 / (4 / adders);
     const uint32_t in_tile = sums + trf_acc_tile_offset(a.m, lane, q);
-    const uint32_t step = p.cluster > 1 ? TRF_ACC_TILE_BYTES : p.wave_units * p.sums_stride;
+    const uint32_t step = p.cluster_size > 1 ? TRF_ACC_TILE_BYTES : p.wave_units * p.sums_stride;
 #pragma unroll 1
-    for (uint32_t task = rank + p.cluster * warp; task < units * Product::kAccTiles; task += p.cluster * warps) {
+    for (uint32_t task = rank + p.cluster_size * warp; task < units * Product::kAccTiles;
+         task += p.cluster_size * warps) {
         const uint32_t unit = task / Product::kAccTiles, acc_tile = task % Product::kAccTiles;
-        const uint32_t at = in_tile + (p.cluster > 1 ? task / p.cluster * count * TRF_ACC_TILE_BYTES
-                                                     : unit * p.sums_stride + acc_tile * TRF_ACC_TILE_BYTES);
+        const uint32_t at = in_tile + (p.cluster_size > 1 ? task / p.cluster_size * count * TRF_ACC_TILE_BYTES
+                                                          : unit * p.sums_stride + acc_tile * TRF_ACC_TILE_BYTES);
         const float4 sum = trf_add_partials<8>(count, adder, adders, [&](uint32_t i) { return at + i * step; });
         if (adder || 2 * q >= a.m)
             continue;
         if (partials)
             *reinterpret_cast<float4 *>(partials + 128 * task + 4 * lane) = sum;
         else
-            trf_finish_sums(a, lane, q, (first + unit) * Product::kRows, acc_tile / Product::kAccTileCols,
-                            acc_tile % Product::kAccTileCols, sum);
+            trf_finish_sums(a, lane, q, (first + unit) * Product::kRows, acc_tile / Product::kAccTileXTiles,
+                            acc_tile % Product::kAccTileXTiles, sum);
     }
 }
 
@@ -296,16 +297,16 @@ static __device__ __forceinline__ void trf_end_wave_shared(Product &product, con
         __syncwarp();
     }
     if (p.sums_over_x)
-        trf_cluster_arrive(p.cluster);
-    if (p.cluster > 1 || !is_first)
-        trf_cluster_wait(p.cluster); /* the blocks are there; sums of the wave before are read */
+        trf_cluster_arrive(p.cluster_size);
+    if (p.cluster_size > 1 || !is_first)
+        trf_cluster_wait(p.cluster_size); /* the blocks are there; sums of the wave before are read */
     if (w.k_split < p.k_splits)
         trf_send_partial_sums<Product>(product, p, w.shared + p.sums_offset, w.warp, w.unit_in_wave, w.k_split);
-    trf_cluster_arrive(p.cluster);
-    trf_cluster_wait(p.cluster);
+    trf_cluster_arrive(p.cluster_size);
+    trf_cluster_wait(p.cluster_size);
     trf_finish_wave<Product>(a, p, w.shared + p.sums_offset, first, units, partials);
     if (!is_last)
-        trf_cluster_arrive(p.cluster);
+        trf_cluster_arrive(p.cluster_size);
 }
 
 /* Keeps the pipeline of x going to the end of wave g: other warps of the split may still want what this one copies.
@@ -326,7 +327,7 @@ template <class Sink, class Walk>
 static __device__ __forceinline__ void
 trf_walk_waves(Sink &sink, const trf_product_args &a, const trf_fused_partition_args &p, const trf_fused_warp &w,
                const trf_block_share &share, const trf_split_k_unit_order &unit_order, Walk walk) {
-    const bool joins = p.cluster * p.k_splits > 1;
+    const bool joins = p.cluster_size * p.k_splits > 1;
     const uint32_t first_wave = share.begin / share.panels;
     uint32_t walk_slabs = 0; /* slabs of the split, up to the end of the wave at hand */
 #pragma unroll 1
@@ -366,7 +367,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     /* First slabs and the table are on their way while the block finds its share. */
     trf_allow_successor();
     if (!p.sums_over_x) /* else blocks may send sums when all are done with x, not when all are there */
-        trf_cluster_arrive(p.cluster);
+        trf_cluster_arrive(p.cluster_size);
     const trf_table_source<kP> table_source(a.view);
     trf_block_share share_at_start;
     share_at_start.find(p);

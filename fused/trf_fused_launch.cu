@@ -42,8 +42,8 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, c
                           cudaStream_t stream) {
     bool early;
     cudaError_t status = trf_launch_kernel(
-        kernel, args, {c.cluster * c.clusters, 32 * trf_fused_block_warps(&c), c.shared_bytes, c.cluster, stream},
-        &early);
+        kernel, args,
+        {c.cluster_size * c.clusters, 32 * trf_fused_block_warps(&c), c.shared_bytes, c.cluster_size, stream}, &early);
     if (status == cudaSuccess && c.is_stream_k && c.units)
         status = launch_finish(args, c, early, stream);
     return status;
@@ -53,14 +53,14 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, c
 static trf_fused_partition_args partition_args(const trf_fused_partition &c, uint8_t *base) {
     const uint32_t shared_out = c.is_stream_k ? c.wave_panels : c.units;
     trf_fused_partition_args args = {};
-    args.cluster = c.cluster;
+    args.cluster_size = c.cluster_size;
     args.k_splits = c.k_splits;
     args.wave_units = c.wave_units;
     args.units = c.units;
     args.share_quotient = shared_out / c.clusters;
     args.share_remainder = shared_out % c.clusters;
-    args.panel_quotient = c.panels / c.cluster;
-    args.panel_remainder = c.panels % c.cluster;
+    args.panel_quotient = c.panels / c.cluster_size;
+    args.panel_remainder = c.panels % c.cluster_size;
     args.sums_stride = c.sums_stride;
     args.smem = c.smem;
     args.is_stream_k = c.is_stream_k;

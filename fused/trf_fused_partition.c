@@ -32,7 +32,7 @@ static int variant_takes(const trf_product_request *request, uint32_t variant) {
 /* ---- the partition ---- */
 
 /* Whether warps do. */
-static int shares_units(const trf_fused_partition *c) { return c->cluster * c->k_splits > 1; }
+static int shares_units(const trf_fused_partition *c) { return c->cluster_size * c->k_splits > 1; }
 
 static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->unit_slabs, (int)c->x_tiles); }
 
@@ -45,10 +45,10 @@ uint32_t trf_fused_block_warps(const trf_fused_partition *c) {
 }
 
 /* The partition that these lead to; what depends on shared memory is left out. clusters: at most. */
-static trf_fused_partition make_partition(const trf_product_request *request, uint32_t variant, uint32_t cluster,
+static trf_fused_partition make_partition(const trf_product_request *request, uint32_t variant, uint32_t cluster_size,
                                           uint32_t clusters, uint32_t k_splits, uint32_t flags) {
     const trf_device_view *view = request->view;
-    trf_fused_partition c = {.variant = variant, .cluster = cluster, .k_splits = k_splits};
+    trf_fused_partition c = {.variant = variant, .cluster_size = cluster_size, .k_splits = k_splits};
     c.x_tiles = (uint32_t)trf_fused_x_tiles(request->m, (int)variant);
     c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_has_scale_groups(view), (int)c.x_tiles,
                                         (int)variant);
@@ -69,7 +69,7 @@ static trf_fused_partition make_partition(const trf_product_request *request, ui
     const uint32_t most_units = c.units ? trf_ceil_div(c.units, c.clusters) : 1;
     c.wave_units = trf_min_u32(most_at_once, most_units);
     c.waves = trf_ceil_div(most_units, c.wave_units);
-    c.block_panels = trf_ceil_div(c.panels, cluster);
+    c.block_panels = trf_ceil_div(c.panels, cluster_size);
     return c;
 }
 
@@ -77,7 +77,8 @@ static trf_fused_partition make_partition(const trf_product_request *request, ui
 static int lay_out(trf_fused_partition *c, const trf_product_request *request, uint32_t table_log,
                    uint32_t x_stage_cols) {
     const trf_device_view *view = request->view;
-    const int in_buffers = c->k_splits > 1 && c->cluster == 1 && c->waves == 1; /* those of the warps that left them */
+    const int in_buffers =
+        c->k_splits > 1 && c->cluster_size == 1 && c->waves == 1; /* those of the warps that left them */
     c->x_stage_cols = x_stage_cols;
     c->smem = trf_smem_layout_of(view->raw_bits, request->traits->max_rans_bytes, trf_fused_block_warps(c),
                                  c->unit_slabs, table_log, in_buffers ? sum_bytes(c) : 0,
@@ -89,7 +90,7 @@ static int lay_out(trf_fused_partition *c, const trf_product_request *request, u
     c->sums_stride = in_buffers ? c->smem.warp_bytes : sum_bytes(c);
     if (shares_units(c) && !in_buffers) { /* tasks of a block, rounded up */
         const uint32_t end =
-            c->sums_offset + c->k_splits * (c->wave_units * c->sums_stride + c->cluster * TRF_ACC_TILE_BYTES);
+            c->sums_offset + c->k_splits * (c->wave_units * c->sums_stride + c->cluster_size * TRF_ACC_TILE_BYTES);
         c->shared_bytes = trf_max_u32(end, c->shared_bytes);
     }
     return trf_smem_fits(c->shared_bytes, request->limits);
@@ -128,14 +129,15 @@ static void consider(fused_search *search, trf_fused_partition candidate) {
 
 /* Clusters of 1 << log_cluster blocks, with up to `warps` of these to a unit. */
 static void consider_clusters(fused_search *search, uint32_t variant, uint32_t log_cluster, uint32_t warps) {
-    const uint32_t cluster = 1u << log_cluster, clusters = search->request->limits->clusters_of[cluster];
+    const uint32_t cluster_size = 1u << log_cluster, clusters = search->request->limits->clusters_of[cluster_size];
     for (uint32_t k_splits = 1; k_splits <= warps; k_splits++) {
-        const trf_fused_partition c = make_partition(search->request, variant, cluster, clusters, k_splits, 0);
-        if ((cluster > 1 && cluster > c.panels) || (k_splits > 1 && k_splits > c.block_panels))
+        const trf_fused_partition c = make_partition(search->request, variant, cluster_size, clusters, k_splits, 0);
+        if ((cluster_size > 1 && cluster_size > c.panels) || (k_splits > 1 && k_splits > c.block_panels))
             break; /* a block, or a warp, without panels */
         consider(search, c);
-        if (c.x_tiles > 1 && cluster > 1 && c.waves == 1 && k_splits <= c.panels / cluster)
-            consider(search, make_partition(search->request, variant, cluster, clusters, k_splits, FLAG_SUMS_OVER_X));
+        if (c.x_tiles > 1 && cluster_size > 1 && c.waves == 1 && k_splits <= c.panels / cluster_size)
+            consider(search,
+                     make_partition(search->request, variant, cluster_size, clusters, k_splits, FLAG_SUMS_OVER_X));
     }
 }
 

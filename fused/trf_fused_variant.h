@@ -2,18 +2,17 @@
 /* Which fused and grouped kernels there are, and their sizes: what the kernels are compiled for and what planning
  * chooses from. C and CUDA.
  *
- * A *unit* is the one or two bands of 32 rows that a warp walks side by side; an *accumulator tile* is the sums of 16
- * of its rows by 8 rows of x. */
+ * A *unit* is the one or two bands of 32 rows that a warp walks side by side. */
 #ifndef TRF_FUSED_VARIANT_H
 #define TRF_FUSED_VARIANT_H
 
 #include "transfuse.h"
+#include "trf_acc_tile.h"
 #include "trf_smem_layout.h"
 
 #include <assert.h>
 
 enum {
-    TRF_ACC_TILE_BYTES = 512, /* 16 bytes a lane */
     TRF_X_TILE_BYTES = 8 * 64 /* 8 rows of x, two steps' columns */
 };
 

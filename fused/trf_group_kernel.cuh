@@ -56,10 +56,10 @@ struct trf_expert_args {
 
 /* By value to every grouped kernel. */
 struct trf_group_args {
-    trf_smem_layout smem; /* of every layer */
-    uint32_t sums_offset; /* in shared memory */
-    uint32_t cluster;     /* blocks of a cluster; 1 for experts */
-    uint32_t count;       /* of layers; 0: these are experts */
+    trf_smem_layout smem;  /* of every layer */
+    uint32_t sums_offset;  /* in shared memory */
+    uint32_t cluster_size; /* blocks of a cluster; 1 for experts */
+    uint32_t count;        /* of layers; 0: these are experts */
     uint32_t first_cluster[TRF_GROUP_MAX_LAYERS + 1];
     union {
         trf_group_layer_args layers[TRF_GROUP_MAX_LAYERS];
@@ -100,7 +100,7 @@ static __device__ __forceinline__ void trf_copy_arguments(trf_group_layer_args &
 /* ---- layers ---- */
 
 static __device__ __forceinline__ void trf_enter_layer(const trf_group_args &g, trf_group_block &b) {
-    const uint32_t cluster = blockIdx.x / g.cluster, rank = blockIdx.x % g.cluster;
+    const uint32_t cluster = blockIdx.x / g.cluster_size, rank = blockIdx.x % g.cluster_size;
     uint32_t layer = 0;
     while (cluster >= g.first_cluster[layer + 1])
         layer++;
@@ -116,8 +116,8 @@ static __device__ __forceinline__ void trf_enter_layer(const trf_group_args &g, 
         b.share.begin = 0;
         b.share.end = (units + p.wave_units - 1) / p.wave_units * b.share.panels;
         b.stream_k = trf_stream_k_of(b.share.units, b.share.panels, blockDim.x / 32);
-        b.remainder_rank = blockIdx.x - g.first_cluster[layer] * g.cluster;
-        b.remainder_blocks = (g.first_cluster[layer + 1] - g.first_cluster[layer]) * g.cluster;
+        b.remainder_rank = blockIdx.x - g.first_cluster[layer] * g.cluster_size;
+        b.remainder_blocks = (g.first_cluster[layer + 1] - g.first_cluster[layer]) * g.cluster_size;
     }
     __syncthreads();
 }
@@ -369,8 +369,8 @@ static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, con
             return trf_partial_sums_at(g, b, shared, first + n, n || first_begins) + in_tile;
         });
         if (!adder && 2 * q < a.m)
-            trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, acc_tile / Product::kAccTileCols,
-                            acc_tile % Product::kAccTileCols, sum);
+            trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, acc_tile / Product::kAccTileXTiles,
+                            acc_tile % Product::kAccTileXTiles, sum);
     }
 }
 
@@ -395,15 +395,15 @@ static __device__ __forceinline__ void trf_end_wave(const trf_group_args &g, con
                                                     uint32_t n, uint32_t unit_in_wave, uint32_t k_split,
                                                     uint32_t shared, uint32_t warp) {
     const trf_partition_args &p = b.layer.partition;
-    trf_cluster_wait(g.cluster); /* the blocks are there; sums of the wave before are read */
+    trf_cluster_wait(g.cluster_size); /* the blocks are there; sums of the wave before are read */
     if (k_split < p.k_splits)
         trf_send_partial_sums<Product>(product, p, shared + g.sums_offset, warp, unit_in_wave, k_split);
-    trf_cluster_arrive(g.cluster);
-    trf_cluster_wait(g.cluster);
+    trf_cluster_arrive(g.cluster_size);
+    trf_cluster_wait(g.cluster_size);
     trf_finish_wave<Product>(product.a, p, shared + g.sums_offset, b.share.unit + n * p.wave_units,
                              min(p.wave_units, b.share.units - n * p.wave_units), nullptr);
     if ((n + 1) * b.share.panels < b.share.end)
-        trf_cluster_arrive(g.cluster);
+        trf_cluster_arrive(g.cluster_size);
 }
 
 /* ---- the product ---- */
@@ -416,7 +416,7 @@ static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_
     const trf_product_args &a = b.layer.product;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32,
                    wave_units = b.layer.partition.wave_units;
-    const bool is_stream_k = g.cluster == 1;
+    const bool is_stream_k = g.cluster_size == 1;
     const trf_table_source<kP> table_source(a.view);
     const trf_group_unit_order unit_order = {b, is_stream_k, warp % wave_units, warp / wave_units};
     const trf_walk walk = unit_order.start(warp);
@@ -463,7 +463,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_grouped(const __grid_const
         extern __shared__ __align__(1024) uint8_t shared_memory[];
         __shared__ trf_group_block b;
         trf_allow_successor();
-        trf_cluster_arrive(g.cluster);
+        trf_cluster_arrive(g.cluster_size);
         bool more = trf_enter_first(g, b);
 #pragma unroll 1
         while (more) {

@@ -23,7 +23,7 @@ static trf_group_kernel kernel_of(const trf_device_view *view, uint32_t unit_sla
 static cudaError_t launch(trf_group_kernel kernel, const trf_group_args &args, uint32_t blocks, uint32_t warps,
                           uint32_t shared_bytes, cudaStream_t stream) {
     bool early;
-    return trf_launch_kernel(kernel, args, {blocks, 32 * warps, shared_bytes, args.cluster, stream}, &early);
+    return trf_launch_kernel(kernel, args, {blocks, 32 * warps, shared_bytes, args.cluster_size, stream}, &early);
 }
 
 /* What layers and experts have in common; y: rows without gaps. */
@@ -32,7 +32,7 @@ static trf_group_layer_args layer_args_of(const trf_device_view *view, uint32_t 
     trf_group_layer_args args = {};
     args.partition.units = panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, unit_slabs) : 0;
     args.partition.panel_quotient = panels;
-    args.partition.cluster = 1;
+    args.partition.cluster_size = 1;
     args.partition.sums_stride = trf_fused_sum_bytes(unit_slabs, 1);
     args.product.view = *view;
     args.product.x_stride = view->cols;
@@ -43,14 +43,14 @@ static trf_group_layer_args layer_args_of(const trf_device_view *view, uint32_t 
 }
 
 /* Which clusters and panels are whose. */
-static void cut_layer(const trf_group_layer_partition *layer, uint32_t cluster, trf_partition_args *args) {
-    args->cluster = cluster;
+static void cut_layer(const trf_group_layer_partition *layer, uint32_t cluster_size, trf_partition_args *args) {
+    args->cluster_size = cluster_size;
     args->k_splits = layer->k_splits;
     args->wave_units = layer->wave_units;
     args->share_quotient = args->units / layer->clusters;
     args->share_remainder = args->units % layer->clusters;
-    args->panel_remainder = args->panel_quotient % cluster;
-    args->panel_quotient /= cluster;
+    args->panel_remainder = args->panel_quotient % cluster_size;
+    args->panel_quotient /= cluster_size;
 }
 
 /* x in whole 16 bytes, and the edges' part of y. */
@@ -77,21 +77,21 @@ int trf_group_launch(const trf_group_product *products, uint32_t count, const tr
     trf_group_args args = {};
     args.smem = partition->smem.layout;
     args.sums_offset = partition->smem.sums_offset;
-    args.cluster = partition->cluster;
+    args.cluster_size = partition->cluster_size;
     args.count = count;
     for (uint32_t i = 0; i < count; i++) {
         const trf_group_layer_partition *layer = &partition->layers[i];
         args.layers[i] = layer_args_of(products[i].view, partition->unit_slabs, products[i].y_dtype);
         args.layers[i].product.m = products[i].m;
         args.layers[i].product.y = y[i];
-        cut_layer(layer, partition->cluster, &args.layers[i].partition);
+        cut_layer(layer, partition->cluster_size, &args.layers[i].partition);
         args.first_cluster[i + 1] = args.first_cluster[i] + layer->clusters;
         int status = prepare_layer(&products[i], layer, x[i], (uint8_t *)workspace, &args.layers[i].product, stream);
         if (status)
             return status;
     }
     return launch(kernel_of(products[0].view, partition->unit_slabs, products[0].x_dtype), args,
-                  args.first_cluster[count] * args.cluster, partition->warps, partition->smem.bytes, stream);
+                  args.first_cluster[count] * args.cluster_size, partition->warps, partition->smem.bytes, stream);
 }
 
 /* ---- experts ---- */
@@ -122,7 +122,7 @@ int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition
     trf_expert_args *e = &args.experts;
     args.smem = partition->smem.layout;
     args.sums_offset = partition->smem.sums_offset;
-    args.cluster = 1;
+    args.cluster_size = 1;
     e->common = layer_args_of(call->view, partition->unit_slabs, call->y_dtype);
     e->common.partition.k_splits = e->common.partition.wave_units = 1;
     e->common.product.x = call->x;

@@ -59,7 +59,7 @@ typedef struct layer_partitions {
 
 /* A kernel, and the clusters it is launched in. */
 typedef struct group_launch {
-    uint32_t unit_slabs, warps, cluster, clusters; /* clusters: at most */
+    uint32_t unit_slabs, warps, cluster_size, clusters; /* clusters: at most */
 } group_launch;
 
 /* What is asked for, and the best partition so far. */
@@ -72,18 +72,18 @@ typedef struct group_search {
     trf_group_partition best;
 } group_search;
 
-static void find_layer_partitions(const trf_cost_layer *layer, uint32_t cluster, uint32_t clusters,
+static void find_layer_partitions(const trf_cost_layer *layer, uint32_t cluster_size, uint32_t clusters,
                                   layer_partitions *partitions) {
-    const uint32_t panels = trf_ceil_div(layer->panels, cluster);
+    const uint32_t panels = trf_ceil_div(layer->panels, cluster_size);
     for (uint32_t n = 1; n <= clusters; n++) {
         const uint32_t most_units = layer->units ? trf_ceil_div(layer->units, n) : 0;
-        partitions->us[n - 1] = cluster == 1 ? trf_cost_of_stream_k(layer, most_units) : HUGE_VAL;
+        partitions->us[n - 1] = cluster_size == 1 ? trf_cost_of_stream_k(layer, most_units) : HUGE_VAL;
         partitions->k_splits[n - 1] = 1;
-        for (uint32_t k_splits = 1; cluster > 1 && k_splits <= layer->warps && (k_splits == 1 || k_splits <= panels);
-             k_splits++) {
+        for (uint32_t k_splits = 1;
+             cluster_size > 1 && k_splits <= layer->warps && (k_splits == 1 || k_splits <= panels); k_splits++) {
             const uint32_t wave_units = trf_min_u32(layer->warps / k_splits, most_units);
             const double us = wave_units ? trf_cost_of_split_k(layer, trf_ceil_div(most_units, wave_units), wave_units,
-                                                               panels, k_splits, cluster)
+                                                               panels, k_splits, cluster_size)
                                          : 0;
             if (us < partitions->us[n - 1]) {
                 partitions->us[n - 1] = us;
@@ -136,31 +136,31 @@ static double find_least_us(const group_search *search, uint32_t clusters, uint3
 /* Bytes of sums of the launch. */
 static uint32_t sums_of(const trf_group_partition *partition, uint32_t count) {
     const uint32_t sum_bytes = trf_fused_sum_bytes(partition->unit_slabs, 1);
-    if (partition->cluster == 1)
+    if (partition->cluster_size == 1)
         return partition->warps * sum_bytes;
     uint32_t most = 0;
     for (uint32_t i = 0; i < count; i++) { /* tasks of a block, rounded up */
         const trf_group_layer_partition *layer = &partition->layers[i];
-        most = trf_max_u32(layer->k_splits * (layer->wave_units * sum_bytes + partition->cluster * TRF_ACC_TILE_BYTES),
-                           most);
+        most = trf_max_u32(
+            layer->k_splits * (layer->wave_units * sum_bytes + partition->cluster_size * TRF_ACC_TILE_BYTES), most);
     }
     return most;
 }
 
-/* Takes this kernel and size of cluster if they are better than the partition so far, and fit. */
+/* Takes this kernel and cluster size if they are better than the partition so far, and fit. */
 static void consider(group_search *search, const group_launch *launch) {
     trf_group_partition candidate = {
-        .unit_slabs = launch->unit_slabs, .warps = launch->warps, .cluster = launch->cluster};
+        .unit_slabs = launch->unit_slabs, .warps = launch->warps, .cluster_size = launch->cluster_size};
     uint32_t n[TRF_GROUP_MAX_LAYERS];
     for (uint32_t i = 0; i < search->count; i++) {
         const trf_group_product *product = &search->products[i];
         search->cost_layers[i] = trf_cost_layer_of(product->view, launch->unit_slabs, launch->warps, product->m);
-        if (launch->cluster > 1 && launch->cluster > search->cost_layers[i].panels)
+        if (launch->cluster_size > 1 && launch->cluster_size > search->cost_layers[i].panels)
             return; /* a block without panels */
         candidate.rans_bytes = trf_max_u32((product->traits->max_rans_bytes + 15) / 16 * 16, candidate.rans_bytes);
     }
     for (uint32_t i = 0; i < search->count; i++)
-        find_layer_partitions(&search->cost_layers[i], launch->cluster, launch->clusters, &search->partitions[i]);
+        find_layer_partitions(&search->cost_layers[i], launch->cluster_size, launch->clusters, &search->partitions[i]);
     candidate.microseconds = find_least_us(search, launch->clusters, n);
     if (candidate.microseconds >= search->best.microseconds)
         return;
@@ -169,7 +169,7 @@ static void consider(group_search *search, const group_launch *launch) {
         const uint32_t units = search->cost_layers[i].units, most_units = units ? trf_ceil_div(units, n[i]) : 1;
         layer->clusters = n[i];
         layer->k_splits = search->partitions[i].k_splits[n[i] - 1];
-        layer->wave_units = trf_min_u32(launch->cluster == 1 ? 1 : launch->warps / layer->k_splits, most_units);
+        layer->wave_units = trf_min_u32(launch->cluster_size == 1 ? 1 : launch->warps / layer->k_splits, most_units);
     }
     candidate.smem = lay_out(search->products[0].view, candidate.rans_bytes, launch->unit_slabs, launch->warps,
                              sums_of(&candidate, search->count));

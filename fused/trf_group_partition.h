@@ -45,8 +45,8 @@ typedef struct trf_group_layer_partition {
 } trf_group_layer_partition;
 
 typedef struct trf_group_partition {
-    uint32_t unit_slabs, warps, cluster; /* slabs of a unit, side by side; warps of a block; blocks of a cluster */
-    uint32_t rans_bytes;                 /* of the layer with the longest rANS streams */
+    uint32_t unit_slabs, warps, cluster_size; /* slabs of a unit, side by side; warps of a block; blocks of a cluster */
+    uint32_t rans_bytes;                      /* of the layer with the longest rANS streams */
     trf_group_smem smem;
     double microseconds; /* estimated, of a whole launch but what every launch takes */
     uint64_t workspace_bytes;

@@ -16,7 +16,7 @@ static inline void trf_launch_allow_early(cudaLaunchConfig_t *config) {
     attribute->val.programmaticStreamSerializationAllowed = 1;
 }
 
-static inline void trf_launch_form_clusters(cudaLaunchConfig_t *config, uint32_t blocks) {
+static inline void trf_launch_set_cluster(cudaLaunchConfig_t *config, uint32_t blocks) {
     cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
     attribute->id = cudaLaunchAttributeClusterDimension;
     attribute->val.clusterDim.x = blocks;
@@ -26,7 +26,7 @@ static inline void trf_launch_form_clusters(cudaLaunchConfig_t *config, uint32_t
 /* What a launch takes beside its arguments. */
 struct trf_launch_config {
     uint32_t blocks, threads, shared_bytes;
-    uint32_t cluster; /* blocks of a cluster */
+    uint32_t cluster_size; /* blocks of a cluster */
     cudaStream_t stream;
 };
 
@@ -49,8 +49,8 @@ static cudaError_t trf_launch_kernel(void (*kernel)(Args), const Args &args, con
     *early = attributes.ptxVersion >= 90;
     if (*early)
         trf_launch_allow_early(&config);
-    if (launch.cluster > 1)
-        trf_launch_form_clusters(&config, launch.cluster);
+    if (launch.cluster_size > 1)
+        trf_launch_set_cluster(&config, launch.cluster_size);
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 

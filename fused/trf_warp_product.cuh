@@ -28,10 +28,10 @@ struct trf_product_args {
 /* How a layer's units are cut over clusters, their columns over the blocks of a cluster, and both over warps
  * (trf_fused_kernel.cuh has a picture). */
 struct trf_partition_args {
-    uint32_t cluster;    /* blocks of a cluster */
-    uint32_t k_splits;   /* split-K in a block: warps that share a unit's columns */
-    uint32_t wave_units; /* a wave: units that a block walks at once; wave_units * k_splits warps are at work */
-    uint32_t units;      /* of the layer */
+    uint32_t cluster_size; /* blocks of a cluster */
+    uint32_t k_splits;     /* split-K in a block: warps that share a unit's columns */
+    uint32_t wave_units;   /* a wave: units that a block walks at once; wave_units * k_splits warps are at work */
+    uint32_t units;        /* of the layer */
     /* What a cluster has of the layer: share_quotient units, and one more in the first share_remainder clusters. Where
      * is_stream_k, what a block has, counted in wave panels. */
     uint32_t share_quotient, share_remainder;
@@ -148,7 +148,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaleGroups, b
 struct trf_warp_product {
     static constexpr int kRowBlocks = 2 * kSlabs;
     static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
-    static constexpr int kAccTileCols = kXTiles;
+    static constexpr int kAccTileXTiles = kXTiles;
     static constexpr bool kPipelinedX =
         trf_pipelines_x(kSlabs, kXTiles); /* x comes from there, for two steps at once */
     static constexpr bool kCopiesX = trf_copies_x_by_warp(Codec::kCodec, kSlabs, kXTiles);
@@ -322,7 +322,7 @@ struct trf_warp_product {
     }
 
     /* An exception's value, without its row's offset, in the fragment's type; exact, or the layer would not be here. */
-    __device__ __forceinline__ uint32_t exception_value(uint32_t s, uint32_t exception, const trf_walk &walk) const {
+    __device__ __forceinline__ uint32_t exception_bits(uint32_t s, uint32_t exception, const trf_walk &walk) const {
         if (Codec::kInt)
             return trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)exception)));
         if (Codec::kCodec == TRF_CODEC_BF16)

@@ -45,9 +45,9 @@
 
 /* kXRows: rows of x of a block, at most. kMulticast: blocks of a cluster that decode for each other, 1 or 2. */
 template <int kXRows, int kMulticast> struct trf_wide_shape {
-    static constexpr uint32_t kConsumers = trf_wide_consumers(kXRows);                 /* warpgroups */
-    static constexpr uint32_t kWgmmaBlocks = 2 / kConsumers;                           /* of 64 rows, of a consumer */
-    static constexpr uint32_t kUnits = trf_wide_block_units(kMulticast);               /* that the block decodes */
+    static constexpr uint32_t kConsumers = trf_wide_consumers(kXRows);   /* warpgroups */
+    static constexpr uint32_t kWgmmaRows64 = 2 / kConsumers;             /* of a consumer: so many times 64 */
+    static constexpr uint32_t kUnits = trf_wide_block_units(kMulticast); /* that the block decodes */
     static constexpr uint32_t kProducers = trf_wide_max_producers(kXRows, kMulticast); /* at most */
     static constexpr uint32_t kThreads = trf_wide_threads(kXRows);
     static_assert(kProducers <= TRF_WIDE_MAX_PRODUCERS, "flags and barriers of producers");
@@ -324,8 +324,8 @@ static __device__ __forceinline__ void trf_write_two_sums(const trf_product_args
     *reinterpret_cast<uint32_t *>(to) = trf_round_two(a.y_dtype, odd ? other : first, odd ? second : other);
 }
 
-/* Of blocks that split a work item: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Tiles of every so many
- * columns of 8 rows of x are a block's, of which each block sends its own: [column][16 rows][block] of
+/* Of blocks that split a work item: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Those of every
+ * so many x tiles are a block's, of which each block sends its own: [x tile][16 rows][block] of
  * TRF_ACC_TILE_BYTES, where stages were. */
 static __device__ __forceinline__ uint32_t trf_acc_tile_at(const trf_wide_partition_args &p, uint32_t acc_tile,
                                                            uint32_t from) {
@@ -360,14 +360,14 @@ static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &ar
 
 template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wide_consumer {
     using Shape = trf_wide_shape<kXRows, kMulticast>;
-    static constexpr int kWgmmaBlocks = Shape::kWgmmaBlocks, kProducers = Shape::kProducers;
+    static constexpr int kWgmmaRows64 = Shape::kWgmmaRows64, kProducers = Shape::kProducers;
     static constexpr uint32_t warpgroup = kWarpgroup; /* warpgroup */
     const trf_product_args &a;
     const trf_wide_partition_args &p;
     trf_wide_barriers &barriers;
     uint32_t shared;
     uint32_t warp, lane;                 /* of the warpgroup: the warp */
-    float sum[kWgmmaBlocks][kXRows / 2]; /* as trf_wgmma has them, of rows 64 * (kWgmmaBlocks * warpgroup + b) on */
+    float sum[kWgmmaRows64][kXRows / 2]; /* as trf_wgmma has them, of rows 64 * (kWgmmaRows64 * warpgroup + b) on */
 
     __device__ __forceinline__ trf_wide_consumer(const trf_wide_args &args, trf_wide_barriers &barriers_,
                                                  uint32_t shared_)
@@ -394,14 +394,14 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
         if (kMulticast > 1)
             trf_fence_async_proxy(); /* what the other block sent */
         const uint64_t w = trf_wgmma_descriptor(shared + p.stages_offset + producer * TRF_WIDE_STAGE_BYTES +
-                                                warpgroup * (kWgmmaBlocks * 64 * 2 * TRF_WIDE_STAGE_COLS)),
+                                                warpgroup * (kWgmmaRows64 * 64 * 2 * TRF_WIDE_STAGE_COLS)),
                        x = trf_wgmma_descriptor(shared + p.x_stages_offset +
                                                 producer * (kRows * 2 * TRF_WIDE_STAGE_COLS));
         trf_wgmma_fence();
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
-            for (int b = 0; b < kWgmmaBlocks; b++)
+            for (int b = 0; b < kWgmmaRows64; b++)
                 trf_wgmma<kRows>(Type(), sum[b], w + (b * (64 * 2 * TRF_WIDE_STAGE_COLS) + 32 * half) / 16,
                                  x + 32 * half / 16);
         trf_wgmma_commit();
@@ -467,7 +467,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
         for (uint32_t work_item = trf_first_work_item<kMulticast>(p), parity = 0; work_item < p.work_items;
              work_item += p.clusters, parity ^= 1) {
 #pragma unroll
-            for (int b = 0; b < kWgmmaBlocks; b++)
+            for (int b = 0; b < kWgmmaRows64; b++)
 #pragma unroll
                 for (int i = 0; i < kXRows / 2; i++)
                     sum[b][i] = 0;
@@ -484,9 +484,9 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
 
     /* NaN for rows of which a slab was corrupt. */
     __device__ __forceinline__ void mark_corrupt(uint32_t parity) {
-        uint8_t(*const flags)[TRF_WIDE_MAX_PRODUCERS] = &barriers.corrupt[parity][kWgmmaBlocks * warpgroup];
+        uint8_t(*const flags)[TRF_WIDE_MAX_PRODUCERS] = &barriers.corrupt[parity][kWgmmaRows64 * warpgroup];
 #pragma unroll
-        for (int b = 0; b < kWgmmaBlocks; b++) {
+        for (int b = 0; b < kWgmmaRows64; b++) {
             bool bad = false;
             for (uint32_t i = 0; i < TRF_WIDE_MAX_PRODUCERS; i++)
                 bad |= flags[b][i] != 0;
@@ -498,13 +498,13 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
         /* all have seen them; the next ones that are set are of a work item that decoders reach after these warps have
          * released stages */
         sync_warpgroup();
-        if (threadIdx.x % 128 < sizeof flags[0] * kWgmmaBlocks)
+        if (threadIdx.x % 128 < sizeof flags[0] * kWgmmaRows64)
             flags[0][threadIdx.x % 128] = 0;
     }
 
     /* Sends the sums to the blocks that add them up. */
     __device__ __forceinline__ void send_acc_tiles() {
-        const uint32_t at = shared + trf_acc_tile_at(p, 4 * kWgmmaBlocks * warpgroup + warp, p.k_split());
+        const uint32_t at = shared + trf_acc_tile_at(p, 4 * kWgmmaRows64 * warpgroup + warp, p.k_split());
         trf_cluster_arrive(p.k_splits()); /* all are done with stages */
         trf_cluster_wait(p.k_splits());
 #pragma unroll
@@ -512,7 +512,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
             if (t >= p.x_rows / 8)
                 break;
 #pragma unroll
-            for (int b = 0; b < kWgmmaBlocks; b++)
+            for (int b = 0; b < kWgmmaRows64; b++)
                 trf_cluster_store(at + (t & -p.k_splits()) * (TRF_WIDE_ROWS / 16 * TRF_ACC_TILE_BYTES) +
                                       (4 * b << p.log_k_splits) * TRF_ACC_TILE_BYTES,
                                   t & (p.k_splits() - 1),
@@ -525,19 +525,19 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
     __device__ __forceinline__ void finish(uint32_t work_item) {
         const bool two_rows = trf_writes_two_rows(a);
         uint32_t n = trf_first_x<kMulticast>(p, work_item) + 2 * (lane % 4);
-        uint32_t row[kWgmmaBlocks]; /* the first of two, 8 apart */
-        float scale[kWgmmaBlocks][2];
+        uint32_t row[kWgmmaRows64]; /* the first of two, 8 apart */
+        float scale[kWgmmaRows64][2];
 #pragma unroll
-        for (int b = 0; b < kWgmmaBlocks; b++) {
-            row[b] = trf_first_band(p, work_item) * TRF_SLAB_ROWS + 64 * (kWgmmaBlocks * warpgroup + b) + 16 * warp +
+        for (int b = 0; b < kWgmmaRows64; b++) {
+            row[b] = trf_first_band(p, work_item) * TRF_SLAB_ROWS + 64 * (kWgmmaRows64 * warpgroup + b) + 16 * warp +
                      lane / 4;
             for (int h = 0; h < 2; h++)
                 scale[b][h] = row[b] < a.whole_rows ? trf_scale_sum(a, row[b] + 8 * h, 1.0f) : 0;
         }
 #pragma unroll 1
-        for (uint32_t column = 0; column < p.x_rows / 8; column++, n += 8)
+        for (uint32_t x_tile = 0; x_tile < p.x_rows / 8; x_tile++, n += 8)
 #pragma unroll
-            for (int b = 0; b < kWgmmaBlocks; b++) {
+            for (int b = 0; b < kWgmmaRows64; b++) {
 #pragma unroll
                 for (int h = 0; h < 2; h++)
                     if (row[b] < a.whole_rows) /* so are the other lanes' */

@@ -35,8 +35,9 @@ static trf_wide_partition_args partition_args(const trf_wide_partition &c) {
 static cudaError_t launch(trf_wide_kernel kernel, const trf_wide_args &args, const trf_wide_partition &c,
                           cudaStream_t stream) {
     bool early;
-    const uint32_t cluster = c.multicast * c.k_splits;
-    return trf_launch_kernel(kernel, args, {cluster * c.clusters, c.threads, c.shared_bytes, cluster, stream}, &early);
+    const uint32_t cluster_size = c.multicast * c.k_splits;
+    return trf_launch_kernel(kernel, args, {cluster_size * c.clusters, c.threads, c.shared_bytes, cluster_size, stream},
+                             &early);
 }
 
 int trf_wide_launch(const trf_device_view *view, const trf_product *product, const trf_wide_partition *partition,

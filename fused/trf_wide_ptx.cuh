@@ -122,10 +122,10 @@ template <int kPending> static __device__ __forceinline__ void trf_wgmma_wait() 
 }
 
 /* Behind the wait: the compiler may not read sums before it. */
-template <int kWgmmaBlocks, int kSums>
-static __device__ __forceinline__ void trf_wgmma_settle_sums(float (&d)[kWgmmaBlocks][kSums]) {
+template <int kWgmmaRows64, int kSums>
+static __device__ __forceinline__ void trf_wgmma_settle_sums(float (&d)[kWgmmaRows64][kSums]) {
 #pragma unroll
-    for (int b = 0; b < kWgmmaBlocks; b++)
+    for (int b = 0; b < kWgmmaRows64; b++)
 #pragma unroll
         for (int i = 0; i < kSums; i++)
             asm volatile("" : "+f"(d[b][i])::"memory");

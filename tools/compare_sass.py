@@ -37,15 +37,10 @@ from pathlib import Path
 
 # Identifiers of OLD and what they are called in NEW, one a row: functions, types, namespaces, template arguments.
 RENAMES: tuple[tuple[str, str], ...] = (
-    ("decode_parts", "decode_edges"),
-    ("expert_edges", "expert_edge_product"),
-    ("linear_edges", "edge_product"),
-    ("probe", "probe_compiled_code"),
-    ("trf_form", "trf_codec_config"),
-    ("trf_layer_cut", "trf_shard_range"),
-    ("trf_round", "trf_round_sums"),
-    ("trf_store_args", "trf_write_args"),
-    ("trf_store_kind", "trf_write_format"),
+    ("trf_build_quad", "trf_build_four"),
+    ("trf_build_quad_f16", "trf_build_four_f16"),
+    ("trf_pack_row", "trf_row_to_window"),
+    ("trf_plain_unit_order", "trf_all_panels_order"),
 )
 
 # What stands for the memory of a build's files that belongs to no kernel: the sum over all of them.
@@ -109,7 +104,7 @@ def parse_dump(lines: Iterable[bytes]) -> tuple[list[Kernel], dict[tuple[str, st
             if b"_Z" in line or b"$" in line or b"`" in line:
                 kernel.names += [name.decode() for name in _NAME_IN_CODE.findall(line)]
                 line = _NAME_IN_CODE.sub(b"@", line)
-            digest.update(line)
+            digest.update(b" ".join(line.split()))  # cuobjdump pads lines with blanks
         elif line.startswith(b"\t\tFunction : "):
             kernel = Kernel(arch, line[13:].strip().decode())
             digest = hashlib.blake2b(digest_size=16)

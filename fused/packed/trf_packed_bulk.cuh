@@ -2,7 +2,7 @@
 /* y = x . W^T of a packed BF16 layer by mma.sync, to 64 rows of x, for compute capability 9.0: TMA brings
  * weights and x to shared memory in large pieces (bulk copies, TMA), so that warps do nothing but form and multiply.
  *
- * A block has a *tile* of 256, 128, 64 or 32 rows of W, all rows of x, and some of the tile's k blocks: 64 to 256
+ * A block has a *block tile* of 256, 128, 64 or 32 rows of W, all rows of x, and some of the tile's k blocks: 64 to 256
  * columns each. Its warps are cut over the tile's rows and over a k block's packed tiles (shape 128: 4 x 4 warps, 128
  * columns):
  *
@@ -45,7 +45,7 @@ struct trf_packed_bulk_args {
     trf_tensor_map x_map; /* boxes of 64 columns by 8 * x_tiles rows, under the swizzle of 128 bytes */
     trf_packed_view view;
     uint32_t m;
-    uint32_t cluster;                          /* blocks of a cluster; 1 if stream-K */
+    uint32_t cluster_size;                     /* blocks of a cluster; 1 if stream-K */
     trf_divisor cluster_blocks, tile_k_blocks; /* the same; stream_k.k_blocks */
     uint32_t share_quotient, share_remainder;  /* of a cluster's block: trf_share_begin, of a tile's k blocks */
     trf_stream_k stream_k;                     /* of tiles over blocks; k_blocks also of clusters */
@@ -61,9 +61,10 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
                               kRowWarps = trf_packed_bulk_row_warps(kShape),
                               kColWarps = trf_packed_bulk_col_warps(kShape), kWarps = kRowWarps * kColWarps,
                               kRows = trf_packed_bulk_rows(kShape), kBands = trf_packed_bulk_bands(kShape);
-    static constexpr uint32_t kTileSlabs = kRows < TRF_PACKED_TILE_ROWS ? kRows / TRF_PACKED_SLAB_ROWS
-                                                                        : (uint32_t)TRF_PACKED_SLABS,
-                              kTileBytes = kTileSlabs * TRF_PACKED_SLAB_BYTES; /* of a packed tile in a stage */
+    static constexpr uint32_t kPackedTileSlabs = kRows < TRF_PACKED_TILE_ROWS ? kRows / TRF_PACKED_SLAB_ROWS
+                                                                              : (uint32_t)TRF_PACKED_SLABS,
+                              kPackedTileBytes =
+                                  kPackedTileSlabs * TRF_PACKED_SLAB_BYTES; /* of a packed tile in a stage */
     static constexpr uint32_t kXBytes = trf_packed_bulk_x_bytes(kShape, kXTiles), kXBoxBytes = kXTiles * 1024,
                               kXBoxes = kXBytes / kXBoxBytes;
     static constexpr uint32_t kXAt = trf_packed_bulk_weight_bytes(kShape), kLinesAt = kXAt + kXBytes;
@@ -72,7 +73,7 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
                               kSumsAt = kStages * kStageBytes,
                               kBarriersAt = kSumsAt + trf_packed_bulk_sums_bytes(kShape, kXTiles),
                               kSumBarrierAt = kBarriersAt + 16 * TRF_PACKED_BULK_MAX_STAGES;
-    static constexpr uint32_t kItems = trf_packed_bulk_items(kShape, kXTiles);
+    static constexpr uint32_t kAccTiles = trf_packed_bulk_acc_tiles(kShape, kXTiles);
     static constexpr bool kStreamK = trf_packed_bulk_is_stream_k(kShape);
     static constexpr bool kMovesRegisters = kSlabs * kXTiles >= 16; /* those that a thread has at launch do not do */
     static constexpr int kRegisters = !kMovesRegisters ? 0
@@ -81,11 +82,11 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
                          kProducerRegisters = !kMovesRegisters ? 0
                                               : kWarps == 8    ? 40
                                                                : 32;
-    static constexpr uint32_t kThreads = 32 * (kWarps + TRF_PACKED_BULK_PRODUCER_WARPS);
+    static constexpr uint32_t kThreads = 32 * (kWarps + TRF_PACKED_PRODUCER_WARPS);
     static_assert(kXAt % 1024 == 0 && kXBytes % kXBoxBytes == 0, "boxes of x lie at multiples of 1024 bytes");
     static_assert(TRF_PACKED_LINE_TILES % kColWarps == 0, "a stage has one exception line a band");
     static_assert(kStages >= 2, "a pipeline");
-    static_assert(kStreamK || kWarps * kSlabs * kXTiles * TRF_PACKED_BULK_ITEM_BYTES <= kSumsAt,
+    static_assert(kStreamK || kWarps * kSlabs * kXTiles * TRF_ACC_TILE_BYTES <= kSumsAt,
                   "the sums of a cluster's block fit where its stages were");
 };
 
@@ -93,7 +94,7 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
 
 /* Of a cluster's block: its tile, and its number in the cluster. */
 static __device__ __forceinline__ uint32_t trf_packed_bulk_tile(const trf_packed_bulk_args &a) {
-    return trf_divide(blockIdx.x, a.cluster_blocks);
+    return trf_quotient(blockIdx.x, a.cluster_blocks);
 }
 static __device__ __forceinline__ uint32_t trf_packed_bulk_rank(const trf_packed_bulk_args &a) {
     return trf_rest(blockIdx.x, trf_packed_bulk_tile(a), a.cluster_blocks);
@@ -123,7 +124,7 @@ struct trf_packed_bulk_place {
 template <class Config>
 static __device__ __forceinline__ trf_packed_bulk_place trf_packed_bulk_place_of(const trf_packed_bulk_args &a,
                                                                                  uint32_t k_block) {
-    const uint32_t tile = trf_divide(k_block, a.tile_k_blocks);
+    const uint32_t tile = trf_quotient(k_block, a.tile_k_blocks);
     return {tile, trf_rest(k_block, tile, a.tile_k_blocks) * Config::kColWarps};
 }
 
@@ -155,25 +156,25 @@ static __device__ __forceinline__ uint32_t trf_packed_bulk_bands_of(const trf_pa
     return min(Config::kBands, view.bands - trf_packed_bulk_band<Config>(place.tile));
 }
 template <class Config>
-static __device__ __forceinline__ uint32_t trf_packed_bulk_tiles_of(const trf_packed_view &view,
-                                                                    const trf_packed_bulk_place &place) {
+static __device__ __forceinline__ uint32_t trf_packed_bulk_packed_tiles_of(const trf_packed_view &view,
+                                                                           const trf_packed_bulk_place &place) {
     return min(Config::kColWarps, view.tiles_per_band - place.packed_tile);
 }
 
-/* What a lane copies of a stage: a band's packed tiles, or a part of one tile; and a band's exception line, the same
- * for all k blocks of its 1,024 columns. */
+/* What a lane copies of a stage: a band's packed tiles, or a part of one; and a band's exception line, the same for all
+ * k blocks of its 1,024 columns. */
 template <class Config> struct trf_packed_bulk_copy {
     const uint8_t *weights;
     const uint32_t *line;
-    uint32_t bands, tiles; /* of the stage */
+    uint32_t bands, packed_tiles; /* of the stage */
 
     __device__ __forceinline__ trf_packed_bulk_copy(const trf_packed_view &view, const trf_packed_bulk_place &place,
                                                     uint32_t lane) {
         const uint32_t band = trf_packed_bulk_band<Config>(place.tile);
         bands = trf_packed_bulk_bands_of<Config>(view, place);
-        tiles = trf_packed_bulk_tiles_of<Config>(view, place);
+        packed_tiles = trf_packed_bulk_packed_tiles_of<Config>(view, place);
         const uint64_t first = trf_packed_tile_number(&view, band, place.packed_tile);
-        if constexpr (Config::kTileSlabs == TRF_PACKED_SLABS)
+        if constexpr (Config::kPackedTileSlabs == TRF_PACKED_SLABS)
             weights = view.tiles + (first + (uint64_t)lane * view.tiles_per_band) * TRF_PACKED_TILE_BYTES;
         else
             weights = view.tiles + (first + lane) * TRF_PACKED_TILE_BYTES +
@@ -185,16 +186,17 @@ template <class Config> struct trf_packed_bulk_copy {
     __device__ __forceinline__ void start(const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy,
                                           uint64_t line_policy) const {
         if (lane == 0)
-            trf_mbarrier_arrive_expect_tx(ring.full(), bands * (tiles * Config::kTileBytes + TRF_PACKED_LINE_BYTES));
+            trf_mbarrier_arrive_expect_tx(ring.full(),
+                                          bands * (packed_tiles * Config::kPackedTileBytes + TRF_PACKED_LINE_BYTES));
         __syncwarp();
-        if constexpr (Config::kTileSlabs == TRF_PACKED_SLABS) { /* packed tiles in a row, band by band */
+        if constexpr (Config::kPackedTileSlabs == TRF_PACKED_SLABS) { /* packed tiles in a row, band by band */
             if (lane < bands)
                 trf_bulk_load(ring.stage() + lane * Config::kColWarps * TRF_PACKED_TILE_BYTES, weights,
-                              tiles * TRF_PACKED_TILE_BYTES, ring.full(), policy);
+                              packed_tiles * TRF_PACKED_TILE_BYTES, ring.full(), policy);
         } else {
-            if (lane < tiles)
-                trf_bulk_load(ring.stage() + lane * Config::kTileBytes, weights, Config::kTileBytes, ring.full(),
-                              policy);
+            if (lane < packed_tiles)
+                trf_bulk_load(ring.stage() + lane * Config::kPackedTileBytes, weights, Config::kPackedTileBytes,
+                              ring.full(), policy);
         }
         if (lane < bands)
             trf_bulk_load(ring.stage() + Config::kLinesAt + lane * TRF_PACKED_LINE_BYTES, line, TRF_PACKED_LINE_BYTES,
@@ -243,8 +245,8 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
         __syncwarp();
         if (lane < Config::kXBoxes)
             trf_tma_load_box(ring.stage() + Config::kXAt + lane * Config::kXBoxBytes, &a.x_map,
-                             place.packed_tile * TRF_PACKED_TILE_COLS + lane * TRF_PACKED_BULK_X_BOX_COLS, 0,
-                             ring.full(), policy);
+                             place.packed_tile * TRF_PACKED_TILE_COLS + lane * TRF_PACKED_X_BOX_COLS, 0, ring.full(),
+                             policy);
         ring.next();
         trf_packed_bulk_advance<Config>(a, place);
     }
@@ -264,8 +266,8 @@ template <class Config> struct trf_packed_bulk_warp {
 
     /* Its slabs and its columns of x in a stage, and the line of its band. */
     __device__ __forceinline__ uint32_t weights(uint32_t stage) const {
-        return stage + (band() * Config::kColWarps + col_warp) * Config::kTileBytes +
-               first_slab() % Config::kTileSlabs * TRF_PACKED_SLAB_BYTES;
+        return stage + (band() * Config::kColWarps + col_warp) * Config::kPackedTileBytes +
+               first_slab() % Config::kPackedTileSlabs * TRF_PACKED_SLAB_BYTES;
     }
     /* ldmatrix: lane l has row l % 8 of an x tile, and 8 columns of the packed tile's 32. */
     __device__ __forceinline__ uint32_t x(uint32_t stage) const {
@@ -356,12 +358,12 @@ static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_
 
 /* ---- sums ---- */
 
-/* The elements of y of an item: packed slab r of a tile by x tile t. */
+/* The elements of y of an accumulator tile: a packed slab of a tile by an x tile. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_bulk_write_item(const trf_packed_bulk_args &args, uint32_t tile,
-                                                                  uint32_t item, uint32_t lane, float4 v) {
-    const uint32_t first = tile * Config::kRows + item / Config::kXTiles * TRF_PACKED_SLAB_ROWS + lane / 4,
-                   n = item % Config::kXTiles * 8 + 2 * (lane % 4);
+static __device__ __forceinline__ void trf_packed_bulk_write_acc_tile(const trf_packed_bulk_args &args, uint32_t tile,
+                                                                      uint32_t acc_tile, uint32_t lane, float4 v) {
+    const uint32_t first = tile * Config::kRows + acc_tile / Config::kXTiles * TRF_PACKED_SLAB_ROWS + lane / 4,
+                   n = acc_tile % Config::kXTiles * 8 + 2 * (lane % 4);
 #pragma unroll 1 /* what is not bare is hundreds of instructions */
     for (uint32_t half = 0; half < 2; half++) {
         const uint32_t row = first + 8 * half;
@@ -397,25 +399,25 @@ struct trf_packed_bulk_sharing {
     }
 };
 
-/* Adds what others have handed over of an item. */
+/* Adds what others have handed over of an accumulator tile. */
 template <class Config>
 static __device__ __forceinline__ float4 trf_packed_bulk_add_shares(const trf_packed_bulk_args &args,
                                                                     const trf_packed_bulk_sharing &sharing,
-                                                                    uint32_t item, uint32_t lane, float4 v) {
+                                                                    uint32_t acc_tile, uint32_t lane, float4 v) {
     for (uint32_t share = sharing.first; share <= sharing.last; share++)
-        v = trf_add4(v, trf_ldg128f_shared(trf_packed_handed_over<Config::kItems>(
-                            args.handover, trf_packed_share_of_block(share), item, lane)));
+        v = trf_add4(v, trf_ldg128f_of_others(trf_packed_handed_over<Config::kAccTiles>(
+                            args.handover, trf_packed_share_of_block(share), acc_tile, lane)));
     return v;
 }
 
-/* Stream-K: the warps' sums of a tile to y, or to the block that finishes it. All warps that multiply call it; sums are
+/* Stream-K: the warps' sums of a tile to y, or to the block that finishes it. All consumers call it; sums are
  * zero then. at: address of the sums' place. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t tile,
                            uint32_t at, float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
     static_assert(!Config::kStreamK || Config::kWarps == TRF_PACKED_HANDOVER_WARPS, "a flag for each warp");
-    constexpr uint32_t kSlabItems = Config::kRowWarps * Config::kXTiles;
+    constexpr uint32_t kSlabAccTiles = Config::kRowWarps * Config::kXTiles;
     const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, lane_at = at + 16 * warp.lane;
     const trf_packed_bulk_sharing sharing(args.stream_k, tile);
     if (!sharing.hands_over)
@@ -427,39 +429,41 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
             float(&v)[4] = sums[s][t];
-            trf_sts128f(lane_at + (number * Config::kXTiles + t) * TRF_PACKED_BULK_ITEM_BYTES,
+            trf_sts128f(lane_at + (number * Config::kXTiles + t) * TRF_ACC_TILE_BYTES,
                         make_float4(v[0], v[1], v[2], v[3]));
             v[0] = v[1] = v[2] = v[3] = 0;
         }
         trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps);
 #pragma unroll 1
-        for (uint32_t i = number; i < kSlabItems; i += Config::kWarps) {
-            float4 v = trf_lds128f_shared(lane_at + i * TRF_PACKED_BULK_ITEM_BYTES);
+        for (uint32_t i = number; i < kSlabAccTiles; i += Config::kWarps) {
+            float4 v = trf_lds128f_of_others(lane_at + i * TRF_ACC_TILE_BYTES);
 #pragma unroll
             for (uint32_t k = 1; k < Config::kColWarps; k++)
-                v = trf_add4(v, trf_lds128f_shared(lane_at + (k * kSlabItems + i) * TRF_PACKED_BULK_ITEM_BYTES));
-            const uint32_t item = (i / Config::kXTiles * Config::kSlabs + s) * Config::kXTiles + i % Config::kXTiles;
+                v = trf_add4(v, trf_lds128f_of_others(lane_at + (k * kSlabAccTiles + i) * TRF_ACC_TILE_BYTES));
+            const uint32_t acc_tile =
+                (i / Config::kXTiles * Config::kSlabs + s) * Config::kXTiles + i % Config::kXTiles;
             if (sharing.hands_over)
-                *trf_packed_handed_over<Config::kItems>(args.handover, blockIdx.x, item, warp.lane) = v;
+                *trf_packed_handed_over<Config::kAccTiles>(args.handover, blockIdx.x, acc_tile, warp.lane) = v;
             else
-                trf_packed_bulk_write_item<Config>(
-                    args, tile, item, warp.lane, trf_packed_bulk_add_shares<Config>(args, sharing, item, warp.lane, v));
+                trf_packed_bulk_write_acc_tile<Config>(
+                    args, tile, acc_tile, warp.lane,
+                    trf_packed_bulk_add_shares<Config>(args, sharing, acc_tile, warp.lane, v));
         }
     }
     if (sharing.hands_over)
         trf_packed_hand_over(args.handover, number, warp.lane);
 }
 
-/* ---- clusters: a block finishes every so many-th item, and all send it their sums of these ---- */
+/* ---- clusters: a block finishes every so many-th accumulator tile, and all send it their sums of these ---- */
 
-/* How many items a block of the cluster finishes; the most that one does. */
+/* How many accumulator tiles a block of the cluster finishes; the most that one does. */
 template <class Config>
-static __device__ __forceinline__ uint32_t trf_packed_bulk_items_of(const trf_packed_bulk_args &a, uint32_t rank) {
-    return trf_divide(Config::kItems + a.cluster - 1 - rank, a.cluster_blocks);
+static __device__ __forceinline__ uint32_t trf_packed_bulk_acc_tiles_of(const trf_packed_bulk_args &a, uint32_t rank) {
+    return trf_quotient(Config::kAccTiles + a.cluster_size - 1 - rank, a.cluster_blocks);
 }
 
-/* Adds the sums of the block's warps up, and sends them to where the blocks' are added: item i of block r, the k-th one
- * that is finished there, to place r * most + k. A block that is alone writes them to y. */
+/* Adds the sums of the block's warps up, and sends them to where the blocks' are added: accumulator tile i of block r,
+ * the k-th one that is finished there, to place r * most + k. A block that is alone writes them to y. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bulk_args &args,
                                                             const trf_packed_bulk_warp<Config> &warp, uint32_t shared,
@@ -471,27 +475,27 @@ static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bul
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
             const float(&v)[4] = sums[s][t];
-            const uint32_t item = (warp.first_slab() + s) * Config::kXTiles + t;
-            trf_sts128f(lane_at + (warp.col_warp * Config::kItems + item) * TRF_PACKED_BULK_ITEM_BYTES,
+            const uint32_t acc_tile = (warp.first_slab() + s) * Config::kXTiles + t;
+            trf_sts128f(lane_at + (warp.col_warp * Config::kAccTiles + acc_tile) * TRF_ACC_TILE_BYTES,
                         make_float4(v[0], v[1], v[2], v[3]));
         }
     trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps);
     const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = trf_packed_bulk_rank(args),
-                   from_rank = rank * trf_packed_bulk_items_of<Config>(args, 0);
-    if (args.cluster > 1)
-        trf_cluster_wait(args.cluster); /* since its start: the others' barriers are there */
+                   from_rank = rank * trf_packed_bulk_acc_tiles_of<Config>(args, 0);
+    if (args.cluster_size > 1)
+        trf_cluster_wait(args.cluster_size); /* since its start: the others' barriers are there */
 #pragma unroll 1
-    for (uint32_t item = number; item < Config::kItems; item += Config::kWarps) {
-        const uint32_t k = trf_divide(item, args.cluster_blocks);
-        float4 v = trf_lds128f_shared(lane_at + item * TRF_PACKED_BULK_ITEM_BYTES);
+    for (uint32_t acc_tile = number; acc_tile < Config::kAccTiles; acc_tile += Config::kWarps) {
+        const uint32_t k = trf_quotient(acc_tile, args.cluster_blocks);
+        float4 v = trf_lds128f_of_others(lane_at + acc_tile * TRF_ACC_TILE_BYTES);
 #pragma unroll
         for (uint32_t c = 1; c < Config::kColWarps; c++)
-            v = trf_add4(v, trf_lds128f_shared(lane_at + (c * Config::kItems + item) * TRF_PACKED_BULK_ITEM_BYTES));
-        if (args.cluster == 1)
-            trf_packed_bulk_write_item<Config>(args, blockIdx.x, item, warp.lane, v);
+            v = trf_add4(v, trf_lds128f_of_others(lane_at + (c * Config::kAccTiles + acc_tile) * TRF_ACC_TILE_BYTES));
+        if (args.cluster_size == 1)
+            trf_packed_bulk_write_acc_tile<Config>(args, blockIdx.x, acc_tile, warp.lane, v);
         else
-            trf_st_async128f(lane_at + Config::kSumsAt + (from_rank + k) * TRF_PACKED_BULK_ITEM_BYTES,
-                             shared + Config::kSumBarrierAt, trf_rest(item, k, args.cluster_blocks), v);
+            trf_st_async128f(lane_at + Config::kSumsAt + (from_rank + k) * TRF_ACC_TILE_BYTES,
+                             shared + Config::kSumBarrierAt, trf_rest(acc_tile, k, args.cluster_blocks), v);
     }
 }
 
@@ -501,18 +505,19 @@ static __device__ __forceinline__ void trf_packed_bulk_add_blocks(const trf_pack
                                                                   const trf_packed_bulk_warp<Config> &warp,
                                                                   uint32_t shared) {
     const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = trf_packed_bulk_rank(args),
-                   items = trf_packed_bulk_items_of<Config>(args, rank),
-                   block_bytes = trf_packed_bulk_items_of<Config>(args, 0) * TRF_PACKED_BULK_ITEM_BYTES;
+                   acc_tiles = trf_packed_bulk_acc_tiles_of<Config>(args, rank),
+                   block_bytes = trf_packed_bulk_acc_tiles_of<Config>(args, 0) * TRF_ACC_TILE_BYTES;
     __syncwarp(); /* what its own lanes sent counts, too */
     trf_mbarrier_wait(shared + Config::kSumBarrierAt, 0);
 #pragma unroll 1
-    for (uint32_t k = number; k < items; k += Config::kWarps) {
-        const uint32_t at = shared + Config::kSumsAt + k * TRF_PACKED_BULK_ITEM_BYTES + 16 * warp.lane;
-        float4 v = trf_lds128f_shared(at);
+    for (uint32_t k = number; k < acc_tiles; k += Config::kWarps) {
+        const uint32_t at = shared + Config::kSumsAt + k * TRF_ACC_TILE_BYTES + 16 * warp.lane;
+        float4 v = trf_lds128f_of_others(at);
 #pragma unroll 3
-        for (uint32_t r = 1; r < args.cluster; r++)
-            v = trf_add4(v, trf_lds128f_shared(at + r * block_bytes));
-        trf_packed_bulk_write_item<Config>(args, trf_packed_bulk_tile(args), rank + k * args.cluster, warp.lane, v);
+        for (uint32_t r = 1; r < args.cluster_size; r++)
+            v = trf_add4(v, trf_lds128f_of_others(at + r * block_bytes));
+        trf_packed_bulk_write_acc_tile<Config>(args, trf_packed_bulk_tile(args), rank + k * args.cluster_size,
+                                               warp.lane, v);
     }
 }
 
@@ -543,12 +548,13 @@ template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_set_up(const trf_packed_bulk_args &args, uint32_t shared,
                                                               uint32_t lane) {
     trf_packed_set_ring_up<Config>(shared, lane);
-    if (args.cluster > 1 && lane == 0) {
+    if (args.cluster_size > 1 && lane == 0) {
         const uint32_t barrier = shared + Config::kSumBarrierAt;
         trf_mbarrier_init(barrier, 1);
         trf_mbarrier_publish();
-        trf_mbarrier_arrive_expect_tx(barrier, args.cluster * TRF_PACKED_BULK_ITEM_BYTES *
-                                                   trf_packed_bulk_items_of<Config>(args, trf_packed_bulk_rank(args)));
+        trf_mbarrier_arrive_expect_tx(barrier,
+                                      args.cluster_size * TRF_ACC_TILE_BYTES *
+                                          trf_packed_bulk_acc_tiles_of<Config>(args, trf_packed_bulk_rank(args)));
     }
     __syncwarp();
 }
@@ -557,7 +563,7 @@ static __device__ __forceinline__ void trf_packed_bulk_set_up(const trf_packed_b
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bulk_args &args, uint32_t shared) {
     const uint32_t warp_number = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const bool meets = !Config::kStreamK && args.cluster > 1;
+    const bool meets = !Config::kStreamK && args.cluster_size > 1;
     if (warp_number >= Config::kWarps) {
         trf_give_registers<Config::kProducerRegisters>();
         if (warp_number == Config::kWarps)
@@ -567,14 +573,14 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
         else if (warp_number == Config::kWarps + 2)
             trf_packed_bulk_set_up<Config>(args, shared, lane);
         if (meets) {
-            trf_cluster_arrive_relaxed(args.cluster);
-            trf_cluster_wait(args.cluster);
+            trf_cluster_arrive_relaxed(args.cluster_size);
+            trf_cluster_wait(args.cluster_size);
         }
         return;
     }
     if (meets)
-        trf_cluster_arrive_relaxed(args.cluster);
-    trf_named_barrier_sync(TRF_PACKED_MATH_BARRIER, Config::kWarps + 1);
+        trf_cluster_arrive_relaxed(args.cluster_size);
+    trf_named_barrier_sync(TRF_PACKED_CONSUMERS_BARRIER, Config::kWarps + 1);
     const trf_packed_bulk_range range = trf_packed_bulk_range_of<Config>(args);
     trf_take_registers<Config::kRegisters>();
     const trf_packed_bulk_warp<Config> warp(warp_number, lane);

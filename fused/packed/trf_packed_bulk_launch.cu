@@ -5,13 +5,12 @@
 #include "trf_kernel_launch.cuh"
 
 #include "trf_packed_bulk.cuh"
-
-#include <atomic>
+#include "trf_packed_launch_id.cuh"
 
 typedef void (*trf_packed_bulk_kernel)(trf_packed_bulk_args);
 
 template <int kShape, uint32_t kXTiles, bool kZeroing>
-static __global__ void __launch_bounds__(32 * (trf_packed_bulk_warps(kShape) + TRF_PACKED_BULK_PRODUCER_WARPS), 1)
+static __global__ void __launch_bounds__(32 * (trf_packed_bulk_warps(kShape) + TRF_PACKED_PRODUCER_WARPS), 1)
     trf_packed_bulk(const __grid_constant__ trf_packed_bulk_args args) {
 #if TRF_WARPGROUPS
     extern __shared__ __align__(1024) uint8_t trf_packed_bulk_memory[];
@@ -47,38 +46,31 @@ static trf_packed_bulk_kernel find_kernel(int shape, uint32_t x_tiles, bool zero
     }
 }
 
-uint64_t trf_next_launch_id(void) {
-    static std::atomic<uint64_t> launches;
-    uint64_t id = launches.fetch_add(1, std::memory_order_relaxed) + 1; /* spread over all 64 bits, one to one */
-    id = (id ^ id >> 30) * 0xBF58476D1CE4E5B9u;
-    id = (id ^ id >> 27) * 0x94D049BB133111EBu;
-    return id ^ id >> 31;
-}
-
 cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_product *product,
                                    const trf_packed_partition *partition, const trf_operands *operands, const void *x,
                                    uint32_t x_stride, void *handover, cudaStream_t stream) {
     trf_packed_bulk_args args = {};
     args.view = *view;
     args.m = product->m;
-    args.cluster = partition->cluster;
-    args.cluster_blocks = trf_divisor_of(partition->cluster);
+    args.cluster_size = partition->cluster_size;
+    args.cluster_blocks = trf_divisor_of(partition->cluster_size);
     args.tile_k_blocks = trf_divisor_of(partition->k_blocks);
-    args.share_quotient = partition->k_blocks / partition->cluster;
-    args.share_remainder = partition->k_blocks % partition->cluster;
+    args.share_quotient = partition->k_blocks / partition->cluster_size;
+    args.share_remainder = partition->k_blocks % partition->cluster_size;
     args.stream_k = trf_stream_k_of(partition->tiles, partition->k_blocks, (uint32_t)partition->blocks);
-    args.handover = trf_packed_handover_at(
-        handover, partition->blocks, trf_packed_bulk_items(partition->shape, partition->x_tiles), trf_next_launch_id());
+    args.handover =
+        trf_packed_handover_at(handover, partition->blocks,
+                               trf_packed_bulk_acc_tiles(partition->shape, partition->x_tiles), trf_next_launch_id());
     args.epilogue = trf_epilogue_of(product, operands);
     args.is_bare = trf_packed_is_bare(args.epilogue);
     cudaError_t status = trf_describe_x(x, product->m, view->cols, x_stride, 8 * partition->x_tiles,
-                                        TRF_PACKED_BULK_X_BOX_COLS, true, &args.x_map);
+                                        TRF_PACKED_X_BOX_COLS, true, &args.x_map);
     if (status != cudaSuccess)
         return status;
     bool early;
     return trf_launch_kernel(
         find_kernel(partition->shape, partition->x_tiles, view->zeroing != 0), args,
-        {(uint32_t)partition->blocks, 32 * (trf_packed_bulk_warps(partition->shape) + TRF_PACKED_BULK_PRODUCER_WARPS),
-         trf_packed_bulk_shared_bytes(partition->shape, partition->x_tiles), partition->cluster, stream},
+        {(uint32_t)partition->blocks, 32 * (trf_packed_bulk_warps(partition->shape) + TRF_PACKED_PRODUCER_WARPS),
+         trf_packed_bulk_shared_bytes(partition->shape, partition->x_tiles), partition->cluster_size, stream},
         &early);
 }

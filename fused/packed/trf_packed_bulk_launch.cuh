@@ -9,9 +9,6 @@
 
 #include <stdint.h>
 
-/* A number that no other launch of this process has, and that memory which was never a flag hardly has. */
-uint64_t trf_next_launch_id(void);
-
 /* As trf_packed_launch, of a partition with a bulk kernel. x: BF16, x_stride elements from row to row, of which the
  * copies want whole 16 bytes, as x does. handover: trf_packed_handover_bytes of workspace, 16-byte aligned. */
 cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_product *product,

@@ -5,11 +5,12 @@
 
 #include "trf_device_limits.h"
 #include "trf_packed.h"
+#include "trf_packed_stage_sizes.h"
 #include "trf_smem_layout.h"
 
 #include <stdbool.h>
 
-/* Shapes of blocks: rows of W, and warps that multiply. The first one cuts k blocks evenly over blocks (stream-K), the
+/* Shapes of blocks: rows of W, and consumer warps. The first one cuts k blocks evenly over blocks (stream-K), the
  * others have a cluster of blocks for each tile. */
 enum trf_packed_bulk_shape {
     TRF_PACKED_BULK_256,        /* 256 rows, 8 warps, to 32 rows of x */
@@ -22,18 +23,8 @@ enum trf_packed_bulk_shape {
 
 enum {
     TRF_PACKED_BULK_MAX_M = 64,
-    TRF_PACKED_BULK_SMEM_BYTES = 227 << 10, /* of a block, compute capability 9.0 */
-    TRF_PACKED_BULK_PRODUCER_WARPS = 4,     /* a warpgroup, for setmaxnreg; two of them work */
-    TRF_PACKED_BULK_MAX_STAGES = 4,         /* six are 1 to 3 % slower */
-    TRF_PACKED_BULK_X_BOX_COLS = 64,        /* of x, under the swizzle of 128 bytes */
-    TRF_PACKED_BULK_ITEM_BYTES = 512,       /* sums of a packed slab by an x tile: 16 bytes a lane */
-    TRF_PACKED_HANDOVER_WARPS = 8           /* of a block that hands sums over to another (trf_packed_handover.cuh) */
+    TRF_PACKED_BULK_MAX_STAGES = 4 /* six are 1 to 3 % slower */
 };
-
-/* Workspace in which so many blocks hand over so many items each. */
-TRF_HD_CONSTEXPR uint64_t trf_packed_handover_bytes(uint64_t blocks, uint32_t items) {
-    return blocks * (items * (uint64_t)TRF_PACKED_BULK_ITEM_BYTES + TRF_PACKED_HANDOVER_WARPS * sizeof(uint64_t));
-}
 
 /* Packed slabs of a warp; warps with other rows; warps with other packed tiles of a stage. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_warp_slabs(int shape) {
@@ -56,7 +47,7 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_bands(int shape) { /* that a block's r
     return trf_packed_bulk_rows(shape) < TRF_PACKED_TILE_ROWS ? 1 : trf_packed_bulk_rows(shape) / TRF_PACKED_TILE_ROWS;
 }
 /* Sums of a block: packed slabs by x tiles. */
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_items(int shape, uint32_t x_tiles) {
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_acc_tiles(int shape, uint32_t x_tiles) {
     return trf_packed_bulk_rows(shape) / TRF_PACKED_SLAB_ROWS * x_tiles;
 }
 
@@ -80,18 +71,18 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stage_bytes(int shape, uint32_t x_tile
 TRF_HD_CONSTEXPR bool trf_packed_bulk_is_stream_k(int shape) { return shape == TRF_PACKED_BULK_256; }
 
 /* Sums of one slab of each warp, while the stages of the next tile arrive; of clusters those that the blocks send to
- * where they are added, each block the same number of items. */
+ * where they are added, each block the same number of accumulator tiles. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_sums_bytes(int shape, uint32_t x_tiles) {
     return (trf_packed_bulk_is_stream_k(shape) ? trf_packed_bulk_warps(shape) * x_tiles
-                                               : trf_packed_bulk_items(shape, x_tiles) + TRF_MAX_CLUSTER - 1) *
-           TRF_PACKED_BULK_ITEM_BYTES;
+                                               : trf_packed_bulk_acc_tiles(shape, x_tiles) + TRF_MAX_CLUSTER - 1) *
+           TRF_ACC_TILE_BYTES;
 }
 /* 1024: so that stages begin at a multiple of it. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_other_bytes(int shape, uint32_t x_tiles) {
     return trf_packed_bulk_sums_bytes(shape, x_tiles) + 16 * TRF_PACKED_BULK_MAX_STAGES + 16 + 1024;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_fitting_stages(int shape, uint32_t x_tiles) {
-    return (TRF_PACKED_BULK_SMEM_BYTES - trf_packed_bulk_other_bytes(shape, x_tiles)) /
+    return (TRF_PACKED_SMEM_BYTES - trf_packed_bulk_other_bytes(shape, x_tiles)) /
            trf_packed_bulk_stage_bytes(shape, x_tiles);
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stages(int shape, uint32_t x_tiles) {

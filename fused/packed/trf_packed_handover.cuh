@@ -12,27 +12,28 @@
  *      |-------------->|----------------->|----------------->|
  *                      ^ block 2 hands its sums of tile 0 over to block 3, and finishes tile 1
  *
- * A block hands over the sums of one tile at most: [items][32 lanes] of four. A flag for each warp says that they are
- * there, by the launch's number; whoever has waited for it takes the flag away, for the next run of a CUDA graph has
- * the same one. The workspace may hold anything before the first run: the number is 64 bits that no other launch has.
+ * A block hands over the sums of one tile at most: [accumulator tiles][32 lanes] of four. A flag for each warp says
+ * that they are there, by the launch's number; whoever has waited for it takes the flag away, for the next run of a
+ * CUDA graph has the same one. The workspace may hold anything before the first run: the number is 64 bits that no
+ * other launch has.
  */
 #ifndef TRF_PACKED_HANDOVER_CUH
 #define TRF_PACKED_HANDOVER_CUH
 
-#include "trf_packed_bulk_sizes.h"
 #include "trf_packed_ring.cuh"
+#include "trf_packed_stage_sizes.h"
 #include "trf_stream_k.h"
 
 struct trf_packed_handover {
-    float4 *sums;    /* [blocks][items][32] */
+    float4 *sums;    /* [blocks][acc_tiles][32] */
     uint64_t *flags; /* [blocks][TRF_PACKED_HANDOVER_WARPS] */
     uint64_t launch_id;
 };
 
 /* at: trf_packed_handover_bytes of device memory, 16-byte aligned. */
-static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t blocks, uint32_t items,
+static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t blocks, uint32_t acc_tiles,
                                                          uint64_t launch_id) {
-    return {(float4 *)at, (uint64_t *)((uint8_t *)at + blocks * items * TRF_PACKED_BULK_ITEM_BYTES), launch_id};
+    return {(float4 *)at, (uint64_t *)((uint8_t *)at + blocks * acc_tiles * TRF_ACC_TILE_BYTES), launch_id};
 }
 
 #if TRF_WARPGROUPS
@@ -40,11 +41,11 @@ static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t bloc
 /* The share of a block, and the block of a share. */
 static __device__ __forceinline__ uint32_t trf_packed_share_of_block(uint32_t block) { return gridDim.x - 1 - block; }
 
-/* Where a block's sums of an item are handed over, of one lane. */
-template <uint32_t kItems>
+/* Where a block's sums of an accumulator tile are handed over, of one lane. */
+template <uint32_t kAccTiles>
 static __device__ __forceinline__ float4 *trf_packed_handed_over(const trf_packed_handover &handover, uint32_t block,
-                                                                 uint32_t item, uint32_t lane) {
-    return handover.sums + ((uint64_t)block * kItems + item) * TRF_LANES + lane;
+                                                                 uint32_t acc_tile, uint32_t lane) {
+    return handover.sums + ((uint64_t)block * kAccTiles + acc_tile) * TRF_LANES + lane;
 }
 
 /* By a warp, when its sums are there. */

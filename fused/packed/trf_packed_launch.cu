@@ -15,7 +15,7 @@ typedef void (*trf_packed_kernel)(trf_packed_args);
 
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
 static __global__ void __launch_bounds__(32 * TRF_PACKED_BLOCK_WARPS, 2) trf_packed_mma(const trf_packed_args args) {
-    __shared__ uint4 sums[TRF_PACKED_SLABS * kXTiles * kPackedSumBytes / sizeof(uint4)];
+    __shared__ uint4 sums[TRF_PACKED_SLABS * kXTiles * TRF_ACC_TILE_BYTES / sizeof(uint4)];
     trf_packed_block<kXTiles, kZeroing, kTwoAtOnce>(args, trf_shared_address(sums));
 }
 

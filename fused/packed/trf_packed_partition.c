@@ -26,7 +26,7 @@ static uint32_t x_tiles_of(uint32_t m) {
 
 int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                               trf_packed_partition *partition) {
-    trf_packed_partition made = {.shape = TRF_PACKED_GENERAL, .x_tiles = x_tiles_of(m), .cluster = 1};
+    trf_packed_partition made = {.shape = TRF_PACKED_GENERAL, .x_tiles = x_tiles_of(m), .cluster_size = 1};
     made.x_blocks = (uint32_t)ceil_div(m, made.x_tiles * X_TILE_ROWS);
 
     /* As many k splits as fill the device once, unless they become so short that their sums cost more. */
@@ -60,9 +60,9 @@ static int has_kernel(int shape, uint32_t x_tiles) {
     return shape == TRF_PACKED_BULK_32 || (shape == TRF_PACKED_BULK_64_8_WARPS) == (x_tiles == 8);
 }
 
-/* Sets blocks and cluster, one for each tile. @return 0 if they do not all run at once, or have little to do. */
+/* Sets blocks and clusters, one for each tile. @return 0 if they do not all run at once, or have little to do. */
 static int give_clusters(const trf_device_limits *limits, uint32_t blocks, trf_packed_partition *made) {
-    made->cluster = blocks;
+    made->cluster_size = blocks;
     made->blocks = (uint64_t)made->tiles * blocks;
     return blocks <= TRF_MAX_CLUSTER && made->tiles <= limits->clusters_of[blocks] &&
            (blocks == 1 || made->k_blocks / blocks >= LEAST_K_BLOCKS);
@@ -95,7 +95,7 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
         return give_clusters(limits, cut, made);
     const uint64_t blocks = (uint64_t)limits->multiprocessors, all = (uint64_t)made->tiles * made->k_blocks;
     made->blocks = blocks < all ? blocks : all;
-    made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_bulk_items(shape, made->x_tiles));
+    made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_bulk_acc_tiles(shape, made->x_tiles));
     return 1;
 }
 
@@ -107,7 +107,7 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
     made->x_blocks = (uint32_t)ceil_div(m, x_rows);
     if (!trf_smem_fits(trf_packed_wgmma_shared_bytes(made->shape), limits) ||
         !count_k_blocks(view, m, ceil_div(view->bands, TRF_PACKED_WGMMA_BANDS) * made->x_blocks,
-                        ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_TILES), made))
+                        ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_PACKED_TILES), made))
         return 0;
     made->whole_tiles = made->tiles;
     if (cut > 1)
@@ -117,13 +117,13 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
     if (cut != TRF_PACKED_STREAM_K)
         return 1;
     made->whole_tiles = (uint32_t)(made->tiles - made->tiles % made->blocks);
-    made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_wgmma_items(made->shape));
+    made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_wgmma_acc_tiles(made->shape));
     return made->whole_tiles < made->tiles;
 }
 
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition) {
-    trf_packed_partition made = {.shape = shape, .k_splits = 1, .cut = cut, .cluster = 1};
+    trf_packed_partition made = {.shape = shape, .k_splits = 1, .cut = cut, .cluster_size = 1};
     if (limits->missing_kernels & TRF_KERNELS_WIDE || limits->capability != 90 ||
         !(trf_packed_is_wgmma(shape) ? choose_wgmma : choose_bulk)(view, limits, m, cut, &made))
         return 0;
@@ -186,9 +186,9 @@ static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limi
     const double bytes = trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, p->x_tiles),
                  k_block_ns = larger(bytes / kBulkCopy, kBulkKBlock[p->shape][log]),
                  k_blocks = (double)(is_stream_k ? ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
-                                                 : ceil_div(p->k_blocks, p->cluster));
+                                                 : ceil_div(p->k_blocks, p->cluster_size));
     return BULK_START + larger(read_ns(view, limits, m, 1, kBulkRead), k_blocks * k_block_ns) +
-           (is_stream_k ? BULK_STREAM_K : kBulkCluster[p->cluster]);
+           (is_stream_k ? BULK_STREAM_K : kBulkCluster[p->cluster_size]);
 }
 
 static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
@@ -196,11 +196,11 @@ static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *lim
     const uint32_t x_rows = p->x_tiles * X_TILE_ROWS;
     const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + TRF_PACKED_WGMMA_LINE_BYTES,
                  k_block_ns = larger(bytes / kWgmmaCopy, kWgmmaKBlock[p->shape - TRF_PACKED_WGMMA_64]);
-    uint64_t k_blocks = ceil_div(p->k_blocks, p->cluster);
+    uint64_t k_blocks = ceil_div(p->k_blocks, p->cluster_size);
     double ns = WGMMA_START;
-    if (p->cluster > 1) {
-        ns += kWgmmaCluster[p->cluster] + WGMMA_TILE +
-              (kWgmmaRow + kWgmmaClusterRow * (p->cluster - 1)) * x_rows / p->cluster;
+    if (p->cluster_size > 1) {
+        ns += kWgmmaCluster[p->cluster_size] + WGMMA_TILE +
+              (kWgmmaRow + kWgmmaClusterRow * (p->cluster_size - 1)) * x_rows / p->cluster_size;
     } else {
         const uint64_t shared = ceil_div((uint64_t)(p->tiles - p->whole_tiles) * p->k_blocks, p->blocks);
         const uint64_t tiles = ceil_div(p->whole_tiles, p->blocks) + (shared ? 2 : 0);

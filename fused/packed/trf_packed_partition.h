@@ -27,7 +27,7 @@ typedef struct trf_packed_partition {
     /* Bulk and wgmma kernels. */
     uint32_t tiles, k_blocks; /* block tiles of the product; k blocks of a tile */
     uint32_t cut;             /* as trf_packed_choose_shape was given it */
-    uint32_t cluster;         /* blocks of a cluster, which cut a tile's k blocks; 1 if blocks stay */
+    uint32_t cluster_size;    /* blocks of a cluster, which cut a tile's k blocks; 1 if blocks stay */
     uint32_t whole_tiles;     /* wgmma: the first ones, that are not cut by stream-K */
     /* x copied to rows of whole 16 bytes, at 0, where it may be needed | what blocks hand to each other. */
     uint64_t handover_offset, workspace_bytes;

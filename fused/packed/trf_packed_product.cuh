@@ -22,11 +22,12 @@
  * The halves' sums meet in shared memory, in the same order on every run. With one k split the block applies the
  * epilogue; with several it leaves F32 partial sums to trf_packed_finish, which adds them in the order of the k splits.
  *
- * Shared memory: 4 warps' sums, 512 bytes an x tile and warp, 16 KiB at most. What binds was not measured: it
- * runs where the others do not. */
+ * Shared memory: 4 warps' accumulator tiles, 512 bytes an x tile and warp, 16 KiB at most. What binds was not measured:
+ * it runs where the others do not. */
 #ifndef TRF_PACKED_PRODUCT_CUH
 #define TRF_PACKED_PRODUCT_CUH
 
+#include "trf_acc_tile.h"
 #include "trf_epilogue.h"
 #include "trf_packed_partition.h"
 #include "trf_packed_reader.h"
@@ -40,8 +41,6 @@ struct trf_packed_args {
     float *partials; /* [k_splits][m][64 * bands] if there are several k splits */
     trf_epilogue epilogue;
 };
-
-static constexpr uint32_t kPackedSumBytes = 512; /* of an x tile of a warp */
 
 /* ---- where a block and a warp are ---- */
 
@@ -237,23 +236,23 @@ static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &ar
 /* ---- sums ---- */
 
 /* Adds the sums of the upper four warps to those of the lower four, which have the same slabs. shared: address of
- * 4 * kXTiles * 512 bytes. @return whether this warp has the sums. */
+ * 4 * kXTiles accumulator tiles. @return whether this warp has the sums. */
 template <int kXTiles>
 static __device__ __forceinline__ bool trf_packed_add_upper_warps(float (&sums)[kXTiles][4], uint32_t shared,
                                                                   uint32_t warp, uint32_t lane) {
-    const uint32_t at = shared + (warp % TRF_PACKED_SLABS * kXTiles) * kPackedSumBytes + 16 * lane;
+    const uint32_t at = shared + (warp % TRF_PACKED_SLABS * kXTiles) * TRF_ACC_TILE_BYTES + 16 * lane;
     if (warp >= TRF_PACKED_SLABS) {
 #pragma unroll
         for (int t = 0; t < kXTiles; t++)
-            trf_sts128(at + t * kPackedSumBytes, make_uint4(trf_f32_bits(sums[t][0]), trf_f32_bits(sums[t][1]),
-                                                            trf_f32_bits(sums[t][2]), trf_f32_bits(sums[t][3])));
+            trf_sts128(at + t * TRF_ACC_TILE_BYTES, make_uint4(trf_f32_bits(sums[t][0]), trf_f32_bits(sums[t][1]),
+                                                               trf_f32_bits(sums[t][2]), trf_f32_bits(sums[t][3])));
     }
     __syncthreads();
     if (warp >= TRF_PACKED_SLABS)
         return false;
 #pragma unroll
     for (int t = 0; t < kXTiles; t++) {
-        const uint4 other = trf_lds128(at + t * kPackedSumBytes);
+        const uint4 other = trf_lds128(at + t * TRF_ACC_TILE_BYTES);
         sums[t][0] += trf_f32_from_bits(other.x);
         sums[t][1] += trf_f32_from_bits(other.y);
         sums[t][2] += trf_f32_from_bits(other.z);

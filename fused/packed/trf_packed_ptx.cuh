@@ -70,7 +70,7 @@ static __device__ __forceinline__ void trf_await(const uint64_t *flag, uint64_t 
 }
 
 /* From the L2 cache: what another block may have written. */
-static __device__ __forceinline__ float4 trf_ldg128f_shared(const float4 *at) {
+static __device__ __forceinline__ float4 trf_ldg128f_of_others(const float4 *at) {
     float4 v;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
@@ -145,12 +145,12 @@ static __device__ __forceinline__ void trf_sts128f(uint32_t at, float4 v) {
 
 /* trf_lds32f, trf_lds128 and trf_lds128f of what other threads have written behind a barrier: not moved in front of
  * that. */
-static __device__ __forceinline__ float trf_lds32f_shared(uint32_t at) {
+static __device__ __forceinline__ float trf_lds32f_of_others(uint32_t at) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
     return v;
 }
-static __device__ __forceinline__ uint4 trf_lds128_shared(uint32_t at) {
+static __device__ __forceinline__ uint4 trf_lds128_of_others(uint32_t at) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -158,7 +158,7 @@ static __device__ __forceinline__ uint4 trf_lds128_shared(uint32_t at) {
                  : "memory");
     return v;
 }
-static __device__ __forceinline__ float4 trf_lds128f_shared(uint32_t at) {
+static __device__ __forceinline__ float4 trf_lds128f_of_others(uint32_t at) {
     float4 v;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels share that have bulk copies fill stages in shared memory: the ring of stages, and sums of items. */
+/* What kernels share that have bulk copies fill stages in shared memory: the ring of stages, and sums of accumulator
+ * tiles. */
 #ifndef TRF_PACKED_RING_CUH
 #define TRF_PACKED_RING_CUH
 
-#include "trf_packed_bulk_sizes.h"
 #include "trf_packed_ptx.cuh"
+#include "trf_packed_stage_sizes.h"
 
 #if TRF_WARPGROUPS
 
@@ -27,10 +28,10 @@ template <class Config> struct trf_packed_ring {
 
 /* Barriers of warps, by number. */
 enum {
-    TRF_PACKED_SUMS_BARRIER = 1, /* of those that multiply, in front of what they make of shared memory's stages */
-    TRF_PACKED_MATH_BARRIER,     /* the ring is set up: for those that multiply ... */
-    TRF_PACKED_WEIGHTS_BARRIER,  /* ... for the producer of weights ... */
-    TRF_PACKED_X_BARRIER         /* ... and for that of x */
+    TRF_PACKED_SUMS_BARRIER = 1,  /* of consumers, in front of what they make of shared memory's stages */
+    TRF_PACKED_CONSUMERS_BARRIER, /* the ring is set up: for consumers ... */
+    TRF_PACKED_WEIGHTS_BARRIER,   /* ... for the producer of weights ... */
+    TRF_PACKED_X_BARRIER          /* ... and for that of x */
 };
 
 /* Sets the ring up, as a warp that has nothing else to do, and lets the others go, each sort at a barrier of its own:
@@ -49,7 +50,7 @@ template <class Config> static __device__ __forceinline__ void trf_packed_set_ri
     __syncwarp();
     trf_named_barrier_arrive(TRF_PACKED_WEIGHTS_BARRIER, 2);
     trf_named_barrier_arrive(TRF_PACKED_X_BARRIER, 2);
-    trf_named_barrier_arrive(TRF_PACKED_MATH_BARRIER, Config::kWarps + 1);
+    trf_named_barrier_arrive(TRF_PACKED_CONSUMERS_BARRIER, Config::kWarps + 1);
 }
 
 static __device__ __forceinline__ float4 trf_add4(float4 a, float4 b) {

@@ -2,8 +2,8 @@
 /* y = x . W^T of a packed BF16 layer by wgmma, for any number of rows of x, made for more than 64, for compute
  * capability 9.0: W is operand A, formed in registers; x is operand B, in shared memory as TMA leaves it there.
  *
- * A *tile* is 128 rows of W, two packed bands, by 64, 96, 128, 192 or 256 rows of x. A block multiplies a tile in
- * k blocks of 64 columns; each of its two math warpgroups has a band, and each warp of it a packed slab:
+ * A *block tile* is 128 rows of W, two packed bands, by 64, 96, 128, 192 or 256 rows of x. A block multiplies a tile in
+ * k blocks of 64 columns; each of its two consumer warpgroups has a band, and each warp of it a packed slab:
  *
  *                       W: packed tiles t, t + 1                          x: 64 columns, as rows of 128 bytes
  *                     +-----------+-----------+                          +------------------------+
@@ -14,14 +14,14 @@
  *      warpgroup 1    | warps 4-7             |                            the same for both warpgroups
  *      (band 2i + 1)  +-----------+-----------+
  *
- * The unit is a whole k block: a warp forms its slab of both packed tiles, 16 registers a lane, patches them behind a
+ * A warp forms a whole k block at a time: its slab of both packed tiles, 16 registers a lane. It patches them behind a
  * branch that one k block in 12 takes, and its warpgroup starts four wgmma on them. While these run it forms the next
  * k block's registers, a second set. So a stage is given back when the one behind it has been formed.
  *
  * A producer warp fills the ring with weights, one copy a band and k block, and with a band's exception line (128
  * bytes) where one begins, every 16 k blocks; another one brings a box of x; a third one sets the barriers up at the
- * start, while the others find out what they do first. A math warp reads a line once, and finds which of its tiles have
- * exceptions, and in each lane the register that the lane's own record replaces.
+ * start, while the others find out what they do first. A consumer warp reads a line once, and finds which of its packed
+ * tiles have exceptions, and in each lane the register that the lane's own record replaces.
  *
  * Two ways to cut a product, which the partition says (trf_packed_partition.h):
  *   - a cluster of 2 to 8 blocks for each tile, which cut its k blocks; each finishes another part of y, for which the
@@ -35,7 +35,7 @@
  * under way have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many blocks.
  *
  * Shared memory: 8, 8, 7, 6 or 5 stages of 20 to 44 KiB, 272 bytes a stage for lines and barriers, 4 KiB for sums on
- * their way to y: 226 KiB at most. Registers: 168 a thread to 128 rows of x, above that 232 of the math warpgroups, of
+ * their way to y: 226 KiB at most. Registers: 168 a thread to 128 rows of x, above that 232 of the consumers, of
  * which sums take 96 or 128 and two sets of fragments 32; the producer's warpgroup keeps 40 then.
  *
  * y of 16 bits without an epilogue is *bare* and leaves 16 bytes at a time; any other y takes some hundred instructions
@@ -87,7 +87,7 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
                               const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy) {
     const uint32_t band = at.stint.row_tile * TRF_PACKED_WGMMA_BANDS,
                    bands = min((uint32_t)TRF_PACKED_WGMMA_BANDS, view.bands - band),
-                   tile = at.k_block * TRF_PACKED_WGMMA_STAGE_TILES;
+                   packed_tile = at.k_block * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
     const bool brings_lines = trf_packed_wgmma_brings_lines(at.k_block, at.stint.begin);
     if (lane == 0)
         trf_mbarrier_arrive_expect_tx(
@@ -96,17 +96,18 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
     if (lane >= bands)
         return;
     const uint32_t to = ring.stage() + lane * TRF_PACKED_WGMMA_BAND_BYTES;
-    const uint8_t *const from = view.tiles + trf_packed_tile_number(&view, band + lane, tile) * TRF_PACKED_TILE_BYTES;
-    if (tile + 1 < view.tiles_per_band) {
+    const uint8_t *const from =
+        view.tiles + trf_packed_tile_number(&view, band + lane, packed_tile) * TRF_PACKED_TILE_BYTES;
+    if (packed_tile + 1 < view.tiles_per_band) {
         trf_bulk_load(to, from, TRF_PACKED_WGMMA_BAND_BYTES, ring.full(), policy);
-    } else { /* Behind the last tile of a band stands the same one again: finite weights, by which x has zeros. */
+    } else { /* Behind a band's last packed tile stands the same one again: finite weights, by which x has zeros. */
         trf_bulk_load(to, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
         trf_bulk_load(to + TRF_PACKED_TILE_BYTES, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
     }
     if (brings_lines)
         trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
                           lane * TRF_PACKED_LINE_BYTES,
-                      trf_packed_line_of(&view, band + lane, tile), TRF_PACKED_LINE_BYTES, ring.full(), policy);
+                      trf_packed_line_of(&view, band + lane, packed_tile), TRF_PACKED_LINE_BYTES, ring.full(), policy);
 }
 
 /* Fills the ring with weights. These do not wait for what may have made x. */
@@ -139,7 +140,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
         trf_mbarrier_wait(ring.empty(), ring.phase);
         if (lane == 0) {
             trf_mbarrier_arrive_expect_tx(ring.full(), Config::kXBytes);
-            trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.k_block * TRF_PACKED_BULK_X_BOX_COLS,
+            trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.k_block * TRF_PACKED_X_BOX_COLS,
                              at.stint.x_block * Config::kXRows, ring.full(), policy);
         }
         __syncwarp();
@@ -150,7 +151,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
 
 /* A lane's words of a stage. */
 struct trf_packed_wgmma_words {
-    trf_packed_words tiles[TRF_PACKED_WGMMA_STAGE_TILES];
+    trf_packed_words packed_tiles[TRF_PACKED_WGMMA_STAGE_PACKED_TILES];
 };
 
 template <class Config>
@@ -163,12 +164,12 @@ trf_packed_wgmma_load_words(const trf_packed_ring<Config> &ring, const trf_packe
 }
 
 /* What the exception line that a warp is in says of its slab. A lane has one record of the line as its own, already
- * taken apart; a tile for which that does not do is crowded: it is stored, or has a lane's second record. */
+ * taken apart; a packed tile for which that does not do is crowded: it is stored, or has a lane's second record. */
 struct trf_packed_wgmma_exceptions {
     trf_packed_line line;
-    uint32_t tiles, crowded; /* masks of the line's packed tiles that have exceptions; that are crowded */
-    uint32_t at;             /* of the lane's record: 8 * its tile + its register of the tile's 8; or 256 */
-    uint32_t keep, bits;     /* of that register */
+    uint32_t excepted, crowded; /* masks of the line's packed tiles that have exceptions; that are crowded */
+    uint32_t at;                /* of the lane's record: 8 * its packed tile + its register of that one's 8; or 256 */
+    uint32_t keep, bits;        /* of that register */
 
     /* All lanes call it. word: the lane's of the line. Without branches but the loop's: behind one in which lanes part,
      * the compiler takes nothing in the loop for the same in all lanes, and moves descriptors to uniform registers for
@@ -192,43 +193,43 @@ struct trf_packed_wgmma_exceptions {
         keep = 0xFFFF0000u >> 16 * trf_packed_record_half(own);
         bits = trf_packed_record_bits(own) << 16 * trf_packed_record_half(own);
         second |= lane == TRF_PACKED_STORED_WORD ? word : 0;
-        tiles = __reduce_or_sync(0xFFFFFFFF, second | (is_record ? 1u << trf_packed_record_tile(word) : 0));
+        excepted = __reduce_or_sync(0xFFFFFFFF, second | (is_record ? 1u << trf_packed_record_tile(word) : 0));
         crowded = __reduce_or_sync(0xFFFFFFFF, second);
     }
 
-    /* Puts them over what a stage was formed to. All lanes call it. tile: the stage's first one. */
-    __device__ __forceinline__ void patch(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4],
-                                          const trf_packed_view &view, uint32_t tile, uint32_t slab,
+    /* Puts them over what a stage was formed to. All lanes call it. packed_tile: the stage's first one. */
+    __device__ __forceinline__ void patch(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
+                                          const trf_packed_view &view, uint32_t packed_tile, uint32_t slab,
                                           uint32_t lane) const {
-        const uint32_t here = tiles >> tile % TRF_PACKED_LINE_TILES;
-        if ((here & ((1u << TRF_PACKED_WGMMA_STAGE_TILES) - 1)) == 0)
+        const uint32_t here = excepted >> packed_tile % TRF_PACKED_LINE_TILES;
+        if ((here & ((1u << TRF_PACKED_WGMMA_STAGE_PACKED_TILES) - 1)) == 0)
             return;
 #pragma unroll
-        for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_TILES; t++)
+        for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_PACKED_TILES; t++)
             if (here >> t & 1)
-                patch_tile(a[t], view, tile + t, slab, lane);
+                patch_packed_tile(a[t], view, packed_tile + t, slab, lane);
     }
-    __device__ __forceinline__ void patch_tile(uint32_t (&a)[2][4], const trf_packed_view &view, uint32_t tile,
-                                               uint32_t slab, uint32_t lane) const {
-        const uint32_t reg = at - 8 * (tile % TRF_PACKED_LINE_TILES);
+    __device__ __forceinline__ void patch_packed_tile(uint32_t (&a)[2][4], const trf_packed_view &view,
+                                                      uint32_t packed_tile, uint32_t slab, uint32_t lane) const {
+        const uint32_t reg = at - 8 * (packed_tile % TRF_PACKED_LINE_TILES);
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) /* each is asked for by itself, so that none is indexed at run time */
             a[i / 4][i % 4] = reg == i ? trf_packed_and_or(a[i / 4][i % 4], keep, bits) : a[i / 4][i % 4];
-        if ((crowded >> tile % TRF_PACKED_LINE_TILES & 1) == 0)
+        if ((crowded >> packed_tile % TRF_PACKED_LINE_TILES & 1) == 0)
             return;
-        line.patch(a, tile, slab, lane);
-        if (line.is_stored(tile))
-            line.load_stored(a, view, tile, slab, lane);
+        line.patch(a, packed_tile, slab, lane);
+        if (line.is_stored(packed_tile))
+            line.load_stored(a, view, packed_tile, slab, lane);
     }
 };
 
 /* The fragments of a warp's slab of a stage's packed tiles, without exceptions. */
 template <bool kZeroing>
-static __device__ __forceinline__ void trf_packed_wgmma_form(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4],
+static __device__ __forceinline__ void trf_packed_wgmma_form(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
                                                              const trf_packed_wgmma_words &words) {
 #pragma unroll
-    for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_TILES; t++)
-        trf_packed_form_tile<kZeroing>(a[t], words.tiles[t]);
+    for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_PACKED_TILES; t++)
+        trf_packed_form_tile<kZeroing>(a[t], words.packed_tiles[t]);
 }
 
 /* ---- products ---- */
@@ -242,13 +243,13 @@ static constexpr uint32_t kWgmmaStep = 32 >> 4; /* 16 columns further */
 
 /* Starts a stage's products. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_wgmma_start(float (&sums)[Config::kXRows / 2],
-                                                              const uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4],
-                                                              uint32_t x_at) {
+static __device__ __forceinline__ void
+trf_packed_wgmma_start(float (&sums)[Config::kXRows / 2],
+                       const uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4], uint32_t x_at) {
     const uint64_t x = trf_packed_wgmma_descriptor(x_at);
     trf_wgmma_fence();
 #pragma unroll
-    for (uint32_t k = 0; k < 2 * TRF_PACKED_WGMMA_STAGE_TILES; k++)
+    for (uint32_t k = 0; k < 2 * TRF_PACKED_WGMMA_STAGE_PACKED_TILES; k++)
         trf_wgmma_of_registers<Config::kXRows>(sums, a[k / 2][k % 2], x + k * kWgmmaStep);
     trf_wgmma_commit();
 }
@@ -257,7 +258,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_start(float (&sums)[Conf
 template <class Config> struct trf_packed_wgmma_walk {
     trf_packed_wgmma_words words;           /* of the stage that is formed next */
     trf_packed_wgmma_exceptions exceptions; /* of its line */
-    uint32_t tile;                          /* its first packed tile */
+    uint32_t packed_tile;                   /* its first one */
     uint32_t left;                          /* k blocks, it included */
     uint32_t multiplied;                    /* barrier of the stage whose products run; 0: none do */
 
@@ -283,16 +284,16 @@ static __device__ __forceinline__ void trf_packed_wgmma_give_back(uint32_t empty
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void
 trf_packed_wgmma_stage(const trf_packed_view &view, const trf_packed_wgmma_warp &warp, trf_packed_ring<Config> &ring,
-                       trf_packed_wgmma_walk<Config> &walk, uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4],
+                       trf_packed_wgmma_walk<Config> &walk, uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
                        float (&sums)[Config::kXRows / 2]) {
     trf_packed_wgmma_form<kZeroing>(a, walk.words);
-    walk.exceptions.patch(a, view, walk.tile, warp.slab(), warp.lane);
+    walk.exceptions.patch(a, view, walk.packed_tile, warp.slab(), warp.lane);
     trf_packed_wgmma_start<Config>(sums, a, ring.stage() + Config::kXAt);
     const uint32_t started = ring.empty();
     ring.next();
-    walk.tile += TRF_PACKED_WGMMA_STAGE_TILES;
+    walk.packed_tile += TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
     if (--walk.left)
-        walk.load(ring, warp, walk.tile % TRF_PACKED_LINE_TILES == 0);
+        walk.load(ring, warp, walk.packed_tile % TRF_PACKED_LINE_TILES == 0);
     trf_wgmma_wait<1>();
     if (walk.multiplied)
         trf_packed_wgmma_give_back(walk.multiplied, warp.lane);
@@ -305,9 +306,9 @@ static __device__ __forceinline__ void
 trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
                           const trf_packed_wgmma_stint &stint, trf_packed_ring<Config> &ring,
                           float (&sums)[Config::kXRows / 2]) {
-    uint32_t a[2][TRF_PACKED_WGMMA_STAGE_TILES][2][4]; /* of even k blocks, of odd ones */
+    uint32_t a[2][TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4]; /* of even k blocks, of odd ones */
     trf_packed_wgmma_walk<Config> walk;
-    walk.tile = stint.begin * TRF_PACKED_WGMMA_STAGE_TILES;
+    walk.packed_tile = stint.begin * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
     walk.left = stint.end - stint.begin;
     walk.multiplied = 0;
     walk.load(ring, warp, true);
@@ -338,8 +339,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_skip(const trf_packed_wg
 /* ---- the block ---- */
 
 template <class Config, bool kZeroing>
-static __device__ __forceinline__ void trf_packed_wgmma_math(const trf_packed_wgmma_args &args, uint32_t shared,
-                                                             const trf_packed_wgmma_warp &warp) {
+static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed_wgmma_args &args, uint32_t shared,
+                                                                const trf_packed_wgmma_warp &warp) {
     trf_packed_ring<Config> ring = {shared, 0, 0};
     const uint32_t stints = trf_packed_wgmma_stints(args);
 #pragma unroll 1
@@ -353,9 +354,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_math(const trf_packed_wg
             trf_packed_wgmma_skip<Config>(stint, ring, warp.lane);
         const trf_packed_wgmma_output output = trf_packed_wgmma_output_of(
             args, has_band ? stint.row_tile * TRF_PACKED_WGMMA_ROWS + warp.warp * TRF_PACKED_SLAB_ROWS : 0,
-            stint.x_block * Config::kXRows, shared + Config::kSumsAt + warp.warp * TRF_PACKED_BULK_ITEM_BYTES,
-            warp.lane);
-        if (args.cluster)
+            stint.x_block * Config::kXRows, shared + Config::kSumsAt + warp.warp * TRF_ACC_TILE_BYTES, warp.lane);
+        if (args.cluster_size)
             trf_packed_wgmma_add_blocks<Config>(args, warp, output, has_band, shared, sums);
         else if (has_band)
             trf_packed_wgmma_leave<Config>(args, stint, warp, output, sums);
@@ -367,7 +367,7 @@ template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_set_up(const trf_packed_wgmma_args &args, uint32_t shared,
                                                                uint32_t lane) {
     trf_packed_set_ring_up<Config>(shared, lane);
-    if (args.cluster && lane < Config::kWarps) {
+    if (args.cluster_size && lane < Config::kWarps) {
         const uint32_t barrier = shared + Config::kSumBarriersAt + 8 * lane;
         trf_mbarrier_init(barrier, 1);
         trf_mbarrier_publish();
@@ -382,9 +382,9 @@ static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_w
     /* By a shuffle, which tells the compiler that it is the same for all lanes: wgmma wants uniform registers. */
     const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
     if (warp < Config::kWarps) {
-        trf_named_barrier_sync(TRF_PACKED_MATH_BARRIER, Config::kWarps + 1);
+        trf_named_barrier_sync(TRF_PACKED_CONSUMERS_BARRIER, Config::kWarps + 1);
         trf_take_registers<Config::kRegisters>();
-        trf_packed_wgmma_math<Config, kZeroing>(args, shared, {warp, lane});
+        trf_packed_wgmma_consume<Config, kZeroing>(args, shared, {warp, lane});
         return;
     }
     trf_give_registers<Config::kProducerRegisters>();
@@ -394,9 +394,9 @@ static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_w
         trf_packed_wgmma_produce_x<Config>(args, shared, lane);
     else if (warp == Config::kWarps + 2)
         trf_packed_wgmma_set_up<Config>(args, shared, lane);
-    if (args.cluster) {
-        trf_cluster_arrive_relaxed(args.cluster);
-        trf_cluster_wait(args.cluster);
+    if (args.cluster_size) {
+        trf_cluster_arrive_relaxed(args.cluster_size);
+        trf_cluster_wait(args.cluster_size);
     }
 }
 

@@ -4,8 +4,7 @@
 
 #include "trf_kernel_launch.cuh"
 
-#include "trf_packed_bulk_launch.cuh"
-
+#include "trf_packed_launch_id.cuh"
 #include "trf_packed_wgmma.cuh"
 
 typedef void (*trf_packed_wgmma_kernel)(trf_packed_wgmma_args);
@@ -45,15 +44,15 @@ cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_produ
                                     uint32_t x_stride, void *handover, cudaStream_t stream) {
     trf_packed_wgmma_args args =
         trf_packed_wgmma_args_of(view, partition, product->m, trf_epilogue_of(product, operands));
-    args.handover = trf_packed_handover_at(handover, partition->blocks, trf_packed_wgmma_items(partition->shape),
+    args.handover = trf_packed_handover_at(handover, partition->blocks, trf_packed_wgmma_acc_tiles(partition->shape),
                                            trf_next_launch_id());
     cudaError_t status = trf_describe_x(x, product->m, view->cols, x_stride, trf_packed_wgmma_x_rows(partition->shape),
-                                        TRF_PACKED_BULK_X_BOX_COLS, true, &args.x_map);
+                                        TRF_PACKED_X_BOX_COLS, true, &args.x_map);
     if (status != cudaSuccess)
         return status;
     bool early;
     return trf_launch_kernel(find_kernel(partition->shape, view->zeroing != 0), args,
                              {(uint32_t)partition->blocks, TRF_PACKED_WGMMA_THREADS,
-                              trf_packed_wgmma_shared_bytes(partition->shape), partition->cluster, stream},
+                              trf_packed_wgmma_shared_bytes(partition->shape), partition->cluster_size, stream},
                              &early);
 }

@@ -17,7 +17,7 @@ struct trf_packed_wgmma_args {
     uint32_t m;
     uint32_t x_blocks, whole_runs;        /* of all tiles; runs of TRF_PACKED_WGMMA_X_RUN x blocks */
     trf_divisor run_tiles, last_x_blocks; /* tiles of such a run; x blocks of the last run, which may have fewer */
-    uint32_t cluster;                     /* blocks of a cluster, which has one tile; 0: blocks stay */
+    uint32_t cluster_size;                /* blocks of a cluster, which has one tile; 0: blocks stay */
     trf_divisor cluster_blocks;           /* the same; 1 if blocks stay */
     trf_divisor tile_k_blocks;
     /* For trf_share_begin: of a cluster's block, a tile's k blocks. If blocks stay, whole tiles of each. */
@@ -42,12 +42,12 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
     args.last_x_blocks =
         trf_divisor_of(partition->x_blocks % TRF_PACKED_WGMMA_X_RUN ? partition->x_blocks % TRF_PACKED_WGMMA_X_RUN
                                                                     : (uint32_t)TRF_PACKED_WGMMA_X_RUN);
-    args.cluster = partition->cluster > 1 ? partition->cluster : 0;
-    args.cluster_blocks = trf_divisor_of(partition->cluster);
+    args.cluster_size = partition->cluster_size > 1 ? partition->cluster_size : 0;
+    args.cluster_blocks = trf_divisor_of(partition->cluster_size);
     args.tile_k_blocks = trf_divisor_of(partition->k_blocks);
     args.whole_tiles = partition->whole_tiles;
-    const uint32_t things = args.cluster ? partition->k_blocks : partition->whole_tiles,
-                   among = args.cluster ? args.cluster : (uint32_t)partition->blocks;
+    const uint32_t things = args.cluster_size ? partition->k_blocks : partition->whole_tiles,
+                   among = args.cluster_size ? args.cluster_size : (uint32_t)partition->blocks;
     args.share_quotient = things / among;
     args.share_remainder = things % among;
     args.epilogue = epilogue;
@@ -62,9 +62,9 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
 
 template <int kShape> struct trf_packed_wgmma_config {
     static constexpr uint32_t kXRows = trf_packed_wgmma_x_rows(kShape), kXTiles = kXRows / 8,
-                              kItems = trf_packed_wgmma_items(kShape), kWarps = TRF_PACKED_WGMMA_SLABS;
+                              kAccTiles = trf_packed_wgmma_acc_tiles(kShape), kWarps = TRF_PACKED_WGMMA_SLABS;
     static constexpr uint32_t kXAt = TRF_PACKED_WGMMA_WEIGHT_BYTES,
-                              kXBytes = kXRows * TRF_PACKED_BULK_X_BOX_COLS * 2; /* one box */
+                              kXBytes = kXRows * TRF_PACKED_X_BOX_COLS * 2; /* one box */
     static constexpr uint32_t kStages = trf_packed_wgmma_stages(kShape),
                               kStageBytes = trf_packed_wgmma_stage_bytes(kShape), kLinesAt = kStages * kStageBytes,
                               kSumsAt = kLinesAt + kStages * TRF_PACKED_WGMMA_LINE_BYTES,
@@ -74,7 +74,7 @@ template <int kShape> struct trf_packed_wgmma_config {
     static constexpr int kRegisters = kMovesRegisters ? 232 : 0, kProducerRegisters = kMovesRegisters ? 40 : 0;
     static_assert(kXAt % 1024 == 0 && kStageBytes % 1024 == 0, "x lies at multiples of 1024 bytes");
     static_assert(kStages >= 4, "a pipeline");
-    static_assert((kXTiles / 2 + TRF_MAX_CLUSTER - 1) * 2 * kWarps * TRF_PACKED_BULK_ITEM_BYTES <= kLinesAt,
+    static_assert((kXTiles / 2 + TRF_MAX_CLUSTER - 1) * 2 * kWarps * TRF_ACC_TILE_BYTES <= kLinesAt,
                   "what blocks of a cluster send each other fits where the stages were");
     static_assert(kSumBarriersAt + TRF_PACKED_WGMMA_SUM_BARRIERS_BYTES == trf_packed_wgmma_shared_bytes(kShape),
                   "one layout");
@@ -93,12 +93,12 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_whole_tiles(const tr
     return a.share_quotient + (blockIdx.x < a.share_remainder ? 1 : 0);
 }
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_packed_wgmma_args &a) {
-    if (a.cluster)
+    if (a.cluster_size)
         return 1;
     const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
                    end = trf_stream_k_begin(&a.stream_k, share + 1);
     return trf_packed_wgmma_whole_tiles(a) +
-           (begin < end ? trf_divide(end - 1, a.tile_k_blocks) - trf_divide(begin, a.tile_k_blocks) + 1 : 0);
+           (begin < end ? trf_quotient(end - 1, a.tile_k_blocks) - trf_quotient(begin, a.tile_k_blocks) + 1 : 0);
 }
 
 static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_wgmma_args &a,
@@ -106,12 +106,12 @@ static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_w
     stint.row_tile = stint.tile;
     if (a.x_blocks == 1)
         return;
-    const uint32_t run = trf_divide(stint.tile, a.run_tiles), in_run = trf_rest(stint.tile, run, a.run_tiles);
+    const uint32_t run = trf_quotient(stint.tile, a.run_tiles), in_run = trf_rest(stint.tile, run, a.run_tiles);
     if (run < a.whole_runs) {
         stint.row_tile = in_run / TRF_PACKED_WGMMA_X_RUN;
         stint.x_block = TRF_PACKED_WGMMA_X_RUN * run + in_run % TRF_PACKED_WGMMA_X_RUN;
     } else {
-        stint.row_tile = trf_divide(in_run, a.last_x_blocks);
+        stint.row_tile = trf_quotient(in_run, a.last_x_blocks);
         stint.x_block = TRF_PACKED_WGMMA_X_RUN * run + trf_rest(in_run, stint.row_tile, a.last_x_blocks);
     }
 }
@@ -120,8 +120,8 @@ static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_
                                                                                    uint32_t number) {
     const uint32_t k_blocks = a.tile_k_blocks.by, whole_tiles = trf_packed_wgmma_whole_tiles(a);
     trf_packed_wgmma_stint stint = {};
-    if (a.cluster) {
-        stint.tile = trf_divide(blockIdx.x, a.cluster_blocks);
+    if (a.cluster_size) {
+        stint.tile = trf_quotient(blockIdx.x, a.cluster_blocks);
         const uint32_t rank = trf_rest(blockIdx.x, stint.tile, a.cluster_blocks);
         stint.begin = trf_share_begin(a.share_quotient, a.share_remainder, rank);
         stint.end = trf_share_begin(a.share_quotient, a.share_remainder, rank + 1);
@@ -131,7 +131,7 @@ static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_
     } else {
         const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
                        end = trf_stream_k_begin(&a.stream_k, share + 1),
-                       shared_tile = trf_divide(begin, a.tile_k_blocks) + number - whole_tiles,
+                       shared_tile = trf_quotient(begin, a.tile_k_blocks) + number - whole_tiles,
                        first = shared_tile * k_blocks;
         stint.tile = a.whole_tiles + shared_tile;
         stint.begin = begin > first ? begin - first : 0;

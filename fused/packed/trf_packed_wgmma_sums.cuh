@@ -48,53 +48,55 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_pac
                    trf_round_two(dtype, v1.x * up, v1.y * up), trf_round_two(dtype, v1.z * low, v1.w * low)));
     __syncwarp();
     const uint32_t from_n = lane / 2, half = lane % 2, n = output.n + 8 * t + from_n, row = output.row + 8 * half;
-    const uint4 values = trf_lds128_shared(output.at + 32 * from_n + 16 * (half ^ (from_n / 4 & 1)));
+    const uint4 values = trf_lds128_of_others(output.at + 32 * from_n + 16 * (half ^ (from_n / 4 & 1)));
     if (n < a.m && row < a.view.rows)
         *(uint4 *)((uint16_t *)a.epilogue.y + n * a.epilogue.y_stride + row) = values;
     __syncwarp();
 }
 
-/* Where a lane's sums of an item lie in the 512 bytes: places are swapped so that neither those who put sums there nor
- * those who write them to y meet a bank twice. */
-static __device__ __forceinline__ uint32_t trf_packed_wgmma_item_at(uint32_t of_lane) {
+/* Where a lane's sums of an accumulator tile lie in the 512 bytes: places are swapped so that neither those who put
+ * sums there nor those who write them to y meet a bank twice. */
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_acc_tile_at(uint32_t of_lane) {
     return 16 * (of_lane ^ of_lane / 8);
 }
 
-/* The item of x tile t, which stands in shared memory, to any y: 16 lanes have neighbouring rows, which are whole
- * sectors. All lanes call it, in turns with what puts the item there. */
-static __device__ __forceinline__ void trf_packed_wgmma_write_item(const trf_packed_wgmma_args &a,
-                                                                   const trf_packed_wgmma_output &output, uint32_t t,
-                                                                   uint32_t lane) {
+/* The accumulator tile of x tile t, which stands in shared memory, to any y: 16 lanes have neighbouring rows, which are
+ * whole sectors. All lanes call it, in turns with what puts it there. */
+static __device__ __forceinline__ void trf_packed_wgmma_write_acc_tile(const trf_packed_wgmma_args &a,
+                                                                       const trf_packed_wgmma_output &output,
+                                                                       uint32_t t, uint32_t lane) {
     const uint32_t in_slab = lane % 16, row = output.row + in_slab;
     __syncwarp();
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
         const uint32_t in_tile = 2 * i + lane / 16, n = output.n + 8 * t + in_tile,
                        holder = in_slab % 8 * 4 + in_tile / 2;
-        const float sum =
-            trf_lds32f_shared(output.at + trf_packed_wgmma_item_at(holder) + 4 * (in_slab / 8 * 2 + in_tile % 2));
+        const float sum = trf_lds32f_of_others(output.at + trf_packed_wgmma_acc_tile_at(holder) +
+                                               4 * (in_slab / 8 * 2 + in_tile % 2));
         if (n < a.m && row < a.view.rows)
             trf_packed_write_y(a.view, a.epilogue, n, row, sum);
     }
     __syncwarp();
 }
 
-/* A lane's sums of an item. */
+/* A lane's sums of an accumulator tile. */
 template <uint32_t kSums>
-static __device__ __forceinline__ float4 trf_packed_wgmma_item(const float (&sums)[kSums], uint32_t t) {
+static __device__ __forceinline__ float4 trf_packed_wgmma_acc_tile(const float (&sums)[kSums], uint32_t t) {
     return make_float4(sums[4 * t], sums[4 * t + 1], sums[4 * t + 2], sums[4 * t + 3]);
 }
 
-/* Puts the sums of x tile t, one of kCount from kFirst on, where write_item finds them. Registers cannot be indexed at
- * run time; a few branches find them, as write_item, once for each x tile, would be 10,000 instructions. */
+/* Puts the sums of x tile t, one of kCount from kFirst on, where write_acc_tile finds them. Registers cannot be
+ * indexed at run time; a few branches find them, as write_acc_tile, once for each x tile, would be 10,000 instructions.
+ */
 template <uint32_t kFirst, uint32_t kCount, uint32_t kSums>
-static __device__ __forceinline__ void trf_packed_wgmma_put_item(const float (&sums)[kSums], uint32_t t, uint32_t at) {
+static __device__ __forceinline__ void trf_packed_wgmma_put_acc_tile(const float (&sums)[kSums], uint32_t t,
+                                                                     uint32_t at) {
     if constexpr (kCount == 1)
-        trf_sts128f(at, trf_packed_wgmma_item(sums, kFirst));
+        trf_sts128f(at, trf_packed_wgmma_acc_tile(sums, kFirst));
     else if (t < kFirst + kCount / 2)
-        trf_packed_wgmma_put_item<kFirst, kCount / 2>(sums, t, at);
+        trf_packed_wgmma_put_acc_tile<kFirst, kCount / 2>(sums, t, at);
     else
-        trf_packed_wgmma_put_item<kFirst + kCount / 2, kCount - kCount / 2>(sums, t, at);
+        trf_packed_wgmma_put_acc_tile<kFirst + kCount / 2, kCount - kCount / 2>(sums, t, at);
 }
 
 /* Blocks that stay, of a tile that others share. A warp that has not its first k blocks hands its sums over; the one
@@ -103,12 +105,13 @@ template <class Config>
 static __device__ __forceinline__ bool
 trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
                             const trf_packed_wgmma_warp &warp, float (&sums)[Config::kXRows / 2]) {
-    const uint32_t first_item = warp.warp * Config::kXTiles;
+    const uint32_t first_acc_tile = warp.warp * Config::kXTiles;
     if (stint.begin > 0) {
-        float4 *const to = trf_packed_handed_over<Config::kItems>(args.handover, blockIdx.x, first_item, warp.lane);
+        float4 *const to =
+            trf_packed_handed_over<Config::kAccTiles>(args.handover, blockIdx.x, first_acc_tile, warp.lane);
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++)
-            to[t * TRF_LANES] = trf_packed_wgmma_item(sums, t);
+            to[t * TRF_LANES] = trf_packed_wgmma_acc_tile(sums, t);
         trf_packed_hand_over(args.handover, warp.warp, warp.lane);
         return false;
     }
@@ -117,10 +120,11 @@ trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_
     for (uint32_t share = trf_packed_share_of_block(blockIdx.x) + 1; share <= last; share++) {
         const uint32_t block = trf_packed_share_of_block(share);
         trf_packed_take_over(args.handover, block, warp.warp, warp.lane);
-        const float4 *const from = trf_packed_handed_over<Config::kItems>(args.handover, block, first_item, warp.lane);
+        const float4 *const from =
+            trf_packed_handed_over<Config::kAccTiles>(args.handover, block, first_acc_tile, warp.lane);
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
-            const float4 other = trf_ldg128f_shared(from + t * TRF_LANES);
+            const float4 other = trf_ldg128f_of_others(from + t * TRF_LANES);
             sums[4 * t] += other.x;
             sums[4 * t + 1] += other.y;
             sums[4 * t + 2] += other.z;
@@ -142,13 +146,14 @@ trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma
     if (output.is_bare) {
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t += 2)
-            trf_packed_wgmma_write_bare(args, output, t, trf_packed_wgmma_item(sums, t),
-                                        trf_packed_wgmma_item(sums, t + 1), warp.lane);
+            trf_packed_wgmma_write_bare(args, output, t, trf_packed_wgmma_acc_tile(sums, t),
+                                        trf_packed_wgmma_acc_tile(sums, t + 1), warp.lane);
     } else {
 #pragma unroll 1
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
-            trf_packed_wgmma_put_item<0, Config::kXTiles>(sums, t, output.at + trf_packed_wgmma_item_at(warp.lane));
-            trf_packed_wgmma_write_item(args, output, t, warp.lane);
+            trf_packed_wgmma_put_acc_tile<0, Config::kXTiles>(sums, t,
+                                                              output.at + trf_packed_wgmma_acc_tile_at(warp.lane));
+            trf_packed_wgmma_write_acc_tile(args, output, t, warp.lane);
         }
     }
 }
@@ -157,49 +162,51 @@ trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma
 
 /* The block's number in its cluster. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_rank(const trf_packed_wgmma_args &a) {
-    return trf_rest(blockIdx.x, trf_divide(blockIdx.x, a.cluster_blocks), a.cluster_blocks);
+    return trf_rest(blockIdx.x, trf_quotient(blockIdx.x, a.cluster_blocks), a.cluster_blocks);
 }
 
 /* How many pairs of x tiles a block of the cluster finishes; the most that one does. */
 template <class Config>
-static __device__ __forceinline__ uint32_t trf_packed_wgmma_pairs_of(const trf_packed_wgmma_args &a, uint32_t rank) {
-    return trf_divide(Config::kXTiles / 2 + a.cluster - 1 - rank, a.cluster_blocks);
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_x_tile_pairs_of(const trf_packed_wgmma_args &a,
+                                                                            uint32_t rank) {
+    return trf_quotient(Config::kXTiles / 2 + a.cluster_size - 1 - rank, a.cluster_blocks);
 }
 
 /* What the other blocks send to a warp of this one. */
 template <class Config>
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_expected_bytes(const trf_packed_wgmma_args &a) {
-    return (a.cluster - 1) * trf_packed_wgmma_pairs_of<Config>(a, trf_packed_wgmma_rank(a)) *
-           (2 * TRF_PACKED_BULK_ITEM_BYTES);
+    return (a.cluster_size - 1) * trf_packed_wgmma_x_tile_pairs_of<Config>(a, trf_packed_wgmma_rank(a)) *
+           (2 * TRF_ACC_TILE_BYTES);
 }
 
-/* Items of x tiles t and t + 1. */
-static __device__ __forceinline__ void trf_packed_wgmma_write_pair(const trf_packed_wgmma_args &a,
-                                                                   const trf_packed_wgmma_output &output, uint32_t t,
-                                                                   const float4 (&v)[2], uint32_t lane) {
+/* The accumulator tiles of x tiles t and t + 1. */
+static __device__ __forceinline__ void trf_packed_wgmma_write_x_tile_pair(const trf_packed_wgmma_args &a,
+                                                                          const trf_packed_wgmma_output &output,
+                                                                          uint32_t t, const float4 (&v)[2],
+                                                                          uint32_t lane) {
     if (output.is_bare)
         return trf_packed_wgmma_write_bare(a, output, t, v[0], v[1], lane);
 #pragma unroll 1 /* what is not bare is hundreds of instructions */
     for (uint32_t i = 0; i < 2; i++) {
-        trf_sts128f(output.at + trf_packed_wgmma_item_at(lane), i ? v[1] : v[0]);
-        trf_packed_wgmma_write_item(a, output, t + i, lane);
+        trf_sts128f(output.at + trf_packed_wgmma_acc_tile_at(lane), i ? v[1] : v[0]);
+        trf_packed_wgmma_write_acc_tile(a, output, t + i, lane);
     }
 }
 
 /* Sends a warp's sums to where they are added, in the stages' place; then adds the blocks' sums in their order, and
- * writes them to y. All warps of the cluster that multiply call it. */
+ * writes them to y. All consumers of the cluster call it. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
                             const trf_packed_wgmma_output &output, bool has_band, uint32_t shared,
                             const float (&sums)[Config::kXRows / 2]) {
-    const uint32_t cluster = args.cluster, rank = trf_packed_wgmma_rank(args),
-                   most = trf_packed_wgmma_pairs_of<Config>(args, 0),
+    const uint32_t cluster_size = args.cluster_size, rank = trf_packed_wgmma_rank(args),
+                   most = trf_packed_wgmma_x_tile_pairs_of<Config>(args, 0),
                    barrier = shared + Config::kSumBarriersAt + 8 * warp.warp,
-                   at = shared + warp.warp * cluster * most * (2 * TRF_PACKED_BULK_ITEM_BYTES) + 16 * warp.lane,
-                   block_bytes = most * (2 * TRF_PACKED_BULK_ITEM_BYTES);
-    trf_cluster_arrive_relaxed(cluster); /* the stages have been read */
-    trf_cluster_wait(cluster);
+                   at = shared + warp.warp * cluster_size * most * (2 * TRF_ACC_TILE_BYTES) + 16 * warp.lane,
+                   block_bytes = most * (2 * TRF_ACC_TILE_BYTES);
+    trf_cluster_arrive_relaxed(cluster_size); /* the stages have been read */
+    trf_cluster_wait(cluster_size);
     if (!has_band)
         return;
     uint32_t owner = 0, to = at + rank * block_bytes;
@@ -207,30 +214,30 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
     for (uint32_t t = 0; t < Config::kXTiles; t += 2) {
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
-            const float4 v = trf_packed_wgmma_item(sums, t + i);
+            const float4 v = trf_packed_wgmma_acc_tile(sums, t + i);
             if (owner == rank)
-                trf_sts128f(to + i * TRF_PACKED_BULK_ITEM_BYTES, v);
+                trf_sts128f(to + i * TRF_ACC_TILE_BYTES, v);
             else
-                trf_st_async128f(to + i * TRF_PACKED_BULK_ITEM_BYTES, barrier, owner, v);
+                trf_st_async128f(to + i * TRF_ACC_TILE_BYTES, barrier, owner, v);
         }
-        if (++owner == cluster) {
+        if (++owner == cluster_size) {
             owner = 0;
-            to += 2 * TRF_PACKED_BULK_ITEM_BYTES;
+            to += 2 * TRF_ACC_TILE_BYTES;
         }
     }
     trf_wait_for_predecessor(); /* a block without k blocks has not */
-    const uint32_t pairs = trf_packed_wgmma_pairs_of<Config>(args, rank);
+    const uint32_t x_tile_pairs = trf_packed_wgmma_x_tile_pairs_of<Config>(args, rank);
     trf_mbarrier_wait(barrier, 0);
 #pragma unroll 1
-    for (uint32_t pair = 0; pair < pairs; pair++) {
-        const uint32_t from = at + pair * (2 * TRF_PACKED_BULK_ITEM_BYTES);
-        float4 v[2] = {trf_lds128f_shared(from), trf_lds128f_shared(from + TRF_PACKED_BULK_ITEM_BYTES)};
+    for (uint32_t i = 0; i < x_tile_pairs; i++) {
+        const uint32_t from = at + i * (2 * TRF_ACC_TILE_BYTES);
+        float4 v[2] = {trf_lds128f_of_others(from), trf_lds128f_of_others(from + TRF_ACC_TILE_BYTES)};
 #pragma unroll 3
-        for (uint32_t r = 1; r < cluster; r++) {
-            v[0] = trf_add4(v[0], trf_lds128f_shared(from + r * block_bytes));
-            v[1] = trf_add4(v[1], trf_lds128f_shared(from + r * block_bytes + TRF_PACKED_BULK_ITEM_BYTES));
+        for (uint32_t r = 1; r < cluster_size; r++) {
+            v[0] = trf_add4(v[0], trf_lds128f_of_others(from + r * block_bytes));
+            v[1] = trf_add4(v[1], trf_lds128f_of_others(from + r * block_bytes + TRF_ACC_TILE_BYTES));
         }
-        trf_packed_wgmma_write_pair(args, output, 2 * (rank + pair * cluster), v, warp.lane);
+        trf_packed_wgmma_write_x_tile_pair(args, output, 2 * (rank + i * cluster_size), v, warp.lane);
     }
 }
 

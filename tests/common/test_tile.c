@@ -91,9 +91,9 @@ static void make_class_values(test_rng *rng, const test_tile_choice *choice, trf
     int16_t *value = view->extension.class_value;
     if (choice->codec == TRF_CODEC_INT) {
         uint32_t code_range = (classes - 1) << choice->raw_bits;
-        int32_t origin = (int32_t)test_below(rng, 2048 - (code_range < 2048 ? code_range : 2047)) - 1024;
+        int32_t lowest_code = (int32_t)test_below(rng, 2048 - (code_range < 2048 ? code_range : 2047)) - 1024;
         for (uint32_t k = 0; k < classes; k++)
-            value[k] = (int16_t)(origin + (int32_t)(k << choice->raw_bits));
+            value[k] = (int16_t)(lowest_code + (int32_t)(k << choice->raw_bits));
         return;
     }
     const uint32_t unit = choice->class_bits == 2 ? 4 : 1;

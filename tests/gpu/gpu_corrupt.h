@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Corrupt streams, which validation cannot see. */
+/* Corrupt rANS streams, which validation cannot see. */
 #ifndef GPU_CORRUPT_H
 #define GPU_CORRUPT_H
 

@@ -170,8 +170,8 @@ static void note_way(const trf_plan *plan) {
     const trf_fused_partition *fused = &plan->partition.fused.last;
     if (plan->path == TRF_PATH_FUSED) {
         stream_k += fused->is_stream_k != 0;
-        in_clusters += fused->cluster > 1;
-        alone += !fused->is_stream_k && fused->cluster == 1;
+        in_clusters += fused->cluster_size > 1;
+        alone += !fused->is_stream_k && fused->cluster_size == 1;
     }
 }
 

@@ -189,7 +189,7 @@ static void fail_row(const packed_case *c, uint32_t m, const trf_packed_partitio
     while (row < rows && found[row] == c->exact[(size_t)n * rows + row])
         row++;
     ck_abort_msg("shape %d, %llu blocks, clusters of %u, %ux%u, m %u: y[%u][%u] is %g and not %g", partition->shape,
-                 (unsigned long long)partition->blocks, partition->cluster, rows, c->layer.cols, m, n, row,
+                 (unsigned long long)partition->blocks, partition->cluster_size, rows, c->layer.cols, m, n, row,
                  (double)found[row], row < rows ? (double)c->exact[(size_t)n * rows + row] : (double)NAN);
 }
 
@@ -402,8 +402,8 @@ START_TEST(chosen_kernels) {
             trf_packed_partition partition;
             ck_assert(trf_packed_choose(&c->view, &gpu_context->limits, batches[b], &partition));
             printf("%ux%u, m %u: shape %d, %llu blocks, clusters of %u, %u of %u tiles whole\n", c->layer.rows,
-                   c->layer.cols, batches[b], partition.shape, (unsigned long long)partition.blocks, partition.cluster,
-                   partition.whole_tiles, partition.tiles);
+                   c->layer.cols, batches[b], partition.shape, (unsigned long long)partition.blocks,
+                   partition.cluster_size, partition.whole_tiles, partition.tiles);
             check_partition(c, batches[b], &partition, c->x.at);
         }
         case_end(c);

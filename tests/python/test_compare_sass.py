@@ -100,6 +100,12 @@ def test_reads_listings() -> None:
     }
 
 
+def test_leaves_out_padding() -> None:
+    padded = listing(KERNEL).replace(" ;  /*", f" ;{40 * ' '}/*").replace("ff */\n", "ff */    \n")
+    assert padded != listing(KERNEL)
+    assert compare_sass.compare(build_of(listing(KERNEL)), build_of(padded))[0] == []
+
+
 def test_leaves_out_file_hashes() -> None:
     without = compare_sass.without_file_hashes
     assert without("a_INTERNAL_b32df634_10_edges_a_cu_79a79b42_77b") == "a_INTERNALb"

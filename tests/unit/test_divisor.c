@@ -10,7 +10,7 @@
 static const uint32_t kMost = 0x7FFFFFFF; /* the largest number that is divided */
 
 static void check(uint32_t n, trf_divisor divisor) {
-    const uint32_t quotient = trf_divide(n, divisor);
+    const uint32_t quotient = trf_quotient(n, divisor);
     if (quotient != n / divisor.by || trf_rest(n, quotient, divisor) != n % divisor.by)
         ck_abort_msg("%u / %u: %u", n, divisor.by, quotient);
 }

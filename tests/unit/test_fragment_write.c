@@ -46,7 +46,7 @@ static uint32_t coded(const slab *s, uint32_t lane, uint32_t i) {
     return (element & ~(fields.max_exponent << fields.mantissa_bits)) | exponent << fields.mantissa_bits;
 }
 
-/* A lane's registers of a step as trf_build_quad leaves them. */
+/* A lane's registers of a step as trf_build_four leaves them. */
 static void form_step(const slab *s, uint32_t lane, uint32_t step, uint32_t reg[8]) {
     static const uint32_t kByte[4] = {0, 2, 1, 3}; /* of weights 0 to 3 of a quad */
     memset(reg, 0, 8 * sizeof *reg);
@@ -77,12 +77,12 @@ static void finish_step(const slab *s, uint32_t lane, uint32_t step, uint32_t re
         return;
     uint32_t rows[TRF_WRITE_ROWS], col_bytes = 0;
     for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
-        const uint32_t row = s->row + trf_write_row(lane, r);
+        const uint32_t row = s->row + trf_lane_row_at(lane, r);
         const int32_t offset = view->exponent_offset + (s->mode & TRF_PREDICT_ROW ? view->row_offsets[row] : 0);
         rows[r] = trf_exponent_offsets(view->codec, offset, offset);
     }
     if (s->mode & TRF_PREDICT_COL)
-        memcpy(&col_bytes, view->col_offsets + trf_write_col(lane, step / 2) + 4 * (step % 2), 4);
+        memcpy(&col_bytes, view->col_offsets + trf_lane_col_at(lane, step / 2) + 4 * (step % 2), 4);
     if (s->mode || view->exponent_offset)
         trf_step_offsets(view->codec, rows, (s->mode & TRF_PREDICT_COL) != 0, col_bytes, reg);
 }
@@ -90,21 +90,21 @@ static void finish_step(const slab *s, uint32_t lane, uint32_t step, uint32_t re
 /* Puts a step's elements to where the kernel does. */
 static void store_step(const slab *s, trf_write_format format, uint32_t lane, uint32_t step, const uint32_t reg[8],
                        uint8_t *weights) {
-    const uint32_t bytes = trf_write_bytes(format), codec = s->view->codec;
-    const uint32_t first_col = trf_write_col(lane, step / 2);
+    const uint32_t bytes = trf_format_bytes(format), codec = s->view->codec;
+    const uint32_t first_col = trf_lane_col_at(lane, step / 2);
     for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
-        const uint32_t row = s->row + trf_write_row(lane, r);
+        const uint32_t row = s->row + trf_lane_row_at(lane, r);
         const float scale = trf_device_scale(s->view, row, first_col); /* of all 8 columns */
         const uint32_t first = reg[trf_row_register(r, 0)], second = reg[trf_row_register(r, 1)];
         uint32_t words[4];
         if (bytes == 1) {
-            words[0] = trf_write_four_bytes(first, second);
+            words[0] = trf_bits_of_four(first, second);
         } else if (bytes == 2) {
-            words[0] = trf_write_two(codec, format, first, scale);
-            words[1] = trf_write_two(codec, format, second, scale);
+            words[0] = trf_bits_of_two(codec, format, first, scale);
+            words[1] = trf_bits_of_two(codec, format, second, scale);
         } else {
             for (uint32_t c = 0; c < 4; c++)
-                words[c] = trf_write_f32(codec, reg[trf_row_register(r, c / 2)], c % 2, scale);
+                words[c] = trf_bits_of_f32(codec, reg[trf_row_register(r, c / 2)], c % 2, scale);
         }
         const size_t at = ((size_t)row * s->view->cols + first_col) * bytes;
         EXPECT(at % (s->view->cols % 8 == 0 ? 8 * bytes : 1) == 0);
@@ -152,10 +152,10 @@ static void check_decoding(const trf_device_view *view, const test_tile *tile, t
     const trf_write_format format = trf_write_format_of(view, as);
     const int refused = (as == TRF_DECODE_BF16 && view->codec == TRF_CODEC_FP16) ||
                         (as == TRF_DECODE_F16 && view->codec == TRF_CODEC_BF16);
-    EXPECT((format == TRF_WRITE_NONE) == refused);
-    if (format == TRF_WRITE_NONE)
+    EXPECT((format == TRF_FORMAT_NONE) == refused);
+    if (format == TRF_FORMAT_NONE)
         return;
-    const uint32_t bytes = trf_write_bytes(format);
+    const uint32_t bytes = trf_format_bytes(format);
     EXPECT(bytes == trf_device_value_bytes(view, as));
     uint8_t *found = malloc((size_t)view->rows * view->cols * bytes);
     EXPECT(found != NULL);
@@ -233,10 +233,10 @@ START_TEST(every_fp8) {
     for (uint32_t low = 0; low < 256; low++)
         for (uint32_t high = 0; high < 256; high++) {
             const uint32_t pair = low | high << 16;
-            EXPECT(trf_write_two(view.codec, TRF_WRITE_BF16, pair, 1) ==
+            EXPECT(trf_bits_of_two(view.codec, TRF_FORMAT_BF16, pair, 1) ==
                    (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
-            EXPECT(trf_write_two(view.codec, TRF_WRITE_F16, pair, 1) ==
+            EXPECT(trf_bits_of_two(view.codec, TRF_FORMAT_F16, pair, 1) ==
                    (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
         }
@@ -265,14 +265,16 @@ START_TEST(codes) {
                                       .scales = &scale};
         for (int32_t code = -1279; code <= 1279; code += 1 + (int32_t)test_below(&rng, 9)) {
             const uint32_t low = (uint16_t)code, high = (uint16_t)-code, pair = low | high << 16;
-            EXPECT(trf_write_two(view.codec, TRF_WRITE_BF16, pair, scale) ==
+            EXPECT(trf_bits_of_two(view.codec, TRF_FORMAT_BF16, pair, scale) ==
                    (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
-            EXPECT(trf_write_two(view.codec, TRF_WRITE_F16, pair, scale) ==
+            EXPECT(trf_bits_of_two(view.codec, TRF_FORMAT_F16, pair, scale) ==
                    (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
-            EXPECT(trf_write_f32(view.codec, pair, 0, scale) == trf_device_value(&view, TRF_DECODE_SOURCE, low, 0, 0));
-            EXPECT(trf_write_f32(view.codec, pair, 1, scale) == trf_device_value(&view, TRF_DECODE_SOURCE, high, 0, 0));
+            EXPECT(trf_bits_of_f32(view.codec, pair, 0, scale) ==
+                   trf_device_value(&view, TRF_DECODE_SOURCE, low, 0, 0));
+            EXPECT(trf_bits_of_f32(view.codec, pair, 1, scale) ==
+                   trf_device_value(&view, TRF_DECODE_SOURCE, high, 0, 0));
         }
     }
 }
@@ -316,9 +318,9 @@ START_TEST(gathered_rows) {
         for (uint32_t pair = 0; pair < cols / TRF_STEP_PAIR_COLS; pair++) {
             for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
                 for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
-                    const uint32_t row = trf_write_row(lane, r), byte = gathered + 2 * trf_write_col(lane, 0);
+                    const uint32_t row = trf_lane_row_at(lane, r), byte = gathered + 2 * trf_lane_col_at(lane, 0);
                     place[lane] = trf_gather_at(row, byte);
-                    EXPECT(place[lane] == trf_gather_at(trf_write_row(lane, 0), byte) + 8 * r * TRF_GATHER_ROW_BYTES);
+                    EXPECT(place[lane] == trf_gather_at(trf_lane_row_at(lane, 0), byte) + 8 * r * TRF_GATHER_ROW_BYTES);
                     EXPECT(place[lane] + 16 <= sizeof gather);
                     memcpy(gather + place[lane], expected[row] + flushed + byte, 16);
                 }

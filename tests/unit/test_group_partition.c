@@ -57,7 +57,7 @@ static void check_partition(const trf_group_partition *partition, const trf_grou
                             const trf_device_limits *limits) {
     uint32_t clusters = 0, log = 0;
     uint64_t workspace = 0;
-    while (1u << log < partition->cluster)
+    while (1u << log < partition->cluster_size)
         log++;
     EXPECT(partition->unit_slabs == 1 || partition->unit_slabs == 2);
     EXPECT(partition->warps >= 8 && partition->warps <= 20 && log < TRF_CLUSTER_SIZES &&

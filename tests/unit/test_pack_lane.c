@@ -59,7 +59,7 @@ START_TEST(halves_fit_like_single_weights) {
     for (int round = 0; round < 20; round++) {
         const uint32_t zeroing = base == 0 || round % 2;
         const int32_t offset = round < 4 ? 0 : (int32_t)test_below(&rng, 256) - 128;
-        const trf_pack_row row = trf_pack_row_of(base, zeroing, offset);
+        const trf_row_to_window row = trf_row_to_window_of(base, zeroing, offset);
         for (uint32_t bits = 0; bits < 65536; bits += 1 + test_below(&rng, 3)) {
             const uint32_t other = (uint32_t)test_random(&rng) & 0xFFFF;
             uint32_t reg = bits | other << 16;

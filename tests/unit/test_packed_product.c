@@ -87,7 +87,7 @@ START_TEST(bulk_partitions) {
                     EXPECT(p.k_blocks * trf_packed_bulk_col_warps(shape) >= view.tiles_per_band);
                     EXPECT(p.blocks >= 1 && p.blocks <= 132);
                     EXPECT(trf_packed_bulk_is_stream_k(shape) == (cut == TRF_PACKED_STREAM_K));
-                    EXPECT(cut == TRF_PACKED_STREAM_K ? p.cluster == 1 : p.blocks == p.tiles * p.cluster);
+                    EXPECT(cut == TRF_PACKED_STREAM_K ? p.cluster_size == 1 : p.blocks == p.tiles * p.cluster_size);
                     EXPECT(p.handover_offset >= (uint64_t)batches[b] * view.cols * 2);
                     EXPECT(trf_packed_bulk_shared_bytes(shape, p.x_tiles) <= 227 << 10);
                     EXPECT(trf_packed_bulk_stages(shape, p.x_tiles) >= 2);
@@ -158,7 +158,8 @@ START_TEST(wgmma_partitions) {
                     EXPECT(p.tiles / p.x_blocks * (uint64_t)TRF_PACKED_WGMMA_ROWS >= view.rows);
                     EXPECT(p.tiles % p.x_blocks == 0 && p.k_blocks * 64ull >= view.cols);
                     EXPECT(p.blocks >= 1 && p.blocks <= 132);
-                    EXPECT(p.cluster == 1 ? p.whole_tiles <= p.tiles : p.blocks == p.tiles * (uint64_t)p.cluster);
+                    EXPECT(p.cluster_size == 1 ? p.whole_tiles <= p.tiles
+                                               : p.blocks == p.tiles * (uint64_t)p.cluster_size);
                     EXPECT((p.workspace_bytes > p.handover_offset) == (p.whole_tiles < p.tiles));
                 }
             }
@@ -369,10 +370,11 @@ START_TEST(bulk_sums_are_exact) {
     float *y = allocate(sizeof *y * of->rows * of->m);
     const uint32_t all = bulk.tiles * bulk.k_blocks, blocks[] = {1, 2, 3, all < 7 ? all : 7};
     for (int b = 0; b < (trf_packed_bulk_is_stream_k(shape) ? 4 : 3); b++) {
-        const uint32_t warps = trf_packed_bulk_warps(shape) + TRF_PACKED_BULK_PRODUCER_WARPS;
+        const uint32_t warps = trf_packed_bulk_warps(shape) + TRF_PACKED_PRODUCER_WARPS;
         if (blocks[b] > all || (!trf_packed_bulk_is_stream_k(shape) && warps * blocks[b] > MOST_WARPS))
             continue;
-        void *workspace = allocate(trf_packed_handover_bytes(blocks[b], trf_packed_bulk_items(shape, bulk.x_tiles)));
+        void *workspace =
+            allocate(trf_packed_handover_bytes(blocks[b], trf_packed_bulk_acc_tiles(shape, bulk.x_tiles)));
         memset(y, 0xAB, sizeof *y * of->rows * of->m);
         const trf_epilogue epilogue = {.y = y, .y_stride = of->rows, .y_dtype = TRF_DTYPE_F32};
         const warp_packed_product product = {&run.view, &bulk,     run.m,    run.x,

@@ -219,9 +219,9 @@ static const pinned_row kFused[NUM_LAYERS] = {
      15149.614737936},
 };
 
-static const char *const kFusedFields[] = {"variant",     "x_tiles",     "warps",       "table_log",
-                                           "cluster",     "clusters",    "k_splits",    "wave_units",
-                                           "is_stream_k", "sums_over_x", "x_stage_cols"};
+static const char *const kFusedFields[] = {"variant",      "x_tiles",     "warps",       "table_log",
+                                           "cluster_size", "clusters",    "k_splits",    "wave_units",
+                                           "is_stream_k",  "sums_over_x", "x_stage_cols"};
 static const pinned_case kFusedCases[] = {
     {0, 8192, 8192, 1, {0, 1, 16, 15, 1, 128, 16, 1, 0, 0, 0}},
     {0, 8192, 8192, 8, {0, 1, 16, 15, 1, 128, 16, 1, 0, 0, 0}},
@@ -257,10 +257,10 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
         return;
     }
     const trf_fused_partition c = choose_fused(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.variant,     c.x_tiles,     c.warps,           c.unit_slabs,  c.smem.table_log,
-                              c.cluster,     c.clusters,    c.units,           c.panels,      c.k_splits,
-                              c.wave_units,  c.waves,       c.block_panels,    c.is_stream_k, c.wave_panels,
-                              c.sums_offset, c.sums_stride, c.x_stages_offset, c.sums_over_x, c.x_stage_cols,
+    const uint32_t words[] = {c.variant,      c.x_tiles,     c.warps,           c.unit_slabs,  c.smem.table_log,
+                              c.cluster_size, c.clusters,    c.units,           c.panels,      c.k_splits,
+                              c.wave_units,   c.waves,       c.block_panels,    c.is_stream_k, c.wave_panels,
+                              c.sums_offset,  c.sums_stride, c.x_stages_offset, c.sums_over_x, c.x_stage_cols,
                               c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
@@ -291,7 +291,7 @@ START_TEST(fused_cases) {
     const trf_device_view view = view_of(&kLayers[pinned->layer], pinned->rows, pinned->cols);
     const trf_layer_traits traits = traits_of(&kLayers[pinned->layer], 0);
     const trf_fused_partition c = choose_fused(&view, &traits, &kDevices[0], pinned->m, 0);
-    const uint32_t fields[] = {c.variant,  c.x_tiles,    c.warps,       c.smem.table_log, c.cluster,     c.clusters,
+    const uint32_t fields[] = {c.variant,  c.x_tiles,    c.warps,       c.smem.table_log, c.cluster_size, c.clusters,
                                c.k_splits, c.wave_units, c.is_stream_k, c.sums_over_x,    c.x_stage_cols};
     check_fields(pinned, fields, sizeof fields / sizeof fields[0], kFusedFields);
 }
@@ -469,7 +469,7 @@ static const pinned_row kGroups[NUM_LAYERS] = {
      0},
 };
 
-static const char *const kGroupFields[] = {"slabs", "warps", "cluster", "clusters", "k_splits", "wave_units"};
+static const char *const kGroupFields[] = {"slabs", "warps", "cluster_size", "clusters", "k_splits", "wave_units"};
 static const pinned_case kGroupCases[] = {
     {0, 2048, 5632, 2, {2, 12, 2, 32, 11, 1}}, {0, 4096, 4096, 3, {1, 16, 1, 43, 1, 1}},
     {0, 1024, 4096, 8, {2, 16, 1, 16, 1, 1}},  {1, 4096, 4096, 2, {1, 16, 1, 64, 1, 1}},
@@ -481,7 +481,8 @@ static trf_device_view group_view(const pinned_layer *layer, uint32_t shape) {
 }
 
 static void hash_group(uint64_t *hash, const trf_group_partition *c, uint32_t count) {
-    const uint32_t words[] = {c->unit_slabs, c->warps, c->cluster, c->rans_bytes, c->smem.sums_offset, c->smem.bytes};
+    const uint32_t words[] = {c->unit_slabs,       c->warps,     c->cluster_size, c->rans_bytes,
+                              c->smem.sums_offset, c->smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c->smem.layout);
     hash_bytes(hash, c->workspace_bytes);
@@ -559,8 +560,8 @@ START_TEST(group_cases) {
     for (int i = 0; i < TRF_GROUP_MAX_LAYERS; i++)
         products[i] = (trf_group_product){&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
     ck_assert(trf_group_choose(products, pinned->m, &kDevices[0], &c));
-    const uint32_t fields[] = {c.unit_slabs,          c.warps, c.cluster, c.layers[0].clusters, c.layers[0].k_splits,
-                               c.layers[0].wave_units};
+    const uint32_t fields[] = {
+        c.unit_slabs, c.warps, c.cluster_size, c.layers[0].clusters, c.layers[0].k_splits, c.layers[0].wave_units};
     check_fields(pinned, fields, sizeof fields / sizeof fields[0], kGroupFields);
 }
 END_TEST

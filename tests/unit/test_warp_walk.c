@@ -94,7 +94,7 @@ static uint8_t verdict_of(const trf_device_view *view, uint32_t band, uint32_t p
     int good = 1;
     for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
         readers[lane] = trf_lane_reader_open(&slab, lane, view->state_bits);
-        trf_lane_decode(view, view->class_value, &slab, &readers[lane], lane, (trf_slab_origin){0, 0, 0}, 0, weights,
+        trf_lane_decode(view, view->class_value, &slab, &readers[lane], lane, (trf_slab_place){0, 0, 0}, 0, weights,
                         elements, TRF_MAX_SLAB_COLS, 0);
     }
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)

@@ -66,7 +66,7 @@ static inline void trf_await(const uint64_t *flag, uint64_t value) {
     if (*flag != value)
         warp_fail("waits for a block that has not run yet");
 }
-static inline float4 trf_ldg128f_shared(const float4 *at) { return __ldg(at); }
+static inline float4 trf_ldg128f_of_others(const float4 *at) { return __ldg(at); }
 
 /* ---- shared memory ---- */
 
@@ -90,9 +90,9 @@ static inline void trf_stmatrix4_transposed(uint32_t at, uint4 v) {
     warp_write(at, values, sizeof values);
 }
 static inline void trf_sts128f(uint32_t at, float4 v) { warp_write(at, &v, sizeof v); }
-static inline float4 trf_lds128f_shared(uint32_t at) { return warp_load<float4>(at); }
-static inline uint4 trf_lds128_shared(uint32_t at) { return warp_load<uint4>(at); }
-static inline float trf_lds32f_shared(uint32_t at) { return warp_load<float>(at); }
+static inline float4 trf_lds128f_of_others(uint32_t at) { return warp_load<float4>(at); }
+static inline uint4 trf_lds128_of_others(uint32_t at) { return warp_load<uint4>(at); }
+static inline float trf_lds32f_of_others(uint32_t at) { return warp_load<float>(at); }
 static inline void trf_st_async128f(uint32_t at, uint32_t barrier, uint32_t rank, float4 v) {
     warp_engine_store(rank, at, &v, sizeof v, barrier);
 }

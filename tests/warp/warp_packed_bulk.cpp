@@ -22,25 +22,25 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     const uint32_t rows = product->view->bands * TRF_PACKED_TILE_ROWS,
                    tiles = (rows + Config::kRows - 1) / Config::kRows,
                    k_blocks = (product->view->tiles_per_band + Config::kColWarps - 1) / Config::kColWarps;
-    const uint32_t cluster = Config::kStreamK ? 1 : blocks;
+    const uint32_t cluster_size = Config::kStreamK ? 1 : blocks;
     if (!Config::kStreamK)
-        blocks = tiles * cluster;
+        blocks = tiles * cluster_size;
     args.x_map = warp_describe_x(product->x, product->m, product->view->cols, 8 * kXTiles);
     args.view = *product->view;
     args.m = product->m;
-    args.cluster = cluster;
-    args.cluster_blocks = trf_divisor_of(cluster);
+    args.cluster_size = cluster_size;
+    args.cluster_blocks = trf_divisor_of(cluster_size);
     args.tile_k_blocks = trf_divisor_of(k_blocks);
-    args.share_quotient = k_blocks / cluster;
-    args.share_remainder = k_blocks % cluster;
+    args.share_quotient = k_blocks / cluster_size;
+    args.share_remainder = k_blocks % cluster_size;
     args.stream_k = trf_stream_k_of(tiles, k_blocks, blocks);
-    args.handover = trf_packed_handover_at(product->workspace, blocks, Config::kItems, WARP_LAUNCH_ID);
+    args.handover = trf_packed_handover_at(product->workspace, blocks, Config::kAccTiles, WARP_LAUNCH_ID);
     gridDim.x = blocks;
     args.epilogue = product->epilogue;
     args.is_bare = trf_packed_is_bare(args.epilogue);
     const warp_block_shape shape = {Config::kThreads / 32, trf_packed_bulk_shared_bytes(kShape, kXTiles),
-                                    product->order, cluster};
-    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x += cluster)
+                                    product->order, cluster_size};
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x += cluster_size)
         warp_run_block(shape, args.view.zeroing ? run_block<Config, true> : run_block<Config, false>, &args);
     if (Config::kStreamK)
         warp_expect_taken_over(args.handover, blocks);

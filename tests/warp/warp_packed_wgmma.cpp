@@ -13,12 +13,12 @@ template <int kShape, bool kZeroing> static void run_block(void *args) {
 template <int kShape> static void multiply(const warp_packed_product *product, const trf_packed_partition *partition) {
     trf_packed_wgmma_args args = trf_packed_wgmma_args_of(product->view, partition, product->m, product->epilogue);
     args.x_map = warp_describe_x(product->x, product->m, product->view->cols, trf_packed_wgmma_x_rows(kShape));
-    args.handover =
-        trf_packed_handover_at(product->workspace, partition->blocks, trf_packed_wgmma_items(kShape), WARP_LAUNCH_ID);
+    args.handover = trf_packed_handover_at(product->workspace, partition->blocks, trf_packed_wgmma_acc_tiles(kShape),
+                                           WARP_LAUNCH_ID);
     gridDim.x = (uint32_t)partition->blocks;
     const warp_block_shape shape = {TRF_PACKED_WGMMA_THREADS / 32, trf_packed_wgmma_shared_bytes(kShape),
-                                    product->order, partition->cluster};
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x += partition->cluster)
+                                    product->order, partition->cluster_size};
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x += partition->cluster_size)
         warp_run_block(shape, args.view.zeroing ? run_block<kShape, true> : run_block<kShape, false>, &args);
     if (partition->whole_tiles < partition->tiles)
         warp_expect_taken_over(args.handover, gridDim.x);

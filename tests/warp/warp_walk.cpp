@@ -38,9 +38,9 @@ static uint32_t table_log_of(const warp_walk *w) {
 
 static trf_write_method store_method_of(const warp_walk *w) {
     if (w->view->cols % 8 != 0)
-        return TRF_WRITE_SCALAR;
+        return TRF_METHOD_SCALAR;
     const bool gathers = w->variant == WARP_WALK_WRITE && trf_may_gather(w->view->codec, 2);
-    return gathers && w->order % 4 ? TRF_WRITE_GATHERED : TRF_WRITE_VECTOR;
+    return gathers && w->order % 4 ? TRF_METHOD_GATHERED : TRF_METHOD_VECTOR;
 }
 
 int warp_walk_layer(const warp_walk *w) {
@@ -55,12 +55,12 @@ int warp_walk_layer(const warp_walk *w) {
     args.walk = w;
     const trf_write_method method = store_method_of(w);
     const uint32_t behind = w->variant == WARP_WALK_TWO_SLABS_COPY ? kXBytes
-                            : method == TRF_WRITE_GATHERED         ? TRF_GATHER_BYTES
+                            : method == TRF_METHOD_GATHERED        ? TRF_GATHER_BYTES
                                                                    : 0;
     args.smem = trf_smem_layout_of(view->raw_bits, w->max_rans_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0, behind,
                                    w->variant == WARP_WALK_WIDE ? kShortRing : kRing);
     args.store = {*view,
-                  {args.smem, args.panels, trf_regular_slabs(view), TRF_DECODE_ELEMENTS, TRF_WRITE_ELEMENTS, method},
+                  {args.smem, args.panels, trf_regular_slabs(view), TRF_DECODE_ELEMENTS, TRF_FORMAT_ELEMENTS, method},
                   w->elements};
     args.x_stride = (view->cols + 7) / 8 * 8; /* rows are aligned */
     std::vector<uint16_t> x(8 * args.x_stride);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "warp_walk_kernel.h"
 
-/* Codes of more than 8 bits do not fit the bytes that quads are built in. */
+/* Codes of more than 8 bits do not fit the bytes that weights are built in. */
 warp_walk_kernel *warp_walk_of_int(const warp_walk *w) {
     const uint32_t class_bits = w->view->class_bits, raw_bits = w->view->raw_bits;
     if (class_bits + raw_bits > 8)

@@ -121,7 +121,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
 
     /* ---- elements ---- */
 
-    /* F16 as trf_build_quad_f16 makes it back to E4M3, with as much above it as there should be: nothing. */
+    /* F16 as trf_build_four_f16 makes it back to E4M3, with as much above it as there should be: nothing. */
     static uint32_t from_half(uint32_t half) {
         if (half & 0x407F)
             warp_fail("%04x is no E4M3", half);
@@ -150,7 +150,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
         }
     }
 
-    uint32_t exception_value(uint32_t, uint32_t exception, const trf_walk &) const {
+    uint32_t exception_bits(uint32_t, uint32_t exception, const trf_walk &) const {
         return trf_exception_element(exception);
     }
 
