@@ -136,8 +136,8 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
  * Fitted to 209 products of 14 layers by 1 to 2,048 rows of x on an H100, each by all kernels in all ways, twice: the
  * one with the least cost is at most 3 % slower than the fastest for 206 of them (205 in a run on another card), and at
  * most 6 % for all; and to those times of an H200 that have not changed since they were measured
- * (docs/notebook/2026-11-25-packed-starts.md). A search has found the constants: together they give the time, one by one
- * they are no measurements. Nanoseconds, of a multiprocessor's clock near 1.75 GHz; bytes a nanosecond. */
+ * (docs/notebook/2026-11-25-packed-starts.md). A search has found the constants: together they give the time, one by
+ * one they are no measurements. Nanoseconds, of a multiprocessor's clock near 1.75 GHz; bytes a nanosecond. */
 
 enum {
     BULK_START = 3083,    /* launch, first stage, sums to y */
