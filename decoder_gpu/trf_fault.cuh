@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sticky word that tells of corrupt tiles. */
+/* Setting a layer's fault, which tells of a corrupt tile and stays. */
 #ifndef TRF_FAULT_CUH
 #define TRF_FAULT_CUH
 

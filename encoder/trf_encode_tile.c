@@ -69,10 +69,10 @@ void trf_arrange_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row,
     for (uint32_t r = 0; r < rows; r++) {
         int of_row = encoder->row_offsets ? encoder->row_offsets[row + r] : 0;
         for (uint32_t c = 0; c < cols; c++)
-            scratch->offsets[r * TRF_MAX_SLAB_COLS + c] =
+            scratch->offsets_by_row[r * TRF_MAX_SLAB_COLS + c] =
                 (uint16_t)(of_row + (encoder->col_offsets ? encoder->col_offsets[col + c] : 0));
     }
-    trf_arrange_lanes(scratch->offsets, TRF_MAX_SLAB_COLS, shape, scratch->buffers.offset);
+    trf_arrange_lanes(scratch->offsets_by_row, TRF_MAX_SLAB_COLS, shape, scratch->buffers.offset);
 }
 
 /* Codes symbols without a slot as their replacements; weights whose class that changes become exceptions. */

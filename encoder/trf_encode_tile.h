@@ -33,7 +33,7 @@ void trf_arrange_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape
 typedef struct trf_tile_scratch {
     trf_slab_buffers buffers;
     trf_coded_lanes lanes;
-    uint16_t offsets[TRF_MAX_SLAB_WEIGHTS];
+    uint16_t offsets_by_row[TRF_MAX_SLAB_WEIGHTS]; /* exponent offsets of a slab, row by row, before lane order */
 } trf_tile_scratch;
 
 /* Row plus column offset of every weight of a slab into scratch->buffers.offset, in lane order. row, col: of its first

@@ -7,14 +7,14 @@
 #include <inttypes.h>
 #include <string.h>
 
-uint64_t trf_layout_head_checksum(const trf_layout_head *head) {
+uint64_t trf_layout_head_checksum(const trf_layout_head_common *head) {
     uint64_t bytes[TRF_LAYOUT_HEAD_BYTES / sizeof(uint64_t)];
     memcpy(bytes, head, sizeof bytes);
-    bytes[offsetof(trf_layout_head, checksum) / sizeof(uint64_t)] = 0;
+    bytes[offsetof(trf_layout_head_common, checksum) / sizeof(uint64_t)] = 0;
     return trf_checksum_best()(bytes, sizeof bytes, 0);
 }
 
-void trf_layout_head_finish(trf_layout_head *head, trf_layout layout, uint16_t version, uint64_t buffer_bytes) {
+void trf_layout_head_finish(trf_layout_head_common *head, trf_layout layout, uint16_t version, uint64_t buffer_bytes) {
     head->magic = TRF_LAYOUT_MAGIC;
     head->layout = (uint16_t)layout;
     head->version = version;
@@ -41,7 +41,7 @@ trf_layer_info trf_layout_coded_info(const trf_header *coded, uint32_t rows, uin
     };
 }
 
-trf_status trf_layout_head_check(const trf_layout_head *head, trf_layout layout, uint16_t version,
+trf_status trf_layout_head_check(const trf_layout_head_common *head, trf_layout layout, uint16_t version,
                                  uint64_t buffer_bytes, trf_error *err) {
     if (buffer_bytes < TRF_LAYOUT_HEAD_BYTES)
         return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "a buffer of %" PRIu64 " bytes, with a head of %d",
@@ -50,18 +50,18 @@ trf_status trf_layout_head_check(const trf_layout_head *head, trf_layout layout,
         return trf_fail(err, TRF_ERR_MAGIC, 0, "not the buffer of a layer: magic is 0x%08" PRIX32, head->magic);
     const uint64_t checksum = trf_layout_head_checksum(head);
     if (checksum != head->checksum)
-        return trf_fail(err, TRF_ERR_CHECKSUM, offsetof(trf_layout_head, checksum),
+        return trf_fail(err, TRF_ERR_CHECKSUM, offsetof(trf_layout_head_common, checksum),
                         "the head's checksum is 0x%016" PRIX64 ", computed 0x%016" PRIX64, head->checksum, checksum);
     if (head->layout != layout)
-        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_layout_head, layout),
+        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_layout_head_common, layout),
                         "the buffer is of layout '%s', not '%s'", trf_layout_name((trf_layout)head->layout),
                         trf_layout_name(layout));
     if (head->version != version)
-        return trf_fail(err, TRF_ERR_VERSION, offsetof(trf_layout_head, version),
+        return trf_fail(err, TRF_ERR_VERSION, offsetof(trf_layout_head_common, version),
                         "a buffer of layout '%s' of version %d, and this build reads %d", trf_layout_name(layout),
                         head->version, version);
     if (head->head_bytes != TRF_LAYOUT_HEAD_BYTES || head->reserved || head->buffer_bytes < TRF_LAYOUT_HEAD_BYTES)
-        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_layout_head, head_bytes),
+        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_layout_head_common, head_bytes),
                         "a head of %" PRIu32 " bytes in a buffer of %" PRIu64, head->head_bytes, head->buffer_bytes);
     if (head->buffer_bytes > buffer_bytes)
         return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "the buffer ends after %" PRIu64 " of %" PRIu64 " bytes",

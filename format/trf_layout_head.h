@@ -14,7 +14,7 @@ enum {
     TRF_LAYOUT_HEAD_BYTES = 256
 };
 
-typedef struct trf_layout_head {
+typedef struct trf_layout_head_common {
     uint32_t magic;
     uint16_t layout;  /* trf_layout */
     uint16_t version; /* of that layout's head, and of what follows it */
@@ -22,18 +22,18 @@ typedef struct trf_layout_head {
     uint32_t reserved;
     uint64_t buffer_bytes; /* head included */
     uint64_t checksum;     /* XXH3-64 of the head with this as 0 */
-} trf_layout_head;
-TRF_STATIC_ASSERT(sizeof(trf_layout_head) == 32, "a layout's own fields begin at 32");
-TRF_STATIC_ASSERT(offsetof(trf_layout_head, buffer_bytes) == 16, "layout head");
+} trf_layout_head_common;
+TRF_STATIC_ASSERT(sizeof(trf_layout_head_common) == 32, "a layout's own fields begin at 32");
+TRF_STATIC_ASSERT(offsetof(trf_layout_head_common, buffer_bytes) == 16, "layout head");
 
 /* Whether bytes begin with a layout's head, be it good or not. */
-static inline int trf_is_layout_head(const trf_layout_head *head) { return head->magic == TRF_LAYOUT_MAGIC; }
+static inline int trf_is_layout_head(const trf_layout_head_common *head) { return head->magic == TRF_LAYOUT_MAGIC; }
 
 /* XXH3-64 of a head of TRF_LAYOUT_HEAD_BYTES whose checksum is ignored. */
-uint64_t trf_layout_head_checksum(const trf_layout_head *head);
+uint64_t trf_layout_head_checksum(const trf_layout_head_common *head);
 
 /* Fills in the common fields of a head whose own are written. head: TRF_LAYOUT_HEAD_BYTES, 8-byte aligned. */
-void trf_layout_head_finish(trf_layout_head *head, trf_layout layout, uint16_t version, uint64_t buffer_bytes);
+void trf_layout_head_finish(trf_layout_head_common *head, trf_layout layout, uint16_t version, uint64_t buffer_bytes);
 
 /* What a blob's header says of a layer that was loaded from it, whole or a shard of so many rows and columns; stored
  * tiles and exceptions, which it does not say, are 0. */
@@ -41,7 +41,7 @@ trf_layer_info trf_layout_coded_info(const trf_header *coded, uint32_t rows, uin
 
 /* Checks the common fields of a head; buffer_bytes: what there is of the buffer. Errors: TRF_ERR_TRUNCATED, _MAGIC,
  * _VERSION, _HEADER (another layout's, too), _CHECKSUM; offsets from the buffer's first byte. */
-trf_status trf_layout_head_check(const trf_layout_head *head, trf_layout layout, uint16_t version,
+trf_status trf_layout_head_check(const trf_layout_head_common *head, trf_layout layout, uint16_t version,
                                  uint64_t buffer_bytes, trf_error *err);
 
 #endif

@@ -59,7 +59,7 @@ enum {
 
 /* The first 256 bytes. Offsets count from the first one; a part follows where the one before ends. */
 typedef struct trf_packed_head {
-    trf_layout_head common; /* buffer_bytes: of all parts */
+    trf_layout_head_common common; /* buffer_bytes: of all parts */
     uint32_t rows;
     uint32_t cols;
     uint32_t padded_rows; /* to whole packed tiles, as all parts but the row offsets are */
@@ -83,7 +83,7 @@ typedef struct trf_packed_head {
     uint8_t reserved2[56];
 } trf_packed_head;
 TRF_STATIC_ASSERT(sizeof(trf_packed_head) == TRF_LAYOUT_HEAD_BYTES, "the packed head is 256 bytes");
-TRF_STATIC_ASSERT(offsetof(trf_packed_head, rows) == sizeof(trf_layout_head), "packed head layout");
+TRF_STATIC_ASSERT(offsetof(trf_packed_head, rows) == sizeof(trf_layout_head_common), "packed head layout");
 TRF_STATIC_ASSERT(offsetof(trf_packed_head, codec) == 48, "packed head layout");
 TRF_STATIC_ASSERT(offsetof(trf_packed_head, num_lines) == 64, "packed head layout");
 TRF_STATIC_ASSERT(offsetof(trf_packed_head, row_offsets_offset) == 88, "packed head layout");

@@ -13,7 +13,7 @@ enum {
 };
 
 typedef struct trf_plain_head {
-    trf_layout_head common;
+    trf_layout_head_common common;
     uint32_t rows, cols;
     uint8_t weight_dtype; /* trf_dtype: BF16 or F16 */
     uint8_t reserved0[7];

@@ -272,7 +272,7 @@ static trf_status check_sections(const trf_header *h, const trf_extension *x, ui
         return trf_fail(err, TRF_ERR_TRUNCATED, blob_bytes, "blob of %llu bytes ends after %llu",
                         (unsigned long long)h->blob_bytes, (unsigned long long)blob_bytes);
     if (h->blob_bytes < blob_bytes)
-        return HEADER_FAIL(blob_bytes, "is %llu, its container holds %llu", (unsigned long long)h->blob_bytes,
+        return HEADER_FAIL(blob_bytes, "is %llu, but there are %llu bytes", (unsigned long long)h->blob_bytes,
                            (unsigned long long)blob_bytes);
     return TRF_OK;
 }

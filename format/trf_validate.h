@@ -69,7 +69,7 @@ TRF_STATIC_ASSERT(TRF_MAX_SLAB_TABLE_BYTES % TRF_ALIGNMENT == 0, "the largest sl
 TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES >= 2 * TRF_TILE_SIZE * TRF_TILE_SIZE, "a stored tile is no larger");
 
 /* Size of the head (data_offset) that the first 320 bytes promise, so that a streaming reader knows how much to read.
- * Checks what those bytes can show. blob_bytes: what the container holds. */
+ * Checks what those bytes can show. blob_bytes: what there is of the blob, in its file, tensor or memory. */
 trf_status trf_blob_head_bytes(const void *first_320_bytes, uint64_t available_bytes, uint64_t blob_bytes,
                                uint64_t *head_bytes, trf_error *err);
 

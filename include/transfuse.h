@@ -172,7 +172,7 @@ typedef struct trf_layer_report {
     double entropy_bits; /* bits a weight: order-0 entropy of the classes' source (exponents or codes) + raw bits */
     double relative_rms_error; /* sqrt(sum (w - w')^2 / sum w^2); 0 for lossless codecs */
     double weight_energy;      /* sum w^2 of a lossy codec's source; 0 for lossless codecs */
-    uint32_t predictor_modes;
+    uint32_t predictor_modes;  /* of all tiles, or-ed: 1 exponent offsets of rows, 2 of columns */
 } trf_layer_report;
 
 /* Encodes a matrix. *blob is malloc'd (release with trf_free). report may be NULL. The bytes do not depend on
@@ -188,10 +188,10 @@ typedef struct trf_layer_info {
     uint32_t rows, cols;
     trf_dtype dtype; /* of the source, and of what decoding gives back */
     trf_codec codec;
-    uint32_t class_bits, raw_bits, probability_bits, state_bits, slab_cols;
+    uint32_t class_bits, raw_bits, probability_bits, state_bits /* L */, slab_cols;
     trf_granularity granularity;
     uint32_t scale_group_size;
-    uint32_t predictor_modes;
+    uint32_t predictor_modes; /* as in trf_layer_report */
     uint64_t blob_bytes, tiles, stored_tiles, exceptions;
 } trf_layer_info;
 

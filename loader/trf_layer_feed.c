@@ -50,7 +50,7 @@ trf_status trf_layer_feed_fail_tile(const trf_layer_feed *feed, uint64_t tile, t
                     "tile %" PRIu64 ": a lane's rANS stream does not end where it must", of_blob);
 }
 
-trf_status trf_layer_feed_report(const trf_layer_feed *feed, uint64_t done_bytes, trf_error *err) {
+trf_status trf_layer_feed_progress(const trf_layer_feed *feed, uint64_t done_bytes, trf_error *err) {
     const uint64_t total = feed->view->header.blob_bytes - feed->view->extension.data_offset;
     if (feed->progress && feed->progress(feed->progress_context, feed->tensor, done_bytes, total))
         return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "stopped on request");

@@ -81,6 +81,6 @@ trf_status trf_layer_feed_fail(const trf_layer_feed *feed, trf_status status, tr
 trf_status trf_layer_feed_fail_tile(const trf_layer_feed *feed, uint64_t tile, trf_error *err);
 
 /* Tells the feed's progress how many bytes of its tiles are done. Errors: TRF_ERR_CANCELLED. */
-trf_status trf_layer_feed_report(const trf_layer_feed *feed, uint64_t done_bytes, trf_error *err);
+trf_status trf_layer_feed_progress(const trf_layer_feed *feed, uint64_t done_bytes, trf_error *err);
 
 #endif

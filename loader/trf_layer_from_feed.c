@@ -80,7 +80,7 @@ static trf_status place_tiles(trf_tile_work work, trf_error *err) {
     const trf_blob_view *view = work.feed->view;
     const trf_tile_meta *metas = view->tiles;
     uint64_t done = 0;
-    trf_status status = trf_layer_feed_report(work.feed, done, err);
+    trf_status status = trf_layer_feed_progress(work.feed, done, err);
     for (uint64_t end; work.first < view->num_tiles && status == TRF_OK; work.first = end) {
         uint64_t bytes = metas[work.first].data_size;
         for (end = work.first + 1; end % view->header.num_tile_cols && bytes < SPAN_BYTES; end++)
@@ -88,7 +88,7 @@ static trf_status place_tiles(trf_tile_work work, trf_error *err) {
         status = trf_parallel_for(work.feed->threads, end - work.first, place_tile, &work, err);
         done += bytes;
         if (status == TRF_OK)
-            status = trf_layer_feed_report(work.feed, done, err);
+            status = trf_layer_feed_progress(work.feed, done, err);
     }
     return status;
 }

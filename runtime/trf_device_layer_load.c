@@ -143,7 +143,7 @@ static trf_status check_alignment(const trf_given_buffer *buffer, uint32_t align
  * of coded layers are not looked at: they are opened. */
 static trf_status look_for_head(const trf_context *context, const trf_given_buffer *given,
                                 const trf_load_options *options, const trf_layout_ops **layout, trf_error *err) {
-    trf_layout_head head = {0};
+    trf_layout_head_common head = {0};
     const trf_layout_ops *wanted;
     *layout = NULL;
     trf_status status = trf_find_layout(context, options->layout, &wanted, err);

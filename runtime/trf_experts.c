@@ -168,7 +168,7 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
 /* On a device without kernels for experts: the product of any of them, which are of one shape, by all tokens. */
 static trf_status plan_one(trf_experts_plan *plan, trf_error *err) {
     const trf_experts *experts = plan->experts;
-    trf_plan *const one = &plan->work.one;
+    trf_plan *const one = &plan->one;
     one->layer = experts->layers[0];
     one->product = (trf_product){.m = plan->max_tokens, .x_dtype = plan->x_dtype, .y_dtype = plan->y_dtype};
     one->product.y_stride = one->product.multiplier_stride = one->product.residual_stride = experts->info.rows;
@@ -215,7 +215,7 @@ static trf_status multiply_experts(const trf_experts_plan *plan, const void *x, 
     const trf_experts *experts = plan->experts;
     const uint64_t x_bytes = experts->info.cols * (uint64_t)trf_dtype_bytes(plan->x_dtype),
                    y_bytes = experts->info.rows * (uint64_t)trf_dtype_bytes(plan->y_dtype);
-    trf_plan one = plan->work.one;
+    trf_plan one = plan->one;
     trf_status status = TRF_OK;
     for (uint32_t i = 0; i < experts->count && (status == TRF_OK || status == TRF_ERR_RANS); i++) {
         const trf_expert_tokens tokens = trf_expert_tokens_of(offsets[i], offsets[i + 1], plan->max_tokens);

@@ -54,7 +54,7 @@ struct trf_experts_plan {
     union {
         trf_experts_partition partition; /* a GPU's */
         trf_plan one;                    /* the CPU's: the product of any one expert by all tokens */
-    } work;
+    };
 };
 
 typedef struct trf_group_ops {

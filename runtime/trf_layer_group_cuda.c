@@ -171,9 +171,8 @@ static trf_status cuda_create_experts_plan(trf_experts_plan *plan, trf_error *er
     if (experts->refusals[bf16_x])
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "products of experts do not take expert %u: %s",
                         experts->refused_experts[bf16_x], experts->refusals[bf16_x]);
-    choose_experts_partition(experts, plan->max_tokens, &plan->work.partition);
-    plan->workspace_bytes =
-        trf_experts_workspace_bytes(&experts->layers[0]->view, &plan->work.partition, plan->max_tokens);
+    choose_experts_partition(experts, plan->max_tokens, &plan->partition);
+    plan->workspace_bytes = trf_experts_workspace_bytes(&experts->layers[0]->view, &plan->partition, plan->max_tokens);
     return TRF_OK;
 }
 
@@ -196,7 +195,7 @@ static trf_status cuda_linear_experts(const trf_experts_plan *plan, const void *
     trf_status status = trf_enter_device(experts->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    status = trf_check_cuda(trf_experts_launch(&call, &plan->work.partition, &experts->context->limits, stream),
+    status = trf_check_cuda(trf_experts_launch(&call, &plan->partition, &experts->context->limits, stream),
                             "a product of experts", err);
     trf_leave_device(&scope);
     return status;

@@ -41,8 +41,8 @@ typedef struct trf_layout_ops {
                          trf_error *err);
     trf_status (*decode_rows)(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                               trf_error *err);
-    /* Sets path, reason, device_workspace_bytes and work of a plan whose layer and products are set. path: what was
-     * asked for. */
+    /* Sets path, reason, device_workspace_bytes and partition of a plan whose layer and products are set. path: what
+     * was asked for. */
     trf_status (*create_plan)(trf_plan *plan, trf_path path, trf_error *err);
     /* Computes plan->tiles_product. workspace: the device's part. */
     trf_status (*linear)(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,

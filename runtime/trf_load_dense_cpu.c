@@ -65,7 +65,7 @@ static trf_status load_tiles(trf_dense_load *load, int workers, trf_error *err) 
     const trf_layer_feed *feed = load->feed;
     const trf_blob_view *view = feed->view;
     uint64_t done = 0;
-    trf_status status = trf_layer_feed_report(feed, done, err);
+    trf_status status = trf_layer_feed_progress(feed, done, err);
     for (uint64_t end; load->first < view->num_tiles && status == TRF_OK; load->first = end) {
         uint64_t bytes = view->tiles[load->first].data_size;
         for (end = load->first + 1; end < view->num_tiles && bytes < SPAN_BYTES; end++)
@@ -73,7 +73,7 @@ static trf_status load_tiles(trf_dense_load *load, int workers, trf_error *err) 
         status = trf_parallel_for(workers, end - load->first, load_tile, load, err);
         done += bytes;
         if (status == TRF_OK)
-            status = trf_layer_feed_report(feed, done, err);
+            status = trf_layer_feed_progress(feed, done, err);
     }
     return status;
 }

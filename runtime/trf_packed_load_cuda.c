@@ -171,9 +171,9 @@ static trf_status convert_with_room(trf_device_layer *made, const trf_device_lay
 /* Queues it, and waits. */
 static trf_status run_launch(const trf_packed_target *target, const trf_device_layer *from, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
-    const trf_transcode_memory memory = {target->kernel_scratch, &target->device_results->counts,
-                                         &target->device_results->state};
-    int error = trf_launch_transcode(&from->view, &from->traits, &target->view, 0, &memory, stream);
+    const trf_pack_coded_memory memory = {target->kernel_scratch, &target->device_results->counts,
+                                          &target->device_results->state};
+    int error = trf_launch_pack_coded(&from->view, &from->traits, &target->view, 0, &memory, stream);
     if (!error)
         error = trf_packed_target_fetch(target, stream);
     const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
@@ -186,7 +186,7 @@ static trf_status find_scratch(trf_packed_target *target, const trf_layer_memory
     const uint32_t rows = target->request.rows;
     const uint64_t used = target->head.stored_offset;
     const int has_space =
-        memory->buffer && memory->buffer_bytes - used >= trf_transcode_scratch_bytes(rows, target->cols);
+        memory->buffer && memory->buffer_bytes - used >= trf_pack_coded_scratch_bytes(rows, target->cols);
     trf_status status = trf_packed_target_take_scratch(target, has_space ? 0 : rows, err);
     if (has_space)
         target->kernel_scratch = target->buffer + used;
@@ -214,7 +214,7 @@ static trf_status convert_at_once(trf_device_layer *made, const trf_device_layer
 
 static int is_direct(const trf_device_layer *from) {
     return from->layout->layout == TRF_LAYOUT_CODED && !trf_shard_cuts_rows(from) && !trf_shard_cuts_cols(from) &&
-           trf_can_transcode(&from->view, &from->traits);
+           trf_can_pack_coded(&from->view, &from->traits);
 }
 
 static trf_status convert(trf_device_layer *made, const trf_device_layer *layer, const trf_layer_memory *memory,

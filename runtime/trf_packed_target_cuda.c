@@ -10,8 +10,8 @@
  *
  *   part                        packed from
  *   ------------------------    -------------------------------------------------------------------
- *   trf_can_transcode           its slabs, if it is all in the shard and no rows are left over; and
- *   ... and lines are left      dense rows after all, when the part behind is there (trf_transcode_counts)
+ *   trf_can_pack_coded           its slabs, if it is all in the shard and no rows are left over; and
+ *   ... and lines are left      dense rows after all, when the part behind is there (trf_pack_coded_counts)
  *   any other                   dense rows
  *
  * What the slabs' kernels could not do is looked at a part late, so that nobody waits for them. */
@@ -109,7 +109,7 @@ static trf_status make_room(trf_packed_target *target, cudaStream_t stream, trf_
 /* ---- memory beside it ---- */
 
 uint64_t trf_packed_target_memory_bytes(const trf_packed_target *target, uint32_t rows) {
-    return trf_device_align(sizeof *target->device_results) + trf_transcode_scratch_bytes(rows, target->cols);
+    return trf_device_align(sizeof *target->device_results) + trf_pack_coded_scratch_bytes(rows, target->cols);
 }
 
 trf_status trf_packed_target_use(trf_packed_target *target, const trf_load_scratch *scratch, uint8_t *memory,
@@ -118,7 +118,7 @@ trf_status trf_packed_target_use(trf_packed_target *target, const trf_load_scrat
     target->device_results = (trf_pack_results *)memory;
     target->kernel_scratch = memory + trf_device_align(sizeof *target->device_results);
     target->results = (const trf_pack_results *)scratch->results;
-    target->transcoded = scratch->woken;
+    target->coded_packed = scratch->woken;
     target->part_rows = part_rows;
     return trf_check_cuda(cudaMemsetAsync(target->device_results, 0, sizeof *target->device_results, stream),
                           "packing a layer", err);
@@ -197,20 +197,20 @@ static int is_direct(const trf_packed_target *target, const trf_coded_part *part
     const trf_shard_range *shard = target->shard;
     return target->left == 0 && shard->col == 0 && shard->cols == target->cols && part->first_row >= shard->row &&
            part->first_row + part->view.rows <= shard->row + shard->rows &&
-           trf_can_transcode(&part->view, &part->traits);
+           trf_can_pack_coded(&part->view, &part->traits);
 }
 
 static trf_status pack_directly(trf_packed_target *target, const trf_coded_part *part, trf_stream stream,
                                 trf_error *err) {
     trf_pack_results *const results = target->device_results;
-    const trf_transcode_memory memory = {target->kernel_scratch, &results->counts, &results->state};
+    const trf_pack_coded_memory memory = {target->kernel_scratch, &results->counts, &results->state};
     int error = cudaMemsetAsync(&results->counts, 0, sizeof results->counts, stream);
     if (!error)
-        error = trf_launch_transcode(&part->view, &part->traits, &target->view, target->packed, &memory, stream);
+        error = trf_launch_pack_coded(&part->view, &part->traits, &target->view, target->packed, &memory, stream);
     if (!error)
         error = trf_packed_target_fetch(target, stream);
     if (!error)
-        error = cudaEventRecord(target->transcoded, stream);
+        error = cudaEventRecord(target->coded_packed, stream);
     target->open = *part;
     target->packed += part->view.rows;
     return trf_check_cuda(error, "packing a part of a layer", err);
@@ -222,10 +222,10 @@ static trf_status settle(trf_packed_target *target, trf_stream stream, trf_error
     if (part.view.rows == 0)
         return TRF_OK;
     target->open.view.rows = 0;
-    trf_status status = trf_check_cuda(cudaEventSynchronize(target->transcoded), "packing a part of a layer", err);
+    trf_status status = trf_check_cuda(cudaEventSynchronize(target->coded_packed), "packing a part of a layer", err);
     if (status != TRF_OK)
         return status;
-    const trf_transcode_counts counts = target->results->counts;
+    const trf_pack_coded_counts counts = target->results->counts;
     if (counts.num_left == 0) {
         target->num_records += counts.num_records;
         return TRF_OK;

@@ -3,15 +3,15 @@
 #ifndef TRF_PACKED_TARGET_CUDA_H
 #define TRF_PACKED_TARGET_CUDA_H
 
+#include "trf_pack_coded_launch.h"
 #include "trf_packed_layer.h"
 #include "trf_packed_sample.h"
 #include "trf_transcode_cuda.h"
-#include "trf_transcode_launch.h"
 
 /* What kernels write beside the layer, in device memory; the host has copies of it. */
 typedef struct trf_pack_results {
-    trf_pack_state state;        /* of all rows that were packed from dense ones */
-    trf_transcode_counts counts; /* of the last part that was packed straight from its slabs */
+    trf_pack_state state;         /* of all rows that were packed from dense ones */
+    trf_pack_coded_counts counts; /* of the last part that was packed straight from its slabs */
 } trf_pack_results;
 TRF_STATIC_ASSERT((int)sizeof(trf_pack_results) <= (int)TRF_TAKER_RESULT_BYTES, "there is a place for a copy");
 
@@ -30,10 +30,10 @@ typedef struct trf_packed_target {
     trf_load_scratch *own_scratch; /* of a conversion; NULL: what follows is of the load scratch of transcoding */
     trf_pack_results *device_results;
     const trf_pack_results *results; /* on the host: as device_results were behind the last rows packed */
-    uint8_t *kernel_scratch;         /* of trf_launch_transcode; behind device_results, or the caller's */
+    uint8_t *kernel_scratch;         /* of trf_launch_pack_coded; behind device_results, or the caller's */
     uint16_t *dense;                 /* [64 rows and those of a part][cols]; NULL until it is needed */
     uint32_t part_rows;              /* of the largest part */
-    void *transcoded;                /* cudaEvent_t: behind the open part's kernels, and results */
+    void *coded_packed;              /* cudaEvent_t: behind the open part's kernels, and results */
 
     trf_coded_part open;  /* packed straight from its slabs, and it is not known yet if that will do; no rows: none */
     uint64_t num_records; /* of such parts that will do */
@@ -50,7 +50,8 @@ typedef struct trf_packed_target {
 trf_status trf_packed_target_begin(trf_packed_target *target, const trf_layer_memory *memory, int has_room,
                                    const int8_t *row_offsets, trf_error *err);
 
-/* Bytes of device memory for target->device_results, and for what kernels need to transcode so many rows; or 0 rows. */
+/* Bytes of device memory for target->device_results, and for what kernels need to pack so many coded rows; or 0 rows.
+ */
 uint64_t trf_packed_target_memory_bytes(const trf_packed_target *target, uint32_t rows);
 
 /* Has the target use such memory, a load scratch's, for parts of so many rows, and queues zeros in

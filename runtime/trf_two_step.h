@@ -6,7 +6,7 @@
 #include "trf_context.h"
 #include "trf_plan.h"
 
-/* Sets device_workspace_bytes and work of a plan whose layer and products are set. Errors: TRF_ERR_UNSUPPORTED,
+/* Sets device_workspace_bytes and partition of a plan whose layer and products are set. Errors: TRF_ERR_UNSUPPORTED,
  * TRF_ERR_CUDA. */
 trf_status trf_plan_two_step(trf_plan *plan, trf_error *err);
 

@@ -349,7 +349,7 @@ static trf_status report_new_bytes(trf_upload *upload, trf_error *err) {
     if (!upload->feed->progress || done_bytes - upload->reported_bytes < TRF_STAGING_BUFFER_BYTES)
         return TRF_OK;
     upload->reported_bytes = done_bytes;
-    return trf_layer_feed_report(upload->feed, done_bytes, err);
+    return trf_layer_feed_progress(upload->feed, done_bytes, err);
 }
 
 /* A span's tiles, in the worker's scratch or where they are anyway. */
@@ -426,7 +426,7 @@ static trf_status upload_next(void *context, uint64_t index, int worker, trf_err
 
 /* err: not NULL. */
 static trf_status upload_spans(trf_upload *upload, trf_error *err) {
-    trf_status status = trf_layer_feed_report(upload->feed, 0, err);
+    trf_status status = trf_layer_feed_progress(upload->feed, 0, err);
     if (status == TRF_OK)
         status = trf_pool_for(trf_staging_pool(upload->staging), upload->workers,
                               upload->preparations + upload->num_spans, upload_next, upload, err);
@@ -437,7 +437,7 @@ static trf_status upload_spans(trf_upload *upload, trf_error *err) {
     for (uint64_t c = 0; c < upload->num_transfers; c++) /* after a failure */
         if (upload->transfers[c].state == TRF_TRANSFER_OPEN || upload->transfers[c].state == TRF_TRANSFER_FULL)
             trf_staging_give_back(upload->staging, upload->transfers[c].buffer);
-    return status == TRF_OK ? trf_layer_feed_report(upload->feed, upload->done_bytes, err) : status;
+    return status == TRF_OK ? trf_layer_feed_progress(upload->feed, upload->done_bytes, err) : status;
 }
 
 static trf_status send_slice_head(trf_upload *upload, trf_layer_feed *feed, trf_error *err) {

@@ -41,6 +41,8 @@ RENAMES: tuple[tuple[str, str], ...] = (
     ("trf_build_quad_f16", "trf_build_four_f16"),
     ("trf_pack_row", "trf_row_to_window"),
     ("trf_plain_unit_order", "trf_all_panels_order"),
+    ("transcode_slabs", "pack_coded_slabs"),
+    ("trf_transcode_args", "trf_pack_coded_args"),
 )
 
 # What stands for the memory of a build's files that belongs to no kernel: the sum over all of them.

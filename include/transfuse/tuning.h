@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* @return "auto", "fused", "two-step", "wide", "dense" or "?". */
+/* @return "auto", "fused", "two-step", "wide", "dense", "packed" or "?". */
 TRF_API const char *trf_path_name(trf_path path);
 
 /* How a plan of a packed layer runs on a GPU, for people to read. *kernel: "general", "bulk-256" ... "bulk-32",

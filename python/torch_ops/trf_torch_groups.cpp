@@ -172,7 +172,7 @@ Tensor decode_experts(const expert_decoding &of) {
     const dtype_codes source = dtype_of(found->layers[0]->info.dtype);
     const Tensor weights = allocate({of.count, of.rows, of.cols}, source.torch_dtype, device);
     decode_all(*found, weights, device);
-    const int32_t wanted = torch_code(of.dtype);
+    const int32_t wanted = torch_dtype_of(of.dtype);
     return wanted == source.torch_dtype ? weights : to_dtype(weights, wanted);
 }
 

@@ -40,7 +40,9 @@ bool takes_dtype(trf_codec codec, trf_dtype dtype) {
     return dtype == TRF_DTYPE_F16 && codec != TRF_CODEC_BF16;
 }
 
-int32_t torch_code(ScalarType dtype) { return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)); }
+int32_t torch_dtype_of(ScalarType dtype) {
+    return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+}
 
 namespace {
 
@@ -209,7 +211,7 @@ Tensor decode(const decoding &of) {
         found.layer->handle, TRF_DECODE_SOURCE, weights.mutable_data_ptr(),
         static_cast<uint64_t>(of.rows * of.cols) * trf_dtype_bytes(source.dtype), current_stream(device), &error);
     check_status(status, error, of.op);
-    const int32_t wanted = torch_code(of.dtype);
+    const int32_t wanted = torch_dtype_of(of.dtype);
     return wanted == source.torch_dtype ? weights : to_dtype(weights, wanted);
 }
 
@@ -222,7 +224,7 @@ Tensor decode_rows(const decoding &of, const Tensor &ids) {
     std::vector<int64_t> sizes(ids_sizes.begin(), ids_sizes.end());
     sizes.push_back(of.cols);
     const dtype_codes source = dtype_of(found.layer->info.dtype);
-    const int32_t wanted = torch_code(of.dtype);
+    const int32_t wanted = torch_dtype_of(of.dtype);
     const Tensor ordered = in_order(ids);
     trf_row_request request;
     trf_row_request_init(&request);

@@ -55,7 +55,8 @@ void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op);
 /* @return whether a codec's weights multiply x of a dtype. */
 bool takes_dtype(trf_codec codec, trf_dtype dtype);
 
-int32_t torch_code(ScalarType dtype);
+/* The stable ABI's number of a dtype. */
+int32_t torch_dtype_of(ScalarType dtype);
 
 /* What a stream that is being captured forbids; else has the buffer adopted. */
 void adopt_missing(const Tensor &buffer, int device, const char *op);

@@ -66,11 +66,11 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 
     def _load(self, device_map: dict[str, Any] | None) -> None:
         from transfuse.hf._device_map import make_device_finder
-        from transfuse.hf._loading import Loader, hide_from_host
+        from transfuse.hf._loading import Loader, hide_from_framework
 
         assert self._model is not None
         Loader(self._model, self._plan, make_device_finder(device_map)).run()
-        self._hook = hide_from_host(self._model, self._plan.targets)
+        self._hook = hide_from_framework(self._model, self._plan.targets)
         self._blobs = {taken.target for taken in self._plan.taken}
         self._model = self._plan = None
 

@@ -206,7 +206,7 @@ def put_modules(model: nn.Module, plan: LoadPlan) -> None:
 
 
 class _Hidden:
-    """What undoes `hide_from_host`."""
+    """What undoes `hide_from_framework`."""
 
     def __init__(self, hook: Any, modules: list[BufferModule]) -> None:
         self._hook, self._modules = hook, modules
@@ -217,7 +217,7 @@ class _Hidden:
             del module._is_loading
 
 
-def hide_from_host(model: nn.Module, names: set[str]) -> _Hidden:
+def hide_from_framework(model: nn.Module, names: set[str]) -> _Hidden:
     """Leaves names out of the state dict, by which the framework goes while it loads; returns a handle to undo it."""
 
     def hide(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -118,12 +118,12 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _load(self) -> None:
         from transfuse.hf._device_map import make_device_finder
-        from transfuse.hf._loading import Loader, hide_from_host
+        from transfuse.hf._loading import Loader, hide_from_framework
 
         model, plan = self._model, self._plan
         assert model is not None and plan is not None
         Loader(model, plan, make_device_finder(self._device_map)).run()
-        self._hook = hide_from_host(model, plan.targets)
+        self._hook = hide_from_framework(model, plan.targets)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
         from transfuse.hf._saving import compressed_parameters, finish_model

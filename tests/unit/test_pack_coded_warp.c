@@ -20,7 +20,7 @@ int main(void) {
 #include "trf_layer.h"
 #include "trf_packed_reader.h"
 #include "trf_smem_layout.h"
-#include "warp/warp_transcode.h"
+#include "warp/warp_pack_coded.h"
 
 #include <check.h>
 #include <string.h>
@@ -85,7 +85,7 @@ static coded_layer encode(const packed_layer *source, trf_favor favor, uint32_t 
     return coded;
 }
 
-/* As trf_can_transcode says. Small layers may have other probability bits. */
+/* As trf_can_pack_coded says. Small layers may have other probability bits. */
 static int is_taken(const coded_layer *coded) {
     trf_layer_info info;
     uint32_t max_frequency = 0;
@@ -102,7 +102,7 @@ static void coded_layer_free(coded_layer *coded) {
     trf_free(coded->blob);
 }
 
-/* ---- transcoding ---- */
+/* ---- packing a coded layer ---- */
 
 enum {
     UNUSED = 0xA5
@@ -128,20 +128,20 @@ static target target_make(uint32_t rows, uint32_t cols, trf_packed_window window
 }
 
 /* Rows of a layer from first_row on. */
-static trf_transcode_counts transcode(test_rng *rng, const coded_layer *coded, const trf_device_view *rows,
-                                      const target *to, uint32_t first_row, trf_pack_state *state) {
-    const uint64_t scratch_bytes = warp_transcode_scratch_bytes(rows->rows, rows->cols);
-    trf_transcode_counts counts = {0, 0};
+static trf_pack_coded_counts pack_coded(test_rng *rng, const coded_layer *coded, const trf_device_view *rows,
+                                        const target *to, uint32_t first_row, trf_pack_state *state) {
+    const uint64_t scratch_bytes = warp_pack_coded_scratch_bytes(rows->rows, rows->cols);
+    trf_pack_coded_counts counts = {0, 0};
     void *scratch = malloc(scratch_bytes);
-    const warp_transcoding transcoding = {.view = rows,
-                                          .max_rans_bytes = coded->max_rans_bytes,
-                                          .packed = &to->view,
-                                          .first_row = first_row,
-                                          .memory = {scratch, &counts, state},
-                                          .warps = 1 + test_below(rng, 16)};
+    const warp_coded_packing packing = {.view = rows,
+                                        .max_rans_bytes = coded->max_rans_bytes,
+                                        .packed = &to->view,
+                                        .first_row = first_row,
+                                        .memory = {scratch, &counts, state},
+                                        .warps = 1 + test_below(rng, 16)};
     const warp_grid grid = {1 + test_below(rng, 5), (uint32_t)test_random(rng)};
     memset(scratch, UNUSED, scratch_bytes);
-    warp_transcode(&transcoding, grid);
+    warp_pack_coded(&packing, grid);
     free(scratch);
     return counts;
 }
@@ -222,7 +222,7 @@ START_TEST(what_the_reference_packs) {
         }
         target to = target_make(rows, cols, window, 0);
         trf_pack_state state = {0, 0, 0};
-        const trf_transcode_counts counts = transcode(&rng, &coded, &coded.host->view, &to, 0, &state);
+        const trf_pack_coded_counts counts = pack_coded(&rng, &coded, &coded.host->view, &to, 0, &state);
         const uint64_t left = check_packed(&layer, &to);
         ck_assert_uint_eq(counts.num_left, left);
         ck_assert(state.inexact == 0 && state.num_stored == 0 && state.num_records == 0);
@@ -249,8 +249,8 @@ static trf_device_view tile_rows_of(const coded_layer *coded, uint32_t first, ui
 }
 
 /* As a layer is loaded: some rows of tiles at a time, and again from dense rows if lines are left, or by chance. */
-static trf_pack_state transcode_in_parts(test_rng *rng, const packed_layer *layer, const coded_layer *coded,
-                                         const target *to) {
+static trf_pack_state pack_in_parts(test_rng *rng, const packed_layer *layer, const coded_layer *coded,
+                                    const target *to) {
     trf_pack_state state = {0, 0, 0};
     uint64_t records = 0;
     uint32_t count;
@@ -258,7 +258,7 @@ static trf_pack_state transcode_in_parts(test_rng *rng, const packed_layer *laye
         count = 1 + test_below(rng, 2);
         const trf_device_view rows = tile_rows_of(coded, first, count);
         const uint32_t row = first * TRF_TILE_SIZE;
-        const trf_transcode_counts counts = transcode(rng, coded, &rows, to, row, &state);
+        const trf_pack_coded_counts counts = pack_coded(rng, coded, &rows, to, row, &state);
         if (counts.num_left || test_below(rng, 4) == 0) {
             const trf_pack_rows dense = {layer->weights + (size_t)row * layer->cols, layer->cols, row, rows.rows,
                                          layer->cols};
@@ -283,7 +283,7 @@ START_TEST(parts_of_layers) {
     if (packed_layer_pack(&layer, &window, &err) == TRF_OK && is_taken(&coded)) {
         const trf_packed_head *head = &layer.head;
         target to = target_make(rows, cols, window, head->num_stored);
-        const trf_pack_state state = transcode_in_parts(&rng, &layer, &coded, &to);
+        const trf_pack_state state = pack_in_parts(&rng, &layer, &coded, &to);
         ck_assert(state.num_records == head->num_records && state.num_stored == head->num_stored && !state.inexact);
         ck_assert_mem_eq(to.memory + head->lines_offset, layer.packed + head->lines_offset,
                          head->num_lines * TRF_PACKED_LINE_BYTES);
@@ -313,7 +313,7 @@ START_TEST(first_inexact_weight_is_found) {
     trf_pack_state state = {0, 0, 0};
     for (uint32_t t = 0; t < 2; t++) {
         const trf_device_view rows_of = tile_rows_of(&coded, t, 1);
-        transcode(&rng, &coded, &rows_of, &to, t * TRF_TILE_SIZE, &state);
+        pack_coded(&rng, &coded, &rows_of, &to, t * TRF_TILE_SIZE, &state);
     }
     uint32_t row = 0, col = 0;
     ck_assert(trf_pack_inexact(&state, to.view.lines_per_band, &row, &col));
@@ -339,7 +339,7 @@ START_TEST(corrupt_slabs) {
         trf_pack_state state = {0, 0, 0};
         ((uint8_t *)coded.blob)[at] = (uint8_t)test_random(&rng);
         coded.host->fault.set = 0;
-        transcode(&rng, &coded, &coded.host->view, &to, 0, &state);
+        pack_coded(&rng, &coded, &coded.host->view, &to, 0, &state);
         found += coded.host->fault.set != 0;
         for (uint64_t i = 0; i < to.head.lines_offset; i++)
             ck_assert_uint_eq(to.memory[i], UNUSED);
@@ -353,8 +353,8 @@ START_TEST(corrupt_slabs) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("transcode_warp");
-    TCase *tests = tcase_create("transcode_warp");
+    Suite *suite = suite_create("pack_coded_warp");
+    TCase *tests = tcase_create("pack_coded_warp");
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, what_the_reference_packs, 0, SHAPES * KINDS);
     tcase_add_loop_test(tests, parts_of_layers, 0, 4 * KINDS);

@@ -3,7 +3,7 @@
  *
  * Two kernels, whose bodies stand here and run on the CPU in emulated warps, too.
  *
- *   trf_transcode_slabs   The walk of trf_decode_slabs.cuh with another sink: a warp has equal shares of all slabs. In
+ *   trf_pack_coded_slabs   The walk of trf_decode_slabs.cuh with another sink: a warp has equal shares of all slabs. In
  *                         each two steps its lanes have 32 rows of 32 columns, which are two packed slabs, one below
  *                         the other: a tile half. Each lane has the octets that trf_pack_slab asks for.
  *   trf_merge_lines       A warp takes an exception line, and a lane one of its packed tiles: the records of the tile's
@@ -25,12 +25,12 @@
  * them, packed bands and lines from the packed layer's first one.
  *
  * Shared memory: what the walk takes, with the larger table; 16 warps of bf16 quads about 137,280 bytes. */
-#ifndef TRF_TRANSCODE_SLABS_CUH
-#define TRF_TRANSCODE_SLABS_CUH
+#ifndef TRF_PACK_CODED_SLABS_CUH
+#define TRF_PACK_CODED_SLABS_CUH
 
 #include "trf_decode_slabs.cuh"
+#include "trf_pack_coded_launch.h"
 #include "trf_pack_slab.cuh"
-#include "trf_transcode_launch.h"
 
 static constexpr uint32_t kTileHalfRecords = 15; /* of a tile half's list */
 static constexpr uint32_t kTileHalves = 2;       /* of a packed tile */
@@ -41,14 +41,14 @@ static_assert(kTileHalfSlabs * TRF_PACKED_SLAB_ROWS == (uint32_t)TRF_SLAB_ROWS,
 static_assert((uint32_t)TRF_STEP_PAIR_COLS == (uint32_t)TRF_PACKED_TILE_COLS, "two steps are a packed tile's columns");
 
 /* By value to the kernels. */
-struct trf_transcode_args {
+struct trf_pack_coded_args {
     trf_device_view view;
     trf_write_call call;
     trf_packed_view packed;
     uint32_t first_band, num_bands; /* packed ones, of the packed layer's */
     uint32_t *counts;               /* [coded band][packed tile]: records of halves */
     uint32_t *records;              /* likewise, kTileHalfRecords of each */
-    trf_transcode_counts *total;
+    trf_pack_coded_counts *total;
     trf_pack_state *state;
 };
 
@@ -57,9 +57,9 @@ static inline uint64_t trf_count_tile_halves(uint64_t rows, uint64_t cols) {
            ((cols + TRF_PACKED_TILE_COLS - 1) / TRF_PACKED_TILE_COLS);
 }
 
-static inline trf_transcode_args trf_transcode_args_of(const trf_device_view *view, const trf_smem_layout &smem,
-                                                       const trf_packed_view *packed, uint32_t first_row,
-                                                       const trf_transcode_memory *memory) {
+static inline trf_pack_coded_args trf_pack_coded_args_of(const trf_device_view *view, const trf_smem_layout &smem,
+                                                         const trf_packed_view *packed, uint32_t first_row,
+                                                         const trf_pack_coded_memory *memory) {
     const trf_decode_choice chosen = {1, 0, TRF_METHOD_VECTOR, smem};
     uint32_t *const counts = (uint32_t *)memory->scratch;
     return {*view,
@@ -76,9 +76,9 @@ static inline trf_transcode_args trf_transcode_args_of(const trf_device_view *vi
 /* ---- the sink of a walk ---- */
 
 /* Takes what is before and around the elements from the sink that writes them. */
-template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink<Codec, 2, false> {
+template <class Codec, bool kZeroing> struct trf_pack_coded_sink : trf_write_sink<Codec, 2, false> {
     using Base = trf_write_sink<Codec, 2, false>;
-    const trf_transcode_args &args;
+    const trf_pack_coded_args &args;
     trf_row_to_window rows[2];  /* alike: there are no row offsets */
     uint32_t band;              /* the coded one, of those that are walked */
     uint32_t packed_band;       /* of the packed layer */
@@ -87,7 +87,7 @@ template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink
     uint32_t count;             /* records of the tile half that lane i has of the slab's i-th packed tile */
     uint8_t *packed_to;         /* the tile half at hand */
 
-    __device__ __forceinline__ trf_transcode_sink(const trf_transcode_args &args_, uint32_t lane_)
+    __device__ __forceinline__ trf_pack_coded_sink(const trf_pack_coded_args &args_, uint32_t lane_)
         : Base(args_.view, args_.call, nullptr, lane_, 0), args(args_) {
         rows[0] = rows[1] = trf_row_to_window_of(args.packed.base, kZeroing, 0);
     }
@@ -150,14 +150,14 @@ template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink
 
 /* All warps of the block call it, and meet in it. constants: two, of the block. */
 template <class Codec, bool kZeroing>
-static __device__ __forceinline__ void trf_transcode_slabs(const trf_transcode_args &args, const uint8_t *shared_memory,
-                                                           uint2 *constants) {
+static __device__ __forceinline__ void trf_pack_coded_slabs(const trf_pack_coded_args &args,
+                                                            const uint8_t *shared_memory, uint2 *constants) {
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES;
     const trf_slab_share own = {0, args.call.num_slabs, (uint64_t)blockIdx.x * warps + warp,
                                 (uint64_t)gridDim.x * warps};
     trf_walk_share<Codec, kDefaultP<Codec>, TRF_TABLE_LOG>(
         args.view, args.call, own, shared_memory, constants,
-        [&](uint32_t lane, uint32_t) { return trf_transcode_sink<Codec, kZeroing>(args, lane); });
+        [&](uint32_t lane, uint32_t) { return trf_pack_coded_sink<Codec, kZeroing>(args, lane); });
 }
 
 /* ---- exception lines ---- */
@@ -174,7 +174,7 @@ static __device__ __forceinline__ uint32_t trf_first_formed(const trf_packed_vie
 }
 
 /* A lane's two lists, whose records come from `rank` on in the line. */
-static __device__ __forceinline__ void trf_place_records(const trf_transcode_args &args,
+static __device__ __forceinline__ void trf_place_records(const trf_pack_coded_args &args,
                                                          const uint64_t tile_half[kTileHalves],
                                                          const uint32_t counts[kTileHalves], uint32_t rank,
                                                          uint32_t *line) {
@@ -184,7 +184,7 @@ static __device__ __forceinline__ void trf_place_records(const trf_transcode_arg
 }
 
 template <bool kZeroing>
-static __device__ __forceinline__ void trf_merge_line(const trf_transcode_args &args, uint64_t number, uint32_t lane) {
+static __device__ __forceinline__ void trf_merge_line(const trf_pack_coded_args &args, uint64_t number, uint32_t lane) {
     const trf_packed_view &view = args.packed;
     const trf_line_place at = trf_line_place_of(view, number);
     uint64_t tile_half[kTileHalves];
@@ -222,7 +222,7 @@ static __device__ __forceinline__ void trf_merge_line(const trf_transcode_args &
         atomicAdd((unsigned long long *)&args.total->num_records, (unsigned long long)records);
 }
 
-template <bool kZeroing> static __device__ __forceinline__ void trf_merge_lines(const trf_transcode_args &args) {
+template <bool kZeroing> static __device__ __forceinline__ void trf_merge_lines(const trf_pack_coded_args &args) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const uint64_t first = (uint64_t)args.first_band * args.packed.lines_per_band,
                    end = first + (uint64_t)args.num_bands * args.packed.lines_per_band;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels and launch of transcoding: trf_transcode_slabs.cuh says how they work. */
+/* Kernels and launch of packing coded layers: trf_pack_coded_slabs.cuh says how they work. */
 #include "trf_kernel_smem.cuh"
-#include "trf_transcode_slabs.cuh"
+#include "trf_pack_coded_slabs.cuh"
 
 namespace {
 
@@ -10,23 +10,23 @@ constexpr uint32_t kMostMergeBlocks = 1u << 16; /* of a grid; warps go on by its
 
 template <int kClassBits, bool kZeroing>
 __global__ void __launch_bounds__(kMostWarps *TRF_LANES, 1)
-    transcode_slabs(const __grid_constant__ trf_transcode_args args) {
+    pack_coded_slabs(const __grid_constant__ trf_pack_coded_args args) {
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants[2];
-    trf_transcode_slabs<trf_codec_config<TRF_CODEC_BF16, kClassBits>, kZeroing>(args, shared_memory, constants);
+    trf_pack_coded_slabs<trf_codec_config<TRF_CODEC_BF16, kClassBits>, kZeroing>(args, shared_memory, constants);
 }
 
 template <bool kZeroing>
-__global__ void __launch_bounds__(kMergeThreads) merge_lines(const __grid_constant__ trf_transcode_args args) {
+__global__ void __launch_bounds__(kMergeThreads) merge_lines(const __grid_constant__ trf_pack_coded_args args) {
     trf_merge_lines<kZeroing>(args);
 }
 
-typedef void (*transcode_kernel)(trf_transcode_args);
+typedef void (*pack_coded_kernel)(trf_pack_coded_args);
 
-transcode_kernel kernel_of(uint32_t class_bits, uint32_t zeroing) {
+pack_coded_kernel kernel_of(uint32_t class_bits, uint32_t zeroing) {
     if (class_bits == 2)
-        return zeroing ? transcode_slabs<2, true> : transcode_slabs<2, false>;
-    return zeroing ? transcode_slabs<4, true> : transcode_slabs<4, false>;
+        return zeroing ? pack_coded_slabs<2, true> : pack_coded_slabs<2, false>;
+    return zeroing ? pack_coded_slabs<4, true> : pack_coded_slabs<4, false>;
 }
 
 /* As many warps as find room. @return 0 if too few do. */
@@ -54,7 +54,7 @@ cudaError_t find_device(uint32_t *multiprocessors, int *shared_bytes) {
 
 } // namespace
 
-int trf_can_transcode(const trf_device_view *view, const trf_layer_traits *traits) {
+int trf_can_pack_coded(const trf_device_view *view, const trf_layer_traits *traits) {
     uint32_t multiprocessors;
     int shared_bytes;
     trf_smem_layout smem;
@@ -68,17 +68,17 @@ int trf_can_transcode(const trf_device_view *view, const trf_layer_traits *trait
     return choose_warps(view, traits, shared_bytes, &smem) != 0;
 }
 
-uint64_t trf_transcode_scratch_bytes(uint64_t rows, uint64_t cols) {
+uint64_t trf_pack_coded_scratch_bytes(uint64_t rows, uint64_t cols) {
     return trf_count_tile_halves(rows, cols) * (1 + kTileHalfRecords) * sizeof(uint32_t);
 }
 
-int trf_launch_transcode(const trf_device_view *view, const trf_layer_traits *traits, const trf_packed_view *packed,
-                         uint32_t first_row, const trf_transcode_memory *memory, trf_stream stream) {
+int trf_launch_pack_coded(const trf_device_view *view, const trf_layer_traits *traits, const trf_packed_view *packed,
+                          uint32_t first_row, const trf_pack_coded_memory *memory, trf_stream stream) {
     uint32_t multiprocessors;
     int shared_bytes;
     trf_smem_layout smem;
     cudaFuncAttributes attributes = {};
-    const transcode_kernel kernel = kernel_of(view->class_bits, packed->zeroing);
+    const pack_coded_kernel kernel = kernel_of(view->class_bits, packed->zeroing);
     cudaError_t error = find_device(&multiprocessors, &shared_bytes);
     if (error == cudaSuccess)
         error = trf_allow_all_shared((const void *)kernel, &attributes);
@@ -88,7 +88,7 @@ int trf_launch_transcode(const trf_device_view *view, const trf_layer_traits *tr
     if (warps == 0 || first_row % TRF_PACKED_TILE_ROWS || (uint64_t)first_row + view->rows > packed->rows ||
         packed->cols != view->cols || packed->row_offsets)
         return cudaErrorInvalidValue;
-    const trf_transcode_args args = trf_transcode_args_of(view, smem, packed, first_row, memory);
+    const trf_pack_coded_args args = trf_pack_coded_args_of(view, smem, packed, first_row, memory);
     kernel<<<multiprocessors, warps * TRF_LANES, smem.total, stream>>>(args);
     error = cudaGetLastError();
     if (error != cudaSuccess)
