@@ -59,14 +59,14 @@ static int find_general(const trf_device_view *view, const trf_layer_traits *tra
 
 /* Codes of more than 8 bits do not fit the bytes that weights are built in. */
 static int has_kernel(const trf_device_view *view, trf_write_format format) {
-    return format != TRF_FORMAT_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
+    return format != TRF_WRITE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
 }
 
 int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits,
                              const trf_decode_request *request, trf_decode_choice *chosen) {
     if (!has_kernel(view, request->format))
         return 0;
-    const uint32_t bytes = trf_format_bytes(request->format);
+    const uint32_t bytes = trf_write_format_bytes(request->format);
     const uint32_t gathering =
         request->aligned && trf_may_gather(view->codec, bytes) ? gathering_warps(view, traits, request) : 0;
     chosen->method = request->aligned ? TRF_METHOD_VECTOR : TRF_METHOD_SCALAR;
@@ -91,7 +91,7 @@ int trf_decode_alike(const trf_device_view *a, const trf_device_view *b) {
 
 int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits *traits,
                              const trf_decode_request *request, trf_expert_decode_choice *chosen) {
-    if (!request->regular_slabs || request->format != TRF_FORMAT_ELEMENTS || !trf_may_gather(view->codec, 2) ||
+    if (!request->regular_slabs || request->format != TRF_WRITE_ELEMENTS || !trf_may_gather(view->codec, 2) ||
         !trf_choose_decode_kernel(view, traits, request, &chosen->kernel) || !chosen->kernel.default_p)
         return 0;
     const uint32_t fewest = pieces_of(request->regular_slabs, chosen->kernel.warps),

@@ -51,7 +51,7 @@ TRF_HD uint32_t trf_regular_slabs(const trf_device_view *view) {
 
 /* Whether a lane's columns of a row are one store. place: where the matrix begins, and the bits of where others do. */
 TRF_HD int trf_rows_are_aligned(const trf_device_view *view, trf_write_format format, uint64_t place) {
-    const uint32_t bytes = trf_format_bytes(format), vector_bytes = bytes == 1 ? 8 : 16;
+    const uint32_t bytes = trf_write_format_bytes(format), vector_bytes = bytes == 1 ? 8 : 16;
     return ((uint64_t)view->cols * bytes | place) % vector_bytes == 0;
 }
 

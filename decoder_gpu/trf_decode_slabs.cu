@@ -7,7 +7,7 @@
 namespace {
 
 trf_write_kernel kernel_of(const trf_device_view *view, trf_write_format format, bool default_p) {
-    const uint32_t bytes = trf_format_bytes(format);
+    const uint32_t bytes = trf_write_format_bytes(format);
     switch (view->codec) {
     case TRF_CODEC_BF16:
         return trf_write_kernel_bf16(view->class_bits, bytes, default_p);

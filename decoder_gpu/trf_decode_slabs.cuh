@@ -319,7 +319,7 @@ static __device__ __forceinline__ void trf_walk_share(const trf_device_view &vie
                                                       uint2 *constants, const MakeSink &make_sink) {
     const uint32_t shared = trf_shared_address(shared_memory);
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const trf_table_source<kP> table_source(view);
+    const trf_table_slots<kP> table_source(view);
     const uint32_t begin = own.first + (uint32_t)(own.num_slabs * own.share / own.shares),
                    end = own.first + (uint32_t)(own.num_slabs * (own.share + 1) / own.shares);
     const trf_walk walk = {begin / call.regular_panels, begin % call.regular_panels, call.regular_panels, end - begin};

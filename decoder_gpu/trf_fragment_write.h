@@ -132,28 +132,28 @@ TRF_HD void trf_step_offsets(uint32_t codec, const uint32_t rows[TRF_WRITE_ROWS]
 /* ---- what is written ---- */
 
 typedef enum trf_write_format {
-    TRF_FORMAT_NONE,     /* the kernel for regular slabs does not write this */
-    TRF_FORMAT_ELEMENTS, /* 16 bits */
-    TRF_FORMAT_BYTES,    /* their lower 8 bits */
-    TRF_FORMAT_F32,
-    TRF_FORMAT_BF16, /* of another codec */
-    TRF_FORMAT_F16
+    TRF_WRITE_NONE,     /* the kernel for regular slabs does not write this */
+    TRF_WRITE_ELEMENTS, /* 16 bits */
+    TRF_WRITE_BYTES,    /* their lower 8 bits */
+    TRF_WRITE_F32,
+    TRF_WRITE_BF16, /* of another codec */
+    TRF_WRITE_F16
 } trf_write_format;
 
 TRF_HD trf_write_format trf_write_format_of(const trf_device_view *view, trf_decode_as as) {
     const uint32_t dtype = trf_device_value_dtype(view, as);
     if (dtype == TRF_DTYPE_NONE)
-        return trf_device_value_bytes(view, as) == 1 ? TRF_FORMAT_BYTES : TRF_FORMAT_ELEMENTS;
+        return trf_device_value_bytes(view, as) == 1 ? TRF_WRITE_BYTES : TRF_WRITE_ELEMENTS;
     if (view->codec == TRF_CODEC_FP16)
-        return dtype == TRF_DTYPE_F16 ? TRF_FORMAT_ELEMENTS : TRF_FORMAT_NONE;
+        return dtype == TRF_DTYPE_F16 ? TRF_WRITE_ELEMENTS : TRF_WRITE_NONE;
     if (view->codec == TRF_CODEC_BF16 && dtype != TRF_DTYPE_F32)
-        return dtype == TRF_DTYPE_BF16 ? TRF_FORMAT_ELEMENTS : TRF_FORMAT_NONE;
-    return dtype == TRF_DTYPE_F32 ? TRF_FORMAT_F32 : dtype == TRF_DTYPE_BF16 ? TRF_FORMAT_BF16 : TRF_FORMAT_F16;
+        return dtype == TRF_DTYPE_BF16 ? TRF_WRITE_ELEMENTS : TRF_WRITE_NONE;
+    return dtype == TRF_DTYPE_F32 ? TRF_WRITE_F32 : dtype == TRF_DTYPE_BF16 ? TRF_WRITE_BF16 : TRF_WRITE_F16;
 }
 
 /* Bytes of a weight. */
-TRF_HD uint32_t trf_format_bytes(trf_write_format format) {
-    return format == TRF_FORMAT_F32 ? 4 : format == TRF_FORMAT_BYTES ? 1 : 2;
+TRF_HD uint32_t trf_write_format_bytes(trf_write_format format) {
+    return format == TRF_WRITE_F32 ? 4 : format == TRF_WRITE_BYTES ? 1 : 2;
 }
 
 /* ---- conversion of two elements ---- */
@@ -250,23 +250,23 @@ TRF_HD uint32_t trf_round_f16x2(float low, float high) {
 
 /* What is written for two elements, of a format of 2 bytes a weight. scale: of both, for the int codec. */
 TRF_HD uint32_t trf_bits_of_two(uint32_t codec, trf_write_format format, uint32_t two, float scale) {
-    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || format == TRF_FORMAT_ELEMENTS)
+    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || format == TRF_WRITE_ELEMENTS)
         return two;
     if (codec != TRF_CODEC_INT)
-        return format == TRF_FORMAT_F16 ? trf_fp8_to_f16x2(codec, two) : trf_fp8_to_bf16x2(codec, two);
+        return format == TRF_WRITE_F16 ? trf_fp8_to_f16x2(codec, two) : trf_fp8_to_bf16x2(codec, two);
     const float low = trf_scale_to_odd(trf_code_to_f32(two, 0), scale),
                 high = trf_scale_to_odd(trf_code_to_f32(two, 1), scale);
-    return format == TRF_FORMAT_F16 ? trf_round_f16x2(low, high) : trf_round_bf16x2(low, high);
+    return format == TRF_WRITE_F16 ? trf_round_f16x2(low, high) : trf_round_bf16x2(low, high);
 }
 
-/* One of two elements as TRF_FORMAT_F32. */
+/* One of two elements as TRF_WRITE_F32. */
 TRF_HD uint32_t trf_bits_of_f32(uint32_t codec, uint32_t two, uint32_t half, float scale) {
     if (codec == TRF_CODEC_BF16)
         return half ? two & 0xFFFF0000 : two << 16;
     return trf_f32_bits(trf_code_to_f32(two, half) * scale);
 }
 
-/* Four elements as TRF_FORMAT_BYTES. */
+/* Four elements as TRF_WRITE_BYTES. */
 TRF_HD uint32_t trf_bits_of_four(uint32_t first, uint32_t second) { return trf_pick_bytes(first, second, 0x6420); }
 
 #endif

@@ -23,11 +23,11 @@ constexpr int kDefaultP = Codec::kClassBits == 2 ? (int)TRF_QUADS_PROBABILITY_BI
 
 /* A thread's slots of the table, on their way from the start of a kernel on; all of them if the block has 8 warps. kP =
  * 0: none. */
-template <int kP> struct trf_table_source {
+template <int kP> struct trf_table_slots {
     static constexpr uint32_t kAhead = kP ? (1u << kP) / 256 : 1;
     uint32_t entry[kAhead];
 
-    __device__ __forceinline__ explicit trf_table_source(const trf_device_view &view) {
+    __device__ __forceinline__ explicit trf_table_slots(const trf_device_view &view) {
 #pragma unroll
         for (uint32_t i = 0; kP && i < kAhead; i++)
             entry[i] = trf_ldg32(view.decode_table + min(threadIdx.x + i * blockDim.x, (1u << kP) - 1));
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void trf_build_slot(const trf_device_view &vie
 }
 
 template <class Codec, int kP>
-static __device__ __forceinline__ void trf_build_table(const trf_device_view &view, const trf_table_source<kP> &source,
+static __device__ __forceinline__ void trf_build_table(const trf_device_view &view, const trf_table_slots<kP> &source,
                                                        uint32_t table, uint32_t table_log) {
     const uint32_t p = kP ? kP : view.probability_bits, vectors = 1u << (table_log - 4 - p); /* of 16 bytes */
     uint32_t slot = threadIdx.x;
@@ -82,7 +82,7 @@ static __device__ __forceinline__ void trf_build_lane_pair_masks(uint32_t masks)
 /* Builds all of it; the block meets afterwards. constants: two copies of mark and palette of trf_rans_params. */
 template <class Codec, int kP, int kLog>
 static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view,
-                                                           const trf_table_source<kP> &source, uint32_t shared,
+                                                           const trf_table_slots<kP> &source, uint32_t shared,
                                                            const trf_smem_layout &smem, uint2 *constants) {
     trf_build_table<Codec>(view, source, shared, smem.table_log);
     trf_build_lane_pair_masks(shared + smem.lane_pair_masks);

@@ -40,7 +40,7 @@ static uint16_t flush_state(uint32_t x, uint16_t **at, int direction) {
     return (uint16_t)x;
 }
 
-void trf_encode_lanes(const trf_encode_symbol symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t steps,
+void trf_encode_lanes(const trf_encode_symbol symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t lane_symbols,
                       uint32_t state_bits, trf_coded_lanes *lanes) {
     /* Two lanes of one pair and their neighbours at once: four independent chains hide the multiplications. Encoding
      * emits words in the reverse order of decoding. */
@@ -49,8 +49,8 @@ void trf_encode_lanes(const trf_encode_symbol symbols[TRF_ALPHABET], const uint8
         uint32_t x0 = 1u << state_bits, x1 = x0, x2 = x0, x3 = x0;
         uint16_t *end0 = lanes->words[up0] + TRF_MAX_LANE_WORDS - 1, *end1 = lanes->words[up1] + TRF_MAX_LANE_WORDS - 1;
         uint16_t *at0 = end0, *at1 = end1, *at2 = lanes->words[down0], *at3 = lanes->words[down1];
-        const uint8_t *s = symbol + (size_t)steps * TRF_LANES + pair;
-        for (uint32_t step = 0; step < steps; step++) {
+        const uint8_t *s = symbol + (size_t)lane_symbols * TRF_LANES + pair;
+        for (uint32_t step = 0; step < lane_symbols; step++) {
             s -= TRF_LANES;
             ENCODE_STEP(x0, at0, -1, s[0]);
             ENCODE_STEP(x1, at1, -1, s[1]);

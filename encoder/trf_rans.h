@@ -32,8 +32,8 @@ typedef struct trf_coded_lanes {
     uint16_t words[TRF_LANES][TRF_MAX_LANE_WORDS];
 } trf_coded_lanes;
 
-/* Encodes `steps` symbols of each lane, symbol[step * 32 + lane], each of which has a slot. */
-void trf_encode_lanes(const trf_encode_symbol symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t steps,
+/* Encodes so many symbols of each lane, symbol[i * 32 + lane], each of which has a slot. */
+void trf_encode_lanes(const trf_encode_symbol symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t lane_symbols,
                       uint32_t state_bits, trf_coded_lanes *lanes);
 
 #endif

@@ -112,8 +112,8 @@ TRF_HD uint32_t trf_row_col(trf_slab_shape shape, uint32_t quarter, uint32_t ste
 /* A lane on its way through its slab. */
 typedef struct trf_row_lane {
     uint32_t lane;
-    uint32_t first; /* of its weights i to i + 3 the row's two: 0 or 2 */
-    uint32_t exception;
+    uint32_t first;          /* of its weights i to i + 3 the row's two: 0 or 2 */
+    uint32_t next_exception; /* as trf_row_element has it */
     trf_lane_reader reader;
 } trf_row_lane;
 
@@ -131,7 +131,7 @@ TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_val
         const uint32_t coded = trf_join_element(view->codec, view->class_bits, class_value[class_at],
                                                 at->first ? raw[2 + k] : raw[k], offset);
         const uint32_t element =
-            trf_row_element(slab, &at->exception, trf_weight_position(i + at->first + k, at->lane), coded);
+            trf_row_element(slab, &at->next_exception, trf_weight_position(i + at->first + k, at->lane), coded);
         bits[k] = trf_device_value(view, as, element, row, col + k);
     }
 }
@@ -165,7 +165,7 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *deco
         return 0;
     at.lane = TRF_ROW_LANES * (row % 8) + quarter;
     at.first = 2 * (row % 16 / 8);
-    at.exception = 0;
+    at.next_exception = 0;
     at.reader = trf_lane_reader_open(&slab, at.lane, view->state_bits);
     trf_row_prefetch_words(&slab, &at.reader);
     uint32_t i = 0;

@@ -72,7 +72,7 @@ static double slab_us(const trf_device_view *view, uint32_t variant, uint32_t x_
 
 static double width_of(const trf_device_view *view) { return view->slab_cols / 256.0; }
 
-static double alone_us(const trf_device_view *view, double quads_us) {
+static double lone_step_us(const trf_device_view *view, double quads_us) {
     return width_of(view) * (view->class_bits == 4 ? kAlonePairsFactor : 1.0) * quads_us;
 }
 
@@ -135,7 +135,7 @@ static double cost_of_meeting(const trf_fused_partition *c, uint32_t m) {
 double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition *c, uint32_t multiprocessors,
                          uint32_t m) {
     const double each_us = width_of(view) * slab_us(view, c->variant, c->x_tiles, c->unit_slabs, m);
-    const double waiting_us = alone_us(view, c->unit_slabs == 2 ? kAloneTwoSlabsUs : kAloneSlabUs);
+    const double waiting_us = lone_step_us(view, c->unit_slabs == 2 ? kAloneTwoSlabsUs : kAloneSlabUs);
     if (c->is_stream_k)
         return cost_of_stream_k_blocks(c, each_us, waiting_us);
     const double steps = (double)c->waves * trf_ceil_div(c->block_panels, c->k_splits), waiting = steps * waiting_us;
@@ -166,20 +166,20 @@ trf_cost_layer trf_cost_layer_of(const trf_device_view *view, uint32_t unit_slab
     layer.unit_slabs = unit_slabs;
     layer.warps = warps;
     layer.slab_us = width_of(view) * slab_us(view, variant, 1, unit_slabs, m);
-    layer.alone_us = alone_us(view, unit_slabs == 2 ? kAloneTwoSlabsUs : kGroupAloneSlabUs);
+    layer.lone_step_us = lone_step_us(view, unit_slabs == 2 ? kAloneTwoSlabsUs : kGroupAloneSlabUs);
     layer.sum_bytes = trf_fused_sum_bytes(unit_slabs, 1) * (m / 8.0);
     return layer;
 }
 
 double trf_cost_of_step(const trf_cost_layer *layer, double warps_at_work) {
-    return fmax(warps_at_work * layer->unit_slabs * layer->slab_us, layer->alone_us);
+    return fmax(warps_at_work * layer->unit_slabs * layer->slab_us, layer->lone_step_us);
 }
 
 /* Half of the warps may have a step less, which is time for the others unless each waits for itself. */
 double trf_cost_of_stream_k(const trf_cost_layer *layer, uint32_t units) {
     const double panels_per_warp = (double)units * layer->panels / layer->warps, steps = ceil(panels_per_warp),
                  decoding = 0.5 * (panels_per_warp + steps) * layer->warps * layer->unit_slabs * layer->slab_us,
-                 waiting = steps * layer->alone_us;
+                 waiting = steps * layer->lone_step_us;
     return units ? fmax(decoding, waiting) + kMeetBlockUs + kMeetWarpUs * layer->warps +
                        layer->warps * layer->sum_bytes / kBlockBytesPerUs
                  : 0;

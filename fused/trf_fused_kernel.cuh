@@ -368,7 +368,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     trf_allow_successor();
     if (!p.sums_over_x) /* else blocks may send sums when all are done with x, not when all are there */
         trf_cluster_arrive(p.cluster_size);
-    const trf_table_source<kP> table_source(a.view);
+    const trf_table_slots<kP> table_source(a.view);
     trf_block_share share_at_start;
     share_at_start.find(p);
     const trf_split_k_unit_order unit_order_at_start = {share_at_start, p.wave_units, w.k_split, p.k_splits};

@@ -417,7 +417,7 @@ static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32,
                    wave_units = b.layer.partition.wave_units;
     const bool is_stream_k = g.cluster_size == 1;
-    const trf_table_source<kP> table_source(a.view);
+    const trf_table_slots<kP> table_source(a.view);
     const trf_group_unit_order unit_order = {b, is_stream_k, warp % wave_units, warp / wave_units};
     const trf_walk walk = unit_order.start(warp);
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);

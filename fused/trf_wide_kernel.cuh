@@ -8,7 +8,7 @@
  *   decoders   12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage*
  *              of 128 rows by 32 columns, to which x is copied beside
  * Decoders work in *producers* of 2 warps, one for each unit; each producer has consecutive panels, all go on
- * at once, and consumers take their stages one by one: round by round of slabs, then 32 columns of each producer after
+ * at once, and consumers take their stages one by one: turn by turn of slabs, then 32 columns of each producer after
  * the other.
  *
  * A cluster of two blocks either *multicasts* decoded weights: both have the same work item but for the rows of x, each
@@ -94,8 +94,8 @@ struct trf_wide_k_range {
         more = count % producers;
     }
 
-    __device__ __forceinline__ uint32_t rounds() const { return each + (more ? 1 : 0); }
-    __device__ __forceinline__ uint32_t active(uint32_t round) const { return round < each ? producers : more; }
+    __device__ __forceinline__ uint32_t turns() const { return each + (more ? 1 : 0); }
+    __device__ __forceinline__ uint32_t active(uint32_t turn) const { return turn < each ? producers : more; }
     __device__ __forceinline__ uint32_t begin(uint32_t producer) const {
         return first + trf_share_begin(each, more, producer);
     }
@@ -407,19 +407,19 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
         trf_wgmma_commit();
     }
 
-    /* The stages of a work item: in each round, and for each index in it, those of all producers. */
+    /* The stages of a work item: in each turn, and for each index in it, those of all producers. */
     template <int kRows> __device__ __forceinline__ void multiply_work_item(const trf_wide_k_range &k_range) {
         constexpr uint32_t kNone = UINT32_MAX;
         const uint32_t all = a.view.slab_cols / TRF_WIDE_STAGE_COLS;
         /* The layer's last panel may be narrow: of the last producer that has panels, the last one. */
         const uint32_t narrow = trf_stages_of(a.view, k_range.begin(k_range.producers) - 1),
-                       narrow_round = k_range.each ? k_range.each - 1 : 0;
+                       narrow_turn = k_range.each ? k_range.each - 1 : 0;
         uint32_t unreleased = kNone; /* the producer of the stage before, which is to be released */
 #pragma unroll 1
-        for (uint32_t round = 0; round < k_range.rounds(); round++)
+        for (uint32_t turn = 0; turn < k_range.turns(); turn++)
 #pragma unroll 1
             for (uint32_t index = 0; index < all; index++) {
-                const uint32_t active = k_range.active(round) - (round == narrow_round && index >= narrow ? 1 : 0);
+                const uint32_t active = k_range.active(turn) - (turn == narrow_turn && index >= narrow ? 1 : 0);
 #pragma unroll
                 for (int producer = 0; producer < kProducers; producer++) {
                     if (producer >= active)
@@ -584,7 +584,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     const uint32_t decoder = warp - 4 * Shape::kConsumers; /* of other warps: large */
     const trf_device_view &view = a.view;
     trf_allow_successor();
-    const trf_table_source<kP> table_source(view);
+    const trf_table_slots<kP> table_source(view);
     const trf_wide_k_range k_range(p);
     trf_init_barriers<Shape, kMulticast>(barriers);
 

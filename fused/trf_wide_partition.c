@@ -27,7 +27,7 @@ static void lay_out(trf_wide_partition *c, const trf_product_request *request) {
     c->shared_bytes = trf_max_u32(sums, c->x_stages_offset + c->producers * c->x_stage_bytes);
 }
 
-/* Of at most so many producers; of fewer, if these need no more rounds. */
+/* Of at most so many producers; of fewer, if these need no more turns. */
 static trf_wide_partition make_partition(const trf_product_request *request, uint32_t multicast, uint32_t k_splits,
                                          uint32_t clusters, uint32_t producers) {
     const trf_device_view *view = request->view;
@@ -37,8 +37,8 @@ static trf_wide_partition make_partition(const trf_product_request *request, uin
     c.threads = trf_wide_threads(trf_wide_max_x_rows(c.x_rows));
     c.panels = trf_regular_panels(view);
     const uint32_t most = trf_min_u32(producers, trf_wide_max_producers(trf_wide_max_x_rows(c.x_rows), multicast)),
-                   panels = trf_ceil_div(c.panels, k_splits), rounds = trf_ceil_div(panels, most);
-    c.producers = rounds ? trf_ceil_div(panels, rounds) : 1;
+                   panels = trf_ceil_div(c.panels, k_splits), turns = trf_ceil_div(panels, most);
+    c.producers = turns ? trf_ceil_div(panels, turns) : 1;
     c.x_ranges = trf_ceil_div(trf_ceil_div(request->m, c.x_rows), multicast);
     c.work_items = trf_ceil_div(view->rows / TRF_SLAB_ROWS, TRF_WIDE_BANDS) * c.x_ranges;
     c.clusters = trf_min_u32(clusters, c.work_items);

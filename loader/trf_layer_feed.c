@@ -74,9 +74,9 @@ static uint64_t count_tile_bytes(const trf_blob_view *view, uint64_t first, uint
 }
 
 /* A trf_read_tiles_fn, as the next two. */
-static trf_status read_tiles_of_file(void *reader, uint64_t first, uint64_t count, uint8_t *scratch,
+static trf_status read_tiles_of_file(void *read_context, uint64_t first, uint64_t count, uint8_t *scratch,
                                      const uint8_t **tiles, trf_error *err) {
-    const trf_layer_feed *feed = reader;
+    const trf_layer_feed *feed = read_context;
     const trf_blob_view *view = &feed->blob.view;
     trf_status status = trf_file_read(&feed->file, feed->blob.offset + view->tiles[first].data_offset, scratch,
                                       count_tile_bytes(view, first, count), err);
@@ -86,18 +86,18 @@ static trf_status read_tiles_of_file(void *reader, uint64_t first, uint64_t coun
     return status == TRF_OK ? check_tiles(view, first, count, scratch, err) : status;
 }
 
-static trf_status read_tiles_of_host(void *reader, uint64_t first, uint64_t count, uint8_t *scratch,
+static trf_status read_tiles_of_host(void *read_context, uint64_t first, uint64_t count, uint8_t *scratch,
                                      const uint8_t **tiles, trf_error *err) {
-    const trf_layer_feed *feed = reader;
+    const trf_layer_feed *feed = read_context;
     const trf_blob_view *view = &feed->blob.view;
     (void)scratch;
     *tiles = feed->host + view->tiles[first].data_offset;
     return check_tiles(view, first, count, *tiles, err);
 }
 
-static trf_status read_tiles_of_device(void *reader, uint64_t first, uint64_t count, uint8_t *scratch,
+static trf_status read_tiles_of_device(void *read_context, uint64_t first, uint64_t count, uint8_t *scratch,
                                        const uint8_t **tiles, trf_error *err) {
-    const trf_layer_feed *feed = reader;
+    const trf_layer_feed *feed = read_context;
     const trf_blob_view *view = &feed->blob.view;
     trf_status status = feed->copy_back(feed->copy_context, scratch, feed->dev + view->tiles[first].data_offset,
                                         count_tile_bytes(view, first, count), err);
@@ -120,7 +120,8 @@ static trf_status check_sizes(const trf_blob_view *view, trf_error *err) {
 /* Makes the feed that of the selection's slice. */
 static trf_status take_slice(trf_layer_feed *feed, trf_error *err) {
     trf_slice *slice = &feed->slice;
-    *slice = (trf_slice){.view = feed->view, .selection = &feed->selection, .read = feed->read, .reader = feed->reader};
+    *slice = (trf_slice){
+        .view = feed->view, .selection = &feed->selection, .read = feed->read, .read_context = feed->read_context};
     trf_status status = trf_slice_open(slice, feed->threads, err);
     if (status != TRF_OK)
         return status;
@@ -131,7 +132,7 @@ static trf_status take_slice(trf_layer_feed *feed, trf_error *err) {
         return status;
     feed->view = &feed->slice_view;
     feed->read = trf_slice_read;
-    feed->reader = slice;
+    feed->read_context = slice;
     return TRF_OK;
 }
 
@@ -148,7 +149,7 @@ static trf_status take_blob(trf_layer_feed *feed, trf_read_tiles_fn *read, const
                             trf_error *err) {
     feed->view = &feed->blob.view;
     feed->read = read;
-    feed->reader = feed;
+    feed->read_context = feed;
     trf_status status = check_sizes(feed->view, err);
     if (status == TRF_OK)
         status = trf_select_tiles(&feed->view->header, options, &feed->selection, &feed->shard, err);

@@ -29,7 +29,7 @@ typedef struct trf_layer_feed {
     int is_whole;
     trf_shard_range shard; /* what is meant of it */
     trf_read_tiles_fn *read;
-    void *reader;
+    void *read_context;
     int threads;              /* that read, as trf_thread_count takes it */
     trf_progress_fn progress; /* or NULL; called by the caller's thread */
     void *progress_context;

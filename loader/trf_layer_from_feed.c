@@ -69,7 +69,7 @@ static trf_status place_tile(void *context, uint64_t index, int worker, trf_erro
         return trf_blob_check_tile(&work->layer->view, tile, trf_layer_tile(work->layer, tile), err);
     uint8_t *const to = work->to + feed->view->tiles[tile].data_offset;
     const uint8_t *from;
-    trf_status status = feed->read(feed->reader, tile, 1, to, &from, err);
+    trf_status status = feed->read(feed->read_context, tile, 1, to, &from, err);
     if (status == TRF_OK && from != to)
         memcpy(to, from, feed->view->tiles[tile].data_size);
     return status;

@@ -159,7 +159,7 @@ static trf_status clear_tile(const trf_clearing *work, uint32_t i, uint32_t j, t
     const trf_tile_meta *meta = &s->view->tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(&s->view->header, tile, meta->coding);
     const uint8_t *bytes;
-    trf_status status = s->read(s->reader, tile, 1, scratch->bytes, &bytes, err);
+    trf_status status = s->read(s->read_context, tile, 1, scratch->bytes, &bytes, err);
     if (status == TRF_OK)
         status = trf_decode_tile_best()(s->view, &work->table, tile, bytes, scratch->elements, TRF_TILE_SIZE, err);
     if (status != TRF_OK || !clear_elements(s, &shape, scratch->elements))
@@ -305,9 +305,9 @@ static uint32_t count_adjacent(const trf_slice *s, uint64_t t, uint64_t count) {
     return adjacent;
 }
 
-trf_status trf_slice_read(void *reader, uint64_t first, uint64_t count, uint8_t *scratch, const uint8_t **tiles,
+trf_status trf_slice_read(void *read_context, uint64_t first, uint64_t count, uint8_t *scratch, const uint8_t **tiles,
                           trf_error *err) {
-    trf_slice *s = reader;
+    trf_slice *s = read_context;
     const uint32_t across = s->header.num_tile_cols;
     const uint64_t begin = s->metas[first].data_offset;
     *tiles = scratch;
@@ -317,7 +317,7 @@ trf_status trf_slice_read(void *reader, uint64_t first, uint64_t count, uint8_t 
         const uint8_t *from = cleared_tile(s, i, j);
         end = t + count_adjacent(s, t, first + count - t);
         if (!from) {
-            trf_status status = s->read(s->reader, source_tile(s, i, j), end - t, to, &from, err);
+            trf_status status = s->read(s->read_context, source_tile(s, i, j), end - t, to, &from, err);
             if (status != TRF_OK)
                 return status;
         }

@@ -9,11 +9,11 @@
 
 /* A slice in the making: which tiles it has, and its head. */
 typedef struct trf_slice {
-    /* Set by the caller; view, selection and reader outlive the slice. */
+    /* Set by the caller; view, selection and read_context outlive the slice. */
     const trf_blob_view *view; /* of the layer, no tile of which is larger than TRF_MAX_TILE_BYTES */
     const trf_tile_selection *selection;
     trf_read_tiles_fn *read;
-    void *reader;
+    void *read_context;
     /* Set by trf_slice_open. */
     trf_header header; /* the slice's, as what follows */
     trf_extension extension;
@@ -41,7 +41,8 @@ void trf_slice_write_head(trf_slice *slice, uint8_t *head);
 /* The layer's tile that is the slice's tile `tile`. */
 uint64_t trf_slice_layer_tile(const trf_slice *slice, uint64_t tile);
 
-/* For the slice's own tiles, which it leaves in the scratch, and whose checksums it notes; reader: the trf_slice. */
+/* For the slice's own tiles, which it leaves in the scratch, and whose checksums it notes; read_context: the trf_slice.
+ */
 trf_read_tiles_fn trf_slice_read;
 
 #endif

@@ -67,7 +67,7 @@ typedef struct trf_group_ops {
     /* Fills what is the device's. */
     trf_status (*fill_experts)(trf_experts *experts, trf_error *err);
     void (*destroy_experts)(trf_experts *experts);
-    /* Sets workspace_bytes and work; all else is set. */
+    /* Sets workspace_bytes and partition, or one; all else is set. */
     trf_status (*create_experts_plan)(trf_experts_plan *plan, trf_error *err);
     trf_status (*linear_experts)(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
                                  void *workspace, trf_stream stream, trf_error *err);

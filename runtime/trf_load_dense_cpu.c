@@ -52,7 +52,7 @@ static trf_status load_tile(void *context, uint64_t index, int worker, trf_error
     const trf_tile_shape shape = trf_tile_shape_of(&feed->view->header, tile, feed->view->tiles[tile].coding);
     trf_dense_scratch *scratch = &load->scratch[worker];
     const uint8_t *bytes;
-    trf_status status = feed->read(feed->reader, tile, 1, scratch->tile, &bytes, err);
+    trf_status status = feed->read(feed->read_context, tile, 1, scratch->tile, &bytes, err);
     if (status != TRF_OK)
         return status;
     if (trf_decode_tile_best()(feed->view, &load->table, tile, bytes, scratch->elements, TRF_TILE_SIZE, NULL) != TRF_OK)

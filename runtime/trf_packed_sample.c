@@ -72,7 +72,7 @@ static trf_status decode_tile(const trf_packed_sample *sample, uint64_t number, 
     const uint64_t tile = number * view->num_tiles / sample->tiles;
     const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].coding);
     const uint8_t *from;
-    trf_status status = feed->read(feed->reader, tile, 1, bytes, &from, err);
+    trf_status status = feed->read(feed->read_context, tile, 1, bytes, &from, err);
     if (status != TRF_OK)
         return status;
     if (trf_decode_tile_best()(view, &sample->table, tile, from, elements, TRF_TILE_SIZE, NULL) != TRF_OK)

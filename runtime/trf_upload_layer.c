@@ -361,7 +361,7 @@ static trf_status read_tiles(trf_upload *upload, const trf_upload_span *span, in
     if (!upload->scratches[worker])
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to read to",
                         TRF_STAGING_SCRATCH_BYTES);
-    return feed->read(feed->reader, span->first, span->tiles, upload->scratches[worker], tiles, err);
+    return feed->read(feed->read_context, span->first, span->tiles, upload->scratches[worker], tiles, err);
 }
 
 /* Copies bytes, a multiple of 16 as both places are, that this thread and its neighbours will not need again: the

@@ -26,7 +26,8 @@ struct trf_packed_wgmma_args {
     trf_stream_k stream_k; /* of the other tiles over blocks */
     trf_packed_handover handover;
     trf_epilogue epilogue;
-    uint32_t is_bare; /* trf_packed_is_bare, and 16 bytes of a row of y can be written at once */
+    uint32_t
+        writes_16_bytes; /* whether y is bare (trf_packed_is_bare), and 16 bytes of a row of y can be written at once */
 };
 
 /* All but x_map and handover. */
@@ -51,8 +52,8 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
     args.share_quotient = things / among;
     args.share_remainder = things % among;
     args.epilogue = epilogue;
-    args.is_bare = trf_packed_is_bare(epilogue) && (uintptr_t)epilogue.y % 16 == 0 && epilogue.y_stride % 8 == 0 &&
-                   view->rows % 8 == 0;
+    args.writes_16_bytes = trf_packed_is_bare(epilogue) && (uintptr_t)epilogue.y % 16 == 0 &&
+                           epilogue.y_stride % 8 == 0 && view->rows % 8 == 0;
     args.stream_k =
         trf_stream_k_of(partition->tiles - partition->whole_tiles, partition->k_blocks, (uint32_t)partition->blocks);
     return args;

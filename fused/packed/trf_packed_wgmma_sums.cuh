@@ -12,10 +12,10 @@
 
 /* How a warp writes the sums of a packed slab to y. */
 struct trf_packed_wgmma_output {
-    uint32_t at;     /* the warp's 512 bytes of shared memory */
-    uint32_t row, n; /* of y: its first ones */
-    float scale[2];  /* of the lane's rows lane / 4 and lane / 4 + 8 */
-    bool is_bare;    /* y is the scaled sums, 16 bits each, 16 bytes of a row at a time */
+    uint32_t at;          /* the warp's 512 bytes of shared memory */
+    uint32_t row, n;      /* of y: its first ones */
+    float scale[2];       /* of the lane's rows lane / 4 and lane / 4 + 8 */
+    bool writes_16_bytes; /* y is the scaled sums, 16 bits each, 16 bytes of a row at a time */
 };
 
 /* All lanes call it. row: the slab's first one, of the layer's bands. */
@@ -30,7 +30,7 @@ static __device__ __forceinline__ trf_packed_wgmma_output trf_packed_wgmma_outpu
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
         is_exact = trf_packed_get_scale(a.view, row + lane / 4 + 8 * i, &output.scale[i]) && is_exact;
-    output.is_bare = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && a.is_bare;
+    output.writes_16_bytes = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && a.writes_16_bytes;
     return output;
 }
 
@@ -143,7 +143,7 @@ trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma
     if (stint.end - stint.begin < args.stream_k.k_blocks &&
         !trf_packed_wgmma_share_sums<Config>(args, stint, warp, sums))
         return;
-    if (output.is_bare) {
+    if (output.writes_16_bytes) {
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t += 2)
             trf_packed_wgmma_write_bare(args, output, t, trf_packed_wgmma_acc_tile(sums, t),
@@ -184,7 +184,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_x_tile_pair(const 
                                                                           const trf_packed_wgmma_output &output,
                                                                           uint32_t t, const float4 (&v)[2],
                                                                           uint32_t lane) {
-    if (output.is_bare)
+    if (output.writes_16_bytes)
         return trf_packed_wgmma_write_bare(a, output, t, v[0], v[1], lane);
 #pragma unroll 1 /* what is not bare is hundreds of instructions */
     for (uint32_t i = 0; i < 2; i++) {

@@ -26,7 +26,7 @@ struct product {
 /* @return y [..., rows] of x's dtype. */
 Tensor multiply(product of);
 
-/* What decoding gives, and where to. */
+/* What decoding gives. */
 struct decoding {
     const char *op;
     const Tensor &buffer;

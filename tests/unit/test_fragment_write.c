@@ -90,7 +90,7 @@ static void finish_step(const slab *s, uint32_t lane, uint32_t step, uint32_t re
 /* Puts a step's elements to where the kernel does. */
 static void store_step(const slab *s, trf_write_format format, uint32_t lane, uint32_t step, const uint32_t reg[8],
                        uint8_t *weights) {
-    const uint32_t bytes = trf_format_bytes(format), codec = s->view->codec;
+    const uint32_t bytes = trf_write_format_bytes(format), codec = s->view->codec;
     const uint32_t first_col = trf_lane_col_at(lane, step / 2);
     for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
         const uint32_t row = s->row + trf_lane_row_at(lane, r);
@@ -152,10 +152,10 @@ static void check_decoding(const trf_device_view *view, const test_tile *tile, t
     const trf_write_format format = trf_write_format_of(view, as);
     const int refused = (as == TRF_DECODE_BF16 && view->codec == TRF_CODEC_FP16) ||
                         (as == TRF_DECODE_F16 && view->codec == TRF_CODEC_BF16);
-    EXPECT((format == TRF_FORMAT_NONE) == refused);
-    if (format == TRF_FORMAT_NONE)
+    EXPECT((format == TRF_WRITE_NONE) == refused);
+    if (format == TRF_WRITE_NONE)
         return;
-    const uint32_t bytes = trf_format_bytes(format);
+    const uint32_t bytes = trf_write_format_bytes(format);
     EXPECT(bytes == trf_device_value_bytes(view, as));
     uint8_t *found = malloc((size_t)view->rows * view->cols * bytes);
     EXPECT(found != NULL);
@@ -233,10 +233,10 @@ START_TEST(every_fp8) {
     for (uint32_t low = 0; low < 256; low++)
         for (uint32_t high = 0; high < 256; high++) {
             const uint32_t pair = low | high << 16;
-            EXPECT(trf_bits_of_two(view.codec, TRF_FORMAT_BF16, pair, 1) ==
+            EXPECT(trf_bits_of_two(view.codec, TRF_WRITE_BF16, pair, 1) ==
                    (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
-            EXPECT(trf_bits_of_two(view.codec, TRF_FORMAT_F16, pair, 1) ==
+            EXPECT(trf_bits_of_two(view.codec, TRF_WRITE_F16, pair, 1) ==
                    (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
         }
@@ -265,10 +265,10 @@ START_TEST(codes) {
                                       .scales = &scale};
         for (int32_t code = -1279; code <= 1279; code += 1 + (int32_t)test_below(&rng, 9)) {
             const uint32_t low = (uint16_t)code, high = (uint16_t)-code, pair = low | high << 16;
-            EXPECT(trf_bits_of_two(view.codec, TRF_FORMAT_BF16, pair, scale) ==
+            EXPECT(trf_bits_of_two(view.codec, TRF_WRITE_BF16, pair, scale) ==
                    (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
-            EXPECT(trf_bits_of_two(view.codec, TRF_FORMAT_F16, pair, scale) ==
+            EXPECT(trf_bits_of_two(view.codec, TRF_WRITE_F16, pair, scale) ==
                    (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
             EXPECT(trf_bits_of_f32(view.codec, pair, 0, scale) ==

@@ -459,7 +459,7 @@ void warp_barrier_wait(uint32_t at, uint32_t parity) {
         wait_for_others(AT_WAIT, 0, 0);
 }
 
-void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+void warp_async_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
     if (bytes == 0 || to % 16 || (uintptr_t)from % 16 || bytes % 16)
         warp_fail("has %u bytes copied from %p to shared address %u", bytes, from, to);
     for (uint32_t i = 0; i < bytes; i += 16) {
@@ -474,16 +474,16 @@ void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
     end_phase(counts);
 }
 
-void warp_engine_store(uint32_t rank, uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+void warp_async_store(uint32_t rank, uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
     if (rank >= b.shape.blocks)
         warp_fail("stores in block %u of a cluster that has %u", rank, b.shape.blocks);
     const uint32_t writer = b.current;
     b.current = rank * b.shape.warps * kLanes;
-    warp_engine_load(to, from, bytes, barrier);
+    warp_async_load(to, from, bytes, barrier);
     b.current = writer;
 }
 
-void warp_engine_read(uint32_t at, void *to, uint32_t bytes) {
+void warp_async_read(uint32_t at, void *to, uint32_t bytes) {
     memcpy(to, place(at, bytes, "a product's load"), bytes);
     const note *n = notes_at(at);
     for (uint32_t i = 0; n && i < bytes / 4; i++)
@@ -491,7 +491,7 @@ void warp_engine_read(uint32_t at, void *to, uint32_t bytes) {
             warp_fail("has a product read what is at shared address %u, where no copy went", at + 4 * i);
 }
 
-void warp_engine_keep(uint32_t at, uint32_t bytes, int change) {
+void warp_async_keep(uint32_t at, uint32_t bytes, int change) {
     for (uint32_t i = at / kReadBytes; i < (at + bytes + kReadBytes - 1) / kReadBytes; i++)
         b.reading[block_at_work()][i] += (uint32_t)change;
 }

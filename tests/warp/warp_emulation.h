@@ -67,15 +67,15 @@ const warp_exchanged *warp_exchange(const uint32_t *words, uint32_t count);
 void warp_barrier_init(uint32_t at, uint32_t arrivals);
 void warp_barrier_arrive(uint32_t at, uint32_t bytes); /* bytes: that the phase waits for, too */
 void warp_barrier_wait(uint32_t at, uint32_t parity);
-void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
+void warp_async_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 /* A thread's store to block `rank` of the cluster, which counts at the barrier there (st.async). */
-void warp_engine_store(uint32_t rank, uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
+void warp_async_store(uint32_t rank, uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 
 /* Products of warpgroups (warp_wgmma.cpp) read shared memory, too: only what copies have brought; while they read, no
  * copy may go there. */
-void warp_engine_read(uint32_t at, void *to, uint32_t bytes);
-void warp_engine_keep(uint32_t at, uint32_t bytes, int change); /* 1: is read from now on; -1: no more */
-uint32_t warp_thread();                                         /* counted through the cluster's blocks */
+void warp_async_read(uint32_t at, void *to, uint32_t bytes);
+void warp_async_keep(uint32_t at, uint32_t bytes, int change); /* 1: is read from now on; -1: no more */
+uint32_t warp_thread();                                        /* counted through the cluster's blocks */
 
 /* Ends the program, and says which thread it was. */
 [[noreturn]] void warp_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));

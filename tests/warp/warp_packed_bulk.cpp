@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "warp_engine.h"
+#include "warp_sm90.h"
 
 #include "trf_packed_bulk.cuh"
 

@@ -60,7 +60,7 @@ int warp_walk_layer(const warp_walk *w) {
     args.smem = trf_smem_layout_of(view->raw_bits, w->max_rans_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0, behind,
                                    w->variant == WARP_WALK_WIDE ? kShortRing : kRing);
     args.store = {*view,
-                  {args.smem, args.panels, trf_regular_slabs(view), TRF_DECODE_ELEMENTS, TRF_FORMAT_ELEMENTS, method},
+                  {args.smem, args.panels, trf_regular_slabs(view), TRF_DECODE_ELEMENTS, TRF_WRITE_ELEMENTS, method},
                   w->elements};
     args.x_stride = (view->cols + 7) / 8 * 8; /* rows are aligned */
     std::vector<uint16_t> x(8 * args.x_stride);

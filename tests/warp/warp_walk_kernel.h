@@ -189,7 +189,7 @@ template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class Sink> voi
     uint2 *const constants = (uint2 *)warp_static_shared_memory();
     const uint32_t shared = trf_shared_address(shared_memory),
                    memory = shared + a.smem.first_warp + warp * a.smem.warp_bytes;
-    const trf_table_source<kP> table_source(view);
+    const trf_table_slots<kP> table_source(view);
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
 
     trf_walk walk;

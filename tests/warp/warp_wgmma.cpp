@@ -5,7 +5,7 @@
  * overwrites them before gets wrong sums, and copies that go where it reads end the program. Sums are NaN as long as a
  * product of them is under way. A commit is where the four warps of a warpgroup meet; they have to have started the
  * same products. That orders no memory. */
-#include "warp_engine.h"
+#include "warp_sm90.h"
 
 #include <math.h>
 
@@ -60,7 +60,7 @@ void load_b(const product &p) {
         for (uint32_t piece = 0; piece < 2; piece++) {
             const uint32_t linear = at + row / 8 * 1024 + row % 8 * 128 + 16 * piece;
             uint32_t words[4];
-            warp_engine_read(linear ^ (linear >> 7 & 7) << 4, words, 16);
+            warp_async_read(linear ^ (linear >> 7 & 7) << 4, words, 16);
             for (uint32_t i = 0; i < 8; i++)
                 operand_b[row][8 * piece + i] = warp_bf16(words[i / 2], i % 2);
         }
@@ -93,7 +93,7 @@ void compute(const product &p, float *sums) {
 
 void keep(const product &p, int change) {
     if (threadIdx.x % kLanes == 0)
-        warp_engine_keep(address_of(p.b) & ~127u, p.b_rows * 128, change);
+        warp_async_keep(address_of(p.b) & ~127u, p.b_rows * 128, change);
 }
 
 } // namespace

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stands in for trf_wide_ptx.cuh and trf_packed_ptx.cuh where device headers run on the CPU (warp_emulation.h). */
-#ifndef WARP_ENGINE_H
-#define WARP_ENGINE_H
+#ifndef WARP_SM90_H
+#define WARP_SM90_H
 
 #include "warp_emulation.h"
 
@@ -28,7 +28,7 @@ static inline uint64_t trf_policy_read_again() { return 0; }
 static inline uint64_t trf_policy_keep() { return 0; }
 static inline void trf_prefetch_map(const void *) {}
 static inline void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier, uint64_t) {
-    warp_engine_load(to, from, bytes, barrier);
+    warp_async_load(to, from, bytes, barrier);
 }
 
 /* What stands in place of a tensor map: boxes of 64 columns under the swizzle of 128 bytes. */
@@ -55,7 +55,7 @@ static inline void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, 
                 const uint32_t from_col = col + 8 * piece + i;
                 values[i] = row + r < x.m && from_col < x.cols ? x.x[(uint64_t)(row + r) * x.cols + from_col] : 0;
             }
-            warp_engine_load(to + 128 * r + 16 * (piece ^ r % 8), values, 16, barrier);
+            warp_async_load(to + 128 * r + 16 * (piece ^ r % 8), values, 16, barrier);
         }
 }
 
@@ -94,7 +94,7 @@ static inline float4 trf_lds128f_of_others(uint32_t at) { return warp_load<float
 static inline uint4 trf_lds128_of_others(uint32_t at) { return warp_load<uint4>(at); }
 static inline float trf_lds32f_of_others(uint32_t at) { return warp_load<float>(at); }
 static inline void trf_st_async128f(uint32_t at, uint32_t barrier, uint32_t rank, float4 v) {
-    warp_engine_store(rank, at, &v, sizeof v, barrier);
+    warp_async_store(rank, at, &v, sizeof v, barrier);
 }
 
 /* Who arrives does not go on before all have come, which it might. */
