@@ -42,6 +42,7 @@ RENAMES: tuple[tuple[str, str], ...] = (
     ("trf_pack_row", "trf_row_to_window"),
     ("trf_plain_unit_order", "trf_all_panels_order"),
     ("transcode_slabs", "pack_coded_slabs"),
+    ("trf_table_source", "trf_table_slots"),
     ("trf_transcode_args", "trf_pack_coded_args"),
 )
 
