@@ -417,7 +417,7 @@ TRF_API trf_status trf_device_layer_create(trf_context *context, const void *buf
  * "name[3]". The checkpoint may be closed afterwards. Several threads may load from one checkpoint to one context at
  * once. On the CPU the file is mapped while a coded layer lives, unless a shard or options->memory was asked for.
  * Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a
- * tensor of experts without an index), TRF_ERR_IO, TRF_ERR_TRUNCATED (a file that was cut). Messages name file and
+ * tensor of experts, and no expert named), TRF_ERR_IO, TRF_ERR_TRUNCATED (a file that was cut). Messages name file and
  * tensor, offsets count from the file's first byte. */
 TRF_API trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                          const trf_load_options *options, trf_device_layer **layer, trf_error *err);
@@ -452,7 +452,7 @@ TRF_API trf_status trf_device_layer_decode(const trf_device_layer *layer, trf_de
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);
 
 /* Waits for the device, and says whether any call since creation met a corrupt tile: TRF_ERR_RANS (message: the tile;
- * offset: its place in the blob, of a shard among its own tiles). The state stays. Only coded layers have one. */
+ * offset: its place in the blob, of a shard among its own tiles). The fault stays. Only coded layers have one. */
 TRF_API trf_status trf_device_layer_check(const trf_device_layer *layer, trf_error *err);
 
 /* ---- products ---- */

@@ -14,7 +14,7 @@ static constexpr uint32_t kFinishThreads = 256, kMostGridRows = 65535;
 typedef void (*trf_packed_kernel)(trf_packed_args);
 
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
-static __global__ void __launch_bounds__(32 * TRF_PACKED_BLOCK_WARPS, 2) trf_packed_mma(const trf_packed_args args) {
+static __global__ void __launch_bounds__(32 * TRF_PACKED_GENERAL_WARPS, 2) trf_packed_mma(const trf_packed_args args) {
     __shared__ uint4 sums[TRF_PACKED_SLABS * kXTiles * TRF_ACC_TILE_BYTES / sizeof(uint4)];
     trf_packed_block<kXTiles, kZeroing, kTwoAtOnce>(args, trf_shared_address(sums));
 }
@@ -76,7 +76,7 @@ int trf_packed_launch(const trf_packed_view *view, const trf_product *product, c
             : (two_at_once ? kernel_of<false, true>(partition->x_tiles) : kernel_of<false, false>(partition->x_tiles));
     bool early;
     cudaError_t status = trf_launch_kernel(
-        kernel, args, {(uint32_t)partition->blocks, 32 * TRF_PACKED_BLOCK_WARPS, 0, 1, stream}, &early);
+        kernel, args, {(uint32_t)partition->blocks, 32 * TRF_PACKED_GENERAL_WARPS, 0, 1, stream}, &early);
     if (status == cudaSuccess && partition->k_splits > 1)
         status = trf_launch_finish(trf_packed_finish, args,
                                    dim3((args.view.rows + kFinishThreads - 1) / kFinishThreads,

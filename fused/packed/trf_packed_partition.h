@@ -12,9 +12,9 @@ extern "C" {
 #endif
 
 enum {
-    TRF_PACKED_BLOCK_WARPS = 8, /* of the general kernel */
-    TRF_PACKED_MAX_X_TILES = 8, /* of a block: 64 rows of x */
-    TRF_PACKED_GENERAL = -1,    /* in place of a bulk kernel's shape */
+    TRF_PACKED_GENERAL_WARPS = 8,       /* of a block of the general kernel */
+    TRF_PACKED_GENERAL_MAX_X_TILES = 8, /* of such a block: 64 rows of x */
+    TRF_PACKED_GENERAL = -1,            /* in place of a bulk kernel's shape */
     TRF_PACKED_MAX_CANDIDATES = 8
 };
 

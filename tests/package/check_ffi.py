@@ -23,8 +23,8 @@ class Error(ctypes.Structure):
 
 class LayerMemory(ctypes.Structure):
     _fields_ = [
-        ("blob", c_void_p),
-        ("blob_bytes", c_uint64),
+        ("buffer", c_void_p),
+        ("buffer_bytes", c_uint64),
         ("directory", c_void_p),
         ("directory_bytes", c_uint64),
     ]
@@ -46,7 +46,7 @@ class LoadOptions(ctypes.Structure):
 
 
 class LayerSize(ctypes.Structure):
-    _fields_ = [("blob_bytes", c_uint64), ("directory_bytes", c_uint64)]
+    _fields_ = [("buffer_bytes", c_uint64), ("directory_bytes", c_uint64)]
 
 
 class PlanOptions(ctypes.Structure):
@@ -202,10 +202,10 @@ def check_load(library: ctypes.CDLL, golden: Path) -> None:
     assert options.struct_bytes == ctypes.sizeof(options)
     check(library.trf_device_layer_get_load_size(
         context, checkpoint, b"weight", byref(options), byref(size), byref(error)))  # fmt: skip
-    assert (size.blob_bytes, size.directory_bytes) == (golden.stat().st_size, 0)
-    memory = ctypes.create_string_buffer(size.blob_bytes + 16)
+    assert (size.buffer_bytes, size.directory_bytes) == (golden.stat().st_size, 0)
+    memory = ctypes.create_string_buffer(size.buffer_bytes + 16)
     blob = (ctypes.addressof(memory) + 15) // 16 * 16
-    options.memory = LayerMemory(blob, size.blob_bytes - 1, None, 0)
+    options.memory = LayerMemory(blob, size.buffer_bytes - 1, None, 0)
     load = library.trf_device_layer_load
     status = load(context, checkpoint, b"weight", byref(options), byref(layer), byref(error))
     assert status == TRF_ERR_ARGUMENT and not layer and b"'weight'" in error.message, error.message
@@ -213,7 +213,7 @@ def check_load(library: ctypes.CDLL, golden: Path) -> None:
     check(load(context, checkpoint, b"weight", byref(options), byref(layer), byref(error)))
     library.trf_checkpoint_close(checkpoint)
     library.trf_device_layer_destroy(layer)
-    assert ctypes.string_at(blob, size.blob_bytes) == golden.read_bytes()
+    assert ctypes.string_at(blob, size.buffer_bytes) == golden.read_bytes()
     library.trf_context_destroy(context)
 
 

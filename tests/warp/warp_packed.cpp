@@ -35,8 +35,8 @@ void warp_multiply_packed(const warp_packed_product *product) {
                           : (product->two_at_once ? block_of<false, true>(x_tiles) : block_of<false, false>(x_tiles));
     for (uint64_t i = 0; i < partition->blocks; i++) {
         blockIdx.x = (uint32_t)i;
-        warp_run_block({TRF_PACKED_BLOCK_WARPS, TRF_PACKED_SLABS * x_tiles * TRF_ACC_TILE_BYTES, product->order}, block,
-                       &args);
+        warp_run_block({TRF_PACKED_GENERAL_WARPS, TRF_PACKED_SLABS * x_tiles * TRF_ACC_TILE_BYTES, product->order},
+                       block, &args);
     }
     blockIdx.x = 0;
     for (uint32_t n = 0; partition->k_splits > 1 && n < args.m; n++)

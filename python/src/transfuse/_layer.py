@@ -181,7 +181,7 @@ class Layer:
         NotFoundError
             There is no such checkpoint, tensor or expert.
         ArgumentError
-            The tensor is not compressed, or one of experts without an index.
+            The tensor is not compressed, or one of experts, and no expert is named.
         InputOutputError, DataError, UnsupportedError
         """
         with tempfile.TemporaryDirectory(prefix="transfuse-") as folder:

@@ -119,7 +119,7 @@ def load_layer(
     NotFoundError
         There is no such checkpoint, tensor or expert.
     ArgumentError
-        The tensor is not compressed, or one of experts without an index; there is no such layout.
+        The tensor is not compressed, or one of experts, and no expert is named; there is no such layout.
     UnsupportedError
         Also: the layout does not take the codec, or not these weights, or a tensor of experts.
     CancelledError
