@@ -9,8 +9,7 @@
 #include <stdlib.h>
 
 enum {
-    EXCERPT_WEIGHTS =
-        16, /* weights that are sampled together; divides every group size, so they share a scale region */
+    EXCERPT_WEIGHTS = 16,    /* divides every group size, so that an excerpt is in one scale region */
     MAX_EXCERPTS = 1 << 16,  /* in the sample */
     RANGE_WEIGHTS = 1 << 18, /* that a worker reads at a time */
 };

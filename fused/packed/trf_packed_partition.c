@@ -19,7 +19,7 @@ static uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 static uint32_t x_tiles_of(uint32_t m) {
     uint32_t x_tiles = 1;
-    while (x_tiles < TRF_PACKED_GENERAL_MAX_X_TILES && x_tiles * X_TILE_ROWS < m)
+    while (x_tiles < TRF_PACKED_MMA_MAX_X_TILES && x_tiles * X_TILE_ROWS < m)
         x_tiles *= 2;
     return x_tiles;
 }

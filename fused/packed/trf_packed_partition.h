@@ -12,9 +12,9 @@ extern "C" {
 #endif
 
 enum {
-    TRF_PACKED_GENERAL_WARPS = 8,       /* of a block of the general kernel */
-    TRF_PACKED_GENERAL_MAX_X_TILES = 8, /* of such a block: 64 rows of x */
-    TRF_PACKED_GENERAL = -1,            /* in place of a bulk kernel's shape */
+    TRF_PACKED_GENERAL_WARPS = 8,   /* of a block of the general kernel */
+    TRF_PACKED_MMA_MAX_X_TILES = 8, /* of a block of the general kernel or a bulk one: 64 rows of x */
+    TRF_PACKED_GENERAL = -1,        /* in place of a bulk kernel's shape */
     TRF_PACKED_MAX_CANDIDATES = 8
 };
 
