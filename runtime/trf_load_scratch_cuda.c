@@ -16,12 +16,13 @@ struct trf_load_scratches {
     pthread_mutex_t lock;
     trf_load_scratch *first; /* that nobody uses */
     uint32_t used;
+    uint64_t most_bytes; /* that anybody has taken, but for what would not be kept */
 };
 
 /* ---- one of them ---- */
 
 static void destroy(trf_load_scratch *scratch) {
-    void *const events[] = {scratch->woken, scratch->arrived, scratch->taken[0], scratch->taken[1]};
+    void *const events[] = {scratch->packed, scratch->arrived, scratch->taken[0], scratch->taken[1]};
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i])
             cudaEventDestroy(events[i]);
@@ -37,9 +38,8 @@ static void destroy_list(trf_load_scratch *first) {
     }
 }
 
-static trf_status make_event(unsigned flags, void **event, trf_error *err) {
-    return trf_check_cuda(cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming | flags),
-                          "making events", err);
+static trf_status make_event(void **event, trf_error *err) {
+    return trf_check_cuda(cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming), "making events", err);
 }
 
 static trf_status create(uint64_t bytes, trf_load_scratch **scratch, trf_error *err) {
@@ -53,11 +53,11 @@ static trf_status create(uint64_t bytes, trf_load_scratch **scratch, trf_error *
             trf_check_cuda(cudaHostAlloc((void **)&made->results, TRF_LOAD_SCRATCH_RESULT_BYTES, cudaHostAllocDefault),
                            "allocating page-locked memory", err);
     if (status == TRF_OK)
-        status = make_event(cudaEventBlockingSync, &made->woken, err);
+        status = make_event(&made->packed, err);
     if (status == TRF_OK)
-        status = make_event(0, &made->arrived, err);
+        status = make_event(&made->arrived, err);
     for (int i = 0; status == TRF_OK && i < 2; i++)
-        status = make_event(0, &made->taken[i], err);
+        status = make_event(&made->taken[i], err);
     if (status == TRF_OK)
         *scratch = made;
     else
@@ -142,13 +142,16 @@ trf_status trf_load_scratch_take(trf_load_scratches *scratches, uint64_t bytes, 
     pthread_mutex_lock(&scratches->lock);
     trf_load_scratch *found = find(scratches, bytes);
     scratches->used++;
+    if (bytes > scratches->most_bytes && bytes <= TRF_LOAD_SCRATCH_MOST_KEPT_BYTES)
+        scratches->most_bytes = bytes;
+    const uint64_t new_bytes = bytes > scratches->most_bytes ? bytes : scratches->most_bytes;
     pthread_mutex_unlock(&scratches->lock);
     if (found && found->bytes < bytes) {
         destroy(found);
         found = NULL;
     }
     if (!found)
-        status = create(bytes, &found, err);
+        status = create(new_bytes, &found, err);
     if (status == TRF_OK) {
         *scratch = found;
         return TRF_OK;

@@ -9,18 +9,17 @@
 
 enum {
     TRF_LOAD_SCRATCH_RESULT_BYTES = 4096,
-    /* What a context keeps while nothing is loaded: that of one load of parts of 8 MiB (trf_transcode_cuda.h), unless
+    /* What a context keeps while nothing is loaded: that of one load of parts of 16 MiB (trf_transcode_cuda.h), unless
      * a row of tiles has more. */
-    TRF_LOAD_SCRATCH_MOST_KEPT_BYTES = 32 << 20
+    TRF_LOAD_SCRATCH_MOST_KEPT_BYTES = 40 << 20
 };
 
 typedef struct trf_load_scratch {
     uint8_t *memory; /* device, 256-byte aligned */
     uint64_t bytes;
     uint8_t *results; /* host, page-locked, TRF_LOAD_SCRATCH_RESULT_BYTES: where copies from the device arrive */
-    /* cudaEvent_t: of what its user likes. Threads that wait for `woken` sleep, for the others they do not. */
-    void *woken, *arrived, *taken[2];
-    struct trf_load_scratch *next; /* of those that nobody uses */
+    void *packed, *arrived, *taken[2]; /* cudaEvent_t: of what its user likes */
+    struct trf_load_scratch *next;     /* of those that nobody uses */
 } trf_load_scratch;
 
 /* A context's. Release with trf_load_scratches_destroy. Errors: TRF_ERR_MEMORY. */

@@ -24,9 +24,9 @@ void trf_packed_sample_destroy(trf_packed_sample *sample); /* NULL is allowed */
 
 uint64_t trf_packed_sample_tiles(const trf_packed_sample *sample); /* how many are looked at: k */
 
-/* Looks at one of them, 0 to k - 1: decodes it on the host and counts its weights. Thread-safe. A failure is kept for
- * trf_packed_sample_choose. bytes: TRF_MAX_TILE_BYTES, elements: a tile's; both 4096-byte aligned, and nothing is in
- * them afterwards. */
+/* Looks at one of them, 0 to k - 1: decodes it on the host and counts the weights of every second row. Thread-safe. A
+ * failure is kept for trf_packed_sample_choose. bytes: TRF_MAX_TILE_BYTES, elements: a tile's; both 4096-byte aligned,
+ * and nothing is in them afterwards. */
 void trf_packed_sample_look(trf_packed_sample *sample, uint64_t number, uint8_t *bytes, uint16_t *elements);
 
 /* Chooses the window, when all have been looked at. The blob's own row offsets are taken out. If the weights have many

@@ -15,6 +15,7 @@ struct trf_staging {
     const trf_copy_engine *engine;
     void *context;
     trf_pool *pool;
+    pthread_mutex_t sending; /* held while a copy begins, so that copies begin in the order of the queue; before lock */
     pthread_mutex_t lock;    /* over all that follows */
     pthread_cond_t returned; /* a buffer has become free or is under way */
     void **scratches;        /* free ones: each begins with the next */
@@ -35,7 +36,8 @@ trf_status trf_staging_create(const trf_copy_engine *engine, void *context, trf_
         free(made);
         return status;
     }
-    if (pthread_mutex_init(&made->lock, NULL) != 0 || pthread_cond_init(&made->returned, NULL) != 0) {
+    if (pthread_mutex_init(&made->sending, NULL) != 0 || pthread_mutex_init(&made->lock, NULL) != 0 ||
+        pthread_cond_init(&made->returned, NULL) != 0) {
         trf_pool_destroy(made->pool);
         free(made);
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
@@ -56,6 +58,7 @@ void trf_staging_destroy(trf_staging *staging) {
         free(staging->memory);
     pthread_cond_destroy(&staging->returned);
     pthread_mutex_destroy(&staging->lock);
+    pthread_mutex_destroy(&staging->sending);
     free(staging);
 }
 
@@ -122,14 +125,16 @@ trf_status trf_staging_take(trf_staging *staging, uint32_t *buffer, uint8_t **me
 
 trf_status trf_staging_send(trf_staging *staging, uint32_t buffer, void *to, uint64_t bytes, trf_error *err) {
     const uint8_t *from = staging->memory + (size_t)buffer * TRF_STAGING_BUFFER_BYTES;
-    pthread_mutex_lock(&staging->lock); /* copies begin in the order of the queue */
+    pthread_mutex_lock(&staging->sending); /* which may take a while, in which others take buffers */
     trf_status status = staging->engine->copy(staging->context, buffer, to, from, bytes, err);
+    pthread_mutex_lock(&staging->lock);
     if (status == TRF_OK)
         staging->sent[(staging->first_sent + staging->num_sent++) % TRF_STAGING_BUFFERS] = buffer;
     else
         staging->free_buffers[staging->num_free++] = buffer;
     pthread_cond_signal(&staging->returned);
     pthread_mutex_unlock(&staging->lock);
+    pthread_mutex_unlock(&staging->sending);
     return status;
 }
 
@@ -140,9 +145,7 @@ void trf_staging_give_back(trf_staging *staging, uint32_t buffer) {
     pthread_mutex_unlock(&staging->lock);
 }
 
-/* waits: for the last part, and so for all that was sent before. */
-static trf_status copy_parts(trf_staging *staging, void *to, const void *from, uint64_t bytes, int waits,
-                             trf_error *err) {
+trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err) {
     for (uint64_t at = 0, part; at < bytes; at += part) {
         uint32_t buffer;
         uint8_t *memory;
@@ -151,7 +154,7 @@ static trf_status copy_parts(trf_staging *staging, void *to, const void *from, u
         if (status != TRF_OK)
             return status;
         memcpy(memory, (const uint8_t *)from + at, part);
-        if (!waits || at + part < bytes) {
+        if (at + part < bytes) {
             status = trf_staging_send(staging, buffer, (uint8_t *)to + at, part, err);
         } else { /* the last one stays ours until it has arrived, so that its mark is that of this copy */
             status = staging->engine->copy(staging->context, buffer, (uint8_t *)to + at, memory, part, err);
@@ -163,14 +166,6 @@ static trf_status copy_parts(trf_staging *staging, void *to, const void *from, u
             return status;
     }
     return TRF_OK;
-}
-
-trf_status trf_staging_copy(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err) {
-    return copy_parts(staging, to, from, bytes, 0, err);
-}
-
-trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err) {
-    return copy_parts(staging, to, from, bytes, 1, err);
 }
 
 void trf_staging_drain(trf_staging *staging) { staging->engine->drain(staging->context, NULL); }

@@ -9,7 +9,7 @@
 
 /* Copying 4 MiB over PCIe 5 takes about 80 us, beside which the start of a copy (3 us) is little, while a layer of
  * some MiB still goes in several transfers. Eight: one or two are under way, and the others are filled, by one load or
- * by several at a time. */
+ * by several at a time, or wait for a place on the device (trf_upload_in_parts). */
 enum {
     TRF_STAGING_BUFFERS = 8,
     TRF_STAGING_BUFFER_BYTES = 4 << 20 /* of each; no tile is larger */
@@ -61,11 +61,7 @@ trf_status trf_staging_send(trf_staging *staging, uint32_t buffer, void *to, uin
 /* Gives a buffer back unsent. */
 void trf_staging_give_back(trf_staging *staging, uint32_t buffer);
 
-/* Copies host memory of any size through the ring; that may still be under way when this returns. Errors: those of the
- * engine. */
-trf_status trf_staging_copy(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err);
-
-/* The same, and waits until that and all that was sent before has arrived.
+/* Copies host memory of any size through the ring, and waits until that and all that was sent before has arrived.
  * bytes: at least 1. Errors: those of the engine. */
 trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err);
 

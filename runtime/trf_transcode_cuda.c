@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts go through three buffers in turns (trf_upload_in_parts): one is filled, on the stream of the copier's copies,
- * one is taken, on its work stream, and one has the part before, which may be looked at again. What is on the device
- * meanwhile is the memory of one load scratch, which the context keeps for the next layer:
- *   head | slab directory, decode table | a fault for each part | the taker's | three buffers
- * each at a multiple of 256 bytes. Events order the streams: what is made of a part waits until its copies have
- * arrived, and copies to its buffer until that is made. The host waits for neither: its threads go on reading. */
+/* Parts go through two buffers in turns (trf_upload_in_parts): one is filled, on the stream of the copier's copies,
+ * while the other one's part is taken, on its work stream; it is still there when the next part is taken, and may be
+ * looked at again. What is on the device meanwhile is the memory of one load scratch, which the context keeps for the
+ * next layer: head | slab directory, decode table | a fault for each part | the taker's | two buffers each at a
+ * multiple of 256 bytes. Events order the streams: what is made of a part waits until its copies have arrived, and
+ * copies to its buffer until that is made. The host waits for neither: its threads go on reading. */
 #include "trf_transcode_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -18,9 +18,10 @@
 #include <string.h>
 
 enum {
-    /* 160 us over PCIe 5, beside which launches and the start of a part are little. */
-    PART_BYTES = 8 << 20,
-    BUFFERS = 3,
+    /* 320 us over PCIe 5, beside which the dozen calls of a part are little; each of them has to have a lock that all
+     * loads of a process share. Four staging buffers. */
+    PART_BYTES = 16 << 20,
+    BUFFERS = 2,
     EVENTS = 2 /* a load scratch's `taken`: of the part that is taken and the one before */
 };
 
@@ -45,12 +46,15 @@ typedef struct trf_tile_range {
     uint64_t first, end;
 } trf_tile_range;
 
-/* As many rows of tiles as PART_BYTES hold of average ones, or one. */
+/* As many rows of tiles as PART_BYTES hold of average ones, or one; fewer where that gives as many parts. */
 static uint32_t tile_rows_of_part(const trf_blob_view *view) {
     const uint32_t all = view->header.num_tile_rows;
     const uint64_t bytes = view->header.blob_bytes - view->extension.data_offset;
-    const uint64_t fit = bytes > PART_BYTES ? (uint64_t)all * PART_BYTES / bytes : all;
-    return fit > 1 ? (uint32_t)fit : 1;
+    const uint32_t fit = bytes > PART_BYTES ? (uint32_t)((uint64_t)all * PART_BYTES / bytes) : all;
+    if (fit <= 1)
+        return 1;
+    const uint32_t parts = (all + fit - 1) / fit;
+    return (all + parts - 1) / parts;
 }
 
 uint32_t trf_most_part_rows(const trf_blob_view *view) {
@@ -141,19 +145,21 @@ static void release(trf_transcoding *t) {
 }
 
 /* The head, and of the directory what does not depend on tiles. A slice's head lacks checksums yet, which no kernel
- * looks at. */
+ * looks at. Both come from ordinary memory, of which CUDA has a copy when it returns: staging buffers would be taken
+ * for a few KiB while others wait for them. */
 static trf_status send_head(trf_transcoding *t, trf_error *err) {
     const trf_blob_view *view = t->feed->view;
     trf_decode_table table;
     trf_decode_table_init(&table, view);
     memcpy(t->directory + t->offsets.decode_table_offset, table.slots,
            sizeof(uint32_t) << view->header.probability_bits);
-    trf_status status = trf_staging_copy(t->context->staging, t->memory, view->head, view->extension.data_offset, err);
-    if (status == TRF_OK)
-        status = trf_staging_copy(t->context->staging, t->memory + t->directory_offset + t->offsets.decode_table_offset,
-                                  t->directory + t->offsets.decode_table_offset,
-                                  t->directory_bytes - t->offsets.decode_table_offset, err);
-    return status;
+    cudaError_t error =
+        cudaMemcpyAsync(t->memory, view->head, view->extension.data_offset, cudaMemcpyHostToDevice, t->work);
+    if (!error)
+        error = cudaMemcpyAsync(t->memory + t->directory_offset + t->offsets.decode_table_offset,
+                                t->directory + t->offsets.decode_table_offset,
+                                t->directory_bytes - t->offsets.decode_table_offset, cudaMemcpyHostToDevice, t->work);
+    return trf_check_cuda(error, "sending a layer's head", err);
 }
 
 /* ---- the way of a part ---- */
@@ -218,7 +224,7 @@ static trf_device_fault *faults_on_host(const trf_transcoding *t) {
     return (trf_device_fault *)at;
 }
 
-/* Waits until all that was queued for this layer is done, and has the faults. */
+/* Waits until all that was queued for the parts is done, and has their faults. */
 static trf_status await_parts(const trf_transcoding *t, trf_error *err) {
     cudaError_t error = cudaMemcpyAsync(faults_on_host(t), t->memory + t->directory_offset + t->offsets.fault_offset,
                                         t->num_parts * sizeof(trf_device_fault), cudaMemcpyDeviceToHost, t->work);
@@ -258,15 +264,15 @@ static trf_status run_parts(trf_transcoding *t, trf_error *err) {
     if (status == TRF_OK)
         status = trf_upload_in_parts(t->context->staging, t->feed, &buffers, (trf_device_slab *)t->directory, err);
     if (status == TRF_OK)
-        status = t->taker->take(t->taker->context, NULL, t->work, err);
-    if (status == TRF_OK)
         status = await_parts(t, err);
+    if (status == TRF_OK)
+        status = check_faults(t, err);
+    if (status == TRF_OK)
+        status = t->taker->take(t->taker->context, NULL, t->work, err);
     if (status != TRF_OK) { /* all memory may be used for something else then */
         trf_staging_drain(t->context->staging);
         cudaStreamSynchronize(t->work);
     }
-    if (status == TRF_OK)
-        status = check_faults(t, err);
     if (status == TRF_OK && t->taker->end)
         t->taker->end(t->taker->context);
     return status;

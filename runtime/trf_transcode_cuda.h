@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Coded layers that become something else on a GPU. While they are loaded some rows of tiles at a time are uploaded,
- * checked as ever, and handed to what decodes them. No more than three such parts (of 8 MiB, or one row of tiles) are
+ * checked as ever, and handed to what decodes them. No more than two such parts (of 16 MiB, or one row of tiles) are
  * on the device at a time, and the slab directory. Layers that are on the device are handed over likewise, where they
  * lie.
  */
@@ -22,8 +22,8 @@ typedef struct trf_coded_part {
 
 /* Queues on `stream` all that is made of a part, which is there when that runs. Called for each part, in order, one
  * call at a time, by any thread, and once more behind them, with NULL. What is queued for a part by its own call may
- * run later; the part is still there in the next call, which has to wait for what it queues for the part before. The
- * device is current. */
+ * run later; the part is still there in the next call, which has to wait for what it queues for the part before, from
+ * slabs that were decoded already: no fault comes of it. The device is current. */
 typedef trf_status trf_take_part_fn(void *context, const trf_coded_part *part, trf_stream stream, trf_error *err);
 
 /* Rows that a part has at most. */
@@ -34,7 +34,7 @@ typedef struct trf_part_taker {
     trf_take_part_fn *take;
     void *context; /* of all functions */
     /* Called before all else. memory: of the load scratch's, memory_bytes that are the taker's until transcoding has
-     * ended, as `woken` is, and of `results` the first TRF_TAKER_RESULT_BYTES. NULL: it needs none. */
+     * ended, as `packed` is, and of `results` the first TRF_TAKER_RESULT_BYTES. NULL: it needs none. */
     trf_status (*begin)(void *context, const trf_load_scratch *scratch, uint8_t *memory, trf_error *err);
     uint64_t memory_bytes;
     /* As trf_part_buffers (trf_upload_layer.h) has them. */

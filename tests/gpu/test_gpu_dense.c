@@ -110,10 +110,10 @@ static void check_elements(const gpu_layer *layer, const trf_device_layer *plain
     free(found);
 }
 
-/* More parts than there are buffers for them (of 8 MiB of coded weights), with edges and without; a part of one row of
+/* More parts than there are buffers for them (of 16 MiB of coded weights), with edges and without; a part of one row of
  * tiles that is larger than that. */
 START_TEST(many_parts) {
-    static const gpu_shape shapes[] = {{9000, 2100}, {8192, 4096}, {600, 30000}};
+    static const gpu_shape shapes[] = {{15000, 2100}, {8192, 4096}, {600, 30000}};
     static const gpu_fill fills[] = {GPU_FILL_NORMAL, GPU_FILL_NONFINITE, GPU_FILL_PATTERNS};
     test_rng rng = {9700 + (uint64_t)_i};
     for (int s = 0; s < (test_quick() ? 1 : 3); s++) {

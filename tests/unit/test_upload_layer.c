@@ -408,11 +408,8 @@ static trf_status upload_parts(trf_layer_feed *feed, uint32_t rows_each, part_fa
     EXPECT(status == TRF_OK ? taker.taken == parts : taker.taken <= parts);
     if (status == TRF_OK)
         status = trf_layer_feed_complete_head(feed, error);
-    if (status == TRF_OK) /* sent, not waited for; and then waited for */
-        status = trf_staging_copy(staging, a->memory, feed->view->head, 64, error);
     if (status == TRF_OK)
-        status = trf_staging_finish(staging, a->memory + 64, feed->view->head + 64,
-                                    feed->view->extension.data_offset - 64, error);
+        status = trf_staging_finish(staging, a->memory, feed->view->head, feed->view->extension.data_offset, error);
     if (status != TRF_OK)
         trf_staging_drain(staging);
     free(taker.buffers.memory);
