@@ -77,9 +77,9 @@ static __device__ __forceinline__ constexpr uint32_t trf_narrow_at(uint32_t raw_
 
 /* A lane's narrow words, as far as the codec config has them. */
 struct trf_narrow_words {
-    uint4 four; /* of two steps */
-    uint4 two;  /* of a chunk */
-    uint2 one;
+    uint4 plane4; /* of two steps */
+    uint4 plane2; /* of a chunk */
+    uint2 plane1;
 };
 
 /* Starts the copy of a lane's own narrow words of a chunk. Both places: of the narrow planes' first byte, plus 16 *
@@ -104,37 +104,37 @@ static __device__ __forceinline__ void trf_load_narrow(trf_narrow_words &n, uint
                                                        const trf_int_planes &planes) {
     const uint32_t raw = Codec::raw(planes.raw_bits);
     if (k % 2 == 0 && (raw & 4))
-        n.four = trf_lds128(at + 512 * (k / 2));
+        n.plane4 = trf_lds128(at + 512 * (k / 2));
     if (k == 0 && (raw & 2))
-        n.two = trf_lds128(at + trf_narrow_at(raw, 2));
+        n.plane2 = trf_lds128(at + trf_narrow_at(raw, 2));
     if (k == 0 && (raw & 1))
-        n.one = trf_lds64(at + trf_narrow_at(raw, 1) - 8 * lane);
+        n.plane1 = trf_lds64(at + trf_narrow_at(raw, 1) - 8 * lane);
     if (!Codec::kKnownRaw && k == 0) { /* to their place in X once, so that all other rotations are by constants */
-        n.two.x = __funnelshift_l(n.two.x, n.two.x, planes.low_bit2);
-        n.two.y = __funnelshift_l(n.two.y, n.two.y, planes.low_bit2);
-        n.two.z = __funnelshift_l(n.two.z, n.two.z, planes.low_bit2);
-        n.two.w = __funnelshift_l(n.two.w, n.two.w, planes.low_bit2);
-        n.one.x = __funnelshift_l(n.one.x, n.one.x, planes.low_bit1);
-        n.one.y = __funnelshift_l(n.one.y, n.one.y, planes.low_bit1);
+        n.plane2.x = __funnelshift_l(n.plane2.x, n.plane2.x, planes.low_bit2);
+        n.plane2.y = __funnelshift_l(n.plane2.y, n.plane2.y, planes.low_bit2);
+        n.plane2.z = __funnelshift_l(n.plane2.z, n.plane2.z, planes.low_bit2);
+        n.plane2.w = __funnelshift_l(n.plane2.w, n.plane2.w, planes.low_bit2);
+        n.plane1.x = __funnelshift_l(n.plane1.x, n.plane1.x, planes.low_bit1);
+        n.plane1.y = __funnelshift_l(n.plane1.y, n.plane1.y, planes.low_bit1);
     }
 }
 
 /* The words of the planes of 4 and of 2 that have the weights 4 * g to 4 * g + 3 (g: 0 to 3) of step k. */
-static __device__ __forceinline__ uint32_t trf_word_of_four(const trf_narrow_words &n, int k, int g) {
+static __device__ __forceinline__ uint32_t trf_word_of_plane4(const trf_narrow_words &n, int k, int g) {
     const int pick = 2 * (k % 2) + g / 2;
-    return pick == 0 ? n.four.x : pick == 1 ? n.four.y : pick == 2 ? n.four.z : n.four.w;
+    return pick == 0 ? n.plane4.x : pick == 1 ? n.plane4.y : pick == 2 ? n.plane4.z : n.plane4.w;
 }
 
-static __device__ __forceinline__ uint32_t trf_word_of_two(const trf_narrow_words &n, int k) {
-    return k == 0 ? n.two.x : k == 1 ? n.two.y : k == 2 ? n.two.z : n.two.w;
+static __device__ __forceinline__ uint32_t trf_word_of_plane2(const trf_narrow_words &n, int k) {
+    return k == 0 ? n.plane2.x : k == 1 ? n.plane2.y : k == 2 ? n.plane2.z : n.plane2.w;
 }
 
 /* The narrow planes' part of X for the weights 4 * g to 4 * g + 3 of step k. */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow_words &n, int k, int g, uint32_t x,
                                                            const trf_int_planes &planes) {
-    const uint32_t word4 = trf_word_of_four(n, k, g), word2 = trf_word_of_two(n, k);
-    const uint32_t word1 = k < 2 ? n.one.x : n.one.y;
+    const uint32_t word4 = trf_word_of_plane4(n, k, g), word2 = trf_word_of_plane2(n, k);
+    const uint32_t word1 = k < 2 ? n.plane1.x : n.plane1.y;
     const int down4 = 4 * (g % 2), down2 = 2 * g, down1 = 4 * (k % 2) + g;
     if (!Codec::kKnownRaw) {
         x = trf_and_or(trf_rotate_left(word4, 32 - down4), 0x0F0F0F0Fu, x);
@@ -216,18 +216,18 @@ static __device__ __forceinline__ uint32_t trf_class_part_from_short(uint32_t sh
 template <class Codec>
 static __device__ __forceinline__ void trf_build_four_f16(uint32_t *out, uint32_t classes, const trf_narrow_words &n,
                                                           int k, int g) {
-    const uint32_t four = trf_word_of_four(n, k, g);
+    const uint32_t plane4 = trf_word_of_plane4(n, k, g);
     const int down4 = 4 * (g % 2), down2 = 2 * g;
     uint32_t upper, sign, lower;
     if (Codec::kClassBits == 2) { /* planes of 4: e, M[2:1]; of 2: M[0], s */
-        const uint32_t two = trf_word_of_two(n, k);
-        upper = trf_and_or(trf_rotate_left(four, 32 - down4), 0x0F0F0F0Fu, classes);
-        sign = trf_rotate_left(two, 32 - 1 - down2);
-        lower = trf_rotate_left(two, 32 - 2 - down2);
+        const uint32_t plane2 = trf_word_of_plane2(n, k);
+        upper = trf_and_or(trf_rotate_left(plane4, 32 - down4), 0x0F0F0F0Fu, classes);
+        sign = trf_rotate_left(plane2, 32 - 1 - down2);
+        lower = trf_rotate_left(plane2, 32 - 2 - down2);
     } else { /* of 4: M, s */
-        lower = trf_rotate_left(four, 32 - 2 - down4);
+        lower = trf_rotate_left(plane4, 32 - 2 - down4);
         upper = trf_and_or(lower, 0x03030303u, classes);
-        sign = trf_rotate_left(four, 32 - 1 - down4);
+        sign = trf_rotate_left(plane4, 32 - 1 - down4);
     }
     upper = trf_and_or(sign, 0x80808080u, upper);
     lower &= 0x80808080u;
