@@ -77,7 +77,7 @@ INLINE int lanes_end_well(const rans_constants *k, const lane_states lanes[REGIS
     __m256i good = _mm256_set1_epi32(-1);
     for (int r = 0; r < REGISTERS; r++)
         good = _mm256_and_si256(good, _mm256_cmpeq_epi32(lanes[r].x, lower_bound));
-    for (int r = 0; r < 2; r++) /* a pair's two lanes have met */
+    for (int r = 0; r < 2; r++) /* a lane pair's two lanes have met */
         good = _mm256_and_si256(good, _mm256_cmpeq_epi32(lanes[r].at, _mm256_add_epi32(lanes[r + 2].at, one)));
     return _mm256_movemask_epi8(good) == -1;
 }

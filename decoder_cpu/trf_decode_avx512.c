@@ -93,7 +93,7 @@ INLINE void store_symbols(uint32_t *to, const lane_states lanes[2]) {
 INLINE int lanes_end_well(const rans_constants *k, const lane_states lanes[2]) {
     __mmask16 bad = _mm512_cmpneq_epi32_mask(lanes[0].x, k->lower_bound) |
                     _mm512_cmpneq_epi32_mask(lanes[1].x, k->lower_bound) |
-                    /* A pair's two lanes have met. */
+                    /* A lane pair's two lanes have met. */
                     _mm512_cmpneq_epi32_mask(lanes[0].at, _mm512_sub_epi32(lanes[1].at, lanes[1].stride));
     return bad == 0;
 }

@@ -24,12 +24,12 @@ static void renormalize(const trf_slab_view *slab, trf_lane_reader *reader, uint
 
 /* Decodes the classes of all weights of a lane. */
 static trf_lane_reader decode_classes(const trf_tile_decoder *decoder, const trf_slab_view *slab, uint32_t lane,
-                                      uint32_t pair_begin, uint8_t *classes) {
+                                      uint32_t lane_pair_begin, uint8_t *classes) {
     const trf_header *header = &decoder->view->header;
     const uint32_t c = header->class_bits, p = header->probability_bits, state_bits = header->state_bits;
     const uint32_t weights = trf_lane_weights(slab->shape),
                    lane_pair_words = slab->lane_pair_words[lane % TRF_LANE_PAIRS];
-    trf_lane_reader reader = {slab->start_states[lane], trf_lane_first_word(lane, pair_begin, lane_pair_words),
+    trf_lane_reader reader = {slab->start_states[lane], trf_lane_first_word(lane, lane_pair_begin, lane_pair_words),
                               trf_lane_word_stride(lane), 0};
     renormalize(slab, &reader, state_bits);
     for (uint32_t i = 0; i < weights; i += 8 / c) {
@@ -85,13 +85,13 @@ static uint16_t join(const trf_tile_decoder *decoder, uint32_t class_, uint32_t 
 
 /* @return whether the slab's rANS streams end where they must. */
 static int decode_slab(const trf_tile_decoder *decoder, const trf_slab_view *slab, uint16_t *elements, size_t stride) {
-    uint32_t taken[TRF_LANE_PAIRS] = {0}, pair_begin = 0;
+    uint32_t taken[TRF_LANE_PAIRS] = {0}, lane_pair_begin = 0;
     int good = 1;
     for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
         if (lane == TRF_LANE_PAIRS)
-            pair_begin = 0;
+            lane_pair_begin = 0;
         uint8_t classes[TRF_MAX_LANE_WEIGHTS];
-        trf_lane_reader end = decode_classes(decoder, slab, lane, pair_begin, classes);
+        trf_lane_reader end = decode_classes(decoder, slab, lane, lane_pair_begin, classes);
         for (uint32_t i = 0; i < trf_lane_weights(slab->shape); i++) {
             uint32_t row = slab->row + trf_lane_row(slab->shape, lane, i);
             uint32_t col = slab->col + trf_lane_col(slab->shape, lane, i);
@@ -99,10 +99,10 @@ static int decode_slab(const trf_tile_decoder *decoder, const trf_slab_view *sla
         }
         good &= end.x == 1u << decoder->view->header.state_bits;
         taken[lane % TRF_LANE_PAIRS] += end.taken;
-        pair_begin += slab->lane_pair_words[lane % TRF_LANE_PAIRS];
+        lane_pair_begin += slab->lane_pair_words[lane % TRF_LANE_PAIRS];
     }
-    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        good &= taken[pair] == slab->lane_pair_words[pair];
+    for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair++)
+        good &= taken[lane_pair] == slab->lane_pair_words[lane_pair];
     return good;
 }
 

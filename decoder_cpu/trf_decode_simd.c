@@ -87,10 +87,10 @@ void trf_simd_copy_words(const trf_slab_view *slab, trf_simd_scratch *scratch, u
     memset(scratch->words, 0, TRF_WORD_GUARD * sizeof *words);
     memcpy(words, slab->words, slab->num_words * sizeof *words);
     memset(words + slab->num_words, 0, TRF_WORD_GUARD * sizeof *words);
-    for (uint32_t pair = 0, begin = TRF_WORD_GUARD; pair < TRF_LANE_PAIRS; pair++) {
-        uint32_t count = slab->lane_pair_words[pair];
-        first[pair] = (uint32_t)trf_lane_first_word(pair, begin, count);
-        first[pair + TRF_LANE_PAIRS] = (uint32_t)trf_lane_first_word(pair + TRF_LANE_PAIRS, begin, count);
+    for (uint32_t lane_pair = 0, begin = TRF_WORD_GUARD; lane_pair < TRF_LANE_PAIRS; lane_pair++) {
+        uint32_t count = slab->lane_pair_words[lane_pair];
+        first[lane_pair] = (uint32_t)trf_lane_first_word(lane_pair, begin, count);
+        first[lane_pair + TRF_LANE_PAIRS] = (uint32_t)trf_lane_first_word(lane_pair + TRF_LANE_PAIRS, begin, count);
         begin += count;
     }
 }

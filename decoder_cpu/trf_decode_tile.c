@@ -19,8 +19,8 @@ static trf_slab_view view_slab(const trf_tile_shape *shape, uint32_t slab, const
         .num_exceptions = trf_rans_exception_count(rans_streams),
     };
     view.words = (const uint16_t *)(view.exceptions + view.num_exceptions);
-    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        view.num_words += view.lane_pair_words[pair];
+    for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair++)
+        view.num_words += view.lane_pair_words[lane_pair];
     return view;
 }
 
@@ -37,7 +37,7 @@ static void write_exceptions(const trf_slab_view *slab, uint16_t *elements, size
 
 /* Copies one row of stored elements. @return the byte behind them. */
 static const uint8_t *copy_stored(const trf_blob_view *view, const uint8_t *bytes, uint32_t count, uint16_t *elements) {
-    if (view->header.stored_bytes == 2) {
+    if (view->header.stored_element_bytes == 2) {
         memcpy(elements, bytes, 2 * (size_t)count);
         return bytes + 2 * (size_t)count;
     }

@@ -29,10 +29,11 @@ typedef struct trf_tile_decoder {
 
 /* Decodes the coded region's elements, exceptions not yet written. elements, stride: as trf_decode_tile_fn.
  *
- * A corrupt rANS stream may ask for words that its pair, or its slab, does not have. What is read then is up to the
- * decoder (but nothing outside the tile's bytes), and so are the elements. It does not influence the verdict: a slab
- * is good if and only if every lane ends in state 2^L and both lanes of every pair together have taken lane_pair_words
- * words. As long as the sum is not exceeded, no lane has left its pair; once it is, no later word can bring it back.
+ * A corrupt rANS stream may ask for words that its lane pair, or its slab, does not have. What is read then is up to
+ * the decoder (but nothing outside the tile's bytes), and so are the elements. It does not influence the verdict: a
+ * slab is good if and only if every lane ends in state 2^L and both lanes of every lane pair together have taken
+ * lane_pair_words words. As long as the sum is not exceeded, no lane has left its lane pair; once it is, no later word
+ * can bring it back.
  * @return the number of the first bad slab, or num_slabs. */
 typedef uint32_t trf_decode_slabs_fn(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,
                                      uint16_t *elements, size_t stride);

@@ -190,7 +190,7 @@ static void write_tiles(line_work *line, uint8_t *tiles, uint8_t *stored) {
         uint8_t *to = tiles + (size_t)tile * TRF_PACKED_TILE_BYTES;
         if (line->stored >> tile & 1) {
             memcpy(stored, line->tile[tile], sizeof line->tile[tile]);
-            stored += TRF_PACKED_STORED_BYTES;
+            stored += TRF_PACKED_STORED_TILE_BYTES;
             memset(to, 0, TRF_PACKED_TILE_BYTES);
         } else {
             write_tile(line->tile[tile], to);
@@ -214,7 +214,7 @@ static trf_status write_lines(const trf_pack_input *from, const trf_packed_head 
         write_records(line, (uint32_t)stored,
                       (uint32_t *)(packed + head->lines_offset + number * TRF_PACKED_LINE_BYTES));
         write_tiles(line, packed + head->tiles_offset + first * TRF_PACKED_TILE_BYTES,
-                    packed + head->stored_offset + stored * TRF_PACKED_STORED_BYTES);
+                    packed + head->stored_offset + stored * TRF_PACKED_STORED_TILE_BYTES);
         stored += more;
         records += line->num_records;
     }

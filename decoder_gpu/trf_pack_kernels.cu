@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kHistogramThreads) count_exponents(const __gri
 
 } // namespace
 
-int trf_launch_packed_histogram(const trf_pack_rows *rows, const int8_t *row_offsets,
+int trf_launch_packed_histogram(const trf_pack_source *rows, const int8_t *row_offsets,
                                 trf_packed_histogram *histogram_dev, trf_stream stream) {
     const trf_histogram_args args = trf_histogram_args_of(rows, row_offsets, histogram_dev);
     const uint64_t parts = (rows->cols + kCols - 1) / kCols;
@@ -46,7 +46,7 @@ int trf_launch_packed_histogram(const trf_pack_rows *rows, const int8_t *row_off
     return cudaGetLastError();
 }
 
-int trf_launch_pack(const trf_packed_view *view, const trf_pack_rows *rows, trf_pack_state *state_dev,
+int trf_launch_pack(const trf_packed_view *view, const trf_pack_source *rows, trf_pack_state *state_dev,
                     trf_stream stream) {
     const uint64_t end = (uint64_t)rows->first_row + rows->num_rows;
     if (rows->cols != view->cols || end > view->rows || rows->first_row % TRF_PACKED_TILE_ROWS != 0 ||

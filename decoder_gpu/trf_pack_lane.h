@@ -235,7 +235,7 @@ TRF_HD void trf_packed_slab_form(uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_word
 TRF_HD void trf_packed_slab_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t place, uint32_t record,
                                   const trf_halves_scale scale[2]) {
     int exact = 1;
-    if (trf_packed_record_step_key((record ^ place) & 0xFEFFFFFFu) != 0)
+    if (trf_packed_record_step_place((record ^ place) & 0xFEFFFFFFu) != 0)
         return;
     const int32_t shift = trf_packed_record_reg(record) % 2 ? scale[1].shift : scale[0].shift;
     const uint32_t bits = trf_scale_bf16(trf_packed_record_bits(record), shift, &exact);

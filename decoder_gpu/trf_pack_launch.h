@@ -21,18 +21,18 @@ typedef struct trf_packed_histogram {
     uint64_t zeros;
 } trf_packed_histogram;
 
-/* Dense rows of a layer, device memory. Any alignment and stride will do; rows that are all aligned to 16 bytes take
- * less time. */
-typedef struct trf_pack_rows {
+/* What is packed: dense rows of a layer, device memory. Any alignment and stride will do; rows that are all aligned to
+ * 16 bytes take less time. */
+typedef struct trf_pack_source {
     const uint16_t *weights; /* BF16, of first_row's first column */
     uint64_t stride;         /* weights from one row to the next */
     uint32_t first_row, num_rows;
     uint32_t cols;
-} trf_pack_rows;
+} trf_pack_source;
 
 /* Adds the rows' weights to *histogram_dev. row_offsets: device, of the layer's rows from its first on: what is taken
  * out of the exponents of each; or NULL. */
-int trf_launch_packed_histogram(const trf_pack_rows *rows, const int8_t *row_offsets,
+int trf_launch_packed_histogram(const trf_pack_source *rows, const int8_t *row_offsets,
                                 trf_packed_histogram *histogram_dev, trf_stream stream);
 
 /* ---- packing ---- */
@@ -42,7 +42,9 @@ int trf_launch_packed_histogram(const trf_pack_rows *rows, const int8_t *row_off
 typedef struct trf_pack_state {
     uint64_t num_records;
     uint64_t num_stored; /* tiles that are to be stored, also those that there is no room for */
-    uint64_t inexact;    /* all ones less the first weight's key (trf_pack_inexact), or 0 */
+    /* 0, or where the first weight is that is no BF16 in the window's scale (trf_pack_inexact): all ones less that
+     * weight's place, which is the number of its exception line and then the upper 16 bits that its record has. */
+    uint64_t inexact;
 } trf_pack_state;
 
 /* Finds in a state that was read back the first weight that is no BF16 in the window's scale, first as trf_pack_head
@@ -50,8 +52,8 @@ typedef struct trf_pack_state {
 TRF_HD int trf_pack_inexact(const trf_pack_state *state, uint32_t lines_per_band, uint32_t *row, uint32_t *col) {
     if (state->inexact == 0)
         return 0;
-    const uint64_t key = UINT64_MAX - state->inexact, line = key >> 16; /* then the upper half of a record */
-    const uint32_t place = (uint32_t)key << 16, slab = trf_packed_record_slab(place);
+    const uint64_t in_layer = UINT64_MAX - state->inexact, line = in_layer >> 16;
+    const uint32_t place = (uint32_t)in_layer << 16, slab = trf_packed_record_slab(place); /* as a record has it */
     const uint32_t lane = trf_packed_record_lane(place), reg = trf_packed_record_reg(place);
     *row = (uint32_t)(line / lines_per_band) * TRF_PACKED_TILE_ROWS + trf_packed_row_in_tile(slab, lane, reg);
     *col = (uint32_t)(line % lines_per_band) * TRF_PACKED_LINE_COLS +
@@ -68,7 +70,7 @@ TRF_HD int trf_pack_inexact(const trf_pack_state *state, uint32_t lines_per_band
  * state_dev: ranges follow each other from the layer's first band on, in the order of the stream. Behind the last one
  *   num_stored says whether there was room, and with trf_size_packed and trf_packed_pays whether to keep the layer;
  *   nothing is written beyond the room. */
-int trf_launch_pack(const trf_packed_view *view, const trf_pack_rows *rows, trf_pack_state *state_dev,
+int trf_launch_pack(const trf_packed_view *view, const trf_pack_source *rows, trf_pack_state *state_dev,
                     trf_stream stream);
 
 /* ---- unpacking ---- */

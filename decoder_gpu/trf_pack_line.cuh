@@ -48,7 +48,7 @@ struct trf_pack_args {
 };
 
 /* Of the range that rows are. */
-static inline trf_pack_args trf_pack_args_of(const trf_packed_view *view, const trf_pack_rows *rows,
+static inline trf_pack_args trf_pack_args_of(const trf_packed_view *view, const trf_pack_source *rows,
                                              trf_pack_state *state) {
     const uint64_t band = rows->first_row / TRF_PACKED_TILE_ROWS;
     const uint64_t bands = ((uint64_t)rows->num_rows + TRF_PACKED_TILE_ROWS - 1) / TRF_PACKED_TILE_ROWS;
@@ -245,7 +245,7 @@ static __device__ __forceinline__ void trf_store_tiles(const trf_pack_args &args
         uint64_t number = words[TRF_PACKED_FIRST_STORED_WORD];
         for (uint32_t left = stored; left && number < args.view.num_stored; left &= left - 1, number++)
             trf_store_packed_slab(args, at.band, at.first_tile + (uint32_t)__ffs((int)left) - 1, slab, lane,
-                                  const_cast<uint8_t *>(args.view.stored) + TRF_PACKED_STORED_BYTES * number);
+                                  const_cast<uint8_t *>(args.view.stored) + TRF_PACKED_STORED_TILE_BYTES * number);
     }
 }
 

@@ -26,7 +26,7 @@ struct trf_histogram_args {
     trf_packed_histogram *histogram;
 };
 
-static inline trf_histogram_args trf_histogram_args_of(const trf_pack_rows *rows, const int8_t *row_offsets,
+static inline trf_histogram_args trf_histogram_args_of(const trf_pack_source *rows, const int8_t *row_offsets,
                                                        trf_packed_histogram *histogram) {
     return {trf_dense_rows_of(rows->weights, rows->stride, rows->first_row, rows->num_rows, rows->cols, 2), row_offsets,
             histogram};

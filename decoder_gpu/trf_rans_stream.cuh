@@ -112,7 +112,7 @@ static __device__ __forceinline__ void trf_lane_begin(trf_rans_stream &s, const 
     trf_lane_renormalize(s, params);
 }
 
-/* Whether the lane's rANS stream ends where it must: its state is 2^L, and it meets the other lane of its pair. All
+/* Whether the lane's rANS stream ends where it must: its state is 2^L, and it meets the other one of its lane pair. All
  * lanes of the warp call it. */
 template <int kP, int kLog>
 static __device__ __forceinline__ bool trf_lane_good(const trf_rans_stream &s,

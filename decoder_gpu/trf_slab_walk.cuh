@@ -35,10 +35,10 @@
  *     its place             [0]     [1]     [2]     [3]     [0]    loads its 16 bytes, starts the copy of step k + 3
  *     copy that starts    3 > [3] 4 > [0] 5 > [1] 6 > [2] 7 > [3]  to the place that step k - 1 has left, and decodes.
  *
- * A lane walks the words of its rANS stream from one end of what it shares with the other lane of its pair, so the rANS
- * streams of a whole slab must be there when it begins. In the planes each lane copies what it reads itself, so that
- * waiting for its own copies is enough; for rANS streams the warp meets. Where space is short, the ring has two places,
- * and there is one narrow buffer: both are filled again once they have been read.
+ * A lane walks the words of its rANS stream from one end of what it shares with the other one of its lane pair, so the
+ * rANS streams of a whole slab must be there when it begins. In the planes each lane copies what it reads itself, so
+ * that waiting for its own copies is enough; for rANS streams the warp meets. Where space is short, the ring has two
+ * places, and there is one narrow buffer: both are filled again once they have been read.
  *
  * Shared memory of a block, in bytes (trf_smem_layout), with R = the layer's longest rANS streams of a slab:
  *

@@ -64,15 +64,15 @@ static inline trf_unpack_ids_args trf_unpack_ids_args_of(const trf_packed_view *
     return {*view, lookup->ids, lookup->id_bytes, lookup->count, trf_dense_target(view, 0, lookup->count, target)};
 }
 
-/* An exception line as a warp holds it: each lane a word. */
-struct trf_warp_line {
+/* An exception line as a warp that unpacks holds it: each lane a word. */
+struct trf_unpack_line {
     uint32_t word, records, stored;
     uint64_t first_stored;
 };
 
-static __device__ __forceinline__ trf_warp_line trf_warp_line_of(const trf_packed_view &view, uint32_t band,
-                                                                 uint32_t tile, uint32_t lane) {
-    trf_warp_line line;
+static __device__ __forceinline__ trf_unpack_line trf_unpack_line_of(const trf_packed_view &view, uint32_t band,
+                                                                     uint32_t tile, uint32_t lane) {
+    trf_unpack_line line;
     line.word = trf_packed_line_of(&view, band, tile)[lane];
     line.records = min(__shfl_sync(kAllLanes, line.word, TRF_PACKED_COUNT_WORD), (uint32_t)TRF_PACKED_MAX_RECORDS);
     line.stored = __shfl_sync(kAllLanes, line.word, TRF_PACKED_STORED_WORD);
@@ -80,15 +80,15 @@ static __device__ __forceinline__ trf_warp_line trf_warp_line_of(const trf_packe
     return line;
 }
 
-/* A lane of a packed slab as it lies there. */
-struct trf_packed_slab_words {
+/* A lane's words of a packed slab, as they lie there. */
+struct trf_unpack_words {
     trf_words4 raw;
     trf_words2 index;
 };
 
 /* from: the packed slab's first byte. */
-static __device__ __forceinline__ trf_packed_slab_words trf_load_packed_slab_words(const uint8_t *from, uint32_t lane) {
-    trf_packed_slab_words words;
+static __device__ __forceinline__ trf_unpack_words trf_load_unpack_words(const uint8_t *from, uint32_t lane) {
+    trf_unpack_words words;
     words.raw = *(const trf_words4 *)(from + trf_packed_slab_raw_at(0, lane));
     words.index = *(const trf_words2 *)(from + trf_packed_slab_index_at(0, lane));
     return words;
@@ -96,7 +96,7 @@ static __device__ __forceinline__ trf_packed_slab_words trf_load_packed_slab_wor
 
 /* The same of a stored tile, in registers; zeros if the layer has no such one. tile: of the band. */
 static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_packed_view &view,
-                                                                   const trf_warp_line &line, uint32_t tile,
+                                                                   const trf_unpack_line &line, uint32_t tile,
                                                                    uint32_t slab, uint32_t lane,
                                                                    uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
     const uint32_t before = line.stored & ((1u << tile % TRF_PACKED_LINE_TILES) - 1);
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_pac
     trf_words4 steps[TRF_PACKED_STEPS] = {};
     for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++) {
         if (number < view.num_stored)
-            steps[step] = *(const trf_words4 *)(view.stored + TRF_PACKED_STORED_BYTES * number +
+            steps[step] = *(const trf_words4 *)(view.stored + TRF_PACKED_STORED_TILE_BYTES * number +
                                                 trf_packed_stored_offset(slab, lane, step));
         for (uint32_t i = 0; i < 4; i++)
             a[4 * step + i] = steps[step].word[i];
@@ -114,9 +114,9 @@ static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_pac
 /* Lets each lane patch its registers with the line's records that `matches` has a bit for: word by word, one lane's
  * after the other's. place, scale: as trf_packed_slab_patch takes them. All lanes of the warp call it, with the same
  * matches. */
-static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], const trf_warp_line &line,
-                                                      uint32_t matches, uint32_t place, bool patches,
-                                                      const trf_halves_scale scale[2]) {
+static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS],
+                                                      const trf_unpack_line &line, uint32_t matches, uint32_t place,
+                                                      bool patches, const trf_halves_scale scale[2]) {
     for (uint32_t left = matches; left; left &= left - 1) {
         const uint32_t record = __shfl_sync(kAllLanes, line.word, __ffs((int)left) - 1);
         if (patches)
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB
 /* A lane of a packed slab in the rows' scale, but for exceptions. tile: of the band. */
 template <bool kZeroing>
 static __device__ __forceinline__ void
-trf_read_packed_slab(const trf_packed_view &view, const trf_warp_line &line, const trf_packed_slab_words &words,
+trf_read_packed_slab(const trf_packed_view &view, const trf_unpack_line &line, const trf_unpack_words &words,
                      uint32_t tile, uint32_t slab, uint32_t lane, bool is_stored, const trf_halves_scale scale[2],
                      uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
     if (is_stored)
@@ -148,8 +148,8 @@ trf_read_packed_slab(const trf_packed_view &view, const trf_warp_line &line, con
 /* Unpacks one packed slab to two rows' octets. tile: of the band. */
 template <bool kZeroing>
 static __device__ __forceinline__ void
-trf_unpack_slab(const trf_unpack_args &args, const trf_warp_line &line, const trf_packed_slab_words &words,
-                uint32_t tile, uint32_t slab, uint32_t lane, const trf_halves_scale scale[2], trf_words4 octets[2]) {
+trf_unpack_slab(const trf_unpack_args &args, const trf_unpack_line &line, const trf_unpack_words &words, uint32_t tile,
+                uint32_t slab, uint32_t lane, const trf_halves_scale scale[2], trf_words4 octets[2]) {
     const uint32_t place = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
     const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
     const bool match = lane < line.records && (line.word ^ place) >> 25 == 0;
@@ -171,19 +171,19 @@ static __device__ __forceinline__ void trf_unpack_tiles(const trf_unpack_args &a
     const uint32_t col = TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4);
     const bool whole = trf_dense_is_whole(&args.dense, TRF_PACKED_TILE_ROWS * band, TRF_PACKED_TILE_ROWS,
                                           TRF_PACKED_TILE_COLS * tile, TRF_PACKED_TILE_COLS * kUnpackTilesEach);
-    const trf_warp_line line = trf_warp_line_of(view, band, tile, lane);
+    const trf_unpack_line line = trf_unpack_line_of(view, band, tile, lane);
     const uint8_t *from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile);
     uint32_t row = TRF_PACKED_TILE_ROWS * band + lane / 4;
     uint16_t *to = (uint16_t *)args.dense.at +
                    (int64_t)((int64_t)row - args.dense.first_row) * (int64_t)args.dense.stride + col; /* if whole */
 #pragma unroll 1
     for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
-        trf_packed_slab_words words[kUnpackTilesEach] = {};
+        trf_unpack_words words[kUnpackTilesEach] = {};
         trf_halves_scale scale[2];
 #pragma unroll
         for (uint32_t t = 0; t < kUnpackTilesEach; t++)
             if (t < tiles)
-                words[t] = trf_load_packed_slab_words(from + TRF_PACKED_TILE_BYTES * t, lane);
+                words[t] = trf_load_unpack_words(from + TRF_PACKED_TILE_BYTES * t, lane);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
             scale[i] = trf_halves_scale_of(trf_packed_row_exponent(&view, row + 8 * i));
@@ -230,7 +230,7 @@ static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_ids_
     const trf_packed_view &view = args.view;
     const uint32_t band = row / TRF_PACKED_TILE_ROWS, slab = row / TRF_PACKED_SLAB_ROWS % TRF_PACKED_SLABS;
     const uint32_t first_tile = __shfl_sync(kAllLanes, tile, 0), slab_lane = row % 8 * 4 + lane % 4;
-    const trf_warp_line line = trf_warp_line_of(view, band, first_tile, lane);
+    const trf_unpack_line line = trf_unpack_line_of(view, band, first_tile, lane);
     const bool is_there = tile < view.tiles_per_band;
     const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
     const uint32_t first_place = trf_packed_record(first_tile, slab, 0, 0, 0, 0, 0);
@@ -241,7 +241,7 @@ static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_ids_
     if (is_there) {
         const uint8_t *const from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile) +
                                     TRF_PACKED_SLAB_BYTES * slab;
-        trf_read_packed_slab<kZeroing>(view, line, trf_load_packed_slab_words(from, slab_lane), tile, slab, slab_lane,
+        trf_read_packed_slab<kZeroing>(view, line, trf_load_unpack_words(from, slab_lane), tile, slab, slab_lane,
                                        is_stored, scale, a);
     }
     trf_warp_patch(a, line, matches, trf_packed_record(tile, slab, 0, slab_lane, 0, 0, 0), !is_stored, scale);

@@ -21,9 +21,9 @@ void trf_sample_free(trf_sample *sample);
 
 /* Completes encoder from a sample: extension.exponent_offset, header.predictor_modes, row_offsets and col_offsets
  * (malloc'd, NULL without a mode), classes, model. Set before: header.codec, rows, cols, class_bits, probability_bits,
- * state_bits, slab_cols, source_dtype, stored_bytes. allow_predictor: 0 keeps predictor_modes and exponent_offset at 0.
- * *entropy_bits: order-0 entropy of exponents or codes plus sign and mantissa bits. Errors: TRF_ERR_MEMORY, the
- * source's. */
+ * state_bits, slab_cols, source_dtype, stored_element_bytes. allow_predictor: 0 keeps predictor_modes and
+ * exponent_offset at 0. *entropy_bits: order-0 entropy of exponents or codes plus sign and mantissa bits. Errors:
+ * TRF_ERR_MEMORY, the source's. */
 trf_status trf_analyze(trf_tile_encoder *encoder, const trf_sample *sample, const trf_element_source *from,
                        int allow_predictor, double *entropy_bits, trf_error *err);
 

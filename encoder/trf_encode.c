@@ -122,7 +122,7 @@ static void start_encoder(encoding *e, trf_codec codec) {
                                                     : choose_slab_cols(codec, h->class_bits, h->rows, h->cols));
     int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
     int bytes = codec == TRF_CODEC_INT && (!e->quantizer || e->options->bits == 0);
-    h->stored_bytes = fp8 || bytes ? 1 : 2;
+    h->stored_element_bytes = fp8 || bytes ? 1 : 2;
     if (e->quantizer) {
         x->granularity = (uint8_t)trf_quantizer_granularity(e->quantizer);
         x->scale_dtype = (uint8_t)trf_quantizer_scale_dtype(e->quantizer);
@@ -249,7 +249,7 @@ static double small_matrix_bits(const encoding *e) {
             num_slabs += shape.num_slabs;
             coded += (double)shape.coded_rows * shape.coded_cols;
         }
-    const double of_slivers = 8.0 * header->stored_bytes - e->options->bits;
+    const double of_slivers = 8.0 * header->stored_element_bytes - e->options->bits;
     return (8 * bytes + bits_of_slab(header) * num_slabs + of_slivers * (weights - coded)) / weights -
            bits_of_slab(header) / (TRF_SLAB_ROWS * header->slab_cols);
 }

@@ -31,7 +31,7 @@ void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *class
         rule->class_of[v] = (uint8_t)trf_class_of(classes, v);
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         encoder->missing[s] = encoder->model.replacement[s] != s;
-    trf_encode_symbols_init(encoder->symbols, &encoder->model, h->state_bits);
+    trf_symbol_encodings_init(encoder->symbols, &encoder->model, h->state_bits);
     encoder->split = trf_split_slab_best();
 }
 
@@ -112,17 +112,17 @@ static uint8_t *put_exceptions(const trf_slab_buffers *buffers, uint8_t *out) {
     return (uint8_t *)exception;
 }
 
-/* The rANS streams' head, and to out the lanes' words, pair by pair. @return the byte behind them. */
+/* The rANS streams' head, and to out the lanes' words, lane pair by lane pair. @return the byte behind them. */
 static uint8_t *put_lanes(const trf_coded_lanes *lanes, uint32_t exceptions, uint8_t *rans_streams, uint8_t *out) {
     const uint16_t count[2] = {(uint16_t)exceptions, 0};
     memcpy(rans_streams, lanes->start_state, sizeof lanes->start_state);
     memcpy(rans_streams + TRF_RANS_EXCEPTION_COUNT_OFFSET, count, sizeof count);
-    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++) {
-        uint32_t up = lanes->count[pair], down = lanes->count[pair + TRF_LANE_PAIRS];
-        rans_streams[TRF_STATES_BYTES + pair] = (uint8_t)(up + down);
-        memcpy(out, lanes->words[pair] + TRF_MAX_LANE_WORDS - up, 2 * up);
+    for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair++) {
+        uint32_t up = lanes->count[lane_pair], down = lanes->count[lane_pair + TRF_LANE_PAIRS];
+        rans_streams[TRF_STATES_BYTES + lane_pair] = (uint8_t)(up + down);
+        memcpy(out, lanes->words[lane_pair] + TRF_MAX_LANE_WORDS - up, 2 * up);
         out += 2 * up;
-        memcpy(out, lanes->words[pair + TRF_LANE_PAIRS], 2 * down);
+        memcpy(out, lanes->words[lane_pair + TRF_LANE_PAIRS], 2 * down);
         out += 2 * down;
     }
     return out;
@@ -172,38 +172,38 @@ static uint32_t encode_slabs(const trf_tile_encoder *encoder, const trf_tile_sha
 }
 
 /* A row-major rectangle of elements, uncoded. @return bytes written. */
-static uint32_t put_stored(const uint16_t *elements, size_t stride, uint32_t rows, uint32_t cols, uint32_t stored_bytes,
-                           uint8_t *out) {
+static uint32_t put_stored(const uint16_t *elements, size_t stride, uint32_t rows, uint32_t cols,
+                           uint32_t stored_element_bytes, uint8_t *out) {
     for (uint32_t r = 0; r < rows; r++, elements += stride) {
-        if (stored_bytes == 2)
+        if (stored_element_bytes == 2)
             memcpy(out + (size_t)r * cols * 2, elements, (size_t)cols * 2);
         else
             for (uint32_t c = 0; c < cols; c++)
                 out[(size_t)r * cols + c] = (uint8_t)elements[c];
     }
-    return rows * cols * stored_bytes;
+    return rows * cols * stored_element_bytes;
 }
 
 /* Slivers of a tile of which coded_rows x coded_cols are coded. @return the padded end of the tile. */
-static uint32_t put_slivers(const trf_tile_shape *shape, const uint16_t *elements, size_t stride, uint32_t stored_bytes,
-                            uint8_t *out, uint32_t used) {
+static uint32_t put_slivers(const trf_tile_shape *shape, const uint16_t *elements, size_t stride,
+                            uint32_t stored_element_bytes, uint8_t *out, uint32_t used) {
     used += put_stored(elements + shape->coded_cols, stride, shape->coded_rows, shape->cols - shape->coded_cols,
-                       stored_bytes, out + used);
+                       stored_element_bytes, out + used);
     used += put_stored(elements + shape->coded_rows * stride, stride, shape->rows - shape->coded_rows, shape->cols,
-                       stored_bytes, out + used);
+                       stored_element_bytes, out + used);
     return pad(out, used, trf_tile_align(used));
 }
 
 void trf_encode_tile(const trf_tile_encoder *encoder, uint64_t tile, const uint16_t *elements, size_t stride,
                      trf_tile_scratch *scratch, uint8_t *out, trf_tile_meta *meta) {
-    const uint32_t stored_bytes = encoder->header.stored_bytes;
+    const uint32_t stored_element_bytes = encoder->header.stored_element_bytes;
     trf_tile_shape shape = trf_tile_shape_of(&encoder->header, tile, TRF_TILE_CODED);
-    uint32_t stored_size = (uint32_t)trf_tile_align((uint64_t)shape.rows * shape.cols * stored_bytes);
+    uint32_t stored_size = (uint32_t)trf_tile_align((uint64_t)shape.rows * shape.cols * stored_element_bytes);
     memset(meta, 0, sizeof *meta);
     meta->coding = TRF_TILE_STORED;
     if (shape.coded_rows && shape.coded_cols) {
         uint32_t used = encode_slabs(encoder, &shape, elements, stride, scratch, out, &meta->exception_count);
-        meta->data_size = put_slivers(&shape, elements, stride, stored_bytes, out, used);
+        meta->data_size = put_slivers(&shape, elements, stride, stored_element_bytes, out, used);
         meta->predictor_mode = encoder->header.predictor_modes;
         meta->coding = TRF_TILE_CODED;
     }
@@ -211,7 +211,7 @@ void trf_encode_tile(const trf_tile_encoder *encoder, uint64_t tile, const uint1
         memset(meta, 0, sizeof *meta);
         meta->coding = TRF_TILE_STORED;
         shape.coded_rows = shape.coded_cols = 0;
-        meta->data_size = put_slivers(&shape, elements, stride, stored_bytes, out, 0);
+        meta->data_size = put_slivers(&shape, elements, stride, stored_element_bytes, out, 0);
     }
     meta->checksum = trf_tile_checksum(out, meta->data_size, tile);
 }

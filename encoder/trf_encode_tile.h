@@ -13,7 +13,7 @@ typedef struct trf_tile_encoder {
     trf_extension extension; /* final but for exception_count */
     double exception_cost;   /* of an exception in the choices of classes and model, in bits */
     trf_symbol_model model;
-    trf_encode_symbol symbols[TRF_ALPHABET];
+    trf_symbol_encoding symbols[TRF_ALPHABET];
     uint8_t missing[TRF_ALPHABET]; /* 1 for a symbol that has a replacement */
     trf_split_rule rule;
     trf_split_slab_fn *split;
@@ -22,7 +22,7 @@ typedef struct trf_tile_encoder {
 } trf_tile_encoder;
 
 /* Fills what follows from classes and model: rule, symbols, header and extension fields. Set before: header.codec,
- * rows, cols, class_bits, probability_bits, state_bits, slab_cols, source_dtype, stored_bytes, predictor_modes;
+ * rows, cols, class_bits, probability_bits, state_bits, slab_cols, source_dtype, stored_element_bytes, predictor_modes;
  * extension.exponent_offset. */
 void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *classes);
 

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-void trf_encode_symbols_init(trf_encode_symbol symbols[TRF_ALPHABET], const trf_symbol_model *model,
-                             uint32_t state_bits) {
+void trf_symbol_encodings_init(trf_symbol_encoding symbols[TRF_ALPHABET], const trf_symbol_model *model,
+                               uint32_t state_bits) {
     uint32_t slots = 1u << model->probability_bits;
     memset(symbols, 0, TRF_ALPHABET * sizeof *symbols);
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
@@ -21,7 +21,7 @@ void trf_encode_symbols_init(trf_encode_symbol symbols[TRF_ALPHABET], const trf_
 /* One step backwards. Writes the low word always and counts it only if it is needed: no branch to mispredict. */
 #define ENCODE_STEP(x, at, direction, step_symbol)                                                                     \
     do {                                                                                                               \
-        const trf_encode_symbol *e_ = &symbols[step_symbol];                                                           \
+        const trf_symbol_encoding *e_ = &symbols[step_symbol];                                                         \
         uint32_t full_ = (x) >= e_->limit;                                                                             \
         *(at) = (uint16_t)(x);                                                                                         \
         (at) += (direction) * (int32_t)full_;                                                                          \
@@ -40,16 +40,16 @@ static uint16_t flush_state(uint32_t x, uint16_t **at, int direction) {
     return (uint16_t)x;
 }
 
-void trf_encode_lanes(const trf_encode_symbol symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t lane_symbols,
+void trf_encode_lanes(const trf_symbol_encoding symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t lane_symbols,
                       uint32_t state_bits, trf_coded_lanes *lanes) {
-    /* Two lanes of one pair and their neighbours at once: four independent chains hide the multiplications. Encoding
-     * emits words in the reverse order of decoding. */
-    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair += 2) {
-        uint32_t up0 = pair, up1 = pair + 1, down0 = pair + 16, down1 = pair + 17;
+    /* Two lanes of one lane pair and their neighbours at once: four independent chains hide the multiplications.
+     * Encoding emits words in the reverse order of decoding. */
+    for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair += 2) {
+        uint32_t up0 = lane_pair, up1 = lane_pair + 1, down0 = lane_pair + 16, down1 = lane_pair + 17;
         uint32_t x0 = 1u << state_bits, x1 = x0, x2 = x0, x3 = x0;
         uint16_t *end0 = lanes->words[up0] + TRF_MAX_LANE_WORDS - 1, *end1 = lanes->words[up1] + TRF_MAX_LANE_WORDS - 1;
         uint16_t *at0 = end0, *at1 = end1, *at2 = lanes->words[down0], *at3 = lanes->words[down1];
-        const uint8_t *s = symbol + (size_t)lane_symbols * TRF_LANES + pair;
+        const uint8_t *s = symbol + (size_t)lane_symbols * TRF_LANES + lane_pair;
         for (uint32_t step = 0; step < lane_symbols; step++) {
             s -= TRF_LANES;
             ENCODE_STEP(x0, at0, -1, s[0]);

@@ -5,19 +5,19 @@
 
 #include "trf_symbol_model.h"
 
-/* What encoding symbol s needs. x / f is the high word of x * reciprocal (Granlund and Montgomery 1994, with 64 bits
+/* A symbol s as encoding needs it. x / f is the high word of x * reciprocal (Granlund and Montgomery 1994, with 64 bits
  * exact for every 32-bit x); for f = 1 the reciprocal does not fit, the product is then x - 1 and slot_offset makes up
  * for it. */
-typedef struct trf_encode_symbol {
+typedef struct trf_symbol_encoding {
     uint64_t reciprocal;
     uint32_t limit;       /* renormalize while x >= limit = f * 2^(L + 16 - p) */
     uint16_t slot_offset; /* start[s], or start[s] + 2^p - 1 for f = 1 */
     uint16_t complement;  /* 2^p - f */
-} trf_encode_symbol;
+} trf_symbol_encoding;
 
 /* Symbols without a slot get a limit of 0, which none with a slot has. */
-void trf_encode_symbols_init(trf_encode_symbol symbols[TRF_ALPHABET], const trf_symbol_model *model,
-                             uint32_t state_bits);
+void trf_symbol_encodings_init(trf_symbol_encoding symbols[TRF_ALPHABET], const trf_symbol_model *model,
+                               uint32_t state_bits);
 
 enum {
     TRF_MAX_LANE_SYMBOLS = TRF_MAX_LANE_WEIGHTS / 2,
@@ -33,7 +33,7 @@ typedef struct trf_coded_lanes {
 } trf_coded_lanes;
 
 /* Encodes so many symbols of each lane, symbol[i * 32 + lane], each of which has a slot. */
-void trf_encode_lanes(const trf_encode_symbol symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t lane_symbols,
+void trf_encode_lanes(const trf_symbol_encoding symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t lane_symbols,
                       uint32_t state_bits, trf_coded_lanes *lanes);
 
 #endif

@@ -88,7 +88,7 @@ typedef struct trf_header {
     uint8_t slab_rows;
     uint8_t rans_streams_per_lane;
     uint16_t slab_cols;
-    uint8_t stored_bytes; /* of an element that is stored */
+    uint8_t stored_element_bytes; /* of an element that is stored */
     uint8_t predictor_modes;
     uint32_t extension_offset;
     uint32_t extension_bytes;

@@ -55,7 +55,7 @@ typedef struct trf_device_view {
     uint32_t slab_cols;  /* 128 or 256 */
     uint32_t num_panels; /* ceil(cols / slab_cols) */
     uint32_t num_bands;  /* ceil(rows / 32) */
-    uint32_t codec, source_dtype, class_bits, raw_bits, probability_bits, state_bits, stored_bytes;
+    uint32_t codec, source_dtype, class_bits, raw_bits, probability_bits, state_bits, stored_element_bytes;
     uint32_t granularity, scale_dtype, scale_group_size, scale_cols;
     int32_t scale_exponent, exponent_offset;
     uint32_t num_planes, plane_width[TRF_MAX_PLANES];

@@ -193,10 +193,10 @@ TRF_HD uint32_t trf_stored_element(const trf_device_view *view, const trf_edge *
     const uint32_t beside = tile->cols - tile->coded_cols; /* elements of a row beside the coded region */
     uint32_t index = row < tile->coded_rows ? row * beside + col - tile->coded_cols
                                             : tile->coded_rows * beside + (row - tile->coded_rows) * tile->cols + col;
-    uint64_t at = edge->stored + (uint64_t)index * view->stored_bytes;
-    if (at + view->stored_bytes > view->buffer_bytes)
+    uint64_t at = edge->stored + (uint64_t)index * view->stored_element_bytes;
+    if (at + view->stored_element_bytes > view->buffer_bytes)
         return 0;
-    if (view->stored_bytes == 2)
+    if (view->stored_element_bytes == 2)
         return *(const uint16_t *)(view->buffer + at);
     return trf_codec_is_float(view->codec) ? view->buffer[at] : (uint16_t)(int8_t)view->buffer[at];
 }

@@ -103,10 +103,10 @@ TRF_HD uint32_t trf_state_advance(uint32_t x, uint32_t entry, uint32_t probabili
 TRF_HD int trf_state_needs_word(uint32_t x, uint32_t state_bits) { return x < (1u << state_bits); }
 TRF_HD uint32_t trf_state_renormalize(uint32_t x, uint32_t word) { return x * 65536 + word; }
 
-/* First word of a lane within its slab's words, and the stride from word to word: lane l < 16 walks its pair upwards,
- * lane l + 16 downwards. pair_begin, lane_pair_words: of pair lane % 16. */
-TRF_HD int32_t trf_lane_first_word(uint32_t lane, uint32_t pair_begin, uint32_t lane_pair_words) {
-    return (int32_t)(lane < TRF_LANE_PAIRS ? pair_begin : pair_begin + lane_pair_words) -
+/* First word of a lane within its slab's words, and the stride from word to word: lane l < 16 walks its lane pair
+ * upwards, lane l + 16 downwards. lane_pair_begin, lane_pair_words: of lane pair lane % 16. */
+TRF_HD int32_t trf_lane_first_word(uint32_t lane, uint32_t lane_pair_begin, uint32_t lane_pair_words) {
+    return (int32_t)(lane < TRF_LANE_PAIRS ? lane_pair_begin : lane_pair_begin + lane_pair_words) -
            (lane < TRF_LANE_PAIRS ? 0 : 1);
 }
 TRF_HD int32_t trf_lane_word_stride(uint32_t lane) { return lane < TRF_LANE_PAIRS ? 1 : -1; }

@@ -23,8 +23,8 @@ enum {
     TRF_PACKED_RAW_BYTES = 512,                                  /* of a packed slab; then its indices */
     TRF_PACKED_SLAB_BYTES = 768,
     TRF_PACKED_TILE_BYTES = TRF_PACKED_SLABS * TRF_PACKED_SLAB_BYTES,
-    TRF_PACKED_STORED_BYTES = 2 * TRF_PACKED_TILE_WEIGHTS,
-    TRF_PACKED_STORED_SLAB_BYTES = TRF_PACKED_STORED_BYTES / TRF_PACKED_SLABS,
+    TRF_PACKED_STORED_TILE_BYTES = 2 * TRF_PACKED_TILE_WEIGHTS,
+    TRF_PACKED_STORED_SLAB_BYTES = TRF_PACKED_STORED_TILE_BYTES / TRF_PACKED_SLABS,
     /* An exception line: the records of 32 packed tiles of a band, and three more words. */
     TRF_PACKED_LINE_TILES = 32,
     TRF_PACKED_LINE_COLS = TRF_PACKED_LINE_TILES * TRF_PACKED_TILE_COLS,
@@ -45,7 +45,7 @@ enum {
     TRF_PACKED_MAX_BITS = 13,
     TRF_PACKED_MAX_SIZE = 0x7FFFFFFF, /* of rows and of cols, as in a blob */
 };
-TRF_STATIC_ASSERT(TRF_PACKED_TILE_BYTES == 3072 && TRF_PACKED_STORED_BYTES == 4096, "sizes of packed tiles");
+TRF_STATIC_ASSERT(TRF_PACKED_TILE_BYTES == 3072 && TRF_PACKED_STORED_TILE_BYTES == 4096, "sizes of packed tiles");
 TRF_STATIC_ASSERT(TRF_PACKED_RAW_BYTES == 16 * TRF_LANES, "four raw words a lane");
 TRF_STATIC_ASSERT(TRF_PACKED_SLAB_BYTES - TRF_PACKED_RAW_BYTES == 8 * TRF_LANES, "two index words a lane");
 TRF_STATIC_ASSERT(TRF_PACKED_STORED_SLAB_BYTES == 32 * TRF_LANES, "eight registers a lane");
@@ -195,6 +195,6 @@ TRF_HD uint32_t trf_packed_record_stored_half(uint32_t record) {
 }
 
 /* All that says which lane's registers of which step a record is for: equal for equal ones. */
-TRF_HD uint32_t trf_packed_record_step_key(uint32_t record) { return record >> 19; }
+TRF_HD uint32_t trf_packed_record_step_place(uint32_t record) { return record >> 19; }
 
 #endif

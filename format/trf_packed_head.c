@@ -69,17 +69,17 @@ trf_status trf_size_packed(uint64_t rows, uint64_t cols, int has_row_offsets, ui
     head->lines_offset = sizeof *head + (has_row_offsets ? align(head->padded_rows) : 0);
     head->tiles_offset = align(head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES);
     head->stored_offset = head->tiles_offset + head->num_tiles * TRF_PACKED_TILE_BYTES;
-    head->common.buffer_bytes = head->stored_offset + num_stored * TRF_PACKED_STORED_BYTES;
+    head->common.buffer_bytes = head->stored_offset + num_stored * TRF_PACKED_STORED_TILE_BYTES;
     return TRF_OK;
 }
 TRF_STATIC_ASSERT(TRF_PACKED_TILE_BYTES % TRF_PACKED_ALIGNMENT == 0 &&
-                      TRF_PACKED_STORED_BYTES % TRF_PACKED_ALIGNMENT == 0,
+                      TRF_PACKED_STORED_TILE_BYTES % TRF_PACKED_ALIGNMENT == 0,
                   "packed and stored tiles need no padding");
 
 uint64_t trf_packed_most_stored(const trf_packed_head *head) {
     const uint64_t most = head->num_tiles * (TRF_PACKED_TILE_WEIGHTS / 8 * TRF_PACKED_MAX_BITS),
                    rest = head->num_lines * TRF_PACKED_LINE_BYTES + head->num_tiles * TRF_PACKED_TILE_BYTES;
-    return (most - rest) / TRF_PACKED_STORED_BYTES; /* there is no more than a line to a tile */
+    return (most - rest) / TRF_PACKED_STORED_TILE_BYTES; /* there is no more than a line to a tile */
 }
 
 int trf_packed_pays(const trf_packed_head *head) { return head->num_stored <= trf_packed_most_stored(head); }

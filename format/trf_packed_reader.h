@@ -47,7 +47,8 @@ TRF_HD void trf_read_packed_step(const trf_packed_view *view, uint32_t band, uin
     if (trf_packed_is_stored(line, tile)) {
         const uint64_t number = trf_packed_stored_number(line, tile);
         const int there = number < view->num_stored;
-        const uint64_t at = (there ? number : 0) * TRF_PACKED_STORED_BYTES + trf_packed_stored_offset(slab, lane, step);
+        const uint64_t at =
+            (there ? number : 0) * TRF_PACKED_STORED_TILE_BYTES + trf_packed_stored_offset(slab, lane, step);
         for (int i = 0; i < 4; i++)
             a[i] = there ? ((const uint32_t *)(view->stored + at))[i] : 0;
         return;
@@ -59,10 +60,10 @@ TRF_HD void trf_read_packed_step(const trf_packed_view *view, uint32_t band, uin
         trf_form_packed_zeroing(a, raw[0], raw[1], index);
     else
         trf_form_packed(a, raw[0], raw[1], index);
-    const uint32_t key = trf_packed_record_step_key(trf_packed_record(tile, slab, step, lane, 0, 0, 0));
+    const uint32_t place = trf_packed_record_step_place(trf_packed_record(tile, slab, step, lane, 0, 0, 0));
     const uint32_t records = trf_packed_line_records(line);
     for (uint32_t i = 0; i < records; i++)
-        if (trf_packed_record_step_key(line[i]) == key)
+        if (trf_packed_record_step_place(line[i]) == place)
             trf_patch_packed(a, line[i]);
 }
 

@@ -125,7 +125,7 @@ static trf_status check_tile(const checked_layer *layer, uint32_t band, uint32_t
     const uint8_t *packed = view->tiles + trf_packed_tile_number(view, band, tile) * TRF_PACKED_TILE_BYTES;
     const int is_stored = trf_packed_is_stored(line, tile);
     const uint8_t *stored =
-        is_stored ? view->stored + trf_packed_stored_number(line, tile) * TRF_PACKED_STORED_BYTES : NULL;
+        is_stored ? view->stored + trf_packed_stored_number(line, tile) * TRF_PACKED_STORED_TILE_BYTES : NULL;
     if (is_stored)
         TRY(check_zeros(layer, offset_of(layer, packed), offset_of(layer, packed + TRF_PACKED_TILE_BYTES), err));
     for (uint32_t place = 0; place < TRF_PACKED_SLABS * TRF_PACKED_STEPS * TRF_LANES; place++) {

@@ -13,8 +13,8 @@ void trf_plain_head_write(const trf_header *coded, const trf_layer_info *info, t
     head->rows = info->rows;
     head->cols = info->cols;
     head->weight_dtype = (uint8_t)trf_plain_dtype(coded->codec);
-    head->stored_tiles = info->stored_tiles;
-    head->exceptions = info->exceptions;
+    head->coded_stored_tiles = info->stored_tiles;
+    head->coded_exceptions = info->exceptions;
     head->coded_header = *coded;
     trf_layout_head_finish(&head->common, TRF_LAYOUT_PLAIN, TRF_PLAIN_VERSION,
                            trf_plain_buffer_bytes(info->rows, info->cols));
@@ -49,7 +49,7 @@ trf_status trf_plain_head_read(const trf_plain_head *head, uint64_t buffer_bytes
     if (status != TRF_OK)
         return status;
     *info = trf_layout_coded_info(coded, head->rows, head->cols);
-    info->stored_tiles = head->stored_tiles;
-    info->exceptions = head->exceptions;
+    info->stored_tiles = head->coded_stored_tiles;
+    info->exceptions = head->coded_exceptions;
     return TRF_OK;
 }

@@ -149,8 +149,8 @@ static trf_status check_header(const trf_header *h, trf_error *err) {
     if (h->slab_cols != TRF_MIN_SLAB_COLS && h->slab_cols != TRF_MAX_SLAB_COLS)
         return HEADER_FAIL(slab_cols, "is %u, not %d or %d", h->slab_cols, TRF_MIN_SLAB_COLS, TRF_MAX_SLAB_COLS);
     uint32_t fp8 = h->codec == TRF_CODEC_E4M3 || h->codec == TRF_CODEC_E5M2;
-    if (h->stored_bytes != (fp8 ? 1 : 2) && !(h->codec == TRF_CODEC_INT && h->stored_bytes == 1))
-        return HEADER_FAIL(stored_bytes, "is %u for codec %u", h->stored_bytes, h->codec);
+    if (h->stored_element_bytes != (fp8 ? 1 : 2) && !(h->codec == TRF_CODEC_INT && h->stored_element_bytes == 1))
+        return HEADER_FAIL(stored_element_bytes, "is %u for codec %u", h->stored_element_bytes, h->codec);
     if (h->predictor_modes > (h->codec == TRF_CODEC_INT ? 0 : TRF_PREDICT_ROW | TRF_PREDICT_COL))
         return HEADER_FAIL(predictor_modes, "is %u for codec %u", h->predictor_modes, h->codec);
     if (h->extension_offset != TRF_EXTENSION_OFFSET)
@@ -537,7 +537,7 @@ trf_status trf_blob_check_tile(const trf_blob_view *view, uint64_t tile, const u
         return TILE_FAIL(at, "tile %llu: slabs list %u exceptions, its metadata %u", (unsigned long long)tile,
                          exceptions, meta->exception_count);
     uint64_t slivers = (uint64_t)shape.rows * shape.cols - (uint64_t)shape.coded_rows * shape.coded_cols;
-    uint64_t used = end + slivers * view->header.stored_bytes;
+    uint64_t used = end + slivers * view->header.stored_element_bytes;
     if (meta->data_size != trf_tile_align(used))
         return TILE_FAIL(at, "tile %llu: %u bytes, its contents take %llu", (unsigned long long)tile, meta->data_size,
                          (unsigned long long)trf_tile_align(used));

@@ -196,13 +196,13 @@ done:
 static trf_status check_expert_index(const trf_blob_list *list, uint64_t offset, trf_error *err) {
     if (list->offsets[0] != trf_expert_index_bytes(list->count))
         return trf_fail(err, TRF_ERR_HEADER, offset + 16, "expert index: the first blob is not right behind the index");
-    for (uint64_t x = 0; x < list->count; x++) {
-        uint64_t begin = list->offsets[x], end = list->offsets[x + 1];
+    for (uint64_t number = 0; number < list->count; number++) {
+        uint64_t begin = list->offsets[number], end = list->offsets[number + 1];
         if (begin % TRF_ALIGNMENT || end <= begin || end > list->offsets[list->count])
-            return trf_fail(err, TRF_ERR_HEADER, offset + 16 + 8 * x,
+            return trf_fail(err, TRF_ERR_HEADER, offset + 16 + 8 * number,
                             "expert index: blob %" PRIu64 " of %" PRIu64 " is said to span bytes %" PRIu64
                             " to %" PRIu64,
-                            x, list->count, begin, end);
+                            number, list->count, begin, end);
     }
     return TRF_OK;
 }

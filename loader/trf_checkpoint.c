@@ -248,14 +248,14 @@ static trf_status describe_blobs(const trf_checkpoint_file *checkpoint_file, con
         return status;
     if ((status = trf_blob_list_read(&file, tensor->file_offset, tensor->bytes, &list, err)) != TRF_OK)
         goto done;
-    for (uint64_t x = 0; x < list.count && status == TRF_OK; x++) {
+    for (uint64_t number = 0; number < list.count && status == TRF_OK; number++) {
         trf_blob_reader reader;
         trf_layer_info part;
-        if ((status = trf_file_tensor_open_blob(&file, tensor, &list, x, &reader, err)) != TRF_OK)
+        if ((status = trf_file_tensor_open_blob(&file, tensor, &list, number, &reader, err)) != TRF_OK)
             break;
         trf_blob_describe(&reader.view, &part);
         trf_blob_reader_close(&reader);
-        if (x == 0) {
+        if (number == 0) {
             *info = part;
             continue;
         }

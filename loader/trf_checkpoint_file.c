@@ -328,10 +328,11 @@ const trf_file_tensor *trf_checkpoint_file_find(const trf_checkpoint_file *check
 }
 
 trf_status trf_file_tensor_open_blob(const trf_file *file, const trf_file_tensor *tensor, const trf_blob_list *list,
-                                     uint64_t x, trf_blob_reader *reader, trf_error *err) {
+                                     uint64_t number, trf_blob_reader *reader, trf_error *err) {
     const trf_tensor *source = tensor->source;
-    uint64_t offset = tensor->file_offset + list->offsets[x];
-    trf_status status = trf_blob_reader_open(file, offset, list->offsets[x + 1] - list->offsets[x], reader, err);
+    uint64_t offset = tensor->file_offset + list->offsets[number];
+    trf_status status =
+        trf_blob_reader_open(file, offset, list->offsets[number + 1] - list->offsets[number], reader, err);
     if (status != TRF_OK)
         return status;
     const trf_header *header = &reader->view.header;
@@ -341,8 +342,8 @@ trf_status trf_file_tensor_open_blob(const trf_file *file, const trf_file_tensor
         return TRF_OK;
     trf_blob_reader_close(reader);
     return trf_fail(err, TRF_ERR_HEADER, offset,
-                    "blob %" PRIu64 " of %" PRIu64 " at byte %" PRIu64 ": dtype or shape differ from the tensor's", x,
-                    list->count, offset);
+                    "blob %" PRIu64 " of %" PRIu64 " at byte %" PRIu64 ": dtype or shape differ from the tensor's",
+                    number, list->count, offset);
 }
 
 trf_status trf_fail_in_tensor(const trf_checkpoint_file *checkpoint_file, const trf_file_tensor *tensor,

@@ -42,11 +42,11 @@ static inline const trf_safetensors *trf_checkpoint_file_source_header(const trf
 /* @return the tensor of that source name, or NULL. */
 const trf_file_tensor *trf_checkpoint_file_find(const trf_checkpoint_file *checkpoint_file, const char *name);
 
-/* Opens blob x of a tensor, which has to have the tensor's dtype and the shape of its last two dimensions. list: the
- * tensor's.
+/* Opens the blob of a tensor that has a number, from 0 on; it has to have the tensor's dtype and the shape of its last
+ * two dimensions. list: the tensor's.
  * Errors: as trf_blob_reader_open; TRF_ERR_HEADER. */
 trf_status trf_file_tensor_open_blob(const trf_file *file, const trf_file_tensor *tensor, const trf_blob_list *list,
-                                     uint64_t x, trf_blob_reader *reader, trf_error *err);
+                                     uint64_t number, trf_blob_reader *reader, trf_error *err);
 
 /* Prefixes the failure of what was done to a tensor with file and tensor, and with its place unless it is a blob, whose
  * messages say where they are. @return status. */

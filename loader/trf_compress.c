@@ -75,8 +75,8 @@ static int report_matrix_progress(void *context, uint64_t done_weights, uint64_t
     return trf_job_progress(progress->job, progress->tensor, done_weights * progress->weight_bytes);
 }
 
-/* Encodes matrix x of a tensor to byte out_offset of the output. */
-static trf_status compress_matrix(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t x,
+/* Encodes the matrix of a tensor that has a number, from 0 on, to byte out_offset of the output. */
+static trf_status compress_matrix(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t number,
                                   uint64_t out_offset, uint64_t *blob_bytes, trf_error *err) {
     trf_encode_options options;
     trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
@@ -84,7 +84,7 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     uint64_t rows = tensor->shape[tensor->num_dims - 2], cols = tensor->shape[tensor->num_dims - 1];
     uint64_t weight_bytes = trf_dtype_bytes(dtype), matrix_bytes = rows * cols * weight_bytes;
     trf_matrix_source matrix = {&compressor->in, 0, cols * weight_bytes, weight_bytes};
-    matrix.offset = trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin + x * matrix_bytes;
+    matrix.offset = trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin + number * matrix_bytes;
     trf_matrix_sink blob_sink = {compressor->out, out_offset};
     trf_matrix_progress matrix_progress = {compressor->job, tensor->name, weight_bytes};
 
@@ -107,14 +107,14 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     uint64_t *offsets = calloc(count, sizeof *offsets);
     void *index = malloc(index_bytes);
     trf_status status = offsets && index ? TRF_OK : trf_fail_memory(err, 2 * index_bytes);
-    for (uint64_t x = 0; x < count && status == TRF_OK; x++) {
+    for (uint64_t number = 0; number < count && status == TRF_OK; number++) {
         uint64_t blob_bytes;
-        status = compress_matrix(compressor, tensor, x, out_offset + end, &blob_bytes, err);
+        status = compress_matrix(compressor, tensor, number, out_offset + end, &blob_bytes, err);
         if (status != TRF_OK) {
-            trf_prefix_error(err, status, "matrix %" PRIu64, x);
+            trf_prefix_error(err, status, "matrix %" PRIu64, number);
             break;
         }
-        offsets[x] = end;
+        offsets[number] = end;
         end += blob_bytes;
     }
     if (status == TRF_OK) {

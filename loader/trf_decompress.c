@@ -36,10 +36,10 @@ static trf_status decompress_blobs(trf_job *job, const trf_file *in, const trf_f
     trf_status status = trf_blob_list_read(in, tensor->file_offset, tensor->bytes, &list, err);
     if (status != TRF_OK)
         return status;
-    for (uint64_t x = 0; x < list.count && status == TRF_OK; x++) {
+    for (uint64_t number = 0; number < list.count && status == TRF_OK; number++) {
         trf_blob_reader reader;
         uint64_t buffers = 0;
-        if ((status = trf_file_tensor_open_blob(in, tensor, &list, x, &reader, err)) != TRF_OK)
+        if ((status = trf_file_tensor_open_blob(in, tensor, &list, number, &reader, err)) != TRF_OK)
             break;
         const trf_header *header = &reader.view.header;
         size_t value_bytes = trf_dtype_bytes((trf_dtype)header->source_dtype);

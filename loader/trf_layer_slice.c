@@ -49,23 +49,23 @@ static uint32_t find_block_rows(const trf_slice *s, uint32_t block_rows) {
  * along columns are cut as blocks are along rows. */
 static trf_status slice_scales(trf_slice *s, uint64_t *bytes, trf_error *err) {
     const trf_header *h = &s->header;
-    trf_extension *x = &s->extension;
-    const uint32_t element_bytes = x->scale_dtype == TRF_SCALE_F16 ? 2 : 4,
+    trf_extension *extension = &s->extension;
+    const uint32_t element_bytes = extension->scale_dtype == TRF_SCALE_F16 ? 2 : 4,
                    col = s->selection->tile_col * TRF_TILE_SIZE;
     uint32_t down = h->rows, across = 1, row_step = 1, col_step = 0; /* CHANNEL */
     *bytes = 0;
-    if (x->granularity == TRF_GRANULARITY_NONE)
+    if (extension->granularity == TRF_GRANULARITY_NONE)
         return TRF_OK;
-    if (x->granularity == TRF_GRANULARITY_TENSOR) {
+    if (extension->granularity == TRF_GRANULARITY_TENSOR) {
         down = 1;
-    } else if (x->granularity != TRF_GRANULARITY_CHANNEL) {
-        x->scale_group_size = common_divisor(x->scale_group_size, col);
-        if (x->granularity == TRF_GRANULARITY_SCALE_BLOCK) {
-            x->scale_group_size = find_block_rows(s, x->scale_group_size);
-            row_step = x->scale_group_size;
+    } else if (extension->granularity != TRF_GRANULARITY_CHANNEL) {
+        extension->scale_group_size = common_divisor(extension->scale_group_size, col);
+        if (extension->granularity == TRF_GRANULARITY_SCALE_BLOCK) {
+            extension->scale_group_size = find_block_rows(s, extension->scale_group_size);
+            row_step = extension->scale_group_size;
             down = (h->rows + row_step - 1) / row_step;
         }
-        col_step = x->scale_group_size;
+        col_step = extension->scale_group_size;
         across = (h->cols + col_step - 1) / col_step;
     }
     *bytes = (uint64_t)down * across * element_bytes;
@@ -114,7 +114,7 @@ static const uint8_t *cleared_tile(const trf_slice *s, uint32_t i, uint32_t j) {
 /* Elements of a tile to what a stored tile of them holds. @return malloc'd, *size bytes, or NULL. */
 static uint8_t *store_elements(const trf_blob_view *view, const trf_tile_shape *shape, const uint16_t *elements,
                                uint32_t *size) {
-    const uint32_t element_bytes = view->header.stored_bytes;
+    const uint32_t element_bytes = view->header.stored_element_bytes;
     *size = (uint32_t)trf_tile_align((uint64_t)shape->rows * shape->cols * element_bytes);
     uint8_t *data = calloc(1, *size), *to = data;
     for (uint32_t r = 0; data && r < shape->rows; r++)

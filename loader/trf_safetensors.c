@@ -128,12 +128,12 @@ static trf_status parse_metadata(const json_t *value, trf_safetensors *header, t
 }
 
 static int compare_places(const void *a, const void *b) {
-    const trf_parsed_tensor *x = a, *y = b;
-    if (x->tensor.begin != y->tensor.begin)
-        return x->tensor.begin < y->tensor.begin ? -1 : 1;
-    if (x->tensor.end != y->tensor.end)
-        return x->tensor.end < y->tensor.end ? -1 : 1;
-    return x->place < y->place ? -1 : x->place > y->place;
+    const trf_parsed_tensor *first = a, *second = b;
+    if (first->tensor.begin != second->tensor.begin)
+        return first->tensor.begin < second->tensor.begin ? -1 : 1;
+    if (first->tensor.end != second->tensor.end)
+        return first->tensor.end < second->tensor.end ? -1 : 1;
+    return first->place < second->place ? -1 : first->place > second->place;
 }
 
 static int compare_names(const void *a, const void *b) {

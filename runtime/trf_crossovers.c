@@ -46,12 +46,12 @@ const trf_crossover_table *trf_crossovers_for(const trf_crossover_table *tables,
 }
 
 trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_key *key, uint32_t m) {
-    const trf_crossover *nearest = NULL;
+    const trf_layer_crossovers *nearest = NULL;
     double least = HUGE_VAL;
-    for (uint32_t i = 0; table && i < table->num_crossovers; i++) {
-        const double distance = trf_tuning_key_distance(key, &table->crossovers[i].key);
+    for (uint32_t i = 0; table && i < table->num_layers; i++) {
+        const double distance = trf_tuning_key_distance(key, &table->layers[i].key);
         if (distance < least) {
-            nearest = &table->crossovers[i];
+            nearest = &table->layers[i];
             least = distance;
         }
     }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the CPU does as a device, as trf_device_ops has it. */
+/* What the CPU does as a device: allocates and copies host memory as if it were a device's, and fills, checks, decodes
+ * and multiplies by layers of each layout. trf_context_cpu.c puts the functions into the tables of device ops and
+ * layout ops; where nothing is said here, that stands at the members of these: trf_context.h and trf_layout.h. */
 #ifndef TRF_DEVICE_CPU_H
 #define TRF_DEVICE_CPU_H
 
@@ -36,7 +38,7 @@ trf_status trf_cpu_decode_rows(const trf_device_layer *layer, const trf_row_requ
 trf_status trf_cpu_create_plan(trf_plan *plan, trf_path path, trf_error *err);
 trf_status trf_cpu_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                           trf_error *err);
-/* Of plain layers. */
+/* Layout ops of plain layers. */
 trf_status trf_cpu_fill_plain_layer(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                                     trf_error *err);
 trf_status trf_cpu_convert_to_plain(trf_device_layer *made, const trf_device_layer *from,
@@ -50,7 +52,7 @@ trf_status trf_cpu_decode_plain_rows(const trf_device_layer *layer, const trf_ro
 trf_status trf_cpu_create_plain_plan(trf_plan *plan, trf_path path, trf_error *err);
 trf_status trf_cpu_linear_plain(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                 trf_error *err);
-/* Of packed layers. */
+/* Layout ops of packed layers. */
 trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, struct trf_layer_feed *feed,
                                      const trf_layer_memory *memory, trf_error *err);
 trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,

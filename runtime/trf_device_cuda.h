@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a GPU does as a device, as trf_device_ops has it: memory and layers. Products: trf_linear_cuda.h. */
+/* What a GPU does as a device, but for products (trf_linear_cuda.h): allocates and copies its memory, fills and checks
+ * coded layers, and destroys those of any layout. trf_context_cuda.c puts the functions into the tables of device ops
+ * and layout ops; what each does and returns is said at the members of these: trf_context.h and trf_layout.h. */
 #ifndef TRF_DEVICE_CUDA_H
 #define TRF_DEVICE_CUDA_H
 
@@ -7,7 +9,7 @@
 #include "trf_device_layer.h"
 #include "trf_error.h"
 
-/* The device is current. */
+/* As trf_cuda_allocate, on the device that is current. */
 trf_status trf_cuda_allocate_here(uint64_t bytes, void **memory, trf_error *err);
 
 trf_status trf_cuda_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);

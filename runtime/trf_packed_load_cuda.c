@@ -124,7 +124,7 @@ static trf_packed_target target_of(trf_device_layer *made, const trf_device_laye
 /* All rows of a plain layer. */
 static trf_status pack_plain(const trf_device_layer *from, trf_packed_target *target, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
-    const trf_pack_rows rows = {trf_plain_weights(from), from->info.cols, 0, from->info.rows, from->info.cols};
+    const trf_pack_source rows = {trf_plain_weights(from), from->info.cols, 0, from->info.rows, from->info.cols};
     trf_status status = trf_packed_target_take_scratch(target, 0, err);
     if (status != TRF_OK)
         return status;

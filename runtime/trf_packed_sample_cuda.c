@@ -57,9 +57,9 @@ static int count(const trf_row_sample *sample, trf_packed_histogram *found, cuda
     const trf_device_layer *layer = sample->layer;
     const uint32_t cols = layer->info.cols;
     const int is_plain = layer->layout->layout == TRF_LAYOUT_PLAIN;
-    const trf_pack_rows rows = {is_plain ? trf_plain_weights(layer)
-                                         : (const uint16_t *)(sample->memory + sample->rows_at),
-                                is_plain ? (uint64_t)sample->step * cols : cols, 0, sample->rows, cols};
+    const trf_pack_source rows = {is_plain ? trf_plain_weights(layer)
+                                           : (const uint16_t *)(sample->memory + sample->rows_at),
+                                  is_plain ? (uint64_t)sample->step * cols : cols, 0, sample->rows, cols};
     const int8_t *offsets = layer->view.row_offsets ? (const int8_t *)(sample->memory + sample->offsets_at) : NULL;
     trf_packed_histogram *const histogram = (trf_packed_histogram *)sample->memory;
     int error = cudaMemsetAsync(histogram, 0, sizeof *histogram, stream);

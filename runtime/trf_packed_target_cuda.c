@@ -158,7 +158,7 @@ static int pack_rows(trf_packed_target *target, const uint16_t *rows, uint32_t c
     const uint64_t cols = target->cols;
     const int is_last = target->packed + count == shard->rows;
     const uint32_t now = is_last ? count : count / TRF_PACKED_TILE_ROWS * TRF_PACKED_TILE_ROWS;
-    const trf_pack_rows range = {rows + shard->col, cols, target->packed, now, shard->cols};
+    const trf_pack_source range = {rows + shard->col, cols, target->packed, now, shard->cols};
     int error = now ? trf_launch_pack(&target->view, &range, &target->device_results->state, stream) : 0;
     target->packed += now;
     target->left = count - now;

@@ -137,7 +137,7 @@ static uint32_t describe_slabs(const trf_described_tile *tile, trf_device_slab *
 
 /* Codes that stand uncoded in a tile of the int codec. */
 static void note_stored_codes(const trf_described_tile *tile, uint32_t begin, trf_layer_traits *traits) {
-    const uint32_t bytes = tile->view->header.stored_bytes, weights = tile->shape.rows * tile->shape.cols,
+    const uint32_t bytes = tile->view->header.stored_element_bytes, weights = tile->shape.rows * tile->shape.cols,
                    stored = weights - tile->shape.coded_rows * tile->shape.coded_cols;
     for (uint32_t i = 0; i < stored; i++) {
         int16_t code;
@@ -235,7 +235,7 @@ trf_device_view trf_device_view_of(const trf_blob_view *view, const uint8_t *blo
         .raw_bits = header->raw_bits,
         .probability_bits = header->probability_bits,
         .state_bits = header->state_bits,
-        .stored_bytes = header->stored_bytes,
+        .stored_element_bytes = header->stored_element_bytes,
         .granularity = extension->granularity,
         .scale_dtype = extension->scale_dtype,
         .scale_group_size = extension->scale_group_size,

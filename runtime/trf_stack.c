@@ -33,7 +33,7 @@ void trf_stack_destroy(trf_stack *stack) {
             trf_layer_free(stack->layers[i].host);
     free(stack->layers);
     free(stack->places);
-    free(stack->order.states);
+    free(stack->order.usage);
     free(stack);
 }
 
@@ -138,15 +138,15 @@ trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error 
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a stack without layers cannot be prepared");
     if (stack->is_prepared)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the stack has been prepared before");
-    free(stack->order.states);
+    free(stack->order.usage);
     stack->order = (trf_stack_order){
         .places = stack->places,
-        .states = calloc(stack->count, sizeof *stack->order.states),
+        .usage = calloc(stack->count, sizeof *stack->order.usage),
         .count = stack->count,
         .actions = {stack, copy_layer_ahead, wait_for_uses},
     };
-    if (!stack->order.states)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the states of %u layers", stack->count);
+    if (!stack->order.usage)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the usage of %u layers", stack->count);
     trf_status status = stack_ops_of(stack)->prepare(stack, budget_bytes, err);
     if (status != TRF_OK)
         return status;
@@ -191,7 +191,7 @@ trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream
     if (!stack->places[index].is_resident)
         status = stack_ops_of(stack)->await_copy(stack, index, stream, err);
     if (status != TRF_OK)
-        stack->order.states[index].uses--;
+        stack->order.usage[index].uses--;
     return status;
 }
 
@@ -199,15 +199,15 @@ trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream
     trf_status status = check_index(stack, index, err);
     if (status != TRF_OK)
         return status;
-    trf_stack_state *state = &stack->order.states[index];
-    if (!state->uses)
+    trf_stack_usage *usage = &stack->order.usage[index];
+    if (!usage->uses)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layer %u is released without having been acquired",
                         index);
     if (!stack->places[index].is_resident) {
-        status = stack_ops_of(stack)->mark_use(stack, index, state->released, stream, err);
+        status = stack_ops_of(stack)->mark_use(stack, index, usage->released, stream, err);
         if (status != TRF_OK)
             return status;
-        state->released = 1;
+        usage->released = 1;
     }
     return trf_stack_order_release(&stack->order, index, err);
 }

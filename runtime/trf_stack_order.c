@@ -3,7 +3,7 @@
 
 static int shares_place(const trf_stack_order *order, uint32_t a, uint32_t b) {
     const trf_stack_place *p = &order->places[a], *q = &order->places[b];
-    return a != b && order->states[a].present && p->offset < q->offset + q->bytes && q->offset < p->offset + p->bytes;
+    return a != b && order->usage[a].present && p->offset < q->offset + q->bytes && q->offset < p->offset + p->bytes;
 }
 
 /* Only if there is one that is offloaded. */
@@ -17,7 +17,7 @@ static uint32_t next_offloaded(const trf_stack_order *order, uint32_t layer) {
 /* @return whether all that lies in a layer's place may go. */
 static int has_room(const trf_stack_order *order, uint32_t layer) {
     for (uint32_t i = 0; i < order->count; i++)
-        if (shares_place(order, i, layer) && (order->states[i].uses || !order->states[i].spent))
+        if (shares_place(order, i, layer) && (order->usage[i].uses || !order->usage[i].spent))
             return 0;
     return 1;
 }
@@ -25,30 +25,30 @@ static int has_room(const trf_stack_order *order, uint32_t layer) {
 /* Copies a layer over whatever lies in its place, none of which is in use. */
 static trf_status copy_to_place(trf_stack_order *order, uint32_t layer, trf_error *err) {
     const trf_stack_actions *actions = &order->actions;
-    trf_stack_state *state = &order->states[layer];
+    trf_stack_usage *usage = &order->usage[layer];
     for (uint32_t i = 0; i < order->count; i++) {
         if (!shares_place(order, i, layer))
             continue;
-        if (order->states[i].released) {
+        if (order->usage[i].released) {
             trf_status status = actions->wait(actions->context, i, err);
             if (status != TRF_OK)
                 return status;
         }
-        order->states[i].present = 0;
+        order->usage[i].present = 0;
     }
     trf_status status = actions->copy(actions->context, layer, err);
     if (status == TRF_OK)
-        *state = (trf_stack_state){.present = 1, .turn = ++order->turns};
+        *usage = (trf_stack_usage){.present = 1, .turn = ++order->turns};
     return status;
 }
 
 /* Copies ahead until a layer has no room. */
 static trf_status copy_ahead(trf_stack_order *order, trf_error *err) {
     for (uint32_t i = 0; i < order->count; i++) {
-        trf_stack_state *state = &order->states[order->next];
-        if (state->present) { /* still there from its last turn, or from before a jump */
-            state->spent = 0;
-            state->turn = ++order->turns;
+        trf_stack_usage *usage = &order->usage[order->next];
+        if (usage->present) { /* still there from its last turn, or from before a jump */
+            usage->spent = 0;
+            usage->turn = ++order->turns;
         } else if (!has_room(order, order->next)) {
             break;
         } else {
@@ -64,11 +64,11 @@ static trf_status copy_ahead(trf_stack_order *order, trf_error *err) {
 /* Copies a layer that was not to be next, and goes on from there. */
 static trf_status copy_out_of_order(trf_stack_order *order, uint32_t layer, trf_error *err) {
     for (uint32_t i = 0; i < order->count; i++)
-        if (shares_place(order, i, layer) && order->states[i].uses)
+        if (shares_place(order, i, layer) && order->usage[i].uses)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                             "layer %u needs the place of layer %u, which has not been released", layer, i);
     for (uint32_t i = 0; i < order->count; i++) /* what was copied for another order */
-        order->states[i].spent = 1;
+        order->usage[i].spent = 1;
     trf_status status = copy_to_place(order, layer, err);
     if (status == TRF_OK)
         order->next = next_offloaded(order, layer);
@@ -83,27 +83,27 @@ trf_status trf_stack_order_begin(trf_stack_order *order, trf_error *err) {
 }
 
 trf_status trf_stack_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *err) {
-    trf_stack_state *state = &order->states[layer];
+    trf_stack_usage *usage = &order->usage[layer];
     trf_status status = TRF_OK;
     if (!order->places[layer].is_resident) {
-        if (!state->present)
+        if (!usage->present)
             status = copy_out_of_order(order, layer, err);
         for (uint32_t i = 0; status == TRF_OK && i < order->count; i++)
-            if (order->states[i].turn < state->turn) /* passed over, or used already */
-                order->states[i].spent = 1;
-        state->spent = 0;
+            if (order->usage[i].turn < usage->turn) /* passed over, or used already */
+                order->usage[i].spent = 1;
+        usage->spent = 0;
         if (status == TRF_OK)
             status = copy_ahead(order, err);
     }
-    state->uses += status == TRF_OK;
+    usage->uses += status == TRF_OK;
     return status;
 }
 
 trf_status trf_stack_order_release(trf_stack_order *order, uint32_t layer, trf_error *err) {
-    trf_stack_state *state = &order->states[layer];
-    state->uses--;
+    trf_stack_usage *usage = &order->usage[layer];
+    usage->uses--;
     if (order->places[layer].is_resident)
         return TRF_OK;
-    state->spent = state->uses == 0;
+    usage->spent = usage->uses == 0;
     return copy_ahead(order, err);
 }

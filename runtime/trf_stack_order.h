@@ -8,15 +8,15 @@
 
 #include "trf_stack_placement.h"
 
-/* A layer, as far as calls have been made. */
-typedef struct trf_stack_state {
+/* A layer's usage: what calls have made of it so far, and what may become of its copy. */
+typedef struct trf_stack_usage {
     uint32_t uses;    /* acquired and not yet released */
     uint8_t present;  /* its copy has been queued, and none to its place since */
     uint8_t spent;    /* may go: used since, or passed over */
     uint8_t released; /* at least once since its copy */
     /* Of layers that are present and not spent, the one that is to be used next has the least. */
     uint64_t turn;
-} trf_stack_state;
+} trf_stack_usage;
 
 /* What is done on the device. Both only queue work behind all that they have queued before. */
 typedef struct trf_stack_actions {
@@ -28,7 +28,7 @@ typedef struct trf_stack_actions {
 
 typedef struct trf_stack_order {
     const trf_stack_place *places; /* [count] */
-    trf_stack_state *states;       /* [count], all zeros at first */
+    trf_stack_usage *usage;        /* [count], all zeros at first */
     uint32_t count;
     uint32_t next; /* the layer to copy next: begins as the first that is offloaded */
     uint64_t turns;

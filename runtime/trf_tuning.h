@@ -76,17 +76,18 @@ trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uin
  * @return 0 where it has none, or for a batch beyond its last point; else 1. */
 int trf_tuned_packed(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m, trf_tuned_kernel *kernel);
 
-/* A layer of a table of crossovers: FUSED up to a batch, WIDE from there up to another one, and then TWO_STEP. */
-typedef struct trf_crossover {
+/* The two crossovers of a layer: FUSED is the fastest path up to a batch, WIDE from there up to another one, and then
+ * TWO_STEP. */
+typedef struct trf_layer_crossovers {
     trf_tuning_key key;
     uint32_t fused_to, wide_to;
-} trf_crossover;
+} trf_layer_crossovers;
 
 /* What was measured on one card. */
 typedef struct trf_crossover_table {
     trf_card card;
-    const trf_crossover *crossovers;
-    uint32_t num_crossovers;
+    const trf_layer_crossovers *layers;
+    uint32_t num_layers;
 } trf_crossover_table;
 
 /* @return the tables that the library brings along (runtime/crossovers), one a card that was measured. */

@@ -36,8 +36,8 @@
 
 #include "trf_divisor.h"
 #include "trf_packed_bulk_sizes.h"
+#include "trf_packed_general.cuh"
 #include "trf_packed_handover.cuh"
-#include "trf_packed_product.cuh"
 #include "trf_tensor_map.cuh"
 
 /* By value to every bulk kernel. */
@@ -284,7 +284,7 @@ template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_patch(uint32_t (&a)[Config::kSlabs][2][4],
                                                              const trf_packed_view &view, uint32_t line_word,
                                                              uint32_t packed_tile, uint32_t slab, uint32_t lane) {
-    trf_packed_line line;
+    trf_packed_product_line line;
     line.take(line_word);
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++) {
@@ -334,7 +334,7 @@ static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_
         return;
     const uint32_t slab = (trf_packed_bulk_first_slab<Config>(place.tile) + warp.first_slab()) % TRF_PACKED_SLABS;
     const uint32_t line_word = trf_lds32(warp.line(stage)), weights = warp.weights(stage);
-    trf_packed_words words[Config::kSlabs];
+    trf_packed_product_words words[Config::kSlabs];
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++) {
         const uint32_t at = weights + s * TRF_PACKED_SLAB_BYTES;

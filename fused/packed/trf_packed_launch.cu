@@ -1,43 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of packed layers: the kernels of trf_packed_product.cuh, and which of them runs. */
+/* Products of packed layers: the kernels of trf_packed_general.cuh, and which of them runs. */
 #include "trf_packed_launch.h"
 
 #include "trf_fused_launch.h"
 #include "trf_kernel_launch.cuh"
 #include "trf_packed_bulk_launch.cuh"
-#include "trf_packed_product.cuh"
+#include "trf_packed_general.cuh"
 #include "trf_packed_wgmma_launch.cuh"
 #include "trf_packed_wgmma_sizes.h"
 
 static constexpr uint32_t kFinishThreads = 256, kMostGridRows = 65535;
 
-typedef void (*trf_packed_kernel)(trf_packed_args);
+typedef void (*trf_packed_general_kernel)(trf_packed_general_args);
 
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
-static __global__ void __launch_bounds__(32 * TRF_PACKED_GENERAL_WARPS, 2) trf_packed_mma(const trf_packed_args args) {
+static __global__ void __launch_bounds__(32 * TRF_PACKED_GENERAL_WARPS, 2)
+    trf_packed_general(const trf_packed_general_args args) {
     __shared__ uint4 sums[TRF_PACKED_SLABS * kXTiles * TRF_ACC_TILE_BYTES / sizeof(uint4)];
-    trf_packed_block<kXTiles, kZeroing, kTwoAtOnce>(args, trf_shared_address(sums));
+    trf_packed_general_block<kXTiles, kZeroing, kTwoAtOnce>(args, trf_shared_address(sums));
 }
 
 /* Behind a product of several k splits. */
-static __global__ void __launch_bounds__(kFinishThreads) trf_packed_finish(const trf_packed_args args) {
+static __global__ void __launch_bounds__(kFinishThreads) trf_packed_general_finish(const trf_packed_general_args args) {
     trf_wait_for_predecessor();
     const uint32_t row = blockIdx.x * kFinishThreads + threadIdx.x;
     if (row < args.view.rows)
         for (uint32_t n = blockIdx.y; n < args.m; n += gridDim.y)
-            trf_packed_finish_element(args, n, row);
+            trf_packed_general_finish_element(args, n, row);
 }
 
-template <bool kZeroing, bool kTwoAtOnce> static trf_packed_kernel kernel_of(uint32_t x_tiles) {
+template <bool kZeroing, bool kTwoAtOnce> static trf_packed_general_kernel kernel_of(uint32_t x_tiles) {
     switch (x_tiles) {
     case 1:
-        return trf_packed_mma<1, kZeroing, kTwoAtOnce>;
+        return trf_packed_general<1, kZeroing, kTwoAtOnce>;
     case 2:
-        return trf_packed_mma<2, kZeroing, kTwoAtOnce>;
+        return trf_packed_general<2, kZeroing, kTwoAtOnce>;
     case 4:
-        return trf_packed_mma<4, kZeroing, kTwoAtOnce>;
+        return trf_packed_general<4, kZeroing, kTwoAtOnce>;
     default:
-        return trf_packed_mma<8, kZeroing, kTwoAtOnce>;
+        return trf_packed_general<8, kZeroing, kTwoAtOnce>;
     }
 }
 
@@ -61,7 +62,7 @@ int trf_packed_launch(const trf_packed_view *view, const trf_product *product, c
                       const trf_operands *operands, void *workspace, trf_stream stream) {
     if (partition->shape != TRF_PACKED_GENERAL)
         return launch_bulk(view, product, partition, operands, (uint8_t *)workspace, stream);
-    trf_packed_args args = {};
+    trf_packed_general_args args = {};
     args.view = *view;
     args.x = (const uint16_t *)operands->x;
     args.m = product->m;
@@ -70,7 +71,7 @@ int trf_packed_launch(const trf_packed_view *view, const trf_product *product, c
     args.partials = (float *)workspace;
     args.epilogue = trf_epilogue_of(product, operands);
     const bool two_at_once = (uintptr_t)operands->x % 4 == 0 && view->cols % 2 == 0;
-    const trf_packed_kernel kernel =
+    const trf_packed_general_kernel kernel =
         view->zeroing
             ? (two_at_once ? kernel_of<true, true>(partition->x_tiles) : kernel_of<true, false>(partition->x_tiles))
             : (two_at_once ? kernel_of<false, true>(partition->x_tiles) : kernel_of<false, false>(partition->x_tiles));
@@ -78,7 +79,7 @@ int trf_packed_launch(const trf_packed_view *view, const trf_product *product, c
     cudaError_t status = trf_launch_kernel(
         kernel, args, {(uint32_t)partition->blocks, 32 * TRF_PACKED_GENERAL_WARPS, 0, 1, stream}, &early);
     if (status == cudaSuccess && partition->k_splits > 1)
-        status = trf_launch_finish(trf_packed_finish, args,
+        status = trf_launch_finish(trf_packed_general_finish, args,
                                    dim3((args.view.rows + kFinishThreads - 1) / kFinishThreads,
                                         args.m < kMostGridRows ? args.m : kMostGridRows),
                                    kFinishThreads, early, stream);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which kernel multiplies by a packed layer, and how the product is cut over a device (trf_packed_product.cuh,
+/* Which kernel multiplies by a packed layer, and how the product is cut over a device (trf_packed_general.cuh,
  * trf_packed_bulk.cuh and trf_packed_wgmma.cuh have pictures). Plain C: nothing here touches a device. */
 #ifndef TRF_PACKED_PARTITION_H
 #define TRF_PACKED_PARTITION_H

@@ -151,7 +151,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
 
 /* A lane's words of a stage. */
 struct trf_packed_wgmma_words {
-    trf_packed_words packed_tiles[TRF_PACKED_WGMMA_STAGE_PACKED_TILES];
+    trf_packed_product_words packed_tiles[TRF_PACKED_WGMMA_STAGE_PACKED_TILES];
 };
 
 template <class Config>
@@ -166,7 +166,7 @@ trf_packed_wgmma_load_words(const trf_packed_ring<Config> &ring, const trf_packe
 /* What the exception line that a warp is in says of its slab. A lane has one record of the line as its own, already
  * taken apart; a packed tile for which that does not do is crowded: it is stored, or has a lane's second record. */
 struct trf_packed_wgmma_exceptions {
-    trf_packed_line line;
+    trf_packed_product_line line;
     uint32_t excepted, crowded; /* masks of the line's packed tiles that have exceptions; that are crowded */
     uint32_t at;                /* of the lane's record: 8 * its packed tile + its register of that one's 8; or 256 */
     uint32_t keep, bits;        /* of that register */
@@ -352,13 +352,13 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
             trf_packed_wgmma_multiply<Config, kZeroing>(args, warp, stint, ring, sums);
         else
             trf_packed_wgmma_skip<Config>(stint, ring, warp.lane);
-        const trf_packed_wgmma_output output = trf_packed_wgmma_output_of(
+        const trf_packed_wgmma_y_writer writer = trf_packed_wgmma_y_writer_of(
             args, has_band ? stint.row_tile * TRF_PACKED_WGMMA_ROWS + warp.warp * TRF_PACKED_SLAB_ROWS : 0,
             stint.x_block * Config::kXRows, shared + Config::kSumsAt + warp.warp * TRF_ACC_TILE_BYTES, warp.lane);
         if (args.cluster_size)
-            trf_packed_wgmma_add_blocks<Config>(args, warp, output, has_band, shared, sums);
+            trf_packed_wgmma_add_blocks<Config>(args, warp, writer, has_band, shared, sums);
         else if (has_band)
-            trf_packed_wgmma_leave<Config>(args, stint, warp, output, sums);
+            trf_packed_wgmma_leave<Config>(args, stint, warp, writer, sums);
     }
 }
 

@@ -4,8 +4,8 @@
 #define TRF_PACKED_WGMMA_SHARE_CUH
 
 #include "trf_divisor.h"
+#include "trf_packed_general.cuh"
 #include "trf_packed_handover.cuh"
-#include "trf_packed_product.cuh"
 #include "trf_packed_wgmma_ptx.cuh"
 #include "trf_packed_wgmma_sizes.h"
 #include "trf_tensor_map.cuh"
@@ -85,7 +85,9 @@ template <int kShape> struct trf_packed_wgmma_config {
 
 /* Some k blocks of a tile. */
 struct trf_packed_wgmma_stint {
-    uint32_t tile, row_tile, x_block;
+    uint32_t tile;     /* its number among those of all x blocks, by which blocks share them */
+    uint32_t row_tile; /* which 128 rows of W it has, whatever its x block */
+    uint32_t x_block;
     uint32_t begin, end; /* k blocks */
 };
 

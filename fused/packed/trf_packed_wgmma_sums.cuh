@@ -10,8 +10,8 @@
 
 /* ---- to y ---- */
 
-/* How a warp writes the sums of a packed slab to y. */
-struct trf_packed_wgmma_output {
+/* What a warp needs to write its sums of a packed slab and an x block to y: where these begin, and by which scales. */
+struct trf_packed_wgmma_y_writer {
     uint32_t at;          /* the warp's 512 bytes of shared memory */
     uint32_t row, n;      /* of y: its first ones */
     float scale[2];       /* of the lane's rows lane / 4 and lane / 4 + 8 */
@@ -19,36 +19,36 @@ struct trf_packed_wgmma_output {
 };
 
 /* All lanes call it. row: the slab's first one, of the layer's bands. */
-static __device__ __forceinline__ trf_packed_wgmma_output trf_packed_wgmma_output_of(const trf_packed_wgmma_args &a,
-                                                                                     uint32_t row, uint32_t n,
-                                                                                     uint32_t at, uint32_t lane) {
-    trf_packed_wgmma_output output = {};
-    output.at = at;
-    output.row = row;
-    output.n = n;
+static __device__ __forceinline__ trf_packed_wgmma_y_writer trf_packed_wgmma_y_writer_of(const trf_packed_wgmma_args &a,
+                                                                                         uint32_t row, uint32_t n,
+                                                                                         uint32_t at, uint32_t lane) {
+    trf_packed_wgmma_y_writer writer = {};
+    writer.at = at;
+    writer.row = row;
+    writer.n = n;
     bool is_exact = true; /* a scale is a normal F32 */
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
-        is_exact = trf_packed_get_scale(a.view, row + lane / 4 + 8 * i, &output.scale[i]) && is_exact;
-    output.writes_16_bytes = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && a.writes_16_bytes;
-    return output;
+        is_exact = trf_packed_get_scale(a.view, row + lane / 4 + 8 * i, &writer.scale[i]) && is_exact;
+    writer.writes_16_bytes = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && a.writes_16_bytes;
+    return writer;
 }
 
 /* The sums of two x tiles that lie side by side, t and t + 1, to a bare y. Four 8x8 matrices are transposed on their
  * way through shared memory, so that a lane has 8 rows of W, and two lanes a whole sector of y. Neighbours of 16 bytes
  * are swapped in every other four rows of x, for the banks. */
 static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_packed_wgmma_args &a,
-                                                                   const trf_packed_wgmma_output &output, uint32_t t,
+                                                                   const trf_packed_wgmma_y_writer &writer, uint32_t t,
                                                                    float4 v0, float4 v1, uint32_t lane) {
     const uint32_t dtype = a.epilogue.y_dtype, to_n = lane % 8 + lane / 16 * 8, to_half = lane / 8 % 2;
-    const float up = output.scale[0], low = output.scale[1];
+    const float up = writer.scale[0], low = writer.scale[1];
     trf_stmatrix4_transposed(
-        output.at + 32 * to_n + 16 * (to_half ^ (to_n / 4 & 1)),
+        writer.at + 32 * to_n + 16 * (to_half ^ (to_n / 4 & 1)),
         make_uint4(trf_round_two(dtype, v0.x * up, v0.y * up), trf_round_two(dtype, v0.z * low, v0.w * low),
                    trf_round_two(dtype, v1.x * up, v1.y * up), trf_round_two(dtype, v1.z * low, v1.w * low)));
     __syncwarp();
-    const uint32_t from_n = lane / 2, half = lane % 2, n = output.n + 8 * t + from_n, row = output.row + 8 * half;
-    const uint4 values = trf_lds128_of_others(output.at + 32 * from_n + 16 * (half ^ (from_n / 4 & 1)));
+    const uint32_t from_n = lane / 2, half = lane % 2, n = writer.n + 8 * t + from_n, row = writer.row + 8 * half;
+    const uint4 values = trf_lds128_of_others(writer.at + 32 * from_n + 16 * (half ^ (from_n / 4 & 1)));
     if (n < a.m && row < a.view.rows)
         *(uint4 *)((uint16_t *)a.epilogue.y + n * a.epilogue.y_stride + row) = values;
     __syncwarp();
@@ -63,15 +63,15 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_acc_tile_at(uint32_t
 /* The accumulator tile of x tile t, which stands in shared memory, to any y: 16 lanes have neighbouring rows, which are
  * whole sectors. All lanes call it, in turns with what puts it there. */
 static __device__ __forceinline__ void trf_packed_wgmma_write_acc_tile(const trf_packed_wgmma_args &a,
-                                                                       const trf_packed_wgmma_output &output,
+                                                                       const trf_packed_wgmma_y_writer &writer,
                                                                        uint32_t t, uint32_t lane) {
-    const uint32_t in_slab = lane % 16, row = output.row + in_slab;
+    const uint32_t in_slab = lane % 16, row = writer.row + in_slab;
     __syncwarp();
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t in_tile = 2 * i + lane / 16, n = output.n + 8 * t + in_tile,
+        const uint32_t in_tile = 2 * i + lane / 16, n = writer.n + 8 * t + in_tile,
                        holder = in_slab % 8 * 4 + in_tile / 2;
-        const float sum = trf_lds32f_of_others(output.at + trf_packed_wgmma_acc_tile_at(holder) +
+        const float sum = trf_lds32f_of_others(writer.at + trf_packed_wgmma_acc_tile_at(holder) +
                                                4 * (in_slab / 8 * 2 + in_tile % 2));
         if (n < a.m && row < a.view.rows)
             trf_packed_write_y(a.view, a.epilogue, n, row, sum);
@@ -138,22 +138,22 @@ trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
-                       const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_output &output,
+                       const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_y_writer &writer,
                        float (&sums)[Config::kXRows / 2]) {
     if (stint.end - stint.begin < args.stream_k.k_blocks &&
         !trf_packed_wgmma_share_sums<Config>(args, stint, warp, sums))
         return;
-    if (output.writes_16_bytes) {
+    if (writer.writes_16_bytes) {
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t += 2)
-            trf_packed_wgmma_write_bare(args, output, t, trf_packed_wgmma_acc_tile(sums, t),
+            trf_packed_wgmma_write_bare(args, writer, t, trf_packed_wgmma_acc_tile(sums, t),
                                         trf_packed_wgmma_acc_tile(sums, t + 1), warp.lane);
     } else {
 #pragma unroll 1
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
             trf_packed_wgmma_put_acc_tile<0, Config::kXTiles>(sums, t,
-                                                              output.at + trf_packed_wgmma_acc_tile_at(warp.lane));
-            trf_packed_wgmma_write_acc_tile(args, output, t, warp.lane);
+                                                              writer.at + trf_packed_wgmma_acc_tile_at(warp.lane));
+            trf_packed_wgmma_write_acc_tile(args, writer, t, warp.lane);
         }
     }
 }
@@ -181,15 +181,15 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_expected_bytes(const
 
 /* The accumulator tiles of x tiles t and t + 1. */
 static __device__ __forceinline__ void trf_packed_wgmma_write_x_tile_pair(const trf_packed_wgmma_args &a,
-                                                                          const trf_packed_wgmma_output &output,
+                                                                          const trf_packed_wgmma_y_writer &writer,
                                                                           uint32_t t, const float4 (&v)[2],
                                                                           uint32_t lane) {
-    if (output.writes_16_bytes)
-        return trf_packed_wgmma_write_bare(a, output, t, v[0], v[1], lane);
+    if (writer.writes_16_bytes)
+        return trf_packed_wgmma_write_bare(a, writer, t, v[0], v[1], lane);
 #pragma unroll 1 /* what is not bare is hundreds of instructions */
     for (uint32_t i = 0; i < 2; i++) {
-        trf_sts128f(output.at + trf_packed_wgmma_acc_tile_at(lane), i ? v[1] : v[0]);
-        trf_packed_wgmma_write_acc_tile(a, output, t + i, lane);
+        trf_sts128f(writer.at + trf_packed_wgmma_acc_tile_at(lane), i ? v[1] : v[0]);
+        trf_packed_wgmma_write_acc_tile(a, writer, t + i, lane);
     }
 }
 
@@ -198,7 +198,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_x_tile_pair(const 
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
-                            const trf_packed_wgmma_output &output, bool has_band, uint32_t shared,
+                            const trf_packed_wgmma_y_writer &writer, bool has_band, uint32_t shared,
                             const float (&sums)[Config::kXRows / 2]) {
     const uint32_t cluster_size = args.cluster_size, rank = trf_packed_wgmma_rank(args),
                    most = trf_packed_wgmma_x_tile_pairs_of<Config>(args, 0),
@@ -237,7 +237,7 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
             v[0] = trf_add4(v[0], trf_lds128f_of_others(from + r * block_bytes));
             v[1] = trf_add4(v[1], trf_lds128f_of_others(from + r * block_bytes + TRF_ACC_TILE_BYTES));
         }
-        trf_packed_wgmma_write_x_tile_pair(args, output, 2 * (rank + i * cluster_size), v, warp.lane);
+        trf_packed_wgmma_write_x_tile_pair(args, writer, 2 * (rank + i * cluster_size), v, warp.lane);
     }
 }
 

@@ -83,7 +83,7 @@ def write_tables(cards):
     tables = []
     for card, layers in cards:
         name = "kOf" + "".join(part[0].upper() + part[1:] for part in card["name"].split())
-        print(f"static const trf_crossover {name}[] = {{")
+        print(f"static const trf_layer_crossovers {name}[] = {{")
         for key, layer in layers.items():
             fields = ", ".join(["TRF_LAYOUT_CODED", CODECS[key[0]], *key[1:]])
             fused_to, wide_to = crossovers(layer)

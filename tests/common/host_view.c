@@ -41,7 +41,7 @@ static void copy_fields(trf_device_view *view, const trf_blob_view *from) {
     view->raw_bits = header->raw_bits;
     view->probability_bits = header->probability_bits;
     view->state_bits = header->state_bits;
-    view->stored_bytes = header->stored_bytes;
+    view->stored_element_bytes = header->stored_element_bytes;
     view->granularity = extension->granularity;
     view->scale_dtype = extension->scale_dtype;
     view->scale_group_size = extension->scale_group_size;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slow encoder, in the order of FORMAT.md: choices, elements and their split, a slab, the tile. */
+/* The slow encoder, in the order of FORMAT.md: requests, elements and their split, a slab, the tile. */
 #include "test_tile.h"
 
 #include "expect.h"
@@ -30,7 +30,7 @@ static void put_padding(byte_buffer *to, size_t alignment) {
         to->bytes[to->size++] = 0;
 }
 
-/* ---- choices ---- */
+/* ---- requests ---- */
 
 static uint32_t random_extent(test_rng *rng) {
     switch (test_below(rng, 4)) {
@@ -43,41 +43,41 @@ static uint32_t random_extent(test_rng *rng) {
     }
 }
 
-test_tile_choice test_tile_choose(test_rng *rng, uint32_t codec, uint32_t class_bits) {
+test_tile_request test_tile_random_request(test_rng *rng, uint32_t codec, uint32_t class_bits) {
     static const double kRates[] = {0, 0.002, 0.05, 1};
-    test_tile_choice choice = {.codec = codec, .class_bits = class_bits};
-    choice.rows = random_extent(rng);
-    choice.cols = random_extent(rng);
-    choice.slab_cols = test_below(rng, 2) ? 256 : 128;
-    choice.raw_bits = test_below(rng, TRF_MAX_INT_RAW_BITS + 1);
-    choice.probability_bits = 9 + test_below(rng, 4);
-    choice.state_bits = choice.probability_bits + test_below(rng, 17 - choice.probability_bits);
-    choice.symbols = test_below(rng, 2) ? 256 : 2 + test_below(rng, 254);
-    choice.exception_rate = kRates[test_below(rng, 4)];
+    test_tile_request request = {.codec = codec, .class_bits = class_bits};
+    request.rows = random_extent(rng);
+    request.cols = random_extent(rng);
+    request.slab_cols = test_below(rng, 2) ? 256 : 128;
+    request.raw_bits = test_below(rng, TRF_MAX_INT_RAW_BITS + 1);
+    request.probability_bits = 9 + test_below(rng, 4);
+    request.state_bits = request.probability_bits + test_below(rng, 17 - request.probability_bits);
+    request.symbols = test_below(rng, 2) ? 256 : 2 + test_below(rng, 254);
+    request.exception_rate = kRates[test_below(rng, 4)];
     if (codec != TRF_CODEC_INT && test_below(rng, 2)) {
-        choice.predictor_mode = test_below(rng, 4);
+        request.predictor_mode = test_below(rng, 4);
         if (test_below(rng, 2))
-            choice.exponent_offset = (int32_t)test_below(rng, 509) - 254;
+            request.exponent_offset = (int32_t)test_below(rng, 509) - 254;
     }
-    choice.stored = choice.rows < 16 || choice.cols < 16 || test_below(rng, 20) == 0;
-    if (choice.stored)
-        choice.predictor_mode = 0;
-    return choice;
+    request.stored = request.rows < 16 || request.cols < 16 || test_below(rng, 20) == 0;
+    if (request.stored)
+        request.predictor_mode = 0;
+    return request;
 }
 
 /* Frequencies that sum to 2^p, at least one for each of `symbols` random symbols; skewed. */
-static void make_frequencies(test_rng *rng, const test_tile_choice *choice, uint16_t frequency[TRF_ALPHABET]) {
-    uint32_t order[TRF_ALPHABET], slots = 1u << choice->probability_bits, left = slots - choice->symbols;
+static void make_frequencies(test_rng *rng, const test_tile_request *request, uint16_t frequency[TRF_ALPHABET]) {
+    uint32_t order[TRF_ALPHABET], slots = 1u << request->probability_bits, left = slots - request->symbols;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         order[s] = s;
-    for (uint32_t i = 0; i < choice->symbols; i++) {
+    for (uint32_t i = 0; i < request->symbols; i++) {
         uint32_t j = i + test_below(rng, TRF_ALPHABET - i), s = order[j];
         order[j] = order[i];
         order[i] = s;
         frequency[s] = 1;
     }
     while (left) {
-        uint16_t *f = &frequency[order[test_below(rng, 1 + test_below(rng, choice->symbols))]];
+        uint16_t *f = &frequency[order[test_below(rng, 1 + test_below(rng, request->symbols))]];
         uint32_t more = 1 + test_below(rng, left < 64 ? left : 64);
         if (*f + more >= slots)
             continue;
@@ -86,17 +86,17 @@ static void make_frequencies(test_rng *rng, const test_tile_choice *choice, uint
     }
 }
 
-static void make_class_values(test_rng *rng, const test_tile_choice *choice, trf_blob_view *view) {
-    const uint32_t classes = 1u << choice->class_bits, emax = view->fields.max_exponent;
+static void make_class_values(test_rng *rng, const test_tile_request *request, trf_blob_view *view) {
+    const uint32_t classes = 1u << request->class_bits, emax = view->fields.max_exponent;
     int16_t *value = view->extension.class_value;
-    if (choice->codec == TRF_CODEC_INT) {
-        uint32_t code_range = (classes - 1) << choice->raw_bits;
+    if (request->codec == TRF_CODEC_INT) {
+        uint32_t code_range = (classes - 1) << request->raw_bits;
         int32_t lowest_code = (int32_t)test_below(rng, 2048 - (code_range < 2048 ? code_range : 2047)) - 1024;
         for (uint32_t k = 0; k < classes; k++)
-            value[k] = (int16_t)(lowest_code + (int32_t)(k << choice->raw_bits));
+            value[k] = (int16_t)(lowest_code + (int32_t)(k << request->raw_bits));
         return;
     }
-    const uint32_t unit = choice->class_bits == 2 ? 4 : 1;
+    const uint32_t unit = request->class_bits == 2 ? 4 : 1;
     for (uint32_t k = 0; k < classes; k++) {
         int taken;
         do {
@@ -117,20 +117,20 @@ static int32_t offset_at(const test_tile *tile, uint32_t row, uint32_t col) {
 }
 
 /* An element that has a class, unless it is to be an exception. */
-static uint16_t random_element(test_rng *rng, const test_tile *tile, const test_tile_choice *choice, uint32_t row,
+static uint16_t random_element(test_rng *rng, const test_tile *tile, const test_tile_request *request, uint32_t row,
                                uint32_t col) {
     const trf_blob_view *view = &tile->view;
-    const int any = test_uniform(rng) < choice->exception_rate;
-    int32_t value = view->extension.class_value[test_below(rng, 1u << choice->class_bits)];
-    if (choice->codec == TRF_CODEC_INT) {
-        int32_t limit = view->header.stored_bytes == 1 ? 127 : TRF_MAX_CODE;
-        int32_t code = value + (int32_t)test_below(rng, 1u << choice->raw_bits);
+    const int any = test_uniform(rng) < request->exception_rate;
+    int32_t value = view->extension.class_value[test_below(rng, 1u << request->class_bits)];
+    if (request->codec == TRF_CODEC_INT) {
+        int32_t limit = view->header.stored_element_bytes == 1 ? 127 : TRF_MAX_CODE;
+        int32_t code = value + (int32_t)test_below(rng, 1u << request->raw_bits);
         if (any || code < -limit || code > limit)
             code = (int32_t)test_below(rng, 2 * (uint32_t)limit + 1) - limit;
         return (uint16_t)code;
     }
     const trf_float_fields fields = view->fields;
-    uint32_t exponent = (uint32_t)value + (choice->class_bits == 2 ? test_below(rng, 4) : 0);
+    uint32_t exponent = (uint32_t)value + (request->class_bits == 2 ? test_below(rng, 4) : 0);
     exponent = any ? test_below(rng, fields.max_exponent + 1)
                    : (exponent + (uint32_t)offset_at(tile, row, col)) & fields.max_exponent;
     return (uint16_t)(test_below(rng, 2) << fields.sign_bit | exponent << fields.mantissa_bits |
@@ -291,18 +291,18 @@ static uint32_t put_rans_streams(const test_tile *tile, const slab_content *cont
     for (uint32_t i = 0; i < unused_words; i++)
         words[0][taken[0]++] = 0xBAD;
     put(to, start_state, sizeof start_state);
-    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++) {
-        uint32_t both = taken[pair] + taken[pair + TRF_LANE_PAIRS];
+    for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair++) {
+        uint32_t both = taken[lane_pair] + taken[lane_pair + TRF_LANE_PAIRS];
         if (both > 255)
-            ck_abort_msg("a pair of %u words", both);
+            ck_abort_msg("a lane pair of %u words", both);
         put(to, &both, 1);
     }
     uint32_t exceptions = put_exceptions(content, to);
-    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++) {
-        uint32_t down = taken[pair + TRF_LANE_PAIRS];
+    for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair++) {
+        uint32_t down = taken[lane_pair + TRF_LANE_PAIRS];
         for (uint32_t i = 0; i < down; i++)
-            last_words[i] = words[pair + TRF_LANE_PAIRS][down - 1 - i];
-        put(to, words[pair], 2 * taken[pair]);
+            last_words[i] = words[lane_pair + TRF_LANE_PAIRS][down - 1 - i];
+        put(to, words[lane_pair], 2 * taken[lane_pair]);
         put(to, last_words, 2 * down);
     }
     put_padding(to, 16);
@@ -340,55 +340,55 @@ static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shap
 static void put_slivers(const test_tile *tile, const trf_tile_shape *shape, byte_buffer *to) {
     for (uint32_t row = 0; row < shape->rows; row++)
         for (uint32_t col = row < shape->coded_rows ? shape->coded_cols : 0; col < shape->cols; col++)
-            put(to, &tile->elements[row * shape->cols + col], tile->view.header.stored_bytes);
+            put(to, &tile->elements[row * shape->cols + col], tile->view.header.stored_element_bytes);
     put_padding(to, 128);
 }
 
-static void begin_view(test_rng *rng, const test_tile_choice *choice, test_tile *tile) {
+static void begin_view(test_rng *rng, const test_tile_request *request, test_tile *tile) {
     trf_header *header = &tile->view.header;
-    header->codec = (uint8_t)choice->codec;
-    header->class_bits = (uint8_t)choice->class_bits;
+    header->codec = (uint8_t)request->codec;
+    header->class_bits = (uint8_t)request->class_bits;
     header->raw_bits =
-        (uint8_t)(choice->codec == TRF_CODEC_INT ? choice->raw_bits
-                                                 : trf_float_raw_bits(choice->codec, choice->class_bits));
-    header->rows = choice->rows;
-    header->cols = choice->cols;
+        (uint8_t)(request->codec == TRF_CODEC_INT ? request->raw_bits
+                                                  : trf_float_raw_bits(request->codec, request->class_bits));
+    header->rows = request->rows;
+    header->cols = request->cols;
     header->num_tile_rows = header->num_tile_cols = 1;
-    header->slab_cols = (uint16_t)choice->slab_cols;
-    header->probability_bits = (uint8_t)choice->probability_bits;
-    header->state_bits = (uint8_t)choice->state_bits;
-    header->stored_bytes = choice->codec == TRF_CODEC_INT    ? (uint8_t)(1 + test_below(rng, 2))
-                           : choice->codec <= TRF_CODEC_FP16 ? 2
-                                                             : 1;
-    tile->view.extension.exponent_offset = choice->exponent_offset;
+    header->slab_cols = (uint16_t)request->slab_cols;
+    header->probability_bits = (uint8_t)request->probability_bits;
+    header->state_bits = (uint8_t)request->state_bits;
+    header->stored_element_bytes = request->codec == TRF_CODEC_INT    ? (uint8_t)(1 + test_below(rng, 2))
+                                   : request->codec <= TRF_CODEC_FP16 ? 2
+                                                                      : 1;
+    tile->view.extension.exponent_offset = request->exponent_offset;
     tile->view.num_tiles = 1;
     tile->view.frequency = tile->frequency;
     tile->view.tiles = &tile->meta;
     tile->view.row_offsets = tile->row_offsets;
     tile->view.col_offsets = tile->col_offsets;
-    tile->view.fields = trf_fields_of(choice->codec);
+    tile->view.fields = trf_fields_of(request->codec);
     tile->view.num_planes = trf_plane_widths(header->raw_bits, tile->view.plane_width);
-    make_class_values(rng, choice, &tile->view);
-    make_frequencies(rng, choice, tile->frequency);
+    make_class_values(rng, request, &tile->view);
+    make_frequencies(rng, request, tile->frequency);
     for (uint32_t i = 0; i < TRF_TILE_SIZE; i++) {
         tile->row_offsets[i] = (int8_t)test_below(rng, 256);
         tile->col_offsets[i] = (int8_t)test_below(rng, 256);
     }
-    tile->meta.coding = choice->stored ? TRF_TILE_STORED : TRF_TILE_CODED;
-    tile->meta.predictor_mode = (uint8_t)choice->predictor_mode;
+    tile->meta.coding = request->stored ? TRF_TILE_STORED : TRF_TILE_CODED;
+    tile->meta.predictor_mode = (uint8_t)request->predictor_mode;
 }
 
 static const uint32_t kClassBits[2] = {2, 4};
 
-test_tile_choice test_tile_choose_codec(test_rng *rng, uint32_t codec_index) {
-    return test_tile_choose(rng, codec_index / 2 + 1, kClassBits[codec_index % 2]);
+test_tile_request test_tile_random_request_of(test_rng *rng, uint32_t codec_index) {
+    return test_tile_random_request(rng, codec_index / 2 + 1, kClassBits[codec_index % 2]);
 }
 
 void test_tiles_at_random(uint32_t codec_index, int rounds, test_tile_check *check) {
     test_rng rng = {1000 + codec_index};
     for (int round = 0; round < test_rounds(rounds); round++) {
-        test_tile_choice choice = test_tile_choose_codec(&rng, codec_index);
-        check(&rng, &choice);
+        test_tile_request request = test_tile_random_request_of(&rng, codec_index);
+        check(&rng, &request);
     }
 }
 
@@ -396,37 +396,37 @@ void test_tiles_of_every_shape(uint32_t codec_index, test_tile_check *check) {
     test_rng rng = {2000 + codec_index};
     for (uint32_t rows = 16; rows <= 64; rows += 16)
         for (uint32_t cols = 16; cols <= 256; cols += 16) {
-            test_tile_choice choice = test_tile_choose_codec(&rng, codec_index);
-            choice.rows = rows + test_below(&rng, 2) * test_below(&rng, 16);
-            choice.cols = cols - test_below(&rng, 2) * (cols > 16 ? test_below(&rng, 15) : 0);
-            choice.stored = 0;
-            check(&rng, &choice);
+            test_tile_request request = test_tile_random_request_of(&rng, codec_index);
+            request.rows = rows + test_below(&rng, 2) * test_below(&rng, 16);
+            request.cols = cols - test_below(&rng, 2) * (cols > 16 ? test_below(&rng, 15) : 0);
+            request.stored = 0;
+            check(&rng, &request);
         }
 }
 
 void test_tiles_of_int(uint32_t raw_bits, test_tile_check *check) {
     test_rng rng = {3000 + raw_bits};
     for (int round = 0; round < 8; round++) {
-        test_tile_choice choice = test_tile_choose(&rng, TRF_CODEC_INT, kClassBits[round % 2]);
-        choice.raw_bits = raw_bits;
-        choice.rows += 16 * (choice.rows < 16);
-        choice.cols += 16 * (choice.cols < 16);
-        choice.stored = 0;
-        check(&rng, &choice);
+        test_tile_request request = test_tile_random_request(&rng, TRF_CODEC_INT, kClassBits[round % 2]);
+        request.raw_bits = raw_bits;
+        request.rows += 16 * (request.rows < 16);
+        request.cols += 16 * (request.cols < 16);
+        request.stored = 0;
+        check(&rng, &request);
     }
 }
 
-test_tile *test_tile_make(test_rng *rng, const test_tile_choice *choice) {
+test_tile *test_tile_make(test_rng *rng, const test_tile_request *request) {
     test_tile *tile = calloc(1, sizeof *tile);
     byte_buffer buffer = {malloc(MAX_TILE_BYTES), 0};
     ck_assert(tile && buffer.bytes);
-    begin_view(rng, choice, tile);
-    for (uint32_t row = 0; row < choice->rows; row++)
-        for (uint32_t col = 0; col < choice->cols; col++)
-            tile->elements[row * choice->cols + col] = random_element(rng, tile, choice, row, col);
+    begin_view(rng, request, tile);
+    for (uint32_t row = 0; row < request->rows; row++)
+        for (uint32_t col = 0; col < request->cols; col++)
+            tile->elements[row * request->cols + col] = random_element(rng, tile, request, row, col);
     trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.coding);
-    if (!choice->stored)
-        put_slabs(rng, tile, &shape, choice->unused_words, &buffer);
+    if (!request->stored)
+        put_slabs(rng, tile, &shape, request->unused_words, &buffer);
     put_slivers(tile, &shape, &buffer);
     tile->meta.data_size = (uint32_t)buffer.size;
     ck_assert_int_eq(posix_memalign((void **)&tile->bytes, 16, buffer.size), 0);

@@ -17,7 +17,7 @@ typedef struct test_tile {
 } test_tile;
 
 /* What test_tile_make is told; everything else is random. */
-typedef struct test_tile_choice {
+typedef struct test_tile_request {
     uint32_t codec, class_bits, rows, cols, slab_cols;
     uint32_t raw_bits; /* of the int codec */
     uint32_t probability_bits, state_bits, predictor_mode;
@@ -25,20 +25,20 @@ typedef struct test_tile_choice {
     uint32_t symbols;      /* that have a slot, 2 to 256 */
     double exception_rate; /* of weights with a random exponent or code; missing symbols make more */
     int stored;
-    uint32_t unused_words; /* in the middle of each slab's first pair: a tile that must be rejected */
-} test_tile_choice;
+    uint32_t unused_words; /* in the middle of each slab's first lane pair: a tile that must be rejected */
+} test_tile_request;
 
-/* A choice at random; the shape too, with all sorts of edges. */
-test_tile_choice test_tile_choose(test_rng *rng, uint32_t codec, uint32_t class_bits);
+/* A request at random; the shape too, with all sorts of edges. */
+test_tile_request test_tile_random_request(test_rng *rng, uint32_t codec, uint32_t class_bits);
 
 /* Codec and class bits by number, 0 to TEST_TILE_CODECS - 1. */
 enum {
     TEST_TILE_CODECS = 10
 };
-test_tile_choice test_tile_choose_codec(test_rng *rng, uint32_t codec_index);
+test_tile_request test_tile_random_request_of(test_rng *rng, uint32_t codec_index);
 
-/* What a test does with a choice. */
-typedef void test_tile_check(test_rng *rng, const test_tile_choice *choice);
+/* What a test does with a request. */
+typedef void test_tile_check(test_rng *rng, const test_tile_request *request);
 
 /* Tiles of a codec, all else at random. */
 void test_tiles_at_random(uint32_t codec_index, int rounds, test_tile_check *check);
@@ -50,7 +50,7 @@ void test_tiles_of_every_shape(uint32_t codec_index, test_tile_check *check);
 void test_tiles_of_int(uint32_t raw_bits, test_tile_check *check);
 
 /* malloc'd; release with test_tile_free. */
-test_tile *test_tile_make(test_rng *rng, const test_tile_choice *choice);
+test_tile *test_tile_make(test_rng *rng, const test_tile_request *request);
 void test_tile_free(test_tile *tile);
 
 /* Makes meta.checksum right again after a change of bytes. */

@@ -24,8 +24,8 @@ FIELDS = {
     "magic": ("I", 0), "version": ("H", 4), "codec": ("B", 6), "source_dtype": ("B", 7), "class_bits": ("B", 8),
     "raw_bits": ("B", 9), "tile_size": ("H", 10), "rows": ("I", 12), "cols": ("I", 16), "num_tile_rows": ("I", 20),
     "num_tile_cols": ("I", 24), "probability_bits": ("B", 28), "state_bits": ("B", 29), "slab_rows": ("B", 30),
-    "rans_streams_per_lane": ("B", 31), "slab_cols": ("H", 32), "stored_bytes": ("B", 34), "predictor_modes": ("B", 35),
-    "extension_offset": ("I", 36), "extension_bytes": ("I", 40), "flags": ("I", 44), "blob_bytes": ("Q", 48),
+    "rans_streams_per_lane": ("B", 31), "slab_cols": ("H", 32), "stored_element_bytes": ("B", 34),
+    "predictor_modes": ("B", 35), "extension_offset": ("I", 36), "extension_bytes": ("I", 40), "flags": ("I", 44), "blob_bytes": ("Q", 48),
     "head_checksum": ("Q", 56), "exponent_offset": ("i", 96), "granularity": ("B", 100), "scale_dtype": ("B", 101),
     "reserved": ("H", 102), "scale_group_size": ("I", 104), "scale_exponent": ("i", 108),
     "frequency_offset": ("Q", 112), "tiles_offset": ("Q", 120), "scales_offset": ("Q", 128), "scales_bytes": ("Q", 136),
@@ -125,7 +125,7 @@ def bases() -> dict[str, bytes]:
             Options(ref.INT, ref.F32, class_value=[-8], raw_bits=1, granularity=ref.CHANNEL, scales=np.ones(3)),
         ),
         # Its plane of width 1 has 8 weights in a word of 32 bits.
-        "i8": encode(codes, Options(ref.INT, ref.I8, class_value=[-8], raw_bits=1, stored_bytes=1)),
+        "i8": encode(codes, Options(ref.INT, ref.I8, class_value=[-8], raw_bits=1, stored_element_bytes=1)),
         # Its exceptions are codes, of whose 16 bits not all are allowed.
         "codes": encode(
             values(9, 16, 48) * 7 - 30,
@@ -200,7 +200,8 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("tiny", "rans_streams_per_lane", 2, HEADER), ("tiny", "slab_cols", 0, HEADER),
         ("tiny", "slab_cols", 64, HEADER), ("tiny", "slab_cols", 129, HEADER), ("tiny", "slab_cols", 192, HEADER),
         ("tiny", "slab_cols", 512, HEADER), ("narrow", "slab_cols", 16, HEADER), ("narrow", "slab_cols", 144, HEADER),
-        ("tiny", "stored_bytes", 1, HEADER), ("i8", "stored_bytes", 3, HEADER), ("i8", "stored_bytes", 0, HEADER),
+        ("tiny", "stored_element_bytes", 1, HEADER), ("i8", "stored_element_bytes", 3, HEADER),
+        ("i8", "stored_element_bytes", 0, HEADER),
         ("tiny", "predictor_modes", 4, HEADER), ("tiny", "predictor_modes", 1, HEADER),
         ("i8", "predictor_modes", 2, HEADER),
         ("tiny", "extension_offset", 80, HEADER), ("tiny", "extension_bytes", 240, HEADER),

@@ -252,9 +252,10 @@ def stream_cases() -> Iterator[Case]:
 
 def int_cases() -> Iterator[Case]:
     i8 = codes(500, 53, 75, 128).clip(-128, 127)
-    yield "int_i8_pairs", i8, Options(ref.INT, ref.I8, raw_bits=4, class_value=[-128], stored_bytes=1)
-    yield "int_i8_quads", i8, Options(ref.INT, ref.I8, class_bits=2, raw_bits=6, class_value=[-128], stored_bytes=2)
-    yield "int_i8_1x1", np.array([[-128]]), Options(ref.INT, ref.I8, stored_bytes=1)
+    yield "int_i8_pairs", i8, Options(ref.INT, ref.I8, raw_bits=4, class_value=[-128], stored_element_bytes=1)
+    quads = Options(ref.INT, ref.I8, class_bits=2, raw_bits=6, class_value=[-128], stored_element_bytes=2)
+    yield "int_i8_quads", i8, quads
+    yield "int_i8_1x1", np.array([[-128]]), Options(ref.INT, ref.I8, stored_element_bytes=1)
 
     def scales16(seed: int, *shape: int) -> np.ndarray:
         return (below(seed, 0x7BFF, *shape) + 1).astype(np.uint16).view(np.float16)
@@ -265,7 +266,7 @@ def int_cases() -> Iterator[Case]:
 
     n, k = 53, 91
     groups = {g: ((n, -(-k // g)), (-(-n // g), -(-k // g))) for g in (16, 32, 64, 1 << 20)}
-    # name, class_bits, raw_bits, first class value, largest code, stored_bytes, dtype, granularity, G, scales, q
+    # name, class_bits, raw_bits, first class, largest code, stored_element_bytes, dtype, granularity, G, scales, q
     table = [
         ("r0_tensor_f32", 4, 0, -8, 9, 1, ref.F32, ref.TENSOR, 0, scales32(510, 1), 0),
         ("r1_channel_bf16", 4, 1, -16, 17, 2, ref.BF16_DTYPE, ref.CHANNEL, 0, scales32(511, n), 0),
@@ -286,7 +287,7 @@ def int_cases() -> Iterator[Case]:
     ]  # fmt: skip
     for seed, (name, c, r, first, limit, stored, dtype, granularity, size, scales, q) in enumerate(table):
         options = Options(
-            ref.INT, dtype, class_bits=c, raw_bits=r, class_value=[first], stored_bytes=stored,
+            ref.INT, dtype, class_bits=c, raw_bits=r, class_value=[first], stored_element_bytes=stored,
             granularity=granularity, scale_group_size=size, scales=scales, scale_exponent=q,
             probability_bits=9 + seed % 4, state_bits=13 + seed % 4,
         )  # fmt: skip
@@ -313,7 +314,7 @@ def narrow_slab_cases() -> Iterator[Case]:
     yield (
         "int_i8_pairs_slabs128_31x200",
         i8,
-        Options(ref.INT, ref.I8, raw_bits=4, class_value=[-128], stored_bytes=1, slab_cols=128),
+        Options(ref.INT, ref.I8, raw_bits=4, class_value=[-128], stored_element_bytes=1, slab_cols=128),
     )
     scales = (below(641, 0x4000, 50, 13) + 0x2000).astype(np.uint16).view(np.float16)
     yield "int_quads_slabs128_50x407", codes(642, 50, 407, 500), Options(

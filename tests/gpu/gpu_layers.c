@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const gpu_choice kGpuChoices[GPU_CHOICES] = {
+const gpu_recipe kGpuRecipes[GPU_RECIPES] = {
     {"bf16", TRF_DTYPE_BF16, TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0, 0},
     {"fp16", TRF_DTYPE_F16, TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0, 0},
     {"e4m3", TRF_DTYPE_F8_E4M3, TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0, 0},
@@ -98,11 +98,11 @@ static void put_nonfinite(test_rng *rng, trf_dtype dtype, void *weight) {
     memcpy(weight, &bits, trf_dtype_bytes(dtype));
 }
 
-void *gpu_make_weights(test_rng *rng, const gpu_choice *choice, gpu_shape shape, gpu_fill fill) {
-    const trf_dtype dtype = choice->dtype;
+void *gpu_make_weights(test_rng *rng, const gpu_recipe *recipe, gpu_shape shape, gpu_fill fill) {
+    const trf_dtype dtype = recipe->dtype;
     const size_t count = (size_t)shape.rows * shape.cols, bytes = trf_dtype_bytes(dtype);
     const double *pool = normal_pool(), sigma = sigma_of(dtype);
-    const int scaled = choice->codec == TRF_CODEC_INT;
+    const int scaled = recipe->codec == TRF_CODEC_INT;
     uint8_t *weights = gpu_malloc(count * bytes);
     if (fill == GPU_FILL_PATTERNS && !scaled) {
         test_fill_patterns(weights, dtype, count);
@@ -152,32 +152,32 @@ gpu_layer gpu_layer_of_blob(const char *name, void *blob, uint64_t blob_bytes) {
     return layer;
 }
 
-void *gpu_encode(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+void *gpu_encode(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
                  gpu_fill fill, const char *name, uint64_t *blob_bytes) {
-    void *weights = gpu_make_weights(rng, choice, shape, fill), *blob;
+    void *weights = gpu_make_weights(rng, recipe, shape, fill), *blob;
     trf_encode_options options;
     trf_error err = {0};
     trf_encode_options_init(&options);
-    options.codec = choice->codec;
+    options.codec = recipe->codec;
     options.favor = favor;
     options.slab_cols = slab_cols;
-    options.granularity = choice->granularity;
-    options.scale_group_size = choice->scale_group_size;
-    options.bits = choice->bits;
+    options.granularity = recipe->granularity;
+    options.scale_group_size = recipe->scale_group_size;
+    options.bits = recipe->bits;
     options.verify = 0;
-    const trf_matrix matrix = test_matrix(weights, choice->dtype, shape.rows, shape.cols);
+    const trf_matrix matrix = test_matrix(weights, recipe->dtype, shape.rows, shape.cols);
     gpu_check(trf_encode_layer(&matrix, &options, &blob, blob_bytes, NULL, &err), TRF_OK, &err, name);
     free(weights);
     return blob;
 }
 
-gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+gpu_layer gpu_layer_make(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
                          gpu_fill fill) {
     uint64_t blob_bytes;
     char name[160];
-    snprintf(name, sizeof name, "%s, favor %s, slabs of %u, %u x %u, fill %d", choice->name, favor ? "size" : "speed",
+    snprintf(name, sizeof name, "%s, favor %s, slabs of %u, %u x %u, fill %d", recipe->name, favor ? "size" : "speed",
              slab_cols, shape.rows, shape.cols, fill);
-    void *blob = gpu_encode(rng, choice, favor, slab_cols, shape, fill, name, &blob_bytes);
+    void *blob = gpu_encode(rng, recipe, favor, slab_cols, shape, fill, name, &blob_bytes);
     return gpu_layer_of_blob(name, blob, blob_bytes);
 }
 

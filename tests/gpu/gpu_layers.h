@@ -10,20 +10,20 @@
 #include "trf_validate.h"
 
 /* What to encode. */
-typedef struct gpu_choice {
+typedef struct gpu_recipe {
     const char *name;
     trf_dtype dtype;
     trf_codec codec;
     trf_granularity granularity;
     uint32_t scale_group_size;
     double bits;
-} gpu_choice;
+} gpu_recipe;
 
 enum {
-    GPU_CHOICES = 18,
-    GPU_FLOAT_CHOICES = 5 /* the first ones */
+    GPU_RECIPES = 18,
+    GPU_FLOAT_RECIPES = 5 /* the first ones */
 };
-extern const gpu_choice kGpuChoices[GPU_CHOICES];
+extern const gpu_recipe kGpuRecipes[GPU_RECIPES];
 
 enum {
     GPU_SLAB_COLS = 2
@@ -56,15 +56,15 @@ typedef struct gpu_layer {
     uint16_t *elements; /* [rows][cols], as the CPU decodes them */
 } gpu_layer;
 
-/* Weights of a choice's dtype; malloc'd. */
-void *gpu_make_weights(test_rng *rng, const gpu_choice *choice, gpu_shape shape, gpu_fill fill);
+/* Weights of a recipe's dtype; malloc'd. */
+void *gpu_make_weights(test_rng *rng, const gpu_recipe *recipe, gpu_shape shape, gpu_fill fill);
 
 /* Such weights, encoded. slab_cols: as in trf_encode_options. name: for messages. @return the blob, malloc'd. */
-void *gpu_encode(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+void *gpu_encode(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
                  gpu_fill fill, const char *name, uint64_t *blob_bytes);
 
 /* The same, uploaded. */
-gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+gpu_layer gpu_layer_make(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
                          gpu_fill fill);
 
 /* Takes a blob, 16-byte aligned and malloc'd. */

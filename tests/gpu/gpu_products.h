@@ -68,7 +68,7 @@ typedef struct gpu_reference {
 } gpu_reference;
 
 /* weights_as: the type that weights are rounded to before (TWO_STEP), or NONE. All rows if there are no more than
- * max_rows, else a random choice with the first and last ones. */
+ * max_rows, else some at random with the first and last ones. */
 gpu_reference gpu_reference_make(test_rng *rng, const gpu_layer *layer, const gpu_input *input, trf_dtype weights_as,
                                  uint32_t max_rows);
 void gpu_reference_free(gpu_reference *reference);

@@ -232,13 +232,13 @@ START_TEST(every_codec) {
         if (test_quick() && s != _i % SHAPES)
             continue;
         const unsigned k = (unsigned)(s + _i);
-        gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i], (trf_favor)(k % 2), kGpuSlabCols[k / 2 % 2],
+        gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i], (trf_favor)(k % 2), kGpuSlabCols[k / 2 % 2],
                                          kShapes[s], GPU_FILL_NORMAL);
         fused += check_layer(&rng, &layer);
         gpu_layer_free(&layer);
     }
-    if (!test_quick() && !fused && kGpuChoices[_i].granularity < TRF_GRANULARITY_SCALE_GROUP)
-        ck_abort_msg("%s: no fused product", kGpuChoices[_i].name);
+    if (!test_quick() && !fused && kGpuRecipes[_i].granularity < TRF_GRANULARITY_SCALE_GROUP)
+        ck_abort_msg("%s: no fused product", kGpuRecipes[_i].name);
 }
 END_TEST
 
@@ -246,10 +246,10 @@ END_TEST
 START_TEST(every_cut) {
     static const gpu_shape shapes[] = {{160, 14336}, {5216, 2048}, {9000, 300}},
                            quick_shapes[] = {{96, 6144}, {544, 512}, {1000, 300}};
-    static const int choices[] = {0, 2};
+    static const int recipes[] = {0, 2};
     test_rng rng = {13000 + (uint64_t)_i};
     gpu_layer layer =
-        gpu_layer_make(&rng, &kGpuChoices[choices[_i % 2]], (trf_favor)(_i / 2 % 2), kGpuSlabCols[_i / 4 % 2],
+        gpu_layer_make(&rng, &kGpuRecipes[recipes[_i % 2]], (trf_favor)(_i / 2 % 2), kGpuSlabCols[_i / 4 % 2],
                        test_quick() ? quick_shapes[_i / 8] : shapes[_i / 8], GPU_FILL_NORMAL);
     if (!check_layer(&rng, &layer))
         ck_abort_msg("%s: no fused product", layer.name);
@@ -269,7 +269,7 @@ START_TEST(same_bits_in_graphs_too) {
     const uint32_t m = _i & 2 ? MOST_M : 1;
     const combination c = {TRF_ACTIVATION_SILU, APART, IN_PLACE, APART};
     test_rng rng = {14000 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(make_product(&product, &layer, test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path), c),
@@ -312,6 +312,6 @@ START_TEST(same_bits_in_graphs_too) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {{every_codec, GPU_CHOICES}, {every_cut, 8 * 3}, {same_bits_in_graphs_too, 4}};
+    const gpu_test tests[] = {{every_codec, GPU_RECIPES}, {every_cut, 8 * 3}, {same_bits_in_graphs_too, 4}};
     return gpu_main("codec_epilogues", tests, sizeof tests / sizeof tests[0]);
 }

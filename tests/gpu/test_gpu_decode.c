@@ -107,17 +107,17 @@ enum {
 };
 
 START_TEST(every_codec_and_shape) {
-    const gpu_choice *choice = &kGpuChoices[_i];
+    const gpu_recipe *recipe = &kGpuRecipes[_i];
     const int shapes = test_quick() ? QUICK_SHAPES : SHAPES;
     test_rng rng = {1000 + (uint64_t)_i};
     for (int s = 0; s < shapes; s++)
         for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++)
             for (gpu_fill fill = GPU_FILL_NORMAL; fill <= GPU_FILL_PATTERNS; fill++)
                 for (uint32_t w = 0; w < GPU_SLAB_COLS; w++) {
-                    int scaled = choice->codec == TRF_CODEC_INT; /* the quantizer has no use for other weights */
+                    int scaled = recipe->codec == TRF_CODEC_INT; /* the quantizer has no use for other weights */
                     if ((scaled && fill != GPU_FILL_NORMAL) || (test_quick() && (s + favor + fill + w) % 2))
                         continue;
-                    gpu_layer layer = gpu_layer_make(&rng, choice, favor, kGpuSlabCols[w], kShapes[s], fill);
+                    gpu_layer layer = gpu_layer_make(&rng, recipe, favor, kGpuSlabCols[w], kShapes[s], fill);
                     check_layer(&layer);
                     gpu_layer_free(&layer);
                 }
@@ -129,8 +129,8 @@ START_TEST(large_layers) {
     static const gpu_shape shape = {2048, 5632}, small = {600, 700};
     test_rng rng = {2000 + (uint64_t)_i};
     trf_favor favor = (trf_favor)(_i % 2);
-    const uint32_t slab_cols = kGpuSlabCols[_i / 2 / GPU_CHOICES];
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i / 2 % GPU_CHOICES], favor, slab_cols,
+    const uint32_t slab_cols = kGpuSlabCols[_i / 2 / GPU_RECIPES];
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i / 2 % GPU_RECIPES], favor, slab_cols,
                                      test_quick() ? small : shape, GPU_FILL_FINITE);
     check_layer(&layer);
     gpu_layer_free(&layer);
@@ -187,13 +187,13 @@ START_TEST(golden_files) {
 }
 END_TEST
 
-/* loop: choices bf16 and fp16; slabs of either width; favors. */
+/* loop: recipes bf16 and fp16; slabs of either width; favors. */
 START_TEST(gathered_rows) {
     if (test_quick() && _i % 4 != _i / 4)
         return;
     const uint32_t slab_cols = kGpuSlabCols[_i / 2 % 2];
     test_rng rng = {4000 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i / 4], (trf_favor)(_i % 2), slab_cols,
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i / 4], (trf_favor)(_i % 2), slab_cols,
                                      gpu_gathered_shape(slab_cols), GPU_FILL_NORMAL);
     check_layer(&layer);
     gpu_layer_free(&layer);
@@ -201,8 +201,8 @@ START_TEST(gathered_rows) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {{every_codec_and_shape, GPU_CHOICES},
-                              {large_layers, 2 * GPU_CHOICES * GPU_SLAB_COLS},
+    const gpu_test tests[] = {{every_codec_and_shape, GPU_RECIPES},
+                              {large_layers, 2 * GPU_RECIPES * GPU_SLAB_COLS},
                               {exponent_offsets, 6},
                               {golden_files, 1},
                               {gathered_rows, 8}};

@@ -100,7 +100,8 @@ static void check_decoding(const gpu_layer *intact, const gpu_corrupt_layer *c) 
 }
 
 /* Row by row: what is not as in the intact layer is NaN, or zero, and in the slab; the fault is that of its tile, if a
- * row has met it: bits that only the number of a pair's words shows to be wrong may be in none of a row's own lanes. */
+ * row has met it: bits that only the number of a lane pair's words shows to be wrong may be in none of a row's own
+ * lanes. */
 static void check_rows(const gpu_layer *intact, const gpu_corrupt_layer *c) {
     const uint32_t rows = intact->info.rows, cols = intact->info.cols;
     gpu_memory memory = gpu_memory_make((uint64_t)rows * cols * 2);
@@ -143,16 +144,16 @@ static void check_rows(const gpu_layer *intact, const gpu_corrupt_layer *c) {
     gpu_memory_free(&memory);
 }
 
-/* loop: choices bf16, fp16, e4m3, e5m2, i8, int channel; slabs of either width; favors; and a tile inside or at the
+/* loop: recipes bf16, fp16, e4m3, e5m2, i8, int channel; slabs of either width; favors; and a tile inside or at the
  * edge. */
 START_TEST(corrupt_rans_streams) {
-    static const int choices[] = {0, 1, 2, 3, 5, 7};
+    static const int recipes[] = {0, 1, 2, 3, 5, 7};
     static const gpu_shape shape = {560, 1000}; /* the last tile has slabs of 32 and 16 rows, and slivers */
-    const gpu_choice *choice = &kGpuChoices[choices[_i / 8]];
+    const gpu_recipe *recipe = &kGpuRecipes[recipes[_i / 8]];
     test_rng rng = {100 + (uint64_t)_i};
     trf_error err = {0};
     gpu_layer intact =
-        gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 4 % 2], shape, GPU_FILL_NORMAL);
+        gpu_layer_make(&rng, recipe, (trf_favor)(_i % 2), kGpuSlabCols[_i / 4 % 2], shape, GPU_FILL_NORMAL);
     const uint64_t tile = _i & 2 ? intact.view.num_tiles - 1 : test_below(&rng, 8);
     for (int action = 0; action < 4; action++) { /* each on a layer that no other has touched */
         if (intact.view.tiles[tile].coding == TRF_TILE_STORED)
@@ -174,11 +175,11 @@ START_TEST(corrupt_rans_streams) {
 }
 END_TEST
 
-/* loop: choices bf16 and fp16; slabs of either width. A slab in the middle of a band, and the narrow one at its end. */
+/* loop: recipes bf16 and fp16; slabs of either width. A slab in the middle of a band, and the narrow one at its end. */
 START_TEST(corrupt_gathered_rows) {
     const uint32_t slab_cols = kGpuSlabCols[_i % 2];
     test_rng rng = {300 + (uint64_t)_i};
-    gpu_layer intact = gpu_layer_make(&rng, &kGpuChoices[_i / 2], TRF_FAVOR_SPEED, slab_cols,
+    gpu_layer intact = gpu_layer_make(&rng, &kGpuRecipes[_i / 2], TRF_FAVOR_SPEED, slab_cols,
                                       gpu_gathered_shape(slab_cols), GPU_FILL_NORMAL);
     const uint32_t tile_cols = (intact.info.cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
     for (int last = 0; last <= 1; last++) {
@@ -192,10 +193,10 @@ END_TEST
 
 /* ---- refusals ---- */
 
-static gpu_layer make_layer(int choice) {
+static gpu_layer make_layer(int recipe) {
     static const gpu_shape shape = {128, 256};
     test_rng rng = {200};
-    return gpu_layer_make(&rng, &kGpuChoices[choice], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    return gpu_layer_make(&rng, &kGpuRecipes[recipe], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
 }
 
 START_TEST(contexts_and_layers) {

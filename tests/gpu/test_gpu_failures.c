@@ -3,8 +3,8 @@
  * layer's way once, and a device that is lost under everything. A status and a message each time, no memory lost, and
  * the next call works; of a lost device, the next process. Corrupt tiles and cancelled loads are test_gpu_load.c's. */
 #include "gpu_failing_calls.h"
+#include "gpu_layer_files.h"
 #include "gpu_products.h"
-#include "gpu_stored.h"
 #include "transfuse/experts.h"
 #include "transfuse/stacks.h"
 
@@ -23,21 +23,21 @@ GPU_WRAP(cudaEventRecord, (cudaEvent_t event, cudaStream_t stream), (event, stre
 
 START_TEST(missing_tensor) {
     fixture_begin();
-    gpu_stored_layer stored = gpu_store_large();
-    gpu_check_load(&stored, 0);
+    gpu_layer_file layer_file = gpu_write_large_file();
+    gpu_check_load(&layer_file, 0);
     const uint64_t before = gpu_free_memory();
     trf_error err = {0};
     trf_checkpoint *checkpoint;
     trf_device_layer *layer = NULL;
-    gpu_check(trf_checkpoint_open(stored.path, &checkpoint, &err), TRF_OK, &err, stored.path);
+    gpu_check(trf_checkpoint_open(layer_file.path, &checkpoint, &err), TRF_OK, &err, layer_file.path);
     gpu_check(trf_device_layer_load(gpu_context, checkpoint, "no.such.weight", NULL, &layer, &err), TRF_ERR_NOT_FOUND,
-              &err, stored.path);
+              &err, layer_file.path);
     ck_assert_ptr_null(layer);
     ck_assert_msg(strstr(err.message, "no.such.weight") && strstr(err.message, "large.trf"), "%s", err.message);
     trf_checkpoint_close(checkpoint);
-    gpu_check_load(&stored, 0);
+    gpu_check_load(&layer_file, 0);
     ck_assert_uint_eq(gpu_free_memory(), before);
-    free(stored.weights);
+    free(layer_file.weights);
     fixture_end();
 }
 END_TEST
@@ -71,8 +71,8 @@ START_TEST(memory_runs_out) {
         return;
     }
     fixture_begin();
-    gpu_stored_layer stored = gpu_store_large();
-    gpu_check_load(&stored, 0);
+    gpu_layer_file layer_file = gpu_write_large_file();
+    gpu_check_load(&layer_file, 0);
     const uint64_t before = gpu_free_memory();
     void *allocations[MOST_ALLOCATIONS];
     const int count = take_all(allocations);
@@ -82,7 +82,8 @@ START_TEST(memory_runs_out) {
     char size[32];
     for (int threads = 0; threads <= 2; threads++) {
         trf_load_options options = gpu_load_options(threads);
-        gpu_check(gpu_load(gpu_context, stored.path, &options, &layer, &err), TRF_ERR_MEMORY, &err, stored.path);
+        gpu_check(gpu_load(gpu_context, layer_file.path, &options, &layer, &err), TRF_ERR_MEMORY, &err,
+                  layer_file.path);
         ck_assert_ptr_null(layer);
         ck_assert_msg(strstr(err.message, "weight") && strstr(err.message, " bytes of device memory"), "%s",
                       err.message);
@@ -94,9 +95,9 @@ START_TEST(memory_runs_out) {
     ck_assert_msg(strstr(err.message, size) != NULL, "%s", err.message);
     for (int i = 0; i < count; i++)
         CUDA(cudaFree(allocations[i]));
-    gpu_check_load(&stored, 0);
+    gpu_check_load(&layer_file, 0);
     ck_assert_uint_eq(gpu_free_memory(), before);
-    free(stored.weights);
+    free(layer_file.weights);
     fixture_end();
 }
 END_TEST
@@ -105,7 +106,7 @@ END_TEST
 
 /* A context of its own, a layer, experts of a coded one and a question about it; on TRF_OK the weights were right.
  * *failed: whether a call was made to fail. */
-static trf_status use_device(const gpu_stored_layer *stored, trf_layout layout, int threads, int *failed,
+static trf_status use_device(const gpu_layer_file *layer_file, trf_layout layout, int threads, int *failed,
                              trf_error *err) {
     trf_context *context = NULL;
     trf_device_layer *layer = NULL;
@@ -114,7 +115,7 @@ static trf_status use_device(const gpu_stored_layer *stored, trf_layout layout, 
     options.layout = layout;
     trf_status status = trf_context_create(0, &context, err);
     if (status == TRF_OK)
-        status = gpu_load(context, stored->path, &options, &layer, err);
+        status = gpu_load(context, layer_file->path, &options, &layer, err);
     if (status == TRF_OK && layout == TRF_LAYOUT_CODED)
         status = trf_experts_create(&layer, 1, &experts, err);
     if (status == TRF_OK)
@@ -122,26 +123,27 @@ static trf_status use_device(const gpu_stored_layer *stored, trf_layout layout, 
     *failed = gpu_call_has_failed();
     gpu_count_calls(0); /* what comes now is the test's, and taking down */
     if (status == TRF_OK)
-        ck_assert_msg(gpu_is_stored(layer, stored), "other weights%s", *failed ? ", though all seemed well" : "");
+        ck_assert_msg(gpu_has_weights_of_file(layer, layer_file), "other weights%s",
+                      *failed ? ", though all seemed well" : "");
     trf_experts_destroy(experts);
     trf_device_layer_destroy(layer);
     trf_context_destroy(context);
     return status;
 }
 
-static void fail_each_call(const gpu_stored_layer *stored, trf_layout layout, int threads) {
+static void fail_each_call(const gpu_layer_file *layer_file, trf_layout layout, int threads) {
     trf_error err = {0};
     int failed, failures = 0, survived = 0;
     gpu_count_calls(0);
-    gpu_check(use_device(stored, layout, threads, &failed, &err), TRF_OK, &err, stored->path);
+    gpu_check(use_device(layer_file, layout, threads, &failed, &err), TRF_OK, &err, layer_file->path);
     const uint64_t before = gpu_free_memory();
     for (long number = 1;; number++) {
         gpu_count_calls(number);
-        const trf_status status = use_device(stored, layout, threads, &failed, &err);
+        const trf_status status = use_device(layer_file, layout, threads, &failed, &err);
         if (status != TRF_OK)
-            gpu_check(status, TRF_ERR_MEMORY, &err, stored->path);
+            gpu_check(status, TRF_ERR_MEMORY, &err, layer_file->path);
         if (gpu_free_memory() != before)
-            ck_abort_msg("%s: call %ld failed, and memory is lost", stored->path, number);
+            ck_abort_msg("%s: call %ld failed, and memory is lost", layer_file->path, number);
         if (!failed)
             break;
         if (status == TRF_OK)
@@ -149,7 +151,7 @@ static void fail_each_call(const gpu_stored_layer *stored, trf_layout layout, in
         else
             failures++;
     }
-    printf("%ux%u, %s, %d threads: %d calls failed, and %d were done without\n", stored->rows, stored->cols,
+    printf("%ux%u, %s, %d threads: %d calls failed, and %d were done without\n", layer_file->rows, layer_file->cols,
            trf_layout_name(layout), threads, failures, survived);
     ck_assert_int_gt(failures, 8);
 }
@@ -158,9 +160,9 @@ static void fail_each_call(const gpu_stored_layer *stored, trf_layout layout, in
 START_TEST(each_call_fails_once) {
     fixture_begin();
     static const gpu_shape small = {400, 900}, even = {2304, 4992};
-    const gpu_stored_layer large = gpu_store_large(),
-                           others[] = {gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE),
-                                       gpu_store_layer("even", &kGpuChoices[0], even, TRF_FAVOR_SPEED)};
+    const gpu_layer_file large = gpu_write_large_file(),
+                         others[] = {gpu_write_layer_file("small", &kGpuRecipes[2], small, TRF_FAVOR_SIZE),
+                                     gpu_write_layer_file("even", &kGpuRecipes[0], even, TRF_FAVOR_SPEED)};
     for (int threads = 1; threads <= 2; threads++) {
         fail_each_call(&large, TRF_LAYOUT_CODED, threads);
         fail_each_call(&others[0], TRF_LAYOUT_CODED, threads);
@@ -208,7 +210,7 @@ START_TEST(without_device) {
         PLENTY = 1 << 22
     };
     fixture_begin();
-    gpu_stored_layer stored = gpu_store_large();
+    gpu_layer_file layer_file = gpu_write_large_file();
     trf_error err = {0};
     trf_device_layer *layer, *none = NULL;
     trf_layer *host;
@@ -218,13 +220,13 @@ START_TEST(without_device) {
     trf_plan *plan;
     void *memory, *nothing = NULL;
     size_t blob_bytes;
-    uint8_t *bytes = calloc(1, PLENTY), *blob = fixture_read(stored.path, &blob_bytes);
-    gpu_check(gpu_load(gpu_context, stored.path, NULL, &layer, &err), TRF_OK, &err, stored.path);
-    gpu_check(trf_layer_open(stored.path, &host, &err), TRF_OK, &err, stored.path);
+    uint8_t *bytes = calloc(1, PLENTY), *blob = fixture_read(layer_file.path, &blob_bytes);
+    gpu_check(gpu_load(gpu_context, layer_file.path, NULL, &layer, &err), TRF_OK, &err, layer_file.path);
+    gpu_check(trf_layer_open(layer_file.path, &host, &err), TRF_OK, &err, layer_file.path);
     gpu_check(trf_stack_create(gpu_context, &stack, &err), TRF_OK, &err, "a stack");
     gpu_check(trf_stack_add(stack, host, &err), TRF_OK, &err, "a stack");
     gpu_check(trf_experts_create(&layer, 1, &experts, &err), TRF_OK, &err, "experts");
-    gpu_check(trf_device_allocate(gpu_context, 2ull * stored.rows * stored.cols, &memory, &err), TRF_OK, &err,
+    gpu_check(trf_device_allocate(gpu_context, 2ull * layer_file.rows * layer_file.cols, &memory, &err), TRF_OK, &err,
               "memory");
     gpu_check(test_make_plan(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_FUSED, &plan, &err), TRF_OK, &err,
               "planning");
@@ -236,14 +238,14 @@ START_TEST(without_device) {
     }
     expect_lost(test_multiply(plan, memory, (uint8_t *)memory + PLENTY / 2, (uint8_t *)memory + PLENTY, NULL, &err),
                 &err, "trf_linear");
-    expect_lost(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, memory, stored.weights_bytes, NULL, &err), &err,
+    expect_lost(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, memory, layer_file.weights_bytes, NULL, &err), &err,
                 "trf_device_layer_decode");
     const trf_row_request row =
-        test_row_request(memory, 4, 1, TRF_DECODE_SOURCE, (uint8_t *)memory + 256, 2ull * stored.cols);
+        test_row_request(memory, 4, 1, TRF_DECODE_SOURCE, (uint8_t *)memory + 256, 2ull * layer_file.cols);
     expect_lost(trf_decode_rows(layer, &row, NULL, &err), &err, "trf_decode_rows");
     for (int threads = 1; threads <= 2; threads++) {
         trf_load_options options = gpu_load_options(threads);
-        expect_lost(gpu_load(gpu_context, stored.path, &options, &none, &err), &err, "trf_device_layer_load");
+        expect_lost(gpu_load(gpu_context, layer_file.path, &options, &none, &err), &err, "trf_device_layer_load");
     }
     expect_lost(trf_device_layer_create(gpu_context, blob, blob_bytes, NULL, &none, &err), &err,
                 "trf_device_layer_create");
@@ -264,7 +266,7 @@ START_TEST(without_device) {
     trf_device_layer_destroy(layer);
     free(bytes);
     free(blob);
-    free(stored.weights);
+    free(layer_file.weights);
     fixture_end();
 }
 END_TEST
@@ -287,8 +289,8 @@ START_TEST(lost_device) {
         return;
     }
     fixture_begin();
-    gpu_stored_layer stored = gpu_store_large();
-    gpu_check_load(&stored, 0);
+    gpu_layer_file layer_file = gpu_write_large_file();
+    gpu_check_load(&layer_file, 0);
     const uint64_t before = gpu_free_memory();
     pid_t process;
     char path[] = "/proc/self/exe", *const arguments[] = {path, NULL};
@@ -301,9 +303,9 @@ START_TEST(lost_device) {
     ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0,
                   "the process that lost its device: status %d, signal %d",
                   WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0);
-    gpu_check_load(&stored, 0); /* this process has kept its own */
+    gpu_check_load(&layer_file, 0); /* this process has kept its own */
     ck_assert_uint_eq(gpu_free_memory(), before);
-    free(stored.weights);
+    free(layer_file.weights);
     fixture_end();
 }
 END_TEST

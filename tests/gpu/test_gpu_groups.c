@@ -16,7 +16,7 @@ static const trf_dtype kXTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
 static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
 enum {
     MOST_ROWS = 80,   /* of a layer that are computed in F64 */
-    SHARING = 9,      /* the first choices: those that share launches */
+    SHARING = 9,      /* the first recipes: those that share launches */
     MOST_LAYERS = 12, /* of a group */
     MOST_EXPERTS = 40
 };
@@ -35,8 +35,8 @@ typedef struct group_case {
     gpu_memory workspace;
 } group_case;
 
-/* Layers of these choices, one each; batches and types of y by turns. */
-static void make_group(group_case *g, test_rng *rng, const int *choices, const gpu_shape *shapes, uint32_t count,
+/* Layers of these recipes, one each; batches and types of y by turns. */
+static void make_group(group_case *g, test_rng *rng, const int *recipes, const gpu_shape *shapes, uint32_t count,
                        int bf16_x) {
     trf_group_member list[MOST_LAYERS];
     trf_error err = {0};
@@ -44,8 +44,8 @@ static void make_group(group_case *g, test_rng *rng, const int *choices, const g
     for (uint32_t i = 0; i < count; i++) {
         gpu_layer *layer = &g->layers[i];
         const uint32_t m = 1 + test_below(rng, 8);
-        *layer = gpu_layer_make(rng, &kGpuChoices[choices[i] / 4], (trf_favor)(choices[i] % 2),
-                                kGpuSlabCols[choices[i] / 2 % 2], shapes[i], GPU_FILL_NORMAL);
+        *layer = gpu_layer_make(rng, &kGpuRecipes[recipes[i] / 4], (trf_favor)(recipes[i] % 2),
+                                kGpuSlabCols[recipes[i] / 2 % 2], shapes[i], GPU_FILL_NORMAL);
         const trf_dtype x_dtype = kXTypes[gpu_takes(layer, kXTypes[!bf16_x]) ? !bf16_x : bf16_x];
         g->inputs[i] = gpu_input_normal(rng, m, shapes[i].cols);
         EXPECT(gpu_product_make(&g->products[i], layer, m, x_dtype, kYTypes[test_below(rng, 3)], TRF_PATH_AUTO) ==
@@ -122,7 +122,7 @@ static void check_group(const group_case *g, test_rng *rng) {
     free(all);
 }
 
-/* loop: choice, favor, slabs. Layers of one kind and many shapes, edges among them, all in one launch. */
+/* loop: recipe, favor, slabs. Layers of one kind and many shapes, edges among them, all in one launch. */
 START_TEST(groups_near_f64) {
     static const gpu_shape shapes[] = {{512, 768},   {300, 515},  {33, 131}, {2080, 1024},
                                        {1024, 4096}, {160, 4096}, {20, 640}, {288, 777}};
@@ -130,13 +130,13 @@ START_TEST(groups_near_f64) {
     const uint32_t count = test_quick() ? 4 : 8;
     if (test_quick() && _i % 4 != _i / 4 % 4)
         return;
-    int choices[8], taken = 0;
+    int recipes[8], taken = 0;
     for (uint32_t i = 0; i < count; i++)
-        choices[i] = _i;
+        recipes[i] = _i;
     for (int bf16_x = 0; bf16_x < 2; bf16_x++) {
         test_rng rng = {100 + (uint64_t)_i};
         group_case g;
-        make_group(&g, &rng, choices, test_quick() ? quick_shapes : shapes, count, bf16_x);
+        make_group(&g, &rng, recipes, test_quick() ? quick_shapes : shapes, count, bf16_x);
         const trf_layer_group_info info = test_group_info(g.group);
         if (info.sharing + count_apart(&g) < count)
             ck_abort_msg("%s: %u of %u layers share %u launches", g.layers[0].name, info.sharing, count, info.launches);
@@ -144,7 +144,7 @@ START_TEST(groups_near_f64) {
         taken += info.sharing;
         free_group(&g);
     }
-    printf("%s: %d layers of 2 groups of %u share launches\n", kGpuChoices[_i / 4].name, taken, count);
+    printf("%s: %d layers of 2 groups of %u share launches\n", kGpuRecipes[_i / 4].name, taken, count);
     if (_i / 4 != 5) /* of such i8 weights, symbols are too frequent for quads */
         ck_assert_int_ge(taken, (int)count);
 }
@@ -153,13 +153,13 @@ END_TEST
 /* More layers than one launch takes, of several codecs, and some that run alone: scale groups, more than 8 rows of
  * x. */
 START_TEST(mixed_groups) {
-    static const int choices[MOST_LAYERS] = {0, 4, 0, 8, 40, 0, 20, 4, 0, 48, 0, 8};
+    static const int recipes[MOST_LAYERS] = {0, 4, 0, 8, 40, 0, 20, 4, 0, 48, 0, 8};
     gpu_shape shapes[MOST_LAYERS];
     test_rng rng = {200};
     group_case g;
     for (int i = 0; i < MOST_LAYERS; i++)
         shapes[i] = (gpu_shape){64 + 32 * (uint32_t)i, 512 + 64 * (uint32_t)(i % 3)};
-    make_group(&g, &rng, choices, shapes, MOST_LAYERS, 1);
+    make_group(&g, &rng, recipes, shapes, MOST_LAYERS, 1);
     const trf_layer_group_info info = test_group_info(g.group);
     ck_assert_uint_eq(info.sharing, 9); /* neither scale groups nor i8, which no other layer has */
     ck_assert_uint_eq(info.launches, 3);
@@ -170,12 +170,12 @@ END_TEST
 
 START_TEST(groups_give_the_same_bits) {
     static const gpu_shape shapes[] = {{2048, 1024}, {300, 515}, {512, 4096}, {1024, 2048}};
-    static const int choices[] = {0, 0, 0, 0};
+    static const int recipes[] = {0, 0, 0, 0};
     const int runs = test_quick() ? 10 : 1000;
     test_rng rng = {300};
     group_case g;
     size_t bytes;
-    make_group(&g, &rng, choices, shapes, 4, 1);
+    make_group(&g, &rng, recipes, shapes, 4, 1);
     ck_assert_uint_eq(test_group_info(g.group).sharing, 4);
     poison_group(&g);
     queue_group(&g, NULL);
@@ -268,7 +268,7 @@ static void free_ring(ring *r) {
 /* In a graph, nothing reads what the one in front has not written yet. */
 START_TEST(groups_in_graphs) {
     static const gpu_shape shapes[] = {{RING_WIDTH, RING_WIDTH}, {RING_WIDTH, RING_WIDTH}};
-    static const int choices[] = {0, 0};
+    static const int recipes[] = {0, 0};
     test_rng rng = {400};
     group_case g;
     ring r;
@@ -276,7 +276,7 @@ START_TEST(groups_in_graphs) {
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
-    make_group(&g, &rng, choices, shapes, 2, 1);
+    make_group(&g, &rng, recipes, shapes, 2, 1);
     make_ring(&r, &g);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     queue_ring(&r, stream);
@@ -351,14 +351,14 @@ static uint32_t *make_offsets(test_rng *rng, uint32_t count, int kind, uint32_t 
     return offsets;
 }
 
-static void make_experts(expert_case *c, test_rng *rng, int choice, gpu_shape shape, uint32_t count,
+static void make_experts(expert_case *c, test_rng *rng, int recipe, gpu_shape shape, uint32_t count,
                          uint32_t max_tokens, gpu_fill fill) {
     trf_device_layer *list[MOST_EXPERTS];
     trf_error err = {0};
     *c = (expert_case){.count = count, .max_tokens = max_tokens, .shape = shape};
     for (int i = 0; i < DISTINCT; i++)
-        c->layers[i] = gpu_layer_make(rng, &kGpuChoices[choice / 4], (trf_favor)(choice % 2),
-                                      kGpuSlabCols[choice / 2 % 2], shape, fill);
+        c->layers[i] = gpu_layer_make(rng, &kGpuRecipes[recipe / 4], (trf_favor)(recipe % 2),
+                                      kGpuSlabCols[recipe / 2 % 2], shape, fill);
     for (uint32_t e = 0; e < count; e++)
         list[e] = c->layers[e % DISTINCT].device;
     snprintf(c->name, sizeof c->name, "%u experts, %s", count, c->layers[0].name);
@@ -456,7 +456,7 @@ static void check_experts(const expert_case *c, test_rng *rng, const uint32_t *o
     free(y);
 }
 
-/* loop: choice, favor, slabs. */
+/* loop: recipe, favor, slabs. */
 START_TEST(experts_near_f64) {
     static const gpu_shape shapes[] = {{512, 768}, {300, 515}, {1056, 320}, {33, 131}, {16, 272}};
     const int some = test_quick() ? 2 : 5;
@@ -488,7 +488,7 @@ START_TEST(experts_near_f64) {
         gpu_check(trf_experts_check(c.experts, &err), TRF_OK, &err, c.name);
         free_experts(&c);
     }
-    printf("%s: products of experts took %d of %d\n", kGpuChoices[_i / 4].name, taken, 2 * some);
+    printf("%s: products of experts took %d of %d\n", kGpuRecipes[_i / 4].name, taken, 2 * some);
     if (_i / 4 != 5)
         ck_assert_int_gt(taken, 0);
 }
@@ -579,9 +579,9 @@ END_TEST
 /* A corrupt expert: its tokens' rows are NaN where the slab is, all other y is as it was, and the fault is the
  * expert's. */
 START_TEST(corrupt_experts) {
-    static const int choices[] = {0, 1, 2, 3, 6, 7};
+    static const int recipes[] = {0, 1, 2, 3, 6, 7};
     test_rng rng = {900 + (uint64_t)_i};
-    gpu_layer intact = gpu_layer_make(&rng, &kGpuChoices[choices[_i / 2]], (trf_favor)(_i % 2), 128,
+    gpu_layer intact = gpu_layer_make(&rng, &kGpuRecipes[recipes[_i / 2]], (trf_favor)(_i % 2), 128,
                                       (gpu_shape){600, 520}, GPU_FILL_NORMAL);
     gpu_corrupt_layer bad = gpu_corrupt(&rng, &intact, test_below(&rng, 2) ? 0 : 4);
     enum {
@@ -635,9 +635,9 @@ END_TEST
 /* Experts that the kernels do not take are refused with a reason, when the plan is made. */
 START_TEST(refused_experts) {
     test_rng rng = {1000};
-    for (int choice = SHARING; choice < GPU_CHOICES; choice++) {
+    for (int recipe = SHARING; recipe < GPU_RECIPES; recipe++) {
         expert_case c;
-        make_experts(&c, &rng, 4 * choice, (gpu_shape){64, 288}, 2, 3, GPU_FILL_NORMAL);
+        make_experts(&c, &rng, 4 * recipe, (gpu_shape){64, 288}, 2, 3, GPU_FILL_NORMAL);
         for (int t = 0; t < 2; t++) {
             trf_error err = {0};
             gpu_check(trf_experts_plan_create(c.experts, 3, kXTypes[t], TRF_DTYPE_F32, &c.plan, &err),
@@ -653,7 +653,7 @@ END_TEST
 int main(void) {
     const gpu_test tests[] = {{groups_near_f64, 4 * SHARING},  {mixed_groups, 1},
                               {groups_give_the_same_bits, 1},  {groups_in_graphs, 1},
-                              {experts_near_f64, 4 * SHARING}, {nonfinite_experts, 4 * GPU_FLOAT_CHOICES},
+                              {experts_near_f64, 4 * SHARING}, {nonfinite_experts, 4 * GPU_FLOAT_RECIPES},
                               {experts_in_graphs, 2},          {offsets_without_sense, 1},
                               {corrupt_experts, 12},           {refused_experts, 1}};
     return gpu_main("groups", tests, sizeof tests / sizeof tests[0]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading to a device through staging buffers: layers of every size come whole, from any number of loads at once; and a
  * load that fails, or is stopped, leaves no memory behind. */
-#include "gpu_stored.h"
+#include "gpu_layer_files.h"
 #include "transfuse/device_memory.h"
 
 #include <pthread.h>
@@ -14,11 +14,11 @@ START_TEST(every_size) {
     const int count = (int)(sizeof shapes / sizeof shapes[0]) - test_quick();
     fixture_begin();
     for (int s = 0; s < count; s++)
-        for (int c = 0; c < GPU_CHOICES; c += s == 6 ? 5 : 3) {
-            gpu_stored_layer stored = gpu_store_layer("layer", &kGpuChoices[c], shapes[s], (trf_favor)(c % 2));
+        for (int c = 0; c < GPU_RECIPES; c += s == 6 ? 5 : 3) {
+            gpu_layer_file layer_file = gpu_write_layer_file("layer", &kGpuRecipes[c], shapes[s], (trf_favor)(c % 2));
             for (int threads = 0; threads <= 3; threads++)
-                gpu_check_load(&stored, threads);
-            free(stored.weights);
+                gpu_check_load(&layer_file, threads);
+            free(layer_file.weights);
         }
     fixture_end();
 }
@@ -34,13 +34,13 @@ static uint64_t tile_offset(const uint8_t *file, uint64_t tile) {
 START_TEST(corrupt_tiles) {
     size_t bytes;
     fixture_begin();
-    gpu_stored_layer stored = gpu_store_large();
-    gpu_check_load(&stored, 0); /* from here on there are buffers */
-    uint8_t *file = fixture_read(stored.path, &bytes);
+    gpu_layer_file layer_file = gpu_write_large_file();
+    gpu_check_load(&layer_file, 0); /* from here on there are buffers */
+    uint8_t *file = fixture_read(layer_file.path, &bytes);
     const char *damaged = fixture_path("damaged.trf");
     const uint64_t before = gpu_free_memory();
     for (int i = 0; i < 8; i++) {
-        const uint64_t tile = stored.tiles * (uint64_t)i / 8, at = tile_offset(file, tile);
+        const uint64_t tile = layer_file.tiles * (uint64_t)i / 8, at = tile_offset(file, tile);
         char name[32];
         snprintf(name, sizeof name, "tile %llu:", (unsigned long long)tile);
         file[at + 77] ^= 1;
@@ -56,10 +56,10 @@ START_TEST(corrupt_tiles) {
         ck_assert_ptr_null(layer);
         ck_assert_uint_eq(gpu_free_memory(), before);
     }
-    gpu_check_load(&stored, 0);
+    gpu_check_load(&layer_file, 0);
     ck_assert_uint_eq(gpu_free_memory(), before);
     free(file);
-    free(stored.weights);
+    free(layer_file.weights);
     fixture_end();
 }
 END_TEST
@@ -80,8 +80,8 @@ static int count(void *context, const char *tensor, uint64_t done, uint64_t tota
 
 START_TEST(cancelled_loads) {
     fixture_begin();
-    gpu_stored_layer stored = gpu_store_large();
-    gpu_check_load(&stored, 0);
+    gpu_layer_file layer_file = gpu_write_large_file();
+    gpu_check_load(&layer_file, 0);
     const uint64_t before = gpu_free_memory();
     for (int threads = 1; threads <= 2; threads++)
         for (int stop_at = 1;; stop_at++) {
@@ -91,44 +91,44 @@ START_TEST(cancelled_loads) {
             trf_error err = {0};
             options.progress = count;
             options.progress_context = &s;
-            const trf_status status = gpu_load(gpu_context, stored.path, &options, &layer, &err);
+            const trf_status status = gpu_load(gpu_context, layer_file.path, &options, &layer, &err);
             if (status == TRF_OK) {
                 ck_assert_uint_eq(s.done, s.total);
                 EXPECT(stop_at > (threads == 1 ? 3 : 2)); /* alone, the caller's thread is told in the middle */
-                EXPECT(gpu_is_stored(layer, &stored));
+                EXPECT(gpu_has_weights_of_file(layer, &layer_file));
                 trf_device_layer_destroy(layer);
                 break;
             }
-            gpu_check(status, TRF_ERR_CANCELLED, &err, stored.path);
+            gpu_check(status, TRF_ERR_CANCELLED, &err, layer_file.path);
             ck_assert_uint_eq(gpu_free_memory(), before);
         }
-    free(stored.weights);
+    free(layer_file.weights);
     fixture_end();
 }
 END_TEST
 
 enum {
     LOADS = 12,
-    STORED = 3
+    FILES = 3
 };
 
 typedef struct loader {
-    const gpu_stored_layer *stored; /* [STORED] */
+    const gpu_layer_file *layer_files; /* [FILES] */
     int first, wrong;
 } loader;
 
 static void *load_some(void *context) {
     loader *l = context;
     for (int i = 0; i < 4; i++) {
-        const gpu_stored_layer *stored = &l->stored[(l->first + i) % STORED];
+        const gpu_layer_file *layer_file = &l->layer_files[(l->first + i) % FILES];
         trf_load_options options = gpu_load_options(1 + (l->first + i) % 3);
         trf_device_layer *layer;
         trf_error err = {0};
-        if (gpu_load(gpu_context, stored->path, &options, &layer, &err) != TRF_OK) {
+        if (gpu_load(gpu_context, layer_file->path, &options, &layer, &err) != TRF_OK) {
             l->wrong++;
             continue;
         }
-        l->wrong += !gpu_is_stored(layer, stored);
+        l->wrong += !gpu_has_weights_of_file(layer, layer_file);
         trf_device_layer_destroy(layer);
     }
     return NULL;
@@ -138,21 +138,21 @@ static void *load_some(void *context) {
 START_TEST(several_at_once) {
     static const gpu_shape small = {400, 900}, tiny = {48, 64};
     fixture_begin();
-    gpu_stored_layer stored[STORED] = {gpu_store_large(),
-                                       gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE),
-                                       gpu_store_layer("tiny", &kGpuChoices[1], tiny, TRF_FAVOR_SPEED)};
+    gpu_layer_file layer_files[FILES] = {gpu_write_large_file(),
+                                         gpu_write_layer_file("small", &kGpuRecipes[2], small, TRF_FAVOR_SIZE),
+                                         gpu_write_layer_file("tiny", &kGpuRecipes[1], tiny, TRF_FAVOR_SPEED)};
     pthread_t threads[LOADS];
     loader loaders[LOADS];
     for (int i = 0; i < LOADS; i++) {
-        loaders[i] = (loader){stored, i, 0};
+        loaders[i] = (loader){layer_files, i, 0};
         EXPECT(pthread_create(&threads[i], NULL, load_some, &loaders[i]) == 0);
     }
     for (int i = 0; i < LOADS; i++) {
         pthread_join(threads[i], NULL);
         ck_assert_int_eq(loaders[i].wrong, 0);
     }
-    for (int i = 0; i < STORED; i++)
-        free(stored[i].weights);
+    for (int i = 0; i < FILES; i++)
+        free(layer_files[i].weights);
     fixture_end();
 }
 END_TEST
@@ -160,10 +160,10 @@ END_TEST
 /* Shards of whole tiles against the rows and columns that they are; damage outside of one does not matter. */
 START_TEST(shards) {
     fixture_begin();
-    gpu_stored_layer stored = gpu_store_large();
-    gpu_check_load(&stored, 0);
+    gpu_layer_file layer_file = gpu_write_large_file();
+    gpu_check_load(&layer_file, 0);
     size_t bytes;
-    uint8_t *file = fixture_read(stored.path, &bytes);
+    uint8_t *file = fixture_read(layer_file.path, &bytes);
     file[bytes - 200] ^= 1; /* in the last tile */
     const char *damaged = fixture_path("damaged.trf");
     fixture_write(damaged, file, bytes);
@@ -181,9 +181,10 @@ START_TEST(shards) {
                   damaged);
         gpu_memory_read(&memory, found);
         for (uint32_t r = 0; r < info.rows; r++)
-            EXPECT(memcmp(found + (size_t)r * info.cols,
-                          (const uint16_t *)stored.weights + (size_t)(parts[i][0] + r) * stored.cols + parts[i][2],
-                          2 * info.cols) == 0);
+            EXPECT(
+                memcmp(found + (size_t)r * info.cols,
+                       (const uint16_t *)layer_file.weights + (size_t)(parts[i][0] + r) * layer_file.cols + parts[i][2],
+                       2 * info.cols) == 0);
         gpu_memory_free(&memory);
         free(found);
         trf_device_layer_destroy(layer);
@@ -193,7 +194,7 @@ START_TEST(shards) {
     gpu_check(gpu_load(gpu_context, damaged, NULL, &layer, &err), TRF_ERR_CHECKSUM, &err, damaged);
     ck_assert_uint_eq(gpu_free_memory(), before);
     free(file);
-    free(stored.weights);
+    free(layer_file.weights);
     fixture_end();
 }
 END_TEST
@@ -205,7 +206,7 @@ START_TEST(rows_in_a_graph) {
     };
     static const gpu_shape shape = {700, 1030};
     fixture_begin();
-    gpu_stored_layer stored = gpu_store_layer("table", &kGpuChoices[0], shape, TRF_FAVOR_SPEED);
+    gpu_layer_file layer_file = gpu_write_layer_file("table", &kGpuRecipes[0], shape, TRF_FAVOR_SPEED);
     trf_device_layer *layer;
     trf_error err = {0};
     cudaStream_t stream;
@@ -213,7 +214,7 @@ START_TEST(rows_in_a_graph) {
     cudaGraphExec_t runs;
     int32_t ids[COUNT];
     uint16_t found[COUNT * 1030];
-    gpu_check(gpu_load(gpu_context, stored.path, NULL, &layer, &err), TRF_OK, &err, stored.path);
+    gpu_check(gpu_load(gpu_context, layer_file.path, NULL, &layer, &err), TRF_OK, &err, layer_file.path);
     gpu_memory own_ids = gpu_memory_make(sizeof ids), rows = gpu_memory_make(sizeof found);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaMemset(own_ids.at, 0, sizeof ids));
@@ -235,7 +236,7 @@ START_TEST(rows_in_a_graph) {
         gpu_memory_read(&rows, found);
         for (int i = 0; i < COUNT; i++)
             EXPECT(memcmp(found + (size_t)i * shape.cols,
-                          (const uint16_t *)stored.weights + (size_t)ids[i] * shape.cols, 2 * shape.cols) == 0);
+                          (const uint16_t *)layer_file.weights + (size_t)ids[i] * shape.cols, 2 * shape.cols) == 0);
     }
     CUDA(cudaGraphExecDestroy(runs));
     CUDA(cudaGraphDestroy(graph));
@@ -243,26 +244,26 @@ START_TEST(rows_in_a_graph) {
     gpu_memory_free(&own_ids);
     gpu_memory_free(&rows);
     trf_device_layer_destroy(layer);
-    free(stored.weights);
+    free(layer_file.weights);
     fixture_end();
 }
 END_TEST
 
 /* A layer to memory of the test's own, which the caller frees. */
-static trf_device_layer *load_to(const gpu_stored_layer *stored, gpu_memory *blob, gpu_memory *directory) {
+static trf_device_layer *load_to(const gpu_layer_file *layer_file, gpu_memory *blob, gpu_memory *directory) {
     trf_error err = {0};
     trf_checkpoint *checkpoint;
     trf_device_layer *layer;
     trf_layer_size size;
     trf_load_options options = gpu_load_options(0);
-    gpu_check(trf_checkpoint_open(stored->path, &checkpoint, &err), TRF_OK, &err, stored->path);
+    gpu_check(trf_checkpoint_open(layer_file->path, &checkpoint, &err), TRF_OK, &err, layer_file->path);
     gpu_check(trf_device_layer_get_load_size(gpu_context, checkpoint, "weight", &options, &size, &err), TRF_OK, &err,
-              stored->path);
+              layer_file->path);
     *blob = gpu_memory_make(size.buffer_bytes);
     *directory = gpu_memory_make(size.directory_bytes);
     options.memory = (trf_layer_memory){blob->at, blob->bytes, directory->at, directory->bytes};
     gpu_check(trf_device_layer_load(gpu_context, checkpoint, "weight", &options, &layer, &err), TRF_OK, &err,
-              stored->path);
+              layer_file->path);
     trf_checkpoint_close(checkpoint);
     return layer;
 }
@@ -270,15 +271,15 @@ static trf_device_layer *load_to(const gpu_stored_layer *stored, gpu_memory *blo
 /* To wait for the device while a stream captures would end the capture with an error. */
 START_TEST(destroyed_during_a_capture) {
     fixture_begin();
-    gpu_stored_layer stored = gpu_store_large();
-    gpu_memory blob, directory, weights = gpu_memory_make(stored.weights_bytes);
+    gpu_layer_file layer_file = gpu_write_large_file();
+    gpu_memory blob, directory, weights = gpu_memory_make(layer_file.weights_bytes);
     trf_error err = {0};
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t runs;
-    trf_device_layer *layer = load_to(&stored, &blob, &directory);
-    void *found = gpu_malloc(stored.weights_bytes);
-    ck_assert(gpu_is_stored(layer, &stored));
+    trf_device_layer *layer = load_to(&layer_file, &blob, &directory);
+    void *found = gpu_malloc(layer_file.weights_bytes);
+    ck_assert(gpu_has_weights_of_file(layer, &layer_file));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     gpu_check(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, weights.at, weights.bytes, stream, &err), TRF_OK, &err,
@@ -288,7 +289,7 @@ START_TEST(destroyed_during_a_capture) {
     CUDA(cudaGraphInstantiate(&runs, graph, 0));
     CUDA(cudaGraphLaunch(runs, stream)); /* of memory that is still there */
     gpu_memory_read(&weights, found);
-    EXPECT(memcmp(found, stored.weights, stored.weights_bytes) == 0);
+    EXPECT(memcmp(found, layer_file.weights, layer_file.weights_bytes) == 0);
     CUDA(cudaGraphExecDestroy(runs));
     CUDA(cudaGraphDestroy(graph));
     CUDA(cudaStreamDestroy(stream));
@@ -296,7 +297,7 @@ START_TEST(destroyed_during_a_capture) {
     gpu_memory_free(&directory);
     gpu_memory_free(&weights);
     free(found);
-    free(stored.weights);
+    free(layer_file.weights);
     fixture_end();
 }
 END_TEST

@@ -94,8 +94,8 @@ static trf_pack_state pack(const packed_memory *to, const dense_memory *dense, u
     trf_pack_state state;
     CUDA(cudaMemsetAsync(memory.at, 0, sizeof state, stream));
     for (uint32_t row = 0; row < all; row += each) {
-        const trf_pack_rows range = {dense_row(dense, row), dense->host.stride, row,
-                                     all - row < each ? all - row : each, to->view.cols};
+        const trf_pack_source range = {dense_row(dense, row), dense->host.stride, row,
+                                       all - row < each ? all - row : each, to->view.cols};
         check_launch(trf_launch_pack(&to->view, &range, memory.at, stream), "packing");
     }
     gpu_memory_read(&memory, &state);
@@ -109,7 +109,7 @@ static void check_packed(const packed_layer *layer, const packed_memory *to, con
                               to->head.common.buffer_bytes};
     const uint64_t end[] = {begin[0] + head->num_lines * TRF_PACKED_LINE_BYTES,
                             begin[1] + head->num_tiles * TRF_PACKED_TILE_BYTES,
-                            begin[2] + (uint64_t)head->num_stored * TRF_PACKED_STORED_BYTES};
+                            begin[2] + (uint64_t)head->num_stored * TRF_PACKED_STORED_TILE_BYTES};
     uint8_t *found = gpu_malloc(to->head.common.buffer_bytes);
     gpu_memory_read(&to->memory, found);
     for (int part = 0; part < 3; part++) {
@@ -325,8 +325,8 @@ START_TEST(windows_are_the_references) {
         CUDA(cudaMemset(memory.at, 0, sizeof found));
         for (uint32_t row = 0; row < layer.rows; row += 100) { /* any ranges */
             const uint32_t left = layer.rows - row;
-            const trf_pack_rows rows = {dense_row(&dense, row), dense.host.stride, row, left < 100 ? left : 100,
-                                        layer.cols};
+            const trf_pack_source rows = {dense_row(&dense, row), dense.host.stride, row, left < 100 ? left : 100,
+                                          layer.cols};
             check_launch(trf_launch_packed_histogram(&rows, offsets.at, memory.at, NULL), "a histogram");
         }
         gpu_memory_read(&memory, &found);

@@ -20,7 +20,7 @@ enum {
 };
 
 static const struct {
-    int choice;
+    int recipe;
     trf_favor favor;
     gpu_shape shape;
     uint32_t m;
@@ -46,7 +46,7 @@ static void make_layers(void) {
     test_rng rng = {1};
     for (int i = 0; i < LAYERS; i++) {
         gpu_product product;
-        layers[i] = gpu_layer_make(&rng, &kGpuChoices[kSubjects[i].choice], kSubjects[i].favor, 0, kSubjects[i].shape,
+        layers[i] = gpu_layer_make(&rng, &kGpuRecipes[kSubjects[i].recipe], kSubjects[i].favor, 0, kSubjects[i].shape,
                                    GPU_FILL_NORMAL);
         inputs[i] = gpu_input_normal(&rng, kSubjects[i].m, kSubjects[i].shape.cols);
         x_dtypes[i] = gpu_takes(&layers[i], TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;

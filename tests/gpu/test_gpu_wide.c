@@ -11,13 +11,13 @@
 #include <string.h>
 
 enum {
-    BF16 = 0, /* of kGpuChoices */
+    BF16 = 0, /* of kGpuRecipes */
     FP16 = 1,
-    WIDE_FLOATS = 3, /* of kWideChoices, the first ones */
+    WIDE_FLOATS = 3, /* of kWideRecipes, the first ones */
     MOST_ROWS = 96   /* of a layer that are computed in F64 */
 };
-/* Of kGpuChoices those without scale groups and of another codec than bf16, which has no wide kernels. */
-static const int kWideChoices[] = {FP16, 2, 3, 5, 6, 7, 8};
+/* Of kGpuRecipes those without scale groups and of another codec than bf16, which has no wide kernels. */
+static const int kWideRecipes[] = {FP16, 2, 3, 5, 6, 7, 8};
 static const trf_dtype kXTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
 static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
 /* One band and many; fewer columns than producers, uneven ones, a narrow last one; several work items a block. */
@@ -25,7 +25,7 @@ static const gpu_shape kShapes[] = {{32, 512}, {160, 2048}, {96, 8192}, {256, 21
 /* Of every size of a block's part of x, in one block and in two; several such parts. */
 static const uint32_t kBatches[] = {1, 40, 48, 64, 65, 96, 110, 128, 130, 190, 224, 256, 300, 384, 512};
 enum {
-    WIDE_CHOICES = sizeof kWideChoices / sizeof kWideChoices[0],
+    WIDE_RECIPES = sizeof kWideRecipes / sizeof kWideRecipes[0],
     SHAPES = sizeof kShapes / sizeof kShapes[0],
     BATCHES = sizeof kBatches / sizeof kBatches[0]
 };
@@ -56,19 +56,19 @@ static int check_layer(test_rng *rng, const gpu_layer *layer) {
 }
 
 START_TEST(near_f64) {
-    const gpu_choice *choice = &kGpuChoices[kWideChoices[_i / 4]];
+    const gpu_recipe *recipe = &kGpuRecipes[kWideRecipes[_i / 4]];
     test_rng rng = {9000 + (uint64_t)_i};
     int taken = 0;
     for (int s = 0; s < (test_quick() ? 2 : SHAPES); s++) {
         gpu_layer layer =
-            gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2], kShapes[s], GPU_FILL_NORMAL);
+            gpu_layer_make(&rng, recipe, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2], kShapes[s], GPU_FILL_NORMAL);
         taken += check_layer(&rng, &layer);
         gpu_layer_free(&layer);
     }
-    printf("%s: the wide path took %d products\n", choice->name, taken);
+    printf("%s: the wide path took %d products\n", recipe->name, taken);
     /* Of 8-bit codes of raw integers, and of small layers of some codecs, it may refuse the tables. */
-    if (!taken && choice->codec == TRF_CODEC_AUTO && choice->dtype != TRF_DTYPE_I8)
-        ck_abort_msg("%s: no wide product", choice->name);
+    if (!taken && recipe->codec == TRF_CODEC_AUTO && recipe->dtype != TRF_DTYPE_I8)
+        ck_abort_msg("%s: no wide product", recipe->name);
 }
 END_TEST
 
@@ -82,7 +82,7 @@ START_TEST(same_bits_on_every_run) {
     static const gpu_shape shape = {2048, 2048};
     const uint32_t m = kRepeated[_i / 2];
     test_rng rng = {9100 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[FP16], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[FP16], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(gpu_product_make(&product, &layer, m, TRF_DTYPE_F16, TRF_DTYPE_F32, TRF_PATH_WIDE), TRF_OK);
@@ -97,7 +97,7 @@ START_TEST(graphs) {
     static const gpu_shape shape = {1024, 1088};
     const uint32_t m = kRepeated[_i];
     test_rng rng = {9400 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[FP16], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[FP16], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(gpu_product_make(&product, &layer, m, TRF_DTYPE_F16, TRF_DTYPE_F32, TRF_PATH_WIDE), TRF_OK);
@@ -112,8 +112,8 @@ END_TEST
 START_TEST(nonfinite_weights) {
     test_rng rng = {9200 + (uint64_t)_i};
     static const gpu_shape shape = {256, 1024};
-    const gpu_choice *choice = &kGpuChoices[kWideChoices[_i % WIDE_FLOATS]];
-    gpu_layer layer = gpu_layer_make(&rng, choice, (trf_favor)(_i / WIDE_FLOATS), 0, shape, GPU_FILL_NONFINITE);
+    const gpu_recipe *recipe = &kGpuRecipes[kWideRecipes[_i % WIDE_FLOATS]];
+    gpu_layer layer = gpu_layer_make(&rng, recipe, (trf_favor)(_i / WIDE_FLOATS), 0, shape, GPU_FILL_NONFINITE);
     check_layer(&rng, &layer);
     gpu_layer_free(&layer);
 }
@@ -122,14 +122,14 @@ END_TEST
 START_TEST(refusals) {
     static const struct {
         gpu_shape shape;
-        int choice;
+        int recipe;
         const char *reason;
     } cases[] = {{{300, 512}, FP16, "multiples"}, {{256, 500}, FP16, "multiples"}, {{256, 512}, BF16, "bf16"}};
     test_rng rng = {9300};
     for (int i = 0; i < 3; i++) {
         gpu_layer layer =
-            gpu_layer_make(&rng, &kGpuChoices[cases[i].choice], TRF_FAVOR_SPEED, 0, cases[i].shape, GPU_FILL_NORMAL);
-        const trf_dtype x_dtype = cases[i].choice == BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+            gpu_layer_make(&rng, &kGpuRecipes[cases[i].recipe], TRF_FAVOR_SPEED, 0, cases[i].shape, GPU_FILL_NORMAL);
+        const trf_dtype x_dtype = cases[i].recipe == BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
         trf_plan *plan = NULL;
         trf_error err = {0};
         gpu_check(test_make_plan(layer.device, 64, x_dtype, TRF_DTYPE_F32, TRF_PATH_WIDE, &plan, &err),
@@ -145,7 +145,7 @@ END_TEST
 static const char *lacks_wide(const trf_context *context) { return trf_wide_device_refusal(&context->limits); }
 
 int main(void) {
-    const gpu_test tests[] = {{near_f64, 4 * WIDE_CHOICES},
+    const gpu_test tests[] = {{near_f64, 4 * WIDE_RECIPES},
                               {same_bits_on_every_run, 2 * REPEATED},
                               {graphs, REPEATED},
                               {nonfinite_weights, 2 * WIDE_FLOATS},

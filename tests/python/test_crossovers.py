@@ -58,10 +58,10 @@ def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     layer = "    {{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 64, 128}, 4, 6},"
     assert made.stdout.splitlines()[3:] == [
-        "static const trf_crossover kOfAnother[] = {",
+        "static const trf_layer_crossovers kOfAnother[] = {",
         layer,
         "};",
-        "static const trf_crossover kOfACard[] = {",
+        "static const trf_layer_crossovers kOfACard[] = {",
         layer,
         "};",
         "static const trf_crossover_table kTables[] = {",

@@ -127,7 +127,7 @@ class Header:
     probability_bits: int
     state_bits: int
     slab_cols: int
-    stored_bytes: int
+    stored_element_bytes: int
     predictor_modes: int
     blob_bytes: int
     head_checksum: int
@@ -194,10 +194,10 @@ def check_ranges(h: Header) -> None:
     require(h.class_bits in (2, 4), f"class_bits {h.class_bits}")
     if h.is_int:
         require(0 <= h.raw_bits <= 8, f"raw_bits {h.raw_bits}")
-        require(h.stored_bytes in (1, 2), f"stored_bytes {h.stored_bytes}")
+        require(h.stored_element_bytes in (1, 2), f"stored_element_bytes {h.stored_element_bytes}")
     else:
         require(h.raw_bits == RAW_BITS[h.codec, h.class_bits], f"raw_bits {h.raw_bits}")
-        require(h.stored_bytes == ELEMENT_BYTES[h.codec], f"stored_bytes {h.stored_bytes}")
+        require(h.stored_element_bytes == ELEMENT_BYTES[h.codec], f"stored_element_bytes {h.stored_element_bytes}")
     require(1 <= h.rows < 2**31 and 1 <= h.cols < 2**31, f"shape {h.rows} x {h.cols}")
     require(h.num_tile_rows == ceil_div(h.rows, TILE_SIZE), f"num_tile_rows {h.num_tile_rows}")
     require(h.num_tile_cols == ceil_div(h.cols, TILE_SIZE), f"num_tile_cols {h.num_tile_cols}")
@@ -261,7 +261,7 @@ def read_header(blob: bytes) -> Header:
     check(len(blob) >= TABLE_OFFSET, "TRF_ERR_TRUNCATED", f"{len(blob)} bytes, fewer than header and extension")
     (
         magic, version, codec, source_dtype, class_bits, raw_bits, tile_size, rows, cols, tiles_row, tiles_col,
-        probability_bits, state_bits, slab_rows, rans_streams, slab_cols, stored_bytes, predictor_modes,
+        probability_bits, state_bits, slab_rows, rans_streams, slab_cols, stored_element_bytes, predictor_modes,
         extension_offset, extension_bytes, flags, blob_bytes, head_checksum,
     ) = struct.unpack_from("<IHBBBBHIIIIBBBBHBBIIIQQ", blob, 0)  # fmt: skip
     (
@@ -292,8 +292,8 @@ def read_header(blob: bytes) -> Header:
     header = Header(
         codec=codec, source_dtype=source_dtype, class_bits=class_bits, raw_bits=raw_bits, rows=rows, cols=cols,
         num_tile_rows=tiles_row, num_tile_cols=tiles_col, probability_bits=probability_bits, state_bits=state_bits,
-        slab_cols=slab_cols, stored_bytes=stored_bytes, predictor_modes=predictor_modes, blob_bytes=blob_bytes,
-        head_checksum=head_checksum, class_value=list(class_value), exponent_offset=exponent_offset,
+        slab_cols=slab_cols, stored_element_bytes=stored_element_bytes, predictor_modes=predictor_modes,
+        blob_bytes=blob_bytes, head_checksum=head_checksum, class_value=list(class_value), exponent_offset=exponent_offset,
         granularity=granularity, scale_dtype=scale_dtype, scale_group_size=scale_group_size,
         scale_exponent=scale_exponent, scales_offset=scales_offset, scales_bytes=scales_bytes,
         row_offsets_offset=row_offsets_offset,
@@ -376,7 +376,7 @@ def read_tiles(blob: bytes, h: Header) -> None:
         if coding == STORED:
             require(mode == 0, "predictor_mode of a stored tile")
             require(count == 0, "exceptions in a stored tile")
-            size = align128(tile.height * tile.width * h.stored_bytes)
+            size = align128(tile.height * tile.width * h.stored_element_bytes)
             require(data_size == size, f"data_size {data_size} of a stored tile, not {size}")
         else:
             require(tile.coded_rows >= 16 and tile.coded_cols >= 16, "coded, but narrower than 16")
@@ -535,7 +535,7 @@ def decode_symbols(h: Header, slabs: list[Slab], where: str) -> list[np.ndarray]
     words = np.concatenate([slab.words for slab in slabs] + [np.zeros(1, np.uint16)]).astype(np.uint64)
     owned = np.concatenate([slab.lane_pair_words for slab in slabs])
     first = np.cumsum(owned) - owned
-    # Lanes 0…15 of a slab start at their pair's first word, lanes 16…31 at its last.
+    # Lanes 0…15 of a slab start at their lane pair's first word, lanes 16…31 at its last.
     pointer = np.stack([first.reshape(-1, 16), (first + owned - 1).reshape(-1, 16)], axis=1).reshape(-1)
     start = pointer.copy()
     direction = np.tile(np.repeat([1, -1], 16), len(slabs))
@@ -653,10 +653,10 @@ def decode_tile(h: Header, blob: bytes, tile: Tile) -> np.ndarray:
         require(count == tile.exception_count, f"{count} exceptions, {tile.exception_count} announced")
 
     right, below = coded_rows * (tile.width - coded_cols), (tile.height - coded_rows) * tile.width
-    sliver_bytes = (right + below) * h.stored_bytes
+    sliver_bytes = (right + below) * h.stored_element_bytes
     require(len(data) == align128(position + sliver_bytes), "size of the slivers")
     require(not any(data[position + sliver_bytes :]), "padding at the end is not zero")
-    dtype = {(False, 1): "u1", (False, 2): "<u2", (True, 1): "i1", (True, 2): "<i2"}[h.is_int, h.stored_bytes]
+    dtype = {(False, 1): "u1", (False, 2): "<u2", (True, 1): "i1", (True, 2): "<i2"}[h.is_int, h.stored_element_bytes]
     stored = np.frombuffer(data, dtype, right + below, position)
     elements[:coded_rows, coded_cols:] = stored[:right].reshape(coded_rows, tile.width - coded_cols)
     elements[coded_rows:, :] = stored[right:].reshape(tile.height - coded_rows, tile.width)

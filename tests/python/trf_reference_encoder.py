@@ -31,7 +31,7 @@ class Options:
     class_value: list[int] | None = None
     #: int only
     raw_bits: int = 4
-    stored_bytes: int | None = None
+    stored_element_bytes: int | None = None
     exponent_offset: int = 0
     row_offsets: np.ndarray | None = None
     col_offsets: np.ndarray | None = None
@@ -74,10 +74,10 @@ class Encoder:
         self.is_int = options.codec == ref.INT
         if self.is_int:
             self.raw_bits = options.raw_bits
-            self.stored_bytes = options.stored_bytes or 2
+            self.stored_element_bytes = options.stored_element_bytes or 2
         else:
             self.raw_bits = ref.RAW_BITS[options.codec, options.class_bits]
-            self.stored_bytes = ref.ELEMENT_BYTES[options.codec]
+            self.stored_element_bytes = ref.ELEMENT_BYTES[options.codec]
 
     # -- places -------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Encoder:
     def fields(self, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Sign, exponent field and mantissa of elements."""
         m = ref.MANTISSA_BITS[self.o.codec]
-        return v >> (8 * self.stored_bytes - 1), v >> m & ref.EXPONENT_MAX[self.o.codec], v & ((1 << m) - 1)
+        return v >> (8 * self.stored_element_bytes - 1), v >> m & ref.EXPONENT_MAX[self.o.codec], v & ((1 << m) - 1)
 
     def choose_classes(self) -> list[int]:
         """The class list: 2^c entries."""
@@ -278,21 +278,21 @@ class Encoder:
         start = (np.cumsum(frequencies) - frequencies).tolist()
         lanes = [self.encode_lane(row, frequencies.tolist(), start) for row in coded.symbols[s].tolist()]
         out = struct.pack("<32H", *(state for state, _ in lanes))
-        pairs = [lanes[k][1] + lanes[k + 16][1][::-1] for k in range(16)]
-        out += bytes(len(words) for words in pairs)
+        lane_pairs = [lanes[k][1] + lanes[k + 16][1][::-1] for k in range(16)]
+        out += bytes(len(words) for words in lane_pairs)
         # By index, then lane: the order of the positions.
         index_lane = np.argwhere(self.slab_weights(coded, s, coded.exception).T)
         elements = self.slab_weights(coded, s, coded.elements).T[tuple(index_lane.T)] & 0xFFFF
         out += struct.pack("<HH", len(elements), 0)
         out += (index_lane @ np.array([32, 1]) << 19 | elements).astype("<u4").tobytes()
-        for words in pairs:
+        for words in lane_pairs:
             out += struct.pack(f"<{len(words)}H", *words)
         return out + bytes(-len(out) % 16), len(elements)
 
     # -- section 4 ----------------------------------------------------------------------------------------------
 
     def stored_elements(self, values: np.ndarray) -> bytes:
-        return values.astype("<i8").reshape(-1, 1).view("u1")[:, : self.stored_bytes].tobytes()
+        return values.astype("<i8").reshape(-1, 1).view("u1")[:, : self.stored_element_bytes].tobytes()
 
     def tile_bytes(self, t: int, coded: Coded | None, frequencies: np.ndarray) -> tuple[bytes, int]:
         row, col, height, width = self.place(t)
@@ -359,7 +359,7 @@ class Encoder:
         struct.pack_into(
             "<IHBBBBHIIIIBBBBHBBIIIQQ", head, 0, ref.MAGIC, ref.VERSION, o.codec, o.source_dtype, o.class_bits,
             self.raw_bits, 256, self.rows, self.cols, self.tiles_row, self.tiles_col, o.probability_bits,
-            o.state_bits, 32, 1, o.slab_cols, self.stored_bytes, modes, 64, 256, 0, offset, 0,
+            o.state_bits, 32, 1, o.slab_cols, self.stored_element_bytes, modes, 64, 256, 0, offset, 0,
         )  # fmt: skip
         struct.pack_into(
             "<16hiBBHIi", head, 64, *(class_value + [0] * (16 - len(class_value))), o.exponent_offset,

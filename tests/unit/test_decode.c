@@ -54,50 +54,50 @@ static void check_elements(const target *to, const uint16_t *due, size_t due_str
         }
 }
 
-static void describe(const test_tile_choice *choice, const char *decoder_name, char text[256]) {
+static void describe(const test_tile_request *request, const char *decoder_name, char text[256]) {
     snprintf(text, 256,
              "%s codec %u c %u r %u %ux%u slabs of %u p %u L %u mode %u offset %d symbols %u rate %g stored %d",
-             decoder_name, choice->codec, choice->class_bits, choice->raw_bits, choice->rows, choice->cols,
-             choice->slab_cols, choice->probability_bits, choice->state_bits, choice->predictor_mode,
-             choice->exponent_offset, choice->symbols, choice->exception_rate, choice->stored);
+             decoder_name, request->codec, request->class_bits, request->raw_bits, request->rows, request->cols,
+             request->slab_cols, request->probability_bits, request->state_bits, request->predictor_mode,
+             request->exponent_offset, request->symbols, request->exception_rate, request->stored);
 }
 
-static void check_choice(test_rng *rng, const test_tile_choice *choice) {
+static void check_request(test_rng *rng, const test_tile_request *request) {
     static trf_decode_table table;
-    test_tile *tile = test_tile_make(rng, choice);
+    test_tile *tile = test_tile_make(rng, request);
     trf_error err;
     ck_assert_msg(trf_blob_check_tile(&tile->view, 0, tile->bytes, &err) == TRF_OK, "%s", err.message);
     trf_decode_table_init(&table, &tile->view);
     for (uint32_t d = 0; d < num_decoders; d++) {
         char what[256];
-        describe(choice, decoders[d].name, what);
+        describe(request, decoders[d].name, what);
         target to = make_target(tile);
         trf_status status = decoders[d].decode(&tile->view, &table, 0, tile->bytes, to.elements, to.stride, &err);
         ck_assert_msg(status == TRF_OK, "%s: %s", what, err.message);
-        check_elements(&to, tile->elements, choice->cols, what);
+        check_elements(&to, tile->elements, request->cols, what);
         check_canaries(&to, what);
         free(to.elements);
     }
     test_tile_free(tile);
 }
 
-START_TEST(random_tiles) { test_tiles_at_random((uint32_t)_i, 120, check_choice); }
+START_TEST(random_tiles) { test_tiles_at_random((uint32_t)_i, 120, check_request); }
 END_TEST
 
-START_TEST(every_shape) { test_tiles_of_every_shape((uint32_t)_i, check_choice); }
+START_TEST(every_shape) { test_tiles_of_every_shape((uint32_t)_i, check_request); }
 END_TEST
 
-START_TEST(every_int_width) { test_tiles_of_int((uint32_t)_i, check_choice); }
+START_TEST(every_int_width) { test_tiles_of_int((uint32_t)_i, check_request); }
 END_TEST
 
 /* ---- corrupt streams ---- */
 
-/* Changes something that only decoding can find out: words, start states, the split of words between pairs. */
+/* Changes something that only decoding can find out: words, start states, the split of words between lane pairs. */
 static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape) {
     uint32_t slab = test_below(rng, shape->num_slabs);
     const trf_slab_location location = trf_locate_slab(shape, tile->bytes, slab, tile->view.header.raw_bits);
     uint8_t *states = tile->bytes + location.rans_streams, *lane_pair_words = states + 64;
-    uint32_t words = 0, pair = test_below(rng, 16), other = test_below(rng, 16);
+    uint32_t words = 0, lane_pair = test_below(rng, 16), other = test_below(rng, 16);
     for (uint32_t i = 0; i < 16; i++)
         words += lane_pair_words[i];
     switch (test_below(rng, 4)) {
@@ -108,9 +108,9 @@ static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape)
         for (uint32_t i = 0; i < 64; i++)
             states[i] = (uint8_t)(1 + test_below(rng, 255));
         break;
-    case 2: /* words from one pair to another, the first one and the last one too */
-        while (lane_pair_words[pair] && lane_pair_words[other] < 255 && test_below(rng, 8)) {
-            lane_pair_words[pair]--;
+    case 2: /* words from one lane pair to another, the first one and the last one too */
+        while (lane_pair_words[lane_pair] && lane_pair_words[other] < 255 && test_below(rng, 8)) {
+            lane_pair_words[lane_pair]--;
             lane_pair_words[other]++;
         }
         break;
@@ -123,9 +123,9 @@ static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape)
     test_tile_seal(tile);
 }
 
-static void check_corrupt_tile(test_rng *rng, const test_tile_choice *choice, uint32_t *rejected) {
+static void check_corrupt_tile(test_rng *rng, const test_tile_request *request, uint32_t *rejected) {
     static trf_decode_table table;
-    test_tile *tile = test_tile_make(rng, choice);
+    test_tile *tile = test_tile_make(rng, request);
     trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.coding);
     trf_decode_table_init(&table, &tile->view);
     for (int round = 0; round < 6; round++) {
@@ -139,7 +139,7 @@ static void check_corrupt_tile(test_rng *rng, const test_tile_choice *choice, ui
         *rejected += due == TRF_ERR_RANS;
         for (uint32_t d = 0; d < num_decoders; d++) {
             char what[256];
-            describe(choice, decoders[d].name, what);
+            describe(request, decoders[d].name, what);
             target to = make_target(tile);
             trf_status status = decoders[d].decode(&tile->view, &table, 0, tile->bytes, to.elements, to.stride, &err);
             ck_assert_msg(status == due, "%s: %d, not %d", what, status, due);
@@ -159,9 +159,9 @@ START_TEST(corrupt_rans_streams) {
     uint32_t rejected = 0;
     test_rng rng = {4000 + (uint64_t)_i};
     for (int round = 0; round < test_rounds(60); round++) {
-        test_tile_choice choice = test_tile_choose_codec(&rng, (uint32_t)_i);
-        if (!choice.stored)
-            check_corrupt_tile(&rng, &choice, &rejected);
+        test_tile_request request = test_tile_random_request_of(&rng, (uint32_t)_i);
+        if (!request.stored)
+            check_corrupt_tile(&rng, &request, &rejected);
     }
     ck_assert_int_gt((int)rejected, test_rounds(40));
 }
@@ -172,11 +172,11 @@ START_TEST(unused_words) {
     static trf_decode_table table;
     test_rng rng = {6000 + (uint64_t)_i};
     for (uint32_t unused = 1; unused < 4; unused++) {
-        test_tile_choice choice = test_tile_choose_codec(&rng, (uint32_t)_i);
-        choice.rows = choice.cols = 64;
-        choice.stored = 0;
-        choice.unused_words = unused;
-        test_tile *tile = test_tile_make(&rng, &choice);
+        test_tile_request request = test_tile_random_request_of(&rng, (uint32_t)_i);
+        request.rows = request.cols = 64;
+        request.stored = 0;
+        request.unused_words = unused;
+        test_tile *tile = test_tile_make(&rng, &request);
         ck_assert_int_eq(trf_blob_check_tile(&tile->view, 0, tile->bytes, NULL), TRF_OK);
         trf_decode_table_init(&table, &tile->view);
         for (uint32_t d = 0; d < num_decoders; d++) {

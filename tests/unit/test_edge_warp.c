@@ -174,28 +174,28 @@ static int in_regular_slab(const trf_tile_shape *tile, uint32_t row, uint32_t co
            tile->coded_rows - row / 32 * 32 >= 32;
 }
 
-static void check_tile(test_rng *rng, const test_tile_choice *choice) {
-    test_tile *tile = test_tile_make(rng, choice);
+static void check_tile(test_rng *rng, const test_tile_request *request) {
+    test_tile *tile = test_tile_make(rng, request);
     host_view *host = host_view_make(&tile->view, tile->bytes, tile->meta.data_size);
     const trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.coding);
-    const size_t weights = (size_t)choice->rows * choice->cols;
+    const size_t weights = (size_t)request->rows * request->cols;
     uint16_t *by_slabs = calloc(weights, sizeof *by_slabs), *by_edges = calloc(weights, sizeof *by_edges);
     uint8_t *seen = calloc(weights, 1);
     EXPECT(by_slabs && by_edges && seen);
     EXPECT(decode_slabs(host, tile, by_slabs));
     EXPECT(decode_edges(&host->view, by_edges, seen));
-    for (uint32_t row = 0; row < choice->rows; row++)
-        for (uint32_t col = 0; col < choice->cols; col++) {
-            const size_t at = (size_t)row * choice->cols + col;
+    for (uint32_t row = 0; row < request->rows; row++)
+        for (uint32_t col = 0; col < request->cols; col++) {
+            const size_t at = (size_t)row * request->cols + col;
             const int regular = in_regular_slab(&shape, row, col);
             if (seen[at] != !regular)
-                ck_abort_msg("%ux%u: row %u column %u seen %u times", choice->rows, choice->cols, row, col, seen[at]);
+                ck_abort_msg("%ux%u: row %u column %u seen %u times", request->rows, request->cols, row, col, seen[at]);
             if ((row < shape.coded_rows && col < shape.coded_cols && by_slabs[at] != tile->elements[at]) ||
                 (!regular && by_edges[at] != tile->elements[at]))
                 ck_abort_msg("codec %u c %u r %u %ux%u slabs of %u mode %u stored %d: row %u column %u is %04x and "
                              "%04x, not %04x",
-                             choice->codec, choice->class_bits, choice->raw_bits, choice->rows, choice->cols,
-                             choice->slab_cols, choice->predictor_mode, choice->stored, row, col, by_slabs[at],
+                             request->codec, request->class_bits, request->raw_bits, request->rows, request->cols,
+                             request->slab_cols, request->predictor_mode, request->stored, row, col, by_slabs[at],
                              by_edges[at], tile->elements[at]);
         }
     EXPECT(decode_edges_in(&host->view, TRF_REGULAR_AS_EDGE, TRF_REGULAR_AS_EDGE_END, by_edges, seen));
@@ -255,11 +255,11 @@ START_TEST(corrupt_rans_streams) {
     uint32_t rejected = 0;
     test_rng rng = {4000 + (uint64_t)_i};
     for (int round = 0; round < test_rounds(60); round++) {
-        test_tile_choice choice = test_tile_choose_codec(&rng, (uint32_t)_i);
-        if (choice.stored)
+        test_tile_request request = test_tile_random_request_of(&rng, (uint32_t)_i);
+        if (request.stored)
             continue;
-        choice.unused_words = test_below(&rng, 8) == 0;
-        test_tile *tile = test_tile_make(&rng, &choice);
+        request.unused_words = test_below(&rng, 8) == 0;
+        test_tile *tile = test_tile_make(&rng, &request);
         host_view *host = host_view_make(&tile->view, tile->bytes, tile->meta.data_size);
         const trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.coding);
         trf_decode_table_init(&table, &tile->view);
@@ -267,7 +267,7 @@ START_TEST(corrupt_rans_streams) {
             corrupt_rans_stream(&rng, host, tile, &shape);
             if (trf_blob_check_tile(&tile->view, 0, tile->bytes, NULL) != TRF_OK)
                 break; /* a start state of 0, padding that is not 0 */
-            trf_status status = trf_decode_tile_ref(&tile->view, &table, 0, tile->bytes, due, choice.cols, NULL);
+            trf_status status = trf_decode_tile_ref(&tile->view, &table, 0, tile->bytes, due, request.cols, NULL);
             ck_assert_int_eq(decode_slabs(host, tile, elements), status == TRF_OK);
             rejected += status != TRF_OK;
         }
@@ -284,11 +284,11 @@ START_TEST(anything_at_all) {
     test_rng rng = {5000 + (uint64_t)_i};
     uint32_t opened = 0;
     for (int round = 0; round < test_rounds(200); round++) {
-        test_tile_choice choice = test_tile_choose_codec(&rng, (uint32_t)_i);
-        choice.rows = choice.rows < 16 ? 16 : choice.rows > 64 ? 48 : choice.rows;
-        choice.cols = choice.cols < 16 ? 16 : choice.cols;
-        choice.stored = 0;
-        test_tile *tile = test_tile_make(&rng, &choice);
+        test_tile_request request = test_tile_random_request_of(&rng, (uint32_t)_i);
+        request.rows = request.rows < 16 ? 16 : request.rows > 64 ? 48 : request.rows;
+        request.cols = request.cols < 16 ? 16 : request.cols;
+        request.stored = 0;
+        test_tile *tile = test_tile_make(&rng, &request);
         host_view *host = host_view_make(&tile->view, tile->bytes, tile->meta.data_size);
         const trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.coding);
         const uint32_t slab = test_below(&rng, shape.num_slabs);

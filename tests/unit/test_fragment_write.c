@@ -201,16 +201,16 @@ START_TEST(slabs) {
     float *scales = malloc(65536 * sizeof *scales);
     ck_assert_ptr_nonnull(scales);
     for (int round = 0; round < 40; round++) {
-        test_tile_choice choice = test_tile_choose(&rng, codec, class_bits);
-        choice.rows = 32 * (1 + test_below(&rng, 4));
-        choice.cols = 64 * (1 + test_below(&rng, 4));
-        choice.stored = 0;
-        choice.raw_bits = test_below(&rng, 9 - class_bits);
+        test_tile_request request = test_tile_random_request(&rng, codec, class_bits);
+        request.rows = 32 * (1 + test_below(&rng, 4));
+        request.cols = 64 * (1 + test_below(&rng, 4));
+        request.stored = 0;
+        request.raw_bits = test_below(&rng, 9 - class_bits);
         if (codec != TRF_CODEC_INT && round % 4) {
-            choice.predictor_mode = (uint32_t)round % 4;
-            choice.exponent_offset = round % 8 < 4 ? 0 : (int32_t)test_below(&rng, 509) - 254;
+            request.predictor_mode = (uint32_t)round % 4;
+            request.exponent_offset = round % 8 < 4 ? 0 : (int32_t)test_below(&rng, 509) - 254;
         }
-        test_tile *tile = test_tile_make(&rng, &choice);
+        test_tile *tile = test_tile_make(&rng, &request);
         host_view *host = host_view_make(&tile->view, tile->bytes, tile->meta.data_size);
         check_reference(tile);
         if (codec == TRF_CODEC_INT)

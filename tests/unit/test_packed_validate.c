@@ -189,7 +189,7 @@ START_TEST(tiles_and_padding_are_checked) {
     expect_refusal(&layer, head->tiles_offset + 2 * TRF_PACKED_TILE_BYTES + 4, 1 << 16,
                    head->tiles_offset + 2 * TRF_PACKED_TILE_BYTES + 6); /* a stored tile's place */
     const trf_packed_place place = trf_packed_place_of(79, 1100);       /* behind the last column, in a stored tile */
-    const uint64_t stored = head->stored_offset + TRF_PACKED_STORED_BYTES +
+    const uint64_t stored = head->stored_offset + TRF_PACKED_STORED_TILE_BYTES +
                             2 * trf_packed_stored_half(place.slab, place.lane, place.step, place.reg, place.half);
     expect_refusal(&layer, stored, 1, stored);
     const trf_packed_place padded = trf_packed_place_of(80, 5); /* below the last row: index 0 */

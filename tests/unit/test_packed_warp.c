@@ -66,7 +66,7 @@ static trf_pack_state pack_ranges(test_rng *rng, const packed_layer *layer, cons
         count = wanted < left ? wanted : left;
         packed_dense dense = packed_dense_copy(layer->weights + (size_t)row * layer->cols, count, layer->cols,
                                                test_below(rng, 3) * 4, kMore[test_below(rng, 4)]);
-        const trf_pack_rows range = {dense.at, dense.stride, row, count, layer->cols};
+        const trf_pack_source range = {dense.at, dense.stride, row, count, layer->cols};
         warp_pack(&to->view, &range, &state, random_grid(rng));
         packed_dense_free(&dense);
     }
@@ -78,7 +78,7 @@ static void check_packed(const packed_layer *layer, const target *to) {
     const trf_packed_head *head = &layer->head;
     const uint64_t end[] = {head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES,
                             head->tiles_offset + head->num_tiles * TRF_PACKED_TILE_BYTES,
-                            head->stored_offset + (uint64_t)head->num_stored * TRF_PACKED_STORED_BYTES};
+                            head->stored_offset + (uint64_t)head->num_stored * TRF_PACKED_STORED_TILE_BYTES};
     const uint64_t begin[] = {head->lines_offset, head->tiles_offset, head->stored_offset,
                               to->head.common.buffer_bytes};
     for (int part = 0; part < 3; part++) {
@@ -292,7 +292,7 @@ START_TEST(histograms_are_the_references) {
         const uint32_t first = part ? half : 0, count = part ? layer.rows - half : half;
         packed_dense dense = packed_dense_copy(layer.weights + (size_t)first * layer.cols, count, layer.cols,
                                                test_below(&rng, 3) * 4, test_below(&rng, 2) * 8);
-        const trf_pack_rows rows = {dense.at, dense.stride, first, count, layer.cols};
+        const trf_pack_source rows = {dense.at, dense.stride, first, count, layer.cols};
         warp_packed_histogram(&rows, layer.row_offsets, &found, random_grid(&rng));
         packed_dense_free(&dense);
     }

@@ -140,7 +140,7 @@ END_TEST
 /* A device that does at once what it is told. */
 typedef struct fake_device {
     trf_stack_place places[MOST];
-    trf_stack_state states[MOST];
+    trf_stack_usage usage[MOST];
     trf_stack_order order;
     trf_stack_placement placement;
     uint32_t count;
@@ -194,8 +194,8 @@ static fake_device *make_device(const uint64_t *sizes, uint32_t count, uint64_t 
         d->places[i].bytes = sizes[i];
     EXPECT(trf_stack_placement_make(d->places, count, 3, budget, &d->placement, &err) == TRF_OK);
     EXPECT(d->placement.device_bytes <= sizeof d->owner);
-    d->order = (trf_stack_order){
-        .places = d->places, .states = d->states, .count = count, .actions = {d, fake_copy, fake_wait}};
+    d->order =
+        (trf_stack_order){.places = d->places, .usage = d->usage, .count = count, .actions = {d, fake_copy, fake_wait}};
     EXPECT(trf_stack_order_begin(&d->order, &err) == TRF_OK);
     return d;
 }
@@ -216,7 +216,7 @@ static trf_status release(fake_device *d, uint32_t layer) {
     d->uses[layer]--;
     d->used_since[layer] = 1;
     d->waited_since[layer] = 0;
-    d->states[layer].released = !d->places[layer].is_resident; /* trf_stack.c's part */
+    d->usage[layer].released = !d->places[layer].is_resident; /* trf_stack.c's part */
     return trf_stack_order_release(&d->order, layer, &err);
 }
 
@@ -241,7 +241,7 @@ START_TEST(in_order) {
         const uint32_t copies = d->copies;
         for (uint32_t i = 0; i < d->count; i++) {
             const uint32_t before = d->copy_number[i];
-            EXPECT(d->places[i].is_resident || d->states[i].present);
+            EXPECT(d->places[i].is_resident || d->usage[i].present);
             EXPECT(acquire(d, i) == TRF_OK);
             EXPECT(d->copy_number[i] == before);
             EXPECT(release(d, i) == TRF_OK);

@@ -136,9 +136,9 @@ END_TEST
 START_TEST(tables_of_cards) {
     static const trf_tuning_key layer = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096},
                                 no_layer = {TRF_LAYOUT_CODED, TRF_CODEC_INT, 2, 10, 0, 4096, 4096};
-    static const trf_crossover slow[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 64, 128}},
-                               fast[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 16, 32}},
-                               older[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 8, 8}};
+    static const trf_layer_crossovers slow[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 64, 128}},
+                                      fast[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 16, 32}},
+                                      older[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 8, 8}};
     static const trf_crossover_table tables[] = {
         {{"slow", 90, 100, 2000}, slow, 1}, {{"fast", 90, 100, 4000}, fast, 1}, {{"older", 80, 100, 3000}, older, 1}};
     static const struct {

@@ -221,19 +221,19 @@ static void check_walks(test_rng *rng, walked_layer *t, int intact, uint32_t (*r
 /* ---- single tiles ---- */
 
 /* usual: p, L and frequencies as most kernels want them. */
-static test_tile *make_tile(test_rng *rng, test_tile_choice *choice, int usual) {
-    choice->rows = 32 * (1 + test_below(rng, test_below(rng, 3) ? 4 : 8)) + test_below(rng, 2) * test_below(rng, 32);
-    choice->cols = 64 * (1 + test_below(rng, 4)) + test_below(rng, 2) * test_below(rng, 64);
-    choice->rows = choice->rows < 256 ? choice->rows : 256;
-    choice->cols = choice->cols < 256 ? choice->cols : 256;
-    choice->stored = 0;
+static test_tile *make_tile(test_rng *rng, test_tile_request *request, int usual) {
+    request->rows = 32 * (1 + test_below(rng, test_below(rng, 3) ? 4 : 8)) + test_below(rng, 2) * test_below(rng, 32);
+    request->cols = 64 * (1 + test_below(rng, 4)) + test_below(rng, 2) * test_below(rng, 64);
+    request->rows = request->rows < 256 ? request->rows : 256;
+    request->cols = request->cols < 256 ? request->cols : 256;
+    request->stored = 0;
     if (usual)
-        choice->probability_bits = choice->state_bits =
-            choice->class_bits == 2 ? TRF_QUADS_PROBABILITY_BITS : TRF_PAIRS_PROBABILITY_BITS;
+        request->probability_bits = request->state_bits =
+            request->class_bits == 2 ? TRF_QUADS_PROBABILITY_BITS : TRF_PAIRS_PROBABILITY_BITS;
     for (;;) {
-        if (usual && choice->symbols < 32)
-            choice->symbols = 32 + test_below(rng, 225);
-        test_tile *tile = test_tile_make(rng, choice);
+        if (usual && request->symbols < 32)
+            request->symbols = 32 + test_below(rng, 225);
+        test_tile *tile = test_tile_make(rng, request);
         uint32_t most = 0;
         for (uint32_t s = 0; s < TRF_ALPHABET; s++)
             most = tile->frequency[s] > most ? tile->frequency[s] : most;
@@ -247,8 +247,8 @@ static walked_layer layer_of_tile(const test_tile *tile) {
     return begin_layer(host_view_make(&tile->view, tile->bytes, tile->meta.data_size), tile->frequency, tile->elements);
 }
 
-static void check_tile(test_rng *rng, test_tile_choice *choice, int usual, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
-    test_tile *tile = make_tile(rng, choice, usual);
+static void check_tile(test_rng *rng, test_tile_request *request, int usual, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
+    test_tile *tile = make_tile(rng, request, usual);
     walked_layer t = layer_of_tile(tile);
     check_walks(rng, &t, 1, ran);
     end_layer(&t);
@@ -267,14 +267,14 @@ static void expect_all_ran(uint32_t codec, uint32_t class_bits, uint32_t (*ran)[
 START_TEST(tiles) {
     test_rng rng = {8000 + (uint64_t)_i};
     uint32_t ran[2][WARP_WALK_VARIANTS] = {{0}};
-    test_tile_choice choice;
+    test_tile_request request;
     for (int round = 0; round < test_rounds(24); round++) {
-        choice = test_tile_choose_codec(&rng, (uint32_t)_i);
-        if (choice.codec == TRF_CODEC_INT)
-            choice.raw_bits = test_below(&rng, 9 - choice.class_bits);
-        check_tile(&rng, &choice, round % 4 != 0, ran);
+        request = test_tile_random_request_of(&rng, (uint32_t)_i);
+        if (request.codec == TRF_CODEC_INT)
+            request.raw_bits = test_below(&rng, 9 - request.class_bits);
+        check_tile(&rng, &request, round % 4 != 0, ran);
     }
-    expect_all_ran(choice.codec, choice.class_bits, ran);
+    expect_all_ran(request.codec, request.class_bits, ran);
 }
 END_TEST
 
@@ -286,9 +286,9 @@ START_TEST(int_widths) {
         if (class_bits + (uint32_t)_i > 8)
             continue;
         for (int round = 0; round < 3; round++) {
-            test_tile_choice choice = test_tile_choose(&rng, TRF_CODEC_INT, class_bits);
-            choice.raw_bits = (uint32_t)_i;
-            check_tile(&rng, &choice, 1, ran);
+            test_tile_request request = test_tile_random_request(&rng, TRF_CODEC_INT, class_bits);
+            request.raw_bits = (uint32_t)_i;
+            check_tile(&rng, &request, 1, ran);
         }
         expect_all_ran(TRF_CODEC_INT, class_bits, ran);
         EXPECT(class_bits == 4 || (_i != 3 && _i != 6) ||
@@ -456,11 +456,11 @@ START_TEST(corrupt) {
     test_rng rng = {8300 + (uint64_t)_i};
     uint32_t ran[2][WARP_WALK_VARIANTS] = {{0}}, bad = 0;
     for (int round = 0; round < test_rounds(24); round++) {
-        test_tile_choice choice = test_tile_choose_codec(&rng, (uint32_t)_i);
-        if (choice.codec == TRF_CODEC_INT)
-            choice.raw_bits = test_below(&rng, 9 - choice.class_bits);
-        choice.unused_words = test_below(&rng, 8) == 0;
-        test_tile *tile = make_tile(&rng, &choice, round % 4 != 0);
+        test_tile_request request = test_tile_random_request_of(&rng, (uint32_t)_i);
+        if (request.codec == TRF_CODEC_INT)
+            request.raw_bits = test_below(&rng, 9 - request.class_bits);
+        request.unused_words = test_below(&rng, 8) == 0;
+        test_tile *tile = make_tile(&rng, &request, round % 4 != 0);
         walked_layer t = layer_of_tile(tile);
         for (uint32_t i = 0, count = 1 + test_below(&rng, 3); i < count; i++)
             corrupt_rans_stream(&rng, &t, tile->bytes);

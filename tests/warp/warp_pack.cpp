@@ -35,13 +35,13 @@ static void run(void (*kernel)(void *), void *args, uint32_t threads, size_t sha
 
 /* ---- as the launchers have it ---- */
 
-void warp_packed_histogram(const trf_pack_rows *rows, const int8_t *row_offsets, trf_packed_histogram *histogram,
+void warp_packed_histogram(const trf_pack_source *rows, const int8_t *row_offsets, trf_packed_histogram *histogram,
                            warp_grid grid) {
     trf_histogram_args args = trf_histogram_args_of(rows, row_offsets, histogram);
     run(count_exponents, &args, kHistogramThreads, sizeof(trf_histogram_shared), grid.blocks, grid);
 }
 
-void warp_pack(const trf_packed_view *view, const trf_pack_rows *rows, trf_pack_state *state, warp_grid grid) {
+void warp_pack(const trf_packed_view *view, const trf_pack_source *rows, trf_pack_state *state, warp_grid grid) {
     trf_pack_args args = trf_pack_args_of(view, rows, state);
     run(view->zeroing ? pack_lines<true> : pack_lines<false>, &args, kPackThreads, sizeof(trf_pack_shared),
         args.num_lines, grid);

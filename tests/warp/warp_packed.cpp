@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "warp_emulation.h"
 
-#include "trf_packed_product.cuh"
+#include "trf_packed_general.cuh"
 
 #include "warp_packed.h"
 
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce> static void run_block(void *args) {
-    trf_packed_block<kXTiles, kZeroing, kTwoAtOnce>(*(const trf_packed_args *)args,
-                                                    trf_shared_address(warp_shared_memory()));
+    trf_packed_general_block<kXTiles, kZeroing, kTwoAtOnce>(*(const trf_packed_general_args *)args,
+                                                            trf_shared_address(warp_shared_memory()));
 }
 
 typedef void block_fn(void *args);
@@ -21,7 +21,7 @@ template <bool kZeroing, bool kTwoAtOnce> static block_fn *block_of(uint32_t x_t
 
 void warp_multiply_packed(const warp_packed_product *product) {
     const trf_packed_partition *const partition = product->partition;
-    trf_packed_args args = {};
+    trf_packed_general_args args = {};
     args.view = *product->view;
     args.x = product->x;
     args.m = product->m;
@@ -41,5 +41,5 @@ void warp_multiply_packed(const warp_packed_product *product) {
     blockIdx.x = 0;
     for (uint32_t n = 0; partition->k_splits > 1 && n < args.m; n++)
         for (uint32_t row = 0; row < args.view.rows; row++)
-            trf_packed_finish_element(args, n, row);
+            trf_packed_general_finish_element(args, n, row);
 }

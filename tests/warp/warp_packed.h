@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of packed layers as the kernels compute them (trf_packed_product.cuh), run by emulated blocks
+/* Products of packed layers as the kernels compute them (trf_packed_general.cuh), run by emulated blocks
  * (warp_emulation.h), one after the other. */
 #ifndef WARP_PACKED_H
 #define WARP_PACKED_H

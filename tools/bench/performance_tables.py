@@ -58,7 +58,7 @@ def read_crossovers() -> dict:
     """For each card its layers of bf16 (quads): rows, columns, and to which batch plans take FUSED, before TWO_STEP."""
     text = (ROOT / "runtime" / "trf_crossovers.inc").read_text(encoding="utf-8")
     tables = {}
-    for name, body in re.findall(r"static const trf_crossover (\w+)\[\] = \{(.*?)\n\};", text, re.S):
+    for name, body in re.findall(r"static const trf_layer_crossovers (\w+)\[\] = \{(.*?)\n\};", text, re.S):
         card = re.search(r"\{\{\"([^\"]+)\", [^}]*\},\s+" + name + r"\b", text)[1]
         layers = re.findall(r"TRF_CODEC_BF16, 2, \d+, 0, (\d+), (\d+)\}, (\d+)", body)
         tables[card_of(card)] = [tuple(map(int, layer)) for layer in layers]

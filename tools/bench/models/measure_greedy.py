@@ -82,7 +82,7 @@ def measure(folder: Path, device: str, length: int) -> dict[str, object]:
         "parameters": sum(parameter.numel() for parameter in models["bf16"].parameters()),
         "blobs": count_blobs(models["compressed"]),
         "distinct_bytes": len(expected.unique()),
-        "sample": bytes(expected[0].tolist()).decode("utf-8", "replace"),
+        "text": bytes(expected[0].tolist()).decode("utf-8", "replace"),
         "seconds": round(time.perf_counter() - start, 1),
         **judge(value, f"<= {own + 2}"),
     }

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers in files of their own, for tests of loading. Between fixture_begin and fixture_end. */
-#ifndef GPU_STORED_H
-#define GPU_STORED_H
+#ifndef GPU_LAYER_FILES_H
+#define GPU_LAYER_FILES_H
 
 #include "common/checkpoint_fixture.h"
 #include "gpu_layers.h"
 
 /* A .trf file of one layer, and what it decodes to. */
-typedef struct gpu_stored_layer {
+typedef struct gpu_layer_file {
     const char *path;
     uint32_t rows, cols;
     uint64_t tiles, blob_bytes;
     trf_dtype dtype;
     void *weights; /* malloc'd */
     uint64_t weights_bytes;
-} gpu_stored_layer;
+} gpu_layer_file;
 
-/* name: of the file, without .trf. */
-gpu_stored_layer gpu_store_layer(const char *name, const gpu_choice *choice, gpu_shape shape, trf_favor favor);
+/* Encodes a layer and writes it to a file. name: of that, without .trf. */
+gpu_layer_file gpu_write_layer_file(const char *name, const gpu_recipe *recipe, gpu_shape shape, trf_favor favor);
 
-/* One of several staging buffers of 4 MiB. */
-gpu_stored_layer gpu_store_large(void);
+/* The same of a layer that fills several staging buffers of 4 MiB. */
+gpu_layer_file gpu_write_large_file(void);
 
 /* The defaults, but for threads. */
 trf_load_options gpu_load_options(int threads);
@@ -30,9 +30,9 @@ trf_status gpu_load(trf_context *context, const char *path, const trf_load_optio
                     trf_error *err);
 
 /* Decodes at once, on a stream that waits for no other. @return whether the weights are those of the file. */
-int gpu_is_stored(const trf_device_layer *layer, const gpu_stored_layer *stored);
+int gpu_has_weights_of_file(const trf_device_layer *layer, const gpu_layer_file *layer_file);
 
 /* Loads it to gpu_context, which must work, and lets go of it. */
-void gpu_check_load(const gpu_stored_layer *stored, int threads);
+void gpu_check_load(const gpu_layer_file *layer_file, int threads);
 
 #endif

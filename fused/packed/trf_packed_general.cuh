@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = x . W^T of a packed BF16 layer by mma.sync, on every device from compute capability 8.0 on, for every batch and
- * any alignment of x: what runs where no kernel made for the device takes the product.
+/* The general kernel: y = x . W^T of a packed BF16 layer by mma.sync, on every device from compute capability 8.0 on,
+ * for every batch and any alignment of x: what runs where no kernel made for the device takes the product.
  *
  * A block has one packed band (64 rows of W), a k split of its packed tiles, and up to 64 rows of x. Its eight warps
  * have a packed slab (16 rows) each and one half of the k split's tiles:
@@ -20,12 +20,16 @@
  * lanes while it is in the line's tiles; a ballot says whether a tile has records of this slab.
  *
  * The halves' sums meet in shared memory, in the same order on every run. With one k split the block applies the
- * epilogue; with several it leaves F32 partial sums to trf_packed_finish, which adds them in the order of the k splits.
+ * epilogue; with several it leaves F32 partial sums to trf_packed_general_finish, which adds them in the order of the k
+ * splits.
  *
  * Shared memory: 4 warps' accumulator tiles, 512 bytes an x tile and warp, 16 KiB at most. What binds was not measured:
- * it runs where the others do not. */
-#ifndef TRF_PACKED_PRODUCT_CUH
-#define TRF_PACKED_PRODUCT_CUH
+ * it runs where the others do not.
+ *
+ * What is called trf_packed_general here is its own. Bulk and wgmma kernels have the rest in common with it: a lane's
+ * words and the exception line, and how sums are scaled and written to y. */
+#ifndef TRF_PACKED_GENERAL_CUH
+#define TRF_PACKED_GENERAL_CUH
 
 #include "trf_acc_tile.h"
 #include "trf_epilogue.h"
@@ -33,7 +37,8 @@
 #include "trf_packed_reader.h"
 #include "trf_ptx.cuh"
 
-struct trf_packed_args {
+/* By value to the general kernel, and to the one that finishes several k splits. */
+struct trf_packed_general_args {
     trf_packed_view view;
     const uint16_t *x; /* BF16 [m][cols] */
     uint32_t m;
@@ -44,14 +49,14 @@ struct trf_packed_args {
 
 /* ---- where a block and a warp are ---- */
 
-struct trf_packed_block_place {
+struct trf_packed_general_place {
     uint32_t band, k_split, slab, x_row; /* x_row: the block's first row of x */
     uint32_t begin, end;                 /* packed tiles of the band */
 };
 
-static __device__ __forceinline__ trf_packed_block_place trf_packed_block_place_of(const trf_packed_args &a,
-                                                                                   uint32_t warp, uint32_t x_rows) {
-    trf_packed_block_place place;
+static __device__ __forceinline__ trf_packed_general_place trf_packed_general_place_of(const trf_packed_general_args &a,
+                                                                                       uint32_t warp, uint32_t x_rows) {
+    trf_packed_general_place place;
     const uint32_t number = blockIdx.x / a.x_blocks, tiles = a.view.tiles_per_band;
     place.x_row = blockIdx.x % a.x_blocks * x_rows;
     place.k_split = number % a.k_splits;
@@ -66,21 +71,24 @@ static __device__ __forceinline__ trf_packed_block_place trf_packed_block_place_
 
 /* ---- weights ---- */
 
-/* A lane's words of a packed tile. */
-struct trf_packed_words {
+/* A lane's words of a packed slab, in the vectors in which kernels of products load them (decoder_gpu has
+ * trf_unpack_words). */
+struct trf_packed_product_words {
     uint4 raw;
     uint2 index;
 };
 
-static __device__ __forceinline__ trf_packed_words trf_packed_load(const trf_packed_view &view, uint32_t band,
-                                                                   uint32_t tile, uint32_t slab, uint32_t lane) {
+static __device__ __forceinline__ trf_packed_product_words trf_packed_general_load_words(const trf_packed_view &view,
+                                                                                         uint32_t band, uint32_t tile,
+                                                                                         uint32_t slab, uint32_t lane) {
     const uint8_t *const at = view.tiles + trf_packed_tile_number(&view, band, tile) * TRF_PACKED_TILE_BYTES;
     return {__ldg((const uint4 *)(at + trf_packed_raw_offset(slab, lane, 0, 0))),
             __ldg((const uint2 *)(at + trf_packed_index_offset(slab, lane, 0)))};
 }
 
 template <bool kZeroing>
-static __device__ __forceinline__ void trf_packed_form_tile(uint32_t (&a)[2][4], const trf_packed_words &words) {
+static __device__ __forceinline__ void trf_packed_form_tile(uint32_t (&a)[2][4],
+                                                            const trf_packed_product_words &words) {
     if constexpr (kZeroing) {
         trf_form_packed_zeroing(a[0], words.raw.x, words.raw.y, words.index.x);
         trf_form_packed_zeroing(a[1], words.raw.z, words.raw.w, words.index.y);
@@ -90,8 +98,9 @@ static __device__ __forceinline__ void trf_packed_form_tile(uint32_t (&a)[2][4],
     }
 }
 
-/* The exception line that a warp is in, a word in each lane. All lanes call all of it. */
-struct trf_packed_line {
+/* The exception line that a warp of a product is in, a word in each lane: it patches in the window's scale
+ * (decoder_gpu has trf_unpack_line, which does so in the rows'). All lanes call all of it. */
+struct trf_packed_product_line {
     uint32_t word; /* lane l: word l */
     uint32_t records;
     uint32_t stored; /* mask of stored tiles */
@@ -142,7 +151,7 @@ struct trf_packed_line {
 #pragma unroll
         for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++) {
             const uint8_t *const at =
-                view.stored + number * TRF_PACKED_STORED_BYTES + trf_packed_stored_offset(slab, lane, step);
+                view.stored + number * TRF_PACKED_STORED_TILE_BYTES + trf_packed_stored_offset(slab, lane, step);
             const uint4 registers = is_there ? __ldg((const uint4 *)at) : make_uint4(0, 0, 0, 0);
             a[step][0] = registers.x;
             a[step][1] = registers.y;
@@ -172,7 +181,8 @@ static __device__ __forceinline__ bool trf_packed_has_exceptions(uint32_t word, 
 /* Two neighbouring values of x, or zeros behind its last row or column. kTwoAtOnce: rows begin at multiples of four
  * bytes, and have an even number of columns. */
 template <bool kTwoAtOnce>
-static __device__ __forceinline__ uint32_t trf_packed_load_x(const trf_packed_args &a, uint32_t row, uint32_t col) {
+static __device__ __forceinline__ uint32_t trf_packed_general_load_x(const trf_packed_general_args &a, uint32_t row,
+                                                                     uint32_t col) {
     if (row >= a.m || col >= a.view.cols)
         return 0;
     const uint16_t *const at = a.x + (uint64_t)row * a.view.cols + col;
@@ -183,9 +193,9 @@ static __device__ __forceinline__ uint32_t trf_packed_load_x(const trf_packed_ar
 
 /* Multiplies a warp's packed tile by the block's rows of x. */
 template <int kXTiles, bool kTwoAtOnce>
-static __device__ __forceinline__ void trf_packed_multiply_tile(const trf_packed_args &args, float (&sums)[kXTiles][4],
-                                                                const uint32_t (&a)[2][4], uint32_t x_row,
-                                                                uint32_t tile, uint32_t lane) {
+static __device__ __forceinline__ void trf_packed_general_multiply(const trf_packed_general_args &args,
+                                                                   float (&sums)[kXTiles][4], const uint32_t (&a)[2][4],
+                                                                   uint32_t x_row, uint32_t tile, uint32_t lane) {
     constexpr int kAtOnce = kXTiles < 4 ? kXTiles : 4; /* x tiles: registers do not suffice for more */
     const uint32_t row = x_row + lane / 4, col = tile * TRF_PACKED_TILE_COLS + 2 * (lane % 4);
 #pragma unroll
@@ -195,7 +205,7 @@ static __device__ __forceinline__ void trf_packed_multiply_tile(const trf_packed
         for (int t = 0; t < kAtOnce; t++)
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++)
-                x[t][i] = trf_packed_load_x<kTwoAtOnce>(args, row + 8 * (first + t), col + 8 * i);
+                x[t][i] = trf_packed_general_load_x<kTwoAtOnce>(args, row + 8 * (first + t), col + 8 * i);
 #pragma unroll
         for (int t = 0; t < kAtOnce; t++) {
             trf_mma(trf_bf16_type(), sums[first + t], a[0], x[t][0], x[t][1]);
@@ -208,18 +218,19 @@ static __device__ __forceinline__ void trf_packed_multiply_tile(const trf_packed
 
 /* A warp's sums over its packed tiles, in the window's scale. */
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
-static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &args, const trf_packed_block_place &place,
-                                                       uint32_t lane, float (&sums)[kXTiles][4]) {
+static __device__ __forceinline__ void trf_packed_general_walk(const trf_packed_general_args &args,
+                                                               const trf_packed_general_place &place, uint32_t lane,
+                                                               float (&sums)[kXTiles][4]) {
     const trf_packed_view &view = args.view;
-    trf_packed_line line = {};
-    trf_packed_words next = {};
+    trf_packed_product_line line = {};
+    trf_packed_product_words next = {};
     if (place.begin < place.end)
-        next = trf_packed_load(view, place.band, place.begin, place.slab, lane);
+        next = trf_packed_general_load_words(view, place.band, place.begin, place.slab, lane);
     trf_wait_for_predecessor(); /* which may have made x */
     for (uint32_t tile = place.begin; tile < place.end; tile++) {
-        const trf_packed_words words = next;
+        const trf_packed_product_words words = next;
         if (tile + 1 < place.end)
-            next = trf_packed_load(view, place.band, tile + 1, place.slab, lane);
+            next = trf_packed_general_load_words(view, place.band, tile + 1, place.slab, lane);
         if (tile == place.begin || tile % TRF_PACKED_LINE_TILES == 0)
             line.take(__ldg(trf_packed_line_of(&view, place.band, tile) + lane));
         uint32_t a[2][4];
@@ -229,7 +240,7 @@ static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &ar
             trf_packed_form_tile<kZeroing>(a, words);
             line.patch(a, tile, place.slab, lane);
         }
-        trf_packed_multiply_tile<kXTiles, kTwoAtOnce>(args, sums, a, place.x_row, tile, lane);
+        trf_packed_general_multiply<kXTiles, kTwoAtOnce>(args, sums, a, place.x_row, tile, lane);
     }
 }
 
@@ -238,8 +249,8 @@ static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &ar
 /* Adds the sums of the upper four warps to those of the lower four, which have the same slabs. shared: address of
  * 4 * kXTiles accumulator tiles. @return whether this warp has the sums. */
 template <int kXTiles>
-static __device__ __forceinline__ bool trf_packed_add_upper_warps(float (&sums)[kXTiles][4], uint32_t shared,
-                                                                  uint32_t warp, uint32_t lane) {
+static __device__ __forceinline__ bool trf_packed_general_add_upper_warps(float (&sums)[kXTiles][4], uint32_t shared,
+                                                                          uint32_t warp, uint32_t lane) {
     const uint32_t at = shared + (warp % TRF_PACKED_SLABS * kXTiles) * TRF_ACC_TILE_BYTES + 16 * lane;
     if (warp >= TRF_PACKED_SLABS) {
 #pragma unroll
@@ -284,9 +295,9 @@ static __device__ __forceinline__ void trf_packed_write_y(const trf_packed_view 
 
 /* A lane's sums to y, or to its part of the partial sums. */
 template <int kXTiles>
-static __device__ __forceinline__ void trf_packed_leave_sums(const trf_packed_args &a,
-                                                             const trf_packed_block_place &place, uint32_t lane,
-                                                             const float (&sums)[kXTiles][4]) {
+static __device__ __forceinline__ void trf_packed_general_leave_sums(const trf_packed_general_args &a,
+                                                                     const trf_packed_general_place &place,
+                                                                     uint32_t lane, const float (&sums)[kXTiles][4]) {
     const uint32_t padded_rows = a.view.bands * TRF_PACKED_TILE_ROWS,
                    first = place.band * TRF_PACKED_TILE_ROWS + place.slab * TRF_PACKED_SLAB_ROWS;
 #pragma unroll
@@ -306,18 +317,19 @@ static __device__ __forceinline__ void trf_packed_leave_sums(const trf_packed_ar
 /* ---- kernels ---- */
 
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
-static __device__ __forceinline__ void trf_packed_block(const trf_packed_args &args, uint32_t shared) {
+static __device__ __forceinline__ void trf_packed_general_block(const trf_packed_general_args &args, uint32_t shared) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const trf_packed_block_place place = trf_packed_block_place_of(args, warp, 8 * kXTiles);
+    const trf_packed_general_place place = trf_packed_general_place_of(args, warp, 8 * kXTiles);
     float sums[kXTiles][4] = {};
-    trf_packed_walk<kXTiles, kZeroing, kTwoAtOnce>(args, place, lane, sums);
+    trf_packed_general_walk<kXTiles, kZeroing, kTwoAtOnce>(args, place, lane, sums);
     trf_allow_successor();
-    if (trf_packed_add_upper_warps(sums, shared, warp, lane))
-        trf_packed_leave_sums(args, place, lane, sums);
+    if (trf_packed_general_add_upper_warps(sums, shared, warp, lane))
+        trf_packed_general_leave_sums(args, place, lane, sums);
 }
 
 /* Adds the k splits' sums of y's element (n, row), in their order. */
-static __device__ __forceinline__ void trf_packed_finish_element(const trf_packed_args &a, uint32_t n, uint32_t row) {
+static __device__ __forceinline__ void trf_packed_general_finish_element(const trf_packed_general_args &a, uint32_t n,
+                                                                         uint32_t row) {
     const uint64_t padded_rows = (uint64_t)a.view.bands * TRF_PACKED_TILE_ROWS, stride = padded_rows * a.m;
     const float *const at = a.partials + n * padded_rows + row;
     float sum = at[0];
