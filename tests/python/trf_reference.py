@@ -293,11 +293,10 @@ def read_header(blob: bytes) -> Header:
         codec=codec, source_dtype=source_dtype, class_bits=class_bits, raw_bits=raw_bits, rows=rows, cols=cols,
         num_tile_rows=tiles_row, num_tile_cols=tiles_col, probability_bits=probability_bits, state_bits=state_bits,
         slab_cols=slab_cols, stored_element_bytes=stored_element_bytes, predictor_modes=predictor_modes,
-        blob_bytes=blob_bytes, head_checksum=head_checksum, class_value=list(class_value), exponent_offset=exponent_offset,
-        granularity=granularity, scale_dtype=scale_dtype, scale_group_size=scale_group_size,
-        scale_exponent=scale_exponent, scales_offset=scales_offset, scales_bytes=scales_bytes,
-        row_offsets_offset=row_offsets_offset,
-        row_offsets_bytes=row_offsets_bytes, col_offsets_offset=col_offsets_offset,
+        blob_bytes=blob_bytes, head_checksum=head_checksum, class_value=list(class_value),
+        exponent_offset=exponent_offset, granularity=granularity, scale_dtype=scale_dtype,
+        scale_group_size=scale_group_size, scale_exponent=scale_exponent, scales_offset=scales_offset,
+        scales_bytes=scales_bytes, row_offsets_offset=row_offsets_offset, row_offsets_bytes=row_offsets_bytes, col_offsets_offset=col_offsets_offset,
         col_offsets_bytes=col_offsets_bytes, data_offset=data_offset, exception_count=exception_count,
     )  # fmt: skip
     check_ranges(header)
