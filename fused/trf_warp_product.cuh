@@ -335,7 +335,7 @@ struct trf_warp_product {
         return trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled)));
     }
 
-    /* A step's x of an x tile, of the pair's copy. */
+    /* A step's x of an x tile, of the step pair's copy. */
     __device__ __forceinline__ uint2 copied_x(int t, uint32_t k) const {
         return trf_lds64(x_shared + copied_at(k / 2 % 2, t) + k % 2 * 8);
     }

@@ -296,8 +296,9 @@ def read_header(blob: bytes) -> Header:
         blob_bytes=blob_bytes, head_checksum=head_checksum, class_value=list(class_value),
         exponent_offset=exponent_offset, granularity=granularity, scale_dtype=scale_dtype,
         scale_group_size=scale_group_size, scale_exponent=scale_exponent, scales_offset=scales_offset,
-        scales_bytes=scales_bytes, row_offsets_offset=row_offsets_offset, row_offsets_bytes=row_offsets_bytes, col_offsets_offset=col_offsets_offset,
-        col_offsets_bytes=col_offsets_bytes, data_offset=data_offset, exception_count=exception_count,
+        scales_bytes=scales_bytes, row_offsets_offset=row_offsets_offset, row_offsets_bytes=row_offsets_bytes,
+        col_offsets_offset=col_offsets_offset, col_offsets_bytes=col_offsets_bytes,
+        data_offset=data_offset, exception_count=exception_count,
     )  # fmt: skip
     check_ranges(header)
     return header
