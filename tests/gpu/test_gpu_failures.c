@@ -159,21 +159,23 @@ static void fail_each_call(const gpu_layer_file *layer_file, trf_layout layout, 
 /* Layers of several parts where they are packed: one straight from its slabs, one that ends within a band. */
 START_TEST(each_call_fails_once) {
     fixture_begin();
-    static const gpu_shape small = {400, 900}, even = {2304, 4992};
+    static const gpu_shape small = {400, 900}, even = {6912, 4992}, odd = {6900, 5000};
     const gpu_layer_file large = gpu_write_large_file(),
                          others[] = {gpu_write_layer_file("small", &kGpuRecipes[2], small, TRF_FAVOR_SIZE),
-                                     gpu_write_layer_file("even", &kGpuRecipes[0], even, TRF_FAVOR_SPEED)};
+                                     gpu_write_layer_file("even", &kGpuRecipes[0], even, TRF_FAVOR_SPEED),
+                                     gpu_write_layer_file("odd", &kGpuRecipes[0], odd, TRF_FAVOR_SPEED)};
     for (int threads = 1; threads <= 2; threads++) {
         fail_each_call(&large, TRF_LAYOUT_CODED, threads);
         fail_each_call(&others[0], TRF_LAYOUT_CODED, threads);
-        fail_each_call(&large, TRF_LAYOUT_PACKED, threads);
         fail_each_call(&others[1], TRF_LAYOUT_PACKED, threads);
-        fail_each_call(&large, TRF_LAYOUT_PLAIN, threads);
+        fail_each_call(&others[2], TRF_LAYOUT_PACKED, threads);
+        fail_each_call(&others[2], TRF_LAYOUT_PLAIN, threads);
     }
     gpu_check_load(&large, 0);
     free(large.weights);
     free(others[0].weights);
     free(others[1].weights);
+    free(others[2].weights);
     fixture_end();
 }
 END_TEST
