@@ -34,17 +34,17 @@ void trf_quantizer_estimate(const trf_quantizer *quantizer, double step, double 
 /* @return the step of absmax INT8 for a quantizer that was made with bits == 0: 1/127. */
 double trf_quantizer_int8_step(const trf_quantizer *quantizer);
 
-/* The range in which rate control has to search. Below min_step every scale region's absmax exceeds TRF_MAX_CODE steps,
- * so that smaller ones change nothing (in `tensor` this is where the largest weight reaches TRF_MAX_CODE); at max_step
- * and above all codes are 0. 0 < min_step < max_step, for an all-zero layer too. */
+/* The range in which rate control has to search. Below min_step every scale region's absmax exceeds TRF_MAX_CODE
+ * times its magnitude times the step, so that smaller ones change nothing (in `tensor` this is where the largest weight
+ * reaches TRF_MAX_CODE); at max_step and above all codes are 0. 0 < min_step < max_step, for an all-zero layer too. */
 double trf_quantizer_min_step(const trf_quantizer *quantizer);
 double trf_quantizer_max_step(const trf_quantizer *quantizer);
 
 /* Sets every scale region's scale to its magnitude times step, rounded to the table's dtype; larger where the
- * region's absmax would exceed TRF_MAX_CODE steps. May be called again; not while another thread uses the quantizer.
- * Limits: scale regions of zeros get an entry of 1; no scale is below 2^-126 or above 2^127; F16 scales are kept normal
- * numbers, and so no scale is below 2^-29 of the layer's largest. Weights of scale regions that these limits touch are
- * still coded to within half a scale. step: positive. */
+ * region's absmax would exceed TRF_MAX_CODE times that. May be called again; not while another thread uses the
+ * quantizer. Limits: scale regions of zeros get an entry of 1; no scale is below 2^-126 or above 2^127; F16 scales are
+ * kept normal numbers, and so no scale is below 2^-29 of the layer's largest. Weights of scale regions that these
+ * limits touch are still coded to within half a scale. step: positive. */
 void trf_quantizer_set_step(trf_quantizer *quantizer, double step);
 
 /* After trf_quantizer_set_step: the scale table and the extension's fields, as FORMAT.md section 3 has them. The table

@@ -14,7 +14,7 @@ void trf_symbol_encodings_init(trf_symbol_encoding symbols[TRF_ALPHABET], const 
         symbols[s].limit = f << (state_bits + 16 - model->probability_bits); /* f < 2^p, so it fits */
         symbols[s].complement = (uint16_t)(slots - f);
         symbols[s].reciprocal = f == 1 ? UINT64_MAX : UINT64_MAX / f + 1;
-        symbols[s].slot_offset = (uint16_t)(model->start[s] + (f == 1 ? slots - 1 : 0));
+        symbols[s].start = (uint16_t)(model->start[s] + (f == 1 ? slots - 1 : 0));
     }
 }
 
@@ -27,7 +27,7 @@ void trf_symbol_encodings_init(trf_symbol_encoding symbols[TRF_ALPHABET], const 
         (at) += (direction) * (int32_t)full_;                                                                          \
         (x) >>= 16 * full_;                                                                                            \
         uint32_t q_ = (uint32_t)(((unsigned __int128)(x)*e_->reciprocal) >> 64);                                       \
-        (x) += e_->slot_offset + q_ * e_->complement;                                                                  \
+        (x) += e_->start + q_ * e_->complement;                                                                        \
     } while (0)
 
 /* A last renormalization brings the state into the 16 bits that are stored. */

@@ -5,14 +5,14 @@
 
 #include "trf_symbol_model.h"
 
-/* A symbol s as encoding needs it. x / f is the high word of x * reciprocal (Granlund and Montgomery 1994, with 64 bits
- * exact for every 32-bit x); for f = 1 the reciprocal does not fit, the product is then x - 1 and slot_offset makes up
- * for it. */
+/* A symbol s as encoding needs it. x / f is the upper 64 bits of the 128-bit product x * reciprocal (Granlund and
+ * Montgomery 1994; exact for every 32-bit x); for f = 1 the reciprocal does not fit, what comes out is then x - 1, and
+ * start makes up for it. */
 typedef struct trf_symbol_encoding {
     uint64_t reciprocal;
-    uint32_t limit;       /* renormalize while x >= limit = f * 2^(L + 16 - p) */
-    uint16_t slot_offset; /* start[s], or start[s] + 2^p - 1 for f = 1 */
-    uint16_t complement;  /* 2^p - f */
+    uint32_t limit;      /* renormalize while x >= limit = f * 2^(L + 16 - p) */
+    uint16_t start;      /* start[s], or start[s] + 2^p - 1 for f = 1 */
+    uint16_t complement; /* 2^p - f */
 } trf_symbol_encoding;
 
 /* Symbols without a slot get a limit of 0, which none with a slot has. */

@@ -157,7 +157,8 @@ static void consider(group_search *search, const group_launch *launch) {
         search->cost_layers[i] = trf_cost_layer_of(product->view, launch->unit_slabs, launch->warps, product->m);
         if (launch->cluster_size > 1 && launch->cluster_size > search->cost_layers[i].panels)
             return; /* a block without panels */
-        candidate.rans_bytes = trf_max_u32((product->traits->max_rans_bytes + 15) / 16 * 16, candidate.rans_bytes);
+        candidate.max_rans_bytes =
+            trf_max_u32((product->traits->max_rans_bytes + 15) / 16 * 16, candidate.max_rans_bytes);
     }
     for (uint32_t i = 0; i < search->count; i++)
         find_layer_partitions(&search->cost_layers[i], launch->cluster_size, launch->clusters, &search->partitions[i]);
@@ -171,7 +172,7 @@ static void consider(group_search *search, const group_launch *launch) {
         layer->k_splits = search->partitions[i].k_splits[n[i] - 1];
         layer->wave_units = trf_min_u32(launch->cluster_size == 1 ? 1 : launch->warps / layer->k_splits, most_units);
     }
-    candidate.smem = lay_out(search->products[0].view, candidate.rans_bytes, launch->unit_slabs, launch->warps,
+    candidate.smem = lay_out(search->products[0].view, candidate.max_rans_bytes, launch->unit_slabs, launch->warps,
                              sums_of(&candidate, search->count));
     if (trf_smem_fits(candidate.smem.bytes, search->limits))
         search->best = candidate;
@@ -240,10 +241,10 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
             continue;
         const uint32_t sum_bytes = trf_fused_sum_bytes(unit_slabs, 1);
         uint32_t warps = trf_group_warps(view->class_bits, unit_slabs);
-        trf_group_smem smem = lay_out(view, partition->rans_bytes, unit_slabs, warps, warps * sum_bytes);
+        trf_group_smem smem = lay_out(view, partition->max_rans_bytes, unit_slabs, warps, warps * sum_bytes);
         while (warps >= LEAST_WARPS && !trf_smem_fits(smem.bytes, limits)) {
             warps--;
-            smem = lay_out(view, partition->rans_bytes, unit_slabs, warps, warps * sum_bytes);
+            smem = lay_out(view, partition->max_rans_bytes, unit_slabs, warps, warps * sum_bytes);
         }
         if (warps < LEAST_WARPS)
             continue;

@@ -46,7 +46,7 @@ typedef struct trf_group_layer_partition {
 
 typedef struct trf_group_partition {
     uint32_t unit_slabs, warps, cluster_size; /* slabs of a unit, side by side; warps of a block; blocks of a cluster */
-    uint32_t rans_bytes;                      /* of the layer with the longest rANS streams */
+    uint32_t max_rans_bytes;                  /* of a slab's rANS streams, the most of any layer; a multiple of 16 */
     trf_group_smem smem;
     double microseconds; /* estimated, of a whole launch but what every launch takes */
     uint64_t workspace_bytes;
@@ -62,13 +62,13 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
 
 typedef struct trf_experts_partition {
     uint32_t unit_slabs, warps; /* slabs of a unit, side by side; warps of a block */
-    uint32_t rans_bytes;        /* of the expert with the longest rANS streams */
+    uint32_t max_rans_bytes;    /* of a slab's rANS streams, the most of any expert; a multiple of 16 */
     uint32_t has_edges;         /* whether any expert has some */
     trf_group_smem smem;
     trf_expert_cost_model cost_model;
 } trf_experts_partition;
 
-/* Sets all but rans_bytes and has_edges, which are set, for calls of so many tokens. view: of any expert. @return
+/* Sets all but max_rans_bytes and has_edges, which are set, for calls of so many tokens. view: of any expert. @return
  * whether there is a partition. */
 int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
                        trf_experts_partition *partition);

@@ -23,7 +23,7 @@ typedef struct trf_config_file {
     json_t *root; /* NULL: there is none, or none that can be read */
 } trf_config_file;
 
-/* That of a checkpoint which is compressed: in its folder, or beside its file. */
+/* That of the source checkpoint, which is to be compressed: in its folder, or beside its file. */
 typedef struct trf_source_config {
     trf_config_file file;
     trf_error failure; /* status: not TRF_OK if it is there and cannot be read; the message says why */

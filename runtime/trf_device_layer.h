@@ -51,7 +51,8 @@ typedef struct trf_given_buffer {
 trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_layer_size *size,
                                   const trf_given_buffer *given, uint32_t alignment, int in_place, trf_error *err);
 
-/* Makes it one as `fill` wants it. view, shard: of what will be loaded. */
+/* Sets info, header and shard of a layer of trf_begin_device_layer, as `fill` wants them. view, shard: of what will be
+ * loaded. */
 void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer);
 
 /* Whether a shard has tiles of which not all rows, or columns, are meant. */

@@ -37,7 +37,7 @@ struct trf_experts {
     trf_layer_info info; /* of the first one */
     /* A GPU's. */
     struct trf_expert *experts_dev; /* [count] */
-    uint32_t rans_bytes;            /* of the one with the longest rANS streams */
+    uint32_t max_rans_bytes;        /* of a slab's rANS streams, the most of any expert; a multiple of 16 */
     uint32_t max_frequency;         /* of a symbol of any */
     int has_edges;                  /* whether any expert has some */
     int decode_alike;               /* all have slabs, and are alike for decoding (trf_decode_choice.h) */

@@ -93,7 +93,8 @@ static trf_status cuda_launch_group(const trf_layer_group *group, const void *co
 
 /* The partition for calls of so many tokens. @return whether there is one. */
 static int choose_experts_partition(const trf_experts *experts, uint32_t tokens, trf_experts_partition *partition) {
-    *partition = (trf_experts_partition){.rans_bytes = experts->rans_bytes, .has_edges = experts->has_edges != 0};
+    *partition =
+        (trf_experts_partition){.max_rans_bytes = experts->max_rans_bytes, .has_edges = experts->has_edges != 0};
     return trf_experts_choose(&experts->layers[0]->view, experts->count, tokens, &experts->context->limits, partition);
 }
 
@@ -114,7 +115,7 @@ static void find_refusals(trf_experts *experts) {
                     : trf_group_refusal(&layer->view, &layer->traits, &experts->context->limits, 1,
                                         bf16_x ? TRF_DTYPE_BF16 : TRF_DTYPE_F16);
         }
-        experts->rans_bytes = bytes > experts->rans_bytes ? bytes : experts->rans_bytes;
+        experts->max_rans_bytes = bytes > experts->max_rans_bytes ? bytes : experts->max_rans_bytes;
         experts->has_edges |= layer->traits.irregular_weights != 0;
     }
     for (int bf16_x = 0; bf16_x < 2 && !choose_experts_partition(experts, 1, &partition); bf16_x++)
@@ -206,7 +207,8 @@ static int choose_decode(const trf_experts *experts, trf_decode_as as, const voi
                          trf_expert_decode_choice *chosen) {
     const trf_device_view *view = &experts->layers[0]->view;
     const trf_device_limits *limits = &experts->context->limits;
-    const trf_layer_traits largest = {.max_rans_bytes = experts->rans_bytes, .max_frequency = experts->max_frequency};
+    const trf_layer_traits largest = {.max_rans_bytes = experts->max_rans_bytes,
+                                      .max_frequency = experts->max_frequency};
     trf_decode_request request = {
         .regular_slabs = trf_regular_slabs(view),
         .matrices = experts->count,

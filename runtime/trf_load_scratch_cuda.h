@@ -18,8 +18,10 @@ typedef struct trf_load_scratch {
     uint8_t *memory; /* device, 256-byte aligned */
     uint64_t bytes;
     uint8_t *results; /* host, page-locked, TRF_LOAD_SCRATCH_RESULT_BYTES: where copies from the device arrive */
-    void *packed, *arrived, *taken[2]; /* cudaEvent_t: of what its user likes */
-    struct trf_load_scratch *next;     /* of those that nobody uses */
+    /* cudaEvent_t. arrived: behind a part's copies, and in the end behind that of the faults; taken: behind what was
+     * queued for a part, in turns; taker_event: the taker's (trf_part_taker). */
+    void *arrived, *taken[2], *taker_event;
+    struct trf_load_scratch *next; /* of those that nobody uses */
 } trf_load_scratch;
 
 /* A context's. Release with trf_load_scratches_destroy. Errors: TRF_ERR_MEMORY. */

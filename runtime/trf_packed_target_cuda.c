@@ -118,7 +118,7 @@ trf_status trf_packed_target_use(trf_packed_target *target, const trf_load_scrat
     target->device_results = (trf_pack_results *)memory;
     target->kernel_scratch = memory + trf_device_align(sizeof *target->device_results);
     target->results = (const trf_pack_results *)scratch->results;
-    target->coded_packed = scratch->packed;
+    target->coded_packed = scratch->taker_event;
     target->part_rows = part_rows;
     return trf_check_cuda(cudaMemsetAsync(target->device_results, 0, sizeof *target->device_results, stream),
                           "packing a layer", err);

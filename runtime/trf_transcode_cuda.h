@@ -34,7 +34,7 @@ typedef struct trf_part_taker {
     trf_take_part_fn *take;
     void *context; /* of all functions */
     /* Called before all else. memory: of the load scratch's, memory_bytes that are the taker's until transcoding has
-     * ended, as `packed` is, and of `results` the first TRF_TAKER_RESULT_BYTES. NULL: it needs none. */
+     * ended, as `taker_event` is, and of `results` the first TRF_TAKER_RESULT_BYTES. NULL: it needs none. */
     trf_status (*begin)(void *context, const trf_load_scratch *scratch, uint8_t *memory, trf_error *err);
     uint64_t memory_bytes;
     /* As trf_part_buffers (trf_upload_layer.h) has them. */

@@ -8,9 +8,9 @@
 #include "trf_packed_partition.h"
 
 enum {
-    TRF_TUNED_PATHS = 5,   /* FUSED, TWO_STEP, WIDE, DENSE, PACKED: trf_path - 1 */
-    TRF_TUNED_POINTS = 64, /* of a layer, at most */
-    TRF_TUNED_LAYERS = 65536
+    TRF_TUNED_PATHS = 5,        /* FUSED, TWO_STEP, WIDE, DENSE, PACKED: trf_path - 1 */
+    TRF_TUNING_MAX_POINTS = 64, /* of a layer */
+    TRF_TUNING_MAX_LAYERS = 65536
 };
 
 /* The kernel of a packed product, by its shape, and its cut: as trf_packed_choose_shape takes them. */
@@ -40,7 +40,7 @@ typedef struct trf_tuning_key {
 typedef struct trf_tuned_layer {
     trf_tuning_key key;
     uint32_t num_points;
-    trf_tuned_point points[TRF_TUNED_POINTS]; /* m ascending */
+    trf_tuned_point points[TRF_TUNING_MAX_POINTS]; /* m ascending */
 } trf_tuned_layer;
 
 /* A GPU as tunings and the tables of crossovers know it. */

@@ -216,7 +216,7 @@ static trf_status read_layer(const json_t *from, trf_tuning_place *at, trf_tuned
     key->has_scale_groups = json_is_true(scale_groups);
     if (read_number(from, "rows", 1, UINT32_MAX, &key->rows) || read_number(from, "cols", 1, UINT32_MAX, &key->cols))
         return fail_layer(at, "'rows' or 'cols' is no size", err);
-    if (!json_is_array(batches) || json_array_size(batches) > TRF_TUNED_POINTS)
+    if (!json_is_array(batches) || json_array_size(batches) > TRF_TUNING_MAX_POINTS)
         return fail_layer(at, "'batches' is no array, or too long a one", err);
     layer->num_points = (uint32_t)json_array_size(batches);
     for (uint32_t i = 0; i < layer->num_points; i++) {
@@ -304,7 +304,7 @@ static trf_status read_root(const json_t *root, const char *path, trf_tuning **t
         status = read_card(root, path, &card, err);
     if (status != TRF_OK)
         return status;
-    if (!json_is_array(layers) || json_array_size(layers) > TRF_TUNED_LAYERS)
+    if (!json_is_array(layers) || json_array_size(layers) > TRF_TUNING_MAX_LAYERS)
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: 'layers' is no array, or too long a one", path);
     status = trf_tuning_create(&card, (uint32_t)json_array_size(layers), tuning, err);
     for (uint32_t i = 0; status == TRF_OK && i < (*tuning)->num_layers; i++) {

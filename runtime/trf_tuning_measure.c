@@ -48,8 +48,8 @@ static int is_repeated(trf_device_layer *const *layers, uint32_t i) {
 
 static trf_status check_tune(trf_device_layer *const *layers, uint32_t num_layers, const trf_tune_options *options,
                              trf_error *err) {
-    if (!layers || !num_layers || num_layers > TRF_TUNED_LAYERS)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tuning takes 1 to %d layers", TRF_TUNED_LAYERS);
+    if (!layers || !num_layers || num_layers > TRF_TUNING_MAX_LAYERS)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tuning takes 1 to %d layers", TRF_TUNING_MAX_LAYERS);
     if (options->max_m < 1 || options->max_m > MOST_M)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "batches up to %u cannot be measured; 1 to %d can",
                         options->max_m, MOST_M);

@@ -84,7 +84,7 @@ const cli_command cmd_compress = {
     .help =
         "usage: transfuse compress IN -o OUT [OPTIONS]\n"
         "IN: a .safetensors file, a model.safetensors.index.json, or a folder that holds either; OUT is a file or a\n"
-        "folder likewise. Matrices and stacks of experts whose type the codec takes are compressed; embeddings, small\n"
+        "folder likewise. Matrices and expert tensors whose type the codec takes are compressed; embeddings, small\n"
         "tensors and all else are copied. A folder's config.json gets a quantization_config.\n\n"
         "  -o, --output OUT      where to write\n"
         "  --codec CODEC         auto (default: lossless for each tensor's type), bf16 (rounds F32), fp16, fp8, int\n"

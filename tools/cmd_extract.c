@@ -17,8 +17,8 @@ const cli_command cmd_extract = {
     .name = "extract",
     .summary = "write one compressed layer as a .trf file",
     .help = "usage: transfuse extract IN TENSOR -o OUT.trf [OPTIONS]\n"
-            "IN: a compressed checkpoint. TENSOR: a name that 'transfuse info IN' lists; NAME[3] is expert 3 of a "
-            "stack.\n\n"
+            "IN: a compressed checkpoint. TENSOR: a name that 'transfuse info IN' lists; NAME[3] is expert 3 of an "
+            "expert tensor.\n\n"
             "  -o, --output OUT      where to write\n"
             "  -f, --force           replace OUT if it exists\n",
     .arguments = {"IN", "TENSOR"},

@@ -8,7 +8,7 @@
 /* What matmul_on_device did. */
 typedef struct matmul_cuda_report {
     trf_path path;      /* the one that was taken */
-    const char *reason; /* why not FUSED; NULL if FUSED, or if it was not asked for */
+    const char *reason; /* why not FUSED; NULL if FUSED, or if --path asked for a path */
     char device[128];
     double seconds; /* copies of x and y, and the products; not the upload of the layer */
 } matmul_cuda_report;

@@ -134,7 +134,7 @@ START_TEST(too_long_files) {
     const char *path = fixture_path("tuning.json");
     char text[8192];
     size_t used = (size_t)sprintf(text, HEAD "[{" FORM ", \"batches\": [");
-    for (int i = 1; i <= TRF_TUNED_POINTS + 1; i++)
+    for (int i = 1; i <= TRF_TUNING_MAX_POINTS + 1; i++)
         used += (size_t)sprintf(text + used, "%s{\"to\": %d, \"path\": \"wide\"}", i > 1 ? ", " : "", i);
     used += (size_t)sprintf(text + used, "]}]}");
     fixture_write(path, text, used);

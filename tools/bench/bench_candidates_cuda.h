@@ -5,10 +5,10 @@
 
 #include "bench_cublaslt_cuda.h"
 
-/* The product's call number `call` with any candidate. */
+/* What calls multiply: call number i takes weights[i * step % count]. */
 typedef struct bench_candidate_operands {
-    const void *const *weights; /* device: matrices that calls use in turn; [count] */
-    uint32_t count, step;       /* step: from a call to the next */
+    const void *const *weights; /* device: matrices; [count] */
+    uint32_t count, step;
     const void *x;
     void *y;
 } bench_candidate_operands;

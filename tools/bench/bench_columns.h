@@ -36,7 +36,8 @@ typedef struct bench_style {
     void (*print_heading)(const bench_record *record); /* the lines above the table */
     const bench_column *columns;
     int num_columns;
-    int num_label_columns;            /* those before them are all that a figure with a reason has */
+    int num_label_columns; /* the first of them: all that the row of a figure with a reason has, in front of the reason
+                            */
     const bench_column *batch_column; /* where a row is a subject: after the others, one for each batch; NULL: a row is
                                        * a figure */
 

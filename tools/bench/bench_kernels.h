@@ -17,7 +17,7 @@ enum {
 };
 
 typedef struct bench_raw8 {
-    trf_dtype dtype; /* of the codes: I8, F8_E4M3 or F8_E5M2 */
+    trf_dtype dtype; /* of the weights: I8 (codes), F8_E4M3 or F8_E5M2 */
     uint32_t rows, cols, m;
     const float *scales; /* device, [rows], or NULL */
     const void *x;       /* device, F16 [m][cols], 16-byte aligned */
@@ -25,8 +25,8 @@ typedef struct bench_raw8 {
     int y_is_f32;
 } bench_raw8;
 
-/* y = x . (scale * codes)^T, accumulated in F32. codes: device, [rows][cols], 16-byte aligned. Only queues work. */
-cudaError_t bench_raw8_launch(const bench_raw8 *product, const void *codes, cudaStream_t stream);
+/* y = x . (scale * weights)^T, accumulated in F32. weights: device, [rows][cols], 16-byte aligned. Only queues work. */
+cudaError_t bench_raw8_launch(const bench_raw8 *product, const void *weights, cudaStream_t stream);
 
 /* Copies bytes, a multiple of 16, from one place in device memory to another, both 16-byte aligned. Only queues
  * work. */

@@ -52,7 +52,7 @@ static int queue_cublaslt(void *context, uint32_t call, cudaStream_t stream) {
 static int queue_codes(const bench_layer_case *c, uint32_t call, trf_dtype y_dtype, cudaStream_t stream) {
     const bench_layer_session *session = c->session;
     const cli_shape shape = session->input->shape;
-    const bench_raw8 product = {.dtype = session->code_dtype,
+    const bench_raw8 product = {.dtype = session->raw8_dtype,
                                 .rows = shape.rows,
                                 .cols = shape.cols,
                                 .m = c->batch,
@@ -60,8 +60,9 @@ static int queue_codes(const bench_layer_case *c, uint32_t call, trf_dtype y_dty
                                 .x = session->x,
                                 .y = session->y,
                                 .y_is_f32 = y_dtype == TRF_DTYPE_F32};
-    return cli_cuda_check(bench_raw8_launch(&product, session->codes.buffers[call % session->codes.count], stream),
-                          "bench: the plain 8-bit product");
+    return cli_cuda_check(
+        bench_raw8_launch(&product, session->raw8_weights.buffers[call % session->raw8_weights.count], stream),
+        "bench: the plain 8-bit product");
 }
 
 static int queue_raw8(void *context, uint32_t call, cudaStream_t stream) {
@@ -252,7 +253,7 @@ static void describe(bench_layer_case *c) {
     } else if (c->id == BENCH_CASE_COPY) {
         bytes_read = bytes_written = kBenchCopyBytes;
     } else {
-        const bench_ring *ring = c->id == BENCH_CASE_RAW8 ? &session->codes : &session->dense;
+        const bench_ring *ring = c->id == BENCH_CASE_RAW8 ? &session->raw8_weights : &session->dense;
         c->copies = ring->count;
         bytes_read = ring->bytes;
     }

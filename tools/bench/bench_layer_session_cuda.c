@@ -91,7 +91,7 @@ static int choose_rows(bench_layer_session *session) {
 
 int bench_layer_session_open(bench_layer_session *session) {
     const cli_shape shape = session->input->shape;
-    session->weights = (uint64_t)shape.rows * shape.cols;
+    session->num_weights = (uint64_t)shape.rows * shape.cols;
     session->x_dtype = session->input->bench_codec == CLI_BENCH_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
     for (int i = 0; i < session->options->num_batches; i++)
         session->max_batch =
@@ -119,7 +119,7 @@ void bench_layer_session_close(bench_layer_session *session) {
         compressed_free(&session->compressed[i]);
     ring_free(&session->dense);
     ring_free(&session->decoded);
-    ring_free(&session->codes);
+    ring_free(&session->raw8_weights);
     void *const device[] = {session->scales,    session->x,         session->y,
                             session->workspace, session->copy_from, session->copy_to};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++)

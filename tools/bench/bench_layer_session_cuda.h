@@ -37,16 +37,16 @@ typedef struct bench_layer_session {
     const cli_options *options;
     const bench_device *device;
     const bench_layer_input *input;
-    uint64_t weights;
+    uint64_t num_weights;
     trf_dtype x_dtype; /* of dense weights, too */
     uint32_t max_batch;
 
     bench_compressed compressed[BENCH_MAX_COMPRESSED];
     int num_compressed;
-    bench_ring dense;   /* W in x's type */
-    bench_ring decoded; /* what decoding writes */
-    bench_ring codes;   /* 8 bits a weight; count 0 where the codec has none */
-    trf_dtype code_dtype;
+    bench_ring dense;        /* W in x's type */
+    bench_ring decoded;      /* what decoding writes */
+    bench_ring raw8_weights; /* 8 bits a weight; count 0 where the codec has none */
+    trf_dtype raw8_dtype;
     float *scales; /* device, [rows], or NULL */
     void *x, *y;   /* device; y has room for F32 */
     void *workspace;

@@ -41,7 +41,7 @@ static int make_reference(const bench_layer_session *session, bench_compressed *
 
 /* Decodes on the device, and counts the weights that differ from the CPU's. */
 static int check_weights(const bench_layer_session *session, const bench_compressed *compressed, uint64_t *wrong) {
-    const uint64_t element_bytes = trf_dtype_bytes(session->input->dtype), bytes = session->weights * element_bytes;
+    const uint64_t element_bytes = trf_dtype_bytes(session->input->dtype), bytes = session->num_weights * element_bytes;
     trf_error err = {0};
     void *weights = cli_cuda_alloc(bytes);
     char *found = bench_alloc(bytes);
@@ -54,7 +54,7 @@ static int check_weights(const bench_layer_session *session, const bench_compres
                  cli_cuda_check(cudaMemcpy(found, weights, bytes, cudaMemcpyDeviceToHost), "bench: decoding");
     *wrong = 0;
     if (!failed && memcmp(found, compressed->decoded, bytes) != 0)
-        for (uint64_t i = 0; i < session->weights; i++)
+        for (uint64_t i = 0; i < session->num_weights; i++)
             *wrong +=
                 memcmp(found + i * element_bytes, (char *)compressed->decoded + i * element_bytes, element_bytes) != 0;
     cudaFree(weights);
@@ -85,7 +85,7 @@ static int upload_copies(const bench_layer_session *session, bench_compressed *c
 
 /* As the CPU does it. */
 static int decode_on_host(const bench_layer_session *session, bench_compressed *compressed) {
-    const uint64_t bytes = session->weights * trf_dtype_bytes(session->input->dtype);
+    const uint64_t bytes = session->num_weights * trf_dtype_bytes(session->input->dtype);
     trf_layer *layer = NULL;
     trf_error err = {0};
     compressed->decoded = bench_alloc(bytes);
@@ -136,7 +136,7 @@ static int split_int8(bench_layer_session *session, int8_t *codes, float *scales
     const uint64_t rows = session->input->shape.rows, cols = session->input->shape.cols;
     const float *values = compressed->decoded; /* its source is F32 */
     trf_error err = {0};
-    int16_t *elements = bench_alloc(session->weights * sizeof *elements);
+    int16_t *elements = bench_alloc(session->num_weights * sizeof *elements);
     if (!elements)
         return -1;
     int failed = 0;
@@ -168,13 +168,13 @@ static int add_codes(bench_layer_session *session) {
         encode->codec == TRF_CODEC_INT && encode->bits == 0 && encode->granularity <= TRF_GRANULARITY_CHANNEL;
     if ((!fp8 && !int8) || shape.cols % BENCH_RAW8_COLS)
         return 0;
-    int failed = bench_ring_make(session, &session->codes, session->weights);
+    int failed = bench_ring_make(session, &session->raw8_weights, session->num_weights);
     const void *codes = bench_input_weights(session->input, session->input->dtype);
     void *made = NULL;
     float *scales = NULL;
-    session->code_dtype = fp8 ? session->input->dtype : TRF_DTYPE_I8;
+    session->raw8_dtype = fp8 ? session->input->dtype : TRF_DTYPE_I8;
     if (!failed && int8) {
-        codes = made = bench_alloc(session->weights);
+        codes = made = bench_alloc(session->num_weights);
         scales = bench_alloc(shape.rows * sizeof *scales);
         session->scales = cli_cuda_alloc(shape.rows * sizeof *scales);
         failed =
@@ -183,9 +183,10 @@ static int add_codes(bench_layer_session *session) {
                            "bench: copying scales");
     }
     if (!failed)
-        failed = cli_cuda_check(cudaMemcpy(session->codes.buffers[0], codes, session->weights, cudaMemcpyHostToDevice),
-                                "bench: copying codes") ||
-                 bench_ring_spread(&session->codes);
+        failed = cli_cuda_check(
+                     cudaMemcpy(session->raw8_weights.buffers[0], codes, session->num_weights, cudaMemcpyHostToDevice),
+                     "bench: copying codes") ||
+                 bench_ring_spread(&session->raw8_weights);
     free(made);
     free(scales);
     return failed ? -1 : 0;
@@ -194,8 +195,8 @@ static int add_codes(bench_layer_session *session) {
 int bench_add_plain(bench_layer_session *session) {
     const trf_decode_as as = session->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
     trf_error err = {0};
-    if (bench_ring_make(session, &session->dense, 2 * session->weights) ||
-        bench_ring_make(session, &session->decoded, 2 * session->weights))
+    if (bench_ring_make(session, &session->dense, 2 * session->num_weights) ||
+        bench_ring_make(session, &session->decoded, 2 * session->num_weights))
         return -1;
     if (trf_device_layer_decode(session->compressed[0].copies[0], as, session->dense.buffers[0], session->dense.bytes,
                                 session->device->stream, &err))

@@ -33,15 +33,15 @@ static void choose_shapes(bench_checkpoint *c) {
         c->encode.favor = options->favor;
 }
 
-uint16_t *bench_checkpoint_weights(const bench_checkpoint *c, uint64_t weights) {
+uint16_t *bench_checkpoint_weights(const bench_checkpoint *c, uint64_t num_weights) {
     const double sigma = c->options->sigmas.count ? c->options->sigmas.values[0] : 0.02;
-    const uint64_t first = weights < c->num_drawn ? weights : c->num_drawn;
-    uint16_t *made = bench_alloc(weights * sizeof *made);
+    const uint64_t first = num_weights < c->num_drawn ? num_weights : c->num_drawn;
+    uint16_t *made = bench_alloc(num_weights * sizeof *made);
     if (!made)
         return NULL;
     bench_make_source(c->drawn, (cli_shape){1, (uint32_t)first}, sigma, TRF_DTYPE_BF16, made);
-    for (uint64_t at = first, copied; at < weights; at += copied) {
-        copied = weights - at < first ? weights - at : first;
+    for (uint64_t at = first, copied; at < num_weights; at += copied) {
+        copied = num_weights - at < first ? num_weights - at : first;
         memcpy(made + at, made, copied * sizeof *made);
     }
     return made;

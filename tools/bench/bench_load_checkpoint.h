@@ -40,6 +40,6 @@ uint64_t bench_checkpoint_layer_bytes(const bench_checkpoint *checkpoint, int la
 
 /* @return BF16 weights of any number, to be released with free: those that were drawn, over and over. NULL after a
  * message. */
-uint16_t *bench_checkpoint_weights(const bench_checkpoint *checkpoint, uint64_t weights);
+uint16_t *bench_checkpoint_weights(const bench_checkpoint *checkpoint, uint64_t num_weights);
 
 #endif

@@ -28,9 +28,9 @@ int bench_matrix_upload(const bench_matrix *matrix, trf_context *context, trf_de
 /* x: device, normal BF16, [rows][cols]; kept: the same on the host, malloc'd. */
 int bench_matrix_draw_x(uint64_t rows, uint32_t cols, void **x, uint16_t **kept);
 
-/* Sums of a relative error. */
+/* A relative error is the root of difference / energy. */
 typedef struct bench_error {
-    double energy, difference;
+    double energy, difference; /* sums of squares: of the products in F64, and of what y is off from them */
 } bench_error;
 
 /* Adds BF16 y[m][rows] on the device against x . W^T in F64, of a sample of W's rows. x: host, BF16, [m][cols]. */

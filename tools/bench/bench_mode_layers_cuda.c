@@ -238,7 +238,7 @@ static int list_cases(case_list *list, bench_layer_session *session, bench_subje
     for (int i = 0; i < options->num_batches; i++) {
         const uint32_t batch = options->batches[i];
         if (add_case(list, session, subject, BENCH_CASE_CUBLASLT, -1, batch) ||
-            (session->codes.count && add_case(list, session, subject, BENCH_CASE_RAW8, -1, batch)))
+            (session->raw8_weights.count && add_case(list, session, subject, BENCH_CASE_RAW8, -1, batch)))
             return -1;
         for (int c = 0; c < num_compressed; c++)
             if (list_paths(list, session, subject, c, batch))

@@ -238,8 +238,8 @@ static int measure_shape(const bench_request *request, const bench_device *devic
 
 static int check_options(const cli_options *options) {
     for (int i = 0; i < options->num_batches; i++)
-        if (options->batches[i] > BENCH_MOE_MAX_TOKENS) {
-            cli_fail(TRF_ERR_ARGUMENT, "bench: --mode moe takes batches up to %d", BENCH_MOE_MAX_TOKENS);
+        if (options->batches[i] > BENCH_MOE_MAX_BATCH) {
+            cli_fail(TRF_ERR_ARGUMENT, "bench: --mode moe takes batches up to %d", BENCH_MOE_MAX_BATCH);
             return -1;
         }
     for (int i = 0; i < options->num_layers; i++)

@@ -208,7 +208,7 @@ static int measure_budget(const bench_request *request, bench_offload_session *s
     bench_figure *figures[3];
     char text[80];
     snprintf(text, sizeof text, "%d x %" PRIu32 " layers, %.3g G weights", BENCH_OFFLOAD_BLOCKS, session->per_block,
-             1e-9 * (double)session->weights);
+             1e-9 * (double)session->num_weights);
     bench_subject *subject = bench_add_figures_subject(request->record, text, session->batch);
     const int failed = !subject || make_stacks(&s, budget) || add_figures(&s, subject, budget, figures) ||
                        time_stacks(&s, request->options->repeats, figures);

@@ -3,7 +3,7 @@
 
 #include "bench_random.h"
 
-void bench_moe_make_routes(bench_moe_route routes[BENCH_MOE_CALLS], uint32_t tokens) {
+void bench_moe_make_routes(bench_moe_route routes[BENCH_MOE_CALLS], uint32_t batch) {
     uint64_t state = 1;
     uint32_t order[BENCH_MOE_EXPERTS];
     for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++)
@@ -11,9 +11,9 @@ void bench_moe_make_routes(bench_moe_route routes[BENCH_MOE_CALLS], uint32_t tok
     bench_shuffle(order, BENCH_MOE_EXPERTS, &state);
     for (uint32_t call = 0; call < BENCH_MOE_CALLS; call++) {
         uint32_t counts[BENCH_MOE_EXPERTS] = {0};
-        for (uint32_t t = 0; t < tokens; t++) {
-            const uint32_t first = tokens == 1 ? call % (BENCH_MOE_EXPERTS / BENCH_MOE_ROUTED) * BENCH_MOE_ROUTED : 0;
-            if (tokens > 1)
+        for (uint32_t t = 0; t < batch; t++) {
+            const uint32_t first = batch == 1 ? call % (BENCH_MOE_EXPERTS / BENCH_MOE_ROUTED) * BENCH_MOE_ROUTED : 0;
+            if (batch > 1)
                 bench_shuffle(order, BENCH_MOE_EXPERTS, &state);
             for (uint32_t i = 0; i < BENCH_MOE_ROUTED; i++)
                 counts[order[first + i]]++;

@@ -138,7 +138,7 @@ static int make_plans(bench_moe_session *s) {
         return -1;
     uint64_t bytes = trf_experts_plan_workspace_bytes(s->plan);
     for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++)
-        for (uint32_t m = 0; m <= BENCH_MOE_MAX_TOKENS; m++)
+        for (uint32_t m = 0; m <= BENCH_MOE_MAX_BATCH; m++)
             bytes = s->plans[e][m].info.workspace_bytes > bytes ? s->plans[e][m].info.workspace_bytes : bytes;
     s->workspace = cli_cuda_alloc(bytes);
     return s->workspace ? 0 : -1;
@@ -160,7 +160,7 @@ int bench_moe_session_begin_batch(bench_moe_session *s, uint32_t batch) {
 void bench_moe_session_end_batch(bench_moe_session *s) {
     trf_experts_plan_destroy(s->plan);
     s->plan = NULL;
-    for (uint32_t m = 0; m <= BENCH_MOE_MAX_TOKENS; m++) {
+    for (uint32_t m = 0; m <= BENCH_MOE_MAX_BATCH; m++) {
         for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++)
             bench_plan_free(&s->plans[e][m]);
         bench_cublaslt_product_free(s->products[m].product);

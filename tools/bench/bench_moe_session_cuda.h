@@ -14,7 +14,7 @@
 enum {
     BENCH_MOE_DISTINCT = 4, /* experts with weights of their own; the others repeat these, in memory of their own */
     BENCH_MOE_STREAMS = 16,
-    BENCH_MOE_MAX_TOKENS = 16 /* of a batch */
+    BENCH_MOE_MAX_BATCH = 16 /* tokens */
 };
 
 /* cuBLASLt's product for a number of tokens. */
@@ -43,8 +43,8 @@ typedef struct bench_moe_session {
     void *x, *y, *workspace;
     uint16_t *x_host;
     trf_experts_plan *plan;
-    bench_plan plans[BENCH_MOE_EXPERTS][BENCH_MOE_MAX_TOKENS + 1]; /* by tokens, where a route has such */
-    bench_moe_product products[BENCH_MOE_MAX_TOKENS + 1];          /* the same */
+    bench_plan plans[BENCH_MOE_EXPERTS][BENCH_MOE_MAX_BATCH + 1]; /* by tokens, where a route has such */
+    bench_moe_product products[BENCH_MOE_MAX_BATCH + 1];          /* the same */
     bench_grouped_product *grouped_calls[BENCH_MOE_CALLS];
 } bench_moe_session;
 

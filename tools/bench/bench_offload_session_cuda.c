@@ -50,7 +50,7 @@ static void list_matrices(bench_offload_session *s) {
         }
         s->block[i] = k;
         s->block_bytes += align(s->matrices[k].dense_bytes);
-        s->weights += (uint64_t)BENCH_OFFLOAD_BLOCKS * shape.rows * shape.cols;
+        s->num_weights += (uint64_t)BENCH_OFFLOAD_BLOCKS * shape.rows * shape.cols;
     }
 }
 

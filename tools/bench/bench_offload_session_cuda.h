@@ -32,8 +32,8 @@ typedef struct bench_offload_session {
     uint32_t num_matrices, per_block, count; /* count: of layers */
     uint32_t block[CLI_MAX_LIST];            /* indices into matrices */
     void *pinned[BENCH_OFFLOAD_BLOCKS];      /* dense weights of a block's layers, one behind the other */
-    uint64_t block_bytes, weights;
-    void **host_weights; /* [count], into pinned */
+    uint64_t block_bytes, num_weights;       /* num_weights: of all layers */
+    void **host_weights;                     /* [count], into pinned */
     uint64_t *host_weights_bytes;
     uint64_t *y_offsets; /* [count], bytes */
     uint64_t y_bytes, workspace_bytes;
