@@ -69,7 +69,7 @@ static void check_partition(const trf_group_partition *partition, const trf_grou
         EXPECT(layer->clusters >= 1 && layer->clusters <= (units ? units : 1)); /* none without units but for edges */
         EXPECT(layer->k_splits >= 1 && layer->wave_units >= 1 &&
                layer->k_splits * layer->wave_units <= partition->warps);
-        EXPECT(partition->rans_bytes >= products[i].traits->max_rans_bytes);
+        EXPECT(partition->max_rans_bytes >= products[i].traits->max_rans_bytes);
         EXPECT(layer->edge_sums_offset >= workspace && layer->padded_x_offset >= layer->edge_sums_offset &&
                layer->padded_x_offset % 256 == 0);
         workspace = layer->padded_x_offset + 2ull * products[i].m * view->cols;
@@ -151,7 +151,7 @@ START_TEST(every_expert_has_a_partition) {
     for (uint32_t i = 0; i < 4 * NUM_SHAPES; i++) {
         const uint32_t shape = i / 4, most = tokens[i % 4];
         const trf_device_view view = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
-        trf_experts_partition partition = {.rans_bytes = traits_of(kind).max_rans_bytes};
+        trf_experts_partition partition = {.max_rans_bytes = traits_of(kind).max_rans_bytes};
         if (!trf_experts_choose(&view, 64, most, limits, &partition)) {
             EXPECT(limits->shared_bytes < 200000 && kind == 5);
             continue;

@@ -481,7 +481,7 @@ static trf_device_view group_view(const pinned_layer *layer, uint32_t shape) {
 }
 
 static void hash_group(uint64_t *hash, const trf_group_partition *c, uint32_t count) {
-    const uint32_t words[] = {c->unit_slabs,       c->warps,     c->cluster_size, c->rans_bytes,
+    const uint32_t words[] = {c->unit_slabs,       c->warps,     c->cluster_size, c->max_rans_bytes,
                               c->smem.sums_offset, c->smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c->smem.layout);
@@ -528,8 +528,8 @@ static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_dev
         return;
     }
     const trf_expert_cost_model *cost = &c.cost_model;
-    const uint32_t words[] = {c.unit_slabs,       c.warps,     c.rans_bytes,  c.has_edges,    cost->units,
-                              cost->panels,       cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters,
+    const uint32_t words[] = {c.unit_slabs,       c.warps,     c.max_rans_bytes, c.has_edges,    cost->units,
+                              cost->panels,       cost->warps, cost->step_ns,    cost->begin_ns, cost->begin_quarters,
                               c.smem.sums_offset, c.smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem.layout);
