@@ -522,7 +522,7 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
 static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_device_limits *limits, uint32_t shape,
                         uint32_t tokens) {
     const trf_device_view view = group_view(layer, shape);
-    trf_experts_partition c = {.rans_bytes = traits_of(layer, 0).max_rans_bytes, .has_edges = shape % 2};
+    trf_experts_partition c = {.max_rans_bytes = traits_of(layer, 0).max_rans_bytes, .has_edges = shape % 2};
     if (!trf_experts_choose(&view, EXPERTS, tokens, limits, &c)) {
         hash_text(hash, "none");
         return;
