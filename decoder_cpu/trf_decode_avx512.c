@@ -191,7 +191,7 @@ static void make_constants(const trf_join_rule *rule, join_constants *k) {
 INLINE field_strip begin_field(const field_constants *field, const uint8_t *chunk, uint32_t strip) {
     uint32_t word = trf_strip_word(strip, field->width);
     uint32_t bit = 32 * (word % 2) + trf_strip_bit(strip, field->width);
-    return (field_strip){chunk + field->offset + TRF_LANE_VECTORS_BYTES * (word / 4),
+    return (field_strip){chunk + field->offset + TRF_PLANE_VECTORS_BYTES * (word / 4),
                          4 * trf_lane_vector_bytes(field->width),
                          _mm512_add_epi64(field->quadwords, _mm512_set1_epi64(word / 2 % 2)),
                          _mm512_add_epi8(field->offsets, _mm512_set1_epi8((char)bit)), field->mask};
@@ -218,7 +218,7 @@ INLINE strip_sources begin_strip(const join_constants *k, const trf_slab_io *io,
     strip_sources from;
     from.symbols[0] = scratch->symbols[class_bits == 2 ? strip : 2 * strip];
     from.symbols[1] = scratch->symbols[class_bits == 2 ? strip : 2 * strip + 1];
-    from.plane8 = chunk + TRF_LANE_VECTORS_BYTES * (strip % TRF_CHUNK_STRIPS);
+    from.plane8 = chunk + TRF_PLANE_VECTORS_BYTES * (strip % TRF_CHUNK_STRIPS);
     from.col_offset = _mm512_load_si512(scratch->offsets.col[strip]);
     for (uint32_t i = 0; i < num_fields; i++)
         from.field[i] = begin_field(&k->field[i], chunk, strip % TRF_CHUNK_STRIPS);

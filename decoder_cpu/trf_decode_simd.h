@@ -28,7 +28,9 @@ enum {
     TRF_MAX_STRIPS = TRF_MAX_LANE_WEIGHTS / TRF_STRIP_WEIGHTS,
     TRF_CHUNK_STRIPS = TRF_CHUNK_WEIGHTS / TRF_STRIP_WEIGHTS,
     TRF_LANE_QUARTETS = 8,
-    TRF_LANE_VECTORS_BYTES = 512, /* 16 bytes a lane */
+    /* A row of vectors of a plane: 16 bytes of each of the 32 lanes, side by side. Planes of width 1 have one row
+     * alone, of 8 bytes a lane. */
+    TRF_PLANE_VECTORS_BYTES = 512,
     TRF_MAX_FIELDS = 3,
     TRF_MAX_SYMBOL_ROWS = TRF_MAX_LANE_WEIGHTS / 8, /* at most, of four symbols */
     TRF_WORD_GUARD = 136,                           /* words; more than a lane can ask for, first word included */
@@ -57,7 +59,7 @@ typedef struct trf_join_rule {
     uint8_t row_offset[TRF_TILE_SIZE], col_offset[TRF_TILE_SIZE]; /* the layer's is in the rows' */
 } trf_join_rule;
 
-/* Offsets of a slab's weights in byte order. */
+/* Offsets of a slab's weights, in the order in which a strip's bytes are (trf_byte_weight). */
 typedef struct trf_join_offsets {
     _Alignas(64) uint8_t row[TRF_LANE_QUARTETS][16]; /* the same for all four lanes */
     _Alignas(64) uint8_t col[TRF_MAX_STRIPS][64];    /* the same for all quartets */

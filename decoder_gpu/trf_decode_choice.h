@@ -24,7 +24,7 @@ typedef enum trf_write_method {
 } trf_write_method;
 
 /* Whether kernels for a default p have code for TRF_METHOD_GATHERED. FP8 and integers take fewer bytes, and longer with
- * as few warps as that leaves. bytes: of a weight, as stored. */
+ * as few warps as that leaves. bytes: of a weight, as it is written. */
 TRF_HD_CONSTEXPR int trf_may_gather(uint32_t codec, uint32_t bytes) {
     return bytes == 2 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16);
 }
@@ -49,7 +49,8 @@ TRF_HD uint32_t trf_regular_slabs(const trf_device_view *view) {
     return view->rows / TRF_SLAB_ROWS * trf_regular_panels(view);
 }
 
-/* Whether a lane's columns of a row are one store. place: where the matrix begins, and the bits of where others do. */
+/* Whether a lane's columns of a row are one store. place: the matrix's address; of
+ * several matrices a fixed stride apart the first one's address | that stride in bytes. */
 TRF_HD int trf_rows_are_aligned(const trf_device_view *view, trf_write_format format, uint64_t place) {
     const uint32_t bytes = trf_write_format_bytes(format), vector_bytes = bytes == 1 ? 8 : 16;
     return ((uint64_t)view->cols * bytes | place) % vector_bytes == 0;
@@ -62,8 +63,8 @@ typedef struct trf_decode_choice {
     trf_smem_layout smem;
 } trf_decode_choice;
 
-/* Chooses for a layer, or for several of which `view` is one and `traits` are the largest. @return 0 if no kernel takes
- * the layer: then trf_launch_decode_slabs_general does. */
+/* Chooses for a layer, or for several: view: of one of them, traits: field by field the largest of theirs. @return 0 if
+ * no kernel takes the layer: then trf_launch_decode_slabs_general does. */
 int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits,
                              const trf_decode_request *request, trf_decode_choice *chosen);
 
@@ -85,8 +86,8 @@ TRF_HD uint32_t trf_piece_begin(uint32_t num_slabs, uint32_t pieces, uint32_t pi
 /* Whether two layers are alike in all that the kernel's code and its shared memory depend on. */
 int trf_decode_alike(const trf_device_view *a, const trf_device_view *b);
 
-/* Chooses for experts that are alike; traits: the largest of them. @return 0 if they have no kernel for all of them:
- * it is there for the 16-bit float codecs, as they stand, with their default p. */
+/* Chooses for experts that are alike; traits: field by field the largest of theirs. @return 0 if they have no kernel
+ * for all of them: it is there for the 16-bit float codecs, as they stand, with their default p. */
 int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits *traits,
                              const trf_decode_request *request, trf_expert_decode_choice *chosen);
 

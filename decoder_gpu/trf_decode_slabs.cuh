@@ -37,7 +37,8 @@
 #include "trf_decode_choice.h"
 #include "trf_slab_walk.cuh"
 
-/* What layers that share a launch have in common. */
+/* The arguments of a launch of the decoding family that do not depend on which layer is walked. Packing walks with it,
+ * too, and uses smem, regular_panels and num_slabs alone. */
 struct trf_write_call {
     trf_smem_layout smem;
     uint32_t regular_panels; /* panels that are regular, at least 1 */
@@ -94,7 +95,7 @@ template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8
 
 /* ---- the sink of a walk ---- */
 
-/* kBytes: of a weight, as stored. kMayGather: whether call.method may be TRF_METHOD_GATHERED. */
+/* kBytes: of a weight, as it is written. kMayGather: whether call.method may be TRF_METHOD_GATHERED. */
 template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     static constexpr uint32_t kCodec = Codec::kCodec;
     static constexpr bool kScales = Codec::kInt && kBytes != 1;
@@ -369,7 +370,7 @@ template <class Codec, int kBytes> static trf_write_kernel trf_write_kernel_of(b
     return default_p ? trf_decode_slabs<Codec, kBytes, kDefaultP<Codec>> : trf_decode_slabs<Codec, kBytes, 0>;
 }
 
-/* The kernel of a codec that stores `bytes` a weight; one function for each .cu of the family. */
+/* The kernel of a codec that writes `bytes` a weight; one function for each .cu of the family. */
 trf_write_kernel trf_write_kernel_bf16(uint32_t class_bits, uint32_t bytes, bool default_p); /* 2 or 4 bytes */
 trf_write_kernel trf_write_kernel_fp16(uint32_t class_bits, bool default_p);                 /* 2 */
 trf_write_kernel trf_write_kernel_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From class look-ups and raw-bit words to matrix fragments: how four neighbouring weights of a lane are put together.
  *
- * A 32-bit word X holds one byte for each of four weights, in the order 0, 2, 1, 3 in which planes hold their fields.
- * The decode table supplies X's class part, the narrow planes the bits below them by one rotation and one lop3 each:
+ * A 32-bit *byte word* holds one byte for each of four weights, in the order 0, 2, 1, 3 in which planes hold their
+ * fields. The decode table supplies its class part, the narrow planes the bits below them by one rotation and one lop3
+ * each:
  *   bf16     the exponent                        rotated left by 7, so that bytes 0 and 2 lie on a register's exponents
  *   fp16     exponent[4:0] mantissa[9:7]         likewise, on bits 14:7
  *   fp8      the byte rotated left by 1          a rotation right by 1 brings each sign (stored one byte on) home
@@ -39,9 +40,9 @@ template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> s
         return kKnownRaw ? (uint32_t)kRaw : raw_bits;
     }
     static constexpr int kSymbols = kClassBits == 2 ? 1 : 2; /* of four weights */
-    static constexpr int kRotation = kHasPlane8 ? 7 : 0;     /* X is kept rotated left by this */
+    static constexpr int kRotation = kHasPlane8 ? 7 : 0;     /* byte words are kept rotated left by this */
     static __host__ __device__ constexpr bool has(int width) { return (kRaw & width) != 0; }
-    /* Lowest bit, within X's byte, of the narrow plane of a width. */
+    /* Lowest bit, within a byte word's byte, of the narrow plane of a width. */
     static __host__ __device__ constexpr int low_bit(int width) {
         if (kCodec == TRF_CODEC_E4M3 && kClassBits == 2) /* the sign is in the plane of 2 */
             return width == 4 ? 2 : 0;
@@ -109,7 +110,8 @@ static __device__ __forceinline__ void trf_load_narrow(trf_narrow_words &n, uint
         n.plane2 = trf_lds128(at + trf_narrow_at(raw, 2));
     if (k == 0 && (raw & 1))
         n.plane1 = trf_lds64(at + trf_narrow_at(raw, 1) - 8 * lane);
-    if (!Codec::kKnownRaw && k == 0) { /* to their place in X once, so that all other rotations are by constants */
+    if (!Codec::kKnownRaw &&
+        k == 0) { /* to their place in a byte word once, so that all other rotations are by constants */
         n.plane2.x = __funnelshift_l(n.plane2.x, n.plane2.x, planes.low_bit2);
         n.plane2.y = __funnelshift_l(n.plane2.y, n.plane2.y, planes.low_bit2);
         n.plane2.z = __funnelshift_l(n.plane2.z, n.plane2.z, planes.low_bit2);
@@ -129,28 +131,31 @@ static __device__ __forceinline__ uint32_t trf_word_of_plane2(const trf_narrow_w
     return k == 0 ? n.plane2.x : k == 1 ? n.plane2.y : k == 2 ? n.plane2.z : n.plane2.w;
 }
 
-/* The narrow planes' part of X for the weights 4 * g to 4 * g + 3 of step k. */
+/* Adds the narrow planes' part to the byte word of the weights 4 * g to 4 * g + 3 of step k. bytes: its class part. */
 template <class Codec>
-static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow_words &n, int k, int g, uint32_t x,
+static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow_words &n, int k, int g, uint32_t bytes,
                                                            const trf_int_planes &planes) {
     const uint32_t word4 = trf_word_of_plane4(n, k, g), word2 = trf_word_of_plane2(n, k);
     const uint32_t word1 = k < 2 ? n.plane1.x : n.plane1.y;
     const int down4 = 4 * (g % 2), down2 = 2 * g, down1 = 4 * (k % 2) + g;
     if (!Codec::kKnownRaw) {
-        x = trf_and_or(trf_rotate_left(word4, 32 - down4), 0x0F0F0F0Fu, x);
-        x = trf_and_or(trf_rotate_left(word2, 32 - down2), planes.mask2, x);
-        return trf_and_or(trf_rotate_left(word1, 32 - down1), planes.mask1, x);
+        bytes = trf_and_or(trf_rotate_left(word4, 32 - down4), 0x0F0F0F0Fu, bytes);
+        bytes = trf_and_or(trf_rotate_left(word2, 32 - down2), planes.mask2, bytes);
+        return trf_and_or(trf_rotate_left(word1, 32 - down1), planes.mask1, bytes);
     }
     if (Codec::has(4))
-        x = trf_and_or(trf_rotate_left(word4, 32 + Codec::kRotation + Codec::low_bit(4) - down4), Codec::mask(4), x);
+        bytes = trf_and_or(trf_rotate_left(word4, 32 + Codec::kRotation + Codec::low_bit(4) - down4), Codec::mask(4),
+                           bytes);
     if (Codec::has(2))
-        x = trf_and_or(trf_rotate_left(word2, 32 + Codec::kRotation + Codec::low_bit(2) - down2), Codec::mask(2), x);
+        bytes = trf_and_or(trf_rotate_left(word2, 32 + Codec::kRotation + Codec::low_bit(2) - down2), Codec::mask(2),
+                           bytes);
     if (Codec::has(1))
-        x = trf_and_or(trf_rotate_left(word1, 32 + Codec::kRotation + Codec::low_bit(1) - down1), Codec::mask(1), x);
-    return x;
+        bytes = trf_and_or(trf_rotate_left(word1, 32 + Codec::kRotation + Codec::low_bit(1) - down1), Codec::mask(1),
+                           bytes);
+    return bytes;
 }
 
-/* A class's bits within X's byte. */
+/* A class's bits within a byte word's byte. */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_class_byte(const trf_device_view &view, uint32_t index) {
     const uint32_t value = (uint32_t)(uint16_t)view.class_value[index];
@@ -164,8 +169,8 @@ static __device__ __forceinline__ uint32_t trf_class_byte(const trf_device_view 
     return byte & 0xFF;
 }
 
-/* X's class part: the table's contribution of one symbol, as an 8-byte entry has it. Quads: all four weights; pairs:
- * weights 0 and 1 (bytes 0 and 2). */
+/* A byte word's class part: the table's contribution of one symbol, as an 8-byte entry has it. Quads: all four weights;
+ * pairs: weights 0 and 1 (bytes 0 and 2). */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_class_part_of(const trf_device_view &view, uint32_t symbol) {
     uint32_t x = 0;
@@ -177,9 +182,9 @@ static __device__ __forceinline__ uint32_t trf_class_part_of(const trf_device_vi
     return Codec::kRotation ? __funnelshift_l(x, x, Codec::kRotation) : x;
 }
 
-/* The same in 16 bits, for 4-byte entries: a short class part. Quads: which byte of trf_class_palette each byte of X
- * is, in nibbles; a class has its low two bits clear, so that turning X left by 7 is turning its bytes by one and
- * halving them. Pairs: the bytes of two weights, turned so that one permutation brings all bits in place. */
+/* The same in 16 bits, for 4-byte entries: a short class part. Quads: which byte of trf_class_palette each byte of the
+ * byte word is, in nibbles; a class has its low two bits clear, so that turning the word left by 7 is turning its bytes
+ * by one and halving them. Pairs: the bytes of two weights, turned so that one permutation brings all bits in place. */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_short_class_part_of(const trf_device_view &view, uint32_t symbol) {
     if (Codec::kClassBits == 2) {
@@ -236,16 +241,16 @@ static __device__ __forceinline__ void trf_build_four_f16(uint32_t *out, uint32_
 }
 
 /* The two registers of four weights. x0, x1: what the table gave for its symbols (quads: x0 alone); plane8: the word of
- * the 8-bit plane. bf16, fp16, fp8 as F16: elements with coded exponents. fp8, int: X in byte order, one register, in
+ * the 8-bit plane. bf16, fp16, fp8 as F16: elements with coded exponents. fp8, int: the byte word, one register, in
  * out[0]. */
 template <class Codec>
 static __device__ __forceinline__ void trf_build_four(uint32_t *out, uint32_t x0, uint32_t x1, uint32_t plane8,
                                                       const trf_narrow_words &n, int k, int g,
                                                       const trf_int_planes &planes) {
     if (Codec::kHasPlane8 && Codec::kClassBits == 2) {
-        const uint32_t x = trf_narrow_bits<Codec>(n, k, g, x0, planes);
-        const uint32_t second = trf_select(kSignMantissaMask, x, plane8);
-        out[0] = trf_select(kSignMantissaMask, plane8, x);
+        const uint32_t bytes = trf_narrow_bits<Codec>(n, k, g, x0, planes);
+        const uint32_t second = trf_select(kSignMantissaMask, bytes, plane8);
+        out[0] = trf_select(kSignMantissaMask, plane8, bytes);
         out[1] = __byte_perm(second, second, 0x0321);
     } else if (Codec::kHasPlane8) {
         const uint32_t turned = __byte_perm(plane8, plane8, 0x0321);
@@ -262,8 +267,8 @@ static __device__ __forceinline__ void trf_build_four(uint32_t *out, uint32_t x0
             trf_build_four_f16<Codec>(out, classes, n, k, g);
             return;
         }
-        const uint32_t x = trf_narrow_bits<Codec>(n, k, g, classes, planes);
-        out[0] = Codec::kFp8 ? trf_rotate_left(x, 31) : x;
+        const uint32_t bytes = trf_narrow_bits<Codec>(n, k, g, classes, planes);
+        out[0] = Codec::kFp8 ? trf_rotate_left(bytes, 31) : bytes;
     }
 }
 

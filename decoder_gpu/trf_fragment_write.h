@@ -28,8 +28,9 @@ enum {
 
 /* ---- where ---- */
 
-/* The register (0 to 7) with the lane's columns 2 * half and 2 * half + 1 of a step, in its row r (0 to 3). */
-TRF_HD uint32_t trf_row_register(uint32_t r, uint32_t half) { return 4 * (r / 2) + r % 2 + 2 * half; }
+/* The register (0 to 7) of the lane's row r (0 to 3) with two of its columns of a step. second: 0 for columns 0 and 1,
+ * 1 for 2 and 3. */
+TRF_HD uint32_t trf_row_register(uint32_t r, uint32_t second) { return 4 * (r / 2) + r % 2 + 2 * second; }
 
 /* A lane's row r from the slab's first one, and its first column in a step pair (0 to 7). */
 TRF_HD uint32_t trf_lane_row_at(uint32_t lane, uint32_t r) { return lane / 4 + 8 * r; }
@@ -90,10 +91,10 @@ TRF_HD uint32_t trf_exponent_offsets(uint32_t codec, int32_t low, int32_t high) 
            << fields.mantissa_bits;
 }
 
-/* The offsets of the lane's columns 2 * half and 2 * half + 1 of a step; bytes: of its four columns. */
-TRF_HD uint32_t trf_col_offsets(uint32_t codec, uint32_t bytes, uint32_t half) {
-    return trf_exponent_offsets(codec, (int32_t)(bytes >> 16 * half & 0xFF),
-                                (int32_t)(bytes >> (16 * half + 8) & 0xFF));
+/* The offsets of two of the lane's columns of a step; second: as of trf_row_register; bytes: of its four columns. */
+TRF_HD uint32_t trf_col_offsets(uint32_t codec, uint32_t bytes, uint32_t second) {
+    return trf_exponent_offsets(codec, (int32_t)(bytes >> 16 * second & 0xFF),
+                                (int32_t)(bytes >> (16 * second + 8) & 0xFF));
 }
 
 /* Sums of exponents and offsets, or of offsets, each modulo Emax + 1; all other bits of `to` stay. The highest exponent
@@ -120,10 +121,10 @@ TRF_HD void trf_step_elements(uint32_t codec, int32_t lowest, uint32_t reg[8]) {
  * of the step's four columns, 0 if they have none. */
 TRF_HD void trf_step_offsets(uint32_t codec, const uint32_t rows[TRF_WRITE_ROWS], int by_col, uint32_t col_bytes,
                              uint32_t reg[8]) {
-    for (uint32_t half = 0; half < 2; half++) {
-        const uint32_t cols = by_col ? trf_col_offsets(codec, col_bytes, half) : 0;
+    for (uint32_t second = 0; second < 2; second++) {
+        const uint32_t cols = by_col ? trf_col_offsets(codec, col_bytes, second) : 0;
         for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
-            uint32_t *to = reg + trf_row_register(r, half);
+            uint32_t *to = reg + trf_row_register(r, second);
             *to = trf_add_exponents(codec, *to, by_col ? trf_add_exponents(codec, rows[r], cols) : rows[r]);
         }
     }

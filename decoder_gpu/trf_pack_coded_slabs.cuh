@@ -46,7 +46,7 @@ struct trf_pack_coded_args {
     trf_write_call call;
     trf_packed_view packed;
     uint32_t first_band, num_bands; /* packed ones, of the packed layer's */
-    uint32_t *counts;               /* [coded band][packed tile]: records of halves */
+    uint32_t *counts;               /* [coded band][packed tile]: records of tile halves */
     uint32_t *records;              /* likewise, kTileHalfRecords of each */
     trf_pack_coded_counts *total;
     trf_pack_state *state;

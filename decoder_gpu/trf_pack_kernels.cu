@@ -14,8 +14,8 @@ __global__ void __launch_bounds__(kPackThreads, 2) pack_lines(const __grid_const
     trf_pack_lines<kZeroing>(args, shared);
 }
 
-__global__ void __launch_bounds__(kNumberThreads) number_stored_tiles(const __grid_constant__ trf_pack_args args) {
-    __shared__ trf_number_shared shared;
+__global__ void __launch_bounds__(kNumberingThreads) number_stored_tiles(const __grid_constant__ trf_pack_args args) {
+    __shared__ trf_numbering_shared shared;
     trf_number_stored_tiles(args, shared);
 }
 
@@ -61,7 +61,7 @@ int trf_launch_pack(const trf_packed_view *view, const trf_pack_source *rows, tr
     cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess)
         return error;
-    number_stored_tiles<<<1, kNumberThreads, 0, stream>>>(args);
+    number_stored_tiles<<<1, kNumberingThreads, 0, stream>>>(args);
     error = cudaGetLastError();
     if (error != cudaSuccess)
         return error;

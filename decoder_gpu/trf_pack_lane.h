@@ -66,11 +66,13 @@ TRF_HD uint32_t trf_halves_add_exponent(uint32_t reg, uint32_t ones, int32_t shi
 }
 
 /* What takes weights from one scale to another: times 2^shift. */
-typedef struct trf_halves_scale {
+typedef struct trf_halves_rescale {
     trf_exponent_range normal; /* exponents that are normal ones in both scales */
     int32_t shift;
-    uint32_t takes_formed; /* all that the functions of trf_packed_form.h form is among them, but for zeros */
-} trf_halves_scale;
+    /* 1 if `normal` has all exponents of formed weights but zeros (TRF_FORMED_FIRST to TRF_FORMED_LAST): then
+     * trf_scale_formed may take the place of trf_scale_halves. */
+    uint32_t takes_formed;
+} trf_halves_rescale;
 
 enum {
     /* A zeroing layer whose bits make no sense has mantissas that are not 0 where exponents are: those are lifted to
@@ -79,24 +81,25 @@ enum {
     TRF_FORMED_LAST = TRF_PACKED_EXPONENT + TRF_PACKED_WINDOW - 1,
 };
 
-TRF_HD trf_halves_scale trf_halves_scale_of(int32_t shift) {
-    const trf_halves_scale scale = {trf_exponent_range_of(1 - shift, 254 - shift), shift,
-                                    shift >= 1 - TRF_FORMED_FIRST && shift <= 254 - TRF_FORMED_LAST};
-    return scale;
+TRF_HD trf_halves_rescale trf_halves_rescale_of(int32_t shift) {
+    const trf_halves_rescale rescale = {trf_exponent_range_of(1 - shift, 254 - shift), shift,
+                                        shift >= 1 - TRF_FORMED_FIRST && shift <= 254 - TRF_FORMED_LAST};
+    return rescale;
 }
 
 /* trf_scale_bf16 of both. */
-TRF_HD uint32_t trf_scale_halves(uint32_t reg, trf_halves_scale scale) {
-    const uint32_t normal = trf_halves_in_range(reg, scale.normal);
+TRF_HD uint32_t trf_scale_halves(uint32_t reg, trf_halves_rescale rescale) {
+    const uint32_t normal = trf_halves_in_range(reg, rescale.normal);
     int exact = 1;
     if ((normal | trf_zero_halves(reg)) == TRF_HALF_FLAGS)
-        return trf_halves_add_exponent(reg, normal >> 15, scale.shift);
-    return trf_scale_bf16(reg & 0xFFFF, scale.shift, &exact) | trf_scale_bf16(reg >> 16, scale.shift, &exact) << 16;
+        return trf_halves_add_exponent(reg, normal >> 15, rescale.shift);
+    return trf_scale_bf16(reg & 0xFFFF, rescale.shift, &exact) | trf_scale_bf16(reg >> 16, rescale.shift, &exact) << 16;
 }
 
 /* The same of what was formed, if the scale takes it. */
-TRF_HD uint32_t trf_scale_formed(uint32_t reg, trf_halves_scale scale, uint32_t zeroing) {
-    return trf_halves_add_exponent(reg, zeroing ? ~trf_zero_halves(reg) >> 15 & 0x00010001u : 0x00010001u, scale.shift);
+TRF_HD uint32_t trf_scale_formed(uint32_t reg, trf_halves_rescale rescale, uint32_t zeroing) {
+    return trf_halves_add_exponent(reg, zeroing ? ~trf_zero_halves(reg) >> 15 & 0x00010001u : 0x00010001u,
+                                   rescale.shift);
 }
 
 /* A row's weights on their way into the window's scale. */
@@ -230,14 +233,14 @@ TRF_HD void trf_packed_slab_form(uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_word
 }
 
 /* Patches the step that the record is for, if it is one of this lane's; the record's bits are taken to their row's
- * scale, as a is by then. place: the lane's record of tile, packed slab and lane, all else zero. scale: of the even
- * registers' row and of the odd ones'. */
-TRF_HD void trf_packed_slab_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t place, uint32_t record,
-                                  const trf_halves_scale scale[2]) {
+ * scale, as a is by then. lane_record: a record with this lane's tile, packed slab and lane, all else zero. rescale:
+ * of the even registers' row and of the odd ones'. */
+TRF_HD void trf_packed_slab_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t lane_record, uint32_t record,
+                                  const trf_halves_rescale rescale[2]) {
     int exact = 1;
-    if (trf_packed_record_step_place((record ^ place) & 0xFEFFFFFFu) != 0)
+    if (trf_packed_record_step_place((record ^ lane_record) & 0xFEFFFFFFu) != 0)
         return;
-    const int32_t shift = trf_packed_record_reg(record) % 2 ? scale[1].shift : scale[0].shift;
+    const int32_t shift = trf_packed_record_reg(record) % 2 ? rescale[1].shift : rescale[0].shift;
     const uint32_t bits = trf_scale_bf16(trf_packed_record_bits(record), shift, &exact);
     for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
         if (trf_packed_record_step(record) == step)
@@ -281,9 +284,9 @@ TRF_HD void trf_packed_slab_clear(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_
         a[i] &= ~((mask >> 2 * i & 1) * 0xFFFFu | (mask >> (2 * i + 1) & 1) * 0xFFFF0000u);
 }
 
-/* The record of a weight that the mask's bit names. place: as trf_packed_slab_patch has it. */
-TRF_HD uint32_t trf_packed_slab_record(uint32_t place, uint32_t bit, uint32_t bits) {
-    return place | (bit >> 3) << 24 | (bit & 7) << 16 | bits;
+/* The record of a weight that the mask's bit names. lane_record: as trf_packed_slab_patch has it. */
+TRF_HD uint32_t trf_packed_slab_record(uint32_t lane_record, uint32_t bit, uint32_t bits) {
+    return lane_record | (bit >> 3) << 24 | (bit & 7) << 16 | bits;
 }
 
 /* Stores the tile with the most records, of equal ones the first, until the rest fits a line. counts: of the line's

@@ -15,7 +15,8 @@ extern "C" {
 
 /* ---- choosing the window ---- */
 
-/* What trf_choose_packed_window and trf_packed_is_zeroing ask for. Zeros before the first rows are counted. */
+/* What trf_choose_packed_window and trf_packed_is_zeroing ask for. Its bytes are all zero before the
+ * first launch adds to it. */
 typedef struct trf_packed_histogram {
     uint64_t exponents[256]; /* of weights with an exponent field of 1 to 254, once their row's offset is taken out */
     uint64_t zeros;
@@ -37,8 +38,8 @@ int trf_launch_packed_histogram(const trf_pack_source *rows, const int8_t *row_o
 
 /* ---- packing ---- */
 
-/* What goes from one range of a layer's bands to the next, in device memory. Zeros before the first one; read back
- * behind the last one. */
+/* What goes from one range of a layer's bands to the next, in device memory. All its bytes are zero before the
+ * first range; it is read back behind the last one. */
 typedef struct trf_pack_state {
     uint64_t num_records;
     uint64_t num_stored; /* tiles that are to be stored, also those that there is no room for */

@@ -36,7 +36,7 @@
 
 static constexpr uint32_t kPackWarps = 16, kPackThreads = kPackWarps * TRF_LANES;
 static constexpr uint32_t kTilesEach = TRF_PACKED_LINE_TILES / kPackWarps; /* of a warp */
-static constexpr uint32_t kNumberWarps = 16, kNumberThreads = kNumberWarps * TRF_LANES;
+static constexpr uint32_t kNumberingWarps = 16, kNumberingThreads = kNumberingWarps * TRF_LANES;
 static constexpr uint32_t kStoreWarps = TRF_PACKED_SLABS, kStoreThreads = kStoreWarps * TRF_LANES;
 static_assert(kTilesEach * kPackWarps == TRF_PACKED_LINE_TILES, "warps share a line's tiles");
 
@@ -63,12 +63,12 @@ struct trf_pack_shared {
     uint32_t stored;
 };
 
-struct trf_number_shared {
-    uint32_t stored[kNumberWarps], records[kNumberWarps];
+struct trf_numbering_shared {
+    uint32_t stored[kNumberingWarps], records[kNumberingWarps];
 };
 
-/* The lane's octets of a packed slab's rows, before the quartet exchanges words. */
-static __device__ __forceinline__ void trf_load_packed_slab(const trf_dense_rows &dense, uint32_t row, uint32_t tile,
+/* The lane's octets of dense rows that are to be a packed slab's, before the quartet exchanges words. */
+static __device__ __forceinline__ void trf_load_slab_octets(const trf_dense_rows &dense, uint32_t row, uint32_t tile,
                                                             uint32_t lane, trf_words4 octets[2]) {
     const uint32_t col = TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4);
     octets[0] = trf_load_octet(&dense, row, col);
@@ -101,7 +101,7 @@ static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args,
                 octets[t][0] = *(const trf_words4 *)(from + TRF_PACKED_TILE_COLS * t);
                 octets[t][1] = *(const trf_words4 *)(from + TRF_PACKED_TILE_COLS * t + 8 * args.dense.stride);
             } else {
-                trf_load_packed_slab(args.dense, row, band_tile + t, lane, octets[t]);
+                trf_load_slab_octets(args.dense, row, band_tile + t, lane, octets[t]);
             }
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
@@ -178,9 +178,10 @@ static __device__ __forceinline__ void trf_pack_lines(const trf_pack_args &args,
 /* ---- stored tiles ---- */
 
 /* A range has less than 2^27 lines, so that 32 bits count what it adds: that is 2^43 weights. */
-static __device__ __forceinline__ void trf_number_stored_tiles(const trf_pack_args &args, trf_number_shared &shared) {
+static __device__ __forceinline__ void trf_number_stored_tiles(const trf_pack_args &args,
+                                                               trf_numbering_shared &shared) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const uint64_t each = (args.num_lines + kNumberThreads - 1) / kNumberThreads;
+    const uint64_t each = (args.num_lines + kNumberingThreads - 1) / kNumberingThreads;
     const uint64_t begin = args.first_line + min(each * threadIdx.x, args.num_lines);
     const uint64_t end = args.first_line + min(each * (threadIdx.x + 1), args.num_lines);
     uint32_t stored = 0, records = 0;
@@ -196,7 +197,7 @@ static __device__ __forceinline__ void trf_number_stored_tiles(const trf_pack_ar
     }
     __syncthreads();
     uint32_t before = scan - stored, all_stored = 0, all_records = 0;
-    for (uint32_t w = 0; w < kNumberWarps; w++) {
+    for (uint32_t w = 0; w < kNumberingWarps; w++) {
         before += w < warp ? shared.stored[w] : 0;
         all_stored += shared.stored[w];
         all_records += shared.records[w];
@@ -220,11 +221,11 @@ static __device__ __forceinline__ void trf_store_packed_slab(const trf_pack_args
     const trf_packed_view &view = args.view;
     const uint32_t row = TRF_PACKED_TILE_ROWS * band + trf_packed_row_in_tile(slab, lane, 0);
     trf_words4 octets[2], a[TRF_PACKED_STEPS];
-    trf_load_packed_slab(args.dense, row, tile, lane, octets);
+    trf_load_slab_octets(args.dense, row, tile, lane, octets);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const int32_t offset = view.row_offsets ? view.row_offsets[row + 8 * i] : 0;
-        const trf_halves_scale scale = trf_halves_scale_of(TRF_PACKED_EXPONENT - view.base - offset);
+        const trf_halves_rescale scale = trf_halves_rescale_of(TRF_PACKED_EXPONENT - view.base - offset);
         trf_quartet_transpose(octets[i].word, lane);
         for (uint32_t w = 0; w < TRF_OCTET_WORDS; w++)
             a[w / 2].word[w % 2 * 2 + i] = trf_scale_halves(octets[i].word[w], scale);

@@ -37,8 +37,8 @@ static __device__ __forceinline__ uint8_t *trf_packed_tile_to_write(const trf_pa
 /* A lane's part of a packed slab. */
 struct trf_packed_slab_place {
     uint64_t line;
-    uint32_t row, col; /* of its first weight, in the layer */
-    uint32_t record;   /* its records, but for step, register, half and bits */
+    uint32_t row, col;    /* of its first weight, in the layer */
+    uint32_t lane_record; /* as trf_packed_slab_patch has it */
 };
 
 /* first_tile: of the line; tile: of the line's. */
@@ -49,7 +49,7 @@ static __device__ __forceinline__ trf_packed_slab_place trf_packed_slab_place_of
     at.line = line;
     at.row = TRF_PACKED_TILE_ROWS * band + trf_packed_row_in_tile(slab, lane, 0);
     at.col = TRF_PACKED_TILE_COLS * (first_tile + tile) + 2 * (lane % 4);
-    at.record = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
+    at.lane_record = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
     return at;
 }
 
@@ -67,7 +67,7 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
                                                            const trf_packed_slab_place &at, const trf_record_list &list,
                                                            const trf_row_to_window rows[2], uint32_t flags,
                                                            uint32_t a[8], uint32_t count) {
-    const uint32_t lane = trf_packed_record_lane(at.record);
+    const uint32_t lane = trf_packed_record_lane(at.lane_record);
     const uint32_t unflagged = trf_packed_slab_unflagged(flags);
     const uint32_t found = unflagged & trf_packed_slab_there(at.row, at.col, view.rows, view.cols);
     const uint32_t counts = trf_packed_count_bits(found & 0xFF) | trf_packed_count_bits(found >> 8) << 16;
@@ -81,7 +81,7 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
         int exact = 1;
         const int32_t shift = bit / 2 % 2 ? rows[1].shift : rows[0].shift;
         const uint32_t bits = trf_scale_bf16(trf_packed_slab_weight(a, bit), shift, &exact);
-        const uint32_t record = trf_packed_slab_record(at.record, bit, bits);
+        const uint32_t record = trf_packed_slab_record(at.lane_record, bit, bits);
         if (!exact)
             atomicMax((unsigned long long *)&state->inexact, ~(unsigned long long)(at.line << 16 | record >> 16));
         if (rank < list.room)
@@ -98,7 +98,7 @@ static __device__ __forceinline__ uint32_t trf_pack_slab(const trf_packed_view &
                                                          const trf_packed_slab_place &at, const trf_record_list &list,
                                                          trf_words4 octets[2], const trf_row_to_window rows[2],
                                                          uint32_t count, uint8_t *to) {
-    const uint32_t lane = trf_packed_record_lane(at.record);
+    const uint32_t lane = trf_packed_record_lane(at.lane_record);
     uint32_t a[TRF_PACKED_SLAB_REGISTERS], flags = 0;
     trf_quartet_transpose(octets[0].word, lane);
     trf_quartet_transpose(octets[1].word, lane);

@@ -67,9 +67,11 @@ static __device__ __forceinline__ uint32_t trf_rans_bytes_of(const trf_device_vi
 
 /* ---- prefetching: a chunk or a slab ahead of the decoding, through the same walk ---- */
 
-template <int kSlabs, int kSteps = kRing> struct trf_prefetcher {
-    static constexpr bool kRefillAfterRead = kSteps != kRing; /* a step's place is filled again once it has been read */
-    static constexpr int kAhead = kRefillAfterRead ? kSteps : kSteps - 1; /* steps */
+/* kSlabs: bands of a unit. kRingSteps: places of the 8-bit plane's ring, kRing or kShortRing. */
+template <int kSlabs, int kRingSteps = kRing> struct trf_prefetcher {
+    static constexpr bool kRefillAfterRead =
+        kRingSteps != kRing; /* a step's place is filled again once it has been read */
+    static constexpr int kAhead = kRefillAfterRead ? kRingSteps : kRingSteps - 1; /* steps */
     static constexpr int kEnterStep = (4 - kAhead) % 4; /* of a chunk: where the copies of the next chunk begin */
     trf_walk walk;                                      /* of the slabs to enter next */
     uint2 slab[kSlabs];                                 /* their entries, loaded ahead */
@@ -85,8 +87,8 @@ template <int kSlabs, int kSteps = kRing> struct trf_prefetcher {
 };
 
 /* Starts the copy of slab s's rANS streams. */
-template <class Codec, int kSlabs, int kSteps>
-static __device__ __forceinline__ void trf_copy_rans_stream(const trf_prefetcher<kSlabs, kSteps> &prefetcher,
+template <class Codec, int kSlabs, int kRingSteps>
+static __device__ __forceinline__ void trf_copy_rans_stream(const trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                             const trf_smem_layout &smem, int s, uint32_t lane) {
     /* of a lane, which most slabs' rANS streams need; longer ones take a loop */
     constexpr uint32_t kCopies = Codec::kClassBits == 2 ? 2 : 3;
@@ -103,8 +105,8 @@ static __device__ __forceinline__ void trf_copy_rans_stream(const trf_prefetcher
 }
 
 /* Moves on to the next slabs that are there, and starts the copy of their rANS streams. */
-template <class Codec, int kSlabs, int kSteps, class UnitOrder>
-static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kSteps> &prefetcher,
+template <class Codec, int kSlabs, int kRingSteps, class UnitOrder>
+static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                       const trf_device_view &view, const trf_smem_layout &smem,
                                                       const UnitOrder &unit_order, uint32_t lane) {
     const uint32_t chunk_bytes = trf_chunk_offset(Codec::raw(view.raw_bits), 1);
@@ -138,8 +140,8 @@ static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kSt
 }
 
 /* Moves on to the next chunk. At the last one of all it stays: that chunk is loaded again, unused. */
-template <class Codec, int kSlabs, int kSteps, class UnitOrder>
-static __device__ __forceinline__ void trf_enter_chunk(trf_prefetcher<kSlabs, kSteps> &prefetcher,
+template <class Codec, int kSlabs, int kRingSteps, class UnitOrder>
+static __device__ __forceinline__ void trf_enter_chunk(trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                        const trf_device_view &view, const trf_smem_layout &smem,
                                                        const UnitOrder &unit_order, uint32_t lane) {
     const uint32_t chunk_bytes = trf_chunk_offset(Codec::raw(view.raw_bits), 1);
@@ -153,28 +155,28 @@ static __device__ __forceinline__ void trf_enter_chunk(trf_prefetcher<kSlabs, kS
 }
 
 /* Starts the copy of step k of the chunk that prefetcher.next_raw points to; with step 0, of its narrow planes. */
-template <class Codec, int kSlabs, int kSteps>
-static __device__ __forceinline__ void trf_prefetch_step(trf_prefetcher<kSlabs, kSteps> &prefetcher,
+template <class Codec, int kSlabs, int kRingSteps>
+static __device__ __forceinline__ void trf_prefetch_step(trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                          const trf_smem_layout &smem, int k, uint32_t lane,
                                                          const trf_int_planes &planes) {
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
         const uint32_t address = prefetcher.address + s * smem.slab_bytes;
         if (Codec::kHasPlane8)
-            trf_cp_async16(address + k % kSteps * kStepBytes, prefetcher.next_raw[s] + k * kStepBytes);
+            trf_cp_async16(address + k % kRingSteps * kStepBytes, prefetcher.next_raw[s] + k * kStepBytes);
         if (k == 0)
-            trf_prefetch_narrow<Codec>(address + (Codec::kHasPlane8 ? kSteps * kStepBytes : 0) + prefetcher.narrow,
+            trf_prefetch_narrow<Codec>(address + (Codec::kHasPlane8 ? kRingSteps * kStepBytes : 0) + prefetcher.narrow,
                                        prefetcher.next_raw[s] + (Codec::kHasPlane8 ? 4 * kStepBytes : 0), lane, planes);
     }
     if (k == 0)
-        prefetcher.narrow ^= trf_narrow_stride(Codec::raw(planes.raw_bits), kSteps);
+        prefetcher.narrow ^= trf_narrow_stride(Codec::raw(planes.raw_bits), kRingSteps);
     trf_cp_async_commit();
 }
 
 /* Begins a walk: starts the copies of the first slabs' rANS streams and first steps. memory: shared address of the
  * warp's buffers. */
-template <class Codec, int kSlabs, int kSteps, class UnitOrder>
-static __device__ __forceinline__ void trf_start_walk(trf_prefetcher<kSlabs, kSteps> &prefetcher,
+template <class Codec, int kSlabs, int kRingSteps, class UnitOrder>
+static __device__ __forceinline__ void trf_start_walk(trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                       const trf_device_view &view, const trf_smem_layout &smem,
                                                       const trf_int_planes &planes, const trf_walk &walk,
                                                       const UnitOrder &unit_order, uint32_t memory, uint32_t lane) {
@@ -188,7 +190,7 @@ static __device__ __forceinline__ void trf_start_walk(trf_prefetcher<kSlabs, kSt
     if (!prefetcher.bytes[0])
         return;
 #pragma unroll
-    for (int k = 0; k < (Codec::kHasPlane8 ? trf_prefetcher<kSlabs, kSteps>::kAhead : 1); k++)
+    for (int k = 0; k < (Codec::kHasPlane8 ? trf_prefetcher<kSlabs, kRingSteps>::kAhead : 1); k++)
         trf_prefetch_step<Codec>(prefetcher, smem, k, lane, planes);
 }
 

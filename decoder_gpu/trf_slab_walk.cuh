@@ -84,9 +84,9 @@ template <class Codec, class Prefetcher, class Sink>
 constexpr int kPendingCopies = (Codec::kHasPlane8 ? Prefetcher::kAhead - 1 : 0) + Sink::kCopiesX;
 
 /* Begins the lanes' rANS streams, which are in shared memory, and the cursors on exceptions. */
-template <int kSlabs, int kSteps, class Inputs>
+template <int kSlabs, int kRingSteps, class Inputs>
 static __device__ __forceinline__ void
-trf_begin_rans_streams(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kSteps> &prefetcher, const Inputs &in) {
+trf_begin_rans_streams(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kRingSteps> &prefetcher, const Inputs &in) {
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
         const uint32_t at = prefetcher.address - 16 * in.lane + s * in.smem.slab_bytes + in.smem.rans_streams +
@@ -101,12 +101,12 @@ trf_begin_rans_streams(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kSte
 }
 
 /* Lets the sink start its own copies, before step k of a chunk. chunks: of the slab, this one included. */
-template <int kSlabs, int kSteps, class Sink>
-static __device__ __forceinline__ void trf_begin_step(const trf_prefetcher<kSlabs, kSteps> &prefetcher, uint32_t chunks,
-                                                      int k, Sink &sink) {
+template <int kSlabs, int kRingSteps, class Sink>
+static __device__ __forceinline__ void trf_begin_step(const trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
+                                                      uint32_t chunks, int k, Sink &sink) {
     if (k % 2 == 0)
         sink.begin_step_pair(k / 2);
-    if constexpr (!trf_prefetcher<kSlabs, kSteps>::kRefillAfterRead) {
+    if constexpr (!trf_prefetcher<kSlabs, kRingSteps>::kRefillAfterRead) {
         if (k == 2 && chunks > 1)
             sink.prefetch_chunk();
         else if (k == 2 && prefetcher.bytes[0])
@@ -117,11 +117,11 @@ static __device__ __forceinline__ void trf_begin_step(const trf_prefetcher<kSlab
 }
 
 /* Waits until the planes of step k of a chunk are in shared memory, and loads the lane's words of them. */
-template <class Codec, class Sink, int kSlabs, int kSteps, class Inputs>
-static __device__ __forceinline__ void trf_load_step(const trf_prefetcher<kSlabs, kSteps> &prefetcher, const Inputs &in,
-                                                     int k, uint4 *plane8, trf_narrow_words *narrow) {
-    constexpr uint32_t kRingBytes = Codec::kHasPlane8 ? kSteps * kStepBytes : 0;
-    constexpr int kPending = kPendingCopies<Codec, trf_prefetcher<kSlabs, kSteps>, Sink>;
+template <class Codec, class Sink, int kSlabs, int kRingSteps, class Inputs>
+static __device__ __forceinline__ void trf_load_step(const trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
+                                                     const Inputs &in, int k, uint4 *plane8, trf_narrow_words *narrow) {
+    constexpr uint32_t kRingBytes = Codec::kHasPlane8 ? kRingSteps * kStepBytes : 0;
+    constexpr int kPending = kPendingCopies<Codec, trf_prefetcher<kSlabs, kRingSteps>, Sink>;
     if (Codec::kHasPlane8 || k == 0)
         trf_cp_async_wait<kPending>();
     else if (Sink::kCopiesX && k == 2) /* the copies of step 1 may be on their way, too */
@@ -130,16 +130,16 @@ static __device__ __forceinline__ void trf_load_step(const trf_prefetcher<kSlabs
     for (int s = 0; s < kSlabs; s++) {
         const uint32_t address = prefetcher.address + s * in.smem.slab_bytes;
         if (Codec::kHasPlane8)
-            plane8[s] = trf_lds128(address + k % kSteps * kStepBytes);
+            plane8[s] = trf_lds128(address + k % kRingSteps * kStepBytes);
         trf_load_narrow<Codec>(narrow[s], address + kRingBytes + prefetcher.read_narrow, in.lane, k, in.planes);
     }
 }
 
 /* Starts the copies that belong beside step k of a chunk: those of the step that is kAhead steps on. */
-template <class Codec, int kSlabs, int kSteps, class Inputs>
-static __device__ __forceinline__ void trf_prefetch_ahead(trf_prefetcher<kSlabs, kSteps> &prefetcher, const Inputs &in,
-                                                          int k) {
-    using Prefetcher = trf_prefetcher<kSlabs, kSteps>;
+template <class Codec, int kSlabs, int kRingSteps, class Inputs>
+static __device__ __forceinline__ void trf_prefetch_ahead(trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
+                                                          const Inputs &in, int k) {
+    using Prefetcher = trf_prefetcher<kSlabs, kRingSteps>;
     if (k == Prefetcher::kEnterStep)
         trf_enter_chunk<Codec>(prefetcher, in.view, in.smem, in.unit_order, in.lane);
     if (Codec::kHasPlane8)
@@ -191,11 +191,11 @@ static __device__ __forceinline__ void trf_patch_step(trf_open_slabs<kSlabs> &op
 }
 
 /* Decodes a chunk, four steps. chunks: of the slab, this one included; first_step: of the slab's, 0, 4, 8 or 12. */
-template <class Codec, int kSlabs, int kSteps, class Inputs, class Sink>
+template <class Codec, int kSlabs, int kRingSteps, class Inputs, class Sink>
 static __device__ __forceinline__ void
-trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kSteps> &prefetcher, const Inputs &in,
+trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kRingSteps> &prefetcher, const Inputs &in,
                const trf_walk &walk, uint32_t chunks, uint32_t first_step, Sink &sink) {
-    using Prefetcher = trf_prefetcher<kSlabs, kSteps>;
+    using Prefetcher = trf_prefetcher<kSlabs, kRingSteps>;
     trf_narrow_words narrow[kSlabs] = {};
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -216,7 +216,7 @@ trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kSteps> &pre
             trf_cp_async_wait<kPendingCopies<Codec, Prefetcher, Sink> - 1>();
         sink.step(reg, walk, first_step + k);
     }
-    prefetcher.read_narrow ^= trf_narrow_stride(Codec::raw(in.planes.raw_bits), kSteps);
+    prefetcher.read_narrow ^= trf_narrow_stride(Codec::raw(in.planes.raw_bits), kRingSteps);
 }
 
 /* Whether the slabs are what was encoded, as far as their rANS streams tell; if not, records their tile as corrupt. */
@@ -237,22 +237,22 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
  * Calls of the sink, for the slabs of a warp's walk that are there (stored tiles have none), in order, up to those of
  * unit last_unit:
  *   sink.begin_slab(walk)
- *   sink.begin_step_pair(half)              before each two steps; half: 0 or 1, of a chunk
+ *   sink.begin_step_pair(step_pair)         before each two steps; step_pair: 0 or 1, of a chunk
  *   sink.prefetch_chunk()                   two steps before another chunk of the slab begins, or
  *   sink.prefetch_slab(walk)                before the first one of another slab does (neither with the short ring)
  *   sink.finish_step(reg)                   reg[8]: fragments as trf_build_four leaves them (int, and fp8 unless it is
- *                                           decoded as F16: the four X in reg[0, 2, 4, 6])
+ *                                           decoded as F16: the four byte words in reg[0, 2, 4, 6])
  *   sink.exception_bits(s, exception, walk) for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                 reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)
- * A unit is kSlabs bands. Sink::kCopiesX: begin_step_pair, prefetch_chunk and prefetch_slab start copies,
- * which the walk commits; they are there for the steps after the next begin_step_pair.
+ * A unit is kSlabs bands. Sink::kCopiesX: the sink copies x (activations) itself; begin_step_pair, prefetch_chunk and
+ * prefetch_slab start copies, which the walk commits; they are there for the steps after the next begin_step_pair.
  *
  * masks: shared address of what trf_build_lane_pair_masks leaves. All lanes of the warp call it. */
-template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class UnitOrder, class Sink>
+template <class Codec, int kSlabs, int kRingSteps, int kP, int kLog, class UnitOrder, class Sink>
 static __device__ __forceinline__ void
 trf_walk_slabs(const trf_device_view &view, const trf_smem_layout &smem, const trf_int_planes &planes,
-               trf_prefetcher<kSlabs, kSteps> &prefetcher, const trf_rans_params<kP, kLog> &params, uint32_t masks,
+               trf_prefetcher<kSlabs, kRingSteps> &prefetcher, const trf_rans_params<kP, kLog> &params, uint32_t masks,
                const UnitOrder &unit_order, uint32_t last_unit, uint32_t lane, Sink &sink) {
     const trf_walk_inputs<kP, kLog, UnitOrder> in = {view, smem, planes, params, unit_order, masks, lane};
 #pragma unroll 1
@@ -261,7 +261,7 @@ trf_walk_slabs(const trf_device_view &view, const trf_smem_layout &smem, const t
         uint32_t chunks = prefetcher.chunks_left, first_step = 0;
         trf_open_slabs<kSlabs> open;
         sink.begin_slab(walk);
-        trf_cp_async_wait<kPendingCopies<Codec, trf_prefetcher<kSlabs, kSteps>, Sink>>();
+        trf_cp_async_wait<kPendingCopies<Codec, trf_prefetcher<kSlabs, kRingSteps>, Sink>>();
         __syncwarp();
         trf_begin_rans_streams(open, prefetcher, in);
 #pragma unroll 1

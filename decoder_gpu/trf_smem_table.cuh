@@ -7,8 +7,8 @@
  *   kP > 0   a kernel made for p = L = kP and frequencies up to 255. An entry has 4 bytes:
  *            [31:24] slot - start  [23:16] frequency  [15:0] trf_short_class_part_of
  *            With p = 9 and 64 KiB there are 32 copies, a bank for each lane; with 32 KiB there are 16.
- *   kP = 0   any p and L. An entry has 8 bytes: first [31:16] slot - start  [15:0] frequency, then the class part of X
- *            (trf_class_part_of). There are two copies at least. */
+ *   kP = 0   any p and L. An entry has 8 bytes: first [31:16] slot - start  [15:0] frequency, then the class part of a
+ * byte word (trf_class_part_of). There are two copies at least. */
 #ifndef TRF_SMEM_TABLE_CUH
 #define TRF_SMEM_TABLE_CUH
 

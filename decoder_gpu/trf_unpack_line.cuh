@@ -112,15 +112,16 @@ static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_pac
 }
 
 /* Lets each lane patch its registers with the line's records that `matches` has a bit for: word by word, one lane's
- * after the other's. place, scale: as trf_packed_slab_patch takes them. All lanes of the warp call it, with the same
- * matches. */
+ * after the other's. lane_record, rescale: as trf_packed_slab_patch takes them. All lanes of the warp call it, with the
+ * same matches. */
 static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS],
-                                                      const trf_unpack_line &line, uint32_t matches, uint32_t place,
-                                                      bool patches, const trf_halves_scale scale[2]) {
+                                                      const trf_unpack_line &line, uint32_t matches,
+                                                      uint32_t lane_record, bool patches,
+                                                      const trf_halves_rescale rescale[2]) {
     for (uint32_t left = matches; left; left &= left - 1) {
         const uint32_t record = __shfl_sync(kAllLanes, line.word, __ffs((int)left) - 1);
         if (patches)
-            trf_packed_slab_patch(a, place, record, scale);
+            trf_packed_slab_patch(a, lane_record, record, rescale);
     }
 }
 
@@ -128,19 +129,19 @@ static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB
 template <bool kZeroing>
 static __device__ __forceinline__ void
 trf_read_packed_slab(const trf_packed_view &view, const trf_unpack_line &line, const trf_unpack_words &words,
-                     uint32_t tile, uint32_t slab, uint32_t lane, bool is_stored, const trf_halves_scale scale[2],
+                     uint32_t tile, uint32_t slab, uint32_t lane, bool is_stored, const trf_halves_rescale rescale[2],
                      uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
     if (is_stored)
         trf_load_stored_packed_slab(view, line, tile, slab, lane, a);
     else
         trf_packed_slab_form(a, words.raw, words.index, kZeroing);
-    const bool plain = !is_stored && scale[0].takes_formed && scale[1].takes_formed;
+    const bool plain = !is_stored && rescale[0].takes_formed && rescale[1].takes_formed;
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
         if (plain)
-            a[i] = trf_scale_formed(a[i], scale[i % 2], kZeroing);
+            a[i] = trf_scale_formed(a[i], rescale[i % 2], kZeroing);
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
         if (!plain)
-            a[i] = trf_scale_halves(a[i], scale[i % 2]);
+            a[i] = trf_scale_halves(a[i], rescale[i % 2]);
 }
 
 /* ---- lines ---- */
@@ -149,14 +150,14 @@ trf_read_packed_slab(const trf_packed_view &view, const trf_unpack_line &line, c
 template <bool kZeroing>
 static __device__ __forceinline__ void
 trf_unpack_slab(const trf_unpack_args &args, const trf_unpack_line &line, const trf_unpack_words &words, uint32_t tile,
-                uint32_t slab, uint32_t lane, const trf_halves_scale scale[2], trf_words4 octets[2]) {
-    const uint32_t place = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
+                uint32_t slab, uint32_t lane, const trf_halves_rescale rescale[2], trf_words4 octets[2]) {
+    const uint32_t lane_record = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
     const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
-    const bool match = lane < line.records && (line.word ^ place) >> 25 == 0;
+    const bool match = lane < line.records && (line.word ^ lane_record) >> 25 == 0;
     const uint32_t matches = __ballot_sync(kAllLanes, match);
     uint32_t a[TRF_PACKED_SLAB_REGISTERS];
-    trf_read_packed_slab<kZeroing>(args.view, line, words, tile, slab, lane, is_stored, scale, a);
-    trf_warp_patch(a, line, matches, place, !is_stored, scale);
+    trf_read_packed_slab<kZeroing>(args.view, line, words, tile, slab, lane, is_stored, rescale, a);
+    trf_warp_patch(a, line, matches, lane_record, !is_stored, rescale);
     trf_packed_slab_to_rows(a, octets);
     trf_quartet_transpose(octets[0].word, lane);
     trf_quartet_transpose(octets[1].word, lane);
@@ -179,20 +180,20 @@ static __device__ __forceinline__ void trf_unpack_tiles(const trf_unpack_args &a
 #pragma unroll 1
     for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
         trf_unpack_words words[kUnpackTilesEach] = {};
-        trf_halves_scale scale[2];
+        trf_halves_rescale rescale[2];
 #pragma unroll
         for (uint32_t t = 0; t < kUnpackTilesEach; t++)
             if (t < tiles)
                 words[t] = trf_load_unpack_words(from + TRF_PACKED_TILE_BYTES * t, lane);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
-            scale[i] = trf_halves_scale_of(trf_packed_row_exponent(&view, row + 8 * i));
+            rescale[i] = trf_halves_rescale_of(trf_packed_row_exponent(&view, row + 8 * i));
 #pragma unroll
         for (uint32_t t = 0; t < kUnpackTilesEach; t++) {
             trf_words4 octets[2];
             if (t >= tiles)
                 continue;
-            trf_unpack_slab<kZeroing>(args, line, words[t], tile + t, slab, lane, scale, octets);
+            trf_unpack_slab<kZeroing>(args, line, words[t], tile + t, slab, lane, rescale, octets);
             if (whole) {
                 *(trf_words4 *)(to + TRF_PACKED_TILE_COLS * t) = octets[0];
                 *(trf_words4 *)(to + TRF_PACKED_TILE_COLS * t + 8 * args.dense.stride) = octets[1];
@@ -233,18 +234,19 @@ static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_ids_
     const trf_unpack_line line = trf_unpack_line_of(view, band, first_tile, lane);
     const bool is_there = tile < view.tiles_per_band;
     const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
-    const uint32_t first_place = trf_packed_record(first_tile, slab, 0, 0, 0, 0, 0);
-    const uint32_t matches = __ballot_sync(kAllLanes, lane < line.records && (line.word ^ first_place) >> 30 == 0 &&
-                                                          trf_packed_record_slab(line.word) == slab);
-    const trf_halves_scale own = trf_halves_scale_of(trf_packed_row_exponent(&view, row)), scale[2] = {own, own};
+    const uint32_t first_lane_record = trf_packed_record(first_tile, slab, 0, 0, 0, 0, 0);
+    const uint32_t matches =
+        __ballot_sync(kAllLanes, lane < line.records && (line.word ^ first_lane_record) >> 30 == 0 &&
+                                     trf_packed_record_slab(line.word) == slab);
+    const trf_halves_rescale own = trf_halves_rescale_of(trf_packed_row_exponent(&view, row)), rescale[2] = {own, own};
     uint32_t a[TRF_PACKED_SLAB_REGISTERS] = {};
     if (is_there) {
         const uint8_t *const from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile) +
                                     TRF_PACKED_SLAB_BYTES * slab;
         trf_read_packed_slab<kZeroing>(view, line, trf_load_unpack_words(from, slab_lane), tile, slab, slab_lane,
-                                       is_stored, scale, a);
+                                       is_stored, rescale, a);
     }
-    trf_warp_patch(a, line, matches, trf_packed_record(tile, slab, 0, slab_lane, 0, 0, 0), !is_stored, scale);
+    trf_warp_patch(a, line, matches, trf_packed_record(tile, slab, 0, slab_lane, 0, 0, 0), !is_stored, rescale);
     trf_words4 rows[2];
     trf_packed_slab_to_rows(a, rows);
     trf_words4 octet = row / 8 % 2 ? rows[1] : rows[0];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Encoding all tiles of a layer, or a sample of them, on several threads, and writing them in order. */
+/* Encoding all tiles of a layer, or only every so-many-th tile span, on several threads, and writing them in order. */
 #ifndef TRF_ENCODE_TILES_H
 #define TRF_ENCODE_TILES_H
 

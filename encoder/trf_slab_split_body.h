@@ -5,9 +5,9 @@
 
 #include <string.h>
 
-/* Row of a register: 64 weights, 32 lanes of two. */
+/* One register of all 32 lanes: 64 weights. */
 enum {
-    REGISTER_ROW = 2 * TRF_LANES
+    REGISTER_WEIGHTS = 2 * TRF_LANES
 };
 
 /* Coded exponents and raw bits of one codec. Inlined with constant codec, class_bits and flags. */
@@ -80,53 +80,53 @@ static void split_elements(const trf_split_rule *rule, trf_slab_buffers *buffers
     }
 }
 
-/* Notes the weights of one row of registers that have no class; rare. */
-static void note_row(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t row, const uint8_t *outside) {
-    for (uint32_t k = 0; k < REGISTER_ROW; k++)
+/* Notes the weights of one register of all lanes that have no class; rare. */
+static void note_register(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t reg, const uint8_t *outside) {
+    for (uint32_t k = 0; k < REGISTER_WEIGHTS; k++)
         if (outside[k]) {
-            buffers->class_[row * REGISTER_ROW + k] = (uint8_t)rule->classes.likeliest;
-            trf_note_exception(buffers, trf_weight_position(2 * row + k % 2, k / 2));
+            buffers->class_[reg * REGISTER_WEIGHTS + k] = (uint8_t)rule->classes.likeliest;
+            trf_note_exception(buffers, trf_weight_position(2 * reg + k % 2, k / 2));
         }
 }
 
-static void classify(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t rows) {
+static void classify(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t registers) {
     const uint16_t base = (uint16_t)rule->classes.class_value[0];
     const uint16_t limit = (uint16_t)(1u << (rule->class_bits + rule->classes.shift)),
                    shift = (uint16_t)rule->classes.shift;
-    for (uint32_t row = 0; row < rows; row++) {
-        const uint16_t *restrict class_key = buffers->class_key + row * REGISTER_ROW;
-        uint8_t *restrict class_ = buffers->class_ + row * REGISTER_ROW;
-        uint8_t outside[REGISTER_ROW], any = 0;
+    for (uint32_t reg = 0; reg < registers; reg++) {
+        const uint16_t *restrict class_key = buffers->class_key + reg * REGISTER_WEIGHTS;
+        uint8_t *restrict class_ = buffers->class_ + reg * REGISTER_WEIGHTS;
+        uint8_t outside[REGISTER_WEIGHTS], any = 0;
         if (rule->classes.contiguous) {
-            for (uint32_t k = 0; k < REGISTER_ROW; k++) {
+            for (uint32_t k = 0; k < REGISTER_WEIGHTS; k++) {
                 uint16_t at = (uint16_t)(class_key[k] - base);
                 class_[k] = (uint8_t)(at >> shift);
                 outside[k] = at >= limit;
             }
         } else {
-            for (uint32_t k = 0; k < REGISTER_ROW; k++) {
+            for (uint32_t k = 0; k < REGISTER_WEIGHTS; k++) {
                 class_[k] = class_key[k] > 255 ? 0xFF : rule->class_of[class_key[k]];
                 outside[k] = class_[k] == 0xFF;
             }
         }
-        for (uint32_t k = 0; k < REGISTER_ROW; k++)
+        for (uint32_t k = 0; k < REGISTER_WEIGHTS; k++)
             any |= outside[k];
         if (any)
-            note_row(rule, buffers, row, outside);
+            note_register(rule, buffers, reg, outside);
     }
 }
 
 /* Joins the classes of two registers (quads) or of one (pairs) into symbols. */
-static void join_symbols(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t rows) {
+static void join_symbols(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t registers) {
     const uint8_t *restrict class_ = buffers->class_;
     uint8_t *restrict symbol = buffers->symbol;
     if (rule->class_bits == 4) {
-        for (uint32_t i = 0; i < rows * TRF_LANES; i++)
+        for (uint32_t i = 0; i < registers * TRF_LANES; i++)
             symbol[i] = (uint8_t)(class_[2 * i] | class_[2 * i + 1] << 4);
         return;
     }
-    for (uint32_t s = 0; s < rows / 2; s++) {
-        const uint8_t *a = class_ + 2 * s * REGISTER_ROW, *b = a + REGISTER_ROW;
+    for (uint32_t s = 0; s < registers / 2; s++) {
+        const uint8_t *a = class_ + 2 * s * REGISTER_WEIGHTS, *b = a + REGISTER_WEIGHTS;
         for (uint32_t l = 0; l < TRF_LANES; l++)
             symbol[s * TRF_LANES + l] = (uint8_t)(a[2 * l] | a[2 * l + 1] << 2 | b[2 * l] << 4 | b[2 * l + 1] << 6);
     }
@@ -158,7 +158,7 @@ static inline __attribute__((always_inline)) void put_plane(const uint16_t *raw,
         memset(word, 0, sizeof words[0]);
         for (uint32_t k = 0; k < in_word && z * in_word + k < registers; k++) {
             uint32_t row[TRF_LANES];
-            memcpy(row, raw + (z * in_word + k) * REGISTER_ROW, sizeof row);
+            memcpy(row, raw + (z * in_word + k) * REGISTER_WEIGHTS, sizeof row);
             for (uint32_t l = 0; l < TRF_LANES; l++)
                 word[l] |= ((row[l] >> low_bit) & mask) << (width * (k / 2) + 8 * (k % 2));
         }
@@ -206,7 +206,7 @@ void TRF_SPLIT_SLAB(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_b
     const uint32_t weights = trf_lane_weights(shape), registers = weights / 2;
     buffers->exceptions = 0;
     memset(buffers->exception_mask, 0, sizeof buffers->exception_mask);
-    split_elements(rule, buffers, registers * REGISTER_ROW);
+    split_elements(rule, buffers, registers * REGISTER_WEIGHTS);
     classify(rule, buffers, registers);
     join_symbols(rule, buffers, registers);
     for (uint32_t i = 0; i < weights; i += TRF_CHUNK_WEIGHTS)

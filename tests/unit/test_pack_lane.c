@@ -11,7 +11,7 @@
 /* ---- two weights in a register ---- */
 
 /* What 16 weights of any bits form is scaled as trf_scale_halves does it. */
-static void check_formed(uint32_t bits, trf_halves_scale scale) {
+static void check_formed(uint32_t bits, trf_halves_rescale scale) {
     for (uint32_t zeroing = 0; zeroing < 2; zeroing++) {
         const trf_words4 raw = {{bits, bits * 3, bits * 5, bits * 7}};
         const trf_words2 index = {{bits * 9 & bits * 11, bits * 13}};
@@ -26,7 +26,7 @@ static void check_formed(uint32_t bits, trf_halves_scale scale) {
 START_TEST(halves_are_scaled_like_single_weights) {
     test_rng rng = {1 + (uint64_t)_i};
     const int32_t shift = _i - 254;
-    const trf_halves_scale scale = trf_halves_scale_of(shift);
+    const trf_halves_rescale scale = trf_halves_rescale_of(shift);
     if (test_quick() && _i % 16)
         return;
     for (uint32_t bits = 0; bits < 65536; bits++) {
@@ -135,8 +135,8 @@ START_TEST(lanes_have_the_weights_that_they_should) {
             trf_packed_slab_clear(a, 1u << bit);
             EXPECT(a[reg] == 0);
             const uint32_t own = trf_packed_record(5, 3, 0, place.lane, 0, 0, 0);
-            const trf_halves_scale other = trf_halves_scale_of(100), none = trf_halves_scale_of(0);
-            const trf_halves_scale scale[2] = {row < 8 ? none : other, row < 8 ? other : none};
+            const trf_halves_rescale other = trf_halves_rescale_of(100), none = trf_halves_rescale_of(0);
+            const trf_halves_rescale scale[2] = {row < 8 ? none : other, row < 8 ? other : none};
             const uint32_t record = trf_packed_record(5, 3, place.step, place.lane, place.reg, place.half, 0x4321);
             EXPECT(trf_packed_slab_record(own, bit, 0x4321) == record);
             trf_packed_slab_patch(a, own, record, scale);

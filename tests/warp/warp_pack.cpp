@@ -14,7 +14,7 @@ template <bool kZeroing> static void pack_lines(void *args) {
     trf_pack_lines<kZeroing>(*(const trf_pack_args *)args, shared_as<trf_pack_shared>());
 }
 static void number_stored_tiles(void *args) {
-    trf_number_stored_tiles(*(const trf_pack_args *)args, shared_as<trf_number_shared>());
+    trf_number_stored_tiles(*(const trf_pack_args *)args, shared_as<trf_numbering_shared>());
 }
 static void store_tiles(void *args) { trf_store_tiles(*(const trf_pack_args *)args); }
 static void count_exponents(void *args) {
@@ -45,7 +45,7 @@ void warp_pack(const trf_packed_view *view, const trf_pack_source *rows, trf_pac
     trf_pack_args args = trf_pack_args_of(view, rows, state);
     run(view->zeroing ? pack_lines<true> : pack_lines<false>, &args, kPackThreads, sizeof(trf_pack_shared),
         args.num_lines, grid);
-    run(number_stored_tiles, &args, kNumberThreads, sizeof(trf_number_shared), 1, grid);
+    run(number_stored_tiles, &args, kNumberingThreads, sizeof(trf_numbering_shared), 1, grid);
     run(store_tiles, &args, kStoreThreads, 0, args.num_lines, grid);
 }
 
