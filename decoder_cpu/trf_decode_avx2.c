@@ -303,13 +303,13 @@ INLINE void join_slab(const join_constants *k, const trf_slab_io *io, const trf_
 
 static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
-    trf_simd_scratch memory[TRF_MAX_SLABS_PER_BAND]; /* slabs above each other share their columns' offsets */
+    trf_simd_scratch memory[TRF_MAX_SLABS_ACROSS]; /* slabs above each other share their columns' offsets */
     trf_join_rule rule;
     join_constants constants;
     trf_join_rule_init(&rule, decoder);
     make_constants(&rule, &constants);
     for (uint32_t s = 0; s < num_slabs; s++) {
-        const uint32_t across = decoder->shape.slabs_per_band;
+        const uint32_t across = decoder->shape.slabs_across;
         assert(across > 0);
         const trf_slab_view *slab = &slabs[s], *above = s >= across ? slab - across : NULL;
         trf_simd_scratch *scratch = &memory[s % across];

@@ -20,11 +20,11 @@ constexpr uint32_t kBlocksEach = 8;                    /* of a multiprocessor, b
 /* Asks for the raw bits of a row's four lanes: of full chunks, in which they lie side by side in vectors of four words
  * a lane. */
 __device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const trf_row_crossing &crossing,
-                                             uint32_t quarter) {
+                                             uint32_t quartet_lane) {
     const uint32_t row = crossing.row % TRF_SLAB_ROWS, lane = TRF_ROW_LANES * (row % 8), each = view.raw_bits / 2;
     const trf_slab_shape shape = trf_slab_shape_from(&crossing.tile, crossing.row - row, crossing.col);
     const uint32_t vectors = trf_lane_weights(shape) / TRF_CHUNK_WEIGHTS * each;
-    for (uint32_t g = quarter; g < vectors; g += TRF_ROW_LANES)
+    for (uint32_t g = quartet_lane; g < vectors; g += TRF_ROW_LANES)
         trf_prefetch_l2(view.buffer + crossing.raw + trf_chunk_offset(view.raw_bits, g / each) +
                         trf_plane_word_offset(4 * each, lane, 4 * (g % each)));
 }
@@ -34,22 +34,22 @@ __device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const 
 __device__ __forceinline__ void decode_row(const trf_device_view &view, const uint32_t *decode_table,
                                            const int16_t *class_value, int64_t id, const trf_shard_range &shard,
                                            uint32_t panel, uint32_t lane, const trf_row_target &target) {
-    const uint32_t quarter = lane % TRF_ROW_LANES;
+    const uint32_t quartet_lane = lane % TRF_ROW_LANES;
     const bool is_there = panel < view.num_panels;
     trf_row_crossing crossing = {};
     bool good = true;
     if (is_there && (id < 0 || id >= shard.rows)) {
-        trf_row_fill(&view, panel, quarter, &target);
+        trf_row_fill(&view, panel, quartet_lane, &target);
     } else if (is_there) {
         crossing = trf_row_crossing_at(&view, shard.row + (uint32_t)id, panel);
         if (crossing.coded_cols && trf_row_is_wanted(&crossing, &target))
-            prefetch_raw(view, crossing, quarter);
-        good = trf_row_decode(&view, decode_table, class_value, &crossing, quarter, &target);
+            prefetch_raw(view, crossing, quartet_lane);
+        good = trf_row_decode(&view, decode_table, class_value, &crossing, quartet_lane, &target);
     }
-    const uint32_t bad = __ballot_sync(kAllLanes, !good) >> (lane - quarter) & 0xF;
+    const uint32_t bad = __ballot_sync(kAllLanes, !good) >> (lane - quartet_lane) & 0xF;
     if (bad) {
-        trf_row_spoil_lane(&view, &crossing, quarter, &target);
-        if (quarter == 0)
+        trf_row_spoil_lane(&view, &crossing, quartet_lane, &target);
+        if (quartet_lane == 0)
             trf_record_fault(view, crossing.index);
     }
 }

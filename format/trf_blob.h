@@ -29,9 +29,9 @@ enum {
     TRF_SLAB_ROWS = 32,
     TRF_MIN_SLAB_COLS = 128, /* a layer's slab_cols is one of these two */
     TRF_MAX_SLAB_COLS = 256,
-    TRF_BANDS_PER_TILE = TRF_TILE_SIZE / TRF_SLAB_ROWS,         /* a band: 32 rows and the slabs side by side in them */
-    TRF_MAX_SLABS_PER_BAND = TRF_TILE_SIZE / TRF_MIN_SLAB_COLS, /* of a tile */
-    TRF_MAX_SLABS_PER_TILE = TRF_BANDS_PER_TILE * TRF_MAX_SLABS_PER_BAND,
+    TRF_BANDS_PER_TILE = TRF_TILE_SIZE / TRF_SLAB_ROWS,       /* a band: 32 rows and the slabs side by side in them */
+    TRF_MAX_SLABS_ACROSS = TRF_TILE_SIZE / TRF_MIN_SLAB_COLS, /* of a tile */
+    TRF_MAX_SLABS_PER_TILE = TRF_BANDS_PER_TILE * TRF_MAX_SLABS_ACROSS,
     TRF_FRAGMENT_SIZE = 16, /* rows of an mma A fragment; also its columns */
     TRF_LANES = 32,
     TRF_LANE_PAIRS = 16,

@@ -55,7 +55,7 @@ TRF_HD uint32_t trf_device_value_dtype(const trf_device_view *view, trf_decode_a
         return TRF_DTYPE_BF16;
     case TRF_DECODE_F16:
         return TRF_DTYPE_F16;
-    case TRF_DECODE_SOURCE: /* a bit pattern, unless it is a product or a wider type */
+    case TRF_DECODE_SOURCE: /* a bit pattern, unless it is a code times its scale, or a wider type */
         return view->scale_dtype != TRF_SCALE_NONE || view->source_dtype == TRF_DTYPE_F32 ? view->source_dtype
                                                                                           : (uint32_t)TRF_DTYPE_NONE;
     default:

@@ -40,7 +40,8 @@ typedef struct trf_device_fault {
     uint32_t tile_low, tile_high;
 } trf_device_fault;
 
-/* Passed to kernels by value. Pointers are device pointers, into the blob where a blob holds it. */
+/* Passed to kernels by value. Pointers are device pointers, into the blob where a blob holds it. Of a layer in another
+ * layout buffer, buffer_bytes, rows, cols, codec and source_dtype alone are set. */
 typedef struct trf_device_view {
     const uint8_t *buffer; /* of a coded layer its blob */
     uint64_t buffer_bytes;
@@ -48,8 +49,8 @@ typedef struct trf_device_view {
     const uint32_t *decode_table; /* [2^p], trf_slot_entry */
     const trf_tile_meta *tiles;   /* [num_tile_rows * num_tile_cols] */
     const void *scales;           /* F32 or F16, or NULL */
-    const int8_t *row_offsets;    /* [rows] or NULL */
-    const int8_t *col_offsets;    /* [cols] or NULL */
+    const int8_t *row_offsets;    /* exponent offsets of the rows, [rows], or NULL */
+    const int8_t *col_offsets;    /* of the columns, [cols], or NULL */
     trf_device_fault *fault;
     uint32_t rows, cols, num_tile_rows, num_tile_cols;
     uint32_t slab_cols;  /* 128 or 256 */
@@ -59,6 +60,8 @@ typedef struct trf_device_view {
     uint32_t granularity, scale_dtype, scale_group_size, scale_cols;
     int32_t scale_exponent, exponent_offset;
     uint32_t num_planes, plane_width[TRF_MAX_PLANES];
+    /* The exponent that a class stands for, offsets taken out (of quads without its two low bits), or of the int codec
+     * the code that raw bits are added to. */
     int16_t class_value[16];
 } trf_device_view;
 

@@ -11,13 +11,13 @@
 #include "trf_slab_reader.h"
 
 enum {
-    TRF_EDGE_SLAB = 0,                       /* + j: the band's slab j in the tile, unless it is regular */
-    TRF_EDGE_RIGHT = TRF_MAX_SLABS_PER_BAND, /* the sliver beside the coded region */
-    TRF_EDGE_BELOW,                          /* rows of the sliver below it, or of a stored tile */
+    TRF_EDGE_SLAB = 0,                     /* + j: the band's slab j in the tile, unless it is regular */
+    TRF_EDGE_RIGHT = TRF_MAX_SLABS_ACROSS, /* the sliver beside the coded region */
+    TRF_EDGE_BELOW,                        /* rows of the sliver below it, or of a stored tile */
     TRF_EDGE_COUNT,
     /* + j: no edge, but a regular slab, decoded like one where the kernel for regular slabs does not take the layer. */
     TRF_REGULAR_AS_EDGE = TRF_EDGE_COUNT,
-    TRF_REGULAR_AS_EDGE_END = TRF_REGULAR_AS_EDGE + TRF_MAX_SLABS_PER_BAND,
+    TRF_REGULAR_AS_EDGE_END = TRF_REGULAR_AS_EDGE + TRF_MAX_SLABS_ACROSS,
 
     TRF_EDGE_SEGMENT_WEIGHTS = 32, /* of a lane */
     TRF_EDGE_SEGMENT_PADDING =
@@ -89,7 +89,7 @@ typedef struct trf_edge {
 /* Slab j of a column of tiles in a band. */
 TRF_HD const trf_device_slab *trf_slab_at_band(const trf_device_view *view, uint32_t band, uint32_t tile_col,
                                                uint32_t j) {
-    const uint32_t across = view->slab_cols == TRF_MAX_SLAB_COLS ? 1 : TRF_MAX_SLABS_PER_BAND;
+    const uint32_t across = view->slab_cols == TRF_MAX_SLAB_COLS ? 1 : TRF_MAX_SLABS_ACROSS;
     return view->slabs + (uint64_t)band * view->num_panels + tile_col * across + j;
 }
 
@@ -123,8 +123,7 @@ TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_sh
     if (tile->num_slabs == 0)
         return view->tiles[index].data_offset;
     const uint32_t last_band = (tile->row + tile->coded_rows - 1) / TRF_SLAB_ROWS;
-    const trf_device_slab slab =
-        *trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE, tile->slabs_per_band - 1);
+    const trf_device_slab slab = *trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE, tile->slabs_across - 1);
     return trf_device_slab_rans_streams(slab) + (uint32_t)slab.rans_size_16 * TRF_ALIGNMENT;
 }
 

@@ -9,8 +9,8 @@
 typedef struct trf_head_sections {
     const void *scales;
     uint64_t scales_bytes;
-    const int8_t *row_offsets; /* [rows] */
-    const int8_t *col_offsets; /* [cols] */
+    const int8_t *row_offsets; /* exponent offsets of the rows, [rows] */
+    const int8_t *col_offsets; /* of the columns, [cols] */
 } trf_head_sections;
 
 /* Sets the extension's section offsets and sizes, data_offset among them. @return data_offset, which is the head's

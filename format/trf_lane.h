@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One lane of a slab: where its weights lie, where its bits lie, and its rANS decode step.
  *
- * This header is the one definition of FORMAT.md sections 6 to 8 for C and for CUDA. The kernels' main loops have forms
- * of the step and of the raw bits made for their instructions (decoder_gpu/trf_slab_walk.cuh, trf_fragment.cuh):
- * tests/warp runs those headers, too, on the CPU, under sanitizers and fuzzers. Nothing here bounds an index; each
- * caller does. */
+ * This header is the one definition of FORMAT.md sections 6 to 8 for C and for CUDA. The kernels' main loops have
+ * versions of the decode step and of the raw bits made for their instructions (decoder_gpu/trf_slab_walk.cuh,
+ * trf_fragment.cuh): tests/warp runs those headers, too, on the CPU, under sanitizers and fuzzers. Nothing here bounds
+ * an index; each caller does. */
 #ifndef TRF_LANE_H
 #define TRF_LANE_H
 
@@ -81,7 +81,7 @@ TRF_HD uint32_t trf_plane_bit(uint32_t i, uint32_t width) {
  * of the word brings sign and magnitude together. */
 TRF_HD uint32_t trf_sign_holder(uint32_t i) { return (i & ~3u) | (0x1Eu >> (2 * (i % 4)) & 3); }
 
-/* ---- the rANS step ---- */
+/* ---- the rANS decode step ---- */
 
 /* One slot of the decode table: frequency [11:0], slot - start [23:12], symbol [31:24]. */
 TRF_HD uint32_t trf_slot_entry(uint32_t frequency, uint32_t slot_offset, uint32_t symbol) {

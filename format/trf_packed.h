@@ -43,7 +43,7 @@ enum {
     /* Bits a weight of the padded shape that lines, packed tiles and stored ones may have; beyond, a layer is not
      * packed. It leaves room for one stored tile in 17. */
     TRF_PACKED_MAX_BITS = 13,
-    TRF_PACKED_MAX_SIZE = 0x7FFFFFFF, /* of rows and of cols, as in a blob */
+    TRF_PACKED_MAX_SIDE = 0x7FFFFFFF, /* of rows and of cols, as in a blob */
 };
 TRF_STATIC_ASSERT(TRF_PACKED_TILE_BYTES == 3072 && TRF_PACKED_STORED_TILE_BYTES == 4096, "sizes of packed tiles");
 TRF_STATIC_ASSERT(TRF_PACKED_RAW_BYTES == 16 * TRF_LANES, "four raw words a lane");
@@ -93,7 +93,7 @@ TRF_STATIC_ASSERT(sizeof(trf_header) == 64, "a blob's header fits");
 
 /* What device code, or the CPU, sees of a packed layer. */
 typedef struct trf_packed_view {
-    const int8_t *row_offsets; /* [padded_rows], 0 behind the layer's last one, or NULL */
+    const int8_t *row_offsets; /* exponent offsets, [padded_rows], 0 behind the layer's last one, or NULL */
     const uint32_t *lines;     /* [bands][lines_per_band][32] */
     const uint8_t *tiles;      /* [bands][tiles_per_band][3072] */
     const uint8_t *stored;     /* [num_stored][4096] */

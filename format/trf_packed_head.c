@@ -49,7 +49,7 @@ static uint64_t align(uint64_t bytes) {
 
 trf_status trf_size_packed(uint64_t rows, uint64_t cols, int has_row_offsets, uint64_t num_stored,
                            trf_packed_head *head, trf_error *err) {
-    if (rows == 0 || rows > TRF_PACKED_MAX_SIZE || cols == 0 || cols > TRF_PACKED_MAX_SIZE)
+    if (rows == 0 || rows > TRF_PACKED_MAX_SIDE || cols == 0 || cols > TRF_PACKED_MAX_SIDE)
         return trf_fail(err, TRF_ERR_ARGUMENT, 0, "a layer of %llu x %llu weights cannot be packed",
                         (unsigned long long)rows, (unsigned long long)cols);
     const uint64_t bands = (rows + TRF_PACKED_TILE_ROWS - 1) / TRF_PACKED_TILE_ROWS;
@@ -125,8 +125,8 @@ static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
     const trf_status status =
         trf_size_packed(head->rows, head->cols, head->row_offsets_offset != 0, head->num_stored, &expected, NULL);
     if (status != TRF_OK) {
-        const int bad_rows = head->rows == 0 || head->rows > TRF_PACKED_MAX_SIZE;
-        const int bad_cols = head->cols == 0 || head->cols > TRF_PACKED_MAX_SIZE;
+        const int bad_rows = head->rows == 0 || head->rows > TRF_PACKED_MAX_SIDE;
+        const int bad_cols = head->cols == 0 || head->cols > TRF_PACKED_MAX_SIDE;
         return trf_fail(err, TRF_ERR_HEADER,
                         bad_rows   ? FIELD_OFFSET(rows)
                         : bad_cols ? FIELD_OFFSET(cols)

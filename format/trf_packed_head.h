@@ -24,16 +24,17 @@ TRF_HD uint32_t trf_packed_is_zeroing(uint64_t zeros, uint64_t weights) {
  * matter. Their sum is below 2^63. */
 trf_packed_window trf_choose_packed_window(const uint64_t exponents[256], uint32_t zeroing);
 
-/* The window of a coded layer of pairs whose 16 classes are exponents in a row: those, without a look at the weights.
+/* The window of a coded layer of pairs whose 16 classes are consecutive exponents: those, without a look at the
+ * weights.
  * @return 1, or 0 if they are not, if they leave 1 to 254, or if columns have offsets, which the classes leave out; and
- * for quads, whose four groups of four exponents lie where they cost least, not where most weights are: on N(0, 0.02)
- * they leave out eight times as many as the window that has most. */
+ * for quads, whose four classes have four exponents each, which lie where they cost least, not where most weights are:
+ * on N(0, 0.02) they leave out eight times as many as the window that has most. */
 int trf_packed_window_of_blob(const trf_blob_view *blob, trf_packed_window *window);
 
 /* ---- the head ---- */
 
 /* Sets rows, cols, num_stored and all that follows from them: padded shape, numbers of lines and packed tiles, offsets,
- * common.buffer_bytes. rows, cols: any numbers; those beyond TRF_PACKED_MAX_SIZE are TRF_ERR_ARGUMENT, as 0 is, and
+ * common.buffer_bytes. rows, cols: any numbers; those beyond TRF_PACKED_MAX_SIDE are TRF_ERR_ARGUMENT, as 0 is, and
  * num_stored above 2^32 - 1 or the number of packed tiles. Nothing overflows below that. */
 trf_status trf_size_packed(uint64_t rows, uint64_t cols, int has_row_offsets, uint64_t num_stored,
                            trf_packed_head *head, trf_error *err);

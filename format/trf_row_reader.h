@@ -3,8 +3,8 @@
  *
  * A row of a slab is in four neighbouring lanes, which walk their rANS streams from the beginning to the end (each has
  * four rows, or two) and keep what is the row's. A lane writes the columns that it has decoded, and no other; weights
- * that lie uncoded (slivers, stored tiles) the four share. As in trf_slab_reader.h nothing outside the slab is read,
- * whatever is in it. */
+ * that lie uncoded (slivers, stored tiles) the lane quartet shares. As in trf_slab_reader.h nothing outside the slab is
+ * read, whatever is in it. */
 #ifndef TRF_ROW_READER_H
 #define TRF_ROW_READER_H
 
@@ -103,10 +103,11 @@ TRF_HD uint32_t trf_row_element(const trf_slab_reader *slab, uint32_t *next, uin
     return coded;
 }
 
-/* A lane's four neighbouring columns of a step, from the slab's first one. */
-TRF_HD uint32_t trf_row_col(trf_slab_shape shape, uint32_t quarter, uint32_t step) {
+/* A lane's four neighbouring columns of a step, from the slab's first one. quartet_lane: which of the row's lanes, 0 to
+ * 3. */
+TRF_HD uint32_t trf_row_col(trf_slab_shape shape, uint32_t quartet_lane, uint32_t step) {
     const uint32_t lane_cols = (step | 1) < shape.steps ? 8 : 4;
-    return 32 * (step / 2) + lane_cols * quarter + 4 * (step % 2);
+    return 32 * (step / 2) + lane_cols * quartet_lane + 4 * (step % 2);
 }
 
 /* A lane on its way through its slab. */
@@ -137,7 +138,7 @@ TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_val
 }
 
 /* Asks for the words that a lane begins with, on a device: of 32 lanes one is at the end of its sector of the cache in
- * nearly every step, and all wait for it. */
+ * nearly every decode step, and all wait for it. */
 TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_reader *reader) {
 #ifdef __CUDA_ARCH__
     const uint8_t *words = slab->rans_streams + slab->words;
@@ -149,11 +150,11 @@ TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_r
 #endif
 }
 
-/* One lane's part of the coded columns. quarter: which of the row's lanes, 0 to 3. decode_table: the layer's, or a
+/* One lane's part of the coded columns. quartet_lane: which of the row's lanes, 0 to 3. decode_table: the layer's, or a
  * copy that is nearer; class_value: likewise. @return whether what is in the lane's rANS stream is what was encoded, as
  * far as one lane can tell. */
 TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *decode_table, const int16_t *class_value,
-                               const trf_row_crossing *crossing, uint32_t quarter, const trf_row_target *target) {
+                               const trf_row_crossing *crossing, uint32_t quartet_lane, const trf_row_target *target) {
     const uint32_t row = crossing->row % TRF_SLAB_ROWS, layer_col = crossing->tile.col + crossing->col;
     const trf_slab_shape shape = trf_slab_shape_from(&crossing->tile, crossing->row - row, crossing->col);
     trf_slab_reader slab;
@@ -163,7 +164,7 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *deco
         !trf_slab_reader_open(&slab, view->buffer + crossing->raw, view->buffer + crossing->rans_streams,
                               crossing->rans_bytes, shape))
         return 0;
-    at.lane = TRF_ROW_LANES * (row % 8) + quarter;
+    at.lane = TRF_ROW_LANES * (row % 8) + quartet_lane;
     at.first = 2 * (row % 16 / 8);
     at.next_exception = 0;
     at.reader = trf_lane_reader_open(&slab, at.lane, view->state_bits);
@@ -177,7 +178,7 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *deco
                                                    view->probability_bits, view->state_bits);
             if (row_block != row / 16)
                 continue;
-            const uint32_t col = layer_col + trf_row_col(shape, quarter, step);
+            const uint32_t col = layer_col + trf_row_col(shape, quartet_lane, step);
             trf_row_values(view, class_value, crossing, &slab, &at, i, classes[0], col, target->as, bits);
             trf_row_values(view, class_value, crossing, &slab, &at, i + 4, classes[1], col + 2, target->as, bits + 2);
             trf_row_store4(target, col, bits);
@@ -187,25 +188,25 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *deco
 }
 
 /* Writes NaNs, or zeros, in the columns that trf_row_decode_lane writes. */
-TRF_HD void trf_row_spoil_lane(const trf_device_view *view, const trf_row_crossing *crossing, uint32_t quarter,
+TRF_HD void trf_row_spoil_lane(const trf_device_view *view, const trf_row_crossing *crossing, uint32_t quartet_lane,
                                const trf_row_target *target) {
     const trf_slab_shape shape =
         trf_slab_shape_from(&crossing->tile, crossing->row - crossing->row % TRF_SLAB_ROWS, crossing->col);
     const uint32_t corrupt = trf_device_corrupt_value(view, target->as);
     const uint32_t bits[4] = {corrupt, corrupt, corrupt, corrupt};
     for (uint32_t step = 0; step < shape.steps; step++)
-        trf_row_store4(target, crossing->tile.col + crossing->col + trf_row_col(shape, quarter, step), bits);
+        trf_row_store4(target, crossing->tile.col + crossing->col + trf_row_col(shape, quartet_lane, step), bits);
 }
 
 /* ---- uncoded columns ---- */
 
-/* One of the four's part of them. */
-TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_crossing *crossing, uint32_t quarter,
+/* The part of one of the quartet's lanes. */
+TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_crossing *crossing, uint32_t quartet_lane,
                                 const trf_row_target *target) {
     trf_edge edge;
     edge.tile = crossing->tile;
     edge.stored = crossing->stored;
-    for (uint32_t c = crossing->col + crossing->coded_cols + quarter; c < crossing->col + crossing->cols;
+    for (uint32_t c = crossing->col + crossing->coded_cols + quartet_lane; c < crossing->col + crossing->cols;
          c += TRF_ROW_LANES) {
         const uint32_t row = crossing->tile.row + crossing->row, col = crossing->tile.col + c, at = col - target->col;
         if (at >= target->cols)
@@ -224,14 +225,15 @@ TRF_HD int trf_row_is_wanted(const trf_row_crossing *crossing, const trf_row_tar
     return begin < target->col + target->cols && begin + crossing->cols > target->col;
 }
 
-/* One of the four's part of a crossing. @return as trf_row_decode_lane; if one of the four gets 0, each calls
- * trf_row_spoil_lane. */
+/* The part of a crossing of one of the quartet's lanes. @return as trf_row_decode_lane; if one of them gets 0, each
+ * calls trf_row_spoil_lane. */
 TRF_HD int trf_row_decode(const trf_device_view *view, const uint32_t *decode_table, const int16_t *class_value,
-                          const trf_row_crossing *crossing, uint32_t quarter, const trf_row_target *target) {
+                          const trf_row_crossing *crossing, uint32_t quartet_lane, const trf_row_target *target) {
     if (!trf_row_is_wanted(crossing, target))
         return 1;
-    trf_row_copy_stored(view, crossing, quarter, target);
-    return !crossing->coded_cols || trf_row_decode_lane(view, decode_table, class_value, crossing, quarter, target);
+    trf_row_copy_stored(view, crossing, quartet_lane, target);
+    return !crossing->coded_cols ||
+           trf_row_decode_lane(view, decode_table, class_value, crossing, quartet_lane, target);
 }
 
 /* ---- what is asked for ---- */
@@ -241,11 +243,13 @@ TRF_HD int64_t trf_row_id(const void *ids, uint32_t id_bytes, uint64_t index) {
     return id_bytes == 8 ? ((const int64_t *)ids)[index] : ((const int32_t *)ids)[index];
 }
 
-/* One of the four's part of a row that the layer does not have: NaNs, or zeros, in the columns of a panel. */
-TRF_HD void trf_row_fill(const trf_device_view *view, uint32_t panel, uint32_t quarter, const trf_row_target *target) {
+/* The part of one of the quartet's lanes of a row that the layer does not have: NaNs, or zeros, in the columns of a
+ * panel. */
+TRF_HD void trf_row_fill(const trf_device_view *view, uint32_t panel, uint32_t quartet_lane,
+                         const trf_row_target *target) {
     const uint32_t begin = panel * view->slab_cols, left = view->cols - begin;
     const uint32_t end = begin + (left < view->slab_cols ? left : view->slab_cols);
-    for (uint32_t col = begin + quarter; col < end; col += TRF_ROW_LANES)
+    for (uint32_t col = begin + quartet_lane; col < end; col += TRF_ROW_LANES)
         if (col - target->col < target->cols)
             trf_device_value_store(target->to, target->value_bytes, col - target->col,
                                    trf_device_corrupt_value(view, target->as));

@@ -54,7 +54,7 @@ static uint32_t slab_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32
 
 /* Of the slabs side by side in a band, of which `slab` is the first. All but the last have its width. */
 static uint32_t band_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits) {
-    const uint32_t others = tile->slabs_per_band - 1;
+    const uint32_t others = tile->slabs_across - 1;
     return others * slab_raw_bytes(tile, slab, raw_bits) + slab_raw_bytes(tile, slab + others, raw_bits);
 }
 
@@ -63,9 +63,9 @@ trf_tile_sections trf_find_tile_sections(const trf_tile_shape *tile, uint32_t ra
     if (tile->num_slabs == 0)
         return sections;
     /* The last band may have fewer rows than the others. */
-    const uint32_t last = tile->num_slabs / tile->slabs_per_band - 1;
+    const uint32_t last = tile->num_slabs / tile->slabs_across - 1;
     sections.band_raw_bytes = band_raw_bytes(tile, 0, raw_bits);
-    sections.slab_table = last * sections.band_raw_bytes + band_raw_bytes(tile, last * tile->slabs_per_band, raw_bits);
+    sections.slab_table = last * sections.band_raw_bytes + band_raw_bytes(tile, last * tile->slabs_across, raw_bits);
     sections.rans_streams = sections.slab_table + (uint32_t)trf_align(2ull * tile->num_slabs);
     return sections;
 }
@@ -74,10 +74,10 @@ trf_slab_location trf_locate_slab(const trf_tile_shape *tile, const uint8_t *til
                                   uint32_t raw_bits) {
     const trf_tile_sections sections = trf_find_tile_sections(tile, raw_bits);
     const uint16_t *ends = (const uint16_t *)(tile_bytes + sections.slab_table);
-    const uint32_t beside = slab % tile->slabs_per_band; /* slabs before it in its band, all of one width */
+    const uint32_t beside = slab % tile->slabs_across; /* slabs before it in its band, all of one width */
     return (trf_slab_location){
         .shape = trf_slab_shape_at(tile, slab),
-        .raw = slab / tile->slabs_per_band * sections.band_raw_bytes +
+        .raw = slab / tile->slabs_across * sections.band_raw_bytes +
                (beside ? beside * slab_raw_bytes(tile, slab - beside, raw_bits) : 0),
         .rans_streams = sections.rans_streams + (slab ? ends[slab - 1] * (uint32_t)TRF_ALIGNMENT : 0),
         .end = sections.rans_streams + ends[slab] * (uint32_t)TRF_ALIGNMENT,

@@ -17,8 +17,8 @@ typedef struct trf_blob_view {
     const trf_tile_meta *tiles; /* [num_tiles] */
     const void *scales;         /* F32 or F16, or NULL */
     uint64_t num_scales;
-    const int8_t *row_offsets; /* [rows] or NULL */
-    const int8_t *col_offsets; /* [cols] or NULL */
+    const int8_t *row_offsets; /* exponent offsets of the rows, [rows], or NULL */
+    const int8_t *col_offsets; /* of the columns, [cols], or NULL */
     uint32_t scale_cols;       /* scales in a row of the scale table: 1, or ceil(cols / scale_group_size) */
     uint32_t num_planes;
     uint32_t plane_width[TRF_MAX_PLANES]; /* widest first; they add up to raw_bits */
@@ -31,8 +31,8 @@ typedef struct trf_tile_shape {
     uint32_t rows, cols;             /* h, w */
     uint32_t coded_rows, coded_cols; /* H, V; 0, 0 for a stored tile */
     uint32_t slab_cols;
-    uint32_t slabs_per_band; /* Q: side by side in 32 rows */
-    uint32_t num_slabs;      /* S; number s is the (s % Q)th of band s / Q */
+    uint32_t slabs_across; /* Q: side by side in 32 rows */
+    uint32_t num_slabs;    /* S; number s is the (s % Q)th of band s / Q */
 } trf_tile_shape;
 
 /* Where the parts of a tile's data lie, as byte offsets from its first byte. All 0 for a stored tile. */
@@ -69,7 +69,8 @@ TRF_STATIC_ASSERT(TRF_MAX_SLAB_TABLE_BYTES % TRF_ALIGNMENT == 0, "the largest sl
 TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES >= 2 * TRF_TILE_SIZE * TRF_TILE_SIZE, "a stored tile is no larger");
 
 /* Size of the head (data_offset) that the first 320 bytes promise, so that a streaming reader knows how much to read.
- * Checks what those bytes can show. blob_bytes: what there is of the blob, in its file, tensor or memory. */
+ * Checks what those bytes can show. available_bytes: how many bytes there are at first_320_bytes; fewer than 320 are
+ * TRF_ERR_TRUNCATED. blob_bytes: what there is of the blob, in its file, tensor or memory. */
 trf_status trf_blob_head_bytes(const void *first_320_bytes, uint64_t available_bytes, uint64_t blob_bytes,
                                uint64_t *head_bytes, trf_error *err);
 
@@ -109,8 +110,8 @@ TRF_HD trf_tile_shape trf_tile_shape_at(uint32_t rows, uint32_t cols, uint32_t s
     shape.coded_rows = coding == TRF_TILE_CODED ? shape.rows / TRF_FRAGMENT_SIZE * TRF_FRAGMENT_SIZE : 0;
     shape.coded_cols = coding == TRF_TILE_CODED ? shape.cols / TRF_FRAGMENT_SIZE * TRF_FRAGMENT_SIZE : 0;
     shape.slab_cols = slab_cols;
-    shape.slabs_per_band = (shape.coded_cols + slab_cols - 1) / slab_cols;
-    shape.num_slabs = (shape.coded_rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * shape.slabs_per_band;
+    shape.slabs_across = (shape.coded_cols + slab_cols - 1) / slab_cols;
+    shape.num_slabs = (shape.coded_rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * shape.slabs_across;
     return shape;
 }
 
@@ -119,10 +120,10 @@ trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32
 
 /* Where a slab's first weight lies, from the tile's; slab < tile->num_slabs. */
 TRF_HD uint32_t trf_slab_row(const trf_tile_shape *tile, uint32_t slab) {
-    return slab / tile->slabs_per_band * TRF_SLAB_ROWS;
+    return slab / tile->slabs_across * TRF_SLAB_ROWS;
 }
 TRF_HD uint32_t trf_slab_col(const trf_tile_shape *tile, uint32_t slab) {
-    return slab % tile->slabs_per_band * tile->slab_cols;
+    return slab % tile->slabs_across * tile->slab_cols;
 }
 
 /* Shape of the slab whose first weight lies at (row, col) of the tile, inside its coded region. */

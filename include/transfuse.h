@@ -169,7 +169,7 @@ typedef struct trf_layer_report {
     uint64_t source_bytes;
     uint64_t blob_bytes;
     uint64_t exceptions;
-    double entropy_bits; /* bits a weight: order-0 entropy of the classes' source (exponents or codes) + raw bits */
+    double entropy_bits; /* bits a weight: order-0 entropy of exponents + sign and mantissa bits; int: of the codes */
     double relative_rms_error; /* sqrt(sum (w - w')^2 / sum w^2); 0 for lossless codecs */
     double weight_energy;      /* sum w^2 of a lossy codec's source; 0 for lossless codecs */
     uint32_t predictor_modes;  /* of all tiles, or-ed: 1 exponent offsets of rows, 2 of columns */
@@ -251,7 +251,7 @@ typedef struct trf_checkpoint_report {
 } trf_checkpoint_report;
 
 /* Compresses the checkpoint at in_path to out_path, of the same kind: file to file, directory to directory (an index
- * stands for its directory). 2-D weights and 3-D tensors of experts become blobs; embeddings, tensors tied to them, F32
+ * stands for its directory). Matrices and 3-D tensors of experts become blobs; embeddings, tensors tied to them, F32
  * tensors and all else are copied unless `include` asks for them, and so are other files of a directory; config.json
  * gets a quantization_config (FORMAT.md, section 10). Every tile is decoded and compared before anything appears under
  * out_path. options, report: may be NULL.

@@ -79,7 +79,7 @@ static trf_row_crossing find_row_segment(const trf_device_layer *layer, uint32_t
     const uint8_t *bytes = trf_layer_tile(host, tile);
     trf_row_crossing crossing = trf_row_crossing_of(&layer->view, shape, row, panel);
     if (crossing.coded_cols) {
-        const uint32_t slab = crossing.row / TRF_SLAB_ROWS * shape.slabs_per_band + crossing.col / header->slab_cols;
+        const uint32_t slab = crossing.row / TRF_SLAB_ROWS * shape.slabs_across + crossing.col / header->slab_cols;
         const trf_slab_location location = trf_locate_slab(&shape, bytes, slab, header->raw_bits);
         crossing.raw = meta->data_offset + location.raw;
         crossing.rans_streams = meta->data_offset + location.rans_streams;

@@ -118,7 +118,7 @@ static uint32_t describe_slabs(const trf_described_tile *tile, trf_device_slab *
         const trf_slab_location location = trf_locate_slab(&tile->shape, tile->bytes, s, tile->view->header.raw_bits);
         const uint8_t *stream = tile->bytes + location.rans_streams;
         const uint32_t rans_bytes = location.end - location.rans_streams;
-        slabs[s / tile->shape.slabs_per_band * stride + s % tile->shape.slabs_per_band] = (trf_device_slab){
+        slabs[s / tile->shape.slabs_across * stride + s % tile->shape.slabs_across] = (trf_device_slab){
             .raw_offset_128 = (uint32_t)((tile->meta->data_offset + location.raw) / TRF_TILE_ALIGNMENT),
             .rans_offset_16 = (uint16_t)((location.rans_streams - location.raw) / TRF_ALIGNMENT),
             .rans_size_16 = (uint16_t)(rans_bytes / TRF_ALIGNMENT),

@@ -40,7 +40,7 @@ TRF_API trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, tr
 typedef struct trf_stack_info {
     uint32_t layers;
     uint32_t resident; /* layers that stay in device memory; 0 before trf_stack_prepare, as what follows least_bytes */
-    uint64_t layer_bytes;     /* of all layers, in device memory */
+    uint64_t layer_bytes;     /* that all layers would take in device memory, the offloaded ones included */
     uint64_t least_bytes;     /* the least budget that will do: about two of the largest layers */
     uint64_t device_bytes;    /* device memory that the stack has: within the budget */
     uint64_t host_bytes;      /* pinned host memory that it has */

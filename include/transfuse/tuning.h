@@ -62,8 +62,9 @@ TRF_API trf_path trf_tuning_path(const trf_tuning *tuning, const trf_device_laye
 
 /* Plans with TRF_PATH_AUTO that are made from here on follow the tuning, which is copied; a path that does not take a
  * product after all gives way. All plans of packed layers take its kernel and cut on a GPU, where these run, if it has
- * a layer of nearly the same shape (half an octave away at most): the bits of y may change with them. NULL: none any
- * more. Not while other threads use the context. Errors: TRF_ERR_DEVICE (measured on a device of another name). */
+ * a layer of nearly the same shape (the factors between their rows and between their columns, multiplied, are at most
+ * the square root of 2): the bits of y may change with them. NULL: none any more. Not while other threads use the
+ * context. Errors: TRF_ERR_DEVICE (measured on a device of another name). */
 TRF_API trf_status trf_context_set_tuning(trf_context *context, const trf_tuning *tuning, trf_error *err);
 
 #ifdef __cplusplus

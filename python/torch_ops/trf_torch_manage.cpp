@@ -148,7 +148,7 @@ void trf_torch_forget_experts(int device, const void *container) { trf_torch::fo
 
 void trf_torch_forget(int device, const void *buffer) { trf_torch::forget_layer(device, buffer); }
 
-uint64_t trf_torch_count(void) { return trf_torch::count_layers(); }
+uint64_t trf_torch_count_layers(void) { return trf_torch::count_layers(); }
 
 void trf_torch_set_adoption_error(const char *message) { adoption_error = message; }
 

@@ -56,7 +56,7 @@ TRF_TORCH_API trf_status trf_torch_check_experts_dtype(int device, const void *c
 
 TRF_TORCH_API void trf_torch_forget(int device, const void *buffer);
 TRF_TORCH_API void trf_torch_forget_experts(int device, const void *container); /* and their layers */
-TRF_TORCH_API uint64_t trf_torch_count(void);
+TRF_TORCH_API uint64_t trf_torch_count_layers(void);                            /* how many layers are known */
 
 /* What the op that misses a layer throws, if this thread's transfuse::adopt did not make one. */
 TRF_TORCH_API void trf_torch_set_adoption_error(const char *message);

@@ -18,7 +18,7 @@ static trf_row_crossing crossing_of(const trf_device_view *view, const trf_blob_
     trf_row_crossing crossing =
         trf_row_crossing_of(view, shape, shape.row + row, (shape.col + j * shape.slab_cols) / shape.slab_cols);
     const trf_slab_location location =
-        trf_locate_slab(&shape, tile_bytes, row / TRF_SLAB_ROWS * shape.slabs_per_band + j, from->header.raw_bits);
+        trf_locate_slab(&shape, tile_bytes, row / TRF_SLAB_ROWS * shape.slabs_across + j, from->header.raw_bits);
     crossing.raw = meta->data_offset + location.raw;
     crossing.rans_streams = meta->data_offset + location.rans_streams;
     crossing.rans_bytes = location.end - location.rans_streams;
@@ -31,7 +31,7 @@ static void try_rows(const trf_device_view *view, const trf_blob_view *from, uin
     const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, from->tiles[tile].coding);
     uint16_t row[TRF_TILE_SIZE];
     for (uint32_t r = 0; r < shape.coded_rows; r += 7)
-        for (uint32_t j = 0; j < shape.slabs_per_band; j++) {
+        for (uint32_t j = 0; j < shape.slabs_across; j++) {
             const trf_row_crossing crossing = crossing_of(view, from, tile, r, j, tile_bytes);
             const trf_row_target target = {
                 .to = row, .col = shape.col, .cols = shape.coded_cols, .as = TRF_DECODE_ELEMENTS, .value_bytes = 2};

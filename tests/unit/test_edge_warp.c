@@ -63,7 +63,7 @@ typedef struct slab_copy {
 
 /* Entry of slab `slab` of a layer of one tile. */
 static trf_device_slab entry_of(const host_view *host, const trf_tile_shape *tile, uint32_t slab) {
-    return host->slabs[slab / tile->slabs_per_band * host->view.num_panels + slab % tile->slabs_per_band];
+    return host->slabs[slab / tile->slabs_across * host->view.num_panels + slab % tile->slabs_across];
 }
 
 static slab_copy copy_slab(const host_view *host, const trf_tile_shape *tile, uint32_t slab) {
@@ -88,7 +88,7 @@ static void open_slab(warp *w, const trf_tile_shape *tile, uint32_t slab, const 
     for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
         trf_edge *edge = &w->edge[lane];
         edge->tile = *tile;
-        edge->edge_id = TRF_EDGE_SLAB + slab % tile->slabs_per_band;
+        edge->edge_id = TRF_EDGE_SLAB + slab % tile->slabs_across;
         edge->band_row = trf_slab_row(tile, slab);
         edge->predictor_mode = predictor_mode;
         const trf_slab_shape shape = trf_slab_shape_at(tile, slab);

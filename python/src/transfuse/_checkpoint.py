@@ -173,20 +173,22 @@ def compress(
 
 
 def decompress(
-    source: Path,
+    path: Path,
     target: Path,
     *,
     threads: int = 0,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> CheckpointReport:
-    """Undoes `compress`: the source's tensors, names and metadata, for lossless codecs bit for bit.
+    """Undoes `compress`: the tensors, names and metadata of its source, for lossless codecs bit for bit.
 
     A ``.trf`` file becomes a safetensors file of one tensor named "weight".
 
     Parameters
     ----------
-    source, target, threads, overwrite, progress
+    path
+        The compressed checkpoint, or a ``.trf`` file.
+    target, threads, overwrite, progress
         As of `compress`.
 
     Returns
@@ -199,7 +201,7 @@ def decompress(
     """
     options = _make_options(threads)
     options.overwrite = int(overwrite)
-    return _run("trf_decompress_checkpoint", [encode_path(source), encode_path(target)], options, progress)
+    return _run("trf_decompress_checkpoint", [encode_path(path), encode_path(target)], options, progress)
 
 
 def verify(

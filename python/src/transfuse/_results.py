@@ -16,8 +16,9 @@ from transfuse._options import granularity_name
 class LayerReport:
     """What an encoding came to (`trf_layer_report`).
 
-    `entropy_bits` are bits a weight, the order-0 entropy of the classes' source and the raw bits;
-    `relative_rms_error` is sqrt(sum (w - w')^2 / sum w^2), and `weight_energy` sum w^2, both 0 for lossless codecs.
+    `entropy_bits` are bits a weight: the order-0 entropy of the exponents, and sign and mantissa bits; of the codec int
+    that of the codes alone. `relative_rms_error` is sqrt(sum (w - w')^2 / sum w^2), and `weight_energy` sum w^2, both 0
+    for lossless codecs.
     """
 
     weights: int

@@ -159,7 +159,7 @@ def test_fused_gate_and_up() -> None:
     }
     replace_experts(module, **containers)
     assert list(module.state_dict()) == ["gate_up_proj", "down_proj"]
-    assert module.blob_shapes["gate_up_proj"] == (EXPERTS, 2 * INNER, HIDDEN)
+    assert module.container_shapes["gate_up_proj"] == (EXPERTS, 2 * INNER, HIDDEN)
     weights = module.decode_weights()
     assert same_bits(weights["gate_up_proj"], dense.gate_up_proj) and same_bits(weights["down_proj"], dense.down_proj)
     routes, apart = make_routes(9), compress(make_experts())

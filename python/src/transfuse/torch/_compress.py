@@ -26,9 +26,10 @@ from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, sel
 
 @dataclasses.dataclass(frozen=True)
 class CompressedWeight:
-    """One weight that was compressed: shape and dtype of the source, codec, and bytes in memory, before and after.
+    """One parameter, a matrix of weights, that was compressed.
 
-    `layout` says how it lies there now.
+    It has the source's shape and dtype, the codec, and bytes in memory, before and after. `layout` says how it
+    lies there now.
     """
 
     shape: tuple[int, ...]

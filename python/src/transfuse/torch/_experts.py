@@ -150,7 +150,7 @@ def replace_experts(
     dtype = next(parameter.dtype for parameter in module._parameters.values() if parameter is not None)
     made = _class_of(type(module)).__new__(_class_of(type(module)))
     state = {key: value for key, value in module.__dict__.items() if key != "_parameters"}
-    made.__dict__.update(state, _parameters={}, blob_shapes=shapes, weight_dtype=dtype, dense_dtype=dtype)
+    made.__dict__.update(state, _parameters={}, container_shapes=shapes, weight_dtype=dtype, dense_dtype=dtype)
     made.product_dtypes = ()
     for name, container in containers.items():
         made.register_parameter(name, as_parameter(container))
@@ -196,7 +196,7 @@ class TransfuseExperts(BufferModule):
     ----------
     gate_up_proj, gate_proj, up_proj, down_proj : nn.Parameter, uint8, [container_bytes]
         Two or three of them, as the module's docstring says.
-    blob_shapes : dict of str to (int, int, int)
+    container_shapes : dict of str to (int, int, int)
         Of these: experts, rows and columns of their decoded weights.
     weight_dtype : torch.dtype
         Of the weights that were encoded.
@@ -208,7 +208,7 @@ class TransfuseExperts(BufferModule):
         weights.
     """
 
-    blob_shapes: dict[str, tuple[int, int, int]]
+    container_shapes: dict[str, tuple[int, int, int]]
     weight_dtype: torch.dtype
     dense_dtype: torch.dtype
     product_dtypes: tuple[torch.dtype, ...]
@@ -265,9 +265,9 @@ class TransfuseExperts(BufferModule):
         ValueError
             There are no weights yet.
         """
-        if "gate_proj" not in self.blob_shapes:
-            return {name: self._decode(name) for name in self.blob_shapes}
-        experts, rows, cols = self.blob_shapes["gate_proj"]
+        if "gate_proj" not in self.container_shapes:
+            return {name: self._decode(name) for name in self.container_shapes}
+        experts, rows, cols = self.container_shapes["gate_proj"]
         both = torch.empty(experts, 2 * rows, cols, dtype=self.dense_dtype, device=self.down_proj.device)
         for name, out in (("gate_proj", both[:, :rows]), ("up_proj", both[:, rows:])):
             if self.dense_dtype == self.weight_dtype:
@@ -279,7 +279,7 @@ class TransfuseExperts(BufferModule):
     def extra_repr(self) -> str:
         """Shapes of the experts, codec, bits a weight and dtype."""
         lines = []
-        for name, (experts, rows, cols) in self.blob_shapes.items():
+        for name, (experts, rows, cols) in self.container_shapes.items():
             container = getattr(self, name)
             if not has_bytes(container):
                 lines.append(f"{name}: {experts} of {rows} x {cols}, weights to be loaded, dtype={self.weight_dtype}")
@@ -295,10 +295,10 @@ class TransfuseExperts(BufferModule):
         return _new_instance, (self._dense_class,), self.__dict__.copy()
 
     def _buffer_names(self) -> tuple[str, ...]:
-        return tuple(self.blob_shapes)
+        return tuple(self.container_shapes)
 
     def _take_buffer(self, name: str, buffer: Tensor | None) -> None:
-        experts, rows, cols = self.blob_shapes[name]
+        experts, rows, cols = self.container_shapes[name]
         what = f"{name} of a {type(self).__name__} of {experts} experts of {rows} x {cols}"
         if buffer is None or not is_buffer(buffer):
             found = "None" if buffer is None else f"{buffer.dtype} {list(buffer.shape)}"
@@ -316,7 +316,7 @@ class TransfuseExperts(BufferModule):
         self.weight_dtype = TORCH_DTYPES[infos[0].dtype]
 
     def _decode(self, name: str) -> Tensor:
-        return _ops.decode_experts(self._loaded_container(name), *self.blob_shapes[name], self.dense_dtype)
+        return _ops.decode_experts(self._loaded_container(name), *self.container_shapes[name], self.dense_dtype)
 
     def _loaded_container(self, name: str) -> Tensor:
         container: Tensor = getattr(self, name)
@@ -331,7 +331,7 @@ class TransfuseExperts(BufferModule):
 
     def _note_adoption(self) -> None:
         containers = [each for each in self._parameters.values() if each is not None and has_bytes(each)]
-        whole = len(containers) == len(self.blob_shapes)
+        whole = len(containers) == len(self.container_shapes)
         self.product_dtypes = tuple(
             dtype for dtype in _X_DTYPES if whole and all(_multiplies(container, dtype) for container in containers)
         )
@@ -360,7 +360,7 @@ class TransfuseExperts(BufferModule):
         """Returns what each row's expert makes of it; rows are sorted by expert."""
         products = {
             name: _ops.experts(x, offsets, getattr(self, name), rows)
-            for name, (_, rows, _) in self.blob_shapes.items()
+            for name, (_, rows, _) in self.container_shapes.items()
             if name != "down_proj"
         }
         if not self.has_gate:
@@ -371,7 +371,7 @@ class TransfuseExperts(BufferModule):
             hidden = self.act_fn(products["gate_proj"]) * products["up_proj"]
         else:
             hidden = self._apply_gate(torch.cat([products["gate_proj"], products["up_proj"]], dim=-1))
-        return _ops.experts(hidden, offsets, self.down_proj, self.blob_shapes["down_proj"][1])
+        return _ops.experts(hidden, offsets, self.down_proj, self.container_shapes["down_proj"][1])
 
     def _has_plain_gate(self) -> bool:
         """Returns whether the gate is act_fn(gate) * up: what the decorator of transformers adds by this name."""

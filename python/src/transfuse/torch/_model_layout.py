@@ -63,7 +63,7 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
         elif isinstance(module, TransfuseExperts) and wanted != find_layout("coded"):
             if module is model:
                 raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{_NO_EXPERTS}, and not {layout}")
-            left.update(dict.fromkeys((f"{path}.{name}" for name in module.blob_shapes), _NO_EXPERTS))
+            left.update(dict.fromkeys((f"{path}.{name}" for name in module.container_shapes), _NO_EXPERTS))
     taken = [members for members in weights.values() if members[0][1].layout != layout]
     total, done = sum(members[0][1].weight.numel() for members in taken), 0
     refused: dict[str, str] = {}

@@ -369,7 +369,7 @@ def check_experts_dtype(container: torch.Tensor, dtype: torch.dtype) -> None:
 
 def count_layers() -> int:
     """Returns how many layers are known."""
-    return int(shim().trf_torch_count())
+    return int(shim().trf_torch_count_layers())
 
 
 def adopt_kernel(buffer: torch.Tensor) -> None:

@@ -56,7 +56,7 @@ def shim() -> ctypes.CDLL:
         "trf_torch_check_experts_dtype": (c_int, [c_int, c_void_p, c_uint64, c_int, error]),
         "trf_torch_forget": (None, [c_int, c_void_p]),
         "trf_torch_forget_experts": (None, [c_int, c_void_p]),
-        "trf_torch_count": (c_uint64, []),
+        "trf_torch_count_layers": (c_uint64, []),
         "trf_torch_set_adoption_error": (None, [c_char_p]),
     }
     for name, (result, arguments) in functions.items():
