@@ -151,7 +151,7 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
     }
     if (shares_units(c))
         cost += cost_of_meeting(c, m);
-    if (c->sums_over_x) /* what is sent waits for the last block */
+    if (c->cluster_sums_replace_buffers) /* what is sent waits for the last block */
         cost += pipelines_x(c) ? c->x_tiles * c->x_tiles / kSumsOverXTilesSquaredPerUs : kSumsOverBuffersUs;
     return cost;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The edges' part of a product: partial[m][rows] = x . W^T over the weights outside regular slabs; and the copy of x
+/* The edges' part of a product: edge_sums[m][rows] = x . W^T over the weights outside regular slabs; and the copy of x
  * that regular slabs want.
  *
  * A block takes a band of 32 rows. Round by round, each of its warps decodes one segment (1024 weights) of its own
@@ -97,7 +97,7 @@ __device__ bool find_edges(const trf_device_view &view, uint32_t band) {
 /* A block's work. step: rows of x at a time, a power of two up to kWarps. */
 template <bool kBf16, uint32_t kWarps>
 __device__ __forceinline__ void edges_of_band(const trf_device_view &view, const x_rows &x, uint32_t m, uint32_t step,
-                                              uint32_t band, float *partial) {
+                                              uint32_t band, float *edge_sums) {
     constexpr uint32_t kPerWarp = TRF_FUSED_MAX_M / kWarps;
     __shared__ alignas(4) uint16_t decoded[kWarps][TRF_EDGE_SEGMENT_ELEMENTS];
     __shared__ trf_edge_segment segments[kWarps];
@@ -137,7 +137,7 @@ __device__ __forceinline__ void edges_of_band(const trf_device_view &view, const
     for (uint32_t k = 0; k < kPerWarp; k++) {
         const uint32_t index = first + step * k;
         if (slice == 0 && index < m && row < view.rows)
-            partial[(uint64_t)index * view.rows + row] = corrupt ? __int_as_float(0x7FC00000) : sum[k];
+            edge_sums[(uint64_t)index * view.rows + row] = corrupt ? __int_as_float(0x7FC00000) : sum[k];
     }
 }
 
@@ -152,17 +152,17 @@ template <uint32_t kWarps> __host__ __device__ uint32_t step_of(uint32_t m) {
 template <bool kBf16, uint32_t kWarps>
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
     edge_product(const __grid_constant__ trf_device_view view, const __grid_constant__ x_rows x, uint32_t m,
-                 uint32_t step, float *partial) {
-    edges_of_band<kBf16, kWarps>(view, x, m, step, blockIdx.x, partial);
+                 uint32_t step, float *edge_sums) {
+    edges_of_band<kBf16, kWarps>(view, x, m, step, blockIdx.x, edge_sums);
 }
 
 /* A block for a band of an expert; those of experts without tokens or edges have nothing to do. */
 template <bool kBf16, uint32_t kWarps>
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
-    expert_edge_product(const trf_expert *experts, const uint32_t *offsets, uint32_t max_rows,
-                        const __grid_constant__ x_rows x, float *partial) {
+    expert_edge_product(const trf_expert *experts, const uint32_t *offsets, uint32_t max_tokens,
+                        const __grid_constant__ x_rows x, float *edge_sums) {
     const trf_expert *const expert = experts + blockIdx.y;
-    const trf_expert_tokens tokens = trf_expert_tokens_of(offsets[blockIdx.y], offsets[blockIdx.y + 1], max_rows);
+    const trf_expert_tokens tokens = trf_expert_tokens_of(offsets[blockIdx.y], offsets[blockIdx.y + 1], max_tokens);
     if (!tokens.count || !expert->has_edges)
         return;
     __shared__ trf_device_view view;
@@ -173,18 +173,18 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
         const uint32_t m = min(tokens.count - done, (uint32_t)TRF_FUSED_MAX_M);
         const uint64_t row = tokens.first + (uint64_t)done;
         const x_rows rows = {x.at + row * x.stride, x.stride, x.aligned};
-        edges_of_band<kBf16, kWarps>(view, rows, m, step_of<kWarps>(m), blockIdx.x, partial + row * view.rows);
+        edges_of_band<kBf16, kWarps>(view, rows, m, step_of<kWarps>(m), blockIdx.x, edge_sums + row * view.rows);
         __syncthreads(); /* sums of slices have been read */
     }
 }
 
 template <uint32_t kWarps>
-void launch(const trf_device_view *view, const x_rows &x, uint32_t m, bool bf16, float *partial, trf_stream stream) {
+void launch(const trf_device_view *view, const x_rows &x, uint32_t m, bool bf16, float *edge_sums, trf_stream stream) {
     const uint32_t step = step_of<kWarps>(m);
     if (bf16)
-        edge_product<true, kWarps><<<view->num_bands, kWarps * TRF_LANES, 0, stream>>>(*view, x, m, step, partial);
+        edge_product<true, kWarps><<<view->num_bands, kWarps * TRF_LANES, 0, stream>>>(*view, x, m, step, edge_sums);
     else
-        edge_product<false, kWarps><<<view->num_bands, kWarps * TRF_LANES, 0, stream>>>(*view, x, m, step, partial);
+        edge_product<false, kWarps><<<view->num_bands, kWarps * TRF_LANES, 0, stream>>>(*view, x, m, step, edge_sums);
 }
 
 __global__ void __launch_bounds__(kPadThreads)
@@ -196,25 +196,25 @@ __global__ void __launch_bounds__(kPadThreads)
 }
 
 /* Rows are counted on the device. */
-__global__ void __launch_bounds__(kPadThreads) pad_tokens(const uint16_t *x, const uint32_t *end, uint32_t max_rows,
+__global__ void __launch_bounds__(kPadThreads) pad_tokens(const uint16_t *x, const uint32_t *end, uint32_t max_tokens,
                                                           uint32_t cols, uint16_t *padded, uint64_t stride) {
     const uint64_t col = (uint64_t)blockIdx.x * kPadThreads + threadIdx.x;
-    const uint32_t rows = min(*end, max_rows);
+    const uint32_t rows = min(*end, max_tokens);
     if (col < stride)
         for (uint32_t row = blockIdx.y; row < rows; row += gridDim.y)
             padded[row * stride + col] = col < cols ? x[(uint64_t)row * cols + col] : 0;
 }
 
 template <uint32_t kWarps>
-void launch_experts(const trf_experts_call *call, const x_rows &x, float *partial, trf_stream stream) {
+void launch_experts(const trf_experts_call *call, const x_rows &x, float *edge_sums, trf_stream stream) {
     for (uint32_t first = 0; first < call->count; first += kMaxGridY) {
         const dim3 grid(call->view->num_bands, min(call->count - first, kMaxGridY));
         if (call->x_dtype == TRF_DTYPE_BF16)
             expert_edge_product<true, kWarps><<<grid, kWarps * TRF_LANES, 0, stream>>>(
-                call->experts_dev + first, call->offsets_dev + first, call->max_rows, x, partial);
+                call->experts_dev + first, call->offsets_dev + first, call->max_tokens, x, edge_sums);
         else
             expert_edge_product<false, kWarps><<<grid, kWarps * TRF_LANES, 0, stream>>>(
-                call->experts_dev + first, call->offsets_dev + first, call->max_rows, x, partial);
+                call->experts_dev + first, call->offsets_dev + first, call->max_tokens, x, edge_sums);
     }
 }
 
@@ -226,14 +226,14 @@ x_rows rows_of(const void *x, uint64_t stride) {
 } // namespace
 
 int trf_launch_edge_product(const trf_device_view *view, uint32_t m, trf_dtype x_dtype, const void *x,
-                            uint64_t x_stride, float *partial, trf_stream stream) {
+                            uint64_t x_stride, float *edge_sums, trf_stream stream) {
     if (m < 1 || m > TRF_FUSED_MAX_M || (x_dtype != TRF_DTYPE_BF16 && x_dtype != TRF_DTYPE_F16))
         return cudaErrorInvalidValue;
     const x_rows rows = rows_of(x, x_stride);
     if (view->rows % TRF_SLAB_ROWS)
-        launch<16>(view, rows, m, x_dtype == TRF_DTYPE_BF16, partial, stream);
+        launch<16>(view, rows, m, x_dtype == TRF_DTYPE_BF16, edge_sums, stream);
     else
-        launch<4>(view, rows, m, x_dtype == TRF_DTYPE_BF16, partial, stream);
+        launch<4>(view, rows, m, x_dtype == TRF_DTYPE_BF16, edge_sums, stream);
     return cudaGetLastError();
 }
 
@@ -244,19 +244,19 @@ int trf_launch_pad_x(const void *x, uint32_t m, uint32_t cols, void *padded, uin
     return cudaGetLastError();
 }
 
-int trf_launch_expert_edge_product(const trf_experts_call *call, const void *x, uint64_t x_stride, float *partial,
+int trf_launch_expert_edge_product(const trf_experts_call *call, const void *x, uint64_t x_stride, float *edge_sums,
                                    trf_stream stream) {
     if (call->view->rows % TRF_SLAB_ROWS)
-        launch_experts<16>(call, rows_of(x, x_stride), partial, stream);
+        launch_experts<16>(call, rows_of(x, x_stride), edge_sums, stream);
     else
-        launch_experts<4>(call, rows_of(x, x_stride), partial, stream);
+        launch_experts<4>(call, rows_of(x, x_stride), edge_sums, stream);
     return cudaGetLastError();
 }
 
-int trf_launch_pad_tokens(const void *x, const uint32_t *end_dev, uint32_t max_rows, uint32_t cols, void *padded,
+int trf_launch_pad_tokens(const void *x, const uint32_t *end_dev, uint32_t max_tokens, uint32_t cols, void *padded,
                           uint64_t stride, trf_stream stream) {
     const uint32_t blocks = (uint32_t)((stride + kPadThreads - 1) / kPadThreads);
-    pad_tokens<<<dim3(blocks, min(max_rows, kMaxGridY)), kPadThreads, 0, stream>>>(
-        static_cast<const uint16_t *>(x), end_dev, max_rows, cols, static_cast<uint16_t *>(padded), stride);
+    pad_tokens<<<dim3(blocks, min(max_tokens, kMaxGridY)), kPadThreads, 0, stream>>>(
+        static_cast<const uint16_t *>(x), end_dev, max_tokens, cols, static_cast<uint16_t *>(padded), stride);
     return cudaGetLastError();
 }

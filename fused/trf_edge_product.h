@@ -28,7 +28,7 @@ enum {
 
 /* What a lane holds of a segment. */
 typedef struct trf_edge_weights {
-    float value[TRF_EDGE_LANE_COLS]; /* without scales; 0 behind the last column */
+    float unscaled[TRF_EDGE_LANE_COLS]; /* without scales; 0 behind the last column */
     float scale[TRF_EDGE_VECTORS];
     uint32_t col;  /* of the layer, a multiple of 8 */
     uint32_t cols; /* 0 if the lane has no row */
@@ -50,8 +50,8 @@ TRF_HD void trf_edge_weights_load(trf_edge_weights *w, const trf_device_view *vi
     w->col = col + segment->col + first;
     TRF_UNROLL
     for (uint32_t c = 0; c < TRF_EDGE_LANE_COLS; c += 2) { /* what is not decoded is read, but not used */
-        w->value[c] = c < w->cols ? trf_element_to_f32(view->codec, two[c / 2] & 0xFFFF) : 0.0f;
-        w->value[c + 1] = c + 1 < w->cols ? trf_element_to_f32(view->codec, two[c / 2] >> 16) : 0.0f;
+        w->unscaled[c] = c < w->cols ? trf_element_to_f32(view->codec, two[c / 2] & 0xFFFF) : 0.0f;
+        w->unscaled[c + 1] = c + 1 < w->cols ? trf_element_to_f32(view->codec, two[c / 2] >> 16) : 0.0f;
     }
     TRF_UNROLL
     for (uint32_t vector = 0; vector < TRF_EDGE_VECTORS; vector++)
@@ -102,7 +102,7 @@ TRF_HD float trf_edge_weights_multiply(const trf_edge_weights *w, const uint16_t
             trf_x_load(word, x + w->col + c, w->cols - c, aligned);
             TRF_UNROLL
             for (uint32_t i = 0; i < TRF_EDGE_VECTOR_COLS; i++)
-                partial = fmaf(w->value[c + i], trf_x_to_f32(word[i / 2] >> (16 * (i % 2)) & 0xFFFF, bf16), partial);
+                partial = fmaf(w->unscaled[c + i], trf_x_to_f32(word[i / 2] >> (16 * (i % 2)) & 0xFFFF, bf16), partial);
             sum = fmaf(w->scale[vector], partial, sum);
         }
     }

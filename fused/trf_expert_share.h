@@ -2,7 +2,7 @@
 /* How products of experts are shared out among blocks, from counts of tokens that only the device knows. Every block
  * works this out by itself, from the same numbers. C and CUDA.
  *
- * A *work item* is one pass over an expert's weights, with up to TRF_EXPERT_TOKENS of its tokens. Work items are
+ * A *work item* is one pass over an expert's weights, with up to TRF_EXPERT_PASS_TOKENS of its tokens. Work items are
  * numbered expert by expert; an expert without tokens has none. A block has consecutive units (trf_warp_product.cuh),
  * counted through all work items, so that it enters few experts; a block that enters one expert more gets fewer units.
  * All of a unit's columns are the block's. */
@@ -12,8 +12,8 @@
 #include "trf_blob.h"
 
 enum {
-    TRF_EXPERT_TOKENS = 8,
-    TRF_EXPERT_MAX_ROWS = 1 << 26 /* of x: 32 experts' passes fit 32 bits */
+    TRF_EXPERT_PASS_TOKENS = 8,
+    TRF_EXPERTS_MAX_TOKENS = 1 << 26 /* of a call: 32 experts' passes fit 32 bits */
 };
 
 /* What an expert is to a block. */
@@ -30,15 +30,15 @@ typedef struct trf_expert_tokens {
     uint32_t first, count;
 } trf_expert_tokens;
 
-/* Of the expert between two offsets, which are data: ones that make no sense never lead beyond max_rows. */
-TRF_HD trf_expert_tokens trf_expert_tokens_of(uint32_t offset, uint32_t next, uint32_t max_rows) {
-    const uint32_t first = offset < max_rows ? offset : max_rows, end = next < max_rows ? next : max_rows;
+/* Of the expert between two offsets, which are data: ones that make no sense never lead beyond max_tokens. */
+TRF_HD trf_expert_tokens trf_expert_tokens_of(uint32_t offset, uint32_t next, uint32_t max_tokens) {
+    const uint32_t first = offset < max_tokens ? offset : max_tokens, end = next < max_tokens ? next : max_tokens;
     const trf_expert_tokens tokens = {first, end > first ? end - first : 0};
     return tokens;
 }
 
 TRF_HD uint32_t trf_expert_passes(uint32_t count) {
-    return count / TRF_EXPERT_TOKENS + (count % TRF_EXPERT_TOKENS != 0);
+    return count / TRF_EXPERT_PASS_TOKENS + (count % TRF_EXPERT_PASS_TOKENS != 0);
 }
 
 /* Where the i-th share of `count` things begins that are cut as evenly as may be among `shares`: longer ones first. */

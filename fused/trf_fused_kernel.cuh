@@ -296,7 +296,7 @@ static __device__ __forceinline__ void trf_end_wave_shared(Product &product, con
         trf_cp_async_wait<0>();
         __syncwarp();
     }
-    if (p.sums_over_x)
+    if (p.cluster_sums_replace_buffers)
         trf_cluster_arrive(p.cluster_size);
     if (p.cluster_size > 1 || !is_first)
         trf_cluster_wait(p.cluster_size); /* the blocks are there; sums of the wave before are read */
@@ -366,7 +366,8 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
 
     /* First slabs and the table are on their way while the block finds its share. */
     trf_allow_successor();
-    if (!p.sums_over_x) /* else blocks may send sums when all are done with x, not when all are there */
+    /* Where sums replace x or buffers, blocks may send them when all are done with these, not when all are there. */
+    if (!p.cluster_sums_replace_buffers)
         trf_cluster_arrive(p.cluster_size);
     const trf_table_slots<kP> table_source(a.view);
     trf_block_share share_at_start;

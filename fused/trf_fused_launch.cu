@@ -66,7 +66,7 @@ static trf_fused_partition_args partition_args(const trf_fused_partition &c, uin
     args.is_stream_k = c.is_stream_k;
     args.partials = (float *)(base + c.partials_offset);
     args.sums_offset = c.sums_offset;
-    args.sums_over_x = c.sums_over_x;
+    args.cluster_sums_replace_buffers = c.cluster_sums_replace_buffers;
     args.x_stages_offset = c.x_stages_offset;
     args.x_stage_cols = c.x_stage_cols;
     return args;

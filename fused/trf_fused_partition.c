@@ -11,7 +11,7 @@
 
 enum {
     FLAG_STREAM_K = 1,
-    FLAG_SUMS_OVER_X = 2
+    FLAG_CLUSTER_SUMS_REPLACE_BUFFERS = 2
 };
 
 /* ---- what the kernels take ---- */
@@ -56,7 +56,7 @@ static trf_fused_partition make_partition(const trf_product_request *request, ui
     c.panels = trf_regular_panels(view);
     c.units = c.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, c.unit_slabs) : 0;
     c.is_stream_k = flags & FLAG_STREAM_K;
-    c.sums_over_x = (flags & FLAG_SUMS_OVER_X) != 0;
+    c.cluster_sums_replace_buffers = (flags & FLAG_CLUSTER_SUMS_REPLACE_BUFFERS) != 0;
     const uint32_t most_at_once = c.warps / k_splits;
     if (c.is_stream_k) {
         c.wave_units = most_at_once;
@@ -86,7 +86,7 @@ static int lay_out(trf_fused_partition *c, const trf_product_request *request, u
     c->x_stages_offset = c->smem.total;
     c->shared_bytes = c->x_stages_offset + c->k_splits * 2 * trf_x_stage_bytes(x_stage_cols, (int)c->x_tiles);
     const uint32_t in_place_of = pipelines_x(c) ? c->x_stages_offset : c->smem.first_warp;
-    c->sums_offset = in_buffers ? c->smem.first_warp : c->sums_over_x ? in_place_of : c->shared_bytes;
+    c->sums_offset = in_buffers ? c->smem.first_warp : c->cluster_sums_replace_buffers ? in_place_of : c->shared_bytes;
     c->sums_stride = in_buffers ? c->smem.warp_bytes : sum_bytes(c);
     if (shares_units(c) && !in_buffers) { /* tasks of a block, rounded up */
         const uint32_t end =
@@ -136,8 +136,8 @@ static void consider_clusters(fused_search *search, uint32_t variant, uint32_t l
             break; /* a block, or a warp, without panels */
         consider(search, c);
         if (c.x_tiles > 1 && cluster_size > 1 && c.waves == 1 && k_splits <= c.panels / cluster_size)
-            consider(search,
-                     make_partition(search->request, variant, cluster_size, clusters, k_splits, FLAG_SUMS_OVER_X));
+            consider(search, make_partition(search->request, variant, cluster_size, clusters, k_splits,
+                                            FLAG_CLUSTER_SUMS_REPLACE_BUFFERS));
     }
 }
 

@@ -22,7 +22,9 @@ typedef struct trf_fused_partition {
     /* Shared memory. */
     trf_smem_layout smem;
     uint32_t sums_offset, sums_stride; /* stride: from warp to warp */
-    uint32_t sums_over_x; /* sums of clusters in place of stages of x, or of buffers: less space, a meeting more */
+    /* Sums of clusters lie where stages of x were, or, without a pipeline of x, the warps' buffers: less space, a
+     * meeting more. */
+    uint32_t cluster_sums_replace_buffers;
     uint32_t x_stages_offset, x_stage_cols; /* of the pipelines of x; columns of a stage, 0: there is none */
     uint32_t shared_bytes;                  /* dynamic */
     /* The workspace: edges' sums at 0, then what follows. */

@@ -70,10 +70,10 @@ TRF_HD_CONSTEXPR uint32_t trf_fused_table_log(int class_bits, int unit_slabs) {
     return class_bits == 2 && unit_slabs == 2 ? TRF_SMALL_TABLE_LOG : TRF_TABLE_LOG;
 }
 
-/* Whether the steps' constants (trf_rans_params) are kept in vector registers, rather than where the compiler likes to
- * have them, which is in uniform ones, copied each time: up to 4 % slower. Not in those kernels of two slabs a warp
- * that have no register left for it, and spill: with bf16 and fp16 of three x tiles, which it makes 7-28 % slower, and
- * int of two, 2-4 %. */
+/* Whether the decode steps' constants (trf_rans_params) are kept in vector registers, rather than where the compiler
+ * likes to have them, which is in uniform ones, copied each time: up to 4 % slower. Not in those kernels of two slabs a
+ * warp that have no register left for it, and spill: with bf16 and fp16 of three x tiles, which it makes 7-28 % slower,
+ * and int of two, 2-4 %. */
 TRF_HD_CONSTEXPR int trf_fused_keeps_constants(uint32_t codec, int unit_slabs, int x_tiles) {
     return !(unit_slabs == 2 && ((x_tiles == 3 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16)) ||
                                  (x_tiles == 2 && codec == TRF_CODEC_INT)));

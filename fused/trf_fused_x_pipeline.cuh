@@ -11,7 +11,9 @@ struct trf_x_pipeline_params {
     uint32_t address;    /* shared address of [2] stages */
     uint32_t first_warp; /* of the block */
     uint32_t barrier;    /* that the warps meet at */
-    /* Stage i on the way holds x's columns from (first + (ahead + i) % cycle) * x_stage_cols on. */
+    /* In stages. first: where the warps' columns begin in every wave; cycle: how many these are, after which the next
+     * wave begins again with the first; ahead: where in the cycle the first wave begins (stream-K; else 0). Stage i on
+     * the way holds x's columns from (first + (ahead + i) % cycle) * x_stage_cols on. */
     uint32_t first, ahead, cycle;
     uint32_t total; /* stages in all */
 };

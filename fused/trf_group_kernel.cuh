@@ -50,7 +50,7 @@ struct trf_expert_args {
     trf_group_layer_args common; /* without m; x, y, edge_sums: of the first token; view: of any expert */
     const trf_expert *experts;   /* device, [count] */
     const uint32_t *offsets;     /* device, [count + 1] */
-    uint32_t count, max_rows;
+    uint32_t count, max_tokens;
     trf_expert_cost_model cost_model;
 };
 
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void trf_enter_layer(const trf_group_args &g, 
 static __device__ __forceinline__ trf_expert_tokens trf_tokens_of(const trf_expert_args &e, uint32_t expert) {
     if (expert >= e.count)
         return trf_expert_tokens{};
-    return trf_expert_tokens_of(e.offsets[expert], e.offsets[expert + 1], e.max_rows);
+    return trf_expert_tokens_of(e.offsets[expert], e.offsets[expert + 1], e.max_tokens);
 }
 
 /* Passes over the 32 experts from `first` on: this lane's, added up to it, and in all. */
@@ -203,10 +203,10 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
         reinterpret_cast<uint32_t *>(&a.view)[i] = __ldg(reinterpret_cast<const uint32_t *>(&expert.view) + i);
     if (threadIdx.x == blockDim.x - 1) {
         const trf_expert_tokens tokens = trf_tokens_of(e, b.expert);
-        const uint32_t before = b.pass * TRF_EXPERT_TOKENS;
+        const uint32_t before = b.pass * TRF_EXPERT_PASS_TOKENS;
         const uint64_t row = tokens.first + (uint64_t)before, y_bytes = common.y_dtype == TRF_DTYPE_F32 ? 4 : 2;
         const uint32_t stop = (uint32_t)min((uint64_t)e.cost_model.units, b.unit + b.left);
-        a.m = min(tokens.count - before, (uint32_t)TRF_EXPERT_TOKENS);
+        a.m = min(tokens.count - before, (uint32_t)TRF_EXPERT_PASS_TOKENS);
         a.x = (const uint8_t *)common.x + 2 * row * common.x_stride;
         a.y = (uint8_t *)common.y + y_bytes * row * common.y_stride;
         a.edge_sums = __ldg(&expert.has_edges) ? common.edge_sums + row * common.view.rows : nullptr;

@@ -101,11 +101,11 @@ static int prepare_tokens(const trf_experts_call *call, const trf_experts_partit
                           trf_stream stream) {
     const trf_device_view *view = call->view;
     if (view->cols % 8 || (uintptr_t)call->x % 16) {
-        uint8_t *const padded = call->workspace + trf_experts_padded_x_offset(view, partition, call->max_rows);
+        uint8_t *const padded = call->workspace + trf_experts_padded_x_offset(view, partition, call->max_tokens);
         args->x_stride = trf_padded_x_stride(view);
         args->x = padded;
-        int status = trf_launch_pad_tokens(call->x, call->offsets_dev + call->count, call->max_rows, view->cols, padded,
-                                           args->x_stride, stream);
+        int status = trf_launch_pad_tokens(call->x, call->offsets_dev + call->count, call->max_tokens, view->cols,
+                                           padded, args->x_stride, stream);
         if (status)
             return status;
     }
@@ -130,7 +130,7 @@ int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition
     e->experts = call->experts_dev;
     e->offsets = call->offsets_dev;
     e->count = call->count;
-    e->max_rows = call->max_rows;
+    e->max_tokens = call->max_tokens;
     e->cost_model = partition->cost_model;
     int status = prepare_tokens(call, partition, &e->common.product, stream);
     if (status)

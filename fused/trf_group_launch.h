@@ -18,7 +18,7 @@ int trf_group_launch(const trf_group_product *products, uint32_t count, const tr
 typedef struct trf_experts_call {
     const trf_device_view *view;   /* of any expert: shape and codec */
     const trf_expert *experts_dev; /* [count] */
-    uint32_t count, max_rows;
+    uint32_t count, max_tokens;
     trf_dtype x_dtype, y_dtype;
     const uint32_t *offsets_dev; /* [count + 1] */
     const void *x;               /* device, [tokens][cols] */
@@ -29,12 +29,13 @@ typedef struct trf_experts_call {
 int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition *partition,
                        const trf_device_limits *limits, trf_stream stream);
 
-/* As trf_launch_edge_product, for the tokens of all experts that have edges. partial: [max_rows][rows]. */
-int trf_launch_expert_edge_product(const trf_experts_call *call, const void *x, uint64_t x_stride, float *partial,
+/* As trf_launch_edge_product, for the tokens of all experts that have edges. x, in place of call->x: that, or its
+ * padded copy, rows of x_stride elements. edge_sums: [max_tokens][rows]. */
+int trf_launch_expert_edge_product(const trf_experts_call *call, const void *x, uint64_t x_stride, float *edge_sums,
                                    trf_stream stream);
 
-/* As trf_launch_pad_x, for *end rows of x, a number in device memory, and max_rows at most. */
-int trf_launch_pad_tokens(const void *x, const uint32_t *end_dev, uint32_t max_rows, uint32_t cols, void *padded,
+/* As trf_launch_pad_x, for *end rows of x, a number in device memory, and max_tokens at most. */
+int trf_launch_pad_tokens(const void *x, const uint32_t *end_dev, uint32_t max_tokens, uint32_t cols, void *padded,
                           uint64_t stride, trf_stream stream);
 
 #ifdef __cplusplus

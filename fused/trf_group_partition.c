@@ -219,7 +219,7 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
 
 /* Work items that a call of so many tokens may have. */
 static uint64_t work_items_of(uint32_t count, uint32_t tokens) {
-    return trf_max_u32(trf_ceil_div(tokens, TRF_EXPERT_TOKENS), trf_min_u32(count, tokens));
+    return trf_max_u32(trf_ceil_div(tokens, TRF_EXPERT_PASS_TOKENS), trf_min_u32(count, tokens));
 }
 
 static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps) {
@@ -264,11 +264,11 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
 }
 
 uint64_t trf_experts_padded_x_offset(const trf_device_view *view, const trf_experts_partition *partition,
-                                     uint32_t max_rows) {
-    return partition->has_edges ? trf_device_align(4ull * max_rows * view->rows) : 0;
+                                     uint32_t max_tokens) {
+    return partition->has_edges ? trf_device_align(4ull * max_tokens * view->rows) : 0;
 }
 
 uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,
-                                     uint32_t max_rows) {
-    return trf_experts_padded_x_offset(view, partition, max_rows) + trf_padded_x_bytes(view, max_rows);
+                                     uint32_t max_tokens) {
+    return trf_experts_padded_x_offset(view, partition, max_tokens) + trf_padded_x_bytes(view, max_tokens);
 }

@@ -75,9 +75,9 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
 
 /* Offset of x with rows of whole 16 bytes in the workspace, behind the edges' sums; and the bytes of it all. */
 uint64_t trf_experts_padded_x_offset(const trf_device_view *view, const trf_experts_partition *partition,
-                                     uint32_t max_rows);
+                                     uint32_t max_tokens);
 uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,
-                                     uint32_t max_rows);
+                                     uint32_t max_tokens);
 
 #ifdef __cplusplus
 }

@@ -43,9 +43,12 @@ struct trf_partition_args {
 /* The same for the kernels of one layer. */
 struct trf_fused_partition_args : trf_partition_args {
     trf_smem_layout smem;
-    uint32_t is_stream_k;              /* units of a wave may have their columns in several clusters (of one block) */
-    float *partials;                   /* is_stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
-    uint32_t sums_offset, sums_over_x; /* in shared memory; whether they take the place of stages of x or of buffers */
+    uint32_t is_stream_k; /* units of a wave may have their columns in several clusters (of one block) */
+    float *partials;      /* is_stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
+    uint32_t sums_offset; /* in shared memory */
+    /* Sums of clusters lie where stages of x were, or, without a pipeline of x, the warps' buffers: less space, a
+     * meeting more. */
+    uint32_t cluster_sums_replace_buffers;
     uint32_t x_stages_offset, x_stage_cols; /* batches above 8: a pipeline in shared memory for each split; columns */
 };
 
@@ -99,8 +102,8 @@ static __device__ __forceinline__ void trf_write_y(const trf_product_args &a, ui
     trf_write_rounded(a.y, a.y_dtype, at, trf_add_edges(a, at, value));
 }
 
-/* Where the i-th sum of a lane belongs: row of x, of lane % 4 = q and tile t; row of the layer, of block b of 16 rows
- * of the unit that begins at `first_row`. */
+/* Where the i-th sum of a lane belongs: row of x, of lane % 4 = q and x tile t; row of the layer, of row block b of the
+ * unit that begins at `first_row`. */
 static __device__ __forceinline__ uint32_t trf_n_of_sum(uint32_t q, uint32_t t, uint32_t i) {
     return 8 * t + 2 * q + i % 2;
 }
@@ -108,8 +111,7 @@ static __device__ __forceinline__ uint32_t trf_row_of_sum(uint32_t lane, uint32_
     return first_row + 16 * b + lane / 4 + 8 * (i / 2);
 }
 
-/* A sum to y: the i-th of lane (lane / 4, q), of block b of 16 rows and tile t of x, of the unit that begins at
- * `first_row`. */
+/* A sum to y: the i-th of lane (lane / 4, q), of x tile t and row block b of the unit that begins at `first_row`. */
 static __device__ __forceinline__ void trf_finish_sum(const trf_product_args &a, uint32_t lane, uint32_t q,
                                                       uint32_t first_row, uint32_t b, uint32_t t, uint32_t i,
                                                       float sum) {
@@ -143,16 +145,19 @@ static __device__ __forceinline__ uint32_t trf_acc_tile_offset(uint32_t m, uint3
 }
 
 /* ---- one warp's accumulators ----
- * sum[b][t][4]: rows 16b + lane/4 (+8 for 2, 3) of the unit, batch 8t + 2(lane%4) (+1 for 1, 3). */
+ * sum[b][t][4], of row block b and x tile t: row 16b + lane/4 (+8 for 2, 3) of the unit, row of x 8t + 2(lane%4) (+1
+ * for 1, 3). */
 template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaleGroups, bool kRowOffsets>
 struct trf_warp_product {
     static constexpr int kRowBlocks = 2 * kSlabs;
     static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
+    /* kXTiles for users: accumulator tiles are numbered [row block][x tile]. */
     static constexpr int kAccTileXTiles = kXTiles;
     static constexpr bool kPipelinedX =
         trf_pipelines_x(kSlabs, kXTiles); /* x comes from there, for two steps at once */
     static constexpr bool kCopiesX = trf_copies_x_by_warp(Codec::kCodec, kSlabs, kXTiles);
-    static constexpr int kLoaded = kPipelinedX || kCopiesX ? 1 : kXTiles; /* x tiles that come through the L1 cache */
+    /* x tiles that come through the L1 cache; 1 where none do, for the arrays' sake. */
+    static constexpr int kLoaded = kPipelinedX || kCopiesX ? 1 : kXTiles;
     const trf_product_args &a;
     uint32_t lane;
     float sum[kRowBlocks][kXTiles][4];
@@ -161,7 +166,7 @@ struct trf_warp_product {
     float scale[kScaleGroups ? 2 * kRowBlocks : 1]; /* of rows lane/4 + 8i, in the scale group at hand */
     uint32_t step_pairs_left; /* kScaleGroups: step pairs (32 columns) of the scale group at hand */
     const uint8_t
-        *x_at[kLoaded];   /* not kPipelinedX: this lane's x of the chunk loaded ahead, or copied (then of tile 0) */
+        *x_at[kLoaded];   /* not kPipelinedX: this lane's x of the chunk loaded ahead, or copied (then of x tile 0) */
     uint4 ahead[kLoaded]; /* of the first two steps of a chunk to come */
     uint4 x[kLoaded];     /* of two steps */
     uint32_t
@@ -185,13 +190,13 @@ struct trf_warp_product {
                     f(b, t, i);
     }
 
-    /* What the sums come to: those of the scale groups before this one, if there are any. */
-    __device__ __forceinline__ float &value(int b, int t, int i) {
+    /* What goes to y: with scale groups `total`, to which end_slab adds what is left; else `sum`. */
+    __device__ __forceinline__ float &finished_sum(int b, int t, int i) {
         return kScaleGroups ? total[b][t][i] : sum[b][t][i];
     }
 
     __device__ __forceinline__ void clear() {
-        every([&](int b, int t, int i) { sum[b][t][i] = value(b, t, i) = 0; });
+        every([&](int b, int t, int i) { sum[b][t][i] = finished_sum(b, t, i) = 0; });
     }
 
     /* Scales of the scale group that column `col` of the unit's rows lies in. */
@@ -215,19 +220,19 @@ struct trf_warp_product {
         });
     }
 
-    /* This lane's x of a tile and a panel. Rows beyond the batch repeat its last; their sums are not used. */
-    __device__ __forceinline__ const uint8_t *x_of(int tile, uint32_t panel) const {
-        return (const uint8_t *)a.x + 2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride +
+    /* This lane's x of an x tile and a panel. Rows beyond the batch repeat its last; their sums are not used. */
+    __device__ __forceinline__ const uint8_t *x_of(int x_tile, uint32_t panel) const {
+        return (const uint8_t *)a.x + 2 * ((uint64_t)min(8 * x_tile + lane / 4, a.m - 1) * a.x_stride +
                                            panel * a.view.slab_cols + 8 * (lane % 4));
     }
 
-    /* Of a tile in the copy of a chunk's first two steps, or its last. */
+    /* Of x tile t in the copy of a chunk's first two steps, or its last. */
     static __device__ __forceinline__ constexpr uint32_t copied_at(int half, int t) {
         return (half * kXTiles + t) * TRF_X_TILE_BYTES;
     }
 
-    /* Starts the copy of two steps. What is behind the batch's rows, in the last tile, stays as it was; its sums are
-     * not used. */
+    /* Starts the copy of two steps. What is behind the batch's rows, in the last x tile, stays as it was; its sums
+     * are not used. */
     __device__ __forceinline__ void copy_x(int half, const uint8_t *from) const {
 #pragma unroll
         for (int t = 0; t < kXTiles; t++) {
@@ -335,7 +340,7 @@ struct trf_warp_product {
         return trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled)));
     }
 
-    /* A step's x of an x tile, of the step pair's copy. */
+    /* A step's x of x tile t, of the step pair's copy. */
     __device__ __forceinline__ uint2 copied_x(int t, uint32_t k) const {
         return trf_lds64(x_shared + copied_at(k / 2 % 2, t) + k % 2 * 8);
     }
@@ -421,12 +426,15 @@ struct trf_warp_product {
         for (int b = 0; b < kRowBlocks; b++)
 #pragma unroll
             for (int t = 0; t < kXTiles; t++)
-                put(b * kXTiles + t, make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3)));
+                put(b * kXTiles + t, make_float4(finished_sum(b, t, 0), finished_sum(b, t, 1), finished_sum(b, t, 2),
+                                                 finished_sum(b, t, 3)));
     }
 
     /* The unit's sums to y. */
     __device__ __forceinline__ void finish(uint32_t unit) {
-        every([&](int b, int t, int i) { trf_finish_sum(a, lane, lane % 4, unit * kRows, b, t, i, value(b, t, i)); });
+        every([&](int b, int t, int i) {
+            trf_finish_sum(a, lane, lane % 4, unit * kRows, b, t, i, finished_sum(b, t, i));
+        });
     }
 };
 

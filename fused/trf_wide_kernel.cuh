@@ -77,7 +77,7 @@ struct trf_wide_args {
     trf_wide_partition_args partition;
 };
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
 /* ---- the order of things: the same for decoders and consumers ---- */
 
@@ -634,7 +634,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
 template <class Codec, class Type, int kXRows, int kMulticast>
 __global__ void __launch_bounds__(trf_wide_shape<kXRows, kMulticast>::kThreads, 1)
     trf_wide(const __grid_constant__ trf_wide_args args) {
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
     trf_wide_block<Codec, Type, kXRows, kMulticast>(args);
 #endif
 }

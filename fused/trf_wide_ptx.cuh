@@ -6,13 +6,14 @@
 
 #include "trf_ptx.cuh"
 
+/* Whether this is compiled for sm_90a, whose barriers, copies and wgmma what follows uses. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define TRF_WARPGROUPS 1
+#define TRF_HAS_SM_90A 1
 #else
-#define TRF_WARPGROUPS 0
+#define TRF_HAS_SM_90A 0
 #endif
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
 /* ---- barriers: 64 bits of shared memory each ---- */
 

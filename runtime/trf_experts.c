@@ -182,9 +182,9 @@ trf_status trf_experts_plan_create(const trf_experts *experts, uint32_t max_toke
                                    trf_dtype y_dtype, trf_experts_plan **plan, trf_error *err) {
     if (!experts || !plan)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a plan needs experts");
-    if (max_tokens > TRF_EXPERT_MAX_ROWS)
+    if (max_tokens > TRF_EXPERTS_MAX_TOKENS)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u tokens; %d are the limit", max_tokens,
-                        TRF_EXPERT_MAX_ROWS);
+                        TRF_EXPERTS_MAX_TOKENS);
     trf_status status = trf_check_types(&experts->info, max_tokens, x_dtype, y_dtype, err);
     if (status != TRF_OK)
         return status;

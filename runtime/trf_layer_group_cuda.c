@@ -184,7 +184,7 @@ static trf_status cuda_linear_experts(const trf_experts_plan *plan, const void *
         .view = &experts->layers[0]->view,
         .experts_dev = experts->experts_dev,
         .count = experts->count,
-        .max_rows = plan->max_tokens,
+        .max_tokens = plan->max_tokens,
         .x_dtype = plan->x_dtype,
         .y_dtype = plan->y_dtype,
         .offsets_dev = offsets,

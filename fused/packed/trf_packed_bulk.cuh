@@ -54,7 +54,7 @@ struct trf_packed_bulk_args {
     uint32_t is_bare; /* trf_packed_is_bare */
 };
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
 template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
     static constexpr uint32_t kXTiles = kXTiles_, kSlabs = trf_packed_bulk_warp_slabs(kShape),
@@ -406,7 +406,7 @@ static __device__ __forceinline__ float4 trf_packed_bulk_add_shares(const trf_pa
                                                                     uint32_t acc_tile, uint32_t lane, float4 v) {
     for (uint32_t share = sharing.first; share <= sharing.last; share++)
         v = trf_add4(v, trf_ldg128f_of_others(trf_packed_handed_over<Config::kAccTiles>(
-                            args.handover, trf_packed_share_of_block(share), acc_tile, lane)));
+                            args.handover, trf_packed_block_of_share(share), acc_tile, lane)));
     return v;
 }
 
@@ -422,7 +422,7 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
     const trf_packed_bulk_sharing sharing(args.stream_k, tile);
     if (!sharing.hands_over)
         for (uint32_t share = sharing.first; share <= sharing.last; share++)
-            trf_packed_take_over(args.handover, trf_packed_share_of_block(share), number, warp.lane);
+            trf_packed_take_over(args.handover, trf_packed_block_of_share(share), number, warp.lane);
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++) {
         trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps); /* what stood there has been read */
@@ -456,7 +456,7 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
 
 /* ---- clusters: a block finishes every so many-th accumulator tile, and all send it their sums of these ---- */
 
-/* How many accumulator tiles a block of the cluster finishes; the most that one does. */
+/* How many accumulator tiles the block of this rank finishes; rank 0 has the most. */
 template <class Config>
 static __device__ __forceinline__ uint32_t trf_packed_bulk_acc_tiles_of(const trf_packed_bulk_args &a, uint32_t rank) {
     return trf_quotient(Config::kAccTiles + a.cluster_size - 1 - rank, a.cluster_blocks);

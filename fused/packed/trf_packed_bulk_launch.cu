@@ -12,7 +12,7 @@ typedef void (*trf_packed_bulk_kernel)(trf_packed_bulk_args);
 template <int kShape, uint32_t kXTiles, bool kZeroing>
 static __global__ void __launch_bounds__(32 * (trf_packed_bulk_warps(kShape) + TRF_PACKED_PRODUCER_WARPS), 1)
     trf_packed_bulk(const __grid_constant__ trf_packed_bulk_args args) {
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
     extern __shared__ __align__(1024) uint8_t trf_packed_bulk_memory[];
     const uint32_t shared = (trf_shared_address(trf_packed_bulk_memory) + 1023) / 1024 * 1024;
     trf_packed_bulk_block<trf_packed_bulk_config<kShape, kXTiles>, kZeroing>(args, trf_keep_in_register(shared));

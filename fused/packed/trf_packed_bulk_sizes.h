@@ -17,7 +17,7 @@ enum trf_packed_bulk_shape {
     TRF_PACKED_BULK_128,        /* 128 rows, 16 warps, likewise */
     TRF_PACKED_BULK_64,         /* 64 rows, 16 warps, likewise */
     TRF_PACKED_BULK_64_8_WARPS, /* 64 rows, 8 warps, 33 to 64 rows of x */
-    TRF_PACKED_BULK_32,         /* 32 rows, 8 warps */
+    TRF_PACKED_BULK_32,         /* 32 rows, 8 warps, to 64 rows of x */
     TRF_PACKED_BULK_SHAPES
 };
 

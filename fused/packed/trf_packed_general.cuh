@@ -3,7 +3,7 @@
  * for every batch and any alignment of x: what runs where no kernel made for the device takes the product.
  *
  * A block has one packed band (64 rows of W), a k split of its packed tiles, and up to 64 rows of x. Its eight warps
- * have a packed slab (16 rows) each and one half of the k split's tiles:
+ * have a packed slab (16 rows) each and one half of the k split's packed tiles:
  *
  *                       k split 0                 k split 1
  *             +-----------+-----------+-----------+-----------+
@@ -12,12 +12,13 @@
  *   slab 2    |  warp 2   |  warp 6   |                       |
  *   slab 3    |  warp 3   |  warp 7   |                       |
  *             +-----------+-----------+-----------+-----------+
- *              32 columns a packed tile, 32 tiles an exception line
+ *              32 columns a packed tile, 32 packed tiles an exception line
  *
- * A warp goes from tile to tile: 24 bytes a lane of weights from global memory straight to registers, those of the
- * next tile while this one is multiplied; x likewise, two values at a time, which the block's warps find in the L1
- * cache. Four weights take 4.5 instructions (trf_packed_form.h). The 32 words of an exception line lie in the warp's
- * lanes while it is in the line's tiles; a ballot says whether a tile has records of this slab.
+ * A warp goes from packed tile to packed tile: 24 bytes a lane of weights from global memory straight to registers,
+ * those of the next packed tile while this one is multiplied; x likewise, two values at a time, which the block's warps
+ * find in the L1 cache. Four weights take 4.5 instructions (trf_packed_form.h). The 32 words of an exception line lie
+ * in the warp's lanes while it is in the line's packed tiles; a ballot says whether one of these has records of this
+ * slab.
  *
  * The halves' sums meet in shared memory, in the same order on every run. With one k split the block applies the
  * epilogue; with several it leaves F32 partial sums to trf_packed_general_finish, which adds them in the order of the k
@@ -57,13 +58,14 @@ struct trf_packed_general_place {
 static __device__ __forceinline__ trf_packed_general_place trf_packed_general_place_of(const trf_packed_general_args &a,
                                                                                        uint32_t warp, uint32_t x_rows) {
     trf_packed_general_place place;
-    const uint32_t number = blockIdx.x / a.x_blocks, tiles = a.view.tiles_per_band;
+    const uint32_t number = blockIdx.x / a.x_blocks, packed_tiles = a.view.tiles_per_band;
     place.x_row = blockIdx.x % a.x_blocks * x_rows;
     place.k_split = number % a.k_splits;
     place.band = number / a.k_splits;
     place.slab = warp % TRF_PACKED_SLABS;
-    const uint32_t half = warp / TRF_PACKED_SLABS, first = (uint32_t)((uint64_t)tiles * place.k_split / a.k_splits),
-                   behind = (uint32_t)((uint64_t)tiles * (place.k_split + 1) / a.k_splits);
+    const uint32_t half = warp / TRF_PACKED_SLABS,
+                   first = (uint32_t)((uint64_t)packed_tiles * place.k_split / a.k_splits),
+                   behind = (uint32_t)((uint64_t)packed_tiles * (place.k_split + 1) / a.k_splits);
     place.begin = first + (behind - first) * half / 2;
     place.end = first + (behind - first) * (half + 1) / 2;
     return place;
@@ -79,9 +81,10 @@ struct trf_packed_product_words {
 };
 
 static __device__ __forceinline__ trf_packed_product_words trf_packed_general_load_words(const trf_packed_view &view,
-                                                                                         uint32_t band, uint32_t tile,
+                                                                                         uint32_t band,
+                                                                                         uint32_t packed_tile,
                                                                                          uint32_t slab, uint32_t lane) {
-    const uint8_t *const at = view.tiles + trf_packed_tile_number(&view, band, tile) * TRF_PACKED_TILE_BYTES;
+    const uint8_t *const at = view.tiles + trf_packed_tile_number(&view, band, packed_tile) * TRF_PACKED_TILE_BYTES;
     return {__ldg((const uint4 *)(at + trf_packed_raw_offset(slab, lane, 0, 0))),
             __ldg((const uint2 *)(at + trf_packed_index_offset(slab, lane, 0)))};
 }
@@ -103,7 +106,7 @@ static __device__ __forceinline__ void trf_packed_form_tile(uint32_t (&a)[2][4],
 struct trf_packed_product_line {
     uint32_t word; /* lane l: word l */
     uint32_t records;
-    uint32_t stored; /* mask of stored tiles */
+    uint32_t stored; /* mask of stored packed tiles */
 
     __device__ __forceinline__ void take(uint32_t of_lane) {
         word = of_lane;
@@ -112,14 +115,15 @@ struct trf_packed_product_line {
         records = count < TRF_PACKED_MAX_RECORDS ? count : (uint32_t)TRF_PACKED_MAX_RECORDS;
     }
 
-    /* Whether the lane's word is a record of this tile. */
-    __device__ __forceinline__ bool is_of(uint32_t tile, uint32_t lane) const {
-        return lane < records && trf_packed_record_tile(word) == tile % TRF_PACKED_LINE_TILES;
+    /* Whether the lane's word is a record of this packed tile. */
+    __device__ __forceinline__ bool is_of(uint32_t packed_tile, uint32_t lane) const {
+        return lane < records && trf_packed_record_tile(word) == packed_tile % TRF_PACKED_LINE_TILES;
     }
 
-    /* Puts the records of a tile's slab over what was formed. */
-    __device__ __forceinline__ void patch(uint32_t (&a)[2][4], uint32_t tile, uint32_t slab, uint32_t lane) const {
-        uint32_t lanes = __ballot_sync(0xFFFFFFFF, is_of(tile, lane) && trf_packed_record_slab(word) == slab);
+    /* Puts the records of a packed tile's slab over what was formed. */
+    __device__ __forceinline__ void patch(uint32_t (&a)[2][4], uint32_t packed_tile, uint32_t slab,
+                                          uint32_t lane) const {
+        uint32_t lanes = __ballot_sync(0xFFFFFFFF, is_of(packed_tile, lane) && trf_packed_record_slab(word) == slab);
 #pragma unroll 1
         while (lanes) {
             const uint32_t record = __shfl_sync(0xFFFFFFFF, word, __ffs((int)lanes) - 1);
@@ -137,14 +141,14 @@ struct trf_packed_product_line {
         }
     }
 
-    __device__ __forceinline__ bool is_stored(uint32_t of_tile) const {
-        return stored >> of_tile % TRF_PACKED_LINE_TILES & 1;
+    __device__ __forceinline__ bool is_stored(uint32_t packed_tile) const {
+        return stored >> packed_tile % TRF_PACKED_LINE_TILES & 1;
     }
 
-    /* A stored tile; one that the layer does not have is zeros. All lanes call it. */
-    __device__ __forceinline__ void load_stored(uint32_t (&a)[2][4], const trf_packed_view &view, uint32_t of_tile,
+    /* A stored packed tile; one that the layer does not have is zeros. All lanes call it. */
+    __device__ __forceinline__ void load_stored(uint32_t (&a)[2][4], const trf_packed_view &view, uint32_t packed_tile,
                                                 uint32_t slab, uint32_t lane) const {
-        const uint32_t before = stored & ((1u << of_tile % TRF_PACKED_LINE_TILES) - 1);
+        const uint32_t before = stored & ((1u << packed_tile % TRF_PACKED_LINE_TILES) - 1);
         const uint64_t number =
             (uint64_t)__shfl_sync(0xFFFFFFFF, word, TRF_PACKED_FIRST_STORED_WORD) + trf_packed_count_bits(before);
         const bool is_there = number < view.num_stored;
@@ -161,14 +165,15 @@ struct trf_packed_product_line {
     }
 };
 
-/* Whether a line has records of kSlabs slabs of a packed tile, neighbours from a multiple of kSlabs on, or the tile is
- * stored; it may say yes where there is none. All lanes call it. word: of the line, the lane's. Unused words have zeros
- * for a place, as no record but the first one may have, records being in order: so nobody has to know how many there
- * are. */
+/* Whether a line has records of kSlabs slabs of a packed tile, neighbours from a multiple of kSlabs on, or the packed
+ * tile is stored; it may say yes where there is none. All lanes call it. word: of the line, the lane's. Unused words
+ * have zeros for a place, as no record but the first one may have, records being in order: so nobody has to know how
+ * many there are. */
 template <uint32_t kSlabs>
-static __device__ __forceinline__ bool trf_packed_has_exceptions(uint32_t word, uint32_t tile, uint32_t slab,
+static __device__ __forceinline__ bool trf_packed_has_exceptions(uint32_t word, uint32_t packed_tile, uint32_t slab,
                                                                  uint32_t lane) {
-    const uint32_t in_line = tile % TRF_PACKED_LINE_TILES, wanted = trf_packed_record(in_line, slab, 0, 0, 0, 0, 0),
+    const uint32_t in_line = packed_tile % TRF_PACKED_LINE_TILES,
+                   wanted = trf_packed_record(in_line, slab, 0, 0, 0, 0, 0),
                    same = trf_packed_record(TRF_PACKED_LINE_TILES - 1, TRF_PACKED_SLABS - kSlabs, 0, 0, 0, 0, 0);
     bool has = lane < TRF_PACKED_MAX_RECORDS && ((word ^ wanted) & same) == 0 && (word >> 16 != 0 || lane == 0);
     if (lane == TRF_PACKED_STORED_WORD)
@@ -193,11 +198,11 @@ static __device__ __forceinline__ uint32_t trf_packed_general_load_x(const trf_p
 
 /* Multiplies a warp's packed tile by the block's rows of x. */
 template <int kXTiles, bool kTwoAtOnce>
-static __device__ __forceinline__ void trf_packed_general_multiply(const trf_packed_general_args &args,
-                                                                   float (&sums)[kXTiles][4], const uint32_t (&a)[2][4],
-                                                                   uint32_t x_row, uint32_t tile, uint32_t lane) {
+static __device__ __forceinline__ void
+trf_packed_general_multiply(const trf_packed_general_args &args, float (&sums)[kXTiles][4], const uint32_t (&a)[2][4],
+                            uint32_t x_row, uint32_t packed_tile, uint32_t lane) {
     constexpr int kAtOnce = kXTiles < 4 ? kXTiles : 4; /* x tiles: registers do not suffice for more */
-    const uint32_t row = x_row + lane / 4, col = tile * TRF_PACKED_TILE_COLS + 2 * (lane % 4);
+    const uint32_t row = x_row + lane / 4, col = packed_tile * TRF_PACKED_TILE_COLS + 2 * (lane % 4);
 #pragma unroll
     for (int first = 0; first < kXTiles; first += kAtOnce) {
         uint32_t x[kAtOnce][4]; /* of the columns col, col + 8, col + 16 and col + 24 */
@@ -227,20 +232,20 @@ static __device__ __forceinline__ void trf_packed_general_walk(const trf_packed_
     if (place.begin < place.end)
         next = trf_packed_general_load_words(view, place.band, place.begin, place.slab, lane);
     trf_wait_for_predecessor(); /* which may have made x */
-    for (uint32_t tile = place.begin; tile < place.end; tile++) {
+    for (uint32_t packed_tile = place.begin; packed_tile < place.end; packed_tile++) {
         const trf_packed_product_words words = next;
-        if (tile + 1 < place.end)
-            next = trf_packed_general_load_words(view, place.band, tile + 1, place.slab, lane);
-        if (tile == place.begin || tile % TRF_PACKED_LINE_TILES == 0)
-            line.take(__ldg(trf_packed_line_of(&view, place.band, tile) + lane));
+        if (packed_tile + 1 < place.end)
+            next = trf_packed_general_load_words(view, place.band, packed_tile + 1, place.slab, lane);
+        if (packed_tile == place.begin || packed_tile % TRF_PACKED_LINE_TILES == 0)
+            line.take(__ldg(trf_packed_line_of(&view, place.band, packed_tile) + lane));
         uint32_t a[2][4];
-        if (line.is_stored(tile)) {
-            line.load_stored(a, view, tile, place.slab, lane);
+        if (line.is_stored(packed_tile)) {
+            line.load_stored(a, view, packed_tile, place.slab, lane);
         } else {
             trf_packed_form_tile<kZeroing>(a, words);
-            line.patch(a, tile, place.slab, lane);
+            line.patch(a, packed_tile, place.slab, lane);
         }
-        trf_packed_general_multiply<kXTiles, kTwoAtOnce>(args, sums, a, place.x_row, tile, lane);
+        trf_packed_general_multiply<kXTiles, kTwoAtOnce>(args, sums, a, place.x_row, packed_tile, lane);
     }
 }
 

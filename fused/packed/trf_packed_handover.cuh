@@ -36,10 +36,11 @@ static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t bloc
     return {(float4 *)at, (uint64_t *)((uint8_t *)at + blocks * acc_tiles * TRF_ACC_TILE_BYTES), launch_id};
 }
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
-/* The share of a block, and the block of a share. */
+/* Shares are given out from the last block on, so each is the inverse of the other. */
 static __device__ __forceinline__ uint32_t trf_packed_share_of_block(uint32_t block) { return gridDim.x - 1 - block; }
+static __device__ __forceinline__ uint32_t trf_packed_block_of_share(uint32_t share) { return gridDim.x - 1 - share; }
 
 /* Where a block's sums of an accumulator tile are handed over, of one lane. */
 template <uint32_t kAccTiles>

@@ -194,7 +194,7 @@ static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limi
 static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                        const trf_packed_partition *p) {
     const uint32_t x_rows = p->x_tiles * X_TILE_ROWS;
-    const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + TRF_PACKED_WGMMA_LINE_BYTES,
+    const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + TRF_PACKED_WGMMA_STAGE_LINES_BYTES,
                  k_block_ns = larger(bytes / kWgmmaCopy, kWgmmaKBlock[p->shape - TRF_PACKED_WGMMA_64]);
     uint64_t k_blocks = ceil_div(p->k_blocks, p->cluster_size);
     double ns = WGMMA_START;

@@ -22,13 +22,13 @@ typedef struct trf_packed_partition {
     int shape; /* trf_packed_bulk_shape, trf_packed_wgmma_shape; TRF_PACKED_GENERAL: the kernel that runs everywhere */
     uint32_t x_tiles; /* of a block: 1, 2, 4 or 8; of wgmma kernels 8 to 32 */
     uint64_t blocks;
-    uint32_t x_blocks; /* that have the same weights, and other rows of x; of bulk kernels 1 */
+    uint32_t x_blocks; /* x blocks of the batch, each of 8 * x_tiles rows of x; of bulk kernels 1 */
     uint32_t k_splits; /* of the general kernel: into which a band's packed tiles are cut */
     /* Bulk and wgmma kernels. */
     uint32_t tiles, k_blocks; /* block tiles of the product; k blocks of a tile */
     uint32_t cut;             /* as trf_packed_choose_shape was given it */
-    uint32_t cluster_size;    /* blocks of a cluster, which cut a tile's k blocks; 1 if blocks stay */
-    uint32_t whole_tiles;     /* wgmma: the first ones, that are not cut by stream-K */
+    uint32_t cluster_size; /* blocks of a cluster, which cut a tile's k blocks; 1 of blocks alone, which stay or not */
+    uint32_t whole_tiles;  /* wgmma: the first ones, that are not cut by stream-K */
     /* x copied to rows of whole 16 bytes, at 0, where it may be needed | what blocks hand to each other. */
     uint64_t handover_offset, workspace_bytes;
 } trf_packed_partition;
@@ -39,7 +39,8 @@ int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limi
                               trf_packed_partition *partition);
 
 /* How blocks of bulk and wgmma kernels share a product: a cluster of so many blocks for each tile, 1 to
- * TRF_MAX_CLUSTER; or TRF_PACKED_STREAM_K, blocks that stay, which have an equal share of all k blocks. wgmma kernels:
+ * TRF_MAX_CLUSTER; or TRF_PACKED_STREAM_K, blocks that stay, which have an equal share of all k blocks. Blocks *stay*
+ * if there are no more than multiprocessors, and each goes on from tile to tile (persistent blocks). wgmma kernels:
  * blocks stay with 1, too, each with whole tiles, some with one more than others; with stream-K those tiles are shared
  * that are left when all blocks have had as many whole ones. Bulk kernels have either clusters or stream-K, by their
  * shape. */

@@ -5,7 +5,7 @@
 
 #include "trf_wide_ptx.cuh"
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
 /* ---- copies of bytes in a row ---- */
 

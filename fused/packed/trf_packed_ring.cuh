@@ -7,7 +7,7 @@
 #include "trf_packed_ptx.cuh"
 #include "trf_packed_stage_sizes.h"
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
 /* The ring of stages as one of its users sees it. Config: kStages of kStageBytes each; kBarriersAt: where the pairs of
  * barriers lie, of which `full` counts bytes and `empty` the warps that are done with a stage. */
@@ -28,7 +28,8 @@ template <class Config> struct trf_packed_ring {
 
 /* Barriers of warps, by number. */
 enum {
-    TRF_PACKED_SUMS_BARRIER = 1,  /* of consumers, in front of what they make of shared memory's stages */
+    /* Of a bulk kernel's consumers: before they put sums into shared memory, and before they read each other's. */
+    TRF_PACKED_SUMS_BARRIER = 1,
     TRF_PACKED_CONSUMERS_BARRIER, /* the ring is set up: for consumers ... */
     TRF_PACKED_WEIGHTS_BARRIER,   /* ... for the producer of weights ... */
     TRF_PACKED_X_BARRIER          /* ... and for that of x */

@@ -52,7 +52,7 @@
 
 #include "trf_packed_wgmma_sums.cuh"
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
 /* ---- the producer ---- */
 
@@ -90,22 +90,22 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
                    packed_tile = at.k_block * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
     const bool brings_lines = trf_packed_wgmma_brings_lines(at.k_block, at.stint.begin);
     if (lane == 0)
-        trf_mbarrier_arrive_expect_tx(
-            ring.full(), bands * (TRF_PACKED_WGMMA_BAND_BYTES + (brings_lines ? (uint32_t)TRF_PACKED_LINE_BYTES : 0)));
+        trf_mbarrier_arrive_expect_tx(ring.full(), bands * (TRF_PACKED_WGMMA_STAGE_BAND_BYTES +
+                                                            (brings_lines ? (uint32_t)TRF_PACKED_LINE_BYTES : 0)));
     __syncwarp();
     if (lane >= bands)
         return;
-    const uint32_t to = ring.stage() + lane * TRF_PACKED_WGMMA_BAND_BYTES;
+    const uint32_t to = ring.stage() + lane * TRF_PACKED_WGMMA_STAGE_BAND_BYTES;
     const uint8_t *const from =
         view.tiles + trf_packed_tile_number(&view, band + lane, packed_tile) * TRF_PACKED_TILE_BYTES;
     if (packed_tile + 1 < view.tiles_per_band) {
-        trf_bulk_load(to, from, TRF_PACKED_WGMMA_BAND_BYTES, ring.full(), policy);
+        trf_bulk_load(to, from, TRF_PACKED_WGMMA_STAGE_BAND_BYTES, ring.full(), policy);
     } else { /* Behind a band's last packed tile stands the same one again: finite weights, by which x has zeros. */
         trf_bulk_load(to, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
         trf_bulk_load(to + TRF_PACKED_TILE_BYTES, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
     }
     if (brings_lines)
-        trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
+        trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_STAGE_LINES_BYTES +
                           lane * TRF_PACKED_LINE_BYTES,
                       trf_packed_line_of(&view, band + lane, packed_tile), TRF_PACKED_LINE_BYTES, ring.full(), policy);
 }
@@ -157,7 +157,8 @@ struct trf_packed_wgmma_words {
 template <class Config>
 static __device__ __forceinline__ trf_packed_wgmma_words
 trf_packed_wgmma_load_words(const trf_packed_ring<Config> &ring, const trf_packed_wgmma_warp &warp) {
-    const uint32_t at = ring.stage() + warp.band() * TRF_PACKED_WGMMA_BAND_BYTES + warp.slab() * TRF_PACKED_SLAB_BYTES,
+    const uint32_t at = ring.stage() + warp.band() * TRF_PACKED_WGMMA_STAGE_BAND_BYTES +
+                        warp.slab() * TRF_PACKED_SLAB_BYTES,
                    raw = at + 16 * warp.lane, index = at + TRF_PACKED_RAW_BYTES + 8 * warp.lane;
     return {{{trf_lds128(raw), trf_lds64(index)},
              {trf_lds128(raw + TRF_PACKED_TILE_BYTES), trf_lds64(index + TRF_PACKED_TILE_BYTES)}}};
@@ -268,7 +269,7 @@ template <class Config> struct trf_packed_wgmma_walk {
         trf_mbarrier_wait(ring.full(), ring.phase);
         words = trf_packed_wgmma_load_words<Config>(ring, warp);
         if (with_line)
-            exceptions.take(trf_lds32(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
+            exceptions.take(trf_lds32(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_STAGE_LINES_BYTES +
                                       warp.band() * TRF_PACKED_LINE_BYTES + 4 * warp.lane),
                             warp.slab(), warp.lane);
     }

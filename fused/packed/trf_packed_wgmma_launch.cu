@@ -12,7 +12,7 @@ typedef void (*trf_packed_wgmma_kernel)(trf_packed_wgmma_args);
 template <int kShape, bool kZeroing>
 static __global__ void __launch_bounds__(TRF_PACKED_WGMMA_THREADS, 1)
     trf_packed_wgmma(const __grid_constant__ trf_packed_wgmma_args args) {
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
     extern __shared__ __align__(1024) uint8_t trf_packed_wgmma_memory[];
     trf_packed_wgmma_block<trf_packed_wgmma_config<kShape>, kZeroing>(
         args, trf_keep_in_register(trf_shared_address(trf_packed_wgmma_memory)));

@@ -5,7 +5,7 @@
 
 #include "trf_packed_ptx.cuh"
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
 /* More of the text of trf_wide_ptx.cuh: sums as operands, and their numbers. */
 #define TRF_SUM_OPERANDS_96                                                                                            \

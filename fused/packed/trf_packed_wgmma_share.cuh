@@ -22,7 +22,7 @@ struct trf_packed_wgmma_args {
     trf_divisor tile_k_blocks;
     /* For trf_share_begin: of a cluster's block, a tile's k blocks. If blocks stay, whole tiles of each. */
     uint32_t share_quotient, share_remainder;
-    uint32_t whole_tiles;  /* that are not shared, if blocks stay */
+    uint32_t whole_tiles;  /* of the product: the first tiles, which are not shared, if blocks stay */
     trf_stream_k stream_k; /* of the other tiles over blocks */
     trf_packed_handover handover;
     trf_epilogue epilogue;
@@ -59,16 +59,16 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
     return args;
 }
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
 template <int kShape> struct trf_packed_wgmma_config {
     static constexpr uint32_t kXRows = trf_packed_wgmma_x_rows(kShape), kXTiles = kXRows / 8,
                               kAccTiles = trf_packed_wgmma_acc_tiles(kShape), kWarps = TRF_PACKED_WGMMA_SLABS;
-    static constexpr uint32_t kXAt = TRF_PACKED_WGMMA_WEIGHT_BYTES,
+    static constexpr uint32_t kXAt = TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES,
                               kXBytes = kXRows * TRF_PACKED_X_BOX_COLS * 2; /* one box */
     static constexpr uint32_t kStages = trf_packed_wgmma_stages(kShape),
                               kStageBytes = trf_packed_wgmma_stage_bytes(kShape), kLinesAt = kStages * kStageBytes,
-                              kSumsAt = kLinesAt + kStages * TRF_PACKED_WGMMA_LINE_BYTES,
+                              kSumsAt = kLinesAt + kStages * TRF_PACKED_WGMMA_STAGE_LINES_BYTES,
                               kBarriersAt = kSumsAt + TRF_PACKED_WGMMA_SUMS_BYTES,
                               kSumBarriersAt = kBarriersAt + 16 * kStages;
     static constexpr bool kMovesRegisters = kXRows > 128; /* the 168 that a thread has at launch do not do */
@@ -92,7 +92,7 @@ struct trf_packed_wgmma_stint {
 };
 
 /* How many whole tiles a block has, if blocks stay; then how many stints, with those of tiles that it shares. */
-static __device__ __forceinline__ uint32_t trf_packed_wgmma_whole_tiles(const trf_packed_wgmma_args &a) {
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_own_whole_tiles(const trf_packed_wgmma_args &a) {
     return a.share_quotient + (blockIdx.x < a.share_remainder ? 1 : 0);
 }
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_packed_wgmma_args &a) {
@@ -100,12 +100,13 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_pac
         return 1;
     const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
                    end = trf_stream_k_begin(&a.stream_k, share + 1);
-    return trf_packed_wgmma_whole_tiles(a) +
+    return trf_packed_wgmma_own_whole_tiles(a) +
            (begin < end ? trf_quotient(end - 1, a.tile_k_blocks) - trf_quotient(begin, a.tile_k_blocks) + 1 : 0);
 }
 
-static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_wgmma_args &a,
-                                                              trf_packed_wgmma_stint &stint) {
+/* Sets row_tile and x_block of a stint by its tile: tiles lie in runs of x blocks. */
+static __device__ __forceinline__ void trf_packed_wgmma_set_place_of_tile(const trf_packed_wgmma_args &a,
+                                                                          trf_packed_wgmma_stint &stint) {
     stint.row_tile = stint.tile;
     if (a.x_blocks == 1)
         return;
@@ -121,26 +122,26 @@ static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_w
 
 static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_of(const trf_packed_wgmma_args &a,
                                                                                    uint32_t number) {
-    const uint32_t k_blocks = a.tile_k_blocks.by, whole_tiles = trf_packed_wgmma_whole_tiles(a);
+    const uint32_t k_blocks = a.tile_k_blocks.by, own_whole_tiles = trf_packed_wgmma_own_whole_tiles(a);
     trf_packed_wgmma_stint stint = {};
     if (a.cluster_size) {
         stint.tile = trf_quotient(blockIdx.x, a.cluster_blocks);
         const uint32_t rank = trf_rest(blockIdx.x, stint.tile, a.cluster_blocks);
         stint.begin = trf_share_begin(a.share_quotient, a.share_remainder, rank);
         stint.end = trf_share_begin(a.share_quotient, a.share_remainder, rank + 1);
-    } else if (number < whole_tiles) {
+    } else if (number < own_whole_tiles) {
         stint.tile = blockIdx.x + number * gridDim.x;
         stint.end = k_blocks;
     } else {
         const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
                        end = trf_stream_k_begin(&a.stream_k, share + 1),
-                       shared_tile = trf_quotient(begin, a.tile_k_blocks) + number - whole_tiles,
+                       shared_tile = trf_quotient(begin, a.tile_k_blocks) + number - own_whole_tiles,
                        first = shared_tile * k_blocks;
         stint.tile = a.whole_tiles + shared_tile;
         stint.begin = begin > first ? begin - first : 0;
         stint.end = min(end - first, k_blocks);
     }
-    trf_packed_wgmma_place(a, stint);
+    trf_packed_wgmma_set_place_of_tile(a, stint);
     return stint;
 }
 

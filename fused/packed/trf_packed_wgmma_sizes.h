@@ -23,9 +23,9 @@ enum {
     TRF_PACKED_WGMMA_STAGE_PACKED_TILES = 2, /* packed tiles of a band in a stage: 64 columns, a box of x */
     TRF_PACKED_WGMMA_LINE_K_BLOCKS =
         TRF_PACKED_LINE_TILES / TRF_PACKED_WGMMA_STAGE_PACKED_TILES, /* of an exception line */
-    TRF_PACKED_WGMMA_BAND_BYTES = TRF_PACKED_WGMMA_STAGE_PACKED_TILES * TRF_PACKED_TILE_BYTES,
-    TRF_PACKED_WGMMA_WEIGHT_BYTES = TRF_PACKED_WGMMA_BANDS * TRF_PACKED_WGMMA_BAND_BYTES,
-    TRF_PACKED_WGMMA_LINE_BYTES = TRF_PACKED_WGMMA_BANDS * TRF_PACKED_LINE_BYTES, /* of a stage */
+    TRF_PACKED_WGMMA_STAGE_BAND_BYTES = TRF_PACKED_WGMMA_STAGE_PACKED_TILES * TRF_PACKED_TILE_BYTES,
+    TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES = TRF_PACKED_WGMMA_BANDS * TRF_PACKED_WGMMA_STAGE_BAND_BYTES,
+    TRF_PACKED_WGMMA_STAGE_LINES_BYTES = TRF_PACKED_WGMMA_BANDS * TRF_PACKED_LINE_BYTES,
     TRF_PACKED_WGMMA_SUMS_BYTES = TRF_PACKED_WGMMA_SLABS * TRF_ACC_TILE_BYTES,
     TRF_PACKED_WGMMA_SUM_BARRIERS_BYTES = 8 * TRF_PACKED_WGMMA_SLABS, /* one a warp, for a cluster's sums */
     TRF_PACKED_WGMMA_MAX_STAGES = 8, /* more were no faster in the experiments that this comes from */
@@ -49,11 +49,11 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_acc_tiles(int shape) {
 /* ---- shared memory: stages, weights | x each | exception lines of all stages | sums | barriers ---- */
 
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_bytes(int shape) {
-    return TRF_PACKED_WGMMA_WEIGHT_BYTES + trf_packed_wgmma_x_rows(shape) * TRF_PACKED_X_BOX_COLS * 2;
+    return TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES + trf_packed_wgmma_x_rows(shape) * TRF_PACKED_X_BOX_COLS * 2;
 }
 /* What a stage takes with its lines and barriers. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_all_stage_bytes(int shape) {
-    return trf_packed_wgmma_stage_bytes(shape) + TRF_PACKED_WGMMA_LINE_BYTES + 16;
+    return trf_packed_wgmma_stage_bytes(shape) + TRF_PACKED_WGMMA_STAGE_LINES_BYTES + 16;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_fitting_stages(int shape) {
     return (TRF_PACKED_SMEM_BYTES - TRF_STATIC_SMEM_BYTES - TRF_PACKED_WGMMA_SUMS_BYTES -

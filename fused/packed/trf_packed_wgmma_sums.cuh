@@ -6,7 +6,7 @@
 
 #include "trf_packed_wgmma_share.cuh"
 
-#if TRF_WARPGROUPS
+#if TRF_HAS_SM_90A
 
 /* ---- to y ---- */
 
@@ -118,7 +118,7 @@ trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_
     const uint32_t last = trf_packed_last_share(args.stream_k, stint.tile - args.whole_tiles);
 #pragma unroll 1
     for (uint32_t share = trf_packed_share_of_block(blockIdx.x) + 1; share <= last; share++) {
-        const uint32_t block = trf_packed_share_of_block(share);
+        const uint32_t block = trf_packed_block_of_share(share);
         trf_packed_take_over(args.handover, block, warp.warp, warp.lane);
         const float4 *const from =
             trf_packed_handed_over<Config::kAccTiles>(args.handover, block, first_acc_tile, warp.lane);
@@ -165,7 +165,7 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_rank(const trf_packe
     return trf_rest(blockIdx.x, trf_quotient(blockIdx.x, a.cluster_blocks), a.cluster_blocks);
 }
 
-/* How many pairs of x tiles a block of the cluster finishes; the most that one does. */
+/* How many pairs of x tiles the block of this rank finishes; rank 0 has the most. */
 template <class Config>
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_x_tile_pairs_of(const trf_packed_wgmma_args &a,
                                                                             uint32_t rank) {

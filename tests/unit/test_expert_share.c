@@ -28,10 +28,10 @@ static uint32_t make_offsets(test_rng *rng, uint32_t *offsets) {
     return experts;
 }
 
-static uint64_t count_items(const uint32_t *offsets, uint32_t experts, uint32_t max_rows) {
+static uint64_t count_items(const uint32_t *offsets, uint32_t experts, uint32_t max_tokens) {
     uint64_t work_items = 0;
     for (uint32_t e = 0; e < experts; e++)
-        work_items += trf_expert_passes(trf_expert_tokens_of(offsets[e], offsets[e + 1], max_rows).count);
+        work_items += trf_expert_passes(trf_expert_tokens_of(offsets[e], offsets[e + 1], max_tokens).count);
     return work_items;
 }
 
@@ -46,8 +46,8 @@ START_TEST(every_token_has_one_pass) {
             EXPECT(t.first == offsets[e] && t.count == offsets[e + 1] - offsets[e]);
             const uint32_t passes = trf_expert_passes(t.count);
             for (uint32_t p = 0; p < passes; p++) {
-                EXPECT(p * TRF_EXPERT_TOKENS < t.count); /* none is empty */
-                for (uint32_t n = p * TRF_EXPERT_TOKENS; n < (p + 1) * TRF_EXPERT_TOKENS && n < t.count; n++)
+                EXPECT(p * TRF_EXPERT_PASS_TOKENS < t.count); /* none is empty */
+                for (uint32_t n = p * TRF_EXPERT_PASS_TOKENS; n < (p + 1) * TRF_EXPERT_PASS_TOKENS && n < t.count; n++)
                     seen[t.first + n]++;
             }
         }
@@ -64,11 +64,11 @@ END_TEST
 START_TEST(offsets_without_sense) {
     test_rng rng = {2};
     for (int i = 0; i < 100000; i++) {
-        const uint32_t max_rows = 1 + test_below(&rng, 1000),
+        const uint32_t max_tokens = 1 + test_below(&rng, 1000),
                        offset = (uint32_t)test_random(&rng) >> test_below(&rng, 32),
                        next = (uint32_t)test_random(&rng) >> test_below(&rng, 32);
-        const trf_expert_tokens t = trf_expert_tokens_of(offset, next, max_rows);
-        EXPECT((uint64_t)t.first + t.count <= max_rows);
+        const trf_expert_tokens t = trf_expert_tokens_of(offset, next, max_tokens);
+        EXPECT((uint64_t)t.first + t.count <= max_tokens);
         if (next <= offset)
             EXPECT(t.count == 0);
     }

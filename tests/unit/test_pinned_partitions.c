@@ -219,9 +219,10 @@ static const pinned_row kFused[NUM_LAYERS] = {
      15149.614737936},
 };
 
-static const char *const kFusedFields[] = {"variant",      "x_tiles",     "warps",       "table_log",
-                                           "cluster_size", "clusters",    "k_splits",    "wave_units",
-                                           "is_stream_k",  "sums_over_x", "x_stage_cols"};
+static const char *const kFusedFields[] = {
+    "variant",     "x_tiles",  "warps",      "table_log",   "cluster_size",
+    "clusters",    "k_splits", "wave_units", "is_stream_k", "cluster_sums_replace_buffers",
+    "x_stage_cols"};
 static const pinned_case kFusedCases[] = {
     {0, 8192, 8192, 1, {0, 1, 16, 15, 1, 128, 16, 1, 0, 0, 0}},
     {0, 8192, 8192, 8, {0, 1, 16, 15, 1, 128, 16, 1, 0, 0, 0}},
@@ -257,10 +258,11 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
         return;
     }
     const trf_fused_partition c = choose_fused(view, &traits, limits, m, 0);
+    const uint32_t replace = c.cluster_sums_replace_buffers;
     const uint32_t words[] = {c.variant,      c.x_tiles,     c.warps,           c.unit_slabs,  c.smem.table_log,
                               c.cluster_size, c.clusters,    c.units,           c.panels,      c.k_splits,
                               c.wave_units,   c.waves,       c.block_panels,    c.is_stream_k, c.wave_panels,
-                              c.sums_offset,  c.sums_stride, c.x_stages_offset, c.sums_over_x, c.x_stage_cols,
+                              c.sums_offset,  c.sums_stride, c.x_stages_offset, replace,       c.x_stage_cols,
                               c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
@@ -291,8 +293,9 @@ START_TEST(fused_cases) {
     const trf_device_view view = view_of(&kLayers[pinned->layer], pinned->rows, pinned->cols);
     const trf_layer_traits traits = traits_of(&kLayers[pinned->layer], 0);
     const trf_fused_partition c = choose_fused(&view, &traits, &kDevices[0], pinned->m, 0);
+    const uint32_t replace = c.cluster_sums_replace_buffers;
     const uint32_t fields[] = {c.variant,  c.x_tiles,    c.warps,       c.smem.table_log, c.cluster_size, c.clusters,
-                               c.k_splits, c.wave_units, c.is_stream_k, c.sums_over_x,    c.x_stage_cols};
+                               c.k_splits, c.wave_units, c.is_stream_k, replace,          c.x_stage_cols};
     check_fields(pinned, fields, sizeof fields / sizeof fields[0], kFusedFields);
 }
 END_TEST

@@ -10,7 +10,7 @@
 #define TRF_WIDE_PTX_CUH
 #define TRF_PACKED_PTX_CUH
 #define TRF_PACKED_WGMMA_PTX_CUH
-#define TRF_WARPGROUPS 1
+#define TRF_HAS_SM_90A 1
 
 /* ---- barriers ---- */
 
