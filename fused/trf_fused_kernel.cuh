@@ -142,9 +142,9 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
         chunks = 0;
     }
 
-    __device__ __forceinline__ void begin_step_pair(int half) {
-        Product::begin_step_pair(half);
-        if (!Product::kPipelinedX || half != 0)
+    __device__ __forceinline__ void begin_step_pair(int step_pair) {
+        Product::begin_step_pair(step_pair);
+        if (!Product::kPipelinedX || step_pair != 0)
             return;
         if (chunks == 0) {
             x_pipeline.need(this->a, p, next + 1);

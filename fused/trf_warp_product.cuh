@@ -227,19 +227,19 @@ struct trf_warp_product {
     }
 
     /* Of x tile t in the copy of a chunk's first two steps, or its last. */
-    static __device__ __forceinline__ constexpr uint32_t copied_at(int half, int t) {
-        return (half * kXTiles + t) * TRF_X_TILE_BYTES;
+    static __device__ __forceinline__ constexpr uint32_t copied_at(int step_pair, int t) {
+        return (step_pair * kXTiles + t) * TRF_X_TILE_BYTES;
     }
 
     /* Starts the copy of two steps. What is behind the batch's rows, in the last x tile, stays as it was; its sums
      * are not used. */
-    __device__ __forceinline__ void copy_x(int half, const uint8_t *from) const {
+    __device__ __forceinline__ void copy_x(int step_pair, const uint8_t *from) const {
 #pragma unroll
         for (int t = 0; t < kXTiles; t++) {
             const bool here = t + 1 < kXTiles || lane < 4 * (a.m - 8 * t);
             /* Two ways to ask the same: each costs its kernels no registers, and the other one's would. */
             const bool shared = kXTiles > 2 ? a.x_sharers != 0 : a.x_sharers > 2;
-            trf_cp_async16_if(here, shared, x_shared + copied_at(half, t), from + 16ull * t * a.x_stride);
+            trf_cp_async16_if(here, shared, x_shared + copied_at(step_pair, t), from + 16ull * t * a.x_stride);
         }
     }
 
@@ -250,14 +250,14 @@ struct trf_warp_product {
 
     /* Through the L1 cache a chunk's first 32 columns of x are loaded two steps before, since they are the first of a
      * cache line; the others then come from there. */
-    __device__ __forceinline__ void begin_step_pair(int half) {
+    __device__ __forceinline__ void begin_step_pair(int step_pair) {
         if constexpr (kCopiesX) {
-            if (half == 0)
+            if (step_pair == 0)
                 copy_x(1, x_at[0] + 64);
         } else if constexpr (!kPipelinedX) {
 #pragma unroll
             for (int t = 0; t < kXTiles; t++)
-                x[t] = half == 0 ? ahead[t] : trf_ldg128(x_at[t] + 64);
+                x[t] = step_pair == 0 ? ahead[t] : trf_ldg128(x_at[t] + 64);
         }
     }
 

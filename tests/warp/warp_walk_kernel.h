@@ -99,8 +99,8 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
 
     const uint16_t *x_of(uint32_t col) const { return a.x + lane / 4 * a.x_stride + col + 8 * (lane % 4); }
 
-    void begin_step_pair(int half) {
-        if (kCopiesX && half == 0)
+    void begin_step_pair(int step_pair) {
+        if (kCopiesX && step_pair == 0)
             trf_cp_async16(x_shared + kXBytes / 2, x_of(x_col + 32));
     }
     void prefetch_chunk() {
