@@ -67,7 +67,7 @@ void *fixture_read(const char *path, size_t *size) {
     return bytes;
 }
 
-void fixture_make_directory(const char *path) { ck_assert_int_eq(mkdir(path, 0777), 0); }
+void fixture_make_folder(const char *path) { ck_assert_int_eq(mkdir(path, 0777), 0); }
 
 int fixture_exists(const char *path) {
     struct stat info;

@@ -14,7 +14,7 @@ const char *fixture_path(const char *format, ...) __attribute__((format(printf, 
 
 void fixture_write(const char *path, const void *bytes, size_t size);
 void *fixture_read(const char *path, size_t *size); /* malloc'd, a NUL behind it */
-void fixture_make_directory(const char *path);
+void fixture_make_folder(const char *path);
 int fixture_exists(const char *path);
 int fixture_count_entries(const char *path);
 

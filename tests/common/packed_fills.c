@@ -111,8 +111,8 @@ packed_layer packed_layer_filled(test_rng *rng, uint32_t rows, uint32_t cols, pa
 
 /* ---- dense rows ---- */
 
-packed_dense packed_dense_make(uint32_t rows, uint32_t cols, uint32_t weight_bytes, size_t shift, size_t more) {
-    packed_dense dense = {.stride = cols + more, .shift = shift, .rows = rows, .cols = cols};
+dense_rows dense_rows_make(uint32_t rows, uint32_t cols, uint32_t weight_bytes, size_t shift, size_t more) {
+    dense_rows dense = {.stride = cols + more, .shift = shift, .rows = rows, .cols = cols};
     dense.weight_bytes = weight_bytes;
     dense.bytes = weight_bytes * (shift + (rows ? (rows - 1) * dense.stride + cols : 0));
     if (posix_memalign(&dense.memory, 64, dense.bytes ? dense.bytes : 1))
@@ -122,19 +122,19 @@ packed_dense packed_dense_make(uint32_t rows, uint32_t cols, uint32_t weight_byt
     return dense;
 }
 
-packed_dense packed_dense_copy(const uint16_t *weights, uint32_t rows, uint32_t cols, size_t shift, size_t more) {
-    packed_dense dense = packed_dense_make(rows, cols, 2, shift, more);
+dense_rows dense_rows_copy(const uint16_t *weights, uint32_t rows, uint32_t cols, size_t shift, size_t more) {
+    dense_rows dense = dense_rows_make(rows, cols, 2, shift, more);
     for (uint32_t row = 0; row < rows; row++)
         memcpy((uint16_t *)dense.at + row * dense.stride, weights + (size_t)row * cols, 2 * (size_t)cols);
     return dense;
 }
 
-void packed_dense_free(packed_dense *dense) {
+void dense_rows_free(dense_rows *dense) {
     free(dense->memory);
     dense->memory = NULL;
 }
 
-int packed_dense_row_is(const packed_dense *dense, uint32_t row, const uint16_t *weights) {
+int dense_row_is(const dense_rows *dense, uint32_t row, const uint16_t *weights) {
     int is = 1;
     for (uint32_t col = 0; col < dense->cols; col++) {
         const uint64_t at = row * dense->stride + col;
@@ -145,7 +145,7 @@ int packed_dense_row_is(const packed_dense *dense, uint32_t row, const uint16_t 
     return is;
 }
 
-int packed_dense_is_whole(const packed_dense *dense) {
+int dense_rows_gaps_untouched(const dense_rows *dense) {
     const uint8_t *const bytes = dense->memory;
     const uint64_t row_bytes = dense->weight_bytes * dense->stride, begin = dense->weight_bytes * dense->shift;
     for (uint64_t i = 0; i < dense->bytes; i++)

@@ -22,24 +22,24 @@ typedef enum packed_fill {
 packed_layer packed_layer_filled(test_rng *rng, uint32_t rows, uint32_t cols, packed_fill fill,
                                  trf_packed_window *window);
 
-/* Rows in memory of exactly their size. */
-typedef struct packed_dense {
+/* Dense rows in memory of exactly their size: what packing reads, or unpacking writes. */
+typedef struct dense_rows {
     void *memory;
     void *at;        /* of the first row: `shift` weights behind memory's begin, which is 64-byte aligned */
     uint64_t stride; /* in weights */
     size_t shift, bytes;
     uint32_t rows, cols, weight_bytes;
-} packed_dense;
+} dense_rows;
 
 /* All bytes are 0xC3. shift: weights; more: weights between a row's end and the next one. */
-packed_dense packed_dense_make(uint32_t rows, uint32_t cols, uint32_t weight_bytes, size_t shift, size_t more);
-packed_dense packed_dense_copy(const uint16_t *weights, uint32_t rows, uint32_t cols, size_t shift, size_t more);
-void packed_dense_free(packed_dense *dense);
+dense_rows dense_rows_make(uint32_t rows, uint32_t cols, uint32_t weight_bytes, size_t shift, size_t more);
+dense_rows dense_rows_copy(const uint16_t *weights, uint32_t rows, uint32_t cols, size_t shift, size_t more);
+void dense_rows_free(dense_rows *dense);
 
 /* Whether a row's weights are these, as BF16 or F32; NULL: NaNs all of them. */
-int packed_dense_row_is(const packed_dense *dense, uint32_t row, const uint16_t *weights);
+int dense_row_is(const dense_rows *dense, uint32_t row, const uint16_t *weights);
 
 /* Whether what lies before, between and behind the rows is still 0xC3. */
-int packed_dense_is_whole(const packed_dense *dense);
+int dense_rows_gaps_untouched(const dense_rows *dense);
 
 #endif

@@ -77,7 +77,7 @@ static void walk_all(const fuzzed_layer *layer, uint32_t order) {
                       .slabs = malloc(num_slabs)};
     for (uint32_t at = 0; walk.elements && walk.seen && walk.slabs && at < 2 * WARP_WALK_VARIANTS; at++) {
         walk.variant = (warp_walk_variant)(at / 2);
-        walk.special = at % 2;
+        walk.product_config = at % 2;
         memset(walk.seen, 0, weights);
         memset(walk.slabs, WARP_SLAB_PASSED_BY, num_slabs);
         if (warp_walk_layer(&walk))

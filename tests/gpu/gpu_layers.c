@@ -31,7 +31,7 @@ const gpu_recipe kGpuRecipes[GPU_RECIPES] = {
     {"int scale-block:272", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_BLOCK, 272, 0},
 };
 
-const uint32_t kGpuSlabCols[GPU_SLAB_COLS] = {128, 256};
+const uint32_t kGpuSlabCols[GPU_NUM_SLAB_COLS] = {128, 256};
 
 gpu_shape gpu_gathered_shape(uint32_t slab_cols) {
     /* 4,290 slabs of 256 columns, or twice as many of 128: 11 warps a multiprocessor have 3 each, or 6, but for a

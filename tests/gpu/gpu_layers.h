@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers for the GPU tests: of every codec and scale layout, on the host and on the device, and what the CPU says that
- * they hold. */
+/* Layers for the GPU tests: of every codec and granularity, on the host and, coded, on the device, and what the CPU
+ * says that they hold. */
 #ifndef GPU_LAYERS_H
 #define GPU_LAYERS_H
 
@@ -26,9 +26,10 @@ enum {
 extern const gpu_recipe kGpuRecipes[GPU_RECIPES];
 
 enum {
-    GPU_SLAB_COLS = 2
+    GPU_NUM_SLAB_COLS = 2
 };
-extern const uint32_t kGpuSlabCols[GPU_SLAB_COLS];
+/* The widths that slabs may have. */
+extern const uint32_t kGpuSlabCols[GPU_NUM_SLAB_COLS];
 
 typedef struct gpu_shape {
     uint32_t rows, cols;

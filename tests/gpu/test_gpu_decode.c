@@ -113,7 +113,7 @@ START_TEST(every_codec_and_shape) {
     for (int s = 0; s < shapes; s++)
         for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++)
             for (gpu_fill fill = GPU_FILL_NORMAL; fill <= GPU_FILL_PATTERNS; fill++)
-                for (uint32_t w = 0; w < GPU_SLAB_COLS; w++) {
+                for (uint32_t w = 0; w < GPU_NUM_SLAB_COLS; w++) {
                     int scaled = recipe->codec == TRF_CODEC_INT; /* the quantizer has no use for other weights */
                     if ((scaled && fill != GPU_FILL_NORMAL) || (test_quick() && (s + favor + fill + w) % 2))
                         continue;
@@ -152,15 +152,15 @@ START_TEST(exponent_offsets) {
         col_scale[c] = modes & 2 ? (int)test_below(&rng, reach) : 0;
     for (size_t i = 0; i < (size_t)rows * cols; i++)
         test_put_weight(weights, dtype, i, ldexp(0.05 * test_normal(&rng), row_scale[i / cols] - col_scale[i % cols]));
-    for (int k = 0; k < 2 * GPU_SLAB_COLS; k++) {
-        const trf_favor favor = (trf_favor)(k / GPU_SLAB_COLS);
+    for (int k = 0; k < 2 * GPU_NUM_SLAB_COLS; k++) {
+        const trf_favor favor = (trf_favor)(k / GPU_NUM_SLAB_COLS);
         trf_encode_options options;
         trf_error err = {0};
         void *blob;
         uint64_t blob_bytes;
         trf_encode_options_init(&options);
         options.favor = favor;
-        options.slab_cols = kGpuSlabCols[k % GPU_SLAB_COLS];
+        options.slab_cols = kGpuSlabCols[k % GPU_NUM_SLAB_COLS];
         const trf_matrix matrix = test_matrix(weights, dtype, rows, cols);
         gpu_check(trf_encode_layer(&matrix, &options, &blob, &blob_bytes, NULL, &err), TRF_OK, &err, "encode");
         gpu_layer layer = gpu_layer_of_blob("exponent offsets", blob, blob_bytes);
@@ -202,7 +202,7 @@ END_TEST
 
 int main(void) {
     const gpu_test tests[] = {{every_codec_and_shape, GPU_RECIPES},
-                              {large_layers, 2 * GPU_RECIPES * GPU_SLAB_COLS},
+                              {large_layers, 2 * GPU_RECIPES * GPU_NUM_SLAB_COLS},
                               {exponent_offsets, 6},
                               {golden_files, 1},
                               {gathered_rows, 8}};

@@ -128,7 +128,7 @@ START_TEST(every_codec_and_shape) {
         for (int favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
             const gpu_fill fill =
                 recipe->codec == TRF_CODEC_INT ? GPU_FILL_NORMAL : (gpu_fill)((s + favor) % (GPU_FILL_FINITE + 1));
-            expert_case c = make_experts(&rng, recipe, favor, kGpuSlabCols[(s + favor) % GPU_SLAB_COLS], kShapes[s],
+            expert_case c = make_experts(&rng, recipe, favor, kGpuSlabCols[(s + favor) % GPU_NUM_SLAB_COLS], kShapes[s],
                                          counts[(s + _i) % 5], fill);
             check_kinds(&c, NULL);
             free_experts(&c);

@@ -118,7 +118,7 @@ START_TEST(many_parts) {
     test_rng rng = {9700 + (uint64_t)_i};
     for (int s = 0; s < (test_quick() ? 1 : 3); s++) {
         gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i / 3], (trf_favor)(s % 2),
-                                         kGpuSlabCols[s % GPU_SLAB_COLS], shapes[s], fills[_i % 3]);
+                                         kGpuSlabCols[s % GPU_NUM_SLAB_COLS], shapes[s], fills[_i % 3]);
         if (is_plain_codec(&kGpuRecipes[_i / 3])) {
             trf_device_layer *plain = load_plain(&layer);
             check_elements(&layer, plain);

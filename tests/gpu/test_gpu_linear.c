@@ -95,9 +95,9 @@ START_TEST(near_f64) {
     test_rng rng = {5000 + (uint64_t)_i};
     int fused = 0, layers = 0;
     for (int s = 0; s < shapes; s++)
-        for (uint32_t k = 0; k < 2 * GPU_SLAB_COLS; k++) {
-            const trf_favor favor = (trf_favor)(k / GPU_SLAB_COLS);
-            const uint32_t slab_cols = kGpuSlabCols[k % GPU_SLAB_COLS];
+        for (uint32_t k = 0; k < 2 * GPU_NUM_SLAB_COLS; k++) {
+            const trf_favor favor = (trf_favor)(k / GPU_NUM_SLAB_COLS);
+            const uint32_t slab_cols = kGpuSlabCols[k % GPU_NUM_SLAB_COLS];
             if (test_quick() && k != (uint32_t)(s + _i) % 4)
                 continue;
             gpu_layer layer = gpu_layer_make(&rng, recipe, favor, slab_cols, kShapes[s], GPU_FILL_NORMAL);

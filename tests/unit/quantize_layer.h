@@ -17,8 +17,8 @@
 
 typedef struct layer {
     trf_source source;
-    uint8_t *values;
-    int fails; /* reading ends in TRF_ERR_IO */
+    uint8_t *weights; /* dense, in source.dtype */
+    int fails;        /* reading ends in TRF_ERR_IO */
 } layer;
 
 static inline trf_status read_layer(void *context, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols, void *dst,
@@ -31,32 +31,32 @@ static inline trf_status read_layer(void *context, uint32_t row, uint32_t rows, 
     EXPECT((uint64_t)col + cols <= l->source.cols);
     for (uint32_t r = 0; r < rows; r++)
         memcpy((uint8_t *)dst + (size_t)r * cols * bytes,
-               l->values + ((size_t)(row + r) * l->source.cols + col) * bytes, cols * bytes);
+               l->weights + ((size_t)(row + r) * l->source.cols + col) * bytes, cols * bytes);
     return TRF_OK;
 }
 
 static inline void layer_init(layer *l, trf_dtype dtype, uint32_t rows, uint32_t cols) {
     l->source = (trf_source){.dtype = dtype, .rows = rows, .cols = cols, .context = l, .read = read_layer};
-    l->values = calloc((size_t)rows * cols, trf_dtype_bytes(dtype));
+    l->weights = calloc((size_t)rows * cols, trf_dtype_bytes(dtype));
     l->fails = 0;
-    ck_assert_ptr_nonnull(l->values);
+    ck_assert_ptr_nonnull(l->weights);
 }
 
 static inline void layer_set(layer *l, uint64_t i, double value) {
     if (l->source.dtype == TRF_DTYPE_F32)
-        ((float *)l->values)[i] = (float)value;
+        ((float *)l->weights)[i] = (float)value;
     else
-        ((uint16_t *)l->values)[i] = l->source.dtype == TRF_DTYPE_F16 ? trf_f64_to_f16(value) : trf_f64_to_bf16(value);
+        ((uint16_t *)l->weights)[i] = l->source.dtype == TRF_DTYPE_F16 ? trf_f64_to_f16(value) : trf_f64_to_bf16(value);
 }
 
 static inline double layer_get(const layer *l, uint64_t i) {
     if (l->source.dtype == TRF_DTYPE_F32)
-        return ((const float *)l->values)[i];
-    uint16_t bits = ((const uint16_t *)l->values)[i];
+        return ((const float *)l->weights)[i];
+    uint16_t bits = ((const uint16_t *)l->weights)[i];
     return l->source.dtype == TRF_DTYPE_F16 ? trf_f16_to_f32(bits) : trf_bf16_to_f32(bits);
 }
 
-static inline uint64_t layer_size(const layer *l) { return (uint64_t)l->source.rows * l->source.cols; }
+static inline uint64_t layer_num_weights(const layer *l) { return (uint64_t)l->source.rows * l->source.cols; }
 
 static inline double random_unit(uint64_t *state) {
     *state = *state * 6364136223846793005ull + 1442695040888963407ull;
@@ -71,7 +71,7 @@ static inline double random_normal(uint64_t *state) {
 
 /* Rows of different sizes, some weights far out, zeros here and there. */
 static inline void layer_fill(layer *l, uint64_t seed) {
-    for (uint64_t i = 0; i < layer_size(l); i++) {
+    for (uint64_t i = 0; i < layer_num_weights(l); i++) {
         double w = 0.02 * random_normal(&seed) * (1 + (double)(i / l->source.cols % 7));
         layer_set(l, i, i % 97 == 0 ? 0 : i % 1009 == 0 ? 12 * w : w);
     }
@@ -150,11 +150,11 @@ static inline double dequantized(const layer *l, int code, float scale) {
 /* Sets the step, quantizes the whole layer and checks every code and both energies. @return codes, malloc'd. */
 static inline int16_t *check_codes(trf_quantizer *q, const layer *l, double step, int max_code,
                                    double *relative_error) {
-    int16_t *codes = malloc(layer_size(l) * sizeof *codes);
+    int16_t *codes = malloc(layer_num_weights(l) * sizeof *codes);
     double energy = 0, error_energy = 0, expected = 0, expected_error = 0;
     trf_quantizer_set_step(q, step);
-    trf_quantizer_codes(q, 0, l->source.rows, 0, l->source.cols, l->values, codes, &energy, &error_energy);
-    for (uint64_t i = 0; i < layer_size(l); i++) {
+    trf_quantizer_codes(q, 0, l->source.rows, 0, l->source.cols, l->weights, codes, &energy, &error_energy);
+    for (uint64_t i = 0; i < layer_num_weights(l); i++) {
         double w = layer_get(l, i);
         float scale = scale_of(q, scale_region_of(q, l, i));
         EXPECT(isfinite(scale) && scale >= FLT_MIN);

@@ -164,13 +164,13 @@ static const char *make_directory(const char *name, int with_index) {
     static const fixture_tensor kThird[] = {{"norm.weight", "BF16", {64}, 1, 0}};
     static const char config[] = "{\"tie_word_embeddings\": true}";
     const char *directory = fixture_path("%s", name);
-    fixture_make_directory(directory);
+    fixture_make_folder(directory);
     fixture_write_safetensors(fixture_path("%s/m-1.safetensors", name), NULL, kTensors, NUM_TENSORS, 8, 5);
     fixture_write_safetensors(fixture_path("%s/m-2.safetensors", name), NULL, kSecond, 3, 8, 6);
     fixture_write_safetensors(fixture_path("%s/m-3.safetensors", name), NULL, kThird, 1, 8, 7);
     fixture_write(fixture_path("%s/config.json", name), config, sizeof config - 1);
-    fixture_make_directory(fixture_path("%s/sub", name));
-    fixture_make_directory(fixture_path("%s/sub/empty", name));
+    fixture_make_folder(fixture_path("%s/sub", name));
+    fixture_make_folder(fixture_path("%s/sub/empty", name));
     fixture_write(fixture_path("%s/sub/vocabulary.txt", name), "a b c", 5);
     fixture_write_safetensors(fixture_path("%s/sub/other.safetensors", name), NULL, kSecond, 3, 8, 8);
     ck_assert_int_eq(symlink("sub/vocabulary.txt", fixture_path("%s/link", name)), 0);
@@ -225,8 +225,8 @@ END_TEST
 
 START_TEST(links_out_of_the_directory_are_followed) { /* as in the cache of the Hugging Face hub */
     static const fixture_tensor tensor = {"a.weight", "BF16", {64, 256}, 2, 0};
-    fixture_make_directory(fixture_path("blobs"));
-    fixture_make_directory(fixture_path("snapshot"));
+    fixture_make_folder(fixture_path("blobs"));
+    fixture_make_folder(fixture_path("snapshot"));
     fixture_write_safetensors(fixture_path("blobs/123"), NULL, &tensor, 1, 8, 9);
     fixture_write(fixture_path("blobs/456"), "{}", 2);
     ck_assert_int_eq(symlink("../blobs/123", fixture_path("snapshot/model.safetensors")), 0);

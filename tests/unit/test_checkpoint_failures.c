@@ -25,7 +25,7 @@ static trf_error err;
 
 /* A source file, and its compressed form, each in a folder of its own. */
 static const char *make_source(const char *name) {
-    fixture_make_directory(fixture_path("%s", name));
+    fixture_make_folder(fixture_path("%s", name));
     const char *path = fixture_path("%s/in.safetensors", name);
     fixture_write_safetensors(path, NULL, kTensors, NUM_TENSORS, 8, 1);
     return path;
@@ -47,8 +47,8 @@ static void check_compress_fails(const char *in, const char *folder, const char 
 }
 
 START_TEST(inputs_that_are_none) {
-    fixture_make_directory(fixture_path("none"));
-    fixture_make_directory(fixture_path("none/empty"));
+    fixture_make_folder(fixture_path("none"));
+    fixture_make_folder(fixture_path("none/empty"));
     fixture_write(fixture_path("none/text"), "some text", 9);
     check_compress_fails(fixture_path("none/missing"), "none", "out", NULL, TRF_ERR_NOT_FOUND);
     check_compress_fails(fixture_path("none/empty"), "none", "out", NULL, TRF_ERR_NOT_FOUND);
@@ -64,7 +64,7 @@ START_TEST(outputs_that_exist) {
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
     fixture_write(fixture_path("exists/file"), "old", 3);
-    fixture_make_directory(fixture_path("exists/directory"));
+    fixture_make_folder(fixture_path("exists/directory"));
     check_compress_fails(in, "exists", "file", &options, TRF_ERR_EXISTS);
     check_compress_fails(in, "exists", "directory", &options, TRF_ERR_EXISTS);
     options.overwrite = 1;
@@ -80,12 +80,12 @@ START_TEST(directories_that_exist) {
     const char *in = fixture_path("replace-in");
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
-    fixture_make_directory(fixture_path("replace"));
+    fixture_make_folder(fixture_path("replace"));
     fixture_write(fixture_path("replace/file"), "old", 3);
-    fixture_make_directory(fixture_path("replace/foreign"));
+    fixture_make_folder(fixture_path("replace/foreign"));
     fixture_write(fixture_path("replace/foreign/diary.txt"), "dear", 4);
-    fixture_make_directory(fixture_path("replace/empty"));
-    fixture_make_directory(fixture_path("replace/former"));
+    fixture_make_folder(fixture_path("replace/empty"));
+    fixture_make_folder(fixture_path("replace/former"));
     fixture_write(fixture_path("replace/former/model.safetensors"), "old", 3);
     fixture_write(fixture_path("replace/former/more"), "old", 3);
     check_compress_fails(in, "replace", "former", &options, TRF_ERR_EXISTS);
@@ -157,7 +157,7 @@ static int cancel_at(void *context, const char *tensor, uint64_t done, uint64_t 
 START_TEST(cancelling_leaves_nothing) {
     make_source("cancel");
     fixture_write(fixture_path("cancel/config.json"), "{}", 2);
-    fixture_make_directory(fixture_path("cancelled"));
+    fixture_make_folder(fixture_path("cancelled"));
     cancel_state state = {0};
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
@@ -206,7 +206,7 @@ START_TEST(names_that_collide) {
     const char *const exclude[] = {"a.weight", NULL};
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
-    fixture_make_directory(fixture_path("collide"));
+    fixture_make_folder(fixture_path("collide"));
     fixture_write_safetensors(in, NULL, kColliding, 2, 8, 2);
     check_compress_fails(in, "collide", "out", &options, TRF_ERR_ARGUMENT);
     ck_assert_msg(strstr(err.message, "a.weight_trf") != NULL, "%s", err.message);
@@ -254,7 +254,7 @@ START_TEST(indexes_give_their_status) {
     static const fixture_tensor kShard[] = {{"x", "U8", {3}, 1, 0}, {"y", "U8", {3}, 1, 0}};
     static const fixture_tensor kOther[] = {{"t", "U8", {3}, 1, 0}};
     const index_case *c = &kIndexes[_i];
-    fixture_make_directory(fixture_path("index%d", _i));
+    fixture_make_folder(fixture_path("index%d", _i));
     fixture_write_safetensors(fixture_path("index%d/s.safetensors", _i), NULL, kShard, 2, 8, 3);
     fixture_write_safetensors(fixture_path("index%d/t.safetensors", _i), NULL, kOther, 1, 8, 3);
     fixture_write(fixture_path("index%d/m.safetensors.index.json", _i), c->text, strlen(c->text));
@@ -497,7 +497,7 @@ END_TEST
 
 START_TEST(what_cannot_be_carried_over) {
     make_source("carry");
-    fixture_make_directory(fixture_path("carried"));
+    fixture_make_folder(fixture_path("carried"));
     ck_assert_int_eq(mkfifo(fixture_path("carry/fifo"), 0666), 0);
     check_compress_fails(fixture_path("carry"), "carried", "out", NULL, TRF_ERR_UNSUPPORTED);
     ck_assert_int_eq(unlink(fixture_path("carry/fifo")), 0);

@@ -24,7 +24,7 @@ static void make_source(void) {
                           "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {\"a.weight\": \"m-1.safetensors\", "
                           "\"n\": \"m-1.safetensors\", \"model.embed_tokens.weight\": \"m-2.safetensors\", "
                           "\"experts.weight\": \"m-2.safetensors\", \"lm_head.weight\": \"m-2.safetensors\"}}";
-    fixture_make_directory(source);
+    fixture_make_folder(source);
     fixture_write_safetensors(fixture_path("in/m-1.safetensors"), "{\"format\": \"pt\"}", first, 2, 8, 5);
     fixture_write_safetensors(fixture_path("in/m-2.safetensors"), NULL, second, 3, 8, 6);
     fixture_write(fixture_path("in/config.json"), config, sizeof config - 1);

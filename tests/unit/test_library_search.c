@@ -30,7 +30,7 @@ static void begin(void) {
                                           "site/nvidia/cublas/lib",
                                           "site/other"};
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++)
-        fixture_make_directory(fixture_path("%s", folders[i]));
+        fixture_make_folder(fixture_path("%s", folders[i]));
     own_path = fixture_path("site/transfuse/lib/libtransfuse.so.0.2");
     maths = dlopen("libm.so.6", RTLD_NOW);
     ck_assert_ptr_nonnull(maths);

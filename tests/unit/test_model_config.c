@@ -26,7 +26,7 @@ static void make_model(const char *name, const void *config, size_t bytes) {
     source = fixture_path("%s", name);
     compressed = fixture_path("%s-compressed", name);
     back = fixture_path("%s-back", name);
-    fixture_make_directory(source);
+    fixture_make_folder(source);
     fixture_write_safetensors(fixture_path("%s/model.safetensors", name), NULL, tensors, 3, 8, 5);
     if (config)
         fixture_write(fixture_path("%s/config.json", name), config, bytes);

@@ -86,13 +86,13 @@ START_TEST(octets_are_loaded_and_stored) {
             weights[i] = (uint16_t)test_random(&rng);
         for (uint32_t i = 0; there && i < 8 && col + i < cols; i++)
             expected[i] = weights[(row - first) * cols + col + i];
-        packed_dense from = packed_dense_copy(weights, rows, cols, shift, more);
+        dense_rows from = dense_rows_copy(weights, rows, cols, shift, more);
         const trf_dense_rows source = trf_dense_rows_of(from.at, from.stride, first, rows, cols, 2);
         const trf_words4 octet = trf_load_octet(&source, row, col);
         EXPECT(memcmp(&octet, expected, sizeof octet) == 0);
-        packed_dense_free(&from);
+        dense_rows_free(&from);
 
-        packed_dense to = packed_dense_make(rows, cols, round % 3 ? 2 : 4, shift, more);
+        dense_rows to = dense_rows_make(rows, cols, round % 3 ? 2 : 4, shift, more);
         const trf_dense_rows target = trf_dense_rows_of(to.at, to.stride, first, rows, cols, to.weight_bytes);
         for (uint32_t r = 0; r < rows; r++)
             for (uint32_t c = 0; c < 48; c += 8) /* also behind the last column */
@@ -102,10 +102,10 @@ START_TEST(octets_are_loaded_and_stored) {
             uint16_t row_weights[40] = {0};
             for (uint32_t i = 0; there && row - first == r && i < 8 && col + i < cols; i++)
                 row_weights[col + i] = expected[i];
-            EXPECT(packed_dense_row_is(&to, r, row_weights));
+            EXPECT(dense_row_is(&to, r, row_weights));
         }
-        EXPECT(packed_dense_is_whole(&to));
-        packed_dense_free(&to);
+        EXPECT(dense_rows_gaps_untouched(&to));
+        dense_rows_free(&to);
     }
 }
 END_TEST

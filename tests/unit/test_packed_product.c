@@ -9,7 +9,7 @@
 #include "trf_number_formats.h"
 #include "trf_packed_partition.h"
 #include "trf_packed_wgmma_sizes.h"
-#include "warp/warp_packed.h"
+#include "warp/warp_packed_product.h"
 
 #include <check.h>
 #include <math.h>

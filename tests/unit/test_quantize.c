@@ -34,11 +34,11 @@ START_TEST(codes_are_exact) {
 
         q = quantizer_of(&l, 0, choice->granularity, choice->scale_group_size, 1);
         int16_t *codes = check_codes(q, &l, trf_quantizer_int8_step(q), 127, NULL);
-        if (layer_size(&l) == 1)
+        if (layer_num_weights(&l) == 1)
             ck_assert_int_eq(codes[0], -127);
         free(codes);
         trf_quantizer_free(q);
-        free(l.values);
+        free(l.weights);
     }
 }
 END_TEST
@@ -62,7 +62,7 @@ START_TEST(ties_go_to_even) {
     ck_assert_int_eq(codes[254 + 128], 2);
     free(codes);
     trf_quantizer_free(q);
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 
@@ -74,7 +74,7 @@ START_TEST(blocks_give_the_codes_of_the_whole) {
     int16_t *codes = check_codes(q, &l, 0.1, TRF_MAX_CODE, NULL), *block = malloc(256 * 256 * sizeof *block);
     uint16_t *values = malloc(256 * 256 * sizeof *values);
     double whole[2] = {0, 0}, energy = 0, error_energy = 0;
-    trf_quantizer_codes(q, 0, 150, 0, 2300, l.values, codes, &whole[0], &whole[1]);
+    trf_quantizer_codes(q, 0, 150, 0, 2300, l.weights, codes, &whole[0], &whole[1]);
     for (uint32_t row = 0; row < 150; row += 64) {
         for (uint32_t col = 0; col < 2300; col += 256) {
             uint32_t rows = 150 - row < 64 ? 150 - row : 64, cols = 2300 - col < 256 ? 2300 - col : 256;
@@ -89,7 +89,7 @@ START_TEST(blocks_give_the_codes_of_the_whole) {
     free(block);
     free(values);
     trf_quantizer_free(q);
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 
@@ -102,7 +102,7 @@ START_TEST(threads_change_nothing) {
             continue;
         layer l;
         layer_init(&l, TRF_DTYPE_F16, shapes[s][0], shapes[s][1]);
-        for (uint64_t i = 0; i < layer_size(&l); i++)
+        for (uint64_t i = 0; i < layer_num_weights(&l); i++)
             layer_set(&l, i, (double)(i * 2654435761u % 1999) * 1e-4 - 0.1);
         double first[TRF_NUM_CODES], counts[TRF_NUM_CODES];
         void *table = NULL;
@@ -117,8 +117,8 @@ START_TEST(threads_change_nothing) {
                 table = malloc(bytes);
                 memcpy(table, scales, bytes);
                 memcpy(first, counts, sizeof first);
-                double n = (double)layer_size(&l), squares = 0;
-                for (uint64_t i = 0; i < layer_size(&l); i++)
+                double n = (double)layer_num_weights(&l), squares = 0;
+                for (uint64_t i = 0; i < layer_num_weights(&l); i++)
                     squares += layer_get(&l, i) * layer_get(&l, i);
                 if (bytes <= 4)
                     ck_assert(fabs(scale_of(q, 0) / (0.07 * sqrt(squares / n)) - 1) < 0x1p-10);
@@ -128,7 +128,7 @@ START_TEST(threads_change_nothing) {
             trf_quantizer_free(q);
         }
         free(table);
-        free(l.values);
+        free(l.weights);
     }
 }
 END_TEST
@@ -139,28 +139,28 @@ START_TEST(estimates_match_codes) {
     layer_fill(&l, 11);
     const granularity_choice choice = choices[_i % 3 + (_i % 3 == 2)];
     trf_quantizer *q = quantizer_of(&l, 4, choice.granularity, choice.scale_group_size, 2);
-    int16_t *codes = malloc(layer_size(&l) * sizeof *codes);
+    int16_t *codes = malloc(layer_num_weights(&l) * sizeof *codes);
     static const double steps[] = {0.02, 0.1, 0.33, 1, 2, 3.9};
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         double counts[TRF_NUM_CODES], estimate[TRF_NUM_CODES], energy = 0, error_energy = 0, total = 0;
         if (steps[s] < trf_quantizer_min_step(q))
             continue;
         trf_quantizer_set_step(q, steps[s]);
-        trf_quantizer_codes(q, 0, 1500, 0, 1400, l.values, codes, &energy, &error_energy);
-        count_codes(codes, layer_size(&l), counts);
+        trf_quantizer_codes(q, 0, 1500, 0, 1400, l.weights, codes, &energy, &error_energy);
+        count_codes(codes, layer_num_weights(&l), counts);
         trf_quantizer_estimate(q, steps[s], estimate);
         for (int i = 0; i < TRF_NUM_CODES; i++) {
             EXPECT(estimate[i] >= 0);
             total += estimate[i];
         }
-        ck_assert(fabs(total / (double)layer_size(&l) - 1) < 1e-9);
+        ck_assert(fabs(total / (double)layer_num_weights(&l) - 1) < 1e-9);
         double actual = entropy(counts), estimated = entropy(estimate);
         ck_assert_msg(fabs(estimated - actual) <= 0.005 * actual, "step %g: %g bits estimated, %g are", steps[s],
                       estimated, actual);
     }
     free(codes);
     trf_quantizer_free(q);
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 
@@ -171,7 +171,7 @@ START_TEST(int8_estimate_is_complete) {
     trf_quantizer *q = quantizer_of(&l, 0, TRF_GRANULARITY_CHANNEL, 0, 1);
     double counts[TRF_NUM_CODES], estimate[TRF_NUM_CODES];
     int16_t *codes = check_codes(q, &l, trf_quantizer_int8_step(q), 127, NULL);
-    count_codes(codes, layer_size(&l), counts);
+    count_codes(codes, layer_num_weights(&l), counts);
     trf_quantizer_estimate(q, trf_quantizer_int8_step(q), estimate);
     ck_assert(counts[TRF_MAX_CODE + 127] + counts[TRF_MAX_CODE - 127] >= 64);
     ck_assert(fabs(entropy(estimate) - entropy(counts)) <= 0.005 * entropy(counts));
@@ -179,7 +179,7 @@ START_TEST(int8_estimate_is_complete) {
         EXPECT(estimate[TRF_MAX_CODE + code] == 0 && estimate[TRF_MAX_CODE - code] == 0);
     free(codes);
     trf_quantizer_free(q);
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 
@@ -189,13 +189,13 @@ START_TEST(gaussian_error_is_what_theory_says) {
     layer l;
     layer_init(&l, TRF_DTYPE_F32, 1024, 1024);
     uint64_t seed = 1;
-    for (uint64_t i = 0; i < layer_size(&l); i++)
+    for (uint64_t i = 0; i < layer_num_weights(&l); i++)
         layer_set(&l, i, 0.02 * random_normal(&seed));
     trf_quantizer *q = quantizer_of(&l, 4, choices[_i].granularity, choices[_i].scale_group_size, 2);
     for (double bits = 3; bits <= 8; bits++) {
         double step = sqrt(2 * 3.141592653589793 * 2.718281828459045) * exp2(-bits), counts[TRF_NUM_CODES], error;
         int16_t *codes = check_codes(q, &l, step, TRF_MAX_CODE, &error);
-        count_codes(codes, layer_size(&l), counts);
+        count_codes(codes, layer_num_weights(&l), counts);
         double expected = bits + step * step / (24 * log(2));
         ck_assert_msg(fabs(entropy(counts) - expected) < (choices[_i].scale_group_size == 16 ? 0.04 : 0.005),
                       "%g bits, not %g", entropy(counts), expected);
@@ -203,7 +203,7 @@ START_TEST(gaussian_error_is_what_theory_says) {
         free(codes);
     }
     trf_quantizer_free(q);
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 
@@ -225,7 +225,7 @@ START_TEST(range_of_steps_reaches_all_codes_and_none) {
     free(codes);
     free(check_codes(q, &l, low * 0.01, TRF_MAX_CODE, NULL)); /* enlarges every scale */
     trf_quantizer_free(q);
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 
@@ -249,7 +249,7 @@ START_TEST(zeros_are_codable) {
         layer_set(&l, 0, -0.0);
         layer_set(&l, 100, 3);
     }
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 
@@ -260,7 +260,7 @@ START_TEST(extreme_magnitudes_are_coded) {
         layer l;
         layer_init(&l, _i % 2 ? TRF_DTYPE_BF16 : TRF_DTYPE_F32, 64, 96);
         uint64_t seed = 8;
-        for (uint64_t i = 0; i < layer_size(&l); i++)
+        for (uint64_t i = 0; i < layer_num_weights(&l); i++)
             layer_set(&l, i, (random_unit(&seed) * 2 - 1) * sizes[s < 7 ? (uint64_t)s : i / 160 % 7]);
         const granularity_choice *choice = &choices[_i / 2];
         trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->scale_group_size, 1);
@@ -273,7 +273,7 @@ START_TEST(extreme_magnitudes_are_coded) {
         q = quantizer_of(&l, 0, choice->granularity, choice->scale_group_size, 1);
         free(check_codes(q, &l, trf_quantizer_int8_step(q), 127, NULL));
         trf_quantizer_free(q);
-        free(l.values);
+        free(l.weights);
     }
 }
 END_TEST
@@ -284,19 +284,19 @@ START_TEST(dequantized_weights_are_finite) {
     layer l;
     layer_init(&l, dtypes[_i % 3], 48, 64);
     uint64_t seed = 2;
-    for (uint64_t i = 0; i < layer_size(&l); i++)
+    for (uint64_t i = 0; i < layer_num_weights(&l); i++)
         layer_set(&l, i,
                   i % 3   ? largest[_i % 3] * (2 * random_unit(&seed) - 1)
                   : i % 2 ? largest[_i % 3]
                           : -largest[_i % 3]);
-    int16_t *codes = malloc(layer_size(&l) * sizeof *codes);
+    int16_t *codes = malloc(layer_num_weights(&l) * sizeof *codes);
     for (int bits = 0; bits <= 4; bits += 4) {
         trf_quantizer *q = quantizer_of(&l, bits, choices[_i / 3].granularity, choices[_i / 3].scale_group_size, 1);
         for (double step = 0.003; step < 3; step *= 1.7) {
             double energy = 0, error_energy = 0;
             trf_quantizer_set_step(q, bits ? step : trf_quantizer_int8_step(q));
-            trf_quantizer_codes(q, 0, 48, 0, 64, l.values, codes, &energy, &error_energy);
-            for (uint64_t i = 0; i < layer_size(&l); i++) {
+            trf_quantizer_codes(q, 0, 48, 0, 64, l.weights, codes, &energy, &error_energy);
+            for (uint64_t i = 0; i < layer_num_weights(&l); i++) {
                 float scale = scale_of(q, scale_region_of(q, &l, i));
                 EXPECT(isfinite(dequantized(&l, codes[i], scale)));
                 EXPECT(fabs(layer_get(&l, i) - codes[i] * (double)scale) <= (bits ? 1 : 0.5001) * (double)scale);
@@ -306,7 +306,7 @@ START_TEST(dequantized_weights_are_finite) {
         trf_quantizer_free(q);
     }
     free(codes);
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 
@@ -315,7 +315,7 @@ START_TEST(f16_scales_are_precise) {
     layer l;
     layer_init(&l, TRF_DTYPE_F32, 41, 64);
     for (int top = -100; top <= 120; top += 20) {
-        for (uint64_t i = 0; i < layer_size(&l); i++)
+        for (uint64_t i = 0; i < layer_num_weights(&l); i++)
             layer_set(&l, i, ldexp((i % 3 ? 1.2345 : -1.7) + 1e-3 * (double)(i % 50), top - (int)(i / 64)));
         trf_quantizer *q = quantizer_of(&l, 0, TRF_GRANULARITY_SCALE_GROUP, 64, 1);
         trf_quantizer_set_step(q, trf_quantizer_int8_step(q));
@@ -334,7 +334,7 @@ START_TEST(f16_scales_are_precise) {
         }
         trf_quantizer_free(q);
     }
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 
@@ -358,7 +358,7 @@ START_TEST(weights_that_are_not_finite_are_named) {
             ck_assert_msg(strstr(err.message, "row 300, column 1029") && strstr(err.message, names[_i / 3]), "%s",
                           err.message);
         }
-        free(l.values);
+        free(l.weights);
     }
 }
 END_TEST
@@ -392,7 +392,7 @@ START_TEST(arguments_are_checked) {
     ck_assert_uint_eq(err.offset, 7);
     ck_assert_ptr_null(q);
     trf_quantizer_free(NULL);
-    free(l.values);
+    free(l.weights);
 }
 END_TEST
 

@@ -179,7 +179,7 @@ static void check_elements(const walked_layer *t, const warp_walk *walk) {
             if (t->seen[at] != stored || t->elements[at] != (stored ? t->due[at] : 0x0101 * kUntouched))
                 ck_abort_msg("%s%s: codec %u c %u r %u p %u L %u %ux%u slabs of %u, %u warps, order %u: row %u column "
                              "%u seen %u times, is %04x, not %04x",
-                             kVariantNames[walk->variant], walk->special ? ", special" : "", view->codec,
+                             kVariantNames[walk->variant], walk->product_config ? ", of products" : "", view->codec,
                              view->class_bits, view->raw_bits, view->probability_bits, view->state_bits, view->rows,
                              view->cols, view->slab_cols, walk->warps, walk->order, row, col, t->seen[at],
                              t->elements[at], t->due[at]);
@@ -198,7 +198,7 @@ static void check_walks(test_rng *rng, walked_layer *t, int intact, uint32_t (*r
                                 .max_rans_bytes = t->max_rans_bytes,
                                 .max_frequency = t->max_frequency,
                                 .variant = (warp_walk_variant)(at / 2),
-                                .special = at % 2,
+                                .product_config = at % 2,
                                 .warps = kWarps[test_below(rng, 6)],
                                 .table_log = p + 4 + test_below(rng, 13 - p),
                                 .order = test_below(rng, 64),
@@ -255,7 +255,7 @@ static void check_tile(test_rng *rng, test_tile_request *request, int usual, uin
     test_tile_free(tile);
 }
 
-/* Which walks a codec has: [special][variant]. */
+/* Which walks a codec has: [product_config][variant]. */
 static void expect_all_ran(uint32_t codec, uint32_t class_bits, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     const int halves = codec == TRF_CODEC_E4M3, copies = class_bits == 2 && codec != TRF_CODEC_INT;
     EXPECT(ran[0][WARP_WALK_WRITE] && ran[0][WARP_WALK_WRITE_GENERAL]);

@@ -388,7 +388,7 @@ void warp_write(uint32_t at, const void *from, uint32_t bytes) {
     land(at, (const uint8_t *)from, bytes);
 }
 
-void warp_copy(uint32_t to, const void *from, uint32_t bytes) {
+void warp_cp_async(uint32_t to, const void *from, uint32_t bytes) {
     copy c = {to, bytes, {}};
     if ((uintptr_t)from % bytes != 0)
         warp_fail("a copy of %u bytes from %p", bytes, from);
@@ -404,13 +404,13 @@ void warp_copy(uint32_t to, const void *from, uint32_t bytes) {
     b.threads[b.current].open.push_back(c);
 }
 
-void warp_copy_commit() {
+void warp_cp_async_commit() {
     thread &t = b.threads[b.current];
     t.groups.push_back(t.open);
     t.open.clear();
 }
 
-void warp_copy_wait(uint32_t pending) {
+void warp_cp_async_wait(uint32_t pending) {
     thread &t = b.threads[b.current];
     size_t done = 0;
     for (; t.groups.size() - done > pending; done++)
@@ -500,7 +500,9 @@ uint32_t warp_thread() { return b.current; }
 
 void warp_meet() { wait_for_others(AT_WARP, 0, 0); }
 void warp_meet_block() { wait_for_others(AT_BLOCK, 0, 0); }
-void warp_meet_warpgroup(uint32_t products) { wait_for_others(AT_PRODUCTS, products, threadIdx.x / (4 * kLanes)); }
+void warp_meet_warpgroup(uint32_t products_hash) {
+    wait_for_others(AT_PRODUCTS, products_hash, threadIdx.x / (4 * kLanes));
+}
 void warp_meet_cluster() { wait_for_others(AT_CLUSTER, 0, 0); }
 void warp_meet_warps(uint32_t barrier, uint32_t warps) {
     if (barrier > 15)

@@ -39,14 +39,17 @@ uint32_t warp_shared_address(const void *p);
 void warp_read(uint32_t at, void *to, uint32_t bytes);
 uint16_t warp_read_word(uint32_t at);
 void warp_write(uint32_t at, const void *from, uint32_t bytes);
-void warp_copy(uint32_t to, const void *from, uint32_t bytes);
-void warp_copy_commit();
-void warp_copy_wait(uint32_t pending);
+/* cp.async of a lane: garbage at `to` until the lane has waited for its group. */
+void warp_cp_async(uint32_t to, const void *from, uint32_t bytes);
+void warp_cp_async_commit();
+void warp_cp_async_wait(uint32_t pending);
 
 void warp_meet();       /* __syncwarp */
 void warp_meet_block(); /* __syncthreads, of those that have not left */
 void warp_meet_cluster();
-void warp_meet_warpgroup(uint32_t products);                /* which all four warps have started; orders no memory */
+/* wgmma.commit_group. products_hash: of the wgmma that the warp has started, which must be the same in all four warps;
+ * orders no memory. */
+void warp_meet_warpgroup(uint32_t products_hash);
 void warp_meet_warps(uint32_t barrier, uint32_t warps);     /* barrier.sync of so many warps */
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
 bool warp_all(bool value);                                  /* __all_sync; likewise */
@@ -62,8 +65,9 @@ enum {
 typedef uint32_t warp_exchanged[WARP_EXCHANGED_WORDS];
 const warp_exchanged *warp_exchange(const uint32_t *words, uint32_t count);
 
-/* Barriers in shared memory (mbarrier), and copies that count at them. A copy is there at once, the earliest that it
- * can be: nothing is lost by it for the user of a ring who waits, and all for one who does not. */
+/* Barriers in shared memory (mbarrier), and bulk copies and st.async, which count at them. Unlike a cp.async, such a
+ * copy is there at once, the earliest that it can be: nothing is lost by it for the user of a ring who waits, and all
+ * for one who does not. */
 void warp_barrier_init(uint32_t at, uint32_t arrivals);
 void warp_barrier_arrive(uint32_t at, uint32_t bytes); /* bytes: that the phase waits for, too */
 void warp_barrier_wait(uint32_t at, uint32_t parity);
@@ -254,7 +258,8 @@ static inline uint32_t trf_ldg32(const uint32_t *at) { return __ldg(at); }
 
 static inline void trf_named_barrier_sync(uint32_t barrier, uint32_t warps) { warp_meet_warps(barrier, warps); }
 
-/* Who arrives does not go on before all have come, which it might. */
+/* Arriving does nothing: all meet in the wait, so nobody goes on before all wait, which on a device may be as soon as
+ * all have arrived. */
 static inline void trf_cluster_arrive(uint32_t) {}
 static inline void trf_cluster_wait(uint32_t blocks) {
     if (blocks > 1)
@@ -286,10 +291,10 @@ static inline void trf_mma(trf_bf16_type, float *d, const uint32_t *a, uint32_t 
     }
 }
 
-static inline void trf_cp_async16(uint32_t to, const void *from) { warp_copy(to, from, 16); }
-static inline void trf_cp_async8(uint32_t to, const void *from) { warp_copy(to, from, 8); }
-static inline void trf_cp_async_commit() { warp_copy_commit(); }
-template <int kPending> static inline void trf_cp_async_wait() { warp_copy_wait(kPending); }
+static inline void trf_cp_async16(uint32_t to, const void *from) { warp_cp_async(to, from, 16); }
+static inline void trf_cp_async8(uint32_t to, const void *from) { warp_cp_async(to, from, 8); }
+static inline void trf_cp_async_commit() { warp_cp_async_commit(); }
+template <int kPending> static inline void trf_cp_async_wait() { warp_cp_async_wait(kPending); }
 
 static __forceinline__ uint32_t trf_select(uint32_t mask, uint32_t a, uint32_t b) {
     return warp_lop3(mask, a, b, 0xCA);

@@ -3,7 +3,7 @@
 
 #include "trf_packed_bulk.cuh"
 
-#include "warp_packed.h"
+#include "warp_packed_product.h"
 
 void warp_expect_taken_over(const trf_packed_handover &handover, uint32_t blocks) {
     for (uint32_t i = 0; i < blocks * TRF_PACKED_HANDOVER_WARPS; i++)

@@ -3,7 +3,7 @@
 
 #include "trf_packed_wgmma.cuh"
 
-#include "warp_packed.h"
+#include "warp_packed_product.h"
 
 template <int kShape, bool kZeroing> static void run_block(void *args) {
     trf_packed_wgmma_block<trf_packed_wgmma_config<kShape>, kZeroing>(*(const trf_packed_wgmma_args *)args,

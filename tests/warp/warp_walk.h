@@ -10,8 +10,7 @@
 extern "C" {
 #endif
 
-/* The walks that kernels have: slabs at a time, ring, table. Each has the codecs and forms that they are made
- * for. */
+/* The walks that kernels have: slabs at a time, ring, table. Each has the codec configs that it is made for. */
 typedef enum warp_walk_variant {
     WARP_WALK_WRITE,          /* decoding to memory, by trf_write_sink itself; the others have a sink for tests alone */
     WARP_WALK_WRITE_GENERAL,  /* the same for unusual p, L and frequencies */
@@ -34,7 +33,8 @@ typedef struct warp_walk {
     const trf_device_view *view; /* all in host memory; the directory need not make sense */
     uint32_t max_rans_bytes, max_frequency;
     warp_walk_variant variant;
-    int special; /* the form that only products have: E4M3 as halves, int with its raw bits known */
+    /* The codec config that only products have: E4M3 that leaves as F16, int whose raw bits are known when compiled. */
+    int product_config;
     uint32_t warps;
     uint32_t table_log; /* for unusual p: p + 4 to 16 */
     uint32_t order;     /* of threads; any number */

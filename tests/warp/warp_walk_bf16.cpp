@@ -2,7 +2,7 @@
 #include "warp_walk_kernel.h"
 
 warp_walk_kernel *warp_walk_of_bf16(const warp_walk *w) {
-    if (w->special)
+    if (w->product_config)
         return nullptr;
     return w->view->class_bits == 2 ? warp_walk_of<trf_codec_config<TRF_CODEC_BF16, 2>, false>(w)
                                     : warp_walk_of<trf_codec_config<TRF_CODEC_BF16, 4>, false>(w);

@@ -122,7 +122,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
     /* ---- elements ---- */
 
     /* F16 as trf_build_four_f16 makes it back to E4M3, with as much above it as there should be: nothing. */
-    static uint32_t from_half(uint32_t half) {
+    static uint32_t e4m3_from_f16(uint32_t half) {
         if (half & 0x407F)
             warp_fail("%04x is no E4M3", half);
         return (half >> 8 & 0x80) | (half >> 7 & 0x7F);
@@ -133,7 +133,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
         finished++;
         if (Codec::kAsF16)
             for (int i = 0; i < 8; i++)
-                reg[i] = from_half(reg[i] & 0xFFFF) | from_half(reg[i] >> 16) << 16;
+                reg[i] = e4m3_from_f16(reg[i] & 0xFFFF) | e4m3_from_f16(reg[i] >> 16) << 16;
         else
             trf_step_elements(Codec::kCodec, view.class_value[0], reg);
         if (Codec::kInt || !is_there(s))
@@ -225,14 +225,15 @@ template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class Sink> voi
 
 /* ---- which of them a layer has ---- */
 
-/* kSpecial: the form that only products have. @return NULL: there is none. */
-template <class Codec, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp_walk *w) {
+/* kProductConfig: the codec config that only products have. @return NULL: there is none. */
+template <class Codec, bool kProductConfig> warp_walk_kernel *warp_walk_of(const warp_walk *w) {
     constexpr int kP = kDefaultP<Codec>, kTwoLog = Codec::kClassBits == 2 ? kSmallTableLog : kTableLog;
-    constexpr bool kDecodesOnly = Codec::kCodec == TRF_CODEC_E4M3 && !kSpecial, kTwoOnly = Codec::kInt && kSpecial;
+    constexpr bool kDecodesOnly = Codec::kCodec == TRF_CODEC_E4M3 && !kProductConfig,
+                   kTwoOnly = Codec::kInt && kProductConfig;
     if (w->variant != WARP_WALK_GENERAL && w->variant != WARP_WALK_WRITE_GENERAL &&
         !trf_has_default_p(w->view, w->max_frequency))
         return nullptr;
-    if constexpr (!kSpecial) {
+    if constexpr (!kProductConfig) {
         constexpr bool kMayGather = trf_may_gather(Codec::kCodec, 2);
         if (w->variant == WARP_WALK_WRITE)
             return warp_walk_slabs<Codec, 1, kRing, kP, trf_write_table_log(Codec::kCodec, 2),
@@ -251,7 +252,7 @@ template <class Codec, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp_
     if constexpr (!kDecodesOnly) {
         if (w->variant == WARP_WALK_TWO_SLABS)
             return warp_walk_slabs<Codec, 2, kRing, kP, kTwoLog, warp_sink<Codec, 2, false>>;
-        if constexpr (Codec::kClassBits == 2 && (!Codec::kInt || kSpecial))
+        if constexpr (Codec::kClassBits == 2 && (!Codec::kInt || kProductConfig))
             if (w->variant == WARP_WALK_TWO_SLABS_COPY)
                 return warp_walk_slabs<Codec, 2, kRing, kP, kTwoLog, warp_sink<Codec, 2, true>>;
     }

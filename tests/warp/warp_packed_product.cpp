@@ -3,7 +3,7 @@
 
 #include "trf_packed_general.cuh"
 
-#include "warp_packed.h"
+#include "warp_packed_product.h"
 
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce> static void run_block(void *args) {
     trf_packed_general_block<kXTiles, kZeroing, kTwoAtOnce>(*(const trf_packed_general_args *)args,

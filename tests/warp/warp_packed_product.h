@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of packed layers as the kernels compute them (trf_packed_general.cuh), run by emulated blocks
  * (warp_emulation.h), one after the other. */
-#ifndef WARP_PACKED_H
-#define WARP_PACKED_H
+#ifndef WARP_PACKED_PRODUCT_H
+#define WARP_PACKED_PRODUCT_H
 
 #include "trf_packed_partition.h"
 #include "trf_product.h"
@@ -12,12 +12,12 @@ extern "C" {
 #endif
 
 typedef struct warp_packed_product {
-    const trf_packed_view *view; /* all in host memory */
-    const trf_packed_partition *partition;
+    const trf_packed_view *view;           /* all in host memory */
+    const trf_packed_partition *partition; /* of the general kernel; the others do not read it */
     uint32_t m;
     const uint16_t *x; /* BF16 [m][cols] */
     int two_at_once;   /* x is loaded two values at a time: 4-byte aligned, and of an even number of columns */
-    void *workspace;   /* the partition's; of the others what is behind handover_offset */
+    void *workspace;   /* of the general kernel: the partition's; of the others what is behind its handover_offset */
     trf_epilogue epilogue;
     uint32_t order; /* of threads; any number */
 } warp_packed_product;
@@ -29,7 +29,8 @@ void warp_multiply_packed(const warp_packed_product *product);
  * trf_packed_handover_bytes. */
 void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks);
 
-/* The same by a wgmma kernel (trf_packed_wgmma.cuh). partition: of one. */
+/* The same by a wgmma kernel (trf_packed_wgmma.cuh). partition: that of the wgmma kernel, in place of
+ * product->partition. */
 void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_packed_partition *partition);
 
 #ifdef __cplusplus

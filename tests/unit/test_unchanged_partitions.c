@@ -571,7 +571,7 @@ END_TEST
 
 int main(void) {
     Suite *suite = suite_create("pinned partitions");
-    TCase *tests = tcase_create("pinned_partitions");
+    TCase *tests = tcase_create("unchanged_partitions");
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, fused_partitions, 0, NUM_LAYERS);
     tcase_add_loop_test(tests, fused_cases, 0, sizeof kFusedCases / sizeof kFusedCases[0]);

@@ -64,11 +64,11 @@ static trf_pack_state pack_ranges(test_rng *rng, const packed_layer *layer, cons
     for (uint32_t row = 0, count = 0; row < layer->rows; row += count) {
         const uint32_t left = layer->rows - row, wanted = rows ? rows : 64 * (1 + test_below(rng, 5));
         count = wanted < left ? wanted : left;
-        packed_dense dense = packed_dense_copy(layer->weights + (size_t)row * layer->cols, count, layer->cols,
-                                               test_below(rng, 3) * 4, kMore[test_below(rng, 4)]);
+        dense_rows dense = dense_rows_copy(layer->weights + (size_t)row * layer->cols, count, layer->cols,
+                                           test_below(rng, 3) * 4, kMore[test_below(rng, 4)]);
         const trf_pack_source range = {dense.at, dense.stride, row, count, layer->cols};
         warp_pack(&to->view, &range, &state, random_grid(rng));
-        packed_dense_free(&dense);
+        dense_rows_free(&dense);
     }
     return state;
 }
@@ -195,14 +195,14 @@ static void check_unpacked(test_rng *rng, const trf_packed_view *view, const uin
     const uint32_t bytes = test_below(rng, 2) ? 2 : 4, cols = view->cols;
     const uint32_t first = test_below(rng, 2) ? test_below(rng, view->rows) : 0;
     const uint32_t count = first ? 1 + test_below(rng, view->rows - first) : view->rows;
-    packed_dense dense = packed_dense_make(count, cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8);
+    dense_rows dense = dense_rows_make(count, cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8);
     const trf_unpack_target target = {dense.at, dense.stride, bytes};
     warp_unpack(view, first, count, &target, random_grid(rng));
     for (uint32_t row = 0; row < count; row++)
-        if (!packed_dense_row_is(&dense, row, weights + (size_t)(first + row) * cols))
+        if (!dense_row_is(&dense, row, weights + (size_t)(first + row) * cols))
             ck_abort_msg("row %u of %u columns differs", first + row, cols);
-    EXPECT(packed_dense_is_whole(&dense));
-    packed_dense_free(&dense);
+    EXPECT(dense_rows_gaps_untouched(&dense));
+    dense_rows_free(&dense);
 }
 
 static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t *weights) {
@@ -215,16 +215,16 @@ static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t
         ids8[i] = ids4[i] = (int32_t)test_below(rng, view->rows);
     const uint32_t bytes = test_below(rng, 2) ? 2 : 4, wide = test_below(rng, 2);
     const trf_packed_lookup lookup = {wide ? (const void *)ids8 : ids4, wide ? 8 : 4, COUNT};
-    packed_dense dense = packed_dense_make(COUNT, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8);
+    dense_rows dense = dense_rows_make(COUNT, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8);
     const trf_unpack_target target = {dense.at, dense.stride, bytes};
     warp_unpack_rows(view, &lookup, &target, random_grid(rng));
     for (uint32_t i = 0; i < COUNT; i++) {
         const int64_t id = wide ? ids8[i] : ids4[i];
         const int there = id >= 0 && id < view->rows;
-        EXPECT(packed_dense_row_is(&dense, i, there ? weights + (size_t)id * view->cols : NULL));
+        EXPECT(dense_row_is(&dense, i, there ? weights + (size_t)id * view->cols : NULL));
     }
-    EXPECT(packed_dense_is_whole(&dense));
-    packed_dense_free(&dense);
+    EXPECT(dense_rows_gaps_untouched(&dense));
+    dense_rows_free(&dense);
 }
 
 START_TEST(unpacking_gives_the_weights_back) {
@@ -290,11 +290,11 @@ START_TEST(histograms_are_the_references) {
     const uint32_t half = layer.rows / 2;
     for (int part = 0; part < 2; part++) {
         const uint32_t first = part ? half : 0, count = part ? layer.rows - half : half;
-        packed_dense dense = packed_dense_copy(layer.weights + (size_t)first * layer.cols, count, layer.cols,
-                                               test_below(&rng, 3) * 4, test_below(&rng, 2) * 8);
+        dense_rows dense = dense_rows_copy(layer.weights + (size_t)first * layer.cols, count, layer.cols,
+                                           test_below(&rng, 3) * 4, test_below(&rng, 2) * 8);
         const trf_pack_source rows = {dense.at, dense.stride, first, count, layer.cols};
         warp_packed_histogram(&rows, layer.row_offsets, &found, random_grid(&rng));
-        packed_dense_free(&dense);
+        dense_rows_free(&dense);
     }
     EXPECT(memcmp(&found, &expected, sizeof found) == 0);
     packed_layer_free(&layer);
@@ -302,8 +302,8 @@ START_TEST(histograms_are_the_references) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("packed_warp");
-    TCase *tcase = tcase_create("packed_warp");
+    Suite *suite = suite_create("pack_warp");
+    TCase *tcase = tcase_create("pack_warp");
     tcase_add_loop_test(tcase, packing_is_the_references, 0, SHAPES * PACKED_FILLS);
     tcase_add_loop_test(tcase, stored_tiles_are_chosen_alike, 0, 6);
     tcase_add_loop_test(tcase, room_is_kept_to, 0, 3);

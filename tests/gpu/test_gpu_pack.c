@@ -59,11 +59,11 @@ static packed_memory packed_memory_make(const packed_layer *layer, trf_packed_wi
 
 /* Dense rows: the host's memory and its copy. */
 typedef struct dense_memory {
-    packed_dense host;
+    dense_rows host;
     gpu_memory device;
 } dense_memory;
 
-static dense_memory dense_memory_of(packed_dense host) {
+static dense_memory dense_memory_of(dense_rows host) {
     const dense_memory dense = {host, gpu_memory_copy_of(host.memory, host.bytes)};
     return dense;
 }
@@ -73,7 +73,7 @@ static void *dense_row(const dense_memory *dense, uint32_t row) {
 }
 
 static void dense_memory_free(dense_memory *dense) {
-    packed_dense_free(&dense->host);
+    dense_rows_free(&dense->host);
     gpu_memory_free(&dense->device);
 }
 
@@ -82,7 +82,7 @@ static dense_memory dense_memory_make(test_rng *rng, const packed_layer *layer) 
     static const size_t kShift[] = {0, 8, 0, 3}, kMore[] = {0, 8, 1, 0};
     const uint32_t way = test_below(rng, 4), more = way == 3 ? (8 - layer->cols % 8) % 8 : 0;
     return dense_memory_of(
-        packed_dense_copy(layer->weights, layer->rows, layer->cols, way == 3 ? 0 : kShift[way], more + kMore[way]));
+        dense_rows_copy(layer->weights, layer->rows, layer->cols, way == 3 ? 0 : kShift[way], more + kMore[way]));
 }
 
 /* ---- packing ---- */
@@ -232,14 +232,14 @@ static void check_unpacked(test_rng *rng, const trf_packed_view *view, const uin
     const uint32_t first = test_below(rng, 2) ? test_below(rng, view->rows) : 0;
     const uint32_t count = first ? 1 + test_below(rng, view->rows - first) : view->rows;
     dense_memory dense =
-        dense_memory_of(packed_dense_make(count, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8));
+        dense_memory_of(dense_rows_make(count, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8));
     const trf_unpack_target target = {dense_row(&dense, 0), dense.host.stride, bytes};
     check_launch(trf_launch_unpack(view, first, count, &target, NULL), "unpacking");
     gpu_memory_read(&dense.device, dense.host.memory);
     for (uint32_t row = 0; row < count; row++)
-        if (!packed_dense_row_is(&dense.host, row, weights + (size_t)(first + row) * view->cols))
+        if (!dense_row_is(&dense.host, row, weights + (size_t)(first + row) * view->cols))
             ck_abort_msg("row %u of %ux%u differs", first + row, view->rows, view->cols);
-    EXPECT(packed_dense_is_whole(&dense.host));
+    EXPECT(dense_rows_gaps_untouched(&dense.host));
     dense_memory_free(&dense);
 }
 
@@ -255,16 +255,16 @@ static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t
     gpu_memory ids = wide ? gpu_memory_copy_of(ids8, sizeof ids8) : gpu_memory_copy_of(ids4, sizeof ids4);
     const trf_packed_lookup lookup = {ids.at, wide ? 8 : 4, COUNT};
     dense_memory dense =
-        dense_memory_of(packed_dense_make(COUNT, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8));
+        dense_memory_of(dense_rows_make(COUNT, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8));
     const trf_unpack_target target = {dense_row(&dense, 0), dense.host.stride, bytes};
     check_launch(trf_launch_unpack_rows(view, &lookup, &target, NULL), "unpacking rows");
     gpu_memory_read(&dense.device, dense.host.memory);
     for (uint32_t i = 0; i < COUNT; i++) {
         const int64_t id = wide ? ids8[i] : ids4[i];
         const int there = id >= 0 && id < view->rows;
-        EXPECT(packed_dense_row_is(&dense.host, i, there ? weights + (size_t)id * view->cols : NULL));
+        EXPECT(dense_row_is(&dense.host, i, there ? weights + (size_t)id * view->cols : NULL));
     }
-    EXPECT(packed_dense_is_whole(&dense.host));
+    EXPECT(dense_rows_gaps_untouched(&dense.host));
     dense_memory_free(&dense);
     gpu_memory_free(&ids);
 }
