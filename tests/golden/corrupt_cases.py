@@ -81,12 +81,12 @@ class Places:
         self.state = self.rans_streams + (16 * ends[s - 1] if s else 0)
         self.end = self.rans_streams + 16 * ends[s]
         self.slivers = self.rans_streams + 16 * ends[-1]
-        self.pairs = self.state + 64
-        self.count = self.pairs + 16
+        self.lane_pairs = self.state + 64
+        self.count = self.lane_pairs + 16
         self.list = self.count + 4
         self.exceptions = struct.unpack_from("<H", blob, self.count)[0]
         self.words = self.list + 4 * self.exceptions
-        self.contents_end = self.words + 2 * sum(blob[self.pairs : self.count])
+        self.contents_end = self.words + 2 * sum(blob[self.lane_pairs : self.count])
 
 
 def values(seed: int, rows: int, cols: int) -> np.ndarray:
@@ -116,7 +116,7 @@ def bases() -> dict[str, bytes]:
             ),
         ),
         "stored": encode(e5m2[:1, :257], Options(ref.E5M2, ref.F8_E5M2)),
-        "group": encode(
+        "scale_group": encode(
             codes,
             Options(ref.INT, ref.F16, class_value=[-8], raw_bits=1, scales=np.full((17, 2), 0.5), **scale_groups),
         ),
@@ -165,7 +165,7 @@ def changed(base: bytes, change: Callable[[bytearray], None], sealed: bool = Tru
 
 
 def truncated_cases(base: dict[str, bytes]) -> Iterator[Case]:
-    blob = base["group"]
+    blob = base["scale_group"]
     data_offset, scales_offset = get(blob, "data_offset"), get(blob, "scales_offset")
     for name, size in (
         ("empty", 0), ("one_byte", 1), ("inside_header", 63), ("after_header", 64), ("inside_extension", 319),
@@ -220,12 +220,14 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("tiny", "exponent_offset", 255, HEADER), ("tiny", "exponent_offset", -255, HEADER),
         ("i8", "exponent_offset", 1, HEADER),
         ("tiny", "granularity", 1, HEADER), ("channel", "granularity", 5, HEADER),
-        ("channel", "granularity", 0, HEADER), ("group", "granularity", 4, HEADER),
-        ("channel", "scale_dtype", 2, HEADER), ("group", "scale_dtype", 1, HEADER), ("tiny", "scale_dtype", 1, HEADER),
-        ("group", "scale_dtype", 3, HEADER), ("tiny", "reserved", 1, HEADER), ("tiny", "scale_group_size", 16, HEADER),
-        ("channel", "scale_group_size", 32, HEADER), ("group", "scale_group_size", 0, HEADER),
-        ("group", "scale_group_size", 24, HEADER), ("group", "scale_group_size", (1 << 20) + 16, HEADER),
-        ("group", "scale_exponent", 127, HEADER), ("group", "scale_exponent", -127, HEADER),
+        ("channel", "granularity", 0, HEADER), ("scale_group", "granularity", 4, HEADER),
+        ("channel", "scale_dtype", 2, HEADER), ("scale_group", "scale_dtype", 1, HEADER),
+        ("tiny", "scale_dtype", 1, HEADER),
+        ("scale_group", "scale_dtype", 3, HEADER), ("tiny", "reserved", 1, HEADER),
+        ("tiny", "scale_group_size", 16, HEADER),
+        ("channel", "scale_group_size", 32, HEADER), ("scale_group", "scale_group_size", 0, HEADER),
+        ("scale_group", "scale_group_size", 24, HEADER), ("scale_group", "scale_group_size", (1 << 20) + 16, HEADER),
+        ("scale_group", "scale_exponent", 127, HEADER), ("scale_group", "scale_exponent", -127, HEADER),
         ("channel", "scale_exponent", 1, HEADER), ("tiny", "scale_exponent", -1, HEADER),
         ("tiny", "extension byte 128", 1, HEADER), ("tiny", "extension byte 255", 128, HEADER),
     ]  # fmt: skip
@@ -260,11 +262,12 @@ def section_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("tiny", "data_offset", get(base["tiny"], "data_offset") + 16),
         ("tiny", "data_offset", get(base["tiny"], "data_offset") - 16),
         ("tiny", "data_offset", get(base["tiny"], "data_offset") + 128),
-        ("group", "data_offset", get(base["group"], "data_offset") - 128),
+        ("scale_group", "data_offset", get(base["scale_group"], "data_offset") - 128),
         ("tiny", "data_offset", get(base["tiny"], "data_offset") + 8), ("tiny", "data_offset", 1 << 63),
-        ("group", "scales_offset", get(base["group"], "scales_offset") + 16),
-        ("group", "scales_offset", 832), ("group", "scales_offset", 0),
-        ("group", "scales_bytes", get(base["group"], "scales_bytes") - 2), ("group", "scales_bytes", 0),
+        ("scale_group", "scales_offset", get(base["scale_group"], "scales_offset") + 16),
+        ("scale_group", "scales_offset", 832), ("scale_group", "scales_offset", 0),
+        ("scale_group", "scales_bytes", get(base["scale_group"], "scales_bytes") - 2),
+        ("scale_group", "scales_bytes", 0),
         ("tiny", "scales_offset", 864), ("tiny", "scales_bytes", 16),
         ("offsets", "row_offsets_offset", get(base["offsets"], "col_offsets_offset")),
         ("offsets", "row_offsets_offset", 0), ("offsets", "row_offsets_bytes", 16),
@@ -289,7 +292,7 @@ def section_cases(base: dict[str, bytes]) -> Iterator[Case]:
 
     yield "offsets_sections_swapped", changed(base["offsets"], swap_sections), HEADER, "column before row offsets"
 
-    for name, field in (("offsets", "row_offsets"), ("offsets", "col_offsets"), ("group", "scales")):
+    for name, field in (("offsets", "row_offsets"), ("offsets", "col_offsets"), ("scale_group", "scales")):
         at = get(base[name], f"{field}_offset") + get(base[name], f"{field}_bytes")
         assert at % 16
         blob = changed(base[name], lambda b, at=at: b.__setitem__(at, 1))
@@ -298,10 +301,10 @@ def section_cases(base: dict[str, bytes]) -> Iterator[Case]:
     for at in (864, 895):  # no section between
         blob = changed(base["tiny"], lambda b, at=at: b.__setitem__(at, 1))
         yield f"tiny_padding_at_{at}", blob, HEADER, f"byte {at} between the metadata and the tile is 1"
-    at = get(base["group"], "data_offset") - 1
-    assert at - get(base["group"], "scales_offset") - get(base["group"], "scales_bytes") >= 16
-    blob = changed(base["group"], lambda b: b.__setitem__(at, 1))
-    yield "group_padding_before_data", blob, HEADER, f"byte {at} in front of the tile is 1"
+    at = get(base["scale_group"], "data_offset") - 1
+    assert at - get(base["scale_group"], "scales_offset") - get(base["scale_group"], "scales_bytes") >= 16
+    blob = changed(base["scale_group"], lambda b: b.__setitem__(at, 1))
+    yield "scale_group_padding_before_data", blob, HEADER, f"byte {at} in front of the tile is 1"
 
     def move_data(blob: bytearray) -> None:
         del blob[864:896]
@@ -343,7 +346,7 @@ def table_cases(base: dict[str, bytes]) -> Iterator[Case]:
 
 def scale_cases(base: dict[str, bytes]) -> Iterator[Case]:
     for name, code, entries in (
-        ("group", "<H", {"zero": 0, "minus_zero": 0x8000, "negative": 0xB800, "inf": 0x7C00, "nan": 0x7E01}),
+        ("scale_group", "<H", {"zero": 0, "minus_zero": 0x8000, "negative": 0xB800, "inf": 0x7C00, "nan": 0x7E01}),
         ("channel", "<I", {"zero": 0, "negative": 0xBF800000, "inf": 0x7F800000, "nan": 0x7FC00000}),
     ):
         size = struct.calcsize(code)
@@ -357,7 +360,12 @@ def scale_cases(base: dict[str, bytes]) -> Iterator[Case]:
         put(blob, "scale_exponent", 126)
         struct.pack_into("<H", blob, get(blob, "scales_offset") + 2, 0x4400)
 
-    yield "group_scale_times_q_inf", changed(base["group"], enlarge), HEADER, "scale 1 is 4 and q 126: infinite"
+    yield (
+        "scale_group_scale_times_q_inf",
+        changed(base["scale_group"], enlarge),
+        HEADER,
+        "scale 1 is 4 and q 126: infinite",
+    )
 
 
 def tile_cases(base: dict[str, bytes]) -> Iterator[Case]:
@@ -417,7 +425,7 @@ def tile_cases(base: dict[str, bytes]) -> Iterator[Case]:
 
 
 def checksum_cases(base: dict[str, bytes]) -> Iterator[Case]:
-    for name, field in (("group", "scales"), ("offsets", "row_offsets"), ("offsets", "col_offsets")):
+    for name, field in (("scale_group", "scales"), ("offsets", "row_offsets"), ("offsets", "col_offsets")):
         at = get(base[name], f"{field}_offset")
         blob = changed(base[name], lambda b, at=at: b.__setitem__(at, b[at] ^ 1), False)
         yield f"{name}_head_bit_at_{at}", blob, CHECKSUM, "one bit of a section"
@@ -469,8 +477,13 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
         TILE,
         "the last byte before the rANS streams",
     )
-    yield "slab_pair_words_too_many", put8("slabs", first.pairs, slabs[first.pairs] + 8), TILE, "8 words too many"
-    yield "slab_pair_words_too_few", put8("slabs", first.pairs + 15, 0), TILE, "none in place of some"
+    yield (
+        "slab_lane_pair_words_too_many",
+        put8("slabs", first.lane_pairs, slabs[first.lane_pairs] + 8),
+        TILE,
+        "8 words too many",
+    )
+    yield "slab_lane_pair_words_too_few", put8("slabs", first.lane_pairs + 15, 0), TILE, "none in place of some"
 
     padded = next(p for p in (first, second) if p.contents_end < p.end)
     yield "slab_padding", put8("slabs", padded.end - 1, 255), TILE, "last byte of a slab"
@@ -603,19 +616,19 @@ def rans_stream_cases(base: dict[str, bytes]) -> Iterator[Case]:
     for label, at in (("first", first.words), ("last", first.contents_end - 2)):
         blob = changed(slabs, lambda b, at=at: b.__setitem__(at, b[at] ^ 1))
         yield f"rans_{label}_word", blob, RANS, "one bit of a word"
-    counts = slabs[first.pairs : first.count]
+    counts = slabs[first.lane_pairs : first.count]
 
     def move_word(blob: bytearray) -> None:
-        blob[first.pairs] += 1
-        blob[first.pairs + 1] -= 1
+        blob[first.lane_pairs] += 1
+        blob[first.lane_pairs + 1] -= 1
 
-    yield "rans_word_of_other_pair", changed(slabs, move_word), RANS, "pair 0 gets a word of pair 1"
+    yield "rans_word_of_other_lane_pair", changed(slabs, move_word), RANS, "lane pair 0 gets a word of lane pair 1"
     k = next(k for k in range(15) if counts[k] != counts[k + 1])
 
     def swap_counts(blob: bytearray) -> None:
-        blob[first.pairs + k], blob[first.pairs + k + 1] = counts[k + 1], counts[k]
+        blob[first.lane_pairs + k], blob[first.lane_pairs + k + 1] = counts[k + 1], counts[k]
 
-    yield "rans_pair_counts_swapped", changed(slabs, swap_counts), RANS, f"counts of pairs {k} and {k + 1}"
+    yield "rans_lane_pair_counts_swapped", changed(slabs, swap_counts), RANS, f"counts of lane pairs {k} and {k + 1}"
 
     def swap_frequencies(blob: bytearray) -> None:
         table = np.frombuffer(bytes(blob[320:832]), "<u2").copy()
@@ -635,11 +648,11 @@ def word_left(base: bytes) -> bytes:
         if p.end - p.contents_end < 2:
             continue
         for pair in range(16):
-            start = p.words + 2 * sum(base[p.pairs : p.pairs + pair])
-            for k in range(base[p.pairs + pair] + 1):
+            start = p.words + 2 * sum(base[p.lane_pairs : p.lane_pairs + pair])
+            for k in range(base[p.lane_pairs + pair] + 1):
 
                 def insert(blob: bytearray, at: int = start + 2 * k, pair: int = pair, p: Places = p) -> None:
-                    blob[p.pairs + pair] += 1
+                    blob[p.lane_pairs + pair] += 1
                     blob[at : p.end] = b"\xab\xcd" + blob[at : p.end - 2]
 
                 blob = changed(base, insert)

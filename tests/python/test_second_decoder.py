@@ -250,7 +250,7 @@ def test_the_decoder_as_a_command(tmp_path: Path) -> None:
         command = [sys.executable, str(HERE / "trf_reference.py"), *map(str, args)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    name = "int_r2_group16_f16.trf"
+    name = "int_r2_scale_group16_f16.trf"
     good = run(GOLDEN / name, "--dump", "--npy", tmp_path / "elements.npy")
     assert good.returncode == 0, good.stderr
     assert "(scale-group)" in good.stdout and GOLDEN_INDEX[name]["xxh3"] in good.stdout
@@ -268,7 +268,7 @@ def test_every_flipped_bit_is_noticed() -> None:
             ref.read_blob(bytes(damaged))
 
 
-@pytest.mark.parametrize("name", ["int_quads_r0_block16_f16.trf", "e4m3_all_patterns_c4.trf", "bf16_1x1.trf"])
+@pytest.mark.parametrize("name", ["int_quads_r0_scale_block16_f16.trf", "e4m3_all_patterns_c4.trf", "bf16_1x1.trf"])
 def test_damage_under_right_checksums_gives_a_status(name: str) -> None:
     """Never another exception, whatever a byte turns into. (Some bytes, as those of raw bits, cannot be told.)"""
     blob = (GOLDEN / name).read_bytes()
