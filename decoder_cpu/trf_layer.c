@@ -80,7 +80,7 @@ void trf_layer_free(trf_layer *layer) {
     free(layer);
 }
 
-void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info) {
+void trf_blob_get_info(const trf_blob_view *view, trf_layer_info *info) {
     const trf_header *header = &view->header;
     *info = (trf_layer_info){
         .rows = header->rows,
@@ -103,7 +103,7 @@ void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info) {
         info->stored_tiles += view->tiles[t].coding == TRF_TILE_STORED;
 }
 
-void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info) { trf_blob_describe(&layer->view, info); }
+void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info) { trf_blob_get_info(&layer->view, info); }
 
 /* ---- decoding ---- */
 

@@ -15,7 +15,7 @@ struct trf_layer {
 };
 
 /* What an opened blob says of itself. */
-void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info);
+void trf_blob_get_info(const trf_blob_view *view, trf_layer_info *info);
 
 static inline const uint8_t *trf_layer_tile(const trf_layer *layer, uint64_t tile) {
     return layer->blob + layer->view.tiles[tile].data_offset;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* y = x . W^T on the CPU, one row of tiles after the other. */
 #define TRF_DOT_ROWS trf_dot_rows_portable
-#define TRF_DOT_LANES 4
-#define TRF_DOT_BATCH 2
+#define TRF_DOT_FLOATS 4
+#define TRF_DOT_X_ROWS 2
 #include "trf_matmul_body.h"
 
 #include "transfuse/cpu.h"

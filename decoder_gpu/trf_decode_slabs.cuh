@@ -23,7 +23,7 @@
  *     ...
  *
  * Shared memory of a block, in bytes: what the walk takes, and 8,192 (TRF_GATHER_BYTES) for each warp that gathers.
- * With bf16 quads, the smaller table and R = 912, as there, that is
+ * With bf16 quads, the smaller table and rans_bytes = 912, as there, that is
  *     13 warps that gather            32,768 + 512 + 544 + 13 * (4,384 + 8,192) + 544   = 197,856
  *     16 warps that do not            32,768 + 512 + 544 + 16 * 4,384 + 544             = 104,512
  * beside at most 1,024 static ones, of the 232,448 that a block of an H200 can have. More than 15 that gather find no

@@ -40,19 +40,21 @@
  * that waiting for its own copies is enough; for rANS streams the warp meets. Where space is short, the ring has two
  * places, and there is one narrow buffer: both are filled again once they have been read.
  *
- * Shared memory of a block, in bytes (trf_smem_layout), with R = the layer's longest rANS streams of a slab:
+ * Shared memory of a block, in bytes (trf_smem_layout), with rans_bytes = the bytes of the layer's longest rANS
+ * streams of a slab:
  *
  *     decode table               65,536 or 32,768
  *     masks of lane pairs           512
  *     guard                         544   a corrupt rANS stream leads no lane beyond it
  *     for each warp and slab      2,048   ring of the 8-bit plane: 4 places of 32 lanes of 16 bytes (short: 1,024)
- *                             + 256 r     narrow planes: r = raw bits in them; twice that where one of them has 4 bits
- *                               + 2 R     rANS streams
+ *                    + narrow_bytes      narrow planes: 256 for each raw bit in them, 512 where one of them has 4 bits
+ *                    + 2 rans_bytes      rANS streams
  *     for each warp                       what the kernel adds
  *     guard                         544
  *
- * With bf16 quads (planes of 8 and of 2 bits) and R = 912, as normally distributed weights of a layer of 4096 x 4096
- * have it, a slab takes 2,048 + 512 + 1,824 = 4,384 bytes; 16 warps of one slab and the larger table take 137,280. */
+ * With bf16 quads (planes of 8 and of 2 bits) and rans_bytes = 912, as normally distributed weights of a layer of
+ * 4096 x 4096 have it, a slab takes 2,048 + 512 + 1,824 = 4,384 bytes; 16 warps of one slab and the larger table take
+ * 137,280. */
 #ifndef TRF_SLAB_WALK_CUH
 #define TRF_SLAB_WALK_CUH
 

@@ -222,7 +222,7 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
 }
 
 /* What blocks want of any expert that they enter is on its way to the L2 cache before they know which: all
- * descriptions, and decode tables. */
+ * of the array of trf_expert, and decode tables. */
 static __device__ __forceinline__ void trf_prefetch_experts(const trf_expert_args &e) {
     const uint32_t lane = threadIdx.x % 32, slot_bytes = 4u << e.common.product.view.probability_bits,
                    at = blockIdx.x * blockDim.x + threadIdx.x;

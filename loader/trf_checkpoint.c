@@ -253,7 +253,7 @@ static trf_status describe_blobs(const trf_checkpoint_file *checkpoint_file, con
         trf_layer_info part;
         if ((status = trf_file_tensor_open_blob(&file, tensor, &list, number, &reader, err)) != TRF_OK)
             break;
-        trf_blob_describe(&reader.view, &part);
+        trf_blob_get_info(&reader.view, &part);
         trf_blob_reader_close(&reader);
         if (number == 0) {
             *info = part;

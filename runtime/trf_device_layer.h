@@ -53,7 +53,7 @@ trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_laye
 
 /* Sets info, header and shard of a layer of trf_begin_device_layer, as `fill` wants them. view, shard: of what will be
  * loaded. */
-void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer);
+void trf_set_device_layer_info(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer);
 
 /* Whether a shard has tiles of which not all rows, or columns, are meant. */
 static inline int trf_shard_cuts_rows(const trf_device_layer *layer) { return layer->shard.rows != layer->view.rows; }

@@ -82,8 +82,8 @@ trf_status trf_begin_device_layer(trf_context *context, const trf_layout_ops *la
     return TRF_OK;
 }
 
-void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer) {
-    trf_blob_describe(view, &layer->info);
+void trf_set_device_layer_info(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer) {
+    trf_blob_get_info(view, &layer->info);
     layer->header = view->header;
     layer->shard = *shard;
     layer->info.rows = shard->rows;
@@ -102,7 +102,7 @@ static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, 
     if (status == TRF_OK)
         status = trf_begin_device_layer(context, layout, &made, err);
     if (status == TRF_OK) {
-        trf_describe_device_layer(feed->view, &feed->shard, made);
+        trf_set_device_layer_info(feed->view, &feed->shard, made);
         status = layout->fill(made, feed, &memory, err);
     }
     if (status == TRF_OK)

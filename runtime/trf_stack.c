@@ -67,7 +67,7 @@ static trf_status append(trf_stack *stack, trf_layer *host, const trf_shard_rang
         status = trf_begin_device_layer(stack->context, layout, &layer, err);
     if (status != TRF_OK)
         return status;
-    trf_describe_device_layer(&host->view, shard, layer);
+    trf_set_device_layer_info(&host->view, shard, layer);
     layer->is_of_stack = 1;
     layer->memory_bytes = bytes;
     stack->places[stack->count] = (trf_stack_place){.bytes = bytes};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* y = x . W^T of a packed BF16 layer by mma.sync, to 64 rows of x, for compute capability 9.0: TMA brings
- * weights and x to shared memory in large pieces (bulk copies, TMA), so that warps do nothing but form and multiply.
+ * weights and x to shared memory in large copies (bulk copies, TMA), so that warps do nothing but form and multiply.
  *
  * A block has a *block tile* of 256, 128, 64 or 32 rows of W, all rows of x, and some of the tile's k blocks: 64 to 256
  * columns each. Its warps are cut over the tile's rows and over a k block's packed tiles (shape 128: 4 x 4 warps, 128
@@ -269,10 +269,10 @@ template <class Config> struct trf_packed_bulk_warp {
         return stage + (band() * Config::kColWarps + col_warp) * Config::kPackedTileBytes +
                first_slab() % Config::kPackedTileSlabs * TRF_PACKED_SLAB_BYTES;
     }
-    /* ldmatrix: lane l has row l % 8 of an x tile, and 8 columns of the packed tile's 32. */
+    /* ldmatrix: lane l has row l % 8 of an x tile, and an x octet of the packed tile's 32 columns. */
     __device__ __forceinline__ uint32_t x(uint32_t stage) const {
-        const uint32_t row = lane % 8, piece = col_warp % 2 * 4 + lane / 8;
-        return stage + Config::kXAt + col_warp / 2 * Config::kXBoxBytes + row * 128 + ((piece ^ row) << 4);
+        const uint32_t row = lane % 8, octet = col_warp % 2 * 4 + lane / 8;
+        return stage + Config::kXAt + col_warp / 2 * Config::kXBoxBytes + row * 128 + ((octet ^ row) << 4);
     }
     __device__ __forceinline__ uint32_t line(uint32_t stage) const {
         return stage + Config::kLinesAt + band() * TRF_PACKED_LINE_BYTES + 4 * lane;

@@ -7,7 +7,7 @@
  *
  *                       W: packed tiles t, t + 1                          x: 64 columns, as rows of 128 bytes
  *                     +-----------+-----------+                          +------------------------+
- *      warpgroup 0    | warp 0    | slab 0    |                          | row 0   16-byte groups |
+ *      warpgroup 0    | warp 0    | slab 0    |                          | row 0   x octets       |
  *      (band 2i)      | ...       |           |   a k block: four k16    | row 1   turned by XOR  |   64 to 256 rows
  *                     | warp 3    | slab 3    |                          | ...     with row % 8   |
  *                     +-----------+-----------+                          +------------------------+

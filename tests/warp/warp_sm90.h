@@ -49,13 +49,13 @@ static inline void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, 
     if (to % 1024 != 0)
         warp_fail("has a box copied to shared address %u", to);
     for (uint32_t r = 0; r < x.box_rows; r++)
-        for (uint32_t piece = 0; piece < 8; piece++) {
+        for (uint32_t octet = 0; octet < 8; octet++) {
             alignas(16) uint16_t values[8];
             for (uint32_t i = 0; i < 8; i++) {
-                const uint32_t from_col = col + 8 * piece + i;
+                const uint32_t from_col = col + 8 * octet + i;
                 values[i] = row + r < x.m && from_col < x.cols ? x.x[(uint64_t)(row + r) * x.cols + from_col] : 0;
             }
-            warp_async_load(to + 128 * r + 16 * (piece ^ r % 8), values, 16, barrier);
+            warp_async_load(to + 128 * r + 16 * (octet ^ r % 8), values, 16, barrier);
         }
 }
 
