@@ -188,7 +188,7 @@ const cli_command cmd_info = {
             "IN: a checkpoint, compressed or not, or a .trf file.\n\n"
             "  --json                everything, for programs\n\n"
             "bits: a weight, all counted. class: bits of a weight's class, 2 (four weights a step) or 4 (two).\n"
-            "prob: probability bits, how finely frequencies are expressed. modes: predictor modes of the tiles. "
+            "prob: probability bits, how finely frequencies are expressed. modes: predictor modes of the tiles.\n"
             "exceptions: weights kept apart.\n",
     .arguments = {"IN"},
     .options = kOptions,
