@@ -31,27 +31,18 @@ static void destroy(trf_load_scratch *scratch) {
     free(scratch);
 }
 
-static void destroy_list(trf_load_scratch *first) {
-    for (trf_load_scratch *next; first; first = next) {
-        next = first->next;
-        destroy(first);
-    }
-}
-
 static trf_status make_event(void **event, trf_error *err) {
     return trf_check_cuda(cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming), "making events", err);
 }
 
-static trf_status create(uint64_t bytes, trf_load_scratch **scratch, trf_error *err) {
+/* Without device memory. */
+static trf_status create(trf_load_scratch **scratch, trf_error *err) {
     trf_load_scratch *made = calloc(1, sizeof *made);
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a load's scratch memory");
-    made->bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
-    trf_status status = trf_cuda_allocate_here(made->bytes, (void **)&made->memory, err);
-    if (status == TRF_OK)
-        status =
-            trf_check_cuda(cudaHostAlloc((void **)&made->results, TRF_LOAD_SCRATCH_RESULT_BYTES, cudaHostAllocDefault),
-                           "allocating page-locked memory", err);
+    trf_status status =
+        trf_check_cuda(cudaHostAlloc((void **)&made->results, TRF_LOAD_SCRATCH_RESULT_BYTES, cudaHostAllocDefault),
+                       "allocating page-locked memory", err);
     if (status == TRF_OK)
         status = make_event(&made->taker_event, err);
     if (status == TRF_OK)
@@ -62,6 +53,22 @@ static trf_status create(uint64_t bytes, trf_load_scratch **scratch, trf_error *
         *scratch = made;
     else
         destroy(made);
+    return status;
+}
+
+static void release_memory(trf_load_scratch *scratch) {
+    cudaFree(scratch->memory);
+    scratch->memory = NULL;
+    scratch->bytes = 0;
+}
+
+/* Gives it so much device memory in place of what it has. */
+static trf_status replace_memory(trf_load_scratch *scratch, uint64_t bytes, trf_error *err) {
+    release_memory(scratch);
+    bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
+    trf_status status = trf_cuda_allocate_here(bytes, (void **)&scratch->memory, err);
+    if (status == TRF_OK)
+        scratch->bytes = bytes;
     return status;
 }
 
@@ -82,12 +89,15 @@ trf_status trf_load_scratches_create(trf_load_scratches **scratches, trf_error *
 void trf_load_scratches_destroy(trf_load_scratches *scratches) {
     if (!scratches)
         return;
-    destroy_list(scratches->first);
+    for (trf_load_scratch *at = scratches->first, *next; at; at = next) {
+        next = at->next;
+        destroy(at);
+    }
     pthread_mutex_destroy(&scratches->lock);
     free(scratches);
 }
 
-/* The smallest one that is large enough, or any other, which is to be replaced; NULL: there is none. The lock is
+/* The smallest one that is large enough, or any other, whose memory is to be replaced; NULL: there is none. The lock is
  * held. */
 static trf_load_scratch *find(trf_load_scratches *scratches, uint64_t bytes) {
     trf_load_scratch **best = NULL;
@@ -102,38 +112,26 @@ static trf_load_scratch *find(trf_load_scratches *scratches, uint64_t bytes) {
     return found;
 }
 
-/* The list but for the one that is kept. The lock is held. */
-static trf_load_scratch *find_surplus(trf_load_scratches *scratches) {
-    trf_load_scratch *surplus = NULL, *kept = NULL;
-    for (trf_load_scratch *at = scratches->first, *next; at; at = next) {
-        trf_load_scratch *goes = at;
-        next = at->next;
-        if (at->bytes <= TRF_LOAD_SCRATCH_MOST_KEPT_BYTES && (!kept || at->bytes > kept->bytes)) {
-            goes = kept;
+/* Leaves memory to one of those that nobody uses. The lock is held. */
+static void release_surplus(const trf_load_scratches *scratches) {
+    const trf_load_scratch *kept = NULL;
+    for (const trf_load_scratch *at = scratches->first; at; at = at->next)
+        if (at->bytes <= TRF_LOAD_SCRATCH_MOST_KEPT_BYTES && (!kept || at->bytes > kept->bytes))
             kept = at;
-        }
-        if (goes) {
-            goes->next = surplus;
-            surplus = goes;
-        }
-    }
-    if (kept)
-        kept->next = NULL;
-    scratches->first = kept;
-    return surplus;
+    for (trf_load_scratch *at = scratches->first; at; at = at->next)
+        if (at != kept)
+            release_memory(at);
 }
 
 void trf_load_scratch_give_back(trf_load_scratches *scratches, trf_load_scratch *scratch) {
-    trf_load_scratch *surplus = NULL;
     if (!scratch)
         return;
     pthread_mutex_lock(&scratches->lock);
     scratch->next = scratches->first;
     scratches->first = scratch;
     if (--scratches->used == 0)
-        surplus = find_surplus(scratches);
+        release_surplus(scratches);
     pthread_mutex_unlock(&scratches->lock);
-    destroy_list(surplus);
 }
 
 trf_status trf_load_scratch_take(trf_load_scratches *scratches, uint64_t bytes, trf_load_scratch **scratch,
@@ -146,16 +144,18 @@ trf_status trf_load_scratch_take(trf_load_scratches *scratches, uint64_t bytes, 
         scratches->most_bytes = bytes;
     const uint64_t new_bytes = bytes > scratches->most_bytes ? bytes : scratches->most_bytes;
     pthread_mutex_unlock(&scratches->lock);
-    if (found && found->bytes < bytes) {
-        destroy(found);
-        found = NULL;
-    }
     if (!found)
-        status = create(new_bytes, &found, err);
+        status = create(&found, err);
+    if (status == TRF_OK && found->bytes < bytes)
+        status = replace_memory(found, new_bytes, err);
+    if (status == TRF_ERR_MEMORY && found && new_bytes > bytes)
+        status = replace_memory(found, bytes, err);
     if (status == TRF_OK) {
         *scratch = found;
         return TRF_OK;
     }
+    if (found)
+        destroy(found);
     pthread_mutex_lock(&scratches->lock);
     scratches->used--;
     pthread_mutex_unlock(&scratches->lock);

@@ -15,7 +15,7 @@ enum {
 };
 
 typedef struct trf_load_scratch {
-    uint8_t *memory; /* device, 256-byte aligned */
+    uint8_t *memory; /* device, 256-byte aligned; NULL: it has none, while nobody uses it */
     uint64_t bytes;
     uint8_t *results; /* host, page-locked, TRF_LOAD_SCRATCH_RESULT_BYTES: where copies from the device arrive */
     /* cudaEvent_t. arrived: behind a part's copies, and in the end behind that of the faults; taken: behind what was
@@ -35,8 +35,8 @@ void trf_load_scratches_destroy(
 trf_status trf_load_scratch_take(trf_load_scratches *scratches, uint64_t bytes, trf_load_scratch **scratch,
                                  trf_error *err);
 
-/* Nothing that was queued uses it any more. Once all have been given back the largest one is kept, of at most
- * TRF_LOAD_SCRATCH_MOST_KEPT_BYTES; before that all are. */
+/* Nothing that was queued uses it any more. Once all have been given back the largest one keeps its device memory, of
+ * at most TRF_LOAD_SCRATCH_MOST_KEPT_BYTES; before that all do. */
 void trf_load_scratch_give_back(trf_load_scratches *scratches, trf_load_scratch *scratch); /* NULL is allowed */
 
 #endif
