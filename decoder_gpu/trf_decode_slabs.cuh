@@ -42,7 +42,7 @@
 struct trf_write_call {
     trf_smem_layout smem;
     uint32_t regular_panels; /* panels that are regular, at least 1 */
-    uint32_t num_slabs;      /* entries of whole bands in them */
+    uint32_t num_slabs;      /* regular slabs, with the places of stored tiles: whole bands times regular_panels */
     trf_decode_as as;
     trf_write_format format;
     trf_write_method method;
@@ -306,7 +306,8 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
 
 /* ---- the kernel ---- */
 
-/* A warp's slabs: the share-th of `shares` equal shares of entries first to first + num_slabs - 1. */
+/* A warp's slabs: the share-th of `shares` equal shares of the slabs first to first + num_slabs - 1, as a call counts
+ * them: band by band, its regular_panels a band. */
 struct trf_slab_share {
     uint32_t first, num_slabs;
     uint64_t share, shares;

@@ -38,7 +38,7 @@ static trf_status copy_to_place(trf_stack_order *order, uint32_t layer, trf_erro
     }
     trf_status status = actions->copy(actions->context, layer, err);
     if (status == TRF_OK)
-        *usage = (trf_stack_usage){.present = 1, .turn = ++order->turns};
+        *usage = (trf_stack_usage){.present = 1, .turn = ++order->last_turn};
     return status;
 }
 
@@ -48,7 +48,7 @@ static trf_status copy_ahead(trf_stack_order *order, trf_error *err) {
         trf_stack_usage *usage = &order->usage[order->next];
         if (usage->present) { /* still there from its last turn, or from before a jump */
             usage->spent = 0;
-            usage->turn = ++order->turns;
+            usage->turn = ++order->last_turn;
         } else if (!has_room(order, order->next)) {
             break;
         } else {

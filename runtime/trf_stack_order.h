@@ -30,8 +30,8 @@ typedef struct trf_stack_order {
     const trf_stack_place *places; /* [count] */
     trf_stack_usage *usage;        /* [count], all zeros at first */
     uint32_t count;
-    uint32_t next; /* the layer to copy next: begins as the first that is offloaded */
-    uint64_t turns;
+    uint32_t next;      /* the layer to copy next: begins as the first that is offloaded */
+    uint64_t last_turn; /* that a layer was given */
     trf_stack_actions actions;
 } trf_stack_order;
 

@@ -345,7 +345,7 @@ static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_
     uint32_t a[Config::kSlabs][2][4];
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++)
-        trf_packed_form_tile<kZeroing>(a[s], words[s]);
+        trf_packed_form_slab<kZeroing>(a[s], words[s]);
     if (trf_packed_has_exceptions<Config::kSlabs>(line_word, packed_tile, slab, warp.lane))
         trf_packed_bulk_patch<Config>(a, args.view, line_word, packed_tile, slab, warp.lane);
     trf_packed_bulk_multiply<Config, 0>(sums, a, x);

@@ -89,8 +89,9 @@ static __device__ __forceinline__ trf_packed_product_words trf_packed_general_lo
             __ldg((const uint2 *)(at + trf_packed_index_offset(slab, lane, 0)))};
 }
 
+/* The fragments of a lane's words of one packed slab, of both column steps, without exceptions. */
 template <bool kZeroing>
-static __device__ __forceinline__ void trf_packed_form_tile(uint32_t (&a)[2][4],
+static __device__ __forceinline__ void trf_packed_form_slab(uint32_t (&a)[2][4],
                                                             const trf_packed_product_words &words) {
     if constexpr (kZeroing) {
         trf_form_packed_zeroing(a[0], words.raw.x, words.raw.y, words.index.x);
@@ -242,7 +243,7 @@ static __device__ __forceinline__ void trf_packed_general_walk(const trf_packed_
         if (line.is_stored(packed_tile)) {
             line.load_stored(a, view, packed_tile, place.slab, lane);
         } else {
-            trf_packed_form_tile<kZeroing>(a, words);
+            trf_packed_form_slab<kZeroing>(a, words);
             line.patch(a, packed_tile, place.slab, lane);
         }
         trf_packed_general_multiply<kXTiles, kTwoAtOnce>(args, sums, a, place.x_row, packed_tile, lane);

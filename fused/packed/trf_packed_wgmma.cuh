@@ -230,7 +230,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_form(uint32_t (&a)[TRF_P
                                                              const trf_packed_wgmma_words &words) {
 #pragma unroll
     for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_PACKED_TILES; t++)
-        trf_packed_form_tile<kZeroing>(a[t], words.packed_tiles[t]);
+        trf_packed_form_slab<kZeroing>(a[t], words.packed_tiles[t]);
 }
 
 /* ---- products ---- */

@@ -180,7 +180,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
 /* With one slab at a time a warp has consecutive slabs, as kernels decode them; with two it has a range of columns,
  * band by band, as kernels multiply them. Sink: made of the arguments, the lane, and the shared address after the
  * warp's buffers. */
-template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
+template <class Codec, int kSlabs, int kRingSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
     const warp_walk_args &a = *(const warp_walk_args *)args;
     const trf_device_view &view = *a.walk->view;
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
@@ -203,7 +203,7 @@ template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class Sink> voi
         walk = {0, unit_order.begin, unit_order.end, bands * (unit_order.end - unit_order.begin)};
     }
     const uint32_t walked = walk.left;
-    trf_prefetcher<kSlabs, kSteps> prefetcher;
+    trf_prefetcher<kSlabs, kRingSteps> prefetcher;
     trf_start_walk<Codec>(prefetcher, view, a.smem, planes, walk, unit_order, memory, lane);
     trf_build_constants<Codec, kP, kLog>(view, table_source, shared, a.smem, constants);
     __syncthreads();
@@ -217,7 +217,7 @@ template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class Sink> voi
         trf_cp_async_commit();
     }
     /* a band or unit at a time, or all of them */
-    for (uint32_t band = kSlabs == 2 && walked && kSteps == kRing ? 0 : bands - 1; band < bands; band++)
+    for (uint32_t band = kSlabs == 2 && walked && kRingSteps == kRing ? 0 : bands - 1; band < bands; band++)
         trf_walk_slabs<Codec>(view, a.smem, planes, prefetcher, params, shared + a.smem.lane_pair_masks, unit_order,
                               band, lane, sink);
     trf_cp_async_wait<0>();
