@@ -451,7 +451,7 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
         }
     }
     if (sharing.hands_over)
-        trf_packed_hand_over(args.handover, number, warp.lane);
+        trf_packed_hand_over(args.handover, blockIdx.x, number, warp.lane);
 }
 
 /* ---- clusters: a block finishes every so many-th accumulator tile, and all send it their sums of these ---- */

@@ -12,10 +12,11 @@
  *      |-------------->|----------------->|----------------->|
  *                      ^ block 2 hands its sums of tile 0 over to block 3, and finishes tile 1
  *
- * A block hands over the sums of one tile at most: [accumulator tiles][32 lanes] of four. A flag for each warp says
- * that they are there, by the launch's number; whoever has waited for it takes the flag away, for the next run of a
- * CUDA graph has the same one. The workspace may hold anything before the first run: the number is 64 bits that no
- * other launch has.
+ * What a block hands over of a tile is a *parcel*: [accumulator tiles][32 lanes] of four sums. In this picture a block
+ * has one at most, and it has the block's number; wgmma kernels share tiles in one more way, in which a block has
+ * several, and number parcels by shares (trf_packed_wgmma_share.cuh). A flag for each warp says that they are there, by
+ * the launch's number; whoever has waited for it takes the flag away, for the next run of a CUDA graph has the same
+ * one. The workspace may hold anything before the first run: the number is 64 bits that no other launch has.
  */
 #ifndef TRF_PACKED_HANDOVER_CUH
 #define TRF_PACKED_HANDOVER_CUH
@@ -25,15 +26,15 @@
 #include "trf_stream_k.h"
 
 struct trf_packed_handover {
-    float4 *sums;    /* [blocks][acc_tiles][32] */
-    uint64_t *flags; /* [blocks][TRF_PACKED_HANDOVER_WARPS] */
+    float4 *sums;    /* [parcels][acc_tiles][32] */
+    uint64_t *flags; /* [parcels][TRF_PACKED_HANDOVER_WARPS] */
     uint64_t launch_id;
 };
 
 /* at: trf_packed_handover_bytes of device memory, 16-byte aligned. */
-static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t blocks, uint32_t acc_tiles,
+static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t parcels, uint32_t acc_tiles,
                                                          uint64_t launch_id) {
-    return {(float4 *)at, (uint64_t *)((uint8_t *)at + blocks * acc_tiles * TRF_ACC_TILE_BYTES), launch_id};
+    return {(float4 *)at, (uint64_t *)((uint8_t *)at + parcels * acc_tiles * TRF_ACC_TILE_BYTES), launch_id};
 }
 
 #if TRF_HAS_SM_90A
@@ -42,25 +43,25 @@ static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t bloc
 static __device__ __forceinline__ uint32_t trf_packed_share_of_block(uint32_t block) { return gridDim.x - 1 - block; }
 static __device__ __forceinline__ uint32_t trf_packed_block_of_share(uint32_t share) { return gridDim.x - 1 - share; }
 
-/* Where a block's sums of an accumulator tile are handed over, of one lane. */
+/* Where the sums of an accumulator tile are handed over, of one lane. */
 template <uint32_t kAccTiles>
-static __device__ __forceinline__ float4 *trf_packed_handed_over(const trf_packed_handover &handover, uint32_t block,
+static __device__ __forceinline__ float4 *trf_packed_handed_over(const trf_packed_handover &handover, uint32_t parcel,
                                                                  uint32_t acc_tile, uint32_t lane) {
-    return handover.sums + ((uint64_t)block * kAccTiles + acc_tile) * TRF_LANES + lane;
+    return handover.sums + ((uint64_t)parcel * kAccTiles + acc_tile) * TRF_LANES + lane;
 }
 
 /* By a warp, when its sums are there. */
-static __device__ __forceinline__ void trf_packed_hand_over(const trf_packed_handover &handover, uint32_t warp,
-                                                            uint32_t lane) {
+static __device__ __forceinline__ void trf_packed_hand_over(const trf_packed_handover &handover, uint32_t parcel,
+                                                            uint32_t warp, uint32_t lane) {
     __syncwarp();
     if (lane == 0)
-        trf_publish(handover.flags + blockIdx.x * TRF_PACKED_HANDOVER_WARPS + warp, handover.launch_id);
+        trf_publish(handover.flags + parcel * TRF_PACKED_HANDOVER_WARPS + warp, handover.launch_id);
 }
 
 /* Until the same warp of another block has handed its sums over. */
-static __device__ __forceinline__ void trf_packed_take_over(const trf_packed_handover &handover, uint32_t block,
+static __device__ __forceinline__ void trf_packed_take_over(const trf_packed_handover &handover, uint32_t parcel,
                                                             uint32_t warp, uint32_t lane) {
-    uint64_t *const flag = handover.flags + block * TRF_PACKED_HANDOVER_WARPS + warp;
+    uint64_t *const flag = handover.flags + parcel * TRF_PACKED_HANDOVER_WARPS + warp;
     trf_await(flag, handover.launch_id);
     __syncwarp();
     if (lane == 0)

@@ -9,6 +9,7 @@ enum {
     BLOCKS_A_MULTIPROCESSOR = 2, /* of the general kernel that run at once, by their registers */
     LEAST_TILES = 16,            /* packed tiles of a k split: fewer are over before their sums are */
     LEAST_K_BLOCKS = 4,          /* of a cluster's block, likewise */
+    MORE_K_BLOCKS = 6,           /* of a front than an equal share */
     X_TILE_ROWS = 8
 };
 static const uint64_t kMostBlocks = 0x7FFFFFFF, kMostBytes = 1ull << 48;
@@ -99,6 +100,16 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
     return 1;
 }
 
+/* How many k blocks the front of a tile has, if blocks share so many; 0: none. With less than a third of a tile a
+ * block, backs would be as scattered as equal shares are. A back's block has several beginnings and ends, each of which
+ * takes as long as some k blocks: of 0, 3, 6, 10 and 16 more for fronts 6 were the best on an H100, for all shapes. */
+static uint32_t front_k_blocks(uint64_t shared, const trf_packed_partition *p) {
+    if (3 * shared < p->blocks)
+        return 0;
+    const uint64_t k_blocks = ceil_div(shared * p->k_blocks, p->blocks) + MORE_K_BLOCKS;
+    return (uint32_t)(k_blocks < p->k_blocks ? k_blocks : p->k_blocks - 1);
+}
+
 static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint32_t cut,
                         trf_packed_partition *made) {
     const uint64_t room = (uint64_t)limits->multiprocessors;
@@ -110,15 +121,18 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
                         ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_PACKED_TILES), made))
         return 0;
     made->whole_tiles = made->tiles;
+    made->front_k_blocks = made->k_blocks;
     if (cut > 1)
         return give_clusters(limits, cut, made);
     const uint64_t all = (uint64_t)made->tiles * made->k_blocks, most = cut == TRF_PACKED_STREAM_K ? all : made->tiles;
     made->blocks = room < most ? room : most;
     if (cut != TRF_PACKED_STREAM_K)
         return 1;
-    made->whole_tiles = (uint32_t)(made->tiles - made->tiles % made->blocks);
+    const uint64_t shared = made->tiles % made->blocks;
+    made->whole_tiles = (uint32_t)(made->tiles - shared);
+    made->front_k_blocks = front_k_blocks(shared, made);
     made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_wgmma_acc_tiles(made->shape));
-    return made->whole_tiles < made->tiles;
+    return shared > 0;
 }
 
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
@@ -133,38 +147,44 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
 
 /* ---- how long a product should take ----
  *
- * Fitted to 209 products of 14 layers by 1 to 2,048 rows of x on an H100, each by all kernels in all ways, twice: the
- * one with the least cost is at most 3 % slower than the fastest for 206 of them (205 in a run on another card), and at
- * most 6 % for all; and to those times of an H200 that have not changed since they were measured
- * (docs/notebook/2026-11-25-packed-starts.md). A search has found the constants: together they give the time, one by
- * one they are no measurements. Nanoseconds, of a multiprocessor's clock near 1.75 GHz; bytes a nanosecond. */
+ * Fitted to 232 products of 14 layers by 1 to 8,192 rows of x on H100s, each by all kernels in all ways, by the means
+ * of up to seven runs: the one with the least cost is at most 3 % slower than the fastest for 230 of them, and at most
+ * 4 % for all; in single runs for 219 of 223, 219 of 223 and 226 of 232, and at most 5.5 %. Also to those times of an
+ * H200 that have not changed since they were measured (docs/notebook/2026-11-25-packed-starts.md). A search has found
+ * the constants: together they give the time, one by one they are no measurements. Nanoseconds, of a multiprocessor's
+ * clock near 1.75 GHz; bytes a nanosecond. */
 
 enum {
-    BULK_START = 3083,    /* launch, first stage, sums to y */
-    BULK_STREAM_K = 7782, /* sums by way of memory */
-    WGMMA_START = 256,
-    WGMMA_STREAM_K = 2941,
-    WGMMA_TILE = 293,    /* of each tile of a block: begin and end */
-    WGMMA_SHARED_X = 42, /* more for a k block of shared tiles where several x blocks read weights at other times */
-    WGMMA_FAR_X = 554,   /* still more where x takes most of the L2 cache: then x is read from memory, too */
+    BULK_START = 3204,    /* launch, first stage, sums to y */
+    BULK_STREAM_K = 6903, /* sums by way of memory */
+    WGMMA_START = 249,
+    WGMMA_STREAM_K = 1244, /* likewise, without fronts */
+    WGMMA_FRONTS = 3126,   /* with them */
+    WGMMA_TILE = 162,      /* of each tile of a block: begin and end */
+    /* More for a k block of shared tiles without fronts where several x blocks read weights at other times; still more
+     * where x takes most of the L2 cache: then x is read from memory, too. */
+    WGMMA_SHARED_X = 40,
+    WGMMA_FAR_X = 521,
     FAR_X_BYTES = 36 << 20,
     USUAL_GB = 3352 /* a second, where the driver does not say */
 };
-static const double kBulkCopy = 70.5, kWgmmaCopy = 66.2;       /* bytes that a multiprocessor gets */
-static const double kBulkRead = 0.97, kWgmmaRead = 0.866;      /* of the memory's bandwidth by its clock */
-static const double kWgmmaRow = 30.9, kWgmmaClusterRow = 14.2; /* for each row of x: sums to y, and to other blocks */
+static const double kBulkCopy = 70.9, kWgmmaCopy = 66.5;       /* bytes that a multiprocessor gets */
+static const double kBulkRead = 0.97, kWgmmaRead = 0.881;      /* of the memory's bandwidth by its clock */
+static const double kWgmmaRow = 37.8, kWgmmaClusterRow = 13.8; /* for each row of x: sums to y, and to other blocks */
+static const double kWgmmaBackRow = 17;                        /* likewise: a back's sums to a front */
+static const double kWgmmaBackKBlock = 1.141; /* a k block of a back where there are several x blocks */
 
 /* A cluster's meetings, by its blocks. */
-static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 888, 1080, 1867, 1259, 1807, 2019, 1437};
-static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1103, 1450, 2100, 2403, 4530, 2863, 3361};
+static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 713, 944, 1671, 1012, 1482, 2045, 1166};
+static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1243, 1528, 2219, 2520, 4677, 3017, 3445};
 
 /* A k block, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
 static const uint32_t kBulkKBlock[TRF_PACKED_BULK_SHAPES][4] = {
-    [TRF_PACKED_BULK_256] = {708, 220, 1098, 0}, [TRF_PACKED_BULK_128] = {721, 707, 768, 0},
-    [TRF_PACKED_BULK_64] = {726, 707, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1170},
-    [TRF_PACKED_BULK_32] = {456, 460, 459, 357},
+    [TRF_PACKED_BULK_256] = {718, 227, 1078, 0}, [TRF_PACKED_BULK_128] = {734, 723, 762, 0},
+    [TRF_PACKED_BULK_64] = {718, 707, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1172},
+    [TRF_PACKED_BULK_32] = {451, 457, 448, 367},
 };
-static const uint32_t kWgmmaKBlock[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {380, 413, 436, 518, 130};
+static const uint32_t kWgmmaKBlock[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {373, 413, 433, 525, 126};
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
@@ -191,28 +211,63 @@ static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limi
            (is_stream_k ? BULK_STREAM_K : kBulkCluster[p->cluster_size]);
 }
 
+/* Of a wgmma kernel: nanoseconds of k blocks, which memory's time hides or is hidden by; of all else; and passes over
+ * the weights. */
+typedef struct wgmma_cost {
+    double k_blocks_ns, rest_ns, passes;
+} wgmma_cost;
+
+static wgmma_cost cost_of_cluster(const trf_packed_partition *p, double k_block_ns) {
+    const uint32_t x_rows = p->x_tiles * X_TILE_ROWS, others = p->cluster_size - 1;
+    return (wgmma_cost){(double)ceil_div(p->k_blocks, p->cluster_size) * k_block_ns,
+                        kWgmmaCluster[p->cluster_size] + WGMMA_TILE +
+                            (kWgmmaRow + kWgmmaClusterRow * others) * x_rows / p->cluster_size,
+                        (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN)};
+}
+
+/* Adds what tiles without fronts take that all blocks share. */
+static void add_equal_shares(const trf_packed_view *view, uint32_t m, const trf_packed_partition *p, double k_block_ns,
+                             wgmma_cost *cost) {
+    const double part = 1 - (double)p->whole_tiles / p->tiles,
+                 share = (double)ceil_div((uint64_t)(p->tiles - p->whole_tiles) * p->k_blocks, p->blocks);
+    cost->k_blocks_ns += share * k_block_ns;
+    cost->rest_ns += WGMMA_STREAM_K + 2 * (WGMMA_TILE + kWgmmaRow * (p->x_tiles * X_TILE_ROWS));
+    if (p->x_blocks > 1)
+        cost->rest_ns += share * (WGMMA_SHARED_X + (2ull * m * view->cols > FAR_X_BYTES ? WGMMA_FAR_X : 0));
+    cost->passes = (1 - part) * cost->passes + part * p->x_blocks; /* each at a time of its own */
+}
+
+/* ... with fronts. */
+static void add_fronts(const trf_packed_partition *p, double k_block_ns, wgmma_cost *cost) {
+    const uint32_t x_rows = p->x_tiles * X_TILE_ROWS, shared = p->tiles - p->whole_tiles;
+    const uint64_t others = p->blocks - shared,
+                   back = ceil_div((uint64_t)shared * (p->k_blocks - p->front_k_blocks), others),
+                   backs = ceil_div(shared, others) + 1; /* of which a block has some */
+    const double back_ns =
+        (double)back * k_block_ns * (p->x_blocks > 1 ? kWgmmaBackKBlock : 1) + (double)backs * kWgmmaBackRow * x_rows;
+    cost->k_blocks_ns += larger(p->front_k_blocks * k_block_ns, back_ns);
+    cost->rest_ns += WGMMA_FRONTS + WGMMA_TILE + kWgmmaRow * x_rows;
+}
+
+static wgmma_cost cost_of_staying(const trf_packed_view *view, uint32_t m, const trf_packed_partition *p,
+                                  double k_block_ns) {
+    const double whole = (double)ceil_div(p->whole_tiles, p->blocks);
+    wgmma_cost cost = {whole * p->k_blocks * k_block_ns, whole * (WGMMA_TILE + kWgmmaRow * (p->x_tiles * X_TILE_ROWS)),
+                       (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN)};
+    if (p->whole_tiles < p->tiles && p->front_k_blocks)
+        add_fronts(p, k_block_ns, &cost);
+    else if (p->whole_tiles < p->tiles)
+        add_equal_shares(view, m, p, k_block_ns, &cost);
+    return cost;
+}
+
 static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                        const trf_packed_partition *p) {
-    const uint32_t x_rows = p->x_tiles * X_TILE_ROWS;
     const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + TRF_PACKED_WGMMA_STAGE_LINES_BYTES,
                  k_block_ns = larger(bytes / kWgmmaCopy, kWgmmaKBlock[p->shape - TRF_PACKED_WGMMA_64]);
-    uint64_t k_blocks = ceil_div(p->k_blocks, p->cluster_size);
-    double ns = WGMMA_START;
-    if (p->cluster_size > 1) {
-        ns += kWgmmaCluster[p->cluster_size] + WGMMA_TILE +
-              (kWgmmaRow + kWgmmaClusterRow * (p->cluster_size - 1)) * x_rows / p->cluster_size;
-    } else {
-        const uint64_t shared = ceil_div((uint64_t)(p->tiles - p->whole_tiles) * p->k_blocks, p->blocks);
-        const uint64_t tiles = ceil_div(p->whole_tiles, p->blocks) + (shared ? 2 : 0);
-        k_blocks = ceil_div(p->whole_tiles, p->blocks) * p->k_blocks + shared;
-        ns += (double)tiles * (WGMMA_TILE + kWgmmaRow * x_rows) + (shared ? WGMMA_STREAM_K : 0);
-        if (p->x_blocks > 1)
-            ns += (double)shared * (WGMMA_SHARED_X + (2ull * m * view->cols > FAR_X_BYTES ? WGMMA_FAR_X : 0));
-    }
-    /* Blocks with the same weights read those of whole tiles at the same time, of shared ones not. */
-    const double whole = (double)p->whole_tiles / p->tiles,
-                 passes = whole * (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN) + (1 - whole) * p->x_blocks;
-    return ns + larger(read_ns(view, limits, m, passes, kWgmmaRead), (double)k_blocks * k_block_ns);
+    const wgmma_cost cost =
+        p->cluster_size > 1 ? cost_of_cluster(p, k_block_ns) : cost_of_staying(view, m, p, k_block_ns);
+    return WGMMA_START + cost.rest_ns + larger(read_ns(view, limits, m, cost.passes, kWgmmaRead), cost.k_blocks_ns);
 }
 
 /* ---- the choice ---- */

@@ -29,6 +29,7 @@ typedef struct trf_packed_partition {
     uint32_t cut;             /* as trf_packed_choose_shape was given it */
     uint32_t cluster_size; /* blocks of a cluster, which cut a tile's k blocks; 1 of blocks alone, which stay or not */
     uint32_t whole_tiles;  /* wgmma: the first ones, that are not cut by stream-K */
+    uint32_t front_k_blocks; /* ... and of each other tile its front; 0: those have none (trf_packed_wgmma_share.cuh) */
     /* x copied to rows of whole 16 bytes, at 0, where it may be needed | what blocks hand to each other. */
     uint64_t handover_offset, workspace_bytes;
 } trf_packed_partition;

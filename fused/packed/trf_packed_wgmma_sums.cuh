@@ -99,29 +99,33 @@ static __device__ __forceinline__ void trf_packed_wgmma_put_acc_tile(const float
         trf_packed_wgmma_put_acc_tile<kFirst + kCount / 2, kCount - kCount / 2>(sums, t, at);
 }
 
-/* Blocks that stay, of a tile that others share. A warp that has not its first k blocks hands its sums over; the one
- * that has them adds the others'. @return whether the sums are complete. */
+/* Blocks that stay, of a tile that they share. A warp that has not its first k blocks hands its sums over; the one that
+ * has them adds the others'. @return whether the sums are complete. */
 template <class Config>
 static __device__ __forceinline__ bool
 trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
                             const trf_packed_wgmma_warp &warp, float (&sums)[Config::kXRows / 2]) {
     const uint32_t first_acc_tile = warp.warp * Config::kXTiles;
+    const uint32_t shared_tile = stint.tile - args.whole_tiles;
     if (stint.begin > 0) {
-        float4 *const to =
-            trf_packed_handed_over<Config::kAccTiles>(args.handover, blockIdx.x, first_acc_tile, warp.lane);
+        const uint32_t parcel = trf_packed_wgmma_parcel_of(args, shared_tile, trf_packed_wgmma_back_share(args));
+        float4 *const to = trf_packed_handed_over<Config::kAccTiles>(args.handover, parcel, first_acc_tile, warp.lane);
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++)
             to[t * TRF_LANES] = trf_packed_wgmma_acc_tile(sums, t);
-        trf_packed_hand_over(args.handover, warp.warp, warp.lane);
+        trf_packed_hand_over(args.handover, parcel, warp.warp, warp.lane);
         return false;
     }
-    const uint32_t last = trf_packed_last_share(args.stream_k, stint.tile - args.whole_tiles);
+    uint32_t share, last;
+    trf_stream_k_sharers(&args.backs, shared_tile, &share, &last);
+    if (args.front_k_blocks == 0)
+        share++; /* the first one is this block's own */
 #pragma unroll 1
-    for (uint32_t share = trf_packed_share_of_block(blockIdx.x) + 1; share <= last; share++) {
-        const uint32_t block = trf_packed_block_of_share(share);
-        trf_packed_take_over(args.handover, block, warp.warp, warp.lane);
+    for (; share <= last; share++) {
+        const uint32_t parcel = trf_packed_wgmma_parcel_of(args, shared_tile, share);
+        trf_packed_take_over(args.handover, parcel, warp.warp, warp.lane);
         const float4 *const from =
-            trf_packed_handed_over<Config::kAccTiles>(args.handover, block, first_acc_tile, warp.lane);
+            trf_packed_handed_over<Config::kAccTiles>(args.handover, parcel, first_acc_tile, warp.lane);
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
             const float4 other = trf_ldg128f_of_others(from + t * TRF_LANES);
@@ -140,8 +144,7 @@ static __device__ __forceinline__ void
 trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
                        const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_y_writer &writer,
                        float (&sums)[Config::kXRows / 2]) {
-    if (stint.end - stint.begin < args.stream_k.k_blocks &&
-        !trf_packed_wgmma_share_sums<Config>(args, stint, warp, sums))
+    if (stint.end - stint.begin < args.k_blocks && !trf_packed_wgmma_share_sums<Config>(args, stint, warp, sums))
         return;
     if (writer.writes_16_bytes) {
 #pragma unroll

@@ -139,6 +139,7 @@ START_TEST(wgmma_partitions) {
     static const uint32_t sizes[] = {1, 64, 65, 1024, 2048, 4096, 5632, 8192, 14336, 28672, 65536, 152064};
     static const uint32_t batches[] = {1, 65, 96, 97, 128, 200, 256, 300, 512, 1000, 2048, 8192};
     const trf_device_limits limits = hopper();
+    int with_fronts = 0, without_fronts = 0;
     for (int r = 0; r < 12; r++)
         for (int c = 0; c < 12; c++)
             for (int b = 0; b < 12; b++) {
@@ -161,8 +162,19 @@ START_TEST(wgmma_partitions) {
                     EXPECT(p.cluster_size == 1 ? p.whole_tiles <= p.tiles
                                                : p.blocks == p.tiles * (uint64_t)p.cluster_size);
                     EXPECT((p.workspace_bytes > p.handover_offset) == (p.whole_tiles < p.tiles));
+                    if (p.whole_tiles == p.tiles) {
+                        EXPECT(p.front_k_blocks == p.k_blocks);
+                        continue;
+                    }
+                    const uint32_t shared = p.tiles - p.whole_tiles;
+                    EXPECT(shared < p.blocks && p.whole_tiles % p.blocks == 0 && p.front_k_blocks < p.k_blocks);
+                    EXPECT(p.front_k_blocks == 0 || p.front_k_blocks * p.blocks >= (uint64_t)shared * p.k_blocks ||
+                           p.front_k_blocks == p.k_blocks - 1);
+                    with_fronts += p.front_k_blocks > 0;
+                    without_fronts += p.front_k_blocks == 0;
                 }
             }
+    ck_assert(with_fronts > 100 && without_fronts > 100);
     for (int shape = TRF_PACKED_WGMMA_64; shape < TRF_PACKED_SHAPES; shape++) {
         EXPECT(trf_packed_wgmma_shared_bytes(shape) + 1024 <= 227 << 10);
         EXPECT(trf_packed_wgmma_stages(shape) >= 4 && trf_packed_wgmma_stages(shape) <= 8);
@@ -392,9 +404,11 @@ START_TEST(bulk_sums_are_exact) {
 END_TEST
 
 /* wgmma kernels: each shape, cut in each way, on devices of so few multiprocessors that blocks have several tiles and
- * share others. y is F32, BF16 (whole sectors where rows are a multiple of 8), and F32 again. */
+ * share others: with fronts, of which one block may have the backs of several, and without. y is F32, BF16 (whole
+ * sectors where rows are a multiple of 8), and F32 again. */
 static const product_case kWgmmaCases[] = {{70, 100, 65, 3},  {136, 608, 100, 2}, {300, 97, 130, 5},
-                                           {64, 2112, 96, 2}, {200, 1100, 3, 3},  {130, 70, 300, 7}};
+                                           {64, 2112, 96, 2}, {200, 1100, 3, 3},  {130, 70, 300, 7},
+                                           {200, 900, 70, 5}, {270, 2000, 40, 8}, {270, 2000, 40, 12}};
 
 static void expect_exact(const product_run *run, const void *y, uint32_t stride, int is_bf16, const char *what) {
     for (uint32_t n = 0; n < run->m; n++)
@@ -411,7 +425,7 @@ static void expect_exact(const product_run *run, const void *y, uint32_t stride,
 }
 
 START_TEST(wgmma_sums_are_exact) {
-    const int shape = TRF_PACKED_WGMMA_64 + _i % 5, number = _i / 5 % 6, kind = _i * 7 / 5 % KINDS;
+    const int shape = TRF_PACKED_WGMMA_64 + _i % 5, number = _i / 5 % 9, kind = _i * 7 / 5 % KINDS;
     const product_case *of = &kWgmmaCases[number];
     if (!test_tries(_i))
         return;
@@ -568,7 +582,7 @@ int main(void) {
 #ifdef TRF_HAVE_WARP_WALK
     tcase_add_loop_test(tests, sums_are_exact, 0, KINDS * (int)(sizeof kCases / sizeof *kCases));
     tcase_add_loop_test(tests, bulk_sums_are_exact, 0, TRF_PACKED_BULK_SHAPES * 12);
-    tcase_add_loop_test(tests, wgmma_sums_are_exact, 0, 60);
+    tcase_add_loop_test(tests, wgmma_sums_are_exact, 0, 90);
     tcase_add_loop_test(tests, epilogues, 0, 18);
     tcase_add_test(tests, specials);
     tcase_add_loop_test(tests, garbage_stays_inside, 0, 12);
