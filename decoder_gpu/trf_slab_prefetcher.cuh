@@ -18,11 +18,12 @@ static constexpr uint32_t kStepBytes = TRF_STEP_BYTES;                          
 
 /* ---- which slabs ---- */
 
-/* A sequence of slabs: panels of a unit, then those of others. */
+/* A sequence of panels: those of a unit, then those of others. A warp walks all slabs that a unit has in a panel, one
+ * or two, at the same time: "the slab" is all of them. */
 struct trf_walk {
     uint32_t unit, panel; /* of the slab at hand; kSlabs bands are a unit */
     uint32_t stop;        /* panel where the walk leaves the unit */
-    uint32_t left;        /* slabs from here on, it included */
+    uint32_t left;        /* panels from here on, of this unit and others, it included */
 };
 
 /* Where a walk goes on: all panels of the next unit. Other unit orders have a function of this name, too. */

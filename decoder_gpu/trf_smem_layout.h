@@ -50,8 +50,8 @@ TRF_HD_CONSTEXPR uint32_t trf_narrow_stride(uint32_t raw_bits, int ring_steps) {
     return ring_steps == TRF_RING_STEPS && raw_bits & 4 ? trf_narrow_bytes(raw_bits) : 0;
 }
 
-/* unit_slabs: that a warp walks side by side. sum_bytes: that a warp leaves at the end. other_bytes: behind its slabs'
- * buffers, for each warp. */
+/* unit_slabs: that a warp walks at the same time. sum_bytes: that a warp leaves at the end. other_bytes: behind its
+ * slabs' buffers, for each warp. */
 TRF_HD trf_smem_layout trf_smem_layout_of(uint32_t raw_bits, uint32_t max_rans_bytes, uint32_t warps,
                                           uint32_t unit_slabs, uint32_t table_log, uint32_t sum_bytes,
                                           uint32_t other_bytes, int ring_steps) {

@@ -26,9 +26,10 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
 
 /* What the cost model knows of a layer that a block of a grouped kernel walks. */
 typedef struct trf_cost_layer {
-    uint32_t units, panels, unit_slabs, warps; /* unit_slabs: side by side in a unit; warps: of a block */
-    double slab_us, lone_step_us;              /* of a slab; of a step at least, however few warps are at work */
-    double sum_bytes;                          /* that a warp leaves */
+    uint32_t units, panels;       /* of whole bands; regular ones */
+    uint32_t unit_slabs, warps;   /* slabs of a unit in a panel; of a block */
+    double slab_us, lone_step_us; /* of a slab; of a step at least, however few warps are at work */
+    double sum_bytes;             /* that a warp leaves */
 } trf_cost_layer;
 
 trf_cost_layer trf_cost_layer_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps, uint32_t m);

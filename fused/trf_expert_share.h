@@ -18,7 +18,7 @@ enum {
 
 /* What an expert is to a block. */
 typedef struct trf_expert_cost_model {
-    uint32_t units, panels;  /* of an expert, at least 1 of each */
+    uint32_t units, panels;  /* of an expert: of whole bands; regular ones; at least 1 of each */
     uint32_t warps;          /* of a block: they share its units' columns evenly */
     uint32_t step_ns;        /* estimated time of a step, in which each warp walks one panel of a unit */
     uint32_t begin_ns;       /* and of entering an expert ... */

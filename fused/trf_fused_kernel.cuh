@@ -17,7 +17,7 @@
  *            ...
  *     rows 8128 to 8191   |warp  0|warp  1|             |warp 15|   block 127; four multiprocessors idle
  *
- *     a warp's range:  two slabs, each 32 x 256, side by side (rows 0 to 31 and 32 to 63), then the next two
+ *     a warp's range:  two slabs, each 32 x 256, at the same time (rows 0 to 31 and 32 to 63), then the next two
  *     a step of it:    16 columns of both: 4 fragments of 16 x 16, of each of which a lane decodes 8 weights, as
  *                      mma.m16n8k16 wants them: rows lane / 4 and 8 below it, columns 2 * (lane % 4) and 8 further on
  *
@@ -116,29 +116,29 @@ struct trf_split_k_unit_order {
     }
 };
 
-/* Stages of x that num_slabs slabs side by side take. */
+/* Stages of x that a warp's way through so many panels takes, one after the other. */
 static __device__ __forceinline__ uint32_t trf_x_stages_of(const trf_product_args &a, uint32_t x_stage_cols,
-                                                           uint32_t num_slabs) {
-    return a.view.slab_cols > x_stage_cols ? 2 * num_slabs : num_slabs;
+                                                           uint32_t num_panels) {
+    return a.view.slab_cols > x_stage_cols ? 2 * num_panels : num_panels;
 }
 
 /* The product of a warp, with x from where it is. */
 template <class Product, int kXTiles> struct trf_fused_sink : Product {
     const trf_fused_partition_args &p;
     trf_x_pipeline<kXTiles> x_pipeline;
-    uint32_t walk_slabs; /* slabs on the warp's way */
-    uint32_t next;       /* stage of x */
-    uint32_t chunks;     /* left of the stage at hand */
+    uint32_t walk_panels; /* on the warp's way, of one unit after the other */
+    uint32_t next;        /* stage of x */
+    uint32_t chunks;      /* left of the stage at hand */
 
     __device__ __forceinline__ trf_fused_sink(const trf_product_args &args, const trf_fused_partition_args &partition,
-                                              uint32_t lane, const trf_x_pipeline_params &params, uint32_t walk_slabs_)
-        : Product(args, lane), p(partition), x_pipeline(params), walk_slabs(walk_slabs_) {}
+                                              uint32_t lane, const trf_x_pipeline_params &params, uint32_t walk_panels_)
+        : Product(args, lane), p(partition), x_pipeline(params), walk_panels(walk_panels_) {}
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         Product::begin_slab(walk);
         if (!Product::kPipelinedX)
             return;
-        next = trf_x_stages_of(this->a, p.x_stage_cols, walk_slabs - walk.left);
+        next = trf_x_stages_of(this->a, p.x_stage_cols, walk_panels - walk.left);
         chunks = 0;
     }
 
@@ -310,16 +310,16 @@ static __device__ __forceinline__ void trf_end_wave_shared(Product &product, con
 }
 
 /* Keeps the pipeline of x going to the end of wave g: other warps of the split may still want what this one copies.
- * walk_slabs: of the split, up to the wave's end. */
+ * walk_panels: of the split, up to the wave's end. */
 template <class Sink>
 static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_fused_partition_args &p,
                                                          const trf_split_k_unit_order &unit_order, uint32_t g,
-                                                         uint32_t *walk_slabs) {
+                                                         uint32_t *walk_panels) {
     trf_walk of_wave;
     unit_order.enter_wave(of_wave, g);
-    *walk_slabs += of_wave.stop - of_wave.panel;
+    *walk_panels += of_wave.stop - of_wave.panel;
     sink.x_pipeline.stepped = false; /* the way may have ended soon behind a copy */
-    sink.x_pipeline.need(sink.a, p, trf_x_stages_of(sink.a, p.x_stage_cols, *walk_slabs));
+    sink.x_pipeline.need(sink.a, p, trf_x_stages_of(sink.a, p.x_stage_cols, *walk_panels));
 }
 
 /* The block's waves: walk(unit) is the warp's walk through a unit, as far as it has some of it. */
@@ -329,14 +329,14 @@ trf_walk_waves(Sink &sink, const trf_product_args &a, const trf_fused_partition_
                const trf_block_share &share, const trf_split_k_unit_order &unit_order, Walk walk) {
     const bool joins = p.cluster_size * p.k_splits > 1;
     const uint32_t first_wave = share.begin / share.panels;
-    uint32_t walk_slabs = 0; /* slabs of the split, up to the end of the wave at hand */
+    uint32_t walk_panels = 0; /* of the split, up to the end of the wave at hand */
 #pragma unroll 1
     for (uint32_t g = first_wave; g * share.panels < share.end; g++) {
         const uint32_t first = share.unit + g * p.wave_units, units = min(p.wave_units, share.units - g * p.wave_units);
         const bool is_partial = share.to(g) - share.from(g) < share.panels; /* other blocks have the rest */
         walk(first + w.unit_in_wave);
         if (Sink::kPipelinedX && w.k_split < p.k_splits)
-            trf_end_x_of_wave(sink, p, unit_order, g, &walk_slabs);
+            trf_end_x_of_wave(sink, p, unit_order, g, &walk_panels);
         float *const partials =
             is_partial ? trf_partial_of(p, blockIdx.x, g == first_wave, 0, Sink::kAccTiles) : nullptr;
         if (joins)

@@ -13,9 +13,9 @@ extern "C" {
 #endif
 
 typedef struct trf_fused_partition {
-    uint32_t variant, x_tiles, warps, unit_slabs; /* of the kernel; slabs of a unit, which a warp walks side by side */
+    uint32_t variant, x_tiles, warps, unit_slabs; /* of the kernel; slabs that a unit has in a panel */
     uint32_t cluster_size, clusters;              /* blocks of a cluster; clusters */
-    uint32_t units, panels;                       /* of the layer */
+    uint32_t units, panels;                       /* of the layer: of whole bands; regular ones. Either may be 0 */
     uint32_t k_splits, wave_units;                /* warps that cut a unit's panels; units that a block walks at once */
     uint32_t waves, block_panels;                 /* of the block that has the most; waves: 0 if stream-K */
     uint32_t is_stream_k, wave_panels;            /* wave panels: of all blocks, if it is */

@@ -2,7 +2,7 @@
 /* Which fused and grouped kernels there are, and their sizes: what the kernels are compiled for and what planning
  * chooses from. C and CUDA.
  *
- * A *unit* is the one or two bands of 32 rows that a warp walks side by side. */
+ * A *unit* is the one or two bands of 32 rows that a warp walks at the same time. */
 #ifndef TRF_FUSED_VARIANT_H
 #define TRF_FUSED_VARIANT_H
 

@@ -45,7 +45,7 @@ typedef struct trf_group_layer_partition {
 } trf_group_layer_partition;
 
 typedef struct trf_group_partition {
-    uint32_t unit_slabs, warps, cluster_size; /* slabs of a unit, side by side; warps of a block; blocks of a cluster */
+    uint32_t unit_slabs, warps, cluster_size; /* slabs of a unit in a panel; warps of a block; blocks of a cluster */
     uint32_t max_rans_bytes;                  /* of a slab's rANS streams, the most of any layer; a multiple of 16 */
     trf_group_smem smem;
     double microseconds; /* estimated, of a whole launch but what every launch takes */
@@ -61,7 +61,7 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
 /* ---- experts ---- */
 
 typedef struct trf_experts_partition {
-    uint32_t unit_slabs, warps; /* slabs of a unit, side by side; warps of a block */
+    uint32_t unit_slabs, warps; /* slabs of a unit in a panel; warps of a block */
     uint32_t max_rans_bytes;    /* of a slab's rANS streams, the most of any expert; a multiple of 16 */
     uint32_t has_edges;         /* whether any expert has some */
     trf_group_smem smem;

@@ -2,7 +2,7 @@
 /* What kernels are told of a product and of its partition, a warp's accumulators, and how a finished sum gets to y.
  *
  * Decoded weights are the A fragments of mma.m16n8k16, x is B. A *unit* is the one or two bands of 32 rows that a warp
- * walks side by side. */
+ * walks at the same time. */
 #ifndef TRF_WARP_PRODUCT_CUH
 #define TRF_WARP_PRODUCT_CUH
 
@@ -31,7 +31,7 @@ struct trf_partition_args {
     uint32_t cluster_size; /* blocks of a cluster */
     uint32_t k_splits;     /* split-K in a block: warps that share a unit's columns */
     uint32_t wave_units;   /* a wave: units that a block walks at once; wave_units * k_splits warps are at work */
-    uint32_t units;        /* of the layer */
+    uint32_t units;        /* of the layer, of whole bands */
     /* What a cluster has of the layer: share_quotient units, and one more in the first share_remainder clusters. Where
      * is_stream_k, what a block has, counted in wave panels. */
     uint32_t share_quotient, share_remainder;

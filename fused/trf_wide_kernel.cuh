@@ -5,7 +5,7 @@
  * sorts of warps:
  *   consumers  one or two warpgroups (wgmma): products of 64 rows of W by all rows of x, both operands in shared
  *              memory, sums in registers
- *   decoders   12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage*
+ *   decoders   12 or 8 warps, each with slabs of a *unit*, two bands at a time; what they decode goes to a *stage*
  *              of 128 rows by 32 columns, to which x is copied beside
  * Decoders work in *producers* of 2 warps, one for each unit; each producer has consecutive panels, all go on
  * at once, and consumers take their stages one by one: turn by turn of slabs, then 32 columns of each producer after
@@ -177,7 +177,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
     const trf_wide_partition_args &p;
     trf_wide_barriers &barriers;
     const trf_wide_unit_order &unit_order;
-    uint32_t walk_slabs, next;              /* slabs: of the whole way; the next one */
+    uint32_t walk_panels, next;             /* panels of the whole way, of one unit after the other; the next one */
     uint32_t producer, stages;              /* stages: that the producer has had */
     uint32_t left;                          /* stages of the slab */
     uint32_t stage_address;                 /* shared address of the lane's first 16 bytes in the stage */
@@ -186,9 +186,9 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
 
     __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_barriers &barriers_,
                                              const trf_wide_unit_order &unit_order_, uint32_t producer_,
-                                             uint32_t walk_slabs_, uint32_t shared)
+                                             uint32_t walk_panels_, uint32_t shared)
         : Product(args.product, lane), x_map(args.x_map), p(args.partition), barriers(barriers_),
-          unit_order(unit_order_), walk_slabs(walk_slabs_), next(0), producer(producer_), stages(0), left(0) {
+          unit_order(unit_order_), walk_panels(walk_panels_), next(0), producer(producer_), stages(0), left(0) {
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
         stage_address = shared + args.partition.stages_offset + producer * TRF_WIDE_STAGE_BYTES +
                         unit_order_.unit * (TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS) + 64 * row +
@@ -256,7 +256,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
     }
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
-        fill_zeros_until(walk_slabs - walk.left);
+        fill_zeros_until(walk_panels - walk.left);
         enter_slab(walk.panel);
     }
     __device__ __forceinline__ void begin_step_pair(int) {}

@@ -8,7 +8,7 @@
 enum {
     TRF_WIDE_BANDS = 4, /* of a work item */
     TRF_WIDE_ROWS = TRF_WIDE_BANDS * TRF_SLAB_ROWS,
-    TRF_WIDE_UNIT_SLABS = 2, /* of neighbouring bands, that a decoder walks side by side */
+    TRF_WIDE_UNIT_SLABS = 2, /* of neighbouring bands, that a decoder walks at the same time */
     TRF_WIDE_UNITS = TRF_WIDE_BANDS / TRF_WIDE_UNIT_SLABS,
     TRF_WIDE_UNIT_ROWS = TRF_WIDE_UNIT_SLABS * TRF_SLAB_ROWS,
     TRF_WIDE_STAGE_COLS = 32,
