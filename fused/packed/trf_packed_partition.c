@@ -217,24 +217,32 @@ typedef struct wgmma_cost {
     double k_blocks_ns, rest_ns, passes;
 } wgmma_cost;
 
+/* Blocks with the same weights read them at the same time. */
+static double shared_passes(const trf_packed_partition *p) {
+    return (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN);
+}
+
+/* Of a tile that a block finishes: its begin and end. */
+static double tile_ns(const trf_packed_partition *p) { return WGMMA_TILE + kWgmmaRow * (p->x_tiles * X_TILE_ROWS); }
+
 static wgmma_cost cost_of_cluster(const trf_packed_partition *p, double k_block_ns) {
     const uint32_t x_rows = p->x_tiles * X_TILE_ROWS, others = p->cluster_size - 1;
     return (wgmma_cost){(double)ceil_div(p->k_blocks, p->cluster_size) * k_block_ns,
                         kWgmmaCluster[p->cluster_size] + WGMMA_TILE +
                             (kWgmmaRow + kWgmmaClusterRow * others) * x_rows / p->cluster_size,
-                        (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN)};
+                        shared_passes(p)};
 }
 
 /* Adds what tiles without fronts take that all blocks share. */
 static void add_equal_shares(const trf_packed_view *view, uint32_t m, const trf_packed_partition *p, double k_block_ns,
                              wgmma_cost *cost) {
-    const double part = 1 - (double)p->whole_tiles / p->tiles,
+    const double whole = (double)p->whole_tiles / p->tiles,
                  share = (double)ceil_div((uint64_t)(p->tiles - p->whole_tiles) * p->k_blocks, p->blocks);
     cost->k_blocks_ns += share * k_block_ns;
-    cost->rest_ns += WGMMA_STREAM_K + 2 * (WGMMA_TILE + kWgmmaRow * (p->x_tiles * X_TILE_ROWS));
+    cost->rest_ns += WGMMA_STREAM_K + 2 * tile_ns(p);
     if (p->x_blocks > 1)
         cost->rest_ns += share * (WGMMA_SHARED_X + (2ull * m * view->cols > FAR_X_BYTES ? WGMMA_FAR_X : 0));
-    cost->passes = (1 - part) * cost->passes + part * p->x_blocks; /* each at a time of its own */
+    cost->passes = whole * cost->passes + (1 - whole) * p->x_blocks; /* each at a time of its own */
 }
 
 /* ... with fronts. */
@@ -246,14 +254,13 @@ static void add_fronts(const trf_packed_partition *p, double k_block_ns, wgmma_c
     const double back_ns =
         (double)back * k_block_ns * (p->x_blocks > 1 ? kWgmmaBackKBlock : 1) + (double)backs * kWgmmaBackRow * x_rows;
     cost->k_blocks_ns += larger(p->front_k_blocks * k_block_ns, back_ns);
-    cost->rest_ns += WGMMA_FRONTS + WGMMA_TILE + kWgmmaRow * x_rows;
+    cost->rest_ns += WGMMA_FRONTS + tile_ns(p);
 }
 
 static wgmma_cost cost_of_staying(const trf_packed_view *view, uint32_t m, const trf_packed_partition *p,
                                   double k_block_ns) {
     const double whole = (double)ceil_div(p->whole_tiles, p->blocks);
-    wgmma_cost cost = {whole * p->k_blocks * k_block_ns, whole * (WGMMA_TILE + kWgmmaRow * (p->x_tiles * X_TILE_ROWS)),
-                       (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN)};
+    wgmma_cost cost = {whole * p->k_blocks * k_block_ns, whole * tile_ns(p), shared_passes(p)};
     if (p->whole_tiles < p->tiles && p->front_k_blocks)
         add_fronts(p, k_block_ns, &cost);
     else if (p->whole_tiles < p->tiles)

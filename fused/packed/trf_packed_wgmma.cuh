@@ -29,7 +29,7 @@
  *   - blocks that stay: of `whole_tiles` block b has b, b + blocks, ...; the tiles that are left are cut into parts of
  *     equal length (trf_packed_wgmma_share.cuh), and blocks hand the sums of these over (trf_packed_handover.cuh).
  *     8192 rows of x by 8192x8192: 2,048 tiles of 256 rows of x, of which 132 blocks have 15 each. Of the 68 that are
- *     left, of 128 k blocks, 68 blocks have the first 72 each, and 64 blocks the others: 60 of each.
+ *     left, of 128 k blocks, 68 blocks have the first 72 each, and 64 blocks the others, 59 or 60 each.
  * Tiles lie in runs of 8 x blocks: in a run those with the same weights follow each other. So 132 tiles that are
  * under way have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many blocks.
  *
