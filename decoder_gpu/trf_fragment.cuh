@@ -29,11 +29,11 @@ template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> s
     static constexpr bool kFp8 = kCodec == TRF_CODEC_E4M3 || kCodec == TRF_CODEC_E5M2;
     static constexpr bool kInt = kCodec == TRF_CODEC_INT;
     static constexpr bool kKnownRaw = !kInt || kIntRaw != 0;
-    static constexpr int kLow2 = kClassBits == 2 ? 2 : 0;
-    static constexpr int kRaw = kCodec == TRF_CODEC_BF16   ? 8 + kLow2
-                                : kCodec == TRF_CODEC_FP16 ? 11 + kLow2
-                                : kCodec == TRF_CODEC_E4M3 ? 4 + kLow2
-                                : kCodec == TRF_CODEC_E5M2 ? 3 + kLow2
+    static constexpr int kRawExponent = kClassBits == 2 ? 2 : 0; /* bits of the exponent that quads have raw */
+    static constexpr int kRaw = kCodec == TRF_CODEC_BF16   ? 8 + kRawExponent
+                                : kCodec == TRF_CODEC_FP16 ? 11 + kRawExponent
+                                : kCodec == TRF_CODEC_E4M3 ? 4 + kRawExponent
+                                : kCodec == TRF_CODEC_E5M2 ? 3 + kRawExponent
                                                            : kIntRaw;
     /* raw_bits: the layer's */
     static __host__ __device__ constexpr uint32_t raw(uint32_t raw_bits) {

@@ -116,9 +116,9 @@ struct trf_split_k_unit_order {
     }
 };
 
-/* Stages of x that a warp's way through so many panels takes, one after the other. */
-static __device__ __forceinline__ uint32_t trf_x_stages_of(const trf_product_args &a, uint32_t x_stage_cols,
-                                                           uint32_t num_panels) {
+/* Fills of x's stages that a warp's way through so many panels takes, one after the other. */
+static __device__ __forceinline__ uint32_t trf_x_fills_of(const trf_product_args &a, uint32_t x_stage_cols,
+                                                          uint32_t num_panels) {
     return a.view.slab_cols > x_stage_cols ? 2 * num_panels : num_panels;
 }
 
@@ -127,8 +127,8 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
     const trf_fused_partition_args &p;
     trf_x_pipeline<kXTiles> x_pipeline;
     uint32_t walk_panels; /* on the warp's way, of one unit after the other */
-    uint32_t next;        /* stage of x */
-    uint32_t chunks;      /* left of the stage at hand */
+    uint32_t next;        /* fill of x's stages */
+    uint32_t chunks;      /* left of the fill at hand */
 
     __device__ __forceinline__ trf_fused_sink(const trf_product_args &args, const trf_fused_partition_args &partition,
                                               uint32_t lane, const trf_x_pipeline_params &params, uint32_t walk_panels_)
@@ -138,7 +138,7 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
         Product::begin_slab(walk);
         if (!Product::kPipelinedX)
             return;
-        next = trf_x_stages_of(this->a, p.x_stage_cols, walk_panels - walk.left);
+        next = trf_x_fills_of(this->a, p.x_stage_cols, walk_panels - walk.left);
         chunks = 0;
     }
 
@@ -261,15 +261,15 @@ static __device__ __forceinline__ trf_x_pipeline_params trf_x_pipeline_of(const 
                                                                           const trf_block_share &share, uint32_t shared,
                                                                           uint32_t k_split) {
     const trf_walk of_split = trf_split_k_unit_order{share, p.wave_units, k_split, p.k_splits}.start(0);
-    const uint32_t x_stages_per_slab = trf_x_stages_of(a, p.x_stage_cols, 1),
+    const uint32_t x_fills_per_slab = trf_x_fills_of(a, p.x_stage_cols, 1),
                    width = p.is_stream_k ? share.panels : max(of_split.stop - of_split.panel, 1u);
     return {shared + p.x_stages_offset + k_split * 2 * trf_x_stage_bytes(p.x_stage_cols, kXTiles),
             k_split * p.wave_units,
             k_split + 1,
-            (p.is_stream_k ? 0 : of_split.panel) * x_stages_per_slab,
-            (p.is_stream_k ? of_split.panel : 0) * x_stages_per_slab,
-            width * x_stages_per_slab,
-            of_split.left * x_stages_per_slab};
+            (p.is_stream_k ? 0 : of_split.panel) * x_fills_per_slab,
+            (p.is_stream_k ? of_split.panel : 0) * x_fills_per_slab,
+            width * x_fills_per_slab,
+            of_split.left * x_fills_per_slab};
 }
 
 /* The warp has all columns of `unit`, or all that the block has. partials: NULL, or where the latter's sums go. */
@@ -319,7 +319,7 @@ static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_f
     unit_order.enter_wave(of_wave, g);
     *walk_panels += of_wave.stop - of_wave.panel;
     sink.x_pipeline.stepped = false; /* the way may have ended soon behind a copy */
-    sink.x_pipeline.need(sink.a, p, trf_x_stages_of(sink.a, p.x_stage_cols, *walk_panels));
+    sink.x_pipeline.need(sink.a, p, trf_x_fills_of(sink.a, p.x_stage_cols, *walk_panels));
 }
 
 /* The block's waves: walk(unit) is the warp's walk through a unit, as far as it has some of it. */

@@ -11,39 +11,40 @@ struct trf_x_pipeline_params {
     uint32_t address;    /* shared address of [2] stages */
     uint32_t first_warp; /* of the block */
     uint32_t barrier;    /* that the warps meet at */
-    /* In stages. first: where the warps' columns begin in every wave; cycle: how many these are, after which the next
-     * wave begins again with the first; ahead: where in the cycle the first wave begins (stream-K; else 0). Stage i on
-     * the way holds x's columns from (first + (ahead + i) % cycle) * x_stage_cols on. */
+    /* In fills, which are x_stage_cols columns each. first: where the warps' columns begin in every wave; cycle: how
+     * many these are, after which the next wave begins again with the first; ahead: where in the cycle the first wave
+     * begins (stream-K; else 0). Fill i on the way is of x's columns from (first + (ahead + i) % cycle) * x_stage_cols
+     * on. */
     uint32_t first, ahead, cycle;
-    uint32_t total; /* stages in all */
+    uint32_t total; /* fills in all */
 };
 
 /* All warps of the pipeline call each function with equal arguments, at their own pace. */
 template <int kXTiles> struct trf_x_pipeline {
     const trf_x_pipeline_params &params;
-    uint32_t ready; /* stages that are in shared memory, or were */
-    bool stepped;   /* whether the thread has waited for copies since it last came to the barrier */
+    uint32_t filled; /* fills that are in shared memory, or were */
+    bool stepped;    /* whether the thread has waited for copies since it last came to the barrier */
 
     __device__ __forceinline__ explicit trf_x_pipeline(const trf_x_pipeline_params &params_)
-        : params(params_), ready(0), stepped(false) {}
+        : params(params_), filled(0), stepped(false) {}
 
-    __device__ __forceinline__ uint32_t stage(const trf_fused_partition_args &partition, uint32_t index) const {
-        return params.address + index % 2 * trf_x_stage_bytes(partition.x_stage_cols, kXTiles);
+    __device__ __forceinline__ uint32_t stage(const trf_fused_partition_args &partition, uint32_t fill) const {
+        return params.address + fill % 2 * trf_x_stage_bytes(partition.x_stage_cols, kXTiles);
     }
 
-    /* Starts the copy of the ready-th stage. Part of the thread's next cp.async group. A lane copies 8 columns, of one
+    /* Starts the copy of fill `filled`. Part of the thread's next cp.async group. A lane copies 8 columns, of one
      * row or, of narrow stages, of every second. */
     __device__ __forceinline__ void copy(const trf_product_args &a, const trf_fused_partition_args &partition) const {
         const uint32_t warp = threadIdx.x / 32 - params.first_warp, lane = threadIdx.x % 32;
         const uint32_t log_rows = partition.x_stage_cols == 128 ? 1 : 0;
         const uint32_t stage_col = lane & (32u >> log_rows) - 1,
-                       col = (params.first + (params.ahead + ready) % params.cycle) * partition.x_stage_cols +
+                       col = (params.first + (params.ahead + filled) % params.cycle) * partition.x_stage_cols +
                              8 * stage_col;
         if (col >= a.view.cols)
             return;
         const uint8_t *const from = (const uint8_t *)a.x + 2 * col;
         const uint32_t to =
-            stage(partition, ready) + stage_col / 4 * (kXTiles * TRF_X_TILE_BYTES) + 16 * (stage_col % 4);
+            stage(partition, filled) + stage_col / 4 * (kXTiles * TRF_X_TILE_BYTES) + 16 * (stage_col % 4);
 #pragma unroll 1
         for (uint32_t row = (warp << log_rows) + (lane >> (5 - log_rows)); row < 8 * kXTiles;
              row += partition.wave_units << log_rows)
@@ -51,18 +52,18 @@ template <int kXTiles> struct trf_x_pipeline {
             trf_cp_async16(to + 64 * row, from + 2 * (min(row, a.m - 1) * a.x_stride));
     }
 
-    /* Waits until the stages below `end` are there, and starts the copy of the next. At the barrier the stage before is
+    /* Waits until the fills below `end` are there, and starts the copy of the next. At the barrier the stage before is
      * read, and this one written, by all. */
     __device__ __forceinline__ void need(const trf_product_args &a, const trf_fused_partition_args &partition,
                                          uint32_t end) {
 #pragma unroll 1
-        for (; ready < end; stepped = false) {
+        for (; filled < end; stepped = false) {
             if (!stepped) {
                 trf_cp_async_commit();
                 trf_cp_async_wait<0>();
             }
             trf_named_barrier_sync(params.barrier, partition.wave_units);
-            if (++ready < params.total)
+            if (++filled < params.total)
                 copy(a, partition);
         }
     }

@@ -17,7 +17,7 @@ struct alignas(64) trf_tensor_map {
 /* x, device, [m][cols] of 16-bit floats, `stride` elements from row to row, whose rows begin at multiples of 16 bytes,
  * as boxes of box_cols columns by box_rows rows; what lies outside of x is zeros. The driver's function for it is found
  * by the runtime. */
-static inline cudaError_t trf_describe_x(const void *x, uint32_t m, uint32_t cols, uint32_t stride, uint32_t box_rows,
+static inline cudaError_t trf_make_x_map(const void *x, uint32_t m, uint32_t cols, uint32_t stride, uint32_t box_rows,
                                          uint32_t box_cols, bool bf16, trf_tensor_map *map) {
     static_assert(sizeof(CUtensorMap) == sizeof(trf_tensor_map), "a tensor map has 128 bytes");
     void *function = nullptr;

@@ -94,8 +94,9 @@ struct trf_wide_k_range {
         more = count % producers;
     }
 
+    /* A turn is one panel of each producer; in the last one only the first `more` producers have one. */
     __device__ __forceinline__ uint32_t turns() const { return each + (more ? 1 : 0); }
-    __device__ __forceinline__ uint32_t active(uint32_t turn) const { return turn < each ? producers : more; }
+    __device__ __forceinline__ uint32_t producers_in(uint32_t turn) const { return turn < each ? producers : more; }
     __device__ __forceinline__ uint32_t begin(uint32_t producer) const {
         return first + trf_share_begin(each, more, producer);
     }
@@ -104,8 +105,8 @@ struct trf_wide_k_range {
     }
 };
 
-/* Stages of a slab in this panel. */
-static __device__ __forceinline__ uint32_t trf_stages_of(const trf_device_view &view, uint32_t panel) {
+/* Fills of stages that a slab in this panel takes. */
+static __device__ __forceinline__ uint32_t trf_fills_of(const trf_device_view &view, uint32_t panel) {
     return 2 * trf_slab_chunks(view, panel);
 }
 
@@ -150,7 +151,7 @@ struct trf_wide_unit_order {
     const trf_wide_partition_args &p;
     uint32_t whole_rows;         /* of the layer */
     uint32_t unit, begin, count; /* unit of a work item; panels */
-    mutable uint32_t work_item;  /* of the slab that is staged next */
+    mutable uint32_t work_item;  /* of the slab that the prefetcher enters next, ahead of the one being decoded */
 
     __device__ __forceinline__ uint32_t
     unit_of(uint32_t work_item_) const { /* units that are not there: the last once more */
@@ -178,8 +179,8 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
     trf_wide_barriers &barriers;
     const trf_wide_unit_order &unit_order;
     uint32_t walk_panels, next;             /* panels of the whole way, of one unit after the other; the next one */
-    uint32_t producer, stages;              /* stages: that the producer has had */
-    uint32_t left;                          /* stages of the slab */
+    uint32_t producer, fills;               /* fills: of the producer's stage, so far */
+    uint32_t fills_left;                    /* of the slab */
     uint32_t stage_address;                 /* shared address of the lane's first 16 bytes in the stage */
     uint32_t x_stage_address, x_col, x_row; /* of x's copy; 0: another warp has it made */
     uint32_t first[TRF_WIDE_UNIT_SLABS][8]; /* of two steps, the fragments of the first */
@@ -188,7 +189,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
                                              const trf_wide_unit_order &unit_order_, uint32_t producer_,
                                              uint32_t walk_panels_, uint32_t shared)
         : Product(args.product, lane), x_map(args.x_map), p(args.partition), barriers(barriers_),
-          unit_order(unit_order_), walk_panels(walk_panels_), next(0), producer(producer_), stages(0), left(0) {
+          unit_order(unit_order_), walk_panels(walk_panels_), next(0), producer(producer_), fills(0), fills_left(0) {
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
         stage_address = shared + args.partition.stages_offset + producer * TRF_WIDE_STAGE_BYTES +
                         unit_order_.unit * (TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS) + 64 * row +
@@ -203,14 +204,14 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
         const uint32_t work_item = trf_first_work_item<kMulticast>(p) + next / unit_order.count * p.clusters;
         x_col = panel * this->a.view.slab_cols;
         x_row = trf_first_x<kMulticast>(p, work_item);
-        left = trf_stages_of(this->a.view, panel);
+        fills_left = trf_fills_of(this->a.view, panel);
         next++;
     }
 
     /* rows[s][i]: of row 8 * i + lane / 4 of slab s the columns from 8 * (lane % 4) on. */
     __device__ __forceinline__ void fill_stage(const Rows &rows) {
         const uint32_t full = trf_shared_address(&barriers.full[producer]);
-        trf_mbarrier_wait(trf_shared_address(&barriers.empty[producer]), stages++ % 2 ^ 1);
+        trf_mbarrier_wait(trf_shared_address(&barriers.empty[producer]), fills++ % 2 ^ 1);
         if (x_stage_address && this->lane == 0)
             trf_tma_load_box(x_stage_address, &x_map, x_col, x_row, full);
         x_col += TRF_WIDE_STAGE_COLS;
@@ -248,7 +249,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
         while (next < ordinal) {
             enter_slab(unit_order.begin + next % unit_order.count);
 #pragma unroll 1
-            for (; left; left--) {
+            for (; fills_left; fills_left--) {
                 fill_stage({});
                 commit_stage();
             }
@@ -281,7 +282,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
                 rows[s][i] = make_uint4(first[s][r], first[s][r + 2], reg[s][r], reg[s][r + 2]);
             }
         fill_stage(rows);
-        if (--left) /* the last one waits for the verdict */
+        if (--fills_left) /* the last one waits for the verdict */
             commit_stage();
     }
 
@@ -387,7 +388,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
             trf_mbarrier_arrive_cluster(empty, blockIdx.x % 2 ^ 1);
     }
 
-    /* Starts the products of a stage by kRows rows of x. The stages of a slab are even in number, so that index tells a
+    /* Starts the products of a stage by kRows rows of x. The fills of a slab are even in number, so that index tells a
      * barrier's phase. */
     template <int kRows> __device__ __forceinline__ void multiply(uint32_t producer, uint32_t index) {
         trf_mbarrier_wait(trf_shared_address(&barriers.full[producer]), index % 2);
@@ -407,19 +408,19 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
         trf_wgmma_commit();
     }
 
-    /* The stages of a work item: in each turn, and for each index in it, those of all producers. */
+    /* The fills of a work item: in each turn, and for each index in it, one of each producer that has panels. */
     template <int kRows> __device__ __forceinline__ void multiply_work_item(const trf_wide_k_range &k_range) {
         constexpr uint32_t kNone = UINT32_MAX;
         const uint32_t all = a.view.slab_cols / TRF_WIDE_STAGE_COLS;
         /* The layer's last panel may be narrow: of the last producer that has panels, the last one. */
-        const uint32_t narrow = trf_stages_of(a.view, k_range.begin(k_range.producers) - 1),
+        const uint32_t narrow = trf_fills_of(a.view, k_range.begin(k_range.producers) - 1),
                        narrow_turn = k_range.each ? k_range.each - 1 : 0;
         uint32_t unreleased = kNone; /* the producer of the stage before, which is to be released */
 #pragma unroll 1
         for (uint32_t turn = 0; turn < k_range.turns(); turn++)
 #pragma unroll 1
             for (uint32_t index = 0; index < all; index++) {
-                const uint32_t active = k_range.active(turn) - (turn == narrow_turn && index >= narrow ? 1 : 0);
+                const uint32_t active = k_range.producers_in(turn) - (turn == narrow_turn && index >= narrow ? 1 : 0);
 #pragma unroll
                 for (int producer = 0; producer < kProducers; producer++) {
                     if (producer >= active)

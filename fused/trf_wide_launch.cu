@@ -61,7 +61,7 @@ int trf_wide_launch(const trf_device_view *view, const trf_product *product, con
     args.product.y_dtype = has_epilogue ? TRF_DTYPE_F32 : product->y_dtype;
     args.product.whole_rows = view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS;
     args.partition = partition_args(*partition);
-    cudaError_t status = trf_describe_x(x, product->m, view->cols, view->cols, partition->x_rows, TRF_WIDE_STAGE_COLS,
+    cudaError_t status = trf_make_x_map(x, product->m, view->cols, view->cols, partition->x_rows, TRF_WIDE_STAGE_COLS,
                                         product->x_dtype == TRF_DTYPE_BF16, &args.x_map);
     if (status == cudaSuccess)
         status = launch(kernel_of(view, *partition, product->x_dtype), args, *partition, stream);

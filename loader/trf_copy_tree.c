@@ -31,7 +31,7 @@ static trf_status copy_file(trf_job *job, const char *in_path, const char *out_p
     if (status == TRF_OK)
         status = trf_file_sync(&out, err);
     if (status == TRF_OK && trf_job_progress(job, trf_path_basename(in_path), 0))
-        status = trf_job_cancelled(trf_path_basename(in_path), err);
+        status = trf_fail_cancelled(trf_path_basename(in_path), err);
     trf_file_close(&in);
     trf_file_close(&out);
     return status;

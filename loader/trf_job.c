@@ -59,7 +59,7 @@ void trf_job_end(trf_job *job) {
     job->buffer = NULL;
 }
 
-trf_status trf_job_cancelled(const char *tensor, trf_error *err) {
+trf_status trf_fail_cancelled(const char *tensor, trf_error *err) {
     return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "cancelled at tensor '%s'", tensor);
 }
 
@@ -73,7 +73,7 @@ int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes) {
 
 trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf_error *err) {
     job->done_bytes += bytes;
-    return trf_job_progress(job, tensor, 0) ? trf_job_cancelled(tensor, err) : TRF_OK;
+    return trf_job_progress(job, tensor, 0) ? trf_fail_cancelled(tensor, err) : TRF_OK;
 }
 
 void trf_job_hold_buffer(trf_job *job, uint64_t bytes) {

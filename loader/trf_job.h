@@ -32,7 +32,7 @@ trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf
 
 /* @return nonzero if the caller asks to stop, having told it that `bytes` beyond done_bytes are done. */
 int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes);
-trf_status trf_job_cancelled(const char *tensor, trf_error *err);
+trf_status trf_fail_cancelled(const char *tensor, trf_error *err);
 
 /* Notes buffers for report.peak_buffer_bytes. */
 void trf_job_hold_buffer(trf_job *job, uint64_t bytes);

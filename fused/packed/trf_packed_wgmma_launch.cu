@@ -46,7 +46,7 @@ cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_produ
         trf_packed_wgmma_args_of(view, partition, product->m, trf_epilogue_of(product, operands));
     args.handover = trf_packed_handover_at(handover, partition->blocks, trf_packed_wgmma_acc_tiles(partition->shape),
                                            trf_next_launch_id());
-    cudaError_t status = trf_describe_x(x, product->m, view->cols, x_stride, trf_packed_wgmma_x_rows(partition->shape),
+    cudaError_t status = trf_make_x_map(x, product->m, view->cols, x_stride, trf_packed_wgmma_x_rows(partition->shape),
                                         TRF_PACKED_X_BOX_COLS, true, &args.x_map);
     if (status != cudaSuccess)
         return status;

@@ -36,7 +36,7 @@ struct warp_x_map {
     const uint16_t *x;
     uint32_t m, cols, box_rows;
 };
-static inline trf_tensor_map warp_describe_x(const uint16_t *x, uint32_t m, uint32_t cols, uint32_t box_rows) {
+static inline trf_tensor_map warp_make_x_map(const uint16_t *x, uint32_t m, uint32_t cols, uint32_t box_rows) {
     trf_tensor_map map = {};
     const warp_x_map own = {x, m, cols, box_rows};
     memcpy(map.bytes, &own, sizeof own);

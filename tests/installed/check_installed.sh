@@ -3,7 +3,7 @@
 # Installs the build into a folder of its own and uses it as a stranger would: each public header alone under strict C11
 # and C++17, without CUDA's headers; through find_package from C and C++, examples too; through pkg-config from C. The C
 # that README.md and docs/guide.md show compiles, and the program among it runs.
-# Usage: check_package.sh CMAKE BUILD_DIR LIBDIR CC
+# Usage: check_installed.sh CMAKE BUILD_DIR LIBDIR CC
 set -eu
 cmake=$1 build_dir=$2 libdir=$3 cc=$4
 here=$(cd "$(dirname "$0")" && pwd)
@@ -59,7 +59,7 @@ for page in README.md docs/guide.md; do
         /^```/ { inside = /^```c$/; if (inside) file = name "_" NR ".c"; next }
         inside { print >file }' "$source_dir/$page"
 done
-programs=0 pieces=0
+programs=0 snippets=0
 for source in "$work"/pages/*.c; do
     if grep -q '^int main(' "$source"; then
         "$cc" -std=c11 -Wall -Wextra -Werror "$source" -o "${source%.c}" $(pkg-config --cflags --libs transfuse)
@@ -67,20 +67,21 @@ for source in "$work"/pages/*.c; do
         programs=$((programs + 1))
     else
         {
-            cat "$here/page_pieces.h"
-            echo "int piece(void) {"
+            cat "$here/guide_snippets.h"
+            echo "int snippet(void) {"
             cat "$source"
             echo "return 0; }"
-        } >"$work/piece.c"
-        "$cc" -std=c11 -Wall -Wextra -Werror -Wno-unused-variable "-I$prefix/include" -fsyntax-only "$work/piece.c" || {
-            echo "${source##*/}: the piece of C that begins in that line of the page does not compile"
+        } >"$work/snippet.c"
+        "$cc" -std=c11 -Wall -Wextra -Werror -Wno-unused-variable "-I$prefix/include" \
+            -fsyntax-only "$work/snippet.c" || {
+            echo "${source##*/}: the snippet of C that begins in that line of the page does not compile"
             exit 1
         }
-        pieces=$((pieces + 1))
+        snippets=$((snippets + 1))
     fi
 done
-echo "$programs programs, $pieces pieces"
-[ $programs -ge 1 ] && [ $pieces -ge 10 ] || { echo "that is less C than the pages have"; exit 1; }
+echo "$programs programs, $snippets snippets"
+[ $programs -ge 1 ] && [ $snippets -ge 10 ] || { echo "that is less C than the pages have"; exit 1; }
 
 if [ -x "$prefix/bin/transfuse" ]; then
     echo "== the installed command"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the pieces of C in docs/guide.md take from the program around them; check_package.sh compiles each as a function
- * of its own behind this header. Nothing here is defined, since nothing is linked. */
-#ifndef PAGE_PIECES_H
-#define PAGE_PIECES_H
+/* What the C snippets of docs/guide.md take from the program around them; check_installed.sh compiles each as a
+ * function of its own behind this header. Nothing here is defined, since nothing is linked. */
+#ifndef GUIDE_SNIPPETS_H
+#define GUIDE_SNIPPETS_H
 
 #include <transfuse.h>
 #include <transfuse/cpu.h>
