@@ -24,6 +24,10 @@ template <class Config> struct trf_packed_ring {
             phase ^= 1;
         }
     }
+    __device__ __forceinline__ trf_packed_ring previous() const {
+        return index ? trf_packed_ring{shared, index - 1, phase}
+                     : trf_packed_ring{shared, Config::kStages - 1, phase ^ 1};
+    }
 };
 
 /* Barriers of warps, by number. */
@@ -32,7 +36,8 @@ enum {
     TRF_PACKED_SUMS_BARRIER = 1,
     TRF_PACKED_CONSUMERS_BARRIER, /* the ring is set up: for consumers ... */
     TRF_PACKED_WEIGHTS_BARRIER,   /* ... for the producer of weights ... */
-    TRF_PACKED_X_BARRIER          /* ... and for that of x */
+    TRF_PACKED_X_BARRIER,         /* ... and for that of x */
+    TRF_PACKED_BAND_BARRIER       /* of a wgmma kernel's warpgroup; that of its second one is the next */
 };
 
 /* Sets the ring up, as a warp that has nothing else to do, and lets the others go, each sort at a barrier of its own:

@@ -37,13 +37,15 @@
  * their way to y: 226 KiB at most. Registers: 168 a thread to 128 rows of x, above that 232 of the consumers, of
  * which sums take 96 or 128 and two sets of fragments 32; the producer's warpgroup keeps 40 then.
  *
- * y of 16 bits without an epilogue is *bare* and leaves 16 bytes at a time; any other y takes some hundred instructions
- * for four elements of a lane; what that costs was not measured.
+ * y of 16 bits without an epilogue is *bare* and leaves 16 bytes at a time, of blocks that stay by way of the last
+ * stage, which is given back after that; any other y takes some hundred instructions for four elements of a lane; what
+ * that costs was not measured.
  *
  * What binds, by leaving out parts (14336x4096 on an H200, microseconds by 64 / 128 / 192 / 256 rows of x): copies
  * alone take 24.2 / 25.9 / 28.2 / 31.5, forming and products without copies 18.6 / 24.4 / 32.8 / 42.4, all of it 27.4
  * / 31.5 / 38.5 / 48. So it is memory to 96 rows, the tensor cores from 192 on, and their overlap in between. Large
- * layers by 128 rows and more run into the power limit: at 693 W the clock falls from 1,980 to 1,590 MHz. The loop has
+ * layers by 128 rows and more run into the power limit: at 693 W the clock falls from 1,980 to 1,590 MHz. In clocks, a
+ * k block by 256 rows takes 1,053, of which the tensor cores need 1,024, and a tile's end 3,300 (H100). The loop has
  * no spills, and no R2UR in front of its HGMMA outside of the exceptions' branch (nvcc 13.0): they would cost 4 to 7 %.
  */
 #ifndef TRF_PACKED_WGMMA_CUH
@@ -300,7 +302,8 @@ trf_packed_wgmma_stage(const trf_packed_view &view, const trf_packed_wgmma_warp 
     walk.multiplied = started;
 }
 
-/* Adds the products of a stint, which has k blocks, to the sums; they are all there then. */
+/* Adds the products of a stint, which has k blocks, to the sums; they are all there then. The last stage is not given
+ * back. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void
 trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
@@ -323,7 +326,6 @@ trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wg
     }
     trf_wgmma_wait<0>();
     trf_wgmma_settle_sums(sums);
-    trf_packed_wgmma_give_back(walk.multiplied, warp.lane);
 }
 
 /* In place of that where the layer has no band for the warpgroup. */
@@ -348,7 +350,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
         const trf_packed_wgmma_stint stint = trf_packed_wgmma_stint_of(args, number);
         float sums[Config::kXRows / 2] = {};
         const bool has_band = warp.band_of(stint) < args.view.bands;
-        if (has_band && stint.begin < stint.end)
+        const bool multiplies = has_band && stint.begin < stint.end;
+        if (multiplies)
             trf_packed_wgmma_multiply<Config, kZeroing>(args, warp, stint, ring, sums);
         else
             trf_packed_wgmma_skip<Config>(stint, ring, warp.lane);
@@ -358,7 +361,10 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
         if (args.cluster_size)
             trf_packed_wgmma_add_blocks<Config>(args, warp, writer, has_band, shared, sums);
         else if (has_band)
-            trf_packed_wgmma_leave<Config>(args, stint, warp, writer, sums);
+            trf_packed_wgmma_leave<Config>(args, stint, warp, writer, sums,
+                                           ring.previous().stage() + warp.band() * TRF_PACKED_WGMMA_STAGE_BAND_BYTES);
+        if (multiplies)
+            trf_packed_wgmma_give_back(ring.previous().empty(), warp.lane);
     }
 }
 

@@ -18,7 +18,7 @@ struct trf_packed_wgmma_y_writer {
     bool writes_16_bytes; /* y is the scaled sums, 16 bits each, 16 bytes of a row at a time */
 };
 
-/* All lanes call it. row: the slab's first one, of the layer's bands. */
+/* All lanes call it. row: the slab's first one, of the layer's bands. A band's warps agree on writes_16_bytes. */
 static __device__ __forceinline__ trf_packed_wgmma_y_writer trf_packed_wgmma_y_writer_of(const trf_packed_wgmma_args &a,
                                                                                          uint32_t row, uint32_t n,
                                                                                          uint32_t at, uint32_t lane) {
@@ -26,31 +26,48 @@ static __device__ __forceinline__ trf_packed_wgmma_y_writer trf_packed_wgmma_y_w
     writer.at = at;
     writer.row = row;
     writer.n = n;
-    bool is_exact = true; /* a scale is a normal F32 */
+    const uint32_t band_row = row - row % TRF_PACKED_TILE_ROWS;
+    bool is_exact = true; /* the band's scales are normal F32 */
 #pragma unroll
-    for (uint32_t i = 0; i < 2; i++)
-        is_exact = trf_packed_get_scale(a.view, row + lane / 4 + 8 * i, &writer.scale[i]) && is_exact;
+    for (uint32_t i = 0; i < 2; i++) {
+        float scale;
+        is_exact = trf_packed_get_scale(a.view, band_row + lane + TRF_LANES * i, &scale) && is_exact;
+        trf_packed_get_scale(a.view, row + lane / 4 + 8 * i, &writer.scale[i]);
+    }
     writer.writes_16_bytes = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && a.writes_16_bytes;
     return writer;
 }
 
-/* The sums of two x tiles that lie side by side, t and t + 1, to a bare y. Four 8x8 matrices are transposed on their
- * way through shared memory, so that a lane has 8 rows of W, and two lanes a whole sector of y. Neighbours of 16 bytes
- * are swapped in every other four rows of x, for the banks. */
+/* Puts the scaled sums of two x tiles that lie side by side to shared memory, transposed: lane l gives the address of
+ * the 8 rows of W lane / 8 % 2 by row lane % 8 + lane / 16 * 8 of x. */
+static __device__ __forceinline__ void trf_packed_wgmma_put_pair(const trf_packed_wgmma_args &a,
+                                                                 const trf_packed_wgmma_y_writer &writer, uint32_t to,
+                                                                 float4 v0, float4 v1) {
+    const uint32_t dtype = a.epilogue.y_dtype;
+    const float up = writer.scale[0], low = writer.scale[1];
+    trf_stmatrix4_transposed(
+        to, make_uint4(trf_round_two(dtype, v0.x * up, v0.y * up), trf_round_two(dtype, v0.z * low, v0.w * low),
+                       trf_round_two(dtype, v1.x * up, v1.y * up), trf_round_two(dtype, v1.z * low, v1.w * low)));
+}
+
+/* Writes 16 bytes of a row of a bare y. */
+static __device__ __forceinline__ void trf_packed_wgmma_write_16_bytes(const trf_packed_wgmma_args &a, uint32_t n,
+                                                                       uint32_t row, uint4 values) {
+    if (n < a.m && row < a.view.rows)
+        *(uint4 *)((uint16_t *)a.epilogue.y + n * a.epilogue.y_stride + row) = values;
+}
+
+/* The sums of two x tiles that lie side by side, t and t + 1, to a bare y: a lane has 8 rows of W, and two lanes a
+ * whole sector of y. Neighbours of 16 bytes are swapped in every other four rows of x, for the banks. */
 static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_packed_wgmma_args &a,
                                                                    const trf_packed_wgmma_y_writer &writer, uint32_t t,
                                                                    float4 v0, float4 v1, uint32_t lane) {
-    const uint32_t dtype = a.epilogue.y_dtype, to_n = lane % 8 + lane / 16 * 8, to_half = lane / 8 % 2;
-    const float up = writer.scale[0], low = writer.scale[1];
-    trf_stmatrix4_transposed(
-        writer.at + 32 * to_n + 16 * (to_half ^ (to_n / 4 & 1)),
-        make_uint4(trf_round_two(dtype, v0.x * up, v0.y * up), trf_round_two(dtype, v0.z * low, v0.w * low),
-                   trf_round_two(dtype, v1.x * up, v1.y * up), trf_round_two(dtype, v1.z * low, v1.w * low)));
+    const uint32_t to_n = lane % 8 + lane / 16 * 8, to_half = lane / 8 % 2;
+    trf_packed_wgmma_put_pair(a, writer, writer.at + 32 * to_n + 16 * (to_half ^ (to_n / 4 & 1)), v0, v1);
     __syncwarp();
-    const uint32_t from_n = lane / 2, half = lane % 2, n = writer.n + 8 * t + from_n, row = writer.row + 8 * half;
-    const uint4 values = trf_lds128_of_others(writer.at + 32 * from_n + 16 * (half ^ (from_n / 4 & 1)));
-    if (n < a.m && row < a.view.rows)
-        *(uint4 *)((uint16_t *)a.epilogue.y + n * a.epilogue.y_stride + row) = values;
+    const uint32_t from_n = lane / 2, half = lane % 2;
+    trf_packed_wgmma_write_16_bytes(a, writer.n + 8 * t + from_n, writer.row + 8 * half,
+                                    trf_lds128_of_others(writer.at + 32 * from_n + 16 * (half ^ (from_n / 4 & 1))));
     __syncwarp();
 }
 
@@ -99,6 +116,40 @@ static __device__ __forceinline__ void trf_packed_wgmma_put_acc_tile(const float
         trf_packed_wgmma_put_acc_tile<kFirst + kCount / 2, kCount - kCount / 2>(sums, t, at);
 }
 
+/* A band's sums to a bare y, in whole lines of 128 bytes: 8 lanes have a row of x. They go by way of the band's place
+ * in the stage whose products were the last ones (band_at), 48 rows of x at a time, where 16 bytes are turned by XOR
+ * with row % 8, for the banks. All warps of the warpgroup call it, before they give the stage back. A tile of 256 rows
+ * of x takes 2,900 clocks for it while all multiprocessors write; by sectors and 16 rows at a time, as in write_bare,
+ * it takes 4,400 (H100). */
+template <class Config>
+static __device__ __forceinline__ void
+trf_packed_wgmma_write_band(const trf_packed_wgmma_args &a, const trf_packed_wgmma_warp &warp,
+                            const trf_packed_wgmma_y_writer &writer, const float (&sums)[Config::kXRows / 2],
+                            uint32_t band_at) {
+    constexpr uint32_t kTiles = TRF_PACKED_WGMMA_Y_ROWS / 8;
+    static_assert(kTiles % 2 == 0, "x tiles go in pairs");
+    const uint32_t lane = warp.lane, slab = warp.slab(), octet = 2 * slab + lane / 8 % 2;
+    const uint32_t to = band_at + 128 * (lane % 8 + lane / 16 * 8) + 16 * (octet ^ lane % 8);
+    const uint32_t from_n = 4 * slab + lane / 8, row = writer.row - TRF_PACKED_SLAB_ROWS * slab + 8 * (lane % 8);
+#pragma unroll
+    for (uint32_t first = 0; first < Config::kXTiles; first += kTiles) {
+        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER + warp.band(), 4); /* all have read what was there */
+#pragma unroll
+        for (uint32_t t = 0; t < kTiles && first + t < Config::kXTiles; t += 2)
+            trf_packed_wgmma_put_pair(a, writer, to + 1024 * t, trf_packed_wgmma_acc_tile(sums, first + t),
+                                      trf_packed_wgmma_acc_tile(sums, first + t + 1));
+        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER + warp.band(), 4);
+#pragma unroll
+        for (uint32_t t = 0; t < kTiles && first + t < Config::kXTiles; t += 2) {
+            const uint32_t n = 8 * t + from_n;
+            trf_packed_wgmma_write_16_bytes(a, writer.n + 8 * first + n, row,
+                                            trf_lds128_of_others(band_at + 128 * n + 16 * (lane % 8 ^ n % 8)));
+        }
+    }
+    trf_fence_async_proxy(); /* what is copied there next comes after this */
+    __syncwarp();
+}
+
 /* Blocks that stay, of a tile that they share. A warp that has not its first k blocks hands its sums over; the one that
  * has them adds the others'. @return whether the sums are complete. */
 template <class Config>
@@ -138,19 +189,16 @@ trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_
     return true;
 }
 
-/* Blocks that stay: a warp's sums of a stint to y, if they are complete. */
+/* Blocks that stay: a warp's sums of a stint to y, if they are complete. band_at: see trf_packed_wgmma_write_band. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
                        const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_y_writer &writer,
-                       float (&sums)[Config::kXRows / 2]) {
+                       float (&sums)[Config::kXRows / 2], uint32_t band_at) {
     if (stint.end - stint.begin < args.k_blocks && !trf_packed_wgmma_share_sums<Config>(args, stint, warp, sums))
         return;
     if (writer.writes_16_bytes) {
-#pragma unroll
-        for (uint32_t t = 0; t < Config::kXTiles; t += 2)
-            trf_packed_wgmma_write_bare(args, writer, t, trf_packed_wgmma_acc_tile(sums, t),
-                                        trf_packed_wgmma_acc_tile(sums, t + 1), warp.lane);
+        trf_packed_wgmma_write_band<Config>(args, warp, writer, sums, band_at);
     } else {
 #pragma unroll 1
         for (uint32_t t = 0; t < Config::kXTiles; t++) {

@@ -404,11 +404,15 @@ START_TEST(bulk_sums_are_exact) {
 END_TEST
 
 /* wgmma kernels: each shape, cut in each way, on devices of so few multiprocessors that blocks have several tiles and
- * share others: with fronts, of which one block may have the backs of several, and without. y is F32, BF16 (whole
- * sectors where rows are a multiple of 8), and F32 again. */
-static const product_case kWgmmaCases[] = {{70, 100, 65, 3},  {136, 608, 100, 2}, {300, 97, 130, 5},
-                                           {64, 2112, 96, 2}, {200, 1100, 3, 3},  {130, 70, 300, 7},
-                                           {200, 900, 70, 5}, {270, 2000, 40, 8}, {270, 2000, 40, 12}};
+ * share others: with fronts, of which one block may have the backs of several, and without. y is F32 and BF16 in turns
+ * (16 bytes at a time where rows are a multiple of 8; of the last two layers blocks have several whole tiles so). */
+static const product_case kWgmmaCases[] = {{70, 100, 65, 3},   {136, 608, 100, 2}, {300, 97, 130, 5},
+                                           {64, 2112, 96, 2},  {200, 1100, 3, 3},  {130, 70, 300, 7},
+                                           {200, 900, 70, 5},  {270, 2000, 40, 8}, {270, 2000, 40, 12},
+                                           {264, 328, 200, 2}, {392, 200, 150, 3}};
+enum {
+    NUM_WGMMA_CASES = sizeof kWgmmaCases / sizeof *kWgmmaCases
+};
 
 static void expect_exact(const product_run *run, const void *y, uint32_t stride, int is_bf16, const char *what) {
     for (uint32_t n = 0; n < run->m; n++)
@@ -425,7 +429,7 @@ static void expect_exact(const product_run *run, const void *y, uint32_t stride,
 }
 
 START_TEST(wgmma_sums_are_exact) {
-    const int shape = TRF_PACKED_WGMMA_64 + _i % 5, number = _i / 5 % 9, kind = _i * 7 / 5 % KINDS;
+    const int shape = TRF_PACKED_WGMMA_64 + _i % 5, number = _i / 5 % NUM_WGMMA_CASES, kind = _i * 7 / 5 % KINDS;
     const product_case *of = &kWgmmaCases[number];
     if (!test_tries(_i))
         return;
@@ -582,7 +586,7 @@ int main(void) {
 #ifdef TRF_HAVE_WARP_WALK
     tcase_add_loop_test(tests, sums_are_exact, 0, KINDS * (int)(sizeof kCases / sizeof *kCases));
     tcase_add_loop_test(tests, bulk_sums_are_exact, 0, TRF_PACKED_BULK_SHAPES * 12);
-    tcase_add_loop_test(tests, wgmma_sums_are_exact, 0, 90);
+    tcase_add_loop_test(tests, wgmma_sums_are_exact, 0, 10 * NUM_WGMMA_CASES);
     tcase_add_loop_test(tests, epilogues, 0, 18);
     tcase_add_test(tests, specials);
     tcase_add_loop_test(tests, garbage_stays_inside, 0, 12);
