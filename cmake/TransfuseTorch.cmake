@@ -31,7 +31,7 @@ print(folder, end="")
     set(${variable} "${found}" PARENT_SCOPE)
 endfunction()
 
-# Sets ${variable} to why there is no shim to be had from this torch, or to "".
+# Sets ${variable} to why there are no torch ops to be had from this torch, or to "".
 function(trf_refuse_torch variable folder)
     set(reason "")
     set(header "${folder}/include/torch/headeronly/version.h")

@@ -135,7 +135,7 @@ typedef struct field_constants {
 typedef struct join_constants {
     __m256i class_bytes;              /* which byte of the lanes' symbols has the class */
     __m256i class_lower, class_upper; /* which bits of it: of its lower, or of its upper half */
-    __m256i low, high;                /* by these four bits */
+    __m256i class_part, class_high;   /* by these four bits */
     __m256i lowest_code;
     field_constants field[TRF_MAX_FIELDS];
 } join_constants;
@@ -175,14 +175,14 @@ static void make_class_constants(const trf_join_rule *rule, join_constants *k) {
     }
     for (uint32_t b = 0; b < 16; b++) {
         uint32_t class_ = c == 2 ? (b & 3) | b >> 2 : b;
-        low[b] = rule->low[class_];
-        high[b] = rule->high[class_];
+        low[b] = rule->class_part[class_];
+        high[b] = rule->class_high[class_];
     }
     k->class_bytes = load_32(bytes);
     k->class_lower = load_32(lower);
     k->class_upper = load_32(upper);
-    k->low = broadcast_16(low);
-    k->high = broadcast_16(high);
+    k->class_part = broadcast_16(low);
+    k->class_high = broadcast_16(high);
 }
 
 static void make_constants(const trf_join_rule *rule, join_constants *k) {
@@ -247,7 +247,7 @@ INLINE __m256i read_classes(const join_constants *k, const strip_sources *from, 
 /* Register pairs 0 and 1 of two lanes of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
 INLINE void join(const join_constants *k, const strip_sources *from, uint32_t half, __m256i row_offset,
                  uint32_t class_bits, trf_join_out out, uint32_t num_fields, __m256i element_pairs[2]) {
-    __m256i classes = read_classes(k, from, half, class_bits), bytes = _mm256_shuffle_epi8(k->low, classes);
+    __m256i classes = read_classes(k, from, half, class_bits), bytes = _mm256_shuffle_epi8(k->class_part, classes);
     for (uint32_t i = 0; i < num_fields; i++)
         bytes = _mm256_or_si256(bytes, read_field(&from->field[i], half, i > 0));
     if (out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_BYTE)
@@ -266,7 +266,7 @@ INLINE void join(const join_constants *k, const strip_sources *from, uint32_t ha
         element_pairs[0] = _mm256_and_si256(bytes, low_byte);
         element_pairs[1] = _mm256_srli_epi16(bytes, 8);
     } else {
-        __m256i high = _mm256_shuffle_epi8(k->high, classes);
+        __m256i high = _mm256_shuffle_epi8(k->class_high, classes);
         element_pairs[0] = _mm256_add_epi16(select_bits(low_byte, plane8, _mm256_slli_epi16(high, 8)), k->lowest_code);
         element_pairs[1] = _mm256_add_epi16(select_bits(low_byte, _mm256_srli_epi16(plane8, 8), high), k->lowest_code);
     }

@@ -64,7 +64,7 @@ typedef struct trf_decode_choice {
 } trf_decode_choice;
 
 /* Chooses for a layer, or for several: view: of one of them, traits: field by field the largest of theirs. @return 0 if
- * no kernel takes the layer: then trf_launch_decode_slabs_general does. */
+ * no kernel takes the layer: then trf_launch_decode_slabs_as_edges does. */
 int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits,
                              const trf_decode_request *request, trf_decode_choice *chosen);
 

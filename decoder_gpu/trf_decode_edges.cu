@@ -88,6 +88,6 @@ int trf_launch_decode_edges(const trf_device_view *view, trf_decode_as as, void 
     return launch(view, as, weights, 0, TRF_EDGE_COUNT, stream);
 }
 
-int trf_launch_decode_slabs_general(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream) {
+int trf_launch_decode_slabs_as_edges(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream) {
     return launch(view, as, weights, TRF_REGULAR_AS_EDGE, TRF_REGULAR_AS_EDGE_END, stream);
 }

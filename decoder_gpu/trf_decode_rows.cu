@@ -50,7 +50,7 @@ __device__ __forceinline__ void decode_row(const trf_device_view &view, const ui
     if (bad) {
         trf_row_spoil_lane(&view, &crossing, quartet_lane, &target);
         if (quartet_lane == 0)
-            trf_record_fault(view, crossing.index);
+            trf_note_fault(view, crossing.index);
     }
 }
 

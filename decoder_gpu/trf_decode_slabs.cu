@@ -52,7 +52,7 @@ int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits 
     request.aligned = trf_rows_are_aligned(view, request.format, (uintptr_t)weights);
     trf_decode_choice chosen;
     if (!trf_choose_decode_kernel(view, traits, &request, &chosen))
-        return trf_launch_decode_slabs_general(view, as, weights, stream);
+        return trf_launch_decode_slabs_as_edges(view, as, weights, stream);
     const trf_write_args args = {*view, trf_write_call_of(view, as, &chosen), weights};
     return launch(kernel_of(view, request.format, chosen.default_p), args, chosen.warps, multiprocessors, stream);
 }

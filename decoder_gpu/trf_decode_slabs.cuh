@@ -175,7 +175,7 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
             load_scales();
     }
 
-    __device__ __forceinline__ void finish_step(uint32_t *reg) {
+    __device__ __forceinline__ void complete_fragments(uint32_t *reg) {
         trf_step_elements(kCodec, view.class_value[0], reg);
         if (!Codec::kInt && has_offsets) {
             if (has_col_offsets)

@@ -48,7 +48,7 @@ static __device__ __forceinline__ bool trf_warp_edge_verdict(const trf_edge &edg
     const uint32_t partner_taken = __shfl_xor_sync(kAllLanes, edge.reader.taken, TRF_LANE_PAIRS);
     const bool good = __all_sync(kAllLanes, trf_edge_verdict(&view, &edge, lane, partner_taken));
     if (!good && lane == 0)
-        trf_record_fault(view, edge.index);
+        trf_note_fault(view, edge.index);
     return good;
 }
 

@@ -216,22 +216,22 @@ static __device__ __forceinline__ uint32_t trf_class_part_from_short(uint32_t sh
 }
 
 /* E4M3 as F16: bits 13:7 are E and M, bit 15 the sign, so the value is 2^8 too small, denormals included. (NaNs are
- * exceptions.) Of each weight two bytes are made: E and M[2:1] with the sign on top, the classes' bits among them; and
+ * exceptions.) Of each weight two bytes are made: E and M[2:1] with the sign on top, the class parts among them; and
  * M[0] in bit 7, a byte before. */
 template <class Codec>
-static __device__ __forceinline__ void trf_build_four_f16(uint32_t *out, uint32_t classes, const trf_narrow_words &n,
-                                                          int k, int g) {
+static __device__ __forceinline__ void trf_build_four_f16(uint32_t *out, uint32_t class_parts,
+                                                          const trf_narrow_words &n, int k, int g) {
     const uint32_t plane4 = trf_word_of_plane4(n, k, g);
     const int down4 = 4 * (g % 2), down2 = 2 * g;
     uint32_t upper, sign, lower;
     if (Codec::kClassBits == 2) { /* planes of 4: e, M[2:1]; of 2: M[0], s */
         const uint32_t plane2 = trf_word_of_plane2(n, k);
-        upper = trf_and_or(trf_rotate_left(plane4, 32 - down4), 0x0F0F0F0Fu, classes);
+        upper = trf_and_or(trf_rotate_left(plane4, 32 - down4), 0x0F0F0F0Fu, class_parts);
         sign = trf_rotate_left(plane2, 32 - 1 - down2);
         lower = trf_rotate_left(plane2, 32 - 2 - down2);
     } else { /* of 4: M, s */
         lower = trf_rotate_left(plane4, 32 - 2 - down4);
-        upper = trf_and_or(lower, 0x03030303u, classes);
+        upper = trf_and_or(lower, 0x03030303u, class_parts);
         sign = trf_rotate_left(plane4, 32 - 1 - down4);
     }
     upper = trf_and_or(sign, 0x80808080u, upper);
@@ -240,15 +240,15 @@ static __device__ __forceinline__ void trf_build_four_f16(uint32_t *out, uint32_
     out[1] = __byte_perm(upper, lower, 0x3614);
 }
 
-/* The two registers of four weights. x0, x1: what the table gave for its symbols (quads: x0 alone); plane8: the word of
- * the 8-bit plane. bf16, fp16, fp8 as F16: elements with coded exponents. fp8, int: the byte word, one register, in
- * out[0]. */
+/* The two registers of four weights. parts0, parts1: class parts of its symbols, from the table (quads: parts0 alone);
+ * plane8: the word of the 8-bit plane. bf16, fp16, fp8 as F16: elements with coded exponents. fp8, int: the byte word,
+ * one register, in out[0]. */
 template <class Codec>
-static __device__ __forceinline__ void trf_build_four(uint32_t *out, uint32_t x0, uint32_t x1, uint32_t plane8,
+static __device__ __forceinline__ void trf_build_four(uint32_t *out, uint32_t parts0, uint32_t parts1, uint32_t plane8,
                                                       const trf_narrow_words &n, int k, int g,
                                                       const trf_int_planes &planes) {
     if (Codec::kHasPlane8 && Codec::kClassBits == 2) {
-        const uint32_t bytes = trf_narrow_bits<Codec>(n, k, g, x0, planes);
+        const uint32_t bytes = trf_narrow_bits<Codec>(n, k, g, parts0, planes);
         const uint32_t second = trf_select(kSignMantissaMask, bytes, plane8);
         out[0] = trf_select(kSignMantissaMask, plane8, bytes);
         out[1] = __byte_perm(second, second, 0x0321);
@@ -259,15 +259,15 @@ static __device__ __forceinline__ void trf_build_four(uint32_t *out, uint32_t x0
             low = trf_narrow_bits<Codec>(n, k, g, 0, planes);
             low_turned = __byte_perm(low, low, 0x0321);
         }
-        out[0] = trf_select(kSignMantissaMask, plane8, x0 | low);
-        out[1] = trf_select(kSignMantissaMask, turned, x1 | low_turned);
+        out[0] = trf_select(kSignMantissaMask, plane8, parts0 | low);
+        out[1] = trf_select(kSignMantissaMask, turned, parts1 | low_turned);
     } else {
-        const uint32_t classes = Codec::kClassBits == 2 ? x0 : x0 | x1 << 8;
+        const uint32_t class_parts = Codec::kClassBits == 2 ? parts0 : parts0 | parts1 << 8;
         if (Codec::kAsF16) {
-            trf_build_four_f16<Codec>(out, classes, n, k, g);
+            trf_build_four_f16<Codec>(out, class_parts, n, k, g);
             return;
         }
-        const uint32_t bytes = trf_narrow_bits<Codec>(n, k, g, classes, planes);
+        const uint32_t bytes = trf_narrow_bits<Codec>(n, k, g, class_parts, planes);
         out[0] = Codec::kFp8 ? trf_rotate_left(bytes, 31) : bytes;
     }
 }

@@ -21,7 +21,7 @@ int trf_can_pack_coded(const trf_device_view *view, const trf_layer_traits *trai
 uint64_t trf_pack_coded_scratch_bytes(uint64_t rows, uint64_t cols);
 
 /* What a launch has come to. If there are lines left, its rows are not packed, and have to be so by trf_launch_pack,
- * which alone stores tiles. */
+ * which alone makes stored tiles. */
 typedef struct trf_pack_coded_counts {
     uint64_t num_records; /* of the lines that are not left */
     uint64_t num_left;    /* exception lines with too many records, of all tiles or of half a tile */

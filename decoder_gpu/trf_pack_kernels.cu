@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels and launches of packing: trf_pack_line.cuh and trf_packed_histogram.cuh say how they work. */
+/* Kernels and launches of packing: trf_pack_line.cuh and trf_window_histogram.cuh say how they work. */
 #include "trf_pack_line.cuh"
-#include "trf_packed_histogram.cuh"
+#include "trf_window_histogram.cuh"
 
 namespace {
 
@@ -19,8 +19,8 @@ __global__ void __launch_bounds__(kNumberingThreads) number_stored_tiles(const _
     trf_number_stored_tiles(args, shared);
 }
 
-__global__ void __launch_bounds__(kStoreThreads) store_tiles(const __grid_constant__ trf_pack_args args) {
-    trf_store_tiles(args);
+__global__ void __launch_bounds__(kStoredTileThreads) make_stored_tiles(const __grid_constant__ trf_pack_args args) {
+    trf_make_stored_tiles(args);
 }
 
 __global__ void __launch_bounds__(kHistogramThreads) count_exponents(const __grid_constant__ trf_histogram_args args) {
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kHistogramThreads) count_exponents(const __gri
 
 } // namespace
 
-int trf_launch_packed_histogram(const trf_pack_source *rows, const int8_t *row_offsets,
-                                trf_packed_histogram *histogram_dev, trf_stream stream) {
+int trf_launch_window_histogram(const trf_rows_to_pack *rows, const int8_t *row_offsets,
+                                trf_window_histogram *histogram_dev, trf_stream stream) {
     const trf_histogram_args args = trf_histogram_args_of(rows, row_offsets, histogram_dev);
     const uint64_t parts = (rows->cols + kCols - 1) / kCols;
     const uint64_t wanted = (rows->num_rows * parts + kHistogramWarps - 1) / kHistogramWarps;
@@ -46,7 +46,7 @@ int trf_launch_packed_histogram(const trf_pack_source *rows, const int8_t *row_o
     return cudaGetLastError();
 }
 
-int trf_launch_pack(const trf_packed_view *view, const trf_pack_source *rows, trf_pack_state *state_dev,
+int trf_launch_pack(const trf_packed_view *view, const trf_rows_to_pack *rows, trf_pack_state *state_dev,
                     trf_stream stream) {
     const uint64_t end = (uint64_t)rows->first_row + rows->num_rows;
     if (rows->cols != view->cols || end > view->rows || rows->first_row % TRF_PACKED_TILE_ROWS != 0 ||
@@ -65,6 +65,6 @@ int trf_launch_pack(const trf_packed_view *view, const trf_pack_source *rows, tr
     error = cudaGetLastError();
     if (error != cudaSuccess)
         return error;
-    store_tiles<<<blocks, kStoreThreads, 0, stream>>>(args);
+    make_stored_tiles<<<blocks, kStoredTileThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }

@@ -17,24 +17,24 @@ extern "C" {
 
 /* What trf_choose_packed_window and trf_packed_is_zeroing ask for. Its bytes are all zero before the
  * first launch adds to it. */
-typedef struct trf_packed_histogram {
+typedef struct trf_window_histogram {
     uint64_t exponents[256]; /* of weights with an exponent field of 1 to 254, once their row's offset is taken out */
     uint64_t zeros;
-} trf_packed_histogram;
+} trf_window_histogram;
 
 /* What is packed: dense rows of a layer, device memory. Any alignment and stride will do; rows that are all aligned to
  * 16 bytes take less time. */
-typedef struct trf_pack_source {
+typedef struct trf_rows_to_pack {
     const uint16_t *weights; /* BF16, of first_row's first column */
     uint64_t stride;         /* weights from one row to the next */
     uint32_t first_row, num_rows;
     uint32_t cols;
-} trf_pack_source;
+} trf_rows_to_pack;
 
 /* Adds the rows' weights to *histogram_dev. row_offsets: device, of the layer's rows from its first on: what is taken
  * out of the exponents of each; or NULL. */
-int trf_launch_packed_histogram(const trf_pack_source *rows, const int8_t *row_offsets,
-                                trf_packed_histogram *histogram_dev, trf_stream stream);
+int trf_launch_window_histogram(const trf_rows_to_pack *rows, const int8_t *row_offsets,
+                                trf_window_histogram *histogram_dev, trf_stream stream);
 
 /* ---- packing ---- */
 
@@ -71,7 +71,7 @@ TRF_HD int trf_pack_inexact(const trf_pack_state *state, uint32_t lines_per_band
  * state_dev: ranges follow each other from the layer's first band on, in the order of the stream. Behind the last one
  *   num_stored says whether there was room, and with trf_size_packed and trf_packed_pays whether to keep the layer;
  *   nothing is written beyond the room. */
-int trf_launch_pack(const trf_packed_view *view, const trf_pack_source *rows, trf_pack_state *state_dev,
+int trf_launch_pack(const trf_packed_view *view, const trf_rows_to_pack *rows, trf_pack_state *state_dev,
                     trf_stream stream);
 
 /* ---- unpacking ---- */

@@ -10,7 +10,7 @@
  *                            and the block clears those tiles.
  *   trf_number_stored_tiles  One block puts the number of its first stored tile into each line, in order, and carries
  *                            the counts from range to range (trf_pack_state).
- *   trf_store_tiles          A block takes a line again, each of its four warps a packed slab of every stored tile. For
+ *   trf_make_stored_tiles    A block takes a line again, each of its four warps a packed slab of every stored tile. For
  *                            nearly all lines there is nothing to do.
  *
  *     64 rows x 1,024 columns                          a packed slab, 16 rows x 32 columns
@@ -37,7 +37,7 @@
 static constexpr uint32_t kPackWarps = 16, kPackThreads = kPackWarps * TRF_LANES;
 static constexpr uint32_t kTilesEach = TRF_PACKED_LINE_TILES / kPackWarps; /* of a warp */
 static constexpr uint32_t kNumberingWarps = 16, kNumberingThreads = kNumberingWarps * TRF_LANES;
-static constexpr uint32_t kStoreWarps = TRF_PACKED_SLABS, kStoreThreads = kStoreWarps * TRF_LANES;
+static constexpr uint32_t kStoredTileWarps = TRF_PACKED_SLABS, kStoredTileThreads = kStoredTileWarps * TRF_LANES;
 static_assert(kTilesEach * kPackWarps == TRF_PACKED_LINE_TILES, "warps share a line's tiles");
 
 struct trf_pack_args {
@@ -48,7 +48,7 @@ struct trf_pack_args {
 };
 
 /* Of the range that rows are. */
-static inline trf_pack_args trf_pack_args_of(const trf_packed_view *view, const trf_pack_source *rows,
+static inline trf_pack_args trf_pack_args_of(const trf_packed_view *view, const trf_rows_to_pack *rows,
                                              trf_pack_state *state) {
     const uint64_t band = rows->first_row / TRF_PACKED_TILE_ROWS;
     const uint64_t bands = ((uint64_t)rows->num_rows + TRF_PACKED_TILE_ROWS - 1) / TRF_PACKED_TILE_ROWS;
@@ -216,8 +216,8 @@ static __device__ __forceinline__ void trf_number_stored_tiles(const trf_pack_ar
 }
 
 /* One packed slab of a stored tile, registers in the window's scale; padded weights are zeros, and stay so. */
-static __device__ __forceinline__ void trf_store_packed_slab(const trf_pack_args &args, uint32_t band, uint32_t tile,
-                                                             uint32_t slab, uint32_t lane, uint8_t *to) {
+static __device__ __forceinline__ void trf_make_stored_slab(const trf_pack_args &args, uint32_t band, uint32_t tile,
+                                                            uint32_t slab, uint32_t lane, uint8_t *to) {
     const trf_packed_view &view = args.view;
     const uint32_t row = TRF_PACKED_TILE_ROWS * band + trf_packed_row_in_tile(slab, lane, 0);
     trf_words4 octets[2], a[TRF_PACKED_STEPS];
@@ -234,7 +234,7 @@ static __device__ __forceinline__ void trf_store_packed_slab(const trf_pack_args
         *(trf_words4 *)(to + trf_packed_stored_offset(slab, lane, step)) = a[step];
 }
 
-static __device__ __forceinline__ void trf_store_tiles(const trf_pack_args &args) {
+static __device__ __forceinline__ void trf_make_stored_tiles(const trf_pack_args &args) {
     const uint32_t slab = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     for (uint64_t i = blockIdx.x; i < args.num_lines; i += gridDim.x) {
         const uint32_t *const words = trf_line_to_write(args.view, args.first_line + i);
@@ -245,8 +245,8 @@ static __device__ __forceinline__ void trf_store_tiles(const trf_pack_args &args
         /* beyond 2^32 - 1 there is no room, whatever the lower bits are: but then there is none for the ones before */
         uint64_t number = words[TRF_PACKED_FIRST_STORED_WORD];
         for (uint32_t left = stored; left && number < args.view.num_stored; left &= left - 1, number++)
-            trf_store_packed_slab(args, at.band, at.first_tile + (uint32_t)__ffs((int)left) - 1, slab, lane,
-                                  const_cast<uint8_t *>(args.view.stored) + TRF_PACKED_STORED_TILE_BYTES * number);
+            trf_make_stored_slab(args, at.band, at.first_tile + (uint32_t)__ffs((int)left) - 1, slab, lane,
+                                 const_cast<uint8_t *>(args.view.stored) + TRF_PACKED_STORED_TILE_BYTES * number);
     }
 }
 

@@ -196,11 +196,10 @@ static __device__ __forceinline__ void trf_start_walk(trf_prefetcher<kSlabs, kRi
 }
 
 /* Records a slab's tile as corrupt. One lane calls it. */
-static __device__ __forceinline__ void trf_record_slab_fault(const trf_device_view &view, uint32_t band,
-                                                             uint32_t panel) {
+static __device__ __forceinline__ void trf_note_slab_fault(const trf_device_view &view, uint32_t band, uint32_t panel) {
     const uint64_t tile =
         (uint64_t)(band / TRF_BANDS_PER_TILE) * view.num_tile_cols + panel * view.slab_cols / TRF_TILE_SIZE;
-    trf_record_fault(view, tile);
+    trf_note_fault(view, tile);
 }
 
 #endif

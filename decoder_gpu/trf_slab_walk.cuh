@@ -212,7 +212,7 @@ trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kRingSteps> 
             trf_prefetch_ahead<Codec>(prefetcher, in, k);
 #pragma unroll
         for (int s = 0; s < kSlabs; s++)
-            sink.finish_step(reg[s]);
+            sink.complete_fragments(reg[s]);
         trf_patch_step(open, walk, in.lane, sink, reg);
         if (Sink::kCopiesX && Codec::kHasPlane8 && k == 0 && first_step == 0) /* what prefetch_slab started */
             trf_cp_async_wait<kPendingCopies<Codec, Prefetcher, Sink> - 1>();
@@ -221,7 +221,7 @@ trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kRingSteps> 
     prefetcher.read_narrow ^= trf_narrow_stride(Codec::raw(in.planes.raw_bits), kRingSteps);
 }
 
-/* Whether the slabs are what was encoded, as far as their rANS streams tell; if not, records their tile as corrupt. */
+/* Whether the slabs are what was encoded, as far as their rANS streams tell; if not, notes their tile as corrupt. */
 template <int kSlabs, class Inputs>
 static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSlabs> &open, const Inputs &in,
                                                         const trf_walk &walk) {
@@ -231,7 +231,7 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
         good &= trf_lane_good(open.rans_stream[s], in.params);
     good = __all_sync(0xFFFFFFFFu, good);
     if (!good && in.lane == 0)
-        trf_record_slab_fault(in.view, kSlabs * walk.unit, walk.panel);
+        trf_note_slab_fault(in.view, kSlabs * walk.unit, walk.panel);
     return good;
 }
 
@@ -242,8 +242,9 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
  *   sink.begin_step_pair(step_pair)         before each two steps; step_pair: 0 or 1, of a chunk
  *   sink.prefetch_chunk()                   two steps before another chunk of the slab begins, or
  *   sink.prefetch_slab(walk)                before the first one of another slab does (neither with the short ring)
- *   sink.finish_step(reg)                   reg[8]: fragments as trf_build_four leaves them (int, and fp8 unless it is
- *                                           decoded as F16: the four byte words in reg[0, 2, 4, 6])
+ *   sink.complete_fragments(reg)            turns reg[8] in place from what trf_build_four leaves (fragments; int, and
+ *                                           fp8 unless it is decoded as F16: the four byte words in reg[0, 2, 4, 6])
+ *                                           into what step is to get
  *   sink.exception_bits(s, exception, walk) for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                 reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)

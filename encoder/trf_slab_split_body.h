@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* One register of all 32 lanes: 64 weights. */
+/* One register of each of the 32 lanes of a GPU's warp, of two weights each: what is split at a time. */
 enum {
     REGISTER_WEIGHTS = 2 * TRF_LANES
 };

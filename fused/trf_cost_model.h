@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* What comes before a launch's first and behind its last step, as far as the next one does not hide it. */
+/* What every launch takes, and no estimate here contains: what comes before its first step and behind its last one, as
+ * far as the next launch does not hide it. */
 #define TRF_LAUNCH_US 3.0
 /* For a block to enter an expert (arguments, directory, table, first slabs: latencies of memory) and to leave it. */
 #define TRF_EXPERT_BEGIN_US 6.0

@@ -148,7 +148,7 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
             return;
         if (chunks == 0) {
             x_pipeline.need(this->a, p, next + 1);
-            x_pipeline.stepped = true;
+            x_pipeline.copies_waited_for = true;
             this->x_shared = x_pipeline.stage(p, next++) + 16 * this->lane;
             chunks = p.x_stage_cols / 64;
         }
@@ -318,7 +318,7 @@ static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_f
     trf_walk of_wave;
     unit_order.enter_wave(of_wave, g);
     *walk_panels += of_wave.stop - of_wave.panel;
-    sink.x_pipeline.stepped = false; /* the way may have ended soon behind a copy */
+    sink.x_pipeline.copies_waited_for = false; /* the way may have ended soon behind a copy */
     sink.x_pipeline.need(sink.a, p, trf_x_fills_of(sink.a, p.x_stage_cols, *walk_panels));
 }
 

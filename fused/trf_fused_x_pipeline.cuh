@@ -22,11 +22,12 @@ struct trf_x_pipeline_params {
 /* All warps of the pipeline call each function with equal arguments, at their own pace. */
 template <int kXTiles> struct trf_x_pipeline {
     const trf_x_pipeline_params &params;
-    uint32_t filled; /* fills that are in shared memory, or were */
-    bool stepped;    /* whether the thread has waited for copies since it last came to the barrier */
+    uint32_t filled;        /* fills that are in shared memory, or were */
+    bool copies_waited_for; /* the thread has waited for its copies since it last came to the barrier, or will have on
+                             * its way to the next one, in a step of its walk */
 
     __device__ __forceinline__ explicit trf_x_pipeline(const trf_x_pipeline_params &params_)
-        : params(params_), filled(0), stepped(false) {}
+        : params(params_), filled(0), copies_waited_for(false) {}
 
     __device__ __forceinline__ uint32_t stage(const trf_fused_partition_args &partition, uint32_t fill) const {
         return params.address + fill % 2 * trf_x_stage_bytes(partition.x_stage_cols, kXTiles);
@@ -57,8 +58,8 @@ template <int kXTiles> struct trf_x_pipeline {
     __device__ __forceinline__ void need(const trf_product_args &a, const trf_fused_partition_args &partition,
                                          uint32_t end) {
 #pragma unroll 1
-        for (; filled < end; stepped = false) {
-            if (!stepped) {
+        for (; filled < end; copies_waited_for = false) {
+            if (!copies_waited_for) {
                 trf_cp_async_commit();
                 trf_cp_async_wait<0>();
             }

@@ -290,7 +290,7 @@ struct trf_warp_product {
         }
     }
 
-    __device__ __forceinline__ void finish_step(uint32_t *reg) {
+    __device__ __forceinline__ void complete_fragments(uint32_t *reg) {
         if (Codec::kFp8) {
 #pragma unroll
             for (int g = 0; g < 4; g++) {

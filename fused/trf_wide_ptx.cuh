@@ -45,11 +45,6 @@ static __device__ __forceinline__ void trf_mbarrier_arrive_expect_tx(uint32_t at
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
 
-/* The same without arriving. */
-static __device__ __forceinline__ void trf_mbarrier_expect_tx(uint32_t at, uint32_t bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-
 /* Waits until the barrier's phase of this parity is over. */
 static __device__ __forceinline__ void trf_mbarrier_wait(uint32_t at, uint32_t parity) {
     asm volatile("{ .reg .pred done;\n"
@@ -84,16 +79,6 @@ static __device__ __forceinline__ void trf_sts8_cluster(uint32_t at, uint32_t ra
                  "st.shared::cluster.u8 [there], %2; }" ::"r"(at),
                  "r"(rank), "r"(v)
                  : "memory");
-}
-
-static __device__ __forceinline__ void trf_sts32f(uint32_t at, float v) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
-}
-
-static __device__ __forceinline__ float trf_lds32f(uint32_t at) {
-    float v;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at));
-    return v;
 }
 
 /* ---- copies of boxes ---- */

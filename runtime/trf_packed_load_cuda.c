@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers on a GPU, loaded or made of ones that are there. A coded layer goes in parts (trf_packed_target_cuda.c
+/* Packed layers on a GPU, loaded or made of ones that are there. A coded layer goes in parts (trf_packed_maker_cuda.c
  * says which way); one that is on the device, of whole bands and regular slabs, in one launch, if no tile has to be
  * stored. */
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_nvtx.h"
 #include "trf_packed_layer_cuda.h"
+#include "trf_packed_maker_cuda.h"
 #include "trf_packed_sample_cuda.h"
-#include "trf_packed_target_cuda.h"
 #include "trf_plain_layer.h"
 #include "trf_staging_cuda.h"
 
@@ -27,9 +27,9 @@ static int may_be_direct(const trf_layer_feed *feed) {
            header->rows % TRF_PACKED_TILE_ROWS == 0 && header->cols % REGULAR_COLS == 0;
 }
 
-/* What is loaded, and what a load needs beside its target. */
+/* What is loaded, and what a load needs beside its maker. */
 typedef struct trf_packed_load {
-    trf_packed_target *target;
+    trf_packed_maker *maker;
     trf_layer_feed *feed;
     const trf_layer_memory *memory;
 } trf_packed_load;
@@ -37,25 +37,25 @@ typedef struct trf_packed_load {
 /* As trf_part_taker has them. */
 static trf_status begin(void *context, const trf_load_scratch *scratch, uint8_t *memory, trf_error *err) {
     const trf_packed_load *load = context;
-    return trf_packed_target_use(load->target, scratch, memory, trf_most_part_rows(load->feed->view), err);
+    return trf_packed_maker_use(load->maker, scratch, memory, trf_most_part_rows(load->feed->view), err);
 }
 
 static trf_status take_part(void *context, const trf_coded_part *part, trf_stream stream, trf_error *err) {
     const trf_packed_load *load = context;
-    return trf_packed_target_take_part(load->target, part, stream, err);
+    return trf_packed_maker_take_part(load->maker, part, stream, err);
 }
 
 static void end(void *context) {
     const trf_packed_load *load = context;
-    trf_packed_target_read_results(load->target);
+    trf_packed_maker_read_results(load->maker);
 }
 
 static trf_status look(const trf_packed_load *load, uint64_t number, trf_error *err) {
-    trf_staging *const staging = load->target->made->context->staging;
+    trf_staging *const staging = load->maker->made->context->staging;
     uint8_t *bytes = trf_staging_take_scratch(staging), *elements = trf_staging_take_scratch(staging);
     trf_status status = TRF_OK;
     if (bytes && elements)
-        trf_packed_sample_look(load->target->sample, number, bytes, (uint16_t *)elements);
+        trf_packed_sample_look(load->maker->sample, number, bytes, (uint16_t *)elements);
     else
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to look at a tile",
                           2 * TRF_STAGING_SCRATCH_BYTES);
@@ -71,41 +71,41 @@ static trf_status prepare(void *context, uint64_t number, trf_error *err) {
     const int8_t *offsets = feed->view->row_offsets;
     if (number > 0)
         return look(load, number - 1, err);
-    return trf_packed_target_begin(load->target, load->memory, !may_be_direct(feed),
-                                   offsets ? offsets + feed->shard.row : NULL, err);
+    return trf_packed_maker_begin(load->maker, load->memory, !may_be_direct(feed),
+                                  offsets ? offsets + feed->shard.row : NULL, err);
 }
 
 static trf_status run_load(trf_packed_load *load, trf_error *err) {
-    trf_packed_target *target = load->target;
-    trf_status status = trf_packed_sample_create(load->feed, &target->sample, err);
+    trf_packed_maker *maker = load->maker;
+    trf_status status = trf_packed_sample_create(load->feed, &maker->sample, err);
     if (status != TRF_OK)
         return status;
     const trf_part_taker taker = {.take = take_part,
                                   .context = load,
                                   .begin = begin,
                                   .memory_bytes =
-                                      trf_packed_target_memory_bytes(target, trf_most_part_rows(load->feed->view)),
-                                  .preparations = 1 + trf_packed_sample_tiles(target->sample),
+                                      trf_packed_maker_memory_bytes(maker, trf_most_part_rows(load->feed->view)),
+                                  .preparations = 1 + trf_packed_sample_tiles(maker->sample),
                                   .prepare = prepare,
                                   .end = end};
-    status = trf_cuda_transcode(target->made->context, load->feed, &taker, err);
-    return status == TRF_OK ? trf_packed_target_complete(target, err) : status;
+    status = trf_cuda_transcode(maker->made->context, load->feed, &taker, err);
+    return status == TRF_OK ? trf_packed_maker_complete(maker, err) : status;
 }
 
 trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                                       trf_error *err) {
-    trf_packed_target target = {.made = made,
-                                .shard = &feed->shard,
-                                .cols = feed->view->header.cols,
-                                .request = trf_pack_request_of_shard(feed->view, &feed->shard)};
-    trf_packed_load load = {&target, feed, memory};
+    trf_packed_maker maker = {.made = made,
+                              .shard = &feed->shard,
+                              .cols = feed->view->header.cols,
+                              .request = trf_pack_request_of_shard(feed->view, &feed->shard)};
+    trf_packed_load load = {&maker, feed, memory};
     trf_device_scope scope;
     trf_status status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_nvtx_push("load");
     status = run_load(&load, err);
-    trf_packed_target_release(&target, status);
+    trf_packed_maker_release(&maker, status);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;
@@ -113,24 +113,24 @@ trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fe
 
 /* ---- converting ---- */
 
-static trf_packed_target target_of(trf_device_layer *made, const trf_device_layer *from, trf_packed_window window) {
-    return (trf_packed_target){.made = made,
-                               .shard = &from->shard,
-                               .cols = from->view.cols,
-                               .request = trf_pack_request_of_layer(from),
-                               .window = window};
+static trf_packed_maker maker_of(trf_device_layer *made, const trf_device_layer *from, trf_packed_window window) {
+    return (trf_packed_maker){.made = made,
+                              .shard = &from->shard,
+                              .cols = from->view.cols,
+                              .request = trf_pack_request_of_layer(from),
+                              .window = window};
 }
 
 /* All rows of a plain layer. */
-static trf_status pack_plain(const trf_device_layer *from, trf_packed_target *target, trf_error *err) {
+static trf_status pack_plain(const trf_device_layer *from, trf_packed_maker *maker, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
-    const trf_pack_source rows = {trf_plain_weights(from), from->info.cols, 0, from->info.rows, from->info.cols};
-    trf_status status = trf_packed_target_take_scratch(target, 0, err);
+    const trf_rows_to_pack rows = {trf_plain_weights(from), from->info.cols, 0, from->info.rows, from->info.cols};
+    trf_status status = trf_packed_maker_take_scratch(maker, 0, err);
     if (status != TRF_OK)
         return status;
-    int error = trf_launch_pack(&target->view, &rows, &target->device_results->state, stream);
+    int error = trf_launch_pack(&maker->view, &rows, &maker->device_results->state, stream);
     if (!error)
-        error = trf_packed_target_fetch(target, stream);
+        error = trf_packed_maker_fetch(maker, stream);
     const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
     return trf_check_cuda(error ? error : waited, "packing a layer", err);
 }
@@ -142,10 +142,10 @@ static uint32_t part_tile_rows(const trf_device_view *view) {
     return fit < view->num_tile_rows ? (uint32_t)fit : view->num_tile_rows;
 }
 
-static trf_status pack_parts(const trf_device_layer *from, trf_packed_target *target, trf_error *err) {
+static trf_status pack_parts(const trf_device_layer *from, trf_packed_maker *maker, trf_error *err) {
     const uint32_t tile_rows = part_tile_rows(&from->view);
-    trf_status status = trf_packed_target_take_scratch(target, tile_rows * TRF_TILE_SIZE, err);
-    return status == TRF_OK ? trf_cuda_transcode_layer(from, tile_rows, trf_packed_target_take_part, target, err)
+    trf_status status = trf_packed_maker_take_scratch(maker, tile_rows * TRF_TILE_SIZE, err);
+    return status == TRF_OK ? trf_cuda_transcode_layer(from, tile_rows, trf_packed_maker_take_part, maker, err)
                             : status;
 }
 
@@ -153,62 +153,62 @@ static trf_status pack_parts(const trf_device_layer *from, trf_packed_target *ta
 static trf_status convert_with_room(trf_device_layer *made, const trf_device_layer *from, trf_packed_window window,
                                     const trf_layer_memory *memory, trf_error *err) {
     const int8_t *offsets = from->view.row_offsets;
-    trf_packed_target target = target_of(made, from, window);
-    trf_status status = trf_packed_target_begin(&target, memory, 1, offsets ? offsets + from->shard.row : NULL, err);
+    trf_packed_maker maker = maker_of(made, from, window);
+    trf_status status = trf_packed_maker_begin(&maker, memory, 1, offsets ? offsets + from->shard.row : NULL, err);
     if (status == TRF_OK)
         status =
-            from->layout->layout == TRF_LAYOUT_PLAIN ? pack_plain(from, &target, err) : pack_parts(from, &target, err);
+            from->layout->layout == TRF_LAYOUT_PLAIN ? pack_plain(from, &maker, err) : pack_parts(from, &maker, err);
     if (status == TRF_OK) {
-        trf_packed_target_read_results(&target);
-        status = trf_packed_target_complete(&target, err);
+        trf_packed_maker_read_results(&maker);
+        status = trf_packed_maker_complete(&maker, err);
     }
-    trf_packed_target_release(&target, status);
+    trf_packed_maker_release(&maker, status);
     return status;
 }
 
 /* ---- in one launch ---- */
 
 /* Queues it, and waits. */
-static trf_status run_launch(const trf_packed_target *target, const trf_device_layer *from, trf_error *err) {
+static trf_status run_launch(const trf_packed_maker *maker, const trf_device_layer *from, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
-    const trf_pack_coded_memory memory = {target->kernel_scratch, &target->device_results->counts,
-                                          &target->device_results->state};
-    int error = trf_launch_pack_coded(&from->view, &from->traits, &target->view, 0, &memory, stream);
+    const trf_pack_coded_memory memory = {maker->kernel_scratch, &maker->device_results->counts,
+                                          &maker->device_results->state};
+    int error = trf_launch_pack_coded(&from->view, &from->traits, &maker->view, 0, &memory, stream);
     if (!error)
-        error = trf_packed_target_fetch(target, stream);
+        error = trf_packed_maker_fetch(maker, stream);
     const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
     trf_status status = trf_check_cuda(error ? error : waited, "packing a layer", err);
     return status == TRF_OK ? trf_cuda_check_layer(from, err) : status;
 }
 
 /* The kernels' scratch memory is the caller's where that has room for stored tiles, of which there are none then. */
-static trf_status find_scratch(trf_packed_target *target, const trf_layer_memory *memory, trf_error *err) {
-    const uint32_t rows = target->request.rows;
-    const uint64_t used = target->head.stored_offset;
+static trf_status find_scratch(trf_packed_maker *maker, const trf_layer_memory *memory, trf_error *err) {
+    const uint32_t rows = maker->request.rows;
+    const uint64_t used = maker->head.stored_offset;
     const int has_space =
-        memory->buffer && memory->buffer_bytes - used >= trf_pack_coded_scratch_bytes(rows, target->cols);
-    trf_status status = trf_packed_target_take_scratch(target, has_space ? 0 : rows, err);
+        memory->buffer && memory->buffer_bytes - used >= trf_pack_coded_scratch_bytes(rows, maker->cols);
+    trf_status status = trf_packed_maker_take_scratch(maker, has_space ? 0 : rows, err);
     if (has_space)
-        target->kernel_scratch = target->buffer + used;
+        maker->kernel_scratch = maker->buffer + used;
     return status;
 }
 
 /* *done: whether the layer is packed: if no tile has to be stored. */
 static trf_status convert_at_once(trf_device_layer *made, const trf_device_layer *from, trf_packed_window window,
                                   const trf_layer_memory *memory, int *done, trf_error *err) {
-    trf_packed_target target = target_of(made, from, window);
-    trf_status status = trf_packed_target_begin(&target, memory, 0, NULL, err);
+    trf_packed_maker maker = maker_of(made, from, window);
+    trf_status status = trf_packed_maker_begin(&maker, memory, 0, NULL, err);
     if (status == TRF_OK)
-        status = find_scratch(&target, memory, err);
+        status = find_scratch(&maker, memory, err);
     if (status == TRF_OK)
-        status = run_launch(&target, from, err);
-    *done = status != TRF_OK || target.results->counts.num_left == 0;
+        status = run_launch(&maker, from, err);
+    *done = status != TRF_OK || maker.results->counts.num_left == 0;
     if (status == TRF_OK && *done) {
-        target.num_records = target.results->counts.num_records;
-        trf_packed_target_read_results(&target);
-        status = trf_packed_target_complete(&target, err);
+        maker.num_records = maker.results->counts.num_records;
+        trf_packed_maker_read_results(&maker);
+        status = trf_packed_maker_complete(&maker, err);
     }
-    trf_packed_target_release(&target, *done ? status : TRF_ERR_UNSUPPORTED);
+    trf_packed_maker_release(&maker, *done ? status : TRF_ERR_UNSUPPORTED);
     return status;
 }
 

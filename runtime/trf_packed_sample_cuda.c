@@ -27,7 +27,7 @@ static trf_row_sample sample_of(const trf_device_layer *layer) {
     const uint32_t all = layer->info.rows;
     sample.rows = all < TRF_PACKED_SAMPLE_ROWS ? all : TRF_PACKED_SAMPLE_ROWS;
     sample.step = all / sample.rows;
-    sample.ids_at = trf_device_align(sizeof(trf_packed_histogram));
+    sample.ids_at = trf_device_align(sizeof(trf_window_histogram));
     sample.offsets_at = sample.ids_at + trf_device_align(sizeof(int32_t) * sample.rows);
     sample.rows_at = sample.offsets_at + trf_device_align(sample.rows);
     sample.bytes = sample.rows_at;
@@ -53,20 +53,20 @@ static int look_up(const trf_row_sample *sample, cudaStream_t stream) {
 }
 
 /* @return a cudaError_t. */
-static int count(const trf_row_sample *sample, trf_packed_histogram *found, cudaStream_t stream) {
+static int count(const trf_row_sample *sample, trf_window_histogram *found, cudaStream_t stream) {
     const trf_device_layer *layer = sample->layer;
     const uint32_t cols = layer->info.cols;
     const int is_plain = layer->layout->layout == TRF_LAYOUT_PLAIN;
-    const trf_pack_source rows = {is_plain ? trf_plain_weights(layer)
-                                           : (const uint16_t *)(sample->memory + sample->rows_at),
-                                  is_plain ? (uint64_t)sample->step * cols : cols, 0, sample->rows, cols};
+    const trf_rows_to_pack rows = {is_plain ? trf_plain_weights(layer)
+                                            : (const uint16_t *)(sample->memory + sample->rows_at),
+                                   is_plain ? (uint64_t)sample->step * cols : cols, 0, sample->rows, cols};
     const int8_t *offsets = layer->view.row_offsets ? (const int8_t *)(sample->memory + sample->offsets_at) : NULL;
-    trf_packed_histogram *const histogram = (trf_packed_histogram *)sample->memory;
+    trf_window_histogram *const histogram = (trf_window_histogram *)sample->memory;
     int error = cudaMemsetAsync(histogram, 0, sizeof *histogram, stream);
     if (!error && !is_plain)
         error = look_up(sample, stream);
     if (!error)
-        error = trf_launch_packed_histogram(&rows, offsets, histogram, stream);
+        error = trf_launch_window_histogram(&rows, offsets, histogram, stream);
     if (!error)
         error = cudaMemcpyAsync(found, histogram, sizeof *found, cudaMemcpyDeviceToHost, stream);
     const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
@@ -84,7 +84,7 @@ static trf_blob_view head_of(const trf_device_layer *layer) {
 trf_status trf_cuda_sample_window(const trf_device_layer *layer, trf_packed_window *window, trf_error *err) {
     trf_row_sample sample = sample_of(layer);
     const trf_blob_view head = head_of(layer);
-    trf_packed_histogram found = {{0}, 0};
+    trf_window_histogram found = {{0}, 0};
     trf_status status = trf_cuda_allocate_here(sample.bytes, (void **)&sample.memory, err);
     if (status != TRF_OK)
         return status;

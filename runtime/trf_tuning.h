@@ -106,8 +106,8 @@ trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_k
 /* @return the candidate that the times speak for: the first, unless others beat it by 1 %; then the fastest. */
 uint32_t trf_fastest_candidate(const double *microseconds, uint32_t num_candidates);
 
-/* @return the path that the times speak for: the first of FUSED, WIDE, TWO_STEP, DENSE and PACKED that no other beats
- * by 1 %; AUTO if there are none. */
+/* @return the path that the times speak for: of FUSED, WIDE, TWO_STEP, DENSE and PACKED, in this order, each that beats
+ * the best before it by more than 1 % takes its place; AUTO if there are none. */
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]);
 
 #endif

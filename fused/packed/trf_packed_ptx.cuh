@@ -143,8 +143,7 @@ static __device__ __forceinline__ void trf_sts128f(uint32_t at, float4 v) {
                  : "memory");
 }
 
-/* trf_lds32f, trf_lds128 and trf_lds128f of what other threads have written behind a barrier: not moved in front of
- * that. */
+/* Loads of what other threads have written behind a barrier: not moved in front of that. */
 static __device__ __forceinline__ float trf_lds32f_of_others(uint32_t at) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");

@@ -285,9 +285,10 @@ static __device__ __forceinline__ void trf_packed_wgmma_give_back(uint32_t empty
  * whose registers are formed next. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void
-trf_packed_wgmma_stage(const trf_packed_view &view, const trf_packed_wgmma_warp &warp, trf_packed_ring<Config> &ring,
-                       trf_packed_wgmma_walk<Config> &walk, uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
-                       float (&sums)[Config::kXRows / 2]) {
+trf_packed_wgmma_multiply_stage(const trf_packed_view &view, const trf_packed_wgmma_warp &warp,
+                                trf_packed_ring<Config> &ring, trf_packed_wgmma_walk<Config> &walk,
+                                uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
+                                float (&sums)[Config::kXRows / 2]) {
     trf_packed_wgmma_form<kZeroing>(a, walk.words);
     walk.exceptions.patch(a, view, walk.packed_tile, warp.slab(), warp.lane);
     trf_packed_wgmma_start<Config>(sums, a, ring.stage() + Config::kXAt);
@@ -317,10 +318,10 @@ trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wg
     walk.load(ring, warp, true);
 #pragma unroll 1
     for (;;) {
-        trf_packed_wgmma_stage<Config, kZeroing>(args.view, warp, ring, walk, a[0], sums);
+        trf_packed_wgmma_multiply_stage<Config, kZeroing>(args.view, warp, ring, walk, a[0], sums);
         if (walk.left == 0)
             break;
-        trf_packed_wgmma_stage<Config, kZeroing>(args.view, warp, ring, walk, a[1], sums);
+        trf_packed_wgmma_multiply_stage<Config, kZeroing>(args.view, warp, ring, walk, a[1], sums);
         if (walk.left == 0)
             break;
     }
@@ -361,8 +362,9 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
         if (args.cluster_size)
             trf_packed_wgmma_add_blocks<Config>(args, warp, writer, has_band, shared, sums);
         else if (has_band)
-            trf_packed_wgmma_leave<Config>(args, stint, warp, writer, sums,
-                                           ring.previous().stage() + warp.band() * TRF_PACKED_WGMMA_STAGE_BAND_BYTES);
+            trf_packed_wgmma_leave_sums<Config>(args, stint, warp, writer, sums,
+                                                ring.previous().stage() +
+                                                    warp.band() * TRF_PACKED_WGMMA_STAGE_BAND_BYTES);
         if (multiplies)
             trf_packed_wgmma_give_back(ring.previous().empty(), warp.lane);
     }

@@ -192,9 +192,9 @@ trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_
 /* Blocks that stay: a warp's sums of a stint to y, if they are complete. band_at: see trf_packed_wgmma_write_band. */
 template <class Config>
 static __device__ __forceinline__ void
-trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
-                       const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_y_writer &writer,
-                       float (&sums)[Config::kXRows / 2], uint32_t band_at) {
+trf_packed_wgmma_leave_sums(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
+                            const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_y_writer &writer,
+                            float (&sums)[Config::kXRows / 2], uint32_t band_at) {
     if (stint.end - stint.begin < args.k_blocks && !trf_packed_wgmma_share_sums<Config>(args, stint, warp, sums))
         return;
     if (writer.writes_16_bytes) {

@@ -19,8 +19,8 @@ void packed_layer_free(packed_layer *layer);
 
 trf_pack_input packed_layer_input(const packed_layer *layer);
 
-/* Packs it with the window that suits it, or with this one; again and again, if asked. @return what trf_pack_head
- * says. */
+/* Packs it with the window that suits it, or with this one, in place of what it was packed to before. @return what
+ * trf_pack_head says. */
 trf_status packed_layer_pack(packed_layer *layer, const trf_packed_window *window, trf_error *err);
 
 /* Whether the packed layer is valid, and unpacks to the weights, bit for bit, whole, by rows and one by one. */

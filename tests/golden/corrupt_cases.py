@@ -10,9 +10,9 @@ import struct
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import trf_reference as ref
+import second_decoder as ref
 import xxhash
-from trf_reference_encoder import Options, encode, seal, seal_head
+from second_encoder import Options, encode, seal, seal_head
 
 Case = tuple[str, bytes, str, str]
 

@@ -24,9 +24,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "python"), str(HERE)]
 
 import corrupt_cases  # noqa: E402
-import trf_reference as ref  # noqa: E402
+import second_decoder as ref  # noqa: E402
 import xxhash  # noqa: E402
-from trf_reference_encoder import Options, encode  # noqa: E402
+from second_encoder import Options, encode  # noqa: E402
 
 FLOATS = {"bf16": ref.BF16, "fp16": ref.FP16, "e4m3": ref.E4M3, "e5m2": ref.E5M2}
 DTYPE_OF = {ref.BF16: ref.BF16_DTYPE, ref.FP16: ref.F16, ref.E4M3: ref.F8_E4M3, ref.E5M2: ref.F8_E5M2}

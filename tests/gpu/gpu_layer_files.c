@@ -10,7 +10,7 @@ gpu_layer_file gpu_write_layer_file(const char *name, const gpu_recipe *recipe, 
     trf_layer *layer;
     trf_layer_info info;
     gpu_layer_file file = {fixture_path("%s.trf", name), shape.rows, shape.cols, 0, 0, recipe->dtype, NULL, 0};
-    void *blob = gpu_encode(&rng, recipe, favor, 0, shape, GPU_FILL_NORMAL, name, &file.blob_bytes);
+    void *blob = gpu_encode(&rng, recipe, favor, 0, shape, GPU_WEIGHTS_NORMAL, name, &file.blob_bytes);
     gpu_check(trf_layer_from_memory(blob, file.blob_bytes, &layer, &err), TRF_OK, &err, name);
     trf_layer_get_info(layer, &info);
     file.tiles = info.tiles;

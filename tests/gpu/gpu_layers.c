@@ -98,24 +98,24 @@ static void put_nonfinite(test_rng *rng, trf_dtype dtype, void *weight) {
     memcpy(weight, &bits, trf_dtype_bytes(dtype));
 }
 
-void *gpu_make_weights(test_rng *rng, const gpu_recipe *recipe, gpu_shape shape, gpu_fill fill) {
+void *gpu_make_weights(test_rng *rng, const gpu_recipe *recipe, gpu_shape shape, gpu_weight_kind kind) {
     const trf_dtype dtype = recipe->dtype;
     const size_t count = (size_t)shape.rows * shape.cols, bytes = trf_dtype_bytes(dtype);
     const double *pool = normal_pool(), sigma = sigma_of(dtype);
     const int scaled = recipe->codec == TRF_CODEC_INT;
     uint8_t *weights = gpu_malloc(count * bytes);
-    if (fill == GPU_FILL_PATTERNS && !scaled) {
+    if (kind == GPU_WEIGHTS_PATTERNS && !scaled) {
         test_fill_patterns(weights, dtype, count);
         return weights;
     }
     for (size_t i = 0; i < count; i++) {
         uint32_t random = test_below(rng, UINT32_MAX);
         test_put_weight(weights, dtype, i, sigma * pool[random % POOL]);
-        if (scaled || fill == GPU_FILL_NORMAL)
+        if (scaled || kind == GPU_WEIGHTS_NORMAL)
             continue;
-        if (fill == GPU_FILL_FINITE && random / POOL % 50 == 0)
+        if (kind == GPU_WEIGHTS_FINITE && random / POOL % 50 == 0)
             put_pattern(rng, dtype, weights + i * bytes, 1);
-        if (fill == GPU_FILL_NONFINITE && dtype != TRF_DTYPE_I8 && random / POOL % 5000 == 0)
+        if (kind == GPU_WEIGHTS_NONFINITE && dtype != TRF_DTYPE_I8 && random / POOL % 5000 == 0)
             put_nonfinite(rng, dtype, weights + i * bytes);
     }
     return weights;
@@ -153,8 +153,8 @@ gpu_layer gpu_layer_of_blob(const char *name, void *blob, uint64_t blob_bytes) {
 }
 
 void *gpu_encode(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
-                 gpu_fill fill, const char *name, uint64_t *blob_bytes) {
-    void *weights = gpu_make_weights(rng, recipe, shape, fill), *blob;
+                 gpu_weight_kind kind, const char *name, uint64_t *blob_bytes) {
+    void *weights = gpu_make_weights(rng, recipe, shape, kind), *blob;
     trf_encode_options options;
     trf_error err = {0};
     trf_encode_options_init(&options);
@@ -172,12 +172,12 @@ void *gpu_encode(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint3
 }
 
 gpu_layer gpu_layer_make(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
-                         gpu_fill fill) {
+                         gpu_weight_kind kind) {
     uint64_t blob_bytes;
     char name[160];
-    snprintf(name, sizeof name, "%s, favor %s, slabs of %u, %u x %u, fill %d", recipe->name, favor ? "size" : "speed",
-             slab_cols, shape.rows, shape.cols, fill);
-    void *blob = gpu_encode(rng, recipe, favor, slab_cols, shape, fill, name, &blob_bytes);
+    snprintf(name, sizeof name, "%s, favor %s, slabs of %u, %u x %u, kind %d", recipe->name, favor ? "size" : "speed",
+             slab_cols, shape.rows, shape.cols, kind);
+    void *blob = gpu_encode(rng, recipe, favor, slab_cols, shape, kind, name, &blob_bytes);
     return gpu_layer_of_blob(name, blob, blob_bytes);
 }
 

@@ -39,12 +39,12 @@ typedef struct gpu_shape {
  * narrow slab at the end of each band. */
 gpu_shape gpu_gathered_shape(uint32_t slab_cols);
 
-typedef enum gpu_fill {
-    GPU_FILL_NORMAL,
-    GPU_FILL_FINITE,    /* normal, and one in 50 any finite bit pattern */
-    GPU_FILL_NONFINITE, /* normal, and one in 5,000 infinite or not a number (float sources) */
-    GPU_FILL_PATTERNS   /* every bit pattern: exceptions everywhere */
-} gpu_fill;
+typedef enum gpu_weight_kind {
+    GPU_WEIGHTS_NORMAL,
+    GPU_WEIGHTS_FINITE,    /* normal, and one in 50 any finite bit pattern */
+    GPU_WEIGHTS_NONFINITE, /* normal, and one in 5,000 infinite or not a number (float sources) */
+    GPU_WEIGHTS_PATTERNS   /* every bit pattern: exceptions everywhere */
+} gpu_weight_kind;
 
 typedef struct gpu_layer {
     char name[160]; /* for messages */
@@ -58,15 +58,15 @@ typedef struct gpu_layer {
 } gpu_layer;
 
 /* Weights of a recipe's dtype; malloc'd. */
-void *gpu_make_weights(test_rng *rng, const gpu_recipe *recipe, gpu_shape shape, gpu_fill fill);
+void *gpu_make_weights(test_rng *rng, const gpu_recipe *recipe, gpu_shape shape, gpu_weight_kind kind);
 
 /* Such weights, encoded. slab_cols: as in trf_encode_options. name: for messages. @return the blob, malloc'd. */
 void *gpu_encode(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
-                 gpu_fill fill, const char *name, uint64_t *blob_bytes);
+                 gpu_weight_kind kind, const char *name, uint64_t *blob_bytes);
 
 /* The same, uploaded. */
 gpu_layer gpu_layer_make(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
-                         gpu_fill fill);
+                         gpu_weight_kind kind);
 
 /* Takes a blob, 16-byte aligned and malloc'd. */
 gpu_layer gpu_layer_of_blob(const char *name, void *blob, uint64_t blob_bytes);

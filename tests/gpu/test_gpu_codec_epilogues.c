@@ -233,7 +233,7 @@ START_TEST(every_codec) {
             continue;
         const unsigned k = (unsigned)(s + _i);
         gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i], (trf_favor)(k % 2), kGpuSlabCols[k / 2 % 2],
-                                         kShapes[s], GPU_FILL_NORMAL);
+                                         kShapes[s], GPU_WEIGHTS_NORMAL);
         fused += check_layer(&rng, &layer);
         gpu_layer_free(&layer);
     }
@@ -250,7 +250,7 @@ START_TEST(every_cut) {
     test_rng rng = {13000 + (uint64_t)_i};
     gpu_layer layer =
         gpu_layer_make(&rng, &kGpuRecipes[recipes[_i % 2]], (trf_favor)(_i / 2 % 2), kGpuSlabCols[_i / 4 % 2],
-                       test_quick() ? quick_shapes[_i / 8] : shapes[_i / 8], GPU_FILL_NORMAL);
+                       test_quick() ? quick_shapes[_i / 8] : shapes[_i / 8], GPU_WEIGHTS_NORMAL);
     if (!check_layer(&rng, &layer))
         ck_abort_msg("%s: no fused product", layer.name);
     gpu_layer_free(&layer);
@@ -269,7 +269,7 @@ START_TEST(same_bits_in_graphs_too) {
     const uint32_t m = _i & 2 ? MOST_M : 1;
     const combination c = {TRF_ACTIVATION_SILU, APART, IN_PLACE, APART};
     test_rng rng = {14000 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(make_product(&product, &layer, test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path), c),

@@ -112,12 +112,12 @@ START_TEST(every_codec_and_shape) {
     test_rng rng = {1000 + (uint64_t)_i};
     for (int s = 0; s < shapes; s++)
         for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++)
-            for (gpu_fill fill = GPU_FILL_NORMAL; fill <= GPU_FILL_PATTERNS; fill++)
+            for (gpu_weight_kind kind = GPU_WEIGHTS_NORMAL; kind <= GPU_WEIGHTS_PATTERNS; kind++)
                 for (uint32_t w = 0; w < GPU_NUM_SLAB_COLS; w++) {
                     int scaled = recipe->codec == TRF_CODEC_INT; /* the quantizer has no use for other weights */
-                    if ((scaled && fill != GPU_FILL_NORMAL) || (test_quick() && (s + favor + fill + w) % 2))
+                    if ((scaled && kind != GPU_WEIGHTS_NORMAL) || (test_quick() && (s + favor + kind + w) % 2))
                         continue;
-                    gpu_layer layer = gpu_layer_make(&rng, recipe, favor, kGpuSlabCols[w], kShapes[s], fill);
+                    gpu_layer layer = gpu_layer_make(&rng, recipe, favor, kGpuSlabCols[w], kShapes[s], kind);
                     check_layer(&layer);
                     gpu_layer_free(&layer);
                 }
@@ -131,7 +131,7 @@ START_TEST(large_layers) {
     trf_favor favor = (trf_favor)(_i % 2);
     const uint32_t slab_cols = kGpuSlabCols[_i / 2 / GPU_RECIPES];
     gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i / 2 % GPU_RECIPES], favor, slab_cols,
-                                     test_quick() ? small : shape, GPU_FILL_FINITE);
+                                     test_quick() ? small : shape, GPU_WEIGHTS_FINITE);
     check_layer(&layer);
     gpu_layer_free(&layer);
 }
@@ -194,7 +194,7 @@ START_TEST(gathered_rows) {
     const uint32_t slab_cols = kGpuSlabCols[_i / 2 % 2];
     test_rng rng = {4000 + (uint64_t)_i};
     gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i / 4], (trf_favor)(_i % 2), slab_cols,
-                                     gpu_gathered_shape(slab_cols), GPU_FILL_NORMAL);
+                                     gpu_gathered_shape(slab_cols), GPU_WEIGHTS_NORMAL);
     check_layer(&layer);
     gpu_layer_free(&layer);
 }

@@ -25,13 +25,13 @@ typedef struct expert_case {
 
 /* favor: of all; beyond TRF_FAVOR_SIZE: the layers differ in it. */
 static expert_case make_experts(test_rng *rng, const gpu_recipe *recipe, int favor, uint32_t slab_cols, gpu_shape shape,
-                                uint32_t count, gpu_fill fill) {
+                                uint32_t count, gpu_weight_kind kind) {
     expert_case c = {.count = count};
     trf_device_layer *list[MOST_EXPERTS];
     trf_error err = {0};
     for (int i = 0; i < DISTINCT; i++)
         c.layers[i] =
-            gpu_layer_make(rng, recipe, (trf_favor)(favor > TRF_FAVOR_SIZE ? i % 2 : favor), slab_cols, shape, fill);
+            gpu_layer_make(rng, recipe, (trf_favor)(favor > TRF_FAVOR_SIZE ? i % 2 : favor), slab_cols, shape, kind);
     for (uint32_t e = 0; e < count; e++)
         list[e] = c.layers[e % DISTINCT].device;
     snprintf(c.name, sizeof c.name, "%u experts, %s", count, c.layers[0].name);
@@ -126,10 +126,11 @@ START_TEST(every_codec_and_shape) {
     test_rng rng = {5000 + (uint64_t)_i};
     for (int s = 0; s < (test_quick() ? QUICK_SHAPES : SHAPES); s++)
         for (int favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
-            const gpu_fill fill =
-                recipe->codec == TRF_CODEC_INT ? GPU_FILL_NORMAL : (gpu_fill)((s + favor) % (GPU_FILL_FINITE + 1));
+            const gpu_weight_kind kind = recipe->codec == TRF_CODEC_INT
+                                             ? GPU_WEIGHTS_NORMAL
+                                             : (gpu_weight_kind)((s + favor) % (GPU_WEIGHTS_FINITE + 1));
             expert_case c = make_experts(&rng, recipe, favor, kGpuSlabCols[(s + favor) % GPU_NUM_SLAB_COLS], kShapes[s],
-                                         counts[(s + _i) % 5], fill);
+                                         counts[(s + _i) % 5], kind);
             check_kinds(&c, NULL);
             free_experts(&c);
         }
@@ -143,7 +144,7 @@ START_TEST(many_experts) {
         return;
     test_rng rng = {6000 + (uint64_t)_i};
     expert_case c = make_experts(&rng, &kGpuRecipes[_i / 4], _i % 2, kGpuSlabCols[_i / 2 % 2], (gpu_shape){288, 2112},
-                                 MOST_EXPERTS, GPU_FILL_NORMAL);
+                                 MOST_EXPERTS, GPU_WEIGHTS_NORMAL);
     EXPECT(c.experts->decode_alike);
     check_decode(&c, TRF_DECODE_SOURCE, 0, 0, NULL);
     check_decode(&c, TRF_DECODE_ELEMENTS, 0, 4096, NULL);
@@ -156,7 +157,7 @@ START_TEST(experts_that_differ) {
     test_rng rng = {7000};
     for (int recipe = 0; recipe < 2; recipe++) {
         expert_case c = make_experts(&rng, &kGpuRecipes[recipe], TRF_FAVOR_SIZE + 1, 256, (gpu_shape){288, 544}, 7,
-                                     GPU_FILL_NORMAL);
+                                     GPU_WEIGHTS_NORMAL);
         EXPECT(!c.experts->decode_alike);
         check_kinds(&c, NULL);
         free_experts(&c);
@@ -167,7 +168,8 @@ END_TEST
 /* One slab is NaN, as it is of that layer by itself; no other expert is touched, and the fault is the expert's. */
 START_TEST(corrupt_experts) {
     test_rng rng = {8000 + (uint64_t)_i};
-    expert_case c = make_experts(&rng, &kGpuRecipes[_i / 2], _i % 2, 128, (gpu_shape){600, 520}, 10, GPU_FILL_NORMAL);
+    expert_case c =
+        make_experts(&rng, &kGpuRecipes[_i / 2], _i % 2, 128, (gpu_shape){600, 520}, 10, GPU_WEIGHTS_NORMAL);
     gpu_corrupt_layer bad = gpu_corrupt(&rng, &c.layers[1], test_below(&rng, 2) ? 0 : 4);
     trf_device_layer *list[] = {c.layers[0].device, bad.layer.device, c.layers[2].device};
     trf_error err = {0};
@@ -202,7 +204,8 @@ END_TEST
 /* A graph's replays give what the call gives. */
 START_TEST(graphs) {
     test_rng rng = {9000 + (uint64_t)_i};
-    expert_case c = make_experts(&rng, &kGpuRecipes[_i % 2], _i / 2, 256, (gpu_shape){300, 1040}, 16, GPU_FILL_NORMAL);
+    expert_case c =
+        make_experts(&rng, &kGpuRecipes[_i % 2], _i / 2, 256, (gpu_shape){300, 1040}, 16, GPU_WEIGHTS_NORMAL);
     const uint64_t bytes = matrix_bytes(&c.layers[0], TRF_DECODE_SOURCE);
     gpu_memory memory = gpu_memory_make(c.count * bytes);
     trf_error err = {0};

@@ -153,7 +153,7 @@ START_TEST(corrupt_rans_streams) {
     test_rng rng = {100 + (uint64_t)_i};
     trf_error err = {0};
     gpu_layer intact =
-        gpu_layer_make(&rng, recipe, (trf_favor)(_i % 2), kGpuSlabCols[_i / 4 % 2], shape, GPU_FILL_NORMAL);
+        gpu_layer_make(&rng, recipe, (trf_favor)(_i % 2), kGpuSlabCols[_i / 4 % 2], shape, GPU_WEIGHTS_NORMAL);
     const uint64_t tile = _i & 2 ? intact.view.num_tiles - 1 : test_below(&rng, 8);
     for (int action = 0; action < 4; action++) { /* each on a layer that no other has touched */
         if (intact.view.tiles[tile].coding == TRF_TILE_STORED)
@@ -180,7 +180,7 @@ START_TEST(corrupt_gathered_rows) {
     const uint32_t slab_cols = kGpuSlabCols[_i % 2];
     test_rng rng = {300 + (uint64_t)_i};
     gpu_layer intact = gpu_layer_make(&rng, &kGpuRecipes[_i / 2], TRF_FAVOR_SPEED, slab_cols,
-                                      gpu_gathered_shape(slab_cols), GPU_FILL_NORMAL);
+                                      gpu_gathered_shape(slab_cols), GPU_WEIGHTS_NORMAL);
     const uint32_t tile_cols = (intact.info.cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
     for (int last = 0; last <= 1; last++) {
         gpu_corrupt_layer c = gpu_corrupt(&rng, &intact, last ? tile_cols - 1 : tile_cols / 2);
@@ -196,7 +196,7 @@ END_TEST
 static gpu_layer make_layer(int recipe) {
     static const gpu_shape shape = {128, 256};
     test_rng rng = {200};
-    return gpu_layer_make(&rng, &kGpuRecipes[recipe], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    return gpu_layer_make(&rng, &kGpuRecipes[recipe], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
 }
 
 START_TEST(contexts_and_layers) {

@@ -45,7 +45,7 @@ static void make_group(group_case *g, test_rng *rng, const int *recipes, const g
         gpu_layer *layer = &g->layers[i];
         const uint32_t m = 1 + test_below(rng, 8);
         *layer = gpu_layer_make(rng, &kGpuRecipes[recipes[i] / 4], (trf_favor)(recipes[i] % 2),
-                                kGpuSlabCols[recipes[i] / 2 % 2], shapes[i], GPU_FILL_NORMAL);
+                                kGpuSlabCols[recipes[i] / 2 % 2], shapes[i], GPU_WEIGHTS_NORMAL);
         const trf_dtype x_dtype = kXTypes[gpu_takes(layer, kXTypes[!bf16_x]) ? !bf16_x : bf16_x];
         g->inputs[i] = gpu_input_normal(rng, m, shapes[i].cols);
         EXPECT(gpu_product_make(&g->products[i], layer, m, x_dtype, kYTypes[test_below(rng, 3)], TRF_PATH_AUTO) ==
@@ -352,13 +352,13 @@ static uint32_t *make_offsets(test_rng *rng, uint32_t count, int kind, uint32_t 
 }
 
 static void make_experts(expert_case *c, test_rng *rng, int recipe, gpu_shape shape, uint32_t count,
-                         uint32_t max_tokens, gpu_fill fill) {
+                         uint32_t max_tokens, gpu_weight_kind kind) {
     trf_device_layer *list[MOST_EXPERTS];
     trf_error err = {0};
     *c = (expert_case){.count = count, .max_tokens = max_tokens, .shape = shape};
     for (int i = 0; i < DISTINCT; i++)
         c->layers[i] = gpu_layer_make(rng, &kGpuRecipes[recipe / 4], (trf_favor)(recipe % 2),
-                                      kGpuSlabCols[recipe / 2 % 2], shape, fill);
+                                      kGpuSlabCols[recipe / 2 % 2], shape, kind);
     for (uint32_t e = 0; e < count; e++)
         list[e] = c->layers[e % DISTINCT].device;
     snprintf(c->name, sizeof c->name, "%u experts, %s", count, c->layers[0].name);
@@ -467,7 +467,7 @@ START_TEST(experts_near_f64) {
     for (int s = 0; s < some; s++) {
         static const uint32_t counts[] = {MOST_EXPERTS, 5, 1, 33, 8};
         expert_case c;
-        make_experts(&c, &rng, _i, shapes[s], counts[(s + _i) % 5], 120, GPU_FILL_NORMAL);
+        make_experts(&c, &rng, _i, shapes[s], counts[(s + _i) % 5], 120, GPU_WEIGHTS_NORMAL);
         for (int t = 0; t < 2; t++) {
             if (!gpu_takes(&c.layers[0], kXTypes[t]))
                 continue;
@@ -498,7 +498,7 @@ END_TEST
 START_TEST(nonfinite_experts) {
     test_rng rng = {600};
     expert_case c;
-    make_experts(&c, &rng, _i, (gpu_shape){300, 515}, 5, 30, GPU_FILL_NONFINITE);
+    make_experts(&c, &rng, _i, (gpu_shape){300, 515}, 5, 30, GPU_WEIGHTS_NONFINITE);
     const trf_dtype x_dtype = kXTypes[!gpu_takes(&c.layers[0], TRF_DTYPE_BF16)];
     if (plan_experts(&c, x_dtype, TRF_DTYPE_F32) == TRF_OK) { /* exceptions may be inexact under an offset */
         uint32_t *offsets = make_offsets(&rng, c.count, 0, c.max_tokens);
@@ -518,7 +518,7 @@ START_TEST(experts_in_graphs) {
     expert_case c;
     uint32_t *offsets[KINDS];
     uint8_t *eager[KINDS];
-    make_experts(&c, &rng, 0, shapes[_i], 16, 120, GPU_FILL_NORMAL);
+    make_experts(&c, &rng, 0, shapes[_i], 16, 120, GPU_WEIGHTS_NORMAL);
     EXPECT(plan_experts(&c, TRF_DTYPE_BF16, TRF_DTYPE_BF16) == TRF_OK);
     for (int kind = 0; kind < KINDS; kind++) {
         offsets[kind] = make_offsets(&rng, c.count, kind, c.max_tokens);
@@ -563,7 +563,7 @@ END_TEST
 START_TEST(offsets_without_sense) {
     test_rng rng = {800};
     expert_case c;
-    make_experts(&c, &rng, 0, (gpu_shape){300, 515}, 16, 20, GPU_FILL_NORMAL);
+    make_experts(&c, &rng, 0, (gpu_shape){300, 515}, 16, 20, GPU_WEIGHTS_NORMAL);
     EXPECT(plan_experts(&c, TRF_DTYPE_BF16, TRF_DTYPE_F32) == TRF_OK);
     for (int i = 0; i < 20; i++) {
         uint32_t offsets[17];
@@ -582,7 +582,7 @@ START_TEST(corrupt_experts) {
     static const int recipes[] = {0, 1, 2, 3, 6, 7};
     test_rng rng = {900 + (uint64_t)_i};
     gpu_layer intact = gpu_layer_make(&rng, &kGpuRecipes[recipes[_i / 2]], (trf_favor)(_i % 2), 128,
-                                      (gpu_shape){600, 520}, GPU_FILL_NORMAL);
+                                      (gpu_shape){600, 520}, GPU_WEIGHTS_NORMAL);
     gpu_corrupt_layer bad = gpu_corrupt(&rng, &intact, test_below(&rng, 2) ? 0 : 4);
     enum {
         TOKENS = 14
@@ -637,7 +637,7 @@ START_TEST(refused_experts) {
     test_rng rng = {1000};
     for (int recipe = SHARING; recipe < GPU_RECIPES; recipe++) {
         expert_case c;
-        make_experts(&c, &rng, 4 * recipe, (gpu_shape){64, 288}, 2, 3, GPU_FILL_NORMAL);
+        make_experts(&c, &rng, 4 * recipe, (gpu_shape){64, 288}, 2, 3, GPU_WEIGHTS_NORMAL);
         for (int t = 0; t < 2; t++) {
             trf_error err = {0};
             gpu_check(trf_experts_plan_create(c.experts, 3, kXTypes[t], TRF_DTYPE_F32, &c.plan, &err),

@@ -121,8 +121,8 @@ static chain_layer *make_layers(test_rng *rng) {
         const gpu_recipe *recipe = &kGpuRecipes[kKinds[l % KINDS].recipe];
         const gpu_shape shape = {width_of(l + 1), width_of(l)};
         const double sigma = trf_dtype_bytes(recipe->dtype) == 1 ? 1 : 0.02;
-        layers[l].layer =
-            gpu_layer_make(rng, recipe, kKinds[l % KINDS].favor, kKinds[l % KINDS].slab_cols, shape, GPU_FILL_NORMAL);
+        layers[l].layer = gpu_layer_make(rng, recipe, kKinds[l % KINDS].favor, kKinds[l % KINDS].slab_cols, shape,
+                                         GPU_WEIGHTS_NORMAL);
         layers[l].bias = filled_normal(rng, x_dtype_of(l + 1), shape.rows, 0.5);
         layers[l].multiplier =
             filled_normal(rng, x_dtype_of(l + 1), (size_t)MOST_M * shape.rows, 0.8 / (sigma * sqrt(shape.cols)));
@@ -441,7 +441,7 @@ static void plan_others(others *o) {
     trf_device_layer *list[EXPERTS];
     trf_error err = {0};
     for (int l = 0; l < OTHER_LAYERS; l++) {
-        o->layers[l] = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 256, shape, GPU_FILL_NORMAL);
+        o->layers[l] = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 256, shape, GPU_WEIGHTS_NORMAL);
         members[l] = test_group_member(o->layers[l].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16);
     }
     for (int e = 0; e < EXPERTS; e++)
@@ -452,7 +452,7 @@ static void plan_others(others *o) {
               TRF_OK, &err, "experts");
     gpu_check(test_make_plan(list[0], TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_TWO_STEP, &o->two_step, &err),
               TRF_OK, &err, "two steps");
-    o->wide_layer = gpu_layer_make(&rng, &kGpuRecipes[2], TRF_FAVOR_SPEED, 256, shape, GPU_FILL_NORMAL);
+    o->wide_layer = gpu_layer_make(&rng, &kGpuRecipes[2], TRF_FAVOR_SPEED, 256, shape, GPU_WEIGHTS_NORMAL);
     const trf_status status =
         test_make_plan(o->wide_layer.device, TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_WIDE, &o->wide, &err);
     if (status != TRF_OK)

@@ -100,7 +100,7 @@ START_TEST(near_f64) {
             const uint32_t slab_cols = kGpuSlabCols[k % GPU_NUM_SLAB_COLS];
             if (test_quick() && k != (uint32_t)(s + _i) % 4)
                 continue;
-            gpu_layer layer = gpu_layer_make(&rng, recipe, favor, slab_cols, kShapes[s], GPU_FILL_NORMAL);
+            gpu_layer layer = gpu_layer_make(&rng, recipe, favor, slab_cols, kShapes[s], GPU_WEIGHTS_NORMAL);
             fused += check_layer(&rng, &layer, MOST_ROWS) > 0;
             layers++;
             gpu_layer_free(&layer);
@@ -126,7 +126,7 @@ START_TEST(large_layers) {
     const int s = (_i % 4 + _i / 4) % LARGE_SHAPES; /* each shape with quads and pairs, slabs of 128 and of 256 */
     test_rng rng = {6000 + (uint64_t)_i};
     gpu_layer layer = gpu_layer_make(&rng, recipe, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2],
-                                     test_quick() ? kQuickLargeShapes[s] : kLargeShapes[s], GPU_FILL_NORMAL);
+                                     test_quick() ? kQuickLargeShapes[s] : kLargeShapes[s], GPU_WEIGHTS_NORMAL);
     int fused = check_layer(&rng, &layer, ALL_ROWS);
     if (!fused)
         ck_abort_msg("%s: no fused product", layer.name);
@@ -139,7 +139,7 @@ START_TEST(nonfinite_weights) {
     static const gpu_shape shapes[] = {{300, 515}, {512, 768}};
     test_rng rng = {7000 + (uint64_t)_i};
     gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i / 4], (trf_favor)(_i / 2 % 2),
-                                     kGpuSlabCols[(_i + _i / 4) % 2], shapes[_i % 2], GPU_FILL_NONFINITE);
+                                     kGpuSlabCols[(_i + _i / 4) % 2], shapes[_i % 2], GPU_WEIGHTS_NONFINITE);
     check_layer(&rng, &layer, MOST_ROWS);
     gpu_layer_free(&layer);
 }
@@ -180,7 +180,7 @@ START_TEST(one_hot_gives_the_weight) {
     static const gpu_shape shapes[] = {{300, 515}, {96, 1088}};
     test_rng rng = {8000 + (uint64_t)_i};
     gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i / 2], (trf_favor)(_i % 2), kGpuSlabCols[(_i + _i / 4) % 2],
-                                     shapes[_i / 2 % 2], GPU_FILL_FINITE);
+                                     shapes[_i / 2 % 2], GPU_WEIGHTS_FINITE);
     uint8_t *finite_rows = gpu_malloc(layer.info.rows);
     for (uint32_t r = 0; r < layer.info.rows; r++) {
         finite_rows[r] = 1;
@@ -203,7 +203,7 @@ START_TEST(odd_addresses) {
     static const gpu_shape shape = {288, 777};
     const uint32_t m = 5;
     test_rng rng = {9000};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 128, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 128, shape, GPU_WEIGHTS_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     const uint64_t x_bytes = (uint64_t)m * shape.cols * 2, y_bytes = (uint64_t)m * shape.rows * 2;
     uint16_t *expected = gpu_malloc(y_bytes), *found = gpu_malloc(y_bytes + 2), *y_host = gpu_malloc(y_bytes);
@@ -246,7 +246,7 @@ START_TEST(same_bits_on_every_run) {
     const uint32_t m = _i >> 2 & 1 ? 1 : 17;
     test_rng rng = {9100 + (uint64_t)_i};
     gpu_layer layer =
-        gpu_layer_make(&rng, &kGpuRecipes[_i >> 2 & 1 ? 0 : 12], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+        gpu_layer_make(&rng, &kGpuRecipes[_i >> 2 & 1 ? 0 : 12], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(gpu_product_make(&product, &layer, m,
@@ -278,7 +278,7 @@ START_TEST(shared_workspace) {
     for (int i = 0; i < PLANS; i++) {
         int l = i / 4;
         if (i % 4 == 0) {
-            layers[l] = gpu_layer_make(&rng, &kGpuRecipes[l * 4], (trf_favor)(l % 2), 0, shapes[l], GPU_FILL_NORMAL);
+            layers[l] = gpu_layer_make(&rng, &kGpuRecipes[l * 4], (trf_favor)(l % 2), 0, shapes[l], GPU_WEIGHTS_NORMAL);
             inputs[l] = gpu_input_normal(&rng, 17, shapes[l].cols);
         }
         trf_dtype x_dtype = gpu_takes(&layers[l], TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
@@ -319,7 +319,7 @@ START_TEST(graphs) {
     static const gpu_shape shape = {1000, 1030};
     const uint32_t m = _i & 2 ? 33 : 1;
     test_rng rng = {9300 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(gpu_product_make(&product, &layer, m, TRF_DTYPE_BF16, TRF_DTYPE_F32,
@@ -357,7 +357,7 @@ START_TEST(passes_without_cublaslt) {
     trf_error err = {0};
     trf_plan *plan;
     gpu_product whole;
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 128, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 128, shape, GPU_WEIGHTS_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     trf_plan_options options = test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO);
     options.has_bias = options.has_multiplier = options.has_residual = 1;

@@ -78,7 +78,7 @@ START_TEST(ranges) {
     test_rng rng = {1};
     trf_error err = {0};
     num_seen = 0;
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
     CHECK_SEEN("loading", "0load");
     ck_assert_str_eq(domain_name, "transfuse");
     gpu_input input = gpu_input_normal(&rng, 2, shape.cols);

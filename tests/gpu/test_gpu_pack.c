@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packing and unpacking on the device: byte for byte what the CPU's reference gives, of whole layers and range by
  * range, from rows of any alignment; and nothing is written beside. */
-#include "common/packed_fills.h"
+#include "common/packed_weight_kinds.h"
 #include "gpu_fixture.h"
 #include "trf_pack_launch.h"
 #include "trf_unpack.h"
@@ -94,8 +94,8 @@ static trf_pack_state pack(const packed_memory *to, const dense_memory *dense, u
     trf_pack_state state;
     CUDA(cudaMemsetAsync(memory.at, 0, sizeof state, stream));
     for (uint32_t row = 0; row < all; row += each) {
-        const trf_pack_source range = {dense_row(dense, row), dense->host.stride, row,
-                                       all - row < each ? all - row : each, to->view.cols};
+        const trf_rows_to_pack range = {dense_row(dense, row), dense->host.stride, row,
+                                        all - row < each ? all - row : each, to->view.cols};
         check_launch(trf_launch_pack(&to->view, &range, memory.at, stream), "packing");
     }
     gpu_memory_read(&memory, &state);
@@ -130,8 +130,9 @@ static void check_state(trf_pack_state state, const packed_layer *layer) {
 }
 
 /* The layer on the CPU, packed. */
-static packed_layer make_layer(test_rng *rng, const uint32_t shape[2], packed_fill fill, trf_packed_window *window) {
-    packed_layer layer = packed_layer_filled(rng, shape[0], shape[1], fill, window);
+static packed_layer make_layer(test_rng *rng, const uint32_t shape[2], packed_weight_kind kind,
+                               trf_packed_window *window) {
+    packed_layer layer = packed_layer_of_kind(rng, shape[0], shape[1], kind, window);
     trf_error err;
     ck_assert_msg(packed_layer_pack(&layer, window, &err) == TRF_OK, "%s", err.message);
     return layer;
@@ -145,7 +146,7 @@ START_TEST(packing_is_the_references) {
     int refused = 0;
     for (int s = 0; s < shapes(); s++) {
         trf_packed_window window;
-        packed_layer layer = packed_layer_filled(&rng, kShapes[s][0], kShapes[s][1], (packed_fill)_i, &window);
+        packed_layer layer = packed_layer_of_kind(&rng, kShapes[s][0], kShapes[s][1], (packed_weight_kind)_i, &window);
         if (packed_layer_pack(&layer, &window, NULL) != TRF_OK) { /* a small one with outliers may take too many bits */
             refused++;
             packed_layer_free(&layer);
@@ -171,7 +172,7 @@ START_TEST(large_layers) {
     static const uint32_t kShape[] = {4096, 5632}, kSmall[] = {600, 1400};
     test_rng rng = {100 + (uint64_t)_i};
     trf_packed_window window;
-    packed_layer layer = make_layer(&rng, test_quick() ? kSmall : kShape, (packed_fill)_i, &window);
+    packed_layer layer = make_layer(&rng, test_quick() ? kSmall : kShape, (packed_weight_kind)_i, &window);
     dense_memory dense = dense_memory_make(&rng, &layer);
     for (int round = 0; round < 8; round++) {
         packed_memory to = packed_memory_make(&layer, window, layer.head.num_stored);
@@ -207,7 +208,7 @@ END_TEST
 START_TEST(first_inexact_weight_is_found) {
     test_rng rng = {300 + (uint64_t)_i};
     trf_packed_window window;
-    packed_layer layer = packed_layer_filled(&rng, 500, 3000, PACKED_FILL_NORMAL, &window);
+    packed_layer layer = packed_layer_of_kind(&rng, 500, 3000, PACKED_WEIGHTS_NORMAL, &window);
     for (int i = 0; i <= _i; i++)
         layer.weights[test_below(&rng, 500 * 3000)] = (uint16_t)(0x7F00 + i);
     trf_error err;
@@ -284,7 +285,7 @@ START_TEST(unpacking_gives_the_weights_back) {
     test_rng rng = {400 + (uint64_t)_i};
     for (int s = 0; s < shapes(); s++) {
         trf_packed_window window;
-        packed_layer layer = make_layer(&rng, kShapes[s], (packed_fill)_i, &window);
+        packed_layer layer = make_layer(&rng, kShapes[s], (packed_weight_kind)_i, &window);
         check_layer(&rng, &layer);
         packed_layer_free(&layer);
     }
@@ -295,7 +296,7 @@ START_TEST(garbage_is_read_from_within) {
     test_rng rng = {500 + (uint64_t)_i};
     const uint32_t shape[] = {100 + test_below(&rng, 900), 300 + test_below(&rng, 1500)};
     trf_packed_window window;
-    packed_layer layer = make_layer(&rng, shape, _i % 2 ? PACKED_FILL_ROWS_TAILS : PACKED_FILL_STORED, &window);
+    packed_layer layer = make_layer(&rng, shape, _i % 2 ? PACKED_WEIGHTS_ROWS_TAILS : PACKED_WEIGHTS_STORED, &window);
     layer.head.flags = _i / 2 % 2 ? TRF_PACKED_ZEROING : 0;
     layer.head.base = (uint8_t)(1 + test_below(&rng, TRF_PACKED_MAX_BASE));
     for (uint64_t at = sizeof(trf_packed_head); at < layer.head.common.buffer_bytes; at++)
@@ -314,20 +315,20 @@ START_TEST(windows_are_the_references) {
     test_rng rng = {600 + (uint64_t)_i};
     for (int s = 0; s < shapes(); s++) {
         trf_packed_window window;
-        packed_layer layer = packed_layer_filled(&rng, kShapes[s][0], kShapes[s][1], (packed_fill)_i, &window);
+        packed_layer layer = packed_layer_of_kind(&rng, kShapes[s][0], kShapes[s][1], (packed_weight_kind)_i, &window);
         const trf_pack_input input = packed_layer_input(&layer);
         dense_memory dense = dense_memory_make(&rng, &layer);
-        gpu_memory memory = gpu_memory_make(sizeof(trf_packed_histogram)), offsets = {NULL, 0, 0};
-        trf_packed_histogram found;
+        gpu_memory memory = gpu_memory_make(sizeof(trf_window_histogram)), offsets = {NULL, 0, 0};
+        trf_window_histogram found;
         uint64_t zeros = 0;
         if (layer.row_offsets)
             offsets = gpu_memory_copy_of(layer.row_offsets, layer.rows);
         CUDA(cudaMemset(memory.at, 0, sizeof found));
         for (uint32_t row = 0; row < layer.rows; row += 100) { /* any ranges */
             const uint32_t left = layer.rows - row;
-            const trf_pack_source rows = {dense_row(&dense, row), dense.host.stride, row, left < 100 ? left : 100,
-                                          layer.cols};
-            check_launch(trf_launch_packed_histogram(&rows, offsets.at, memory.at, NULL), "a histogram");
+            const trf_rows_to_pack rows = {dense_row(&dense, row), dense.host.stride, row, left < 100 ? left : 100,
+                                           layer.cols};
+            check_launch(trf_launch_window_histogram(&rows, offsets.at, memory.at, NULL), "a histogram");
         }
         gpu_memory_read(&memory, &found);
         for (size_t i = 0; i < (size_t)layer.rows * layer.cols; i++)
@@ -346,12 +347,12 @@ START_TEST(windows_are_the_references) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {{packing_is_the_references, PACKED_FILLS},
-                              {large_layers, PACKED_FILLS},
+    const gpu_test tests[] = {{packing_is_the_references, PACKED_WEIGHT_KINDS},
+                              {large_layers, PACKED_WEIGHT_KINDS},
                               {room_is_kept_to, 3},
                               {first_inexact_weight_is_found, 6},
-                              {unpacking_gives_the_weights_back, PACKED_FILLS},
+                              {unpacking_gives_the_weights_back, PACKED_WEIGHT_KINDS},
                               {garbage_is_read_from_within, 12},
-                              {windows_are_the_references, PACKED_FILLS}};
+                              {windows_are_the_references, PACKED_WEIGHT_KINDS}};
     return gpu_main("packed", tests, sizeof tests / sizeof tests[0]);
 }

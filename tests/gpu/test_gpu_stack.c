@@ -47,7 +47,7 @@ static void make_layers(void) {
     for (int i = 0; i < LAYERS; i++) {
         gpu_product product;
         layers[i] = gpu_layer_make(&rng, &kGpuRecipes[kSubjects[i].recipe], kSubjects[i].favor, 0, kSubjects[i].shape,
-                                   GPU_FILL_NORMAL);
+                                   GPU_WEIGHTS_NORMAL);
         inputs[i] = gpu_input_normal(&rng, kSubjects[i].m, kSubjects[i].shape.cols);
         x_dtypes[i] = gpu_takes(&layers[i], TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
         EXPECT(gpu_product_make(&product, &layers[i], kSubjects[i].m, x_dtypes[i], TRF_DTYPE_F32, kSubjects[i].path) ==

@@ -23,7 +23,7 @@ static void make_layers(gpu_layer *layers, trf_device_layer **on_device) {
     static const int recipes[LAYERS] = {0, 1, 0};
     test_rng rng = {9500};
     for (int i = 0; i < LAYERS; i++) {
-        layers[i] = gpu_layer_make(&rng, &kGpuRecipes[recipes[i]], TRF_FAVOR_SPEED, 0, shapes[i], GPU_FILL_NORMAL);
+        layers[i] = gpu_layer_make(&rng, &kGpuRecipes[recipes[i]], TRF_FAVOR_SPEED, 0, shapes[i], GPU_WEIGHTS_NORMAL);
         on_device[i] = layers[i].device;
     }
 }
@@ -109,7 +109,7 @@ END_TEST
 START_TEST(paths_that_are_gone_give_way) {
     static const gpu_shape shape = {1024, 2048};
     test_rng rng = {9600};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
     const trf_card card = trf_card_of(gpu_context);
     trf_tuning *tuning;
     trf_error err = {0};
@@ -198,7 +198,7 @@ START_TEST(packed_plans_follow) {
     const int has_choice =
         gpu_context->limits.capability == 90 && !(gpu_context->limits.missing_kernels & TRF_KERNELS_WIDE);
     test_rng rng = {9700};
-    gpu_layer coded = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer coded = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
     trf_device_layer *layer = make_packed(&coded);
     uint16_t *x = gpu_malloc(2ull * MAX_M * shape.cols);
     test_fill_normal(&rng, x, TRF_DTYPE_BF16, (size_t)MAX_M * shape.cols, 1.0);

@@ -61,7 +61,7 @@ START_TEST(near_f64) {
     int taken = 0;
     for (int s = 0; s < (test_quick() ? 2 : SHAPES); s++) {
         gpu_layer layer =
-            gpu_layer_make(&rng, recipe, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2], kShapes[s], GPU_FILL_NORMAL);
+            gpu_layer_make(&rng, recipe, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2], kShapes[s], GPU_WEIGHTS_NORMAL);
         taken += check_layer(&rng, &layer);
         gpu_layer_free(&layer);
     }
@@ -82,7 +82,7 @@ START_TEST(same_bits_on_every_run) {
     static const gpu_shape shape = {2048, 2048};
     const uint32_t m = kRepeated[_i / 2];
     test_rng rng = {9100 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[FP16], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[FP16], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(gpu_product_make(&product, &layer, m, TRF_DTYPE_F16, TRF_DTYPE_F32, TRF_PATH_WIDE), TRF_OK);
@@ -97,7 +97,7 @@ START_TEST(graphs) {
     static const gpu_shape shape = {1024, 1088};
     const uint32_t m = kRepeated[_i];
     test_rng rng = {9400 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[FP16], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[FP16], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(gpu_product_make(&product, &layer, m, TRF_DTYPE_F16, TRF_DTYPE_F32, TRF_PATH_WIDE), TRF_OK);
@@ -113,7 +113,7 @@ START_TEST(nonfinite_weights) {
     test_rng rng = {9200 + (uint64_t)_i};
     static const gpu_shape shape = {256, 1024};
     const gpu_recipe *recipe = &kGpuRecipes[kWideRecipes[_i % WIDE_FLOATS]];
-    gpu_layer layer = gpu_layer_make(&rng, recipe, (trf_favor)(_i / WIDE_FLOATS), 0, shape, GPU_FILL_NONFINITE);
+    gpu_layer layer = gpu_layer_make(&rng, recipe, (trf_favor)(_i / WIDE_FLOATS), 0, shape, GPU_WEIGHTS_NONFINITE);
     check_layer(&rng, &layer);
     gpu_layer_free(&layer);
 }
@@ -128,7 +128,7 @@ START_TEST(refusals) {
     test_rng rng = {9300};
     for (int i = 0; i < 3; i++) {
         gpu_layer layer =
-            gpu_layer_make(&rng, &kGpuRecipes[cases[i].recipe], TRF_FAVOR_SPEED, 0, cases[i].shape, GPU_FILL_NORMAL);
+            gpu_layer_make(&rng, &kGpuRecipes[cases[i].recipe], TRF_FAVOR_SPEED, 0, cases[i].shape, GPU_WEIGHTS_NORMAL);
         const trf_dtype x_dtype = cases[i].recipe == BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
         trf_plan *plan = NULL;
         trf_error err = {0};

@@ -20,9 +20,9 @@ GOLDEN = HERE.parent / "golden"
 sys.path[:0] = [str(HERE), str(GOLDEN)]
 
 import make_golden  # noqa: E402
-import trf_reference as ref  # noqa: E402
-from trf_reference_encoder import Options, encode, seal  # noqa: E402
-from trf_reference_safetensors import (  # noqa: E402
+import second_decoder as ref  # noqa: E402
+from second_encoder import Options, encode, seal  # noqa: E402
+from second_safetensors import (  # noqa: E402
     INDEX_MAGIC,
     Tensor,
     is_compressed,
@@ -247,7 +247,7 @@ def test_golden_files_are_as_their_generator_makes_them() -> None:
 
 def test_the_decoder_as_a_command(tmp_path: Path) -> None:
     def run(*args: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(HERE / "trf_reference.py"), *map(str, args)]
+        command = [sys.executable, str(HERE / "second_decoder.py"), *map(str, args)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     name = "int_r2_scale_group16_f16.trf"

@@ -69,8 +69,8 @@ static void patch_step(const slab *s, uint32_t lane, uint32_t step, uint32_t reg
     }
 }
 
-/* Elements of a step: the kernel's begin_slab to finish_step. */
-static void finish_step(const slab *s, uint32_t lane, uint32_t step, uint32_t reg[8]) {
+/* Elements of a step: the kernel's begin_slab to complete_fragments. */
+static void complete_fragments(const slab *s, uint32_t lane, uint32_t step, uint32_t reg[8]) {
     const trf_device_view *view = s->view;
     trf_step_elements(view->codec, view->class_value[0], reg);
     if (view->codec == TRF_CODEC_INT)
@@ -166,7 +166,7 @@ static void check_decoding(const trf_device_view *view, const test_tile *tile, t
             for (uint32_t step = 0; step < s.shape.steps; step++) {
                 uint32_t reg[8];
                 form_step(&s, lane, step, reg);
-                finish_step(&s, lane, step, reg);
+                complete_fragments(&s, lane, step, reg);
                 patch_step(&s, lane, step, reg);
                 store_step(&s, format, lane, step, reg, found);
             }

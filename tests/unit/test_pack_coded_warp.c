@@ -260,8 +260,8 @@ static trf_pack_state pack_in_parts(test_rng *rng, const packed_layer *layer, co
         const uint32_t row = first * TRF_TILE_SIZE;
         const trf_pack_coded_counts counts = pack_coded(rng, coded, &rows, to, row, &state);
         if (counts.num_left || test_below(rng, 4) == 0) {
-            const trf_pack_source dense = {layer->weights + (size_t)row * layer->cols, layer->cols, row, rows.rows,
-                                           layer->cols};
+            const trf_rows_to_pack dense = {layer->weights + (size_t)row * layer->cols, layer->cols, row, rows.rows,
+                                            layer->cols};
             const warp_grid grid = {1 + test_below(rng, 5), (uint32_t)test_random(rng)};
             warp_pack(&to->view, &dense, &state, grid);
         } else {

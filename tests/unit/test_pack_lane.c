@@ -2,7 +2,7 @@
 /* What a lane does when a device packs (trf_pack_lane.h) against the same weight by weight: registers in every scale
  * and window, octets of rows, the order of records, the choice of stored tiles. */
 #include "common/expect.h"
-#include "common/packed_fills.h"
+#include "common/packed_weight_kinds.h"
 #include "common/run_suite.h"
 #include "trf_pack_lane.h"
 

@@ -10,7 +10,7 @@ int main(void) {
 }
 #else
 #include "common/expect.h"
-#include "common/packed_fills.h"
+#include "common/packed_weight_kinds.h"
 #include "common/run_suite.h"
 #include "trf_packed_form.h"
 #include "trf_unpack.h"
@@ -66,7 +66,7 @@ static trf_pack_state pack_ranges(test_rng *rng, const packed_layer *layer, cons
         count = wanted < left ? wanted : left;
         dense_rows dense = dense_rows_copy(layer->weights + (size_t)row * layer->cols, count, layer->cols,
                                            test_below(rng, 3) * 4, kMore[test_below(rng, 4)]);
-        const trf_pack_source range = {dense.at, dense.stride, row, count, layer->cols};
+        const trf_rows_to_pack range = {dense.at, dense.stride, row, count, layer->cols};
         warp_pack(&to->view, &range, &state, random_grid(rng));
         dense_rows_free(&dense);
     }
@@ -92,13 +92,13 @@ static void check_packed(const packed_layer *layer, const target *to) {
 }
 
 START_TEST(packing_is_the_references) {
-    const packed_fill fill = (packed_fill)(_i % PACKED_FILLS);
-    const uint32_t *shape = kShapes[_i / PACKED_FILLS];
+    const packed_weight_kind kind = (packed_weight_kind)(_i % PACKED_WEIGHT_KINDS);
+    const uint32_t *shape = kShapes[_i / PACKED_WEIGHT_KINDS];
     test_rng rng = {1 + (uint64_t)_i};
-    if (test_quick() && _i / PACKED_FILLS > 4 && _i % 3)
+    if (test_quick() && _i / PACKED_WEIGHT_KINDS > 4 && _i % 3)
         return;
     trf_packed_window window;
-    packed_layer layer = packed_layer_filled(&rng, shape[0], shape[1], fill, &window);
+    packed_layer layer = packed_layer_of_kind(&rng, shape[0], shape[1], kind, &window);
     trf_error err;
     ck_assert_msg(packed_layer_pack(&layer, &window, &err) == TRF_OK, "%s", err.message);
     for (int way = 0; way < 2; way++) {
@@ -170,7 +170,8 @@ END_TEST
 START_TEST(first_inexact_weight_is_found) {
     test_rng rng = {700 + (uint64_t)_i};
     trf_packed_window window;
-    packed_layer layer = packed_layer_filled(&rng, 200, 1300, _i % 2 ? PACKED_FILL_ROWS : PACKED_FILL_NORMAL, &window);
+    packed_layer layer =
+        packed_layer_of_kind(&rng, 200, 1300, _i % 2 ? PACKED_WEIGHTS_ROWS : PACKED_WEIGHTS_NORMAL, &window);
     for (int i = 0; i <= _i; i++)
         layer.weights[test_below(&rng, 200 * 1300)] = 0x7F00 | i;
     for (uint32_t row = 0; _i % 2 && row < layer.rows; row++)
@@ -228,13 +229,13 @@ static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t
 }
 
 START_TEST(unpacking_gives_the_weights_back) {
-    const packed_fill fill = (packed_fill)(_i % PACKED_FILLS);
-    const uint32_t *shape = kShapes[_i / PACKED_FILLS];
+    const packed_weight_kind kind = (packed_weight_kind)(_i % PACKED_WEIGHT_KINDS);
+    const uint32_t *shape = kShapes[_i / PACKED_WEIGHT_KINDS];
     test_rng rng = {2000 + (uint64_t)_i};
-    if (test_quick() && _i / PACKED_FILLS > 4 && _i % 3)
+    if (test_quick() && _i / PACKED_WEIGHT_KINDS > 4 && _i % 3)
         return;
     trf_packed_window window;
-    packed_layer layer = packed_layer_filled(&rng, shape[0], shape[1], fill, &window);
+    packed_layer layer = packed_layer_of_kind(&rng, shape[0], shape[1], kind, &window);
     ck_assert_int_eq(packed_layer_pack(&layer, &window, NULL), TRF_OK);
     const trf_packed_view view = trf_packed_view_of(&layer.head, layer.packed);
     for (int round = 0; round < 3; round++) {
@@ -248,10 +249,10 @@ END_TEST
 /* Whatever is in the buffer behind its head, what comes out is what the reference reads there, from within. */
 START_TEST(garbage_is_read_from_within) {
     test_rng rng = {3000 + (uint64_t)_i};
-    const packed_fill fill = _i % 2 ? PACKED_FILL_ROWS_TAILS : PACKED_FILL_STORED;
+    const packed_weight_kind kind = _i % 2 ? PACKED_WEIGHTS_ROWS_TAILS : PACKED_WEIGHTS_STORED;
     trf_packed_window window;
     packed_layer layer =
-        packed_layer_filled(&rng, 100 + test_below(&rng, 100), 300 + test_below(&rng, 1500), fill, &window);
+        packed_layer_of_kind(&rng, 100 + test_below(&rng, 100), 300 + test_below(&rng, 1500), kind, &window);
     ck_assert_int_eq(packed_layer_pack(&layer, &window, NULL), TRF_OK);
     window.zeroing = _i / 2 % 2;
     window.base = test_below(&rng, 3) ? window.base : 1 + test_below(&rng, 2) * 238;
@@ -276,10 +277,11 @@ START_TEST(histograms_are_the_references) {
     const uint32_t *shape = kShapes[_i % SHAPES];
     test_rng rng = {4000 + (uint64_t)_i};
     trf_packed_window window;
-    packed_layer layer = packed_layer_filled(&rng, shape[0], shape[1], (packed_fill)(_i % PACKED_FILLS), &window);
-    if (_i % PACKED_FILLS == PACKED_FILL_NORMAL) /* windows of such offsets leave 1 to 254 */
+    packed_layer layer =
+        packed_layer_of_kind(&rng, shape[0], shape[1], (packed_weight_kind)(_i % PACKED_WEIGHT_KINDS), &window);
+    if (_i % PACKED_WEIGHT_KINDS == PACKED_WEIGHTS_NORMAL) /* windows of such offsets leave 1 to 254 */
         test_fill_patterns(layer.weights, TRF_DTYPE_BF16, (size_t)layer.rows * layer.cols);
-    trf_packed_histogram found = {{0}, 0}, expected = {{0}, 0};
+    trf_window_histogram found = {{0}, 0}, expected = {{0}, 0};
     for (size_t i = 0; i < (size_t)layer.rows * layer.cols; i++) {
         const int32_t exponent = layer.weights[i] >> 7 & 0xFF;
         const int32_t left = exponent - (layer.row_offsets ? layer.row_offsets[i / layer.cols] : 0);
@@ -292,8 +294,8 @@ START_TEST(histograms_are_the_references) {
         const uint32_t first = part ? half : 0, count = part ? layer.rows - half : half;
         dense_rows dense = dense_rows_copy(layer.weights + (size_t)first * layer.cols, count, layer.cols,
                                            test_below(&rng, 3) * 4, test_below(&rng, 2) * 8);
-        const trf_pack_source rows = {dense.at, dense.stride, first, count, layer.cols};
-        warp_packed_histogram(&rows, layer.row_offsets, &found, random_grid(&rng));
+        const trf_rows_to_pack rows = {dense.at, dense.stride, first, count, layer.cols};
+        warp_window_histogram(&rows, layer.row_offsets, &found, random_grid(&rng));
         dense_rows_free(&dense);
     }
     EXPECT(memcmp(&found, &expected, sizeof found) == 0);
@@ -304,11 +306,11 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("pack_warp");
     TCase *tcase = tcase_create("pack_warp");
-    tcase_add_loop_test(tcase, packing_is_the_references, 0, SHAPES * PACKED_FILLS);
+    tcase_add_loop_test(tcase, packing_is_the_references, 0, SHAPES * PACKED_WEIGHT_KINDS);
     tcase_add_loop_test(tcase, stored_tiles_are_chosen_alike, 0, 6);
     tcase_add_loop_test(tcase, room_is_kept_to, 0, 3);
     tcase_add_loop_test(tcase, first_inexact_weight_is_found, 0, 6);
-    tcase_add_loop_test(tcase, unpacking_gives_the_weights_back, 0, SHAPES * PACKED_FILLS);
+    tcase_add_loop_test(tcase, unpacking_gives_the_weights_back, 0, SHAPES * PACKED_WEIGHT_KINDS);
     tcase_add_loop_test(tcase, garbage_is_read_from_within, 0, 12);
     tcase_add_loop_test(tcase, histograms_are_the_references, 0, 2 * SHAPES);
     suite_add_tcase(suite, tcase);

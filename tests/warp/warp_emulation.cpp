@@ -509,7 +509,7 @@ void warp_meet_warps(uint32_t barrier, uint32_t warps) {
         warp_fail("has no barrier %u", barrier);
     wait_for_others(AT_BARRIER, warps, barrier);
 }
-uint32_t warp_exchange(uint32_t value, uint32_t lane_mask) { return wait_for_others(AT_EXCHANGE, value, lane_mask); }
+uint32_t warp_shuffle_xor(uint32_t value, uint32_t lane_mask) { return wait_for_others(AT_EXCHANGE, value, lane_mask); }
 uint32_t warp_shuffle(uint32_t value, uint32_t lane) { return wait_for_others(AT_SHUFFLE, value, lane); }
 uint32_t warp_ballot(bool value) { return wait_for_others(AT_BALLOT, value, 0); }
 uint32_t warp_sum(uint32_t value) { return wait_for_others(AT_SUM, value, 0); }

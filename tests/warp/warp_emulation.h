@@ -50,10 +50,10 @@ void warp_meet_cluster();
 /* wgmma.commit_group. products_hash: of the wgmma that the warp has started, which must be the same in all four warps;
  * orders no memory. */
 void warp_meet_warpgroup(uint32_t products_hash);
-void warp_meet_warps(uint32_t barrier, uint32_t warps);     /* barrier.sync of so many warps */
-uint32_t warp_exchange(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
-bool warp_all(bool value);                                  /* __all_sync; likewise */
-uint32_t warp_ballot(bool value);                           /* __ballot_sync; likewise */
+void warp_meet_warps(uint32_t barrier, uint32_t warps);        /* barrier.sync of so many warps */
+uint32_t warp_shuffle_xor(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
+bool warp_all(bool value);                                     /* __all_sync; likewise */
+uint32_t warp_ballot(bool value);                              /* __ballot_sync; likewise */
 uint32_t warp_shuffle(uint32_t value, uint32_t lane); /* __shfl_sync; likewise, and each lane has a lane of its own */
 uint32_t warp_sum(uint32_t value);                    /* __reduce_add_sync; likewise */
 
@@ -160,7 +160,7 @@ static inline void warp_expect_all_lanes(uint32_t mask) {
 }
 static inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, uint32_t lane_mask) {
     warp_expect_all_lanes(mask);
-    return warp_exchange(value, lane_mask);
+    return warp_shuffle_xor(value, lane_mask);
 }
 static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, int lane) {
     warp_expect_all_lanes(mask);

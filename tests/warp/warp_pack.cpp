@@ -2,8 +2,8 @@
 #include "warp_emulation.h"
 
 #include "trf_pack_line.cuh"
-#include "trf_packed_histogram.cuh"
 #include "trf_unpack_line.cuh"
+#include "trf_window_histogram.cuh"
 #include "warp_pack.h"
 
 /* ---- kernels around the bodies ---- */
@@ -16,7 +16,7 @@ template <bool kZeroing> static void pack_lines(void *args) {
 static void number_stored_tiles(void *args) {
     trf_number_stored_tiles(*(const trf_pack_args *)args, shared_as<trf_numbering_shared>());
 }
-static void store_tiles(void *args) { trf_store_tiles(*(const trf_pack_args *)args); }
+static void make_stored_tiles(void *args) { trf_make_stored_tiles(*(const trf_pack_args *)args); }
 static void count_exponents(void *args) {
     trf_count_exponents(*(const trf_histogram_args *)args, shared_as<trf_histogram_shared>());
 }
@@ -35,18 +35,18 @@ static void run(void (*kernel)(void *), void *args, uint32_t threads, size_t sha
 
 /* ---- as the launchers have it ---- */
 
-void warp_packed_histogram(const trf_pack_source *rows, const int8_t *row_offsets, trf_packed_histogram *histogram,
+void warp_window_histogram(const trf_rows_to_pack *rows, const int8_t *row_offsets, trf_window_histogram *histogram,
                            warp_grid grid) {
     trf_histogram_args args = trf_histogram_args_of(rows, row_offsets, histogram);
     run(count_exponents, &args, kHistogramThreads, sizeof(trf_histogram_shared), grid.blocks, grid);
 }
 
-void warp_pack(const trf_packed_view *view, const trf_pack_source *rows, trf_pack_state *state, warp_grid grid) {
+void warp_pack(const trf_packed_view *view, const trf_rows_to_pack *rows, trf_pack_state *state, warp_grid grid) {
     trf_pack_args args = trf_pack_args_of(view, rows, state);
     run(view->zeroing ? pack_lines<true> : pack_lines<false>, &args, kPackThreads, sizeof(trf_pack_shared),
         args.num_lines, grid);
     run(number_stored_tiles, &args, kNumberingThreads, sizeof(trf_numbering_shared), 1, grid);
-    run(store_tiles, &args, kStoreThreads, 0, args.num_lines, grid);
+    run(make_stored_tiles, &args, kStoredTileThreads, 0, args.num_lines, grid);
 }
 
 void warp_unpack(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows, const trf_unpack_target *target,

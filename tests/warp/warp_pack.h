@@ -15,9 +15,9 @@ typedef struct warp_grid {
     uint32_t blocks, order;
 } warp_grid;
 
-void warp_packed_histogram(const trf_pack_source *rows, const int8_t *row_offsets, trf_packed_histogram *histogram,
+void warp_window_histogram(const trf_rows_to_pack *rows, const int8_t *row_offsets, trf_window_histogram *histogram,
                            warp_grid grid);
-void warp_pack(const trf_packed_view *view, const trf_pack_source *rows, trf_pack_state *state, warp_grid grid);
+void warp_pack(const trf_packed_view *view, const trf_rows_to_pack *rows, trf_pack_state *state, warp_grid grid);
 void warp_unpack(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows, const trf_unpack_target *target,
                  warp_grid grid);
 void warp_unpack_rows(const trf_packed_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,

@@ -128,7 +128,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
         return (half >> 8 & 0x80) | (half >> 7 & 0x7F);
     }
 
-    void finish_step(uint32_t *reg) {
+    void complete_fragments(uint32_t *reg) {
         const uint32_t s = finished % kSlabs, k = finished / kSlabs;
         finished++;
         if (Codec::kAsF16)

@@ -23,7 +23,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import make_model
-import measure_cycles
+import measure_leaks
 import measure_memory
 import measure_same
 import measure_speed
@@ -90,7 +90,7 @@ ROWS = {
     "h": measure_large,
     "i": measure_speed.measure_host_time,
     "j": measure_same.measure_adapters,
-    "k": measure_cycles.measure_cycles,
+    "k": measure_leaks.measure_leaks,
     "q": measure_quickly,
 }
 

@@ -27,7 +27,7 @@ from transfuse._memory_need import packed_bytes
 from transfuse.hf._expert_parts import CannotTake, sort_experts
 from transfuse.hf._module_kinds import find_taker, reject_dtype
 from transfuse.hf._name_check import check_names, raise_unfit
-from transfuse.hf._weight_readers import find_weight_reader
+from transfuse.hf._weight_users import find_weight_user
 from transfuse.torch._buffer_module import as_parameter
 from transfuse.torch._load import Checkpoint, get_load_bytes
 
@@ -294,7 +294,7 @@ class Planner:
         taker, reason = find_taker(module, name, part.tensor, self.plan.layout)
         if taker is None:
             return reason
-        reader = find_weight_reader(self.model, path)
+        reader = find_weight_user(self.model, path)
         if reader:
             return f"{reader} reads its weight"
         wanted = self._dtype_of(target)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from transfuse.torch._registry import adopt_kernel
-from transfuse.torch._shim import shim
+from transfuse.torch._ops_library import ops_library
 
-shim()
+ops_library()
 _library = torch.library.Library("transfuse", "FRAGMENT")
 _linear = torch.ops.transfuse.linear.default
 _linear_group = torch.ops.transfuse.linear_group.default

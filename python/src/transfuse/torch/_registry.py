@@ -22,7 +22,7 @@ from transfuse._errors import Status, TransfuseError, make_error
 from transfuse._options import LAYOUTS, layout_name
 from transfuse._results import LayerInfo, make_layer_info
 from transfuse.torch._containers import is_container, read_head
-from transfuse.torch._shim import CPU, call, shim
+from transfuse.torch._ops_library import CPU, call, ops_library
 
 _DIRECTORY_ALIGNMENT = 256
 
@@ -164,7 +164,7 @@ def _adopt_container(container: torch.Tensor) -> None:
             place = buffer.data_ptr(), buffer.numel()
             memory = s.LayerMemoryStruct(*place, *directory)
             while True:  # until no thread has adopted this one expert in between
-                shim().trf_torch_forget(device, place[0])
+                ops_library().trf_torch_forget(device, place[0])
                 try:
                     call(
                         "trf_torch_adopt",
@@ -261,7 +261,7 @@ class Keeping:
 def is_known(buffer: torch.Tensor) -> bool:
     """Returns whether the ops know a buffer or container."""
     device, pointer = _place_of(buffer)
-    return bool(shim().trf_torch_is_known(device, pointer, buffer.numel()))
+    return bool(ops_library().trf_torch_is_known(device, pointer, buffer.numel()))
 
 
 def get_adoption(buffer: torch.Tensor) -> object:
@@ -284,9 +284,9 @@ def _call_now(finalizer: weakref.finalize[..., torch.UntypedStorage]) -> None:
 
 
 def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.Tensor) -> None:
-    shim().trf_torch_forget_experts(device, pointer)
+    ops_library().trf_torch_forget_experts(device, pointer)
     for offset in offsets:
-        shim().trf_torch_forget(device, pointer + offset)
+        ops_library().trf_torch_forget(device, pointer + offset)
     _finalizers.pop((device, pointer), None)
 
 
@@ -332,7 +332,7 @@ def _find(buffer: torch.Tensor) -> s.DeviceLayerInfoStruct:
     adopt(buffer)
     device, pointer = _place_of(buffer)
     info = s.DeviceLayerInfoStruct()
-    if not shim().trf_torch_find(device, pointer, buffer.numel(), ctypes.byref(info)):
+    if not ops_library().trf_torch_find(device, pointer, buffer.numel(), ctypes.byref(info)):
         raise ValueError("this is a container of experts; expert_infos tells of them")
     return info
 
@@ -369,7 +369,7 @@ def check_experts_dtype(container: torch.Tensor, dtype: torch.dtype) -> None:
 
 def count_layers() -> int:
     """Returns how many layers are known."""
-    return int(shim().trf_torch_count_layers())
+    return int(ops_library().trf_torch_count_layers())
 
 
 def adopt_kernel(buffer: torch.Tensor) -> None:
@@ -381,4 +381,4 @@ def adopt_kernel(buffer: torch.Tensor) -> None:
         with torch.utils._python_dispatch._disable_current_modes():
             adopt(buffer)
     except Exception as failure:
-        shim().trf_torch_set_adoption_error(str(failure).encode())
+        ops_library().trf_torch_set_adoption_error(str(failure).encode())

@@ -25,7 +25,7 @@ def _measure_held(device: torch.device) -> dict[str, int]:
     return held
 
 
-def measure_cycles(session: Session) -> None:
+def measure_leaks(session: Session) -> None:
     """k: memory after many cycles against that after the first tenth of them."""
     folder, device = session.folder, session.device
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]

@@ -4,7 +4,7 @@
 It shares nothing with the C library, so that a fault has to be made twice to go unseen. Section numbers in the
 comments are those of FORMAT.md. Needs numpy and xxhash.
 
-Usage: trf_reference.py FILE.trf [--dump] [--npy OUT]
+Usage: second_decoder.py FILE.trf [--dump] [--npy OUT]
 """
 
 from __future__ import annotations

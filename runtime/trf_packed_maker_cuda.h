@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A packed layer that is made on a GPU, of parts of a coded one (trf_transcode_cuda.h) or of a plain one. */
-#ifndef TRF_PACKED_TARGET_CUDA_H
-#define TRF_PACKED_TARGET_CUDA_H
+#ifndef TRF_PACKED_MAKER_CUDA_H
+#define TRF_PACKED_MAKER_CUDA_H
 
 #include "trf_pack_coded_launch.h"
 #include "trf_packed_layer.h"
@@ -15,7 +15,7 @@ typedef struct trf_pack_results {
 } trf_pack_results;
 TRF_STATIC_ASSERT((int)sizeof(trf_pack_results) <= (int)TRF_TAKER_RESULT_BYTES, "there is a place for a copy");
 
-typedef struct trf_packed_target {
+typedef struct trf_packed_maker {
     trf_device_layer *made;
     const trf_shard_range *shard; /* of all parts' rows and columns */
     uint32_t cols;                /* of a part */
@@ -40,43 +40,43 @@ typedef struct trf_packed_target {
     uint32_t packed;      /* the shard's rows that are packed already */
     uint32_t left;        /* rows in front of the next part that are not */
     trf_pack_state state; /* of all rows, in the end */
-} trf_packed_target;
+} trf_packed_maker;
 
-/* Gives a target that has all fields up to `sample` its buffer, and queues what is in there beside lines and tiles.
+/* Gives a maker that has all fields up to `sample` its buffer, and queues what is in there beside lines and tiles.
  * memory: the caller's, large enough for the largest layer that it may become, or without a buffer. has_room: whether
  * there is to be room for stored tiles at once; else the buffer is replaced when they may be needed. row_offsets: of
  * the shard's rows, on the host, where they stay, or on the device; or NULL. The device is current. Release with
- * trf_packed_target_release, after a failure, too. Errors: TRF_ERR_UNSUPPORTED, TRF_ERR_MEMORY, TRF_ERR_CUDA. */
-trf_status trf_packed_target_begin(trf_packed_target *target, const trf_layer_memory *memory, int has_room,
-                                   const int8_t *row_offsets, trf_error *err);
+ * trf_packed_maker_release, after a failure, too. Errors: TRF_ERR_UNSUPPORTED, TRF_ERR_MEMORY, TRF_ERR_CUDA. */
+trf_status trf_packed_maker_begin(trf_packed_maker *maker, const trf_layer_memory *memory, int has_room,
+                                  const int8_t *row_offsets, trf_error *err);
 
-/* Bytes of device memory for target->device_results, and for what kernels need to pack so many coded rows; or 0 rows.
+/* Bytes of device memory for maker->device_results, and for what kernels need to pack so many coded rows; or 0 rows.
  */
-uint64_t trf_packed_target_memory_bytes(const trf_packed_target *target, uint32_t rows);
+uint64_t trf_packed_maker_memory_bytes(const trf_packed_maker *maker, uint32_t rows);
 
-/* Has the target use such memory, a load scratch's, for parts of so many rows, and queues zeros in
- * target->device_results. Errors: TRF_ERR_CUDA. */
-trf_status trf_packed_target_use(trf_packed_target *target, const trf_load_scratch *scratch, uint8_t *memory,
-                                 uint32_t part_rows, trf_error *err);
+/* Has the maker use such memory, a load scratch's, for parts of so many rows, and queues zeros in
+ * maker->device_results. Errors: TRF_ERR_CUDA. */
+trf_status trf_packed_maker_use(trf_packed_maker *maker, const trf_load_scratch *scratch, uint8_t *memory,
+                                uint32_t part_rows, trf_error *err);
 
-/* The same with a load scratch of the target's own. Errors: TRF_ERR_MEMORY, TRF_ERR_CUDA. */
-trf_status trf_packed_target_take_scratch(trf_packed_target *target, uint32_t part_rows, trf_error *err);
+/* The same with a load scratch of the maker's own. Errors: TRF_ERR_MEMORY, TRF_ERR_CUDA. */
+trf_status trf_packed_maker_take_scratch(trf_packed_maker *maker, uint32_t part_rows, trf_error *err);
 
-/* Queues a copy of target->device_results to target->results. @return a cudaError_t. */
-int trf_packed_target_fetch(const trf_packed_target *target, trf_stream stream);
+/* Queues a copy of maker->device_results to maker->results. @return a cudaError_t. */
+int trf_packed_maker_fetch(const trf_packed_maker *maker, trf_stream stream);
 
-/* A trf_take_part_fn, of a target that has memory for parts. Errors: those of the sample, by which the window is
+/* A trf_take_part_fn, of a maker that has memory for parts. Errors: those of the sample, by which the window is
  * chosen; TRF_ERR_MEMORY, TRF_ERR_CUDA. */
-trf_status trf_packed_target_take_part(void *target, const trf_coded_part *part, trf_stream stream, trf_error *err);
+trf_status trf_packed_maker_take_part(void *maker, const trf_coded_part *part, trf_stream stream, trf_error *err);
 
-/* Takes what packing came to from target->results, once all that is queued is done. */
-void trf_packed_target_read_results(void *target);
+/* Takes what packing came to from maker->results, once all that is queued is done. */
+void trf_packed_maker_read_results(void *maker);
 
 /* Completes the layer after that. The head comes last: a buffer that has one is whole. Errors: TRF_ERR_UNSUPPORTED (it
  * cannot be packed), TRF_ERR_CUDA. */
-trf_status trf_packed_target_complete(trf_packed_target *target, trf_error *err);
+trf_status trf_packed_maker_complete(trf_packed_maker *maker, trf_error *err);
 
 /* Releases what is not the layer's; and made->memory if the layer is not complete. status: what making it came to. */
-void trf_packed_target_release(trf_packed_target *target, trf_status status);
+void trf_packed_maker_release(trf_packed_maker *maker, trf_status status);
 
 #endif

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from trf_reference import DTYPE_NAMES, MAGIC, FormatError, align16, check, read_blob, source_bytes
+from second_decoder import DTYPE_NAMES, MAGIC, FormatError, align16, check, read_blob, source_bytes
 
 INDEX_MAGIC = 0x58414E53
 SUFFIX = "_trf"

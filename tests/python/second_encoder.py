@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import trf_reference as ref
+import second_decoder as ref
 import xxhash
-from trf_reference import COL_OFFSETS, ROW_OFFSETS, ceil_div
+from second_decoder import COL_OFFSETS, ROW_OFFSETS, ceil_div
 
 
 @dataclass

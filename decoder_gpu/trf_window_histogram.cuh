@@ -8,8 +8,8 @@
  *
  * Shared memory: 32 KiB of counters. Registers: 36 (sm_80: 39). About 12 instructions a weight and one shared atomic
  * bind: 28672x8192, 470 MB, take 0.22 to 0.27 ms on an H100. */
-#ifndef TRF_PACKED_HISTOGRAM_CUH
-#define TRF_PACKED_HISTOGRAM_CUH
+#ifndef TRF_WINDOW_HISTOGRAM_CUH
+#define TRF_WINDOW_HISTOGRAM_CUH
 
 #include "trf_pack_lane.h"
 #include "trf_pack_launch.h"
@@ -23,11 +23,11 @@ static constexpr uint32_t kCols = kLaneOctets * TRF_LANES * TRF_OCTET_WEIGHTS;
 struct trf_histogram_args {
     trf_dense_rows dense;
     const int8_t *row_offsets;
-    trf_packed_histogram *histogram;
+    trf_window_histogram *histogram;
 };
 
-static inline trf_histogram_args trf_histogram_args_of(const trf_pack_source *rows, const int8_t *row_offsets,
-                                                       trf_packed_histogram *histogram) {
+static inline trf_histogram_args trf_histogram_args_of(const trf_rows_to_pack *rows, const int8_t *row_offsets,
+                                                       trf_window_histogram *histogram) {
     return {trf_dense_rows_of(rows->weights, rows->stride, rows->first_row, rows->num_rows, rows->cols, 2), row_offsets,
             histogram};
 }

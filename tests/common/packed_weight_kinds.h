@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dense layers with all that packing meets, for tests of what packs on a device; and dense rows at any alignment. */
-#ifndef PACKED_FILLS_H
-#define PACKED_FILLS_H
+#ifndef PACKED_WEIGHT_KINDS_H
+#define PACKED_WEIGHT_KINDS_H
 
 #include "packed_layer.h"
 #include "test_weights.h"
 
-typedef enum packed_fill {
-    PACKED_FILL_NORMAL,
-    PACKED_FILL_OUTLIERS,    /* normal, and one weight in 4,000 is special: Inf, NaN, denormal, large, tiny, zero */
-    PACKED_FILL_PATTERNS,    /* of the window, and all bit patterns in turn among them, one weight in 3,500 */
-    PACKED_FILL_STORED,      /* of the window, and one tile in 20 has random bits, from the 20th on */
-    PACKED_FILL_ZEROS,       /* normal, half of them zeros of either sign: zeroing */
-    PACKED_FILL_ZEROS_TAILS, /* likewise with a tenth of zeros, outliers and stored tiles */
-    PACKED_FILL_ROWS,        /* normal, but rows are of very different size; row offsets say so */
-    PACKED_FILL_ROWS_TAILS,  /* likewise, with zeros, outliers and stored tiles */
-    PACKED_FILLS
-} packed_fill;
+typedef enum packed_weight_kind {
+    PACKED_WEIGHTS_NORMAL,
+    PACKED_WEIGHTS_OUTLIERS,    /* normal, and one weight in 4,000 is special: Inf, NaN, denormal, large, tiny, zero */
+    PACKED_WEIGHTS_PATTERNS,    /* of the window, and all bit patterns in turn among them, one weight in 3,500 */
+    PACKED_WEIGHTS_STORED,      /* of the window, and one tile in 20 has random bits, from the 20th on */
+    PACKED_WEIGHTS_ZEROS,       /* normal, half of them zeros of either sign: zeroing */
+    PACKED_WEIGHTS_ZEROS_TAILS, /* likewise with a tenth of zeros, outliers and stored tiles */
+    PACKED_WEIGHTS_ROWS,        /* normal, but rows are of very different size; row offsets say so */
+    PACKED_WEIGHTS_ROWS_TAILS,  /* likewise, with zeros, outliers and stored tiles */
+    PACKED_WEIGHT_KINDS
+} packed_weight_kind;
 
 /* Makes a layer of weights that reference and device both pack. window: the one for it. */
-packed_layer packed_layer_filled(test_rng *rng, uint32_t rows, uint32_t cols, packed_fill fill,
-                                 trf_packed_window *window);
+packed_layer packed_layer_of_kind(test_rng *rng, uint32_t rows, uint32_t cols, packed_weight_kind kind,
+                                  trf_packed_window *window);
 
 /* Dense rows in memory of exactly their size: what packing reads, or unpacking writes. */
 typedef struct dense_rows {

@@ -38,8 +38,9 @@ static trf_device_layer *load_plain(const gpu_layer *layer) {
 }
 
 /* Makes a layer's `device` a plain one. */
-static gpu_layer make_plain(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, gpu_shape shape, gpu_fill fill) {
-    gpu_layer layer = gpu_layer_make(rng, recipe, favor, 0, shape, fill);
+static gpu_layer make_plain(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, gpu_shape shape,
+                            gpu_weight_kind kind) {
+    gpu_layer layer = gpu_layer_make(rng, recipe, favor, 0, shape, kind);
     trf_device_layer *const coded = layer.device;
     layer.device = load_plain(&layer);
     trf_device_layer_destroy(coded);
@@ -52,7 +53,7 @@ START_TEST(near_f64) {
     if (!is_plain_codec(recipe))
         return;
     for (int s = 0; s < (test_quick() ? 2 : SHAPES); s++) {
-        gpu_layer layer = make_plain(&rng, recipe, TRF_FAVOR_SPEED, kShapes[s], GPU_FILL_NORMAL);
+        gpu_layer layer = make_plain(&rng, recipe, TRF_FAVOR_SPEED, kShapes[s], GPU_WEIGHTS_NORMAL);
         const trf_dtype x_dtype = layer.info.codec == TRF_CODEC_FP16 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16;
         gpu_input input = gpu_input_normal(&rng, kBatches[BATCHES - 1], layer.info.cols);
         gpu_reference exact = gpu_reference_make(&rng, &layer, &input, TRF_DTYPE_NONE, MOST_ROWS);
@@ -84,7 +85,7 @@ START_TEST(same_bits_and_graphs) {
     static const gpu_shape shape = {1024, 1088};
     const uint32_t m = kRepeated[_i / 2];
     test_rng rng = {9600 + (uint64_t)_i};
-    gpu_layer layer = make_plain(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = make_plain(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, shape, GPU_WEIGHTS_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(gpu_product_make(&product, &layer, m, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO), TRF_OK);
@@ -114,11 +115,11 @@ static void check_elements(const gpu_layer *layer, const trf_device_layer *plain
  * tiles that is larger than that. */
 START_TEST(many_parts) {
     static const gpu_shape shapes[] = {{15000, 2100}, {8192, 4096}, {600, 30000}};
-    static const gpu_fill fills[] = {GPU_FILL_NORMAL, GPU_FILL_NONFINITE, GPU_FILL_PATTERNS};
+    static const gpu_weight_kind kinds[] = {GPU_WEIGHTS_NORMAL, GPU_WEIGHTS_NONFINITE, GPU_WEIGHTS_PATTERNS};
     test_rng rng = {9700 + (uint64_t)_i};
     for (int s = 0; s < (test_quick() ? 1 : 3); s++) {
         gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[_i / 3], (trf_favor)(s % 2),
-                                         kGpuSlabCols[s % GPU_NUM_SLAB_COLS], shapes[s], fills[_i % 3]);
+                                         kGpuSlabCols[s % GPU_NUM_SLAB_COLS], shapes[s], kinds[_i % 3]);
         if (is_plain_codec(&kGpuRecipes[_i / 3])) {
             trf_device_layer *plain = load_plain(&layer);
             check_elements(&layer, plain);
@@ -152,8 +153,8 @@ static void *run_load(void *context) {
 START_TEST(several_at_once) {
     static const gpu_shape shape = {5000, 3000};
     test_rng rng = {9800};
-    gpu_layer layers[2] = {gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL),
-                           gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SIZE, 0, shape, GPU_FILL_NONFINITE)};
+    gpu_layer layers[2] = {gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL),
+                           gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SIZE, 0, shape, GPU_WEIGHTS_NONFINITE)};
     load_work works[LOADS] = {{0}};
     pthread_t threads[LOADS];
     for (int i = 0; i < LOADS; i++) {

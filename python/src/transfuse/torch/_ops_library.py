@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch shim, libtransfuse_torch.so: loading it, which registers the ops, and the functions that manage layers."""
+"""libtransfuse_torch.so, the torch ops' library: loading it, which registers them, and functions that manage layers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CPU = -1
 
 
 @functools.cache
-def shim() -> ctypes.CDLL:
-    """Returns the shim, which the first call loads.
+def ops_library() -> ctypes.CDLL:
+    """Returns the torch ops' library, which the first call loads.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def shim() -> ctypes.CDLL:
 def call(name: str, *arguments: object, what: str = "") -> None:
     """Calls a function that returns a status and takes a `trf_error` last; raises what it reports, after `what`."""
     err = s.ErrorStruct()
-    status = int(getattr(shim(), name)(*arguments, ctypes.byref(err)))
+    status = int(getattr(ops_library(), name)(*arguments, ctypes.byref(err)))
     if status != Status.TRF_OK:
         offset = None if err.offset == s.NO_OFFSET else int(err.offset)
         raise make_error(status, what + err.message.decode("utf-8", "replace"), offset, int(err.cuda))

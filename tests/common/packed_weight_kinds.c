@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "packed_fills.h"
+#include "packed_weight_kinds.h"
 
 #include "trf_packed_form.h"
 
@@ -79,15 +79,15 @@ static void make_packable(packed_layer *layer, trf_packed_window window) {
     }
 }
 
-packed_layer packed_layer_filled(test_rng *rng, uint32_t rows, uint32_t cols, packed_fill fill,
-                                 trf_packed_window *window) {
-    const int scales = fill == PACKED_FILL_ROWS || fill == PACKED_FILL_ROWS_TAILS;
-    const int tails = fill == PACKED_FILL_ZEROS_TAILS || fill == PACKED_FILL_ROWS_TAILS;
+packed_layer packed_layer_of_kind(test_rng *rng, uint32_t rows, uint32_t cols, packed_weight_kind kind,
+                                  trf_packed_window *window) {
+    const int scales = kind == PACKED_WEIGHTS_ROWS || kind == PACKED_WEIGHTS_ROWS_TAILS;
+    const int tails = kind == PACKED_WEIGHTS_ZEROS_TAILS || kind == PACKED_WEIGHTS_ROWS_TAILS;
     packed_layer layer = packed_layer_make(rows, cols, scales);
     const trf_packed_window patterns = {TEST_BASE, (uint32_t)test_random(rng) % 2};
-    if (fill == PACKED_FILL_PATTERNS || fill == PACKED_FILL_STORED) {
+    if (kind == PACKED_WEIGHTS_PATTERNS || kind == PACKED_WEIGHTS_STORED) {
         fill_window(rng, &layer);
-        if (fill == PACKED_FILL_PATTERNS)
+        if (kind == PACKED_WEIGHTS_PATTERNS)
             add_patterns(rng, &layer);
         else
             add_stored(rng, &layer, 1);
@@ -95,13 +95,13 @@ packed_layer packed_layer_filled(test_rng *rng, uint32_t rows, uint32_t cols, pa
         return layer;
     }
     test_fill_normal(rng, layer.weights, TRF_DTYPE_BF16, (size_t)rows * cols, 0.02);
-    if (fill == PACKED_FILL_ZEROS || tails)
+    if (kind == PACKED_WEIGHTS_ZEROS || tails)
         add_zeros(rng, &layer, tails ? 0.1 : 0.5);
     if (tails)
         add_stored(rng, &layer, 0);
     if (scales)
         scale_rows(rng, &layer);
-    if (fill == PACKED_FILL_OUTLIERS || tails)
+    if (kind == PACKED_WEIGHTS_OUTLIERS || tails)
         add_outliers(rng, &layer);
     const trf_pack_input input = packed_layer_input(&layer);
     *window = trf_pack_window(&input);

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 
-def find_weight_reader(model: nn.Module, path: str) -> str:
+def find_weight_user(model: nn.Module, path: str) -> str:
     """Returns the class of a module around that of a path which reads its weight, or "".
 
     The device of a weight is that of the buffer, and so is no reason.
