@@ -204,6 +204,20 @@ template <class Config> struct trf_packed_bulk_copy {
     }
 };
 
+/* The blocks of a cluster meet once, and each warp says early that it is here: under compute-sanitizer one may wait
+ * where it arrives, and consumers have to read before a producer is through. A producer does so when it has started the
+ * copies of the first `stages` k blocks, which wait for nobody; k_block: the one that it is at, or range.end behind
+ * them all. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_arrive(const trf_packed_bulk_args &a,
+                                                              const trf_packed_bulk_range &range, uint32_t k_block) {
+    if (Config::kStreamK)
+        return;
+    const uint32_t k_blocks = range.end - range.begin;
+    if (k_blocks == 0 ? k_block == range.end : k_block + 1 == range.begin + min(k_blocks, Config::kStages))
+        trf_cluster_arrive_relaxed(a.cluster_size);
+}
+
 /* Fills the ring with weights. These do not wait for what may have made x. Addresses are made ahead: a block's first
  * copies are asked for 300 clocks sooner. */
 template <class Config>
@@ -221,7 +235,9 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf
         ring.next();
         trf_packed_bulk_advance<Config>(a, place);
         copy = trf_packed_bulk_copy<Config>(a.view, place, lane);
+        trf_packed_bulk_arrive<Config>(a, range, k_block);
     }
+    trf_packed_bulk_arrive<Config>(a, range, range.end);
     trf_allow_successor();
 }
 
@@ -249,7 +265,9 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
                              policy);
         ring.next();
         trf_packed_bulk_advance<Config>(a, place);
+        trf_packed_bulk_arrive<Config>(a, range, k_block);
     }
+    trf_packed_bulk_arrive<Config>(a, range, range.end);
 }
 
 /* ---- products ---- */
@@ -572,10 +590,10 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
             trf_packed_bulk_produce_x<Config>(args, trf_packed_bulk_range_of<Config>(args), shared, lane);
         else if (warp_number == Config::kWarps + 2)
             trf_packed_bulk_set_up<Config>(args, shared, lane);
-        if (meets) {
+        if (meets && warp_number >= Config::kWarps + 2)
             trf_cluster_arrive_relaxed(args.cluster_size);
+        if (meets)
             trf_cluster_wait(args.cluster_size);
-        }
         return;
     }
     if (meets)
