@@ -38,8 +38,8 @@ elseif(NOT TRF_CUDA STREQUAL "OFF")
 endif()
 
 if(TRF_HAVE_DEVICE_CODE)
-    # cuBLASLt is opened at run time (runtime/trf_gemm.c). What is run from the build folder finds the toolkit's; what
-    # is installed knows no folder of the build.
+    # cuBLASLt is opened at run time (runtime/trf_gemm_cuda.c). What is run from the build folder finds the toolkit's;
+    # what is installed knows no folder of the build.
     list(APPEND CMAKE_BUILD_RPATH "${CUDAToolkit_LIBRARY_DIR}")
     message(STATUS "transfuse: CUDA ${CUDAToolkit_VERSION}, device code for ${CMAKE_CUDA_ARCHITECTURES}")
 elseif(TRF_CUDA STREQUAL "ON")
@@ -51,8 +51,8 @@ else()
 endif()
 
 # Leaves in a folder's .c files those that this build takes. Host code over the CUDA runtime is all of decoder_gpu/ but
-# its planning and, elsewhere, what ends in _cuda.c, with trf_two_step.c and trf_gemm.c; trf_no_device_code.c takes its
-# place. fused/*.c plan products, and need no CUDA.
+# its planning and, elsewhere, what ends in _cuda.c; trf_no_device_code.c takes its place. fused/*.c plan products, and
+# need no CUDA.
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
@@ -60,7 +60,7 @@ function(trf_choose_device_sources list_name folder)
     elseif(folder STREQUAL "decoder_gpu")
         list(FILTER sources INCLUDE REGEX "/trf_decode_choice\\.c$")
     else()
-        list(FILTER sources EXCLUDE REGEX "/trf_([a-z0-9_]+_cuda|two_step|gemm)\\.c$")
+        list(FILTER sources EXCLUDE REGEX "_cuda\\.c$")
     endif()
     set(${list_name} ${sources} PARENT_SCOPE)
 endfunction()

@@ -20,8 +20,8 @@ function(trf_default_to_own_gpus)
     endif()
 endfunction()
 
-# Library, command and torch ops go into the package, where _library.py, _command.py and torch/_ops_library.py look for them.
-# A wheel has no symbolic links, so that the library is one file, by the name under which the others need it.
+# Library, command and torch ops go into the package, where _library.py, _command.py and torch/_ops_library.py look for
+# them. A wheel has no symbolic links, so that the library is one file, by the name under which the others need it.
 # Beside the package comes a file that Python reads at each start (python/src/transfuse/_hook.py).
 function(trf_install_wheel soversion)
     set_target_properties(transfuse PROPERTIES VERSION ${soversion})

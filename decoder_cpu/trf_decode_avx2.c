@@ -133,9 +133,9 @@ typedef struct field_constants {
 } field_constants;
 
 typedef struct join_constants {
-    __m256i class_bytes;              /* which byte of the lanes' symbols has the class */
+    __m256i symbol_byte;              /* which byte of the lanes' symbols has the class */
     __m256i class_lower, class_upper; /* which bits of it: of its lower, or of its upper half */
-    __m256i class_part, class_high;   /* by these four bits */
+    __m256i class_byte, class_high;   /* by these four bits */
     __m256i lowest_code;
     field_constants field[TRF_MAX_FIELDS];
 } join_constants;
@@ -175,13 +175,13 @@ static void make_class_constants(const trf_join_rule *rule, join_constants *k) {
     }
     for (uint32_t b = 0; b < 16; b++) {
         uint32_t class_ = c == 2 ? (b & 3) | b >> 2 : b;
-        low[b] = rule->class_part[class_];
+        low[b] = rule->class_byte[class_];
         high[b] = rule->class_high[class_];
     }
-    k->class_bytes = load_32(bytes);
+    k->symbol_byte = load_32(bytes);
     k->class_lower = load_32(lower);
     k->class_upper = load_32(upper);
-    k->class_part = broadcast_16(low);
+    k->class_byte = broadcast_16(low);
     k->class_high = broadcast_16(high);
 }
 
@@ -239,7 +239,7 @@ INLINE __m256i read_classes(const join_constants *k, const strip_sources *from, 
     __m128i symbols = _mm_loadl_epi64((const __m128i *)(from->symbols[0] + 2 * half));
     if (class_bits == 4)
         symbols = _mm_unpacklo_epi32(symbols, _mm_loadl_epi64((const __m128i *)(from->symbols[1] + 2 * half)));
-    __m256i bytes = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(symbols), k->class_bytes);
+    __m256i bytes = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(symbols), k->symbol_byte);
     return _mm256_or_si256(_mm256_and_si256(bytes, k->class_lower),
                            _mm256_and_si256(_mm256_srli_epi16(bytes, 4), k->class_upper));
 }
@@ -247,7 +247,7 @@ INLINE __m256i read_classes(const join_constants *k, const strip_sources *from, 
 /* Register pairs 0 and 1 of two lanes of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
 INLINE void join(const join_constants *k, const strip_sources *from, uint32_t half, __m256i row_offset,
                  uint32_t class_bits, trf_join_out out, uint32_t num_fields, __m256i element_pairs[2]) {
-    __m256i classes = read_classes(k, from, half, class_bits), bytes = _mm256_shuffle_epi8(k->class_part, classes);
+    __m256i classes = read_classes(k, from, half, class_bits), bytes = _mm256_shuffle_epi8(k->class_byte, classes);
     for (uint32_t i = 0; i < num_fields; i++)
         bytes = _mm256_or_si256(bytes, read_field(&from->field[i], half, i > 0));
     if (out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_BYTE)

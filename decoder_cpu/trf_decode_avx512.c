@@ -141,7 +141,7 @@ typedef struct field_constants {
 
 typedef struct join_constants {
     __m512i class_offsets;
-    __m512i class_part, class_high; /* by class, repeated for the bits above it */
+    __m512i class_byte, class_high; /* by class, repeated for the bits above it */
     __m512i lowest_code;
     field_constants field[TRF_MAX_FIELDS];
 } join_constants;
@@ -176,11 +176,11 @@ static void make_constants(const trf_join_rule *rule, join_constants *k) {
         offsets[b] = (uint8_t)(8 * (3 - symbol) + i * c % 8);
     }
     for (uint32_t i = 0; i < 64; i++) {
-        low[i] = rule->class_part[i & ((1u << c) - 1)];
+        low[i] = rule->class_byte[i & ((1u << c) - 1)];
         high[i] = rule->class_high[i & ((1u << c) - 1)];
     }
     k->class_offsets = broadcast_16(offsets);
-    k->class_part = _mm512_loadu_si512(low);
+    k->class_byte = _mm512_loadu_si512(low);
     k->class_high = _mm512_loadu_si512(high);
     k->lowest_code = _mm512_set1_epi16((short)rule->lowest_code);
     for (uint32_t i = 0; i < rule->num_fields; i++)
@@ -234,7 +234,7 @@ INLINE void join(const join_constants *k, const strip_sources *from, uint32_t qu
         symbols[i] = _mm512_castsi128_si512(_mm_load_si128((const __m128i *)(from->symbols[i] + 4 * quartet)));
     __m512i classes =
         _mm512_multishift_epi64_epi8(k->class_offsets, _mm512_permutex2var_epi32(symbols[0], spread, symbols[1]));
-    __m512i bytes = _mm512_permutexvar_epi8(classes, k->class_part);
+    __m512i bytes = _mm512_permutexvar_epi8(classes, k->class_byte);
     for (uint32_t i = 0; i < num_fields; i++)
         bytes = insert_field(&from->field[i], quartet, bytes);
     if (out == TRF_OUT_UNDER_PLANE) {

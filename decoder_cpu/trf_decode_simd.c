@@ -29,7 +29,7 @@ static void lay_out_codes(trf_join_rule *rule, const trf_blob_view *view) {
     rule->out = raw_bits == 8 ? TRF_OUT_PLANE8_CODE : TRF_OUT_CODE;
     rule->lowest_code = (uint16_t)view->extension.class_value[0];
     for (uint32_t k = 0; k < 16; k++) {
-        rule->class_part[k] = (uint8_t)(k << raw_bits);
+        rule->class_byte[k] = (uint8_t)(k << raw_bits);
         rule->class_high[k] = (uint8_t)((k << raw_bits) >> 8);
     }
 }
@@ -47,7 +47,7 @@ void trf_join_rule_init(trf_join_rule *rule, const trf_tile_decoder *decoder) {
     const uint32_t shift = rule->class_bits == 2 ? field_bits - 2 : field_bits;
     rule->out = view->plane_width[0] == 8 ? TRF_OUT_UNDER_PLANE : TRF_OUT_BYTE;
     for (uint32_t k = 0; k < 16; k++)
-        rule->class_part[k] = (uint8_t)((uint32_t)view->extension.class_value[k] << shift);
+        rule->class_byte[k] = (uint8_t)((uint32_t)view->extension.class_value[k] << shift);
     /* Emax + 1 divides 256 >> shift, so bytes wrap around as exponents do. */
     const int32_t layer = view->extension.exponent_offset;
     rule->by_row = decoder->predictor_mode & TRF_PREDICT_ROW;

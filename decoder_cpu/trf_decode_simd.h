@@ -53,7 +53,7 @@ typedef struct trf_join_rule {
     uint32_t num_fields;                  /* 0 to 3 */
     trf_join_field field[TRF_MAX_FIELDS]; /* the first one's shift is 0 */
     /* What a class gives to a weight's one byte; int: and to its code's upper byte. */
-    uint8_t class_part[16], class_high[16];
+    uint8_t class_byte[16], class_high[16];
     uint16_t lowest_code;                                         /* added to codes */
     int by_row, by_col;                                           /* whether there are offsets of rows, of columns */
     uint8_t layer_offset;                                         /* shifted into place, as these are: */

@@ -81,7 +81,7 @@ template <int kSlabs> struct trf_open_slabs {
     uint32_t last_exception; /* exceptions of step k are those up to k << 28 | 0x0FFFFFFF */
 };
 
-/* Batches of copies that were committed after those of a step, when the step's are waited for. */
+/* Groups of cp.async that were committed after those of a step, when the step's are waited for. */
 template <class Codec, class Prefetcher, class Sink>
 constexpr int kPendingCopies = (Codec::kHasPlane8 ? Prefetcher::kAhead - 1 : 0) + Sink::kCopiesX;
 

@@ -135,12 +135,12 @@ trf_read_packed_slab(const trf_packed_view &view, const trf_unpack_line &line, c
         trf_load_stored_packed_slab(view, line, tile, slab, lane, a);
     else
         trf_packed_slab_form(a, words.raw, words.index, kZeroing);
-    const bool plain = !is_stored && rescale[0].takes_formed && rescale[1].takes_formed;
+    const bool scales_as_formed = !is_stored && rescale[0].takes_formed && rescale[1].takes_formed;
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
-        if (plain)
+        if (scales_as_formed)
             a[i] = trf_scale_formed(a[i], rescale[i % 2], kZeroing);
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
-        if (!plain)
+        if (!scales_as_formed)
             a[i] = trf_scale_halves(a[i], rescale[i % 2]);
 }
 

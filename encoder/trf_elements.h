@@ -13,7 +13,7 @@ typedef struct trf_element_source {
     const trf_quantizer *quantizer;
 } trf_element_source;
 
-/* Squared sums of the weights and of what the codec changed about them. */
+/* Sums of squares, of the weights and of what the codec changed about them. */
 typedef struct trf_energy {
     double weights, error;
 } trf_energy;

@@ -165,12 +165,12 @@ typedef struct trf_edge_segment {
     uint32_t pitch;
 } trf_edge_segment;
 
-TRF_HD uint32_t trf_edge_width(const trf_edge *edge) {
+TRF_HD uint32_t trf_edge_segment_width(const trf_edge *edge) {
     return trf_edge_is_slab(edge->edge_id) && edge->region.row1 == TRF_FRAGMENT_SIZE ? 64 : 32;
 }
 
 TRF_HD uint32_t trf_edge_segments(const trf_edge *edge) {
-    const uint32_t width = trf_edge_width(edge);
+    const uint32_t width = trf_edge_segment_width(edge);
     return (edge->region.col1 - edge->region.col0 + width - 1) / width;
 }
 
@@ -179,7 +179,7 @@ TRF_HD trf_edge_segment trf_edge_segment_at(const trf_edge *edge, uint32_t segme
     trf_edge_segment at;
     at.row0 = edge->region.row0;
     at.row1 = edge->region.row1;
-    at.width = trf_edge_width(edge);
+    at.width = trf_edge_segment_width(edge);
     at.pitch = at.width + TRF_EDGE_SEGMENT_PADDING;
     at.col = edge->region.col0 + segment * at.width;
     at.cols = edge->region.col1 - at.col < at.width ? edge->region.col1 - at.col : at.width;

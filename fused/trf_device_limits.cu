@@ -9,7 +9,7 @@
  * of it needs to run. */
 static constexpr uint32_t kProbeStepBytes = 16;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-static constexpr uint32_t kProbeBytes = kProbeStepBytes * (1 + TRF_KERNELS_LARGE_SMEM + TRF_KERNELS_WIDE);
+static constexpr uint32_t kProbeBytes = kProbeStepBytes * (1 + TRF_KERNELS_LARGE_SMEM + TRF_KERNELS_SM_90A);
 #elif TRF_LARGE_SHARED
 static constexpr uint32_t kProbeBytes = kProbeStepBytes * (1 + TRF_KERNELS_LARGE_SMEM);
 #else
@@ -29,7 +29,7 @@ int trf_find_device_limits(trf_device_limits *limits) {
     cudaError_t status = trf_allow_all_shared(kernel, &attributes);
     /* The system's own kilobyte may be counted in. */
     const uint32_t marks = (uint32_t)attributes.sharedSizeBytes % 1024 / kProbeStepBytes;
-    limits->missing_kernels = (TRF_KERNELS_LARGE_SMEM | TRF_KERNELS_WIDE) & ~(marks - 1);
+    limits->missing_kernels = (TRF_KERNELS_LARGE_SMEM | TRF_KERNELS_SM_90A) & ~(marks - 1);
     limits->clusters_of[1] = (uint32_t)limits->multiprocessors;
     for (uint32_t blocks = 2; blocks <= TRF_MAX_CLUSTER; blocks++) {
         limits->clusters_of[blocks] = 0;

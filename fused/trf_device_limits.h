@@ -25,7 +25,7 @@ typedef struct trf_device_limits {
 /* Kernels that not every architecture has code for: a build for others may still run here, by way of PTX. */
 typedef enum trf_kernel_set {
     TRF_KERNELS_LARGE_SMEM = 1, /* those that want 160 KiB of shared memory */
-    TRF_KERNELS_WIDE = 2
+    TRF_KERNELS_SM_90A = 2      /* wide, bulk and wgmma kernels */
 } trf_kernel_set;
 
 /* Whether kernels that want much shared memory run. */

@@ -224,14 +224,14 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
 /* What blocks want of any expert that they enter is on its way to the L2 cache before they know which: all
  * of the array of trf_expert, and decode tables. */
 static __device__ __forceinline__ void trf_prefetch_experts(const trf_expert_args &e) {
-    const uint32_t lane = threadIdx.x % 32, slot_bytes = 4u << e.common.product.view.probability_bits,
+    const uint32_t lane = threadIdx.x % 32, decode_table_bytes = 4u << e.common.product.view.probability_bits,
                    at = blockIdx.x * blockDim.x + threadIdx.x;
     if ((uint64_t)at * 128 < (uint64_t)e.count * sizeof(trf_expert))
         trf_prefetch_l2(reinterpret_cast<const uint8_t *>(e.experts) + at * 128ull);
     if (threadIdx.x / 32 != blockDim.x / 32 - 1 || blockIdx.x >= e.count) /* warp 0 looks for the way */
         return;
     const uint8_t *const decode_table = reinterpret_cast<const uint8_t *>(e.experts[blockIdx.x].view.decode_table);
-    if (lane * 128 < slot_bytes)
+    if (lane * 128 < decode_table_bytes)
         trf_prefetch_l2(decode_table + lane * 128);
 }
 

@@ -24,7 +24,7 @@ static inline int trf_has_epilogue(const trf_product *product) {
 
 /* What follows the sums, as kernels take it. Pointers: device; those that are not there are NULL. */
 typedef struct trf_epilogue {
-    void *y; /* NULL: there is no epilogue */
+    void *y; /* the product's. NULL, of fused kernels alone: these write their sums to y straight (trf_product_args) */
     const void *bias, *multiplier, *residual;
     uint64_t y_stride, multiplier_stride, residual_stride;
     uint32_t activation, y_dtype;

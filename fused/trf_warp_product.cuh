@@ -132,10 +132,11 @@ static __device__ __forceinline__ float4 trf_add(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-static __device__ __forceinline__ float4 trf_add_of_lane(float4 v, uint32_t distance) {
+/* v and that of lane ^ lane_mask, added up. */
+static __device__ __forceinline__ float4 trf_add_of_lane(float4 v, uint32_t lane_mask) {
     return make_float4(
-        v.x + __shfl_xor_sync(0xFFFFFFFFu, v.x, distance), v.y + __shfl_xor_sync(0xFFFFFFFFu, v.y, distance),
-        v.z + __shfl_xor_sync(0xFFFFFFFFu, v.z, distance), v.w + __shfl_xor_sync(0xFFFFFFFFu, v.w, distance));
+        v.x + __shfl_xor_sync(0xFFFFFFFFu, v.x, lane_mask), v.y + __shfl_xor_sync(0xFFFFFFFFu, v.y, lane_mask),
+        v.z + __shfl_xor_sync(0xFFFFFFFFu, v.z, lane_mask), v.w + __shfl_xor_sync(0xFFFFFFFFu, v.w, lane_mask));
 }
 
 /* Where a lane's part of an accumulator tile lies in shared memory, q = lane % 4. For the smallest batches those of the

@@ -82,7 +82,7 @@ static int find_partition(const trf_product_request *request, trf_wide_partition
 const char *trf_wide_device_refusal(const trf_device_limits *limits) {
     if (limits->capability != 90)
         return "the device is not of compute capability 9.0";
-    if (limits->missing_kernels & TRF_KERNELS_WIDE)
+    if (limits->missing_kernels & TRF_KERNELS_SM_90A)
         return "this build has no code for architecture 9.0a";
     return NULL;
 }

@@ -45,8 +45,8 @@ static trf_status decompress_blobs(trf_job *job, const trf_file *in, const trf_f
         size_t value_bytes = trf_dtype_bytes((trf_dtype)header->source_dtype);
         trf_matrix_target target = {job, tensor->source->name, out, out_offset, header->cols, value_bytes};
         status = trf_blob_reader_decode(&reader, job->options.encode.threads, write_rectangle, &target, &buffers, err);
-        trf_job_hold_buffer(job, buffers);
-        trf_job_release_buffer(job, buffers);
+        trf_job_count_buffer(job, buffers);
+        trf_job_uncount_buffer(job, buffers);
         out_offset += (uint64_t)header->rows * header->cols * value_bytes;
         trf_blob_reader_close(&reader);
     }

@@ -43,7 +43,7 @@ trf_status trf_job_begin(trf_job *job, const trf_checkpoint_options *options, tr
         return status;
     if (!(job->buffer = malloc(TRF_COPY_BYTES)))
         return trf_fail_memory(err, TRF_COPY_BYTES);
-    trf_job_hold_buffer(job, TRF_COPY_BYTES);
+    trf_job_count_buffer(job, TRF_COPY_BYTES);
     return TRF_OK;
 }
 
@@ -76,13 +76,13 @@ trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf
     return trf_job_progress(job, tensor, 0) ? trf_fail_cancelled(tensor, err) : TRF_OK;
 }
 
-void trf_job_hold_buffer(trf_job *job, uint64_t bytes) {
+void trf_job_count_buffer(trf_job *job, uint64_t bytes) {
     job->held_bytes += bytes;
     if (job->held_bytes > job->report.peak_buffer_bytes)
         job->report.peak_buffer_bytes = job->held_bytes;
 }
 
-void trf_job_release_buffer(trf_job *job, uint64_t bytes) { job->held_bytes -= bytes; }
+void trf_job_uncount_buffer(trf_job *job, uint64_t bytes) { job->held_bytes -= bytes; }
 
 trf_status trf_job_copy(trf_job *job, const char *tensor, const trf_file *in, uint64_t in_offset, const trf_file *out,
                         uint64_t out_offset, uint64_t bytes, trf_error *err) {

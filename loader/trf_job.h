@@ -35,8 +35,8 @@ int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes);
 trf_status trf_fail_cancelled(const char *tensor, trf_error *err);
 
 /* Notes buffers for report.peak_buffer_bytes. */
-void trf_job_hold_buffer(trf_job *job, uint64_t bytes);
-void trf_job_release_buffer(trf_job *job, uint64_t bytes);
+void trf_job_count_buffer(trf_job *job, uint64_t bytes);
+void trf_job_uncount_buffer(trf_job *job, uint64_t bytes);
 
 /* Copies bytes from file to file. tensor: told to the caller as done; NULL: not told. Errors: TRF_ERR_IO, _TRUNCATED,
  * _CANCELLED. */

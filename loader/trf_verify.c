@@ -144,8 +144,8 @@ static trf_status verify_blobs(trf_job *job, const trf_file *file, const trf_fil
         status =
             trf_blob_reader_decode(&reader, job->options.encode.threads, compare_rectangle, &comparison, &buffers, err);
         buffers += comparison.capacity;
-        trf_job_hold_buffer(job, buffers);
-        trf_job_release_buffer(job, buffers);
+        trf_job_count_buffer(job, buffers);
+        trf_job_uncount_buffer(job, buffers);
         comparison.offset += (uint64_t)header->rows * header->cols * comparison.value_bytes;
         trf_blob_reader_close(&reader);
     }

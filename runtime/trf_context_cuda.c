@@ -6,7 +6,7 @@
 #include "trf_device_cuda.h"
 #include "trf_device_limits.h"
 #include "trf_driver.h"
-#include "trf_gemm.h"
+#include "trf_gemm_cuda.h"
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
 #include "trf_load_scratch_cuda.h"

@@ -6,7 +6,7 @@
 #include "trf_fused_launch.h"
 #include "trf_nvtx.h"
 #include "trf_round_sums.h"
-#include "trf_two_step.h"
+#include "trf_two_step_cuda.h"
 #include "trf_wide_launch.h"
 
 static trf_status plan_wide(trf_plan *plan, trf_error *err) {

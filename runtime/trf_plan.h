@@ -5,7 +5,7 @@
 
 #include "trf_device_layer.h"
 #include "trf_fused_partition.h"
-#include "trf_gemm.h"
+#include "trf_gemm_cuda.h"
 #include "trf_packed_partition.h"
 #include "trf_wide_partition.h"
 

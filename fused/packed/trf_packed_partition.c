@@ -138,7 +138,7 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition) {
     trf_packed_partition made = {.shape = shape, .k_splits = 1, .cut = cut, .cluster_size = 1};
-    if (limits->missing_kernels & TRF_KERNELS_WIDE || limits->capability != 90 ||
+    if (limits->missing_kernels & TRF_KERNELS_SM_90A || limits->capability != 90 ||
         !(trf_packed_is_wgmma(shape) ? choose_wgmma : choose_bulk)(view, limits, m, cut, &made))
         return 0;
     *partition = made;

@@ -126,21 +126,21 @@ static __device__ __forceinline__ void
 trf_packed_wgmma_write_band(const trf_packed_wgmma_args &a, const trf_packed_wgmma_warp &warp,
                             const trf_packed_wgmma_y_writer &writer, const float (&sums)[Config::kXRows / 2],
                             uint32_t band_at) {
-    constexpr uint32_t kTiles = TRF_PACKED_WGMMA_Y_ROWS / 8;
-    static_assert(kTiles % 2 == 0, "x tiles go in pairs");
+    constexpr uint32_t kXTilesAtOnce = TRF_PACKED_WGMMA_Y_ROWS / 8;
+    static_assert(kXTilesAtOnce % 2 == 0, "x tiles go in pairs");
     const uint32_t lane = warp.lane, slab = warp.slab(), octet = 2 * slab + lane / 8 % 2;
     const uint32_t to = band_at + 128 * (lane % 8 + lane / 16 * 8) + 16 * (octet ^ lane % 8);
     const uint32_t from_n = 4 * slab + lane / 8, row = writer.row - TRF_PACKED_SLAB_ROWS * slab + 8 * (lane % 8);
 #pragma unroll
-    for (uint32_t first = 0; first < Config::kXTiles; first += kTiles) {
+    for (uint32_t first = 0; first < Config::kXTiles; first += kXTilesAtOnce) {
         trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER + warp.band(), 4); /* all have read what was there */
 #pragma unroll
-        for (uint32_t t = 0; t < kTiles && first + t < Config::kXTiles; t += 2)
+        for (uint32_t t = 0; t < kXTilesAtOnce && first + t < Config::kXTiles; t += 2)
             trf_packed_wgmma_put_pair(a, writer, to + 1024 * t, trf_packed_wgmma_acc_tile(sums, first + t),
                                       trf_packed_wgmma_acc_tile(sums, first + t + 1));
         trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER + warp.band(), 4);
 #pragma unroll
-        for (uint32_t t = 0; t < kTiles && first + t < Config::kXTiles; t += 2) {
+        for (uint32_t t = 0; t < kXTilesAtOnce && first + t < Config::kXTiles; t += 2) {
             const uint32_t n = 8 * t + from_n;
             trf_packed_wgmma_write_16_bytes(a, writer.n + 8 * first + n, row,
                                             trf_lds128_of_others(band_at + 128 * n + 16 * (lane % 8 ^ n % 8)));

@@ -36,7 +36,7 @@ struct place_hash {
 
 struct context_slot {
     trf_context *context;
-    uint32_t process;
+    uint32_t fork_generation;
 };
 
 struct registry {
@@ -44,8 +44,8 @@ struct registry {
     std::unordered_map<place, std::shared_ptr<layer>, place_hash> layers;
     std::unordered_map<place, std::shared_ptr<trf_torch::experts>, place_hash> experts;
     std::unordered_map<int, context_slot> contexts;
-    uint64_t next_number = 0; // of layers
-    uint32_t process = 0;     // forks before this process
+    uint64_t next_number = 0;     // of layers
+    uint32_t fork_generation = 0; // forks before this process
 
     registry();
 };
@@ -60,13 +60,13 @@ registry &the_registry() {
 registry::registry() {
     pthread_atfork([] { the_registry().lock.lock(); }, [] { the_registry().lock.unlock(); },
                    [] {
-                       the_registry().process++;
+                       the_registry().fork_generation++;
                        the_registry().lock.unlock();
                    });
 }
 
-bool is_usable(int device, uint32_t process, const registry &in) {
-    return device == TRF_DEVICE_CPU || process == in.process;
+bool is_usable(int device, uint32_t fork_generation, const registry &in) {
+    return device == TRF_DEVICE_CPU || fork_generation == in.fork_generation;
 }
 
 /* Whether a layer that was found at a place may be used there. */
@@ -75,7 +75,7 @@ bool is_current(const layer &of, uint64_t buffer_bytes, const registry &in) {
         return false;
     if (of.device == TRF_DEVICE_CPU)
         return std::memcmp(of.first_bytes, of.buffer, sizeof of.first_bytes) == 0;
-    return is_usable(of.device, of.process, in);
+    return is_usable(of.device, of.fork_generation, in);
 }
 
 bool is_current(const experts &of, uint64_t container_bytes, const registry &in) {
@@ -150,13 +150,13 @@ void take_layer(registry &in, const place &at, forgotten *into) {
 
 layer::~layer() {
     plans = {}; // before the layer that they are of
-    if (is_usable(device, process, the_registry()))
+    if (is_usable(device, fork_generation, the_registry()))
         trf_device_layer_destroy(handle);
 }
 
 experts::~experts() {
     plans = {};
-    if (layers.empty() || is_usable(layers[0]->device, layers[0]->process, the_registry()))
+    if (layers.empty() || is_usable(layers[0]->device, layers[0]->fork_generation, the_registry()))
         trf_experts_destroy(handle);
 }
 
@@ -317,7 +317,7 @@ trf_status find_context(int device, trf_context **context, trf_error *err) {
         const std::lock_guard<std::mutex> guard(in.lock);
         const auto at = in.contexts.find(device);
         if (at != in.contexts.end()) {
-            if (!is_usable(device, at->second.process, in))
+            if (!is_usable(device, at->second.fork_generation, in))
                 return fail(err, TRF_ERR_DEVICE, "a GPU cannot be used after a fork; start processes by spawn");
             *context = at->second.context;
             return TRF_OK;
@@ -333,7 +333,7 @@ trf_status find_context(int device, trf_context **context, trf_error *err) {
     trf_context *other = nullptr;
     {
         const std::lock_guard<std::mutex> guard(in.lock);
-        const auto [at, is_first] = in.contexts.insert({device, {made, in.process}});
+        const auto [at, is_first] = in.contexts.insert({device, {made, in.fork_generation}});
         if (!is_first)
             other = made;
         *context = at->second.context;
@@ -359,7 +359,7 @@ trf_status insert_layer(int device, const void *buffer, uint64_t buffer_bytes, t
     const auto at = in.layers.find({device, buffer});
     if (at != in.layers.end() && !is_current(*at->second, buffer_bytes, in))
         take_layer(in, {device, buffer}, &released);
-    made->process = in.process;
+    made->fork_generation = in.fork_generation;
     made->number = in.next_number++;
     if (!in.layers.insert({{device, buffer}, made}).second)
         return fail(err, TRF_ERR_EXISTS, "there is a layer at this place already");

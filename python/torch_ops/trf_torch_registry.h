@@ -127,8 +127,8 @@ struct layer {
     /* Of the buffer, on the CPU: a blob's have a checksum of all of it; those of a buffer of another layout have one
      * that the head of its blob goes into. */
     uint8_t first_bytes[64] = {};
-    uint64_t number = 0;  /* none has it a second time */
-    uint32_t process = 0; /* forks of this process before it was made */
+    uint64_t number = 0;          /* none has it a second time */
+    uint32_t fork_generation = 0; /* forks that led to the process that made it */
 
     layer() = default;
     layer(const layer &) = delete;

@@ -21,7 +21,7 @@ uint8_t *device_look_up(const trf_device_layer *layer, trf_decode_as as, uint32_
 /* Expects that b gives a's weights and rows, bit for bit; a: may be one that is not decoded whole. */
 void device_check_weights(const trf_device_layer *a, const trf_device_layer *b, trf_decode_as as);
 
-/* x[m][cols]: small numbers as BF16, and F16. */
+/* x[m][cols]: bits that are small numbers when they are read as BF16, and as F16, too. */
 uint16_t *device_make_x(uint32_t m, uint32_t cols);
 
 /* Rows of y, what is between them included, of a plan with the operands that its options name; a residual is y. */

@@ -81,8 +81,8 @@ static void make_packable(packed_layer *layer, trf_packed_window window) {
 
 packed_layer packed_layer_of_kind(test_rng *rng, uint32_t rows, uint32_t cols, packed_weight_kind kind,
                                   trf_packed_window *window) {
-    const int scales = kind == PACKED_WEIGHTS_ROWS || kind == PACKED_WEIGHTS_ROWS_TAILS;
-    const int tails = kind == PACKED_WEIGHTS_ZEROS_TAILS || kind == PACKED_WEIGHTS_ROWS_TAILS;
+    const int scales = kind == PACKED_WEIGHTS_ROWS || kind == PACKED_WEIGHTS_ROWS_MIXED;
+    const int mixed = kind == PACKED_WEIGHTS_ZEROS_MIXED || kind == PACKED_WEIGHTS_ROWS_MIXED;
     packed_layer layer = packed_layer_make(rows, cols, scales);
     const trf_packed_window patterns = {TEST_BASE, (uint32_t)test_random(rng) % 2};
     if (kind == PACKED_WEIGHTS_PATTERNS || kind == PACKED_WEIGHTS_STORED) {
@@ -95,13 +95,13 @@ packed_layer packed_layer_of_kind(test_rng *rng, uint32_t rows, uint32_t cols, p
         return layer;
     }
     test_fill_normal(rng, layer.weights, TRF_DTYPE_BF16, (size_t)rows * cols, 0.02);
-    if (kind == PACKED_WEIGHTS_ZEROS || tails)
-        add_zeros(rng, &layer, tails ? 0.1 : 0.5);
-    if (tails)
+    if (kind == PACKED_WEIGHTS_ZEROS || mixed)
+        add_zeros(rng, &layer, mixed ? 0.1 : 0.5);
+    if (mixed)
         add_stored(rng, &layer, 0);
     if (scales)
         scale_rows(rng, &layer);
-    if (kind == PACKED_WEIGHTS_OUTLIERS || tails)
+    if (kind == PACKED_WEIGHTS_OUTLIERS || mixed)
         add_outliers(rng, &layer);
     const trf_pack_input input = packed_layer_input(&layer);
     *window = trf_pack_window(&input);

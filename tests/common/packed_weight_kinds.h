@@ -12,9 +12,9 @@ typedef enum packed_weight_kind {
     PACKED_WEIGHTS_PATTERNS,    /* of the window, and all bit patterns in turn among them, one weight in 3,500 */
     PACKED_WEIGHTS_STORED,      /* of the window, and one tile in 20 has random bits, from the 20th on */
     PACKED_WEIGHTS_ZEROS,       /* normal, half of them zeros of either sign: zeroing */
-    PACKED_WEIGHTS_ZEROS_TAILS, /* likewise with a tenth of zeros, outliers and stored tiles */
+    PACKED_WEIGHTS_ZEROS_MIXED, /* normal, a tenth of them zeros (zeroing), with outliers and stored tiles */
     PACKED_WEIGHTS_ROWS,        /* normal, but rows are of very different size; row offsets say so */
-    PACKED_WEIGHTS_ROWS_TAILS,  /* likewise, with zeros, outliers and stored tiles */
+    PACKED_WEIGHTS_ROWS_MIXED,  /* as ROWS, with the same */
     PACKED_WEIGHT_KINDS
 } packed_weight_kind;
 

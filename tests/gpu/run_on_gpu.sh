@@ -126,7 +126,9 @@ sanitize() {
     # reads it.
     filter="--kernel-name kns=trf_"
     [ "$1.$2" != initcheck.memory ] || filter=
-    # shellcheck disable=SC2086  # two words, or none
+    # A packed layer is moved whole to a larger buffer while some of it is still to be written.
+    [ "$1.$2" != initcheck.packed_layer ] || filter="$filter --check-api-memory-access no"
+    # shellcheck disable=SC2086  # words, or none
     TRF_TEST_QUICK=1 TRF_SOURCE_DIR=$PWD "$sanitizer" --tool "$1" $filter --error-exitcode 99 "$3" \
         >"$log" 2>&1 </dev/null
     status=$?

@@ -296,7 +296,7 @@ START_TEST(garbage_is_read_from_within) {
     test_rng rng = {500 + (uint64_t)_i};
     const uint32_t shape[] = {100 + test_below(&rng, 900), 300 + test_below(&rng, 1500)};
     trf_packed_window window;
-    packed_layer layer = make_layer(&rng, shape, _i % 2 ? PACKED_WEIGHTS_ROWS_TAILS : PACKED_WEIGHTS_STORED, &window);
+    packed_layer layer = make_layer(&rng, shape, _i % 2 ? PACKED_WEIGHTS_ROWS_MIXED : PACKED_WEIGHTS_STORED, &window);
     layer.head.flags = _i / 2 % 2 ? TRF_PACKED_ZEROING : 0;
     layer.head.base = (uint8_t)(1 + test_below(&rng, TRF_PACKED_MAX_BASE));
     for (uint64_t at = sizeof(trf_packed_head); at < layer.head.common.buffer_bytes; at++)

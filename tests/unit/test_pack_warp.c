@@ -249,7 +249,7 @@ END_TEST
 /* Whatever is in the buffer behind its head, what comes out is what the reference reads there, from within. */
 START_TEST(garbage_is_read_from_within) {
     test_rng rng = {3000 + (uint64_t)_i};
-    const packed_weight_kind kind = _i % 2 ? PACKED_WEIGHTS_ROWS_TAILS : PACKED_WEIGHTS_STORED;
+    const packed_weight_kind kind = _i % 2 ? PACKED_WEIGHTS_ROWS_MIXED : PACKED_WEIGHTS_STORED;
     trf_packed_window window;
     packed_layer layer =
         packed_layer_of_kind(&rng, 100 + test_below(&rng, 100), 300 + test_below(&rng, 1500), kind, &window);

@@ -121,7 +121,7 @@ START_TEST(bulk_kernels_want_their_device) {
     EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_128, TRF_PACKED_STREAM_K, &p));
     EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_256, 1, &p));
     EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_128, 5, &p)); /* 32 clusters: no room */
-    limits.missing_kernels = TRF_KERNELS_WIDE;
+    limits.missing_kernels = TRF_KERNELS_SM_90A;
     EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_128, 2, &p));
     limits = hopper();
     limits.capability = 100;
@@ -188,7 +188,7 @@ START_TEST(wgmma_kernels_want_their_device) {
     trf_packed_partition p;
     EXPECT(trf_packed_choose_shape(&view, &limits, 96, TRF_PACKED_WGMMA_96, 2, &p));
     EXPECT(!trf_packed_choose_shape(&view, &limits, 1000, TRF_PACKED_WGMMA_96, 2, &p)); /* no room */
-    limits.missing_kernels = TRF_KERNELS_WIDE;
+    limits.missing_kernels = TRF_KERNELS_SM_90A;
     EXPECT(!trf_packed_choose_shape(&view, &limits, 96, TRF_PACKED_WGMMA_96, 2, &p));
     EXPECT(trf_packed_choose(&view, &limits, 96, &p) && p.shape == TRF_PACKED_GENERAL);
     limits = hopper();

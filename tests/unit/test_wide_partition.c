@@ -131,7 +131,7 @@ START_TEST(others_have_reasons) {
     view.codec = TRF_CODEC_BF16;
     ck_assert_ptr_nonnull(strstr(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16), "bf16"));
     view = usual;
-    limits.missing_kernels = TRF_KERNELS_WIDE;
+    limits.missing_kernels = TRF_KERNELS_SM_90A;
     ck_assert_ptr_nonnull(strstr(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16), "9.0a"));
     limits.missing_kernels = 0;
     limits.capability = 100; /* its warpgroups are others */

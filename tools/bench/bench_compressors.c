@@ -112,7 +112,7 @@ void bench_compressor_close(bench_compressor *work) {
     free(work);
 }
 
-uint64_t bench_compressed_bytes(const bench_compressor *work) {
+uint64_t bench_compressor_output_bytes(const bench_compressor *work) {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < work->num_chunks; i++)
         bytes += work->chunk_bytes[i];

@@ -16,7 +16,7 @@ int bench_compress(void *compressor);
 int bench_decompress(void *compressor);
 
 /* @return what the source was compressed to. */
-uint64_t bench_compressed_bytes(const bench_compressor *compressor);
+uint64_t bench_compressor_output_bytes(const bench_compressor *compressor);
 
 /* "1.9.4". */
 const char *bench_lz4_version(void);

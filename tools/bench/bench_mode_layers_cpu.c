@@ -186,7 +186,7 @@ static int time_compressor(const bench_request *request, bench_subject *subject,
     if (!size || !compress || !decompress || time_repeats(repeats, bench_compress, compressor, compress) ||
         time_repeats(repeats, bench_decompress, compressor, decompress))
         return -1;
-    const uint64_t bytes = bench_compressed_bytes(compressor);
+    const uint64_t bytes = bench_compressor_output_bytes(compressor);
     compress->json_key = "compress_seconds";
     decompress->json_key = "decompress_seconds";
     bench_add_integer(&size->details, "weights", subject->weights);

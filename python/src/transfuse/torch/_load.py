@@ -19,8 +19,8 @@ from transfuse._library import call as library_call
 from transfuse._library import call_interruptible, library
 from transfuse._options import encode_path, encode_text, find_layout
 from transfuse.torch._containers import place_buffers, write_head
-from transfuse.torch._registry import Keeping, device_index, fit_memory, make_experts, wait_for
 from transfuse.torch._ops_library import CPU, call
+from transfuse.torch._registry import Keeping, device_index, fit_memory, make_experts, wait_for
 
 
 class Checkpoint:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from transfuse.torch._registry import adopt_kernel
 from transfuse.torch._ops_library import ops_library
+from transfuse.torch._registry import adopt_kernel
 
 ops_library()
 _library = torch.library.Library("transfuse", "FRAGMENT")

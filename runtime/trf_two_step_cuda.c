@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The workspace: dense weights [rows][cols] of x's type | what the dense product needs, at a multiple of 256 bytes. */
-#include "trf_two_step.h"
+#include "trf_two_step_cuda.h"
 
 #include "trf_decode_cuda.h"
 #include "trf_dense_product_cuda.h"

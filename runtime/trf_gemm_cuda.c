@@ -2,7 +2,7 @@
 /* cuBLASLt is column-major: a row-major matrix [a][b] is its b x a matrix. So y^T = W x^T becomes a product of W^T
  * (cols x rows, used transposed) and x^T (cols x m, as it stands), with y^T (rows x m) as the result: the "TN" form,
  * the one that tensor cores like best. */
-#include "trf_gemm.h"
+#include "trf_gemm_cuda.h"
 
 #include "trf_library_search.h"
 

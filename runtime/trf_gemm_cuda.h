@@ -2,8 +2,8 @@
 /* Dense products by cuBLASLt. Its library is opened when a context is made, and needed only by dense products, those of
  * the two-step path and of plain layers: it has half a gigabyte, which no CPU command should load and no fused product
  * should miss. */
-#ifndef TRF_GEMM_H
-#define TRF_GEMM_H
+#ifndef TRF_GEMM_CUDA_H
+#define TRF_GEMM_CUDA_H
 
 #include "trf_error.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The two-step path: the layer decoded to the workspace, then a dense product. */
-#ifndef TRF_TWO_STEP_H
-#define TRF_TWO_STEP_H
+#ifndef TRF_TWO_STEP_CUDA_H
+#define TRF_TWO_STEP_CUDA_H
 
 #include "trf_context.h"
 #include "trf_plan.h"
