@@ -147,10 +147,10 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
 
 /* ---- how long a product should take ----
  *
- * Fitted to 232 products of 14 layers by 1 to 8,192 rows of x on H100s, each by all kernels in all ways, by the means
- * of up to seven runs: the one with the least cost is at most 3 % slower than the fastest for 230 of them, and at most
- * 4 % for all; in single runs for 219 of 223, 219 of 223 and 226 of 232, and at most 5.5 %. Also to those times of an
- * H200 that have not changed since they were measured (docs/notebook/2026-11-25-packed-starts.md). A search has found
+ * Fitted to 274 products of 14 layers by 1 to 8,192 rows of x on H100s, each by all kernels in all ways, by the means
+ * of up to twelve runs: the one with the least cost is at most 3 % slower than the fastest for 271 of them, and at most
+ * 4 % for all; in single runs for 226 of 232, 264, 267 and 272 of 274, and at most 5.5 %. Also to those times of an
+ * H200 that had not changed since they were measured (docs/notebook/2026-11-25-packed-starts.md). A search has found
  * the constants: together they give the time, one by one they are no measurements. Nanoseconds, of a multiprocessor's
  * clock near 1.75 GHz; bytes a nanosecond. */
 
@@ -159,7 +159,7 @@ enum {
     BULK_STREAM_K = 6903, /* sums by way of memory */
     WGMMA_START = 249,
     WGMMA_STREAM_K = 1244, /* likewise, without fronts */
-    WGMMA_FRONTS = 3126,   /* with them */
+    WGMMA_FRONTS = 3600,   /* with them */
     WGMMA_TILE = 162,      /* of each tile of a block: begin and end */
     /* More for a k block of shared tiles without fronts where several x blocks read weights at other times; still more
      * where x takes most of the L2 cache: then x is read from memory, too. */
