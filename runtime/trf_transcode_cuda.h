@@ -53,9 +53,9 @@ enum {
 trf_status trf_cuda_transcode(const trf_context *context, trf_layer_feed *feed, const trf_part_taker *taker,
                               trf_error *err);
 
-/* The same for a coded layer of no stack, in parts of so many rows of tiles. Errors: those of take; TRF_ERR_RANS, and
- * the layer's fault is set then; TRF_ERR_MEMORY, TRF_ERR_CUDA. */
+/* The same for a coded layer of no stack, in parts of so many rows of tiles. context: take's. Errors: those of take;
+ * TRF_ERR_RANS, and the layer's fault is set then; TRF_ERR_MEMORY, TRF_ERR_CUDA. */
 trf_status trf_cuda_transcode_layer(const trf_device_layer *layer, uint32_t tile_rows_each, trf_take_part_fn *take,
-                                    void *taker, trf_error *err);
+                                    void *context, trf_error *err);
 
 #endif

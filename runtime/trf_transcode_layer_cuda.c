@@ -64,29 +64,29 @@ static trf_status check_faults(const trf_device_layer *layer, uint32_t tile_rows
 }
 
 static trf_status take_parts(const trf_device_layer *layer, uint32_t tile_rows_each, trf_device_fault *faults,
-                             trf_take_part_fn *take, void *taker, trf_error *err) {
+                             trf_take_part_fn *take, void *context, trf_error *err) {
     const uint32_t parts = count_parts(layer, tile_rows_each);
     const cudaStream_t stream = trf_cuda_copier_work_stream(layer->context->copier);
     trf_status status =
         trf_check_cuda(cudaMemsetAsync(faults, 0, parts * sizeof *faults, stream), "converting a layer", err);
     for (uint32_t number = 0; status == TRF_OK && number < parts; number++) {
         const trf_coded_part part = part_of(layer, number, tile_rows_each, faults);
-        status = take(taker, &part, stream, err);
+        status = take(context, &part, stream, err);
     }
     if (status == TRF_OK)
-        status = take(taker, NULL, stream, err);
+        status = take(context, NULL, stream, err);
     const cudaError_t error = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
     return status == TRF_OK ? trf_check_cuda(error, "converting a layer", err) : status;
 }
 
 trf_status trf_cuda_transcode_layer(const trf_device_layer *layer, uint32_t tile_rows_each, trf_take_part_fn *take,
-                                    void *taker, trf_error *err) {
+                                    void *context, trf_error *err) {
     trf_device_fault *faults;
     trf_status status =
         trf_cuda_allocate_here(count_parts(layer, tile_rows_each) * sizeof *faults, (void **)&faults, err);
     if (status != TRF_OK)
         return status;
-    status = take_parts(layer, tile_rows_each, faults, take, taker, err);
+    status = take_parts(layer, tile_rows_each, faults, take, context, err);
     if (status == TRF_OK)
         status = check_faults(layer, tile_rows_each, faults, err);
     cudaFree(faults);

@@ -114,7 +114,7 @@ void gpu_disturbance_free(gpu_disturbance *disturbance) {
     gpu_memory_free(&disturbance->to);
 }
 
-uint64_t gpu_free_memory(void) {
+uint64_t gpu_free_bytes(void) {
     size_t now = 0, all;
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemGetInfo(&now, &all));

@@ -57,8 +57,8 @@ gpu_disturbance gpu_disturbance_make(void);
 void gpu_disturb(const gpu_disturbance *disturbance); /* queues a copy */
 void gpu_disturbance_free(gpu_disturbance *disturbance);
 
-/* Of the device, once it is idle. */
-uint64_t gpu_free_memory(void);
+/* @return how many bytes of the device are free, once it is idle. */
+uint64_t gpu_free_bytes(void);
 
 /* Host memory. */
 void *gpu_malloc(size_t bytes);

@@ -25,7 +25,7 @@ START_TEST(missing_tensor) {
     fixture_begin();
     gpu_layer_file layer_file = gpu_write_large_file();
     gpu_check_load(&layer_file, 0);
-    const uint64_t before = gpu_free_memory();
+    const uint64_t before = gpu_free_bytes();
     trf_error err = {0};
     trf_checkpoint *checkpoint;
     trf_device_layer *layer = NULL;
@@ -36,7 +36,7 @@ START_TEST(missing_tensor) {
     ck_assert_msg(strstr(err.message, "no.such.weight") && strstr(err.message, "large.trf"), "%s", err.message);
     trf_checkpoint_close(checkpoint);
     gpu_check_load(&layer_file, 0);
-    ck_assert_uint_eq(gpu_free_memory(), before);
+    ck_assert_uint_eq(gpu_free_bytes(), before);
     free(layer_file.weights);
     fixture_end();
 }
@@ -51,7 +51,7 @@ enum {
 
 /* Takes all device memory that there is, but for less than LEAST_ALLOCATION. @return allocations. */
 static int take_all(void *allocations[MOST_ALLOCATIONS]) {
-    size_t bytes = gpu_free_memory();
+    size_t bytes = gpu_free_bytes();
     int count = 0;
     while (bytes >= LEAST_ALLOCATION && count < MOST_ALLOCATIONS) {
         if (cudaMalloc(&allocations[count], bytes) == cudaSuccess) {
@@ -73,7 +73,7 @@ START_TEST(memory_runs_out) {
     fixture_begin();
     gpu_layer_file layer_file = gpu_write_large_file();
     gpu_check_load(&layer_file, 0);
-    const uint64_t before = gpu_free_memory();
+    const uint64_t before = gpu_free_bytes();
     void *allocations[MOST_ALLOCATIONS];
     const int count = take_all(allocations);
     trf_error err = {0};
@@ -96,7 +96,7 @@ START_TEST(memory_runs_out) {
     for (int i = 0; i < count; i++)
         CUDA(cudaFree(allocations[i]));
     gpu_check_load(&layer_file, 0);
-    ck_assert_uint_eq(gpu_free_memory(), before);
+    ck_assert_uint_eq(gpu_free_bytes(), before);
     free(layer_file.weights);
     fixture_end();
 }
@@ -136,13 +136,13 @@ static void fail_each_call(const gpu_layer_file *layer_file, trf_layout layout, 
     int failed, failures = 0, survived = 0;
     gpu_count_calls(0);
     gpu_check(use_device(layer_file, layout, threads, &failed, &err), TRF_OK, &err, layer_file->path);
-    const uint64_t before = gpu_free_memory();
+    const uint64_t before = gpu_free_bytes();
     for (long number = 1;; number++) {
         gpu_count_calls(number);
         const trf_status status = use_device(layer_file, layout, threads, &failed, &err);
         if (status != TRF_OK)
             gpu_check(status, TRF_ERR_MEMORY, &err, layer_file->path);
-        if (gpu_free_memory() != before)
+        if (gpu_free_bytes() != before)
             ck_abort_msg("%s: call %ld failed, and memory is lost", layer_file->path, number);
         if (!failed)
             break;
@@ -293,7 +293,7 @@ START_TEST(lost_device) {
     fixture_begin();
     gpu_layer_file layer_file = gpu_write_large_file();
     gpu_check_load(&layer_file, 0);
-    const uint64_t before = gpu_free_memory();
+    const uint64_t before = gpu_free_bytes();
     pid_t process;
     char path[] = "/proc/self/exe", *const arguments[] = {path, NULL};
     setenv(kRole, "1", 1);
@@ -306,7 +306,7 @@ START_TEST(lost_device) {
                   "the process that lost its device: status %d, signal %d",
                   WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0);
     gpu_check_load(&layer_file, 0); /* this process has kept its own */
-    ck_assert_uint_eq(gpu_free_memory(), before);
+    ck_assert_uint_eq(gpu_free_bytes(), before);
     free(layer_file.weights);
     fixture_end();
 }

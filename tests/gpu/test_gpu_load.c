@@ -38,7 +38,7 @@ START_TEST(corrupt_tiles) {
     gpu_check_load(&layer_file, 0); /* from here on there are buffers */
     uint8_t *file = fixture_read(layer_file.path, &bytes);
     const char *damaged = fixture_path("damaged.trf");
-    const uint64_t before = gpu_free_memory();
+    const uint64_t before = gpu_free_bytes();
     for (int i = 0; i < 8; i++) {
         const uint64_t tile = layer_file.tiles * (uint64_t)i / 8, at = tile_offset(file, tile);
         char name[32];
@@ -54,10 +54,10 @@ START_TEST(corrupt_tiles) {
             ck_abort_msg("offset %llu, not %llu of %s %s", (unsigned long long)err.offset, (unsigned long long)at, name,
                          err.message);
         ck_assert_ptr_null(layer);
-        ck_assert_uint_eq(gpu_free_memory(), before);
+        ck_assert_uint_eq(gpu_free_bytes(), before);
     }
     gpu_check_load(&layer_file, 0);
-    ck_assert_uint_eq(gpu_free_memory(), before);
+    ck_assert_uint_eq(gpu_free_bytes(), before);
     free(file);
     free(layer_file.weights);
     fixture_end();
@@ -82,7 +82,7 @@ START_TEST(cancelled_loads) {
     fixture_begin();
     gpu_layer_file layer_file = gpu_write_large_file();
     gpu_check_load(&layer_file, 0);
-    const uint64_t before = gpu_free_memory();
+    const uint64_t before = gpu_free_bytes();
     for (int threads = 1; threads <= 2; threads++)
         for (int stop_at = 1;; stop_at++) {
             stopping s = {0, stop_at, 0, 0};
@@ -100,7 +100,7 @@ START_TEST(cancelled_loads) {
                 break;
             }
             gpu_check(status, TRF_ERR_CANCELLED, &err, layer_file.path);
-            ck_assert_uint_eq(gpu_free_memory(), before);
+            ck_assert_uint_eq(gpu_free_bytes(), before);
         }
     free(layer_file.weights);
     fixture_end();
@@ -168,7 +168,7 @@ START_TEST(shards) {
     const char *damaged = fixture_path("damaged.trf");
     fixture_write(damaged, file, bytes);
     const uint32_t parts[][4] = {{0, 256, 0, 0}, {256, 512, 0, 0}, {0, 0, 0, 1024}, {512, 256, 256, 512}};
-    const uint64_t before = gpu_free_memory();
+    const uint64_t before = gpu_free_bytes();
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         const trf_load_options options = test_shard(parts[i]);
         trf_device_layer *layer;
@@ -192,7 +192,7 @@ START_TEST(shards) {
     trf_device_layer *layer = NULL;
     trf_error err = {0};
     gpu_check(gpu_load(gpu_context, damaged, NULL, &layer, &err), TRF_ERR_CHECKSUM, &err, damaged);
-    ck_assert_uint_eq(gpu_free_memory(), before);
+    ck_assert_uint_eq(gpu_free_bytes(), before);
     free(file);
     free(layer_file.weights);
     fixture_end();

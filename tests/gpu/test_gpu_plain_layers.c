@@ -124,10 +124,10 @@ START_TEST(many_parts) {
             trf_device_layer *plain = load_plain(&layer);
             check_elements(&layer, plain);
             trf_device_layer_destroy(plain);
-            const uint64_t before = gpu_free_memory(); /* kernels are loaded, and stay */
+            const uint64_t before = gpu_free_bytes(); /* kernels are loaded, and stay */
             plain = load_plain(&layer);
             trf_device_layer_destroy(plain);
-            ck_assert_uint_eq(gpu_free_memory(), before);
+            ck_assert_uint_eq(gpu_free_bytes(), before);
         }
         gpu_layer_free(&layer);
     }

@@ -246,11 +246,11 @@ START_TEST(inside_the_budget) {
         for (int part = 0; part < BUDGETS; part++) {
             trf_error err = {0};
             trf_stack *stack = make_stack();
-            const uint64_t before = gpu_free_memory(), budget = budget_of(stack, part);
+            const uint64_t before = gpu_free_bytes(), budget = budget_of(stack, part);
             gpu_check(trf_stack_prepare(stack, budget, &err), TRF_OK, &err, "preparing");
-            const uint64_t during = gpu_free_memory();
+            const uint64_t during = gpu_free_bytes();
             trf_stack_destroy(stack);
-            const uint64_t after = gpu_free_memory();
+            const uint64_t after = gpu_free_bytes();
             if (round == 0)
                 continue;
             ck_assert_msg(before - during <= (budget + page - 1) / page * page, "%llu bytes taken, budget %llu",
@@ -265,7 +265,7 @@ START_TEST(every_call_fails_once) {
     make_layers();
     stack_run warm = make_run(1);
     free_run(&warm);
-    const uint64_t before = gpu_free_memory();
+    const uint64_t before = gpu_free_bytes();
     trf_stack *stack = make_stack();
     trf_error err = {0};
     long number = 1;
@@ -282,7 +282,7 @@ START_TEST(every_call_fails_once) {
         gpu_check(status, TRF_ERR_MEMORY, &err, "preparing, with a failure");
         sizes_told += strstr(err.message, " bytes") != NULL;
         ck_assert_ptr_null(trf_stack_layer(stack, 0));
-        if (gpu_free_memory() != before)
+        if (gpu_free_bytes() != before)
             ck_abort_msg("call %ld failed, and memory is lost", number);
     }
     ck_assert_int_gt(number, 3 + LAYERS);

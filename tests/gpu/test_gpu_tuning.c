@@ -56,9 +56,9 @@ START_TEST(plans_follow) {
     options.max_m = MAX_M;
     gpu_check(trf_tuning_measure(on_device, LAYERS, &options, &tuning, &err), TRF_OK, &err, "a first tuning");
     trf_tuning_free(tuning); /* kernels are loaded now */
-    const uint64_t before = gpu_free_memory();
+    const uint64_t before = gpu_free_bytes();
     gpu_check(trf_tuning_measure(on_device, LAYERS, &options, &tuning, &err), TRF_OK, &err, "a tuning");
-    ck_assert_uint_eq(before, gpu_free_memory());
+    ck_assert_uint_eq(before, gpu_free_bytes());
     gpu_check(trf_context_set_tuning(gpu_context, tuning, &err), TRF_OK, &err, "set");
     for (int i = 0; i < LAYERS; i++) {
         for (uint32_t m = 1; m <= MAX_M; m++) {

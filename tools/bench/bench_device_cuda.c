@@ -31,7 +31,7 @@ static void read_driver(char *driver, size_t driver_bytes) {
 static void add_cuda_version(bench_fields *environment, const char *key, int version) {
     char text[32];
     snprintf(text, sizeof text, "%d.%d", version / 1000, version % 1000 / 10);
-    bench_add_word(environment, key, text);
+    bench_add_bare_text(environment, key, text);
 }
 
 /* What the CUDA runtime says. */
@@ -55,22 +55,22 @@ static void describe(const bench_device *device, const bench_request *request, c
     char text[128];
     trf_context_info info;
     trf_context_get_info(device->context, &info);
-    bench_add_word(e, "version", trf_version());
+    bench_add_bare_text(e, "version", trf_version());
     bench_add_name(e, "commit", cli_printable(commit ? commit : "", text, 64));
     bench_add_machine(e);
-    bench_add_word(e, "device", "cuda");
+    bench_add_bare_text(e, "device", "cuda");
     bench_add_name(e, "gpu", cli_printable(info.name, text, sizeof text));
     bench_add_real(e, "compute_capability", info.capability / 10.0);
     bench_add_integer(e, "multiprocessors", (uint64_t)numbers->multiprocessors);
     bench_add_integer(e, "l2_bytes", (uint64_t)numbers->l2_bytes);
     read_driver(text, sizeof text);
-    bench_add_word(e, "driver", text);
+    bench_add_bare_text(e, "driver", text);
     add_cuda_version(e, "driver_cuda_version", numbers->driver_cuda);
     add_cuda_version(e, "cuda_runtime_version", numbers->runtime_cuda);
     bench_add_integer(e, "cublaslt_version", bench_cublaslt_version(device->lt));
     bench_add_conditions(e, request->options);
     if (request->style->names_mode)
-        bench_add_word(e, "mode", request->mode);
+        bench_add_bare_text(e, "mode", request->mode);
 }
 
 int bench_device_open(bench_device *device, const bench_request *request) {

@@ -32,13 +32,13 @@ void bench_add_machine(bench_fields *environment) {
     struct tm utc;
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
     read_cpu_name(cpu, sizeof cpu);
-    bench_add_word(environment, "date", date);
+    bench_add_bare_text(environment, "date", date);
     bench_add_name(environment, "cpu", cpu);
 }
 
 void bench_add_conditions(bench_fields *environment, const cli_options *options) {
     bench_add_integer(environment, "runs", (uint64_t)options->repeats);
-    bench_add_word(environment, "distribution", options->student_t ? "student-t" : "normal");
+    bench_add_bare_text(environment, "distribution", options->student_t ? "student-t" : "normal");
 }
 
 int bench_count_cores(void) {

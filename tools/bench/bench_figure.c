@@ -17,14 +17,14 @@ static bench_field *add_field(bench_fields *fields, const char *key, bench_field
     return field;
 }
 
-bench_field *bench_add_word(bench_fields *fields, const char *key, const char *text) {
-    bench_field *field = add_field(fields, key, BENCH_WORD);
+bench_field *bench_add_bare_text(bench_fields *fields, const char *key, const char *text) {
+    bench_field *field = add_field(fields, key, BENCH_BARE_TEXT);
     snprintf(field->text, sizeof field->text, "%s", text);
     return field;
 }
 
 bench_field *bench_add_name(bench_fields *fields, const char *key, const char *text) {
-    bench_field *field = bench_add_word(fields, key, text);
+    bench_field *field = bench_add_bare_text(fields, key, text);
     field->type = BENCH_NAME;
     return field;
 }

@@ -15,8 +15,8 @@ enum {
 };
 
 typedef enum bench_field_type {
-    BENCH_WORD, /* text that needs no quotes in CSV */
-    BENCH_NAME, /* text that may */
+    BENCH_BARE_TEXT, /* text that needs no quotes in CSV */
+    BENCH_NAME,      /* text that may */
     BENCH_INTEGER,
     BENCH_REAL
 } bench_field_type;
@@ -70,7 +70,7 @@ typedef struct bench_record {
 
 /* ---- fields: each adds one and returns it; key: a static string ---- */
 
-bench_field *bench_add_word(bench_fields *fields, const char *key, const char *text);
+bench_field *bench_add_bare_text(bench_fields *fields, const char *key, const char *text);
 bench_field *bench_add_name(bench_fields *fields, const char *key, const char *text);
 bench_field *bench_add_integer(bench_fields *fields, const char *key, uint64_t value);
 bench_field *bench_add_real(bench_fields *fields, const char *key, double value);

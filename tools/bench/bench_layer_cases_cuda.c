@@ -165,8 +165,8 @@ static void note_kernel(bench_layer_case *c) {
     trf_plan_get_kernel(c->plans[0].plan, &kernel, &cut);
     if (!kernel)
         return;
-    bench_add_word(&figure->details, "kernel", kernel);
-    bench_add_word(&figure->details, "cut", cut ? cut : "");
+    bench_add_bare_text(&figure->details, "kernel", kernel);
+    bench_add_bare_text(&figure->details, "cut", cut ? cut : "");
     snprintf(figure->note, sizeof figure->note, "kernel %s%s%s: %s", kernel, cut ? ", cut " : "", cut ? cut : "",
              c->plans[0].info.reason);
 }
@@ -209,7 +209,7 @@ static int prepare_cublaslt(bench_layer_case *c) {
         return -1;
     snprintf(algorithm, sizeof algorithm, "candidate %d of %d", c->candidate + 1,
              bench_cublaslt_candidates(c->product));
-    bench_add_word(&c->figure->details, "algorithm", algorithm);
+    bench_add_bare_text(&c->figure->details, "algorithm", algorithm);
     return check_cublaslt(c) ? -1 : 0;
 }
 

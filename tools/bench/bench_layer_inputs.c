@@ -34,8 +34,8 @@ void bench_label_input(bench_subject *subject, const bench_layer_input *input) {
     bench_add_integer(labels, "rows", input->shape.rows);
     bench_add_integer(labels, "cols", input->shape.cols);
     bench_add_real(labels, "sigma", input->sigma);
-    bench_add_word(labels, "codec", input->codec);
-    bench_add_word(labels, "source", trf_dtype_name(input->dtype));
+    bench_add_bare_text(labels, "codec", input->codec);
+    bench_add_bare_text(labels, "source", trf_dtype_name(input->dtype));
 }
 
 /* bits: of CLI_BENCH_BITS, else 0. */

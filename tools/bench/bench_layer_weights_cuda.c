@@ -192,7 +192,7 @@ static int add_codes(bench_layer_session *session) {
     return failed ? -1 : 0;
 }
 
-int bench_add_plain(bench_layer_session *session) {
+int bench_add_dense(bench_layer_session *session) {
     const trf_decode_as as = session->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
     trf_error err = {0};
     if (bench_ring_make(session, &session->dense, 2 * session->num_weights) ||

@@ -13,6 +13,6 @@ int bench_add_compressed(bench_layer_session *session, trf_favor favor, bench_fi
 
 /* Makes dense weights, and raw ones of 8 bits where there are any, from the first compressed layer and the weights that
  * it was made of. */
-int bench_add_plain(bench_layer_session *session);
+int bench_add_dense(bench_layer_session *session);
 
 #endif

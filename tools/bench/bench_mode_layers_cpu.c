@@ -164,9 +164,9 @@ static int measure_codec(const bench_request *request, const bench_layer_input *
     if (!work.subject)
         return -1;
     bench_label_input(work.subject, input);
-    bench_add_word(&work.subject->labels, "favor", bench_favor_name((int)favor));
+    bench_add_bare_text(&work.subject->labels, "favor", bench_favor_name((int)favor));
     snprintf(coder, sizeof coder, "transfuse-%s", bench_favor_name((int)favor));
-    bench_add_word(&work.subject->labels, "compressor", coder)->csv_only = 1;
+    bench_add_bare_text(&work.subject->labels, "compressor", coder)->csv_only = 1;
     const int failed = measure_encoding(&work) || measure_decoding(&work) || measure_products(&work);
     trf_layer_free(work.layer);
     trf_free(work.blob.bytes);
@@ -203,8 +203,8 @@ static int measure_baseline(const bench_request *request, const bench_layer_inpu
     if (!subject)
         return -1;
     bench_label_input(subject, input);
-    bench_add_word(&subject->labels, "compressor", name);
-    bench_add_word(&subject->labels, "input", trf_dtype_name(dtype));
+    bench_add_bare_text(&subject->labels, "compressor", name);
+    bench_add_bare_text(&subject->labels, "input", trf_dtype_name(dtype));
     const uint64_t bytes = subject->weights * trf_dtype_bytes(dtype);
     bench_compressor *compressor = bench_compressor_open(name, bench_input_weights(input, dtype), bytes);
     const int failed = !compressor || time_compressor(request, subject, compressor, bytes);
@@ -360,13 +360,13 @@ static void set_defaults(cli_options *options) { bench_set_layer_defaults(option
 static void describe_environment(const bench_request *request) {
     bench_fields *e = &request->record->environment;
     const int threads = request->options->threads;
-    bench_add_word(e, "version", trf_version());
+    bench_add_bare_text(e, "version", trf_version());
     bench_add_machine(e);
-    bench_add_word(e, "device", "cpu");
+    bench_add_bare_text(e, "device", "cpu");
     bench_add_integer(e, "threads", (uint64_t)(threads ? threads : bench_count_cores()));
     bench_add_conditions(e, request->options);
-    bench_add_word(e, "lz4_version", bench_lz4_version());
-    bench_add_word(e, "zstd_version", bench_zstd_version());
+    bench_add_bare_text(e, "lz4_version", bench_lz4_version());
+    bench_add_bare_text(e, "zstd_version", bench_zstd_version());
 }
 
 static int measure_input(void *context, const bench_layer_input *input) {

@@ -175,9 +175,9 @@ static bench_figure *add_figure(bench_subject *subject, const char *json_list, c
     const int is_blob = json_list == kBlobs;
     bench_figure *figure = bench_add_figure(subject, json_list, is_blob ? NULL : "seconds");
     if (figure) {
-        bench_add_word(&figure->labels, "what", what)->csv_only = is_blob;
-        bench_add_word(&figure->labels, "favor", favor);
-        bench_add_word(&figure->labels, "layout", favor[0] ? trf_layout_name(layout) : "");
+        bench_add_bare_text(&figure->labels, "what", what)->csv_only = is_blob;
+        bench_add_bare_text(&figure->labels, "favor", favor);
+        bench_add_bare_text(&figure->labels, "layout", favor[0] ? trf_layout_name(layout) : "");
         bench_add_integer(&figure->labels, "batch", batch)->csv_only = is_blob;
     }
     return figure;
@@ -304,7 +304,7 @@ static int measure_input(void *context, const bench_layer_input *input) {
         return -1;
     bench_label_input(subject, input);
     const int failed = bench_layer_session_open(&session) || add_favors(&session, subject) ||
-                       bench_add_plain(&session) || measure_cases(&session, subject) || bench_check_faults(&session);
+                       bench_add_dense(&session) || measure_cases(&session, subject) || bench_check_faults(&session);
     bench_layer_session_close(&session);
     if (failed)
         return -1;
