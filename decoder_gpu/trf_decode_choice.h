@@ -83,7 +83,7 @@ TRF_HD uint32_t trf_piece_begin(uint32_t num_slabs, uint32_t pieces, uint32_t pi
     return (uint32_t)((uint64_t)num_slabs * piece / pieces);
 }
 
-/* Whether two layers are alike in all that the kernel's code and its shared memory depend on. */
+/* Whether two layers have the same shape and codec, so that one kernel takes both; their traits may differ. */
 int trf_decode_alike(const trf_device_view *a, const trf_device_view *b);
 
 /* Chooses for experts that are alike; traits: field by field the largest of theirs. @return 0 if they have no kernel

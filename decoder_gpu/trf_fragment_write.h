@@ -41,8 +41,8 @@ TRF_HD uint32_t trf_lane_col_at(uint32_t lane, uint32_t step_pair) {
 /* ---- rows of 16-bit weights gathered in shared memory, [TRF_SLAB_ROWS][TRF_GATHER_ROW_BYTES], to be stored so many
  * bytes at a time ---- */
 
-/* Place of byte `at` of a row. In odd rows each 64 bytes change places with the next 64, so that lanes do not meet in
- * banks, neither here nor when rows are taken out. */
+/* Place of byte `at` of a row. In odd rows each 64 bytes change places with the next 64, so that lanes do not collide
+ * in banks, neither here nor when rows are taken out. */
 TRF_HD uint32_t trf_gather_at(uint32_t row, uint32_t at) { return TRF_GATHER_ROW_BYTES * row + (at ^ (row & 1) << 6); }
 
 /* A warp takes out two rows at once, a lane 16 bytes: of this row of the i-th two (0 to 15), from this byte on. */

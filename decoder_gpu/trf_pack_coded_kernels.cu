@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kMostWarps *TRF_LANES, 1)
 
 template <bool kZeroing>
 __global__ void __launch_bounds__(kMergeThreads) merge_lines(const __grid_constant__ trf_pack_coded_args args) {
-    trf_merge_lines<kZeroing>(args);
+    trf_merge_records_of_lines<kZeroing>(args);
 }
 
 typedef void (*pack_coded_kernel)(trf_pack_coded_args);

@@ -6,8 +6,8 @@
  *   trf_pack_coded_slabs   The walk of trf_decode_slabs.cuh with another sink: a warp has equal shares of all slabs. In
  *                         each two steps its lanes have 32 rows of 32 columns, which are two packed slabs, one below
  *                         the other: a tile half. Each lane has the octets that trf_pack_slab asks for.
- *   trf_merge_lines       A warp takes an exception line, and a lane one of its packed tiles: the records of the tile's
- *                         two halves go to their place in the line.
+ *   trf_merge_records_of_lines  A warp takes an exception line, and a lane one of its packed tiles: the records of the
+ * tile's two halves go to their place in the line.
  *
  *     a coded slab, 32 rows x 256 columns                     a packed band, 64 rows: tiles side by side
  *     +--------+--------+--      --+--------+                 +--------+--------+--
@@ -184,7 +184,8 @@ static __device__ __forceinline__ void trf_place_records(const trf_pack_coded_ar
 }
 
 template <bool kZeroing>
-static __device__ __forceinline__ void trf_merge_line(const trf_pack_coded_args &args, uint64_t number, uint32_t lane) {
+static __device__ __forceinline__ void trf_merge_records(const trf_pack_coded_args &args, uint64_t number,
+                                                         uint32_t lane) {
     const trf_packed_view &view = args.packed;
     const trf_line_place at = trf_line_place_of(view, number);
     uint64_t tile_half[kTileHalves];
@@ -222,13 +223,14 @@ static __device__ __forceinline__ void trf_merge_line(const trf_pack_coded_args 
         atomicAdd((unsigned long long *)&args.total->num_records, (unsigned long long)records);
 }
 
-template <bool kZeroing> static __device__ __forceinline__ void trf_merge_lines(const trf_pack_coded_args &args) {
+template <bool kZeroing>
+static __device__ __forceinline__ void trf_merge_records_of_lines(const trf_pack_coded_args &args) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const uint64_t first = (uint64_t)args.first_band * args.packed.lines_per_band,
                    end = first + (uint64_t)args.num_bands * args.packed.lines_per_band;
     for (uint64_t line = first + (uint64_t)blockIdx.x * kMergeWarps + warp; line < end;
          line += (uint64_t)gridDim.x * kMergeWarps)
-        trf_merge_line<kZeroing>(args, line, lane);
+        trf_merge_records<kZeroing>(args, line, lane);
 }
 
 #endif

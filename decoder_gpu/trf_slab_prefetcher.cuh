@@ -89,8 +89,8 @@ template <int kSlabs, int kRingSteps = kRing> struct trf_prefetcher {
 
 /* Starts the copy of slab s's rANS streams. */
 template <class Codec, int kSlabs, int kRingSteps>
-static __device__ __forceinline__ void trf_copy_rans_stream(const trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
-                                                            const trf_smem_layout &smem, int s, uint32_t lane) {
+static __device__ __forceinline__ void trf_copy_rans_streams(const trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
+                                                             const trf_smem_layout &smem, int s, uint32_t lane) {
     /* of a lane, which most slabs' rANS streams need; longer ones take a loop */
     constexpr uint32_t kCopies = Codec::kClassBits == 2 ? 2 : 3;
     const uint32_t to =
@@ -129,7 +129,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kRi
 #pragma unroll
             for (int s = 0; s < kSlabs; s++) {
                 prefetcher.next_raw[s] = view.buffer + (uint64_t)prefetcher.slab[s].x * TRF_TILE_ALIGNMENT + 16 * lane;
-                trf_copy_rans_stream<Codec>(prefetcher, smem, s, lane);
+                trf_copy_rans_streams<Codec>(prefetcher, smem, s, lane);
             }
             prefetcher.buffer ^= 1;
         }

@@ -20,8 +20,8 @@ enum {
     TRF_SHORT_RING_STEPS = 2,
     TRF_STEP_BYTES = 512,  /* of the 8-bit plane, one step of 16 columns */
     TRF_GUARD_BYTES = 544, /* in front of and behind all buffers: as far as a corrupt rANS stream can lead a lane */
-    /* The decode table's size. 32 KiB hold half of the copies of each entry: lanes meet in banks more often, and there
-     * is more space for buffers. */
+    /* The decode table's size. 32 KiB hold half of the copies of each entry: lanes collide in banks more often, and
+     * there is more space for buffers. */
     TRF_TABLE_LOG = 16,
     TRF_SMALL_TABLE_LOG = 15,
     TRF_STATIC_SMEM_BYTES = 1024,    /* at most, of a kernel of this project, its alignment included */

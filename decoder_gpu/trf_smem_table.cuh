@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The decode table in shared memory, and what else a block's warps share there: built once, before the walk.
  *
- * Lanes read different copies of an entry, so that they meet in banks as little as the space allows. Copy c of slot s
- * is at table + bytes * (s * copies + c); there are as many copies as the table's size allows.
+ * Lanes read different copies of an entry, so that they collide in banks as little as the space allows. Copy c of slot
+ * s is at table + bytes * (s * copies + c); there are as many copies as the table's size allows.
  *
  *   kP > 0   a kernel made for p = L = kP and frequencies up to 255. An entry has 4 bytes:
  *            [31:24] slot - start  [23:16] frequency  [15:0] trf_short_class_part_of

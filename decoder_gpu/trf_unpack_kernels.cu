@@ -13,8 +13,8 @@ __global__ void __launch_bounds__(kUnpackThreads, 2) unpack_lines(const __grid_c
 }
 
 template <bool kZeroing>
-__global__ void __launch_bounds__(kIdThreads) unpack_ids(const __grid_constant__ trf_unpack_ids_args args) {
-    trf_unpack_ids<kZeroing>(args);
+__global__ void __launch_bounds__(kByIdThreads) unpack_ids(const __grid_constant__ trf_unpack_rows_args args) {
+    trf_unpack_rows_by_id<kZeroing>(args);
 }
 
 uint32_t blocks_of(uint64_t wanted) { return (uint32_t)(wanted < kMostBlocks ? wanted : kMostBlocks); }
@@ -37,9 +37,9 @@ int trf_launch_unpack_rows(const trf_packed_view *view, const trf_packed_lookup 
                            const trf_unpack_target *target, trf_stream stream) {
     if (lookup->count == 0)
         return cudaSuccess;
-    const trf_unpack_ids_args args = trf_unpack_ids_args_of(view, lookup, target);
-    const uint64_t warps_per_row = (view->tiles_per_band + kIdTiles - 1) / kIdTiles;
+    const trf_unpack_rows_args args = trf_unpack_rows_args_of(view, lookup, target);
+    const uint64_t warps_per_row = (view->tiles_per_band + kByIdTiles - 1) / kByIdTiles;
     const auto kernel = view->zeroing ? unpack_ids<true> : unpack_ids<false>;
-    kernel<<<blocks_of((lookup->count * warps_per_row + kIdWarps - 1) / kIdWarps), kIdThreads, 0, stream>>>(args);
+    kernel<<<blocks_of((lookup->count * warps_per_row + kByIdWarps - 1) / kByIdWarps), kByIdThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }

@@ -6,8 +6,8 @@
  * side by side, four packed slabs each. A lane forms its 16 weights of a packed slab, takes them to their rows' scale,
  * and exchanges words with its quartet until it has an octet (trf_pack_lane.h) of two rows, which it stores.
  *
- * trf_unpack_ids: a warp takes eight packed tiles of a row, four lanes for each: lanes 4r to 4r + 3 of the packed slab
- * that the row is in, whose raw words are 64 bytes side by side, half of them the row's.
+ * trf_unpack_rows_by_id: a warp takes eight packed tiles of a row, four lanes for each: lanes 4r to 4r + 3 of the
+ * packed slab that the row is in, whose raw words are 64 bytes side by side, half of them the row's.
  *
  * In both, a lane keeps one word of the exception line, and a ballot says which records a packed slab has: mostly none,
  * and otherwise they go round by shuffles, in their order.
@@ -26,11 +26,11 @@
 
 static constexpr uint32_t kUnpackWarps = 16, kUnpackThreads = kUnpackWarps * TRF_LANES;
 static constexpr uint32_t kUnpackTilesEach = TRF_PACKED_LINE_TILES / kUnpackWarps; /* of a warp */
-static constexpr uint32_t kIdWarps = 4, kIdThreads = kIdWarps * TRF_LANES;
-static constexpr uint32_t kIdTiles = TRF_LANES / TRF_OCTETS; /* of a warp */
+static constexpr uint32_t kByIdWarps = 4, kByIdThreads = kByIdWarps * TRF_LANES;
+static constexpr uint32_t kByIdTiles = TRF_LANES / TRF_OCTETS; /* of a warp */
 static constexpr uint32_t kNanHalves = 0x7FC07FC0u;
 static_assert(kUnpackTilesEach * kUnpackWarps == TRF_PACKED_LINE_TILES, "warps share a line's tiles");
-static_assert(TRF_PACKED_LINE_TILES % kIdTiles == 0, "a warp's tiles are of one line");
+static_assert(TRF_PACKED_LINE_TILES % kByIdTiles == 0, "a warp's tiles are of one line");
 
 struct trf_unpack_args {
     trf_packed_view view;
@@ -38,7 +38,7 @@ struct trf_unpack_args {
     uint64_t first_line, num_lines; /* of the bands that the rows are in */
 };
 
-struct trf_unpack_ids_args {
+struct trf_unpack_rows_args {
     trf_packed_view view;
     const void *ids;
     uint32_t id_bytes, count;
@@ -59,8 +59,8 @@ static inline trf_unpack_args trf_unpack_args_of(const trf_packed_view *view, ui
             (end - band) * view->lines_per_band};
 }
 
-static inline trf_unpack_ids_args trf_unpack_ids_args_of(const trf_packed_view *view, const trf_packed_lookup *lookup,
-                                                         const trf_unpack_target *target) {
+static inline trf_unpack_rows_args trf_unpack_rows_args_of(const trf_packed_view *view, const trf_packed_lookup *lookup,
+                                                           const trf_unpack_target *target) {
     return {*view, lookup->ids, lookup->id_bytes, lookup->count, trf_dense_target(view, 0, lookup->count, target)};
 }
 
@@ -226,8 +226,8 @@ template <bool kZeroing> static __device__ __forceinline__ void trf_unpack_lines
 /* A warp's part of a row that the layer has. tile: the lane's; it may be behind the band's last one. target: the row
  * to be written. */
 template <bool kZeroing>
-static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_ids_args &args, uint32_t row, uint32_t tile,
-                                                           uint32_t lane, uint32_t target) {
+static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_rows_args &args, uint32_t row,
+                                                           uint32_t tile, uint32_t lane, uint32_t target) {
     const trf_packed_view &view = args.view;
     const uint32_t band = row / TRF_PACKED_TILE_ROWS, slab = row / TRF_PACKED_SLAB_ROWS % TRF_PACKED_SLABS;
     const uint32_t first_tile = __shfl_sync(kAllLanes, tile, 0), slab_lane = row % 8 * 4 + lane % 4;
@@ -254,14 +254,15 @@ static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_ids_
     trf_store_octet(&args.dense, target, TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4), octet);
 }
 
-template <bool kZeroing> static __device__ __forceinline__ void trf_unpack_ids(const trf_unpack_ids_args &args) {
+template <bool kZeroing>
+static __device__ __forceinline__ void trf_unpack_rows_by_id(const trf_unpack_rows_args &args) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const uint32_t warps_per_row = (args.view.tiles_per_band + kIdTiles - 1) / kIdTiles;
+    const uint32_t warps_per_row = (args.view.tiles_per_band + kByIdTiles - 1) / kByIdTiles;
     const uint64_t work = (uint64_t)args.count * warps_per_row;
     const trf_words4 nans = {{kNanHalves, kNanHalves, kNanHalves, kNanHalves}};
-    for (uint64_t w = (uint64_t)blockIdx.x * kIdWarps + warp; w < work; w += (uint64_t)gridDim.x * kIdWarps) {
+    for (uint64_t w = (uint64_t)blockIdx.x * kByIdWarps + warp; w < work; w += (uint64_t)gridDim.x * kByIdWarps) {
         const uint32_t index = (uint32_t)(w / warps_per_row);
-        const uint32_t tile = (uint32_t)(w % warps_per_row) * kIdTiles + lane / TRF_OCTETS;
+        const uint32_t tile = (uint32_t)(w % warps_per_row) * kByIdTiles + lane / TRF_OCTETS;
         const int64_t id = trf_row_id(args.ids, args.id_bytes, index);
         if (id >= 0 && id < args.view.rows)
             trf_unpack_row_part<kZeroing>(args, (uint32_t)id, tile, lane, index);

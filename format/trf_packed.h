@@ -13,7 +13,7 @@
 
 enum {
     TRF_PACKED_VERSION = 1,
-    TRF_PACKED_ALIGNMENT = 256, /* of every part of the buffer, and of the buffer itself */
+    TRF_PACKED_ALIGNMENT = 256, /* of every section of the buffer, and of the buffer itself */
     TRF_PACKED_TILE_ROWS = 64,  /* also those of a packed band */
     TRF_PACKED_TILE_COLS = 32,
     TRF_PACKED_TILE_WEIGHTS = TRF_PACKED_TILE_ROWS * TRF_PACKED_TILE_COLS,
@@ -57,12 +57,12 @@ enum {
     TRF_PACKED_ALL_FLAGS = TRF_PACKED_ZEROING,
 };
 
-/* The first 256 bytes. Offsets count from the first one; a part follows where the one before ends. */
+/* The first 256 bytes. Offsets count from the first one; a section follows where the one before ends. */
 typedef struct trf_packed_head {
-    trf_layout_head_common common; /* buffer_bytes: of all parts */
+    trf_layout_head_common common; /* buffer_bytes: of all sections */
     uint32_t rows;
     uint32_t cols;
-    uint32_t padded_rows; /* to whole packed tiles, as all parts but the row offsets are */
+    uint32_t padded_rows; /* to whole packed tiles, as all sections but the row offsets are */
     uint32_t padded_cols;
     uint8_t codec; /* trf_codec: bf16 */
     uint8_t base;  /* of the window */

@@ -56,8 +56,8 @@ void trf_packed_head_set_coded(trf_packed_head *head, const trf_header *coded, c
 /* Fills in the common fields of a head whose own are written, checksum included. */
 void trf_packed_head_seal(trf_packed_head *head);
 
-/* Checks a head of a buffer of so many bytes, or more: every field, and that the parts lie where they have to. Errors:
- * as trf_layout_head_check; err->offset: the byte of the field. */
+/* Checks a head of a buffer of so many bytes, or more: every field, and that the sections lie where they have to.
+ * Errors: as trf_layout_head_check; err->offset: the byte of the field. */
 trf_status trf_check_packed_head(const trf_packed_head *head, uint64_t bytes, trf_error *err);
 
 /* *info: what trf_packed_head_set_coded has been given. head: checked. Errors: TRF_ERR_HEADER (that was nothing, or no

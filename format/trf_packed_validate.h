@@ -8,7 +8,7 @@
 
 /* Checks a packed layer in host memory. packed: 16-byte aligned, of so many bytes. view: of it, if all is well.
  * Errors: as trf_check_packed_head; TRF_ERR_TILE for lines, packed tiles, stored tiles, row offsets' padding and the
- * bytes between the parts; TRF_ERR_ARGUMENT if misaligned. err->offset counts from the buffer's first byte.
+ * bytes between the sections; TRF_ERR_ARGUMENT if misaligned. err->offset counts from the buffer's first byte.
  *
  * What it cannot see: weights other than the layer's, which are as good as any. */
 trf_status trf_validate_packed(const void *packed, uint64_t bytes, trf_packed_view *view, trf_error *err);

@@ -388,14 +388,14 @@ static __device__ __forceinline__ void trf_packed_bulk_write_acc_tile(const trf_
         const float low = half ? v.z : v.x, high = half ? v.w : v.y;
         if (row >= args.view.rows)
             break;
-        float scale;
-        if (args.is_bare && trf_packed_get_scale(args.view, row, &scale)) {
+        float factor;
+        if (args.is_bare && trf_packed_get_row_factor(args.view, row, &factor)) {
             const trf_epilogue &e = args.epilogue;
             const uint64_t at = n * e.y_stride + row;
             if (n < args.m)
-                trf_write_rounded(e.y, e.y_dtype, at, low * scale);
+                trf_write_rounded(e.y, e.y_dtype, at, low * factor);
             if (n + 1 < args.m)
-                trf_write_rounded(e.y, e.y_dtype, at + e.y_stride, high * scale);
+                trf_write_rounded(e.y, e.y_dtype, at + e.y_stride, high * factor);
             continue;
         }
 #pragma unroll 1

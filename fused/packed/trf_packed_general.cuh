@@ -279,9 +279,10 @@ static __device__ __forceinline__ bool trf_packed_general_add_upper_warps(float 
 }
 
 /* What takes a row's sums from the window's scale to y's. @return whether that is a normal F32. */
-static __device__ __forceinline__ bool trf_packed_get_scale(const trf_packed_view &view, uint32_t row, float *scale) {
+static __device__ __forceinline__ bool trf_packed_get_row_factor(const trf_packed_view &view, uint32_t row,
+                                                                 float *factor) {
     const int32_t exponent = trf_packed_row_exponent(&view, row);
-    *scale = trf_f32_from_bits((uint32_t)(exponent + 127) << 23);
+    *factor = trf_f32_from_bits((uint32_t)(exponent + 127) << 23);
     return exponent >= -126 && exponent <= 127;
 }
 

@@ -54,20 +54,20 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_bytes(int shape) {
     return TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES + trf_packed_wgmma_x_rows(shape) * TRF_PACKED_X_BOX_COLS * 2;
 }
 /* What a stage takes with its lines and barriers. */
-TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_all_stage_bytes(int shape) {
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_whole_stage_bytes(int shape) {
     return trf_packed_wgmma_stage_bytes(shape) + TRF_PACKED_WGMMA_STAGE_LINES_BYTES + 16;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_fitting_stages(int shape) {
     return (TRF_PACKED_SMEM_BYTES - TRF_STATIC_SMEM_BYTES - TRF_PACKED_WGMMA_SUMS_BYTES -
             TRF_PACKED_WGMMA_SUM_BARRIERS_BYTES) /
-           trf_packed_wgmma_all_stage_bytes(shape);
+           trf_packed_wgmma_whole_stage_bytes(shape);
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stages(int shape) {
     return trf_packed_wgmma_fitting_stages(shape) < TRF_PACKED_WGMMA_MAX_STAGES ? trf_packed_wgmma_fitting_stages(shape)
                                                                                 : (uint32_t)TRF_PACKED_WGMMA_MAX_STAGES;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_shared_bytes(int shape) {
-    return trf_packed_wgmma_stages(shape) * trf_packed_wgmma_all_stage_bytes(shape) + TRF_PACKED_WGMMA_SUMS_BYTES +
+    return trf_packed_wgmma_stages(shape) * trf_packed_wgmma_whole_stage_bytes(shape) + TRF_PACKED_WGMMA_SUMS_BYTES +
            TRF_PACKED_WGMMA_SUM_BARRIERS_BYTES;
 }
 

@@ -10,12 +10,12 @@
 
 /* ---- to y ---- */
 
-/* What a warp needs to write its sums of a packed slab and an x block to y: where these begin, and by which scales. */
+/* What a warp needs to write its sums of a packed slab and an x block to y: where these begin, and by which factors. */
 struct trf_packed_wgmma_y_writer {
     uint32_t at;          /* the warp's 512 bytes of shared memory */
     uint32_t row, n;      /* of y: its first ones */
-    float scale[2];       /* of the lane's rows lane / 4 and lane / 4 + 8 */
-    bool writes_16_bytes; /* y is the scaled sums, 16 bits each, 16 bytes of a row at a time */
+    float factor[2];      /* of the lane's rows lane / 4 and lane / 4 + 8 */
+    bool writes_16_bytes; /* y is the sums by their factors, 16 bits each, 16 bytes of a row at a time */
 };
 
 /* All lanes call it. row: the slab's first one, of the layer's bands. A band's warps agree on writes_16_bytes. */
@@ -27,12 +27,12 @@ static __device__ __forceinline__ trf_packed_wgmma_y_writer trf_packed_wgmma_y_w
     writer.row = row;
     writer.n = n;
     const uint32_t band_row = row - row % TRF_PACKED_TILE_ROWS;
-    bool is_exact = true; /* the band's scales are normal F32 */
+    bool is_exact = true; /* the band's factors are normal F32 */
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-        float scale;
-        is_exact = trf_packed_get_scale(a.view, band_row + lane + TRF_LANES * i, &scale) && is_exact;
-        trf_packed_get_scale(a.view, row + lane / 4 + 8 * i, &writer.scale[i]);
+        float factor;
+        is_exact = trf_packed_get_row_factor(a.view, band_row + lane + TRF_LANES * i, &factor) && is_exact;
+        trf_packed_get_row_factor(a.view, row + lane / 4 + 8 * i, &writer.factor[i]);
     }
     writer.writes_16_bytes = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && a.writes_16_bytes;
     return writer;
@@ -40,11 +40,11 @@ static __device__ __forceinline__ trf_packed_wgmma_y_writer trf_packed_wgmma_y_w
 
 /* Puts the scaled sums of two x tiles that lie side by side to shared memory, transposed: lane l gives the address of
  * the 8 rows of W lane / 8 % 2 by row lane % 8 + lane / 16 * 8 of x. */
-static __device__ __forceinline__ void trf_packed_wgmma_put_pair(const trf_packed_wgmma_args &a,
-                                                                 const trf_packed_wgmma_y_writer &writer, uint32_t to,
-                                                                 float4 v0, float4 v1) {
+static __device__ __forceinline__ void trf_packed_wgmma_put_x_tile_pair(const trf_packed_wgmma_args &a,
+                                                                        const trf_packed_wgmma_y_writer &writer,
+                                                                        uint32_t to, float4 v0, float4 v1) {
     const uint32_t dtype = a.epilogue.y_dtype;
-    const float up = writer.scale[0], low = writer.scale[1];
+    const float up = writer.factor[0], low = writer.factor[1];
     trf_stmatrix4_transposed(
         to, make_uint4(trf_round_two(dtype, v0.x * up, v0.y * up), trf_round_two(dtype, v0.z * low, v0.w * low),
                        trf_round_two(dtype, v1.x * up, v1.y * up), trf_round_two(dtype, v1.z * low, v1.w * low)));
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_pac
                                                                    const trf_packed_wgmma_y_writer &writer, uint32_t t,
                                                                    float4 v0, float4 v1, uint32_t lane) {
     const uint32_t to_n = lane % 8 + lane / 16 * 8, to_half = lane / 8 % 2;
-    trf_packed_wgmma_put_pair(a, writer, writer.at + 32 * to_n + 16 * (to_half ^ (to_n / 4 & 1)), v0, v1);
+    trf_packed_wgmma_put_x_tile_pair(a, writer, writer.at + 32 * to_n + 16 * (to_half ^ (to_n / 4 & 1)), v0, v1);
     __syncwarp();
     const uint32_t from_n = lane / 2, half = lane % 2;
     trf_packed_wgmma_write_16_bytes(a, writer.n + 8 * t + from_n, writer.row + 8 * half,
@@ -72,7 +72,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_pac
 }
 
 /* Where a lane's sums of an accumulator tile lie in the 512 bytes: places are swapped so that neither those who put
- * sums there nor those who write them to y meet a bank twice. */
+ * sums there nor those who write them to y come to a bank twice. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_acc_tile_at(uint32_t of_lane) {
     return 16 * (of_lane ^ of_lane / 8);
 }
@@ -136,8 +136,8 @@ trf_packed_wgmma_write_band(const trf_packed_wgmma_args &a, const trf_packed_wgm
         trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER + warp.band(), 4); /* all have read what was there */
 #pragma unroll
         for (uint32_t t = 0; t < kXTilesAtOnce && first + t < Config::kXTiles; t += 2)
-            trf_packed_wgmma_put_pair(a, writer, to + 1024 * t, trf_packed_wgmma_acc_tile(sums, first + t),
-                                      trf_packed_wgmma_acc_tile(sums, first + t + 1));
+            trf_packed_wgmma_put_x_tile_pair(a, writer, to + 1024 * t, trf_packed_wgmma_acc_tile(sums, first + t),
+                                             trf_packed_wgmma_acc_tile(sums, first + t + 1));
         trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER + warp.band(), 4);
 #pragma unroll
         for (uint32_t t = 0; t < kXTilesAtOnce && first + t < Config::kXTiles; t += 2) {

@@ -24,7 +24,7 @@ template <bool kZeroing> static void unpack_lines(void *args) {
     trf_unpack_lines<kZeroing>(*(const trf_unpack_args *)args);
 }
 template <bool kZeroing> static void unpack_ids(void *args) {
-    trf_unpack_ids<kZeroing>(*(const trf_unpack_ids_args *)args);
+    trf_unpack_rows_by_id<kZeroing>(*(const trf_unpack_rows_args *)args);
 }
 
 /* As many blocks as the work wants, within the grid's. shared: sizeof its shared memory. */
@@ -57,6 +57,6 @@ void warp_unpack(const trf_packed_view *view, uint32_t first_row, uint32_t num_r
 
 void warp_unpack_rows(const trf_packed_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,
                       warp_grid grid) {
-    trf_unpack_ids_args args = trf_unpack_ids_args_of(view, lookup, target);
-    run(view->zeroing ? unpack_ids<true> : unpack_ids<false>, &args, kIdThreads, 0, grid.blocks, grid);
+    trf_unpack_rows_args args = trf_unpack_rows_args_of(view, lookup, target);
+    run(view->zeroing ? unpack_ids<true> : unpack_ids<false>, &args, kByIdThreads, 0, grid.blocks, grid);
 }

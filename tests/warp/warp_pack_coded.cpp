@@ -11,7 +11,7 @@ template <int kClassBits, bool kZeroing> static void pack_coded_slabs(void *args
         *(const trf_pack_coded_args *)args, warp_shared_memory(), (uint2 *)warp_static_shared_memory());
 }
 template <bool kZeroing> static void merge_lines(void *args) {
-    trf_merge_lines<kZeroing>(*(const trf_pack_coded_args *)args);
+    trf_merge_records_of_lines<kZeroing>(*(const trf_pack_coded_args *)args);
 }
 
 typedef void kernel_body(void *args);

@@ -7,15 +7,15 @@
 static warp_walk_kernel *kernel_of(const warp_walk *w) {
     switch (w->view->codec) {
     case TRF_CODEC_BF16:
-        return warp_walk_of_bf16(w);
+        return warp_walk_kernel_of_bf16(w);
     case TRF_CODEC_FP16:
-        return warp_walk_of_fp16(w);
+        return warp_walk_kernel_of_fp16(w);
     case TRF_CODEC_E4M3:
-        return warp_walk_of_e4m3(w);
+        return warp_walk_kernel_of_e4m3(w);
     case TRF_CODEC_E5M2:
-        return warp_walk_of_e5m2(w);
+        return warp_walk_kernel_of_e5m2(w);
     default:
-        return warp_walk_of_int(w);
+        return warp_walk_kernel_of_int(w);
     }
 }
 

@@ -226,7 +226,7 @@ template <class Codec, int kSlabs, int kRingSteps, int kP, int kLog, class Sink>
 /* ---- which of them a layer has ---- */
 
 /* kProductConfig: the codec config that only products have. @return NULL: there is none. */
-template <class Codec, bool kProductConfig> warp_walk_kernel *warp_walk_of(const warp_walk *w) {
+template <class Codec, bool kProductConfig> warp_walk_kernel *warp_walk_kernel_of(const warp_walk *w) {
     constexpr int kP = kDefaultP<Codec>, kTwoLog = Codec::kClassBits == 2 ? kSmallTableLog : kTableLog;
     constexpr bool kDecodesOnly = Codec::kCodec == TRF_CODEC_E4M3 && !kProductConfig,
                    kTwoOnly = Codec::kInt && kProductConfig;
@@ -260,10 +260,10 @@ template <class Codec, bool kProductConfig> warp_walk_kernel *warp_walk_of(const
 }
 
 /* One for each source file of instantiations. */
-warp_walk_kernel *warp_walk_of_bf16(const warp_walk *w);
-warp_walk_kernel *warp_walk_of_fp16(const warp_walk *w);
-warp_walk_kernel *warp_walk_of_e4m3(const warp_walk *w);
-warp_walk_kernel *warp_walk_of_e5m2(const warp_walk *w);
-warp_walk_kernel *warp_walk_of_int(const warp_walk *w);
+warp_walk_kernel *warp_walk_kernel_of_bf16(const warp_walk *w);
+warp_walk_kernel *warp_walk_kernel_of_fp16(const warp_walk *w);
+warp_walk_kernel *warp_walk_kernel_of_e4m3(const warp_walk *w);
+warp_walk_kernel *warp_walk_kernel_of_e5m2(const warp_walk *w);
+warp_walk_kernel *warp_walk_kernel_of_int(const warp_walk *w);
 
 #endif
