@@ -3,11 +3,12 @@
  *
  * Two kernels, whose bodies stand here and run on the CPU in emulated warps, too.
  *
- *   trf_pack_coded_slabs        The walk of trf_decode_slabs.cuh with another sink: a warp has equal shares of all slabs.
- *                               In each two steps its lanes have 32 rows of 32 columns, which are two packed slabs, one
- *                               below the other: a tile half. Each lane has the octets that trf_pack_slab asks for.
- *   trf_merge_records_of_lines  A warp takes an exception line, and a lane one of its packed tiles: the records of the
- *                               tile's two halves go to their place in the line.
+ *   trf_pack_coded_slabs        The walk of trf_decode_slabs.cuh with another sink: a warp has equal shares of all
+ *                               slabs. In each two steps its lanes have 32 rows of 32 columns, which are two packed
+ *                               slabs, one below the other: a tile half. Each lane has the octets that trf_pack_slab
+ *                               asks for.
+ *   trf_merge_records_of_lines  A warp takes an exception line, and a lane one of its packed tiles: the records of
+ *                               the tile's two halves go to their place in the line.
  *
  *     a coded slab, 32 rows x 256 columns                     a packed band, 64 rows: tiles side by side
  *     +--------+--------+--      --+--------+                 +--------+--------+--
