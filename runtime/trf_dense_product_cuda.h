@@ -8,7 +8,8 @@
 #include "trf_plan.h"
 
 /* Sets device_workspace_bytes and partition.dense of a plan whose layer and products are set. first_bytes: of the
- * workspace that are the caller's, in front. Errors: TRF_ERR_UNSUPPORTED, TRF_ERR_CUDA. */
+ * workspace, in front, to which two-step decodes the layer; 0 of a plain one. Errors: TRF_ERR_UNSUPPORTED,
+ * TRF_ERR_CUDA. */
 trf_status trf_plan_dense_product(trf_plan *plan, uint64_t first_bytes, trf_error *err);
 
 /* As trf_linear, of the plan's tiles_product, arguments checked. weights: [rows][cols] of x's type, 16-byte aligned.

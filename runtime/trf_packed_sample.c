@@ -112,11 +112,11 @@ trf_status trf_packed_sample_choose(const trf_packed_sample *sample, trf_packed_
 }
 
 static uint64_t tiles_to_look_at(uint64_t all) {
-    uint64_t tiles = all / TRF_SAMPLE_ONE_TILE_IN;
-    if (tiles > TRF_SAMPLE_MOST_TILES)
-        tiles = TRF_SAMPLE_MOST_TILES;
-    if (tiles < TRF_SAMPLE_LEAST_TILES)
-        tiles = TRF_SAMPLE_LEAST_TILES;
+    uint64_t tiles = all / TRF_PACKED_SAMPLE_ONE_TILE_IN;
+    if (tiles > TRF_PACKED_SAMPLE_MOST_TILES)
+        tiles = TRF_PACKED_SAMPLE_MOST_TILES;
+    if (tiles < TRF_PACKED_SAMPLE_LEAST_TILES)
+        tiles = TRF_PACKED_SAMPLE_LEAST_TILES;
     return tiles < all ? tiles : all;
 }
 

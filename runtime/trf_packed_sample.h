@@ -9,9 +9,9 @@
 /* Of n tiles n / 128 are looked at, at least 4 (or all of fewer), and at most 64: each of them is read a second time,
  * and decoded, while the host is what a load waits for. */
 enum {
-    TRF_SAMPLE_ONE_TILE_IN = 128,
-    TRF_SAMPLE_LEAST_TILES = 4,
-    TRF_SAMPLE_MOST_TILES = 64
+    TRF_PACKED_SAMPLE_ONE_TILE_IN = 128,
+    TRF_PACKED_SAMPLE_LEAST_TILES = 4,
+    TRF_PACKED_SAMPLE_MOST_TILES = 64
 };
 
 typedef struct trf_packed_sample trf_packed_sample;

@@ -164,7 +164,7 @@ Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &co
     return y;
 }
 
-Tensor decode_experts(const expert_decoding &of) {
+Tensor decode_experts(const expert_decode_request &of) {
     const int device = device_of(of.container, "container");
     check_buffer(of.container, device, kDecodeExpertsOp);
     const std::shared_ptr<experts> found = find_or_adopt_experts(of.container, device, kDecodeExpertsOp);

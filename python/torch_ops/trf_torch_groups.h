@@ -16,15 +16,15 @@ std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &b
 /* @return y [tokens][rows] of x's dtype. x: [tokens][cols], sorted by expert; offsets: int32, [experts + 1]. */
 Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &container, int64_t rows);
 
-/* What decoding experts gives. */
-struct expert_decoding {
+/* Which experts are to be decoded, and the shape and dtype of what is given back. */
+struct expert_decode_request {
     const Tensor &container;
     int64_t count, rows, cols;
     ScalarType dtype;
 };
 
 /* @return [count][rows][cols] */
-Tensor decode_experts(const expert_decoding &of);
+Tensor decode_experts(const expert_decode_request &of);
 
 /* As decode_experts, to memory that is there. out: [count][rows][cols] of the weights' own dtype, each expert's matrix
  * contiguous, the experts apart as they like. */

@@ -35,7 +35,7 @@ trf_status fail_to_find(const char *message, trf_error *err) {
 trf_status trf_torch_get_size(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                               trf_layer_size *size, trf_error *err) {
     trf_context *context;
-    const trf_status status = trf_torch::find_context(device, &context, err);
+    const trf_status status = trf_torch::find_or_make_context(device, &context, err);
     if (status != TRF_OK)
         return status;
     trf_load_options options = options_for(layout);
@@ -46,7 +46,7 @@ trf_status trf_torch_get_size(int device, const void *buffer, uint64_t buffer_by
 trf_status trf_torch_adopt(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                            const trf_layer_memory *memory, trf_error *err) {
     trf_context *context;
-    trf_status status = trf_torch::find_context(device, &context, err);
+    trf_status status = trf_torch::find_or_make_context(device, &context, err);
     if (status != TRF_OK)
         return status;
     trf_load_options options = options_for(layout);
@@ -85,7 +85,7 @@ trf_status trf_torch_convert(int device, const void *buffer, uint64_t buffer_byt
 trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
                                    trf_layer_size *size, trf_error *err) {
     trf_context *context;
-    const trf_status status = trf_torch::find_context(device, &context, err);
+    const trf_status status = trf_torch::find_or_make_context(device, &context, err);
     const trf_load_options options = options_for(layout);
     return status == TRF_OK ? trf_device_layer_get_load_size(context, checkpoint, tensor, &options, size, err) : status;
 }
@@ -93,7 +93,7 @@ trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const
 trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
                           const trf_layer_memory *memory, const int32_t *cancel, trf_error *err) {
     trf_context *context;
-    trf_status status = trf_torch::find_context(device, &context, err);
+    trf_status status = trf_torch::find_or_make_context(device, &context, err);
     if (status != TRF_OK)
         return status;
     trf_load_options options = options_for(layout);

@@ -108,7 +108,7 @@ uint32_t id_bytes_of(const Tensor &ids, const char *op) {
 
 /* @return how many there are. On the CPU they are looked at; on a GPU, whose memory is not read back, rows that there
  * are not become NaN. ids: contiguous. */
-uint32_t check_ids(const Tensor &ids, int device, const decoding &of) {
+uint32_t check_ids(const Tensor &ids, int device, const decode_request &of) {
     const int64_t count = ids.numel();
     if (count > UINT32_MAX)
         throw bad_argument(of.op, std::to_string(count) + " ids are more than 2^32 - 1");
@@ -199,7 +199,7 @@ Tensor multiply(product of) {
     return y;
 }
 
-Tensor decode(const decoding &of) {
+Tensor decode(const decode_request &of) {
     const int device = device_of(of.buffer, "buffer");
     check_buffer(of.buffer, device, of.op);
     const found_layer found = find_or_adopt(of.buffer, device, of.op);
@@ -215,7 +215,7 @@ Tensor decode(const decoding &of) {
     return wanted == source.torch_dtype ? weights : to_dtype(weights, wanted);
 }
 
-Tensor decode_rows(const decoding &of, const Tensor &ids) {
+Tensor decode_rows(const decode_request &of, const Tensor &ids) {
     const int device = device_of(ids, "ids");
     check_buffer(of.buffer, device, of.op);
     const found_layer found = find_or_adopt(of.buffer, device, of.op);

@@ -26,8 +26,8 @@ struct product {
 /* @return y [..., rows] of x's dtype. */
 Tensor multiply(product of);
 
-/* What decoding gives. */
-struct decoding {
+/* What is to be decoded, and the shape and dtype of what is given back. */
+struct decode_request {
     const char *op;
     const Tensor &buffer;
     int64_t rows, cols;
@@ -35,10 +35,10 @@ struct decoding {
 };
 
 /* @return [rows][cols]: the weights of the source's dtype, brought to `dtype`. */
-Tensor decode(const decoding &of);
+Tensor decode(const decode_request &of);
 
 /* @return [...][cols]: rows of these weights. ids: [...] of int32 or int64. */
-Tensor decode_rows(const decoding &of, const Tensor &ids);
+Tensor decode_rows(const decode_request &of, const Tensor &ids);
 
 /* The layer in a buffer, with a plan if a key is given and there is one. Has it adopted if it is not known, but for a
  * stream that is being captured. */

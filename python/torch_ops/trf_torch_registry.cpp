@@ -311,7 +311,7 @@ void forget_experts(int device, const void *container) {
         take_layer(in, {device, one->buffer}, &layers);
 }
 
-trf_status find_context(int device, trf_context **context, trf_error *err) {
+trf_status find_or_make_context(int device, trf_context **context, trf_error *err) {
     registry &in = the_registry();
     {
         const std::lock_guard<std::mutex> guard(in.lock);

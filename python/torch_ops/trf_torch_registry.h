@@ -206,7 +206,7 @@ void forget_experts(int device, const void *container);
 
 /* The context of a device, made at the first call. Errors: trf_context_create's; TRF_ERR_DEVICE (a GPU in the child of
  * a fork). */
-trf_status find_context(int device, trf_context **context, trf_error *err);
+trf_status find_or_make_context(int device, trf_context **context, trf_error *err);
 
 /* Takes over a device layer if it succeeds. Errors: TRF_ERR_EXISTS (there is a layer at this place). */
 trf_status insert_layer(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer *handle,
