@@ -11,7 +11,7 @@ static __device__ __forceinline__ void trf_prefetch_l2(const void *at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-/* The same for `bytes` bytes: each lane asks for every 32nd line. */
+/* The same for `bytes` bytes: each lane asks for every 32nd cache line. */
 static __device__ __forceinline__ void trf_warp_prefetch_l2(const uint8_t *from, uint32_t bytes, uint32_t lane) {
     for (uint32_t at = 128 * lane; at < bytes; at += 128 * TRF_LANES)
         trf_prefetch_l2(from + at);

@@ -74,7 +74,7 @@ struct trf_group_block {
     trf_block_share share;
     uint2 constants[2];
     trf_stream_k stream_k; /* of warps, if they share units evenly */
-    /* The block stores this part of so many of the rows behind whole bands. */
+    /* The block stores this part of so many of the rows behind whole_rows. */
     uint32_t remainder_rank, remainder_blocks;
     uint32_t expert, pass, unit; /* experts: where the block goes on */
     uint64_t left;               /* units */
@@ -281,7 +281,7 @@ static __device__ __forceinline__ bool trf_enter_next(const trf_group_args &g, t
 
 /* ---- the walk ---- */
 
-/* Rows behind the last whole band have edges only. */
+/* Rows behind whole_rows have edges only. */
 static __device__ __forceinline__ void trf_store_remainder(const trf_group_block &b) {
     const trf_product_args &a = b.layer.product;
     const uint32_t count = a.view.rows - a.whole_rows;

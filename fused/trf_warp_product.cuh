@@ -19,7 +19,7 @@ struct trf_product_args {
     const float *edge_sums;      /* what the edges add, placed as y, or NULL */
     uint32_t x_stride, y_stride; /* elements */
     uint32_t m, y_dtype;
-    uint32_t whole_rows; /* in whole bands: a multiple of 32 */
+    uint32_t whole_rows; /* of whole bands: a multiple of 32; 0 if a fused or grouped product has no regular panels */
     uint32_t use_row_offsets;
     /* Warps that copy the same columns of x, by way of the L1 cache; 0: fewer than three, which go past it. */
     uint32_t x_sharers;
@@ -439,7 +439,7 @@ struct trf_warp_product {
     }
 };
 
-/* Rows behind the last whole band have edges only. put(n, row), for the thread's share of them. */
+/* Rows behind whole_rows have edges only. put(n, row), for the thread's share of them. */
 template <class Put>
 static __device__ __forceinline__ void trf_each_remainder_element(const trf_product_args &a, Put put) {
     const uint32_t count = a.view.rows - a.whole_rows;

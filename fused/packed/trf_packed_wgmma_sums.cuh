@@ -116,11 +116,11 @@ static __device__ __forceinline__ void trf_packed_wgmma_put_acc_tile(const float
         trf_packed_wgmma_put_acc_tile<kFirst + kCount / 2, kCount - kCount / 2>(sums, t, at);
 }
 
-/* A band's sums to a bare y, in whole lines of 128 bytes: 8 lanes have a row of x. They go by way of the band's place
- * in the stage whose products were the last ones (band_at), 48 rows of x at a time, where 16 bytes are turned by XOR
- * with row % 8, for the banks. All warps of the warpgroup call it, before they give the stage back. A tile of 256 rows
- * of x takes 2,900 clocks for it while all multiprocessors write; by sectors and 16 rows at a time, as in write_bare,
- * it takes 4,400 (H100). */
+/* A band's sums to a bare y, in whole cache lines of 128 bytes: 8 lanes have a row of x. They go by way of the band's
+ * place in the stage whose products were the last ones (band_at), 48 rows of x at a time, where 16 bytes are turned by
+ * XOR with row % 8, for the banks. All warps of the warpgroup call it, before they give the stage back. A tile of 256
+ * rows of x takes 2,900 clocks for it while all multiprocessors write; by sectors and 16 rows at a time, as in
+ * write_bare, it takes 4,400 (H100). */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_write_band(const trf_packed_wgmma_args &a, const trf_packed_wgmma_warp &warp,
