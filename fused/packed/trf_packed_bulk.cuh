@@ -206,8 +206,8 @@ template <class Config> struct trf_packed_bulk_copy {
 
 /* The blocks of a cluster meet once, and each warp says early that it is here: under compute-sanitizer one may wait
  * where it arrives, and consumers have to read before a producer is through. A producer does so when it has started the
- * copies of the first `stages` k blocks, which wait for nobody; k_block: the one that it is at, or range.end behind
- * them all. */
+ * copies that wait for nobody, of as many k blocks as there are stages; k_block: the one that it is at, or range.end
+ * behind them all. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_arrive(const trf_packed_bulk_args &a,
                                                               const trf_packed_bulk_range &range, uint32_t k_block) {
