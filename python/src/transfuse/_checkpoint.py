@@ -6,14 +6,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from transfuse import _structs as s
-from transfuse._library import call, call_interruptible, library
+from transfuse._library import call, library
 from transfuse._options import Granularity, check_threads, encode_path, encode_text, fill_encode_options
 from transfuse._results import LayerInfo, make_layer_info
+from transfuse._threads import Cancel, call_interruptible
 
 # Called with the name of the tensor at work, and with bytes of the source checkpoint: done, and in all.
 Progress: TypeAlias = Callable[[str, int, int], object]
@@ -289,7 +289,7 @@ def _run(
 ) -> CheckpointReport:
     """Runs a job on a thread of its own, whose progress function says whether the caller wants to stop."""
     report = s.CheckpointReportStruct()
-    cancel = threading.Event()
+    cancel = Cancel()
     raised: list[BaseException] = []
 
     def on_progress(_context: object, tensor: bytes, done: int, total: int) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
-from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
@@ -83,39 +81,3 @@ def call(name: str, *arguments: object) -> None:
     if status != Status.TRF_OK:
         offset = None if err.offset == s.NO_OFFSET else int(err.offset)
         raise make_error(status, err.message.decode("utf-8", "replace"), offset, int(err.cuda))
-
-
-def call_interruptible(work: Callable[[], None], cancel: threading.Event) -> None:
-    """Runs `work` on a thread of its own, so that Ctrl-C is noticed while it runs; passes on what it raises.
-
-    An exception that comes meanwhile in the calling thread, such as KeyboardInterrupt, sets `cancel`, waits until
-    `work` has ended, for which it has to look at `cancel`, and goes on its way.
-    """
-    done = threading.Event()
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as failure:
-            raised.append(failure)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=run, name="transfuse")
-    try:
-        thread.start()
-        # A signal that another thread got wakes nobody here: look now and then whether there was one.
-        while not done.wait(0.1):
-            pass
-    except BaseException:
-        cancel.set()
-        # `work` uses memory of this call: there is no leaving it, however often Ctrl-C is pressed.
-        while thread.ident is not None and not done.is_set():
-            try:
-                done.wait(0.1)
-            except KeyboardInterrupt:
-                continue
-        raise
-    if raised:
-        raise raised[0]

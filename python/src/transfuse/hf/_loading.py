@@ -7,8 +7,7 @@ import copy
 import dataclasses
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from transfuse._errors import UnsupportedError
+from transfuse._threads import Cancel, run_on_threads
 from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part, describe_refusal
 from transfuse.torch import _load, _ops
@@ -54,7 +54,7 @@ class Loader:
         self._files = ExitStack()
         self._checkpoints: dict[str, _load.Checkpoint] = {}
         self._dense_files: dict[str, Any] = {}
-        self._cancel = _load.Cancel()
+        self._cancel = Cancel()
 
     def run(self) -> None:
         """Loads everything, and warns of what the plan's layout does not take. Ctrl-C ends it within a second.
@@ -66,9 +66,7 @@ class Loader:
         """
         with self._files, logging.tqdm(total=self._num_parts(), desc="Loading compressed weights") as bar:
             self._open_checkpoints()
-            for load, buffer in self._read_all(self._make_loads()):
-                set_parameter(self.model, load.target, nn.Parameter(buffer, requires_grad=False))
-                bar.update(len(load.parts))
+            self._read_all(self._make_loads(), bar)
             for decoded in self.plan.decoded:
                 self._decode(decoded)
                 bar.update(len(decoded.parts))
@@ -91,26 +89,15 @@ class Loader:
             loads += [_Load(f"{experts.path}.{name}", parts, True) for name, parts in experts.blobs.items()]
         return loads
 
-    def _read_all(self, loads: list[_Load]) -> Iterator[tuple[_Load, Tensor]]:
-        """Reads layers on several threads, in the order of the files, and gives them as they come."""
-        waiting = sorted(
-            loads, key=lambda load: (load.parts[0].tensor.file, load.parts[0].tensor.file_offset), reverse=True
-        )
-        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="transfuse")
-        running: dict[Future[Tensor], _Load] = {}
-        try:
-            while waiting or running:
-                while waiting and len(running) <= _THREADS:
-                    load = waiting.pop()
-                    running[pool.submit(self._read, load)] = load
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
-        except BaseException:
-            self._cancel.set()
-            raise
-        finally:
-            # What is being read at this moment uses the open checkpoints.
-            pool.shutdown(cancel_futures=True)
+    def _read_all(self, loads: list[_Load], bar: Any) -> None:
+        """Reads layers on several threads, in the order of the files, and sets them as they come."""
+
+        def take(load: _Load, buffer: Tensor) -> None:
+            set_parameter(self.model, load.target, nn.Parameter(buffer, requires_grad=False))
+            bar.update(len(load.parts))
+
+        loads = sorted(loads, key=lambda load: (load.parts[0].tensor.file, load.parts[0].tensor.file_offset))
+        run_on_threads(self._read, loads, take, num_threads=_THREADS, cancel=self._cancel)
 
     def _read(self, load: _Load) -> Tensor:
         """Returns a layer's buffer, or a container, on the device of its target, adopted."""

@@ -22,7 +22,7 @@ try:
     from torch import Tensor
 
     import transfuse.torch as tt
-    from transfuse.torch import _load, _registry
+    from transfuse.torch import _registry
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
@@ -298,7 +298,7 @@ def test_load_layer_refuses(source: Path, tmp_path: Path) -> None:
             tt.load_layer(checkpoint, "layers.9.weight", "cpu")
         with pytest.raises(transfuse.ArgumentError, match="norm"):
             tt.load_layer(checkpoint, "layers.0.norm.weight", "cpu")
-        stop = _load.Cancel()
+        stop = tt.Cancel()
         stop.set()
         with pytest.raises(transfuse.CancelledError):
             tt.load_layer(checkpoint, "layers.0.q_proj.weight", "cpu", cancel=stop)

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from transfuse._threads import Cancel
 from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
 from transfuse.torch._containers import container_buffers, make_container
 from transfuse.torch._encode import encode
 from transfuse.torch._experts import TransfuseExperts, get_experts_decode_threshold, set_experts_decode_threshold
 from transfuse.torch._grouping import install, is_grouping, set_grouping
 from transfuse.torch._layouts import convert_layer
-from transfuse.torch._load import Cancel, Checkpoint, load_layer, open_checkpoint
+from transfuse.torch._load import Checkpoint, load_layer, open_checkpoint
 from transfuse.torch._model_layout import set_layout
 from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
 from transfuse.torch._ops import (

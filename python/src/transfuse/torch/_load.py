@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import threading
 import weakref
 from collections.abc import Sequence
 
@@ -16,8 +15,9 @@ from transfuse import _structs as s
 from transfuse._checkpoint import TensorInfo, read_tensor_info
 from transfuse._errors import Status, make_error
 from transfuse._library import call as library_call
-from transfuse._library import call_interruptible, library
+from transfuse._library import library
 from transfuse._options import encode_path, encode_text, find_layout
+from transfuse._threads import Cancel, call_interruptible
 from transfuse.torch._containers import place_buffers, write_head
 from transfuse.torch._ops_library import CPU, call
 from transfuse.torch._registry import Keeping, device_index, fit_memory, make_experts, wait_for
@@ -69,19 +69,6 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Opens a checkpoint for `load_layer`; raises what `Checkpoint` does."""
     return Checkpoint(path)
-
-
-class Cancel(threading.Event):
-    """An event that stops loads: `set` ends those that were given it within a second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flag = ctypes.c_int32(0)
-
-    def set(self) -> None:
-        """Asks to stop."""
-        self.flag.value = 1
-        super().set()
 
 
 def load_layer(

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that work for a call, and end with it whenever Ctrl-C comes.
+
+KeyboardInterrupt comes in the main thread, between any two of its steps in Python: also where `threading` and
+`concurrent.futures` have just taken a lock of theirs and are about to note it. That lock is never given back, and a
+thread that needs it never ends. So what the main thread has in common with the others here is made in C throughout.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+# How long a wait may take to notice Ctrl-C: a signal that another thread got wakes nobody in the main one.
+_PATIENCE_SECONDS = 0.1
+
+
+class Cancel:
+    """Asks work on other threads to stop: `set` ends, within a second, loads that were given it.
+
+    Attributes
+    ----------
+    flag : ctypes.c_int32
+        Other than 0 once it is set, for the library to look at.
+    """
+
+    def __init__(self) -> None:
+        self.flag = ctypes.c_int32(0)
+
+    def set(self) -> None:
+        """Asks to stop."""
+        self.flag.value = 1
+
+    def is_set(self) -> bool:
+        """Returns whether `set` has been called."""
+        return self.flag.value != 0
+
+
+def run_on_threads(
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    take: Callable[[_Item, _Result], None],
+    *,
+    num_threads: int,
+    cancel: Cancel,
+) -> None:
+    """Calls `work` of each item on other threads, begun in order, and `take` on this one of each item and its result.
+
+    Results come in the order in which they are ready. What `work`, `take` or a signal raises (KeyboardInterrupt) sets
+    `cancel`, for which `work` has to look, waits until no thread works any more, and goes on its way.
+    """
+    remaining = iter(items)  # each thread takes its next item from it
+    outcomes: SimpleQueue[tuple[_Item, _Result] | BaseException | None] = SimpleQueue()
+    started: list[int] = []
+    ended: list[None] = []
+
+    def run() -> None:
+        try:
+            for item in remaining:
+                if cancel.is_set():
+                    break
+                outcomes.put((item, work(item)))
+        except BaseException as failure:
+            outcomes.put(failure)
+        finally:
+            ended.append(None)
+            outcomes.put(None)  # wakes the wait below
+
+    try:
+        # One step, so that no thread runs of which `started` does not know.
+        started.extend(map(_thread.start_new_thread, [run] * num_threads, [()] * num_threads))
+        while len(ended) < len(started) or not outcomes.empty():
+            with suppress(Empty):
+                outcome = outcomes.get(timeout=_PATIENCE_SECONDS)
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                if outcome:
+                    take(*outcome)
+    except BaseException:
+        # The threads use memory of this call: there is no leaving it, however often Ctrl-C is pressed.
+        while True:
+            try:
+                cancel.set()
+                while len(ended) < len(started):
+                    with suppress(Empty):
+                        outcomes.get(timeout=_PATIENCE_SECONDS)
+                break
+            except KeyboardInterrupt:
+                continue
+        raise
+
+
+def call_interruptible(work: Callable[[], None], cancel: Cancel) -> None:
+    """Runs `work` on a thread of its own, so that Ctrl-C is noticed while it runs, as `run_on_threads` does."""
+    run_on_threads(lambda _: work(), [None], lambda *_: None, num_threads=1, cancel=cancel)
