@@ -15,7 +15,7 @@ static trf_slab_view view_slab(const trf_tile_shape *shape, uint32_t slab, const
         .raw = tile_bytes + location->raw,
         .start_states = (const uint16_t *)rans_streams,
         .lane_pair_words = rans_streams + TRF_STATES_BYTES,
-        .exceptions = (const uint32_t *)(rans_streams + TRF_RANS_HEAD_BYTES),
+        .exceptions = (const uint32_t *)(rans_streams + TRF_RANS_FIXED_BYTES),
         .num_exceptions = trf_rans_exception_count(rans_streams),
     };
     view.words = (const uint16_t *)(view.exceptions + view.num_exceptions);

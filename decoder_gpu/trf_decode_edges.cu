@@ -9,7 +9,7 @@
  * Shared memory: kWarps * TRF_EDGE_SEGMENT_ELEMENTS * 2 = 17,408 bytes, and 32. What binds is latency: a warp is one
  * slab's chain of states. */
 #include "trf_decode_launch.h"
-#include "trf_device_value.h"
+#include "trf_decoded_bits.h"
 #include "trf_edge_warp.cuh"
 
 namespace {
@@ -20,23 +20,23 @@ constexpr uint32_t kEnoughBlocks = 4096; /* beyond that, more blocks only take l
 /* Writes a decoded segment. */
 __device__ void write_segment(const trf_device_view &view, trf_decode_as as, const trf_edge &edge,
                               const trf_edge_segment &segment, const uint16_t *decoded, uint32_t lane, void *weights) {
-    const uint32_t bytes = trf_device_value_bytes(&view, as);
+    const uint32_t bytes = trf_decoded_weight_bytes(&view, as);
     for (uint32_t r = segment.row0; r < segment.row1; r++)
         for (uint32_t c = lane; c < segment.cols; c += TRF_LANES) {
             const uint32_t row = edge.tile.row + edge.band_row + r, col = edge.tile.col + segment.col + c;
-            const uint32_t bits = trf_device_value(&view, as, decoded[r * segment.pitch + c], row, col);
-            trf_device_value_store(weights, bytes, (uint64_t)row * view.cols + col, bits);
+            const uint32_t bits = trf_decoded_bits(&view, as, decoded[r * segment.pitch + c], row, col);
+            trf_store_decoded_bits(weights, bytes, (uint64_t)row * view.cols + col, bits);
         }
 }
 
 /* Writes NaNs, or zero codes, in place of an edge. */
 __device__ void write_corrupt(const trf_device_view &view, trf_decode_as as, const trf_edge &edge, uint32_t lane,
                               void *weights) {
-    const uint32_t bytes = trf_device_value_bytes(&view, as), bits = trf_device_corrupt_value(&view, as);
+    const uint32_t bytes = trf_decoded_weight_bytes(&view, as), bits = trf_decoded_corrupt_bits(&view, as);
     for (uint32_t r = edge.region.row0; r < edge.region.row1; r++)
         for (uint32_t c = edge.region.col0 + lane; c < edge.region.col1; c += TRF_LANES) {
             const uint32_t row = edge.tile.row + edge.band_row + r, col = edge.tile.col + c;
-            trf_device_value_store(weights, bytes, (uint64_t)row * view.cols + col, bits);
+            trf_store_decoded_bits(weights, bytes, (uint64_t)row * view.cols + col, bits);
         }
 }
 

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     target.col = shard.col;
     target.cols = shard.cols;
     target.as = request.as;
-    target.value_bytes = trf_device_value_bytes(&view, request.as);
+    target.value_bytes = trf_decoded_weight_bytes(&view, request.as);
     for (uint64_t w = (uint64_t)blockIdx.x * kWarps + warp; w < work; w += (uint64_t)gridDim.x * kWarps) {
         const uint64_t index = w / warps_per_row;
         const uint32_t panel = (uint32_t)(w % warps_per_row) * kSlabs + lane / TRF_ROW_LANES;
@@ -113,10 +113,10 @@ rows_kernel kernel_for(const trf_device_view *view) {
 
 /* Elements as they stand, where that is what values of 16 bits are: told once here instead of at each weight. */
 trf_decode_as simplest(const trf_device_view *view, trf_decode_as as) {
-    const uint32_t dtype = trf_device_value_dtype(view, as);
+    const uint32_t dtype = trf_decoded_dtype(view, as);
     const bool same = dtype == TRF_DTYPE_NONE || (dtype == TRF_DTYPE_BF16 && view->codec == TRF_CODEC_BF16) ||
                       (dtype == TRF_DTYPE_F16 && view->codec == TRF_CODEC_FP16);
-    return same && trf_device_value_bytes(view, as) == 2 ? TRF_DECODE_ELEMENTS : as;
+    return same && trf_decoded_weight_bytes(view, as) == 2 ? TRF_DECODE_ELEMENTS : as;
 }
 
 } // namespace

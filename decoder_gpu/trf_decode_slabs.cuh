@@ -37,8 +37,8 @@
 #include "trf_decode_choice.h"
 #include "trf_slab_walk.cuh"
 
-/* The arguments of a launch of the decoding family that do not depend on which layer is walked. Packing walks with it,
- * too, and uses smem, regular_panels and num_slabs alone. */
+/* How a launch of the decoding family walks and writes: what layers of one shape and codec that are decoded alike have
+ * in common. Packing walks with it, too, and uses smem, regular_panels and num_slabs alone. */
 struct trf_write_call {
     trf_smem_layout smem;
     uint32_t regular_panels; /* panels that are regular, at least 1 */
@@ -293,12 +293,12 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         if (good)
             return;
         __syncwarp(); /* behind the stores of all lanes */
-        const uint32_t bits = trf_device_corrupt_value(&view, call.as), width = 64 * trf_slab_chunks(view, walk.panel);
+        const uint32_t bits = trf_decoded_corrupt_bits(&view, call.as), width = 64 * trf_slab_chunks(view, walk.panel);
 #pragma unroll 1
         for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
 #pragma unroll 1
             for (uint32_t c = lane; c < width; c += TRF_LANES)
-                trf_device_value_store(
+                trf_store_decoded_bits(
                     weights, kBytes,
                     ((uint64_t)walk.unit * TRF_SLAB_ROWS + r) * view.cols + walk.panel * view.slab_cols + c, bits);
     }

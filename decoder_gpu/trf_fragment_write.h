@@ -8,7 +8,7 @@
 #ifndef TRF_FRAGMENT_WRITE_H
 #define TRF_FRAGMENT_WRITE_H
 
-#include "trf_device_value.h"
+#include "trf_decoded_bits.h"
 #include "trf_split.h"
 
 #include <math.h>
@@ -142,9 +142,9 @@ typedef enum trf_write_format {
 } trf_write_format;
 
 TRF_HD trf_write_format trf_write_format_of(const trf_device_view *view, trf_decode_as as) {
-    const uint32_t dtype = trf_device_value_dtype(view, as);
+    const uint32_t dtype = trf_decoded_dtype(view, as);
     if (dtype == TRF_DTYPE_NONE)
-        return trf_device_value_bytes(view, as) == 1 ? TRF_WRITE_BYTES : TRF_WRITE_ELEMENTS;
+        return trf_decoded_weight_bytes(view, as) == 1 ? TRF_WRITE_BYTES : TRF_WRITE_ELEMENTS;
     if (view->codec == TRF_CODEC_FP16)
         return dtype == TRF_DTYPE_F16 ? TRF_WRITE_ELEMENTS : TRF_WRITE_NONE;
     if (view->codec == TRF_CODEC_BF16 && dtype != TRF_DTYPE_F32)

@@ -174,14 +174,14 @@ static __device__ __forceinline__ uint32_t trf_first_formed(const trf_packed_vie
     return a[0] & 0xFFFF;
 }
 
-/* A lane's two lists, whose records come from `rank` on in the line. */
+/* A lane's two lists, whose records come from number `first` on in the line. */
 static __device__ __forceinline__ void trf_place_records(const trf_pack_coded_args &args,
                                                          const uint64_t tile_half[kTileHalves],
-                                                         const uint32_t counts[kTileHalves], uint32_t rank,
+                                                         const uint32_t counts[kTileHalves], uint32_t first,
                                                          uint32_t *line) {
     for (uint32_t h = 0; h < kTileHalves; h++)
         for (uint32_t i = 0; i < counts[h]; i++)
-            line[rank++] = args.records[tile_half[h] * kTileHalfRecords + i];
+            line[first++] = args.records[tile_half[h] * kTileHalfRecords + i];
 }
 
 template <bool kZeroing>

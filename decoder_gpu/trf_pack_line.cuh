@@ -58,7 +58,7 @@ static inline trf_pack_args trf_pack_args_of(const trf_packed_view *view, const 
 
 struct trf_pack_shared {
     uint32_t counts[TRF_PACKED_LINE_TILES];                          /* records of each tile */
-    uint32_t records[TRF_PACKED_LINE_TILES][TRF_PACKED_MAX_RECORDS]; /* [tile][rank], of which counts, or all */
+    uint32_t records[TRF_PACKED_LINE_TILES][TRF_PACKED_MAX_RECORDS]; /* [tile][number], of which counts, or all */
     uint32_t line[TRF_PACKED_MAX_RECORDS];
     uint32_t stored;
 };

@@ -39,7 +39,7 @@ __device__ __forceinline__ void copy_row(const trf_plain_rows &rows, const uint1
         return;
     }
     for (uint32_t col = threadIdx.x; col < rows.cols; col += kThreads)
-        trf_device_value_store(to, kBytes, col,
+        trf_store_decoded_bits(to, kBytes, col,
                                kBytes == 2 ? from[col] : trf_f32_bits(trf_element_to_f32(rows.codec, from[col])));
 }
 
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) copy_plain_rows(const __grid_constan
             copy_row<kBytes>(rows, rows.weights + (uint64_t)id * rows.cols, to, vectors);
         else
             for (uint32_t col = threadIdx.x; col < rows.cols; col += kThreads)
-                trf_device_value_store(to, kBytes, col, rows.missing);
+                trf_store_decoded_bits(to, kBytes, col, rows.missing);
     }
 }
 

@@ -105,7 +105,7 @@ static __device__ __forceinline__ void trf_lane_begin(trf_rans_stream &s, const 
     below = __dp4a(counts.w, mask.w, below);
     s.x = trf_lds16(rans_streams + 2 * lane);
     s.at =
-        rans_streams + min(TRF_RANS_HEAD_BYTES + 4 * exceptions + 2 * below, bytes) - (lane < TRF_LANE_PAIRS ? 0 : 2);
+        rans_streams + min(TRF_RANS_FIXED_BYTES + 4 * exceptions + 2 * below, bytes) - (lane < TRF_LANE_PAIRS ? 0 : 2);
     s.stride = lane < TRF_LANE_PAIRS ? 2 : -2;
     s.next = trf_lds16(s.at);
     s.at += s.stride;
@@ -130,7 +130,7 @@ struct trf_exceptions {
 };
 
 static __device__ __forceinline__ void trf_exceptions_begin(trf_exceptions &e, uint32_t rans_streams, uint32_t count) {
-    e.at = rans_streams + TRF_RANS_HEAD_BYTES;
+    e.at = rans_streams + TRF_RANS_FIXED_BYTES;
     e.end = e.at + 4 * count;
     e.next = count ? trf_lds32(e.at) : 0xFFFFFFFFu;
 }

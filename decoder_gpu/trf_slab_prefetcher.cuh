@@ -61,7 +61,7 @@ static __device__ __forceinline__ uint32_t trf_rans_bytes_of(const trf_device_vi
                                                              uint32_t raw_bytes, uint32_t limit) {
     const uint32_t rans_streams = (slab.y & 0xFFFF) * TRF_ALIGNMENT, bytes = (slab.y >> 16) * TRF_ALIGNMENT;
     const uint64_t end = (uint64_t)slab.x * TRF_TILE_ALIGNMENT + rans_streams + bytes;
-    return rans_streams >= raw_bytes && end <= view.buffer_bytes && bytes <= limit && bytes >= TRF_RANS_HEAD_BYTES
+    return rans_streams >= raw_bytes && end <= view.buffer_bytes && bytes <= limit && bytes >= TRF_RANS_FIXED_BYTES
                ? bytes
                : 0;
 }

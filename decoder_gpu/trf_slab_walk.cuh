@@ -94,7 +94,7 @@ trf_begin_rans_streams(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kRin
         const uint32_t at = prefetcher.address - 16 * in.lane + s * in.smem.slab_bytes + in.smem.rans_streams +
                             prefetcher.read_buffer * in.smem.rans_bytes;
         const uint32_t count =
-            min(trf_lds16(at + TRF_RANS_EXCEPTION_COUNT_OFFSET), (prefetcher.bytes[s] - TRF_RANS_HEAD_BYTES) / 4);
+            min(trf_lds16(at + TRF_RANS_EXCEPTION_COUNT_OFFSET), (prefetcher.bytes[s] - TRF_RANS_FIXED_BYTES) / 4);
         trf_lane_begin(open.rans_stream[s], in.params, at, prefetcher.bytes[s], count, in.masks, in.lane);
         trf_exceptions_begin(open.exceptions[s], at, count);
     }

@@ -65,14 +65,14 @@ static inline trf_unpack_rows_args trf_unpack_rows_args_of(const trf_packed_view
 }
 
 /* An exception line as a warp that unpacks holds it: each lane a word. */
-struct trf_unpack_line {
+struct trf_line_to_unpack {
     uint32_t word, records, stored;
     uint64_t first_stored;
 };
 
-static __device__ __forceinline__ trf_unpack_line trf_unpack_line_of(const trf_packed_view &view, uint32_t band,
-                                                                     uint32_t tile, uint32_t lane) {
-    trf_unpack_line line;
+static __device__ __forceinline__ trf_line_to_unpack trf_find_line_to_unpack(const trf_packed_view &view, uint32_t band,
+                                                                             uint32_t tile, uint32_t lane) {
+    trf_line_to_unpack line;
     line.word = trf_packed_line_of(&view, band, tile)[lane];
     line.records = min(__shfl_sync(kAllLanes, line.word, TRF_PACKED_COUNT_WORD), (uint32_t)TRF_PACKED_MAX_RECORDS);
     line.stored = __shfl_sync(kAllLanes, line.word, TRF_PACKED_STORED_WORD);
@@ -96,7 +96,7 @@ static __device__ __forceinline__ trf_unpack_words trf_load_unpack_words(const u
 
 /* The same of a stored tile, in registers; zeros if the layer has no such one. tile: of the band. */
 static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_packed_view &view,
-                                                                   const trf_unpack_line &line, uint32_t tile,
+                                                                   const trf_line_to_unpack &line, uint32_t tile,
                                                                    uint32_t slab, uint32_t lane,
                                                                    uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
     const uint32_t before = line.stored & ((1u << tile % TRF_PACKED_LINE_TILES) - 1);
@@ -115,7 +115,7 @@ static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_pac
  * after the other's. lane_record, rescale: as trf_packed_slab_patch takes them. All lanes of the warp call it, with the
  * same matches. */
 static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS],
-                                                      const trf_unpack_line &line, uint32_t matches,
+                                                      const trf_line_to_unpack &line, uint32_t matches,
                                                       uint32_t lane_record, bool patches,
                                                       const trf_halves_rescale rescale[2]) {
     for (uint32_t left = matches; left; left &= left - 1) {
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB
 /* A lane of a packed slab in the rows' scale, but for exceptions. tile: of the band. */
 template <bool kZeroing>
 static __device__ __forceinline__ void
-trf_read_packed_slab(const trf_packed_view &view, const trf_unpack_line &line, const trf_unpack_words &words,
+trf_read_packed_slab(const trf_packed_view &view, const trf_line_to_unpack &line, const trf_unpack_words &words,
                      uint32_t tile, uint32_t slab, uint32_t lane, bool is_stored, const trf_halves_rescale rescale[2],
                      uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
     if (is_stored)
@@ -148,9 +148,10 @@ trf_read_packed_slab(const trf_packed_view &view, const trf_unpack_line &line, c
 
 /* Unpacks one packed slab to two rows' octets. tile: of the band. */
 template <bool kZeroing>
-static __device__ __forceinline__ void
-trf_unpack_slab(const trf_unpack_args &args, const trf_unpack_line &line, const trf_unpack_words &words, uint32_t tile,
-                uint32_t slab, uint32_t lane, const trf_halves_rescale rescale[2], trf_words4 octets[2]) {
+static __device__ __forceinline__ void trf_unpack_slab(const trf_unpack_args &args, const trf_line_to_unpack &line,
+                                                       const trf_unpack_words &words, uint32_t tile, uint32_t slab,
+                                                       uint32_t lane, const trf_halves_rescale rescale[2],
+                                                       trf_words4 octets[2]) {
     const uint32_t lane_record = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
     const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
     const bool match = lane < line.records && (line.word ^ lane_record) >> 25 == 0;
@@ -172,7 +173,7 @@ static __device__ __forceinline__ void trf_unpack_tiles(const trf_unpack_args &a
     const uint32_t col = TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4);
     const bool whole = trf_dense_is_whole(&args.dense, TRF_PACKED_TILE_ROWS * band, TRF_PACKED_TILE_ROWS,
                                           TRF_PACKED_TILE_COLS * tile, TRF_PACKED_TILE_COLS * kUnpackTilesEach);
-    const trf_unpack_line line = trf_unpack_line_of(view, band, tile, lane);
+    const trf_line_to_unpack line = trf_find_line_to_unpack(view, band, tile, lane);
     const uint8_t *from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile);
     uint32_t row = TRF_PACKED_TILE_ROWS * band + lane / 4;
     uint16_t *to = (uint16_t *)args.dense.at +
@@ -231,7 +232,7 @@ static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_rows
     const trf_packed_view &view = args.view;
     const uint32_t band = row / TRF_PACKED_TILE_ROWS, slab = row / TRF_PACKED_SLAB_ROWS % TRF_PACKED_SLABS;
     const uint32_t first_tile = __shfl_sync(kAllLanes, tile, 0), slab_lane = row % 8 * 4 + lane % 4;
-    const trf_unpack_line line = trf_unpack_line_of(view, band, first_tile, lane);
+    const trf_line_to_unpack line = trf_find_line_to_unpack(view, band, first_tile, lane);
     const bool is_there = tile < view.tiles_per_band;
     const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
     const uint32_t first_lane_record = trf_packed_record(first_tile, slab, 0, 0, 0, 0, 0);

@@ -149,7 +149,7 @@ static uint32_t encode_slab(const trf_tile_encoder *encoder, const trf_tile_shap
     replace_symbols(encoder, weights, buffers);
     trf_encode_lanes(encoder->symbols, buffers->symbol, weights * encoder->header.class_bits / 8,
                      encoder->header.state_bits, &scratch->lanes);
-    uint8_t *words = put_exceptions(buffers, rans_streams + TRF_RANS_HEAD_BYTES);
+    uint8_t *words = put_exceptions(buffers, rans_streams + TRF_RANS_FIXED_BYTES);
     uint32_t used = (uint32_t)(put_lanes(&scratch->lanes, buffers->exceptions, rans_streams, words) - rans_streams);
     return pad(rans_streams, used, trf_align(used));
 }

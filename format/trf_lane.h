@@ -125,13 +125,13 @@ TRF_HD uint32_t trf_exception_element(uint32_t exception) { return exception & 0
 enum {
     TRF_STATES_BYTES = 2 * TRF_LANES,                                    /* then lane_pair_words */
     TRF_RANS_EXCEPTION_COUNT_OFFSET = TRF_STATES_BYTES + TRF_LANE_PAIRS, /* u16 count, u16 zero */
-    TRF_RANS_HEAD_BYTES = TRF_RANS_EXCEPTION_COUNT_OFFSET + 4, /* then the exceptions, and the words behind them */
+    TRF_RANS_FIXED_BYTES = TRF_RANS_EXCEPTION_COUNT_OFFSET + 4, /* then the exceptions, and the words behind them */
 };
-TRF_STATIC_ASSERT(TRF_RANS_EXCEPTION_COUNT_OFFSET == 80 && TRF_RANS_HEAD_BYTES == 84,
+TRF_STATIC_ASSERT(TRF_RANS_EXCEPTION_COUNT_OFFSET == 80 && TRF_RANS_FIXED_BYTES == 84,
                   "layout of a slab's rANS streams");
-TRF_STATIC_ASSERT(TRF_RANS_HEAD_BYTES % 4 == 0, "exceptions are aligned");
+TRF_STATIC_ASSERT(TRF_RANS_FIXED_BYTES % 4 == 0, "exceptions are aligned");
 
-/* rans_streams: a slab's rANS streams, TRF_RANS_HEAD_BYTES or more. */
+/* rans_streams: a slab's rANS streams, TRF_RANS_FIXED_BYTES or more. */
 TRF_HD uint32_t trf_rans_exception_count(const uint8_t *rans_streams) {
     return *(const uint16_t *)(rans_streams + TRF_RANS_EXCEPTION_COUNT_OFFSET);
 }

@@ -10,9 +10,9 @@
 
 #include "trf_packed.h"
 
-#define TRF_PACKED_OWN 0x807F807Fu     /* sign and mantissa of a register's two weights */
-#define TRF_PACKED_INDICES 0x87878787u /* four indices where exponents have their low four bits */
-#define TRF_PACKED_112 0x38383838u     /* the four bits above them: 0111 */
+#define TRF_PACKED_SIGN_MANTISSA_MASK 0x807F807Fu /* sign and mantissa of a register's two weights */
+#define TRF_PACKED_INDICES 0x87878787u            /* four indices where exponents have their low four bits */
+#define TRF_PACKED_112 0x38383838u                /* the four bits above them: 0111 */
 
 /* ---- instructions: the device's by name, as the compiler joins them less well ---- */
 
@@ -72,8 +72,8 @@ TRF_HD uint32_t trf_packed_lift(uint32_t reg) {
 
 /* Two registers from a raw word and four exponents: those of a[0] in bits 30:23 and 14:7, of a[1] in what is left. */
 TRF_HD void trf_form_packed_four(uint32_t *a, uint32_t raw, uint32_t exponents) {
-    a[0] = trf_packed_select(TRF_PACKED_OWN, raw, exponents);
-    a[1] = trf_packed_rotate_right(trf_packed_select(TRF_PACKED_OWN, exponents, raw), 8);
+    a[0] = trf_packed_select(TRF_PACKED_SIGN_MANTISSA_MASK, raw, exponents);
+    a[1] = trf_packed_rotate_right(trf_packed_select(TRF_PACKED_SIGN_MANTISSA_MASK, exponents, raw), 8);
 }
 
 /* a: the four registers of a column step, exponents 112 | index. */
@@ -105,8 +105,8 @@ TRF_HD void trf_unform_packed(const uint32_t a[4], uint32_t raw[2], uint32_t *in
     uint32_t exponents[2];
     for (int i = 0; i < 2; i++) {
         const uint32_t turned = a[2 * i + 1] << 8 | a[2 * i + 1] >> 24;
-        raw[i] = trf_packed_select(TRF_PACKED_OWN, a[2 * i], turned);
-        exponents[i] = trf_packed_select(TRF_PACKED_OWN, turned, a[2 * i]) & TRF_PACKED_INDICES;
+        raw[i] = trf_packed_select(TRF_PACKED_SIGN_MANTISSA_MASK, a[2 * i], turned);
+        exponents[i] = trf_packed_select(TRF_PACKED_SIGN_MANTISSA_MASK, turned, a[2 * i]) & TRF_PACKED_INDICES;
     }
     *index = exponents[0] | trf_packed_rotate_right(exponents[1], 28);
 }

@@ -8,7 +8,7 @@
 #ifndef TRF_ROW_READER_H
 #define TRF_ROW_READER_H
 
-#include "trf_device_value.h"
+#include "trf_decoded_bits.h"
 #include "trf_edges.h"
 
 enum {
@@ -72,7 +72,7 @@ typedef struct trf_row_target {
     uint32_t col,
         cols; /* which columns of the layer are written; col, cols: multiples of 16, or up to the layer's last */
     trf_decode_as as;
-    uint32_t value_bytes; /* as trf_device_value_bytes says */
+    uint32_t value_bytes; /* as trf_decoded_weight_bytes says */
     int aligned;          /* `to` is at a multiple of 4 weights */
 } trf_row_target;
 
@@ -88,7 +88,7 @@ TRF_HD void trf_row_store4(const trf_row_target *target, uint32_t col, const uin
         return;
     }
     for (uint32_t k = 0; k < 4; k++)
-        trf_device_value_store(target->to, target->value_bytes, at + k, bits[k]);
+        trf_store_decoded_bits(target->to, target->value_bytes, at + k, bits[k]);
 }
 
 /* ---- coded columns ---- */
@@ -133,7 +133,7 @@ TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_val
                                                 at->first ? raw[2 + k] : raw[k], offset);
         const uint32_t element =
             trf_row_element(slab, &at->next_exception, trf_weight_position(i + at->first + k, at->lane), coded);
-        bits[k] = trf_device_value(view, as, element, row, col + k);
+        bits[k] = trf_decoded_bits(view, as, element, row, col + k);
     }
 }
 
@@ -192,7 +192,7 @@ TRF_HD void trf_row_spoil_lane(const trf_device_view *view, const trf_row_crossi
                                const trf_row_target *target) {
     const trf_slab_shape shape =
         trf_slab_shape_from(&crossing->tile, crossing->row - crossing->row % TRF_SLAB_ROWS, crossing->col);
-    const uint32_t corrupt = trf_device_corrupt_value(view, target->as);
+    const uint32_t corrupt = trf_decoded_corrupt_bits(view, target->as);
     const uint32_t bits[4] = {corrupt, corrupt, corrupt, corrupt};
     for (uint32_t step = 0; step < shape.steps; step++)
         trf_row_store4(target, crossing->tile.col + crossing->col + trf_row_col(shape, quartet_lane, step), bits);
@@ -212,8 +212,8 @@ TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_cross
         if (at >= target->cols)
             continue;
         const uint32_t element = trf_stored_element(view, &edge, crossing->row, c);
-        trf_device_value_store(target->to, target->value_bytes, at,
-                               trf_device_value(view, target->as, element, row, col));
+        trf_store_decoded_bits(target->to, target->value_bytes, at,
+                               trf_decoded_bits(view, target->as, element, row, col));
     }
 }
 
@@ -251,8 +251,8 @@ TRF_HD void trf_row_fill(const trf_device_view *view, uint32_t panel, uint32_t q
     const uint32_t end = begin + (left < view->slab_cols ? left : view->slab_cols);
     for (uint32_t col = begin + quartet_lane; col < end; col += TRF_ROW_LANES)
         if (col - target->col < target->cols)
-            trf_device_value_store(target->to, target->value_bytes, col - target->col,
-                                   trf_device_corrupt_value(view, target->as));
+            trf_store_decoded_bits(target->to, target->value_bytes, col - target->col,
+                                   trf_decoded_corrupt_bits(view, target->as));
 }
 
 #endif

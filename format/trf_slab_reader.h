@@ -30,9 +30,9 @@ TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *raw, const
     slab->shape = shape;
     slab->weights = trf_lane_weights(shape);
     slab->num_exceptions = 0;
-    slab->words = TRF_RANS_HEAD_BYTES;
+    slab->words = TRF_RANS_FIXED_BYTES;
     slab->num_words = 0;
-    if (rans_bytes < TRF_RANS_HEAD_BYTES)
+    if (rans_bytes < TRF_RANS_FIXED_BYTES)
         return 0;
     slab->num_exceptions = trf_rans_exception_count(rans_streams);
     slab->words += 4 * slab->num_exceptions;
@@ -183,7 +183,7 @@ TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_va
 /* ---- exceptions ---- */
 
 TRF_HD uint32_t trf_slab_exception(const trf_slab_reader *slab, uint32_t e) {
-    return ((const uint32_t *)(slab->rans_streams + TRF_RANS_HEAD_BYTES))[e];
+    return ((const uint32_t *)(slab->rans_streams + TRF_RANS_FIXED_BYTES))[e];
 }
 
 /* Index of the slab's first exception whose weight's index is `first` or more, or their number: those of weights first

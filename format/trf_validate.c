@@ -472,7 +472,7 @@ static trf_status check_exceptions(const trf_blob_view *view, const uint32_t *ex
 /* A slab's rANS streams, at byte `at` of the blob: that they are exactly as long as what is in them. */
 static trf_status check_rans_size(const uint8_t *rans_streams, uint32_t bytes, uint64_t tile, uint32_t slab,
                                   uint64_t at, trf_error *err) {
-    if (bytes < TRF_RANS_HEAD_BYTES)
+    if (bytes < TRF_RANS_FIXED_BYTES)
         return TILE_FAIL(at, "tile %llu slab %u: %u bytes cannot hold the head of its rANS streams",
                          (unsigned long long)tile, slab, bytes);
     if (rans_streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 2] | rans_streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 3])
@@ -481,7 +481,7 @@ static trf_status check_rans_size(const uint8_t *rans_streams, uint32_t bytes, u
     uint32_t words = 0, exceptions = trf_rans_exception_count(rans_streams);
     for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair++)
         words += rans_streams[TRF_STATES_BYTES + lane_pair];
-    uint32_t used = TRF_RANS_HEAD_BYTES + 4 * exceptions + 2 * words;
+    uint32_t used = TRF_RANS_FIXED_BYTES + 4 * exceptions + 2 * words;
     if (bytes != trf_align(used))
         return TILE_FAIL(at, "tile %llu slab %u: %u bytes for %u words and %u exceptions", (unsigned long long)tile,
                          slab, bytes, words, exceptions);
@@ -502,9 +502,9 @@ static trf_status check_slab(const trf_blob_view *view, uint64_t tile, uint32_t 
                          (unsigned long long)tile, slab, location->end, location->rans_streams, meta->data_size);
     TRY(check_rans_size(rans_streams, location->end - location->rans_streams, tile, slab, at, err));
     TRY(check_unused_bits(view, location->shape, tile_bytes + location->raw, meta->data_offset + location->raw, err));
-    TRY(check_exceptions(view, (const uint32_t *)(rans_streams + TRF_RANS_HEAD_BYTES),
+    TRY(check_exceptions(view, (const uint32_t *)(rans_streams + TRF_RANS_FIXED_BYTES),
                          trf_rans_exception_count(rans_streams), trf_lane_weights(location->shape),
-                         at + TRF_RANS_HEAD_BYTES, err));
+                         at + TRF_RANS_FIXED_BYTES, err));
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)
         if (!(rans_streams[2 * lane] | rans_streams[2 * lane + 1]))
             return trf_fail(err, TRF_ERR_RANS, at + 2 * lane, "tile %llu slab %u lane %u: start state is 0",

@@ -6,7 +6,7 @@
 #ifndef TRF_EDGE_PRODUCT_H
 #define TRF_EDGE_PRODUCT_H
 
-#include "trf_device_value.h"
+#include "trf_decoded_bits.h"
 #include "trf_edges.h"
 
 #include <math.h>

@@ -76,7 +76,7 @@ static __device__ __forceinline__ int trf_row_exponent(const trf_product_args &a
     return trf_layer_exponent(a.view) + (a.use_row_offsets ? (int)__ldg(a.view.row_offsets + row) : 0);
 }
 
-/* A row's sum in units of y. */
+/* A row's sum with what its weights lacked: their exponent, or their scale where a row has one. */
 static __device__ __forceinline__ float trf_scale_sum(const trf_product_args &a, uint32_t row, float sum) {
     if (a.view.codec != TRF_CODEC_INT)
         return sum * __uint_as_float((uint32_t)(127 + trf_row_exponent(a, row)) << 23);
@@ -172,11 +172,11 @@ struct trf_warp_product {
     uint4 x[kLoaded];     /* of two steps */
     uint32_t
         x_shared; /* shared address of this lane's x of the two steps to come, or of both copies: [kXTiles][8][64] */
-    uint32_t first_step[8];     /* the fragments of the first of them */
-    float inverse_offset_scale; /* 2^-trf_layer_exponent */
+    uint32_t first_step[8]; /* the fragments of the first of them */
+    float exception_factor; /* of exceptions, since trf_scale_sum takes them for weights: 2^-trf_layer_exponent */
 
     __device__ __forceinline__ trf_warp_product(const trf_product_args &args, uint32_t lane_) : a(args), lane(lane_) {
-        inverse_offset_scale = __uint_as_float((uint32_t)(127 - trf_layer_exponent(a.view)) << 23);
+        exception_factor = __uint_as_float((uint32_t)(127 - trf_layer_exponent(a.view)) << 23);
         clear();
     }
 
@@ -317,11 +317,10 @@ struct trf_warp_product {
         }
     }
 
-    /* 2^-trf_row_exponent of the row that an exception stands in. */
-    __device__ __forceinline__ float row_inverse_offset_scale(uint32_t s, uint32_t exception,
-                                                              const trf_walk &walk) const {
+    /* The factor of an exception: 2^-trf_row_exponent of the row that it stands in. */
+    __device__ __forceinline__ float row_exception_factor(uint32_t s, uint32_t exception, const trf_walk &walk) const {
         if (!kRowOffsets || !a.use_row_offsets)
-            return inverse_offset_scale;
+            return exception_factor;
         const uint32_t row = walk.unit * kRows + s * TRF_SLAB_ROWS + (exception & 1u << 27 ? 16 : 0) +
                              (exception >> 21) % 8 + (exception & 1u << 25 ? 8 : 0);
         return __uint_as_float((uint32_t)(127 - trf_row_exponent(a, min(row, a.view.rows - 1))) << 23);
@@ -332,12 +331,10 @@ struct trf_warp_product {
         if (Codec::kInt)
             return trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)exception)));
         if (Codec::kCodec == TRF_CODEC_BF16)
-            return __float_as_uint(__uint_as_float(exception << 16) * row_inverse_offset_scale(s, exception, walk)) >>
-                   16;
+            return __float_as_uint(__uint_as_float(exception << 16) * row_exception_factor(s, exception, walk)) >> 16;
         const uint32_t half =
             Codec::kFp8 ? trf_fp8x2_to_f16x2<Codec::kCodec == TRF_CODEC_E5M2>(exception & 0xFF) & 0xFFFF : exception;
-        const float scaled =
-            __half2float(__ushort_as_half((uint16_t)half)) * row_inverse_offset_scale(s, exception, walk);
+        const float scaled = __half2float(__ushort_as_half((uint16_t)half)) * row_exception_factor(s, exception, walk);
         return trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled)));
     }
 

@@ -3,7 +3,7 @@
  *
  * The core of the library: encode and decode a layer, checkpoints, and y = x . W^T on a device from a compressed W.
  * C11, usable from C++ and through FFI. What fewer programs need stands in headers of its own:
- *   transfuse/device_memory.h   device memory for programs without CUDA calls of their own, and look-ups of single rows
+ *   transfuse/device_memory.h   memory without CUDA calls of one's own, look-ups of rows, other layouts, blobs
  *   transfuse/tuning.h   measuring which path is the fastest on this device
  *   transfuse/groups.h   layers that do not wait for each other in one launch
  *   transfuse/experts.h  mixtures of experts whose counts of tokens only the device knows

@@ -205,8 +205,8 @@ trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *nam
     return TRF_OK;
 }
 
-trf_status trf_matrix_blobs(const trf_checkpoint_matrix *matrix, const trf_file *file, trf_blob_list *list,
-                            trf_error *err) {
+trf_status trf_list_blobs(const trf_checkpoint_matrix *matrix, const trf_file *file, trf_blob_list *list,
+                          trf_error *err) {
     const trf_file_tensor *tensor = matrix->tensor;
     trf_status status = trf_blob_list_read(file, tensor->file_offset, tensor->bytes, list, err);
     if (status != TRF_OK)

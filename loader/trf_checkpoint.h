@@ -37,8 +37,8 @@ trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *nam
 
 /* Where its tensor's blobs lie; the matrix is blob matrix->expert. file: the matrix's. Errors: as trf_blob_list_read;
  * TRF_ERR_ARGUMENT (an expert tensor, and no expert named), TRF_ERR_NOT_FOUND (no such expert). */
-trf_status trf_matrix_blobs(const trf_checkpoint_matrix *matrix, const trf_file *file, trf_blob_list *list,
-                            trf_error *err);
+trf_status trf_list_blobs(const trf_checkpoint_matrix *matrix, const trf_file *file, trf_blob_list *list,
+                          trf_error *err);
 
 /* Adds a tensor, as it is stored, to the report's totals. */
 void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor);

@@ -38,7 +38,7 @@ static trf_status extract_from(const trf_checkpoint_matrix *matrix, const char *
     trf_status status = trf_file_open(matrix->checkpoint_file->path, &file, &file_bytes, err);
     if (status != TRF_OK)
         return status;
-    status = trf_matrix_blobs(matrix, &file, &list, err);
+    status = trf_list_blobs(matrix, &file, &list, err);
     if (status == TRF_OK) {
         status = extract_blob(&file, matrix->tensor, &list, matrix->expert, out_path, overwrite, err);
         trf_blob_list_free(&list);

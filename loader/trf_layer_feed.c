@@ -186,7 +186,7 @@ void trf_layer_feed_close(trf_layer_feed *feed) {
 static trf_status open_file_blob(trf_layer_feed *feed, const trf_checkpoint_matrix *matrix,
                                  const trf_load_options *options, trf_error *err) {
     trf_blob_list list;
-    trf_status status = trf_matrix_blobs(matrix, &feed->file, &list, err);
+    trf_status status = trf_list_blobs(matrix, &feed->file, &list, err);
     if (status != TRF_OK)
         return name_tensor(feed, status, err);
     status = trf_file_tensor_open_blob(&feed->file, matrix->tensor, &list, matrix->expert, &feed->blob, err);

@@ -2,7 +2,7 @@
 #include "trf_layer_slice.h"
 
 #include "trf_decode.h"
-#include "trf_device_value.h"
+#include "trf_decoded_bits.h"
 #include "trf_head.h"
 #include "trf_threads.h"
 

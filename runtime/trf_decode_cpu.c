@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers and rows decoded on the CPU. */
+#include "trf_decoded_bits.h"
 #include "trf_device_cpu.h"
-#include "trf_device_value.h"
 #include "trf_layer_feed.h"
 #include "trf_row_reader.h"
 #include "trf_slab_directory.h"
@@ -27,12 +27,12 @@ static trf_status cpu_decode_tile(void *context, uint64_t tile, int worker, trf_
         work->decode(&host->view, &host->table, tile, trf_layer_tile(host, tile), elements, TRF_TILE_SIZE, err);
     if (status != TRF_OK)
         return status;
-    const uint32_t bytes = trf_device_value_bytes(view, work->as);
+    const uint32_t bytes = trf_decoded_weight_bytes(view, work->as);
     for (uint32_t r = 0; r < shape.rows; r++)
         for (uint32_t c = 0; c < shape.cols; c++) {
             const uint32_t row = shape.row + r, col = shape.col + c;
-            trf_device_value_store(work->weights, bytes, (uint64_t)row * view->cols + col,
-                                   trf_device_value(view, work->as, elements[r * TRF_TILE_SIZE + c], row, col));
+            trf_store_decoded_bits(work->weights, bytes, (uint64_t)row * view->cols + col,
+                                   trf_decoded_bits(view, work->as, elements[r * TRF_TILE_SIZE + c], row, col));
         }
     return TRF_OK;
 }
@@ -99,7 +99,7 @@ static trf_status cpu_decode_row(void *context, uint64_t index, int worker, trf_
     const int64_t id = trf_row_id(work->request->row_ids, work->request->id_bytes, index);
     trf_row_target target = {.col = layer->shard.col, .cols = layer->shard.cols, .as = work->request->as};
     (void)worker;
-    target.value_bytes = trf_device_value_bytes(view, target.as);
+    target.value_bytes = trf_decoded_weight_bytes(view, target.as);
     target.to = (uint8_t *)work->request->rows + index * target.cols * target.value_bytes;
     target.aligned = (uintptr_t)target.to % (4 * target.value_bytes) == 0;
     for (uint32_t panel = 0; panel < view->num_panels; panel++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packed layers on the CPU: tiles are decoded to dense weights when a layer is loaded, which are packed and not kept.
  */
+#include "trf_decoded_bits.h"
 #include "trf_device_cpu.h"
-#include "trf_device_value.h"
 #include "trf_layer_feed.h"
 #include "trf_load_dense_cpu.h"
 #include "trf_pack.h"
@@ -124,15 +124,15 @@ enum {
 /* Writes row `id` of the layer as number `index`; elements: room for them, or NULL. */
 static void put_row(const trf_packed_rows *work, int64_t id, uint64_t index, uint16_t *elements) {
     const trf_device_view *view = &work->layer->view;
-    const uint32_t value_bytes = trf_device_value_bytes(view, work->as);
+    const uint32_t value_bytes = trf_decoded_weight_bytes(view, work->as);
     uint8_t *const to = work->to + index * view->cols * value_bytes;
     const int is_there = id >= 0 && id < view->rows;
-    const uint32_t row = is_there ? (uint32_t)id : 0, missing = trf_device_corrupt_value(view, work->as);
+    const uint32_t row = is_there ? (uint32_t)id : 0, missing = trf_decoded_corrupt_bits(view, work->as);
     if (is_there)
         trf_unpack_row(&work->layer->packed, row, elements ? elements : (uint16_t *)to);
     for (uint32_t col = 0; (elements || !is_there) && col < view->cols; col++)
-        trf_device_value_store(to, value_bytes, col,
-                               is_there ? trf_device_value(view, work->as, elements[col], row, col) : missing);
+        trf_store_decoded_bits(to, value_bytes, col,
+                               is_there ? trf_decoded_bits(view, work->as, elements[col], row, col) : missing);
 }
 
 /* A trf_parallel_fn; index: of so many rows. */
@@ -153,7 +153,7 @@ static trf_status decode_rows(trf_packed_rows *work, trf_error *err) {
     const uint64_t parts = (work->count + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME;
     const int most = trf_thread_count(work->layer->context->threads),
               workers = (uint64_t)most < parts ? most : (int)parts;
-    if (trf_device_value_bytes(view, work->as) != sizeof *work->rows) {
+    if (trf_decoded_weight_bytes(view, work->as) != sizeof *work->rows) {
         const size_t bytes = sizeof *work->rows * (size_t)workers * view->cols;
         work->rows = malloc(bytes);
         if (!work->rows)

@@ -3,7 +3,7 @@
 #include "trf_packed_layer_cuda.h"
 
 #include "trf_cuda_call.h"
-#include "trf_device_value.h"
+#include "trf_decoded_bits.h"
 #include "trf_nvtx.h"
 #include "trf_pack_launch.h"
 #include "trf_packed_launch.h"
@@ -12,7 +12,7 @@
 /* ---- decoding ---- */
 
 static trf_unpack_target target_of(const trf_device_layer *layer, trf_decode_as as, void *to) {
-    return (trf_unpack_target){to, layer->view.cols, trf_device_value_bytes(&layer->view, as)};
+    return (trf_unpack_target){to, layer->view.cols, trf_decoded_weight_bytes(&layer->view, as)};
 }
 
 trf_status trf_cuda_decode_packed(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,

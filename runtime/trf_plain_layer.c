@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_plain_layer.h"
 
-#include "trf_device_value.h"
+#include "trf_decoded_bits.h"
 
 static trf_status get_size(uint32_t codec, uint32_t rows, uint32_t cols, trf_layer_size *size, trf_error *err) {
     if (trf_plain_dtype(codec) == TRF_DTYPE_NONE)
@@ -50,7 +50,7 @@ trf_status trf_plain_adopt(trf_device_layer *made, const void *buffer, uint64_t 
 }
 
 int trf_plain_is_copied(const trf_device_layer *layer, trf_decode_as as) {
-    return trf_device_value_bytes(&layer->view, as) == TRF_PLAIN_WEIGHT_BYTES;
+    return trf_decoded_weight_bytes(&layer->view, as) == TRF_PLAIN_WEIGHT_BYTES;
 }
 
 trf_status trf_plain_take_path(trf_plan *plan, trf_path path, trf_error *err) {

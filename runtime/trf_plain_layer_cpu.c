@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plain layers on the CPU: tiles are decoded to the dense matrix when a layer is loaded, and are not kept. */
+#include "trf_decoded_bits.h"
 #include "trf_device_cpu.h"
-#include "trf_device_value.h"
 #include "trf_layer_feed.h"
 #include "trf_load_dense_cpu.h"
 #include "trf_plain_layer.h"
@@ -70,12 +70,12 @@ static void put_row(const trf_device_layer *layer, trf_decode_as as, uint32_t ro
         return;
     }
     for (uint32_t col = 0; col < view->cols; col++)
-        trf_device_value_store(to, sizeof(float), col, trf_device_value(view, as, from[col], row, col));
+        trf_store_decoded_bits(to, sizeof(float), col, trf_decoded_bits(view, as, from[col], row, col));
 }
 
 trf_status trf_cpu_decode_plain(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                                 trf_error *err) {
-    const uint64_t row_bytes = (uint64_t)layer->view.cols * trf_device_value_bytes(&layer->view, as);
+    const uint64_t row_bytes = (uint64_t)layer->view.cols * trf_decoded_weight_bytes(&layer->view, as);
     (void)stream, (void)err;
     for (uint32_t row = 0; row < layer->view.rows; row++)
         put_row(layer, as, row, (uint8_t *)weights + row * row_bytes);
@@ -85,8 +85,8 @@ trf_status trf_cpu_decode_plain(const trf_device_layer *layer, trf_decode_as as,
 trf_status trf_cpu_decode_plain_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                      trf_error *err) {
     const trf_device_view *view = &layer->view;
-    const uint32_t value_bytes = trf_device_value_bytes(view, request->as),
-                   missing = trf_device_corrupt_value(view, request->as);
+    const uint32_t value_bytes = trf_decoded_weight_bytes(view, request->as),
+                   missing = trf_decoded_corrupt_bits(view, request->as);
     (void)stream, (void)err;
     for (uint32_t i = 0; i < request->count; i++) {
         uint8_t *const to = (uint8_t *)request->rows + (uint64_t)i * view->cols * value_bytes;
@@ -95,7 +95,7 @@ trf_status trf_cpu_decode_plain_rows(const trf_device_layer *layer, const trf_ro
             put_row(layer, request->as, (uint32_t)id, to);
         else
             for (uint32_t col = 0; col < view->cols; col++)
-                trf_device_value_store(to, value_bytes, col, missing);
+                trf_store_decoded_bits(to, value_bytes, col, missing);
     }
     return TRF_OK;
 }

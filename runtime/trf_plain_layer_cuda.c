@@ -5,9 +5,9 @@
 
 #include "trf_cuda_call.h"
 #include "trf_decode_launch.h"
+#include "trf_decoded_bits.h"
 #include "trf_dense_product_cuda.h"
 #include "trf_device_cuda.h"
-#include "trf_device_value.h"
 #include "trf_nvtx.h"
 #include "trf_pack_launch.h"
 #include "trf_plain_layer.h"
@@ -181,8 +181,8 @@ static trf_plain_rows rows_of(const trf_device_layer *layer, trf_decode_as as, v
                             .cols = view->cols,
                             .codec = view->codec,
                             .count = view->rows,
-                            .value_bytes = trf_device_value_bytes(view, as),
-                            .missing = trf_device_corrupt_value(view, as),
+                            .value_bytes = trf_decoded_weight_bytes(view, as),
+                            .missing = trf_decoded_corrupt_bits(view, as),
                             .to = to};
 }
 

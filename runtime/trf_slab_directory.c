@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_slab_directory.h"
 
-#include "trf_device_value.h"
+#include "trf_decoded_bits.h"
 #include "trf_edges.h"
 
 #include <math.h>
@@ -128,7 +128,7 @@ static uint32_t describe_slabs(const trf_described_tile *tile, trf_device_slab *
             traits->max_rans_bytes = rans_bytes;
         if (trf_slab_is_regular(location.shape.row_blocks, location.shape.steps))
             traits->irregular_weights -= (uint64_t)TRF_LANES * trf_lane_weights(location.shape);
-        note_exceptions(tile, s, location.shape, stream + TRF_RANS_HEAD_BYTES, trf_rans_exception_count(stream),
+        note_exceptions(tile, s, location.shape, stream + TRF_RANS_FIXED_BYTES, trf_rans_exception_count(stream),
                         traits);
         slivers = location.end;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_cuda.h"
 
-#include "cli_report.h"
+#include "cli_messages.h"
 
 int cli_cuda_check(cudaError_t error, const char *doing) {
     if (error == cudaSuccess)

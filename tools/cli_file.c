@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_file.h"
 
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <errno.h>
 #include <stdlib.h>

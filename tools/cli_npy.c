@@ -5,7 +5,7 @@
 
 #include "cli_file.h"
 #include "cli_float.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <errno.h>
 #include <fcntl.h>

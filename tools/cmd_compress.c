@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse compress */
-#include "cli_report.h"
+#include "cli_messages.h"
 
 static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,      CLI_OPT_CODEC,   CLI_OPT_INT8,    CLI_OPT_BITS,
                                          CLI_OPT_GRANULARITY, CLI_OPT_FAVOR,   CLI_OPT_INCLUDE, CLI_OPT_EXCLUDE,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse extract */
-#include "cli_report.h"
+#include "cli_messages.h"
 
 static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_FORCE, 0};
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse info */
 #include "cli_json.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

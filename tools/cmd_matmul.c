@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse matmul */
 #include "cli_float.h"
+#include "cli_messages.h"
 #include "cli_npy.h"
-#include "cli_report.h"
 #include "matmul_cuda.h"
 
 #include "transfuse/cpu.h"

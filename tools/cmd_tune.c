@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse tune */
 #include "cli_file.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include "transfuse/cpu.h"
 #include "transfuse/device_memory.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse: the command line tool. Everything that it does, it does through transfuse.h. */
+#include "cli_messages.h"
 #include "cli_options.h"
-#include "cli_report.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 
 #include "cli_cuda.h"
 #include "cli_float.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <math.h>
 #include <stdlib.h>

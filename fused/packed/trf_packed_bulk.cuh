@@ -228,7 +228,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
     const uint64_t policy = trf_policy_read_once(), line_policy = trf_policy_keep();
     trf_packed_bulk_copy<Config> copy(a.view, place, lane);
-    trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER, 2);
+    trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER_ID, 2);
     for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
         copy.start(ring, lane, policy, line_policy);
@@ -252,7 +252,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
     const uint64_t policy = trf_policy_keep();
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
-    trf_named_barrier_sync(TRF_PACKED_X_BARRIER, 2);
+    trf_named_barrier_sync(TRF_PACKED_X_BARRIER_ID, 2);
     trf_wait_for_predecessor();
     for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
@@ -443,7 +443,7 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
             trf_packed_take_over(args.handover, trf_packed_block_of_share(share), number, warp.lane);
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++) {
-        trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps); /* what stood there has been read */
+        trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps); /* what stood there has been read */
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
             float(&v)[4] = sums[s][t];
@@ -451,7 +451,7 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
                         make_float4(v[0], v[1], v[2], v[3]));
             v[0] = v[1] = v[2] = v[3] = 0;
         }
-        trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps);
+        trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps);
 #pragma unroll 1
         for (uint32_t i = number; i < kSlabAccTiles; i += Config::kWarps) {
             float4 v = trf_lds128f_of_others(lane_at + i * TRF_ACC_TILE_BYTES);
@@ -487,7 +487,7 @@ static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bul
                                                             const trf_packed_bulk_warp<Config> &warp, uint32_t shared,
                                                             const float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
     const uint32_t lane_at = shared + 16 * warp.lane;
-    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps); /* the stages have been read */
+    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps); /* the stages have been read */
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++)
 #pragma unroll
@@ -497,7 +497,7 @@ static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bul
             trf_sts128f(lane_at + (warp.col_warp * Config::kAccTiles + acc_tile) * TRF_ACC_TILE_BYTES,
                         make_float4(v[0], v[1], v[2], v[3]));
         }
-    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps);
+    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps);
     const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = trf_packed_bulk_rank(args),
                    from_rank = rank * trf_packed_bulk_acc_tiles_of<Config>(args, 0);
     if (args.cluster_size > 1)
@@ -598,7 +598,7 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
     }
     if (meets)
         trf_cluster_arrive_relaxed(args.cluster_size);
-    trf_named_barrier_sync(TRF_PACKED_CONSUMERS_BARRIER, Config::kWarps + 1);
+    trf_named_barrier_sync(TRF_PACKED_CONSUMERS_BARRIER_ID, Config::kWarps + 1);
     const trf_packed_bulk_range range = trf_packed_bulk_range_of<Config>(args);
     trf_take_registers<Config::kRegisters>();
     const trf_packed_bulk_warp<Config> warp(warp_number, lane);

@@ -30,14 +30,14 @@ template <class Config> struct trf_packed_ring {
     }
 };
 
-/* Barriers of warps, by number. */
+/* Named barriers of PTX, by their numbers; those that stages and sums wait at are mbarriers in shared memory. */
 enum {
     /* Of a bulk kernel's consumers: before they put sums into shared memory, and before they read each other's. */
-    TRF_PACKED_SUMS_BARRIER = 1,
-    TRF_PACKED_CONSUMERS_BARRIER, /* the ring is set up: for consumers ... */
-    TRF_PACKED_WEIGHTS_BARRIER,   /* ... for the producer of weights ... */
-    TRF_PACKED_X_BARRIER,         /* ... and for that of x */
-    TRF_PACKED_BAND_BARRIER       /* of a wgmma kernel's warpgroup; that of its second one is the next */
+    TRF_PACKED_SUMS_BARRIER_ID = 1,
+    TRF_PACKED_CONSUMERS_BARRIER_ID, /* the ring is set up: for consumers ... */
+    TRF_PACKED_WEIGHTS_BARRIER_ID,   /* ... for the producer of weights ... */
+    TRF_PACKED_X_BARRIER_ID,         /* ... and for that of x */
+    TRF_PACKED_BAND_BARRIER_ID       /* of a wgmma kernel's warpgroup; that of its second one is the next */
 };
 
 /* Sets the ring up, as a warp that has nothing else to do, and lets the others go, each sort at a barrier of its own:
@@ -54,9 +54,9 @@ template <class Config> static __device__ __forceinline__ void trf_packed_set_ri
         trf_fence_async_proxy();
     }
     __syncwarp();
-    trf_named_barrier_arrive(TRF_PACKED_WEIGHTS_BARRIER, 2);
-    trf_named_barrier_arrive(TRF_PACKED_X_BARRIER, 2);
-    trf_named_barrier_arrive(TRF_PACKED_CONSUMERS_BARRIER, Config::kWarps + 1);
+    trf_named_barrier_arrive(TRF_PACKED_WEIGHTS_BARRIER_ID, 2);
+    trf_named_barrier_arrive(TRF_PACKED_X_BARRIER_ID, 2);
+    trf_named_barrier_arrive(TRF_PACKED_CONSUMERS_BARRIER_ID, Config::kWarps + 1);
 }
 
 static __device__ __forceinline__ float4 trf_add4(float4 a, float4 b) {

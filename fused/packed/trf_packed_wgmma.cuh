@@ -118,7 +118,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_weights(const tr
     const uint64_t policy = a.x_blocks > 1 ? trf_policy_read_again() : trf_policy_read_once();
     trf_packed_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
     trf_packed_wgmma_cursor at(a);
-    trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER, 2);
+    trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER_ID, 2);
     for (; at.is_there(); ring.next(), at.next(a)) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
         trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
@@ -135,7 +135,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
     const uint64_t policy = trf_policy_keep();
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_wgmma_cursor at(a);
-    trf_named_barrier_sync(TRF_PACKED_X_BARRIER, 2);
+    trf_named_barrier_sync(TRF_PACKED_X_BARRIER_ID, 2);
     trf_wait_for_predecessor();
     for (; at.is_there(); ring.next(), at.next(a)) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
@@ -390,7 +390,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_w
     /* By a shuffle, which tells the compiler that it is the same for all lanes: wgmma wants uniform registers. */
     const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
     if (warp < Config::kWarps) {
-        trf_named_barrier_sync(TRF_PACKED_CONSUMERS_BARRIER, Config::kWarps + 1);
+        trf_named_barrier_sync(TRF_PACKED_CONSUMERS_BARRIER_ID, Config::kWarps + 1);
         trf_take_registers<Config::kRegisters>();
         trf_packed_wgmma_consume<Config, kZeroing>(args, shared, {warp, lane});
         return;

@@ -133,12 +133,12 @@ trf_packed_wgmma_write_band(const trf_packed_wgmma_args &a, const trf_packed_wgm
     const uint32_t from_n = 4 * slab + lane / 8, row = writer.row - TRF_PACKED_SLAB_ROWS * slab + 8 * (lane % 8);
 #pragma unroll
     for (uint32_t first = 0; first < Config::kXTiles; first += kXTilesAtOnce) {
-        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER + warp.band(), 4); /* all have read what was there */
+        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER_ID + warp.band(), 4); /* all have read what was there */
 #pragma unroll
         for (uint32_t t = 0; t < kXTilesAtOnce && first + t < Config::kXTiles; t += 2)
             trf_packed_wgmma_put_x_tile_pair(a, writer, to + 1024 * t, trf_packed_wgmma_acc_tile(sums, first + t),
                                              trf_packed_wgmma_acc_tile(sums, first + t + 1));
-        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER + warp.band(), 4);
+        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER_ID + warp.band(), 4);
 #pragma unroll
         for (uint32_t t = 0; t < kXTilesAtOnce && first + t < Config::kXTiles; t += 2) {
             const uint32_t n = 8 * t + from_n;

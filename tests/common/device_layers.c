@@ -18,14 +18,14 @@ void *device_upload(const trf_context *context, const void *from, uint64_t bytes
 
 /* ---- weights ---- */
 
-uint64_t device_value_bytes(const trf_layer_info *info, trf_decode_as as) {
+uint64_t decoded_weight_bytes(const trf_layer_info *info, trf_decode_as as) {
     return as == TRF_DECODE_SOURCE ? trf_dtype_bytes(info->dtype) : 2;
 }
 
 uint8_t *device_decode(const trf_device_layer *layer, trf_decode_as as) {
     const trf_layer_info info = test_layer_info(layer);
     guarded_memory weights =
-        guarded_allocate(layer->context, (uint64_t)info.rows * info.cols * device_value_bytes(&info, as));
+        guarded_allocate(layer->context, (uint64_t)info.rows * info.cols * decoded_weight_bytes(&info, as));
     fixture_check_status(trf_device_layer_decode(layer, as, weights.at, weights.bytes, NULL, &err), TRF_OK, &err);
     uint8_t *found = guarded_read(&weights);
     guarded_free(&weights);
@@ -35,7 +35,7 @@ uint8_t *device_decode(const trf_device_layer *layer, trf_decode_as as) {
 uint8_t *device_look_up(const trf_device_layer *layer, trf_decode_as as, uint32_t id_bytes) {
     const trf_layer_info info = test_layer_info(layer);
     const uint32_t count = info.rows + 3;
-    const uint64_t bytes = (uint64_t)count * info.cols * device_value_bytes(&info, as);
+    const uint64_t bytes = (uint64_t)count * info.cols * decoded_weight_bytes(&info, as);
     int64_t *wide = malloc(count * sizeof *wide);
     int32_t *narrow = malloc(count * sizeof *narrow);
     for (uint32_t i = 0; i < count; i++) { /* 7919 is prime: each once */
@@ -59,7 +59,7 @@ uint8_t *device_look_up(const trf_device_layer *layer, trf_decode_as as, uint32_
 
 void device_check_weights(const trf_device_layer *a, const trf_device_layer *b, trf_decode_as as) {
     const trf_layer_info info = test_layer_info(b);
-    const uint64_t row_bytes = info.cols * device_value_bytes(&info, as);
+    const uint64_t row_bytes = info.cols * decoded_weight_bytes(&info, as);
     uint8_t *due = device_look_up(a, as, 8), *found = device_look_up(b, as, 8), *narrow = device_look_up(b, as, 4);
     ck_assert_int_eq(due != NULL, found != NULL);
     if (due) {

@@ -9,7 +9,7 @@
 /* Device memory with these bytes; release with trf_device_free. */
 void *device_upload(const trf_context *context, const void *from, uint64_t bytes);
 
-uint64_t device_value_bytes(const trf_layer_info *info, trf_decode_as as);
+uint64_t decoded_weight_bytes(const trf_layer_info *info, trf_decode_as as);
 
 /* The whole matrix. */
 uint8_t *device_decode(const trf_device_layer *layer, trf_decode_as as);

@@ -2,8 +2,8 @@
 /* .npy files of the command: written ones read back, other writers' headers, and the status of malformed ones. */
 #include "../../tools/cli_file.c"
 #include "../../tools/cli_float.c"
+#include "../../tools/cli_messages.c"
 #include "../../tools/cli_npy.c"
-#include "../../tools/cli_report.c"
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 

@@ -505,7 +505,7 @@ static void corrupt(uint8_t *blob, uint64_t bytes, uint64_t tile) {
     fixture_check_status(trf_blob_validate(blob, bytes, &view, &err), TRF_OK, &err);
     const trf_tile_shape shape = trf_tile_shape_of(&view.header, tile, view.tiles[tile].coding);
     uint8_t *const data = blob + view.tiles[tile].data_offset;
-    const uint32_t first = trf_find_tile_sections(&shape, view.header.raw_bits).rans_streams + TRF_RANS_HEAD_BYTES;
+    const uint32_t first = trf_find_tile_sections(&shape, view.header.raw_bits).rans_streams + TRF_RANS_FIXED_BYTES;
     uint16_t *weights = malloc(2ull * ROWS * COLS);
     trf_status status = TRF_OK;
     for (uint32_t at = first; status != TRF_ERR_RANS; at++) {

@@ -453,13 +453,13 @@ static uint32_t due_rounded(const test_layer *t, trf_decode_as as, size_t at) {
 
 static void check_values(const test_layer *t, trf_decode_as as, size_t at, uint16_t element) {
     const trf_device_view *view = &t->host->view;
-    const uint32_t bytes = trf_device_value_bytes(view, as);
-    const uint32_t bits = trf_device_value(view, as, element, (uint32_t)(at / view->cols), (uint32_t)(at % view->cols));
+    const uint32_t bytes = trf_decoded_weight_bytes(view, as);
+    const uint32_t bits = trf_decoded_bits(view, as, element, (uint32_t)(at / view->cols), (uint32_t)(at % view->cols));
     uint32_t stored = 0;
     uint32_t due = as == TRF_DECODE_SOURCE     ? load_value(t->values, bytes, at)
                    : as == TRF_DECODE_ELEMENTS ? t->elements[at]
                                                : due_rounded(t, as, at);
-    trf_device_value_store(&stored, bytes, 0, bits);
+    trf_store_decoded_bits(&stored, bytes, 0, bits);
     if (stored != due)
         ck_abort_msg("codec %u dtype %u granularity %u, as %d: element %04x is %08x, not %08x", view->codec,
                      view->source_dtype, view->granularity, as, element, stored, due);
@@ -580,7 +580,7 @@ START_TEST(corrupt_values) {
                                 .source_dtype = kCases[k].dtype,
                                 .scale_dtype = kCases[k].scales ? TRF_SCALE_F32 : TRF_SCALE_NONE};
         for (int as = TRF_DECODE_SOURCE; as <= TRF_DECODE_F16; as++)
-            ck_assert_uint_eq(trf_device_corrupt_value(&view, (trf_decode_as)as), kCases[k].due[as]);
+            ck_assert_uint_eq(trf_decoded_corrupt_bits(&view, (trf_decode_as)as), kCases[k].due[as]);
     }
 }
 END_TEST
@@ -606,9 +606,9 @@ START_TEST(extreme_scales) {
             for (int code = -1023; code <= 1023; code++) {
                 const double due = (double)code * (double)scale;
                 const uint16_t element = (uint16_t)code;
-                EXPECT(trf_device_value(&view, TRF_DECODE_SOURCE, element, 0, 5) == trf_f32_bits((float)due));
-                EXPECT(trf_device_value(&view, TRF_DECODE_BF16, element, 0, 5) == trf_f64_to_bf16(due));
-                EXPECT(trf_device_value(&view, TRF_DECODE_F16, element, 0, 5) == trf_f64_to_f16(due));
+                EXPECT(trf_decoded_bits(&view, TRF_DECODE_SOURCE, element, 0, 5) == trf_f32_bits((float)due));
+                EXPECT(trf_decoded_bits(&view, TRF_DECODE_BF16, element, 0, 5) == trf_f64_to_bf16(due));
+                EXPECT(trf_decoded_bits(&view, TRF_DECODE_F16, element, 0, 5) == trf_f64_to_f16(due));
             }
         }
 }

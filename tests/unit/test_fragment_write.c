@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the kernel for regular slabs writes, lane by lane on the CPU: fragments as the kernel forms them, from the
- * tests' own encoder's elements, through the kernel's functions to bytes in memory, against trf_device_value of every
+ * tests' own encoder's elements, through the kernel's functions to bytes in memory, against trf_decoded_bits of every
  * weight; and each conversion by itself. */
 #include "common/expect.h"
 #include "common/host_view.h"
@@ -156,7 +156,7 @@ static void check_decoding(const trf_device_view *view, const test_tile *tile, t
     if (format == TRF_WRITE_NONE)
         return;
     const uint32_t bytes = trf_write_format_bytes(format);
-    EXPECT(bytes == trf_device_value_bytes(view, as));
+    EXPECT(bytes == trf_decoded_weight_bytes(view, as));
     uint8_t *found = malloc((size_t)view->rows * view->cols * bytes);
     EXPECT(found != NULL);
     memset(found, 0xA5, (size_t)view->rows * view->cols * bytes);
@@ -175,7 +175,7 @@ static void check_decoding(const trf_device_view *view, const test_tile *tile, t
             const size_t at = (size_t)row * view->cols + col;
             const uint32_t element = tile->elements[at];
             uint32_t expected = 0, is = 0;
-            trf_device_value_store(&expected, bytes, 0, trf_device_value(view, as, element, row, col));
+            trf_store_decoded_bits(&expected, bytes, 0, trf_decoded_bits(view, as, element, row, col));
             memcpy(&is, found + at * bytes, bytes);
             if (is != expected)
                 ck_abort_msg("codec %u dtype %u as %d, granularity %u: row %u column %u: element %04x gives %x, not %x",
@@ -234,11 +234,11 @@ START_TEST(every_fp8) {
         for (uint32_t high = 0; high < 256; high++) {
             const uint32_t pair = low | high << 16;
             EXPECT(trf_bits_of_two(view.codec, TRF_WRITE_BF16, pair, 1) ==
-                   (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
-                    trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
+                   (trf_decoded_bits(&view, TRF_DECODE_BF16, low, 0, 0) |
+                    trf_decoded_bits(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
             EXPECT(trf_bits_of_two(view.codec, TRF_WRITE_F16, pair, 1) ==
-                   (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
-                    trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
+                   (trf_decoded_bits(&view, TRF_DECODE_F16, low, 0, 0) |
+                    trf_decoded_bits(&view, TRF_DECODE_F16, high, 0, 0) << 16));
         }
 }
 END_TEST
@@ -266,15 +266,15 @@ START_TEST(codes) {
         for (int32_t code = -1279; code <= 1279; code += 1 + (int32_t)test_below(&rng, 9)) {
             const uint32_t low = (uint16_t)code, high = (uint16_t)-code, pair = low | high << 16;
             EXPECT(trf_bits_of_two(view.codec, TRF_WRITE_BF16, pair, scale) ==
-                   (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
-                    trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
+                   (trf_decoded_bits(&view, TRF_DECODE_BF16, low, 0, 0) |
+                    trf_decoded_bits(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
             EXPECT(trf_bits_of_two(view.codec, TRF_WRITE_F16, pair, scale) ==
-                   (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
-                    trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
+                   (trf_decoded_bits(&view, TRF_DECODE_F16, low, 0, 0) |
+                    trf_decoded_bits(&view, TRF_DECODE_F16, high, 0, 0) << 16));
             EXPECT(trf_bits_of_f32(view.codec, pair, 0, scale) ==
-                   trf_device_value(&view, TRF_DECODE_SOURCE, low, 0, 0));
+                   trf_decoded_bits(&view, TRF_DECODE_SOURCE, low, 0, 0));
             EXPECT(trf_bits_of_f32(view.codec, pair, 1, scale) ==
-                   trf_device_value(&view, TRF_DECODE_SOURCE, high, 0, 0));
+                   trf_decoded_bits(&view, TRF_DECODE_SOURCE, high, 0, 0));
         }
     }
 }

@@ -16,7 +16,7 @@ int main(void) {
 #include "common/test_calls.h"
 #include "common/test_tile.h"
 #include "trf_decode.h"
-#include "trf_device_value.h"
+#include "trf_decoded_bits.h"
 #include "trf_layer.h"
 #include "trf_slab_reader.h"
 #include "warp/warp_walk.h"
@@ -135,7 +135,7 @@ static uint8_t due_of_slab(const walked_layer *t, const warp_walk *walk, uint32_
 static void expect_corrupt_values(const warp_walk *walk, uint32_t band, uint32_t panel) {
     const trf_device_view *view = walk->view;
     const uint32_t left = view->cols - panel * view->slab_cols,
-                   due = trf_device_corrupt_value(view, TRF_DECODE_ELEMENTS);
+                   due = trf_decoded_corrupt_bits(view, TRF_DECODE_ELEMENTS);
     const uint16_t *slab = walk->elements + (size_t)(band * TRF_SLAB_ROWS) * view->cols + panel * view->slab_cols;
     for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
         for (uint32_t c = 0; c < view->slab_cols && c < left / 16 * 16; c++)

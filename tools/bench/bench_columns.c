@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_columns.h"
 
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <inttypes.h>
 #include <string.h>

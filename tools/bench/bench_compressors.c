@@ -2,7 +2,7 @@
 #include "bench_compressors.h"
 
 #include "bench_memory.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <limits.h>
 #include <lz4.h>

@@ -4,7 +4,7 @@
 #include "bench_cublaslt_cuda.h"
 #include "bench_library_cuda.h"
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <assert.h>
 #include <cublas_v2.h>

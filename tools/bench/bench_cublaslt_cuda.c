@@ -3,7 +3,7 @@
 
 #include "bench_library_cuda.h"
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <cublasLt.h>
 #include <dlfcn.h>

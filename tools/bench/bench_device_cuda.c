@@ -4,7 +4,7 @@
 #include "bench_environment.h"
 #include "bench_table.h"
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <regex.h>
 #include <stdlib.h>

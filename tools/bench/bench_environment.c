@@ -2,7 +2,7 @@
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "bench_environment.h"
 
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <sched.h>
 #include <string.h>

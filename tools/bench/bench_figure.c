@@ -2,7 +2,7 @@
 #include "bench_figure.h"
 
 #include "bench_memory.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #include "bench_kernels.h"
 #include "bench_memory.h"
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 #include "transfuse/tuning.h"
 
 #include <stdlib.h>

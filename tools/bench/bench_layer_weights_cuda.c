@@ -5,7 +5,7 @@
 #include "bench_memory.h"
 #include "cli_cuda.h"
 #include "cli_float.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 #include "transfuse/device_memory.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_library_cuda.h"
 
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <dlfcn.h>
 

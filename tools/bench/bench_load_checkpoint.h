@@ -4,7 +4,7 @@
 #define BENCH_LOAD_CHECKPOINT_H
 
 #include "bench_weights.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 typedef struct bench_checkpoint {
     const cli_options *options;

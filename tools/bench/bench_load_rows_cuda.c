@@ -8,7 +8,7 @@
 #include "bench_timer_cuda.h"
 #include "bench_weights.h"
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 #include "transfuse/device_memory.h"
 
 #include <stdlib.h>

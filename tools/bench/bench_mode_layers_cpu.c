@@ -7,7 +7,7 @@
 #include "bench_modes.h"
 #include "bench_table.h"
 #include "bench_weights.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 #include "transfuse/cpu.h"
 #include "transfuse/device_memory.h"
 

@@ -11,7 +11,7 @@
 #include "bench_modes.h"
 #include "bench_table.h"
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 #include "transfuse/device_memory.h"
 
 #include <inttypes.h>

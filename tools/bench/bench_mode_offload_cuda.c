@@ -8,7 +8,7 @@
 #include "bench_offload_session_cuda.h"
 #include "bench_table.h"
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 #include "transfuse/stacks.h"
 
 #include <inttypes.h>

@@ -9,7 +9,7 @@
 #include "bench_table.h"
 #include "bench_timer_cuda.h"
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 #include "transfuse/groups.h"
 
 #include <assert.h>

@@ -3,7 +3,7 @@
 
 #include "bench_candidates_cuda.h"
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #include "bench_offload_dense_cuda.h"
 
 #include "cli_cuda.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include <stdlib.h>
 

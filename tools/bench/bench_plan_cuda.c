@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_plan_cuda.h"
 
-#include "cli_report.h"
+#include "cli_messages.h"
 
 static trf_status make(bench_plan *plan, trf_device_layer *layer, const trf_plan_options *options, trf_error *err) {
     const trf_status status = trf_plan_create(layer, options, &plan->plan, err);

@@ -3,7 +3,7 @@
 
 #include "bench_random.h"
 #include "cli_float.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 #include "transfuse/device_memory.h"
 
 #include <math.h>

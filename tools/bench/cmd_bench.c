@@ -3,7 +3,7 @@
 #include "bench_files.h"
 #include "bench_modes.h"
 #include "cli_file.h"
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include "transfuse/device_memory.h"
 

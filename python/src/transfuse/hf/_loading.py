@@ -26,6 +26,7 @@ from transfuse.torch._containers import container_buffers
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import replace_experts
 from transfuse.torch._layouts import describe_refusals
+from transfuse.torch._modules import TransfuseLinear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -215,6 +216,35 @@ def hide_from_framework(model: nn.Module, names: set[str]) -> _Hidden:
     for module in modules:
         module._is_loading = True  # what is left out need not be encoded first
     return _Hidden(model.register_state_dict_post_hook(hide), modules)  # type: ignore[no-untyped-call]
+
+
+def finish_model(model: PreTrainedModel, plan: LoadPlan) -> None:
+    """Sets right what the framework does not know of compressed weights.
+
+    Raises
+    ------
+    RuntimeError
+        A parameter was given by nobody.
+    """
+    compressed = compressed_parameters(model)
+    for name in plan.dtypes.keys() - plan.targets:
+        tensor, dtype = get_tensor(model, name), plan.dtypes[name]
+        # transformers 5.17 keeps the file's dtype for parameters of quantized models that were renamed.
+        if name not in compressed and tensor.is_floating_point() and tensor.dtype != dtype:
+            tensor.data = tensor.data.to(dtype)
+    for module in model.modules():
+        # Tying pads the bias of an output to the length of its weights, which it takes a buffer's for.
+        if isinstance(module, TransfuseLinear) and module.bias is not None and len(module.bias) > module.out_features:
+            module.bias.data = module.bias.data[: module.out_features].clone()
+    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if empty:
+        raise RuntimeError(f"no weights were loaded for {', '.join(empty)}")
+
+
+def compressed_parameters(model: PreTrainedModel) -> dict[str, BufferModule]:
+    """Returns the modules with compressed parameters by the names of these, one that has several names under each."""
+    modules = [(p, m) for p, m in model.named_modules(remove_duplicate=False) if isinstance(m, BufferModule)]
+    return {f"{path}.{name}": module for path, module in modules for name in module._buffer_names()}
 
 
 def warn_of_decoded(plan: LoadPlan) -> None:

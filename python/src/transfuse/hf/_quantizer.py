@@ -126,7 +126,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._hook = hide_from_framework(model, plan.targets)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
-        from transfuse.hf._saving import compressed_parameters, finish_model
+        from transfuse.hf._loading import compressed_parameters, finish_model
 
         assert self._plan is not None
         self._hook.remove()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left to do when a model has been loaded, and what `save_pretrained` writes of it."""
+"""What `save_pretrained` writes of a model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from transfuse.hf._load_plan import SUFFIX, LoadPlan
-from transfuse.hf._loading import get_tensor
+from transfuse.hf._load_plan import SUFFIX
+from transfuse.hf._loading import compressed_parameters
 from transfuse.torch._buffer_module import BufferModule
 from transfuse.torch._containers import container_buffers
 from transfuse.torch._experts import TransfuseExperts
-from transfuse.torch._modules import TransfuseLinear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,35 +27,6 @@ if TYPE_CHECKING:
 # Of an expert index (format/FORMAT.md, section 10).
 _INDEX_MAGIC = 0x58414E53
 _INDEX_BYTES = 16
-
-
-def finish_model(model: PreTrainedModel, plan: LoadPlan) -> None:
-    """Sets right what the framework does not know of compressed weights.
-
-    Raises
-    ------
-    RuntimeError
-        A parameter was given by nobody.
-    """
-    compressed = compressed_parameters(model)
-    for name in plan.dtypes.keys() - plan.targets:
-        tensor, dtype = get_tensor(model, name), plan.dtypes[name]
-        # transformers 5.17 keeps the file's dtype for parameters of quantized models that were renamed.
-        if name not in compressed and tensor.is_floating_point() and tensor.dtype != dtype:
-            tensor.data = tensor.data.to(dtype)
-    for module in model.modules():
-        # Tying pads the bias of an output to the length of its weights, which it takes a buffer's for.
-        if isinstance(module, TransfuseLinear) and module.bias is not None and len(module.bias) > module.out_features:
-            module.bias.data = module.bias.data[: module.out_features].clone()
-    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if empty:
-        raise RuntimeError(f"no weights were loaded for {', '.join(empty)}")
-
-
-def compressed_parameters(model: PreTrainedModel) -> dict[str, BufferModule]:
-    """Returns the modules with compressed parameters by the names of these, one that has several names under each."""
-    modules = [(p, m) for p, m in model.named_modules(remove_duplicate=False) if isinstance(m, BufferModule)]
-    return {f"{path}.{name}": module for path, module in modules for name in module._buffer_names()}
 
 
 def make_file_tensors(

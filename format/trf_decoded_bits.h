@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From elements to values, one weight at a time: what a decoder on the device writes, and what an edge is worth in F32.
  * C and CUDA. */
-#ifndef TRF_DEVICE_VALUE_H
-#define TRF_DEVICE_VALUE_H
+#ifndef TRF_DECODED_BITS_H
+#define TRF_DECODED_BITS_H
 
 #include "trf_device_view.h"
 #include "trf_number_formats.h"
@@ -33,8 +33,8 @@ TRF_HD float trf_device_scale(const trf_device_view *view, uint32_t row, uint32_
     return trf_f16_scale(((const uint16_t *)view->scales)[at], view->scale_exponent);
 }
 
-/* Bytes of what trf_device_value gives. */
-TRF_HD uint32_t trf_device_value_bytes(const trf_device_view *view, trf_decode_as as) {
+/* Bytes of what trf_decoded_bits gives. */
+TRF_HD uint32_t trf_decoded_weight_bytes(const trf_device_view *view, trf_decode_as as) {
     if (as != TRF_DECODE_SOURCE)
         return 2;
     switch (view->source_dtype) {
@@ -49,7 +49,7 @@ TRF_HD uint32_t trf_device_value_bytes(const trf_device_view *view, trf_decode_a
 }
 
 /* The dtype of what a decoding writes; NONE if it is elements or codes as they are. */
-TRF_HD uint32_t trf_device_value_dtype(const trf_device_view *view, trf_decode_as as) {
+TRF_HD uint32_t trf_decoded_dtype(const trf_device_view *view, trf_decode_as as) {
     switch (as) {
     case TRF_DECODE_BF16:
         return TRF_DTYPE_BF16;
@@ -63,11 +63,11 @@ TRF_HD uint32_t trf_device_value_dtype(const trf_device_view *view, trf_decode_a
     }
 }
 
-/* The bits of weight (row, col) of the layer as a decoding writes them, in the lower trf_device_value_bytes bytes. Code
- * times scale is exact in binary64, and rounded once. */
-TRF_HD uint32_t trf_device_value(const trf_device_view *view, trf_decode_as as, uint32_t element, uint32_t row,
+/* The bits of weight (row, col) of the layer as a decoding writes them, in the lower trf_decoded_weight_bytes bytes.
+ * Code times scale is exact in binary64, and rounded once. */
+TRF_HD uint32_t trf_decoded_bits(const trf_device_view *view, trf_decode_as as, uint32_t element, uint32_t row,
                                  uint32_t col) {
-    const uint32_t dtype = trf_device_value_dtype(view, as);
+    const uint32_t dtype = trf_decoded_dtype(view, as);
     if (dtype == TRF_DTYPE_NONE)
         return element;
     if (view->scale_dtype != TRF_SCALE_NONE) {
@@ -86,8 +86,8 @@ TRF_HD uint32_t trf_device_value(const trf_device_view *view, trf_decode_as as, 
 }
 
 /* What takes the place of each weight of a corrupt tile: a NaN, or code 0. */
-TRF_HD uint32_t trf_device_corrupt_value(const trf_device_view *view, trf_decode_as as) {
-    switch (trf_device_value_dtype(view, as)) {
+TRF_HD uint32_t trf_decoded_corrupt_bits(const trf_device_view *view, trf_decode_as as) {
+    switch (trf_decoded_dtype(view, as)) {
     case TRF_DTYPE_F32:
         return 0x7FC00000u;
     case TRF_DTYPE_BF16:
@@ -103,8 +103,8 @@ TRF_HD uint32_t trf_device_corrupt_value(const trf_device_view *view, trf_decode
     }
 }
 
-/* Stores the lower trf_device_value_bytes bytes of `bits` as weight `at`. */
-TRF_HD void trf_device_value_store(void *weights, uint32_t bytes, uint64_t at, uint32_t bits) {
+/* Stores the lower trf_decoded_weight_bytes bytes of `bits` as weight `at`. */
+TRF_HD void trf_store_decoded_bits(void *weights, uint32_t bytes, uint64_t at, uint32_t bits) {
     if (bytes == 4)
         ((uint32_t *)weights)[at] = bits;
     else if (bytes == 2)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What commands tell the user: errors, progress, sizes. */
-#ifndef CLI_REPORT_H
-#define CLI_REPORT_H
+/* What commands tell the user: errors, warnings, progress, sizes; and what they have in common beside: the device,
+ * signals.
+ */
+#ifndef CLI_MESSAGES_H
+#define CLI_MESSAGES_H
 
 #include "cli_options.h"
 

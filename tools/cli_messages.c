@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli_report.h"
+#include "cli_messages.h"
 
 #include "transfuse/tuning.h"
 
