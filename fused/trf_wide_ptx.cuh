@@ -54,8 +54,8 @@ static __device__ __forceinline__ void trf_mbarrier_wait(uint32_t at, uint32_t p
                  : "memory");
 }
 
-/* What the thread has written to shared memory is seen by products of warpgroups that are ordered behind it. Of all
- * memory it would be a fence of the device. */
+/* What the thread has read and written in shared memory, or was ordered behind, comes in front of what products of
+ * warpgroups and copies by TMA do there that are ordered behind it. Of all memory it would be a fence of the device. */
 static __device__ __forceinline__ void trf_fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

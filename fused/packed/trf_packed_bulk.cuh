@@ -230,7 +230,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf
     trf_packed_bulk_copy<Config> copy(a.view, place, lane);
     trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER_ID, 2);
     for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
-        trf_mbarrier_wait(ring.empty(), ring.phase);
+        trf_packed_take_stage(ring);
         copy.start(ring, lane, policy, line_policy);
         ring.next();
         trf_packed_bulk_advance<Config>(a, place);
@@ -255,7 +255,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
     trf_named_barrier_sync(TRF_PACKED_X_BARRIER_ID, 2);
     trf_wait_for_predecessor();
     for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
-        trf_mbarrier_wait(ring.empty(), ring.phase);
+        trf_packed_take_stage(ring);
         if (lane == 0)
             trf_mbarrier_arrive_expect_tx(ring.full(), Config::kXBytes);
         __syncwarp();
@@ -550,9 +550,7 @@ trf_packed_bulk_walk(const trf_packed_bulk_args &args, const trf_packed_bulk_ran
     for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_mbarrier_wait(ring.full(), ring.phase);
         trf_packed_bulk_consume<Config, kZeroing>(args, warp, place, ring.stage(), sums);
-        __syncwarp();
-        if (warp.lane == 0)
-            trf_mbarrier_arrive(ring.empty());
+        trf_packed_give_stage_back(ring.empty(), warp.lane);
         ring.next();
         const uint32_t tile = place.tile;
         trf_packed_bulk_advance<Config>(args, place);

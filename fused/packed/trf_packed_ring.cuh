@@ -30,6 +30,19 @@ template <class Config> struct trf_packed_ring {
     }
 };
 
+/* compute-sanitizer's racecheck does not see that a warp's meeting orders its lanes' loads in front of one lane's
+ * arrival, nor that a fence of the thread that copies does. In a build for it each lane arrives, behind a fence of its
+ * own, which takes wgmma kernels 1 to 4 % longer. */
+#if TRF_FOR_RACECHECK
+enum {
+    TRF_PACKED_ARRIVALS_A_WARP = TRF_LANES
+};
+#else
+enum {
+    TRF_PACKED_ARRIVALS_A_WARP = 1
+};
+#endif
+
 /* Named barriers of PTX, by their numbers; those that stages and sums wait at are mbarriers in shared memory. */
 enum {
     /* Of a bulk kernel's consumers: before they put sums into shared memory, and before they read each other's. */
@@ -48,7 +61,7 @@ template <class Config> static __device__ __forceinline__ void trf_packed_set_ri
     if (lane == 0) {
         for (trf_packed_ring<Config> ring = {shared, 0, 0}; ring.phase == 0; ring.next()) {
             trf_mbarrier_init(ring.full(), 2);
-            trf_mbarrier_init(ring.empty(), Config::kWarps);
+            trf_mbarrier_init(ring.empty(), TRF_PACKED_ARRIVALS_A_WARP * Config::kWarps);
         }
         trf_mbarrier_publish();
         trf_fence_async_proxy();
@@ -57,6 +70,27 @@ template <class Config> static __device__ __forceinline__ void trf_packed_set_ri
     trf_named_barrier_arrive(TRF_PACKED_WEIGHTS_BARRIER_ID, 2);
     trf_named_barrier_arrive(TRF_PACKED_X_BARRIER_ID, 2);
     trf_named_barrier_arrive(TRF_PACKED_CONSUMERS_BARRIER_ID, Config::kWarps + 1);
+}
+
+/* Waits for a stage that consumers give back, and orders what they read of it in front of what the thread copies there:
+ * they read by the generic proxy, and copies write by the asynchronous one. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_take_stage(const trf_packed_ring<Config> &ring) {
+    trf_mbarrier_wait(ring.empty(), ring.phase);
+    trf_fence_async_proxy();
+}
+
+/* A warp of consumers, all of whose lanes are done with a stage, gives it back. empty: its barrier. */
+static __device__ __forceinline__ void trf_packed_give_stage_back(uint32_t empty, uint32_t lane) {
+#if TRF_FOR_RACECHECK
+    (void)lane;
+    trf_fence_async_proxy();
+    trf_mbarrier_arrive(empty);
+#else
+    __syncwarp();
+    if (lane == 0)
+        trf_mbarrier_arrive(empty);
+#endif
 }
 
 static __device__ __forceinline__ float4 trf_add4(float4 a, float4 b) {

@@ -120,7 +120,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_weights(const tr
     trf_packed_wgmma_cursor at(a);
     trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER_ID, 2);
     for (; at.is_there(); ring.next(), at.next(a)) {
-        trf_mbarrier_wait(ring.empty(), ring.phase);
+        trf_packed_take_stage(ring);
         trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
     }
     trf_allow_successor();
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
     trf_named_barrier_sync(TRF_PACKED_X_BARRIER_ID, 2);
     trf_wait_for_predecessor();
     for (; at.is_there(); ring.next(), at.next(a)) {
-        trf_mbarrier_wait(ring.empty(), ring.phase);
+        trf_packed_take_stage(ring);
         if (lane == 0) {
             trf_mbarrier_arrive_expect_tx(ring.full(), Config::kXBytes);
             trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.k_block * TRF_PACKED_X_BOX_COLS,
@@ -276,11 +276,6 @@ template <class Config> struct trf_packed_wgmma_walk {
     }
 };
 
-static __device__ __forceinline__ void trf_packed_wgmma_give_back(uint32_t empty, uint32_t lane) {
-    if (lane == 0)
-        trf_mbarrier_arrive(empty);
-}
-
 /* Forms a stage and starts its products, takes the next stage's words meanwhile, and waits for the products in front,
  * whose registers are formed next. */
 template <class Config, bool kZeroing>
@@ -299,7 +294,7 @@ trf_packed_wgmma_multiply_stage(const trf_packed_view &view, const trf_packed_wg
         walk.load(ring, warp, walk.packed_tile % TRF_PACKED_LINE_TILES == 0);
     trf_wgmma_wait<1>();
     if (walk.multiplied)
-        trf_packed_wgmma_give_back(walk.multiplied, warp.lane);
+        trf_packed_give_stage_back(walk.multiplied, warp.lane);
     walk.multiplied = started;
 }
 
@@ -335,7 +330,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_skip(const trf_packed_wg
                                                              trf_packed_ring<Config> &ring, uint32_t lane) {
     for (uint32_t k_block = stint.begin; k_block < stint.end; k_block++, ring.next()) {
         trf_mbarrier_wait(ring.full(), ring.phase);
-        trf_packed_wgmma_give_back(ring.empty(), lane);
+        trf_packed_give_stage_back(ring.empty(), lane);
     }
 }
 
@@ -366,7 +361,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
                                                 ring.previous().stage() +
                                                     warp.band() * TRF_PACKED_WGMMA_STAGE_BAND_BYTES);
         if (multiplies)
-            trf_packed_wgmma_give_back(ring.previous().empty(), warp.lane);
+            trf_packed_give_stage_back(ring.previous().empty(), warp.lane);
     }
 }
 
