@@ -79,12 +79,12 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     target.col = shard.col;
     target.cols = shard.cols;
     target.as = request.as;
-    target.value_bytes = trf_decoded_weight_bytes(&view, request.as);
+    target.weight_bytes = trf_decoded_weight_bytes(&view, request.as);
     for (uint64_t w = (uint64_t)blockIdx.x * kWarps + warp; w < work; w += (uint64_t)gridDim.x * kWarps) {
         const uint64_t index = w / warps_per_row;
         const uint32_t panel = (uint32_t)(w % warps_per_row) * kSlabs + lane / TRF_ROW_LANES;
-        target.to = (uint8_t *)request.rows + index * shard.cols * target.value_bytes;
-        target.aligned = (uintptr_t)target.to % (4 * target.value_bytes) == 0;
+        target.to = (uint8_t *)request.rows + index * shard.cols * target.weight_bytes;
+        target.aligned = (uintptr_t)target.to % (4 * target.weight_bytes) == 0;
         decode_row(view, decode_table, class_value, trf_row_id(request.ids, request.id_bytes, index), shard, panel,
                    lane, target);
     }

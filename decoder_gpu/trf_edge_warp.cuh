@@ -42,7 +42,7 @@ static __device__ __forceinline__ void trf_warp_decode_segment(trf_edge &edge, c
     __syncwarp();
 }
 
-/* Whether the edge, all of whose segments are decoded, is what was encoded; if not, records its tile as the fault. */
+/* Whether the edge, all of whose segments are decoded, is what was encoded; if not, notes its tile as the fault. */
 static __device__ __forceinline__ bool trf_warp_edge_verdict(const trf_edge &edge, const trf_device_view &view,
                                                              uint32_t lane) {
     const uint32_t partner_taken = __shfl_xor_sync(kAllLanes, edge.reader.taken, TRF_LANE_PAIRS);

@@ -5,7 +5,7 @@
 
 #include "trf_device_view.h"
 
-/* Records the first corrupt tile; the ones behind it change nothing. One lane calls it. */
+/* Notes the first corrupt tile; the ones behind it change nothing. One lane calls it. */
 static __device__ __forceinline__ void trf_note_fault(const trf_device_view &view, uint64_t tile) {
     if (atomicCAS(&view.fault->set, 0u, 1u) == 0) {
         view.fault->tile_low = (uint32_t)tile;

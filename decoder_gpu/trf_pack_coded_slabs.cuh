@@ -114,8 +114,8 @@ template <class Codec, bool kZeroing> struct trf_pack_coded_sink : trf_write_sin
 #pragma unroll
         for (uint32_t s = 0; s < kTileHalfSlabs; s++) {
             const uint32_t slab = band % kTileHalves * kTileHalfSlabs + s;
-            const trf_packed_slab_place place =
-                trf_packed_slab_place_of(packed_band, packed_tile - line_tile, line_tile, slab, this->lane, line);
+            const trf_packed_lane_place place =
+                trf_packed_lane_place_of(packed_band, packed_tile - line_tile, line_tile, slab, this->lane, line);
             trf_words4 octets[2] = {words[2 * s], words[2 * s + 1]};
             found = trf_pack_slab<kZeroing>(args.packed, args.state, place, list, octets, rows, found,
                                             packed_to + s * TRF_PACKED_SLAB_BYTES);
@@ -168,7 +168,7 @@ template <bool kZeroing>
 static __device__ __forceinline__ uint32_t trf_first_formed(const trf_packed_view &view, const trf_line_place &at) {
     const uint8_t *const packed_tile =
         view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, at.band, at.first_tile);
-    uint32_t a[TRF_PACKED_SLAB_REGISTERS];
+    uint32_t a[TRF_PACKED_LANE_REGISTERS];
     trf_packed_slab_form(a, *(const trf_words4 *)(packed_tile + trf_packed_slab_raw_at(0, 0)),
                          *(const trf_words2 *)(packed_tile + trf_packed_slab_index_at(0, 0)), kZeroing);
     return a[0] & 0xFFFF;

@@ -16,7 +16,7 @@ enum {
     TRF_OCTET_WORDS = 4,
     TRF_OCTETS =
         TRF_PACKED_TILE_COLS / TRF_OCTET_WEIGHTS, /* of a row of a packed tile: one for each lane of a quartet */
-    TRF_PACKED_SLAB_REGISTERS = 8,                /* of a lane: [step][register] */
+    TRF_PACKED_LANE_REGISTERS = 8,                /* of a lane: [step][register] */
 };
 TRF_STATIC_ASSERT(TRF_OCTETS == 4 && TRF_OCTET_WORDS == TRF_OCTETS, "a quartet exchanges squares of words");
 
@@ -201,12 +201,12 @@ TRF_HD void trf_store_octet(const trf_dense_rows *rows, uint32_t row, uint32_t c
 /* ---- a lane of a packed slab: registers [step][register] of rows r (even registers) and r + 8 (odd ones) ---- */
 
 /* From what the quartet has exchanged: of each octet the lane's word, of both rows. */
-TRF_HD void trf_packed_slab_from_rows(uint32_t a[TRF_PACKED_SLAB_REGISTERS], const trf_words4 rows[2]) {
-    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+TRF_HD void trf_packed_slab_from_rows(uint32_t a[TRF_PACKED_LANE_REGISTERS], const trf_words4 rows[2]) {
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
         a[i] = rows[i % 2].word[i / 2];
 }
-TRF_HD void trf_packed_slab_to_rows(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 rows[2]) {
-    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+TRF_HD void trf_packed_slab_to_rows(const uint32_t a[TRF_PACKED_LANE_REGISTERS], trf_words4 rows[2]) {
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
         rows[i % 2].word[i / 2] = a[i];
 }
 
@@ -219,11 +219,11 @@ TRF_HD uint32_t trf_packed_slab_stored_at(uint32_t slab, uint32_t lane) {
     return trf_packed_stored_offset(slab, lane, 0);
 }
 
-TRF_HD void trf_packed_slab_unform(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 *raw, trf_words2 *index) {
+TRF_HD void trf_packed_slab_unform(const uint32_t a[TRF_PACKED_LANE_REGISTERS], trf_words4 *raw, trf_words2 *index) {
     for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
         trf_unform_packed(a + 4 * step, raw->word + 2 * step, index->word + step);
 }
-TRF_HD void trf_packed_slab_form(uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 raw, trf_words2 index,
+TRF_HD void trf_packed_slab_form(uint32_t a[TRF_PACKED_LANE_REGISTERS], trf_words4 raw, trf_words2 index,
                                  uint32_t zeroing) {
     for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
         if (zeroing)
@@ -232,10 +232,10 @@ TRF_HD void trf_packed_slab_form(uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_word
             trf_form_packed(a + 4 * step, raw.word[2 * step], raw.word[2 * step + 1], index.word[step]);
 }
 
-/* Patches the step that the record is for, if it is one of this lane's; the record's bits are taken to their row's
- * scale, as a is by then. lane_record: a record with this lane's tile, packed slab and lane, all else zero. rescale:
- * of the even registers' row and of the odd ones'. */
-TRF_HD void trf_packed_slab_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t lane_record, uint32_t record,
+/* Patches the step that the record is for, if it is one of this lane's; the record's bits are taken to the
+ * weight's own scale, as a is by then. lane_record: a record with this lane's tile, packed slab and lane, all else
+ * zero. rescale: of the even registers' row and of the odd ones'. */
+TRF_HD void trf_packed_slab_patch(uint32_t a[TRF_PACKED_LANE_REGISTERS], uint32_t lane_record, uint32_t record,
                                   const trf_halves_rescale rescale[2]) {
     int exact = 1;
     if (trf_packed_record_step_place((record ^ lane_record) & 0xFEFFFFFFu) != 0)
@@ -257,7 +257,7 @@ TRF_HD uint32_t trf_packed_slab_add_flags(uint32_t all, uint32_t ones) { return 
 /* Which of a lane's 16 weights have no flag, in the order of records: bit 8 * step + 2 * register + half. */
 TRF_HD uint32_t trf_packed_slab_unflagged(uint32_t all) {
     uint32_t mask = 0;
-    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
         mask |= ((~all >> (7 - i) & 1) | (~all >> (23 - i) & 1) << 1) << 2 * i;
     return mask;
 }
@@ -266,21 +266,21 @@ TRF_HD uint32_t trf_packed_slab_unflagged(uint32_t all) {
  * column. */
 TRF_HD uint32_t trf_packed_slab_there(uint32_t row, uint32_t col, uint32_t rows, uint32_t cols) {
     uint32_t mask = 0;
-    for (uint32_t i = 0; i < 2 * TRF_PACKED_SLAB_REGISTERS; i++)
+    for (uint32_t i = 0; i < 2 * TRF_PACKED_LANE_REGISTERS; i++)
         if (row + i / 2 % 2 * 8 < rows && col + i / 4 * 8 + i % 2 < cols)
             mask |= 1u << i;
     return mask;
 }
 
-TRF_HD uint32_t trf_packed_slab_weight(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t bit) {
+TRF_HD uint32_t trf_packed_slab_weight(const uint32_t a[TRF_PACKED_LANE_REGISTERS], uint32_t bit) {
     uint32_t reg = a[0];
-    for (uint32_t i = 1; i < TRF_PACKED_SLAB_REGISTERS; i++) /* no register is indexed at run time */
+    for (uint32_t i = 1; i < TRF_PACKED_LANE_REGISTERS; i++) /* no register is indexed at run time */
         reg = bit / 2 == i ? a[i] : reg;
     return reg >> 16 * (bit % 2) & 0xFFFF;
 }
 
-TRF_HD void trf_packed_slab_clear(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t mask) {
-    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+TRF_HD void trf_packed_slab_clear(uint32_t a[TRF_PACKED_LANE_REGISTERS], uint32_t mask) {
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
         a[i] &= ~((mask >> 2 * i & 1) * 0xFFFFu | (mask >> (2 * i + 1) & 1) * 0xFFFF0000u);
 }
 

@@ -109,8 +109,8 @@ static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args,
 #pragma unroll
         for (uint32_t t = 0; t < kTilesEach; t++)
             if (tile + t < at.tiles) {
-                const trf_packed_slab_place place =
-                    trf_packed_slab_place_of(at.band, at.first_tile, tile + t, slab, lane, at.line);
+                const trf_packed_lane_place place =
+                    trf_packed_lane_place_of(at.band, at.first_tile, tile + t, slab, lane, at.line);
                 const trf_record_list list = {shared.records[tile + t], TRF_PACKED_MAX_RECORDS};
                 records[t] = trf_pack_slab<kZeroing>(view, args.state, place, list, octets[t], rows, records[t],
                                                      to + TRF_PACKED_TILE_BYTES * t);

@@ -35,17 +35,17 @@ static __device__ __forceinline__ uint8_t *trf_packed_tile_to_write(const trf_pa
 }
 
 /* A lane's part of a packed slab. */
-struct trf_packed_slab_place {
+struct trf_packed_lane_place {
     uint64_t line;
-    uint32_t row, col;    /* of its first weight, in the layer */
+    uint32_t row, col;    /* of the lane's first weight, in the layer */
     uint32_t lane_record; /* as trf_packed_slab_patch has it */
 };
 
 /* first_tile: of the line; tile: of the line's. */
-static __device__ __forceinline__ trf_packed_slab_place trf_packed_slab_place_of(uint32_t band, uint32_t first_tile,
+static __device__ __forceinline__ trf_packed_lane_place trf_packed_lane_place_of(uint32_t band, uint32_t first_tile,
                                                                                  uint32_t tile, uint32_t slab,
                                                                                  uint32_t lane, uint64_t line) {
-    trf_packed_slab_place at;
+    trf_packed_lane_place at;
     at.line = line;
     at.row = TRF_PACKED_TILE_ROWS * band + trf_packed_row_in_tile(slab, lane, 0);
     at.col = TRF_PACKED_TILE_COLS * (first_tile + tile) + 2 * (lane % 4);
@@ -64,7 +64,7 @@ struct trf_record_list {
 /* Adds the records of a packed slab of which some lane has unflagged weights, and clears those in a. count: how many
  * the list has had so far. @return how many now, also those without room. */
 static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view &view, trf_pack_state *state,
-                                                           const trf_packed_slab_place &at, const trf_record_list &list,
+                                                           const trf_packed_lane_place &at, const trf_record_list &list,
                                                            const trf_row_to_window rows[2], uint32_t flags,
                                                            uint32_t a[8], uint32_t count) {
     const uint32_t lane = trf_packed_record_lane(at.lane_record);
@@ -95,15 +95,15 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
  * @return the list's records so far. */
 template <bool kZeroing>
 static __device__ __forceinline__ uint32_t trf_pack_slab(const trf_packed_view &view, trf_pack_state *state,
-                                                         const trf_packed_slab_place &at, const trf_record_list &list,
+                                                         const trf_packed_lane_place &at, const trf_record_list &list,
                                                          trf_words4 octets[2], const trf_row_to_window rows[2],
                                                          uint32_t count, uint8_t *to) {
     const uint32_t lane = trf_packed_record_lane(at.lane_record);
-    uint32_t a[TRF_PACKED_SLAB_REGISTERS], flags = 0;
+    uint32_t a[TRF_PACKED_LANE_REGISTERS], flags = 0;
     trf_quartet_transpose(octets[0].word, lane);
     trf_quartet_transpose(octets[1].word, lane);
     trf_packed_slab_from_rows(a, octets);
-    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
         flags = trf_packed_slab_add_flags(flags, trf_pack_halves(&a[i], rows[i % 2], kZeroing));
     if (__ballot_sync(kAllLanes, flags != TRF_PACKED_SLAB_ALL_FLAGS))
         count = trf_add_records(view, state, at, list, rows, flags, a, count);

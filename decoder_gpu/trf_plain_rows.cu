@@ -32,7 +32,8 @@ template <int kBytes> __device__ __forceinline__ void put_vector(uint32_t codec,
 }
 
 template <int kBytes>
-__device__ __forceinline__ void copy_row(const trf_plain_rows &rows, const uint16_t *from, uint8_t *to, bool vectors) {
+__device__ __forceinline__ void copy_row(const trf_plain_rows_request &rows, const uint16_t *from, uint8_t *to,
+                                         bool vectors) {
     if (vectors) {
         for (uint32_t v = threadIdx.x; v < rows.cols / kVector; v += kThreads)
             put_vector<kBytes>(rows.codec, ((const uint4 *)from)[v], to + (size_t)v * kVector * kBytes);
@@ -44,7 +45,8 @@ __device__ __forceinline__ void copy_row(const trf_plain_rows &rows, const uint1
 }
 
 template <int kBytes>
-__global__ void __launch_bounds__(kThreads) copy_plain_rows(const __grid_constant__ trf_plain_rows rows, bool vectors) {
+__global__ void __launch_bounds__(kThreads)
+    copy_plain_rows(const __grid_constant__ trf_plain_rows_request rows, bool vectors) {
     for (uint64_t i = blockIdx.x; i < rows.count; i += gridDim.x) {
         const int64_t id = rows.ids ? trf_row_id(rows.ids, rows.id_bytes, i) : (int64_t)i;
         uint8_t *const to = (uint8_t *)rows.to + i * rows.cols * kBytes;
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) copy_plain_rows(const __grid_constan
 
 } // namespace
 
-int trf_launch_plain_rows(const trf_plain_rows *rows, trf_stream stream) {
+int trf_launch_plain_rows(const trf_plain_rows_request *rows, trf_stream stream) {
     int device, multiprocessors;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess)
@@ -67,7 +69,7 @@ int trf_launch_plain_rows(const trf_plain_rows *rows, trf_stream stream) {
         return error;
     const uint32_t most = (uint32_t)multiprocessors * kBlocksEach, blocks = rows->count < most ? rows->count : most;
     const bool vectors = rows->cols % kVector == 0 && ((uintptr_t)rows->weights | (uintptr_t)rows->to) % 16 == 0;
-    if (rows->value_bytes == 2)
+    if (rows->weight_bytes == 2)
         copy_plain_rows<2><<<blocks, kThreads, 0, stream>>>(*rows, vectors);
     else
         copy_plain_rows<4><<<blocks, kThreads, 0, stream>>>(*rows, vectors);

@@ -10,18 +10,18 @@
 extern "C" {
 #endif
 
-typedef struct trf_plain_rows {
+typedef struct trf_plain_rows_request {
     const uint16_t *weights; /* device, [rows][cols], a float codec's elements; 16-byte aligned */
     uint32_t rows, cols, codec;
     uint32_t id_bytes, count;
-    const void *ids;      /* `count` signed integers of id_bytes, 4 or 8; device; NULL: rows 0 to count - 1 */
-    uint32_t value_bytes; /* 2: elements as they are; 4: their values in F32 */
-    uint32_t missing;     /* the bits of each value of a row that there is not */
-    void *to;             /* device, [count][cols] */
-} trf_plain_rows;
+    const void *ids;       /* `count` signed integers of id_bytes, 4 or 8; device; NULL: rows 0 to count - 1 */
+    uint32_t weight_bytes; /* 2: elements as they are; 4: their values in F32 */
+    uint32_t missing;      /* the bits of each weight of a row that there is not */
+    void *to;              /* device, [count][cols] */
+} trf_plain_rows_request;
 
 /* Enqueues the copy on `stream`. @return the launch's cudaError_t, 0 for success. */
-int trf_launch_plain_rows(const trf_plain_rows *rows, trf_stream stream);
+int trf_launch_plain_rows(const trf_plain_rows_request *rows, trf_stream stream);
 
 #ifdef __cplusplus
 }

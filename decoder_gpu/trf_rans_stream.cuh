@@ -23,12 +23,13 @@ template <int kP, int kLog> struct trf_rans_params {
     uint32_t p, low;          /* probability bits; 2^L */
     uint32_t slot_shift;      /* slot -> byte offset in the table */
     uint32_t slot_mask, copy; /* (x << slot_shift & slot_mask) | copy is the entry's byte offset */
-    uint32_t mark, palette;   /* kP: a 1 for above the quotient; trf_class_palette */
+    uint32_t dot_one,
+        palette; /* kP: the 1, above the quotient, by which dp2a multiplies slot offsets; trf_class_palette */
 };
 
-/* constants: shared address of mark and palette, which stand there twice. Read by each lane from a copy that its number
- * picks they stay in vector registers, where the steps want them (kKeep): the compiler cannot know that all lanes get
- * the same. Otherwise it puts them into uniform registers, and copies them each time. */
+/* constants: shared address of dot_one and palette, which stand there twice. Read by each lane from a copy that its
+ * number picks they stay in vector registers, where the steps want them (kKeep): the compiler cannot know that all
+ * lanes get the same. Otherwise it puts them into uniform registers, and copies them each time. */
 template <int kP, int kLog, bool kKeep = true>
 static __device__ __forceinline__ trf_rans_params<kP, kLog> trf_rans_params_of(const trf_device_view &view,
                                                                                const uint8_t *table, uint32_t table_log,
@@ -42,7 +43,7 @@ static __device__ __forceinline__ trf_rans_params<kP, kLog> trf_rans_params_of(c
     params.copy = (kP ? 4 : 8) * lane & ((1u << params.slot_shift) - 1);
     if (kP) {
         const uint2 both = trf_lds64(constants + (kKeep ? 8 * (lane % 2) : 0));
-        params.mark = both.x;
+        params.dot_one = both.x;
         params.palette = both.y;
     }
     return params;
@@ -59,17 +60,17 @@ static __device__ __forceinline__ void trf_lane_renormalize(trf_rans_stream &s,
 }
 
 /* The state, with its slot as the byte offset in the table that it is; kP: and with its quotient right above the
- * offset, and params.mark above that where 32 bits have room for it. */
+ * offset, and params.dot_one above that where 32 bits have room for it. */
 template <int kP, int kLog>
 static __device__ __forceinline__ uint32_t trf_state_in_place(uint32_t x, const trf_rans_params<kP, kLog> &params) {
-    return kLog == 15 ? x * (1u << (15 - kP)) + params.mark : x << params.slot_shift;
+    return kLog == 15 ? x * (1u << (15 - kP)) + params.dot_one : x << params.slot_shift;
 }
 
 /* The quotient with a 1 above its 16 bits. */
 template <int kP, int kLog>
-static __device__ __forceinline__ uint32_t trf_marked_quotient(uint32_t in_place,
-                                                               const trf_rans_params<kP, kLog> &params) {
-    return kLog == 15 ? in_place >> 15 : trf_permute(in_place, params.mark, 0x5432);
+static __device__ __forceinline__ uint32_t trf_quotient_and_one(uint32_t in_place,
+                                                                const trf_rans_params<kP, kLog> &params) {
+    return kLog == 15 ? in_place >> 15 : trf_permute(in_place, params.dot_one, 0x5432);
 }
 
 /* Decodes a symbol. @return the entry's class part.
@@ -81,7 +82,7 @@ static __device__ __forceinline__ uint32_t trf_lane_decode_step(trf_rans_stream 
     const uint8_t *const at = params.table + trf_and_or(in_place, params.slot_mask, params.copy);
     if (kP) {
         const uint32_t entry = *reinterpret_cast<const uint32_t *>(at);
-        s.x = __dp2a_hi(trf_marked_quotient(in_place, params), entry, 0u);
+        s.x = __dp2a_hi(trf_quotient_and_one(in_place, params), entry, 0u);
         trf_lane_renormalize(s, params);
         return trf_class_part_from_short<Codec>(entry, params.palette);
     }

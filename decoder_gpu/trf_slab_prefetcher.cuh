@@ -195,7 +195,7 @@ static __device__ __forceinline__ void trf_start_walk(trf_prefetcher<kSlabs, kRi
         trf_prefetch_step<Codec>(prefetcher, smem, k, lane, planes);
 }
 
-/* Records a slab's tile as corrupt. One lane calls it. */
+/* Notes a slab's tile as corrupt. One lane calls it. */
 static __device__ __forceinline__ void trf_note_slab_fault(const trf_device_view &view, uint32_t band, uint32_t panel) {
     const uint64_t tile =
         (uint64_t)(band / TRF_BANDS_PER_TILE) * view.num_tile_cols + panel * view.slab_cols / TRF_TILE_SIZE;

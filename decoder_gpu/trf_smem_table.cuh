@@ -79,7 +79,7 @@ static __device__ __forceinline__ void trf_build_lane_pair_masks(uint32_t masks)
     }
 }
 
-/* Builds all of it; the block meets afterwards. constants: two copies of mark and palette of trf_rans_params. */
+/* Builds all of it; the block meets afterwards. constants: two copies of dot_one and palette of trf_rans_params. */
 template <class Codec, int kP, int kLog>
 static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view,
                                                            const trf_table_slots<kP> &source, uint32_t shared,

@@ -3,7 +3,7 @@
  * bodies, which run on the CPU in emulated warps, too; they stay inside the view whatever it holds.
  *
  * trf_unpack_lines: a block takes an exception line, 64 rows and 1,024 columns; each of its 16 warps two packed tiles
- * side by side, four packed slabs each. A lane forms its 16 weights of a packed slab, takes them to their rows' scale,
+ * side by side, four packed slabs each. A lane forms its 16 weights of a packed slab, takes them to their own scale,
  * and exchanges words with its quartet until it has an octet (trf_pack_lane.h) of two rows, which it stores.
  *
  * trf_unpack_rows_by_id: a warp takes eight packed tiles of a row, four lanes for each: lanes 4r to 4r + 3 of the
@@ -98,7 +98,7 @@ static __device__ __forceinline__ trf_unpack_words trf_load_unpack_words(const u
 static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_packed_view &view,
                                                                    const trf_line_to_unpack &line, uint32_t tile,
                                                                    uint32_t slab, uint32_t lane,
-                                                                   uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
+                                                                   uint32_t a[TRF_PACKED_LANE_REGISTERS]) {
     const uint32_t before = line.stored & ((1u << tile % TRF_PACKED_LINE_TILES) - 1);
     const uint64_t number = line.first_stored + trf_packed_count_bits(before);
     trf_words4 steps[TRF_PACKED_STEPS] = {};
@@ -114,7 +114,7 @@ static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_pac
 /* Lets each lane patch its registers with the line's records that `matches` has a bit for: word by word, one lane's
  * after the other's. lane_record, rescale: as trf_packed_slab_patch takes them. All lanes of the warp call it, with the
  * same matches. */
-static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS],
+static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_LANE_REGISTERS],
                                                       const trf_line_to_unpack &line, uint32_t matches,
                                                       uint32_t lane_record, bool patches,
                                                       const trf_halves_rescale rescale[2]) {
@@ -125,21 +125,21 @@ static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB
     }
 }
 
-/* A lane of a packed slab in the rows' scale, but for exceptions. tile: of the band. */
+/* A lane of a packed slab in the weights' own scale, but for exceptions. tile: of the band. */
 template <bool kZeroing>
 static __device__ __forceinline__ void
 trf_read_packed_slab(const trf_packed_view &view, const trf_line_to_unpack &line, const trf_unpack_words &words,
                      uint32_t tile, uint32_t slab, uint32_t lane, bool is_stored, const trf_halves_rescale rescale[2],
-                     uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
+                     uint32_t a[TRF_PACKED_LANE_REGISTERS]) {
     if (is_stored)
         trf_load_stored_packed_slab(view, line, tile, slab, lane, a);
     else
         trf_packed_slab_form(a, words.raw, words.index, kZeroing);
     const bool scales_as_formed = !is_stored && rescale[0].takes_formed && rescale[1].takes_formed;
-    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
         if (scales_as_formed)
             a[i] = trf_scale_formed(a[i], rescale[i % 2], kZeroing);
-    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
         if (!scales_as_formed)
             a[i] = trf_scale_halves(a[i], rescale[i % 2]);
 }
@@ -156,7 +156,7 @@ static __device__ __forceinline__ void trf_unpack_slab(const trf_unpack_args &ar
     const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
     const bool match = lane < line.records && (line.word ^ lane_record) >> 25 == 0;
     const uint32_t matches = __ballot_sync(kAllLanes, match);
-    uint32_t a[TRF_PACKED_SLAB_REGISTERS];
+    uint32_t a[TRF_PACKED_LANE_REGISTERS];
     trf_read_packed_slab<kZeroing>(args.view, line, words, tile, slab, lane, is_stored, rescale, a);
     trf_warp_patch(a, line, matches, lane_record, !is_stored, rescale);
     trf_packed_slab_to_rows(a, octets);
@@ -240,7 +240,7 @@ static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_rows
         __ballot_sync(kAllLanes, lane < line.records && (line.word ^ first_lane_record) >> 30 == 0 &&
                                      trf_packed_record_slab(line.word) == slab);
     const trf_halves_rescale own = trf_halves_rescale_of(trf_packed_row_exponent(&view, row)), rescale[2] = {own, own};
-    uint32_t a[TRF_PACKED_SLAB_REGISTERS] = {};
+    uint32_t a[TRF_PACKED_LANE_REGISTERS] = {};
     if (is_there) {
         const uint8_t *const from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile) +
                                     TRF_PACKED_SLAB_BYTES * slab;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What device code sees of a layer in memory: pointers into its blob, where each slab lies, and the fault in which
- * a corrupt tile is recorded; and how such memory is aligned. The CPU's device fills one in, too, to share that code.
+ * a corrupt tile is noted; and how such memory is aligned. The CPU's device fills one in, too, to share that code.
  * C and CUDA. */
 #ifndef TRF_DEVICE_VIEW_H
 #define TRF_DEVICE_VIEW_H

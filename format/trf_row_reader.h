@@ -72,8 +72,8 @@ typedef struct trf_row_target {
     uint32_t col,
         cols; /* which columns of the layer are written; col, cols: multiples of 16, or up to the layer's last */
     trf_decode_as as;
-    uint32_t value_bytes; /* as trf_decoded_weight_bytes says */
-    int aligned;          /* `to` is at a multiple of 4 weights */
+    uint32_t weight_bytes; /* as trf_decoded_weight_bytes says */
+    int aligned;           /* `to` is at a multiple of 4 weights */
 } trf_row_target;
 
 /* Stores four neighbouring weights from column `col` of the layer on, a multiple of 4, if they are among those that are
@@ -82,13 +82,13 @@ TRF_HD void trf_row_store4(const trf_row_target *target, uint32_t col, const uin
     const uint32_t at = col - target->col;
     if (at >= target->cols)
         return;
-    if (target->aligned && target->value_bytes == 2) {
+    if (target->aligned && target->weight_bytes == 2) {
         ((uint64_t *)target->to)[at / 4] =
             (bits[0] & 0xFFFF) | bits[1] << 16 | (uint64_t)((bits[2] & 0xFFFF) | bits[3] << 16) << 32;
         return;
     }
     for (uint32_t k = 0; k < 4; k++)
-        trf_store_decoded_bits(target->to, target->value_bytes, at + k, bits[k]);
+        trf_store_decoded_bits(target->to, target->weight_bytes, at + k, bits[k]);
 }
 
 /* ---- coded columns ---- */
@@ -120,9 +120,9 @@ typedef struct trf_row_lane {
 
 /* Values of the row's weights among i to i + 3 (a multiple of 4), which lie in columns `col` and col + 1 of the layer.
  * classes: of all four. */
-TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_value, const trf_row_crossing *crossing,
-                           const trf_slab_reader *slab, trf_row_lane *at, uint32_t i, uint32_t classes, uint32_t col,
-                           trf_decode_as as, uint32_t bits[2]) {
+TRF_HD void trf_row_bits(const trf_device_view *view, const int16_t *class_value, const trf_row_crossing *crossing,
+                         const trf_slab_reader *slab, trf_row_lane *at, uint32_t i, uint32_t classes, uint32_t col,
+                         trf_decode_as as, uint32_t bits[2]) {
     const uint32_t row = crossing->tile.row + crossing->row;
     uint32_t raw[4];
     trf_lane_raw_bits(slab, view->codec, view->class_bits, view->raw_bits, at->lane, i, raw);
@@ -179,8 +179,8 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *deco
             if (row_block != row / 16)
                 continue;
             const uint32_t col = layer_col + trf_row_col(shape, quartet_lane, step);
-            trf_row_values(view, class_value, crossing, &slab, &at, i, classes[0], col, target->as, bits);
-            trf_row_values(view, class_value, crossing, &slab, &at, i + 4, classes[1], col + 2, target->as, bits + 2);
+            trf_row_bits(view, class_value, crossing, &slab, &at, i, classes[0], col, target->as, bits);
+            trf_row_bits(view, class_value, crossing, &slab, &at, i + 4, classes[1], col + 2, target->as, bits + 2);
             trf_row_store4(target, col, bits);
         }
     return at.reader.x == 1u << view->state_bits &&
@@ -212,7 +212,7 @@ TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_cross
         if (at >= target->cols)
             continue;
         const uint32_t element = trf_stored_element(view, &edge, crossing->row, c);
-        trf_store_decoded_bits(target->to, target->value_bytes, at,
+        trf_store_decoded_bits(target->to, target->weight_bytes, at,
                                trf_decoded_bits(view, target->as, element, row, col));
     }
 }
@@ -251,7 +251,7 @@ TRF_HD void trf_row_fill(const trf_device_view *view, uint32_t panel, uint32_t q
     const uint32_t end = begin + (left < view->slab_cols ? left : view->slab_cols);
     for (uint32_t col = begin + quartet_lane; col < end; col += TRF_ROW_LANES)
         if (col - target->col < target->cols)
-            trf_store_decoded_bits(target->to, target->value_bytes, col - target->col,
+            trf_store_decoded_bits(target->to, target->weight_bytes, col - target->col,
                                    trf_decoded_corrupt_bits(view, target->as));
 }
 

@@ -10,7 +10,7 @@
 struct trf_x_pipeline_params {
     uint32_t address;    /* shared address of [2] stages */
     uint32_t first_warp; /* of the block */
-    uint32_t barrier;    /* that the warps meet at */
+    uint32_t barrier_id; /* of the named barrier that the warps meet at */
     /* In fills, which are x_stage_cols columns each. first: where the warps' columns begin in every wave; cycle: how
      * many these are, after which the next wave begins again with the first; ahead: where in the cycle the first wave
      * begins (stream-K; else 0). Fill i on the way is of x's columns from (first + (ahead + i) % cycle) * x_stage_cols
@@ -63,7 +63,7 @@ template <int kXTiles> struct trf_x_pipeline {
                 trf_cp_async_commit();
                 trf_cp_async_wait<0>();
             }
-            trf_named_barrier_sync(params.barrier, partition.wave_units);
+            trf_named_barrier_sync(params.barrier_id, partition.wave_units);
             if (++filled < params.total)
                 copy(a, partition);
         }

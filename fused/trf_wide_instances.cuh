@@ -9,15 +9,15 @@
 
 typedef void (*trf_wide_kernel)(trf_wide_args);
 
-template <class Codec, class Type> static trf_wide_kernel trf_wide_pick(int max_x_rows, int multicast) {
-    return max_x_rows == 64 ? trf_wide<Codec, Type, 64, 1>
-           : multicast == 1 ? trf_wide<Codec, Type, 128, 1>
-                            : trf_wide<Codec, Type, 128, 2>;
+template <class Codec, class Type> static trf_wide_kernel trf_wide_pick(int max_x_rows, int decoding_blocks) {
+    return max_x_rows == 64       ? trf_wide<Codec, Type, 64, 1>
+           : decoding_blocks == 1 ? trf_wide<Codec, Type, 128, 1>
+                                  : trf_wide<Codec, Type, 128, 2>;
 }
 
 /* One for each .cu. */
-trf_wide_kernel trf_wide_fp16(int class_bits, int max_x_rows, int multicast);
+trf_wide_kernel trf_wide_fp16(int class_bits, int max_x_rows, int decoding_blocks);
 trf_wide_kernel trf_wide_8_bit(uint32_t codec, int class_bits, int bf16_x, int max_x_rows,
-                               int multicast); /* fp8, int */
+                               int decoding_blocks); /* fp8, int */
 
 #endif

@@ -11,7 +11,7 @@
  * at once, and consumers take their stages one by one: turn by turn of slabs, then 32 columns of each producer after
  * the other.
  *
- * A cluster of two blocks either *multicasts* decoded weights: both have the same work item but for the rows of x, each
+ * The two blocks of a cluster either decode for each other: both have the same work item but for the rows of x, each
  * decodes one of the units and stores it in both. Or `k_splits` blocks cut a work item's columns (split-K) among them;
  * at the end each sends its sums to those that add them up, in a fixed order.
  *
@@ -43,12 +43,12 @@
 #include "trf_wide_ptx.cuh"
 #include "trf_wide_sizes.h"
 
-/* kXRows: rows of x of a block, at most. kMulticast: blocks of a cluster that decode for each other, 1 or 2. */
-template <int kXRows, int kMulticast> struct trf_wide_shape {
-    static constexpr uint32_t kConsumers = trf_wide_consumers(kXRows);   /* warpgroups */
-    static constexpr uint32_t kWgmmaRows64 = 2 / kConsumers;             /* of a consumer: so many times 64 */
-    static constexpr uint32_t kUnits = trf_wide_block_units(kMulticast); /* that the block decodes */
-    static constexpr uint32_t kProducers = trf_wide_max_producers(kXRows, kMulticast); /* at most */
+/* kXRows: rows of x of a block, at most. kDecodingBlocks: blocks of a cluster that decode for each other, 1 or 2. */
+template <int kXRows, int kDecodingBlocks> struct trf_wide_shape {
+    static constexpr uint32_t kConsumers = trf_wide_consumers(kXRows);        /* warpgroups */
+    static constexpr uint32_t kWgmmaRows64 = 2 / kConsumers;                  /* of a consumer: so many times 64 */
+    static constexpr uint32_t kUnits = trf_wide_block_units(kDecodingBlocks); /* that the block decodes */
+    static constexpr uint32_t kProducers = trf_wide_max_producers(kXRows, kDecodingBlocks); /* at most */
     static constexpr uint32_t kThreads = trf_wide_threads(kXRows);
     static_assert(kProducers <= TRF_WIDE_MAX_PRODUCERS, "flags and barriers of producers");
 };
@@ -60,7 +60,7 @@ struct trf_wide_partition_args {
     uint32_t log_k_splits; /* of k_splits() */
     uint32_t producers;
     uint32_t x_rows, x_stage_bytes; /* of x: of a block; of these, in a stage */
-    uint32_t x_ranges;              /* ranges that x's rows are cut into, each of kMulticast times x_rows */
+    uint32_t x_ranges;              /* ranges that x's rows are cut into, each of kDecodingBlocks times x_rows */
     uint32_t work_items, clusters;
     uint32_t stages_offset, x_stages_offset; /* in shared memory, multiples of 1024: [producer] */
 
@@ -114,15 +114,15 @@ static __device__ __forceinline__ uint32_t trf_fills_of(const trf_device_view &v
 static __device__ __forceinline__ uint32_t trf_first_band(const trf_wide_partition_args &p, uint32_t work_item) {
     return work_item / p.x_ranges * TRF_WIDE_BANDS;
 }
-template <int kMulticast>
+template <int kDecodingBlocks>
 static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_partition_args &p, uint32_t work_item) {
-    return (work_item % p.x_ranges * kMulticast + blockIdx.x % kMulticast) * p.x_rows;
+    return (work_item % p.x_ranges * kDecodingBlocks + blockIdx.x % kDecodingBlocks) * p.x_rows;
 }
 
 /* The block's first one. */
-template <int kMulticast>
+template <int kDecodingBlocks>
 static __device__ __forceinline__ uint32_t trf_first_work_item(const trf_wide_partition_args &p) {
-    return blockIdx.x / kMulticast >> p.log_k_splits;
+    return blockIdx.x / kDecodingBlocks >> p.log_k_splits;
 }
 
 /* ---- barriers and flags of a block ---- */
@@ -132,12 +132,13 @@ struct trf_wide_barriers {
     uint8_t corrupt[2][TRF_WIDE_UNITS][TRF_WIDE_MAX_PRODUCERS];           /* of an even and an odd work item */
 };
 
-template <class Shape, int kMulticast> static __device__ __forceinline__ void trf_init_barriers(trf_wide_barriers &m) {
+template <class Shape, int kDecodingBlocks>
+static __device__ __forceinline__ void trf_init_barriers(trf_wide_barriers &m) {
     if (threadIdx.x != 0)
         return;
     for (uint32_t i = 0; i < Shape::kProducers; i++) {
         trf_mbarrier_init(trf_shared_address(&m.full[i]), TRF_WIDE_UNITS);
-        trf_mbarrier_init(trf_shared_address(&m.empty[i]), 4 * Shape::kConsumers * kMulticast);
+        trf_mbarrier_init(trf_shared_address(&m.empty[i]), 4 * Shape::kConsumers * kDecodingBlocks);
     }
     trf_mbarrier_publish();
     for (uint32_t i = 0; i < sizeof m.corrupt; i++)
@@ -170,10 +171,11 @@ struct trf_wide_unit_order {
     }
 };
 
-/* Leaves decoded weights in stages. The block's first decoder of a producer has x copied to them, too. */
-template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Product {
+/* Leaves decoded weights in stages, and multiplies nothing: of the sink that does it takes how fragments are completed.
+ * The block's first decoder of a producer has x copied to them, too. */
+template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink : Product {
     using Rows = uint4[TRF_WIDE_UNIT_SLABS][4];
-    using Shape = trf_wide_shape<kXRows, kMulticast>;
+    using Shape = trf_wide_shape<kXRows, kDecodingBlocks>;
     const trf_tensor_map &x_map;
     const trf_wide_partition_args &p;
     trf_wide_barriers &barriers;
@@ -201,9 +203,9 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
 
     /* To the next slab, which lies in this panel. */
     __device__ __forceinline__ void enter_slab(uint32_t panel) {
-        const uint32_t work_item = trf_first_work_item<kMulticast>(p) + next / unit_order.count * p.clusters;
+        const uint32_t work_item = trf_first_work_item<kDecodingBlocks>(p) + next / unit_order.count * p.clusters;
         x_col = panel * this->a.view.slab_cols;
-        x_row = trf_first_x<kMulticast>(p, work_item);
+        x_row = trf_first_x<kDecodingBlocks>(p, work_item);
         fills_left = trf_fills_of(this->a.view, panel);
         next++;
     }
@@ -220,7 +222,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 trf_sts128(stage_address + 2048 * s + 512 * i, rows[s][i]);
-        if (kMulticast > 1)
+        if (kDecodingBlocks > 1)
 #pragma unroll
             for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
@@ -233,13 +235,13 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
     __device__ __forceinline__ void commit_stage() {
         const uint32_t full = trf_shared_address(&barriers.full[producer]);
         const uint32_t expected = (x_stage_address ? p.x_stage_bytes : 0) +
-                                  (kMulticast > 1 ? TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS : 0);
+                                  (kDecodingBlocks > 1 ? TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS : 0);
         trf_fence_async_proxy();
         __syncwarp();
         if (this->lane != 0)
             return;
         trf_mbarrier_arrive_expect_tx(full, expected);
-        if (kMulticast > 1)
+        if (kDecodingBlocks > 1)
             trf_mbarrier_arrive_cluster(full, blockIdx.x % 2 ^ 1);
     }
 
@@ -290,7 +292,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
         if (!good && this->lane == 0) {
             uint8_t *const flag = &barriers.corrupt[(next - 1) / unit_order.count % 2][unit_order.unit][producer];
             *flag = 1;
-            if (kMulticast > 1) {
+            if (kDecodingBlocks > 1) {
                 trf_sts8_cluster(trf_shared_address(flag), blockIdx.x % 2 ^ 1, 1);
                 trf_fence_cluster();
             }
@@ -359,8 +361,8 @@ static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &ar
 
 /* ---- consumers ---- */
 
-template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wide_consumer {
-    using Shape = trf_wide_shape<kXRows, kMulticast>;
+template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct trf_wide_consumer {
+    using Shape = trf_wide_shape<kXRows, kDecodingBlocks>;
     static constexpr int kWgmmaRows64 = Shape::kWgmmaRows64, kProducers = Shape::kProducers;
     static constexpr uint32_t warpgroup = kWarpgroup; /* warpgroup */
     const trf_product_args &a;
@@ -384,7 +386,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
         if (lane != 0)
             return;
         trf_mbarrier_arrive(empty);
-        if (kMulticast > 1)
+        if (kDecodingBlocks > 1)
             trf_mbarrier_arrive_cluster(empty, blockIdx.x % 2 ^ 1);
     }
 
@@ -392,7 +394,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
      * barrier's phase. */
     template <int kRows> __device__ __forceinline__ void multiply(uint32_t producer, uint32_t index) {
         trf_mbarrier_wait(trf_shared_address(&barriers.full[producer]), index % 2);
-        if (kMulticast > 1)
+        if (kDecodingBlocks > 1)
             trf_fence_async_proxy(); /* what the other block sent */
         const uint64_t w = trf_wgmma_descriptor(shared + p.stages_offset + producer * TRF_WIDE_STAGE_BYTES +
                                                 warpgroup * (kWgmmaRows64 * 64 * 2 * TRF_WIDE_STAGE_COLS)),
@@ -465,7 +467,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
     /* All of the block's work items. */
     __device__ __forceinline__ void multiply_all(const trf_wide_k_range &k_range) {
 #pragma unroll 1
-        for (uint32_t work_item = trf_first_work_item<kMulticast>(p), parity = 0; work_item < p.work_items;
+        for (uint32_t work_item = trf_first_work_item<kDecodingBlocks>(p), parity = 0; work_item < p.work_items;
              work_item += p.clusters, parity ^= 1) {
 #pragma unroll
             for (int b = 0; b < kWgmmaRows64; b++)
@@ -474,7 +476,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
                     sum[b][i] = 0;
             multiply_rows(k_range);
             mark_corrupt(parity);
-            if (kMulticast == 1 && p.k_splits() > 1)
+            if (kDecodingBlocks == 1 && p.k_splits() > 1)
                 send_acc_tiles();
             else
                 finish(work_item);
@@ -525,7 +527,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
      * since code that runs once costs more than the moves. */
     __device__ __forceinline__ void finish(uint32_t work_item) {
         const bool two_rows = trf_writes_two_rows(a);
-        uint32_t n = trf_first_x<kMulticast>(p, work_item) + 2 * (lane % 4);
+        uint32_t n = trf_first_x<kDecodingBlocks>(p, work_item) + 2 * (lane % 4);
         uint32_t row[kWgmmaRows64]; /* the first of two, 8 apart */
         float scale[kWgmmaRows64][2];
 #pragma unroll
@@ -552,12 +554,12 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
 };
 
 /* Blocks of a cluster wait for each other; those that split a work item add up its sums. */
-template <class Shape, int kMulticast>
+template <class Shape, int kDecodingBlocks>
 static __device__ __forceinline__ void trf_end_wide_cluster(const trf_wide_args &args, uint32_t shared) {
     const uint32_t k_splits = args.partition.k_splits();
-    if (kMulticast > 1) { /* others may arrive at this block's barriers until they are done */
-        trf_cluster_arrive(kMulticast);
-        trf_cluster_wait(kMulticast);
+    if (kDecodingBlocks > 1) { /* others may arrive at this block's barriers until they are done */
+        trf_cluster_arrive(kDecodingBlocks);
+        trf_cluster_wait(kDecodingBlocks);
     } else if (k_splits > 1) {
         if (threadIdx.x / 32 >= 4 * Shape::kConsumers) { /* consumers have, in send_acc_tiles */
             trf_cluster_arrive(k_splits);
@@ -571,11 +573,11 @@ static __device__ __forceinline__ void trf_end_wide_cluster(const trf_wide_args 
 
 /* ---- the kernel ---- */
 
-template <class Codec, class Type, int kXRows, int kMulticast>
+template <class Codec, class Type, int kXRows, int kDecodingBlocks>
 static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args) {
     const trf_product_args &a = args.product;
     const trf_wide_partition_args &p = args.partition;
-    using Shape = trf_wide_shape<kXRows, kMulticast>;
+    using Shape = trf_wide_shape<kXRows, kDecodingBlocks>;
     using Product = trf_warp_product<Codec, Type, TRF_WIDE_UNIT_SLABS, 1, false, false>;
     constexpr int kP = kDefaultP<Codec>, kLog = TRF_WIDE_TABLE_LOG;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
@@ -587,16 +589,16 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     trf_allow_successor();
     const trf_table_slots<kP> table_source(view);
     const trf_wide_k_range k_range(p);
-    trf_init_barriers<Shape, kMulticast>(barriers);
+    trf_init_barriers<Shape, kDecodingBlocks>(barriers);
 
     const bool decodes = decoder < p.producers * Shape::kUnits;
     const uint32_t producer = decoder / Shape::kUnits;
     const trf_wide_unit_order unit_order = {p,
                                             a.whole_rows,
-                                            decoder % Shape::kUnits + blockIdx.x % kMulticast * Shape::kUnits,
+                                            decoder % Shape::kUnits + blockIdx.x % kDecodingBlocks * Shape::kUnits,
                                             k_range.begin(producer),
                                             decodes ? k_range.count(producer) : 0,
-                                            trf_first_work_item<kMulticast>(p)};
+                                            trf_first_work_item<kDecodingBlocks>(p)};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
     const trf_walk walk = unit_order.start();
     trf_prefetcher<TRF_WIDE_UNIT_SLABS, kShortRing> prefetcher;
@@ -604,39 +606,40 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
         trf_start_walk<Codec>(prefetcher, view, p.smem, planes, walk, unit_order,
                               shared + p.smem.first_warp + decoder * p.smem.warp_bytes, lane);
     trf_build_constants<Codec, kP, kLog>(view, table_source, shared, p.smem, constants);
-    if (kMulticast == 1) {
+    if (kDecodingBlocks == 1) {
         __syncthreads();
     } else { /* barriers of the other block, too */
-        trf_cluster_arrive(kMulticast);
-        trf_cluster_wait(kMulticast);
+        trf_cluster_arrive(kDecodingBlocks);
+        trf_cluster_wait(kDecodingBlocks);
     }
     trf_wait_for_predecessor();
 
     if (decodes) {
         const trf_rans_params<kP, kLog> params =
             trf_rans_params_of<kP, kLog>(view, shared_memory, p.smem.table_log, trf_shared_address(constants), lane);
-        trf_wide_sink<Product, kXRows, kMulticast> sink(args, lane, barriers, unit_order, producer, walk.left, shared);
+        trf_wide_sink<Product, kXRows, kDecodingBlocks> sink(args, lane, barriers, unit_order, producer, walk.left,
+                                                             shared);
         trf_walk_slabs<Codec>(view, p.smem, planes, prefetcher, params, shared + p.smem.lane_pair_masks, unit_order,
                               UINT32_MAX, lane, sink);
         sink.fill_zeros_until(walk.left);
         trf_cp_async_wait<0>();
     } else if (warp < 4) {
-        trf_wide_consumer<Type, kXRows, kMulticast, 0>(args, barriers, shared).multiply_all(k_range);
+        trf_wide_consumer<Type, kXRows, kDecodingBlocks, 0>(args, barriers, shared).multiply_all(k_range);
     } else if (Shape::kConsumers > 1 && warp < 8) {
-        trf_wide_consumer<Type, kXRows, kMulticast, Shape::kConsumers - 1>(args, barriers, shared)
+        trf_wide_consumer<Type, kXRows, kDecodingBlocks, Shape::kConsumers - 1>(args, barriers, shared)
             .multiply_all(k_range);
     }
     __syncwarp();
-    trf_end_wide_cluster<Shape, kMulticast>(args, shared);
+    trf_end_wide_cluster<Shape, kDecodingBlocks>(args, shared);
 }
 
 #endif
 
-template <class Codec, class Type, int kXRows, int kMulticast>
-__global__ void __launch_bounds__(trf_wide_shape<kXRows, kMulticast>::kThreads, 1)
+template <class Codec, class Type, int kXRows, int kDecodingBlocks>
+__global__ void __launch_bounds__(trf_wide_shape<kXRows, kDecodingBlocks>::kThreads, 1)
     trf_wide(const __grid_constant__ trf_wide_args args) {
 #if TRF_HAS_SM_90A
-    trf_wide_block<Codec, Type, kXRows, kMulticast>(args);
+    trf_wide_block<Codec, Type, kXRows, kDecodingBlocks>(args);
 #endif
 }
 

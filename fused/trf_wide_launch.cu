@@ -9,10 +9,10 @@
 
 static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_wide_partition &c, trf_dtype x_dtype) {
     const int class_bits = (int)view->class_bits, max_x_rows = (int)trf_wide_max_x_rows(c.x_rows),
-              multicast = (int)c.multicast;
+              decoding_blocks = (int)c.decoding_blocks;
     if (view->codec == TRF_CODEC_FP16)
-        return trf_wide_fp16(class_bits, max_x_rows, multicast);
-    return trf_wide_8_bit(view->codec, class_bits, x_dtype == TRF_DTYPE_BF16, max_x_rows, multicast);
+        return trf_wide_fp16(class_bits, max_x_rows, decoding_blocks);
+    return trf_wide_8_bit(view->codec, class_bits, x_dtype == TRF_DTYPE_BF16, max_x_rows, decoding_blocks);
 }
 
 static trf_wide_partition_args partition_args(const trf_wide_partition &c) {
@@ -35,7 +35,7 @@ static trf_wide_partition_args partition_args(const trf_wide_partition &c) {
 static cudaError_t launch(trf_wide_kernel kernel, const trf_wide_args &args, const trf_wide_partition &c,
                           cudaStream_t stream) {
     bool early;
-    const uint32_t cluster_size = c.multicast * c.k_splits;
+    const uint32_t cluster_size = c.decoding_blocks * c.k_splits;
     return trf_launch_kernel(kernel, args, {cluster_size * c.clusters, c.threads, c.shared_bytes, cluster_size, stream},
                              &early);
 }

@@ -6,19 +6,19 @@
 #include "trf_product_request.h"
 #include "trf_wide_sizes.h"
 
-/* Rows of x of a block, where `multicast` blocks decode for each other: as even as multiples of 16 are, which is what
- * kernels have loops for. */
-static uint32_t x_rows_of(uint32_t m, uint32_t multicast) {
+/* Rows of x of a block, where `decoding_blocks` blocks decode for each other: as even as multiples of 16 are, which is
+ * what kernels have loops for. */
+static uint32_t x_rows_of(uint32_t m, uint32_t decoding_blocks) {
     if (m <= 64)
         return m <= 48 ? 48 : 64;
-    const uint32_t blocks = trf_ceil_div(m, 128 * multicast) * multicast;
+    const uint32_t blocks = trf_ceil_div(m, 128 * decoding_blocks) * decoding_blocks;
     return trf_ceil_div(trf_ceil_div(m, blocks), 16) * 16;
 }
 
 /* Stages behind the decoders' buffers, and the sums of blocks that split a work item, which take the stages' place. */
 static void lay_out(trf_wide_partition *c, const trf_product_request *request) {
     c->smem = trf_smem_layout_of(request->view->raw_bits, request->traits->max_rans_bytes,
-                                 c->producers * trf_wide_block_units(c->multicast), TRF_WIDE_UNIT_SLABS,
+                                 c->producers * trf_wide_block_units(c->decoding_blocks), TRF_WIDE_UNIT_SLABS,
                                  TRF_WIDE_TABLE_LOG, 0, 0, TRF_SHORT_RING_STEPS);
     c->stages_offset = (c->smem.total + 1023) / 1024 * 1024;
     c->x_stages_offset = c->stages_offset + c->producers * TRF_WIDE_STAGE_BYTES;
@@ -28,18 +28,19 @@ static void lay_out(trf_wide_partition *c, const trf_product_request *request) {
 }
 
 /* Of at most so many producers; of fewer, if these need no more turns. */
-static trf_wide_partition make_partition(const trf_product_request *request, uint32_t multicast, uint32_t k_splits,
-                                         uint32_t clusters, uint32_t producers) {
+static trf_wide_partition make_partition(const trf_product_request *request, uint32_t decoding_blocks,
+                                         uint32_t k_splits, uint32_t clusters, uint32_t producers) {
     const trf_device_view *view = request->view;
-    trf_wide_partition c = {.multicast = multicast, .k_splits = k_splits};
-    c.x_rows = x_rows_of(request->m, multicast);
+    trf_wide_partition c = {.decoding_blocks = decoding_blocks, .k_splits = k_splits};
+    c.x_rows = x_rows_of(request->m, decoding_blocks);
     c.x_stage_bytes = c.x_rows * 2 * TRF_WIDE_STAGE_COLS;
     c.threads = trf_wide_threads(trf_wide_max_x_rows(c.x_rows));
     c.panels = trf_regular_panels(view);
-    const uint32_t most = trf_min_u32(producers, trf_wide_max_producers(trf_wide_max_x_rows(c.x_rows), multicast)),
+    const uint32_t most =
+                       trf_min_u32(producers, trf_wide_max_producers(trf_wide_max_x_rows(c.x_rows), decoding_blocks)),
                    panels = trf_ceil_div(c.panels, k_splits), turns = trf_ceil_div(panels, most);
     c.producers = turns ? trf_ceil_div(panels, turns) : 1;
-    c.x_ranges = trf_ceil_div(trf_ceil_div(request->m, c.x_rows), multicast);
+    c.x_ranges = trf_ceil_div(trf_ceil_div(request->m, c.x_rows), decoding_blocks);
     c.work_items = trf_ceil_div(view->rows / TRF_SLAB_ROWS, TRF_WIDE_BANDS) * c.x_ranges;
     c.clusters = trf_min_u32(clusters, c.work_items);
     lay_out(&c, request);
@@ -47,11 +48,11 @@ static trf_wide_partition make_partition(const trf_product_request *request, uin
 }
 
 /* With as many producers as there is room for. @return whether there is room for one. */
-static int fit(const trf_product_request *request, uint32_t multicast, uint32_t log_k_splits,
+static int fit(const trf_product_request *request, uint32_t decoding_blocks, uint32_t log_k_splits,
                trf_wide_partition *partition) {
-    const uint32_t clusters = request->limits->clusters_of[multicast << log_k_splits];
+    const uint32_t clusters = request->limits->clusters_of[decoding_blocks << log_k_splits];
     for (uint32_t most = TRF_WIDE_MAX_PRODUCERS; most > 0; most--) {
-        *partition = make_partition(request, multicast, 1u << log_k_splits, clusters, most);
+        *partition = make_partition(request, decoding_blocks, 1u << log_k_splits, clusters, most);
         if (partition->clusters && trf_smem_fits(partition->shared_bytes, request->limits))
             return 1;
     }

@@ -15,9 +15,9 @@ typedef struct trf_wide_partition {
     uint32_t threads, x_rows; /* of a block; x_rows: rows of x that it multiplies by */
     uint32_t producers;       /* of a block: each has a range of panels, and trf_wide_block_units warps */
     uint32_t panels;          /* of the layer, regular ones */
-    uint32_t multicast;       /* blocks of a cluster that decode for each other, 1 or 2 */
+    uint32_t decoding_blocks; /* blocks of a cluster that decode for each other, 1 or 2 */
     uint32_t k_splits;        /* blocks of a cluster that cut a work item's columns among them: 1, 2, 4 or 8 */
-    uint32_t x_ranges;        /* ranges that x's rows are cut into, of multicast * x_rows each */
+    uint32_t x_ranges;        /* ranges that x's rows are cut into, of decoding_blocks * x_rows each */
     uint32_t work_items, clusters;
     /* Shared memory; stages: one a producer. */
     trf_smem_layout smem;

@@ -17,17 +17,17 @@ enum {
     TRF_WIDE_TABLE_LOG = TRF_SMALL_TABLE_LOG /* another decoder's work hides conflicts of its banks */
 };
 
-/* Kernels have loops for up to 64 or up to 128 rows of x (max_x_rows): what their accumulators are for. multicast:
- * blocks of a cluster that decode for each other, 1 or 2. */
+/* Kernels have loops for up to 64 or up to 128 rows of x (max_x_rows): what their accumulators are for.
+ * decoding_blocks: blocks of a cluster that decode for each other, 1 or 2. */
 TRF_HD_CONSTEXPR uint32_t trf_wide_max_x_rows(uint32_t x_rows) { return x_rows <= 64 ? 64 : 128; }
 TRF_HD_CONSTEXPR uint32_t trf_wide_consumers(uint32_t max_x_rows) { return max_x_rows / 64; }          /* warpgroups */
 TRF_HD_CONSTEXPR uint32_t trf_wide_decoders(uint32_t max_x_rows) { return max_x_rows == 64 ? 12 : 8; } /* warps */
 TRF_HD_CONSTEXPR uint32_t trf_wide_threads(uint32_t max_x_rows) {
     return 32 * (4 * trf_wide_consumers(max_x_rows) + trf_wide_decoders(max_x_rows));
 }
-TRF_HD_CONSTEXPR uint32_t trf_wide_block_units(uint32_t multicast) { return TRF_WIDE_UNITS / multicast; }
-TRF_HD_CONSTEXPR uint32_t trf_wide_max_producers(uint32_t max_x_rows, uint32_t multicast) {
-    return trf_wide_decoders(max_x_rows) / trf_wide_block_units(multicast);
+TRF_HD_CONSTEXPR uint32_t trf_wide_block_units(uint32_t decoding_blocks) { return TRF_WIDE_UNITS / decoding_blocks; }
+TRF_HD_CONSTEXPR uint32_t trf_wide_max_producers(uint32_t max_x_rows, uint32_t decoding_blocks) {
+    return trf_wide_decoders(max_x_rows) / trf_wide_block_units(decoding_blocks);
 }
 
 #endif

@@ -230,7 +230,7 @@ typedef struct trf_checkpoint_options {
     int overwrite;              /* replace an existing output, atomically */
     trf_progress_fn progress;   /* or NULL */
     void *progress_context;
-    int embeddings; /* compress: without `include`, embeddings and outputs tied to them, too */
+    int embeddings; /* compress: without `include`, embeddings and an output layer tied to them, too */
 } trf_checkpoint_options;
 
 TRF_API void trf_checkpoint_options_init(trf_checkpoint_options *options);
@@ -515,7 +515,7 @@ typedef struct trf_plan_info {
     trf_dtype x_dtype, y_dtype;
     trf_path path;            /* the one that runs: not AUTO */
     const char *path_name;    /* "fused", "two-step", "wide", "dense" or "packed": a static string */
-    const char *reason;       /* why not FUSED: a static string; NULL if FUSED */
+    const char *reason;       /* why not FUSED, and whether a tuning has chosen: a static string; NULL if FUSED */
     uint64_t workspace_bytes; /* that trf_linear needs, in device memory */
 } trf_plan_info;
 

@@ -43,7 +43,7 @@ typedef struct trf_model_config {
 trf_status trf_source_config_read(const trf_checkpoint *checkpoint, trf_source_config *source, trf_error *err);
 void trf_source_config_free(trf_source_config *source);
 
-/* @return whether it says that outputs share the embeddings' memory. */
+/* @return whether it says that the output layer shares the embeddings' memory. */
 int trf_source_config_is_tied(const trf_source_config *source);
 
 /* Compressing a folder: the source's text with a quantization_config at its end. One that cannot be read, or has a

@@ -99,9 +99,9 @@ static trf_status cpu_decode_row(void *context, uint64_t index, int worker, trf_
     const int64_t id = trf_row_id(work->request->row_ids, work->request->id_bytes, index);
     trf_row_target target = {.col = layer->shard.col, .cols = layer->shard.cols, .as = work->request->as};
     (void)worker;
-    target.value_bytes = trf_decoded_weight_bytes(view, target.as);
-    target.to = (uint8_t *)work->request->rows + index * target.cols * target.value_bytes;
-    target.aligned = (uintptr_t)target.to % (4 * target.value_bytes) == 0;
+    target.weight_bytes = trf_decoded_weight_bytes(view, target.as);
+    target.to = (uint8_t *)work->request->rows + index * target.cols * target.weight_bytes;
+    target.aligned = (uintptr_t)target.to % (4 * target.weight_bytes) == 0;
     for (uint32_t panel = 0; panel < view->num_panels; panel++) {
         if (id < 0 || id >= layer->shard.rows) {
             for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)

@@ -39,7 +39,7 @@ trf_status trf_check_decode_as(const trf_device_layer *layer, trf_decode_as as, 
     return TRF_OK;
 }
 
-uint64_t trf_decoded_value_bytes(const trf_layer_info *info, trf_decode_as as) {
+uint64_t trf_decoded_weight_bytes_of_info(const trf_layer_info *info, trf_decode_as as) {
     return as == TRF_DECODE_SOURCE ? trf_dtype_bytes(info->dtype) : 2;
 }
 
@@ -53,7 +53,7 @@ trf_status trf_check_decode_target(const trf_layer_info *info, trf_decode_as as,
         (as == TRF_DECODE_F16 && info->codec == TRF_CODEC_BF16))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "weights of codec %s are not decoded as %s",
                         trf_codec_name(info->codec), as == TRF_DECODE_BF16 ? "BF16" : "F16");
-    const uint64_t value_bytes = trf_decoded_value_bytes(info, as);
+    const uint64_t value_bytes = trf_decoded_weight_bytes_of_info(info, as);
     if (weights_bytes % value_bytes || weights_bytes / value_bytes != rows * info->cols)
         return trf_fail(err, TRF_ERR_SHAPE, TRF_NO_OFFSET, "a buffer of %llu bytes for %llux%u weights of %llu bytes",
                         (unsigned long long)weights_bytes, (unsigned long long)rows, info->cols,
@@ -89,7 +89,7 @@ static trf_status check_request(const trf_device_layer *layer, const trf_row_req
     if (!request->row_ids || (uintptr_t)request->row_ids % id_bytes)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ids need %u-byte aligned device memory", id_bytes);
     return trf_check_decode_target(&layer->info, request->as, request->count, request->rows, request->rows_bytes,
-                                   trf_decoded_value_bytes(&layer->info, request->as), err);
+                                   trf_decoded_weight_bytes_of_info(&layer->info, request->as), err);
 }
 
 trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,

@@ -63,6 +63,6 @@ static inline int trf_shard_cuts_cols(const trf_device_layer *layer) { return la
 trf_status trf_check_decode_as(const trf_device_layer *layer, trf_decode_as as, trf_error *err);
 trf_status trf_check_decode_target(const trf_layer_info *info, trf_decode_as as, uint64_t rows, const void *weights,
                                    uint64_t weights_bytes, uint64_t alignment, trf_error *err);
-uint64_t trf_decoded_value_bytes(const trf_layer_info *info, trf_decode_as as);
+uint64_t trf_decoded_weight_bytes_of_info(const trf_layer_info *info, trf_decode_as as);
 
 #endif

@@ -259,7 +259,7 @@ static trf_status check_expert_targets(const trf_experts *experts, trf_decode_as
     trf_status status = trf_check_decode_as(experts->layers[0], as, err);
     if (status != TRF_OK)
         return status;
-    const uint64_t value_bytes = trf_decoded_value_bytes(info, as),
+    const uint64_t value_bytes = trf_decoded_weight_bytes_of_info(info, as),
                    bytes = (uint64_t)info->rows * info->cols * value_bytes, others = experts->count - 1;
     status = trf_check_decode_target(info, as, info->rows, weights, bytes, value_bytes, err);
     if (status != TRF_OK)

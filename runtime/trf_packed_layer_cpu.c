@@ -124,14 +124,14 @@ enum {
 /* Writes row `id` of the layer as number `index`; elements: room for them, or NULL. */
 static void put_row(const trf_packed_rows *work, int64_t id, uint64_t index, uint16_t *elements) {
     const trf_device_view *view = &work->layer->view;
-    const uint32_t value_bytes = trf_decoded_weight_bytes(view, work->as);
-    uint8_t *const to = work->to + index * view->cols * value_bytes;
+    const uint32_t weight_bytes = trf_decoded_weight_bytes(view, work->as);
+    uint8_t *const to = work->to + index * view->cols * weight_bytes;
     const int is_there = id >= 0 && id < view->rows;
     const uint32_t row = is_there ? (uint32_t)id : 0, missing = trf_decoded_corrupt_bits(view, work->as);
     if (is_there)
         trf_unpack_row(&work->layer->packed, row, elements ? elements : (uint16_t *)to);
     for (uint32_t col = 0; (elements || !is_there) && col < view->cols; col++)
-        trf_store_decoded_bits(to, value_bytes, col,
+        trf_store_decoded_bits(to, weight_bytes, col,
                                is_there ? trf_decoded_bits(view, work->as, elements[col], row, col) : missing);
 }
 

@@ -85,17 +85,17 @@ trf_status trf_cpu_decode_plain(const trf_device_layer *layer, trf_decode_as as,
 trf_status trf_cpu_decode_plain_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                      trf_error *err) {
     const trf_device_view *view = &layer->view;
-    const uint32_t value_bytes = trf_decoded_weight_bytes(view, request->as),
+    const uint32_t weight_bytes = trf_decoded_weight_bytes(view, request->as),
                    missing = trf_decoded_corrupt_bits(view, request->as);
     (void)stream, (void)err;
     for (uint32_t i = 0; i < request->count; i++) {
-        uint8_t *const to = (uint8_t *)request->rows + (uint64_t)i * view->cols * value_bytes;
+        uint8_t *const to = (uint8_t *)request->rows + (uint64_t)i * view->cols * weight_bytes;
         const int64_t id = trf_row_id(request->row_ids, request->id_bytes, i);
         if (id >= 0 && id < view->rows)
             put_row(layer, request->as, (uint32_t)id, to);
         else
             for (uint32_t col = 0; col < view->cols; col++)
-                trf_store_decoded_bits(to, value_bytes, col, missing);
+                trf_store_decoded_bits(to, weight_bytes, col, missing);
     }
     return TRF_OK;
 }

@@ -174,21 +174,21 @@ trf_status trf_cuda_check_plain_layer(const trf_device_layer *layer, trf_error *
 
 /* ---- decoding ---- */
 
-static trf_plain_rows rows_of(const trf_device_layer *layer, trf_decode_as as, void *to) {
+static trf_plain_rows_request rows_of(const trf_device_layer *layer, trf_decode_as as, void *to) {
     const trf_device_view *view = &layer->view;
-    return (trf_plain_rows){.weights = trf_plain_weights(layer),
-                            .rows = view->rows,
-                            .cols = view->cols,
-                            .codec = view->codec,
-                            .count = view->rows,
-                            .value_bytes = trf_decoded_weight_bytes(view, as),
-                            .missing = trf_decoded_corrupt_bits(view, as),
-                            .to = to};
+    return (trf_plain_rows_request){.weights = trf_plain_weights(layer),
+                                    .rows = view->rows,
+                                    .cols = view->cols,
+                                    .codec = view->codec,
+                                    .count = view->rows,
+                                    .weight_bytes = trf_decoded_weight_bytes(view, as),
+                                    .missing = trf_decoded_corrupt_bits(view, as),
+                                    .to = to};
 }
 
 trf_status trf_cuda_decode_plain(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                                  trf_error *err) {
-    const trf_plain_rows rows = rows_of(layer, as, weights);
+    const trf_plain_rows_request rows = rows_of(layer, as, weights);
     trf_device_scope scope;
     trf_status status = trf_enter_device(layer->device, &scope, err);
     if (status != TRF_OK)
@@ -206,7 +206,7 @@ trf_status trf_cuda_decode_plain(const trf_device_layer *layer, trf_decode_as as
 
 trf_status trf_cuda_decode_plain_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                       trf_error *err) {
-    trf_plain_rows rows = rows_of(layer, request->as, request->rows);
+    trf_plain_rows_request rows = rows_of(layer, request->as, request->rows);
     trf_device_scope scope;
     trf_status status = trf_enter_device(layer->device, &scope, err);
     if (status != TRF_OK)

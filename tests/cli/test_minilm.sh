@@ -17,7 +17,7 @@ lossy() {
     expect 0 verify compressed.safetensors --against "$model"
     expect 0 decompress compressed.safetensors -o decompressed.safetensors -f
     expect 0 info compressed.safetensors --json
-    "$TRF_PYTHON" "$here/check_outputs.py" "$model" decompressed.safetensors out "$label" "$bound" || fail "$label"
+    "$TRF_PYTHON" "$here/check_products.py" "$model" decompressed.safetensors out "$label" "$bound" || fail "$label"
 }
 
 # Nothing of it has a lossless codec.

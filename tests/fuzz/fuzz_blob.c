@@ -34,7 +34,7 @@ static void try_rows(const trf_device_view *view, const trf_blob_view *from, uin
         for (uint32_t j = 0; j < shape.slabs_across; j++) {
             const trf_row_crossing crossing = crossing_of(view, from, tile, r, j, tile_bytes);
             const trf_row_target target = {
-                .to = row, .col = shape.col, .cols = shape.coded_cols, .as = TRF_DECODE_ELEMENTS, .value_bytes = 2};
+                .to = row, .col = shape.col, .cols = shape.coded_cols, .as = TRF_DECODE_ELEMENTS, .weight_bytes = 2};
             int good = 1;
             for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
                 good &= trf_row_decode_lane(view, view->decode_table, view->class_value, &crossing, quarter, &target);

@@ -37,7 +37,7 @@ def test_wheel_has_the_program(environment: Path) -> None:
 
 def test_doctor_finds_no_fault(environment: Path) -> None:
     output = run(environment / "transfuse", "doctor")
-    assert output.endswith("no fault found\n"), output
+    assert output.endswith("no problem found\n"), output
     assert "torch is not installed" in output
 
 

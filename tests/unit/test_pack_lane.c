@@ -15,9 +15,9 @@ static void check_formed(uint32_t bits, trf_halves_rescale scale) {
     for (uint32_t zeroing = 0; zeroing < 2; zeroing++) {
         const trf_words4 raw = {{bits, bits * 3, bits * 5, bits * 7}};
         const trf_words2 index = {{bits * 9 & bits * 11, bits * 13}};
-        uint32_t a[TRF_PACKED_SLAB_REGISTERS];
+        uint32_t a[TRF_PACKED_LANE_REGISTERS];
         trf_packed_slab_form(a, raw, index, zeroing);
-        for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+        for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
             EXPECT(!scale.takes_formed || trf_scale_formed(a[i], scale, zeroing) == trf_scale_halves(a[i], scale));
     }
 }
@@ -120,13 +120,13 @@ START_TEST(lanes_have_the_weights_that_they_should) {
             const trf_packed_place place = trf_packed_place_of(row, col);
             const uint32_t bit = 8 * place.step + 2 * place.reg + place.half, reg = 4 * place.step + place.reg;
             trf_words4 rows[2] = {{{0}}}, back[2];
-            uint32_t a[TRF_PACKED_SLAB_REGISTERS], flags = 0;
+            uint32_t a[TRF_PACKED_LANE_REGISTERS], flags = 0;
             rows[row / 8].word[col / 8] = 0x1234u << 16 * (col % 2);
             trf_packed_slab_from_rows(a, rows);
             EXPECT(a[reg] == 0x1234u << 16 * place.half && trf_packed_slab_weight(a, bit) == 0x1234);
             trf_packed_slab_to_rows(a, back);
             EXPECT(memcmp(rows, back, sizeof rows) == 0);
-            for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+            for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
                 flags =
                     trf_packed_slab_add_flags(flags, 0x00010001u & (i == reg ? 0xFFFF0000u >> 16 * place.half : ~0u));
             EXPECT(flags != TRF_PACKED_SLAB_ALL_FLAGS && trf_packed_slab_unflagged(flags) == 1u << bit);
@@ -155,8 +155,8 @@ END_TEST
 START_TEST(slabs_form_what_they_unformed) {
     test_rng rng = {3000 + (uint64_t)_i};
     for (int round = 0; round < 2000; round++) {
-        uint32_t a[TRF_PACKED_SLAB_REGISTERS], b[TRF_PACKED_SLAB_REGISTERS];
-        for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+        uint32_t a[TRF_PACKED_LANE_REGISTERS], b[TRF_PACKED_LANE_REGISTERS];
+        for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
             a[i] = ((uint32_t)test_random(&rng) & 0x87FF87FFu) | 0x38003800u | (_i ? 0x00800080u : 0);
         trf_words4 raw;
         trf_words2 index;

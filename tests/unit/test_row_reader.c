@@ -18,7 +18,7 @@
 
 static trf_row_target target_of(uint16_t *to, uint32_t cols) {
     return (trf_row_target){
-        .to = to, .cols = cols, .as = TRF_DECODE_ELEMENTS, .value_bytes = 2, .aligned = (uintptr_t)to % 8 == 0};
+        .to = to, .cols = cols, .as = TRF_DECODE_ELEMENTS, .weight_bytes = 2, .aligned = (uintptr_t)to % 8 == 0};
 }
 
 /* Decodes a crossing as the kernel does. @return whether its four lanes found it good. */

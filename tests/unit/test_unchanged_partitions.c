@@ -337,7 +337,7 @@ static const pinned_row kWide[NUM_LAYERS] = {
     {{0xE8E9C6415E1BE905, 0xE8E9C6415E1BE905, 0xE8E9C6415E1BE905}, 0},
 };
 
-static const char *const kWideFields[] = {"x_rows", "multicast", "k_splits", "clusters", "producers"};
+static const char *const kWideFields[] = {"x_rows", "decoding_blocks", "k_splits", "clusters", "producers"};
 static const pinned_case kWideCases[] = {
     {9, 8192, 8192, 48, {48, 1, 2, 64, 6}},     {9, 8192, 8192, 64, {64, 1, 2, 64, 6}},
     {9, 8192, 8192, 128, {128, 1, 2, 64, 4}},   {9, 8192, 8192, 256, {128, 2, 1, 64, 8}},
@@ -362,9 +362,9 @@ static void add_wide(uint64_t *hash, const pinned_layer *layer, const trf_device
         return;
     }
     const trf_wide_partition c = choose_wide(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.threads,       c.x_rows,          c.x_stage_bytes, c.producers,  c.panels,
-                              c.multicast,     c.k_splits,        c.x_ranges,      c.work_items, c.clusters,
-                              c.stages_offset, c.x_stages_offset, c.shared_bytes};
+    const uint32_t words[] = {c.threads,         c.x_rows,          c.x_stage_bytes, c.producers,  c.panels,
+                              c.decoding_blocks, c.k_splits,        c.x_ranges,      c.work_items, c.clusters,
+                              c.stages_offset,   c.x_stages_offset, c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
     hash_bytes(hash, c.workspace_bytes);
@@ -393,7 +393,7 @@ START_TEST(wide_cases) {
     const trf_device_view view = view_of(&kLayers[pinned->layer], pinned->rows, pinned->cols);
     const trf_layer_traits traits = traits_of(&kLayers[pinned->layer], 0);
     const trf_wide_partition c = choose_wide(&view, &traits, &kDevices[0], pinned->m, 0);
-    const uint32_t fields[] = {c.x_rows, c.multicast, c.k_splits, c.clusters, c.producers};
+    const uint32_t fields[] = {c.x_rows, c.decoding_blocks, c.k_splits, c.clusters, c.producers};
     check_fields(pinned, fields, sizeof fields / sizeof fields[0], kWideFields);
 }
 END_TEST

@@ -50,23 +50,23 @@ static trf_wide_partition choose(const trf_device_view *view, const trf_layer_tr
 
 static void check_plan(const trf_device_view *view, const trf_device_limits *limits, uint32_t m) {
     const trf_wide_partition c = choose(view, &kTraits, limits, m, 0), with_bias = choose(view, &kTraits, limits, m, 1);
-    const uint32_t blocks = c.multicast * c.k_splits, log_blocks = blocks < 4 ? blocks - 1 : blocks / 4 + 1,
+    const uint32_t blocks = c.decoding_blocks * c.k_splits, log_blocks = blocks < 4 ? blocks - 1 : blocks / 4 + 1,
                    row_blocks = (view->rows / TRF_SLAB_ROWS + 3) / 4,
-                   x_ranges = (m + 128 * c.multicast - 1) / (128 * c.multicast);
+                   x_ranges = (m + 128 * c.decoding_blocks - 1) / (128 * c.decoding_blocks);
     ck_assert_uint_eq(c.x_rows % 16, 0); /* there are loops for these */
     ck_assert(m <= 64 ? c.x_rows == (m <= 48 ? 48 : 64) : c.x_rows >= 80 && c.x_rows <= 128);
-    ck_assert_uint_ge(x_ranges * c.multicast * c.x_rows, m);
+    ck_assert_uint_ge(x_ranges * c.decoding_blocks * c.x_rows, m);
     if (m > 64) /* no more than it takes */
-        ck_assert_uint_lt(x_ranges * c.multicast * (c.x_rows - 16), m);
-    ck_assert(c.multicast == 1 || (c.multicast == 2 && m > 128));
-    ck_assert(c.k_splits == 1 || ((c.k_splits == 2 || c.k_splits == 4 || c.k_splits == 8) && c.multicast == 1));
+        ck_assert_uint_lt(x_ranges * c.decoding_blocks * (c.x_rows - 16), m);
+    ck_assert(c.decoding_blocks == 1 || (c.decoding_blocks == 2 && m > 128));
+    ck_assert(c.k_splits == 1 || ((c.k_splits == 2 || c.k_splits == 4 || c.k_splits == 8) && c.decoding_blocks == 1));
     ck_assert_uint_ge(c.clusters, 1);
     ck_assert_uint_le(c.clusters, limits->clusters_of[1u << log_blocks]);
     ck_assert_uint_le(c.clusters, row_blocks * x_ranges); /* none without a work item */
     if (c.k_splits > 1)
         ck_assert_uint_eq(c.clusters, row_blocks * x_ranges); /* one work item each */
     ck_assert_uint_ge(c.producers, 1);
-    ck_assert_uint_le(c.producers, c.x_rows <= 64 ? 6 : c.multicast == 1 ? 4 : 8);
+    ck_assert_uint_le(c.producers, c.x_rows <= 64 ? 6 : c.decoding_blocks == 1 ? 4 : 8);
     ck_assert_uint_le(c.producers * c.k_splits,
                       (view->num_panels + c.k_splits - 1) / c.k_splits * c.k_splits); /* none idle */
     ck_assert_uint_eq(c.workspace_bytes, (2ull * m * view->cols + 255) / 256 * 256);  /* an aligned copy of x */

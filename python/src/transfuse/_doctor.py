@@ -34,10 +34,10 @@ _GIB = 1 << 30
 
 
 class _Report:
-    """Prints as it goes, and collects the faults."""
+    """Prints as it goes, and collects the problems."""
 
     def __init__(self) -> None:
-        self.faults: list[str] = []
+        self.problems: list[str] = []
 
     def section(self, title: str) -> None:
         print(f"\n{title}", flush=True)
@@ -45,15 +45,15 @@ class _Report:
     def row(self, label: str, text: str) -> None:
         print(f"  {label:<28} {text}", flush=True)
 
-    def fault(self, text: str) -> None:
-        self.faults.append(text)
+    def add_problem(self, text: str) -> None:
+        self.problems.append(text)
 
-    def verdict(self, what: str, fault: str, reason: str = "") -> bool:
-        """Says whether something works; `fault` says what is wrong and what to do, `reason` why there is no fault."""
-        self.row(what, f"no: {fault or reason}" if fault or reason else "yes")
-        if fault:
-            self.fault(f"{what}: {fault}")
-        return not fault and not reason
+    def conclude(self, what: str, problem: str, reason: str = "") -> bool:
+        """Says whether something works; `problem`: what is wrong and what to do, `reason`: why there is no problem."""
+        self.row(what, f"no: {problem or reason}" if problem or reason else "yes")
+        if problem:
+            self.add_problem(f"{what}: {problem}")
+        return not problem and not reason
 
 
 def _parse_version(text: str) -> tuple[int, int]:
@@ -127,7 +127,7 @@ class _Doctor:
             done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
             return f"{done.stdout.split()[-1]}, {program}"
         except (ImportError, OSError, IndexError, subprocess.SubprocessError) as failure:
-            self.report.fault(f"the command does not run: {failure}; install transfuse again")
+            self.report.add_problem(f"the command does not run: {failure}; install transfuse again")
             return "does not run"
 
     def look_at_gpus(self) -> None:
@@ -166,7 +166,7 @@ class _Doctor:
         if not failure:
             result = _probes.run_probe(_probes.CPU)
             failure = f"{result.values.get('doing')}: {result.failure}" if result.failure else ""
-        return self.report.verdict("checkpoints, layers on a CPU", failure)
+        return self.report.conclude("checkpoints, layers on a CPU", failure)
 
     def _explain_driver(self) -> str:
         """Returns what is wrong with the driver, for a build with device code, or ""."""
@@ -197,64 +197,64 @@ class _Doctor:
         what = "products on a GPU"
         if not driver.gpus:
             outdated = self._explain_driver() if self.device_code else ""
-            fault = outdated or (driver.problem and f"CUDA does not start: {driver.problem}")
+            problem = outdated or (driver.problem and f"CUDA does not start: {driver.problem}")
             # Without libcuda, as in a container that was started without GPUs, nothing is wrong.
             seen = bool(driver.cuda_version)
-            report.verdict(what, fault if seen else "", "" if fault and seen else "there is no GPU")
+            report.conclude(what, problem if seen else "", "" if problem and seen else "there is no GPU")
             return
         if self.library_problem:
-            report.verdict(what, "", "the library does not load")
+            report.conclude(what, "", "the library does not load")
             return
         if not self.device_code:
-            report.verdict(
+            report.conclude(
                 what, "this build of transfuse has no device code: install a wheel that has, or build it where nvcc is"
             )
             return
         outdated = self._explain_driver()
         if outdated:
-            report.verdict(what, outdated)
+            report.conclude(what, outdated)
             return
         reasons = {gpu.index: self._explain_gpu(gpu) for gpu in driver.gpus}
         self.gpus = [gpu for gpu in driver.gpus if not reasons[gpu.index]]
         for gpu in driver.gpus:
-            # A GPU that is only there for a screen is no fault beside one that works.
+            # A GPU that is only there for a screen is no problem beside one that works.
             reason = reasons[gpu.index]
-            report.verdict(f"{what} ({gpu.index})", "" if self.gpus else reason, reason if self.gpus else "")
+            report.conclude(f"{what} ({gpu.index})", "" if self.gpus else reason, reason if self.gpus else "")
         if self.gpus:
             major = self.build.cuda_version // 1000
             missing = _probes.run_probe(_probes.CUBLASLT.format(major=major)).failure
-            report.verdict("large batches on a GPU", missing and f"{missing}; pip install 'nvidia-cublas=={major}.*'")
+            report.conclude("large batches on a GPU", missing and f"{missing}; pip install 'nvidia-cublas=={major}.*'")
 
     def try_torch(self) -> bool:
         """Torch ops on the CPU and on each GPU; returns whether those on the CPU work."""
         report, version = self.report, self.versions["torch"]
         what = "PyTorch on a CPU"
         if version is None:
-            return report.verdict(what, "", "torch is not installed: pip install torch")
+            return report.conclude(what, "", "torch is not installed: pip install torch")
         if _parse_version(version) < _OLDEST_TORCH:
-            return report.verdict(what, f"torch {version} is older than 2.10: pip install -U torch")
+            return report.conclude(what, f"torch {version} is older than 2.10: pip install -U torch")
         result = _probes.run_probe(_probes.TORCH)
         if result.failure:
-            return report.verdict(what, f"{result.values['doing']}: {result.failure}; install torch again")
+            return report.conclude(what, f"{result.values['doing']}: {result.failure}; install torch again")
         devices = ["cpu", *(f"cuda:{index}" for index in range(result.values["devices"]))] if self.gpus else ["cpu"]
         ops = _probes.run_probe(_probes.OPS.format(devices=devices))
         works = bool(ops.values.get("cpu"))
-        report.verdict(what, "" if works else f"{ops.values['doing']}: {ops.failure}")
+        report.conclude(what, "" if works else f"{ops.values['doing']}: {ops.failure}")
         if not self.gpus:
-            report.verdict("PyTorch on a GPU", "", "there is no GPU that transfuse can use")
+            report.conclude("PyTorch on a GPU", "", "there is no GPU that transfuse can use")
         elif len(devices) == 1:
             why = "was built for the CPU" if result.values["cuda"] is None else "finds no GPU"
-            report.verdict("PyTorch on a GPU", f"torch {version} {why}: install a torch for CUDA")
+            report.conclude("PyTorch on a GPU", f"torch {version} {why}: install a torch for CUDA")
         elif works:
-            report.verdict("PyTorch on a GPU", f"{ops.values['doing']}: {ops.failure}" if ops.failure else "")
+            report.conclude("PyTorch on a GPU", f"{ops.values['doing']}: {ops.failure}" if ops.failure else "")
         return works
 
     def _try_framework(self, framework: str) -> None:
         """Whether a framework that is installed knows transfuse's checkpoints."""
         result = _probes.run_probe(_probes.FRAMEWORK.format(framework=framework))
         if result.failure or result.values["registered"]:
-            fault = f"{result.values['doing']}: {result.failure}" if result.failure else ""
-            self.report.verdict(framework, fault)
+            problem = f"{result.values['doing']}: {result.failure}" if result.failure else ""
+            self.report.conclude(framework, problem)
             return
         off = os.environ.get("TRANSFUSE_NO_HOOK") == "1"
         why = "TRANSFUSE_NO_HOOK=1 is set" if off else "the wheel's .pth file is not in this environment"
@@ -265,17 +265,17 @@ class _Doctor:
         report, version = self.report, self.versions["transformers"]
         needs = "" if torch_works else "it needs transfuse's part for PyTorch"
         if version is None:
-            report.verdict("transformers", "", "it is not installed: pip install 'transfuse[transformers]'")
+            report.conclude("transformers", "", "it is not installed: pip install 'transfuse[transformers]'")
         elif _parse_version(version) < _OLDEST_TRANSFORMERS:
-            report.verdict("transformers", f"transformers {version} is older than 5: pip install -U transformers")
+            report.conclude("transformers", f"transformers {version} is older than 5: pip install -U transformers")
         elif needs:
-            report.verdict("transformers", "", needs)
+            report.conclude("transformers", "", needs)
         else:
             self._try_framework("transformers")
         if self.versions["diffusers"] and torch_works:
             self._try_framework("diffusers")
         if self.versions["vllm"]:
-            report.verdict("vLLM", "", "transfuse has no plugin for it yet")
+            report.conclude("vLLM", "", "transfuse has no plugin for it yet")
 
     # ---- a checkpoint ----
 
@@ -286,7 +286,7 @@ class _Doctor:
             checkpoint = info(path)
         except TransfuseError as failure:
             report.row("checkpoint", "cannot be read")
-            report.fault(f"{path}: {failure}")
+            report.add_problem(f"{path}: {failure}")
             return
         tensors = [tensor for tensor in checkpoint.tensors if tensor.compressed]
         report.row("compressed", f"{len(tensors)} of {len(checkpoint.tensors)} tensors" if tensors else "no")
@@ -304,7 +304,7 @@ class _Doctor:
             method = read_quant_method(path)
         except (OSError, ValueError) as failure:
             self.report.row("config.json", "cannot be read")
-            self.report.fault(f"config.json of {path}: {failure}")
+            self.report.add_problem(f"config.json of {path}: {failure}")
             return
         if method is None:
             self.report.row("config.json", "none: transformers cannot load it")
@@ -314,7 +314,7 @@ class _Doctor:
             named = f"names the quantization method {method!r}" if method else "has no quantization_config"
             self.report.row("config.json", f"{named}: transformers cannot load it")
             if not method:
-                self.report.fault(
+                self.report.add_problem(
                     f"config.json of {path} does not name transfuse, and transformers would give random weights: "
                     "compress the checkpoint again with this version"
                 )
@@ -339,17 +339,17 @@ class _Doctor:
             left = f"{_write_size(room - need.total)} remain" if fits[-1] else f"{_write_size(need.total - room)} short"
             report.row(f"GPU {gpu.index}", f"{'fits' if fits[-1] else 'does not fit'}: {left}")
         if fits and not any(fits):
-            report.fault(f"{checkpoint.path} needs {_write_size(need.total)}, and no GPU has as much memory free")
+            report.add_problem(f"{checkpoint.path} needs {_write_size(need.total)}, and no GPU has as much memory free")
         if not self.gpus:
             report.row("GPU", "none to load it to")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the report; returns 0 if no fault was found, else 1."""
+    """Prints the report; returns 0 if no problem was found, else 1."""
     parser = argparse.ArgumentParser(
         prog="transfuse doctor",
         description="Says what this machine has, what of transfuse works on it, and whether a checkpoint fits a GPU.",
-        epilog="Exit status: 0 no fault found, 1 a fault found, 2 wrong usage.",
+        epilog="Exit status: 0 no problem found, 1 a problem found, 2 wrong usage.",
     )
     parser.add_argument("checkpoint", nargs="?", help="a .safetensors file, an index, or a folder")
     options = parser.parse_args(arguments)
@@ -365,8 +365,8 @@ def main(arguments: Sequence[str]) -> int:
     doctor.try_frameworks(torch_works)
     if options.checkpoint and not doctor.library_problem:
         doctor.look_at_checkpoint(options.checkpoint)
-    count = len(report.faults)
-    print(f"\n{count} fault{'s' if count > 1 else ''} found:" if count else "\nno fault found")
-    for fault in report.faults:
-        print(f"  * {fault}")
-    return 1 if report.faults else 0
+    count = len(report.problems)
+    print(f"\n{count} problem{'s' if count > 1 else ''} found:" if count else "\nno problem found")
+    for problem in report.problems:
+        print(f"  * {problem}")
+    return 1 if report.problems else 0

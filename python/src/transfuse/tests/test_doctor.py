@@ -87,16 +87,16 @@ def test_this_machine() -> None:
     """Whatever is here, the report comes to its end, and the status goes with what it says."""
     status, output = run_doctor()
     last = output.rstrip().splitlines()[-1]
-    assert (status, last == "no fault found") in ((0, True), (1, False)), output
+    assert (status, last == "no problem found") in ((0, True), (1, False)), output
     assert "Traceback" not in output
     assert f"library                      {transfuse.__version__}, " in output
     assert "checkpoints, layers on a CPU yes" in output
 
 
-def test_no_torch_is_no_fault(doctor: _Doctor, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_torch_is_no_problem(doctor: _Doctor, capsys: pytest.CaptureFixture[str]) -> None:
     assert not doctor.try_torch()
     doctor.try_frameworks(False)
-    assert doctor.report.faults == []
+    assert doctor.report.problems == []
     assert "torch is not installed: pip install torch" in capsys.readouterr().out
 
 
@@ -154,18 +154,18 @@ def test_gpu_works(doctor: _Doctor, capsys: pytest.CaptureFixture[str]) -> None:
     doctor.driver = Driver("580.82.07", 13000, (H200,), "")
     doctor.try_gpus()
     assert doctor.gpus == [H200]
-    assert doctor.report.faults == []
+    assert doctor.report.problems == []
     assert "products on a GPU (0)        yes" in capsys.readouterr().out
 
 
-def test_gpu_for_a_screen_is_no_fault_beside_one_that_works(doctor: _Doctor) -> None:
+def test_gpu_for_a_screen_is_no_problem_beside_one_that_works(doctor: _Doctor) -> None:
     doctor.driver = Driver("580.82.07", 13000, (H200, SCREEN), "")
     doctor.try_gpus()
-    assert (doctor.gpus, doctor.report.faults) == ([H200], [])
+    assert (doctor.gpus, doctor.report.problems) == ([H200], [])
 
 
 @pytest.mark.parametrize(
-    ("build", "driver", "fault"),
+    ("build", "driver", "problem"),
     [
         ((b"", 0), Driver("580.82.07", 13000, (H200,), ""), "this build of transfuse has no device code"),
         (
@@ -185,13 +185,13 @@ def test_gpu_for_a_screen_is_no_fault_beside_one_that_works(doctor: _Doctor) -> 
         ((b"9.0a", 13000), Driver("580.82.07", 13000, (SCREEN,), ""), "compute capability is below 8.0"),
     ],
 )
-def test_gpu_that_cannot_be_used(doctor: _Doctor, build: tuple[bytes, int], driver: Driver, fault: str) -> None:
+def test_gpu_that_cannot_be_used(doctor: _Doctor, build: tuple[bytes, int], driver: Driver, problem: str) -> None:
     doctor.build = s.BuildInfoStruct(*build)
     doctor.driver = driver
     doctor.try_gpus()
     assert doctor.gpus == []
-    assert len(doctor.report.faults) == 1
-    assert fault in doctor.report.faults[0]
+    assert len(doctor.report.problems) == 1
+    assert problem in doctor.report.problems[0]
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,10 @@ def test_gpu_that_cannot_be_used(doctor: _Doctor, build: tuple[bytes, int], driv
         Driver("580.82.07", 0, (), "libcuda.so.1: cannot open shared object file"),  # a container without GPUs
     ],
 )
-def test_no_gpu_is_no_fault(doctor: _Doctor, driver: Driver) -> None:
+def test_no_gpu_is_no_problem(doctor: _Doctor, driver: Driver) -> None:
     doctor.driver = driver
     doctor.try_gpus()
-    assert doctor.report.faults == []
+    assert doctor.report.problems == []
 
 
 def test_large_batches_need_cublaslt(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,14 +217,14 @@ def test_large_batches_need_cublaslt(doctor: _Doctor, monkeypatch: pytest.Monkey
     doctor.driver = Driver("580.82.07", 13000, (H200,), "")
     doctor.try_gpus()
     assert doctor.gpus == [H200]
-    assert doctor.report.faults == [f"large batches on a GPU: {result.failure}; pip install 'nvidia-cublas==13.*'"]
+    assert doctor.report.problems == [f"large batches on a GPU: {result.failure}; pip install 'nvidia-cublas==13.*'"]
 
 
 def test_gpu_that_fails(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_probes, "run_probe", lambda code: ProbeResult({}, "DeviceError: starting CUDA: busy"))
     doctor.driver = Driver("580.82.07", 13000, (H200,), "")
     doctor.try_gpus()
-    assert doctor.report.faults == ["products on a GPU (0): DeviceError: starting CUDA: busy"]
+    assert doctor.report.problems == ["products on a GPU (0): DeviceError: starting CUDA: busy"]
 
 
 # ---- what stands upon PyTorch ----
@@ -243,7 +243,7 @@ def test_torch_on_a_gpu(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch, capsys
     doctor.versions["torch"], doctor.gpus = "2.11.0", [H200]
     answer(monkeypatch, {"cuda": "13.0", "devices": 1}, {"cpu": True, "cuda:0": True}, "")
     assert doctor.try_torch()
-    assert doctor.report.faults == []
+    assert doctor.report.problems == []
     assert "PyTorch on a GPU             yes" in capsys.readouterr().out
 
 
@@ -252,7 +252,7 @@ def test_torch_whose_products_on_a_gpu_fail(doctor: _Doctor, monkeypatch: pytest
     at_work = {"cpu": True, "doing": "a product of 1 rows on cuda:0"}
     answer(monkeypatch, {"cuda": "13.0", "devices": 1}, at_work, "RuntimeError: no kernel")
     assert doctor.try_torch()  # on the CPU
-    assert doctor.report.faults == ["PyTorch on a GPU: a product of 1 rows on cuda:0: RuntimeError: no kernel"]
+    assert doctor.report.problems == ["PyTorch on a GPU: a product of 1 rows on cuda:0: RuntimeError: no kernel"]
 
 
 @pytest.mark.parametrize(("cuda", "why"), [(None, "was built for the CPU"), ("13.0", "finds no GPU")])
@@ -260,7 +260,7 @@ def test_torch_without_gpu(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch, cud
     doctor.versions["torch"], doctor.gpus = "2.11.0", [H200]
     answer(monkeypatch, {"cuda": cuda, "devices": 0}, {"cpu": True}, "")
     assert doctor.try_torch()
-    assert doctor.report.faults == [f"PyTorch on a GPU: torch 2.11.0 {why}: install a torch for CUDA"]
+    assert doctor.report.problems == [f"PyTorch on a GPU: torch 2.11.0 {why}: install a torch for CUDA"]
 
 
 @pytest.mark.parametrize(
@@ -273,14 +273,14 @@ def test_hook_is_off(
     monkeypatch.setenv("TRANSFUSE_NO_HOOK", off)
     monkeypatch.setattr(_probes, "run_probe", lambda code: ProbeResult({"registered": False}, ""))
     doctor.try_frameworks(True)
-    assert doctor.report.faults == []
+    assert doctor.report.problems == []
     assert f"yes, in programs that import transfuse: {why}" in capsys.readouterr().out
 
 
 def test_old_transformers(doctor: _Doctor) -> None:
     doctor.versions["transformers"] = "4.57.1"
     doctor.try_frameworks(True)
-    assert doctor.report.faults == [
+    assert doctor.report.problems == [
         "transformers: transformers 4.57.1 is older than 5: pip install -U transformers",
     ]
 
@@ -302,7 +302,7 @@ def test_checkpoint_fits(folder: Path, doctor: _Doctor, capsys: pytest.CaptureFi
     doctor.gpus = [H200]
     doctor.look_at_checkpoint(str(folder / "compressed"))
     output = capsys.readouterr().out
-    assert doctor.report.faults == []
+    assert doctor.report.problems == []
     assert "compressed                   5 of 7 tensors" in output
     assert "names transfuse: transformers can load it" in output
     assert "fits: 137.99 GiB remain" in output or "fits: 138.00 GiB remain" in output
@@ -311,8 +311,8 @@ def test_checkpoint_fits(folder: Path, doctor: _Doctor, capsys: pytest.CaptureFi
 def test_checkpoint_does_not_fit(folder: Path, doctor: _Doctor) -> None:
     doctor.gpus = [Gpu(0, "NVIDIA A2", (8, 6), 16 << 30, 1 << 30)]
     doctor.look_at_checkpoint(str(folder / "compressed"))
-    assert len(doctor.report.faults) == 1
-    assert "and no GPU has as much memory free" in doctor.report.faults[0]
+    assert len(doctor.report.problems) == 1
+    assert "and no GPU has as much memory free" in doctor.report.problems[0]
 
 
 def test_memory_need_is_the_sum_of_its_parts(folder: Path) -> None:
@@ -338,20 +338,20 @@ def test_memory_of_layouts(folder: Path) -> None:
 def test_checkpoint_that_transformers_would_fill_with_random_weights(folder: Path, doctor: _Doctor) -> None:
     shutil.copy(folder / "source" / "config.json", folder / "compressed")
     doctor.look_at_checkpoint(str(folder / "compressed"))
-    assert len(doctor.report.faults) == 1
-    assert "transformers would give random weights" in doctor.report.faults[0]
+    assert len(doctor.report.problems) == 1
+    assert "transformers would give random weights" in doctor.report.problems[0]
 
 
 def test_broken_config(folder: Path, doctor: _Doctor) -> None:
     (folder / "compressed" / "config.json").write_text("{")
     doctor.look_at_checkpoint(str(folder / "compressed"))
-    assert len(doctor.report.faults) == 1
-    assert "config.json of" in doctor.report.faults[0]
+    assert len(doctor.report.problems) == 1
+    assert "config.json of" in doctor.report.problems[0]
 
 
 def test_checkpoint_that_is_not_compressed(folder: Path, doctor: _Doctor, capsys: pytest.CaptureFixture[str]) -> None:
     doctor.look_at_checkpoint(str(folder / "source"))
-    assert doctor.report.faults == []
+    assert doctor.report.problems == []
     output = capsys.readouterr().out
     assert "compressed                   no" in output
     assert f"transfuse compress {folder / 'source'} -o TARGET" in output
@@ -368,8 +368,8 @@ def test_checkpoint_that_is_cut(folder: Path, doctor: _Doctor) -> None:
     file = folder / "compressed" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     doctor.look_at_checkpoint(str(folder / "compressed"))
-    assert len(doctor.report.faults) == 1
-    assert "TRF_ERR_TRUNCATED" in doctor.report.faults[0]
+    assert len(doctor.report.problems) == 1
+    assert "TRF_ERR_TRUNCATED" in doctor.report.problems[0]
 
 
 def test_wrong_usage() -> None:

@@ -132,7 +132,7 @@ class _Made:
     def find(self, buffer: Tensor, made_as: str) -> Tensor | None:
         with self._lock:
             entry = self._of.get(buffer.untyped_storage(), {}).get((made_as, buffer.data_ptr(), buffer.numel()))
-        if entry is None or entry[0] is not _registry.get_adoption(buffer):
+        if entry is None or entry[0] is not _registry.adoption_token(buffer):
             return None
         storage = entry[1]()
         if storage is None:
@@ -140,7 +140,7 @@ class _Made:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
     def note(self, buffer: Tensor, made_as: str, made: Tensor) -> None:
-        adoption = _registry.get_adoption(buffer)
+        adoption = _registry.adoption_token(buffer)
         if adoption is None:
             return
         with self._lock:

@@ -116,7 +116,7 @@ def _adopt_buffer(buffer: torch.Tensor, layout: int, directory_bytes: int, what:
         except TransfuseError as failure:
             if failure.status != Status.TRF_ERR_EXISTS:
                 raise
-            keeping.drop()  # another thread was faster
+            keeping.keep_nothing()  # another thread was faster
 
 
 def _read_first_bytes(buffer: torch.Tensor) -> bytes:
@@ -253,8 +253,8 @@ class Keeping:
         elif self._finalizer.alive:
             _finalizers[self._place] = self._finalizer
 
-    def drop(self) -> None:
-        """Leaves storage and layers alone."""
+    def keep_nothing(self) -> None:
+        """Undoes what the constructor did: the storage has nothing forgotten, and the directories are released."""
         self._finalizer.detach()
 
 
@@ -264,8 +264,8 @@ def is_known(buffer: torch.Tensor) -> bool:
     return bool(ops_library().trf_torch_is_known(device, pointer, buffer.numel()))
 
 
-def get_adoption(buffer: torch.Tensor) -> object:
-    """Returns what stands for the adoption of a buffer that is known, as long as it is; None for any other."""
+def adoption_token(buffer: torch.Tensor) -> object:
+    """Returns what stands for the adoption of a known buffer, to be compared by `is` alone; None for any other."""
     return _finalizers.get(_place_of(buffer))
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares what layers of two checkpoints compute: the cosine between x . W^T with the weights of one and of the other.
 
-Usage: check_outputs.py SOURCE COPY INFO.json LABEL BOUND      INFO.json: `transfuse info --json` of the compressed COPY
+Usage: check_products.py SOURCE COPY INFO.json LABEL BOUND
+INFO.json: `transfuse info --json` of the compressed COPY
 BOUND, for the relative RMS error e of a layer's weights:
   bf16     half a unit in the last of 8 bits: e <= 2^-9 for normal numbers
   int8     a step s = absmax / 127 for each row leaves e^2 = sum(s^2 / 12) / sum(w^2); a tenth is allowed on top
@@ -10,7 +11,7 @@ BOUND, for the relative RMS error e of a layer's weights:
            tile metadata and classes. Of all layers together, since the bits are those of a layer's whole blob.
 
 If the errors are no larger than e, the angle between the two matrices is at most arcsin(e), so that their cosine is at
-least sqrt(1 - e^2). For independent normal x the cosine of the outputs estimates that of the matrices.
+least sqrt(1 - e^2). For independent normal x the cosine of the products estimates that of the matrices.
 """
 
 import json
@@ -20,7 +21,7 @@ import numpy as np
 from read_checkpoint import as_float, read
 
 INPUTS = 256
-# Of the cosine's estimate: a few thousand outputs of a few hundred inputs each.
+# Of the cosine's estimate: a few thousand products with a few hundred inputs each.
 SAMPLING = 1.1
 # Header, table and metadata of a 384 x 384 layer take 0.1 bit a weight, a scale for each of its rows 0.08, and padding
 # of its four tiles and of what stands before them 0.02; quads lose 0.2 on the classes, and lanes round up to whole
