@@ -42,10 +42,11 @@
 
 /* By value to every bulk kernel. */
 struct trf_packed_bulk_args {
-    trf_tensor_map x_map; /* boxes of 64 columns by 8 * x_tiles rows, under the swizzle of 128 bytes */
+    trf_tensor_map x_map; /* boxes of 64 columns by x_box_rows, under the swizzle of 128 bytes */
     trf_packed_view view;
     uint32_t m;
-    uint32_t cluster_size;                     /* blocks of a cluster; 1 if stream-K */
+    uint32_t x_box_rows;   /* 8 * x_tiles, or m if there are fewer; what x tiles have beyond is not written */
+    uint32_t cluster_size; /* blocks of a cluster; 1 if stream-K */
     trf_divisor cluster_blocks, tile_k_blocks; /* the same; stream_k.k_blocks */
     uint32_t share_quotient, share_remainder;  /* of a cluster's block: trf_share_begin, of a tile's k blocks */
     trf_stream_k stream_k;                     /* of tiles over blocks; k_blocks also of clusters */
@@ -250,6 +251,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
     if (lane == 0)
         trf_prefetch_map(&a.x_map);
     const uint64_t policy = trf_policy_keep();
+    const uint32_t x_bytes = Config::kXBoxes * TRF_PACKED_X_BOX_COLS * 2 * a.x_box_rows;
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
     trf_named_barrier_sync(TRF_PACKED_X_BARRIER_ID, 2);
@@ -257,7 +259,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
     for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_packed_take_stage(ring);
         if (lane == 0)
-            trf_mbarrier_arrive_expect_tx(ring.full(), Config::kXBytes);
+            trf_mbarrier_arrive_expect_tx(ring.full(), x_bytes);
         __syncwarp();
         if (lane < Config::kXBoxes)
             trf_tma_load_box(ring.stage() + Config::kXAt + lane * Config::kXBoxBytes, &a.x_map,

@@ -130,8 +130,10 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_weights(const tr
 template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_packed_wgmma_args &a, uint32_t shared,
                                                                   uint32_t lane) {
-    if (lane == 0)
+    if (lane == 0) {
         trf_prefetch_map(&a.x_map);
+        trf_prefetch_map(&a.last_x_map);
+    }
     const uint64_t policy = trf_policy_keep();
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_wgmma_cursor at(a);
@@ -140,9 +142,11 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
     for (; at.is_there(); ring.next(), at.next(a)) {
         trf_packed_take_stage(ring);
         if (lane == 0) {
-            trf_mbarrier_arrive_expect_tx(ring.full(), Config::kXBytes);
-            trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.k_block * TRF_PACKED_X_BOX_COLS,
-                             at.stint.x_block * Config::kXRows, ring.full(), policy);
+            const bool is_last = at.stint.x_block + 1 == a.x_blocks;
+            trf_mbarrier_arrive_expect_tx(ring.full(), is_last ? a.last_x_rows * Config::kXRowBytes : Config::kXBytes);
+            trf_tma_load_box(ring.stage() + Config::kXAt, is_last ? &a.last_x_map : &a.x_map,
+                             at.k_block * TRF_PACKED_X_BOX_COLS, at.stint.x_block * Config::kXRows, ring.full(),
+                             policy);
         }
         __syncwarp();
     }

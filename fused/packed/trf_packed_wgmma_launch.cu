@@ -46,8 +46,12 @@ cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_produ
         trf_packed_wgmma_args_of(view, partition, product->m, trf_epilogue_of(product, operands));
     args.handover = trf_packed_handover_at(handover, partition->blocks, trf_packed_wgmma_acc_tiles(partition->shape),
                                            trf_next_launch_id());
-    cudaError_t status = trf_make_x_map(x, product->m, view->cols, x_stride, trf_packed_wgmma_x_rows(partition->shape),
-                                        TRF_PACKED_X_BOX_COLS, true, &args.x_map);
+    const uint32_t x_rows = trf_packed_wgmma_x_rows(partition->shape);
+    cudaError_t status = trf_make_x_map(x, product->m, view->cols, x_stride, args.last_x_rows, TRF_PACKED_X_BOX_COLS,
+                                        true, &args.last_x_map);
+    args.x_map = args.last_x_map;
+    if (status == cudaSuccess && args.x_blocks > 1 && args.last_x_rows < x_rows)
+        status = trf_make_x_map(x, product->m, view->cols, x_stride, x_rows, TRF_PACKED_X_BOX_COLS, true, &args.x_map);
     if (status != cudaSuccess)
         return status;
     bool early;

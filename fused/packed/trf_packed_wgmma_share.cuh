@@ -30,10 +30,13 @@
 
 /* By value to every wgmma kernel. */
 struct trf_packed_wgmma_args {
-    trf_tensor_map x_map; /* boxes of 64 columns by a tile's rows of x, under the swizzle of 128 bytes */
+    /* Boxes of 64 columns by a tile's rows of x, in the last x block by those that there are, under the swizzle of 128
+     * bytes. What a stage has room for beyond is not written, and only y's rows beyond come of it. */
+    trf_tensor_map x_map, last_x_map;
     trf_packed_view view;
     uint32_t m;
     uint32_t x_blocks, whole_runs;        /* of all tiles; runs of TRF_PACKED_WGMMA_X_RUN x blocks */
+    uint32_t last_x_rows;                 /* rows of x of the last x block */
     trf_divisor run_tiles, last_x_blocks; /* tiles of such a run; x blocks of the last run, which may have fewer */
     uint32_t cluster_size;                /* blocks of a cluster, which has one tile; 0: blocks stay */
     trf_divisor cluster_blocks;           /* the same; 1 if blocks stay */
@@ -52,7 +55,7 @@ struct trf_packed_wgmma_args {
         writes_16_bytes; /* whether y is bare (trf_packed_is_bare), and 16 bytes of a row of y can be written at once */
 };
 
-/* All but x_map and handover. */
+/* All but the maps of x and handover. */
 static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_view *view,
                                                              const trf_packed_partition *partition, uint32_t m,
                                                              const trf_epilogue &epilogue) {
@@ -60,6 +63,7 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
     args.view = *view;
     args.m = m;
     args.x_blocks = partition->x_blocks;
+    args.last_x_rows = m - (partition->x_blocks - 1) * trf_packed_wgmma_x_rows(partition->shape);
     args.run_tiles = trf_divisor_of(partition->tiles / partition->x_blocks * TRF_PACKED_WGMMA_X_RUN);
     args.whole_runs = partition->x_blocks / TRF_PACKED_WGMMA_X_RUN;
     args.last_x_blocks =
@@ -90,8 +94,8 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
 template <int kShape> struct trf_packed_wgmma_config {
     static constexpr uint32_t kXRows = trf_packed_wgmma_x_rows(kShape), kXTiles = kXRows / 8,
                               kAccTiles = trf_packed_wgmma_acc_tiles(kShape), kWarps = TRF_PACKED_WGMMA_SLABS;
-    static constexpr uint32_t kXAt = TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES,
-                              kXBytes = kXRows * TRF_PACKED_X_BOX_COLS * 2; /* one box */
+    static constexpr uint32_t kXAt = TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES, kXRowBytes = TRF_PACKED_X_BOX_COLS * 2,
+                              kXBytes = kXRows * kXRowBytes; /* one box */
     static constexpr uint32_t kStages = trf_packed_wgmma_stages(kShape),
                               kStageBytes = trf_packed_wgmma_stage_bytes(kShape), kLinesAt = kStages * kStageBytes,
                               kSumsAt = kLinesAt + kStages * TRF_PACKED_WGMMA_STAGE_LINES_BYTES,

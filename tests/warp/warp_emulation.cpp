@@ -459,7 +459,7 @@ void warp_barrier_wait(uint32_t at, uint32_t parity) {
         wait_for_others(AT_WAIT, 0, 0);
 }
 
-void warp_async_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+void warp_async_put(uint32_t to, const void *from, uint32_t bytes) {
     if (bytes == 0 || to % 16 || (uintptr_t)from % 16 || bytes % 16)
         warp_fail("has %u bytes copied from %p to shared address %u", bytes, from, to);
     for (uint32_t i = 0; i < bytes; i += 16) {
@@ -469,6 +469,10 @@ void warp_async_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar
         for (uint32_t k = 0; k < 4; k++)
             notes_at(to + i)[k] = {kEngine, 0, 0, 0, 0, 0};
     }
+}
+
+void warp_async_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+    warp_async_put(to, from, bytes);
     engine_barrier &counts = barrier_at(barrier);
     counts.bytes -= bytes;
     end_phase(counts);

@@ -72,6 +72,7 @@ void warp_barrier_init(uint32_t at, uint32_t arrivals);
 void warp_barrier_arrive(uint32_t at, uint32_t bytes); /* bytes: that the phase waits for, too */
 void warp_barrier_wait(uint32_t at, uint32_t parity);
 void warp_async_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
+void warp_async_put(uint32_t to, const void *from, uint32_t bytes); /* the same, counted nowhere */
 /* A thread's store to block `rank` of the cluster, which counts at the barrier there (st.async). */
 void warp_async_store(uint32_t rank, uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 

@@ -12,7 +12,9 @@ template <int kShape, bool kZeroing> static void run_block(void *args) {
 
 template <int kShape> static void multiply(const warp_packed_product *product, const trf_packed_partition *partition) {
     trf_packed_wgmma_args args = trf_packed_wgmma_args_of(product->view, partition, product->m, product->epilogue);
-    args.x_map = warp_make_x_map(product->x, product->m, product->view->cols, trf_packed_wgmma_x_rows(kShape));
+    const uint32_t x_rows = trf_packed_wgmma_x_rows(kShape);
+    args.x_map = warp_make_x_map(product->x, product->m, product->view->cols, x_rows, x_rows);
+    args.last_x_map = warp_make_x_map(product->x, product->m, product->view->cols, args.last_x_rows, x_rows);
     args.handover = trf_packed_handover_at(product->workspace, partition->blocks, trf_packed_wgmma_acc_tiles(kShape),
                                            WARP_LAUNCH_ID);
     gridDim.x = (uint32_t)partition->blocks;

@@ -31,14 +31,16 @@ static inline void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, 
     warp_async_load(to, from, bytes, barrier);
 }
 
-/* What stands in place of a tensor map: boxes of 64 columns under the swizzle of 128 bytes. */
+/* What stands in place of a tensor map: boxes of 64 columns under the swizzle of 128 bytes. In shared memory there is
+ * room for room_rows; what lies behind a box is anything, here NaNs, which must not come to y. */
 struct warp_x_map {
     const uint16_t *x;
-    uint32_t m, cols, box_rows;
+    uint32_t m, cols, box_rows, room_rows;
 };
-static inline trf_tensor_map warp_make_x_map(const uint16_t *x, uint32_t m, uint32_t cols, uint32_t box_rows) {
+static inline trf_tensor_map warp_make_x_map(const uint16_t *x, uint32_t m, uint32_t cols, uint32_t box_rows,
+                                             uint32_t room_rows) {
     trf_tensor_map map = {};
-    const warp_x_map own = {x, m, cols, box_rows};
+    const warp_x_map own = {x, m, cols, box_rows, room_rows};
     memcpy(map.bytes, &own, sizeof own);
     return map;
 }
@@ -48,14 +50,20 @@ static inline void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, 
     memcpy(&x, map, sizeof x);
     if (to % 1024 != 0)
         warp_fail("has a box copied to shared address %u", to);
-    for (uint32_t r = 0; r < x.box_rows; r++)
+    for (uint32_t r = 0; r < x.room_rows; r++)
         for (uint32_t octet = 0; octet < 8; octet++) {
+            const uint32_t at = to + 128 * r + 16 * (octet ^ r % 8);
             alignas(16) uint16_t values[8];
+            if (r >= x.box_rows) {
+                memset(values, 0xFF, sizeof values);
+                warp_async_put(at, values, sizeof values);
+                continue;
+            }
             for (uint32_t i = 0; i < 8; i++) {
                 const uint32_t from_col = col + 8 * octet + i;
                 values[i] = row + r < x.m && from_col < x.cols ? x.x[(uint64_t)(row + r) * x.cols + from_col] : 0;
             }
-            warp_async_load(to + 128 * r + 16 * (octet ^ r % 8), values, 16, barrier);
+            warp_async_load(at, values, sizeof values, barrier);
         }
 }
 
