@@ -147,44 +147,44 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
 
 /* ---- how long a product should take ----
  *
- * Fitted to 274 products of 14 layers by 1 to 8,192 rows of x on H100s, each by all kernels in all ways, by the means
- * of up to twelve runs: the one with the least cost is at most 3 % slower than the fastest for 271 of them, and at most
- * 4 % for all; in single runs for 226 of 232, 264, 267 and 272 of 274, and at most 5.5 %. Also to those times of an
- * H200 that had not changed since they were measured (docs/notebook/2026-11-25-packed-starts.md). A search has found
- * the constants: together they give the time, one by one they are no measurements. Nanoseconds, of a multiprocessor's
- * clock near 1.75 GHz; bytes a nanosecond. */
+ * Fitted to 402 products of 14 layers by 1 to 8,192 rows of x on an H100, each by all kernels in all ways: the one with
+ * the least cost is at most 3 % slower than the fastest for 395 of them, and at most 5 % for all; in two later runs for
+ * 298 and 295 of 300, and at most 6.5 %. The search let what an H200 takes at batches of whole blocks stay as it was,
+ * which had been fitted there, but for bulk-32 by 64 rows (docs/notebook/2026-11-25-packed-starts.md). It has found the
+ * constants: together they give the time, one by one they are no measurements. Nanoseconds, of a multiprocessor's clock
+ * near 1.75 GHz; bytes a nanosecond. */
 
 enum {
-    BULK_START = 3204,    /* launch, first stage, sums to y */
-    BULK_STREAM_K = 6903, /* sums by way of memory */
-    WGMMA_START = 249,
-    WGMMA_STREAM_K = 1244, /* likewise, without fronts */
-    WGMMA_FRONTS = 3600,   /* with them */
-    WGMMA_TILE = 162,      /* of each tile of a block: begin and end */
+    BULK_START = 3136,    /* launch, first stage, sums to y */
+    BULK_STREAM_K = 7014, /* sums by way of memory */
+    WGMMA_START = 234,
+    WGMMA_STREAM_K = 1258, /* likewise, without fronts */
+    WGMMA_FRONTS = 3434,   /* with them */
+    WGMMA_TILE = 156,      /* of each tile of a block: begin and end */
     /* More for a k block of shared tiles without fronts where several x blocks read weights at other times; still more
      * where x takes most of the L2 cache: then x is read from memory, too. */
-    WGMMA_SHARED_X = 40,
-    WGMMA_FAR_X = 521,
+    WGMMA_SHARED_X = 35,
+    WGMMA_FAR_X = 552,
     FAR_X_BYTES = 36 << 20,
     USUAL_GB = 3352 /* a second, where the driver does not say */
 };
-static const double kBulkCopy = 70.9, kWgmmaCopy = 66.5;       /* bytes that a multiprocessor gets */
-static const double kBulkRead = 0.97, kWgmmaRead = 0.881;      /* of the memory's bandwidth by its clock */
-static const double kWgmmaRow = 37.8, kWgmmaClusterRow = 13.8; /* for each row of x: sums to y, and to other blocks */
-static const double kWgmmaBackRow = 17;                        /* likewise: a back's sums to a front */
-static const double kWgmmaBackKBlock = 1.141; /* a k block of a back where there are several x blocks */
+static const double kBulkCopy = 67.3, kWgmmaCopy = 69.4;       /* bytes that a multiprocessor gets */
+static const double kBulkRead = 0.9332, kWgmmaRead = 0.8966;   /* of the memory's bandwidth by its clock */
+static const double kWgmmaRow = 38.9, kWgmmaClusterRow = 11.6; /* for each row of x: sums to y, and to other blocks */
+static const double kWgmmaBackRow = 17.3;                      /* likewise: a back's sums to a front */
+static const double kWgmmaBackKBlock = 1.115; /* a k block of a back where there are several x blocks */
 
 /* A cluster's meetings, by its blocks. */
-static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 713, 944, 1671, 1012, 1482, 2045, 1166};
-static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1243, 1528, 2219, 2520, 4677, 3017, 3445};
+static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 415, 470, 1671, 1012, 1482, 2045, 1166};
+static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1411, 1865, 2366, 2841, 4677, 3017, 3545};
 
 /* A k block, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
 static const uint32_t kBulkKBlock[TRF_PACKED_BULK_SHAPES][4] = {
-    [TRF_PACKED_BULK_256] = {718, 227, 1078, 0}, [TRF_PACKED_BULK_128] = {734, 723, 762, 0},
-    [TRF_PACKED_BULK_64] = {718, 707, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1172},
-    [TRF_PACKED_BULK_32] = {451, 457, 448, 367},
+    [TRF_PACKED_BULK_256] = {718, 227, 1087, 0}, [TRF_PACKED_BULK_128] = {730, 723, 928, 0},
+    [TRF_PACKED_BULK_64] = {741, 707, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1172},
+    [TRF_PACKED_BULK_32] = {449, 457, 457, 578},
 };
-static const uint32_t kWgmmaKBlock[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {373, 413, 433, 525, 126};
+static const uint32_t kWgmmaKBlock[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {370, 396, 417, 539, 126};
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
@@ -203,7 +203,7 @@ static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limi
     const int is_stream_k = trf_packed_bulk_is_stream_k(p->shape), log = p->x_tiles == 8   ? 3
                                                                          : p->x_tiles == 4 ? 2
                                                                                            : (int)p->x_tiles - 1;
-    const double bytes = trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, p->x_tiles),
+    const double bytes = trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, 1) * m / 8.0,
                  k_block_ns = larger(bytes / kBulkCopy, kBulkKBlock[p->shape][log]),
                  k_blocks = (double)(is_stream_k ? ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
                                                  : ceil_div(p->k_blocks, p->cluster_size));
