@@ -23,8 +23,8 @@ template <int kP, int kLog> struct trf_rans_params {
     uint32_t p, low;          /* probability bits; 2^L */
     uint32_t slot_shift;      /* slot -> byte offset in the table */
     uint32_t slot_mask, copy; /* (x << slot_shift & slot_mask) | copy is the entry's byte offset */
-    uint32_t dot_one,
-        palette; /* kP: the 1, above the quotient, by which dp2a multiplies slot offsets; trf_class_palette */
+    /* kP: the 1 above the quotient, by which dp2a multiplies slot offsets; trf_class_palette. */
+    uint32_t dot_one, palette;
 };
 
 /* constants: shared address of dot_one and palette, which stand there twice. Read by each lane from a copy that its

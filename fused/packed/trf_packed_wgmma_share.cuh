@@ -51,8 +51,8 @@ struct trf_packed_wgmma_args {
     trf_stream_k backs;
     trf_packed_handover handover;
     trf_epilogue epilogue;
-    uint32_t
-        writes_16_bytes; /* whether y is bare (trf_packed_is_bare), and 16 bytes of a row of y can be written at once */
+    /* Whether y is bare (trf_packed_is_bare), and 16 bytes of a row of y can be written at once. */
+    uint32_t writes_16_bytes;
 };
 
 /* All but the maps of x and handover. */
