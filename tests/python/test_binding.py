@@ -35,7 +35,7 @@ def test_wheel_has_the_program(environment: Path) -> None:
     assert run(environment / "transfuse", "--version") == f"transfuse {version}"
 
 
-def test_doctor_finds_no_fault(environment: Path) -> None:
+def test_doctor_finds_no_problem(environment: Path) -> None:
     output = run(environment / "transfuse", "doctor")
     assert output.endswith("no problem found\n"), output
     assert "torch is not installed" in output

@@ -33,7 +33,7 @@ def test_wheel_passes_its_tests(environment: Path) -> None:
     )
 
 
-def test_doctor_finds_no_fault(environment: Path) -> None:
+def test_doctor_finds_no_problem(environment: Path) -> None:
     output = run(environment / "transfuse", "doctor")
     assert output.endswith("no problem found\n"), output
     assert f"torch                        {torch.__version__.partition('+')[0]}\n" in output
