@@ -118,8 +118,8 @@ typedef struct trf_row_lane {
     trf_lane_reader reader;
 } trf_row_lane;
 
-/* Values of the row's weights among i to i + 3 (a multiple of 4), which lie in columns `col` and col + 1 of the layer.
- * classes: of all four. */
+/* The bits of the row's weights among i to i + 3 (a multiple of 4), which lie in columns `col` and col + 1 of the
+ * layer. classes: of all four. */
 TRF_HD void trf_row_bits(const trf_device_view *view, const int16_t *class_value, const trf_row_crossing *crossing,
                          const trf_slab_reader *slab, trf_row_lane *at, uint32_t i, uint32_t classes, uint32_t col,
                          trf_decode_as as, uint32_t bits[2]) {

@@ -251,7 +251,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
     if (lane == 0)
         trf_prefetch_map(&a.x_map);
     const uint64_t policy = trf_policy_keep();
-    const uint32_t x_bytes = Config::kXBoxes * TRF_PACKED_X_BOX_COLS * 2 * a.x_box_rows;
+    const uint32_t x_bytes = Config::kXBoxes * TRF_PACKED_X_BOX_ROW_BYTES * a.x_box_rows;
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
     trf_named_barrier_sync(TRF_PACKED_X_BARRIER_ID, 2);

@@ -203,7 +203,8 @@ static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limi
     const int is_stream_k = trf_packed_bulk_is_stream_k(p->shape), log = p->x_tiles == 8   ? 3
                                                                          : p->x_tiles == 4 ? 2
                                                                                            : (int)p->x_tiles - 1;
-    const double bytes = trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, 1) * m / 8.0,
+    const double bytes =
+                     trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, 1) / X_TILE_ROWS * m,
                  k_block_ns = larger(bytes / kBulkCopy, kBulkKBlock[p->shape][log]),
                  k_blocks = (double)(is_stream_k ? ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
                                                  : ceil_div(p->k_blocks, p->cluster_size));

@@ -143,7 +143,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
         trf_packed_take_stage(ring);
         if (lane == 0) {
             const bool is_last = at.stint.x_block + 1 == a.x_blocks;
-            trf_mbarrier_arrive_expect_tx(ring.full(), is_last ? a.last_x_rows * Config::kXRowBytes : Config::kXBytes);
+            trf_mbarrier_arrive_expect_tx(ring.full(),
+                                          is_last ? a.last_x_rows * TRF_PACKED_X_BOX_ROW_BYTES : Config::kXBytes);
             trf_tma_load_box(ring.stage() + Config::kXAt, is_last ? &a.last_x_map : &a.x_map,
                              at.k_block * TRF_PACKED_X_BOX_COLS, at.stint.x_block * Config::kXRows, ring.full(),
                              policy);

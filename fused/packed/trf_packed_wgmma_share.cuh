@@ -94,8 +94,8 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
 template <int kShape> struct trf_packed_wgmma_config {
     static constexpr uint32_t kXRows = trf_packed_wgmma_x_rows(kShape), kXTiles = kXRows / 8,
                               kAccTiles = trf_packed_wgmma_acc_tiles(kShape), kWarps = TRF_PACKED_WGMMA_SLABS;
-    static constexpr uint32_t kXAt = TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES, kXRowBytes = TRF_PACKED_X_BOX_COLS * 2,
-                              kXBytes = kXRows * kXRowBytes; /* one box */
+    static constexpr uint32_t kXAt = TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES,
+                              kXBytes = kXRows * TRF_PACKED_X_BOX_ROW_BYTES; /* one box */
     static constexpr uint32_t kStages = trf_packed_wgmma_stages(kShape),
                               kStageBytes = trf_packed_wgmma_stage_bytes(kShape), kLinesAt = kStages * kStageBytes,
                               kSumsAt = kLinesAt + kStages * TRF_PACKED_WGMMA_STAGE_LINES_BYTES,

@@ -51,7 +51,7 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_acc_tiles(int shape) {
 /* ---- shared memory: stages, weights | x each | exception lines of all stages | sums | barriers ---- */
 
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_bytes(int shape) {
-    return TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES + trf_packed_wgmma_x_rows(shape) * TRF_PACKED_X_BOX_COLS * 2;
+    return TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES + trf_packed_wgmma_x_rows(shape) * TRF_PACKED_X_BOX_ROW_BYTES;
 }
 /* What a stage takes with its lines and barriers. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_whole_stage_bytes(int shape) {

@@ -6,8 +6,8 @@ than 120 characters.
 A name is `trf_...` or `TRF_...` between backticks; it has to stand in some source. A file is a path between backticks
 whose first folder is one of the repository's, or a file name with a suffix of sources; in a code block it is a word of
 that sort. Options of the transfuse command are looked up in its --help, which takes a build that has it; without one
-that part is left out, with a message. CHANGELOG.md tells of what is gone, too: its lines and links are checked alone,
-and of pages of the notebook the links. Tables and addresses may be longer.
+that part is left out, with a message. CHANGELOG.md and pages of the notebook tell of what is gone, too: their lines
+and links are checked alone. Tables and addresses may be longer.
 Usage: test_pages.py [--root DIR] [--build DIR]
 """
 
@@ -39,7 +39,7 @@ def is_page(name: str) -> bool:
     )
 
 
-def is_page_with_links(name: str) -> bool:
+def is_page_or_notebook(name: str) -> bool:
     return is_page(name) or name.startswith("docs/") and name.endswith(".md")
 
 
@@ -244,8 +244,7 @@ class Repository:
     def find_faults(self, page: str, transfuse: Transfuse | None) -> list[str]:
         text = read_text(self.root / page)
         faults = self.find_link_faults(page, text)
-        if is_page(page):
-            faults += [f"line {number} is longer than {MAX_COLUMNS} columns" for number in find_long_lines(text)]
+        faults += [f"line {number} is longer than {MAX_COLUMNS} columns" for number in find_long_lines(text)]
         if not is_page(page) or page == "CHANGELOG.md":
             return faults
         faults += [f"there is no {name}" for name in sorted(find_names(text)) if not self.knows_name(name)]
@@ -326,7 +325,7 @@ def main() -> int:
         print("skipped: the options of the command, as this build has none")
     lines = [
         f"{page}: {fault}"
-        for page in sorted(filter(is_page_with_links, repository.files))
+        for page in sorted(filter(is_page_or_notebook, repository.files))
         for fault in repository.find_faults(page, transfuse)
     ]
     return report(lines, f"{len(lines)} findings")
