@@ -42,11 +42,10 @@
 
 /* By value to every bulk kernel. */
 struct trf_packed_bulk_args {
-    trf_tensor_map x_map; /* boxes of 64 columns by x_box_rows, under the swizzle of 128 bytes */
+    trf_tensor_map x_map; /* boxes of 64 columns by m rows, under the swizzle of 128 bytes */
     trf_packed_view view;
     uint32_t m;
-    uint32_t x_box_rows;   /* 8 * x_tiles, or m if there are fewer; what x tiles have beyond is not written */
-    uint32_t cluster_size; /* blocks of a cluster; 1 if stream-K */
+    uint32_t cluster_size;                     /* blocks of a cluster; 1 if stream-K */
     trf_divisor cluster_blocks, tile_k_blocks; /* the same; stream_k.k_blocks */
     uint32_t share_quotient, share_remainder;  /* of a cluster's block: trf_share_begin, of a tile's k blocks */
     trf_stream_k stream_k;                     /* of tiles over blocks; k_blocks also of clusters */
@@ -251,7 +250,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
     if (lane == 0)
         trf_prefetch_map(&a.x_map);
     const uint64_t policy = trf_policy_keep();
-    const uint32_t x_bytes = Config::kXBoxes * TRF_PACKED_X_BOX_ROW_BYTES * a.x_box_rows;
+    const uint32_t x_bytes = Config::kXBoxes * TRF_PACKED_X_BOX_ROW_BYTES * a.m;
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
     trf_named_barrier_sync(TRF_PACKED_X_BARRIER_ID, 2);
@@ -436,7 +435,7 @@ template <class Config>
 static __device__ __forceinline__ void
 trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t tile,
                            uint32_t at, float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
-    static_assert(!Config::kStreamK || Config::kWarps == TRF_PACKED_HANDOVER_WARPS, "a flag for each warp");
+    static_assert(!Config::kStreamK || Config::kWarps <= TRF_PACKED_HANDOVER_WARPS, "a flag for each warp");
     constexpr uint32_t kSlabAccTiles = Config::kRowWarps * Config::kXTiles;
     const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, lane_at = at + 16 * warp.lane;
     const trf_packed_bulk_sharing sharing(args.stream_k, tile);

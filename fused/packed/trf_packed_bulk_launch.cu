@@ -52,7 +52,6 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
     trf_packed_bulk_args args = {};
     args.view = *view;
     args.m = product->m;
-    args.x_box_rows = product->m < 8 * partition->x_tiles ? product->m : 8 * partition->x_tiles;
     args.cluster_size = partition->cluster_size;
     args.cluster_blocks = trf_divisor_of(partition->cluster_size);
     args.tile_k_blocks = trf_divisor_of(partition->k_blocks);
@@ -65,7 +64,7 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
     args.epilogue = trf_epilogue_of(product, operands);
     args.is_bare = trf_packed_is_bare(args.epilogue);
     cudaError_t status =
-        trf_make_x_map(x, product->m, view->cols, x_stride, args.x_box_rows, TRF_PACKED_X_BOX_COLS, true, &args.x_map);
+        trf_make_x_map(x, product->m, view->cols, x_stride, product->m, TRF_PACKED_X_BOX_COLS, true, &args.x_map);
     if (status != cudaSuccess)
         return status;
     bool early;

@@ -25,8 +25,7 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     const uint32_t cluster_size = Config::kStreamK ? 1 : blocks;
     if (!Config::kStreamK)
         blocks = tiles * cluster_size;
-    args.x_box_rows = product->m < 8 * kXTiles ? product->m : 8 * kXTiles;
-    args.x_map = warp_make_x_map(product->x, product->m, product->view->cols, args.x_box_rows, 8 * kXTiles);
+    args.x_map = warp_make_x_map(product->x, product->m, product->view->cols, product->m, 8 * kXTiles);
     args.view = *product->view;
     args.m = product->m;
     args.cluster_size = cluster_size;
