@@ -156,7 +156,10 @@ static trf_status read_packed(const json_t *from, const trf_tuning_place *at, tr
     point->has_packed = 1;
     point->packed.shape = kernel_of_text(json_string_value(json_object_get(packed, "kernel")));
     if (point->packed.shape == TRF_PACKED_GENERAL)
-        return fail_batch(at, "the 'kernel' of 'packed' is not bulk-256 ... bulk-32 or wgmma-64 ... wgmma-256", err);
+        return fail_batch(at,
+                          "the 'kernel' of 'packed' is not bulk-256 ... bulk-32, wgmma-64 ... wgmma-256 or "
+                          "wgmma-192x96 ... wgmma-192x128",
+                          err);
     if (cut && strcmp(cut, trf_packed_cut_name(TRF_PACKED_STREAM_K)) == 0)
         point->packed.cut = TRF_PACKED_STREAM_K;
     else if (read_number(packed, "cut", 1, TRF_MAX_CLUSTER, &point->packed.cut))

@@ -117,7 +117,7 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
     made->x_tiles = x_rows / X_TILE_ROWS;
     made->x_blocks = (uint32_t)ceil_div(m, x_rows);
     if (!trf_smem_fits(trf_packed_wgmma_shared_bytes(made->shape), limits) ||
-        !count_k_blocks(view, m, ceil_div(view->bands, TRF_PACKED_WGMMA_BANDS) * made->x_blocks,
+        !count_k_blocks(view, m, ceil_div(view->bands, trf_packed_wgmma_bands(made->shape)) * made->x_blocks,
                         ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_PACKED_TILES), made))
         return 0;
     made->whole_tiles = made->tiles;
@@ -147,44 +147,46 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
 
 /* ---- how long a product should take ----
  *
- * Fitted to 402 products of 14 layers by 1 to 8,192 rows of x on an H100, each by all kernels in all ways: the one with
- * the least cost is at most 3 % slower than the fastest for 395 of them, and at most 5 % for all; in two later runs for
- * 298 and 295 of 300, and at most 6.5 %. The search let what an H200 takes at batches of whole blocks stay as it was,
- * which had been fitted there, but for bulk-32 by 64 rows (docs/notebook/2026-11-25-packed-starts.md). It has found the
- * constants: together they give the time, one by one they are no measurements. Nanoseconds, of a multiprocessor's clock
- * near 1.75 GHz; bytes a nanosecond. */
+ * Fitted to 953 products of 28 layers by 1 to 8,192 rows of x on an H100, each by all kernels in all ways: the one with
+ * the least cost is at most 3 % slower than the fastest for 920 of them, and at most 8.5 % for all; in a later run of
+ * 14 of the layers for 559 of 576, and of 7 others for 144 of 146. The search let what an H200 takes at batches of
+ * whole blocks stay as it was, which had been fitted there, but where a shape is the fastest on an H100 that there was
+ * not then (docs/notebook/2026-11-26-packed-shapes.md). It has found the constants: together they give the time, one by
+ * one they are no measurements. Nanoseconds; bytes a nanosecond. */
 
 enum {
-    BULK_START = 3136,    /* launch, first stage, sums to y */
-    BULK_STREAM_K = 7014, /* sums by way of memory */
-    WGMMA_START = 234,
-    WGMMA_STREAM_K = 1258, /* likewise, without fronts */
-    WGMMA_FRONTS = 3434,   /* with them */
-    WGMMA_TILE = 156,      /* of each tile of a block: begin and end */
-    /* More for a k block of shared tiles without fronts where several x blocks read weights at other times; still more
-     * where x takes most of the L2 cache: then x is read from memory, too. */
-    WGMMA_SHARED_X = 35,
-    WGMMA_FAR_X = 552,
-    FAR_X_BYTES = 36 << 20,
-    USUAL_GB = 3352 /* a second, where the driver does not say */
+    BULK_START = 3007,    /* launch, first stage, sums to y */
+    BULK_STREAM_K = 6356, /* sums by way of memory */
+    WGMMA_START = 360,
+    WGMMA_REGISTERS = 1110, /* more of a start where they are moved */
+    WGMMA_STREAM_K = 573,   /* likewise, without fronts */
+    WGMMA_FRONTS = 4197,    /* with them */
+    WGMMA_TILE = 464,       /* of each tile of a block: begin and end */
+    WGMMA_SHARED_X = 161,   /* more for a k block of shared tiles without fronts, where several x blocks read weights */
+    USUAL_GB = 3352         /* a second, where the driver does not say */
 };
-static const double kBulkCopy = 67.3, kWgmmaCopy = 69.4;       /* bytes that a multiprocessor gets */
-static const double kBulkRead = 0.9332, kWgmmaRead = 0.8966;   /* of the memory's bandwidth by its clock */
-static const double kWgmmaRow = 38.9, kWgmmaClusterRow = 11.6; /* for each row of x: sums to y, and to other blocks */
-static const double kWgmmaBackRow = 17.3;                      /* likewise: a back's sums to a front */
-static const double kWgmmaBackKBlock = 1.115; /* a k block of a back where there are several x blocks */
+static const double kBulkCopy = 67.27, kWgmmaCopy = 68.6;        /* bytes that a multiprocessor gets */
+static const double kBulkRead = 0.9329, kWgmmaRead = 0.8958;     /* of the memory's bandwidth by its clock */
+static const double kWgmmaRow = 25.09, kWgmmaClusterRow = 8.874; /* for each row of x: sums to y, and to other blocks */
+static const double kWgmmaBackRow = 18;                          /* likewise: a back's sums to a front */
+static const double kWgmmaBackKBlock = 1.058; /* a k block of a back where there are several x blocks */
+static const double kWgmmaSharerRow = 3.069;  /* for each block that shares a tile without a front */
+/* A k block of a wgmma kernel, whose copies are there: a warpgroup's way through it, and more for each row of x; what
+ * the tensor cores take for each row of x and band, and what they may by the power that there is; and how much more of
+ * all that with three bands. */
+static const double kWgmmaKBlock = 305.8, kWgmmaKBlockRow = 0.7717, kWgmmaProductRow = 1.435, kWgmmaPowerRow = 1.54,
+                    kWgmma192KBlock = 1.434, kWgmma192Product = 1.114;
 
 /* A cluster's meetings, by its blocks. */
-static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 415, 470, 1671, 1012, 1482, 2045, 1166};
-static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1411, 1865, 2366, 2841, 4677, 3017, 3545};
+static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 473, 544, 1458, 1204, 1301, 1302, 1462};
+static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1107, 1809, 2461, 2981, 6234, 3374, 3669};
 
 /* A k block, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
 static const uint32_t kBulkKBlock[TRF_PACKED_BULK_SHAPES][4] = {
-    [TRF_PACKED_BULK_256] = {718, 227, 1087, 0}, [TRF_PACKED_BULK_128] = {730, 723, 928, 0},
-    [TRF_PACKED_BULK_64] = {741, 707, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1172},
-    [TRF_PACKED_BULK_32] = {449, 457, 457, 578},
+    [TRF_PACKED_BULK_256] = {718, 227, 1100, 0}, [TRF_PACKED_BULK_128] = {677, 680, 918, 0},
+    [TRF_PACKED_BULK_64] = {696, 670, 46, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1132},
+    [TRF_PACKED_BULK_32] = {450, 464, 477, 640},
 };
-static const uint32_t kWgmmaKBlock[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {370, 396, 417, 539, 126};
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
@@ -212,70 +214,80 @@ static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limi
            (is_stream_k ? BULK_STREAM_K : kBulkCluster[p->cluster_size]);
 }
 
-/* Of a wgmma kernel: nanoseconds of k blocks, which memory's time hides or is hidden by; of all else; and passes over
- * the weights. */
-typedef struct wgmma_cost {
-    double k_blocks_ns, rest_ns, passes;
-} wgmma_cost;
+/* A product by a wgmma kernel. */
+typedef struct wgmma_product {
+    const trf_packed_view *view;
+    const trf_device_limits *limits;
+    const trf_packed_partition *p;
+    uint32_t m, x_rows; /* of a tile */
+    double k_block_ns;  /* of one whose copies are there */
+} wgmma_product;
+
+/* Of so many of the product's tiles, by so many passes over their weights: what memory takes, or what k blocks do. */
+static double wgmma_copy_ns(const wgmma_product *w, uint64_t tiles, double passes, double k_blocks_ns) {
+    return larger(read_ns(w->view, w->limits, w->m, passes, kWgmmaRead) * (double)tiles / w->p->tiles, k_blocks_ns);
+}
 
 /* Blocks with the same weights read them at the same time. */
-static double shared_passes(const trf_packed_partition *p) {
-    return (double)ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN);
-}
+static double shared_passes(const wgmma_product *w) { return (double)ceil_div(w->p->x_blocks, TRF_PACKED_WGMMA_X_RUN); }
 
 /* Of a tile that a block finishes: its begin and end. */
-static double tile_ns(const trf_packed_partition *p) { return WGMMA_TILE + kWgmmaRow * (p->x_tiles * X_TILE_ROWS); }
-
-static wgmma_cost cost_of_cluster(const trf_packed_partition *p, double k_block_ns) {
-    const uint32_t x_rows = p->x_tiles * X_TILE_ROWS, others = p->cluster_size - 1;
-    return (wgmma_cost){(double)ceil_div(p->k_blocks, p->cluster_size) * k_block_ns,
-                        kWgmmaCluster[p->cluster_size] + WGMMA_TILE +
-                            (kWgmmaRow + kWgmmaClusterRow * others) * x_rows / p->cluster_size,
-                        shared_passes(p)};
+static double tile_ns(const wgmma_product *w) {
+    return WGMMA_TILE + kWgmmaRow * w->x_rows * trf_packed_wgmma_bands(w->p->shape) / 2;
 }
 
-/* Adds what tiles without fronts take that all blocks share. */
-static void add_equal_shares(const trf_packed_view *view, uint32_t m, const trf_packed_partition *p, double k_block_ns,
-                             wgmma_cost *cost) {
-    const double whole = (double)p->whole_tiles / p->tiles,
-                 share = (double)ceil_div((uint64_t)(p->tiles - p->whole_tiles) * p->k_blocks, p->blocks);
-    cost->k_blocks_ns += share * k_block_ns;
-    cost->rest_ns += WGMMA_STREAM_K + 2 * tile_ns(p);
-    if (p->x_blocks > 1)
-        cost->rest_ns += share * (WGMMA_SHARED_X + (2ull * m * view->cols > FAR_X_BYTES ? WGMMA_FAR_X : 0));
-    cost->passes = whole * cost->passes + (1 - whole) * p->x_blocks; /* each at a time of its own */
+static double cluster_ns(const wgmma_product *w) {
+    const uint32_t blocks = w->p->cluster_size;
+    return wgmma_copy_ns(w, w->p->tiles, shared_passes(w), (double)ceil_div(w->p->k_blocks, blocks) * w->k_block_ns) +
+           kWgmmaCluster[blocks] + WGMMA_TILE + (kWgmmaRow + kWgmmaClusterRow * (blocks - 1)) * w->x_rows / blocks;
 }
 
-/* ... with fronts. */
-static void add_fronts(const trf_packed_partition *p, double k_block_ns, wgmma_cost *cost) {
-    const uint32_t x_rows = p->x_tiles * X_TILE_ROWS, shared = p->tiles - p->whole_tiles;
-    const uint64_t others = p->blocks - shared,
-                   back = ceil_div((uint64_t)shared * (p->k_blocks - p->front_k_blocks), others),
-                   backs = ceil_div(shared, others) + 1; /* of which a block has some */
-    const double back_ns =
-        (double)back * k_block_ns * (p->x_blocks > 1 ? kWgmmaBackKBlock : 1) + (double)backs * kWgmmaBackRow * x_rows;
-    cost->k_blocks_ns += larger(p->front_k_blocks * k_block_ns, back_ns);
-    cost->rest_ns += WGMMA_FRONTS + tile_ns(p);
+/* Of so many whole tiles, which are no more than blocks. */
+static double whole_tiles_ns(const wgmma_product *w, uint64_t tiles) {
+    return tiles ? wgmma_copy_ns(w, tiles, shared_passes(w), w->p->k_blocks * w->k_block_ns) + tile_ns(w) : 0;
 }
 
-static wgmma_cost cost_of_staying(const trf_packed_view *view, uint32_t m, const trf_packed_partition *p,
-                                  double k_block_ns) {
-    const double whole = (double)ceil_div(p->whole_tiles, p->blocks);
-    wgmma_cost cost = {whole * p->k_blocks * k_block_ns, whole * tile_ns(p), shared_passes(p)};
-    if (p->whole_tiles < p->tiles && p->front_k_blocks)
-        add_fronts(p, k_block_ns, &cost);
-    else if (p->whole_tiles < p->tiles)
-        add_equal_shares(view, m, p, k_block_ns, &cost);
-    return cost;
+/* Of the shared tiles, where they have no fronts. */
+static double equal_shares_ns(const wgmma_product *w, uint64_t tiles) {
+    const trf_packed_partition *p = w->p;
+    const double k_block_ns = w->k_block_ns + (p->x_blocks > 1 ? WGMMA_SHARED_X : 0);
+    return wgmma_copy_ns(w, tiles, p->x_blocks, (double)ceil_div(tiles * p->k_blocks, p->blocks) * k_block_ns) +
+           WGMMA_STREAM_K + 2 * tile_ns(w) + kWgmmaSharerRow * w->x_rows * (double)p->blocks / (double)tiles;
+}
+
+/* ... where they have fronts. */
+static double fronts_ns(const wgmma_product *w, uint64_t tiles) {
+    const trf_packed_partition *p = w->p;
+    const uint64_t others = p->blocks - tiles, back = ceil_div(tiles * (p->k_blocks - p->front_k_blocks), others),
+                   backs = ceil_div(tiles, others) + 1; /* of which a block has some */
+    const double back_k_block_ns = w->k_block_ns * (p->x_blocks > 1 ? kWgmmaBackKBlock : 1),
+                 back_ns = (double)back * back_k_block_ns + (double)backs * kWgmmaBackRow * w->x_rows;
+    return wgmma_copy_ns(w, tiles, shared_passes(w), larger(p->front_k_blocks * w->k_block_ns, back_ns)) +
+           WGMMA_FRONTS + tile_ns(w);
+}
+
+static double staying_ns(const wgmma_product *w) {
+    const trf_packed_partition *p = w->p;
+    const uint64_t shared = p->tiles - p->whole_tiles;
+    return (double)(p->whole_tiles / p->blocks) * whole_tiles_ns(w, p->blocks) +
+           whole_tiles_ns(w, p->whole_tiles % p->blocks) +
+           (shared == 0         ? 0
+            : p->front_k_blocks ? fronts_ns(w, shared)
+                                : equal_shares_ns(w, shared));
 }
 
 static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                        const trf_packed_partition *p) {
-    const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + TRF_PACKED_WGMMA_STAGE_LINES_BYTES,
-                 k_block_ns = larger(bytes / kWgmmaCopy, kWgmmaKBlock[p->shape - TRF_PACKED_WGMMA_64]);
-    const wgmma_cost cost =
-        p->cluster_size > 1 ? cost_of_cluster(p, k_block_ns) : cost_of_staying(view, m, p, k_block_ns);
-    return WGMMA_START + cost.rest_ns + larger(read_ns(view, limits, m, cost.passes, kWgmmaRead), cost.k_blocks_ns);
+    const uint32_t x_rows = trf_packed_wgmma_x_rows(p->shape);
+    const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + trf_packed_wgmma_stage_lines_bytes(p->shape);
+    const int is_192 = trf_packed_wgmma_bands(p->shape) == 3;
+    const double rows = trf_packed_wgmma_bands(p->shape) * x_rows * (is_192 ? kWgmma192Product : 1),
+                 k_block_ns = larger((kWgmmaKBlock + kWgmmaKBlockRow * x_rows) * (is_192 ? kWgmma192KBlock : 1),
+                                     kWgmmaProductRow * rows),
+                 power_ns = (double)p->tiles * p->k_blocks * kWgmmaPowerRow * rows / limits->multiprocessors;
+    const double start_ns = WGMMA_START + (trf_packed_wgmma_moves_registers(p->shape) ? WGMMA_REGISTERS : 0);
+    const wgmma_product w = {view, limits, p, m, x_rows, larger(bytes / kWgmmaCopy, k_block_ns)};
+    return start_ns + larger(p->cluster_size > 1 ? cluster_ns(&w) : staying_ns(&w), power_ns);
 }
 
 /* ---- the choice ---- */
@@ -326,11 +338,28 @@ int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limi
 
 const char *trf_packed_kernel_name(int shape) {
     static const char *const names[TRF_PACKED_SHAPES] = {
-        [TRF_PACKED_BULK_256] = "bulk-256",   [TRF_PACKED_BULK_128] = "bulk-128",
-        [TRF_PACKED_BULK_64] = "bulk-64",     [TRF_PACKED_BULK_64_8_WARPS] = "bulk-64-8-warps",
-        [TRF_PACKED_BULK_32] = "bulk-32",     [TRF_PACKED_WGMMA_64] = "wgmma-64",
-        [TRF_PACKED_WGMMA_96] = "wgmma-96",   [TRF_PACKED_WGMMA_128] = "wgmma-128",
-        [TRF_PACKED_WGMMA_192] = "wgmma-192", [TRF_PACKED_WGMMA_256] = "wgmma-256",
+        [TRF_PACKED_BULK_256] = "bulk-256",
+        [TRF_PACKED_BULK_128] = "bulk-128",
+        [TRF_PACKED_BULK_64] = "bulk-64",
+        [TRF_PACKED_BULK_64_8_WARPS] = "bulk-64-8-warps",
+        [TRF_PACKED_BULK_32] = "bulk-32",
+        [TRF_PACKED_WGMMA_64] = "wgmma-64",
+        [TRF_PACKED_WGMMA_80] = "wgmma-80",
+        [TRF_PACKED_WGMMA_96] = "wgmma-96",
+        [TRF_PACKED_WGMMA_112] = "wgmma-112",
+        [TRF_PACKED_WGMMA_128] = "wgmma-128",
+        [TRF_PACKED_WGMMA_144] = "wgmma-144",
+        [TRF_PACKED_WGMMA_160] = "wgmma-160",
+        [TRF_PACKED_WGMMA_176] = "wgmma-176",
+        [TRF_PACKED_WGMMA_192] = "wgmma-192",
+        [TRF_PACKED_WGMMA_208] = "wgmma-208",
+        [TRF_PACKED_WGMMA_224] = "wgmma-224",
+        [TRF_PACKED_WGMMA_240] = "wgmma-240",
+        [TRF_PACKED_WGMMA_256] = "wgmma-256",
+        [TRF_PACKED_WGMMA_192X96] = "wgmma-192x96",
+        [TRF_PACKED_WGMMA_192X112] = "wgmma-192x112",
+        [TRF_PACKED_WGMMA_192X128] = "wgmma-192x128",
+
     };
     if (shape == TRF_PACKED_GENERAL)
         return "general";

@@ -50,7 +50,7 @@ enum {
     TRF_PACKED_CONSUMERS_BARRIER_ID, /* the ring is set up: for consumers ... */
     TRF_PACKED_WEIGHTS_BARRIER_ID,   /* ... for the producer of weights ... */
     TRF_PACKED_X_BARRIER_ID,         /* ... and for that of x */
-    TRF_PACKED_BAND_BARRIER_ID       /* of a wgmma kernel's warpgroup; that of its second one is the next */
+    TRF_PACKED_BAND_BARRIER_ID       /* of a wgmma kernel's first warpgroup; those of others follow */
 };
 
 /* Sets the ring up, as a warp that has nothing else to do, and lets the others go, each sort at a barrier of its own:

@@ -12,7 +12,7 @@ enum {
     TRF_PACKED_PRODUCER_WARPS = 4,     /* a warpgroup, for setmaxnreg; three of them work */
     TRF_PACKED_X_BOX_COLS = 64,        /* of x, under the swizzle of 128 bytes */
     TRF_PACKED_X_BOX_ROW_BYTES = 2 * TRF_PACKED_X_BOX_COLS,
-    TRF_PACKED_HANDOVER_WARPS = 8 /* of a block that hands sums over to another (trf_packed_handover.cuh) */
+    TRF_PACKED_HANDOVER_WARPS = 12 /* the most of a block that hands sums over to another (trf_packed_handover.cuh) */
 };
 
 /* Workspace in which so many blocks hand over so many accumulator tiles each. */

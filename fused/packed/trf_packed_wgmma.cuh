@@ -2,8 +2,9 @@
 /* y = x . W^T of a packed BF16 layer by wgmma, for any number of rows of x, made for more than 64, for compute
  * capability 9.0: W is operand A, formed in registers; x is operand B, in shared memory as TMA leaves it there.
  *
- * A *block tile* is 128 rows of W, two packed bands, by 64, 96, 128, 192 or 256 rows of x. A block multiplies a tile in
- * k blocks of 64 columns; each of its two consumer warpgroups has a band, and each warp of it a packed slab:
+ * A *block tile* is 128 rows of W, two packed bands, by 64 to 256 rows of x, in steps of 16; or 192 rows, three bands,
+ * by 96 to 128. A block multiplies a tile in k blocks of 64 columns; each of its two or three consumer warpgroups has a
+ * band, and each warp of it a packed slab (in the picture two bands):
  *
  *                       W: packed tiles t, t + 1                          x: 64 columns, as rows of 128 bytes
  *                     +-----------+-----------+                          +------------------------+
@@ -11,7 +12,7 @@
  *      (band 2i)      | ...       |           |   a k block: four k16    | row 1   turned by XOR  |   64 to 256 rows
  *                     | warp 3    | slab 3    |                          | ...     with row % 8   |
  *                     +-----------+-----------+                          +------------------------+
- *      warpgroup 1    | warps 4-7             |                            the same for both warpgroups
+ *      warpgroup 1    | warps 4-7             |                            the same for all warpgroups
  *      (band 2i + 1)  +-----------+-----------+
  *
  * A warp forms a whole k block at a time: its slab of both packed tiles, 16 registers a lane. It patches them behind a
@@ -33,9 +34,10 @@
  * Tiles lie in runs of 8 x blocks: in a run those with the same weights follow each other. So 132 tiles that are
  * under way have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many blocks.
  *
- * Shared memory: 8, 8, 7, 6 or 5 stages of 20 to 44 KiB, 272 bytes a stage for lines and barriers, 4 KiB for sums on
- * their way to y: 226 KiB at most. Registers: 168 a thread to 128 rows of x, above that 232 of the consumers, of
- * which sums take 96 or 128 and two sets of fragments 32; the producer's warpgroup keeps 40 then.
+ * Shared memory: 8 to 5 stages of 20 to 44 KiB, 272 or 400 bytes a stage for lines and barriers, 4 or 6 KiB for sums on
+ * their way to y: 226 KiB at most. Registers: with two bands 168 a thread to 128 rows of x, above that 232 of the
+ * consumers, of which sums take 72 to 128 and two sets of fragments 32; the producers' warpgroup keeps 40 then. With
+ * three bands 160 and 32.
  *
  * y of 16 bits without an epilogue is *bare* and leaves 16 bytes at a time, of blocks that stay by way of the last
  * stage, which is given back after that; any other y takes some hundred instructions for four elements of a lane; what
@@ -86,8 +88,7 @@ template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmma_cursor &at,
                               const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy) {
-    const uint32_t band = at.stint.row_tile * TRF_PACKED_WGMMA_BANDS,
-                   bands = min((uint32_t)TRF_PACKED_WGMMA_BANDS, view.bands - band),
+    const uint32_t band = at.stint.row_tile * Config::kBands, bands = min(Config::kBands, view.bands - band),
                    packed_tile = at.k_block * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
     const bool brings_lines = trf_packed_wgmma_brings_lines(at.k_block, at.stint.begin);
     if (lane == 0)
@@ -106,8 +107,7 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
         trf_bulk_load(to + TRF_PACKED_TILE_BYTES, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
     }
     if (brings_lines)
-        trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_STAGE_LINES_BYTES +
-                          lane * TRF_PACKED_LINE_BYTES,
+        trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * Config::kLinesBytes + lane * TRF_PACKED_LINE_BYTES,
                       trf_packed_line_of(&view, band + lane, packed_tile), TRF_PACKED_LINE_BYTES, ring.full(), policy);
 }
 
@@ -275,7 +275,7 @@ template <class Config> struct trf_packed_wgmma_walk {
         trf_mbarrier_wait(ring.full(), ring.phase);
         words = trf_packed_wgmma_load_words<Config>(ring, warp);
         if (with_line)
-            exceptions.take(trf_lds32(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_STAGE_LINES_BYTES +
+            exceptions.take(trf_lds32(ring.shared + Config::kLinesAt + ring.index * Config::kLinesBytes +
                                       warp.band() * TRF_PACKED_LINE_BYTES + 4 * warp.lane),
                             warp.slab(), warp.lane);
     }
@@ -350,14 +350,14 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
     for (uint32_t number = 0; number < stints; number++) {
         const trf_packed_wgmma_stint stint = trf_packed_wgmma_stint_of(args, number);
         float sums[Config::kXRows / 2] = {};
-        const bool has_band = warp.band_of(stint) < args.view.bands;
+        const bool has_band = warp.band_of<Config>(stint) < args.view.bands;
         const bool multiplies = has_band && stint.begin < stint.end;
         if (multiplies)
             trf_packed_wgmma_multiply<Config, kZeroing>(args, warp, stint, ring, sums);
         else
             trf_packed_wgmma_skip<Config>(stint, ring, warp.lane);
         const trf_packed_wgmma_y_writer writer = trf_packed_wgmma_y_writer_of(
-            args, has_band ? stint.row_tile * TRF_PACKED_WGMMA_ROWS + warp.warp * TRF_PACKED_SLAB_ROWS : 0,
+            args, has_band ? stint.row_tile * Config::kRows + warp.warp * TRF_PACKED_SLAB_ROWS : 0,
             stint.x_block * Config::kXRows, shared + Config::kSumsAt + warp.warp * TRF_ACC_TILE_BYTES, warp.lane);
         if (args.cluster_size)
             trf_packed_wgmma_add_blocks<Config>(args, warp, writer, has_band, shared, sums);

@@ -2,15 +2,18 @@
 /* The wgmma kernels (trf_packed_wgmma.cuh) and their launch. */
 #include "trf_packed_wgmma_launch.cuh"
 
+#include <utility>
+
 #include "trf_kernel_launch.cuh"
 
 #include "trf_packed_launch_id.cuh"
 #include "trf_packed_wgmma.cuh"
 
 typedef void (*trf_packed_wgmma_kernel)(trf_packed_wgmma_args);
+typedef std::make_integer_sequence<int, TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64> shape_numbers;
 
 template <int kShape, bool kZeroing>
-static __global__ void __launch_bounds__(TRF_PACKED_WGMMA_THREADS, 1)
+static __global__ void __launch_bounds__(trf_packed_wgmma_threads(kShape), 1)
     trf_packed_wgmma(const __grid_constant__ trf_packed_wgmma_args args) {
 #if TRF_HAS_SM_90A
     extern __shared__ __align__(1024) uint8_t trf_packed_wgmma_memory[];
@@ -19,24 +22,13 @@ static __global__ void __launch_bounds__(TRF_PACKED_WGMMA_THREADS, 1)
 #endif
 }
 
-/* Of a layer that is zeroing, or not. */
-template <int kShape> static trf_packed_wgmma_kernel kernel_of(bool zeroing) {
-    return zeroing ? trf_packed_wgmma<kShape, true> : trf_packed_wgmma<kShape, false>;
-}
-
-static trf_packed_wgmma_kernel find_kernel(int shape, bool zeroing) {
-    switch (shape) {
-    case TRF_PACKED_WGMMA_64:
-        return kernel_of<TRF_PACKED_WGMMA_64>(zeroing);
-    case TRF_PACKED_WGMMA_96:
-        return kernel_of<TRF_PACKED_WGMMA_96>(zeroing);
-    case TRF_PACKED_WGMMA_128:
-        return kernel_of<TRF_PACKED_WGMMA_128>(zeroing);
-    case TRF_PACKED_WGMMA_192:
-        return kernel_of<TRF_PACKED_WGMMA_192>(zeroing);
-    default:
-        return kernel_of<TRF_PACKED_WGMMA_256>(zeroing);
-    }
+/* zeroing: of the layer. */
+template <int... kNumbers>
+static trf_packed_wgmma_kernel find_kernel(int shape, bool zeroing, std::integer_sequence<int, kNumbers...>) {
+    static constexpr trf_packed_wgmma_kernel kKernels[] = {trf_packed_wgmma<TRF_PACKED_WGMMA_64 + kNumbers, false>...},
+                                             kZeroingKernels[] = {
+                                                 trf_packed_wgmma<TRF_PACKED_WGMMA_64 + kNumbers, true>...};
+    return (zeroing ? kZeroingKernels : kKernels)[shape - TRF_PACKED_WGMMA_64];
 }
 
 cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_product *product,
@@ -55,8 +47,8 @@ cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_produ
     if (status != cudaSuccess)
         return status;
     bool early;
-    return trf_launch_kernel(find_kernel(partition->shape, view->zeroing != 0), args,
-                             {(uint32_t)partition->blocks, TRF_PACKED_WGMMA_THREADS,
+    return trf_launch_kernel(find_kernel(partition->shape, view->zeroing != 0, shape_numbers()), args,
+                             {(uint32_t)partition->blocks, trf_packed_wgmma_threads(partition->shape),
                               trf_packed_wgmma_shared_bytes(partition->shape), partition->cluster_size, stream},
                              &early);
 }

@@ -93,21 +93,25 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
 
 template <int kShape> struct trf_packed_wgmma_config {
     static constexpr uint32_t kXRows = trf_packed_wgmma_x_rows(kShape), kXTiles = kXRows / 8,
-                              kAccTiles = trf_packed_wgmma_acc_tiles(kShape), kWarps = TRF_PACKED_WGMMA_SLABS;
-    static constexpr uint32_t kXAt = TRF_PACKED_WGMMA_STAGE_WEIGHT_BYTES,
+                              kBands = trf_packed_wgmma_bands(kShape), kRows = trf_packed_wgmma_rows(kShape),
+                              kAccTiles = trf_packed_wgmma_acc_tiles(kShape), kWarps = trf_packed_wgmma_warps(kShape);
+    static constexpr uint32_t kXAt = trf_packed_wgmma_stage_weight_bytes(kShape),
                               kXBytes = kXRows * TRF_PACKED_X_BOX_ROW_BYTES; /* one box */
     static constexpr uint32_t kStages = trf_packed_wgmma_stages(kShape),
                               kStageBytes = trf_packed_wgmma_stage_bytes(kShape), kLinesAt = kStages * kStageBytes,
-                              kSumsAt = kLinesAt + kStages * TRF_PACKED_WGMMA_STAGE_LINES_BYTES,
-                              kBarriersAt = kSumsAt + TRF_PACKED_WGMMA_SUMS_BYTES,
+                              kLinesBytes = trf_packed_wgmma_stage_lines_bytes(kShape),
+                              kSumsAt = kLinesAt + kStages * kLinesBytes,
+                              kBarriersAt = kSumsAt + trf_packed_wgmma_sums_bytes(kShape),
                               kSumBarriersAt = kBarriersAt + 16 * kStages;
-    static constexpr bool kMovesRegisters = kXRows > 128; /* the 168 that a thread has at launch do not do */
-    static constexpr int kRegisters = kMovesRegisters ? 232 : 0, kProducerRegisters = kMovesRegisters ? 40 : 0;
+    /* Of a consumer and of a producer, where they are moved. */
+    static constexpr bool kMovesRegisters = trf_packed_wgmma_moves_registers(kShape);
+    static constexpr int kRegisters = kMovesRegisters ? (kBands > 2 ? 160 : 232) : 0,
+                         kProducerRegisters = kMovesRegisters ? (kBands > 2 ? 32 : 40) : 0;
     static_assert(kXAt % 1024 == 0 && kStageBytes % 1024 == 0, "x lies at multiples of 1024 bytes");
     static_assert(kStages >= 4, "a pipeline");
     static_assert((kXTiles / 2 + TRF_MAX_CLUSTER - 1) * 2 * kWarps * TRF_ACC_TILE_BYTES <= kLinesAt,
                   "what blocks of a cluster send each other fits where the stages were");
-    static_assert(kSumBarriersAt + TRF_PACKED_WGMMA_SUM_BARRIERS_BYTES == trf_packed_wgmma_shared_bytes(kShape),
+    static_assert(kSumBarriersAt + trf_packed_wgmma_sum_barriers_bytes(kShape) == trf_packed_wgmma_shared_bytes(kShape),
                   "one layout");
 };
 
@@ -116,7 +120,7 @@ template <int kShape> struct trf_packed_wgmma_config {
 /* Some k blocks of a tile. */
 struct trf_packed_wgmma_stint {
     uint32_t tile;     /* its number among those of all x blocks, by which blocks share them */
-    uint32_t row_tile; /* which 128 rows of W it has, whatever its x block */
+    uint32_t row_tile; /* which 128 or 192 rows of W it has, whatever its x block */
     uint32_t x_block;
     uint32_t begin, end; /* k blocks */
 };
@@ -200,8 +204,8 @@ struct trf_packed_wgmma_warp {
 
     __device__ __forceinline__ uint32_t slab() const { return warp % TRF_PACKED_SLABS; } /* of the band */
     __device__ __forceinline__ uint32_t band() const { return warp / TRF_PACKED_SLABS; } /* of the tile */
-    __device__ __forceinline__ uint32_t band_of(const trf_packed_wgmma_stint &stint) const {
-        return stint.row_tile * TRF_PACKED_WGMMA_BANDS + band();
+    template <class Config> __device__ __forceinline__ uint32_t band_of(const trf_packed_wgmma_stint &stint) const {
+        return stint.row_tile * Config::kBands + band();
     }
 };
 

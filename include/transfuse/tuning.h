@@ -16,8 +16,9 @@ extern "C" {
 TRF_API const char *trf_path_name(trf_path path);
 
 /* How a plan of a packed layer runs on a GPU, for people to read. *kernel: "general"; "bulk-256" ... "bulk-32", where
- * a block has so many rows of W; "wgmma-64" ... "wgmma-256", where it has so many rows of x. *cut: "stream-k", or the
- * blocks of a cluster, "1" ... "8". Static strings. NULL of other plans, and the cut of "general". */
+ * a block has so many rows of W; "wgmma-64" ... "wgmma-256", where it has 128 and so many rows of x; "wgmma-192x96" ...
+ * "wgmma-192x128", where it has 192. *cut: "stream-k", or the blocks of a cluster, "1" ... "8". Static strings. NULL of
+ * other plans, and the cut of "general". */
 TRF_API void trf_plan_get_kernel(const trf_plan *plan, const char **kernel, const char **cut);
 
 /* For layers of a codec and shape, the path for each batch, and the kernel of packed ones. Immutable. */

@@ -93,6 +93,7 @@ static const struct {
      "layers[1]: the same as layers[0]"},
     {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": \"stream-k\"}}]}]}", TRF_OK, NULL},
     {PACKED_POINT "{\"kernel\": \"bulk-64-8-warps\", \"cut\": 8}}]}]}", TRF_OK, NULL},
+    {PACKED_POINT "{\"kernel\": \"wgmma-192x128\", \"cut\": 2}}]}]}", TRF_OK, NULL},
     {PACKED_POINT "{\"kernel\": \"wgmma-512\", \"cut\": 2}}]}]}", TRF_ERR_FORMAT,
      "layers[0].batches[0]: the 'kernel' of 'packed'"},
     {PACKED_POINT "{\"kernel\": \"general\", \"cut\": 1}}]}]}", TRF_ERR_FORMAT, "the 'kernel' of 'packed'"},

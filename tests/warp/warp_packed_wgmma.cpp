@@ -5,6 +5,8 @@
 
 #include "warp_packed_product.h"
 
+#include <utility>
+
 template <int kShape, bool kZeroing> static void run_block(void *args) {
     trf_packed_wgmma_block<trf_packed_wgmma_config<kShape>, kZeroing>(*(const trf_packed_wgmma_args *)args,
                                                                       trf_shared_address(warp_shared_memory()));
@@ -18,7 +20,7 @@ template <int kShape> static void multiply(const warp_packed_product *product, c
     args.handover = trf_packed_handover_at(product->workspace, partition->blocks, trf_packed_wgmma_acc_tiles(kShape),
                                            WARP_LAUNCH_ID);
     gridDim.x = (uint32_t)partition->blocks;
-    const warp_block_shape shape = {TRF_PACKED_WGMMA_THREADS / 32, trf_packed_wgmma_shared_bytes(kShape),
+    const warp_block_shape shape = {trf_packed_wgmma_threads(kShape) / 32, trf_packed_wgmma_shared_bytes(kShape),
                                     product->order, partition->cluster_size};
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x += partition->cluster_size)
         warp_run_block(shape, args.view.zeroing ? run_block<kShape, true> : run_block<kShape, false>, &args);
@@ -28,17 +30,14 @@ template <int kShape> static void multiply(const warp_packed_product *product, c
     gridDim.x = 1;
 }
 
+template <int... kNumbers>
+static void multiply_by_shape(const warp_packed_product *product, const trf_packed_partition *partition,
+                              std::integer_sequence<int, kNumbers...>) {
+    static constexpr void (*kMultiply[])(const warp_packed_product *,
+                                         const trf_packed_partition *) = {multiply<TRF_PACKED_WGMMA_64 + kNumbers>...};
+    kMultiply[partition->shape - TRF_PACKED_WGMMA_64](product, partition);
+}
+
 void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_packed_partition *partition) {
-    switch (partition->shape) {
-    case TRF_PACKED_WGMMA_64:
-        return multiply<TRF_PACKED_WGMMA_64>(product, partition);
-    case TRF_PACKED_WGMMA_96:
-        return multiply<TRF_PACKED_WGMMA_96>(product, partition);
-    case TRF_PACKED_WGMMA_128:
-        return multiply<TRF_PACKED_WGMMA_128>(product, partition);
-    case TRF_PACKED_WGMMA_192:
-        return multiply<TRF_PACKED_WGMMA_192>(product, partition);
-    default:
-        return multiply<TRF_PACKED_WGMMA_256>(product, partition);
-    }
+    multiply_by_shape(product, partition, std::make_integer_sequence<int, TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64>());
 }
