@@ -158,9 +158,9 @@ enum {
     BULK_START = 3007,    /* launch, first stage, sums to y */
     BULK_STREAM_K = 6356, /* sums by way of memory */
     WGMMA_START = 360,
-    WGMMA_REGISTERS = 1110, /* more of a start where they are moved */
-    WGMMA_STREAM_K = 573,   /* likewise, without fronts */
-    WGMMA_FRONTS = 4197,    /* with them */
+    WGMMA_REGISTERS = 1110, /* more of a start, if registers are moved */
+    WGMMA_STREAM_K = 573,   /* sums by way of memory, without fronts */
+    WGMMA_FRONTS = 4197,    /* ... and with them */
     WGMMA_TILE = 464,       /* of each tile of a block: begin and end */
     WGMMA_SHARED_X = 161,   /* more for a k block of shared tiles without fronts, where several x blocks read weights */
     USUAL_GB = 3352         /* a second, where the driver does not say */
