@@ -278,11 +278,10 @@ static double staying_ns(const wgmma_product *w) {
 
 static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                        const trf_packed_partition *p) {
-    const uint32_t x_rows = trf_packed_wgmma_x_rows(p->shape);
+    const uint32_t x_rows = trf_packed_wgmma_x_rows(p->shape), bands = trf_packed_wgmma_bands(p->shape);
     const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + trf_packed_wgmma_stage_lines_bytes(p->shape);
-    const int is_192 = trf_packed_wgmma_bands(p->shape) == 3;
-    const double rows = trf_packed_wgmma_bands(p->shape) * x_rows * (is_192 ? kWgmma192Product : 1),
-                 k_block_ns = larger((kWgmmaKBlock + kWgmmaKBlockRow * x_rows) * (is_192 ? kWgmma192KBlock : 1),
+    const double rows = bands * x_rows * (bands == 3 ? kWgmma192Product : 1),
+                 k_block_ns = larger((kWgmmaKBlock + kWgmmaKBlockRow * x_rows) * (bands == 3 ? kWgmma192KBlock : 1),
                                      kWgmmaProductRow * rows),
                  power_ns = (double)p->tiles * p->k_blocks * kWgmmaPowerRow * rows / limits->multiprocessors;
     const double start_ns = WGMMA_START + (trf_packed_wgmma_moves_registers(p->shape) ? WGMMA_REGISTERS : 0);

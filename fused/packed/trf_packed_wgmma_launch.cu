@@ -10,7 +10,7 @@
 #include "trf_packed_wgmma.cuh"
 
 typedef void (*trf_packed_wgmma_kernel)(trf_packed_wgmma_args);
-typedef std::make_integer_sequence<int, TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64> shape_numbers;
+typedef std::make_integer_sequence<int, TRF_PACKED_WGMMA_SHAPES> shape_numbers;
 
 template <int kShape, bool kZeroing>
 static __global__ void __launch_bounds__(trf_packed_wgmma_threads(kShape), 1)

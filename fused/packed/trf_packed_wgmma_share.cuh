@@ -109,6 +109,7 @@ template <int kShape> struct trf_packed_wgmma_config {
                          kProducerRegisters = kMovesRegisters ? (kBands > 2 ? 32 : 40) : 0;
     static_assert(kXAt % 1024 == 0 && kStageBytes % 1024 == 0, "x lies at multiples of 1024 bytes");
     static_assert(kStages >= 4, "a pipeline");
+    static_assert(kWarps <= TRF_PACKED_HANDOVER_WARPS, "a flag for each warp");
     static_assert((kXTiles / 2 + TRF_MAX_CLUSTER - 1) * 2 * kWarps * TRF_ACC_TILE_BYTES <= kLinesAt,
                   "what blocks of a cluster send each other fits where the stages were");
     static_assert(kSumBarriersAt + trf_packed_wgmma_sum_barriers_bytes(kShape) == trf_packed_wgmma_shared_bytes(kShape),

@@ -29,6 +29,7 @@ enum trf_packed_wgmma_shape {
 };
 
 enum {
+    TRF_PACKED_WGMMA_SHAPES = TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64,
     TRF_PACKED_WGMMA_STAGE_PACKED_TILES = 2, /* packed tiles of a band in a stage: 64 columns, a box of x */
     TRF_PACKED_WGMMA_LINE_K_BLOCKS =
         TRF_PACKED_LINE_TILES / TRF_PACKED_WGMMA_STAGE_PACKED_TILES, /* of an exception line */

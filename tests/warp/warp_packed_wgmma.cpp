@@ -39,5 +39,5 @@ static void multiply_by_shape(const warp_packed_product *product, const trf_pack
 }
 
 void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_packed_partition *partition) {
-    multiply_by_shape(product, partition, std::make_integer_sequence<int, TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64>());
+    multiply_by_shape(product, partition, std::make_integer_sequence<int, TRF_PACKED_WGMMA_SHAPES>());
 }
