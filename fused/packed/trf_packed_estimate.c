@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_packed_estimate.h"
+
+enum {
+    USUAL_GB = 3352, /* a second, where the driver does not say */
+    X_TILE_ROWS = 8
+};
+
+/* Fitted to 953 products of 28 layers by 1 to 8,192 rows of x on an H100, each by all kernels in all ways: the one with
+ * the least cost is at most 3 % slower than the fastest for 920 of them, and at most 8.5 % for all; in a later run of
+ * 14 of the layers for 559 of 576, and of 7 others for 144 of 146. The search let what an H200 takes at batches of
+ * whole blocks stay as it was, which had been fitted there, but where a shape is the fastest on an H100 that there was
+ * not then (docs/notebook/2026-11-26-packed-shapes.md). */
+const trf_packed_costs trf_packed_sm_90_costs = {
+    .bulk_start = 3007,
+    .bulk_stream_k = 6356,
+    .bulk_cluster = {0, 0, 473, 544, 1458, 1204, 1301, 1302, 1462},
+    .bulk_copy = 67.27,
+    .bulk_read = 0.9329,
+    .bulk_k_block =
+        {
+            [TRF_PACKED_BULK_256] = {718, 227, 1100, 0},
+            [TRF_PACKED_BULK_128] = {677, 680, 918, 0},
+            [TRF_PACKED_BULK_64] = {696, 670, 46, 0},
+            [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1132},
+            [TRF_PACKED_BULK_32] = {450, 464, 477, 640},
+        },
+    .wgmma_start = 360,
+    .wgmma_registers = 1110,
+    .wgmma_cluster = {0, 0, 1107, 1809, 2461, 2981, 6234, 3374, 3669},
+    .wgmma_copy = 68.6,
+    .wgmma_read = 0.8958,
+    .wgmma_stream_k = 573,
+    .wgmma_fronts = 4197,
+    .wgmma_tile = 464,
+    .wgmma_row = 25.09,
+    .wgmma_cluster_row = 8.874,
+    .wgmma_back_row = 18,
+    .wgmma_sharer_row = 3.069,
+    .wgmma_shared_x = 161,
+    .wgmma_back_k_block = 1.058,
+    .wgmma_k_block = 305.8,
+    .wgmma_k_block_row = 0.7717,
+    .wgmma_product_row = 1.435,
+    .wgmma_power_row = 1.54,
+    .wgmma_192_k_block = 1.434,
+    .wgmma_192_product = 1.114,
+};
+
+static uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+static double larger(double a, double b) { return a > b ? a : b; }
+
+/* A product, and how it is cut. */
+typedef struct product {
+    const trf_packed_costs *costs;
+    const trf_packed_view *view;
+    const trf_device_limits *limits;
+    const trf_packed_partition *p;
+    uint32_t m;
+    uint32_t x_rows;   /* wgmma: of a tile */
+    double k_block_ns; /* wgmma: of one whose copies are there */
+} product;
+
+/* Nanoseconds that memory takes; passes: over the weights; share: of its bandwidth that is reached. */
+static double read_ns(const product *w, double passes, double share) {
+    const trf_packed_view *view = w->view;
+    const uint64_t known_gb = w->limits->memory_gb_per_second, gb = known_gb ? known_gb : USUAL_GB,
+                   tile_bytes = TRF_PACKED_TILE_BYTES + TRF_PACKED_LINE_BYTES / TRF_PACKED_LINE_TILES;
+    const double bytes = passes * (double)((uint64_t)view->bands * view->tiles_per_band * tile_bytes) +
+                         2.0 * w->m * ((double)view->cols + view->rows);
+    return bytes / ((double)gb * share);
+}
+
+static double bulk_ns(const product *w) {
+    const trf_packed_costs *c = w->costs;
+    const trf_packed_partition *p = w->p;
+    const int is_stream_k = trf_packed_bulk_is_stream_k(p->shape), log = p->x_tiles == 8   ? 3
+                                                                         : p->x_tiles == 4 ? 2
+                                                                                           : (int)p->x_tiles - 1;
+    const double bytes =
+                     trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, 1) / X_TILE_ROWS * w->m,
+                 k_block_ns = larger(bytes / c->bulk_copy, c->bulk_k_block[p->shape][log]),
+                 k_blocks = (double)(is_stream_k ? ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
+                                                 : ceil_div(p->k_blocks, p->cluster_size));
+    return c->bulk_start + larger(read_ns(w, 1, c->bulk_read), k_blocks * k_block_ns) +
+           (is_stream_k ? c->bulk_stream_k : c->bulk_cluster[p->cluster_size]);
+}
+
+/* Of so many of the product's tiles, by so many passes over their weights: what memory takes, or what k blocks do. */
+static double wgmma_copy_ns(const product *w, uint64_t tiles, double passes, double k_blocks_ns) {
+    return larger(read_ns(w, passes, w->costs->wgmma_read) * (double)tiles / w->p->tiles, k_blocks_ns);
+}
+
+/* Blocks with the same weights read them at the same time. */
+static double shared_passes(const product *w) { return (double)ceil_div(w->p->x_blocks, TRF_PACKED_WGMMA_X_RUN); }
+
+/* Of a tile that a block finishes: its begin and end. */
+static double tile_ns(const product *w) {
+    const trf_packed_costs *c = w->costs;
+    return c->wgmma_tile + c->wgmma_row * w->x_rows * trf_packed_wgmma_bands(w->p->shape) / 2;
+}
+
+static double cluster_ns(const product *w) {
+    const trf_packed_costs *c = w->costs;
+    const uint32_t blocks = w->p->cluster_size;
+    return wgmma_copy_ns(w, w->p->tiles, shared_passes(w), (double)ceil_div(w->p->k_blocks, blocks) * w->k_block_ns) +
+           c->wgmma_cluster[blocks] + c->wgmma_tile +
+           (c->wgmma_row + c->wgmma_cluster_row * (blocks - 1)) * w->x_rows / blocks;
+}
+
+/* Of so many whole tiles, which are no more than blocks. */
+static double whole_tiles_ns(const product *w, uint64_t tiles) {
+    return tiles ? wgmma_copy_ns(w, tiles, shared_passes(w), w->p->k_blocks * w->k_block_ns) + tile_ns(w) : 0;
+}
+
+/* Of the shared tiles, where they have no fronts. */
+static double equal_shares_ns(const product *w, uint64_t tiles) {
+    const trf_packed_costs *c = w->costs;
+    const trf_packed_partition *p = w->p;
+    const double k_block_ns = w->k_block_ns + (p->x_blocks > 1 ? c->wgmma_shared_x : 0);
+    return wgmma_copy_ns(w, tiles, p->x_blocks, (double)ceil_div(tiles * p->k_blocks, p->blocks) * k_block_ns) +
+           c->wgmma_stream_k + 2 * tile_ns(w) + c->wgmma_sharer_row * w->x_rows * (double)p->blocks / (double)tiles;
+}
+
+/* ... where they have fronts. */
+static double fronts_ns(const product *w, uint64_t tiles) {
+    const trf_packed_costs *c = w->costs;
+    const trf_packed_partition *p = w->p;
+    const uint64_t others = p->blocks - tiles, back = ceil_div(tiles * (p->k_blocks - p->front_k_blocks), others),
+                   backs = ceil_div(tiles, others) + 1; /* of which a block has some */
+    const double back_k_block_ns = w->k_block_ns * (p->x_blocks > 1 ? c->wgmma_back_k_block : 1),
+                 back_ns = (double)back * back_k_block_ns + (double)backs * c->wgmma_back_row * w->x_rows;
+    return wgmma_copy_ns(w, tiles, shared_passes(w), larger(p->front_k_blocks * w->k_block_ns, back_ns)) +
+           c->wgmma_fronts + tile_ns(w);
+}
+
+static double staying_ns(const product *w) {
+    const trf_packed_partition *p = w->p;
+    const uint64_t shared = p->tiles - p->whole_tiles;
+    return (double)(p->whole_tiles / p->blocks) * whole_tiles_ns(w, p->blocks) +
+           whole_tiles_ns(w, p->whole_tiles % p->blocks) +
+           (shared == 0         ? 0
+            : p->front_k_blocks ? fronts_ns(w, shared)
+                                : equal_shares_ns(w, shared));
+}
+
+static double wgmma_ns(product *w) {
+    const trf_packed_costs *c = w->costs;
+    const trf_packed_partition *p = w->p;
+    const uint32_t x_rows = trf_packed_wgmma_x_rows(p->shape), bands = trf_packed_wgmma_bands(p->shape);
+    const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + trf_packed_wgmma_stage_lines_bytes(p->shape),
+                 rows = bands * x_rows * (bands == 3 ? c->wgmma_192_product : 1),
+                 way_ns = (c->wgmma_k_block + c->wgmma_k_block_row * x_rows) * (bands == 3 ? c->wgmma_192_k_block : 1),
+                 power_ns = (double)p->tiles * p->k_blocks * c->wgmma_power_row * rows / w->limits->multiprocessors,
+                 start_ns = c->wgmma_start + (trf_packed_wgmma_moves_registers(p->shape) ? c->wgmma_registers : 0);
+    w->x_rows = x_rows;
+    w->k_block_ns = larger(bytes / c->wgmma_copy, larger(way_ns, c->wgmma_product_row * rows));
+    return start_ns + larger(p->cluster_size > 1 ? cluster_ns(w) : staying_ns(w), power_ns);
+}
+
+double trf_packed_estimate(const trf_packed_costs *costs, const trf_packed_view *view, const trf_device_limits *limits,
+                           uint32_t m, const trf_packed_partition *partition) {
+    product w = {.costs = costs, .view = view, .limits = limits, .p = partition, .m = m};
+    return trf_packed_is_wgmma(partition->shape) ? wgmma_ns(&w) : bulk_ns(&w);
+}
