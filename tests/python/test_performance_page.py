@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/performance.md and its plot against the medians that they are made of, and how medians are made."""
+"""The pages on performance and the plot against the medians that they are made of, and how medians are made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "tools" / "bench"
 DATA = ROOT / "docs" / "performance"
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = [ROOT / "docs" / "performance.md", ROOT / "docs" / "packed-performance.md"]
 
 
 def run(script: Path, *arguments: object) -> subprocess.CompletedProcess:
@@ -29,7 +29,7 @@ def copy(tmp_path: Path) -> Path:
     """A folder with what the scripts read, which they may write to."""
     for folder in ("tools/bench", "docs/performance", "runtime"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in (*BENCH.glob("*.py"), *DATA.iterdir(), PAGE, ROOT / "runtime" / "trf_crossovers.inc"):
+    for file in (*BENCH.glob("*.py"), *DATA.iterdir(), *PAGES, ROOT / "runtime" / "trf_crossovers.inc"):
         shutil.copy(file, tmp_path / file.relative_to(ROOT))
     return tmp_path
 
@@ -69,6 +69,29 @@ def test_a_second_card_makes_rows_of_its_own(copy: Path) -> None:
     assert run(copy / "tools/bench/performance_tables.py").returncode == 0
     page = (copy / "docs" / "performance.md").read_text(encoding="utf-8")
     assert re.search(r"^\| 2048×5632 \| H200 \|.*\n\| 2048×5632 \| H100 \| \*\*1\.50\*\*", page, re.M)
+
+
+def test_packed_layers_have_tables_of_their_own(copy: Path) -> None:
+    page, data = copy / "docs" / "packed-performance.md", copy / "docs" / "performance" / "packed.csv"
+    data.write_text(
+        "card,early_launch,pause_s,layer,batch,cublaslt_us,packed_us,fastest_us,kernel,cut\n"
+        "H100,0,0,64x32,1,13,10,9,bulk-64,1\n"
+        "H200,0,0,64x64,8,9,10,10,bulk-64,1\n"
+        "H100,0,0,64x32,20,12,10,10,bulk-64,1\n"
+        "H100,0,0.6,64x32,96,11,10,10,wgmma-96,1\n"
+        "H100,1,0,64x32,16,14,10,10,bulk-64,1\n"
+    )
+    names = ("packed", "packed-between", "packed-pauses", "packed-early")
+    page.write_text("".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in names))
+    assert run(copy / "tools/bench/performance_tables.py", "--check").returncode == 1
+    assert run(copy / "tools/bench/performance_tables.py").returncode == 0
+    tables = [[line for line in part.splitlines() if "×" in line] for part in page.read_text().split("<!-- end -->")]
+    assert [len(table) for table in tables] == [2, 1, 1, 1, 0]
+    assert tables[0][0].startswith("| 64×64 | H200 | – | 0.90 | – |")
+    assert tables[0][1].startswith("| 64×32 | H100 | **1.30** | – |")
+    assert tables[1][0].startswith("| 64×32 | **1.20** | – |")
+    assert tables[2][0].startswith("| 64×32 | – | **1.10** | – |")
+    assert tables[3][0] == "| 64×32 | H100 | – | – | **1.40** | – |"
 
 
 def test_data_are_small_and_have_medians_within_their_quartiles() -> None:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/performance.md from the medians in docs/performance.
+"""Writes the tables of docs/performance.md and docs/packed-performance.md from the medians in docs/performance.
 
-    python3 tools/bench/performance_tables.py            # into the page, in place of the tables between its marks
-    python3 tools/bench/performance_tables.py --check    # exit status 1 if the page has others
+    python3 tools/bench/performance_tables.py            # into the pages, in place of the tables between marks
+    python3 tools/bench/performance_tables.py --check    # exit status 1 if a page has others
 
-A table stands in the page between `<!-- table: NAME -->` and `<!-- end -->`. A second card is more lines in the CSV
-files (tools/bench/medians.py writes them), which make rows beside the first one's; a third one is a line in CARDS, too.
+A table stands in a page between `<!-- table: NAME -->` and `<!-- end -->`. A second card is more lines in the CSV
+files (tools/bench/medians.py writes them, and tests/packed_choice/packed_medians.py those of packed layers), which
+make rows beside the first one's; a third one is a line in CARDS, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "performance"
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = [ROOT / "docs" / name for name in ("performance.md", "packed-performance.md")]
 CARDS = {"NVIDIA H200": "H200", "NVIDIA H100": "H100"}  # beginnings of names as the driver has them
 LAYERS = ["65536x8192", "28672x8192", "8192x8192", "14336x4096", "4096x14336", "4096x4096", "2048x5632", "1024x4096"]
 SMALL = [1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
@@ -32,6 +33,8 @@ CODECS = {
     "int8": "INT8, absmax a channel",
     "bits:4.25": "`--bits 4.25`",
 }
+PACKED = [1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]
+PACKED_BETWEEN = [20, 56, 72, 100, 130, 160, 200, 260, 300, 400, 520, 600, 1000, 1500]
 MARKS = {"fused": "", "two-step": " t", None: " ?"}  # None: of a card without crossovers
 NONE = "–"
 
@@ -289,12 +292,53 @@ def others_table() -> str:
     return table(["ratio, unless it says otherwise", *CARDS.values(), "compared with"], rows)
 
 
+def sides(layer: str) -> list[int]:
+    return [int(side) for side in layer.split("x")]
+
+
+def packed_rows(batches: list[int], early_launch: bool = False, pause: bool = False, cards: bool = True) -> list:
+    """Ratios of packed layers by layer and card, of those that have one; without `cards` the H100's alone."""
+    ratios: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
+    for row in read("packed.csv"):
+        if (row["early_launch"] == "1", float(row["pause_s"]) > 0) == (early_launch, pause):
+            ratio = float(row["cublaslt_us"]) / float(row["packed_us"])
+            ratios[row["layer"]][row["card"], int(row["batch"])] = ratio
+    rows = []
+    for layer, of_layer in sorted(ratios.items(), key=lambda item: [-math.prod(sides(item[0])), -sides(item[0])[0]]):
+        for name in CARDS.values() if cards else ["H100"]:
+            cells = [bold(of_layer[name, batch]) if (name, batch) in of_layer else NONE for batch in batches]
+            rows.append([shape(layer), name, *cells])
+    return [row if cards else [row[0], *row[2:]] for row in measured_rows(rows)]
+
+
+def packed_table() -> str:
+    return table(["layer", "card", *map(str, PACKED)], packed_rows(PACKED))
+
+
+def packed_between_table() -> str:
+    return table(["layer", *map(str, PACKED_BETWEEN)], packed_rows(PACKED_BETWEEN, cards=False))
+
+
+def packed_pauses_table() -> str:
+    batches = [batch for batch in PACKED if 64 <= batch <= 2048]
+    return table(["layer", *map(str, batches)], packed_rows(batches, pause=True, cards=False))
+
+
+def packed_early_table() -> str:
+    batches = PACKED[:4]
+    return table(["layer", "card", *map(str, batches)], packed_rows(batches, early_launch=True))
+
+
 TABLES = {
     "speed": speed_table,
     "microseconds": microseconds_table,
     "large": large_table,
     "codecs": codecs_table,
     "others": others_table,
+    "packed": packed_table,
+    "packed-between": packed_between_table,
+    "packed-pauses": packed_pauses_table,
+    "packed-early": packed_early_table,
 }
 
 
@@ -302,19 +346,18 @@ def fill(text: str) -> str:
     def replace(found: re.Match) -> str:
         return f"{found[1]}\n{TABLES[found[2]]()}<!-- end -->"
 
-    return re.sub(r"(<!-- table: (\w+) -->)\n.*?<!-- end -->", replace, text, flags=re.S)
+    return re.sub(r"(<!-- table: ([\w-]+) -->)\n.*?<!-- end -->", replace, text, flags=re.S)
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    filled = fill(text)
-    if sys.argv[1:] == ["--check"]:
-        raise SystemExit(
-            f"{PAGE}: its tables are not those of {DATA}; run this without --check" if filled != text else 0
-        )
-    if sys.argv[1:]:
+    if sys.argv[1:] not in ([], ["--check"]):
         raise SystemExit(__doc__)
-    PAGE.write_text(filled, encoding="utf-8")
+    filled = {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
+    for page, text in filled.items():
+        if not sys.argv[1:]:
+            page.write_text(text, encoding="utf-8")
+        elif text != page.read_text(encoding="utf-8"):
+            raise SystemExit(f"{page}: its tables are not those of {DATA}; run this without --check")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made of times of packed products, on made-up ones: medians, and the constants by which kernels are chosen."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FIT = os.environ.get("PACKED_CHOICE_FIT")
+HEADING = "card,early_launch,pause_s,layer,batch,kernel,cut,chosen,rounds,median_us,q1_us,q3_us"
+# Of 66 and 64 tiles of 128 rows of W, so that each block has one. What the library chooses of these takes half as long
+# again as what is the fastest here.
+TIMES = {"wgmma-64": 20.0, "bulk-128": 30.0, "wgmma-128": 40.0}
+LAYERS = ("8448x4096", "8192x4096")
+
+needs_fit = pytest.mark.skipif(not FIT, reason="PACKED_CHOICE_FIT names no program")
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run([FIT, *map(str, arguments)], capture_output=True, text=True)
+
+
+def line_of(kernel: str, us: float, layer: str = LAYERS[0], cut: str = "1", early_launch: int = 0) -> str:
+    return f"H100,{early_launch},0,{layer},16,{kernel},{cut},0,20,{us},{us},{us}"
+
+
+def write_times(path: Path, times: dict[str, float], *more: str) -> Path:
+    lines = [line_of(kernel, us, layer) for layer in LAYERS for kernel, us in times.items()]
+    path.write_text("\n".join([HEADING, *lines, *more]) + "\n")
+    return path
+
+
+@needs_fit
+def test_check_reports_choices_and_what_does_not_count(tmp_path: Path) -> None:
+    others = line_of("cublaslt", 5, cut=""), line_of("wgmma-128", 1, early_launch=1)
+    made = run("--check", write_times(tmp_path / "times.csv", TIMES, *others))
+    assert made.returncode == 0, made.stderr
+    assert "as they are: 0 of 2 products within 3 % of the fastest" in made.stdout
+    assert "//   H100 8448x4096 by 16: bulk-128 1, fastest wgmma-64 1, 50.0 %\n" in made.stdout
+    assert ".bulk_start" not in made.stdout
+
+
+@needs_fit
+def test_times_of_several_files_are_averaged(tmp_path: Path) -> None:
+    once = write_times(tmp_path / "once.csv", TIMES)
+    again = write_times(tmp_path / "again.csv", TIMES | {"bulk-128": 20.0})
+    assert "bulk-128 1, fastest wgmma-64 1, 25.0 %" in run("--check", once, again).stdout
+
+
+@needs_fit
+def test_search_finds_constants_that_lose_less(tmp_path: Path) -> None:
+    made = run("--seconds", 1, "--seed", 3, write_times(tmp_path / "times.csv", TIMES))
+    assert made.returncode == 0, made.stderr
+    before, after = (float(loss) for loss in re.findall(r"loss ([\d.]+)$", made.stdout, re.M))
+    assert after < before / 10
+    assert "found: 2 of 2 products within 3 %" in made.stdout
+
+
+@needs_fit
+def test_constants_are_printed_as_the_source_has_them(tmp_path: Path) -> None:
+    made = run("--seconds", 0, write_times(tmp_path / "times.csv", TIMES))
+    assert made.returncode == 0, made.stderr
+    printed = made.stdout[made.stdout.index("    .bulk_start") :]
+    source = (ROOT / "fused" / "packed" / "trf_packed_estimate.c").read_text()
+    assert "".join(printed.split()).rstrip(",") in "".join(source.split()).replace(",}", "}")
+
+
+@needs_fit
+def test_choices_of_another_card_are_kept(tmp_path: Path) -> None:
+    made = run("--seconds", 0, "--keep", "H200", write_times(tmp_path / "times.csv", TIMES))
+    assert "as they are: 0 of 2 products within 3 % of the fastest; 182 of 182 kept choices" in made.stdout
+
+
+@needs_fit
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (line_of("wgmma-65", 1), "there is no such kernel or cut"),
+        (line_of("wgmma-64", 1, cut="9"), "there is no such kernel or cut"),
+        (line_of("bulk-128", 1, cut="stream-k"), "the kernel does not run the product in this cut"),
+        (line_of("wgmma-64", 1).replace("H100", "H150"), "the card is none of H100 and H200"),
+        (line_of("wgmma-64", 1, layer="8192"), "layer, batch or time is no number"),
+        (line_of("wgmma-64", 0), "layer, batch or time is no number"),
+        ("H100,0,0", "a line of 12 fields is expected"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    times = write_times(tmp_path / "times.csv", TIMES, line)
+    made = run("--check", times)
+    assert made.returncode == 1
+    assert f"{times}:8: {message}" in made.stderr
+
+
+@needs_fit
+def test_what_is_no_file_of_times_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    assert "other.csv:1: not a file of times" in run("--check", tmp_path / "other.csv").stderr
+    assert "cannot be opened" in run("--check", tmp_path / "none.csv").stderr
+    assert run("--check").returncode == 2
+
+
+def medians(*files: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-B", str(ROOT / "tests" / "packed_choice" / "packed_medians.py"), *map(str, files)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_medians_are_of_what_is_chosen_and_of_the_fastest(tmp_path: Path) -> None:
+    chosen = "H100,0,0,8192x4096,16,bulk-128,1,1,5,{0},{0},{0}"
+    for number, us in enumerate((31.0, 33.0, 32.0)):
+        dense = line_of("cublaslt", us + 10, LAYERS[1], cut="")
+        lines = [HEADING, dense, chosen.format(us), line_of("wgmma-64", us - 2, LAYERS[1])]
+        (tmp_path / f"{number}.csv").write_text("\n".join(lines) + "\n")
+    made = medians(*tmp_path.iterdir())
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines()[1:] == ["H100,0,0,8192x4096,16,42.00,32.00,30.00,bulk-128,1"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a,b"], "times.csv:1: not a file of times"),
+        ([HEADING, "H100,0,0"], "times.csv:2: no line of times"),
+        ([HEADING, line_of("cublaslt", 1, cut="")], "H100 0 0 8448x4096 16: no time of what is chosen"),
+        ([HEADING, line_of("wgmma-64", 1)], "H100 0 0 8448x4096 16: no time of cublaslt"),
+    ],
+)
+def test_medians_want_whole_products(tmp_path: Path, lines: list[str], message: str) -> None:
+    (tmp_path / "times.csv").write_text("\n".join(lines) + "\n")
+    made = medians(tmp_path / "times.csv")
+    assert made.returncode == 1
+    assert message in made.stderr
