@@ -423,13 +423,16 @@ int main(int argc, char **argv) {
             state = strtoull(optarg, NULL, 10) * 0x9E3779B97F4A7C15u + 1;
             break;
         case 'k':
-            kept_gb = gb_of(optarg) ? gb_of(optarg) : (uint32_t)atoi(optarg);
+            kept_gb = gb_of(optarg);
+            if (!kept_gb)
+                optind = argc;
             break;
         default:
             optind = argc;
         }
     if (optind >= argc) {
-        fprintf(stderr, "usage: packed_choice_fit [--check] [--seconds N] [--seed N] [--keep GB] TIMES.csv...\n");
+        fprintf(stderr,
+                "usage: packed_choice_fit [--check] [--seconds N] [--seed N] [--keep H100|H200] TIMES.csv...\n");
         return 2;
     }
     for (int i = optind; i < argc; i++)

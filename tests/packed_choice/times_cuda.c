@@ -331,6 +331,11 @@ static int measure_batch(const settings *s, layer *l, uint32_t m) {
         failed = bench_plan_make(&plans[i], l->packed[i], m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_PACKED) != TRF_OK;
     if (!failed) {
         count = add_kernels(cases, l, plans, m);
+        if (count == 1)
+            failed = cli_fail(TRF_ERR_UNSUPPORTED, "%ux%u by %u rows of x: the device has no kernels to choose among",
+                              l->shape.rows, l->shape.cols, m) != CLI_OK;
+    }
+    if (!failed) {
         memset(timers, 0, count * sizeof timers[0]);
         failed = need_workspace(l, cases, count) || time_cases(s, l, cases, timers, count);
     }
@@ -402,6 +407,8 @@ int main(int argc, char **argv) {
         }
         free(l);
     }
+    if (!failed && (fflush(stdout) || ferror(stdout)))
+        failed = cli_fail(TRF_ERR_IO, "the times could not be written") != CLI_OK;
     bench_cublaslt_close(lt);
     if (stream)
         cudaStreamDestroy(stream);

@@ -103,6 +103,7 @@ def test_what_is_no_file_of_times_is_refused(tmp_path: Path) -> None:
     assert "other.csv:1: not a file of times" in run("--check", tmp_path / "other.csv").stderr
     assert "cannot be opened" in run("--check", tmp_path / "none.csv").stderr
     assert run("--check").returncode == 2
+    assert run("--keep", "H150", tmp_path / "other.csv").returncode == 2
 
 
 def medians(*files: Path) -> subprocess.CompletedProcess:
