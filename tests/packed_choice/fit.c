@@ -5,11 +5,11 @@
  *     packed_choice_fit --check TIMES.csv...                                  how good the choices are
  *     packed_choice_fit [--seconds N] [--seed N] [--keep CARD] TIMES.csv...   ... and better constants
  *
- * A *way* is a kernel in a cut. The loss of a product is what its choice takes longer than the fastest way, as a share
- * of that; what it exceeds 3 % counts three times. Estimates that differ by less than times are measured are as good as
- * equal, so each way counts as chosen with a probability, which falls with its estimate (a softmin). That makes the
- * loss smooth, too. The search changes one to four constants at random, and keeps what makes the mean loss no worse,
- * at first a little worse (simulated annealing).
+ * A *way* is a kernel in a cut. A product with early launches and one without are two. The loss of a product is what
+ * its choice takes longer than the fastest way, as a share of that; what it exceeds 3 % counts three times. Estimates
+ * that differ by less than times are measured are as good as equal, so each way counts as chosen with a probability,
+ * which falls with its estimate (a softmin). That makes the loss smooth, too. The search changes one to four constants
+ * at random, and keeps what makes the mean loss no worse, at first a little worse (simulated annealing).
  *
  * --keep: of a card, H100 or H200, that is not at hand the choices for usual layers and batches should stay as they
  * are: each other way counts as 5 % slower there. */
@@ -48,6 +48,7 @@ typedef struct product {
     trf_device_limits limits;
     trf_packed_view view;
     uint32_t m;
+    int is_early; /* early launches */
     int is_kept;
     double fastest;
     way *ways;
@@ -80,20 +81,23 @@ static uint32_t gb_of(const char *card) {
     return 0;
 }
 
-/* The product of a layer [rows][cols], added if it is new. A kept one is always new. @return NULL: there are too
- * many. */
-static product *product_of(fit *f, const char *card, uint32_t gb, uint32_t rows, uint32_t cols, uint32_t m,
-                           int is_kept) {
-    for (int i = f->count - 1; i >= 0 && !is_kept; i--) {
+/* The product of a layer [rows][cols], with or without early launches; NULL if it is new. */
+static product *find_product(const fit *f, const char *card, uint32_t rows, uint32_t cols, uint32_t m, int is_early) {
+    for (int i = f->count - 1; i >= 0; i--) {
         product *p = f->products[i];
-        if (p->m == m && p->view.rows == rows && p->view.cols == cols && strcmp(p->card, card) == 0)
+        if (p->m == m && p->view.rows == rows && p->view.cols == cols && p->is_early == is_early &&
+            strcmp(p->card, card) == 0)
             return p;
     }
+    return NULL;
+}
+
+/* @return NULL: there are too many. */
+static product *add_product(fit *f, const char *card, uint32_t gb, uint32_t rows, uint32_t cols, uint32_t m) {
     product *p = f->count < MOST_PRODUCTS ? calloc(1, sizeof *p) : NULL;
     if (!p)
         return NULL;
     snprintf(p->card, sizeof p->card, "%s", card);
-    p->is_kept = is_kept;
     p->m = m;
     p->view.rows = rows;
     p->view.cols = cols;
@@ -161,7 +165,7 @@ static void read_line(fit *f, const char *file, int line, char *text) {
     unsigned rows, cols, m;
     if (split(text, fields, FIELDS) != FIELDS)
         fail(file, line, "a line of 12 fields is expected");
-    if (strcmp(fields[KERNEL], "cublaslt") == 0 || strcmp(fields[EARLY], "0") != 0)
+    if (strcmp(fields[KERNEL], "cublaslt") == 0)
         return;
     const uint32_t gb = gb_of(fields[CARD]);
     const int shape = number_of(fields[KERNEL], trf_packed_kernel_name, TRF_PACKED_SHAPES),
@@ -174,10 +178,13 @@ static void read_line(fit *f, const char *file, int line, char *text) {
         fail(file, line, "layer, batch or time is no number, or out of range");
     if (shape < 0 || cut < 0)
         fail(file, line, "there is no such kernel or cut");
-    product *p = product_of(f, fields[CARD], gb, rows, cols, m, 0);
-    way *w = p ? way_of(p, shape, (uint32_t)cut) : NULL;
+    const int is_early = strcmp(fields[EARLY], "1") == 0;
+    product *p = find_product(f, fields[CARD], rows, cols, m, is_early);
+    p = p ? p : add_product(f, fields[CARD], gb, rows, cols, m);
     if (!p)
         fail(file, line, "too many products");
+    p->is_early = is_early;
+    way *w = way_of(p, shape, (uint32_t)cut);
     if (!w)
         fail(file, line, "the kernel does not run the product in this cut");
     w->time = (w->time * w->times + time) / (w->times + 1);
@@ -256,9 +263,10 @@ static void keep_choices(fit *f, uint32_t gb) {
                           batches[] = {1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048};
     for (size_t l = 0; l < sizeof layers / sizeof layers[0]; l++)
         for (size_t b = 0; b < sizeof batches / sizeof batches[0]; b++) {
-            product *p = product_of(f, "kept", gb, layers[l][0], layers[l][1], batches[b], 1);
+            product *p = add_product(f, "kept", gb, layers[l][0], layers[l][1], batches[b]);
             if (!p)
                 fail("--keep", 0, "too many products");
+            p->is_kept = 1;
             for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
                 for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++)
                     way_of(p, shape, cut);
@@ -297,10 +305,10 @@ static void report(fit *f, const trf_packed_costs *costs, const char *title) {
         const way *chosen = choice_of(p), *fastest = &p->ways[0];
         for (int k = 1; k < p->num_ways; k++)
             fastest = p->ways[k].time < fastest->time ? &p->ways[k] : fastest;
-        printf("//   %s %ux%u by %u: %s %s, fastest %s %s, %.1f %%\n", p->card, p->view.rows, p->view.cols, p->m,
-               trf_packed_kernel_name(chosen->partition.shape), trf_packed_cut_name(chosen->partition.cut),
-               trf_packed_kernel_name(fastest->partition.shape), trf_packed_cut_name(fastest->partition.cut),
-               100 * excess_of(p));
+        printf("//   %s %ux%u by %u%s: %s %s, fastest %s %s, %.1f %%\n", p->card, p->view.rows, p->view.cols, p->m,
+               p->is_early ? ", early launches" : "", trf_packed_kernel_name(chosen->partition.shape),
+               trf_packed_cut_name(chosen->partition.cut), trf_packed_kernel_name(fastest->partition.shape),
+               trf_packed_cut_name(fastest->partition.cut), 100 * excess_of(p));
     }
 }
 
@@ -448,7 +456,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < f.count; i++)
         f.weight += f.products[i]->is_kept ? kKeptWeight : 1;
     if (!f.count)
-        fail(argv[optind], 0, "no times of products without early launches");
+        fail(argv[optind], 0, "no times");
     trf_packed_costs costs = trf_packed_sm_90_costs;
     report(&f, &costs, "as they are");
     if (checks)
