@@ -6,11 +6,12 @@ enum {
     X_TILE_ROWS = 8
 };
 
-/* Fitted by tests/packed_choice/fit.c to 876 products of 28 layers by 1 to 8,192 rows of x on two H100s, each by all
- * kernels in all cuts: the one with the least cost is at most 3 % slower than the fastest for 842 of them, and at most
- * 10 % for all. On a third H100 it is for 566 of 582 products of half of the layers, and for 144 of 147 of 7 layers
- * that nothing was fitted to. Of 182 choices that an H200 takes at batches of whole blocks, most of which had been
- * fitted there to older kernels, the search let 164 stay (docs/notebook/2026-11-26-packed-choice.md). */
+/* Fitted by tests/packed_choice/fit.c to 876 products of 28 layers by 1 to 8,192 rows of x and 434 with early launches,
+ * on four H100s, each by all kernels in all cuts: the one with the least cost is at most 3 % slower than the fastest
+ * for 1,241 of them. On other H100s it is for 566 of 582 products of half of the layers, and for 214 of 224 with early
+ * launches; of 7 layers that nothing was fitted to for 142 of 147 and 100 of 105. Of 182 choices that an H200 takes at
+ * batches of whole blocks the searches of that day let 162 stay, most of which had been fitted there to older kernels
+ * (docs/notebook/2026-11-26-packed-choice.md). */
 const trf_packed_costs trf_packed_sm_90_costs = {
     .bulk_start = 1949,
     .bulk_stream_k = 8536,
