@@ -140,21 +140,15 @@ static trf_path path_of_text(const char *text) {
     return TRF_PATH_AUTO;
 }
 
-/* @return a kernel's shape, or TRF_PACKED_GENERAL: where that runs there is nothing to choose. */
-static int kernel_of_text(const char *text) {
-    for (int shape = 0; text && shape < TRF_PACKED_SHAPES; shape++)
-        if (strcmp(text, trf_packed_kernel_name(shape)) == 0)
-            return shape;
-    return TRF_PACKED_GENERAL;
-}
-
 static trf_status read_packed(const json_t *from, const trf_tuning_place *at, trf_tuned_point *point, trf_error *err) {
     const json_t *packed = json_object_get(from, "packed");
     if (!packed)
         return TRF_OK;
-    const char *cut = json_string_value(json_object_get(packed, "cut"));
+    const char *kernel = json_string_value(json_object_get(packed, "kernel")),
+               *cut = json_string_value(json_object_get(packed, "cut"));
     point->has_packed = 1;
-    point->packed.shape = kernel_of_text(json_string_value(json_object_get(packed, "kernel")));
+    /* Where the general kernel runs there is nothing to choose. */
+    point->packed.shape = kernel ? trf_packed_find_kernel(kernel) : TRF_PACKED_GENERAL;
     if (point->packed.shape == TRF_PACKED_GENERAL)
         return fail_batch(at,
                           "the 'kernel' of 'packed' is not bulk-256 ... bulk-32, wgmma-64 ... wgmma-256 or "

@@ -2,8 +2,7 @@
 #include "trf_packed_estimate.h"
 
 enum {
-    USUAL_GB = 3352, /* a second, where the driver does not say */
-    X_TILE_ROWS = 8
+    USUAL_GB = 3352 /* a second, where the driver does not say */
 };
 
 /* Fitted by tests/packed_choice/fit.c to 876 products of 28 layers by 1 to 8,192 rows of x and 434 with early launches,
@@ -45,7 +44,6 @@ const trf_packed_costs trf_packed_sm_90_costs = {
     .wgmma_192_product = 1.138,
 };
 
-static uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 static double larger(double a, double b) { return a > b ? a : b; }
 
 /* A product, and how it is cut. */
@@ -75,11 +73,11 @@ static double bulk_ns(const product *w) {
     const int is_stream_k = trf_packed_bulk_is_stream_k(p->shape), log = p->x_tiles == 8   ? 3
                                                                          : p->x_tiles == 4 ? 2
                                                                                            : (int)p->x_tiles - 1;
-    const double bytes =
-                     trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, 1) / X_TILE_ROWS * w->m,
+    const double bytes = trf_packed_bulk_weight_bytes(p->shape) +
+                         trf_packed_bulk_x_bytes(p->shape, 1) / TRF_PACKED_X_TILE_ROWS * w->m,
                  k_block_ns = larger(bytes / c->bulk_copy, c->bulk_k_block[p->shape][log]),
-                 k_blocks = (double)(is_stream_k ? ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
-                                                 : ceil_div(p->k_blocks, p->cluster_size));
+                 k_blocks = (double)(is_stream_k ? trf_packed_ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
+                                                 : trf_packed_ceil_div(p->k_blocks, p->cluster_size));
     return c->bulk_start + larger(read_ns(w, 1, c->bulk_read), k_blocks * k_block_ns) +
            (is_stream_k ? c->bulk_stream_k : c->bulk_cluster[p->cluster_size]);
 }
@@ -90,21 +88,23 @@ static double wgmma_copy_ns(const product *w, uint64_t tiles, double passes, dou
 }
 
 /* Blocks with the same weights read them at the same time. */
-static double shared_passes(const product *w) { return (double)ceil_div(w->p->x_blocks, TRF_PACKED_WGMMA_X_RUN); }
+static double shared_passes(const product *w) {
+    return (double)trf_packed_ceil_div(w->p->x_blocks, TRF_PACKED_WGMMA_X_RUN);
+}
+
+/* Rows of x of a tile, as two bands have them: by these goes what leaves a block. */
+static double rows_out(const product *w) { return (double)w->x_rows * trf_packed_wgmma_bands(w->p->shape) / 2; }
 
 /* Of a tile that a block finishes: its begin and end. */
-static double tile_ns(const product *w) {
-    const trf_packed_costs *c = w->costs;
-    return c->wgmma_tile + c->wgmma_row * w->x_rows * trf_packed_wgmma_bands(w->p->shape) / 2;
-}
+static double tile_ns(const product *w) { return w->costs->wgmma_tile + w->costs->wgmma_row * rows_out(w); }
 
 static double cluster_ns(const product *w) {
     const trf_packed_costs *c = w->costs;
     const uint32_t blocks = w->p->cluster_size;
-    const double rows = (double)w->x_rows * trf_packed_wgmma_bands(w->p->shape) / 2;
-    return wgmma_copy_ns(w, w->p->tiles, shared_passes(w), (double)ceil_div(w->p->k_blocks, blocks) * w->k_block_ns) +
+    return wgmma_copy_ns(w, w->p->tiles, shared_passes(w),
+                         (double)trf_packed_ceil_div(w->p->k_blocks, blocks) * w->k_block_ns) +
            c->wgmma_cluster[blocks] + c->wgmma_tile +
-           (c->wgmma_row + c->wgmma_cluster_row * (blocks - 1)) * rows / blocks;
+           (c->wgmma_row + c->wgmma_cluster_row * (blocks - 1)) * rows_out(w) / blocks;
 }
 
 /* Of so many whole tiles, which are no more than blocks. */
@@ -117,7 +117,8 @@ static double equal_shares_ns(const product *w, uint64_t tiles) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;
     const double k_block_ns = w->k_block_ns + (p->x_blocks > 1 ? c->wgmma_shared_x : 0);
-    return wgmma_copy_ns(w, tiles, p->x_blocks, (double)ceil_div(tiles * p->k_blocks, p->blocks) * k_block_ns) +
+    return wgmma_copy_ns(w, tiles, p->x_blocks,
+                         (double)trf_packed_ceil_div(tiles * p->k_blocks, p->blocks) * k_block_ns) +
            c->wgmma_stream_k + 2 * tile_ns(w) + c->wgmma_sharer_row * w->x_rows * (double)p->blocks / (double)tiles;
 }
 
@@ -125,8 +126,9 @@ static double equal_shares_ns(const product *w, uint64_t tiles) {
 static double fronts_ns(const product *w, uint64_t tiles) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;
-    const uint64_t others = p->blocks - tiles, back = ceil_div(tiles * (p->k_blocks - p->front_k_blocks), others),
-                   backs = ceil_div(tiles, others) + 1; /* of which a block has some */
+    const uint64_t others = p->blocks - tiles,
+                   back = trf_packed_ceil_div(tiles * (p->k_blocks - p->front_k_blocks), others),
+                   backs = trf_packed_ceil_div(tiles, others) + 1; /* of which a block has some */
     const double back_k_block_ns = w->k_block_ns * (p->x_blocks > 1 ? c->wgmma_back_k_block : 1),
                  back_ns = (double)back * back_k_block_ns + (double)backs * c->wgmma_back_row * w->x_rows;
     return wgmma_copy_ns(w, tiles, shared_passes(w), larger(p->front_k_blocks * w->k_block_ns, back_ns)) +

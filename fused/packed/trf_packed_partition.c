@@ -5,22 +5,21 @@
 
 #include "trf_packed_estimate.h"
 
+#include <string.h>
+
 enum {
     BLOCKS_A_MULTIPROCESSOR = 2, /* of the general kernel that run at once, by their registers */
     LEAST_TILES = 16,            /* packed tiles of a k split: fewer are over before their sums are */
     LEAST_K_BLOCKS = 4,          /* of a cluster's block, likewise */
-    MORE_K_BLOCKS = 6,           /* of a front than an equal share */
-    X_TILE_ROWS = 8
+    MORE_K_BLOCKS = 6            /* of a front than an equal share */
 };
 static const uint64_t kMostBlocks = 0x7FFFFFFF, kMostBytes = 1ull << 48;
 static const double kCandidateSlack =
     1.15; /* of the least time: the estimate is wrong by less, but for a few products */
 
-static uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
-
 static uint32_t x_tiles_of(uint32_t m) {
     uint32_t x_tiles = 1;
-    while (x_tiles < TRF_PACKED_MMA_MAX_X_TILES && x_tiles * X_TILE_ROWS < m)
+    while (x_tiles < TRF_PACKED_MMA_MAX_X_TILES && x_tiles * TRF_PACKED_X_TILE_ROWS < m)
         x_tiles *= 2;
     return x_tiles;
 }
@@ -28,7 +27,7 @@ static uint32_t x_tiles_of(uint32_t m) {
 int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                               trf_packed_partition *partition) {
     trf_packed_partition made = {.shape = TRF_PACKED_GENERAL, .x_tiles = x_tiles_of(m), .cluster_size = 1};
-    made.x_blocks = (uint32_t)ceil_div(m, made.x_tiles * X_TILE_ROWS);
+    made.x_blocks = (uint32_t)trf_packed_ceil_div(m, made.x_tiles * TRF_PACKED_X_TILE_ROWS);
 
     /* As many k splits as fill the device once, unless they become so short that their sums cost more. */
     const uint64_t alone = (uint64_t)view->bands * made.x_blocks,
@@ -52,7 +51,7 @@ int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limi
 
 /* Room for a copy of x whose rows are whole 16 bytes, where it may not be so itself. */
 static uint64_t padded_x_bytes(const trf_packed_view *view, uint32_t m) {
-    return ((uint64_t)m * ceil_div(view->cols, 8) * 16 + 255) / 256 * 256;
+    return ((uint64_t)m * trf_packed_ceil_div(view->cols, 8) * 16 + 255) / 256 * 256;
 }
 
 /* ---- bulk and wgmma kernels ---- */
@@ -89,8 +88,9 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
     if (m > TRF_PACKED_BULK_MAX_M || !has_kernel(shape, made->x_tiles) ||
         trf_packed_bulk_is_stream_k(shape) != (cut == TRF_PACKED_STREAM_K) ||
         !trf_smem_fits(trf_packed_bulk_shared_bytes(shape, made->x_tiles), limits) ||
-        !count_k_blocks(view, m, ceil_div((uint64_t)view->bands * TRF_PACKED_TILE_ROWS, trf_packed_bulk_rows(shape)),
-                        ceil_div(view->tiles_per_band, trf_packed_bulk_col_warps(shape)), made))
+        !count_k_blocks(view, m,
+                        trf_packed_ceil_div((uint64_t)view->bands * TRF_PACKED_TILE_ROWS, trf_packed_bulk_rows(shape)),
+                        trf_packed_ceil_div(view->tiles_per_band, trf_packed_bulk_col_warps(shape)), made))
         return 0;
     if (cut != TRF_PACKED_STREAM_K)
         return give_clusters(limits, cut, made);
@@ -106,7 +106,7 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
 static uint32_t front_k_blocks(uint64_t shared, const trf_packed_partition *p) {
     if (3 * shared < p->blocks)
         return 0;
-    const uint64_t k_blocks = ceil_div(shared * p->k_blocks, p->blocks) + MORE_K_BLOCKS;
+    const uint64_t k_blocks = trf_packed_ceil_div(shared * p->k_blocks, p->blocks) + MORE_K_BLOCKS;
     return (uint32_t)(k_blocks < p->k_blocks ? k_blocks : p->k_blocks - 1);
 }
 
@@ -114,11 +114,11 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
                         trf_packed_partition *made) {
     const uint64_t room = (uint64_t)limits->multiprocessors;
     const uint32_t x_rows = trf_packed_wgmma_x_rows(made->shape);
-    made->x_tiles = x_rows / X_TILE_ROWS;
-    made->x_blocks = (uint32_t)ceil_div(m, x_rows);
+    made->x_tiles = x_rows / TRF_PACKED_X_TILE_ROWS;
+    made->x_blocks = (uint32_t)trf_packed_ceil_div(m, x_rows);
     if (!trf_smem_fits(trf_packed_wgmma_shared_bytes(made->shape), limits) ||
-        !count_k_blocks(view, m, ceil_div(view->bands, trf_packed_wgmma_bands(made->shape)) * made->x_blocks,
-                        ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_PACKED_TILES), made))
+        !count_k_blocks(view, m, trf_packed_ceil_div(view->bands, trf_packed_wgmma_bands(made->shape)) * made->x_blocks,
+                        trf_packed_ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_PACKED_TILES), made))
         return 0;
     made->whole_tiles = made->tiles;
     made->front_k_blocks = made->k_blocks;
@@ -219,6 +219,13 @@ const char *trf_packed_kernel_name(int shape) {
     if (shape == TRF_PACKED_GENERAL)
         return "general";
     return shape >= 0 && shape < TRF_PACKED_SHAPES ? names[shape] : "?";
+}
+
+int trf_packed_find_kernel(const char *name) {
+    for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
+        if (strcmp(name, trf_packed_kernel_name(shape)) == 0)
+            return shape;
+    return TRF_PACKED_GENERAL;
 }
 
 const char *trf_packed_cut_name(uint32_t cut) {

@@ -14,9 +14,12 @@ extern "C" {
 enum {
     TRF_PACKED_GENERAL_WARPS = 8,   /* of a block of the general kernel */
     TRF_PACKED_MMA_MAX_X_TILES = 8, /* of a block of the general kernel or a bulk one: 64 rows of x */
-    TRF_PACKED_GENERAL = -1,        /* in place of a bulk kernel's shape */
+    TRF_PACKED_X_TILE_ROWS = 8,
+    TRF_PACKED_GENERAL = -1, /* in place of a bulk kernel's shape */
     TRF_PACKED_MAX_CANDIDATES = 8
 };
+
+static inline uint64_t trf_packed_ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 typedef struct trf_packed_partition {
     int shape; /* trf_packed_bulk_shape, trf_packed_wgmma_shape; TRF_PACKED_GENERAL: the kernel that runs everywhere */
@@ -66,6 +69,9 @@ int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limi
 
 /* @return "general", "bulk-256", "wgmma-128" ..., as tunings and plans call the kernels; "?" of what is no shape. */
 const char *trf_packed_kernel_name(int shape);
+
+/* @return the shape of the bulk or wgmma kernel of that name; TRF_PACKED_GENERAL if there is none. */
+int trf_packed_find_kernel(const char *name);
 
 /* @return "stream-k", "1" ... "8"; "?" of what is no cut. */
 const char *trf_packed_cut_name(uint32_t cut);

@@ -13,7 +13,11 @@
  *
  * --keep: of a card, H100 or H200, that is not at hand the choices for usual layers and batches should stay as they
  * are: each other way counts as 5 % slower there. */
+#include "bench_random.h"
+#include "cli_values.h"
+
 #include "trf_packed_estimate.h"
+#include "usual_layers.h"
 
 #include <getopt.h>
 #include <math.h>
@@ -82,10 +86,10 @@ static uint32_t gb_of(const char *card) {
 }
 
 /* The product of a layer [rows][cols], with or without early launches; NULL if it is new. */
-static product *find_product(const fit *f, const char *card, uint32_t rows, uint32_t cols, uint32_t m, int is_early) {
+static product *find_product(const fit *f, const char *card, cli_shape layer, uint32_t m, int is_early) {
     for (int i = f->count - 1; i >= 0; i--) {
         product *p = f->products[i];
-        if (p->m == m && p->view.rows == rows && p->view.cols == cols && p->is_early == is_early &&
+        if (p->m == m && p->view.rows == layer.rows && p->view.cols == layer.cols && p->is_early == is_early &&
             strcmp(p->card, card) == 0)
             return p;
     }
@@ -93,16 +97,16 @@ static product *find_product(const fit *f, const char *card, uint32_t rows, uint
 }
 
 /* @return NULL: there are too many. */
-static product *add_product(fit *f, const char *card, uint32_t gb, uint32_t rows, uint32_t cols, uint32_t m) {
+static product *add_product(fit *f, const char *card, uint32_t gb, cli_shape layer, uint32_t m) {
     product *p = f->count < MOST_PRODUCTS ? calloc(1, sizeof *p) : NULL;
     if (!p)
         return NULL;
     snprintf(p->card, sizeof p->card, "%s", card);
     p->m = m;
-    p->view.rows = rows;
-    p->view.cols = cols;
-    p->view.bands = (rows + TRF_PACKED_TILE_ROWS - 1) / TRF_PACKED_TILE_ROWS;
-    p->view.tiles_per_band = (cols + TRF_PACKED_TILE_COLS - 1) / TRF_PACKED_TILE_COLS;
+    p->view.rows = layer.rows;
+    p->view.cols = layer.cols;
+    p->view.bands = (uint32_t)trf_packed_ceil_div(layer.rows, TRF_PACKED_TILE_ROWS);
+    p->view.tiles_per_band = (uint32_t)trf_packed_ceil_div(layer.cols, TRF_PACKED_TILE_COLS);
     p->limits = (trf_device_limits){.multiprocessors = 132,
                                     .shared_bytes = 232448,
                                     .capability = 90,
@@ -137,13 +141,13 @@ static int split(char *line, char **fields, int most) {
     return count;
 }
 
-static int number_of(const char *name, const char *(*name_of)(int), int count) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(name_of(i), name) == 0)
-            return i;
-    return -1;
+/* @return TRF_PACKED_STREAM_K, 1 to TRF_MAX_CLUSTER, or -1. */
+static int cut_of(const char *name) {
+    uint64_t blocks;
+    if (strcmp(name, trf_packed_cut_name(TRF_PACKED_STREAM_K)) == 0)
+        return TRF_PACKED_STREAM_K;
+    return cli_parse_uint(name, 1, TRF_MAX_CLUSTER, &blocks) ? -1 : (int)blocks;
 }
-static const char *cut_name(int cut) { return trf_packed_cut_name((uint32_t)cut); }
 
 static void read_line(fit *f, const char *file, int line, char *text) {
     enum {
@@ -162,25 +166,25 @@ static void read_line(fit *f, const char *file, int line, char *text) {
         FIELDS
     };
     char *fields[FIELDS];
-    unsigned rows, cols, m;
+    cli_shape layer;
+    uint64_t m;
+    double time;
     if (split(text, fields, FIELDS) != FIELDS)
         fail(file, line, "a line of 12 fields is expected");
     if (strcmp(fields[KERNEL], "cublaslt") == 0)
         return;
     const uint32_t gb = gb_of(fields[CARD]);
-    const int shape = number_of(fields[KERNEL], trf_packed_kernel_name, TRF_PACKED_SHAPES),
-              cut = number_of(fields[CUT], cut_name, TRF_MAX_CLUSTER + 1);
-    const double time = atof(fields[MEDIAN]);
+    const int shape = trf_packed_find_kernel(fields[KERNEL]), cut = cut_of(fields[CUT]);
     if (!gb)
         fail(file, line, "the card is none of H100 and H200");
-    if (sscanf(fields[LAYER], "%ux%u", &rows, &cols) != 2 || sscanf(fields[BATCH], "%u", &m) != 1 || !rows || !cols ||
-        !m || rows > 1 << 24 || cols > 1 << 24 || !(time > 0))
+    if (cli_parse_shape(fields[LAYER], &layer) || cli_parse_uint(fields[BATCH], 1, 1 << 20, &m) ||
+        cli_parse_real(fields[MEDIAN], 1e-3, 1e9, &time))
         fail(file, line, "layer, batch or time is no number, or out of range");
-    if (shape < 0 || cut < 0)
+    if (shape == TRF_PACKED_GENERAL || cut < 0)
         fail(file, line, "there is no such kernel or cut");
     const int is_early = strcmp(fields[EARLY], "1") == 0;
-    product *p = find_product(f, fields[CARD], rows, cols, m, is_early);
-    p = p ? p : add_product(f, fields[CARD], gb, rows, cols, m);
+    product *p = find_product(f, fields[CARD], layer, (uint32_t)m, is_early);
+    p = p ? p : add_product(f, fields[CARD], gb, layer, (uint32_t)m);
     if (!p)
         fail(file, line, "too many products");
     p->is_early = is_early;
@@ -255,27 +259,36 @@ static const way *choice_of(const product *p) {
     return least;
 }
 
-/* What is kept: the choice as it is now. */
-static void keep_choices(fit *f, uint32_t gb) {
-    static const uint32_t layers[][2] = {{65536, 8192}, {28672, 8192}, {28672, 4096}, {8192, 8192}, {18944, 3584},
-                                         {3584, 18944}, {14336, 4096}, {4096, 14336}, {5120, 5120}, {6144, 4096},
-                                         {4096, 4096},  {2048, 5632},  {1024, 4096},  {1024, 1024}},
-                          batches[] = {1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048};
-    for (size_t l = 0; l < sizeof layers / sizeof layers[0]; l++)
-        for (size_t b = 0; b < sizeof batches / sizeof batches[0]; b++) {
-            product *p = add_product(f, "kept", gb, layers[l][0], layers[l][1], batches[b]);
-            if (!p)
-                fail("--keep", 0, "too many products");
-            p->is_kept = 1;
-            for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
-                for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++)
-                    way_of(p, shape, cut);
-            p->fastest = 1;
-            loss_of(p, &trf_packed_sm_90_costs, 3);
-            const way *chosen = choice_of(p);
-            for (int i = 0; i < p->num_ways; i++)
-                p->ways[i].time = &p->ways[i] == chosen ? 1 : kKeptTime;
-        }
+/* What is kept: the choice of a product as it is now. */
+static void keep_choice(fit *f, uint32_t gb, cli_shape layer, uint32_t m) {
+    product *p = add_product(f, "kept", gb, layer, m);
+    if (!p)
+        fail("--keep", 0, "too many products");
+    p->is_kept = 1;
+    for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
+        for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++)
+            way_of(p, shape, cut);
+    p->fastest = 1;
+    loss_of(p, &trf_packed_sm_90_costs, 3);
+    const way *chosen = choice_of(p);
+    for (int i = 0; i < p->num_ways; i++)
+        p->ways[i].time = &p->ways[i] == chosen ? 1 : kKeptTime;
+}
+
+typedef struct kept_card {
+    fit *f;
+    uint32_t gb;
+} kept_card;
+
+static int keep_layer(void *context, const char *list_entry) {
+    static const uint32_t batches[] = {1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048};
+    const kept_card *card = context;
+    cli_shape layer;
+    if (cli_parse_shape(list_entry, &layer))
+        return -1;
+    for (size_t b = 0; b < sizeof batches / sizeof batches[0]; b++)
+        keep_choice(card->f, card->gb, layer, batches[b]);
+    return 0;
 }
 
 /* ---- the report ---- */
@@ -358,12 +371,7 @@ static void print_constants(const trf_packed_costs *costs) {
 /* ---- the search ---- */
 
 static uint64_t state;
-static double uniform(void) { /* xorshift64 */
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return ((double)(state >> 11) + 0.5) * 0x1p-53;
-}
+static double uniform(void) { return ((double)(bench_random(&state) >> 11) + 0.5) * 0x1p-53; }
 static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
 
 /* Changes some constants. @return which estimates that changes, as loss_of has it. */
@@ -418,17 +426,18 @@ int main(int argc, char **argv) {
     double seconds = 60;
     int option, checks = 0;
     uint32_t kept_gb = 0;
-    state = 1;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1)
         switch (option) {
         case 'c':
             checks = 1;
             break;
         case 's':
-            seconds = atof(optarg);
+            if (cli_parse_real(optarg, 0, 1e6, &seconds))
+                optind = argc;
             break;
         case 'r':
-            state = strtoull(optarg, NULL, 10) * 0x9E3779B97F4A7C15u + 1;
+            if (cli_parse_uint(optarg, 0, UINT64_MAX, &state))
+                optind = argc;
             break;
         case 'k':
             kept_gb = gb_of(optarg);
@@ -452,7 +461,7 @@ int main(int argc, char **argv) {
             p->fastest = p->ways[k].time < p->fastest ? p->ways[k].time : p->fastest;
     }
     if (kept_gb && !checks)
-        keep_choices(&f, kept_gb);
+        cli_parse_list(USUAL_LAYERS, keep_layer, &(kept_card){&f, kept_gb});
     for (int i = 0; i < f.count; i++)
         f.weight += f.products[i]->is_kept ? kKeptWeight : 1;
     if (!f.count)

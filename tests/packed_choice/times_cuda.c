@@ -17,12 +17,13 @@
 #include "bench_timer_cuda.h"
 #include "bench_weights.h"
 #include "cli_cuda.h"
-#include "cli_float.h"
 #include "cli_messages.h"
+#include "cli_values.h"
 #include "transfuse/device_memory.h"
 
 #include "trf_packed_estimate.h"
 #include "trf_packed_layer.h"
+#include "usual_layers.h"
 
 #include <getopt.h>
 #include <stdlib.h>
@@ -88,26 +89,28 @@ cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const v
 
 /* ---- options ---- */
 
-static int take_list(const char *text, settings *s, int is_layers) {
-    int *const count = is_layers ? &s->num_layers : &s->num_batches;
-    *count = 0;
-    while (*count < CLI_MAX_LIST) {
-        char *end;
-        const unsigned long first = strtoul(text, &end, 10),
-                            second = is_layers && *end == 'x' ? strtoul(end + 1, &end, 10) : 0;
-        if (end == text || !first || first > 1 << 24 || second > 1 << 24 || (is_layers && !second))
-            return -1;
-        if (is_layers)
-            s->layers[(*count)++] = (cli_shape){(uint32_t)first, (uint32_t)second};
-        else
-            s->batches[(*count)++] = (uint32_t)first;
-        if (!*end)
-            return 0;
-        if (*end != ',')
-            return -1;
-        text = end + 1;
-    }
-    return -1;
+static int take_layer(void *context, const char *list_entry) {
+    settings *s = context;
+    return s->num_layers == CLI_MAX_LIST || cli_parse_shape(list_entry, &s->layers[s->num_layers++]) ? -1 : 0;
+}
+
+static int take_batch(void *context, const char *list_entry) {
+    settings *s = context;
+    uint64_t batch;
+    if (s->num_batches == CLI_MAX_LIST || cli_parse_uint(list_entry, 1, 1 << 20, &batch))
+        return -1;
+    s->batches[s->num_batches++] = (uint32_t)batch;
+    return 0;
+}
+
+static int set_layers(settings *s, const char *text) {
+    s->num_layers = 0;
+    return cli_parse_list(text, take_layer, s);
+}
+
+static int set_batches(settings *s, const char *text) {
+    s->num_batches = 0;
+    return cli_parse_list(text, take_batch, s);
 }
 
 static int take_options(int argc, char **argv, settings *s) {
@@ -116,27 +119,29 @@ static int take_options(int argc, char **argv, settings *s) {
         {"early-launches", no_argument, NULL, 'e'}, {"pause", required_argument, NULL, 'p'},
         {"rounds", required_argument, NULL, 'r'},   {NULL, 0, NULL, 0}};
     int option, wrong = 0;
+    uint64_t rounds = (uint64_t)s->rounds;
     while (!wrong && (option = getopt_long(argc, argv, "", options, NULL)) != -1)
         switch (option) {
         case 'l':
-            wrong = take_list(optarg, s, 1);
+            wrong = set_layers(s, optarg);
             break;
         case 'b':
-            wrong = take_list(optarg, s, 0);
+            wrong = set_batches(s, optarg);
             break;
         case 'e':
             s->early_launches = 1;
             break;
         case 'p':
-            s->pause = atof(optarg);
+            wrong = cli_parse_real(optarg, 0, 1000, &s->pause);
             break;
         case 'r':
-            s->rounds = atoi(optarg);
+            wrong = cli_parse_uint(optarg, 1, CLI_MAX_REPEATS, &rounds);
             break;
         default:
             wrong = 1;
         }
-    if (!wrong && optind == argc && s->pause >= 0 && s->pause < 1000 && s->rounds > 0 && s->rounds <= CLI_MAX_REPEATS)
+    s->rounds = (int)rounds;
+    if (!wrong && optind == argc)
         return 0;
     fprintf(stderr, "usage: packed_choice_times [--layers ROWSxCOLS,...] [--batches M,...] [--early-launches]\n"
                     "                           [--pause SECONDS] [--rounds N] > times.csv\n");
@@ -147,13 +152,12 @@ static int take_options(int argc, char **argv, settings *s) {
 
 /* Values of N(0, sigma), as BF16. */
 static int fill(uint16_t *values, uint64_t count, double sigma) {
-    float *drawn = bench_alloc(PATTERN * sizeof *drawn);
+    const uint32_t first = count < PATTERN ? (uint32_t)count : PATTERN;
+    float *drawn = bench_alloc(first * sizeof *drawn);
     if (!drawn)
         return -1;
-    bench_draw(drawn, PATTERN, 0);
-    const uint64_t first = count < PATTERN ? count : PATTERN;
-    for (uint64_t i = 0; i < first; i++)
-        values[i] = (uint16_t)cli_float_to_bits((float)sigma * drawn[i], TRF_DTYPE_BF16);
+    bench_draw(drawn, first, 0);
+    bench_make_source(drawn, (cli_shape){1, first}, sigma, TRF_DTYPE_BF16, values);
     for (uint64_t i = first; i < count; i += PATTERN)
         memcpy(values + i, values, (count - i < PATTERN ? count - i : PATTERN) * sizeof *values);
     free(drawn);
@@ -329,16 +333,13 @@ static int measure_batch(const settings *s, layer *l, uint32_t m) {
     int failed = add_cublaslt(&cases[0], l, m);
     for (uint32_t i = 0; !failed && i < l->num_copies; i++)
         failed = bench_plan_make(&plans[i], l->packed[i], m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_PACKED) != TRF_OK;
-    if (!failed) {
+    if (!failed)
         count = add_kernels(cases, l, plans, m);
-        if (count == 1)
-            failed = cli_fail(TRF_ERR_UNSUPPORTED, "%ux%u by %u rows of x: the device has no kernels to choose among",
-                              l->shape.rows, l->shape.cols, m) != CLI_OK;
-    }
-    if (!failed) {
-        memset(timers, 0, count * sizeof timers[0]);
-        failed = need_workspace(l, cases, count) || time_cases(s, l, cases, timers, count);
-    }
+    if (count == 1)
+        failed = cli_fail(TRF_ERR_UNSUPPORTED, "%ux%u by %u rows of x: the device has no kernels to choose among",
+                          l->shape.rows, l->shape.cols, m) != CLI_OK;
+    memset(timers, 0, count * sizeof timers[0]);
+    failed = failed || need_workspace(l, cases, count) || time_cases(s, l, cases, timers, count);
     for (size_t i = 0; !failed && i < count; i++)
         print_case(s, &cases[i], m);
     for (size_t i = 0; i < count; i++) {
@@ -380,13 +381,9 @@ int main(int argc, char **argv) {
     static settings s = {.rounds = 7};
     trf_context *context = NULL;
     cudaStream_t stream = NULL;
-    take_list("65536x8192,28672x8192,28672x4096,8192x8192,18944x3584,3584x18944,14336x4096,4096x14336,5120x5120,"
-              "6144x4096,4096x4096,2048x5632,1024x4096,1024x1024",
-              &s, 1);
-    take_list(
-        "1,2,4,8,12,16,20,24,32,48,56,64,72,96,100,128,130,160,192,200,224,256,260,300,350,384,400,450,512,520,600,"
-        "768,800,1000,1024,1200,1500,1600,2048",
-        &s, 0);
+    set_layers(&s, USUAL_LAYERS);
+    set_batches(&s, "1,2,4,8,12,16,20,24,32,48,56,64,72,96,100,128,130,160,192,200,224,256,260,300,350,384,400,450,512,"
+                    "520,600,768,800,1000,1024,1200,1500,1600,2048");
     if (take_options(argc, argv, &s))
         return CLI_USAGE;
     if (cli_open_device(CLI_DEVICE_CUDA, &context) != CLI_OK)
