@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small parts of the public interface: names and sizes of dtypes, codecs, layouts and paths, the version, release of
- * memory. */
+/* Small parts of the public interface: names and sizes of dtypes, codecs, layouts and paths, why tensors are left,
+ * the version, release of memory. */
+#include "transfuse/checkpoints.h"
 #include "transfuse/device_memory.h"
 #include "transfuse/tuning.h"
 
@@ -98,3 +99,18 @@ const char *trf_layout_name(trf_layout layout) {
 }
 
 void trf_free(void *memory) { free(memory); }
+
+const char *trf_left_reason_text(trf_left_reason reason) {
+    static const char *const texts[TRF_LEFT_COUNT] = {
+        [TRF_LEFT_NO_MATRIX] = "not a matrix",
+        [TRF_LEFT_SMALL] = "a side below 16",
+        [TRF_LEFT_EMBEDDING] = "embeddings",
+        [TRF_LEFT_TIED] = "tied to embeddings",
+        [TRF_LEFT_F32] = "F32 without a lossless codec",
+        [TRF_LEFT_DTYPE] = "a type that the codec does not take",
+        [TRF_LEFT_SIDE_TABLE] = "scales of quantized weights",
+        [TRF_LEFT_EXCLUDED] = "excluded",
+        [TRF_LEFT_NOT_SMALLER] = "would not become smaller",
+    };
+    return (unsigned)reason < TRF_LEFT_COUNT ? texts[reason] : "?";
+}

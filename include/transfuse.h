@@ -8,6 +8,7 @@
  *   transfuse/groups.h   layers that do not wait for each other in one launch
  *   transfuse/experts.h  mixtures of experts whose counts of tokens only the device knows
  *   transfuse/stacks.h   layers that are offloaded to host memory, for models larger than device memory
+ *   transfuse/checkpoints.h   texts for what a report counts
  *   transfuse/cpu.h      the product on the CPU without a device layer, and threads
  * docs/guide.md has the long contracts: what corrupt data leads to, exactness, CUDA graphs, memory.
  *
@@ -42,10 +43,10 @@ extern "C" {
 #endif
 
 #define TRF_VERSION_MAJOR 0
-#define TRF_VERSION_MINOR 2
+#define TRF_VERSION_MINOR 3
 #define TRF_VERSION_PATCH 0
 
-/* @return the version of the library that runs, such as "0.2.0". While MAJOR is 0, MINOR tells what is compatible. */
+/* @return the version of the library that runs, such as "0.3.0". While MAJOR is 0, MINOR tells what is compatible. */
 TRF_API const char *trf_version(void);
 
 /* ---- status ---- */
@@ -219,6 +220,10 @@ TRF_API trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint6
  * tensor: the one at work. done and total count bytes of the source checkpoint. */
 typedef int (*trf_progress_fn)(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes);
 
+/* Called with a line for the user: what stays uncompressed and why, what a config.json lacks, what will not load. It
+ * comes from the calling thread, during the call. line: valid for the time of the call. */
+typedef void (*trf_note_fn)(void *context, const char *line);
+
 typedef struct trf_checkpoint_options {
     size_t struct_bytes;
     /* compress only; encode.threads serves the others too. The codecs E4M3 and E5M2 each stand for both: every FP8
@@ -226,16 +231,43 @@ typedef struct trf_checkpoint_options {
     trf_encode_options encode;
     const char *const *include; /* compress: globs of tensors to compress, NULL-terminated; NULL = the usual choice;
                                  * each has to match a tensor's name */
-    const char *const *exclude; /* compress: globs of tensors to leave as they are, NULL-terminated; or NULL */
+    const char *const *exclude; /* compress: globs of tensors to leave as they are, NULL-terminated; or NULL; each has
+                                 * to match a tensor's name */
     int overwrite;              /* replace an existing output, atomically */
     trf_progress_fn progress;   /* or NULL */
     void *progress_context;
     int embeddings; /* compress: without `include`, embeddings and an output layer tied to them, too */
+    int store_only; /* compress: take what cannot be loaded afterwards, too: quantized checkpoints and adapters; they
+                     * are compressed bit for bit, and have to be decompressed before they are loaded */
+    int dry_run;    /* compress: write nothing; sizes in the report are estimates, from a sample of each tensor */
+    const char *const *skip_extra; /* compress, decompress: globs of files to leave out, by their path below the folder
+                                    * ("original" takes all that is below it), NULL-terminated; or NULL. verify: ...
+                                    * that may be missing. Files that the checkpoint consists of are never left out */
+    trf_note_fn note;              /* or NULL */
+    void *note_context;
 } trf_checkpoint_options;
 
 TRF_API void trf_checkpoint_options_init(trf_checkpoint_options *options);
 
-/* Totals over a checkpoint. */
+/* Why a tensor stayed as it was. */
+typedef enum trf_left_reason {
+    TRF_LEFT_NO_MATRIX = 0,   /* it is neither 2-D nor 3-D */
+    TRF_LEFT_SMALL = 1,       /* a side is below 16 */
+    TRF_LEFT_EMBEDDING = 2,   /* embeddings, without options.embeddings */
+    TRF_LEFT_TIED = 3,        /* an output layer tied to them */
+    TRF_LEFT_F32 = 4,         /* F32 has no lossless codec, unless every weight is a BF16 number */
+    TRF_LEFT_DTYPE = 5,       /* its type does not go with the codec, or there is no codec for it */
+    TRF_LEFT_SIDE_TABLE = 6,  /* scales and zero points of quantized weights, which other programs read */
+    TRF_LEFT_EXCLUDED = 7,    /* options.exclude, or options.include without it */
+    TRF_LEFT_NOT_SMALLER = 8, /* its blob, or the whole file, would not be smaller */
+    TRF_LEFT_COUNT = 9
+} trf_left_reason; /* transfuse/checkpoints.h has a text for each */
+
+typedef struct trf_left_tensors {
+    uint64_t tensors, bytes;
+} trf_left_tensors;
+
+/* Totals over a checkpoint; over all models of a pipeline. */
 typedef struct trf_checkpoint_report {
     uint64_t tensors, compressed_tensors;
     uint64_t source_bytes;            /* of all tensors, uncompressed */
@@ -246,16 +278,23 @@ typedef struct trf_checkpoint_report {
     uint64_t rounded_tensors;   /* F32 tensors that the codec bf16 rounded */
     double relative_rms_error;  /* over the weights that a lossy codec took; 0 if every codec was lossless */
     uint64_t peak_buffer_bytes; /* largest sum of the library's own buffers, as far as it counts them */
-    char warning[1024]; /* a line about a config.json: compress: that cannot be read, and may tie tensors, or takes no
-                         * quantization_config; decompress, verify: that was changed since; or "" */
+    char warning[1024];         /* the lines that options.note gets, newlines between them, as many as fit; or "" */
+    uint64_t models;            /* 1, or those of a pipeline */
+    uint64_t widened_tensors;   /* F32 tensors every weight of which is a BF16 number: compressed without loss */
+    uint64_t source_file_bytes, output_file_bytes; /* of whole files: all that are compressed or carried over */
+    uint64_t extra_files, extra_bytes;     /* those of them that hold weights and were carried over uncompressed */
+    uint64_t skipped_files, skipped_bytes; /* not carried over: options.skip_extra, .git, and caches of downloads */
+    trf_left_tensors left[TRF_LEFT_COUNT]; /* compress: tensors that stay as they were, by trf_left_reason */
 } trf_checkpoint_report;
 
 /* Compresses the checkpoint at in_path to out_path, of the same kind: file to file, directory to directory (an index
  * stands for its directory). Matrices and 3-D tensors of experts become blobs; embeddings, tensors tied to them, F32
- * tensors and all else are copied unless `include` asks for them, and so are other files of a directory; config.json
- * gets a quantization_config (FORMAT.md, section 10). Every tile is decoded and compared before anything appears under
- * out_path. options, report: may be NULL.
- * Errors: TRF_ERR_NOT_FOUND (also what `include` does not find), _EXISTS, _IO, _FORMAT, _CANCELLED, _MISMATCH;
+ * tensors that are more than BF16 and all else are copied unless `include` asks for them, and so are other files of a
+ * directory; config.json gets what FORMAT.md, section 10, says. Of a pipeline (a directory with a model_index.json)
+ * each model is compressed. A file that would not become smaller stays as it is. Every tile is decoded and compared
+ * before anything appears under out_path. options, report: may be NULL.
+ * Errors: TRF_ERR_NOT_FOUND (also what `include` or `exclude` does not find), _EXISTS, _IO (also too little space),
+ * _FORMAT, _CANCELLED, _MISMATCH; _UNSUPPORTED for what nothing could load afterwards, unless options.store_only;
  * _ARGUMENT also where dtype and codec do not fit for a tensor that `include` names. */
 TRF_API trf_status trf_compress_checkpoint(const char *in_path, const char *out_path,
                                            const trf_checkpoint_options *options, trf_checkpoint_report *report,

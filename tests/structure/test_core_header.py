@@ -16,7 +16,7 @@ from repository_files import ROOT, find_public_functions, read_text, report
 
 CORE = "include/transfuse.h"
 MOST_FUNCTIONS = 40
-MOST_LINES = 550
+MOST_LINES = 700
 
 
 def find_uncalled(functions: list[str], text: str) -> list[str]:

@@ -166,6 +166,12 @@ class DeviceLayerInfoStruct(ctypes.Structure):
 # trf_progress_fn
 ProgressFunction = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_uint64)
 
+# trf_note_fn
+NoteFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
+
+# TRF_LEFT_COUNT
+LEFT_COUNT = 9
+
 
 class CheckpointOptionsStruct(ctypes.Structure):
     """`trf_checkpoint_options`."""
@@ -179,7 +185,18 @@ class CheckpointOptionsStruct(ctypes.Structure):
         ("progress", ProgressFunction),
         ("progress_context", c_void_p),
         ("embeddings", c_int),
+        ("store_only", c_int),
+        ("dry_run", c_int),
+        ("skip_extra", ctypes.POINTER(c_char_p)),
+        ("note", NoteFunction),
+        ("note_context", c_void_p),
     ]
+
+
+class LeftTensorsStruct(ctypes.Structure):
+    """`trf_left_tensors`."""
+
+    _fields_ = [("tensors", c_uint64), ("bytes", c_uint64)]
 
 
 class CheckpointReportStruct(ctypes.Structure):
@@ -197,6 +214,15 @@ class CheckpointReportStruct(ctypes.Structure):
         ("relative_rms_error", c_double),
         ("peak_buffer_bytes", c_uint64),
         ("warning", c_char * 1024),
+        ("models", c_uint64),
+        ("widened_tensors", c_uint64),
+        ("source_file_bytes", c_uint64),
+        ("output_file_bytes", c_uint64),
+        ("extra_files", c_uint64),
+        ("extra_bytes", c_uint64),
+        ("skipped_files", c_uint64),
+        ("skipped_bytes", c_uint64),
+        ("left", LeftTensorsStruct * LEFT_COUNT),
     ]
 
 
