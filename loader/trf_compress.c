@@ -87,11 +87,6 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     uint64_t weight_bytes = trf_dtype_bytes(dtype), matrix_bytes = rows * cols * weight_bytes;
     trf_matrix_source matrix = {&compressor->in, 0, cols * weight_bytes, weight_bytes};
     matrix.offset = trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin + number * matrix_bytes;
-    if (!compressor->out) {
-        const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
-        trf_status status = trf_estimate_blob(&sampled, &options, blob_bytes, err);
-        return status == TRF_OK ? trf_job_advance(compressor->job, tensor->name, matrix_bytes, err) : status;
-    }
     trf_matrix_sink blob_sink = {compressor->out, out_offset};
     trf_matrix_progress matrix_progress = {compressor->job, tensor->name, weight_bytes};
 
@@ -99,7 +94,10 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     trf_sink sink = {&blob_sink, write_blob};
     trf_progress progress = {&matrix_progress, report_matrix_progress};
     trf_layer_report layer = {0};
-    trf_status status = trf_encode_source(&source, &options, &sink, &progress, blob_bytes, &layer, err);
+    const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
+    trf_status status = compressor->out
+                            ? trf_encode_source(&source, &options, &sink, &progress, blob_bytes, &layer, err)
+                            : trf_estimate_blob(&sampled, &options, blob_bytes, &layer, err);
     compressor->job->weight_energy += layer.weight_energy;
     compressor->job->error_energy += layer.weight_energy * layer.relative_rms_error * layer.relative_rms_error;
     if (status == TRF_OK)

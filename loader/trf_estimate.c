@@ -16,7 +16,6 @@ typedef struct trf_sample {
     uint8_t *weights;
     uint32_t rows, cols;
     size_t weight_bytes;
-    uint64_t data_offset; /* of the first tile in the blob that is not kept */
 } trf_sample;
 
 static trf_status read_sample(void *context, uint32_t row, uint32_t num_rows, uint32_t col, uint32_t num_cols,
@@ -57,7 +56,7 @@ static uint64_t tiles_of(uint64_t rows, uint64_t cols) {
 }
 
 trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, uint64_t *blob_bytes,
-                             trf_error *err) {
+                             trf_layer_report *report, trf_error *err) {
     trf_sample sample = {.weight_bytes = trf_dtype_bytes(matrix->dtype)};
     const int quantizes = options->codec == TRF_CODEC_INT && matrix->dtype != TRF_DTYPE_I8;
     sample.rows = matrix->rows < TRF_SAMPLE_ROWS ? (uint32_t)matrix->rows : TRF_SAMPLE_ROWS;
@@ -80,7 +79,7 @@ trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_
         one_thread.slab_cols = trf_choose_slab_cols(options->codec, options->favor == TRF_FAVOR_SIZE ? 4 : 2,
                                                     (uint32_t)matrix->rows, (uint32_t)matrix->cols);
     if (status == TRF_OK)
-        status = trf_encode_source(&source, &one_thread, &sink, NULL, &bytes, NULL, err);
+        status = trf_encode_source(&source, &one_thread, &sink, NULL, &bytes, report, err);
     free(sample.weights);
     if (status != TRF_OK)
         return status;

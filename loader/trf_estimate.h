@@ -18,8 +18,9 @@ typedef struct trf_sampled_matrix {
 } trf_sampled_matrix;
 
 /* Encodes evenly spread rows of it, and scales. For normally distributed BF16 weights the result is within 2 %.
+ * report: of the sample.
  * Errors: as trf_encode_source. */
 trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, uint64_t *blob_bytes,
-                             trf_error *err);
+                             trf_layer_report *report, trf_error *err);
 
 #endif

@@ -71,8 +71,8 @@ static trf_status check_entry(const trf_output_place *place, const char *path, c
     if (may)
         return TRF_OK;
     return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET,
-                    "%s: exists, and is not replaced: %s in it is nothing that would be written again; move it away, or "
-                    "choose another output",
+                    "%s: exists, and is not replaced: it holds %s, which would be lost; move that away, or choose "
+                    "another output",
                     place->path, below);
 }
 

@@ -333,13 +333,38 @@ static trf_status check_space(trf_rewriting *work, trf_error *err) {
                     trf_size_text(needed, needed_text), trf_size_text(available, free_text));
 }
 
-/* In a folder that is replaced: what this run would write, and what transfuse wrote. */
+/* @return whether a file is the source's, byte for byte: an earlier run carried it over, and this one leaves it out. */
+static int is_copy(const trf_rewriting *work, const char *below, const char *path) {
+    enum {
+        PART = TRF_COPY_BYTES / 2
+    };
+    char *source_path = trf_path_join(work->plan->checkpoint->root, below);
+    trf_file copy = {.fd = -1}, source = {.fd = -1};
+    uint64_t bytes = 0, source_bytes = 0;
+    int same = source_path ? trf_file_open(path, &copy, &bytes, NULL) == TRF_OK &&
+                                 trf_file_open(source_path, &source, &source_bytes, NULL) == TRF_OK &&
+                                 bytes == source_bytes
+                           : -1;
+    for (uint64_t at = 0; same == 1 && at < bytes; at += PART) {
+        const uint64_t part = bytes - at < PART ? bytes - at : PART;
+        same = trf_file_read(&copy, at, work->job->buffer, part, NULL) == TRF_OK &&
+               trf_file_read(&source, at, work->job->buffer + PART, part, NULL) == TRF_OK &&
+               memcmp(work->job->buffer, work->job->buffer + PART, part) == 0;
+    }
+    trf_file_close(&copy);
+    trf_file_close(&source);
+    free(source_path);
+    return same;
+}
+
+/* In a folder that is replaced: what this run would write, what transfuse wrote, and what the source has as well. */
 static int may_replace(void *context, const char *below, const char *path, int is_folder) {
     const trf_rewriting *work = context;
     const trf_tree_entry *entry = trf_tree_find(&work->tree, below);
     if (entry && (entry->kind == TRF_TREE_FOLDER) == is_folder)
         return 1;
-    return is_folder ? 0 : trf_file_is_ours(path);
+    const int ours = is_folder ? 0 : trf_file_is_ours(path);
+    return ours || is_folder ? ours : is_copy(work, below, path);
 }
 
 /* ---- the whole ---- */
