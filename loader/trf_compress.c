@@ -469,11 +469,24 @@ static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *
     return status;
 }
 
+/* A model of a pipeline that is quantized already cannot be loaded once it is compressed. */
+static trf_status check_part(const trf_checkpoint *model, const trf_compression *work, trf_error *err) {
+    const json_t *other = json_object_get(work->source.file.root, "quantization_config");
+    const char *method = json_string_value(json_object_get(other, "quant_method"));
+    if (!model->name || !other || json_is_null(other) || work->job->options.store_only ||
+        (method && strcmp(method, "transfuse") == 0))
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: it has a quantization_config already",
+                    work->source.file.path);
+}
+
 /* All that is read and checked of one model before anything is written. work: release with free_model in every case.
  * Errors: TRF_ERR_UNSUPPORTED if nothing could load it once compressed; the message says why. */
 static trf_status prepare_model(const trf_checkpoint *model, trf_job *job, trf_compression *work, trf_error *err) {
     *work = (trf_compression){.job = job};
     trf_status status = read_rules(model, work, err);
+    if (status == TRF_OK)
+        status = check_part(model, work, err);
     if (status == TRF_OK)
         status = check_compressible(model, &work->rules, err);
     if (status == TRF_OK && model->is_folder)

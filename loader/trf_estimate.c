@@ -86,6 +86,10 @@ trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_
     const uint64_t taken = tiles_of(sample.rows, sample.cols), tiles = tiles_of(matrix->rows, matrix->cols);
     const uint64_t head = data_offset < bytes ? data_offset : bytes;
     const double share = (double)matrix->rows * (double)matrix->cols / ((double)sample.rows * sample.cols);
+    if (options->bits > 0) { /* the rate holds for the whole blob, its head included */
+        *blob_bytes = (uint64_t)(options->bits / 8 * (double)matrix->rows * (double)matrix->cols);
+        return TRF_OK;
+    }
     *blob_bytes = head + (tiles - taken) * sizeof(trf_tile_meta) + (uint64_t)((double)(bytes - head) * share);
     return TRF_OK;
 }

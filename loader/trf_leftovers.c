@@ -71,7 +71,7 @@ static int clear_one(const char *path, int removes) {
 static void clear_and_tell(const char *path, int is_former, int overwrite, int exists, trf_job *job) {
     struct stat info;
     const int removes = overwrite && (!is_former || exists);
-    if (!clear_one(path, removes) || !job)
+    if (!clear_one(path, removes))
         return;
     const int removed = removes && lstat(path, &info) != 0;
     if (is_former && !exists)

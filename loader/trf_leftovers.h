@@ -20,8 +20,8 @@ enum {
 int trf_temporary_lock(int fd, const char *path);
 
 /* Looks for leftovers beside an output, and tells each in a note; removes them with `overwrite`. A former folder stays
- * as long as there is none under the output's own name, since it is the only one then. job: for notes, or NULL.
- * Errors: TRF_ERR_MEMORY. */
+ * as long as there is none under the output's own name, since it is the only one then. Errors: TRF_ERR_MEMORY.
+ */
 trf_status trf_leftovers_clear(const char *path, int overwrite, trf_job *job, trf_error *err);
 
 /* Removes a file, or a folder with all below it, as far as that can be done. Links are not followed. */

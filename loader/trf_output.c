@@ -165,7 +165,7 @@ trf_status trf_output_begin(trf_output *output, const trf_output_place *place, t
     trf_status status = output_set_place(output, place, err);
     if (status == TRF_OK)
         status = output_check_existing(output, err);
-    if (status == TRF_OK)
+    if (status == TRF_OK && place->job)
         status = trf_leftovers_clear(output->path, place->overwrite, place->job, err);
     if (status != TRF_OK)
         return status;

@@ -19,7 +19,7 @@ typedef struct trf_output_place {
     int is_folder;
     int overwrite;
     unsigned mode;                   /* permissions that it gets, exactly; or TRF_MODE_OF_NEW_FILES */
-    trf_job *job;                    /* for notes; or NULL */
+    trf_job *job;                    /* for notes; NULL: leftovers are nobody's concern */
     trf_may_replace_fn *may_replace; /* of a folder; NULL: nothing may be in it */
     void *context;
 } trf_output_place;

@@ -509,7 +509,8 @@ static const struct {
     {{"a.weight", "F16", {512, 2048}, 2, 0}, TRF_FAVOR_SPEED, 0, 0.02},
     {{"a.weight", "F8_E4M3", {1024, 1024}, 2, 0}, TRF_FAVOR_SPEED, 0, 0.02},
     {{"a.weight", "BF16", {40, 96, 512}, 3, 0}, TRF_FAVOR_SPEED, 0, 0.02},
-    {{"a.weight", "BF16", {1024, 1024}, 2, 0}, TRF_FAVOR_SPEED, 4.25, 0.03},
+    {{"a.weight", "BF16", {1024, 1024}, 2, 0}, TRF_FAVOR_SPEED, 4.25, 0.02},
+    {{"a.weight", "BF16", {3000, 1000}, 2, 0}, TRF_FAVOR_SIZE, 6.5, 0.02},
 };
 
 START_TEST(a_dry_run_tells_the_size) {
