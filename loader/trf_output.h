@@ -32,9 +32,9 @@ typedef struct trf_output {
 } trf_output;
 
 /* Begins an output. An existing file or symbolic link is replaced with `overwrite`, an existing folder if besides each
- * entry in it may be (-f must not cost somebody work), anything else never. What runs that were killed left beside it is
- * told and, with `overwrite`, removed. place: copied; its path too.
- * Call trf_output_end in every case. Errors: TRF_ERR_EXISTS, _IO, _ARGUMENT (empty path), _MEMORY. */
+ * entry in it may be (-f must not cost somebody work), anything else never. What runs that were killed left beside it
+ * is told and, with `overwrite`, removed. place: copied; its path too. Call trf_output_end in every case. Errors:
+ * TRF_ERR_EXISTS, _IO, _ARGUMENT (empty path), _MEMORY. */
 trf_status trf_output_begin(trf_output *output, const trf_output_place *place, trf_error *err);
 
 /* The same for a file, with the permissions that new files get. */

@@ -19,8 +19,7 @@ static int config_is_ours(const char *path, trf_error *err) {
     json_t *root = NULL;
     if (trf_file_load(path, TRF_MOST_CONFIG_BYTES, &text, &bytes, err) != TRF_OK)
         return 0;
-    const trf_status status =
-        trf_json_parse(path, text, bytes, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &root, err);
+    const trf_status status = trf_json_parse(path, text, bytes, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &root, err);
     const char *method =
         json_string_value(json_object_get(json_object_get(root, "quantization_config"), "quant_method"));
     const int ours = status == TRF_OK && method && strcmp(method, "transfuse") == 0;

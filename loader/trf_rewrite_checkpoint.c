@@ -60,8 +60,8 @@ static trf_status rewrite_one_file(trf_rewriting_part *at, const trf_checkpoint_
     }
     char *below = path_below(at, file->name), *path = below ? trf_path_join(work->folder, below) : NULL;
     trf_file out = {.fd = -1};
-    trf_status status = path ? trf_file_create(path, mode_of(work, below), &out, err)
-                             : trf_fail_memory(err, strlen(file->name));
+    trf_status status =
+        path ? trf_file_create(path, mode_of(work, below), &out, err) : trf_fail_memory(err, strlen(file->name));
     if (status == TRF_OK)
         status = rewrite_file(at->part->context, file, &out, &bytes, err);
     if (status == TRF_OK)
@@ -341,10 +341,10 @@ static int is_copy(const trf_rewriting *work, const char *below, const char *pat
     char *source_path = trf_path_join(work->plan->checkpoint->root, below);
     trf_file copy = {.fd = -1}, source = {.fd = -1};
     uint64_t bytes = 0, source_bytes = 0;
-    int same = source_path ? trf_file_open(path, &copy, &bytes, NULL) == TRF_OK &&
-                                 trf_file_open(source_path, &source, &source_bytes, NULL) == TRF_OK &&
-                                 bytes == source_bytes
-                           : -1;
+    int same = source_path
+                   ? trf_file_open(path, &copy, &bytes, NULL) == TRF_OK &&
+                         trf_file_open(source_path, &source, &source_bytes, NULL) == TRF_OK && bytes == source_bytes
+                   : -1;
     for (uint64_t at = 0; same == 1 && at < bytes; at += PART) {
         const uint64_t part = bytes - at < PART ? bytes - at : PART;
         same = trf_file_read(&copy, at, work->job->buffer, part, NULL) == TRF_OK &&
@@ -395,8 +395,8 @@ static trf_status write_output(trf_rewriting *work, const trf_output_place *plac
         status = rewrite_folder(work, err);
     } else {
         uint64_t bytes = 0;
-        status = work->plan->rewrite_file(work->plan->parts->context, work->plan->checkpoint->files,
-                                          &work->output.file, &bytes, err);
+        status = work->plan->rewrite_file(work->plan->parts->context, work->plan->checkpoint->files, &work->output.file,
+                                          &bytes, err);
         count_output(work, bytes);
     }
     return status == TRF_OK ? trf_output_publish(&work->output, err) : status;

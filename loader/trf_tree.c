@@ -150,10 +150,12 @@ static trf_status walk_link(trf_tree_walk *walk, const char *path, const char *b
 }
 
 /* Counts a file that is left out, under `name` unless that is its own. */
-static trf_status count_left_out(trf_tree_walk *walk, const char *name, int is_folder, const struct stat *info, int asked,
-                                 trf_error *err) {
-    const trf_file_group file = {
-        .is_folder = is_folder, .asked = asked, .files = 1, .bytes = S_ISREG(info->st_mode) ? (uint64_t)info->st_size : 0};
+static trf_status count_left_out(trf_tree_walk *walk, const char *name, int is_folder, const struct stat *info,
+                                 int asked, trf_error *err) {
+    const trf_file_group file = {.is_folder = is_folder,
+                                 .asked = asked,
+                                 .files = 1,
+                                 .bytes = S_ISREG(info->st_mode) ? (uint64_t)info->st_size : 0};
     return trf_file_groups_add(&walk->tree->skipped, name, strlen(name), &file, err);
 }
 
@@ -241,8 +243,8 @@ static trf_status walk_folder(trf_tree_walk *walk, const char *path, const char 
         return status;
     for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
         char *entry = trf_path_join(path, folder.names[i]), *name = trf_path_join(below, folder.names[i]);
-        status = entry && name ? walk_entry(walk, entry, name, level, left_out, err)
-                               : trf_fail_memory(err, strlen(path));
+        status =
+            entry && name ? walk_entry(walk, entry, name, level, left_out, err) : trf_fail_memory(err, strlen(path));
         free(entry);
         free(name);
     }
@@ -257,8 +259,8 @@ trf_status trf_tree_list(const char *root, const char *const *skip, trf_tree_own
         globs++;
     *tree = (trf_tree){.root = strdup(root)};
     trf_tree_walk walk = {tree, skip, calloc(globs + 1, 1), owner, context};
-    trf_status status = tree->root && walk.skip_used ? walk_folder(&walk, root, "", 0, NULL, err)
-                                                     : trf_fail_memory(err, strlen(root));
+    trf_status status =
+        tree->root && walk.skip_used ? walk_folder(&walk, root, "", 0, NULL, err) : trf_fail_memory(err, strlen(root));
     for (size_t i = 0; i < globs && status == TRF_OK; i++)
         if (!walk.skip_used[i])
             status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is in a folder and in those below it: which entries belong to a checkpoint's tensors, which are carried over, and
- * which are left out. */
+/* What is in a folder and in those below it: which entries belong to a checkpoint's tensors, which are carried over,
+ * and which are left out. */
 #ifndef TRF_TREE_H
 #define TRF_TREE_H
 
@@ -59,8 +59,8 @@ typedef struct trf_tree {
     trf_file_groups skipped;
 } trf_tree;
 
-/* Lists a folder. Links that lead out of it are followed. What `skip` (globs, or NULL) or a name such as .git leaves out
- * is counted in `skipped`. owner: may be NULL. Release with trf_tree_free in every case. Errors: TRF_ERR_IO,
+/* Lists a folder. Links that lead out of it are followed. What `skip` (globs, or NULL) or a name such as .git leaves
+ * out is counted in `skipped`. owner: may be NULL. Release with trf_tree_free in every case. Errors: TRF_ERR_IO,
  * _UNSUPPORTED (neither file, folder nor link; too deep; a link to a folder around it), _NOT_FOUND (a glob that leaves
  * nothing out), _MEMORY. */
 trf_status trf_tree_list(const char *root, const char *const *skip, trf_tree_owner_fn *owner, const void *context,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a checkpoint's folder holds besides tensors, and where its output goes: files that are carried over, left out and
- * compared, permissions, folders that may be replaced, what a run that was killed left, free space, dry runs.
+/* What a checkpoint's folder holds besides tensors, and where its output goes: files that are carried over, left out
+ * and compared, permissions, folders that may be replaced, what a run that was killed left, free space, dry runs.
  * TRF_TEST_WRAPS: trf_free_bytes */
 #define _GNU_SOURCE /* flock */
 #include "common/checkpoint_fixture.h"
@@ -133,8 +133,11 @@ START_TEST(weights_below_are_told) {
 END_TEST
 
 START_TEST(files_are_left_out) {
-    static const char *const globs[][3] = {{"original", NULL}, {"original/", NULL},      {"./original", "*.bin", NULL},
-                                           {"*.pth", NULL},    {"orig*/cons*[!x]", NULL}};
+    static const char *const globs[][3] = {{"original", NULL},
+                                           {"original/", NULL},
+                                           {"./original", "*.bin", NULL},
+                                           {"*.pth", NULL},
+                                           {"orig*/cons*[!x]", NULL}};
     static const int left[] = {2, 2, 3, 1, 1};
     const char *in = make_wide("skip"), *out = fixture_path("skip-out");
     for (size_t g = 0; g < sizeof globs / sizeof globs[0]; g++) {
@@ -162,9 +165,9 @@ START_TEST(globs_that_leave_nothing_out) {
     options.skip_extra = list;
     check_fails(trf_compress_checkpoint(fixture_path("glob"), fixture_path("glob-out"), &options, NULL, &err),
                 TRF_ERR_NOT_FOUND, globs[_i]);
-    check_fails(trf_compress_checkpoint(fixture_path("glob/model.safetensors"), fixture_path("glob-out"), &options, NULL,
-                                        &err),
-                TRF_ERR_NOT_FOUND, globs[_i]);
+    check_fails(
+        trf_compress_checkpoint(fixture_path("glob/model.safetensors"), fixture_path("glob-out"), &options, NULL, &err),
+        TRF_ERR_NOT_FOUND, globs[_i]);
     ck_assert(!fixture_exists(fixture_path("glob-out")));
     /* What matches all still leaves the checkpoint. */
     const char *const all[] = {"*", NULL};
@@ -246,7 +249,8 @@ END_TEST
 /* ---- nothing grows ---- */
 
 START_TEST(a_file_that_would_grow_stays) {
-    static const fixture_tensor tensors[] = {{"a.weight", "BF16", {64, 64}, 2, 0}, {"b.weight", "BF16", {64, 64}, 2, 0}};
+    static const fixture_tensor tensors[] = {{"a.weight", "BF16", {64, 64}, 2, 0},
+                                             {"b.weight", "BF16", {64, 64}, 2, 0}};
     static const char *const named[] = {"a.weight", NULL};
     const size_t length = 200000;
     char *metadata = malloc(length + 64);
@@ -286,9 +290,9 @@ END_TEST
 static const struct {
     const char *path; /* added to the folder that is to be replaced */
     int is_folder;
-} kForeign[] = {{"mine.txt", 0},     {"loras", 1},           {"loras/mine.txt", 0}, {"other.safetensors", 0},
-                {".hidden", 0},      {"original/notes", 0},  {"config.json.bak", 0}, {".git", 1},
-                {"README.md/", 1}};
+} kForeign[] = {{"mine.txt", 0},          {"loras", 1},   {"loras/mine.txt", 0},
+                {"other.safetensors", 0}, {".hidden", 0}, {"original/notes", 0},
+                {"config.json.bak", 0},   {".git", 1},    {"README.md/", 1}};
 
 static void make_parents(const char *out, const char *below) {
     char path[1024];
@@ -329,8 +333,7 @@ START_TEST(nothing_foreign_is_replaced) {
 END_TEST
 
 START_TEST(what_transfuse_wrote_is_replaced) {
-    static const char index[] =
-        "{\"weight_map\": {\"a.weight\": \"shard.safetensors\", \"n\": \"shard.safetensors\"}}";
+    static const char index[] = "{\"weight_map\": {\"a.weight\": \"shard.safetensors\", \"n\": \"shard.safetensors\"}}";
     const char *former = make_model("former"), *in = make_model("latter"), *out = fixture_path("former-out");
     ck_assert_int_eq(rename(fixture_path("former/model.safetensors"), fixture_path("former/shard.safetensors")), 0);
     fixture_write(fixture_path("former/model.safetensors.index.json"), index, sizeof index - 1);
@@ -375,9 +378,14 @@ START_TEST(permissions_stay) {
     static const struct {
         const char *name;
         unsigned mode;
-    } modes[] = {{"model.safetensors", 0600}, {"config.json", 0664},         {"README.md", 0444},
-                 {"original", 0550},          {"pytorch_model.bin", 0640},   {"original/params.json", 0755},
-                 {"", 0750},                  {"original/consolidated.00.pth", 0606}};
+    } modes[] = {{"model.safetensors", 0600},
+                 {"config.json", 0664},
+                 {"README.md", 0444},
+                 {"original", 0550},
+                 {"pytorch_model.bin", 0640},
+                 {"original/params.json", 0755},
+                 {"", 0750},
+                 {"original/consolidated.00.pth", 0606}};
     const char *in = make_wide("modes");
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++)
         ck_assert_int_eq(chmod(fixture_path("modes/%s", modes[i].name), modes[i].mode), 0);
@@ -387,10 +395,11 @@ START_TEST(permissions_stay) {
     options.overwrite = 1;
     compress(in, fixture_path("modes-out"), &options); /* a folder without write permission goes, too */
     fixture_check_status(
-        trf_decompress_checkpoint(fixture_path("modes-out"), fixture_path("modes-back"), NULL, NULL, &err), TRF_OK, &err);
+        trf_decompress_checkpoint(fixture_path("modes-out"), fixture_path("modes-back"), NULL, NULL, &err), TRF_OK,
+        &err);
     compress(fixture_path("modes/model.safetensors"), fixture_path("modes-file"), &options);
-    fixture_check_status(trf_extract_layer(fixture_path("modes-file"), "a.weight", fixture_path("modes-layer"), 0, &err),
-                         TRF_OK, &err);
+    fixture_check_status(
+        trf_extract_layer(fixture_path("modes-file"), "a.weight", fixture_path("modes-layer"), 0, &err), TRF_OK, &err);
     umask(mask);
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
         ck_assert_uint_eq(mode_of(fixture_path("modes-out/%s", modes[i].name)), modes[i].mode);

@@ -12,7 +12,7 @@
 
 static trf_error err;
 static const char *folder, *source, *compressed_path, *quantized; /* the last three in the first */
-static const char *pipeline, *compressed_pipeline, *replaced;       /* these, too */
+static const char *pipeline, *compressed_pipeline, *replaced;     /* these, too */
 
 /* Two files, an index and a config, which says that the last matrix is the embedding. */
 static void make_source(void) {

@@ -44,7 +44,8 @@ static void make_part(const char *root, const char *part, const char *config, co
     fixture_write(fixture_path("%s/%s/config.json", root, part), config, strlen(config));
     char index[256];
     snprintf(index, sizeof index,
-             "{\"weight_map\": {\"common.weight\": \"model.fp16.safetensors\", \"%s\": \"model.fp16.safetensors\"}}", own);
+             "{\"weight_map\": {\"common.weight\": \"model.fp16.safetensors\", \"%s\": \"model.fp16.safetensors\"}}",
+             own);
     fixture_write(fixture_path("%s/%s/model.safetensors.index.fp16.json", root, part), index, strlen(index));
 }
 
@@ -183,8 +184,8 @@ START_TEST(links_out_of_the_root_are_followed) { /* as in the cache of the Huggi
     make_part("hub", "blobs", "{}", "a.weight", 1);
     static const char *const names[] = {"model.fp16.safetensors", "config.json", "model.safetensors.index.fp16.json"};
     for (int i = 0; i < 3; i++)
-        ck_assert_int_eq(symlink(fixture_path("hub/blobs/%s", names[i]), fixture_path("hub/snapshot/unet/%s", names[i])),
-                         0);
+        ck_assert_int_eq(
+            symlink(fixture_path("hub/blobs/%s", names[i]), fixture_path("hub/snapshot/unet/%s", names[i])), 0);
     fixture_write(fixture_path("hub/index"), "{}", 2);
     ck_assert_int_eq(symlink("../index", fixture_path("hub/snapshot/model_index.json")), 0);
     trf_checkpoint_report report;
