@@ -263,8 +263,8 @@ trf_status trf_tree_list(const char *root, const char *const *skip, trf_tree_own
         tree->root && walk.skip_used ? walk_folder(&walk, root, "", 0, NULL, err) : trf_fail_memory(err, strlen(root));
     for (size_t i = 0; i < globs && status == TRF_OK; i++)
         if (!walk.skip_used[i])
-            status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,
-                              "%s: no file's path matches '%s', which is to be left out", root, skip[i]);
+            status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: '%s' matches no file that could be left out",
+                              root, skip[i]);
     free(walk.skip_used);
     return status;
 }
