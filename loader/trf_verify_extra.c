@@ -68,8 +68,15 @@ trf_status trf_extra_files_list(const trf_checkpoint *checkpoint, const trf_chec
                                 trf_extra_files *files, trf_error *err) {
     trf_status status = TRF_OK;
     files->compares = against && against->is_folder && checkpoint->is_folder;
+    trf_error failure = {0};
     if (checkpoint->is_folder)
-        status = trf_tree_list(checkpoint->root, NULL, trf_checkpoint_owner, checkpoint, &files->ours, err);
+        status = trf_tree_list(checkpoint->root, NULL, trf_checkpoint_owner, checkpoint, &files->ours, &failure);
+    if (status == TRF_ERR_UNSUPPORTED && !against) { /* what could not be carried over does no harm here */
+        trf_job_note(job, "%s: not counted, nor what comes behind it", failure.message);
+        status = TRF_OK;
+    }
+    if (status != TRF_OK && err)
+        *err = failure;
     if (status == TRF_OK)
         status = count_whole(checkpoint, &files->ours, job, err);
     for (size_t i = 0; i < files->ours.count && status == TRF_OK; i++)

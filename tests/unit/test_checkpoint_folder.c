@@ -206,6 +206,17 @@ START_TEST(carried_files_are_compared) {
 }
 END_TEST
 
+START_TEST(what_lies_about_does_not_fail_a_check) {
+    const char *in = make_model("about"), *out = fixture_path("about-out");
+    trf_checkpoint_options options = make_options();
+    compress(in, out, &options);
+    ck_assert_int_eq(mkfifo(fixture_path("about-out/pipe"), 0666), 0);
+    fixture_check_status(trf_verify_checkpoint(out, NULL, &options, NULL, &err), TRF_OK, &err);
+    check_noted("pipe: neither a file nor a directory");
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_UNSUPPORTED, "pipe");
+}
+END_TEST
+
 /* ---- indexes of variants ---- */
 
 START_TEST(indexes_by_any_name) {
@@ -566,6 +577,7 @@ int main(void) {
     tcase_add_test(tests, files_are_left_out);
     tcase_add_loop_test(tests, globs_that_leave_nothing_out, 0, 4);
     tcase_add_test(tests, carried_files_are_compared);
+    tcase_add_test(tests, what_lies_about_does_not_fail_a_check);
     tcase_add_test(tests, indexes_by_any_name);
     tcase_add_test(tests, an_index_that_lacks_some_files);
     tcase_add_loop_test(tests, a_file_that_would_grow_stays, 0, 2);
