@@ -434,6 +434,7 @@ trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "what a tensor is needs a checkpoint, and a place for it");
     const trf_checkpoint *model;
+    const uint64_t count = trf_checkpoint_num_tensors(checkpoint);
     for (size_t m = 0; !checkpoint_file && (model = trf_checkpoint_model(checkpoint, m)); m++)
         for (size_t f = 0; f < model->num_files && !checkpoint_file; f++) {
             if (i < model->files[f].num_tensors)
@@ -442,8 +443,7 @@ trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf
                 i -= model->files[f].num_tensors;
         }
     if (!checkpoint_file)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tensor %" PRIu64 " of %" PRIu64, index,
-                        trf_checkpoint_num_tensors(checkpoint));
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tensor %" PRIu64 " of %" PRIu64, index, count);
     const trf_file_tensor *tensor = &checkpoint_file->tensors[i];
     *info = (trf_tensor_info){
         .name = tensor->source->name,

@@ -84,7 +84,7 @@ trf_status trf_extra_files_list(const trf_checkpoint *checkpoint, const trf_chec
             job->report.extra_files++;
             job->report.extra_bytes += files->ours.entries[i].bytes;
         }
-    if (status == TRF_OK && files->compares)
+    if (status == TRF_OK && against && files->compares)
         status = trf_tree_list(against->root, NULL, trf_checkpoint_owner, against, &files->source, err);
     for (size_t i = 0; i < files->source.count && status == TRF_OK; i++)
         if (is_compared(&files->source.entries[i]) && trf_tree_find(&files->ours, files->source.entries[i].path))
