@@ -309,9 +309,9 @@ static trf_status estimate(trf_rewriting *work, trf_error *err) {
 
 /* A full disk after hours could have been foreseen. Where the source would fit, so does whatever becomes of it. */
 static trf_status check_space(trf_rewriting *work, trf_error *err) {
-    char *parent = trf_path_parent(work->plan->out_path);
+    char *parent = trf_path_parent(work->output.path);
     if (!parent)
-        return trf_fail_memory(err, strlen(work->plan->out_path));
+        return trf_fail_memory(err, strlen(work->output.path));
     const uint64_t available = trf_free_bytes(parent);
     free(parent);
     uint64_t needed = work->job->report.source_file_bytes;
