@@ -4,7 +4,10 @@
 #include "trf_encode.h"
 #include "trf_struct.h"
 
+#include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,6 +77,36 @@ int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes) {
 trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf_error *err) {
     job->done_bytes += bytes;
     return trf_job_progress(job, tensor, 0) ? trf_fail_cancelled(tensor, err) : TRF_OK;
+}
+
+void trf_job_note(trf_job *job, const char *format, ...) {
+    char line[sizeof job->report.warning];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7F)
+            *c = '?';
+    if (job->options.note)
+        job->options.note(job->options.note_context, line);
+    char *warning = job->report.warning;
+    const size_t used = strlen(warning), room = sizeof job->report.warning - used;
+    if (strlen(line) + 1 < room)
+        snprintf(warning + used, room, "%s%s", used ? "\n" : "", line);
+}
+
+const char *trf_size_text(uint64_t bytes, char text[TRF_SIZE_TEXT_BYTES]) {
+    static const char *const units[] = {"kB", "MB", "GB", "TB", "PB", "EB"};
+    double value = (double)bytes / 1000;
+    size_t unit = 0;
+    while (value >= 999.5 && unit + 1 < sizeof units / sizeof units[0])
+        value /= 1000, unit++;
+    if (bytes < 1000)
+        snprintf(text, TRF_SIZE_TEXT_BYTES, "%" PRIu64 " bytes", bytes);
+    else
+        snprintf(text, TRF_SIZE_TEXT_BYTES, "%.*f %s", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value, units[unit]);
+    return text;
 }
 
 void trf_job_count_buffer(trf_job *job, uint64_t bytes) {

@@ -102,7 +102,7 @@ done
 set_config '{"quantization_config": {"quant_method": "transfuse"}}'
 expect 1 compress model -o compressed -f
 expect_error model/config.json TRF_ERR_ARGUMENT
-rm $config
+rm -r $config compressed back # -f does not let their config.json go
 compress
 [ ! -s warnings ] || fail "a warning about a config.json that is not there"
 comes_back

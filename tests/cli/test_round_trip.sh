@@ -149,7 +149,7 @@ for option in --embeddings '--include=*_proj.weight'; do
     ! grep -q 'tied output' err || fail "a warning about a tied output that does not count"
     grep -q 'broken/config.json: .* transformers will not load' err || fail "no warning: $(cat err)"
 done
-rm broken/config.json
+rm -r broken/config.json broken-compressed
 expect 0 compress broken -o broken-compressed -f
 [ ! -s err ] || fail "a warning about a config.json that is not there"
 
