@@ -130,7 +130,7 @@ enum {
     kNumDropped = sizeof kDropped / sizeof kDropped[0],
     kFirstNeeded = 5,
     kGap = 2,          /* columns between two */
-    kShortestName = 20 /* that a name is cut to, while something else can go */
+    kShortestName = 16 /* that a name is cut to, while something else can go */
 };
 
 /* Widths in characters; 0: the column is not printed. */

@@ -45,6 +45,16 @@ def interrupt(command, number, delay):
     return bool(errors)
 
 
+def check_status_without_library(binary):
+    """Where no library's run asks whether to stop, the exit status is the same."""
+    for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+        process = subprocess.Popen([binary, "bench", "--layers", "4096x4096"], stdout=subprocess.PIPE)
+        os.read(process.stdout.fileno(), 1)  # it is at work
+        process.send_signal(number)
+        process.communicate(timeout=200)
+        assert process.returncode == 128 + number, (number, process.returncode)
+
+
 def wait_on_signal():
     """In the new process: SIGTERM waits for being unblocked, and no other time decides when it comes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -75,6 +85,7 @@ def main():
         for number in numbers:
             stopped = any(interrupt([binary, *arguments, "-T", "1"], number, delay) for delay in DELAYS)
             assert stopped, f"{arguments}: never caught at work in {len(DELAYS)} tries"
+    check_status_without_library(binary)
     for arguments in (
         ["extract", "compressed.safetensors", "big.weight", "-o", "result"],
         ["matmul", "layer.trf", "x.npy", "-o", "result"],

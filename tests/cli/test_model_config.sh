@@ -115,6 +115,6 @@ compress --embeddings
 comes_back
 expect 0 info compressed
 grep -q '^model.embed_tokens.weight .* bf16\( \|$\)' out || fail "no embedding"
-grep -q '^layers.0.q_proj.weight .* bf16 ' out || fail "embeddings alone"
+grep -q '^layers.0.q_proj.weight .* bf16\( \|$\)' out || fail "embeddings alone"
 expect 2 compress model -o compressed -f --embeddings --include '*'
 exit 0
