@@ -90,14 +90,19 @@ void cli_report_line(const char *label, const char *format, ...) {
     putchar('\n');
 }
 
+const char *cli_count_text(uint64_t count, const char *noun, char *buffer) {
+    snprintf(buffer, CLI_COUNT_BYTES, "%llu %s%s", (unsigned long long)count, noun, count == 1 ? "" : "s");
+    return buffer;
+}
+
 void cli_report_files(const trf_checkpoint_report *r) {
-    char size[16];
+    char size[16], count[CLI_COUNT_BYTES];
     if (r->extra_files) {
-        cli_report_line("not compressed", "%llu files with weights that were carried over, %s",
-                        (unsigned long long)r->extra_files, cli_size_text(r->extra_bytes, size));
+        cli_report_line("not compressed", "%s with weights, carried over, %s",
+                        cli_count_text(r->extra_files, "file", count), cli_size_text(r->extra_bytes, size));
     }
     if (r->skipped_files) {
-        cli_report_line("left out", "%llu files, %s", (unsigned long long)r->skipped_files,
+        cli_report_line("left out", "%s, %s", cli_count_text(r->skipped_files, "file", count),
                         cli_size_text(r->skipped_bytes, size));
     }
 }
@@ -126,10 +131,9 @@ void cli_report_left(const trf_checkpoint_report *r) {
         }
         if (largest < 0)
             return;
-        char size[16];
+        char size[16], count[CLI_COUNT_BYTES];
         is_printed[largest] = 1;
-        cli_report_line(label, "%llu %s, %s: %s%s", (unsigned long long)r->left[largest].tensors,
-                        r->left[largest].tensors == 1 ? "tensor" : "tensors",
+        cli_report_line(label, "%s, %s: %s%s", cli_count_text(r->left[largest].tensors, "tensor", count),
                         cli_size_text(r->left[largest].bytes, size), trf_left_reason_text((trf_left_reason)largest),
                         way_out((trf_left_reason)largest));
         label = "";

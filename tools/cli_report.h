@@ -31,6 +31,13 @@ int cli_run_wants_summary(const cli_run *run);
 /* A line of a summary: a label, and a text as of printf. */
 __attribute__((format(printf, 2, 3))) void cli_report_line(const char *label, const char *format, ...);
 
+enum {
+    CLI_COUNT_BYTES = 40
+};
+
+/* "1 tensor", "2 tensors". noun: of at most 16 letters. buffer: of CLI_COUNT_BYTES. @return buffer. */
+const char *cli_count_text(uint64_t count, const char *noun, char *buffer);
+
 /* Lines that several summaries have, where the report has something to say. */
 void cli_report_files(const trf_checkpoint_report *report);
 void cli_report_left(const trf_checkpoint_report *report);

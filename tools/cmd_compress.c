@@ -54,13 +54,15 @@ static void set_encoding(const cli_options *options, trf_encode_options *encode)
 
 /* What became of the bits. Nothing more is claimed than the report has. */
 static void print_exactness(const cli_options *options, const trf_checkpoint_report *r) {
+    char count[CLI_COUNT_BYTES];
     if (r->widened_tensors) {
-        cli_report_line("F32 as BF16", "%llu tensors without loss: every weight is a BF16 number",
-                        (unsigned long long)r->widened_tensors);
+        cli_report_line("F32 as BF16", "%s, without loss: every weight is a BF16 number",
+                        cli_count_text(r->widened_tensors, "tensor", count));
         cli_report_line("", "load them with dtype=bfloat16, since in float32 they are slow");
     }
     if (r->rounded_tensors)
-        cli_report_line("rounded", "%llu F32 tensors, to the nearest BF16", (unsigned long long)r->rounded_tensors);
+        cli_report_line("rounded", "%s of F32, to the nearest BF16",
+                        cli_count_text(r->rounded_tensors, "tensor", count));
     if (r->relative_rms_error > 0)
         cli_report_line("relative error", "%.4g (RMS, over the compressed weights)", r->relative_rms_error);
     else if (r->compressed_tensors && !r->rounded_tensors)

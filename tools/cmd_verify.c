@@ -21,7 +21,7 @@ static void print_against(const cli_options *options, const trf_checkpoint_repor
 static void print_summary(const cli_run *run) {
     const cli_options *options = run->options;
     const trf_checkpoint_report *r = &run->report;
-    char size[16], source[16];
+    char size[16], source[16], count[CLI_COUNT_BYTES];
     if (r->compressed_tensors)
         printf("%s: sound, %.1f s\n", options->arguments[0], run->seconds);
     else
@@ -37,8 +37,8 @@ static void print_summary(const cli_run *run) {
     cli_report_line("size", "%s for %s of tensors", cli_size_text(r->output_bytes, size),
                     cli_size_text(r->source_bytes, source));
     if (r->extra_files && !options->against)
-        cli_report_line("not checked", "%llu other files with weights, %s: they have no checksums",
-                        (unsigned long long)r->extra_files, cli_size_text(r->extra_bytes, size));
+        cli_report_line("not checked", "%s with weights that are not compressed, %s: they have no checksums",
+                        cli_count_text(r->extra_files, "file", count), cli_size_text(r->extra_bytes, size));
     print_against(options, r);
 }
 

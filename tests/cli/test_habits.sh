@@ -11,8 +11,8 @@ expect 0 compress several -o several-compressed
 expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf
 "$TRF_PYTHON" -c 'import numpy as np; np.save("x.npy", np.ones((1, 96), np.float32))'
 
-# Usage: silent   Nothing was printed.
-silent() { [ ! -s out ] && [ ! -s err ] || fail "$1 printed something: $(cat out err)"; }
+# Whether nothing was printed.
+silent() { [ ! -s out ] && [ ! -s err ]; }
 
 # ---- quiet: errors alone ----
 for command in 'compress mixed.safetensors -o no' 'decompress compressed.safetensors -o no' \
@@ -22,7 +22,7 @@ for command in 'compress mixed.safetensors -o no' 'decompress compressed.safeten
         rm -f no
         # shellcheck disable=SC2086
         expect 0 $command $option
-        silent "$command $option"
+        silent || fail "$command $option printed something: $(cat out err)"
     done
 done
 rm no
@@ -35,7 +35,7 @@ sed 's/"llama"/"mistral"/' noted/config.json >changed && mv changed noted/config
 expect 0 decompress noted -o again
 grep -q '^transfuse: note: noted/config.json' err || fail "no note: $(cat err)"
 expect 0 decompress noted -o again -f -q
-silent 'decompress -q'
+silent || fail "decompress -q printed something: $(cat out err)"
 rm -r again several/config.json
 
 # ---- verbose: each name, on standard error ----
