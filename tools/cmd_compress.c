@@ -61,8 +61,7 @@ static void print_exactness(const cli_options *options, const trf_checkpoint_rep
         cli_report_line("", "load them with dtype=bfloat16, since in float32 they are slow");
     }
     if (r->rounded_tensors)
-        cli_report_line("rounded", "%s of F32, to the nearest BF16",
-                        cli_count_text(r->rounded_tensors, "tensor", count));
+        cli_report_line("rounded", "%s, to the nearest BF16", cli_count_text(r->rounded_tensors, "F32 tensor", count));
     if (r->relative_rms_error > 0)
         cli_report_line("relative error", "%.4g (RMS, over the compressed weights)", r->relative_rms_error);
     else if (r->compressed_tensors && !r->rounded_tensors)
