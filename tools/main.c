@@ -20,8 +20,9 @@ static void print_usage(FILE *file) {
           file);
     for (int i = 0; i < kNumCommands; i++)
         fprintf(file, "  %-12s%s\n", kCommands[i]->name, kCommands[i]->summary);
+    fputs("  help        tell more of a command\n", file);
     fputs("\n"
-          "  -h, --help     print this; 'transfuse help COMMAND' tells more of a command\n"
+          "  -h, --help     print this; 'transfuse COMMAND --help' is 'transfuse help COMMAND'\n"
           "  -V, --version  print the version\n\n"
           "Where the Python package is installed, 'transfuse doctor' says what works on\n"
           "this machine. Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such device,\n"
@@ -82,7 +83,8 @@ static int run_help(int argc, char **argv) {
         fprintf(stderr, "transfuse help: unexpected argument '%s'\nTry 'transfuse --help'.\n", argv[2]);
         return CLI_USAGE;
     }
-    const int is_general = argc < 2 || strcmp(argv[1], "help") == 0;
+    const int is_general =
+        argc < 2 || strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0;
     const cli_command *command = is_general ? NULL : find_command(argv[1]);
     if (!is_general && !command)
         return fail_unknown(argv[1]);
