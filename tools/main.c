@@ -22,7 +22,7 @@ static void print_usage(FILE *file) {
         fprintf(file, "  %-12s%s\n", kCommands[i]->name, kCommands[i]->summary);
     fputs("  help        tell more of a command\n", file);
     fputs("\n"
-          "  -h, --help     print this; 'transfuse COMMAND --help' is 'transfuse help COMMAND'\n"
+          "  -h, --help     print this\n"
           "  -V, --version  print the version\n\n"
           "Where the Python package is installed, 'transfuse doctor' says what works on\n"
           "this machine. Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such device,\n"
