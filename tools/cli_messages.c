@@ -31,12 +31,6 @@ cli_exit cli_report_error(const trf_error *err) {
     return err->status == TRF_ERR_DEVICE ? CLI_NO_DEVICE : CLI_FAILED;
 }
 
-cli_exit cli_report_output_error(const cli_options *options, const trf_error *err) {
-    if (err->status == TRF_ERR_EXISTS && !options->force)
-        return cli_fail(err->status, "%s; -f replaces it", err->message);
-    return cli_report_error(err);
-}
-
 cli_exit cli_fail(trf_status status, const char *format, ...) {
     trf_error err = {.status = status};
     va_list args;

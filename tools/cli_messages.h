@@ -14,9 +14,6 @@ const char *cli_printable(const char *text, char *buffer, size_t buffer_bytes);
 /* Prints "transfuse: message [TRF_ERR_X]" on stderr. @return the exit status for it. */
 cli_exit cli_report_error(const trf_error *err);
 
-/* The same for a library's call that was to make the command's output: where that exists, -f would have replaced it. */
-cli_exit cli_report_output_error(const cli_options *options, const trf_error *err);
-
 /* The same for a failure that the command finds itself. */
 __attribute__((format(printf, 2, 3))) cli_exit cli_fail(trf_status status, const char *format, ...);
 

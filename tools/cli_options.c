@@ -339,7 +339,8 @@ static cli_exit take_arguments(const cli_command *command, int count, char **val
     if (count < wanted)
         return cli_usage_error(command->name, "%s is missing", command->arguments[count]);
     if (count > wanted)
-        return cli_usage_error(command->name, "unexpected argument '%s'", values[wanted]);
+        return cli_usage_error(command->name, "unexpected argument '%s'%s", values[wanted],
+                               command->needs_output && !options->output ? "; the output is what -o names" : "");
     for (int i = 0; i < wanted; i++) {
         if (!values[i][0])
             return cli_usage_error(command->name, "%s is empty", command->arguments[i]);

@@ -43,3 +43,10 @@ cli_exit cli_output_check(const char *command, const char *in, const char *out) 
                         out, in);
     return CLI_OK;
 }
+
+cli_exit cli_report_output_error(const cli_options *options, const trf_error *err) {
+    if (err->status != TRF_ERR_EXISTS || options->force)
+        return cli_report_error(err);
+    return cli_fail(err->status, "%s; -f replaces it%s", err->message,
+                    options->output && is_folder(options->output) ? " if nothing else is in it" : "");
+}

@@ -10,4 +10,8 @@
  * @return CLI_OK, or the exit status after a message. */
 cli_exit cli_output_check(const char *command, const char *in, const char *out);
 
+/* Reports the failure of a library's call that was to make the command's output: where that exists, it says what -f
+ * would have replaced. @return the exit status for it. */
+cli_exit cli_report_output_error(const cli_options *options, const trf_error *err);
+
 #endif

@@ -25,6 +25,7 @@ wrong '-o OUT' compress in
 wrong value compress in -o
 wrong --output compress in -o ''
 wrong extra compress in -o out extra
+wrong 'is what -o names' compress in out
 wrong -x compress in -o out -x
 wrong --nonsense compress in -o out --nonsense
 wrong 'no value' compress in -o out --int8=8
