@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_options.h"
 
+#include "cli_suggest.h"
 #include "cli_values.h"
 
 #include "transfuse/device_memory.h"
 #include "transfuse/tuning.h"
 
+#include <assert.h>
 #include <getopt.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,28 +38,11 @@ static int set_json_file(cli_options *o, const char *value) { return set_path_st
 static int set_csv_file(cli_options *o, const char *value) { return set_path_string(&o->csv_file, value); }
 static int set_tuning(cli_options *o, const char *value) { return set_path_string(&o->tuning, value); }
 
-static int set_force(cli_options *o, const char *value) {
-    (void)value;
-    o->force = 1;
-    return 0;
-}
-
-static int set_json(cli_options *o, const char *value) {
-    (void)value;
-    o->json = 1;
-    return 0;
-}
-
-static int set_embeddings(cli_options *o, const char *value) {
-    (void)value;
-    o->embeddings = 1;
-    return 0;
-}
-
-static int set_int8(cli_options *o, const char *value) {
-    (void)value;
-    o->int8 = 1;
-    return 0;
+static int set_progress(cli_options *o, const char *value) {
+    static const char *const names[] = {"auto", "always", "never", NULL};
+    int i = cli_parse_name(value, names);
+    o->progress = (cli_progress_mode)i;
+    return i < 0 ? -1 : 0;
 }
 
 static int set_threads(cli_options *o, const char *value) {
@@ -117,6 +103,7 @@ static int append_string(const char ***list, const char *value) {
 
 static int set_include(cli_options *o, const char *value) { return append_string(&o->include, value); }
 static int set_exclude(cli_options *o, const char *value) { return append_string(&o->exclude, value); }
+static int set_skip_extra(cli_options *o, const char *value) { return append_string(&o->skip_extra, value); }
 
 static int set_device(cli_options *o, const char *value) {
     static const char *const names[] = {"cpu", "cuda", NULL};
@@ -238,50 +225,62 @@ static int set_sigma(cli_options *o, const char *value) {
 
 typedef struct option_entry {
     const char *long_name;
-    const char *expects; /* NULL: takes no value */
-    int (*set)(cli_options *options, const char *value);
-    char letter; /* 0: has none */
+    const char *expects;                                 /* NULL: takes no value, and sets a flag */
+    int (*set)(cli_options *options, const char *value); /* NULL: of a flag */
+    char letter;                                         /* 0: has none */
+    size_t flag;                                         /* where in cli_options its int is */
 } option_entry;
 
+#define FLAG(name, letter, member)                                                                                     \
+    { name, NULL, NULL, letter, offsetof(cli_options, member) }
+
 static const option_entry kOptions[] = {
-    [CLI_OPT_OUTPUT] = {"output", "a path", set_output, 'o'},
-    [CLI_OPT_FORCE] = {"force", NULL, set_force, 'f'},
-    [CLI_OPT_THREADS] = {"threads", "a whole number from 0 to 1024 (0: one for each core)", set_threads, 'T'},
-    [CLI_OPT_CODEC] = {"codec", "auto, bf16, fp16, fp8 or int", set_codec, 0},
-    [CLI_OPT_INT8] = {"int8", NULL, set_int8, 0},
-    [CLI_OPT_BITS] = {"bits", "a number from 2 to 8", set_bits, 0},
+    [CLI_OPT_OUTPUT] = {"output", "a path", set_output, 'o', 0},
+    [CLI_OPT_FORCE] = FLAG("force", 'f', force),
+    [CLI_OPT_THREADS] = {"threads", "a whole number from 0 to 1024 (0: one for each core)", set_threads, 'T', 0},
+    [CLI_OPT_CODEC] = {"codec", "auto, bf16, fp16, fp8 or int", set_codec, 0, 0},
+    [CLI_OPT_INT8] = FLAG("int8", 0, int8),
+    [CLI_OPT_BITS] = {"bits", "a number from 2 to 8", set_bits, 0, 0},
     [CLI_OPT_GRANULARITY] = {"granularity",
                              "tensor, channel, scale-group:G or scale-block:B (G, B: multiples of 16 from 16 to "
                              "1048576)",
-                             set_granularity, 0},
-    [CLI_OPT_FAVOR] = {"favor", "speed or size", set_favor, 0},
-    [CLI_OPT_INCLUDE] = {"include", "a pattern of tensor names", set_include, 0},
-    [CLI_OPT_EXCLUDE] = {"exclude", "a pattern of tensor names", set_exclude, 0},
-    [CLI_OPT_EMBEDDINGS] = {"embeddings", NULL, set_embeddings, 0},
-    [CLI_OPT_AGAINST] = {"against", "a path", set_against, 0},
-    [CLI_OPT_JSON] = {"json", NULL, set_json, 0},
-    [CLI_OPT_DEVICE] = {"device", "cpu or cuda", set_device, 0},
-    [CLI_OPT_PATH] = {"path", "fused, two-step, wide, dense or packed", set_path, 0},
-    [CLI_OPT_LAYERS] = {"layers", "at most 64 sizes such as 4096x4096,2048x5632 (rows x columns)", set_layers, 0},
-    [CLI_OPT_BATCH] = {"batch", "at most 64 whole numbers from 1 to 1048576, such as 1,8", set_batch, 0},
+                             set_granularity, 0, 0},
+    [CLI_OPT_FAVOR] = {"favor", "speed or size", set_favor, 0, 0},
+    [CLI_OPT_INCLUDE] = {"include", "a pattern of tensor names", set_include, 0, 0},
+    [CLI_OPT_EXCLUDE] = {"exclude", "a pattern of tensor names", set_exclude, 0, 0},
+    [CLI_OPT_EMBEDDINGS] = FLAG("embeddings", 0, embeddings),
+    [CLI_OPT_AGAINST] = {"against", "a path", set_against, 0, 0},
+    [CLI_OPT_JSON] = FLAG("json", 0, json),
+    [CLI_OPT_DEVICE] = {"device", "cpu or cuda", set_device, 0, 0},
+    [CLI_OPT_PATH] = {"path", "fused, two-step, wide, dense or packed", set_path, 0, 0},
+    [CLI_OPT_LAYERS] = {"layers", "at most 64 sizes such as 4096x4096,2048x5632 (rows x columns)", set_layers, 0, 0},
+    [CLI_OPT_BATCH] = {"batch", "at most 64 whole numbers from 1 to 1048576, such as 1,8", set_batch, 0, 0},
     [CLI_OPT_BENCH_CODECS] = {"codec", "a list of auto, bf16, fp16, fp8, fp8_e4m3, fp8_e5m2, int, int8 and bits",
-                              set_bench_codecs, 0},
-    [CLI_OPT_BENCH_BITS] = {"bits", "at most 64 numbers from 2 to 8, such as 4.25,5.7", set_bench_bits, 0},
-    [CLI_OPT_DISTRIBUTION] = {"distribution", "normal or student-t", set_distribution, 0},
-    [CLI_OPT_SIGMA] = {"sigma", "at most 64 numbers from 1e-6 to 1e3, such as 0.02,0.025", set_sigma, 0},
-    [CLI_OPT_REPEATS] = {"runs", "a whole number from 1 to 1000", set_repeats, 0},
-    [CLI_OPT_JSON_FILE] = {"json", "a path", set_json_file, 0},
-    [CLI_OPT_CSV_FILE] = {"csv", "a path", set_csv_file, 0},
-    [CLI_OPT_MODE] = {"mode", "layers, batch-sweep, overlap, moe, load or offload", set_mode, 0},
-    [CLI_OPT_BUDGET] = {"budget", "a number of bytes such as 8G (K, M, G, T: thousands)", set_budget, 0},
-    [CLI_OPT_TUNING] = {"tuning", "a path", set_tuning, 0},
-    [CLI_OPT_MAX_BATCH] = {"max-batch", "a whole number from 1 to 1048576", set_max_batch, 0},
-    [CLI_OPT_LAYOUT] = {"layout", "coded, plain or packed", set_layout, 0},
+                              set_bench_codecs, 0, 0},
+    [CLI_OPT_BENCH_BITS] = {"bits", "at most 64 numbers from 2 to 8, such as 4.25,5.7", set_bench_bits, 0, 0},
+    [CLI_OPT_DISTRIBUTION] = {"distribution", "normal or student-t", set_distribution, 0, 0},
+    [CLI_OPT_SIGMA] = {"sigma", "at most 64 numbers from 1e-6 to 1e3, such as 0.02,0.025", set_sigma, 0, 0},
+    [CLI_OPT_REPEATS] = {"runs", "a whole number from 1 to 1000", set_repeats, 0, 0},
+    [CLI_OPT_JSON_FILE] = {"json", "a path", set_json_file, 0, 0},
+    [CLI_OPT_CSV_FILE] = {"csv", "a path", set_csv_file, 0, 0},
+    [CLI_OPT_MODE] = {"mode", "layers, batch-sweep, overlap, moe, load or offload", set_mode, 0, 0},
+    [CLI_OPT_BUDGET] = {"budget", "a number of bytes such as 8G (K, M, G, T: thousands)", set_budget, 0, 0},
+    [CLI_OPT_TUNING] = {"tuning", "a path", set_tuning, 0, 0},
+    [CLI_OPT_MAX_BATCH] = {"max-batch", "a whole number from 1 to 1048576", set_max_batch, 0, 0},
+    [CLI_OPT_LAYOUT] = {"layout", "coded, plain or packed", set_layout, 0, 0},
+    [CLI_OPT_QUIET] = FLAG("quiet", 'q', quiet),
+    [CLI_OPT_VERBOSE] = FLAG("verbose", 'v', verbose),
+    [CLI_OPT_PROGRESS] = {"progress", "auto, always or never", set_progress, 0, 0},
+    [CLI_OPT_STORE_ONLY] = FLAG("store-only", 0, store_only),
+    [CLI_OPT_DRY_RUN] = FLAG("dry-run", 0, dry_run),
+    [CLI_OPT_SKIP_EXTRA] = {"skip-extra", "a pattern of paths below the folder", set_skip_extra, 0, 0},
+    [CLI_OPT_STRICT] = FLAG("strict", 0, strict),
 };
 enum {
     kNumOptions = sizeof kOptions / sizeof kOptions[0],
     kHelp = kNumOptions
 };
+static_assert(kNumOptions + 1 <= CLI_MAX_OPTIONS, "CLI_MAX_OPTIONS has room for --help and the end, too");
 
 /* getopt's two descriptions of what the command takes. Long options return the option's id. */
 static void describe_options(const cli_command *command, struct option *long_options, char *letters) {
@@ -311,6 +310,28 @@ static const option_entry *find_option(const cli_command *command, int code) {
     return NULL;
 }
 
+/* The long names of what the command takes, NULL behind them. names: of CLI_MAX_OPTIONS. */
+static void list_names(const cli_command *command, const char **names) {
+    for (const cli_option_id *id = command->options; *id; id++)
+        *names++ = kOptions[*id].long_name;
+    *names++ = "help";
+    *names = NULL;
+}
+
+/* "-" is standard output to many commands. Here a file gets its name when it is complete, so it has to have one. */
+static cli_exit check_outputs(const cli_command *command, const cli_options *options) {
+    const struct {
+        const char *option, *path;
+    } outputs[] = {{"-o", options->output}, {"--json", options->json_file}, {"--csv", options->csv_file}};
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) {
+        if (outputs[i].path && strcmp(outputs[i].path, "-") == 0)
+            return cli_usage_error(command->name,
+                                   "%s -: standard output cannot take it; give a path ('./-' is a file of that name)",
+                                   outputs[i].option);
+    }
+    return CLI_OK;
+}
+
 static cli_exit take_arguments(const cli_command *command, int count, char **values, cli_options *options) {
     int wanted = 0;
     while (wanted < CLI_MAX_ARGUMENTS && command->arguments[wanted])
@@ -318,15 +339,54 @@ static cli_exit take_arguments(const cli_command *command, int count, char **val
     if (count < wanted)
         return cli_usage_error(command->name, "%s is missing", command->arguments[count]);
     if (count > wanted)
-        return cli_usage_error(command->name, "unexpected argument '%s'", values[wanted]);
+        return cli_usage_error(command->name, "unexpected argument '%s'%s", values[wanted],
+                               command->needs_output && !options->output ? "; the output is what -o names" : "");
     for (int i = 0; i < wanted; i++) {
         if (!values[i][0])
             return cli_usage_error(command->name, "%s is empty", command->arguments[i]);
         options->arguments[i] = values[i];
     }
-    if (command->needs_output && !options->output)
+    if (command->needs_output && !options->output && !options->dry_run)
         return cli_usage_error(command->name, "-o OUT is missing");
-    return CLI_OK;
+    if (options->quiet && options->verbose)
+        return cli_usage_error(command->name, "--quiet and --verbose exclude each other");
+    return check_outputs(command, options);
+}
+
+/* The word that getopt has stopped at, if it is of several letters behind one dash; else "". */
+static const char *find_cluster(int argc, char **argv) {
+    for (int i = optind - 1; i <= optind && i < argc; i++) {
+        if (i > 0 && argv[i][0] == '-' && argv[i][1] != '-' && strlen(argv[i]) > 2 && strchr(argv[i], optopt))
+            return argv[i] + 1;
+    }
+    return "";
+}
+
+/* What getopt calls '?': an option that there is not, or a beginning of several, or a value for one that takes none. */
+static cli_exit explain_unknown(const cli_command *command, int argc, char **argv) {
+    const char *const word = argv[optind - 1];
+    const char *names[CLI_MAX_OPTIONS];
+    if (find_option(command, optopt) || optopt == kHelp)
+        return cli_usage_error(command->name, "%s: the option takes no value", word);
+    list_names(command, names);
+    if (optopt) {
+        const char *const near = cli_suggest(find_cluster(argc, argv), names);
+        return cli_usage_error(command->name, "unknown option '-%c'%s%s%s", optopt, near ? "; did you mean '--" : "",
+                               near ? near : "", near ? "'?" : "");
+    }
+    char typed[64];
+    snprintf(typed, sizeof typed, "%.*s", (int)strcspn(word + 2, "="), word + 2);
+    const char *first = NULL;
+    for (int i = 0; names[i]; i++) {
+        if (strncmp(names[i], typed, strlen(typed)) != 0)
+            continue;
+        if (first)
+            return cli_usage_error(command->name, "'--%s' may be '--%s' or '--%s'", typed, first, names[i]);
+        first = names[i];
+    }
+    const char *const near = cli_suggest(typed, names);
+    return cli_usage_error(command->name, "unknown option '--%s'%s%s%s", typed, near ? "; did you mean '--" : "",
+                           near ? near : "", near ? "'?" : "");
 }
 
 cli_exit cli_options_parse(const cli_command *command, int argc, char **argv, cli_options *options, int *help) {
@@ -339,25 +399,20 @@ cli_exit cli_options_parse(const cli_command *command, int argc, char **argv, cl
     int code;
     optind = 1;
     while ((code = getopt_long(argc, argv, letters, long_options, NULL)) != -1) {
-        const char *word = argv[optind - 1];
         if (code == kHelp || code == 'h') {
             *help = 1;
             return CLI_OK;
         }
         if (code == ':')
-            return cli_usage_error(command->name, "%s: the value is missing", word);
-        if (code == '?') {
-            if (find_option(command, optopt) || optopt == kHelp)
-                return cli_usage_error(command->name, "%s: the option takes no value", word);
-            if (optopt)
-                return cli_usage_error(command->name, "unknown option '-%c'", optopt);
-            return cli_usage_error(command->name, "unknown or ambiguous option '%s'", word);
-        }
+            return cli_usage_error(command->name, "%s: the value is missing", argv[optind - 1]);
+        if (code == '?')
+            return explain_unknown(command, argc, argv);
         const option_entry *entry = find_option(command, code);
-        if (entry->set(options, optarg)) {
+        if (!entry->set)
+            *(int *)(void *)((char *)options + entry->flag) = 1;
+        else if (entry->set(options, optarg))
             return cli_usage_error(command->name, "--%s: expected %s, not '%s'", entry->long_name, entry->expects,
                                    optarg);
-        }
     }
     return take_arguments(command, argc - optind, argv + optind, options);
 }
@@ -365,4 +420,5 @@ cli_exit cli_options_parse(const cli_command *command, int argc, char **argv, cl
 void cli_options_free(cli_options *options) {
     free(options->include);
     free(options->exclude);
+    free(options->skip_extra);
 }

@@ -10,7 +10,8 @@ typedef enum cli_exit {
     CLI_OK = 0,
     CLI_FAILED = 1,
     CLI_USAGE = 2,
-    CLI_NO_DEVICE = 3
+    CLI_NO_DEVICE = 3,
+    CLI_STOPPED = 128 /* and the number of the signal */
 } cli_exit;
 
 typedef enum cli_device {
@@ -38,6 +39,12 @@ typedef enum cli_bench_mode {
     CLI_BENCH_LOAD,
     CLI_BENCH_OFFLOAD
 } cli_bench_mode;
+
+typedef enum cli_progress_mode {
+    CLI_PROGRESS_AUTO,
+    CLI_PROGRESS_ALWAYS,
+    CLI_PROGRESS_NEVER
+} cli_progress_mode;
 
 /* 0 ends a command's list of them. */
 typedef enum cli_option_id {
@@ -69,7 +76,14 @@ typedef enum cli_option_id {
     CLI_OPT_BUDGET,
     CLI_OPT_TUNING,
     CLI_OPT_MAX_BATCH,
-    CLI_OPT_LAYOUT
+    CLI_OPT_LAYOUT,
+    CLI_OPT_QUIET,
+    CLI_OPT_VERBOSE,
+    CLI_OPT_PROGRESS,
+    CLI_OPT_STORE_ONLY,
+    CLI_OPT_DRY_RUN,
+    CLI_OPT_SKIP_EXTRA,
+    CLI_OPT_STRICT
 } cli_option_id;
 
 enum {
@@ -100,11 +114,13 @@ typedef struct cli_options {
     uint32_t scale_group_size;
     trf_favor favor;
     int has_favor;
-    const char **include, **exclude; /* NULL-terminated */
-    int embeddings;
+    const char **include, **exclude, **skip_extra; /* NULL-terminated */
+    int embeddings, store_only, dry_run;
 
     const char *against;
-    int json;
+    int strict;
+    int json, quiet, verbose;
+    cli_progress_mode progress;
     cli_device device;
     trf_path path; /* AUTO: not given */
     trf_layout layout;
@@ -127,12 +143,16 @@ typedef struct cli_command {
     const char *name, *summary, *help;
     const char *arguments[CLI_MAX_ARGUMENTS]; /* their names, all of them required */
     const cli_option_id *options;
-    int needs_output;
+    int needs_output;                       /* but for a dry run */
     int (*run)(const cli_options *options); /* @return a cli_exit */
 } cli_command;
 
 extern const cli_command cmd_compress, cmd_decompress, cmd_verify, cmd_info, cmd_extract, cmd_matmul, cmd_bench,
     cmd_tune;
+
+enum {
+    CLI_MAX_OPTIONS = 48 /* that there are */
+};
 
 /* Parses what follows the command's name; argv[0] is that name. On CLI_OK, *help tells whether --help was asked for
  * (options are then incomplete). Otherwise a message is on stderr. Release with cli_options_free in every case. */

@@ -1,103 +1,172 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse compress */
 #include "cli_messages.h"
+#include "cli_output.h"
+#include "cli_report.h"
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,      CLI_OPT_CODEC,   CLI_OPT_INT8,    CLI_OPT_BITS,
-                                         CLI_OPT_GRANULARITY, CLI_OPT_FAVOR,   CLI_OPT_INCLUDE, CLI_OPT_EXCLUDE,
-                                         CLI_OPT_EMBEDDINGS,  CLI_OPT_THREADS, CLI_OPT_FORCE,   0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,
+                                         CLI_OPT_CODEC,
+                                         CLI_OPT_INT8,
+                                         CLI_OPT_BITS,
+                                         CLI_OPT_GRANULARITY,
+                                         CLI_OPT_FAVOR,
+                                         CLI_OPT_INCLUDE,
+                                         CLI_OPT_EXCLUDE,
+                                         CLI_OPT_EMBEDDINGS,
+                                         CLI_OPT_STORE_ONLY,
+                                         CLI_OPT_DRY_RUN,
+                                         CLI_OPT_SKIP_EXTRA,
+                                         CLI_OPT_THREADS,
+                                         CLI_OPT_FORCE,
+                                         CLI_OPT_QUIET,
+                                         CLI_OPT_VERBOSE,
+                                         CLI_OPT_PROGRESS,
+                                         CLI_OPT_JSON,
+                                         0};
 
-static cli_exit set_encoding(const cli_options *options, trf_encode_options *encode) {
+/* What stands against each other among the options; @return CLI_OK, or CLI_USAGE after a message. */
+static cli_exit check_options(const cli_options *options) {
     const char *name = cmd_compress.name;
     int quantize = options->int8 || options->bits != 0;
+    if (options->embeddings && options->include)
+        return cli_usage_error(name, "--embeddings and --include exclude each other");
     if (options->int8 && options->bits != 0)
         return cli_usage_error(name, "--int8 and --bits exclude each other");
     if (quantize && options->has_codec && options->codec != TRF_CODEC_INT)
         return cli_usage_error(name, "%s goes with --codec int only", options->int8 ? "--int8" : "--bits");
-    encode->codec = quantize ? TRF_CODEC_INT : options->codec;
-    if (options->granularity != TRF_GRANULARITY_NONE && encode->codec != TRF_CODEC_INT)
+    if (options->granularity != TRF_GRANULARITY_NONE && !quantize && options->codec != TRF_CODEC_INT)
         return cli_usage_error(name, "--granularity goes with --int8, --bits or --codec int only");
+    if (options->store_only && (quantize || options->codec == TRF_CODEC_INT || options->codec == TRF_CODEC_BF16))
+        return cli_usage_error(name, "--store-only keeps every bit, and does not go with %s",
+                               options->int8   ? "--int8"
+                               : options->bits ? "--bits"
+                                               : "a codec that rounds");
+    return CLI_OK;
+}
+
+static void set_encoding(const cli_options *options, trf_encode_options *encode) {
+    encode->codec = options->int8 || options->bits != 0 ? TRF_CODEC_INT : options->codec;
     encode->bits = options->bits;
     encode->granularity = options->granularity;
     encode->scale_group_size = options->scale_group_size;
     encode->favor = options->favor;
-    encode->threads = options->threads;
-    return CLI_OK;
 }
 
-static void print_summary(const cli_options *options, const trf_checkpoint_report *r, double seconds) {
-    char from[16], to[16];
-    printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, seconds);
-    printf("  tensors         %llu, of which %llu compressed\n", (unsigned long long)r->tensors,
-           (unsigned long long)r->compressed_tensors);
-    if (r->compressed_tensors) {
-        printf("  compressed      %s -> %s, ratio %.3f, %.3f bits a weight\n",
-               cli_size_text(r->compressed_source_bytes, from), cli_size_text(r->compressed_bytes, to),
-               cli_ratio(r->compressed_source_bytes, r->compressed_bytes),
-               8 * cli_ratio(r->compressed_bytes, r->compressed_weights));
+/* What became of the bits. Nothing more is claimed than the report has. */
+static void print_exactness(const cli_options *options, const trf_checkpoint_report *r) {
+    char count[CLI_COUNT_BYTES];
+    if (r->widened_tensors) {
+        cli_report_line("F32 as BF16", "%s, without loss: every weight is a BF16 number",
+                        cli_count_text(r->widened_tensors, "tensor", count));
+        cli_report_line("", "load them with dtype=bfloat16, since in float32 they are slow");
     }
-    printf("  all tensors     %s -> %s, ratio %.3f\n", cli_size_text(r->source_bytes, from),
-           cli_size_text(r->output_bytes, to), cli_ratio(r->source_bytes, r->output_bytes));
-    if (r->rounded_tensors) {
-        printf("  rounded         %llu F32 tensors, to the nearest BF16\n", (unsigned long long)r->rounded_tensors);
-    }
+    if (r->rounded_tensors)
+        cli_report_line("rounded", "%s, to the nearest BF16", cli_count_text(r->rounded_tensors, "F32 tensor", count));
     if (r->relative_rms_error > 0)
-        printf("  relative error  %.4g (RMS, over the compressed weights)\n", r->relative_rms_error);
+        cli_report_line("relative error", "%.4g (RMS, over the compressed weights)", r->relative_rms_error);
     else if (r->compressed_tensors && !r->rounded_tensors)
-        printf("  lossless        every tile was decoded and compared\n");
-    if (!r->compressed_tensors) {
-        printf("  Nothing was compressed: no tensor was chosen, or none shrinks. Embeddings need --embeddings, F32\n"
-               "  tensors --codec bf16, --int8 or --bits.\n");
+        cli_report_line("lossless", "%s",
+                        options->dry_run ? "the codecs keep every bit" : "every tile was decoded and compared");
+}
+
+static void print_sizes(const trf_checkpoint_report *r) {
+    char from[16], to[16];
+    if (r->models > 1)
+        cli_report_line("models", "%llu, of a pipeline", (unsigned long long)r->models);
+    cli_report_line("tensors", "%llu, of which %llu compressed", (unsigned long long)r->tensors,
+                    (unsigned long long)r->compressed_tensors);
+    if (r->compressed_tensors) {
+        cli_report_line("compressed", "%s -> %s, ratio %.3f, %.3f bits a weight",
+                        cli_size_text(r->compressed_source_bytes, from), cli_size_text(r->compressed_bytes, to),
+                        cli_ratio(r->compressed_source_bytes, r->compressed_bytes),
+                        8 * cli_ratio(r->compressed_bytes, r->compressed_weights));
     }
+    cli_report_line("all tensors", "%s -> %s, ratio %.3f", cli_size_text(r->source_bytes, from),
+                    cli_size_text(r->output_bytes, to), cli_ratio(r->source_bytes, r->output_bytes));
+    if (r->source_file_bytes)
+        cli_report_line("all files", "%s -> %s, ratio %.3f", cli_size_text(r->source_file_bytes, from),
+                        cli_size_text(r->output_file_bytes, to), cli_ratio(r->source_file_bytes, r->output_file_bytes));
+}
+
+static void print_summary(const cli_run *run) {
+    const cli_options *options = run->options;
+    const trf_checkpoint_report *r = &run->report;
+    if (options->dry_run)
+        printf("%s: nothing was written, and sizes are estimates, %.1f s\n", options->arguments[0], run->seconds);
+    else
+        printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, run->seconds);
+    print_sizes(r);
+    print_exactness(options, r);
+    cli_report_files(r);
+    cli_report_left(r);
+    if (!r->compressed_tensors && options->dry_run)
+        printf("  Nothing would be compressed.\n");
+    else if (!r->compressed_tensors)
+        printf("  Nothing was compressed; %s is a copy.\n", options->output);
 }
 
 static int run(const cli_options *options) {
-    trf_checkpoint_options library;
-    trf_checkpoint_options_init(&library);
-    if (options->embeddings && options->include)
-        return cli_usage_error(cmd_compress.name, "--embeddings and --include exclude each other");
-    cli_exit status = set_encoding(options, &library.encode);
+    cli_exit status = check_options(options);
+    if (status == CLI_OK)
+        status = cli_output_check(cmd_compress.name, options->arguments[0], options->output);
     if (status != CLI_OK)
         return status;
-    cli_progress progress;
-    library.include = options->include;
-    library.exclude = options->exclude;
-    library.embeddings = options->embeddings;
-    library.overwrite = options->force;
-    library.progress = cli_progress_step;
-    library.progress_context = &progress;
-
-    trf_checkpoint_report report;
+    cli_run run;
     trf_error err = {0};
-    cli_progress_start(&progress, "compressing");
-    trf_status failed = trf_compress_checkpoint(options->arguments[0], options->output, &library, &report, &err);
-    double seconds = cli_progress_end(&progress);
-    if (failed)
-        return cli_report_output_error(options, &err);
-    cli_warn(report.warning);
-    print_summary(options, &report, seconds);
-    return CLI_OK;
+    cli_run_begin(&run, options, cmd_compress.name, options->dry_run ? "sampling" : "compressing");
+    set_encoding(options, &run.library.encode);
+    run.library.include = options->include;
+    run.library.exclude = options->exclude;
+    run.library.embeddings = options->embeddings;
+    run.library.store_only = options->store_only;
+    run.library.dry_run = options->dry_run;
+    trf_status failed =
+        trf_compress_checkpoint(options->arguments[0], options->output, &run.library, &run.report, &err);
+    cli_run_end(&run, failed);
+    if (!failed && cli_run_wants_summary(&run))
+        print_summary(&run);
+    status = failed ? cli_report_output_error(options, &err) : cli_report_json(&run);
+    cli_run_free(&run);
+    return status;
 }
 
 const cli_command cmd_compress = {
     .name = "compress",
     .summary = "compress a checkpoint",
-    .help =
-        "usage: transfuse compress IN -o OUT [OPTIONS]\n"
-        "IN: a .safetensors file, a model.safetensors.index.json, or a folder that holds either; OUT is a file or a\n"
-        "folder likewise. Matrices and expert tensors whose type the codec takes are compressed; embeddings, small\n"
-        "tensors and all else are copied. A folder's config.json gets a quantization_config.\n\n"
-        "  -o, --output OUT      where to write\n"
-        "  --codec CODEC         auto (default: lossless for each tensor's type), bf16 (rounds F32), fp16, fp8, int\n"
-        "  --int8                quantize to 8 bits, then code; implies --codec int\n"
-        "  --bits B              quantize so that a weight takes B bits in the file, 2 to 8; implies --codec int\n"
-        "  --granularity G       scales of the quantizer: tensor, channel (default), scale-group:SIZE,\n"
-        "                        scale-block:SIZE\n"
-        "  --favor speed|size    decode four weights a step (default), or two for smaller files\n"
-        "  --include GLOB        compress the tensors of these names, embeddings too, and no others; may be repeated\n"
-        "  --embeddings          compress embeddings and outputs tied to them, too\n"
-        "  --exclude GLOB        leave the tensors of these names as they are; may be repeated\n"
-        "  -T, --threads N       threads; 0 (default): one for each core\n"
-        "  -f, --force           replace OUT if it exists\n",
+    .help = "usage: transfuse compress IN -o OUT [OPTIONS]\n"
+            "IN: a .safetensors file, a model.safetensors.index.json, a folder that holds\n"
+            "either, or a pipeline of diffusers; OUT is a file or a folder likewise.\n"
+            "Matrices and expert tensors whose type the codec takes are compressed;\n"
+            "embeddings, small tensors and all else are copied. A folder's config.json gets\n"
+            "a quantization_config.\n\n"
+            "  -o, --output OUT      where to write\n"
+            "  --codec CODEC         auto (default: lossless for each tensor's type), bf16\n"
+            "                        (rounds F32), fp16, fp8, int\n"
+            "  --int8                quantize to 8 bits, then code; implies --codec int\n"
+            "  --bits B              quantize so that a weight takes B bits in the file, 2 to\n"
+            "                        8; implies --codec int\n"
+            "  --granularity G       scales of the quantizer: tensor, channel (default),\n"
+            "                        scale-group:SIZE, scale-block:SIZE\n"
+            "  --favor speed|size    decode four weights a step (default), or two for smaller\n"
+            "                        files\n"
+            "  --include GLOB        compress the tensors of these names, embeddings too, and\n"
+            "                        no others; may be repeated\n"
+            "  --embeddings          compress embeddings and outputs tied to them, too\n"
+            "  --exclude GLOB        leave the tensors of these names as they are; may be\n"
+            "                        repeated\n"
+            "  --store-only          take what cannot be loaded while it is compressed, too:\n"
+            "                        quantized checkpoints and adapters, bit for bit\n"
+            "  --skip-extra GLOB     do not copy files of these paths below the folder, such\n"
+            "                        as original or '*.bin'; may be repeated\n"
+            "  --dry-run             write nothing, and say what would be compressed, and\n"
+            "                        about how small it would become; -o may be missing\n"
+            "  -T, --threads N       threads; 0 (default): one for each core\n"
+            "  -f, --force           replace OUT if it exists\n"
+            "  -q, --quiet           print nothing but errors\n"
+            "  -v, --verbose         print the name of each tensor and file, too\n"
+            "  --progress WHEN       auto (default: a line on a terminal, one every 30 s in a\n"
+            "                        log), always, never\n"
+            "  --json                print the report for programs\n",
     .arguments = {"IN"},
     .options = kOptions,
     .needs_output = 1,

@@ -1,51 +1,69 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse decompress */
 #include "cli_messages.h"
+#include "cli_output.h"
+#include "cli_report.h"
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_THREADS, CLI_OPT_FORCE, 0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,   CLI_OPT_SKIP_EXTRA, CLI_OPT_THREADS,
+                                         CLI_OPT_FORCE,    CLI_OPT_QUIET,      CLI_OPT_VERBOSE,
+                                         CLI_OPT_PROGRESS, CLI_OPT_JSON,       0};
+
+static void print_summary(const cli_run *run) {
+    const cli_options *options = run->options;
+    const trf_checkpoint_report *r = &run->report;
+    char from[16], to[16];
+    printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, run->seconds);
+    if (r->models > 1)
+        cli_report_line("models", "%llu, of a pipeline", (unsigned long long)r->models);
+    if (r->compressed_tensors)
+        cli_report_line("tensors", "%llu, of which %llu were compressed", (unsigned long long)r->tensors,
+                        (unsigned long long)r->compressed_tensors);
+    else
+        cli_report_line("tensors", "%llu, copied: nothing in %s is compressed", (unsigned long long)r->tensors,
+                        options->arguments[0]);
+    cli_report_line("all tensors", "%s -> %s", cli_size_text(r->output_bytes, from),
+                    cli_size_text(r->source_bytes, to));
+    if (r->source_file_bytes)
+        cli_report_line("all files", "%s -> %s", cli_size_text(r->output_file_bytes, from),
+                        cli_size_text(r->source_file_bytes, to));
+    cli_report_files(r);
+}
 
 static int run(const cli_options *options) {
-    cli_progress progress;
-    trf_checkpoint_options library;
-    trf_checkpoint_options_init(&library);
-    library.encode.threads = options->threads;
-    library.overwrite = options->force;
-    library.progress = cli_progress_step;
-    library.progress_context = &progress;
-
-    trf_checkpoint_report report;
+    cli_exit status = cli_output_check(cmd_decompress.name, options->arguments[0], options->output);
+    if (status != CLI_OK)
+        return status;
+    cli_run run;
     trf_error err = {0};
-    cli_progress_start(&progress, "decompressing");
-    trf_status failed = trf_decompress_checkpoint(options->arguments[0], options->output, &library, &report, &err);
-    double seconds = cli_progress_end(&progress);
-    if (failed)
-        return cli_report_output_error(options, &err);
-    cli_warn(report.warning);
-
-    char from[16], to[16];
-    printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, seconds);
-    if (report.compressed_tensors)
-        printf("  tensors         %llu, of which %llu were compressed\n", (unsigned long long)report.tensors,
-               (unsigned long long)report.compressed_tensors);
-    else
-        printf("  tensors         %llu, copied: nothing in %s is compressed\n", (unsigned long long)report.tensors,
-               options->arguments[0]);
-    printf("  all tensors     %s -> %s\n", cli_size_text(report.output_bytes, from),
-           cli_size_text(report.source_bytes, to));
-    return CLI_OK;
+    cli_run_begin(&run, options, cmd_decompress.name, "decompressing");
+    trf_status failed =
+        trf_decompress_checkpoint(options->arguments[0], options->output, &run.library, &run.report, &err);
+    cli_run_end(&run, failed);
+    if (!failed && cli_run_wants_summary(&run))
+        print_summary(&run);
+    status = failed ? cli_report_output_error(options, &err) : cli_report_json(&run);
+    cli_run_free(&run);
+    return status;
 }
 
 const cli_command cmd_decompress = {
     .name = "decompress",
     .summary = "give back the checkpoint that was compressed",
-    .help =
-        "usage: transfuse decompress IN -o OUT [OPTIONS]\n"
-        "IN: a compressed checkpoint, or a .trf file, which becomes a safetensors file with one tensor, \"weight\".\n"
-        "Quantized tensors come back dequantized in their first type; all others bit for bit, and\n"
-        "config.json byte for byte.\n\n"
-        "  -o, --output OUT      where to write\n"
-        "  -T, --threads N       threads; 0 (default): one for each core\n"
-        "  -f, --force           replace OUT if it exists\n",
+    .help = "usage: transfuse decompress IN -o OUT [OPTIONS]\n"
+            "IN: a compressed checkpoint or pipeline, or a .trf file, which becomes a\n"
+            "safetensors file with one tensor, \"weight\". Quantized tensors come back\n"
+            "dequantized in their first type; all others bit for bit, and config.json byte\n"
+            "for byte.\n\n"
+            "  -o, --output OUT      where to write\n"
+            "  --skip-extra GLOB     do not copy files of these paths below the folder; may\n"
+            "                        be repeated\n"
+            "  -T, --threads N       threads; 0 (default): one for each core\n"
+            "  -f, --force           replace OUT if it exists\n"
+            "  -q, --quiet           print nothing but errors\n"
+            "  -v, --verbose         print the name of each tensor and file, too\n"
+            "  --progress WHEN       auto (default: a line on a terminal, one every 30 s in a\n"
+            "                        log), always, never\n"
+            "  --json                print the report for programs\n",
     .arguments = {"IN"},
     .options = kOptions,
     .needs_output = 1,

@@ -2,12 +2,13 @@
 /* transfuse info */
 #include "cli_json.h"
 #include "cli_messages.h"
+#include "cli_terminal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_JSON, 0};
+static const cli_option_id kOptions[] = {CLI_OPT_JSON, CLI_OPT_VERBOSE, 0};
 
 typedef struct totals {
     uint64_t tensors, compressed, source_bytes, bytes, compressed_source_bytes, compressed_bytes, compressed_weights;
@@ -102,46 +103,105 @@ static cli_exit print_json(const char *path, const trf_tensor_info *tensors, con
                                        status == TRF_ERR_MEMORY ? ": out of memory" : "");
 }
 
-/* @return columns that a UTF-8 text takes on a terminal, near enough: its characters. */
-static size_t count_characters(const char *text) {
-    size_t count = 0;
-    for (; *text; text++)
-        count += ((unsigned char)*text & 0xC0) != 0x80;
-    return count;
-}
+/* ---- the table ---- */
 
-static int name_width(const trf_tensor_info *tensors, uint64_t count) {
-    size_t widest = 6;
-    for (uint64_t i = 0; i < count; i++) {
-        size_t length = count_characters(tensors[i].name);
-        widest = length > widest ? length : widest;
-    }
-    return widest < 80 ? (int)widest : 80;
-}
+typedef enum column {
+    COLUMN_TENSOR,
+    COLUMN_DTYPE,
+    COLUMN_SHAPE,
+    COLUMN_SOURCE,
+    COLUMN_SIZE,
+    COLUMN_BITS,
+    COLUMN_CODEC,
+    COLUMN_CLASS,
+    COLUMN_PROB,
+    COLUMN_MODES,
+    COLUMN_EXCEPTIONS,
+    NUM_COLUMNS
+} column;
 
-static void print_row(const trf_tensor_info *tensor, int width) {
-    char name[1024], dtype[32], shape[96], source[16], size[16];
-    cli_printable(tensor->name, name, sizeof name);
-    width += (int)(strlen(name) - count_characters(name)); /* printf counts bytes */
-    printf("%-*s  %-8s %14s  %9s  %9s", width, name, cli_printable(tensor->dtype, dtype, sizeof dtype),
-           shape_text(tensor, shape, sizeof shape), cli_size_text(tensor->source_bytes, source),
-           cli_size_text(tensor->bytes, size));
+static const char *const kTitles[NUM_COLUMNS] = {"tensor", "dtype", "shape", "source", "size",      "bits",
+                                                 "codec",  "class", "prob",  "modes",  "exceptions"};
+
+/* Columns that go first where there is too little room; those from kFirstNeeded on only for room for a cut name. */
+static const column kDropped[] = {COLUMN_EXCEPTIONS, COLUMN_MODES, COLUMN_PROB,  COLUMN_CLASS, COLUMN_SOURCE,
+                                  COLUMN_BITS,       COLUMN_CODEC, COLUMN_DTYPE, COLUMN_SHAPE};
+enum {
+    kNumDropped = sizeof kDropped / sizeof kDropped[0],
+    kFirstNeeded = 5,
+    kGap = 2,          /* columns between two */
+    kShortestName = 16 /* that a name is cut to, while something else can go */
+};
+
+/* Widths in characters; 0: the column is not printed. */
+typedef struct layout {
+    size_t widths[NUM_COLUMNS];
+} layout;
+
+typedef struct row {
+    char cells[NUM_COLUMNS][1024];
+} row;
+
+static void fill_row(const trf_tensor_info *tensor, row *row) {
+    enum {
+        BYTES = sizeof row->cells[0]
+    };
+    memset(row, 0, sizeof *row);
+    cli_printable(tensor->name, row->cells[COLUMN_TENSOR], BYTES);
+    cli_printable(tensor->dtype, row->cells[COLUMN_DTYPE], BYTES);
+    shape_text(tensor, row->cells[COLUMN_SHAPE], BYTES);
+    cli_size_text(tensor->source_bytes, row->cells[COLUMN_SOURCE]);
+    cli_size_text(tensor->bytes, row->cells[COLUMN_SIZE]);
+    if (!tensor->compressed)
+        return;
     const trf_layer_info *layer = &tensor->layer;
-    if (tensor->compressed) {
-        printf("  %7.3f  %-8s %5u %5u %5u %10" PRIu64, 8 * cli_ratio(tensor->bytes, count_weights(tensor)),
-               trf_codec_name(layer->codec), layer->class_bits, layer->probability_bits, layer->predictor_modes,
-               layer->exceptions);
+    snprintf(row->cells[COLUMN_BITS], BYTES, "%.3f", 8 * cli_ratio(tensor->bytes, count_weights(tensor)));
+    snprintf(row->cells[COLUMN_CODEC], BYTES, "%s", trf_codec_name(layer->codec));
+    snprintf(row->cells[COLUMN_CLASS], BYTES, "%u", (unsigned)layer->class_bits);
+    snprintf(row->cells[COLUMN_PROB], BYTES, "%u", (unsigned)layer->probability_bits);
+    snprintf(row->cells[COLUMN_MODES], BYTES, "%u", (unsigned)layer->predictor_modes);
+    snprintf(row->cells[COLUMN_EXCEPTIONS], BYTES, "%" PRIu64, layer->exceptions);
+}
+
+static size_t table_width(const layout *layout) {
+    size_t width = 0;
+    for (int c = 0; c < NUM_COLUMNS; c++)
+        width += layout->widths[c] ? layout->widths[c] + (c ? kGap : 0) : 0;
+    return width;
+}
+
+/* Drops columns, and then has names cut if that is allowed, until the table fits. */
+static void fit_table(layout *layout) {
+    int may_cut;
+    const size_t columns = (size_t)cli_table_columns(&may_cut), name = layout->widths[COLUMN_TENSOR];
+    const size_t shortest = name < kShortestName ? name : kShortestName;
+    for (int i = 0; i < kFirstNeeded && table_width(layout) > columns; i++)
+        layout->widths[kDropped[i]] = 0;
+    for (int i = kFirstNeeded; may_cut && i < kNumDropped && table_width(layout) - name + shortest > columns; i++)
+        layout->widths[kDropped[i]] = 0;
+    const size_t rest = table_width(layout) - name;
+    if (may_cut && name + rest > columns)
+        layout->widths[COLUMN_TENSOR] = rest + 5 < columns ? columns - rest : 5;
+}
+
+static void print_row(row *row, const layout *layout) {
+    size_t pending = 0; /* spaces, which are printed only where something follows */
+    for (int c = 0; c < NUM_COLUMNS; c++) {
+        if (!layout->widths[c])
+            continue;
+        cli_cut_middle(row->cells[c], layout->widths[c]);
+        const int is_left = c == COLUMN_TENSOR || c == COLUMN_DTYPE || c == COLUMN_CODEC;
+        const size_t characters = cli_count_characters(row->cells[c]);
+        const size_t fill = layout->widths[c] > characters ? layout->widths[c] - characters : 0;
+        if (characters)
+            printf("%*s%s", (int)(pending + (is_left ? 0 : fill)), "", row->cells[c]);
+        pending = (characters ? (is_left ? fill : 0) : pending + layout->widths[c]) + kGap;
     }
     putchar('\n');
 }
 
-static void print_table(const trf_tensor_info *tensors, const totals *sum) {
+static void print_totals(const totals *sum) {
     char from[16], to[16];
-    int width = name_width(tensors, sum->tensors);
-    printf("%-*s  %-8s %14s  %9s  %9s  %7s  %-8s %5s %5s %5s %10s\n", width, "tensor", "dtype", "shape", "source",
-           "size", "bits", "codec", "class", "prob", "modes", "exceptions");
-    for (uint64_t i = 0; i < sum->tensors; i++)
-        print_row(&tensors[i], width);
     printf("\n%" PRIu64 " tensors, %s of source, %s here, ratio %.3f\n", sum->tensors,
            cli_size_text(sum->source_bytes, from), cli_size_text(sum->bytes, to),
            cli_ratio(sum->source_bytes, sum->bytes));
@@ -151,6 +211,30 @@ static void print_table(const trf_tensor_info *tensors, const totals *sum) {
                cli_ratio(sum->compressed_source_bytes, sum->compressed_bytes),
                8 * cli_ratio(sum->compressed_bytes, sum->compressed_weights));
     }
+}
+
+static void print_table(const cli_options *options, const trf_tensor_info *tensors, const totals *sum) {
+    layout layout;
+    row row;
+    for (int c = 0; c < NUM_COLUMNS; c++)
+        layout.widths[c] = strlen(kTitles[c]);
+    for (uint64_t i = 0; i < sum->tensors; i++) {
+        fill_row(&tensors[i], &row);
+        for (int c = 0; c < NUM_COLUMNS; c++) {
+            const size_t characters = cli_count_characters(row.cells[c]);
+            layout.widths[c] = characters > layout.widths[c] ? characters : layout.widths[c];
+        }
+    }
+    if (!options->verbose)
+        fit_table(&layout);
+    for (int c = 0; c < NUM_COLUMNS; c++)
+        snprintf(row.cells[c], sizeof row.cells[c], "%s", kTitles[c]);
+    print_row(&row, &layout);
+    for (uint64_t i = 0; i < sum->tensors; i++) {
+        fill_row(&tensors[i], &row);
+        print_row(&row, &layout);
+    }
+    print_totals(sum);
 }
 
 static int run(const cli_options *options) {
@@ -175,7 +259,7 @@ static int run(const cli_options *options) {
     if (status == CLI_OK && options->json)
         status = print_json(path, tensors, &sum);
     else if (status == CLI_OK)
-        print_table(tensors, &sum);
+        print_table(options, tensors, &sum);
     free(tensors);
     trf_checkpoint_close(checkpoint);
     return status;
@@ -184,12 +268,15 @@ static int run(const cli_options *options) {
 const cli_command cmd_info = {
     .name = "info",
     .summary = "list the tensors of a checkpoint",
-    .help = "usage: transfuse info IN [--json]\n"
-            "IN: a checkpoint, compressed or not, or a .trf file.\n\n"
-            "  --json                everything, for programs\n\n"
-            "bits: a weight, all counted. class: bits of a weight's class, 2 (four weights a step) or 4 (two).\n"
-            "prob: probability bits, how finely frequencies are expressed. modes: predictor modes of the tiles.\n"
-            "exceptions: weights kept apart.\n",
+    .help = "usage: transfuse info IN [OPTIONS]\n"
+            "IN: a checkpoint, compressed or not, or a .trf file. The table has as many\n"
+            "columns as fit the terminal, or $COLUMNS, or else 80; long names are cut in the\n"
+            "middle on a terminal, or if $COLUMNS is set, and never in a pipe.\n\n"
+            "  --json                everything, for programs\n"
+            "  -v, --verbose         the whole table, however wide\n\n"
+            "bits: a weight, all counted. class: bits of a weight's class, 2 (four weights a\n"
+            "step) or 4 (two). prob: probability bits, how finely frequencies are expressed.\n"
+            "modes: predictor modes of the tiles. exceptions: weights kept apart.\n",
     .arguments = {"IN"},
     .options = kOptions,
     .run = run,

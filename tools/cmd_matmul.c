@@ -3,6 +3,8 @@
 #include "cli_float.h"
 #include "cli_messages.h"
 #include "cli_npy.h"
+#include "cli_output.h"
+#include "cli_signals.h"
 #include "matmul_cuda.h"
 
 #include "transfuse/cpu.h"
@@ -12,8 +14,9 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,  CLI_OPT_DEVICE, CLI_OPT_PATH,   CLI_OPT_LAYOUT,
-                                         CLI_OPT_THREADS, CLI_OPT_FORCE,  CLI_OPT_TUNING, 0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_DEVICE,  CLI_OPT_PATH,
+                                         CLI_OPT_LAYOUT, CLI_OPT_THREADS, CLI_OPT_FORCE,
+                                         CLI_OPT_TUNING, CLI_OPT_QUIET,   0};
 
 static cli_exit multiply_on_cpu(const cli_options *options, const trf_layer *layer, const float *x, uint64_t m,
                                 float *y, double *seconds) {
@@ -63,7 +66,7 @@ static cli_exit multiply(const cli_options *options, trf_context *context, const
     if (status == CLI_OK)
         status = write_product(options, y, m, info.rows);
     free(y);
-    if (status == CLI_OK)
+    if (status == CLI_OK && !options->quiet)
         printf("%s: %llu x %u, from X %llu x %u and %s weights %u x %u, %.3f s%s\n", options->output,
                (unsigned long long)m, info.rows, (unsigned long long)m, info.cols, trf_codec_name(info.codec),
                info.rows, info.cols, seconds, path_note);
@@ -110,7 +113,10 @@ static int run(const cli_options *options) {
                                trf_layout_name(options->layout));
     if (options->path != TRF_PATH_AUTO && options->path != TRF_PATH_FUSED && options->device != CLI_DEVICE_CUDA)
         return cli_usage_error(cmd_matmul.name, "--path %s goes with --device cuda only", trf_path_name(options->path));
-    cli_exit status = cli_open_device(options->device, &context);
+    cli_exit status = cli_output_check(cmd_matmul.name, NULL, options->output);
+    if (status != CLI_OK)
+        return status;
+    status = cli_open_device(options->device, &context);
     if (status == CLI_OK)
         status = cli_use_tuning(context, options->tuning);
     if (status == CLI_OK)
@@ -122,21 +128,26 @@ static int run(const cli_options *options) {
 const cli_command cmd_matmul = {
     .name = "matmul",
     .summary = "multiply an array by a compressed layer",
-    .help =
-        "usage: transfuse matmul LAYER.trf X.npy -o Y.npy [OPTIONS]\n"
-        "Y = X . W^T, without ever holding W whole, unless it is plain. X: F32 or F16, a row for each input; Y: F32.\n"
-        "On a GPU, X is rounded to BF16 for bf16 weights and to F16 for all others.\n\n"
-        "  -o, --output OUT          where to write\n"
-        "  --device cpu|cuda         default: cpu\n"
-        "  --layout coded|plain|packed  on a GPU: how W lies there; plain: decoded once, bf16 and fp16; packed: in\n"
-        "                            fields of fixed width, bf16. Default: coded\n"
-        "  --path fused|two-step|wide|dense|packed  decode while multiplying; on a GPU also: decode to memory first;\n"
-        "                            wide: while multiplying many rows, all codecs but bf16; dense: of plain\n"
-        "                            layers, packed: of packed ones, in either case their only path.\n"
-        "                            Default: fused; on a GPU by the layer and the number of rows\n"
-        "  --tuning FILE             on a GPU: by the path that 'transfuse tune' found the fastest\n"
-        "  -T, --threads N           threads; 0 (default): one for each core\n"
-        "  -f, --force               replace OUT if it exists\n",
+    .help = "usage: transfuse matmul LAYER.trf X.npy -o Y.npy [OPTIONS]\n"
+            "Y = X . W^T, without ever holding W whole, unless it is plain. X: F32 or F16, a\n"
+            "row for each input; Y: F32. On a GPU, X is rounded to BF16 for bf16 weights and\n"
+            "to F16 for all others.\n\n"
+            "  -o, --output OUT      where to write\n"
+            "  --device cpu|cuda     default: cpu\n"
+            "  --layout LAYOUT       on a GPU: how W lies there: coded (default); plain:\n"
+            "                        decoded once, bf16 and fp16; packed: in fields of fixed\n"
+            "                        width, bf16\n"
+            "  --path PATH           fused: decode while multiplying; on a GPU also two-step:\n"
+            "                        decode to memory first; wide: while multiplying many\n"
+            "                        rows, all codecs but bf16; dense: of plain layers,\n"
+            "                        packed: of packed ones, in either case their only path.\n"
+            "                        Default: fused; on a GPU by the layer and the number of\n"
+            "                        rows\n"
+            "  --tuning FILE         on a GPU: by the path that 'transfuse tune' found the\n"
+            "                        fastest\n"
+            "  -T, --threads N       threads; 0 (default): one for each core\n"
+            "  -f, --force           replace OUT if it exists\n"
+            "  -q, --quiet           print nothing but errors\n",
     .arguments = {"LAYER.trf", "X.npy"},
     .options = kOptions,
     .needs_output = 1,

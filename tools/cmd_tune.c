@@ -2,6 +2,9 @@
 /* transfuse tune */
 #include "cli_file.h"
 #include "cli_messages.h"
+#include "cli_output.h"
+#include "cli_progress.h"
+#include "cli_signals.h"
 
 #include "transfuse/cpu.h"
 #include "transfuse/device_memory.h"
@@ -10,8 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const cli_option_id kOptions[] = {
-    CLI_OPT_OUTPUT, CLI_OPT_DEVICE, CLI_OPT_MAX_BATCH, CLI_OPT_LAYOUT, CLI_OPT_THREADS, CLI_OPT_FORCE, 0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_DEVICE,   CLI_OPT_MAX_BATCH,
+                                         CLI_OPT_LAYOUT, CLI_OPT_THREADS,  CLI_OPT_FORCE,
+                                         CLI_OPT_QUIET,  CLI_OPT_PROGRESS, 0};
 
 /* One layer of each tuning key that the checkpoint has, on the device. */
 typedef struct layer_set {
@@ -130,7 +134,7 @@ static cli_exit measure(const cli_options *options, trf_context *context, const 
         tune.max_m = options->max_batch;
     tune.progress = cli_progress_count;
     tune.progress_context = &progress;
-    cli_progress_start(&progress, "measuring");
+    cli_progress_start(&progress, options, "measuring");
     trf_status failed = trf_tuning_measure(set->layers, set->count, &tune, &tuning, &err);
     const double seconds = cli_progress_end(&progress);
     if (failed)
@@ -140,7 +144,7 @@ static cli_exit measure(const cli_options *options, trf_context *context, const 
     cli_signals_settle(failed);
     if (!failed)
         failed = trf_context_set_tuning(context, tuning, &err);
-    if (!failed) {
+    if (!failed && !options->quiet) {
         printf("%s: batches to %u of %u layers, %.1f s\n", options->output, tune.max_m, set->count, seconds);
         for (uint32_t i = 0; i < set->count; i++)
             print_layer(tuning, set->layers[i], &set->infos[i], tune.max_m);
@@ -154,7 +158,9 @@ static int run(const cli_options *options) {
     trf_checkpoint *checkpoint = NULL;
     layer_set set = {.layout = options->layout};
     trf_error err = {0};
-    cli_exit status = cli_file_check(options->output, options->force);
+    cli_exit status = cli_output_check(cmd_tune.name, NULL, options->output);
+    if (status == CLI_OK)
+        status = cli_file_check(options->output, options->force);
     if (status != CLI_OK)
         return status;
     trf_status failed = trf_context_create(options->device == CLI_DEVICE_CUDA ? 0 : TRF_DEVICE_CPU, &context, &err);
@@ -175,18 +181,22 @@ static int run(const cli_options *options) {
 const cli_command cmd_tune = {
     .name = "tune",
     .summary = "measure which path is the fastest for a checkpoint's layers",
-    .help =
-        "usage: transfuse tune IN -o TUNING.json [OPTIONS]\n"
-        "IN: a compressed checkpoint. One layer of each codec and shape is measured, batch by batch, by each path\n"
-        "that takes it, and packed layers by the kernels that may be the fastest. 'matmul' and 'bench' take the\n"
-        "file with --tuning, programs with trf_tuning_read. Nothing else should run on the device meanwhile.\n\n"
-        "  -o, --output OUT      where to write\n"
-        "  --device cpu|cuda     [cpu], which has one path\n"
-        "  --max-batch M         batches of 1, 2, 3, 4, 6, 8, 12 ... to M, 1 to 1048576 [8192]\n"
-        "  --layout LAYOUT       coded, plain or packed: how layers are to lie in memory; those that cannot be are\n"
-        "                        measured coded [coded]\n"
-        "  -T, --threads N       on the CPU: threads; 0 (default): one for each core\n"
-        "  -f, --force           replace OUT if it exists\n",
+    .help = "usage: transfuse tune IN -o TUNING.json [OPTIONS]\n"
+            "IN: a compressed checkpoint. One layer of each codec and shape is measured,\n"
+            "batch by batch, by each path that takes it, and packed layers by the kernels\n"
+            "that may be the fastest. 'matmul' and 'bench' take the file with --tuning,\n"
+            "programs with trf_tuning_read. Nothing else should run on the device meanwhile.\n\n"
+            "  -o, --output OUT      where to write\n"
+            "  --device cpu|cuda     [cpu], which has one path\n"
+            "  --max-batch M         batches of 1, 2, 3, 4, 6, 8, 12 ... to M, 1 to 1048576\n"
+            "                        [8192]\n"
+            "  --layout LAYOUT       coded, plain or packed: how layers are to lie in memory;\n"
+            "                        those that cannot be are measured coded [coded]\n"
+            "  -T, --threads N       on the CPU: threads; 0 (default): one for each core\n"
+            "  -f, --force           replace OUT if it exists\n"
+            "  -q, --quiet           print nothing but errors\n"
+            "  --progress WHEN       auto (default: a line on a terminal, one every 30 s in a\n"
+            "                        log), always, never\n",
     .arguments = {"IN"},
     .options = kOptions,
     .needs_output = 1,

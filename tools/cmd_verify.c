@@ -1,61 +1,87 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse verify */
 #include "cli_messages.h"
+#include "cli_report.h"
 
-static const cli_option_id kOptions[] = {CLI_OPT_AGAINST, CLI_OPT_THREADS, 0};
+static const cli_option_id kOptions[] = {CLI_OPT_AGAINST,  CLI_OPT_STRICT, CLI_OPT_SKIP_EXTRA,
+                                         CLI_OPT_THREADS,  CLI_OPT_QUIET,  CLI_OPT_VERBOSE,
+                                         CLI_OPT_PROGRESS, CLI_OPT_JSON,   0};
 
-static void print_summary(const cli_options *options, const trf_checkpoint_report *report, double seconds) {
-    char size[16];
-    if (report->compressed_tensors) {
-        printf("%s: sound, %.1f s\n", options->arguments[0], seconds);
-        printf("  tensors         %llu, of which %llu compressed; every tile of those was decoded\n",
-               (unsigned long long)report->tensors, (unsigned long long)report->compressed_tensors);
-    } else {
-        printf("%s: nothing in it is compressed, %.1f s\n", options->arguments[0], seconds);
-        printf("  tensors         %llu, which have no checksums; what was checked is where they lie\n",
-               (unsigned long long)report->tensors);
-    }
-    printf("  size            %s", cli_size_text(report->output_bytes, size));
-    printf(" for %s of tensors\n", cli_size_text(report->source_bytes, size));
+static void print_against(const cli_options *options, const trf_checkpoint_report *r) {
     if (!options->against)
         return;
-    if (report->relative_rms_error > 0) {
-        printf("  against         %s: relative error %.4g (RMS, over the compressed weights)\n", options->against,
-               report->relative_rms_error);
+    if (r->relative_rms_error > 0) {
+        cli_report_line("against", "%s: relative error %.4g (RMS, over the compressed weights)", options->against,
+                        r->relative_rms_error);
     } else {
-        printf("  against         %s: equal bit for bit\n", options->against);
+        cli_report_line("against", "%s: equal bit for bit", options->against);
     }
 }
 
-static int run(const cli_options *options) {
-    cli_progress progress;
-    trf_checkpoint_options library;
-    trf_checkpoint_options_init(&library);
-    library.encode.threads = options->threads;
-    library.progress = cli_progress_step;
-    library.progress_context = &progress;
+static void print_summary(const cli_run *run) {
+    const cli_options *options = run->options;
+    const trf_checkpoint_report *r = &run->report;
+    char size[16], source[16], count[CLI_COUNT_BYTES];
+    if (r->compressed_tensors)
+        printf("%s: sound, %.1f s\n", options->arguments[0], run->seconds);
+    else
+        printf("%s: nothing in it is compressed, %.1f s\n", options->arguments[0], run->seconds);
+    if (r->models > 1)
+        cli_report_line("models", "%llu, of a pipeline", (unsigned long long)r->models);
+    if (r->compressed_tensors)
+        cli_report_line("tensors", "%llu, of which %llu compressed; every tile of those was decoded",
+                        (unsigned long long)r->tensors, (unsigned long long)r->compressed_tensors);
+    else
+        cli_report_line("tensors", "%llu, which have no checksums; what was checked is where they lie",
+                        (unsigned long long)r->tensors);
+    cli_report_line("size", "%s for %s of tensors", cli_size_text(r->output_bytes, size),
+                    cli_size_text(r->source_bytes, source));
+    if (r->extra_files && !options->against)
+        cli_report_line("not checked", "%s with weights that are not compressed, %s: they have no checksums",
+                        cli_count_text(r->extra_files, "file", count), cli_size_text(r->extra_bytes, size));
+    print_against(options, r);
+}
 
-    trf_checkpoint_report report;
+/* With --strict a checkpoint in which nothing is compressed does not pass. */
+static cli_exit judge(const cli_run *run) {
+    if (!run->options->strict || run->report.compressed_tensors)
+        return CLI_OK;
+    return cli_fail(TRF_ERR_NOT_FOUND, "%s: nothing in it is compressed", run->options->arguments[0]);
+}
+
+static int run(const cli_options *options) {
+    cli_run run;
     trf_error err = {0};
-    cli_progress_start(&progress, "verifying");
-    trf_status failed = trf_verify_checkpoint(options->arguments[0], options->against, &library, &report, &err);
-    double seconds = cli_progress_end(&progress);
-    if (failed)
-        return cli_report_error(&err);
-    cli_warn(report.warning);
-    print_summary(options, &report, seconds);
-    return CLI_OK;
+    cli_run_begin(&run, options, cmd_verify.name, "verifying");
+    trf_status failed = trf_verify_checkpoint(options->arguments[0], options->against, &run.library, &run.report, &err);
+    cli_run_end(&run, failed);
+    cli_exit status = failed ? cli_report_error(&err) : judge(&run);
+    if (status == CLI_OK && cli_run_wants_summary(&run))
+        print_summary(&run);
+    if (status == CLI_OK)
+        status = cli_report_json(&run);
+    cli_run_free(&run);
+    return status;
 }
 
 const cli_command cmd_verify = {
     .name = "verify",
     .summary = "check a compressed checkpoint",
     .help = "usage: transfuse verify IN [OPTIONS]\n"
-            "IN: a compressed checkpoint or a .trf file. Checks every checksum and decodes every tile. One in which\n"
-            "nothing is compressed passes, and the output says so.\n\n"
-            "  --against SOURCE      also compare every tensor and config.json with the checkpoint that was\n"
-            "                        compressed\n"
-            "  -T, --threads N       threads; 0 (default): one for each core\n",
+            "IN: a compressed checkpoint or pipeline, or a .trf file. Checks every checksum\n"
+            "and decodes every tile. One in which nothing is compressed passes, and the\n"
+            "output says so.\n\n"
+            "  --against SOURCE      also compare every tensor, and the other files, with the\n"
+            "                        checkpoint that was compressed\n"
+            "  --strict              one in which nothing is compressed does not pass\n"
+            "  --skip-extra GLOB     with --against: files of these paths below the folder\n"
+            "                        may be missing; may be repeated\n"
+            "  -T, --threads N       threads; 0 (default): one for each core\n"
+            "  -q, --quiet           print nothing but errors\n"
+            "  -v, --verbose         print the name of each tensor and file, too\n"
+            "  --progress WHEN       auto (default: a line on a terminal, one every 30 s in a\n"
+            "                        log), always, never\n"
+            "  --json                print the report for programs\n",
     .arguments = {"IN"},
     .options = kOptions,
     .run = run,

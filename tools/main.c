@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse: the command line tool. Everything that it does, it does through transfuse.h. */
-#include "cli_messages.h"
 #include "cli_options.h"
+#include "cli_signals.h"
+#include "cli_suggest.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -19,11 +20,14 @@ static void print_usage(FILE *file) {
           file);
     for (int i = 0; i < kNumCommands; i++)
         fprintf(file, "  %-12s%s\n", kCommands[i]->name, kCommands[i]->summary);
-    fputs(
-        "\n'transfuse COMMAND --help' tells more; 'transfuse --version' prints the version. Where the Python package\n"
-        "is installed, 'transfuse doctor' says what works on this machine.\n"
-        "Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such device.\n",
-        file);
+    fputs("  help        tell more of a command\n", file);
+    fputs("\n"
+          "  -h, --help     print this\n"
+          "  -V, --version  print the version\n\n"
+          "Where the Python package is installed, 'transfuse doctor' says what works on\n"
+          "this machine. Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such device,\n"
+          "128 and a signal's number: stopped by it (130 by Ctrl-C).\n",
+          file);
 }
 
 /* Output that could not be written is a failure, whatever the command says. */
@@ -46,6 +50,51 @@ static int run_command(const cli_command *command, int argc, char **argv) {
     return flush_stdout(status);
 }
 
+static const cli_command *find_command(const char *name) {
+    for (int i = 0; i < kNumCommands; i++) {
+        if (strcmp(name, kCommands[i]->name) == 0)
+            return kCommands[i];
+    }
+    return NULL;
+}
+
+static int fail_unknown(const char *name) {
+    const char *words[kNumCommands + 3] = {"doctor", "help"};
+    for (int i = 0; i < kNumCommands; i++)
+        words[i + 2] = kCommands[i]->name;
+    words[kNumCommands + 2] = NULL;
+    if (strcmp(name, "doctor") == 0) {
+        fputs("transfuse: this is the program alone; 'doctor' comes with the Python package, which 'pip install .'\n"
+              "in transfuse's sources installs.\n",
+              stderr);
+        return CLI_USAGE;
+    }
+    const int is_option = name[0] == '-';
+    static const char *const options[] = {"--help", "--version", NULL};
+    const char *near = cli_suggest(name, is_option ? options : words);
+    fprintf(stderr, "transfuse: unknown %s '%s'%s%s%s\nTry 'transfuse --help'.\n", is_option ? "option" : "command",
+            name, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+    return CLI_USAGE;
+}
+
+/* help [COMMAND] */
+static int run_help(int argc, char **argv) {
+    if (argc > 2) {
+        fprintf(stderr, "transfuse help: unexpected argument '%s'\nTry 'transfuse --help'.\n", argv[2]);
+        return CLI_USAGE;
+    }
+    const int is_general =
+        argc < 2 || strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0;
+    const cli_command *command = is_general ? NULL : find_command(argv[1]);
+    if (!is_general && !command)
+        return fail_unknown(argv[1]);
+    if (command)
+        fputs(command->help, stdout);
+    else
+        print_usage(stdout);
+    return flush_stdout(CLI_OK);
+}
+
 int main(int argc, char **argv) {
     cli_signals_prepare();
     if (argc < 2) {
@@ -53,24 +102,16 @@ int main(int argc, char **argv) {
         return CLI_USAGE;
     }
     const char *name = argv[1];
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
-        print_usage(stdout);
-        return flush_stdout(CLI_OK);
-    }
-    if (strcmp(name, "--version") == 0) {
+    const cli_command *command = find_command(name);
+    if (command)
+        return run_command(command, argc - 1, argv + 1);
+    if (strcmp(name, "help") == 0)
+        return run_help(argc - 1, argv + 1);
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        return run_help(1, argv);
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
         printf("transfuse %s\n", trf_version());
         return flush_stdout(CLI_OK);
     }
-    for (int i = 0; i < kNumCommands; i++) {
-        if (strcmp(name, kCommands[i]->name) == 0)
-            return run_command(kCommands[i], argc - 1, argv + 1);
-    }
-    if (strcmp(name, "doctor") == 0) {
-        fputs("transfuse: this is the program alone; 'doctor' comes with the Python package, which 'pip install .'\n"
-              "in transfuse's sources installs.\n",
-              stderr);
-        return CLI_USAGE;
-    }
-    fprintf(stderr, "transfuse: unknown command '%s'\nTry 'transfuse --help'.\n", name);
-    return CLI_USAGE;
+    return fail_unknown(name);
 }

@@ -45,3 +45,15 @@ import json
 sizes = [[(r["codec"], r["bytes"], r["exceptions"]) for r in json.load(open(f"{n}.json"))["results"]] for n in (1, 2)]
 assert sizes[0] == sizes[1] and len(sizes[0]) == 2, sizes
 PYTHON
+
+# ---- rows of several lines where $COLUMNS is narrow; else a row is a line ----
+for columns in 80 60; do
+    COLUMNS=$columns "$TRANSFUSE" bench --layers 64x64 --batch 1,8 --runs 1 --codec bf16 >out || fail "COLUMNS=$columns"
+    awk -v columns=$columns 'table && length > columns { exit 1 } /^$/ { table = 1 }' out || fail "too wide: $(cat out)"
+    [ "$(grep -c '^64x64 ' out)" -eq 4 ] && [ "$(grep -c '^    ' out)" -ge 6 ] || fail "not in lines: $(cat out)"
+done
+(
+    unset COLUMNS
+    expect 0 bench --layers 64x64 --batch 1,8 --runs 1 --codec bf16
+) || exit 1
+[ "$(sed '1,/^$/d' out | wc -l)" -eq 5 ] || fail "rows of several lines in a pipe: $(cat out)"

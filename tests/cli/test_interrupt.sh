@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# A signal in the middle of a command: exit status 1, and nothing is left behind; once the output has its name, 0.
+# A signal in the middle of a command: exit status 128 and its number, and nothing is left
+# behind; once the output has its name, 0.
 . "$(dirname "$0")/common.sh"
 need_numpy
 

@@ -23,7 +23,7 @@ for command in 'compress mixed.safetensors -o keep' 'decompress compressed.safet
 done
 mkdir folder && echo precious >folder/keep
 expect 1 compress several_files -o folder
-expect_error folder TRF_ERR_EXISTS
+expect_error folder TRF_ERR_EXISTS '-f replaces it if nothing else is in it'
 # Not even -f replaces a folder that holds no checkpoint.
 expect 1 compress several_files -o folder -f
 [ "$(cat folder/keep)" = precious ] || fail "a folder was replaced"

@@ -25,6 +25,7 @@ wrong '-o OUT' compress in
 wrong value compress in -o
 wrong --output compress in -o ''
 wrong extra compress in -o out extra
+wrong 'is what -o names' compress in out
 wrong -x compress in -o out -x
 wrong --nonsense compress in -o out --nonsense
 wrong 'no value' compress in -o out --int8=8
@@ -35,6 +36,41 @@ wrong --include compress in -o out --include ''
 wrong exclude compress in -o out --int8 --bits 4
 wrong --int8 compress in -o out --int8 --codec bf16
 wrong --bits compress in -o out --bits 4 --codec auto
+wrong '-o -:' compress in -o -
+wrong './-' extract in tensor -o -
+wrong '--json -' bench --json -
+wrong 'exclude each other' verify in -q -v
+wrong 'exclude each other' compress in -o out --include 'a*' --embeddings
+wrong '--store-only' compress in -o out --store-only --int8
+wrong '--store-only' compress in -o out --store-only --bits 4
+wrong '--store-only' compress in -o out --store-only --codec bf16
+wrong --skip-extra compress in -o out --skip-extra ''
+for when in '' Always sometimes; do
+    wrong --progress compress in -o out --progress "$when"
+done
+
+# ---- what was meant by a word that is mistyped ----
+for pair in 'compres compress' 'Compress compress' 'decompres decompress' 'comp compress' 'verfiy verify' 'inof info' \
+    'docter doctor' 'hlep help' '--verison --version' '--hlep --help'; do
+    wrong "did you mean '${pair#* }'?" "${pair% *}"
+done
+wrong "did you mean 'verify'?" help verfy
+wrong "did you mean '--exclude'?" compress in -o out --exlcude x
+wrong "did you mean '--threads'?" compress in -o out --threds=4
+wrong "did you mean '--store-only'?" compress in -o out --store_only
+wrong "did you mean '--against'?" verify in --agianst other
+wrong "did you mean '--json'?" info in -json
+wrong "did you mean '--max-batch'?" tune in -o out --maxbatch 4
+for far in xyzzy --unlikely e; do
+    wrong unknown $far
+    ! grep -q 'did you mean' err || fail "$far: a suggestion: $(cat err)"
+done
+# An option of another command is none of this one.
+wrong "unknown option '--against'" compress in -o out --against other
+! grep -q 'did you mean' err || fail "--against: a suggestion: $(cat err)"
+# A beginning that only one option has stands for it; one that several have does not.
+wrong "'--f' may be '--favor' or '--force'" compress in -o out --f
+wrong --threads compress in -o out --thr=two
 wrong --granularity compress in -o out --granularity channel
 for bits in '' 1.99 8.01 nan inf 4x 4,5 ' 4' -4; do
     wrong --bits compress in -o out --bits "$bits"
@@ -98,16 +134,31 @@ wrong --distribution bench --distribution cauchy
 wrong --granularity bench --codec bf16 --granularity channel
 wrong operand bench operand
 
-expect 0 --version
-grep -q '^transfuse [0-9]*\.[0-9]*\.[0-9]*$' out || fail "--version"
+for option in --version -V; do
+    expect 0 $option
+    grep -q '^transfuse [0-9]*\.[0-9]*\.[0-9]*$' out || fail "$option"
+done
+wrong unexpected help compress verify
 expect 0 --help
-for command in compress decompress verify info extract matmul bench; do
+awk 'length > 80 { exit 1 }' out || fail "--help has long lines"
+mv out general
+for arguments in help -h 'help help'; do
+    # shellcheck disable=SC2086
+    expect 0 $arguments
+    cmp -s out general || fail "$arguments is not --help"
+done
+mv general out
+for command in compress decompress verify info extract matmul bench tune; do
     grep -q "^  $command " out || fail "--help does not name $command"
 done
-for command in compress decompress verify info extract matmul bench; do
+for command in compress decompress verify info extract matmul bench tune; do
+    expect 0 help $command
+    mv out helped
     expect 0 $command --help
+    cmp -s out helped || fail "help $command is not $command --help"
+    rm helped
     grep -q "^usage: transfuse $command" out || fail "$command --help"
-    awk 'length > 120 { exit 1 }' out || fail "$command --help has long lines"
+    awk 'length > 80 { exit 1 }' out || fail "$command --help has long lines"
     [ ! -s err ] || fail "$command --help: something on standard error"
 done
 

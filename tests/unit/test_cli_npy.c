@@ -4,6 +4,7 @@
 #include "../../tools/cli_float.c"
 #include "../../tools/cli_messages.c"
 #include "../../tools/cli_npy.c"
+#include "../../tools/cli_signals.c"
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 

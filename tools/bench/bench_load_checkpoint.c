@@ -167,7 +167,7 @@ static int make_folder(bench_checkpoint *c) {
 
 int bench_checkpoint_write(bench_checkpoint *c, cli_progress *progress) {
     trf_error err = {0};
-    cli_progress_start(progress, "loading");
+    cli_progress_start(progress, c->options, "loading");
     if (make_folder(c))
         return -1;
     FILE *file = fopen(c->path, "wb");

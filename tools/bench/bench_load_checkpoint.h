@@ -5,6 +5,7 @@
 
 #include "bench_weights.h"
 #include "cli_messages.h"
+#include "cli_progress.h"
 
 typedef struct bench_checkpoint {
     const cli_options *options;

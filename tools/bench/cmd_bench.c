@@ -4,6 +4,7 @@
 #include "bench_modes.h"
 #include "cli_file.h"
 #include "cli_messages.h"
+#include "cli_signals.h"
 
 #include "transfuse/device_memory.h"
 
@@ -62,7 +63,7 @@ static int has_results(const bench_record *record) {
 }
 
 static cli_exit measure(const bench_mode *mode, const bench_request *request) {
-    cli_exit status = mode->measure(request) ? CLI_FAILED : CLI_OK;
+    cli_exit status = mode->measure(request) ? cli_signals_failure() : CLI_OK;
     /* Time on a device is dear: what was measured before a failure is kept. */
     const int keeps = request->context && has_results(request->record);
     const cli_exit written = status == CLI_OK || keeps ? write_files(request) : CLI_OK;
@@ -135,33 +136,39 @@ static int run(const cli_options *given) {
 const cli_command cmd_bench = {
     .name = "bench",
     .summary = "measure sizes and rates on synthetic weights",
-    .help =
-        "usage: transfuse bench [OPTIONS]\n"
-        "Lists are separated by commas. Defaults in brackets. On a GPU: fused and two-step products, decoding,\n"
-        "cuBLASLt on the plain weights, a plain 8-bit product and a device copy, in turns, with cold caches;\n"
-        "TRF_COMMIT of the environment goes into the files.\n\n"
-        "  --device cpu|cuda             [cpu]\n"
-        "  --mode MODE                   layers; on a GPU also, each with layers and batches of its own unless given:\n"
-        "                                batch-sweep, overlap, moe, load, offload [layers]\n"
-        "  --budget BYTES                offload: of device memory, such as 24G [8G]; besides, nothing but buffers\n"
-        "  --tuning FILE                 on a GPU: plans follow what 'transfuse tune' wrote\n"
-        "  --layout coded|plain|packed   layers, batch-sweep, load on a GPU: how the weights lie there; plain: bf16\n"
-        "                                and fp16 decoded once, and only cuBLASLt's products; packed: bf16 in fields\n"
-        "                                of fixed width [coded]\n"
-        "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
-        "  --batch M,...                 rows of x in the products [1,8]\n"
-        "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"
-        "  --bits B,...                  sizes for the codec bits, 2 to 8 [4.25]\n"
-        "  --granularity G               of int8 and bits: tensor, channel, scale-group:SIZE,\n"
-        "                                scale-block:SIZE [channel]\n"
-        "  --favor speed|size            [both]\n"
-        "  --distribution normal|student-t   Student-t has 5 degrees of freedom [normal]\n"
-        "  --sigma S,...                 what drawn weights are multiplied by: of normal ones the standard\n"
-        "                                deviation [0.02]\n"
-        "  --runs N                      timed runs of each measurement, after one that is not timed [5; cuda: 20]\n"
-        "  -T, --threads N               0: one for each core [0]\n"
-        "  --json FILE, --csv FILE       write every figure, run by run\n"
-        "  -f, --force                   replace these files if they exist\n",
+    .help = "usage: transfuse bench [OPTIONS]\n"
+            "Lists are separated by commas. Defaults in brackets. On a GPU: fused and\n"
+            "two-step products, decoding, cuBLASLt on the plain weights, a plain 8-bit\n"
+            "product and a device copy, in turns, with cold caches; TRF_COMMIT of the\n"
+            "environment goes into the files.\n\n"
+            "  --device cpu|cuda      [cpu]\n"
+            "  --mode MODE            layers; on a GPU also, each with layers and batches of\n"
+            "                         its own unless given: batch-sweep, overlap, moe, load,\n"
+            "                         offload [layers]\n"
+            "  --budget BYTES         offload: of device memory, such as 24G [8G]; besides,\n"
+            "                         nothing but buffers\n"
+            "  --tuning FILE          on a GPU: plans follow what 'transfuse tune' wrote\n"
+            "  --layout LAYOUT        layers, batch-sweep, load on a GPU: how the weights lie\n"
+            "                         there: coded; plain: bf16 and fp16 decoded once, and\n"
+            "                         only cuBLASLt's products; packed: bf16 in fields of\n"
+            "                         fixed width [coded]\n"
+            "  --layers ROWSxCOLUMNS,...  [4096x4096,2048x5632]\n"
+            "  --batch M,...          rows of x in the products [1,8]\n"
+            "  --codec CODEC,...      bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits,\n"
+            "                         int (both) [all]\n"
+            "  --bits B,...           sizes for the codec bits, 2 to 8 [4.25]\n"
+            "  --granularity G        of int8 and bits: tensor, channel, scale-group:SIZE,\n"
+            "                         scale-block:SIZE [channel]\n"
+            "  --favor speed|size     [both]\n"
+            "  --distribution D       normal or student-t, which has 5 degrees of freedom\n"
+            "                         [normal]\n"
+            "  --sigma S,...          what drawn weights are multiplied by: of normal ones\n"
+            "                         the standard deviation [0.02]\n"
+            "  --runs N               timed runs of each measurement, after one that is not\n"
+            "                         timed [5; cuda: 20]\n"
+            "  -T, --threads N        0: one for each core [0]\n"
+            "  --json FILE, --csv FILE  write every figure, run by run\n"
+            "  -f, --force            replace these files if they exist\n",
     .options = kOptions,
     .run = run,
 };

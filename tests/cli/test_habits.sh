@@ -1,0 +1,192 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# What people expect of a command: quiet and verbose runs, JSON, outputs of the sort of the input, tables that fit.
+. "$(dirname "$0")/common.sh"
+need_numpy
+
+"$TRF_PYTHON" "$here/make_checkpoint.py" mixed mixed.safetensors || exit 1
+"$TRF_PYTHON" "$here/make_checkpoint.py" several_files several || exit 1
+expect 0 compress mixed.safetensors -o compressed.safetensors
+expect 0 compress several -o several-compressed
+expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf
+"$TRF_PYTHON" -c 'import numpy as np; np.save("x.npy", np.ones((1, 96), np.float32))'
+
+# Whether nothing was printed.
+silent() { [ ! -s out ] && [ ! -s err ]; }
+
+# ---- quiet: errors alone ----
+for command in 'compress mixed.safetensors -o no' 'decompress compressed.safetensors -o no' \
+    'verify compressed.safetensors' 'verify mixed.safetensors' 'matmul layer.trf x.npy -o no' \
+    'extract compressed.safetensors layers.0.k_proj.weight -o no' 'tune layer.trf --max-batch 1 -o no'; do
+    for option in -q --quiet; do
+        rm -f no
+        # shellcheck disable=SC2086
+        expect 0 $command $option
+        silent || fail "$command $option printed something: $(cat out err)"
+    done
+done
+rm no
+expect 1 compress absent -o no -q
+expect_error absent TRF_ERR_NOT_FOUND
+# A note is none: a config.json that was changed.
+printf '{"model_type": "llama"}' >several/config.json
+expect 0 compress several -o noted
+sed 's/"llama"/"mistral"/' noted/config.json >changed && mv changed noted/config.json
+expect 0 decompress noted -o again
+grep -q '^transfuse: note: noted/config.json' err || fail "no note: $(cat err)"
+expect 0 decompress noted -o again -f -q
+silent || fail "decompress -q printed something: $(cat out err)"
+rm -r again several/config.json
+
+# ---- verbose: each name, on standard error ----
+for command in 'compress mixed.safetensors -o no' 'decompress compressed.safetensors -o no' \
+    'verify compressed.safetensors'; do
+    # shellcheck disable=SC2086
+    expect 0 $command -v
+    grep -q '^transfuse: [a-z]*ing layers.0.q_proj.weight$' err || fail "$command -v: $(cat err)"
+    [ "$(sort err | uniq -d)" = "" ] || fail "$command -v: a name twice: $(cat err)"
+    [ -s out ] || fail "$command -v: no summary"
+    rm -f no
+done
+
+# ---- JSON: one object on standard output, and nothing else there ----
+expect 0 decompress noted -o again --json
+"$TRF_PYTHON" - out <<'PYTHON' || fail "decompress --json"
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert (report["command"], report["input"], report["output"]) == ("decompress", "noted", "again"), report
+assert len(report["notes"]) == 1 and "noted/config.json" in report["notes"][0], report
+assert report["notes"][0] in report["warning"], report
+PYTHON
+grep -q '^transfuse: note: ' err || fail "--json hides notes"
+expect 0 compress mixed.safetensors -o no --json
+[ ! -s err ] || fail "compress --json: something on standard error"
+mv out compress.json
+expect 0 verify no --against mixed.safetensors --json
+mv out verify.json
+"$TRF_PYTHON" - compress.json verify.json <<'PYTHON' || fail "--json"
+import json, os, sys
+compress, verify = (json.load(open(path)) for path in sys.argv[1:])
+for report in compress, verify:
+    assert report["tensors"] == 14 and report["compressed_tensors"] == 7, report
+    assert 0 < report["output_bytes"] < report["source_bytes"] < os.path.getsize("mixed.safetensors"), report
+    assert 0 < report["compressed_bytes"] < report["compressed_source_bytes"], report
+    assert report["relative_rms_error"] == 0 and report["seconds"] >= 0 and report["notes"] == [], report
+    assert {"compressed_weights", "rounded_tensors", "widened_tensors", "models", "source_file_bytes", "warning",
+            "output_file_bytes", "extra_files", "extra_bytes", "skipped_files", "skipped_bytes"} <= report.keys()
+assert (verify["command"], verify["input"], verify["against"]) == ("verify", "no", "mixed.safetensors")
+assert compress["dry_run"] is False and "left" not in verify
+assert compress["left"].keys() == {"no_matrix", "small", "embedding", "tied", "f32", "dtype", "side_table",
+                                   "excluded", "not_smaller"}
+assert all(left.keys() == {"tensors", "bytes", "reason"} and left["reason"] for left in compress["left"].values())
+PYTHON
+rm -r no compress.json verify.json again noted
+for command in 'compress absent -o no' 'decompress absent -o no' 'verify absent' 'info absent'; do
+    # shellcheck disable=SC2086
+    expect 1 $command --json
+    expect_error absent
+    [ ! -s out ] || fail "$command --json: something on standard output"
+done
+if [ -w /dev/full ]; then
+    "$TRANSFUSE" verify compressed.safetensors --json >/dev/full 2>err
+    [ $? -eq 1 ] || fail "a report that cannot be written goes unnoticed"
+fi
+
+# ---- verify --strict ----
+expect 0 verify mixed.safetensors
+grep -q 'nothing in it is compressed' out || fail "verify does not say that nothing is compressed"
+expect 0 verify compressed.safetensors --strict
+for option in '' --json -q; do
+    # shellcheck disable=SC2086
+    expect 1 verify mixed.safetensors --strict $option
+    expect_error mixed.safetensors 'nothing in it is compressed' TRF_ERR_NOT_FOUND
+    [ ! -s out ] || fail "verify --strict $option: something on standard output"
+done
+
+# ---- outputs of the sort of the input ----
+mkdir folder
+for command in 'compress mixed.safetensors' 'decompress compressed.safetensors' 'decompress layer.trf' \
+    'extract compressed.safetensors layers.0.k_proj.weight' 'matmul layer.trf x.npy' \
+    'tune layer.trf --max-batch 1'; do
+    # shellcheck disable=SC2086
+    expect 2 $command -o nowhere/
+    grep -q 'names a folder, but a file is written' err || fail "$command -o nowhere/: $(cat err)"
+    for force in '' -f; do
+        # shellcheck disable=SC2086
+        expect 1 $command -o folder $force
+        expect_error 'folder: exists and is a directory' TRF_ERR_EXISTS
+    done
+done
+expect 1 compress mixed.safetensors -o folder
+expect_error 'such as folder/mixed.safetensors'
+echo precious >keep
+for command in 'compress several' 'decompress several-compressed'; do
+    for force in '' -f; do
+        # shellcheck disable=SC2086
+        expect 1 $command -o keep $force
+        expect_error 'keep: exists and is a file' TRF_ERR_EXISTS
+    done
+done
+[ "$(cat keep)" = precious ] || fail "a file was replaced by a folder"
+# An index stands for its folder, and a slash behind a folder's name is none too many.
+expect 0 compress several/model.safetensors.index.json -o other/
+expect 0 verify other/ --against several/
+rm -r other folder keep
+expect_only compressed.safetensors layer.trf mixed.safetensors several several-compressed x.npy
+
+# ---- tables ----
+"$TRF_PYTHON" - "$TRANSFUSE" <<'PYTHON' || fail "tables"
+import fcntl, os, pty, struct, subprocess, sys, termios
+
+NAME = "layers.0.experts.up_proj"
+
+def in_pipe(*arguments, columns=None):
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    if columns:
+        environment["COLUMNS"] = str(columns)
+    command = [sys.argv[1], "info", "compressed.safetensors", *arguments]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+def on_terminal(columns):
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    process = subprocess.Popen([sys.argv[1], "info", "compressed.safetensors"], env=environment, stdout=terminal)
+    os.close(terminal)
+    shown = b""
+    try:
+        while output := os.read(master, 4096):
+            shown += output
+    except OSError:
+        pass
+    os.close(master)
+    assert process.wait() == 0
+    return shown.decode().replace("\r\n", "\n")
+
+def widest(text):
+    return max(map(len, text.split("\n\n")[0].splitlines()))
+
+full = in_pipe("-v")
+assert all(word in full.splitlines()[0] for word in ("source", "exceptions")) and NAME in full, full
+assert in_pipe(columns=500) == full
+for text in (in_pipe(), in_pipe(columns=80), on_terminal(80)):
+    assert widest(text) <= 80 and NAME in text and "exceptions" not in text, text
+for columns in (30, 50, 66, 100):
+    for text in (in_pipe(columns=columns), on_terminal(columns)):
+        assert widest(text) <= columns and len(text.splitlines()) == 18, text
+        assert columns > 66 or "..." in text, text
+        assert columns < 100 or "source" in text, text
+# What is cut is the middle: beginnings and ends tell tensors apart.
+lines = in_pipe(columns=50).splitlines()
+assert any(line.startswith("layers.0.") and ".up_proj  " in line for line in lines), lines
+PYTHON
+
+# A pipe has whole names, however long.
+"$TRF_PYTHON" - <<'PYTHON' || exit 1
+import numpy as np
+from make_checkpoint import bf16, write
+write("long.safetensors", {"x" * 100 + ".weight": ("BF16", bf16(np.ones((16, 16), np.float32)))})
+PYTHON
+unset COLUMNS
+expect 0 info long.safetensors
+grep -q '^x\{100\}\.weight ' out || fail "a name was cut: $(cat out)"

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli_output.h"
+
+#include "cli_messages.h"
+
+#include <string.h>
+#include <sys/stat.h>
+
+/* @return whether a path leads to a folder that is there. */
+static int is_folder(const char *path) {
+    struct stat found;
+    return stat(path, &found) == 0 && S_ISDIR(found.st_mode);
+}
+
+static int is_file(const char *path) {
+    struct stat found;
+    return stat(path, &found) == 0 && S_ISREG(found.st_mode);
+}
+
+static int ends_with(const char *text, const char *end) {
+    const size_t length = strlen(text), end_length = strlen(end);
+    return length >= end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+cli_exit cli_output_check(const char *command, const char *in, const char *out) {
+    if (!out)
+        return CLI_OK;
+    const int in_is_file = in && is_file(in) && !ends_with(in, ".json");
+    const char *const example = in_is_file ? base_name(in) : "FILE";
+    if ((!in || in_is_file) && ends_with(out, "/"))
+        return cli_usage_error(command, "-o %s: names a folder, but a file is written; say %s%s", out, out, example);
+    if ((!in || in_is_file) && is_folder(out))
+        return cli_fail(TRF_ERR_EXISTS,
+                        "%s: exists and is a directory; it is not replaced by a file: name one, such as %s/%s", out,
+                        out, example);
+    if (in && is_folder(in) && is_file(out))
+        return cli_fail(TRF_ERR_EXISTS, "%s: exists and is a file; it is not replaced by the folder that is made of %s",
+                        out, in);
+    return CLI_OK;
+}
+
+cli_exit cli_report_output_error(const cli_options *options, const trf_error *err) {
+    if (err->status != TRF_ERR_EXISTS || options->force)
+        return cli_report_error(err);
+    return cli_fail(err->status, "%s; -f replaces it%s", err->message,
+                    options->output && is_folder(options->output) ? " if nothing else is in it" : "");
+}

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli_report.h"
+
+#include "cli_json.h"
+#include "cli_messages.h"
+
+#include "transfuse/checkpoints.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- notes ---- */
+
+static void keep_note(cli_run *run, const char *line) {
+    char **grown = realloc(run->notes, (run->num_notes + 1) * sizeof *grown);
+    char *copy = strdup(line);
+    if (grown)
+        run->notes = grown;
+    if (grown && copy) {
+        grown[run->num_notes++] = copy;
+        return;
+    }
+    free(copy);
+    run->lost_a_note = 1;
+}
+
+/* A trf_note_fn; context: the cli_run. */
+static void take_note(void *context, const char *line) {
+    cli_run *const run = context;
+    char text[2048];
+    cli_printable(line, text, sizeof text);
+    if (!run->options->quiet) {
+        cli_progress_wipe(&run->progress);
+        fprintf(stderr, "transfuse: note: %s\n", text);
+    }
+    keep_note(run, text);
+}
+
+/* What the library has in the report but did not pass on as a note. */
+static void take_warning(cli_run *run) {
+    char line[sizeof run->report.warning];
+    for (const char *at = run->report.warning; *at; at += *at == '\n') {
+        const size_t length = strcspn(at, "\n");
+        snprintf(line, sizeof line, "%.*s", (int)length, at);
+        if (length)
+            take_note(run, line);
+        at += length;
+    }
+}
+
+/* ---- the run ---- */
+
+void cli_run_begin(cli_run *run, const cli_options *options, const char *command, const char *verb) {
+    *run = (cli_run){.options = options, .command = command};
+    trf_checkpoint_options_init(&run->library);
+    run->library.encode.threads = options->threads;
+    run->library.overwrite = options->force;
+    run->library.skip_extra = options->skip_extra;
+    run->library.progress = cli_progress_step;
+    run->library.progress_context = &run->progress;
+    run->library.note = take_note;
+    run->library.note_context = run;
+    cli_progress_start(&run->progress, options, verb);
+}
+
+void cli_run_end(cli_run *run, trf_status failed) {
+    run->seconds = cli_progress_end(&run->progress);
+    if (!failed && !run->num_notes && !run->lost_a_note)
+        take_warning(run);
+}
+
+int cli_run_wants_summary(const cli_run *run) { return !run->options->quiet && !run->options->json; }
+
+void cli_run_free(cli_run *run) {
+    for (size_t i = 0; i < run->num_notes; i++)
+        free(run->notes[i]);
+    free(run->notes);
+}
+
+/* ---- the summary ---- */
+
+void cli_report_line(const char *label, const char *format, ...) {
+    va_list args;
+    printf("  %-15s ", label);
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    putchar('\n');
+}
+
+const char *cli_count_text(uint64_t count, const char *noun, char *buffer) {
+    snprintf(buffer, CLI_COUNT_BYTES, "%llu %s%s", (unsigned long long)count, noun, count == 1 ? "" : "s");
+    return buffer;
+}
+
+void cli_report_files(const trf_checkpoint_report *r) {
+    char size[16], count[CLI_COUNT_BYTES];
+    if (r->extra_files) {
+        cli_report_line("not compressed", "%s with weights, carried over, %s",
+                        cli_count_text(r->extra_files, "file", count), cli_size_text(r->extra_bytes, size));
+    }
+    if (r->skipped_files) {
+        cli_report_line("left out", "%s, %s", cli_count_text(r->skipped_files, "file", count),
+                        cli_size_text(r->skipped_bytes, size));
+    }
+}
+
+/* What takes tensors that stay for a reason, or NULL. */
+static const char *way_out(trf_left_reason reason) {
+    switch (reason) {
+    case TRF_LEFT_EMBEDDING:
+    case TRF_LEFT_TIED:
+        return "; --embeddings takes them";
+    case TRF_LEFT_F32:
+        return "; --codec bf16 rounds it";
+    default:
+        return "";
+    }
+}
+
+void cli_report_left(const trf_checkpoint_report *r) {
+    int is_printed[TRF_LEFT_COUNT] = {0};
+    const char *label = "left as it was";
+    for (int round = 0; round < TRF_LEFT_COUNT; round++) {
+        int largest = -1;
+        for (int i = 0; i < TRF_LEFT_COUNT; i++) {
+            if (r->left[i].tensors && !is_printed[i] && (largest < 0 || r->left[i].bytes > r->left[largest].bytes))
+                largest = i;
+        }
+        if (largest < 0)
+            return;
+        char size[16], count[CLI_COUNT_BYTES];
+        is_printed[largest] = 1;
+        cli_report_line(label, "%s, %s: %s%s", cli_count_text(r->left[largest].tensors, "tensor", count),
+                        cli_size_text(r->left[largest].bytes, size), trf_left_reason_text((trf_left_reason)largest),
+                        way_out((trf_left_reason)largest));
+        label = "";
+    }
+}
+
+/* ---- JSON ---- */
+
+static void set_count(json_t *object, const char *name, uint64_t count) {
+    json_object_set_new(object, name, json_integer((json_int_t)count));
+}
+
+static json_t *describe_left(const trf_checkpoint_report *r) {
+    static const char *const names[TRF_LEFT_COUNT] = {
+        [TRF_LEFT_NO_MATRIX] = "no_matrix",
+        [TRF_LEFT_SMALL] = "small",
+        [TRF_LEFT_EMBEDDING] = "embedding",
+        [TRF_LEFT_TIED] = "tied",
+        [TRF_LEFT_F32] = "f32",
+        [TRF_LEFT_DTYPE] = "dtype",
+        [TRF_LEFT_SIDE_TABLE] = "side_table",
+        [TRF_LEFT_EXCLUDED] = "excluded",
+        [TRF_LEFT_NOT_SMALLER] = "not_smaller",
+    };
+    json_t *left = json_object();
+    for (int i = 0; i < TRF_LEFT_COUNT; i++) {
+        json_t *reason = json_object();
+        set_count(reason, "tensors", r->left[i].tensors);
+        set_count(reason, "bytes", r->left[i].bytes);
+        json_object_set_new(reason, "reason", cli_json_text(trf_left_reason_text((trf_left_reason)i)));
+        json_object_set_new(left, names[i], reason);
+    }
+    return left;
+}
+
+static void describe_counts(json_t *root, const trf_checkpoint_report *r) {
+    const struct {
+        const char *name;
+        uint64_t count;
+    } counts[] = {
+        {"tensors", r->tensors},
+        {"compressed_tensors", r->compressed_tensors},
+        {"source_bytes", r->source_bytes},
+        {"output_bytes", r->output_bytes},
+        {"compressed_source_bytes", r->compressed_source_bytes},
+        {"compressed_bytes", r->compressed_bytes},
+        {"compressed_weights", r->compressed_weights},
+        {"rounded_tensors", r->rounded_tensors},
+        {"widened_tensors", r->widened_tensors},
+        {"models", r->models},
+        {"source_file_bytes", r->source_file_bytes},
+        {"output_file_bytes", r->output_file_bytes},
+        {"extra_files", r->extra_files},
+        {"extra_bytes", r->extra_bytes},
+        {"skipped_files", r->skipped_files},
+        {"skipped_bytes", r->skipped_bytes},
+        {"peak_buffer_bytes", r->peak_buffer_bytes},
+    };
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        set_count(root, counts[i].name, counts[i].count);
+}
+
+static void set_path(json_t *root, const char *name, const char *path) {
+    json_object_set_new(root, name, path ? cli_json_text(path) : json_null());
+}
+
+static json_t *describe_run(const cli_run *run, int is_compressing) {
+    const cli_options *const options = run->options;
+    json_t *root = json_object(), *notes = json_array();
+    json_object_set_new(root, "command", json_string(run->command));
+    set_path(root, "input", options->arguments[0]);
+    if (strcmp(run->command, "verify") == 0)
+        set_path(root, "against", options->against);
+    else
+        set_path(root, "output", options->output);
+    if (is_compressing)
+        json_object_set_new(root, "dry_run", json_boolean(options->dry_run));
+    json_object_set_new(root, "seconds", json_real(run->seconds));
+    describe_counts(root, &run->report);
+    const double rms = run->report.relative_rms_error;
+    json_object_set_new(root, "relative_rms_error", isfinite(rms) ? json_real(rms) : json_null());
+    if (is_compressing)
+        json_object_set_new(root, "left", describe_left(&run->report));
+    json_object_set_new(root, "warning", cli_json_text(run->report.warning));
+    for (size_t i = 0; i < run->num_notes; i++)
+        json_array_append_new(notes, cli_json_text(run->notes[i]));
+    json_object_set_new(root, "notes", notes);
+    return root;
+}
+
+cli_exit cli_report_json(const cli_run *run) {
+    if (!run->options->json)
+        return CLI_OK;
+    cli_json_begin();
+    json_t *root = describe_run(run, strcmp(run->command, "compress") == 0);
+    trf_status status = run->lost_a_note ? TRF_ERR_MEMORY : TRF_OK;
+    if (status == TRF_OK)
+        status = cli_json_write(root, JSON_INDENT(2), stdout);
+    else
+        json_decref(root);
+    return status == TRF_OK ? CLI_OK
+                            : cli_fail(status, "standard output: the report could not be written%s",
+                                       status == TRF_ERR_MEMORY ? ": out of memory" : "");
+}

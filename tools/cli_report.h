@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What compress, decompress and verify say of a checkpoint: notes while they work, then a summary or an object of JSON.
+ */
+#ifndef CLI_REPORT_H
+#define CLI_REPORT_H
+
+#include "cli_progress.h"
+
+/* A run over a checkpoint. */
+typedef struct cli_run {
+    const cli_options *options;
+    const char *command;
+    cli_progress progress;
+    char **notes;
+    size_t num_notes;
+    int lost_a_note; /* for want of memory */
+    trf_checkpoint_options library;
+    trf_checkpoint_report report;
+    double seconds;
+} cli_run;
+
+/* Fills run->library with what all commands have in common, and starts the progress. verb: such as "compressing". */
+void cli_run_begin(cli_run *run, const cli_options *options, const char *command, const char *verb);
+
+/* After the library's call: ends the progress, and sees to it that all notes have been printed. */
+void cli_run_end(cli_run *run, trf_status failed);
+
+/* @return whether a summary is wanted: neither --quiet nor --json was given. */
+int cli_run_wants_summary(const cli_run *run);
+
+/* A line of a summary: a label, and a text as of printf. */
+__attribute__((format(printf, 2, 3))) void cli_report_line(const char *label, const char *format, ...);
+
+enum {
+    CLI_COUNT_BYTES = 40
+};
+
+/* "1 tensor", "2 tensors". noun: of at most 16 letters. buffer: of CLI_COUNT_BYTES. @return buffer. */
+const char *cli_count_text(uint64_t count, const char *noun, char *buffer);
+
+/* Lines that several summaries have, where the report has something to say. */
+void cli_report_files(const trf_checkpoint_report *report);
+void cli_report_left(const trf_checkpoint_report *report);
+
+/* With --json: the report as an object, on standard output. @return CLI_OK, also without --json. */
+cli_exit cli_report_json(const cli_run *run);
+
+void cli_run_free(cli_run *run);
+
+#endif
