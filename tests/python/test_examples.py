@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of examples/ that are in Python: what they say of themselves without PyTorch, and the sample's files.
+"""The programs of examples/ that are in Python: what --help says without their packages, and the sample's files.
 
 tests/python/test_torch_models.py runs those that need torch, and tests/python/test_page_snippets.py loads the sample.
 """
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-LARGE_PACKAGES = ("accelerate", "diffusers", "peft", "torch", "transformers", "transfuse")
+PACKAGES = ("accelerate", "diffusers", "ml_dtypes", "numpy", "peft", "torch", "transformers", "transfuse")
 
 
 def run(*arguments: object, **environment: str) -> str:
@@ -28,17 +28,17 @@ def run(*arguments: object, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def without_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder for PYTHONPATH that has the large packages, none of which can be imported."""
+def without_packages(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for PYTHONPATH that has the examples' packages, none of which can be imported."""
     folder = tmp_path_factory.mktemp("missing")
-    for name in LARGE_PACKAGES:
+    for name in PACKAGES:
         (folder / f"{name}.py").write_text(f"raise ImportError('no {name} here')\n")
     return str(folder)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_help_needs_no_torch_and_the_page_lists_it(example: Path, without_torch: str) -> None:
-    text = run(example, "--help", PYTHONPATH=without_torch)
+def test_help_needs_no_package_and_the_page_lists_it(example: Path, without_packages: str) -> None:
+    text = run(example, "--help", PYTHONPATH=without_packages)
     arguments = re.findall(r"^  (--?\w+|\w+)", text, re.M)
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     line = next((line for line in page.splitlines() if line.startswith(f"| `{example.name}`")), "")
