@@ -304,9 +304,7 @@ def test_finds_links() -> None:
 
 
 def test_finds_installs() -> None:
-    right = (
-        "`pip install .` brings transfuse\npip install -U torch  # not transfuse\npip install './transfuse-0.3.whl'"
-    )
+    right = "`pip install .` brings transfuse\npip install -U torch  # not transfuse\npip install './transfuse-0.3.whl'"
     assert find_installs(right) == [], find_installs(right)
     for words in ("transfuse", "'transfuse[torch]'", "-q --upgrade transfuse==0.3", "torch transfuse   # or so"):
         assert len(find_installs(f"run: pip install {words}")) == 1, words
