@@ -27,7 +27,7 @@ else
 fi
 
 if [ -z "$checkpoint" ]; then
-    checkpoint=build/demo-sample
+    checkpoint=build/demo-model
     say "making a sample checkpoint in $checkpoint"
     .venv/bin/python examples/make_sample_checkpoint.py $checkpoint
 fi

@@ -6,7 +6,7 @@ Usage: chat.py MODEL [--compressed FOLDER] [--prompt TEXT] [--device cuda] [--ex
 MODEL is a local folder as the Hub has them: config.json, *.safetensors, a tokenizer. It is compressed to MODEL-trf (or
 FOLDER) the first time, bit for bit; a folder that is compressed already is taken as it is. With --prompt one answer is
 printed; without, each line of the standard input gets one. --exact computes what the uncompressed model would, bit for
-bit, and is slow.
+bit, and is slow. Needs torch, transformers, accelerate and transfuse.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import transfuse
-import transfuse.torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def is_compressed(folder: Path) -> bool:
@@ -30,6 +29,7 @@ def is_compressed(folder: Path) -> bool:
 
 def compress(source: Path, target: Path) -> None:
     """Compresses a model, embeddings included, and shows how far it is."""
+    import transfuse
 
     def show(tensor: str, done: int, total: int) -> None:
         print(f"\rcompressing: {100 * done // max(total, 1):3} %", end="", file=sys.stderr)
@@ -44,6 +44,8 @@ def answer(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, talk: list[dict[str, str]], max_new_tokens: int
 ) -> str:
     """Prints the model's answer to a talk while it comes, and returns it."""
+    from transformers import TextStreamer
+
     if tokenizer.chat_template:
         inputs = tokenizer.apply_chat_template(talk, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     else:  # a base model, which goes on with the text
@@ -56,13 +58,17 @@ def answer(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, help="a folder with config.json, *.safetensors and a tokenizer")
     parser.add_argument("--compressed", type=Path, help="where the compressed model is, or is to be")
-    parser.add_argument("--prompt")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--prompt", help="what to answer; without it each line of the standard input")
+    parser.add_argument("--device", help="such as cuda or cpu; a GPU where there is one")
+    parser.add_argument("--exact", action="store_true", help="what the uncompressed model computes, bit for bit; slow")
     parser.add_argument("--tokens", type=int, default=512, help="the longest answer")
     options = parser.parse_args()
+
+    import torch
+    import transfuse.torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = options.model
     if not is_compressed(folder):
@@ -71,7 +77,8 @@ def main() -> int:
             compress(options.model, folder)
     transfuse.torch.set_exact(options.exact)
     # As with any other model: `import transfuse` is what makes transformers know compressed ones.
-    model = AutoModelForCausalLM.from_pretrained(folder, device_map=options.device)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = AutoModelForCausalLM.from_pretrained(folder, device_map=device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     talk: list[dict[str, str]] = []

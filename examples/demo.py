@@ -13,22 +13,26 @@ import sys
 import time
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
+try:
+    import ml_dtypes
+    import numpy as np
+except ImportError:  # --help does without them
+    ml_dtypes = np = None
 
+# By the names that NumPy has for them, ml_dtypes' as well.
 DTYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 BITS = "4.25"
@@ -286,10 +290,12 @@ def take_through(transfuse, checkpoint, source, work, title, options):
 def main():
     parser = argparse.ArgumentParser(description="Takes a checkpoint through the transfuse command.")
     parser.add_argument("--gpu", action="store_true", help="products on the GPU, too")
-    parser.add_argument("transfuse")
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("work", type=Path)
+    parser.add_argument("transfuse", help="the command")
+    parser.add_argument("checkpoint", type=Path, help="a .safetensors file or a folder of them")
+    parser.add_argument("work", type=Path, help="a folder for what comes out; what is in it goes away")
     args = parser.parse_args()
+    if np is None:
+        raise Failure("this needs NumPy and ml_dtypes")
     checkpoint, work = args.checkpoint, args.work
     if checkpoint.suffix == ".json":  # an index stands for its folder
         checkpoint = checkpoint.parent

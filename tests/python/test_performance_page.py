@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "tools" / "bench"
 DATA = ROOT / "docs" / "performance"
-PAGES = [ROOT / "docs" / "performance.md", ROOT / "docs" / "packed-performance.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "packed-performance.md"]
 
 
 def run(script: Path, *arguments: object) -> subprocess.CompletedProcess:
@@ -59,6 +59,35 @@ def test_medians_change_the_page_and_the_plot(copy: Path) -> None:
     assert run(copy / "tools/bench/plot_speed.py").returncode == 0
     drawn = copy / "docs" / "performance" / "speed-over-batch.svg"
     assert drawn.read_text() != (DATA / "speed-over-batch.svg").read_text()
+
+
+def test_the_readme_has_packed_layers_first_and_coded_ones_beside(copy: Path) -> None:
+    packed = copy / "docs" / "performance" / "packed.csv"
+    text = packed.read_text(encoding="utf-8")
+    line = re.search(r"^H100,0,0,8192x8192,64,([\d.]+),.*$", text, re.M)
+    packed.write_text(text.replace(line[0], line[0].replace(line[1], f"{2 * float(line[1]):.2f}")), encoding="utf-8")
+    assert run(copy / "tools/bench/performance_tables.py").returncode == 0
+    page = (copy / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"^\| 8192×8192 \| H100 (\| [\d.*]+ ){4}\| \*\*2\.[56]\d\*\* (\| [\d.*]+ ){7}\|$", page, re.M), (
+        page
+    )
+    assert run(copy / "tools/bench/plot_speed.py").returncode == 0
+    drawn = (copy / "docs" / "performance" / "speed-over-batch.svg").read_text(encoding="utf-8")
+    assert drawn != (DATA / "speed-over-batch.svg").read_text(encoding="utf-8")
+    # The words are explained before the table uses them.
+    before = page.partition("<!-- table: first -->")[0]
+    assert "*packed*" in before and "*coded*" in before
+
+
+def test_every_point_of_the_plot_lies_on_its_axes() -> None:
+    plot = (DATA / "speed-over-batch.svg").read_text(encoding="utf-8")
+    assert "packed: 75 %" in plot and "coded: 68 %" in plot
+    grid = re.search(r'<path d="([^"]*)" stroke="#dddddd"/>', plot)[1]
+    lines = [float(y) for y in re.findall(r"M[\d.]+ ([\d.]+)h", grid)]
+    curves = re.findall(r'<path d="M([^"]*)" fill="none"', plot)
+    heights = [float(place.split()[1]) for curve in curves for place in curve.split("L")]
+    assert len(curves) == 12 and len(heights) > 100
+    assert min(lines) <= min(heights) and max(heights) <= max(lines)
 
 
 def test_a_second_card_makes_rows_of_its_own(copy: Path) -> None:

@@ -7,6 +7,7 @@ tests the wheel is that of the environment in which this runs (tests/requirement
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -45,14 +46,17 @@ def link_packages(folder: Path, hidden: Container[str]) -> Path:
 def make_environment(folder: Path, build: str, *settings: str, hidden: Container[str] = ()) -> Path:
     """Returns the folder of the programs of a new environment in `folder`, which is empty.
 
-    build: the name of the folder in which CMake builds. settings: values of cmake.define, such as "TRF_CUDA=OFF".
+    build: the name of the folder in which CMake builds, which tests may share: they wait for each other. settings:
+    values of cmake.define, such as "TRF_CUDA=OFF".
     hidden: packages of this environment that the new one does not see.
     """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
     offline = ["--no-index", "--no-deps"]
     defined = [f"--config-settings=cmake.define.{setting}" for setting in ("TRF_CUDA=OFF", *settings)]
     place = f"--config-settings=build-dir={BUILD / build}"
-    run(*pip, "wheel", *offline, "--no-build-isolation", *defined, place, "-w", folder, ROOT)
+    with open(BUILD / f"{build}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run(*pip, "wheel", *offline, "--no-build-isolation", *defined, place, "-w", folder, ROOT)
     wheels = [path.name for path in folder.iterdir()]
     assert len(wheels) == 1 and "-py3-none-linux_" in wheels[0], wheels
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What pages say of the repository is true: names and files that they mention exist, links and their anchors lead
 somewhere, commands have the options that pages give them, presets and labels of tests exist, and lines are not longer
-than 120 characters.
+than 120 characters. No text of the repository, pages and messages alike, tells people to install transfuse from PyPI,
+where there is no package.
 
 A name is `trf_...` or `TRF_...` between backticks; it has to stand in some source. A file is a path between backticks
 whose first folder is one of the repository's, or a file name with a suffix of sources; in a code block it is a word of
@@ -125,6 +126,16 @@ def find_commands(text: str, commands: set[str]) -> list[tuple[str, list[str]]]:
 def find_bare_options(prose: str) -> set[str]:
     """Returns the long options that stand between backticks without their command, such as `--favor size`."""
     return {span.split()[0].split("=")[0] for span in find_spans(prose) if re.match(r"--[a-z]", span)}
+
+
+def find_installs(text: str) -> list[str]:
+    """Returns the calls of pip that would ask PyPI for transfuse; paths and wheels (./transfuse-0.3.whl) do not."""
+    found = []
+    for call in re.findall(r"\bpip3? install\b[^\n`;#]*", text):
+        words = re.findall(r"[^\s'\"\\]+", call)[2:]
+        if any(re.fullmatch(r"transfuse(\[[\w,-]*\])?([=<>~!].*)?[.,:)]*", word) for word in words):
+            found.append(call.strip())
+    return found
 
 
 class Transfuse:
@@ -292,6 +303,13 @@ def test_finds_links() -> None:
     assert find_anchors("# A `b`, C-d\n    # code\n```\n# code\n```\n## A b c-d\n") == {"a-b-c-d", "a-b-c-d-1"}
 
 
+def test_finds_installs() -> None:
+    right = "`pip install .` brings transfuse\npip install -U torch  # not transfuse\npip install './transfuse-0.3.whl'"
+    assert find_installs(right) == [], find_installs(right)
+    for words in ("transfuse", "'transfuse[torch]'", "-q --upgrade transfuse==0.3", "torch transfuse   # or so"):
+        assert len(find_installs(f"run: pip install {words}")) == 1, words
+
+
 def test_finds_commands(repository: Repository) -> None:
     text = (
         "    build/transfuse pack a/ -o b --fast 2 --glob '*--x'   # or --slow\n    cmake --preset other\n"
@@ -316,6 +334,7 @@ def main() -> int:
     repository = Repository(options.root)
     test_finds_long_lines()
     test_finds_links()
+    test_finds_installs()
     test_finds_commands(repository)
     test_finds_names_and_files(Repository(options.root))
 
@@ -327,6 +346,12 @@ def main() -> int:
         f"{page}: {fault}"
         for page in sorted(filter(is_page_or_notebook, repository.files))
         for fault in repository.find_faults(page, transfuse)
+    ]
+    lines += [
+        f"{file}: '{call}', and there is no such package"
+        for file in sorted(repository.files)
+        if Path(file).name != Path(__file__).name and not file.endswith(".trf")
+        for call in find_installs(read_text(options.root / file))
     ]
     return report(lines, f"{len(lines)} findings")
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/performance.md and docs/packed-performance.md from the medians in docs/performance.
+"""Writes the tables of docs/performance.md, docs/packed-performance.md and README.md from the medians in
+docs/performance.
 
     python3 tools/bench/performance_tables.py            # into the pages, in place of the tables between marks
     python3 tools/bench/performance_tables.py --check    # exit status 1 if a page has others
@@ -21,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "performance"
-PAGES = [ROOT / "docs" / name for name in ("performance.md", "packed-performance.md")]
+PAGES = [ROOT / name for name in ("docs/performance.md", "docs/packed-performance.md", "README.md")]
 CARDS = {"NVIDIA H200": "H200", "NVIDIA H100": "H100"}  # beginnings of names as the driver has them
 LAYERS = ["65536x8192", "28672x8192", "8192x8192", "14336x4096", "4096x14336", "4096x4096", "2048x5632", "1024x4096"]
 SMALL = [1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
@@ -35,6 +36,7 @@ CODECS = {
 }
 PACKED = [1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]
 PACKED_BETWEEN = [20, 56, 72, 100, 130, 160, 200, 260, 300, 400, 520, 600, 1000, 1500]
+FIRST = {"packed": [1, 8, 16, 32, 64, 128, 256], "coded": [1, 8, 16, 32, 64]}  # of README.md
 MARKS = {"fused": "", "two-step": " t", None: " ?"}  # None: of a card without crossovers
 NONE = "–"
 
@@ -106,6 +108,40 @@ def measured_rows(rows: list[list[str]]) -> list[list[str]]:
 
 def shape(layer: str) -> str:
     return layer.replace("x", "×")
+
+
+def coded_points(card: str, layer: str) -> list[tuple[int, float]]:
+    """Batches, and cuBLASLt's time by that of what a plan takes for each; of coded layers."""
+    times, crossovers = times_of(read("speed.csv")), read_crossovers()
+    batches = sorted(key[3] for key in times if key[:3] == (card, layer, "bf16"))
+    found = [(batch, plan_ratio(times, crossovers, card, layer, batch)) for batch in batches]
+    return [(batch, ratio[0]) for batch, ratio in found if ratio]
+
+
+def packed_points(card: str, layer: str) -> list[tuple[int, float]]:
+    """The same of packed layers, of the batches that their page begins with, without early launches and pauses."""
+    rows = [
+        row
+        for row in read("packed.csv")
+        if (row["card"], row["layer"]) == (CARDS[card], layer)
+        and row["early_launch"] == "0"
+        and float(row["pause_s"]) == 0
+        and int(row["batch"]) in PACKED
+    ]
+    return sorted((int(row["batch"]), float(row["cublaslt_us"]) / float(row["packed_us"])) for row in rows)
+
+
+def first_table() -> str:
+    """What README.md shows: packed layers, and coded ones beside them."""
+    columns = [(layout, batch) for layout, batches in FIRST.items() for batch in batches]
+    rows = []
+    for layer in ("28672x8192", "8192x8192", "4096x4096"):
+        for card, name in CARDS.items():
+            found = {"packed": dict(packed_points(card, layer)), "coded": dict(coded_points(card, layer))}
+            cells = [bold(found[layout][batch]) if batch in found[layout] else NONE for layout, batch in columns]
+            rows.append([shape(layer), name, *cells])
+    heads = [f"{layout}: {batch}" if batch == 1 else str(batch) for layout, batch in columns]
+    return table(["layer", "GPU", *heads], rows)
 
 
 def speed_table() -> str:
@@ -330,6 +366,7 @@ def packed_early_table() -> str:
 
 
 TABLES = {
+    "first": first_table,
     "speed": speed_table,
     "microseconds": microseconds_table,
     "large": large_table,

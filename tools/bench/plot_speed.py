@@ -4,30 +4,37 @@
 
     python3 tools/bench/plot_speed.py [-o FILE]
 
-Lines are what plans take, solid on an H200 and dashed on an H100. The SVG is written here rather than by a
-plotting library, so that it is small, the same on every machine, and can be compared with what is committed.
+Packed layers are at the left and coded ones at the right, on one scale; lines are what plans take, solid on an H200 and
+dashed on an H100. The SVG is written here rather than by a plotting library, so that it is small, the same on every
+machine, and can be compared with what is committed.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 
-from performance_tables import CARDS, DATA, plan_ratio, read, read_crossovers, shape, times_of
+from performance_tables import CARDS, DATA, coded_points, packed_points, shape
 
 PLOT = DATA / "speed-over-batch.svg"
 # Colours of Okabe and Ito, and shapes, which tell the layers apart without colours, too.
 LAYERS = {"28672x8192": ("#0072b2", "circle"), "8192x8192": ("#d55e00", "square"), "4096x4096": ("#009e73", "triangle")}
-WIDTH, HEIGHT = 800, 470
-LEFT, RIGHT, TOP, BOTTOM = 62, 186, 52, 58
-BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-LOW, HIGH = 0.4, 1.5
-DASHES = ["", ' stroke-dasharray="7 5"']  # of the cards, in their order
+PANELS: dict[str, Callable[[str, str], list[tuple[int, float]]]] = {
+    "packed: 75 % of the memory, nothing to decode": packed_points,
+    "coded: 68 %, decoded in each product": coded_points,
+}
+WIDTH, HEIGHT = 960, 460
+LEFT, TOP, BOTTOM = 54, 78, 84
+PANEL, GAP = 430, 30
+BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+LOW, HIGH = 0.3, 1.5
+DASHES = ["", ' stroke-dasharray="6 4"']  # of the cards, in their order
 
 
-def x_of(batch: int) -> float:
-    return LEFT + (WIDTH - LEFT - RIGHT) * math.log2(batch) / math.log2(BATCHES[-1])
+def x_of(left: float, batch: int) -> float:
+    return left + PANEL * math.log2(batch) / math.log2(BATCHES[-1])
 
 
 def y_of(ratio: float) -> float:
@@ -38,83 +45,73 @@ def text(x: float, y: float, words: str, anchor: str = "start", size: int = 13, 
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"{more}>{words}</text>'
 
 
-def marker(kind: str, x: float, y: float, colour: str, filled: bool) -> str:
-    paint = f'fill="{colour if filled else "#ffffff"}" stroke="{colour}" stroke-width="1.6"'
-    if kind == "circle":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.2" {paint}/>'
+def markers(kind: str, places: list[tuple[float, float]], colour: str) -> str:
+    """One path for all of a curve's points, which keeps the file small."""
+    if kind == "circle":  # the round ends of lines of no length
+        way = "".join(f"M{x:.1f} {y:.1f}h.01" for x, y in places)
+        return f'<path d="{way}" stroke="{colour}" stroke-width="7.4" stroke-linecap="round"/>'
     if kind == "square":
-        return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" {paint}/>'
-    return f'<path d="M{x:.1f} {y - 5:.1f}L{x + 5:.1f} {y + 4:.1f}L{x - 5:.1f} {y + 4:.1f}Z" {paint}/>'
+        way = "".join(f"M{x - 3.4:.1f} {y - 3.4:.1f}h6.8v6.8h-6.8z" for x, y in places)
+    else:
+        way = "".join(f"M{x:.1f} {y - 4.4:.1f}l4.4 7.9h-8.8z" for x, y in places)
+    return f'<path d="{way}" fill="{colour}"/>'
 
 
-def line(points: list[tuple[int, float]], colour: str, dashes: str) -> str:
-    way = "L".join(f"{x_of(batch):.1f} {y_of(ratio):.1f}" for batch, ratio in points)
-    return f'<path d="M{way}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
+def line(places: list[tuple[float, float]], colour: str, dashes: str) -> str:
+    way = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    return f'<path d="M{way}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>'
 
 
-def axes() -> list[str]:
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+def axes(left: float, title: str, has_numbers: bool) -> list[str]:
+    bottom, one = HEIGHT - BOTTOM, y_of(1)
     parts = [
-        f'<rect x="{LEFT}" y="{y_of(1):.1f}" width="{right - LEFT}" height="{bottom - y_of(1):.1f}" fill="#f2f2f2"/>'
+        text(left, TOP - 12, title, size=14, more=' font-weight="bold"'),
+        f'<rect x="{left}" y="{one:.1f}" width="{PANEL}" height="{bottom - one:.1f}" fill="#f2f2f2"/>',
     ]
-    for tenth in range(4, 16, 1):
-        y = y_of(tenth / 10)
-        parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="#dddddd"/>')
-        if tenth % 2 == 0:
-            parts.append(text(LEFT - 8, y + 4.5, f"{tenth / 10:.1f}", "end"))
-    for batch in BATCHES:
-        x = x_of(batch)
-        parts += [f'<path d="M{x:.1f} {TOP}V{bottom}" stroke="#dddddd"/>', text(x, bottom + 20, str(batch), "middle")]
-    parts += [
-        f'<path d="M{LEFT} {y_of(1):.1f}H{right}" stroke="#000000" stroke-width="1.6"/>',
-        text(LEFT + 6, y_of(1) - 6, "faster than cuBLASLt", size=12),
-        text(LEFT + 6, y_of(1) + 16, "slower", size=12),
-        text((LEFT + right) / 2, HEIGHT - 16, "batch (rows of x)", "middle"),
-        text(
-            LEFT - 44,
-            TOP - 30,
-            "Speed of a product with lossless BF16 weights: cuBLASLt on the plain ones = 1",
-            size=16,
-            more=' font-weight="bold"',
-        ),
+    tenths = range(round(10 * LOW), round(10 * HIGH) + 1)
+    grid = "".join(f"M{left} {y_of(tenth / 10):.1f}h{PANEL}" for tenth in tenths)
+    grid += "".join(f"M{x_of(left, batch):.1f} {TOP}V{bottom}" for batch in BATCHES)
+    parts.append(f'<path d="{grid}" stroke="#dddddd"/>')
+    for tenth in tenths:
+        if has_numbers and tenth % 2 == 0:
+            parts.append(text(left - 8, y_of(tenth / 10) + 4.5, f"{tenth / 10:.1f}", "end"))
+    parts += [text(x_of(left, batch), bottom + 18, str(batch), "middle", 12) for batch in BATCHES]
+    return [
+        *parts,
+        f'<path d="M{left} {one:.1f}h{PANEL}" stroke="#000000" stroke-width="1.4"/>',
+        text(left + 6, one - 6, "faster than cuBLASLt", size=12),
+        text(left + 6, one + 16, "slower", size=12),
+        text(left + PANEL / 2, bottom + 38, "batch: tokens in a product", "middle"),
     ]
+
+
+def curves(left: float, points_of: Callable[[str, str], list[tuple[int, float]]]) -> list[str]:
+    parts = []
+    for layer, (colour, kind) in LAYERS.items():
+        for card, dashes in zip(CARDS, DASHES):
+            points = [point for point in points_of(card, layer) if point[0] <= BATCHES[-1]]
+            places = [(x_of(left, batch), y_of(ratio)) for batch, ratio in points]
+            parts += [line(places, colour, dashes), markers(kind, places, colour)]
     return parts
 
 
 def legend() -> list[str]:
-    left, parts = WIDTH - RIGHT + 16, []
-    y = TOP + 12
+    """One row below the panels."""
+    x, y, parts = LEFT, HEIGHT - 18, []
     for layer, (colour, kind) in LAYERS.items():
         parts += [
-            f'<path d="M{left} {y}h28" stroke="{colour}" stroke-width="2"/>',
-            marker(kind, left + 14, y, colour, True),
-            text(left + 36, y + 4.5, shape(layer)),
+            f'<path d="M{x} {y}h28" stroke="{colour}" stroke-width="1.8"/>',
+            markers(kind, [(x + 14, y)], colour),
+            text(x + 36, y + 4.5, shape(layer)),
         ]
-        y += 24
-    y += 8
+        x += 146
+    x += 16
     for name, dashes in zip(CARDS.values(), DASHES):
         parts += [
-            f'<path d="M{left} {y}h28" stroke="#000000" stroke-width="2"{dashes}/>',
-            text(left + 36, y + 4.5, name),
+            f'<path d="M{x} {y}h32" stroke="#000000" stroke-width="1.8"{dashes}/>',
+            text(x + 40, y + 4.5, name),
         ]
-        y += 24
-    y += 8
-    parts += [marker("circle", left + 14, y, "#000000", True), text(left + 36, y + 4.5, "fused path")]
-    y += 24
-    parts += [marker("circle", left + 14, y, "#000000", False), text(left + 36, y + 4.5, "two-step")]
-    return parts
-
-
-def curves() -> list[str]:
-    times, crossovers = times_of(read("speed.csv")), read_crossovers()
-    parts = []
-    for layer, (colour, kind) in LAYERS.items():
-        for card, dashes in zip(CARDS, DASHES):
-            batches = sorted({key[3] for key in times if key[:2] == (card, layer) and key[3] <= BATCHES[-1]})
-            found = [(batch, plan_ratio(times, crossovers, card, layer, batch)) for batch in batches]
-            points = [(batch, *ratio) for batch, ratio in found if ratio]
-            parts.append(line([point[:2] for point in points], colour, dashes))
-            parts += [marker(kind, x_of(batch), y_of(ratio), colour, path == "fused") for batch, ratio, path in points]
+        x += 110
     return parts
 
 
@@ -124,7 +121,12 @@ def draw() -> str:
         'font-family="DejaVu Sans, Verdana, Helvetica, Arial, sans-serif">'
     )
     background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
-    return "\n".join([head, background, *axes(), *curves(), *legend(), "</svg>"]) + "\n"
+    words = "Speed of a product with lossless BF16 weights; cuBLASLt on the plain ones = 1"
+    parts = [head, background, text(10, 26, words, size=16, more=' font-weight="bold"')]
+    for at, (title, points_of) in enumerate(PANELS.items()):
+        left = LEFT + at * (PANEL + GAP)
+        parts += [*axes(left, title, at == 0), *curves(left, points_of)]
+    return "\n".join([*parts, *legend(), "</svg>"]) + "\n"
 
 
 def main() -> None:

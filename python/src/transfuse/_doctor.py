@@ -265,7 +265,7 @@ class _Doctor:
         report, version = self.report, self.versions["transformers"]
         needs = "" if torch_works else "it needs transfuse's part for PyTorch"
         if version is None:
-            report.conclude("transformers", "", "it is not installed: pip install 'transfuse[transformers]'")
+            report.conclude("transformers", "", "it is not installed: pip install transformers accelerate")
         elif _parse_version(version) < _OLDEST_TRANSFORMERS:
             report.conclude("transformers", f"transformers {version} is older than 5: pip install -U transformers")
         elif needs:
