@@ -2,9 +2,10 @@
 /* Compressing a checkpoint: tensor by tensor, from the source file into the output, where a blob's size is known only
  * once it is written. So blobs come first, each where the last one that was worth keeping ended; then the other
  * tensors; and the header, for which room was left, last. */
+#include "trf_bf16_numbers.h"
 #include "trf_encode.h"
-#include "trf_model_config.h"
 #include "trf_output.h"
+#include "trf_source_kind.h"
 #include "trf_tensor_selection.h"
 
 #include <inttypes.h>
@@ -16,7 +17,8 @@
 typedef struct trf_compressed_tensor {
     const trf_tensor *source;
     trf_tensor_selection selection;
-    uint64_t begin, end; /* in the output's data */
+    trf_left_reason reason; /* why it stays as it was, if it does */
+    uint64_t begin, end;    /* in the output's data */
     int is_blob;
 } trf_compressed_tensor;
 
@@ -25,6 +27,7 @@ typedef struct trf_file_compressor {
     trf_job *job;
     const trf_checkpoint_file *file;
     const trf_selection_rules *rules;
+    trf_blob_counts *counts;
     trf_file in;
     const trf_file *out;
     trf_compressed_tensor *tensors; /* [file->num_tensors] */
@@ -127,31 +130,68 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     return status;
 }
 
-/* Encodes one tensor behind the blobs before it, and keeps the result if it is worth it. */
-static trf_status compress_tensor(trf_file_compressor *compressor, trf_compressed_tensor *compressed, trf_error *err) {
+/* *exact: whether an F32 tensor holds BF16 numbers alone; where it has to, and does not, it is no longer selected. */
+static trf_status settle_f32(trf_file_compressor *compressor, trf_compressed_tensor *compressed, int *exact,
+                             trf_error *err) {
     const trf_tensor *tensor = compressed->source;
-    trf_checkpoint_report *report = &compressor->job->report;
-    double error_energy = compressor->job->error_energy, weight_energy = compressor->job->weight_energy;
-    uint64_t out_offset = compressor->data_offset + compressor->end, bytes;
-    trf_status status = tensor->num_dims == 2 ? compress_matrix(compressor, tensor, 0, out_offset, &bytes, err)
-                                              : compress_expert_tensor(compressor, tensor, out_offset, &bytes, err);
-    if (status != TRF_OK)
-        return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, compressor->file->path, tensor->name,
-                                trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin);
-    compressed->is_blob = compressed->selection == TRF_SELECT_ALWAYS || bytes < trf_tensor_bytes(tensor);
-    if (!compressed->is_blob) { /* the next one is written over it */
-        compressor->job->error_energy = error_energy, compressor->job->weight_energy = weight_energy;
+    const trf_checkpoint_options *options = &compressor->job->options;
+    *exact = 0;
+    if (trf_dtype_of_name(tensor->dtype) != TRF_DTYPE_F32 || options->encode.codec == TRF_CODEC_INT)
         return TRF_OK;
-    }
-    compressed->begin = compressor->end;
-    compressed->end = compressor->end += bytes;
+    trf_status status = trf_are_bf16_numbers(
+        compressor->job, &compressor->in, trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin,
+        trf_tensor_bytes(tensor), exact, err);
+    if (status != TRF_OK || *exact || !trf_needs_bf16_numbers(options, TRF_DTYPE_F32))
+        return status;
+    if (trf_must_fit(compressor->rules, compressed->selection))
+        return trf_fail_no_bf16_numbers(err);
+    compressed->selection = TRF_SELECT_KEEP;
+    compressed->reason = TRF_LEFT_F32;
+    return TRF_OK;
+}
+
+/* Adds a blob to the report. */
+static void count_blob(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t bytes, int exact) {
+    trf_checkpoint_report *report = &compressor->job->report;
+    trf_encode_options options;
+    const trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
+    trf_encode_options_for(&compressor->job->options.encode, dtype, &options);
+    compressor->counts->bf16 += options.codec == TRF_CODEC_BF16;
+    compressor->counts->fp16 += options.codec == TRF_CODEC_FP16;
     compressor->blobs++;
     report->compressed_tensors++;
     report->compressed_source_bytes += trf_tensor_bytes(tensor);
     report->compressed_bytes += bytes;
-    trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
     report->compressed_weights += trf_tensor_bytes(tensor) / trf_dtype_bytes(dtype);
-    report->rounded_tensors += dtype == TRF_DTYPE_F32 && compressor->job->options.encode.codec == TRF_CODEC_BF16;
+    report->widened_tensors += exact != 0;
+    report->rounded_tensors += dtype == TRF_DTYPE_F32 && options.codec == TRF_CODEC_BF16 && !exact;
+}
+
+/* Encodes one tensor behind the blobs before it, and keeps the result if it is worth it. */
+static trf_status compress_tensor(trf_file_compressor *compressor, trf_compressed_tensor *compressed, trf_error *err) {
+    const trf_tensor *tensor = compressed->source;
+    double error_energy = compressor->job->error_energy, weight_energy = compressor->job->weight_energy;
+    uint64_t out_offset = compressor->data_offset + compressor->end, bytes = 0;
+    int exact;
+    trf_status status = settle_f32(compressor, compressed, &exact, err);
+    if (status == TRF_OK && compressed->selection == TRF_SELECT_KEEP)
+        return TRF_OK;
+    if (status == TRF_OK)
+        status = tensor->num_dims == 2 ? compress_matrix(compressor, tensor, 0, out_offset, &bytes, err)
+                                       : compress_expert_tensor(compressor, tensor, out_offset, &bytes, err);
+    if (status != TRF_OK)
+        return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, compressor->file->path, tensor->name,
+                                trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin);
+    compressed->is_blob = compressed->selection == TRF_SELECT_ALWAYS || bytes < trf_tensor_bytes(tensor);
+    if (!compressed->is_blob || exact) /* what came back bit for bit is not among what a lossy codec took */
+        compressor->job->error_energy = error_energy, compressor->job->weight_energy = weight_energy;
+    if (!compressed->is_blob) { /* the next one is written over it */
+        compressed->reason = TRF_LEFT_NOT_SMALLER;
+        return TRF_OK;
+    }
+    compressed->begin = compressor->end;
+    compressed->end = compressor->end += bytes;
+    count_blob(compressor, tensor, bytes, exact);
     return TRF_OK;
 }
 
@@ -265,8 +305,8 @@ static trf_status compress_tensors(trf_file_compressor *compressor, trf_error *e
     for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++) {
         trf_compressed_tensor *compressed = &compressor->tensors[i];
         compressed->source = file->tensors[i].source;
-        status = trf_select_tensor(compressor->rules, compressed->source, &compressed->selection, err);
-        kept_bytes += compressed->selection == TRF_SELECT_KEEP ? trf_tensor_bytes(compressed->source) : 0;
+        status = trf_select_tensor(compressor->rules, compressed->source, &compressed->selection, &compressed->reason,
+                                   err);
     }
     if (status == TRF_OK && !(metadata = compressed_metadata(file)))
         status = trf_fail_memory(err, file->own_header.text_bytes);
@@ -275,6 +315,15 @@ static trf_status compress_tensors(trf_file_compressor *compressor, trf_error *e
     for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++)
         if (compressor->tensors[i].selection != TRF_SELECT_KEEP)
             status = compress_tensor(compressor, &compressor->tensors[i], err);
+    for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++) {
+        const trf_compressed_tensor *compressed = &compressor->tensors[i];
+        const uint64_t bytes = trf_tensor_bytes(compressed->source);
+        kept_bytes += compressed->selection == TRF_SELECT_KEEP ? bytes : 0;
+        if (!compressed->is_blob) {
+            compressor->job->report.left[compressed->reason].tensors++;
+            compressor->job->report.left[compressed->reason].bytes += bytes;
+        }
+    }
     if (status == TRF_OK && compressor->blobs == 0) {
         status = copy_file_unchanged(compressor, kept_bytes, err);
         compressor->end = file->own_header.data_bytes;
@@ -292,12 +341,13 @@ static trf_status compress_tensors(trf_file_compressor *compressor, trf_error *e
 typedef struct trf_compression {
     trf_job job;
     trf_selection_rules rules;
+    trf_blob_counts counts;
 } trf_compression;
 
 static trf_status compress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, trf_error *err) {
     trf_compression *work = context;
     uint64_t file_bytes;
-    trf_file_compressor compressor = {.job = &work->job, .file = file, .rules = &work->rules, .out = out};
+    trf_file_compressor compressor = {.job = &work->job, .file = file, .rules = &work->rules, .counts = &work->counts, .out = out};
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
@@ -328,6 +378,28 @@ static trf_status check_collision(const trf_checkpoint *checkpoint, const trf_ch
                     tensor->name, tensor->name);
 }
 
+/* What a few weights of an F32 tensor that has to be of BF16 numbers tell already: it stays, or cannot be compressed. */
+static trf_status check_f32(const trf_checkpoint_file *file, const trf_selection_rules *rules, const trf_tensor *tensor,
+                            trf_tensor_selection *selection, trf_error *err) {
+    trf_file in;
+    uint64_t file_bytes;
+    int may_be;
+    if (!trf_needs_bf16_numbers(rules->options, trf_dtype_of_name(tensor->dtype)))
+        return TRF_OK;
+    trf_status status = trf_file_open(file->path, &in, &file_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_may_be_bf16_numbers(&in, trf_safetensors_data_offset(&file->own_header) + tensor->begin,
+                                     trf_tensor_bytes(tensor), &may_be, err);
+    trf_file_close(&in);
+    if (status != TRF_OK || may_be)
+        return status;
+    if (trf_must_fit(rules, *selection))
+        return trf_prefix_error(err, trf_fail_no_bf16_numbers(err), "tensor '%s'", tensor->name);
+    *selection = TRF_SELECT_KEEP;
+    return TRF_OK;
+}
+
 static trf_status check_compressible_file(const trf_checkpoint *checkpoint, const trf_checkpoint_file *file,
                                           const trf_selection_rules *rules, trf_error *err) {
     if (file->compressed)
@@ -337,8 +409,11 @@ static trf_status check_compressible_file(const trf_checkpoint *checkpoint, cons
                         file->path);
     for (size_t i = 0; i < file->num_tensors; i++) {
         trf_tensor_selection selection;
+        trf_left_reason reason;
         const trf_tensor *tensor = file->tensors[i].source;
-        trf_status status = trf_select_tensor(rules, tensor, &selection, err);
+        trf_status status = trf_select_tensor(rules, tensor, &selection, &reason, err);
+        if (status == TRF_OK && selection != TRF_SELECT_KEEP)
+            status = check_f32(file, rules, tensor, &selection, err);
         if (status != TRF_OK)
             return trf_prefix_error(err, status, "%s", file->path);
         if (selection != TRF_SELECT_KEEP && (status = check_collision(checkpoint, file, tensor, err)) != TRF_OK)
@@ -355,23 +430,24 @@ static int has_match(const trf_checkpoint *checkpoint, const char *pattern) {
     return 0;
 }
 
-/* A name or glob in `include` that is no tensor's is a mistake; better to hear of it now. */
-static trf_status check_include(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
-                                trf_error *err) {
-    for (size_t p = 0; options->include && options->include[p]; p++) {
-        const char *pattern = options->include[p];
-        if (!has_match(checkpoint, pattern))
+/* A name or glob in `include` or `exclude` that is no tensor's is a mistake; better to hear of it now. verb: such as
+ * "include". */
+static trf_status check_patterns(const trf_checkpoint *checkpoint, const char *const *patterns, const char *verb,
+                                 trf_error *err) {
+    for (size_t p = 0; patterns && patterns[p]; p++)
+        if (!has_match(checkpoint, patterns[p]))
             return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,
-                            trf_pattern_is_name(pattern) ? "%s: there is no tensor '%s' to include"
-                                                         : "%s: no tensor's name matches '%s', which is to be included",
-                            checkpoint->root, pattern);
-    }
+                            trf_pattern_is_name(patterns[p]) ? "%s: there is no tensor '%s' to %s"
+                                                             : "%s: no tensor's name matches '%s', which is to %s",
+                            checkpoint->root, patterns[p], verb);
     return TRF_OK;
 }
 
 static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf_selection_rules *rules,
                                      trf_error *err) {
-    trf_status status = check_include(checkpoint, rules->options, err);
+    trf_status status = check_patterns(checkpoint, rules->options->include, "include", err);
+    if (status == TRF_OK)
+        status = check_patterns(checkpoint, rules->options->exclude, "exclude", err);
     for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++)
         status = check_compressible_file(checkpoint, &checkpoint->files[i], rules, err);
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
@@ -385,14 +461,13 @@ static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf
 static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *work, trf_source_config *source,
                              trf_error *err) {
     const trf_checkpoint_options *options = &work->job.options;
-    trf_checkpoint_report *report = &work->job.report;
     trf_status status = trf_source_config_read(checkpoint, source, err);
     work->rules = (trf_selection_rules){options, trf_source_config_is_tied(source)};
-    /* With `include` or `embeddings` it would not have been asked. */
-    if (status == TRF_OK && source->failure.status != TRF_OK && !options->embeddings &&
+    /* With `include` or `embeddings` it would not have been asked; a folder is refused. */
+    if (status == TRF_OK && source->failure.status != TRF_OK && !checkpoint->is_folder && !options->embeddings &&
         (!options->include || !options->include[0]))
-        snprintf(report->warning, sizeof report->warning,
-                 "%.700s; it counts as missing, and a tied output as any other matrix", source->failure.message);
+        trf_job_note(&work->job, "%.700s; it counts as missing, and a tied output as any other matrix",
+                     source->failure.message);
     return status;
 }
 
@@ -402,6 +477,7 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
     trf_source_config source = {0};
     trf_model_config config = {0};
     trf_compression work = {0};
+    const char *dtype = NULL;
     if (!out_path)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
     trf_status status = trf_job_begin(&work.job, options, err);
@@ -416,11 +492,15 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
     work.job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
     status = check_compressible(checkpoint, &work.rules, err);
     if (status == TRF_OK && checkpoint->is_folder)
-        status = trf_model_config_compress(&source, &work.job.options.encode, &config, err);
+        dtype = trf_source_find_dtype(checkpoint, &source);
+    if (status == TRF_OK && checkpoint->is_folder)
+        status = trf_model_config_compress(&source, &work.job.options, dtype, &config, err);
+    if (status == TRF_OK)
+        status = trf_source_check(checkpoint, &source, &work.job, err);
     if (status == TRF_OK)
         status = trf_checkpoint_rewrite(checkpoint, &config, &work.job, out_path, compress_file, &work, err);
     if (status == TRF_OK && work.job.report.compressed_tensors)
-        trf_model_config_warn(&config, &work.job.report);
+        trf_source_tell(checkpoint, &source, dtype, &work.counts, &work.job);
     if (status == TRF_OK)
         trf_job_report(&work.job, report);
 done:

@@ -102,7 +102,7 @@ trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path, 
     job.total_bytes = job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
     job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
     status = trf_model_config_restore(checkpoint, &config, err);
-    trf_model_config_warn(&config, &job.report);
+    trf_model_config_tell(&config, &job);
     if (status == TRF_OK)
         status = trf_checkpoint_rewrite(checkpoint, &config, &job, out_path, decompress_file, &job, err);
     if (status == TRF_OK)

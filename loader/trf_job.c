@@ -5,6 +5,8 @@
 #include "trf_struct.h"
 
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,6 +76,22 @@ int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes) {
 trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf_error *err) {
     job->done_bytes += bytes;
     return trf_job_progress(job, tensor, 0) ? trf_fail_cancelled(tensor, err) : TRF_OK;
+}
+
+void trf_job_note(trf_job *job, const char *format, ...) {
+    char line[sizeof job->report.warning];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    for (char *at = line; *at; at++)
+        if ((unsigned char)*at < 0x20 || *at == 0x7F)
+            *at = '?';
+    const size_t used = strlen(job->report.warning);
+    if (used + (used != 0) + strlen(line) < sizeof job->report.warning)
+        snprintf(job->report.warning + used, sizeof job->report.warning - used, "%s%s", used ? "\n" : "", line);
+    if (job->options.note)
+        job->options.note(job->options.note_context, line);
 }
 
 void trf_job_count_buffer(trf_job *job, uint64_t bytes) {

@@ -14,6 +14,7 @@ typedef struct trf_job {
     /* Sums over the tensors whose codec is not lossless, of squares of errors and of weights: report.relative_rms_error
      * is about these. */
     double error_energy, weight_energy;
+    int is_lossless; /* verify: config.json says that every tensor has its own lossless codec */
 } trf_job;
 
 enum {
@@ -33,6 +34,10 @@ trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf
 /* @return nonzero if the caller asks to stop, having told it that `bytes` beyond done_bytes are done. */
 int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes);
 trf_status trf_fail_cancelled(const char *tensor, trf_error *err);
+
+/* A line for the user: to the caller's options.note, and to the end of report.warning, as far as it fits. What is no
+ * printing character, as a name that it quotes may have, becomes '?'. */
+__attribute__((format(printf, 2, 3))) void trf_job_note(trf_job *job, const char *format, ...);
 
 /* Notes buffers for report.peak_buffer_bytes. */
 void trf_job_count_buffer(trf_job *job, uint64_t bytes);
