@@ -25,13 +25,12 @@ static int are_bf16_numbers(const uint32_t *weights, size_t count) {
 
 trf_status trf_may_be_bf16_numbers(const trf_file *file, uint64_t offset, uint64_t bytes, int *yes, trf_error *err) {
     uint32_t weights[TRF_SAMPLE_WEIGHTS];
-    const uint64_t count = bytes / sizeof weights[0],
-                   part = count < TRF_SAMPLE_WEIGHTS ? count : TRF_SAMPLE_WEIGHTS;
+    const uint64_t count = bytes / sizeof weights[0], part = count < TRF_SAMPLE_WEIGHTS ? count : TRF_SAMPLE_WEIGHTS;
     *yes = 1;
     for (uint64_t i = 0; i < TRF_SAMPLES && *yes && part; i++) {
         const uint64_t first = (count - part) / (TRF_SAMPLES - 1) * i;
-        trf_status status = trf_file_read(file, offset + first * sizeof weights[0], weights, part * sizeof weights[0],
-                                          err);
+        trf_status status =
+            trf_file_read(file, offset + first * sizeof weights[0], weights, part * sizeof weights[0], err);
         if (status != TRF_OK)
             return status;
         *yes = are_bf16_numbers(weights, (size_t)part);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* F32 tensors that were BF16 once: models that were saved in float32, as many are, without having been trained in it. */
+/* F32 tensors that were BF16 once: models that were saved in float32, as many are, without having been trained in it.
+ */
 #ifndef TRF_BF16_NUMBERS_H
 #define TRF_BF16_NUMBERS_H
 

@@ -138,9 +138,9 @@ static trf_status settle_f32(trf_file_compressor *compressor, trf_compressed_ten
     *exact = 0;
     if (trf_dtype_of_name(tensor->dtype) != TRF_DTYPE_F32 || options->encode.codec == TRF_CODEC_INT)
         return TRF_OK;
-    trf_status status = trf_are_bf16_numbers(
-        compressor->job, &compressor->in, trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin,
-        trf_tensor_bytes(tensor), exact, err);
+    trf_status status = trf_are_bf16_numbers(compressor->job, &compressor->in,
+                                             trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin,
+                                             trf_tensor_bytes(tensor), exact, err);
     if (status != TRF_OK || *exact || !trf_needs_bf16_numbers(options, TRF_DTYPE_F32))
         return status;
     if (trf_must_fit(compressor->rules, compressed->selection))
@@ -305,8 +305,8 @@ static trf_status compress_tensors(trf_file_compressor *compressor, trf_error *e
     for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++) {
         trf_compressed_tensor *compressed = &compressor->tensors[i];
         compressed->source = file->tensors[i].source;
-        status = trf_select_tensor(compressor->rules, compressed->source, &compressed->selection, &compressed->reason,
-                                   err);
+        status =
+            trf_select_tensor(compressor->rules, compressed->source, &compressed->selection, &compressed->reason, err);
     }
     if (status == TRF_OK && !(metadata = compressed_metadata(file)))
         status = trf_fail_memory(err, file->own_header.text_bytes);
@@ -347,7 +347,8 @@ typedef struct trf_compression {
 static trf_status compress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, trf_error *err) {
     trf_compression *work = context;
     uint64_t file_bytes;
-    trf_file_compressor compressor = {.job = &work->job, .file = file, .rules = &work->rules, .counts = &work->counts, .out = out};
+    trf_file_compressor compressor = {
+        .job = &work->job, .file = file, .rules = &work->rules, .counts = &work->counts, .out = out};
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
@@ -378,7 +379,8 @@ static trf_status check_collision(const trf_checkpoint *checkpoint, const trf_ch
                     tensor->name, tensor->name);
 }
 
-/* What a few weights of an F32 tensor that has to be of BF16 numbers tell already: it stays, or cannot be compressed. */
+/* What a few weights of an F32 tensor that has to be of BF16 numbers tell already: it stays, or cannot be compressed.
+ */
 static trf_status check_f32(const trf_checkpoint_file *file, const trf_selection_rules *rules, const trf_tensor *tensor,
                             trf_tensor_selection *selection, trf_error *err) {
     trf_file in;

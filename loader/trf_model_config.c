@@ -372,8 +372,8 @@ static trf_status compare_texts(const trf_config_file *ours, const trf_model_con
                     restored->text ? "the source's text that it keeps" : "it", source->path, at);
 }
 
-trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_checkpoint *against,
-                                  trf_job *job, trf_error *err) {
+trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_job *job,
+                                  trf_error *err) {
     trf_config_file ours = {0}, source;
     trf_model_config restored = {0};
     trf_error failure = {0};

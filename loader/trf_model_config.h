@@ -86,7 +86,7 @@ void trf_model_config_tell(const trf_model_config *config, trf_job *job);
 
 /* Whether a folder's config.json, restored, is that of its source, byte for byte. What is no folder, or a source
  * without config.json, agrees. Errors: TRF_ERR_MISMATCH, _NOT_FOUND (it is missing), _IO, _MEMORY. */
-trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_checkpoint *against,
-                                  trf_job *job, trf_error *err);
+trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_job *job,
+                                  trf_error *err);
 
 #endif

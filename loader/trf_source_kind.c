@@ -19,13 +19,13 @@ static const char *const kShortKeyMembers[] = {"bits", "group_size", "quant_algo
 
 /* Files that quantizers write beside the weights. */
 static const char *const kFileNames[] = {
-    "hf_quant_config.json",     "quantize_config.json",   "quant_config.json",       "quantization_config.json",
-    "compression_config.json",  "quanto_qmap.json",       "quantization_map.json",   "quant_model_description.json",
+    "hf_quant_config.json",     "quantize_config.json",   "quant_config.json",         "quantization_config.json",
+    "compression_config.json",  "quanto_qmap.json",       "quantization_map.json",     "quant_model_description.json",
     "quantization_params.json", "gptq_model_config.json", "quantize_config_gptq.json",
 };
 
-/* Last parts of the names of tensors that only quantized models have: GPTQ and AWQ; compressed-tensors and modelopt; FP8
- * of DeepSeek and Mistral; bitsandbytes; EXL2; HQQ; nunchaku; FP8 of ComfyUI. */
+/* Last parts of the names of tensors that only quantized models have: GPTQ and AWQ; compressed-tensors and modelopt;
+ * FP8 of DeepSeek and Mistral; bitsandbytes; EXL2; HQQ; nunchaku; FP8 of ComfyUI. */
 static const char *const kTensorParts[] = {
     "qweight",
     "qzeros",
@@ -125,7 +125,8 @@ static const trf_tensor *find_tensor(const trf_checkpoint *checkpoint, const cha
     return NULL;
 }
 
-/* @return whether a quantized tensor has this stem, such as "a." of "a.scale" and "a.weight". buffer: room for a name. */
+/* @return whether a quantized tensor has this stem, such as "a." of "a.scale" and "a.weight". buffer: room for a name.
+ */
 static int has_quantized(const trf_checkpoint *checkpoint, const char *stem, size_t bytes, char *buffer) {
     memcpy(buffer, stem, bytes);
     for (size_t i = 0; i < TRF_COUNT(kQuantizedEnds); i++) {
@@ -138,8 +139,7 @@ static int has_quantized(const trf_checkpoint *checkpoint, const char *stem, siz
 }
 
 /* Looks whether a tensor is a scale or zero point of a quantized one. */
-static trf_status ask_companion(const trf_checkpoint *checkpoint, const char *name, int *is_companion,
-                                trf_error *err) {
+static trf_status ask_companion(const trf_checkpoint *checkpoint, const char *name, int *is_companion, trf_error *err) {
     const size_t length = strlen(name);
     char *buffer = NULL;
     for (size_t i = 0; i < TRF_COUNT(kCompanionEnds) && !*is_companion; i++) {
@@ -341,8 +341,8 @@ static void tell_dtype(const trf_source_config *source, const char *dtype, const
         trf_job_note(job,
                      "%.500s: the model's dtype is %.40s, which does not go with what is compressed with the codec %s "
                      "(tensors: %" PRIu64 "); pass dtype=torch.%s to load it, or loading raises an error",
-                     source->file.path, dtype, misfits_bf16 ? "bf16" : "fp16",
-                     misfits_bf16 ? blobs->bf16 : blobs->fp16, fitting);
+                     source->file.path, dtype, misfits_bf16 ? "bf16" : "fp16", misfits_bf16 ? blobs->bf16 : blobs->fp16,
+                     fitting);
 }
 
 void trf_source_tell(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *dtype,

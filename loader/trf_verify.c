@@ -126,8 +126,8 @@ static trf_agreement agreement_of(const trf_job *job, const trf_header *header) 
     return is_rounded(header) && !job->is_lossless ? TRF_AGREE_ROUNDED : TRF_AGREE_BITS;
 }
 
-/* Counts an F32 tensor of the codec bf16, which was rounded or held BF16 numbers alone. The blob does not say which: the
- * source does, or config.json; without either it counts as rounded. Of exact ones no error was measured. */
+/* Counts an F32 tensor of the codec bf16, which was rounded or held BF16 numbers alone. The blob does not say which:
+ * the source does, or config.json; without either it counts as rounded. Of exact ones no error was measured. */
 static void count_f32(trf_job *job, const trf_comparison *comparison, double weight_energy) {
     if (comparison->against ? comparison->differs : !job->is_lossless) {
         job->report.rounded_tensors++;

@@ -82,7 +82,7 @@ static void check_comes_back(void) {
     "\"layout\": \"coded\", \"source_config\": "
 
 #define NEEDS                                                                                                          \
-    "\"transformers_weights\": \"this folder is compressed by transfuse; install transfuse to load it, or run "         \
+    "\"transformers_weights\": \"this folder is compressed by transfuse; install transfuse to load it, or run "        \
     "'transfuse decompress' to get the original files back\""
 
 static const struct {
@@ -96,20 +96,26 @@ static const struct {
     {"{\"_class_name\":\"A\"}", "{\"_class_name\":\"A\", " ADDED "\"{\\\"_class_name\\\":\\\"A\\\"}\"}}"},
     /* a member that is null makes room, with one comma */
     {"{\"quantization_config\" : null}", "{" ADDED "\"{\\\"quantization_config\\\" : null}\"}}"},
-    {"{\"quantization_config\":null, \"a\":1}", "{ \"a\":1, " ADDED "\"{\\\"quantization_config\\\":null, \\\"a\\\":1}\"}}"},
-    {"{\"a\":[1,{\"b\":\"]\"}],\"quantization_config\":null }", "{\"a\":[1,{\"b\":\"]\"}], " ADDED
+    {"{\"quantization_config\":null, \"a\":1}",
+     "{ \"a\":1, " ADDED "\"{\\\"quantization_config\\\":null, \\\"a\\\":1}\"}}"},
+    {"{\"a\":[1,{\"b\":\"]\"}],\"quantization_config\":null }",
+     "{\"a\":[1,{\"b\":\"]\"}], " ADDED
      "\"{\\\"a\\\":[1,{\\\"b\\\":\\\"]\\\"}],\\\"quantization_config\\\":null }\"} }"},
-    {"{\"quantization\\u005fconfig\":null,\"quantization_config\":null,\"b\":1}", "{\"b\":1, " ADDED
+    {"{\"quantization\\u005fconfig\":null,\"quantization_config\":null,\"b\":1}",
+     "{\"b\":1, " ADDED
      "\"{\\\"quantization\\\\u005fconfig\\\":null,\\\"quantization_config\\\":null,\\\"b\\\":1}\"}}"},
     /* what transformers goes by */
-    {"{\"model_type\":\"a\"}", "{\"model_type\":\"a\", \"dtype\": \"bfloat16\", " NEEDS ", " ADDED
-     "\"{\\\"model_type\\\":\\\"a\\\"}\"}}"},
-    {"{\n \"model_type\": NaN,\n \"dtype\": null\n}", "{\n \"model_type\": NaN,\n  \"dtype\": \"bfloat16\",\n  " NEEDS
-     ",\n  " ADDED "\"{\\n \\\"model_type\\\": NaN,\\n \\\"dtype\\\": null\\n}\"}\n \n}"},
-    {"{\"architectures\":[\"A\"],\"torch_dtype\":\"float32\"}", "{\"architectures\":[\"A\"],\"torch_dtype\":\"float32\", "
-     NEEDS ", " ADDED "\"{\\\"architectures\\\":[\\\"A\\\"],\\\"torch_dtype\\\":\\\"float32\\\"}\"}}"},
+    {"{\"model_type\":\"a\"}",
+     "{\"model_type\":\"a\", \"dtype\": \"bfloat16\", " NEEDS ", " ADDED "\"{\\\"model_type\\\":\\\"a\\\"}\"}}"},
+    {"{\n \"model_type\": NaN,\n \"dtype\": null\n}",
+     "{\n \"model_type\": NaN,\n  \"dtype\": \"bfloat16\",\n  " NEEDS ",\n  " ADDED
+     "\"{\\n \\\"model_type\\\": NaN,\\n \\\"dtype\\\": null\\n}\"}\n \n}"},
+    {"{\"architectures\":[\"A\"],\"torch_dtype\":\"float32\"}",
+     "{\"architectures\":[\"A\"],\"torch_dtype\":\"float32\", " NEEDS ", " ADDED
+     "\"{\\\"architectures\\\":[\\\"A\\\"],\\\"torch_dtype\\\":\\\"float32\\\"}\"}}"},
     {"{\"transformers_weights\":\"model.safetensors\",\"model_type\":\"a\",\"dtype\":\"bfloat16\"}",
-     "{\"model_type\":\"a\",\"dtype\":\"bfloat16\", " NEEDS ", " ADDED "\"{\\\"transformers_weights\\\":\\\"model.safetensors\\\","
+     "{\"model_type\":\"a\",\"dtype\":\"bfloat16\", " NEEDS ", " ADDED
+     "\"{\\\"transformers_weights\\\":\\\"model.safetensors\\\","
      "\\\"model_type\\\":\\\"a\\\",\\\"dtype\\\":\\\"bfloat16\\\"}\"}}"},
     /* a byte order mark is kept, but not written */
     {"\xef\xbb\xbf{\"a\":1}", "{\"a\":1, " ADDED "\"\xef\xbb\xbf{\\\"a\\\":1}\"}}"},
@@ -118,7 +124,8 @@ static const struct {
 START_TEST(nothing_else_changes) {
     make_model("text", kTexts[_i].source, strlen(kTexts[_i].source));
     const trf_checkpoint_report report = compress_model(NULL);
-    check_note(&report, !strstr(kTexts[_i].source, "model_type") && !strstr(kTexts[_i].source, "architectures") && !strstr(kTexts[_i].source, "_class_name"));
+    check_note(&report, !strstr(kTexts[_i].source, "model_type") && !strstr(kTexts[_i].source, "architectures") &&
+                            !strstr(kTexts[_i].source, "_class_name"));
     size_t bytes;
     char *text = fixture_read(config_of(compressed), &bytes);
     ck_assert_str_eq(text, kTexts[_i].compressed);
