@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define TRF_STORE_ONLY "--store-only compresses it bit for bit for storage"
-#define TRF_COUNT(array) (sizeof array / sizeof array[0])
+#define TRF_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Members of config.json, at any depth, that say that the weights are quantized. */
 static const char *const kConfigKeys[] = {"quantization_config", "compression_config"};
