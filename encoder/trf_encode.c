@@ -90,7 +90,7 @@ static trf_status check_options(const trf_source *source, const trf_encode_optio
  * 0.1 bit a weight. They are worth it with pairs, whose chains are twice as long, and for layers of so few slabs that a
  * GPU's warps do not all get one; but not with codes, where 0.1 bit is much, and with a rate to hold costs
  * precision. */
-static uint32_t choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t rows, uint32_t cols) {
+uint32_t trf_choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t rows, uint32_t cols) {
     const uint64_t few_weights = 8u << 20;
     const int small = codec != TRF_CODEC_INT && (uint64_t)rows * cols <= few_weights;
     return class_bits == 4 || small ? TRF_MIN_SLAB_COLS : TRF_MAX_SLAB_COLS;
@@ -119,7 +119,7 @@ static void start_encoder(encoding *e, trf_codec codec) {
                                                                  : TRF_PAIRS_PROBABILITY_BITS);
     h->state_bits = h->probability_bits;
     h->slab_cols = (uint16_t)(e->options->slab_cols ? e->options->slab_cols
-                                                    : choose_slab_cols(codec, h->class_bits, h->rows, h->cols));
+                                                    : trf_choose_slab_cols(codec, h->class_bits, h->rows, h->cols));
     int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
     int bytes = codec == TRF_CODEC_INT && (!e->quantizer || e->options->bits == 0);
     h->stored_element_bytes = fp8 || bytes ? 1 : 2;

@@ -43,4 +43,7 @@ trf_status trf_encode_source(const trf_source *source, const trf_encode_options 
                              const trf_progress *progress, uint64_t *blob_bytes, trf_layer_report *report,
                              trf_error *err);
 
+/* @return columns of a slab that a layer gets if the options name none. class_bits: 4 with TRF_FAVOR_SIZE, else 2. */
+uint32_t trf_choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t rows, uint32_t cols);
+
 #endif

@@ -22,21 +22,50 @@ trf_status trf_sanitize_error(trf_status status, trf_error *err) {
     return status;
 }
 
+const trf_checkpoint *trf_checkpoint_model(const trf_checkpoint *checkpoint, size_t number) {
+    if (checkpoint->num_parts)
+        return number < checkpoint->num_parts ? checkpoint->parts[number] : NULL;
+    return number == 0 ? checkpoint : NULL;
+}
+
 uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint) {
     uint64_t bytes = 0;
+    for (size_t p = 0; p < checkpoint->num_parts; p++)
+        if (!checkpoint->parts[p]->carried_over)
+            bytes += trf_checkpoint_source_bytes(checkpoint->parts[p]);
     for (size_t i = 0; i < checkpoint->num_files; i++)
         bytes += trf_checkpoint_file_source_header(&checkpoint->files[i])->data_bytes;
     return bytes;
 }
 
-int trf_checkpoint_has_file(const trf_checkpoint *checkpoint, const char *name) {
+uint64_t trf_checkpoint_file_source_bytes(const trf_checkpoint_file *file) {
+    const trf_safetensors *header = trf_checkpoint_file_source_header(file);
+    return file->compressed || file->is_layer ? 8 + header->text_bytes + header->data_bytes : file->file_bytes;
+}
+
+static int has_file(const trf_checkpoint *checkpoint, const char *name) {
     for (size_t i = 0; i < checkpoint->num_files; i++)
         if (strcmp(checkpoint->files[i].name, name) == 0)
             return 1;
     for (size_t i = 0; i < checkpoint->num_indexes; i++)
         if (strcmp(checkpoint->indexes[i].name, name) == 0)
             return 1;
-    return 0;
+    return strcmp(name, "config.json") == 0;
+}
+
+trf_tree_owner trf_checkpoint_owner(const void *context, const char *path) {
+    const trf_checkpoint *checkpoint = context;
+    if (!checkpoint->num_parts)
+        return has_file(checkpoint, path) ? TRF_TREE_REWRITTEN : TRF_TREE_OTHERS;
+    if (strcmp(path, TRF_PIPELINE_INDEX_NAME) == 0)
+        return TRF_TREE_KEPT;
+    for (size_t p = 0; p < checkpoint->num_parts; p++) {
+        const trf_checkpoint *part = checkpoint->parts[p];
+        const size_t length = strlen(part->name);
+        if (strncmp(path, part->name, length) == 0 && path[length] == '/' && has_file(part, path + length + 1))
+            return part->carried_over ? TRF_TREE_KEPT : TRF_TREE_REWRITTEN;
+    }
+    return TRF_TREE_OTHERS;
 }
 
 /* @return whether a path is a symbolic link to another file of the same folder, which then stands for both. */
@@ -76,6 +105,30 @@ static trf_status checkpoint_add(trf_checkpoint *checkpoint, const char *name, t
     return status;
 }
 
+/* Puts aside the indexes none of whose files is there, as after a download of one variant alone. */
+static trf_status put_idle_indexes_aside(trf_checkpoint *checkpoint, trf_error *err) {
+    size_t kept = 0;
+    trf_status status = TRF_OK;
+    if (!(checkpoint->idle_indexes = calloc(checkpoint->num_indexes + 1, sizeof *checkpoint->idle_indexes)))
+        return trf_fail_memory(err, checkpoint->num_indexes);
+    for (size_t i = 0; i < checkpoint->num_indexes; i++) {
+        trf_checkpoint_index index = checkpoint->indexes[i];
+        char *name = NULL;
+        if (status == TRF_OK && trf_checkpoint_index_is_idle(&index, checkpoint->files, checkpoint->num_files)) {
+            if (!(name = strdup(index.name)))
+                status = trf_fail_memory(err, strlen(index.name));
+        }
+        if (name) {
+            checkpoint->idle_indexes[checkpoint->num_idle_indexes++] = name;
+            trf_checkpoint_index_free(&index);
+        } else {
+            checkpoint->indexes[kept++] = index;
+        }
+    }
+    checkpoint->num_indexes = kept;
+    return status;
+}
+
 static trf_status checkpoint_open_folder(trf_checkpoint *checkpoint, trf_error *err) {
     trf_folder folder;
     trf_status status = trf_folder_list(checkpoint->root, &folder, err);
@@ -88,12 +141,89 @@ static trf_status checkpoint_open_folder(trf_checkpoint *checkpoint, trf_error *
     for (size_t i = 0; i < folder.count && status == TRF_OK; i++)
         status = checkpoint_add(checkpoint, folder.names[i], err);
     trf_folder_free(&folder);
+    if (status == TRF_OK && checkpoint->num_files) /* without any file an index that names some is an error */
+        status = put_idle_indexes_aside(checkpoint, err);
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
         status = trf_checkpoint_index_check(&checkpoint->indexes[i], checkpoint->files, checkpoint->num_files, err);
     if (status == TRF_OK && checkpoint->num_files == 0)
         status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: this directory holds no .safetensors file",
                           checkpoint->root);
     return status;
+}
+
+/* @return whether a folder holds a config.json and a *.safetensors file, and is none that a link in the pipeline leads
+ * to, which stands for both. */
+static trf_status is_part(const char *root, const char *path, int *is, trf_error *err) {
+    struct stat info;
+    trf_folder folder;
+    int has_config = 0, has_weights = 0;
+    *is = 0;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode) || trf_name_is_unwanted(trf_path_basename(path)))
+        return TRF_OK;
+    trf_link_action action = TRF_LINK_FOLLOW;
+    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
+        action = trf_link_classify(root, path);
+    if (action != TRF_LINK_FOLLOW)
+        return TRF_OK;
+    trf_status status = trf_folder_list(path, &folder, err);
+    for (size_t i = 0; status == TRF_OK && i < folder.count; i++) {
+        has_config |= strcmp(folder.names[i], "config.json") == 0;
+        has_weights |= trf_name_is_safetensors(folder.names[i]);
+    }
+    if (status == TRF_OK)
+        trf_folder_free(&folder);
+    *is = has_config && has_weights;
+    return status;
+}
+
+static trf_status checkpoint_add_part(trf_checkpoint *checkpoint, const char *name, trf_error *err) {
+    char *path = trf_path_join(checkpoint->root, name);
+    int is = 0;
+    trf_status status = path ? is_part(checkpoint->root, path, &is, err) : trf_fail_memory(err, strlen(name));
+    trf_checkpoint *part = is ? calloc(1, sizeof *part) : NULL;
+    if (part) {
+        part->is_folder = 1;
+        part->root = path;
+        part->name = strdup(name);
+        checkpoint->parts[checkpoint->num_parts++] = part;
+        return part->name ? checkpoint_open_folder(part, err) : trf_fail_memory(err, strlen(name));
+    }
+    free(path);
+    return is ? trf_fail_memory(err, sizeof *part) : status;
+}
+
+static trf_status checkpoint_open_pipeline(trf_checkpoint *checkpoint, trf_error *err) {
+    trf_folder folder;
+    trf_status status = trf_folder_list(checkpoint->root, &folder, err);
+    if (status != TRF_OK)
+        return status;
+    if (!(checkpoint->parts = calloc(folder.count + 1, sizeof *checkpoint->parts)))
+        status = trf_fail_memory(err, folder.count * sizeof *checkpoint->parts);
+    for (size_t i = 0; i < folder.count && status == TRF_OK; i++)
+        status = checkpoint_add_part(checkpoint, folder.names[i], err);
+    trf_folder_free(&folder);
+    if (status == TRF_OK && checkpoint->num_parts == 0)
+        status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,
+                          "%s: this is a pipeline (" TRF_PIPELINE_INDEX_NAME
+                          "), and none of its folders holds a config.json and a .safetensors file",
+                          checkpoint->root);
+    return status;
+}
+
+/* @return whether the folder is a pipeline; -1 without memory. */
+static int is_pipeline(const trf_checkpoint *checkpoint) {
+    struct stat info;
+    char *path = trf_path_join(checkpoint->root, TRF_PIPELINE_INDEX_NAME);
+    const int is = path ? stat(path, &info) == 0 && S_ISREG(info.st_mode) : -1;
+    free(path);
+    return is;
+}
+
+static trf_status checkpoint_open_files(trf_checkpoint *checkpoint, trf_error *err) {
+    const int pipeline = is_pipeline(checkpoint);
+    if (pipeline < 0)
+        return trf_fail_memory(err, strlen(checkpoint->root));
+    return pipeline ? checkpoint_open_pipeline(checkpoint, err) : checkpoint_open_folder(checkpoint, err);
 }
 
 static trf_status checkpoint_open_file(trf_checkpoint *checkpoint, trf_error *err) {
@@ -121,7 +251,7 @@ trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, tr
     if (!opened->root)
         status = trf_fail_memory(err, strlen(path));
     else
-        status = opened->is_folder ? checkpoint_open_folder(opened, err) : checkpoint_open_file(opened, err);
+        status = opened->is_folder ? checkpoint_open_files(opened, err) : checkpoint_open_file(opened, err);
     if (status != TRF_OK) {
         trf_checkpoint_close(opened);
         return trf_sanitize_error(status, err);
@@ -137,14 +267,23 @@ void trf_checkpoint_close(trf_checkpoint *checkpoint) {
         trf_checkpoint_file_free(&checkpoint->files[i]);
     for (size_t i = 0; i < checkpoint->num_indexes; i++)
         trf_checkpoint_index_free(&checkpoint->indexes[i]);
+    for (size_t i = 0; i < checkpoint->num_idle_indexes; i++)
+        free(checkpoint->idle_indexes[i]);
+    for (size_t i = 0; i < checkpoint->num_parts; i++)
+        trf_checkpoint_close(checkpoint->parts[i]);
     free(checkpoint->files);
     free(checkpoint->indexes);
+    free(checkpoint->idle_indexes);
+    free(checkpoint->parts);
+    free(checkpoint->name);
     free(checkpoint->root);
     free(checkpoint);
 }
 
 uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint) {
     uint64_t count = 0;
+    for (size_t p = 0; p < checkpoint->num_parts; p++)
+        count += checkpoint->parts[p]->carried_over ? 0 : trf_checkpoint_num_tensors(checkpoint->parts[p]);
     for (size_t i = 0; i < checkpoint->num_files; i++)
         count += checkpoint->files[i].num_tensors;
     return count;
@@ -184,19 +323,37 @@ static trf_status find_named(const trf_checkpoint *checkpoint, const char *name,
     return TRF_OK;
 }
 
-trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_checkpoint_matrix *matrix,
-                               trf_error *err) {
+/* In one model: matrix->checkpoint_file stays NULL if it has none of the name. */
+static trf_status find_in_model(const trf_checkpoint *model, const char *name, trf_checkpoint_matrix *matrix,
+                                trf_error *err) {
     *matrix = (trf_checkpoint_matrix){0};
     /* A name may end in brackets of its own. */
-    trf_status status = find_named(checkpoint, name, strlen(name), matrix, err);
+    trf_status status = find_named(model, name, strlen(name), matrix, err);
     if (status == TRF_OK && !matrix->checkpoint_file) {
         const size_t stem = split_expert_name(name, &matrix->expert);
         matrix->is_expert = stem > 0;
         if (stem)
-            status = find_named(checkpoint, name, stem, matrix, err);
+            status = find_named(model, name, stem, matrix, err);
     }
-    if (status != TRF_OK)
-        return status;
+    return status;
+}
+
+trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_checkpoint_matrix *matrix,
+                               trf_error *err) {
+    const trf_checkpoint *model, *holder = NULL;
+    *matrix = (trf_checkpoint_matrix){0};
+    for (size_t i = 0; (model = trf_checkpoint_model(checkpoint, i)); i++) {
+        trf_checkpoint_matrix found;
+        trf_status status = find_in_model(model, name, &found, err);
+        if (status != TRF_OK)
+            return status;
+        if (found.checkpoint_file && holder)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                            "%s: both %s and %s have a tensor '%s'; open the folder of one of them", checkpoint->root,
+                            holder->name, model->name, name);
+        if (found.checkpoint_file)
+            *matrix = found, holder = model;
+    }
     if (!matrix->checkpoint_file)
         return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s'", checkpoint->root, name);
     if (!matrix->tensor->blobs)
@@ -271,17 +428,22 @@ done:
 }
 
 trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf_tensor_info *info, trf_error *err) {
-    size_t s = 0;
+    const trf_checkpoint_file *checkpoint_file = NULL;
     uint64_t i = index;
     if (!checkpoint || !info)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "what a tensor is needs a checkpoint, and a place for it");
-    while (s < checkpoint->num_files && i >= checkpoint->files[s].num_tensors)
-        i -= checkpoint->files[s++].num_tensors;
-    if (s == checkpoint->num_files)
+    const trf_checkpoint *model;
+    for (size_t m = 0; !checkpoint_file && (model = trf_checkpoint_model(checkpoint, m)); m++)
+        for (size_t f = 0; f < model->num_files && !checkpoint_file; f++) {
+            if (i < model->files[f].num_tensors)
+                checkpoint_file = &model->files[f];
+            else
+                i -= model->files[f].num_tensors;
+        }
+    if (!checkpoint_file)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tensor %" PRIu64 " of %" PRIu64, index,
                         trf_checkpoint_num_tensors(checkpoint));
-    const trf_checkpoint_file *checkpoint_file = &checkpoint->files[s];
     const trf_file_tensor *tensor = &checkpoint_file->tensors[i];
     *info = (trf_tensor_info){
         .name = tensor->source->name,

@@ -5,22 +5,37 @@
 #define TRF_CHECKPOINT_H
 
 #include "trf_checkpoint_index.h"
-#include "trf_job.h"
+#include "trf_tree.h"
 
 struct trf_checkpoint {
     char *root; /* the file, or the folder */
     int is_folder;
     trf_checkpoint_file *files; /* a file: one; a folder: its *.safetensors, in the order of their names */
     size_t num_files;
-    trf_checkpoint_index *indexes; /* a folder's *.safetensors.index.json */
+    trf_checkpoint_index *indexes; /* a folder's indexes */
     size_t num_indexes;
+    char **idle_indexes; /* names of those none of whose files is there; they are carried over */
+    size_t num_idle_indexes;
+    trf_checkpoint **parts; /* a pipeline: its models, in the order of their names; it has no files of its own then */
+    size_t num_parts;
+    char *name;       /* of a part: its folder's, in the pipeline */
+    int carried_over; /* a part that is left as it is; set by whoever works on the pipeline */
 };
+
+/* What stands in the folder of a pipeline. */
+#define TRF_PIPELINE_INDEX_NAME "model_index.json"
+
+/* @return the model that has a number: a part, or the checkpoint itself, which then is the only one. NULL: no more. */
+const trf_checkpoint *trf_checkpoint_model(const trf_checkpoint *checkpoint, size_t number);
 
 /* @return bytes of all tensors, uncompressed. */
 uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint);
 
-/* @return whether a name in the folder is one of its files or indexes. */
-int trf_checkpoint_has_file(const trf_checkpoint *checkpoint, const char *name);
+/* @return bytes of a whole file, as the source has it. */
+uint64_t trf_checkpoint_file_source_bytes(const trf_checkpoint_file *file);
+
+/* Whose an entry of its folder is. context: the checkpoint. */
+trf_tree_owner trf_checkpoint_owner(const void *context, const char *path);
 
 /* A compressed matrix: a tensor, or one expert of an expert tensor. */
 typedef struct trf_checkpoint_matrix {
@@ -48,18 +63,40 @@ trf_status trf_sanitize_error(trf_status status, trf_error *err);
 
 struct trf_model_config; /* trf_model_config.h */
 
-/* Builds an output from a checkpoint: each file through `rewrite_file`, indexes rewritten, config.json as `config` has
- * it, other files copied; all of it published at once or not at all. Errors: those of rewrite_file; TRF_ERR_EXISTS,
- * _ARGUMENT, _IO, _MEMORY. */
-typedef trf_status trf_rewrite_file_fn(void *context, const trf_checkpoint_file *checkpoint_file, const trf_file *out,
-                                       trf_error *err);
-trf_status trf_checkpoint_rewrite(const trf_checkpoint *checkpoint, const struct trf_model_config *config, trf_job *job,
-                                  const char *out_path, trf_rewrite_file_fn *rewrite_file, void *context,
-                                  trf_error *err);
+/* A model on its way into an output. */
+typedef struct trf_rewrite_part {
+    const trf_checkpoint *checkpoint;
+    const struct trf_model_config *config;
+    void *context; /* for rewrite_file */
+} trf_rewrite_part;
 
-/* Copies one entry of a folder and all below it. root: the checkpoint's folder; relative symbolic links that lead
- * to something in it, and ones that lead nowhere, are made anew; others are followed. Errors: TRF_ERR_IO, _UNSUPPORTED
- * (not a file, folder or link), _MEMORY. */
-trf_status trf_copy_tree(trf_job *job, const char *root, const char *in_path, const char *out_path, trf_error *err);
+/* Makes a file of the output. out: NULL if only its size is asked for. *bytes: of the whole file; an estimate then. */
+typedef trf_status trf_rewrite_file_fn(void *context, const trf_checkpoint_file *checkpoint_file, const trf_file *out,
+                                       uint64_t *bytes, trf_error *err);
+
+/* An output that is made from a checkpoint: of each model each file through `rewrite_file`, indexes rewritten,
+ * config.json as `config` has it; other files copied. */
+typedef struct trf_rewrite {
+    const trf_checkpoint *checkpoint;
+    const trf_rewrite_part *parts; /* those that are not carried over */
+    size_t num_parts;
+    trf_job *job;
+    const char *out_path; /* NULL: only with job->options.dry_run */
+    trf_rewrite_file_fn *rewrite_file;
+    int compresses;
+} trf_rewrite;
+
+/* All of it is published at once or not at all. Fills in what the report says of whole files. With dry_run nothing is
+ * written. Errors: those of rewrite_file; TRF_ERR_EXISTS, _NOT_FOUND (skip_extra), _ARGUMENT, _IO (also too little
+ * space), _MEMORY. */
+trf_status trf_checkpoint_rewrite(const trf_rewrite *rewrite, trf_error *err);
+
+/* Sums up whole files in the report: the source's; and, unless it is being made, the compressed checkpoint's. */
+void trf_count_whole_files(const trf_tree *tree, const trf_rewrite_part *parts, size_t num_parts, int compresses,
+                           trf_checkpoint_report *report);
+
+/* Whether a file that stands where an output goes is one that transfuse wrote, by its own marker: a compressed
+ * safetensors file, the index of one, a config.json that says so. @return 1, 0; -1 without memory. */
+int trf_file_is_ours(const char *path);
 
 #endif

@@ -60,6 +60,25 @@ static size_t find_file_number(const trf_checkpoint_file *files, size_t num_file
     return i;
 }
 
+int trf_checkpoint_index_is_idle(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
+                                 size_t num_files) {
+    const char *name, *last = "";
+    json_t *file;
+    json_object_foreach(index->weight_map, name, file) {
+        const char *file_name = json_string_value(file);
+        if (strcmp(last, file_name) != 0 && find_file_number(files, num_files, file_name) < num_files)
+            return 0;
+        last = file_name;
+    }
+    return json_object_size(index->weight_map) != 0;
+}
+
+const char *trf_checkpoint_index_kept(const trf_checkpoint_index *index, size_t *bytes) {
+    const json_t *kept = json_object_get(json_object_get(index->root, "metadata"), TRF_METADATA_INDEX);
+    *bytes = json_string_length(kept);
+    return json_string_value(kept);
+}
+
 /* The other direction: a file's tensors in the map. */
 static trf_status index_check_file(const trf_checkpoint_index *index, const trf_checkpoint_file *checkpoint_file,
                                    trf_error *err) {
@@ -216,8 +235,15 @@ trf_status trf_checkpoint_index_rewrite(const trf_checkpoint_index *index, const
                                         const trf_checkpoint_file *out, size_t num_files, char **text, size_t *bytes,
                                         trf_error *err) {
     int in_compressed = 0, out_compressed = 0;
-    for (size_t i = 0; i < num_files; i++)
-        in_compressed |= in[i].compressed, out_compressed |= out[i].compressed;
+    const char *name;
+    json_t *file;
+    size_t last = num_files;
+    json_object_foreach(index->weight_map, name, file) { /* an index of other files stays as it is */
+        if (last == num_files || strcmp(in[last].name, json_string_value(file)) != 0)
+            last = find_file_number(in, num_files, json_string_value(file));
+        if (last < num_files)
+            in_compressed |= in[last].compressed, out_compressed |= out[last].compressed;
+    }
     json_t *kept = json_object_get(json_object_get(index->root, "metadata"), TRF_METADATA_INDEX);
     if (json_is_string(kept) && !out_compressed)
         return index_restore(index, kept, out, num_files, text, bytes, err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A *.safetensors.index.json: which file holds which tensor. */
+/* A model.safetensors.index.json, or model.safetensors.index.fp16.json: which file holds which tensor. */
 #ifndef TRF_CHECKPOINT_INDEX_H
 #define TRF_CHECKPOINT_INDEX_H
 
@@ -24,6 +24,12 @@ void trf_checkpoint_index_free(trf_checkpoint_index *index);
  * Errors: TRF_ERR_NOT_FOUND (no such file), TRF_ERR_FORMAT. */
 trf_status trf_checkpoint_index_check(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
                                       size_t num_files, trf_error *err);
+
+/* @return whether it names files, and none of them is there. */
+int trf_checkpoint_index_is_idle(const trf_checkpoint_index *index, const trf_checkpoint_file *files, size_t num_files);
+
+/* @return the text of the source's index that it keeps, and its *bytes; NULL: none. */
+const char *trf_checkpoint_index_kept(const trf_checkpoint_index *index, size_t *bytes);
 
 /* The text of the index that goes with `out`, the files that the ones of `in` became (same names, same order).
  * Compressing keeps the text of this index in it; decompressing gives that text back. *text is malloc'd.

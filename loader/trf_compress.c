@@ -4,6 +4,7 @@
  * tensors; and the header, for which room was left, last. */
 #include "trf_bf16_numbers.h"
 #include "trf_encode.h"
+#include "trf_estimate.h"
 #include "trf_output.h"
 #include "trf_source_kind.h"
 #include "trf_tensor_selection.h"
@@ -29,11 +30,12 @@ typedef struct trf_file_compressor {
     const trf_selection_rules *rules;
     trf_blob_counts *counts;
     trf_file in;
-    const trf_file *out;
+    const trf_file *out;            /* NULL: only sizes are asked for */
     trf_compressed_tensor *tensors; /* [file->num_tensors] */
     uint64_t data_offset;           /* of the output's data: the room for its header */
     uint64_t end;                   /* of what has been placed in the data */
     size_t blobs;
+    int always; /* whether one of them is there whatever its size */
 } trf_file_compressor;
 
 /* The weights of one matrix, in the source file. */
@@ -95,7 +97,10 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     trf_sink sink = {&blob_sink, write_blob};
     trf_progress progress = {&matrix_progress, report_matrix_progress};
     trf_layer_report layer = {0};
-    trf_status status = trf_encode_source(&source, &options, &sink, &progress, blob_bytes, &layer, err);
+    const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
+    trf_status status = compressor->out
+                            ? trf_encode_source(&source, &options, &sink, &progress, blob_bytes, &layer, err)
+                            : trf_estimate_blob(&sampled, &options, blob_bytes, &layer, err);
     compressor->job->weight_energy += layer.weight_energy;
     compressor->job->error_energy += layer.weight_energy * layer.relative_rms_error * layer.relative_rms_error;
     if (status == TRF_OK)
@@ -103,9 +108,26 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     return status;
 }
 
+/* The size of an expert tensor: a few of its matrices stand for all. */
+static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t *bytes,
+                                         trf_error *err) {
+    const uint64_t count = tensor->shape[0], most = count < TRF_SAMPLED_EXPERTS ? count : TRF_SAMPLED_EXPERTS;
+    trf_status status = TRF_OK;
+    *bytes = trf_expert_index_bytes(count);
+    for (uint64_t i = 0; i < most && status == TRF_OK; i++) {
+        const uint64_t first = i * count / most, behind = (i + 1) * count / most;
+        uint64_t blob_bytes = 0;
+        status = compress_matrix(compressor, tensor, first, 0, &blob_bytes, err);
+        *bytes += blob_bytes * (behind - first);
+    }
+    return status;
+}
+
 /* Encodes an expert tensor: an index, and its matrices behind it. */
 static trf_status compress_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t out_offset,
                                          uint64_t *bytes, trf_error *err) {
+    if (!compressor->out)
+        return estimate_expert_tensor(compressor, tensor, bytes, err);
     uint64_t count = tensor->shape[0], index_bytes = trf_expert_index_bytes(count), end = index_bytes;
     uint64_t *offsets = calloc(count, sizeof *offsets);
     void *index = malloc(index_bytes);
@@ -138,9 +160,11 @@ static trf_status settle_f32(trf_file_compressor *compressor, trf_compressed_ten
     *exact = 0;
     if (trf_dtype_of_name(tensor->dtype) != TRF_DTYPE_F32 || options->encode.codec == TRF_CODEC_INT)
         return TRF_OK;
-    trf_status status = trf_are_bf16_numbers(compressor->job, &compressor->in,
-                                             trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin,
-                                             trf_tensor_bytes(tensor), exact, err);
+    const uint64_t offset = trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin,
+                   bytes = trf_tensor_bytes(tensor);
+    trf_status status = compressor->out
+                            ? trf_are_bf16_numbers(compressor->job, &compressor->in, offset, bytes, exact, err)
+                            : trf_may_be_bf16_numbers(&compressor->in, offset, bytes, exact, err);
     if (status != TRF_OK || *exact || !trf_needs_bf16_numbers(options, TRF_DTYPE_F32))
         return status;
     if (trf_must_fit(compressor->rules, compressed->selection))
@@ -156,6 +180,8 @@ static void count_blob(trf_file_compressor *compressor, const trf_tensor *tensor
     trf_encode_options options;
     const trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
     trf_encode_options_for(&compressor->job->options.encode, dtype, &options);
+    compressor->counts->all++;
+    compressor->counts->widened += exact != 0;
     compressor->counts->bf16 += options.codec == TRF_CODEC_BF16;
     compressor->counts->fp16 += options.codec == TRF_CODEC_FP16;
     compressor->blobs++;
@@ -192,6 +218,7 @@ static trf_status compress_tensor(trf_file_compressor *compressor, trf_compresse
     compressed->begin = compressor->end;
     compressed->end = compressor->end += bytes;
     count_blob(compressor, tensor, bytes, exact);
+    compressor->always |= compressed->selection == TRF_SELECT_ALWAYS;
     return TRF_OK;
 }
 
@@ -206,6 +233,10 @@ static trf_status copy_other_tensors(trf_file_compressor *compressor, trf_error 
             if (compressed->is_blob || (bits < 16 ? 0 : bits) != widths[w])
                 continue;
             uint64_t bytes = trf_tensor_bytes(compressed->source);
+            if (!compressor->out) {
+                compressor->end += bytes;
+                continue;
+            }
             /* Those that were encoded in vain have been counted as done. */
             const char *counted = compressed->selection == TRF_SELECT_KEEP ? compressed->source->name : NULL;
             trf_status status =
@@ -288,6 +319,8 @@ static trf_status write_header(trf_file_compressor *compressor, const json_t *me
 
 /* A file in which nothing is compressed stays as it is, byte for byte. */
 static trf_status copy_file_unchanged(trf_file_compressor *compressor, uint64_t uncounted_bytes, trf_error *err) {
+    if (!compressor->out)
+        return TRF_OK;
     trf_status status = trf_file_resize(compressor->out, 0, err);
     if (status == TRF_OK)
         status = trf_job_copy(compressor->job, NULL, &compressor->in, 0, compressor->out, 0,
@@ -297,8 +330,68 @@ static trf_status copy_file_unchanged(trf_file_compressor *compressor, uint64_t 
     return status;
 }
 
-static trf_status compress_tensors(trf_file_compressor *compressor, trf_error *err) {
+/* @return whether the file that is being made would be smaller than its source, header and all. */
+static int file_is_smaller(const trf_file_compressor *compressor) {
+    uint64_t bytes = compressor->data_offset + compressor->end;
+    for (size_t i = 0; i < compressor->file->num_tensors; i++)
+        bytes += compressor->tensors[i].is_blob ? 0 : trf_tensor_bytes(compressor->tensors[i].source);
+    return bytes < compressor->file->file_bytes;
+}
+
+/* Takes its blobs out of the report, which then says what `before` did. */
+static void give_file_up(trf_file_compressor *compressor, const trf_job *before) {
+    trf_job *job = compressor->job;
+    for (size_t i = 0; i < compressor->file->num_tensors; i++)
+        if (compressor->tensors[i].is_blob) {
+            job->report.left[TRF_LEFT_NOT_SMALLER].tensors++;
+            job->report.left[TRF_LEFT_NOT_SMALLER].bytes += trf_tensor_bytes(compressor->tensors[i].source);
+        }
+    job->report.compressed_tensors = before->report.compressed_tensors;
+    job->report.compressed_source_bytes = before->report.compressed_source_bytes;
+    job->report.compressed_bytes = before->report.compressed_bytes;
+    job->report.compressed_weights = before->report.compressed_weights;
+    job->report.rounded_tensors = before->report.rounded_tensors;
+    job->report.widened_tensors = before->report.widened_tensors;
+    job->error_energy = before->error_energy, job->weight_energy = before->weight_energy;
+    compressor->blobs = 0;
+}
+
+/* Once the blobs stand: the other tensors and the header; or the source's file, if nothing is gained. */
+static trf_status finish_file(trf_file_compressor *compressor, const json_t *metadata, uint64_t kept_bytes,
+                              uint64_t *bytes, trf_error *err) {
     const trf_checkpoint_file *file = compressor->file;
+    trf_status status;
+    if (compressor->blobs == 0) {
+        status = copy_file_unchanged(compressor, kept_bytes, err);
+        compressor->end = file->own_header.data_bytes;
+        *bytes = file->file_bytes;
+    } else {
+        status = copy_other_tensors(compressor, err);
+        *bytes = compressor->data_offset + compressor->end;
+        if (status == TRF_OK && compressor->out)
+            status = write_header(compressor, metadata, err);
+    }
+    compressor->job->report.output_bytes += compressor->end;
+    return status;
+}
+
+/* Adds the tensors that stay to the report. *kept_bytes: of those that were not even tried. */
+static void count_left(trf_file_compressor *compressor, uint64_t *kept_bytes) {
+    for (size_t i = 0; i < compressor->file->num_tensors; i++) {
+        const trf_compressed_tensor *compressed = &compressor->tensors[i];
+        if (!compressed->source || compressed->is_blob)
+            continue;
+        const uint64_t bytes = trf_tensor_bytes(compressed->source);
+        trf_left_tensors *left = &compressor->job->report.left[compressed->reason];
+        left->tensors++, left->bytes += bytes;
+        *kept_bytes += compressed->selection == TRF_SELECT_KEEP ? bytes : 0;
+    }
+}
+
+static trf_status compress_tensors(trf_file_compressor *compressor, uint64_t *bytes, trf_error *err) {
+    const trf_checkpoint_file *file = compressor->file;
+    const trf_job before = *compressor->job;
+    const trf_blob_counts counts = *compressor->counts;
     uint64_t kept_bytes = 0;
     json_t *metadata = NULL;
     trf_status status = TRF_OK;
@@ -315,45 +408,38 @@ static trf_status compress_tensors(trf_file_compressor *compressor, trf_error *e
     for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++)
         if (compressor->tensors[i].selection != TRF_SELECT_KEEP)
             status = compress_tensor(compressor, &compressor->tensors[i], err);
-    for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++) {
-        const trf_compressed_tensor *compressed = &compressor->tensors[i];
-        const uint64_t bytes = trf_tensor_bytes(compressed->source);
-        kept_bytes += compressed->selection == TRF_SELECT_KEEP ? bytes : 0;
-        if (!compressed->is_blob) {
-            compressor->job->report.left[compressed->reason].tensors++;
-            compressor->job->report.left[compressed->reason].bytes += bytes;
-        }
+    count_left(compressor, &kept_bytes);
+    if (status == TRF_OK && compressor->blobs && !compressor->always && !file_is_smaller(compressor)) {
+        give_file_up(compressor, &before);
+        *compressor->counts = counts;
     }
-    if (status == TRF_OK && compressor->blobs == 0) {
-        status = copy_file_unchanged(compressor, kept_bytes, err);
-        compressor->end = file->own_header.data_bytes;
-    } else if (status == TRF_OK) {
-        status = copy_other_tensors(compressor, err);
-        if (status == TRF_OK)
-            status = write_header(compressor, metadata, err);
-    }
-    compressor->job->report.output_bytes += compressor->end;
+    if (status == TRF_OK)
+        status = finish_file(compressor, metadata, kept_bytes, bytes, err);
     json_decref(metadata);
     return status;
 }
 
-/* What all files share. */
+/* What all files of a model share. */
 typedef struct trf_compression {
-    trf_job job;
+    trf_job *job;
     trf_selection_rules rules;
+    trf_source_config source;
+    trf_model_config config;
     trf_blob_counts counts;
+    const char *dtype; /* trf_source_find_dtype */
 } trf_compression;
 
-static trf_status compress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, trf_error *err) {
+static trf_status compress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, uint64_t *bytes,
+                                trf_error *err) {
     trf_compression *work = context;
     uint64_t file_bytes;
     trf_file_compressor compressor = {
-        .job = &work->job, .file = file, .rules = &work->rules, .counts = &work->counts, .out = out};
+        .job = work->job, .file = file, .rules = &work->rules, .counts = &work->counts, .out = out};
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
     compressor.tensors = calloc(file->num_tensors + 1, sizeof *compressor.tensors);
-    status = compressor.tensors ? compress_tensors(&compressor, err)
+    status = compressor.tensors ? compress_tensors(&compressor, bytes, err)
                                 : trf_fail_memory(err, file->num_tensors * sizeof *compressor.tensors);
     free(compressor.tensors);
     trf_file_close(&compressor.in);
@@ -425,10 +511,12 @@ static trf_status check_compressible_file(const trf_checkpoint *checkpoint, cons
 }
 
 static int has_match(const trf_checkpoint *checkpoint, const char *pattern) {
-    for (size_t i = 0; i < checkpoint->num_files; i++)
-        for (size_t t = 0; t < checkpoint->files[i].num_tensors; t++)
-            if (trf_pattern_matches(pattern, checkpoint->files[i].tensors[t].source->name))
-                return 1;
+    const trf_checkpoint *model;
+    for (size_t m = 0; (model = trf_checkpoint_model(checkpoint, m)); m++)
+        for (size_t i = 0; i < model->num_files; i++)
+            for (size_t t = 0; t < model->files[i].num_tensors; t++)
+                if (trf_pattern_matches(pattern, model->files[i].tensors[t].source->name))
+                    return 1;
     return 0;
 }
 
@@ -447,9 +535,7 @@ static trf_status check_patterns(const trf_checkpoint *checkpoint, const char *c
 
 static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf_selection_rules *rules,
                                      trf_error *err) {
-    trf_status status = check_patterns(checkpoint, rules->options->include, "include", err);
-    if (status == TRF_OK)
-        status = check_patterns(checkpoint, rules->options->exclude, "exclude", err);
+    trf_status status = TRF_OK;
     for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++)
         status = check_compressible_file(checkpoint, &checkpoint->files[i], rules, err);
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
@@ -460,55 +546,103 @@ static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf
 }
 
 /* Takes from config.json what the choice of tensors rests on. */
-static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *work, trf_source_config *source,
-                             trf_error *err) {
-    const trf_checkpoint_options *options = &work->job.options;
-    trf_status status = trf_source_config_read(checkpoint, source, err);
-    work->rules = (trf_selection_rules){options, trf_source_config_is_tied(source)};
+static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *work, trf_error *err) {
+    const trf_checkpoint_options *options = &work->job->options;
+    trf_status status = trf_source_config_read(checkpoint, &work->source, err);
+    work->rules = (trf_selection_rules){options, trf_source_config_is_tied(&work->source)};
     /* With `include` or `embeddings` it would not have been asked; a folder is refused. */
-    if (status == TRF_OK && source->failure.status != TRF_OK && !checkpoint->is_folder && !options->embeddings &&
+    if (status == TRF_OK && work->source.failure.status != TRF_OK && !checkpoint->is_folder && !options->embeddings &&
         (!options->include || !options->include[0]))
-        trf_job_note(&work->job, "%.700s; it counts as missing, and a tied output as any other matrix",
-                     source->failure.message);
+        trf_job_note(work->job, "%.700s; it counts as missing, and a tied output as any other matrix",
+                     work->source.failure.message);
+    return status;
+}
+
+/* All that is read and checked of one model before anything is written. work: release with free_model in every case.
+ * Errors: TRF_ERR_UNSUPPORTED if nothing could load it once compressed; the message says why. */
+static trf_status prepare_model(const trf_checkpoint *model, trf_job *job, trf_compression *work, trf_error *err) {
+    *work = (trf_compression){.job = job};
+    trf_status status = read_rules(model, work, err);
+    if (status == TRF_OK)
+        status = check_compressible(model, &work->rules, err);
+    if (status == TRF_OK && model->is_folder)
+        work->dtype = trf_source_find_dtype(model, &work->source);
+    if (status == TRF_OK && model->is_folder)
+        status = trf_model_config_compress(&work->source, &job->options, work->dtype, &work->config, err);
+    if (status == TRF_OK)
+        status = trf_source_check(model, &work->source, job, err);
+    return status;
+}
+
+static void free_model(trf_compression *work) {
+    trf_model_config_free(&work->config);
+    trf_source_config_free(&work->source);
+}
+
+/* Prepares the models, of which a pipeline's that cannot be compressed are carried over. parts: [number of models],
+ * and *num_parts of them are to be written; works: their contexts. */
+static trf_status prepare_models(trf_checkpoint *checkpoint, trf_job *job, trf_compression *works,
+                                 trf_rewrite_part *parts, size_t *num_parts, trf_error *err) {
+    trf_status status = check_patterns(checkpoint, job->options.include, "include", err);
+    if (status == TRF_OK)
+        status = check_patterns(checkpoint, job->options.exclude, "exclude", err);
+    const size_t count = checkpoint->num_parts ? checkpoint->num_parts : 1;
+    for (size_t i = 0; i < count && status == TRF_OK; i++) {
+        trf_error failure = {0};
+        trf_checkpoint *model = checkpoint->num_parts ? checkpoint->parts[i] : checkpoint;
+        status = prepare_model(model, job, &works[i], &failure);
+        if (status == TRF_ERR_UNSUPPORTED && checkpoint->num_parts) {
+            trf_job_note(job, "%s/ is carried over as it is: %s", model->name, failure.message);
+            model->carried_over = 1;
+            status = TRF_OK;
+            continue;
+        }
+        if (status != TRF_OK && err)
+            *err = failure;
+        parts[*num_parts] = (trf_rewrite_part){model, &works[i].config, &works[i]};
+        *num_parts += status == TRF_OK;
+    }
+    return status;
+}
+
+static trf_status compress_models(trf_checkpoint *checkpoint, const char *out_path, trf_job *job, trf_error *err) {
+    const size_t count = checkpoint->num_parts ? checkpoint->num_parts : 1;
+    trf_compression *works = calloc(count, sizeof *works);
+    trf_rewrite_part *parts = calloc(count, sizeof *parts);
+    size_t num_parts = 0;
+    trf_status status = works && parts ? prepare_models(checkpoint, job, works, parts, &num_parts, err)
+                                       : trf_fail_memory(err, count * sizeof *works);
+    job->total_bytes = job->report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
+    job->report.tensors = trf_checkpoint_num_tensors(checkpoint);
+    job->report.models = num_parts;
+    const trf_rewrite rewrite = {checkpoint, parts, num_parts, job, out_path, compress_file, .compresses = 1};
+    if (status == TRF_OK)
+        status = trf_checkpoint_rewrite(&rewrite, err);
+    for (size_t i = 0; i < num_parts && status == TRF_OK; i++) {
+        const trf_compression *work = parts[i].context;
+        trf_source_tell(parts[i].checkpoint, &work->source, work->dtype, &work->counts, job);
+    }
+    for (size_t i = 0; works && i < count; i++)
+        free_model(&works[i]);
+    free(works);
+    free(parts);
     return status;
 }
 
 trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, const trf_checkpoint_options *options,
                                    trf_checkpoint_report *report, trf_error *err) {
     trf_checkpoint *checkpoint = NULL;
-    trf_source_config source = {0};
-    trf_model_config config = {0};
-    trf_compression work = {0};
-    const char *dtype = NULL;
-    if (!out_path)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
-    trf_status status = trf_job_begin(&work.job, options, err);
+    trf_job job;
+    trf_status status = trf_job_begin(&job, options, err);
+    if (status == TRF_OK && !out_path && !job.options.dry_run)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
     if (status == TRF_OK)
         status = trf_checkpoint_open(in_path, &checkpoint, err);
-    if (status != TRF_OK)
-        goto done;
-    status = read_rules(checkpoint, &work, &source, err);
-    if (status != TRF_OK)
-        goto done;
-    work.job.total_bytes = work.job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
-    work.job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
-    status = check_compressible(checkpoint, &work.rules, err);
-    if (status == TRF_OK && checkpoint->is_folder)
-        dtype = trf_source_find_dtype(checkpoint, &source);
-    if (status == TRF_OK && checkpoint->is_folder)
-        status = trf_model_config_compress(&source, &work.job.options, dtype, &config, err);
     if (status == TRF_OK)
-        status = trf_source_check(checkpoint, &source, &work.job, err);
+        status = compress_models(checkpoint, out_path, &job, err);
     if (status == TRF_OK)
-        status = trf_checkpoint_rewrite(checkpoint, &config, &work.job, out_path, compress_file, &work, err);
-    if (status == TRF_OK && work.job.report.compressed_tensors)
-        trf_source_tell(checkpoint, &source, dtype, &work.counts, &work.job);
-    if (status == TRF_OK)
-        trf_job_report(&work.job, report);
-done:
-    trf_model_config_free(&config);
-    trf_source_config_free(&source);
+        trf_job_report(&job, report);
     trf_checkpoint_close(checkpoint);
-    trf_job_end(&work.job);
+    trf_job_end(&job);
     return trf_sanitize_error(status, err);
 }

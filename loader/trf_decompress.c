@@ -76,9 +76,16 @@ static trf_status decompress_tensors(trf_job *job, const trf_checkpoint_file *fi
     return status;
 }
 
-static trf_status decompress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, trf_error *err) {
+static trf_status decompress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, uint64_t *bytes,
+                                  trf_error *err) {
     trf_file in;
     uint64_t file_bytes;
+    *bytes = trf_checkpoint_file_source_bytes(file);
+    if (!out) {
+        for (size_t i = 0; i < file->num_tensors; i++)
+            trf_count_tensor(context, &file->tensors[i]);
+        return TRF_OK;
+    }
     trf_status status = trf_file_open(file->path, &in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
@@ -87,28 +94,48 @@ static trf_status decompress_file(void *context, const trf_checkpoint_file *file
     return status;
 }
 
+/* Restores each model's config.json, and writes the whole. */
+static trf_status decompress_models(const trf_checkpoint *checkpoint, const char *out_path, trf_job *job,
+                                    trf_error *err) {
+    size_t count = 0;
+    while (trf_checkpoint_model(checkpoint, count))
+        count++;
+    trf_model_config *configs = calloc(count, sizeof *configs);
+    trf_rewrite_part *parts = calloc(count, sizeof *parts);
+    trf_status status = configs && parts ? TRF_OK : trf_fail_memory(err, count * sizeof *configs);
+    for (size_t i = 0; i < count && status == TRF_OK; i++) {
+        parts[i] = (trf_rewrite_part){trf_checkpoint_model(checkpoint, i), &configs[i], job};
+        status = trf_model_config_restore(parts[i].checkpoint, &configs[i], err);
+        trf_model_config_tell(&configs[i], job);
+    }
+    job->report.models = count;
+    const trf_rewrite rewrite = {checkpoint, parts, count, job, out_path, decompress_file, .compresses = 0};
+    if (status == TRF_OK)
+        status = trf_checkpoint_rewrite(&rewrite, err);
+    for (size_t i = 0; configs && i < count; i++)
+        trf_model_config_free(&configs[i]);
+    free(configs);
+    free(parts);
+    return status;
+}
+
 trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path, const trf_checkpoint_options *options,
                                      trf_checkpoint_report *report, trf_error *err) {
     trf_checkpoint *checkpoint = NULL;
-    trf_model_config config = {0};
     trf_job job;
-    if (!out_path)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
     trf_status status = trf_job_begin(&job, options, err);
+    if (status == TRF_OK && !out_path && !job.options.dry_run)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
     if (status == TRF_OK)
         status = trf_checkpoint_open(in_path, &checkpoint, err);
     if (status != TRF_OK)
         goto done;
     job.total_bytes = job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
     job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
-    status = trf_model_config_restore(checkpoint, &config, err);
-    trf_model_config_tell(&config, &job);
-    if (status == TRF_OK)
-        status = trf_checkpoint_rewrite(checkpoint, &config, &job, out_path, decompress_file, &job, err);
+    status = decompress_models(checkpoint, out_path, &job, err);
     if (status == TRF_OK)
         trf_job_report(&job, report);
 done:
-    trf_model_config_free(&config);
     trf_checkpoint_close(checkpoint);
     trf_job_end(&job);
     return trf_sanitize_error(status, err);

@@ -4,12 +4,16 @@
 #include "trf_output.h"
 
 #include <inttypes.h>
+#include <sys/stat.h>
 
 /* Validates the blob, tiles and all, then writes it. */
 static trf_status extract_blob(const trf_file *file, const trf_file_tensor *tensor, const trf_blob_list *list,
                                uint64_t matrix, const char *out_path, int overwrite, trf_error *err) {
     trf_blob_reader reader;
     trf_output output = {.file = {.fd = -1}};
+    struct stat info;
+    const unsigned mode = fstat(file->fd, &info) == 0 ? info.st_mode & 0777 : TRF_MODE_OF_NEW_FILES;
+    const trf_output_place place = {.path = out_path, .overwrite = overwrite, .mode = mode};
     trf_job job;
     trf_status status = trf_job_begin(&job, NULL, err);
     if (status != TRF_OK)
@@ -18,7 +22,7 @@ static trf_status extract_blob(const trf_file *file, const trf_file_tensor *tens
         goto done;
     status = trf_blob_reader_decode(&reader, 0, NULL, NULL, NULL, err);
     if (status == TRF_OK)
-        status = trf_output_begin_file(&output, out_path, overwrite, err);
+        status = trf_output_begin(&output, &place, err);
     if (status == TRF_OK)
         status = trf_job_copy(&job, NULL, file, reader.offset, &output.file, 0, reader.bytes, err);
     if (status == TRF_OK)

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #undef trf_fail_errno
@@ -56,13 +57,33 @@ trf_status trf_file_open(const char *path, trf_file *file, uint64_t *size, trf_e
 }
 
 trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err) {
-    *file = (trf_file){open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode), path};
-    if (file->fd >= 0)
-        return TRF_OK;
+    *file = (trf_file){open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)(mode & 0700)), path};
+    if (file->fd >= 0) {
+        trf_status status = trf_file_set_mode(file->fd, path, mode, err);
+        if (status != TRF_OK)
+            trf_file_close(file);
+        return status;
+    }
     trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot create");
     if (err)
         err->status = TRF_ERR_IO; /* a missing folder of an output is not a missing input */
     return TRF_ERR_IO;
+}
+
+trf_status trf_file_set_mode(int fd, const char *path, unsigned mode, trf_error *err) {
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot examine");
+    const mode_t wanted = (info.st_mode & 07000) | (mode & 0777);
+    /* A file system without permissions refuses; then there is nothing to keep. */
+    if ((info.st_mode & 07777) != wanted && fchmod(fd, wanted) != 0 && errno != EPERM && errno != ENOTSUP)
+        return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot set the permissions");
+    return TRF_OK;
+}
+
+uint64_t trf_free_bytes(const char *folder) {
+    struct statvfs info;
+    return statvfs(folder, &info) == 0 ? (uint64_t)info.f_bavail * info.f_frsize : UINT64_MAX;
 }
 
 void trf_file_close(trf_file *file) {

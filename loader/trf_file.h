@@ -15,7 +15,8 @@ typedef struct trf_file {
 /* Opens a regular file for reading. Errors: TRF_ERR_NOT_FOUND, _IO (also for what is not a regular file). */
 trf_status trf_file_open(const char *path, trf_file *file, uint64_t *size, trf_error *err);
 
-/* Creates a file that must not exist yet, for writing and reading back. mode: cut by the umask. */
+/* Creates a file that must not exist yet, for writing and reading back. It has exactly this mode, and never a more open
+ * one. */
 trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err);
 
 /* Closes; a file that is not open (fd < 0) is allowed. Call trf_file_sync first where the contents matter. */
@@ -32,6 +33,12 @@ trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err);
 /* Reads a whole file of at most max_bytes. *text is malloc'd and has a NUL behind its *bytes bytes. Errors: also
  * TRF_ERR_FORMAT if it is larger. */
 trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size_t *bytes, trf_error *err);
+
+/* Gives a file or folder exactly these permissions; what else its mode holds stays. */
+trf_status trf_file_set_mode(int fd, const char *path, unsigned mode, trf_error *err);
+
+/* @return bytes that may still be written to the file system of a folder; UINT64_MAX if that is not known. */
+uint64_t trf_free_bytes(const char *folder);
 
 /* Makes the entries of a folder durable. */
 trf_status trf_folder_sync(const char *path, trf_error *err);

@@ -4,6 +4,7 @@
 #include "trf_encode.h"
 #include "trf_struct.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -80,18 +81,32 @@ trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf
 
 void trf_job_note(trf_job *job, const char *format, ...) {
     char line[sizeof job->report.warning];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
-    va_end(arguments);
-    for (char *at = line; *at; at++)
-        if ((unsigned char)*at < 0x20 || *at == 0x7F)
-            *at = '?';
-    const size_t used = strlen(job->report.warning);
-    if (used + (used != 0) + strlen(line) < sizeof job->report.warning)
-        snprintf(job->report.warning + used, sizeof job->report.warning - used, "%s%s", used ? "\n" : "", line);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7F)
+            *c = '?';
     if (job->options.note)
         job->options.note(job->options.note_context, line);
+    char *warning = job->report.warning;
+    const size_t used = strlen(warning), room = sizeof job->report.warning - used;
+    if (strlen(line) + 1 < room)
+        snprintf(warning + used, room, "%s%s", used ? "\n" : "", line);
+}
+
+const char *trf_size_text(uint64_t bytes, char text[TRF_SIZE_TEXT_BYTES]) {
+    static const char *const units[] = {"kB", "MB", "GB", "TB", "PB", "EB"};
+    double value = (double)bytes / 1000;
+    size_t unit = 0;
+    while (value >= 999.5 && unit + 1 < sizeof units / sizeof units[0])
+        value /= 1000, unit++;
+    if (bytes < 1000)
+        snprintf(text, TRF_SIZE_TEXT_BYTES, "%" PRIu64 " bytes", bytes);
+    else
+        snprintf(text, TRF_SIZE_TEXT_BYTES, "%.*f %s", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value, units[unit]);
+    return text;
 }
 
 void trf_job_count_buffer(trf_job *job, uint64_t bytes) {

@@ -35,9 +35,15 @@ trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf
 int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes);
 trf_status trf_fail_cancelled(const char *tensor, trf_error *err);
 
-/* A line for the user: to the caller's options.note, and to the end of report.warning, as far as it fits. What is no
- * printing character, as a name that it quotes may have, becomes '?'. */
+/* A line for the user: to options.note, and to report.warning as long as it fits. Control characters become '?'. */
 __attribute__((format(printf, 2, 3))) void trf_job_note(trf_job *job, const char *format, ...);
+
+enum {
+    TRF_SIZE_TEXT_BYTES = 32
+};
+
+/* Writes a number of bytes as "47.1 GB". @return text. */
+const char *trf_size_text(uint64_t bytes, char text[TRF_SIZE_TEXT_BYTES]);
 
 /* Notes buffers for report.peak_buffer_bytes. */
 void trf_job_count_buffer(trf_job *job, uint64_t bytes);

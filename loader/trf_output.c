@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* renameat2, nftw */
+#define _GNU_SOURCE /* renameat2 */
 #endif
 #include "trf_output.h"
 
+#include "trf_leftovers.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +17,7 @@
 #include <unistd.h>
 
 enum {
-    TRF_TEMPORARY_TRIES = 100,
-    TRF_WALK_DESCRIPTORS = 16
+    TRF_TEMPORARY_TRIES = 100
 };
 
 static int name_ends(const char *name, const char *suffix) {
@@ -26,14 +26,9 @@ static int name_ends(const char *name, const char *suffix) {
 }
 
 int trf_name_is_safetensors(const char *name) { return name_ends(name, ".safetensors"); }
-int trf_name_is_index(const char *name) { return name_ends(name, ".safetensors.index.json"); }
-
-static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *place) {
-    (void)info, (void)type, (void)place;
-    return remove(path);
+int trf_name_is_index(const char *name) {
+    return strstr(trf_path_basename(name), ".safetensors.index.") && name_ends(name, ".json");
 }
-
-static void remove_tree(const char *path) { nftw(path, remove_entry, TRF_WALK_DESCRIPTORS, FTW_DEPTH | FTW_PHYS); }
 
 /* The final path without slashes at its end, so that a temporary name can be made by appending to it. */
 static trf_status output_set_path(trf_output *output, const char *path, trf_error *err) {
@@ -50,19 +45,55 @@ static trf_status output_set_path(trf_output *output, const char *path, trf_erro
     return TRF_OK;
 }
 
-/* @return 1 if a folder is empty or holds a checkpoint, 0 if not, -1 on failure. */
-static int folder_replaceable(const char *path, trf_error *err) {
+static trf_status check_entries(const trf_output_place *place, const char *folder_path, const char *below,
+                                trf_error *err);
+
+/* One entry of a folder that is to be replaced. below: its path in it. */
+static trf_status check_entry(const trf_output_place *place, const char *path, const char *below, trf_error *err) {
+    struct stat info;
     trf_folder folder;
-    if (trf_folder_list(path, &folder, err) != TRF_OK)
-        return -1;
-    int replaceable = folder.count == 0;
-    for (size_t i = 0; i < folder.count; i++)
-        replaceable |= trf_name_is_safetensors(folder.names[i]) || trf_name_is_index(folder.names[i]);
+    size_t count = 0;
+    if (lstat(path, &info) != 0)
+        return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot examine");
+    const int is_folder = S_ISDIR(info.st_mode);
+    if (is_folder) {
+        trf_status status = trf_folder_list(path, &folder, err);
+        if (status != TRF_OK)
+            return status;
+        count = folder.count;
+        trf_folder_free(&folder);
+    }
+    if (count)
+        return check_entries(place, path, below, err);
+    const int may = place->may_replace ? place->may_replace(place->context, below, path, is_folder) : 0;
+    if (may < 0)
+        return trf_fail_memory(err, strlen(path));
+    if (may)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET,
+                    "%s: exists, and is not replaced: it holds %s, which would be lost; move that away, or choose "
+                    "another output",
+                    place->path, below);
+}
+
+static trf_status check_entries(const trf_output_place *place, const char *folder_path, const char *below,
+                                trf_error *err) {
+    trf_folder folder;
+    trf_status status = trf_folder_list(folder_path, &folder, err);
+    if (status != TRF_OK)
+        return status;
+    for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
+        char *path = trf_path_join(folder_path, folder.names[i]), *name = trf_path_join(below, folder.names[i]);
+        status = path && name ? check_entry(place, path, name, err) : trf_fail_memory(err, strlen(folder_path));
+        free(path);
+        free(name);
+    }
     trf_folder_free(&folder);
-    return replaceable;
+    return status;
 }
 
 static trf_status output_check_existing(const trf_output *output, trf_error *err) {
+    const trf_output_place *place = &output->place;
     struct stat info, target;
     if (lstat(output->path, &info) != 0) {
         if (errno == ENOENT)
@@ -70,7 +101,7 @@ static trf_status output_check_existing(const trf_output *output, trf_error *err
         trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot examine");
         return err ? err->status = TRF_ERR_IO : TRF_ERR_IO;
     }
-    if (!output->overwrite)
+    if (!place->overwrite)
         return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
     int is_folder = S_ISDIR(info.st_mode), is_file = S_ISREG(info.st_mode);
     if (S_ISLNK(info.st_mode)) { /* the link itself is replaced; what it leads to stays */
@@ -78,18 +109,10 @@ static trf_status output_check_existing(const trf_output *output, trf_error *err
         is_folder = !dangling && S_ISDIR(target.st_mode);
         is_file = dangling || S_ISREG(target.st_mode);
     }
-    if (output->is_folder ? !is_folder : !is_file)
+    if (place->is_folder ? !is_folder : !is_file)
         return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists and is not a %s; it is not replaced",
-                        output->path, output->is_folder ? "directory" : "regular file");
-    if (!output->is_folder)
-        return TRF_OK;
-    int replaceable = folder_replaceable(output->path, err);
-    if (replaceable < 0)
-        return err ? err->status : TRF_ERR_IO;
-    if (!replaceable)
-        return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET,
-                        "%s: exists and holds files but no checkpoint; it is not replaced", output->path);
-    return TRF_OK;
+                        output->path, place->is_folder ? "directory" : "regular file");
+    return place->is_folder ? check_entries(place, output->path, "", err) : TRF_OK;
 }
 
 /* A name beside the final one, on the same file system. @return malloc'd, or NULL without memory. */
@@ -98,29 +121,60 @@ static char *output_temporary_name(const trf_output *output, const char *label, 
     clock_gettime(CLOCK_REALTIME, &now);
     unsigned long long seed =
         (unsigned long long)now.tv_nsec * 1000003u + (unsigned long long)getpid() * 7919u + attempt;
-    char *name = malloc(strlen(output->path) + strlen(label) + 16);
+    char *name = malloc(strlen(output->path) + strlen(label) + 3 + TRF_TEMPORARY_DIGITS);
     if (name)
-        sprintf(name, "%s.%s-%08llx", output->path, label, seed & 0xFFFFFFFFu);
+        sprintf(name, "%s.%s-%0*llx", output->path, label, TRF_TEMPORARY_DIGITS, seed & 0xFFFFFFFFu);
     return name;
 }
 
-static trf_status output_begin(trf_output *output, const char *path, int is_folder, int overwrite, trf_error *err) {
-    *output = (trf_output){.file = {.fd = -1}, .is_folder = is_folder, .overwrite = overwrite};
-    trf_status status = output_set_path(output, path, err);
+static trf_status output_set_place(trf_output *output, const trf_output_place *place, trf_error *err) {
+    *output = (trf_output){.place = *place, .file = {.fd = -1}};
+    trf_status status = output_set_path(output, place->path, err);
+    output->place.path = output->path;
+    return status;
+}
+
+/* Makes the file or folder, and locks it. @return 0 with errno set if that cannot be done; EEXIST: try another name. */
+static int output_make(trf_output *output, const char *name) {
+    const int is_folder = output->place.is_folder;
+    if (is_folder && mkdir(name, 0700) != 0)
+        return 0;
+    const mode_t mode = output->place.mode == TRF_MODE_OF_NEW_FILES ? 0666 : output->place.mode & 0700;
+    const int fd = is_folder ? open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+                             : open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (fd < 0)
+        return is_folder && errno == ENOENT ? errno = EEXIST, 0 : 0;
+    if (!trf_temporary_lock(fd, name)) {
+        close(fd);
+        return errno = EEXIST, 0;
+    }
+    output->file = (trf_file){fd, output->path};
+    return 1;
+}
+
+trf_status trf_output_check(const trf_output_place *place, trf_error *err) {
+    trf_output output;
+    trf_status status = output_set_place(&output, place, err);
+    if (status == TRF_OK)
+        status = output_check_existing(&output, err);
+    free(output.path);
+    return status;
+}
+
+trf_status trf_output_begin(trf_output *output, const trf_output_place *place, trf_error *err) {
+    trf_status status = output_set_place(output, place, err);
     if (status == TRF_OK)
         status = output_check_existing(output, err);
+    if (status == TRF_OK && place->job)
+        status = trf_leftovers_clear(output->path, place->overwrite, place->job, err);
     if (status != TRF_OK)
         return status;
     for (unsigned attempt = 0; attempt < TRF_TEMPORARY_TRIES; attempt++) {
-        char *name = output_temporary_name(output, "tmp", attempt);
+        char *name = output_temporary_name(output, TRF_TEMPORARY_LABEL, attempt);
         if (!name)
             return trf_fail_memory(err, strlen(output->path));
-        int fd = -1;
-        int made =
-            is_folder ? mkdir(name, 0777) == 0 : (fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) >= 0;
-        if (made) {
+        if (output_make(output, name)) {
             output->temporary = name;
-            output->file = (trf_file){fd, output->path};
             return TRF_OK;
         }
         free(name);
@@ -132,11 +186,8 @@ static trf_status output_begin(trf_output *output, const char *path, int is_fold
 }
 
 trf_status trf_output_begin_file(trf_output *output, const char *path, int overwrite, trf_error *err) {
-    return output_begin(output, path, 0, overwrite, err);
-}
-
-trf_status trf_output_begin_folder(trf_output *output, const char *path, int overwrite, trf_error *err) {
-    return output_begin(output, path, 1, overwrite, err);
+    const trf_output_place place = {.path = path, .overwrite = overwrite, .mode = TRF_MODE_OF_NEW_FILES};
+    return trf_output_begin(output, &place, err);
 }
 
 /* Renames to a name that must be free. */
@@ -150,7 +201,7 @@ static trf_status rename_exclusive(const trf_output *output, trf_error *err) {
         return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot rename to this");
 #endif
     /* Not every file system has it. A hard link fails on an existing name too, but there is none to a folder. */
-    if (!output->is_folder) {
+    if (!output->place.is_folder) {
         if (link(output->temporary, output->path) == 0) {
             unlink(output->temporary);
             return TRF_OK;
@@ -174,7 +225,7 @@ static trf_status exchange_folder(trf_output *output, trf_error *err) {
     if (errno != EINVAL && errno != ENOSYS)
         return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot replace");
 #endif
-    char *old = output_temporary_name(output, "old", 0);
+    char *old = output_temporary_name(output, TRF_FORMER_LABEL, 0);
     if (!old)
         return trf_fail_memory(err, strlen(output->path));
     if (rename(output->path, old) != 0) {
@@ -196,14 +247,14 @@ static trf_status exchange_folder(trf_output *output, trf_error *err) {
 
 static trf_status output_rename(trf_output *output, trf_error *err) {
     struct stat info;
-    if (!output->overwrite || lstat(output->path, &info) != 0)
+    if (!output->place.overwrite || lstat(output->path, &info) != 0)
         return rename_exclusive(output, err);
     trf_status status = output_check_existing(output, err); /* it may be another one by now */
     if (status != TRF_OK)
         return status;
-    if (output->is_folder) {
+    if (output->place.is_folder) {
         if ((status = exchange_folder(output, err)) == TRF_OK)
-            remove_tree(output->temporary);
+            trf_remove_tree(output->temporary);
         return status;
     }
     if (rename(output->temporary, output->path) != 0)
@@ -212,10 +263,13 @@ static trf_status output_rename(trf_output *output, trf_error *err) {
 }
 
 trf_status trf_output_publish(trf_output *output, trf_error *err) {
-    trf_status status = output->is_folder ? trf_folder_sync(output->temporary, err) : trf_file_sync(&output->file, err);
+    trf_status status = TRF_OK;
+    if (output->place.mode != TRF_MODE_OF_NEW_FILES)
+        status = trf_file_set_mode(output->file.fd, output->path, output->place.mode, err);
+    if (status == TRF_OK)
+        status = output->place.is_folder ? trf_folder_sync(output->temporary, err) : trf_file_sync(&output->file, err);
     if (status != TRF_OK)
         return status;
-    trf_file_close(&output->file);
     char *parent = trf_path_parent(output->path); /* while it can still fail */
     if (!parent)
         return trf_fail_memory(err, strlen(output->path));
@@ -230,13 +284,9 @@ trf_status trf_output_publish(trf_output *output, trf_error *err) {
 }
 
 void trf_output_end(trf_output *output) {
+    if (output->temporary)
+        trf_remove_tree(output->temporary);
     trf_file_close(&output->file);
-    if (output->temporary) {
-        if (output->is_folder)
-            remove_tree(output->temporary);
-        else
-            unlink(output->temporary);
-    }
     free(output->temporary);
     free(output->path);
     *output = (trf_output){.file = {.fd = -1}};

@@ -3,21 +3,45 @@
 #ifndef TRF_OUTPUT_H
 #define TRF_OUTPUT_H
 
-#include "trf_file.h"
+#include "trf_job.h"
 
-typedef struct trf_output {
-    char *path;      /* the final one, without slashes at its end */
-    char *temporary; /* what is being built, until it is published */
-    trf_file file;   /* of a file output, open for writing; else fd is -1 */
+/* What may stand in an existing folder that is replaced. below: an entry's path below the folder, path: the whole of
+ * it; of a file, a link, or a folder without entries. @return 1 if it may be replaced, 0 if not, -1 without memory. */
+typedef int trf_may_replace_fn(void *context, const char *below, const char *path, int is_folder);
+
+enum {
+    TRF_MODE_OF_NEW_FILES = 07777 /* 0666, cut by the umask */
+};
+
+/* Where an output goes. */
+typedef struct trf_output_place {
+    const char *path;
     int is_folder;
     int overwrite;
+    unsigned mode;                   /* permissions that it gets, exactly; or TRF_MODE_OF_NEW_FILES */
+    trf_job *job;                    /* for notes; NULL: leftovers are nobody's concern */
+    trf_may_replace_fn *may_replace; /* of a folder; NULL: nothing may be in it */
+    void *context;
+} trf_output_place;
+
+typedef struct trf_output {
+    trf_output_place place;
+    char *path;      /* the final one, without slashes at its end */
+    char *temporary; /* what is being built, until it is published */
+    trf_file file;   /* what is being built, and locked: a file, open for writing, or the folder */
 } trf_output;
 
-/* Begins an output. An existing file or symbolic link is replaced with `overwrite`, an existing folder if besides it
- * is empty or holds a checkpoint (a mistyped path must not cost somebody a folder), anything else never.
- * Call trf_output_end in every case. Errors: TRF_ERR_EXISTS, _IO, _ARGUMENT (empty path), _MEMORY. */
+/* Begins an output. An existing file or symbolic link is replaced with `overwrite`, an existing folder if besides each
+ * entry in it may be (-f must not cost somebody work), anything else never. What runs that were killed left beside it
+ * is told and, with `overwrite`, removed. place: copied; its path too. Call trf_output_end in every case. Errors:
+ * TRF_ERR_EXISTS, _IO, _ARGUMENT (empty path), _MEMORY. */
+trf_status trf_output_begin(trf_output *output, const trf_output_place *place, trf_error *err);
+
+/* The same for a file, with the permissions that new files get. */
 trf_status trf_output_begin_file(trf_output *output, const char *path, int overwrite, trf_error *err);
-trf_status trf_output_begin_folder(trf_output *output, const char *path, int overwrite, trf_error *err);
+
+/* What trf_output_begin would say, but for leftovers; nothing is begun. */
+trf_status trf_output_check(const trf_output_place *place, trf_error *err);
 
 /* Syncs what was built and gives it its final name, atomically; without `overwrite` nothing is clobbered even by
  * something that came into being meanwhile. Files and folders inside a folder are the caller's to sync.
@@ -31,7 +55,8 @@ void trf_output_end(trf_output *output);
  */
 trf_status trf_output_check_apart(const char *in_path, const char *out_path, trf_error *err);
 
-/* @return whether a file of this name is part of a checkpoint: *.safetensors or *.safetensors.index.json. */
+/* @return whether a file of this name is part of a checkpoint: *.safetensors or *.safetensors.index.*json, as
+ * model.safetensors.index.fp16.json. */
 int trf_name_is_safetensors(const char *name);
 int trf_name_is_index(const char *name);
 

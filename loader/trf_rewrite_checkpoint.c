@@ -3,117 +3,178 @@
 #include "trf_model_config.h"
 #include "trf_output.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
-/* A folder under construction: its files are opened again once written, since the indexes tell what is in them. */
-typedef struct trf_rewrite {
-    const trf_checkpoint *checkpoint;
-    const trf_model_config *config;
+enum {
+    TRF_NOTED_BYTES = 1000000 /* what .git and caches may hold without a word */
+};
+
+/* An output under construction. */
+typedef struct trf_rewriting {
+    const trf_rewrite *plan;
     trf_job *job;
-    trf_rewrite_file_fn *rewrite_file;
-    void *context;
-    const char *folder;           /* where the output is being built */
+    trf_tree tree; /* of a folder: what goes into it */
+    trf_output output;
+    const char *folder; /* where the output is being built; NULL: only sizes are asked for */
+} trf_rewriting;
+
+/* One model of it. Its files are opened again once written, since the indexes tell what is in them. */
+typedef struct trf_rewriting_part {
+    trf_rewriting *work;
+    const trf_rewrite_part *part;
     trf_checkpoint_file *written; /* [checkpoint->num_files]; only if there are indexes */
     size_t num_written;
-} trf_rewrite;
+} trf_rewriting_part;
+
+/* Of a run that decompresses the report has the input's size already. */
+static void count_output(trf_rewriting *work, uint64_t bytes) {
+    work->job->report.output_file_bytes += work->plan->compresses ? bytes : 0;
+}
+
+/* Where an entry of the model lies below the whole. @return malloc'd, or NULL without memory. */
+static char *path_below(const trf_rewriting_part *at, const char *name) {
+    const char *part = at->part->checkpoint->name;
+    return trf_path_join(part ? part : "", name);
+}
+
+/* The permissions of the entry that the output's stands for. */
+static unsigned mode_of(const trf_rewriting *work, const char *below) {
+    const trf_tree_entry *entry = trf_tree_find(&work->tree, below);
+    return entry && entry->kind != TRF_TREE_FOLDER ? entry->mode : 0600;
+}
+
+/* ---- one model ---- */
 
 /* Rewrites one file as a new file of the folder. */
-static trf_status rewrite_one_file(trf_rewrite *work, const trf_checkpoint_file *file, trf_error *err) {
-    char *path = trf_path_join(work->folder, file->name);
+static trf_status rewrite_one_file(trf_rewriting_part *at, const trf_checkpoint_file *file, trf_error *err) {
+    trf_rewriting *work = at->work;
+    trf_rewrite_file_fn *rewrite_file = work->plan->rewrite_file;
+    uint64_t bytes = 0;
+    if (!work->folder) {
+        trf_status status = rewrite_file(at->part->context, file, NULL, &bytes, err);
+        count_output(work, bytes);
+        return status;
+    }
+    char *below = path_below(at, file->name), *path = below ? trf_path_join(work->folder, below) : NULL;
     trf_file out = {.fd = -1};
-    if (!path)
-        return trf_fail_memory(err, strlen(file->name));
-    trf_status status = trf_file_create(path, 0666, &out, err);
+    trf_status status =
+        path ? trf_file_create(path, mode_of(work, below), &out, err) : trf_fail_memory(err, strlen(file->name));
     if (status == TRF_OK)
-        status = work->rewrite_file(work->context, file, &out, err);
+        status = rewrite_file(at->part->context, file, &out, &bytes, err);
     if (status == TRF_OK)
         status = trf_file_sync(&out, err);
     trf_file_close(&out);
-    if (status == TRF_OK && work->written &&
-        (status = trf_checkpoint_file_open(path, &work->written[work->num_written], err)) == TRF_OK)
-        work->num_written++;
+    count_output(work, bytes);
+    if (status == TRF_OK && at->written &&
+        (status = trf_checkpoint_file_open(path, &at->written[at->num_written], err)) == TRF_OK)
+        at->num_written++;
+    free(below);
     free(path);
     return status;
 }
 
 /* Writes a new file of the folder. */
-static trf_status write_text(const trf_rewrite *work, const char *name, unsigned mode, const char *text, size_t bytes,
+static trf_status write_text(const trf_rewriting_part *at, const char *name, const char *text, size_t bytes,
                              trf_error *err) {
-    char *path = trf_path_join(work->folder, name);
+    trf_rewriting *work = at->work;
+    count_output(work, bytes);
+    if (!work->folder)
+        return TRF_OK;
+    char *below = path_below(at, name), *path = below ? trf_path_join(work->folder, below) : NULL;
     trf_file out = {.fd = -1};
-    if (!path)
-        return trf_fail_memory(err, strlen(name));
-    trf_status status = trf_file_create(path, mode, &out, err);
+    trf_status status =
+        path ? trf_file_create(path, mode_of(work, below), &out, err) : trf_fail_memory(err, strlen(name));
     if (status == TRF_OK)
         status = trf_file_write(&out, 0, text, bytes, err);
     if (status == TRF_OK)
         status = trf_file_sync(&out, err);
     trf_file_close(&out);
+    free(below);
     free(path);
     return status;
 }
 
-static trf_status rewrite_index(trf_rewrite *work, const trf_checkpoint_index *index, trf_error *err) {
+static trf_status rewrite_index(trf_rewriting_part *at, const trf_checkpoint_index *index, trf_error *err) {
     char *text = NULL;
     size_t bytes;
-    trf_status status = trf_checkpoint_index_rewrite(index, work->checkpoint->files, work->written, work->num_written,
+    trf_status status = trf_checkpoint_index_rewrite(index, at->part->checkpoint->files, at->written, at->num_written,
                                                      &text, &bytes, err);
     if (status == TRF_OK)
-        status = write_text(work, index->name, 0666, text, bytes, err);
+        status = write_text(at, index->name, text, bytes, err);
     free(text);
     return status;
 }
 
-static trf_status copy_other(trf_rewrite *work, const char *name, trf_error *err) {
-    const char *root = work->checkpoint->root;
-    char *in = trf_path_join(root, name), *out = trf_path_join(work->folder, name);
-    trf_status status = in && out ? trf_copy_tree(work->job, root, in, out, err) : trf_fail_memory(err, strlen(root));
-    free(in);
-    free(out);
-    return status;
+/* An index that keeps the source's has its text twice, and as many escapes as lines; names grow a little. */
+static void estimate_index(const trf_rewriting_part *at, const trf_checkpoint_index *index, int compressed) {
+    struct stat info;
+    const uint64_t bytes = stat(index->path, &info) == 0 ? (uint64_t)info.st_size : 0;
+    count_output(at->work, compressed ? bytes * 23 / 10 : bytes);
 }
 
-static trf_status copy_others(trf_rewrite *work, trf_error *err) {
-    const char *root = work->checkpoint->root;
-    trf_folder folder;
-    trf_status status = trf_folder_list(root, &folder, err);
-    for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
-        int is_config = work->config->text && strcmp(folder.names[i], TRF_MODEL_CONFIG_NAME) == 0;
-        if (!is_config && !trf_checkpoint_has_file(work->checkpoint, folder.names[i]))
-            status = copy_other(work, folder.names[i], err);
-    }
-    trf_folder_free(&folder);
-    return status;
+static trf_status copy_entry(trf_rewriting *work, const trf_tree_entry *entry, trf_error *err) {
+    if (entry->kind == TRF_TREE_FILE)
+        count_output(work, entry->bytes);
+    return work->folder ? trf_tree_copy(&work->tree, entry, work->folder, work->job, err) : TRF_OK;
 }
 
 /* Comes behind the tensors: whether there are blobs is known by then. */
-static trf_status rewrite_config(trf_rewrite *work, trf_error *err) {
-    const trf_model_config *config = work->config;
-    if (!config->text)
-        return TRF_OK;
-    if (config->for_blobs_only && work->job->report.compressed_tensors == 0)
-        return copy_other(work, TRF_MODEL_CONFIG_NAME, err);
-    return write_text(work, TRF_MODEL_CONFIG_NAME, config->mode, config->text, config->bytes, err);
+static trf_status rewrite_config(trf_rewriting_part *at, int compressed, trf_error *err) {
+    const trf_model_config *config = at->part->config;
+    if (config->text && (compressed || !config->for_blobs_only))
+        return write_text(at, TRF_MODEL_CONFIG_NAME, config->text, config->bytes, err);
+    char *below = path_below(at, TRF_MODEL_CONFIG_NAME);
+    if (!below)
+        return trf_fail_memory(err, sizeof TRF_MODEL_CONFIG_NAME);
+    const trf_tree_entry *entry = trf_tree_find(&at->work->tree, below);
+    free(below);
+    return entry ? copy_entry(at->work, entry, err) : TRF_OK;
 }
 
-static trf_status rewrite_folder(trf_rewrite *work, trf_error *err) {
-    const trf_checkpoint *checkpoint = work->checkpoint;
-    if (checkpoint->num_indexes && !(work->written = calloc(checkpoint->num_files, sizeof *work->written)))
-        return trf_fail_memory(err, checkpoint->num_files * sizeof *work->written);
-    /* The small files first: one that cannot be carried over should show before hours of encoding. */
-    trf_status status = copy_others(work, err);
+static trf_status rewrite_part(trf_rewriting *work, const trf_rewrite_part *part, trf_error *err) {
+    const trf_checkpoint *checkpoint = part->checkpoint;
+    const uint64_t before = work->job->report.compressed_tensors;
+    trf_rewriting_part at = {.work = work, .part = part};
+    if (checkpoint->num_indexes && work->folder && !(at.written = calloc(checkpoint->num_files, sizeof *at.written)))
+        return trf_fail_memory(err, checkpoint->num_files * sizeof *at.written);
+    trf_status status = TRF_OK;
     for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++)
-        status = rewrite_one_file(work, &checkpoint->files[i], err);
+        status = rewrite_one_file(&at, &checkpoint->files[i], err);
+    const int compressed = work->job->report.compressed_tensors > before;
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
-        status = rewrite_index(work, &checkpoint->indexes[i], err);
+        if (work->folder)
+            status = rewrite_index(&at, &checkpoint->indexes[i], err);
+        else
+            estimate_index(&at, &checkpoint->indexes[i], compressed);
     if (status == TRF_OK)
-        status = rewrite_config(work, err);
-    for (size_t i = 0; i < work->num_written; i++)
-        trf_checkpoint_file_free(&work->written[i]);
-    free(work->written);
+        status = rewrite_config(&at, compressed, err);
+    for (size_t i = 0; i < at.num_written; i++)
+        trf_checkpoint_file_free(&at.written[i]);
+    free(at.written);
     return status;
 }
+
+/* Builds the folder, or counts what it would hold. */
+static trf_status rewrite_folder(trf_rewriting *work, trf_error *err) {
+    trf_status status = TRF_OK;
+    /* The small files first: one that cannot be carried over should show before hours of encoding. */
+    for (int large = 0; large < 2; large++)
+        for (size_t i = 0; i < work->tree.count && status == TRF_OK; i++) {
+            const trf_tree_entry *entry = &work->tree.entries[i];
+            if (entry->owner != TRF_TREE_REWRITTEN && trf_tree_holds_weights(entry) == large)
+                status = copy_entry(work, entry, err);
+        }
+    for (size_t i = 0; i < work->plan->num_parts && status == TRF_OK; i++)
+        status = rewrite_part(work, &work->plan->parts[i], err);
+    if (status == TRF_OK && work->folder)
+        status = trf_tree_finish_folders(&work->tree, work->folder, err);
+    return status;
+}
+
+/* ---- before anything is written ---- */
 
 /* Who names an index as the output means a folder, but would get one of that name. */
 static trf_status check_out_name(const trf_checkpoint *checkpoint, const char *out_path, trf_error *err) {
@@ -124,29 +185,239 @@ static trf_status check_out_name(const trf_checkpoint *checkpoint, const char *o
     return TRF_OK;
 }
 
-trf_status trf_checkpoint_rewrite(const trf_checkpoint *checkpoint, const trf_model_config *config, trf_job *job,
-                                  const char *out_path, trf_rewrite_file_fn *rewrite_file, void *context,
-                                  trf_error *err) {
-    trf_output output = {.file = {.fd = -1}};
-    trf_rewrite work = {checkpoint, config, job, rewrite_file, context, .folder = NULL};
-    trf_status status = check_out_name(checkpoint, out_path, err);
+/* Names what is carried over as it is, and what is left out. */
+static trf_status count_extra(trf_rewriting *work, trf_error *err) {
+    trf_checkpoint_report *report = &work->job->report;
+    trf_file_groups extra = {0};
+    trf_status status = TRF_OK;
+    for (size_t i = 0; i < work->tree.count && status == TRF_OK; i++) {
+        const trf_tree_entry *entry = &work->tree.entries[i];
+        if (entry->kind == TRF_TREE_FILE && entry->owner != TRF_TREE_REWRITTEN)
+            work->job->total_bytes += entry->bytes;
+        if (!trf_tree_holds_weights(entry))
+            continue;
+        const size_t top = strcspn(entry->path, "/");
+        const trf_file_group file = {.is_folder = entry->path[top] == '/', .files = 1, .bytes = entry->bytes};
+        status = trf_file_groups_add(&extra, entry->path, top, &file, err);
+        report->extra_files++;
+        report->extra_bytes += entry->bytes;
+    }
+    for (size_t i = 0; i < work->tree.skipped.count; i++) {
+        report->skipped_files += work->tree.skipped.groups[i].files;
+        report->skipped_bytes += work->tree.skipped.groups[i].bytes;
+    }
+    if (status == TRF_OK && work->plan->compresses)
+        trf_file_groups_note(&extra, 0, 0, "carried over uncompressed", work->job);
     if (status == TRF_OK)
-        status = trf_output_check_apart(checkpoint->root, out_path, err);
+        trf_file_groups_note(&work->tree.skipped, 1, 0, "left out as asked", work->job);
+    if (status == TRF_OK)
+        trf_file_groups_note(&work->tree.skipped, 0, TRF_NOTED_BYTES, "not carried over", work->job);
+    trf_file_groups_free(&extra);
+    return status;
+}
+
+/* Of the indexes and config.json of a model: as the source has them. */
+static uint64_t source_text_bytes(const trf_tree *tree, const trf_rewrite_part *part, int compresses) {
+    uint64_t total = 0;
+    struct stat info;
+    for (size_t i = 0; i < part->checkpoint->num_indexes; i++) {
+        size_t kept;
+        if (!compresses && trf_checkpoint_index_kept(&part->checkpoint->indexes[i], &kept))
+            total += kept;
+        else if (stat(part->checkpoint->indexes[i].path, &info) == 0)
+            total += (uint64_t)info.st_size;
+    }
+    if (!compresses && part->config->text)
+        return total + part->config->bytes;
+    const char *name = part->checkpoint->name;
+    const size_t length = name ? strlen(name) + 1 : 0;
+    for (size_t i = 0; i < tree->count; i++) {
+        const char *path = tree->entries[i].path;
+        if ((!name || (strncmp(path, name, length - 1) == 0 && path[length - 1] == '/')) &&
+            strcmp(path + length, TRF_MODEL_CONFIG_NAME) == 0)
+            total += tree->entries[i].bytes;
+    }
+    return total;
+}
+
+void trf_count_whole_files(const trf_tree *tree, const trf_rewrite_part *parts, size_t num_parts, int compresses,
+                           trf_checkpoint_report *report) {
+    uint64_t source = 0, here = 0;
+    for (size_t p = 0; p < num_parts; p++) {
+        const trf_checkpoint *checkpoint = parts[p].checkpoint;
+        for (size_t i = 0; i < checkpoint->num_files; i++) {
+            source += trf_checkpoint_file_source_bytes(&checkpoint->files[i]);
+            here += checkpoint->is_folder ? 0 : checkpoint->files[i].file_bytes;
+        }
+        if (checkpoint->is_folder)
+            source += source_text_bytes(tree, &parts[p], compresses);
+    }
+    for (size_t i = 0; i < tree->count; i++) {
+        const trf_tree_entry *entry = &tree->entries[i];
+        source += entry->owner != TRF_TREE_REWRITTEN && entry->kind == TRF_TREE_FILE ? entry->bytes : 0;
+        here += entry->kind == TRF_TREE_FILE ? entry->bytes : 0;
+    }
+    report->source_file_bytes = source;
+    if (!compresses)
+        report->output_file_bytes = here;
+}
+
+static void note_idle_indexes(const trf_rewriting *work) {
+    for (size_t p = 0; p < work->plan->num_parts; p++) {
+        const trf_checkpoint *checkpoint = work->plan->parts[p].checkpoint;
+        for (size_t i = 0; i < checkpoint->num_idle_indexes; i++)
+            trf_job_note(work->job, "%s/%s: none of the files that it names is there; it is carried over as it is",
+                         checkpoint->root, checkpoint->idle_indexes[i]);
+    }
+}
+
+static trf_status survey(trf_rewriting *work, trf_error *err) {
+    const trf_checkpoint *checkpoint = work->plan->checkpoint;
+    const char *const *skip = work->job->options.skip_extra;
+    trf_status status = TRF_OK;
+    if (checkpoint->is_folder) {
+        status = trf_tree_list(checkpoint->root, skip, trf_checkpoint_owner, checkpoint, &work->tree, err);
+        if (status == TRF_OK)
+            status = count_extra(work, err);
+    } else if (skip && skip[0]) {
+        status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,
+                          "%s: is one file; there is nothing beside it to leave out ('%s')", checkpoint->root, skip[0]);
+    }
     if (status != TRF_OK)
         return status;
-    int overwrite = job->options.overwrite;
-    if (checkpoint->is_folder) {
-        status = trf_output_begin_folder(&output, out_path, overwrite, err);
-        work.folder = output.temporary;
-        if (status == TRF_OK)
-            status = rewrite_folder(&work, err);
+    trf_count_whole_files(&work->tree, work->plan->parts, work->plan->num_parts, work->plan->compresses,
+                          &work->job->report);
+    note_idle_indexes(work);
+    return TRF_OK;
+}
+
+/* Sizes, without writing anything. */
+static trf_status estimate(trf_rewriting *work, trf_error *err) {
+    const char *folder = work->folder;
+    work->folder = NULL;
+    trf_status status;
+    if (work->plan->checkpoint->is_folder) {
+        status = rewrite_folder(work, err);
     } else {
-        status = trf_output_begin_file(&output, out_path, overwrite, err);
-        if (status == TRF_OK)
-            status = rewrite_file(context, checkpoint->files, &output.file, err);
+        uint64_t bytes = 0;
+        status = work->plan->rewrite_file(work->plan->parts->context, work->plan->checkpoint->files, NULL, &bytes, err);
+        count_output(work, bytes);
     }
+    work->folder = folder;
+    return status;
+}
+
+/* A full disk after hours could have been foreseen. Where the source would fit, so does whatever becomes of it. */
+static trf_status check_space(trf_rewriting *work, trf_error *err) {
+    char *parent = trf_path_parent(work->plan->out_path);
+    if (!parent)
+        return trf_fail_memory(err, strlen(work->plan->out_path));
+    const uint64_t available = trf_free_bytes(parent);
+    free(parent);
+    uint64_t needed = work->job->report.source_file_bytes;
+    if (available >= needed)
+        return TRF_OK;
+    if (work->plan->compresses) {
+        trf_job saved = *work->job;
+        work->job->report.output_file_bytes = 0;
+        work->job->options.note = NULL;
+        work->job->options.progress = NULL;
+        trf_status status = estimate(work, err);
+        needed = work->job->report.output_file_bytes / 100 * 97; /* an estimate may be too high */
+        *work->job = saved;
+        if (status != TRF_OK || available >= needed)
+            return status;
+    }
+    char needed_text[TRF_SIZE_TEXT_BYTES], free_text[TRF_SIZE_TEXT_BYTES];
+    return trf_fail(err, TRF_ERR_IO, TRF_NO_OFFSET, "%s: needs about %s, and %s are free", work->plan->out_path,
+                    trf_size_text(needed, needed_text), trf_size_text(available, free_text));
+}
+
+/* @return whether a file is the source's, byte for byte: an earlier run carried it over, and this one leaves it out. */
+static int is_copy(const trf_rewriting *work, const char *below, const char *path) {
+    enum {
+        PART = TRF_COPY_BYTES / 2
+    };
+    char *source_path = trf_path_join(work->plan->checkpoint->root, below);
+    trf_file copy = {.fd = -1}, source = {.fd = -1};
+    uint64_t bytes = 0, source_bytes = 0;
+    int same = source_path
+                   ? trf_file_open(path, &copy, &bytes, NULL) == TRF_OK &&
+                         trf_file_open(source_path, &source, &source_bytes, NULL) == TRF_OK && bytes == source_bytes
+                   : -1;
+    for (uint64_t at = 0; same == 1 && at < bytes; at += PART) {
+        const uint64_t part = bytes - at < PART ? bytes - at : PART;
+        same = trf_file_read(&copy, at, work->job->buffer, part, NULL) == TRF_OK &&
+               trf_file_read(&source, at, work->job->buffer + PART, part, NULL) == TRF_OK &&
+               memcmp(work->job->buffer, work->job->buffer + PART, part) == 0;
+    }
+    trf_file_close(&copy);
+    trf_file_close(&source);
+    free(source_path);
+    return same;
+}
+
+/* In a folder that is replaced: what this run would write, what transfuse wrote, and what the source has as well. */
+static int may_replace(void *context, const char *below, const char *path, int is_folder) {
+    const trf_rewriting *work = context;
+    const trf_tree_entry *entry = trf_tree_find(&work->tree, below);
+    if (entry && (entry->kind == TRF_TREE_FOLDER) == is_folder)
+        return 1;
+    const int ours = is_folder ? 0 : trf_file_is_ours(path);
+    return ours || is_folder ? ours : is_copy(work, below, path);
+}
+
+/* ---- the whole ---- */
+
+static trf_status make_place(trf_rewriting *work, trf_output_place *place, trf_error *err) {
+    const trf_checkpoint *checkpoint = work->plan->checkpoint;
+    struct stat info;
+    if (stat(checkpoint->root, &info) != 0)
+        return trf_fail_errno(err, checkpoint->root, TRF_NO_OFFSET, "cannot examine");
+    *place = (trf_output_place){.path = work->plan->out_path,
+                                .is_folder = checkpoint->is_folder,
+                                .overwrite = work->job->options.overwrite,
+                                .mode = info.st_mode & 0777,
+                                .job = work->job,
+                                .may_replace = may_replace,
+                                .context = work};
+    return TRF_OK;
+}
+
+static trf_status write_output(trf_rewriting *work, const trf_output_place *place, trf_error *err) {
+    trf_status status = trf_output_begin(&work->output, place, err);
     if (status == TRF_OK)
-        status = trf_output_publish(&output, err);
-    trf_output_end(&output);
+        status = check_space(work, err);
+    if (status != TRF_OK)
+        return status;
+    if (place->is_folder) {
+        work->folder = work->output.temporary;
+        status = rewrite_folder(work, err);
+    } else {
+        uint64_t bytes = 0;
+        status = work->plan->rewrite_file(work->plan->parts->context, work->plan->checkpoint->files, &work->output.file,
+                                          &bytes, err);
+        count_output(work, bytes);
+    }
+    return status == TRF_OK ? trf_output_publish(&work->output, err) : status;
+}
+
+trf_status trf_checkpoint_rewrite(const trf_rewrite *plan, trf_error *err) {
+    const char *out_path = plan->out_path;
+    trf_rewriting work = {.plan = plan, .job = plan->job, .output = {.file = {.fd = -1}}};
+    trf_output_place place;
+    trf_status status = out_path ? check_out_name(plan->checkpoint, out_path, err) : TRF_OK;
+    if (status == TRF_OK && out_path)
+        status = trf_output_check_apart(plan->checkpoint->root, out_path, err);
+    if (status == TRF_OK)
+        status = survey(&work, err);
+    if (status == TRF_OK && out_path)
+        status = make_place(&work, &place, err);
+    if (status == TRF_OK && plan->job->options.dry_run && out_path)
+        status = trf_output_check(&place, err);
+    if (status == TRF_OK)
+        status = plan->job->options.dry_run ? estimate(&work, err) : write_output(&work, &place, err);
+    trf_output_end(&work.output);
+    trf_tree_free(&work.tree);
     return status;
 }

@@ -348,6 +348,8 @@ static void tell_dtype(const trf_source_config *source, const char *dtype, const
 void trf_source_tell(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *dtype,
                      const trf_blob_counts *blobs, trf_job *job) {
     const trf_framework framework = trf_source_config_framework(source);
+    if (!blobs->all)
+        return;
     if (job->options.store_only) {
         trf_job_note(job, "%.700s: is stored only: it has to be decompressed before it is loaded", checkpoint->root);
         return;
@@ -362,9 +364,9 @@ void trf_source_tell(const trf_checkpoint *checkpoint, const trf_source_config *
         dtype = trf_source_config_dtype(source);
     if (checkpoint->is_folder && framework == TRF_FRAMEWORK_TRANSFORMERS && dtype)
         tell_dtype(source, dtype, blobs, job);
-    if (job->report.widened_tensors)
+    if (blobs->widened)
         trf_job_note(job,
                      "%.500s: there are F32 tensors that hold BF16 numbers alone (%" PRIu64 "), and are compressed "
                      "without loss; such a model is slow in float32, and fast with dtype=torch.bfloat16",
-                     checkpoint->root, job->report.widened_tensors);
+                     checkpoint->root, blobs->widened);
 }

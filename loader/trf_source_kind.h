@@ -28,10 +28,13 @@ const char *trf_source_find_dtype(const trf_checkpoint *checkpoint, const trf_so
 
 /* Tensors that became blobs, by what a program that loads them has to know. */
 typedef struct trf_blob_counts {
+    uint64_t all;
     uint64_t bf16, fp16; /* of these codecs */
+    uint64_t widened;    /* F32 tensors that hold BF16 numbers alone */
 } trf_blob_counts;
 
-/* Notes what will happen when a checkpoint, now compressed, is loaded. dtype: as trf_source_find_dtype gives it. */
+/* Notes what will happen when a model, now compressed, is loaded; nothing if it has no blobs. dtype: as
+ * trf_source_find_dtype gives it. */
 void trf_source_tell(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *dtype,
                      const trf_blob_counts *blobs, trf_job *job);
 

@@ -3,6 +3,7 @@
  * one. */
 #include "trf_model_config.h"
 #include "trf_number_formats.h"
+#include "trf_verify_extra.h"
 #include "trf_weights.h"
 
 #include <inttypes.h>
@@ -293,16 +294,71 @@ static trf_status open_against(const char *path, trf_checkpoint **against, trf_e
     trf_status status = trf_checkpoint_open(path, against, err);
     if (status != TRF_OK)
         return status;
-    for (size_t i = 0; i < (*against)->num_files; i++)
-        if ((*against)->files[i].compressed)
-            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                            "%s: is compressed itself; the comparison needs the source", (*against)->files[i].path);
+    const trf_checkpoint *model;
+    for (size_t m = 0; (model = trf_checkpoint_model(*against, m)); m++)
+        for (size_t i = 0; i < model->num_files; i++)
+            if (model->files[i].compressed)
+                return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                                "%s: is compressed itself; the comparison needs the source", model->files[i].path);
     return TRF_OK;
+}
+
+/* ---- a pipeline's models ---- */
+
+/* @return the model of that name, or NULL. What is no pipeline has one without a name. */
+static const trf_checkpoint *find_model(const trf_checkpoint *checkpoint, const char *name) {
+    const trf_checkpoint *model;
+    for (size_t i = 0; (model = trf_checkpoint_model(checkpoint, i)); i++)
+        if (model->name == name || (model->name && name && strcmp(model->name, name) == 0))
+            return model;
+    return NULL;
+}
+
+/* Whether the source is of the same sort, and has no model that is missing here. */
+static trf_status check_models(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_error *err) {
+    if (!checkpoint->num_parts != !against->num_parts)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s is %s pipeline, and %s is %s", checkpoint->root,
+                        checkpoint->num_parts ? "a" : "no", against->root, against->num_parts ? "one" : "none");
+    const trf_checkpoint *model;
+    for (size_t i = 0; (model = trf_checkpoint_model(against, i)); i++)
+        if (!find_model(checkpoint, model->name))
+            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: %s of %s is missing", checkpoint->root,
+                            model->name, against->root);
+    return TRF_OK;
+}
+
+/* Looks at what the whole holds besides tensors. against: or NULL. */
+static trf_status check_model(const trf_checkpoint *model, const trf_checkpoint *against, trf_job *job,
+                              trf_error *err) {
+    trf_status status = TRF_OK;
+    if (!against)
+        return TRF_OK;
+    status = check_missing(model, against, err);
+    if (status == TRF_OK)
+        status = trf_model_config_check(model, against, job, err);
+    return status == TRF_OK ? trf_verify_indexes(model, against, err) : status;
+}
+
+static trf_status verify_models(trf_job *job, const trf_checkpoint *checkpoint, const trf_checkpoint *against,
+                                trf_error *err) {
+    const trf_checkpoint *model;
+    trf_status status = TRF_OK;
+    for (size_t i = 0; (model = trf_checkpoint_model(checkpoint, i)) && status == TRF_OK; i++)
+        status = check_model(model, against ? find_model(against, model->name) : NULL, job, err);
+    for (size_t i = 0; (model = trf_checkpoint_model(checkpoint, i)) && status == TRF_OK; i++) {
+        const trf_checkpoint *source = against ? find_model(against, model->name) : NULL;
+        job->report.models++;
+        status = trf_model_config_is_lossless(model, &job->is_lossless, err);
+        for (size_t f = 0; f < model->num_files && status == TRF_OK; f++)
+            status = verify_file(job, &model->files[f], source, err);
+    }
+    return status;
 }
 
 trf_status trf_verify_checkpoint(const char *path, const char *against_path, const trf_checkpoint_options *options,
                                  trf_checkpoint_report *report, trf_error *err) {
     trf_checkpoint *checkpoint = NULL, *against = NULL;
+    trf_extra_files extra = {0};
     trf_job job;
     trf_status status = trf_job_begin(&job, options, err);
     if (status == TRF_OK)
@@ -310,20 +366,20 @@ trf_status trf_verify_checkpoint(const char *path, const char *against_path, con
     if (status == TRF_OK && against_path)
         status = open_against(against_path, &against, err);
     if (status == TRF_OK && against)
-        status = check_missing(checkpoint, against, err);
-    if (status == TRF_OK && against)
-        status = trf_model_config_check(checkpoint, against, &job, err);
-    if (status == TRF_OK)
-        status = trf_model_config_is_lossless(checkpoint, &job.is_lossless, err);
+        status = check_models(checkpoint, against, err);
     if (status != TRF_OK)
         goto done;
     job.total_bytes = job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
     job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
-    for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++)
-        status = verify_file(&job, &checkpoint->files[i], against, err);
+    status = trf_extra_files_list(checkpoint, against, &job, &extra, err);
+    if (status == TRF_OK)
+        status = verify_models(&job, checkpoint, against, err);
+    if (status == TRF_OK)
+        status = trf_extra_files_verify(&extra, &job, err);
     if (status == TRF_OK)
         trf_job_report(&job, report);
 done:
+    trf_extra_files_free(&extra);
     trf_checkpoint_close(checkpoint);
     trf_checkpoint_close(against);
     trf_job_end(&job);

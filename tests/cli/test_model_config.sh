@@ -120,7 +120,7 @@ done
 set_config '{"quantization_config": {"quant_method": "transfuse"}}'
 expect 1 compress model -o compressed -f
 expect_error model/config.json TRF_ERR_ARGUMENT
-rm $config
+rm -r $config compressed back # -f does not let their config.json go
 compress
 warns warnings 'has no config.json'
 comes_back

@@ -95,10 +95,15 @@ START_TEST(directories_that_exist) {
     ck_assert(fixture_exists(fixture_path("replace/foreign/diary.txt")));
     fixture_check_status(trf_compress_checkpoint(in, fixture_path("replace/empty/"), &options, NULL, &err), TRF_OK,
                          &err);
+    check_compress_fails(in, "replace", "former", &options, TRF_ERR_EXISTS);
+    ck_assert(fixture_exists(fixture_path("replace/former/more")));
+    ck_assert_int_eq(unlink(fixture_path("replace/former/more")), 0);
+    ck_assert_int_eq(
+        rename(fixture_path("replace/former/model.safetensors"), fixture_path("replace/former/in.safetensors")),
+        0); /* which will be written */
     fixture_check_status(trf_compress_checkpoint(in, fixture_path("replace/former"), &options, NULL, &err), TRF_OK,
                          &err);
     fixture_check_same(fixture_path("replace/empty"), fixture_path("replace/former"));
-    ck_assert(!fixture_exists(fixture_path("replace/former/more")));
     ck_assert_int_eq(fixture_count_entries(fixture_path("replace")), 4);
 }
 END_TEST

@@ -13,6 +13,7 @@
 
 static trf_error err;
 static const char *folder, *source, *compressed_path, *quantized; /* the last three in the first */
+static const char *pipeline, *compressed_pipeline, *replaced;     /* these, too */
 
 /* Makes BF16 numbers of the last F32 weights of a file. */
 static void cut_low_bits(const char *path, size_t weights) {
@@ -48,6 +49,24 @@ static void make_source(void) {
     fixture_write(fixture_path("in/model.safetensors.index.json"), index, sizeof index - 1);
 }
 
+/* Two models, one of which is quantized; weights and other files below, and what is not carried over. */
+static void make_pipeline(void) {
+    static const fixture_tensor tensors[] = {{"a.weight", "BF16", {64, 256}, 2, 0}};
+    static const char config[] = "{\"_class_name\": \"X\"}", other[] = "{\"quantization_config\": {\"a\": 1}}";
+    static const char *const folders[] = {"", "/unet", "/text", "/text/original", "/.git", "/scheduler"};
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++)
+        fixture_make_folder(fixture_path("pipeline%s", folders[i]));
+    fixture_write_safetensors(fixture_path("pipeline/unet/model.safetensors"), NULL, tensors, 1, 8, 5);
+    fixture_write_safetensors(fixture_path("pipeline/text/model.safetensors"), NULL, tensors, 1, 8, 6);
+    fixture_write(fixture_path("pipeline/model_index.json"), "{}", 2);
+    fixture_write(fixture_path("pipeline/unet/config.json"), config, sizeof config - 1);
+    fixture_write(fixture_path("pipeline/text/config.json"), other, sizeof other - 1);
+    fixture_write(fixture_path("pipeline/text/original/x.pth"), "x", 1);
+    fixture_write(fixture_path("pipeline/text/original/y.pth"), "y", 1);
+    fixture_write(fixture_path("pipeline/.git/head"), "z", 1);
+    fixture_write(fixture_path("pipeline/scheduler/scheduler_config.json"), "{}", 2);
+}
+
 static trf_checkpoint_options options_of(int threads) {
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
@@ -71,8 +90,14 @@ static void begin(void) {
     source = fixture_path("in");
     compressed_path = fixture_path("packed");
     quantized = fixture_path("quantized");
+    pipeline = fixture_path("pipeline");
+    compressed_pipeline = fixture_path("packed-pipeline");
+    replaced = fixture_path("replaced");
     folder = fixture_path(".");
     make_source();
+    make_pipeline();
+    fixture_check_status(trf_compress_checkpoint(pipeline, compressed_pipeline, NULL, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_compress_checkpoint(pipeline, replaced, NULL, NULL, &err), TRF_OK, &err);
     fixture_check_status(compress_to(compressed_path, 0, 1), TRF_OK, &err);
     fixture_check_status(compress_to(quantized, 4.25, 1), TRF_OK, &err);
 }
@@ -98,6 +123,35 @@ static trf_status extract(const char *out, int threads) {
     return trf_extract_layer(compressed_path, "experts.weight[1]", out, 0, &err);
 }
 
+static const char *const kSkip[] = {"text/original/y.pth", NULL};
+
+/* Without one of the carried files, over a result that has it. */
+static trf_status replace_pipeline(const char *out, int threads) {
+    (void)out;
+    trf_checkpoint_options options = options_of(threads);
+    options.overwrite = 1;
+    options.skip_extra = kSkip;
+    return trf_compress_checkpoint(pipeline, replaced, &options, NULL, &err);
+}
+
+static trf_status try_pipeline(const char *out, int threads) {
+    trf_checkpoint_options options = options_of(threads);
+    options.dry_run = 1;
+    return trf_compress_checkpoint(pipeline, out, &options, NULL, &err);
+}
+
+static trf_status decompress_pipeline(const char *out, int threads) {
+    const trf_checkpoint_options options = options_of(threads);
+    return trf_decompress_checkpoint(compressed_pipeline, out, &options, NULL, &err);
+}
+
+static trf_status verify_pipeline(const char *out, int threads) {
+    (void)out;
+    trf_checkpoint_options options = options_of(threads);
+    options.skip_extra = kSkip;
+    return trf_verify_checkpoint(replaced, pipeline, &options, NULL, &err);
+}
+
 static const struct {
     const char *name;
     trf_status (*act)(const char *out, int threads);
@@ -106,7 +160,11 @@ static const struct {
              {"to rate", compress_to_rate, 1},
              {"decompress", decompress, 1},
              {"verify", verify, 0},
-             {"extract", extract, 1}};
+             {"extract", extract, 1},
+             {"dry run", try_pipeline, 0},
+             {"decompress a pipeline", decompress_pipeline, 1},
+             {"replace a pipeline", replace_pipeline, 0},
+             {"verify a pipeline", verify_pipeline, 0}};
 enum {
     ACTS = sizeof kActs / sizeof kActs[0]
 };

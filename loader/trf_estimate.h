@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How large a blob would be, from a sample of the matrix's weights. */
+#ifndef TRF_ESTIMATE_H
+#define TRF_ESTIMATE_H
+
+#include "trf_file.h"
+
+enum {
+    TRF_SAMPLED_EXPERTS = 4 /* of an expert tensor, which stand for all */
+};
+
+/* A matrix as it lies in a file. */
+typedef struct trf_sampled_matrix {
+    const trf_file *file;
+    uint64_t offset;
+    trf_dtype dtype;
+    uint64_t rows, cols;
+} trf_sampled_matrix;
+
+/* Encodes evenly spread rows of it, and scales. For normally distributed BF16 weights the result is within 2 %.
+ * report: of the sample.
+ * Errors: as trf_encode_source. */
+trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, uint64_t *blob_bytes,
+                             trf_layer_report *report, trf_error *err);
+
+#endif

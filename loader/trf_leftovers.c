@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* nftw */
+#endif
+#include "trf_leftovers.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    TRF_WALK_DESCRIPTORS = 16
+};
+
+int trf_temporary_lock(int fd, const char *path) {
+    struct stat opened, named;
+    /* Some file systems have no locks: without one, nobody takes it for a leftover either. */
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return 0;
+    return fstat(fd, &opened) == 0 && stat(path, &named) == 0 && opened.st_dev == named.st_dev &&
+           opened.st_ino == named.st_ino;
+}
+
+static int open_entry(const char *path, const struct stat *info, int type, struct FTW *place) {
+    (void)place;
+    if ((type == FTW_D || type == FTW_DNR) && (info->st_mode & 0700) != 0700)
+        return chmod(path, info->st_mode | 0700), 0;
+    return 0;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *place) {
+    (void)info, (void)type, (void)place;
+    return remove(path);
+}
+
+void trf_remove_tree(const char *path) {
+    nftw(path, open_entry, TRF_WALK_DESCRIPTORS, FTW_PHYS); /* a folder that may not be written loses no entry */
+    nftw(path, remove_entry, TRF_WALK_DESCRIPTORS, FTW_DEPTH | FTW_PHYS);
+}
+
+/* @return whether `name` is `base`, a dot, the label, a hyphen and the digits, and nothing else. */
+static int is_temporary_name(const char *name, const char *base, const char *label) {
+    const size_t stem = strlen(base), length = strlen(label);
+    if (strlen(name) != stem + 1 + length + 1 + TRF_TEMPORARY_DIGITS || strncmp(name, base, stem) != 0 ||
+        name[stem] != '.' || strncmp(name + stem + 1, label, length) != 0 || name[stem + 1 + length] != '-')
+        return 0;
+    return strspn(name + stem + 1 + length + 1, "0123456789abcdef") == TRF_TEMPORARY_DIGITS;
+}
+
+/* @return whether nobody locks it; it is removed meanwhile if `removes`. */
+static int clear_one(const char *path, int removes) {
+    struct stat info;
+    if (lstat(path, &info) != 0 || !(S_ISDIR(info.st_mode) || S_ISREG(info.st_mode)))
+        return 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return 0;
+    const int is_free = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    if (is_free && removes)
+        trf_remove_tree(path);
+    close(fd);
+    return is_free;
+}
+
+static void clear_and_tell(const char *path, int is_former, int overwrite, int exists, trf_job *job) {
+    struct stat info;
+    const int removes = overwrite && (!is_former || exists);
+    if (!clear_one(path, removes))
+        return;
+    const int removed = removes && lstat(path, &info) != 0;
+    if (is_former && !exists)
+        trf_job_note(job, "%s: a run was killed while it replaced a directory; this is the former one, and it is kept",
+                     path);
+    else if (removed)
+        trf_job_note(job, "%s: removed; a run that was killed had left it", path);
+    else
+        trf_job_note(job, "%s: left by a run that was killed; a run that may overwrite the output removes it", path);
+}
+
+trf_status trf_leftovers_clear(const char *path, int overwrite, trf_job *job, trf_error *err) {
+    struct stat info;
+    trf_folder folder;
+    const char *base = trf_path_basename(path);
+    const int exists = lstat(path, &info) == 0;
+    char *parent = trf_path_parent(path);
+    if (!parent)
+        return trf_fail_memory(err, strlen(path));
+    trf_status status = trf_folder_list(parent, &folder, NULL);
+    if (status != TRF_OK) { /* whether anything can be made there is told by whoever makes it */
+        free(parent);
+        return status == TRF_ERR_MEMORY ? trf_fail_memory(err, strlen(path)) : TRF_OK;
+    }
+    for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
+        const int is_former = is_temporary_name(folder.names[i], base, TRF_FORMER_LABEL);
+        if (!is_former && !is_temporary_name(folder.names[i], base, TRF_TEMPORARY_LABEL))
+            continue;
+        char *entry = trf_path_join(parent, folder.names[i]);
+        if (entry)
+            clear_and_tell(entry, is_former, overwrite, exists, job);
+        else
+            status = trf_fail_memory(err, strlen(parent));
+        free(entry);
+    }
+    trf_folder_free(&folder);
+    free(parent);
+    return status;
+}

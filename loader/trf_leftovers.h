@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Temporary files and folders that a run left when it was killed. A run holds a lock on its own as long as it lives, so
+ * one that nobody locks is a leftover. */
+#ifndef TRF_LEFTOVERS_H
+#define TRF_LEFTOVERS_H
+
+#include "trf_job.h"
+
+/* What is appended to an output's path: ".tmp-" and eight hexadecimal digits for what is being built, ".old-" for a
+ * folder that makes place. */
+#define TRF_TEMPORARY_LABEL "tmp"
+#define TRF_FORMER_LABEL "old"
+
+enum {
+    TRF_TEMPORARY_DIGITS = 8
+};
+
+/* Locks what is being built, for as long as fd is open. path: what fd was opened by. @return 0 if another run took it
+ * for a leftover in the meantime. */
+int trf_temporary_lock(int fd, const char *path);
+
+/* Looks for leftovers beside an output, and tells each in a note; removes them with `overwrite`. A former folder stays
+ * as long as there is none under the output's own name, since it is the only one then. Errors: TRF_ERR_MEMORY.
+ */
+trf_status trf_leftovers_clear(const char *path, int overwrite, trf_job *job, trf_error *err);
+
+/* Removes a file, or a folder with all below it, as far as that can be done. Links are not followed. */
+void trf_remove_tree(const char *path);
+
+#endif

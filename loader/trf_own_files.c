@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Telling files that transfuse wrote from others, before one is replaced. */
+#include "trf_checkpoint.h"
+#include "trf_json.h"
+#include "trf_output.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum {
+    TRF_MOST_CONFIG_BYTES = 64 << 20
+};
+
+/* Whether a config.json says that its checkpoint is compressed. */
+static int config_is_ours(const char *path, trf_error *err) {
+    char *text = NULL;
+    size_t bytes;
+    json_t *root = NULL;
+    if (trf_file_load(path, TRF_MOST_CONFIG_BYTES, &text, &bytes, err) != TRF_OK)
+        return 0;
+    const trf_status status = trf_json_parse(path, text, bytes, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &root, err);
+    const char *method =
+        json_string_value(json_object_get(json_object_get(root, "quantization_config"), "quant_method"));
+    const int ours = status == TRF_OK && method && strcmp(method, "transfuse") == 0;
+    json_decref(root);
+    free(text);
+    return ours;
+}
+
+static int index_is_ours(const char *path, trf_error *err) {
+    trf_checkpoint_index index;
+    size_t bytes;
+    if (trf_checkpoint_index_open(path, &index, err) != TRF_OK)
+        return 0;
+    const int ours = trf_checkpoint_index_kept(&index, &bytes) != NULL;
+    trf_checkpoint_index_free(&index);
+    return ours;
+}
+
+static int weights_are_ours(const char *path, trf_error *err) {
+    trf_checkpoint_file file;
+    if (trf_checkpoint_file_open(path, &file, err) != TRF_OK)
+        return 0;
+    const int ours = !file.is_layer && trf_safetensors_metadata(&file.own_header, TRF_METADATA_FORMAT) != NULL;
+    trf_checkpoint_file_free(&file);
+    return ours;
+}
+
+int trf_file_is_ours(const char *path) {
+    trf_error failure = {0};
+    struct stat info;
+    int ours = 0;
+    if (lstat(path, &info) != 0 || !S_ISREG(info.st_mode))
+        return 0;
+    if (trf_name_is_safetensors(path))
+        ours = weights_are_ours(path, &failure);
+    else if (trf_name_is_index(path))
+        ours = index_is_ours(path, &failure);
+    else if (strcmp(trf_path_basename(path), "config.json") == 0)
+        ours = config_is_ours(path, &failure);
+    return failure.status == TRF_ERR_MEMORY ? -1 : ours;
+}

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_verify_extra.h"
+
+#include "trf_model_config.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TRF_MOST_INDEX_BYTES (4ull * TRF_MAX_SAFETENSORS_HEADER_BYTES)
+
+enum {
+    TRF_NAMES_BYTES = 400,
+    TRF_COMPARED_BYTES = TRF_COPY_BYTES / 2
+};
+
+/* Names of files for a note, as many as fit. */
+typedef struct trf_name_list {
+    char text[TRF_NAMES_BYTES];
+    size_t length, count, listed;
+} trf_name_list;
+
+static void add_name(trf_name_list *list, const char *name) {
+    const size_t length = strlen(name), room = sizeof list->text - list->length;
+    list->count++;
+    if (list->listed + 1 < list->count || length + 3 > room)
+        return;
+    list->length += (size_t)snprintf(list->text + list->length, room, "%s%s", list->length ? ", " : "", name);
+    list->listed++;
+}
+
+static void note_names(const trf_name_list *list, const char *what, trf_job *job) {
+    if (!list->count)
+        return;
+    if (list->listed < list->count)
+        trf_job_note(job, "%s: %s, and %zu more", what, list->text, list->count - list->listed);
+    else
+        trf_job_note(job, "%s: %s", what, list->text);
+}
+
+/* What the report says of whole files: the source's sizes as decompressing would have them. */
+static trf_status count_whole(const trf_checkpoint *checkpoint, const trf_tree *ours, trf_job *job, trf_error *err) {
+    size_t count = 0;
+    while (trf_checkpoint_model(checkpoint, count))
+        count++;
+    trf_model_config *configs = calloc(count, sizeof *configs);
+    trf_rewrite_part *parts = calloc(count, sizeof *parts);
+    trf_status status = configs && parts ? TRF_OK : trf_fail_memory(err, count * sizeof *configs);
+    for (size_t i = 0; i < count && status == TRF_OK; i++) {
+        parts[i] = (trf_rewrite_part){trf_checkpoint_model(checkpoint, i), &configs[i], NULL};
+        status = trf_model_config_restore(parts[i].checkpoint, &configs[i], err);
+    }
+    if (status == TRF_OK)
+        trf_count_whole_files(ours, parts, count, 0, &job->report);
+    for (size_t i = 0; configs && i < count; i++)
+        trf_model_config_free(&configs[i]);
+    free(configs);
+    free(parts);
+    return status;
+}
+
+static int is_compared(const trf_tree_entry *entry) {
+    return entry->owner != TRF_TREE_REWRITTEN && entry->kind == TRF_TREE_FILE;
+}
+
+trf_status trf_extra_files_list(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_job *job,
+                                trf_extra_files *files, trf_error *err) {
+    trf_status status = TRF_OK;
+    files->compares = against && against->is_folder && checkpoint->is_folder;
+    trf_error failure = {0};
+    if (checkpoint->is_folder)
+        status = trf_tree_list(checkpoint->root, NULL, trf_checkpoint_owner, checkpoint, &files->ours, &failure);
+    if (status == TRF_ERR_UNSUPPORTED && !against) { /* what could not be carried over does no harm here */
+        trf_job_note(job, "%s: not counted, nor what comes behind it", failure.message);
+        status = TRF_OK;
+    }
+    if (status != TRF_OK && err)
+        *err = failure;
+    if (status == TRF_OK)
+        status = count_whole(checkpoint, &files->ours, job, err);
+    for (size_t i = 0; i < files->ours.count && status == TRF_OK; i++)
+        if (trf_tree_holds_weights(&files->ours.entries[i])) {
+            job->report.extra_files++;
+            job->report.extra_bytes += files->ours.entries[i].bytes;
+        }
+    if (status == TRF_OK && files->compares)
+        status = trf_tree_list(against->root, NULL, trf_checkpoint_owner, against, &files->source, err);
+    for (size_t i = 0; i < files->source.count && status == TRF_OK; i++)
+        if (is_compared(&files->source.entries[i]) && trf_tree_find(&files->ours, files->source.entries[i].path))
+            job->total_bytes += files->source.entries[i].bytes;
+    return status;
+}
+
+void trf_extra_files_free(trf_extra_files *files) {
+    trf_tree_free(&files->ours);
+    trf_tree_free(&files->source);
+}
+
+/* *offset: of the first byte that differs, or UINT64_MAX. */
+static trf_status compare_files(const char *ours_path, const char *source_path, const char *name, trf_job *job,
+                                uint64_t *offset, trf_error *err) {
+    trf_file ours, source;
+    uint64_t ours_bytes, source_bytes, at = 0;
+    uint8_t *a = job->buffer, *b = job->buffer + TRF_COMPARED_BYTES;
+    *offset = UINT64_MAX;
+    trf_status status = trf_file_open(ours_path, &ours, &ours_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    if ((status = trf_file_open(source_path, &source, &source_bytes, err)) != TRF_OK) {
+        trf_file_close(&ours);
+        return status;
+    }
+    const uint64_t common = ours_bytes < source_bytes ? ours_bytes : source_bytes;
+    while (at < common && status == TRF_OK && *offset == UINT64_MAX) {
+        const uint64_t part = common - at < TRF_COMPARED_BYTES ? common - at : TRF_COMPARED_BYTES;
+        status = trf_file_read(&ours, at, a, part, err);
+        if (status == TRF_OK)
+            status = trf_file_read(&source, at, b, part, err);
+        if (status == TRF_OK && memcmp(a, b, part) != 0)
+            for (*offset = at; a[*offset - at] == b[*offset - at];)
+                ++*offset;
+        at += part;
+        if (status == TRF_OK)
+            status = trf_job_advance(job, name, part, err);
+    }
+    if (*offset == UINT64_MAX && ours_bytes != source_bytes)
+        *offset = common;
+    trf_file_close(&ours);
+    trf_file_close(&source);
+    return status;
+}
+
+static trf_status verify_one(const trf_extra_files *files, const trf_tree_entry *source, trf_job *job,
+                             trf_name_list *differing, trf_error *err) {
+    uint64_t offset = UINT64_MAX;
+    char *ours_path = trf_path_join(files->ours.root, source->path),
+         *source_path = trf_path_join(files->source.root, source->path);
+    trf_status status = ours_path && source_path
+                            ? compare_files(ours_path, source_path, source->path, job, &offset, err)
+                            : trf_fail_memory(err, strlen(source->path));
+    if (status == TRF_OK && offset != UINT64_MAX) {
+        if (trf_tree_holds_weights(source))
+            status = trf_fail(err, TRF_ERR_MISMATCH, offset, "%s: differs from %s at byte %" PRIu64, ours_path,
+                              source_path, offset);
+        else
+            add_name(differing, source->path);
+    }
+    free(ours_path);
+    free(source_path);
+    return status;
+}
+
+/* One that was carried over, and is not here. */
+static trf_status verify_missing(const trf_extra_files *files, const trf_tree_entry *source, const trf_job *job,
+                                 trf_name_list *missing, trf_name_list *skipped, trf_error *err) {
+    if (trf_globs_match(job->options.skip_extra, source->path))
+        add_name(skipped, source->path);
+    else if (trf_tree_holds_weights(source))
+        return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: file %s of %s is missing", files->ours.root,
+                        source->path, files->source.root);
+    else
+        add_name(missing, source->path);
+    return TRF_OK;
+}
+
+/* Globs that nothing in the source matches are mistakes. */
+static trf_status check_skipped(const trf_extra_files *files, const trf_job *job, trf_error *err) {
+    const char *const *skip = job->options.skip_extra;
+    for (size_t g = 0; skip && skip[g]; g++) {
+        const char *const glob[] = {skip[g], NULL};
+        int used = !files->compares; /* without a source nothing can be missing */
+        for (size_t i = 0; i < files->source.count && !used; i++)
+            used = files->source.entries[i].owner == TRF_TREE_OTHERS &&
+                   trf_globs_match(glob, files->source.entries[i].path);
+        if (!used)
+            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: no file's path matches '%s'",
+                            files->source.root, skip[g]);
+    }
+    return TRF_OK;
+}
+
+trf_status trf_extra_files_verify(const trf_extra_files *files, trf_job *job, trf_error *err) {
+    trf_name_list differing = {0}, missing = {0}, skipped = {0};
+    trf_status status = check_skipped(files, job, err);
+    for (size_t i = 0; i < files->source.count && status == TRF_OK; i++) {
+        const trf_tree_entry *source = &files->source.entries[i];
+        const trf_tree_entry *ours = trf_tree_find(&files->ours, source->path);
+        if (source->kind == TRF_TREE_FOLDER || source->owner == TRF_TREE_REWRITTEN)
+            continue;
+        if (!ours || ours->kind == TRF_TREE_FOLDER)
+            status = verify_missing(files, source, job, &missing, &skipped, err);
+        else if (is_compared(source) && ours->kind == TRF_TREE_FILE)
+            status = verify_one(files, source, job, &differing, err);
+    }
+    if (status != TRF_OK)
+        return status;
+    note_names(&differing, "differs from the source's", job);
+    note_names(&missing, "in the source, and not here", job);
+    note_names(&skipped, "not here, as asked", job);
+    return TRF_OK;
+}
+
+/* ---- indexes ---- */
+
+/* The text that decompressing would give back. *text: malloc'd if *owned. */
+static trf_status restored_index(const trf_checkpoint_index *index, char **owned, const char **text, size_t *bytes,
+                                 trf_error *err) {
+    *owned = NULL;
+    if ((*text = trf_checkpoint_index_kept(index, bytes)))
+        return TRF_OK;
+    trf_status status = trf_file_load(index->path, TRF_MOST_INDEX_BYTES, owned, bytes, err);
+    *text = *owned;
+    return status;
+}
+
+static trf_status verify_index(const trf_checkpoint_index *ours, const trf_checkpoint_index *source, trf_error *err) {
+    char *owned = NULL, *theirs = NULL;
+    const char *text;
+    size_t bytes, source_bytes = 0, at = 0;
+    trf_status status = restored_index(ours, &owned, &text, &bytes, err);
+    if (status == TRF_OK)
+        status = trf_file_load(source->path, TRF_MOST_INDEX_BYTES, &theirs, &source_bytes, err);
+    while (status == TRF_OK && at < bytes && at < source_bytes && text[at] == theirs[at])
+        at++;
+    if (status == TRF_OK && (at < bytes || at < source_bytes))
+        status = trf_fail(err, TRF_ERR_MISMATCH, at, "%s: %s differs from %s at byte %zu", ours->path,
+                          owned ? "it" : "the source's index that it keeps", source->path, at);
+    free(owned);
+    free(theirs);
+    return status;
+}
+
+/* @return the index of that name, or NULL. */
+static const trf_checkpoint_index *find_index(const trf_checkpoint *checkpoint, const char *name) {
+    for (size_t i = 0; i < checkpoint->num_indexes; i++)
+        if (strcmp(checkpoint->indexes[i].name, name) == 0)
+            return &checkpoint->indexes[i];
+    return NULL;
+}
+
+trf_status trf_verify_indexes(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_error *err) {
+    trf_status status = TRF_OK;
+    for (size_t i = 0; i < against->num_indexes && checkpoint->is_folder && status == TRF_OK; i++) {
+        const trf_checkpoint_index *source = &against->indexes[i], *ours = find_index(checkpoint, source->name);
+        if (ours)
+            status = verify_index(ours, source, err);
+        else if (!trf_checkpoint_index_is_idle(source, checkpoint->files, checkpoint->num_files))
+            status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: index %s of %s is missing", checkpoint->root,
+                              source->name, against->root);
+    }
+    return status;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Verifying what a checkpoint's folder holds besides tensors: files that are carried over, and indexes. */
+#ifndef TRF_VERIFY_EXTRA_H
+#define TRF_VERIFY_EXTRA_H
+
+#include "trf_checkpoint.h"
+
+/* The folders of a checkpoint and, if there is one to compare with, of its source. */
+typedef struct trf_extra_files {
+    trf_tree ours, source;
+    int compares;
+} trf_extra_files;
+
+/* Lists both, fills in what the report says of whole files, and adds what will be compared to the job's total.
+ * against: or NULL. Release with trf_extra_files_free in every case. Errors: as trf_tree_list. */
+trf_status trf_extra_files_list(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_job *job,
+                                trf_extra_files *files, trf_error *err);
+
+/* Compares every file that is carried over. Errors: TRF_ERR_MISMATCH, _NOT_FOUND (of files that hold weights; others
+ * are named in a note), _IO, _CANCELLED, _MEMORY. */
+trf_status trf_extra_files_verify(const trf_extra_files *files, trf_job *job, trf_error *err);
+
+void trf_extra_files_free(trf_extra_files *files);
+
+/* Whether the indexes, restored, are the source's; one that is missing counts if its files are here. Errors:
+ * TRF_ERR_MISMATCH, _NOT_FOUND, _IO, _MEMORY. */
+trf_status trf_verify_indexes(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_error *err);
+
+#endif

@@ -1,0 +1,103 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Folders as people have them: weights below the top, the root of a pipeline, a file that would grow, work of the user's
+# in the folder that -f names, permissions, and what a run that was killed left.
+. "$(dirname "$0")/common.sh"
+need_numpy
+
+make() {
+    "$TRF_PYTHON" "$here/make_checkpoint.py" "$@" || fail "make_checkpoint.py $*"
+}
+
+# ---- weights below the top: carried over, told, compared ----
+make several_files model
+mkdir -p model/original model/.git/lfs
+head -c 2500000 /dev/zero >model/original/consolidated.00.pth
+head -c 2000000 /dev/zero >model/.git/lfs/object
+expect 0 compress model -o compressed
+grep -q 'carried over uncompressed: 2.50 MB in 1 file under original/' err || fail "not a word of original/: $(cat err)"
+grep -q 'not carried over: 2.00 MB in 1 file under .git/' err || fail "not a word of .git/: $(cat err)"
+[ ! -e compressed/.git ] || fail ".git was copied"
+expect 0 verify compressed --against model
+printf '\7' | dd of=compressed/original/consolidated.00.pth bs=1 seek=2499999 conv=notrunc 2>/dev/null
+expect 1 verify compressed --against model
+expect_error compressed/original/consolidated.00.pth TRF_ERR_MISMATCH 'at byte 2499999'
+rm compressed/original/consolidated.00.pth
+expect 1 verify compressed --against model
+expect_error original/consolidated.00.pth TRF_ERR_NOT_FOUND
+
+# ---- work in the folder that -f names ----
+mkdir -p compressed/loras
+echo work >compressed/loras/mine.txt
+expect 1 compress model -o compressed -f
+expect_error compressed loras/mine.txt TRF_ERR_EXISTS
+[ "$(cat compressed/loras/mine.txt)" = work ] || fail "-f took somebody's work"
+rm -r compressed/loras
+expect 0 compress model -o compressed -f
+expect 0 decompress compressed -o back
+echo work >back/mine.txt
+expect 1 decompress compressed -o back -f
+expect_error back mine.txt TRF_ERR_EXISTS
+rm back/mine.txt
+expect 0 decompress compressed -o back -f
+rm -r model/.git
+diff -r model back || fail "the folder does not come back"
+
+# ---- permissions ----
+chmod 600 model/model-00001-of-00002.safetensors
+chmod 750 model/extra
+expect 0 compress model -o compressed -f
+for path in model-00001-of-00002.safetensors extra config.json; do
+    [ "$(stat -c %a compressed/$path)" = "$(stat -c %a model/$path)" ] || fail "$path: other permissions"
+done
+
+# ---- a pipeline's root ----
+mkdir root root/scheduler
+echo '{"_class_name": "P"}' >root/model_index.json
+echo '{}' >root/scheduler/scheduler_config.json
+for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    mkdir "root/part$i"
+    ln model/model-0000* model/*.json "root/part$i" || fail "ln"
+    echo "{\"_class_name\": \"X$i\"}" >"root/part$i/own.json"
+done
+make mixed root/whole.safetensors
+expect 0 compress root -o root-compressed
+grep -q 'carried over uncompressed: .* in whole.safetensors' err || fail "not a word of whole.safetensors: $(cat err)"
+for i in 1 20; do
+    grep -q '"quant_method": "transfuse"' "root-compressed/part$i/config.json" || fail "part$i is not compressed"
+done
+same root/whole.safetensors root-compressed/whole.safetensors
+expect 0 verify root-compressed --against root
+expect 0 info root-compressed
+expect 0 decompress root-compressed -o root-back
+diff -r root root-back || fail "the root does not come back"
+expect 1 extract root-compressed layers.0.q_proj.weight -o layer.trf
+expect_error 'open the folder of one of them' TRF_ERR_ARGUMENT
+expect 0 extract root-compressed/part3 layers.0.q_proj.weight -o layer.trf
+
+# ---- a file whose header weighs more than what its tensors save ----
+"$TRF_PYTHON" - <<'PYTHON' || fail "grows.safetensors"
+import make_checkpoint as made
+import numpy as np
+rng = np.random.default_rng(1)
+made.write("grows.safetensors", {f"{i}.weight": ("BF16", made.bf16(made.normal(rng, 128, 32))) for i in range(9)},
+           {"tags": '{"tag": 1}' * 20000})
+PYTHON
+expect 0 compress grows.safetensors -o grown.safetensors
+same grows.safetensors grown.safetensors
+
+# ---- what a run that was killed left ----
+make large large.safetensors
+"$TRANSFUSE" compress large.safetensors -o killed.safetensors >/dev/null 2>&1 &
+child=$!
+until ls killed.safetensors.tmp-* >/dev/null 2>&1; do
+    kill -0 $child 2>/dev/null || fail "too fast to be killed"
+done
+kill -KILL $child
+wait $child 2>/dev/null
+expect 0 compress grows.safetensors -o killed.safetensors
+grep -q 'killed.safetensors.tmp-.*left by a run that was killed' err || fail "not a word of the leftover: $(cat err)"
+expect 0 compress grows.safetensors -o killed.safetensors -f
+grep -q 'killed.safetensors.tmp-.*removed' err || fail "not a word of the leftover: $(cat err)"
+[ "$(find . -maxdepth 1 -name 'killed*')" = ./killed.safetensors ] || fail "the leftover is still there"
+exit 0
