@@ -25,7 +25,7 @@ static const char *const kFileNames[] = {
 };
 
 /* Last parts of the names of tensors that only quantized models have: GPTQ and AWQ; compressed-tensors and modelopt;
- * FP8 of DeepSeek and Mistral; bitsandbytes; EXL2; HQQ; nunchaku; FP8 of ComfyUI. */
+ * FP8 of DeepSeek and Mistral; bitsandbytes; EXL2; HQQ; nunchaku; ComfyUI; EXL3; QuIP. */
 static const char *const kTensorParts[] = {
     "qweight",
     "qzeros",
@@ -50,6 +50,9 @@ static const char *const kTensorParts[] = {
     "W_q",
     "wscales",
     "scaled_fp8",
+    "comfy_quant",
+    "trellis",
+    "Qidxs",
 };
 static const char kBitsandbytes[] = "bitsandbytes__";
 
@@ -59,7 +62,7 @@ static const char *const kCompanionEnds[] = {
     "_scale", "_scales", "_scale_inv", "_zero_point", "_zeros",     "_absmax",
     "scale",  "scales",  "scale_inv",  "zero",        "zero_point", "zeros",
 };
-static const char *const kQuantizedEnds[] = {"", "weight", "_blocks", "_data", "_packed", "W_q"};
+static const char *const kQuantizedEnds[] = {"", "weight", "_blocks", "blocks", "_data", "_packed", "W_q", "codes"};
 
 /* Keys of a file's __metadata__. */
 static const char *const kMetadataKeys[] = {"quantization_config", "_quantization_metadata"};

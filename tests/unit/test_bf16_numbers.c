@@ -170,6 +170,22 @@ START_TEST(a_folder_that_is_lossless_is_held_to_it) {
 }
 END_TEST
 
+START_TEST(a_dry_run_says_the_same) {
+    trf_checkpoint_report report;
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.dry_run = 1;
+    prepare(SIZE_MAX, 0);
+    fixture_check_status(trf_compress_checkpoint(source, compressed, &options, &report, &err), TRF_OK, &err);
+    ck_assert(!fixture_exists(compressed));
+    ck_assert_uint_eq(report.compressed_tensors, 2);
+    ck_assert_uint_eq(report.widened_tensors, 2);
+    ck_assert_uint_eq(report.left[TRF_LEFT_F32].tensors, 1);
+    ck_assert_uint_eq(report.left[TRF_LEFT_NO_MATRIX].tensors, 1);
+    ck_assert_msg(strstr(report.warning, "dtype=torch.bfloat16") != NULL, "%s", report.warning);
+}
+END_TEST
+
 START_TEST(tensors_without_weights_stay) {
     static const fixture_tensor tensors[] = {{"a.weight", "F32", {0, 64}, 2, 0}, {"b.weight", "F32", {64, 64}, 2, 0}};
     source = fixture_path("empty.safetensors");
@@ -190,6 +206,7 @@ int main(void) {
     tcase_add_loop_test(tests, a_tensor_that_is_named_has_to_fit, 0, 2);
     tcase_add_test(tests, only_what_is_rounded_is_called_so);
     tcase_add_test(tests, a_folder_that_is_lossless_is_held_to_it);
+    tcase_add_test(tests, a_dry_run_says_the_same);
     tcase_add_test(tests, tensors_without_weights_stay);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -71,6 +71,9 @@ static const struct {
     {{"a.W_q", "a.scale", "a.zero"}, {"U8", "F16", "F16"}, "a."},
     {{"a.q_weight", "a.q_scale"}, {"I32", "I32"}, "a.q_"},
     {{"scale", "weight"}, {"F32", "F8_E5M2"}, "'scale'"},
+    {{"mlp1_weight.blocks", "mlp1_weight.scales"}, {"U8", "U8"}, "mlp1_weight.scales"},
+    {{"a.codes", "a.codebooks", "a.scales"}, {"I8", "F16", "F16"}, "a.scales"},
+    {{"a.weight", "a.scale_weight", "scaled_fp8"}, {"F8_E4M3", "F32", "F8_E4M3"}, "scaled_fp8"},
     {{"a.weight"}, {"F4"}, "F4"},
     {{"a.s"}, {"F8_E8M0"}, "F8_E8M0"},
     /* parameters that a model has learned, and types without a scale */
