@@ -25,35 +25,29 @@ static const char *const kFileNames[] = {
 };
 
 /* Last parts of the names of tensors that only quantized models have: GPTQ and AWQ; compressed-tensors and modelopt;
- * FP8 of DeepSeek and Mistral; bitsandbytes; EXL2; HQQ; nunchaku; ComfyUI; EXL3; QuIP. */
+ * FP8 of DeepSeek and Mistral; bitsandbytes; nunchaku; ComfyUI. */
 static const char *const kTensorParts[] = {
-    "qweight",
     "qzeros",
     "g_idx",
-    "weight_packed",
     "weight_g_idx",
     "weight_scale_inv",
     "weight_scale_2",
-    "weight_global_scale",
     "weight_zero_point",
     "qscale_weight",
     "qscale_act",
     "absmax",
+    "weight_global_scale",
     "nested_absmax",
     "quant_map",
-    "nested_quant_map",
     "SCB",
-    "q_weight",
-    "q_scale",
-    "q_group_size",
-    "q_invperm",
-    "W_q",
+    "nested_quant_map",
     "wscales",
     "scaled_fp8",
     "comfy_quant",
-    "trellis",
-    "Qidxs",
 };
+
+/* The same of packed weights; others use such names for floats. GPTQ, compressed-tensors, EXL2, HQQ, EXL3, QuIP. */
+static const char *const kPackedParts[] = {"qweight", "weight_packed", "q_weight", "W_q", "trellis", "Qidxs"};
 static const char kBitsandbytes[] = "bitsandbytes__";
 
 /* Ends of the names of scales and zero points. There are models that learn such parameters, so they count only beside
@@ -167,7 +161,8 @@ static trf_status ask_tensor(const trf_checkpoint *checkpoint, const trf_tensor 
     const char *dot = strrchr(tensor->name, '.');
     const char *part = dot ? dot + 1 : tensor->name;
     *found = is_block_dtype(tensor->dtype) || strncmp(part, kBitsandbytes, strlen(kBitsandbytes)) == 0 ||
-             is_listed(kTensorParts, TRF_COUNT(kTensorParts), part);
+             is_listed(kTensorParts, TRF_COUNT(kTensorParts), part) ||
+             (is_quantized_dtype(tensor->dtype) && is_listed(kPackedParts, TRF_COUNT(kPackedParts), part));
     return *found ? TRF_OK : ask_companion(checkpoint, tensor->name, found, err);
 }
 

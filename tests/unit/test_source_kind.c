@@ -69,7 +69,7 @@ static const struct {
     {{"a.weight", "a.scales", "a.biases"}, {"U32", "BF16", "BF16"}, "a.scales"},
     {{"a.weight._data", "a.weight._scale"}, {"I8", "BF16"}, "_scale"},
     {{"a.W_q", "a.scale", "a.zero"}, {"U8", "F16", "F16"}, "a."},
-    {{"a.q_weight", "a.q_scale"}, {"I32", "I32"}, "a.q_"},
+    {{"a.q_weight", "a.q_scale"}, {"I32", "I32"}, "a.q_weight"},
     {{"scale", "weight"}, {"F32", "F8_E5M2"}, "'scale'"},
     {{"mlp1_weight.blocks", "mlp1_weight.scales"}, {"U8", "U8"}, "mlp1_weight.scales"},
     {{"a.codes", "a.codebooks", "a.scales"}, {"I8", "F16", "F16"}, "a.scales"},
@@ -84,6 +84,7 @@ static const struct {
     {{"a.weight", "b.weight_scale", "scales"}, {"F8_E4M3", "F32", "F32"}, NULL},
     {{"position_ids", "position_scale", "a.bias_scale"}, {"I64", "F32", "F32"}, NULL},
     {{"temperature_scale", "grayscale", "a.upscale", "a.autoscale"}, {"F32", "U8", "F32", "F32"}, NULL},
+    {{"a.W_q", "a.q_weight", "a.q_scale", "a.trellis"}, {"BF16", "BF16", "F32", "F32"}, NULL},
     {{"a.weight_g", "a.weight_v", "zero", "a.zeros"}, {"F32", "F32", "F32", "F32"}, NULL},
 };
 
