@@ -2,10 +2,11 @@
 /* Compressing a checkpoint: tensor by tensor, from the source file into the output, where a blob's size is known only
  * once it is written. So blobs come first, each where the last one that was worth keeping ended; then the other
  * tensors; and the header, for which room was left, last. */
+#include "trf_bf16_numbers.h"
 #include "trf_encode.h"
 #include "trf_estimate.h"
-#include "trf_model_config.h"
 #include "trf_output.h"
+#include "trf_source_kind.h"
 #include "trf_tensor_selection.h"
 
 #include <inttypes.h>
@@ -17,7 +18,8 @@
 typedef struct trf_compressed_tensor {
     const trf_tensor *source;
     trf_tensor_selection selection;
-    uint64_t begin, end; /* in the output's data */
+    trf_left_reason reason; /* why it stays as it was, if it does */
+    uint64_t begin, end;    /* in the output's data */
     int is_blob;
 } trf_compressed_tensor;
 
@@ -26,6 +28,7 @@ typedef struct trf_file_compressor {
     trf_job *job;
     const trf_checkpoint_file *file;
     const trf_selection_rules *rules;
+    trf_blob_counts *counts;
     trf_file in;
     const trf_file *out;            /* NULL: only sizes are asked for */
     trf_compressed_tensor *tensors; /* [file->num_tensors] */
@@ -149,32 +152,73 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     return status;
 }
 
+/* *exact: whether an F32 tensor holds BF16 numbers alone; where it has to, and does not, it is no longer selected. */
+static trf_status settle_f32(trf_file_compressor *compressor, trf_compressed_tensor *compressed, int *exact,
+                             trf_error *err) {
+    const trf_tensor *tensor = compressed->source;
+    const trf_checkpoint_options *options = &compressor->job->options;
+    *exact = 0;
+    if (trf_dtype_of_name(tensor->dtype) != TRF_DTYPE_F32 || options->encode.codec == TRF_CODEC_INT)
+        return TRF_OK;
+    const uint64_t offset = trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin,
+                   bytes = trf_tensor_bytes(tensor);
+    trf_status status = compressor->out
+                            ? trf_are_bf16_numbers(compressor->job, &compressor->in, offset, bytes, exact, err)
+                            : trf_may_be_bf16_numbers(&compressor->in, offset, bytes, exact, err);
+    if (status != TRF_OK || *exact || !trf_needs_bf16_numbers(options, TRF_DTYPE_F32))
+        return status;
+    if (trf_must_fit(compressor->rules, compressed->selection))
+        return trf_fail_no_bf16_numbers(err);
+    compressed->selection = TRF_SELECT_KEEP;
+    compressed->reason = TRF_LEFT_F32;
+    return TRF_OK;
+}
+
+/* Adds a blob to the report. */
+static void count_blob(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t bytes, int exact) {
+    trf_checkpoint_report *report = &compressor->job->report;
+    trf_encode_options options;
+    const trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
+    trf_encode_options_for(&compressor->job->options.encode, dtype, &options);
+    compressor->counts->all++;
+    compressor->counts->widened += exact != 0;
+    compressor->counts->bf16 += options.codec == TRF_CODEC_BF16;
+    compressor->counts->fp16 += options.codec == TRF_CODEC_FP16;
+    compressor->blobs++;
+    report->compressed_tensors++;
+    report->compressed_source_bytes += trf_tensor_bytes(tensor);
+    report->compressed_bytes += bytes;
+    report->compressed_weights += trf_tensor_bytes(tensor) / trf_dtype_bytes(dtype);
+    report->widened_tensors += exact != 0;
+    report->rounded_tensors += dtype == TRF_DTYPE_F32 && options.codec == TRF_CODEC_BF16 && !exact;
+}
+
 /* Encodes one tensor behind the blobs before it, and keeps the result if it is worth it. */
 static trf_status compress_tensor(trf_file_compressor *compressor, trf_compressed_tensor *compressed, trf_error *err) {
     const trf_tensor *tensor = compressed->source;
-    trf_checkpoint_report *report = &compressor->job->report;
     double error_energy = compressor->job->error_energy, weight_energy = compressor->job->weight_energy;
-    uint64_t out_offset = compressor->data_offset + compressor->end, bytes;
-    trf_status status = tensor->num_dims == 2 ? compress_matrix(compressor, tensor, 0, out_offset, &bytes, err)
-                                              : compress_expert_tensor(compressor, tensor, out_offset, &bytes, err);
+    uint64_t out_offset = compressor->data_offset + compressor->end, bytes = 0;
+    int exact;
+    trf_status status = settle_f32(compressor, compressed, &exact, err);
+    if (status == TRF_OK && compressed->selection == TRF_SELECT_KEEP)
+        return TRF_OK;
+    if (status == TRF_OK)
+        status = tensor->num_dims == 2 ? compress_matrix(compressor, tensor, 0, out_offset, &bytes, err)
+                                       : compress_expert_tensor(compressor, tensor, out_offset, &bytes, err);
     if (status != TRF_OK)
         return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, compressor->file->path, tensor->name,
                                 trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin);
     compressed->is_blob = compressed->selection == TRF_SELECT_ALWAYS || bytes < trf_tensor_bytes(tensor);
-    if (!compressed->is_blob) { /* the next one is written over it */
+    if (!compressed->is_blob || exact) /* what came back bit for bit is not among what a lossy codec took */
         compressor->job->error_energy = error_energy, compressor->job->weight_energy = weight_energy;
+    if (!compressed->is_blob) { /* the next one is written over it */
+        compressed->reason = TRF_LEFT_NOT_SMALLER;
         return TRF_OK;
     }
     compressed->begin = compressor->end;
     compressed->end = compressor->end += bytes;
-    compressor->blobs++;
+    count_blob(compressor, tensor, bytes, exact);
     compressor->always |= compressed->selection == TRF_SELECT_ALWAYS;
-    report->compressed_tensors++;
-    report->compressed_source_bytes += trf_tensor_bytes(tensor);
-    report->compressed_bytes += bytes;
-    trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
-    report->compressed_weights += trf_tensor_bytes(tensor) / trf_dtype_bytes(dtype);
-    report->rounded_tensors += dtype == TRF_DTYPE_F32 && compressor->job->options.encode.codec == TRF_CODEC_BF16;
     return TRF_OK;
 }
 
@@ -331,17 +375,31 @@ static trf_status finish_file(trf_file_compressor *compressor, const json_t *met
     return status;
 }
 
+/* Adds the tensors that stay to the report. *kept_bytes: of those that were not even tried. */
+static void count_left(trf_file_compressor *compressor, uint64_t *kept_bytes) {
+    for (size_t i = 0; i < compressor->file->num_tensors; i++) {
+        const trf_compressed_tensor *compressed = &compressor->tensors[i];
+        if (!compressed->source || compressed->is_blob)
+            continue;
+        const uint64_t bytes = trf_tensor_bytes(compressed->source);
+        trf_left_tensors *left = &compressor->job->report.left[compressed->reason];
+        left->tensors++, left->bytes += bytes;
+        *kept_bytes += compressed->selection == TRF_SELECT_KEEP ? bytes : 0;
+    }
+}
+
 static trf_status compress_tensors(trf_file_compressor *compressor, uint64_t *bytes, trf_error *err) {
     const trf_checkpoint_file *file = compressor->file;
     const trf_job before = *compressor->job;
+    const trf_blob_counts counts = *compressor->counts;
     uint64_t kept_bytes = 0;
     json_t *metadata = NULL;
     trf_status status = TRF_OK;
     for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++) {
         trf_compressed_tensor *compressed = &compressor->tensors[i];
         compressed->source = file->tensors[i].source;
-        status = trf_select_tensor(compressor->rules, compressed->source, &compressed->selection, err);
-        kept_bytes += compressed->selection == TRF_SELECT_KEEP ? trf_tensor_bytes(compressed->source) : 0;
+        status =
+            trf_select_tensor(compressor->rules, compressed->source, &compressed->selection, &compressed->reason, err);
     }
     if (status == TRF_OK && !(metadata = compressed_metadata(file)))
         status = trf_fail_memory(err, file->own_header.text_bytes);
@@ -350,8 +408,11 @@ static trf_status compress_tensors(trf_file_compressor *compressor, uint64_t *by
     for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++)
         if (compressor->tensors[i].selection != TRF_SELECT_KEEP)
             status = compress_tensor(compressor, &compressor->tensors[i], err);
-    if (status == TRF_OK && compressor->blobs && !compressor->always && !file_is_smaller(compressor))
+    count_left(compressor, &kept_bytes);
+    if (status == TRF_OK && compressor->blobs && !compressor->always && !file_is_smaller(compressor)) {
         give_file_up(compressor, &before);
+        *compressor->counts = counts;
+    }
     if (status == TRF_OK)
         status = finish_file(compressor, metadata, kept_bytes, bytes, err);
     json_decref(metadata);
@@ -364,13 +425,16 @@ typedef struct trf_compression {
     trf_selection_rules rules;
     trf_source_config source;
     trf_model_config config;
+    trf_blob_counts counts;
+    const char *dtype; /* trf_source_find_dtype */
 } trf_compression;
 
 static trf_status compress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, uint64_t *bytes,
                                 trf_error *err) {
-    const trf_compression *work = context;
+    trf_compression *work = context;
     uint64_t file_bytes;
-    trf_file_compressor compressor = {.job = work->job, .file = file, .rules = &work->rules, .out = out};
+    trf_file_compressor compressor = {
+        .job = work->job, .file = file, .rules = &work->rules, .counts = &work->counts, .out = out};
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
@@ -401,6 +465,29 @@ static trf_status check_collision(const trf_checkpoint *checkpoint, const trf_ch
                     tensor->name, tensor->name);
 }
 
+/* What a few weights of an F32 tensor that has to be of BF16 numbers tell already: it stays, or cannot be compressed.
+ */
+static trf_status check_f32(const trf_checkpoint_file *file, const trf_selection_rules *rules, const trf_tensor *tensor,
+                            trf_tensor_selection *selection, trf_error *err) {
+    trf_file in;
+    uint64_t file_bytes;
+    int may_be;
+    if (!trf_needs_bf16_numbers(rules->options, trf_dtype_of_name(tensor->dtype)))
+        return TRF_OK;
+    trf_status status = trf_file_open(file->path, &in, &file_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_may_be_bf16_numbers(&in, trf_safetensors_data_offset(&file->own_header) + tensor->begin,
+                                     trf_tensor_bytes(tensor), &may_be, err);
+    trf_file_close(&in);
+    if (status != TRF_OK || may_be)
+        return status;
+    if (trf_must_fit(rules, *selection))
+        return trf_prefix_error(err, trf_fail_no_bf16_numbers(err), "tensor '%s'", tensor->name);
+    *selection = TRF_SELECT_KEEP;
+    return TRF_OK;
+}
+
 static trf_status check_compressible_file(const trf_checkpoint *checkpoint, const trf_checkpoint_file *file,
                                           const trf_selection_rules *rules, trf_error *err) {
     if (file->compressed)
@@ -410,8 +497,11 @@ static trf_status check_compressible_file(const trf_checkpoint *checkpoint, cons
                         file->path);
     for (size_t i = 0; i < file->num_tensors; i++) {
         trf_tensor_selection selection;
+        trf_left_reason reason;
         const trf_tensor *tensor = file->tensors[i].source;
-        trf_status status = trf_select_tensor(rules, tensor, &selection, err);
+        trf_status status = trf_select_tensor(rules, tensor, &selection, &reason, err);
+        if (status == TRF_OK && selection != TRF_SELECT_KEEP)
+            status = check_f32(file, rules, tensor, &selection, err);
         if (status != TRF_OK)
             return trf_prefix_error(err, status, "%s", file->path);
         if (selection != TRF_SELECT_KEEP && (status = check_collision(checkpoint, file, tensor, err)) != TRF_OK)
@@ -430,17 +520,16 @@ static int has_match(const trf_checkpoint *checkpoint, const char *pattern) {
     return 0;
 }
 
-/* A name or glob in `include` that is no tensor's is a mistake; better to hear of it now. */
-static trf_status check_include(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
-                                trf_error *err) {
-    for (size_t p = 0; options->include && options->include[p]; p++) {
-        const char *pattern = options->include[p];
-        if (!has_match(checkpoint, pattern))
+/* A name or glob in `include` or `exclude` that is no tensor's is a mistake; better to hear of it now. verb: such as
+ * "include". */
+static trf_status check_patterns(const trf_checkpoint *checkpoint, const char *const *patterns, const char *verb,
+                                 trf_error *err) {
+    for (size_t p = 0; patterns && patterns[p]; p++)
+        if (!has_match(checkpoint, patterns[p]))
             return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,
-                            trf_pattern_is_name(pattern) ? "%s: there is no tensor '%s' to include"
-                                                         : "%s: no tensor's name matches '%s', which is to be included",
-                            checkpoint->root, pattern);
-    }
+                            trf_pattern_is_name(patterns[p]) ? "%s: there is no tensor '%s' to %s"
+                                                             : "%s: no tensor's name matches '%s', which is to %s",
+                            checkpoint->root, patterns[p], verb);
     return TRF_OK;
 }
 
@@ -461,23 +550,12 @@ static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *
     const trf_checkpoint_options *options = &work->job->options;
     trf_status status = trf_source_config_read(checkpoint, &work->source, err);
     work->rules = (trf_selection_rules){options, trf_source_config_is_tied(&work->source)};
-    /* With `include` or `embeddings` it would not have been asked. */
-    if (status == TRF_OK && work->source.failure.status != TRF_OK && !options->embeddings &&
+    /* With `include` or `embeddings` it would not have been asked; a folder is refused. */
+    if (status == TRF_OK && work->source.failure.status != TRF_OK && !checkpoint->is_folder && !options->embeddings &&
         (!options->include || !options->include[0]))
         trf_job_note(work->job, "%.700s; it counts as missing, and a tied output as any other matrix",
                      work->source.failure.message);
     return status;
-}
-
-/* A model of a pipeline that is quantized already cannot be loaded once it is compressed. */
-static trf_status check_part(const trf_checkpoint *model, const trf_compression *work, trf_error *err) {
-    const json_t *other = json_object_get(work->source.file.root, "quantization_config");
-    const char *method = json_string_value(json_object_get(other, "quant_method"));
-    if (!model->name || !other || json_is_null(other) || work->job->options.store_only ||
-        (method && strcmp(method, "transfuse") == 0))
-        return TRF_OK;
-    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: it has a quantization_config already",
-                    work->source.file.path);
 }
 
 /* All that is read and checked of one model before anything is written. work: release with free_model in every case.
@@ -486,11 +564,13 @@ static trf_status prepare_model(const trf_checkpoint *model, trf_job *job, trf_c
     *work = (trf_compression){.job = job};
     trf_status status = read_rules(model, work, err);
     if (status == TRF_OK)
-        status = check_part(model, work, err);
-    if (status == TRF_OK)
         status = check_compressible(model, &work->rules, err);
     if (status == TRF_OK && model->is_folder)
-        status = trf_model_config_compress(&work->source, &job->options.encode, &work->config, err);
+        work->dtype = trf_source_find_dtype(model, &work->source);
+    if (status == TRF_OK && model->is_folder)
+        status = trf_model_config_compress(&work->source, &job->options, work->dtype, &work->config, err);
+    if (status == TRF_OK)
+        status = trf_source_check(model, &work->source, job, err);
     return status;
 }
 
@@ -503,7 +583,9 @@ static void free_model(trf_compression *work) {
  * and *num_parts of them are to be written; works: their contexts. */
 static trf_status prepare_models(trf_checkpoint *checkpoint, trf_job *job, trf_compression *works,
                                  trf_rewrite_part *parts, size_t *num_parts, trf_error *err) {
-    trf_status status = check_include(checkpoint, &job->options, err);
+    trf_status status = check_patterns(checkpoint, job->options.include, "include", err);
+    if (status == TRF_OK)
+        status = check_patterns(checkpoint, job->options.exclude, "exclude", err);
     const size_t count = checkpoint->num_parts ? checkpoint->num_parts : 1;
     for (size_t i = 0; i < count && status == TRF_OK; i++) {
         trf_error failure = {0};
@@ -536,8 +618,10 @@ static trf_status compress_models(trf_checkpoint *checkpoint, const char *out_pa
     const trf_rewrite rewrite = {checkpoint, parts, num_parts, job, out_path, compress_file, .compresses = 1};
     if (status == TRF_OK)
         status = trf_checkpoint_rewrite(&rewrite, err);
-    for (size_t i = 0; i < num_parts && status == TRF_OK && job->report.compressed_tensors; i++)
-        trf_model_config_warn(parts[i].config, &job->report);
+    for (size_t i = 0; i < num_parts && status == TRF_OK; i++) {
+        const trf_compression *work = parts[i].context;
+        trf_source_tell(parts[i].checkpoint, &work->source, work->dtype, &work->counts, job);
+    }
     for (size_t i = 0; works && i < count; i++)
         free_model(&works[i]);
     free(works);

@@ -106,7 +106,7 @@ static trf_status decompress_models(const trf_checkpoint *checkpoint, const char
     for (size_t i = 0; i < count && status == TRF_OK; i++) {
         parts[i] = (trf_rewrite_part){trf_checkpoint_model(checkpoint, i), &configs[i], job};
         status = trf_model_config_restore(parts[i].checkpoint, &configs[i], err);
-        trf_model_config_warn(&configs[i], &job->report);
+        trf_model_config_tell(&configs[i], job);
     }
     job->report.models = count;
     const trf_rewrite rewrite = {checkpoint, parts, count, job, out_path, decompress_file, .compresses = 0};

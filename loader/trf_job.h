@@ -14,6 +14,7 @@ typedef struct trf_job {
     /* Sums over the tensors whose codec is not lossless, of squares of errors and of weights: report.relative_rms_error
      * is about these. */
     double error_energy, weight_energy;
+    int is_lossless; /* verify: config.json says that every tensor has its own lossless codec */
 } trf_job;
 
 enum {

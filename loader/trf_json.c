@@ -3,6 +3,9 @@
 
 #include "trf_file.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size_t flags, json_t **root,
                           trf_error *err) {
     json_error_t json_error;
@@ -13,4 +16,200 @@ trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size
         return trf_fail_memory(err, bytes);
     return trf_fail(err, TRF_ERR_FORMAT, (uint64_t)json_error.position, "%s: not valid JSON: %s at byte %d", path,
                     json_error.text, json_error.position);
+}
+
+/* ---- as Python reads it ---- */
+
+/* What stands for a number that is none in strict JSON, or that no double holds; spaces fill its place. */
+#define TRF_STAND_IN "1e308"
+#define TRF_STAND_IN_NAN "9e9"
+enum {
+    TRF_LARGEST_EXPONENT = 308, /* of a double, in decimal */
+    TRF_EXPONENT_BOUND = 1 << 28
+};
+
+static int is_digit(char c) { return c >= '0' && c <= '9'; }
+static int is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+static void fill(char *place, size_t bytes, const char *text) {
+    memset(place, ' ', bytes);
+    memcpy(place, text, strlen(text));
+}
+
+static size_t count_digits(const char *text, size_t bytes) {
+    size_t digits = 0;
+    while (digits < bytes && is_digit(text[digits]))
+        digits++;
+    return digits;
+}
+
+/* @return whether an unsigned token is a number as JSON has them, of 10^308 or above. */
+static int is_too_large(const char *token, size_t bytes) {
+    size_t whole = count_digits(token, bytes), at = whole, fraction = 0;
+    const size_t fraction_at = whole + 1;
+    int64_t exponent = 0;
+    if (whole == 0 || (whole > 1 && token[0] == '0'))
+        return 0;
+    if (at < bytes && token[at] == '.') {
+        fraction = count_digits(token + at + 1, bytes - at - 1);
+        at += 1 + fraction;
+        if (fraction == 0)
+            return 0;
+    }
+    if (at < bytes && (token[at] == 'e' || token[at] == 'E')) {
+        int negative = ++at < bytes && token[at] == '-';
+        at += at < bytes && (token[at] == '-' || token[at] == '+');
+        size_t digits = count_digits(token + at, bytes - at);
+        if (digits == 0)
+            return 0;
+        for (size_t i = 0; i < digits && exponent < TRF_EXPONENT_BOUND; i++)
+            exponent = exponent * 10 + (token[at + i] - '0');
+        exponent = negative ? -exponent : exponent;
+        at += digits;
+    }
+    size_t zeros = 0;
+    while (token[0] == '0' && zeros < fraction && token[fraction_at + zeros] == '0')
+        zeros++;
+    if (at != bytes || (token[0] == '0' && zeros == fraction))
+        return 0;
+    return exponent + (token[0] == '0' ? -(int64_t)zeros - 1 : (int64_t)whole - 1) >= TRF_LARGEST_EXPONENT;
+}
+
+static int is_word_part(char c) {
+    return is_digit(c) || ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '+' || c == '-' || c == '.';
+}
+
+/* Makes strict the word or number at text. @return its bytes, or 1 for another character. */
+static size_t mend_word(char *text, size_t bytes) {
+    const size_t sign = text[0] == '-';
+    size_t size = 0;
+    while (size < bytes && is_word_part(text[size]))
+        size++;
+    if (size <= sign)
+        return 1;
+    char *token = text + sign;
+    const size_t rest = size - sign;
+    if (size == 3 && memcmp(text, "NaN", 3) == 0)
+        fill(text, size, TRF_STAND_IN_NAN);
+    else if ((rest == 8 && memcmp(token, "Infinity", 8) == 0) || is_too_large(token, rest))
+        fill(token, rest, TRF_STAND_IN);
+    return size;
+}
+
+/* @return the code of an escape \uXXXX at text, or -1. */
+static long escaped_code(const char *text, size_t bytes) {
+    char digits[5] = {0};
+    char *end;
+    if (bytes < 6 || text[0] != '\\' || text[1] != 'u')
+        return -1;
+    memcpy(digits, text + 2, 4);
+    if (strspn(digits, "0123456789abcdefABCDEF") != 4)
+        return -1;
+    return strtol(digits, &end, 16);
+}
+
+/* @return the bytes of a string, quotes included; of one that does not end, all. */
+static size_t string_size(const char *text, size_t bytes) {
+    size_t at = 1;
+    while (at < bytes && text[at] != '"')
+        at += text[at] == '\\' ? 2 : 1;
+    return at < bytes ? at + 1 : bytes;
+}
+
+/* Makes strict the string at text. @return its bytes. */
+static size_t mend_string(char *text, size_t bytes) {
+    const size_t size = string_size(text, bytes);
+    size_t behind = size;
+    while (behind < bytes && is_space(text[behind]))
+        behind++;
+    const int is_key = behind < bytes && text[behind] == ':';
+    for (size_t at = 1; at < size; at++) {
+        if (text[at] != '\\')
+            continue;
+        long code = escaped_code(text + at, size - at), next = -1;
+        if (code >= 0xD800 && code < 0xDC00)
+            next = escaped_code(text + at + 6, size - at - 6);
+        if (next >= 0xDC00 && next < 0xE000)
+            at += 11; /* a pair */
+        else if ((code >= 0xD800 && code < 0xE000) || (code == 0 && is_key))
+            memcpy(text + at + 2, "fffd", 4);
+        else
+            at++; /* what is escaped may be a backslash */
+    }
+    return size;
+}
+
+trf_status trf_json_parse_python(const char *path, const char *text, size_t bytes, json_t **root, char **strict,
+                                 trf_error *err) {
+    static const char mark[] = "\xEF\xBB\xBF";
+    char *mended = malloc(bytes + 1);
+    *root = NULL;
+    if (strict)
+        *strict = NULL;
+    if (!mended)
+        return trf_fail_memory(err, bytes);
+    memcpy(mended, text, bytes);
+    mended[bytes] = 0;
+    if (bytes >= 3 && memcmp(text, mark, 3) == 0)
+        memset(mended, ' ', 3);
+    for (size_t at = 0; at < bytes;)
+        at += mended[at] == '"' ? mend_string(mended + at, bytes - at) : mend_word(mended + at, bytes - at);
+    trf_status status = trf_json_parse(path, mended, bytes, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, root, err);
+    if (status == TRF_OK && strict)
+        *strict = mended;
+    else
+        free(mended);
+    return status;
+}
+
+/* ---- members of a text ---- */
+
+static size_t skip_space(const char *text, size_t at) {
+    while (is_space(text[at]))
+        at++;
+    return at;
+}
+
+/* @return where the value at `at` ends, in strict JSON: before a comma or bracket of what it stands in. */
+static size_t value_end(const char *text, size_t bytes, size_t at) {
+    size_t depth = 0, end = at;
+    while (at < bytes) {
+        const char c = text[at];
+        if (depth == 0 && strchr(",}]", c))
+            break;
+        depth += c == '{' || c == '[';
+        depth -= c == '}' || c == ']';
+        at += c == '"' ? string_size(text + at, bytes - at) : 1;
+        end = is_space(c) ? end : at;
+    }
+    return end;
+}
+
+/* @return whether a string of the text is this one; -1 without memory. */
+static int is_string(const char *text, size_t bytes, const char *value) {
+    if (bytes == strlen(value) + 2 && memcmp(text + 1, value, bytes - 2) == 0)
+        return 1;
+    if (!memchr(text, '\\', bytes))
+        return 0;
+    json_t *string = json_loadb(text, bytes, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    int same = string ? strcmp(json_string_value(string), value) == 0 : -1;
+    json_decref(string);
+    return same;
+}
+
+size_t trf_json_find_member(const char *strict, size_t bytes, const char *key, size_t *begin, size_t *end) {
+    size_t found = 0, at = skip_space(strict, 0) + 1;
+    for (at = skip_space(strict, at); at < bytes && strict[at] == '"';) {
+        const size_t key_at = at, key_bytes = string_size(strict + at, bytes - at);
+        at = skip_space(strict, at + key_bytes) + 1; /* behind the colon */
+        const size_t last = value_end(strict, bytes, skip_space(strict, at));
+        const int same = is_string(strict + key_at, key_bytes, key);
+        if (same < 0)
+            return SIZE_MAX;
+        if (same && found++ == 0)
+            *begin = key_at, *end = last;
+        at = skip_space(strict, last);
+        at = skip_space(strict, at + (strict[at] == ','));
+    }
+    return found;
 }

@@ -17,4 +17,16 @@ static inline int trf_json_lacked_memory(const json_error_t *json_error) {
 trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size_t flags, json_t **root,
                           trf_error *err);
 
+/* Parses it as Python's json module does, which wrote it or will read it: NaN and infinities, numbers that are too
+ * large, lone surrogates, NULs in keys, and keys that stand in an object twice (the last one counts) are taken; and so
+ * is a byte order mark, as by Python's utf-8-sig. All numbers become reals; what C cannot hold becomes another number,
+ * and such characters U+FFFD. *strict: the text as it was parsed, malloc'd, as long as text, each byte of which that
+ * means something in the same place; or NULL after a failure. strict may be NULL. Errors: as trf_json_parse. */
+trf_status trf_json_parse_python(const char *path, const char *text, size_t bytes, json_t **root, char **strict,
+                                 trf_error *err);
+
+/* Finds a member of the object that a strict text is. @return the number of members of that name; *begin, *end: the
+ * first one's key and value, in the text; or SIZE_MAX without memory. */
+size_t trf_json_find_member(const char *strict, size_t bytes, const char *key, size_t *begin, size_t *end);
+
 #endif

@@ -14,20 +14,25 @@
 #define TRF_CONFIG_KEY "quantization_config"
 #define TRF_CONFIG_METHOD "transfuse"
 #define TRF_CONFIG_SOURCE "source_config"
+#define TRF_CONFIG_DTYPE "dtype"
+#define TRF_CONFIG_OLD_DTYPE "torch_dtype"
+#define TRF_CONFIG_WEIGHTS "transformers_weights"
+
+/* transformers takes this for the name of a file of weights, and quotes it as a wrong one. */
+static const char kNeeds[] = "this folder is compressed by transfuse; install transfuse to load it, or run 'transfuse "
+                             "decompress' to get the original files back";
+static const char kNeedsDecompressing[] =
+    "this folder is stored only, compressed by transfuse; run 'transfuse decompress' to get the original files back, "
+    "and load those";
 
 /* With the source's text in it, escaped, it is up to three times as long, and may have been laid out anew. */
 enum {
     TRF_MAX_COMPRESSED_CONFIG_BYTES = 8 * TRF_MAX_MODEL_CONFIG_BYTES
 };
 
-/* Numbers all become reals: none is too large to be one of a sound config. */
-static trf_status parse_config(const char *path, const char *text, size_t bytes, json_t **root, trf_error *err) {
-    return trf_json_parse(path, text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, root,
-                          err);
-}
-
 static void free_file(trf_config_file *file) {
     json_decref(file->root);
+    free(file->strict);
     free(file->text);
     free(file->path);
     *file = (trf_config_file){0};
@@ -56,9 +61,12 @@ static trf_status read_file(const trf_checkpoint *checkpoint, uint64_t max_bytes
                             trf_error *err) {
     trf_status status = load_file(checkpoint, max_bytes, file, err);
     if (status == TRF_OK)
-        status = parse_config(file->path, file->text, file->bytes, &file->root, err);
-    if (status == TRF_OK && !json_is_object(file->root))
+        status = trf_json_parse_python(file->path, file->text, file->bytes, &file->root, &file->strict, err);
+    if (status == TRF_OK && !json_is_object(file->root)) {
+        json_decref(file->root);
+        file->root = NULL;
         status = trf_fail(err, TRF_ERR_FORMAT, 0, "%s: not a JSON object", file->path);
+    }
     return status;
 }
 
@@ -73,42 +81,114 @@ static json_t *find_ours(const json_t *root) {
 
 static int is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
+/* @return the value of a member, or NULL if there is none, or null. */
+static const json_t *get_value(const json_t *root, const char *key) {
+    const json_t *value = json_object_get(root, key);
+    return json_is_null(value) ? NULL : value;
+}
+
+static const json_t *get_dtype(const json_t *root) {
+    const json_t *dtype = get_value(root, TRF_CONFIG_DTYPE);
+    return dtype ? dtype : get_value(root, TRF_CONFIG_OLD_DTYPE);
+}
+
 /* @return malloc'd JSON text of what is added, or NULL without memory. */
-static char *describe(const trf_config_file *source, const trf_encode_options *encode) {
+static char *describe(const trf_config_file *source, const trf_checkpoint_options *options) {
+    const trf_encode_options *encode = &options->encode;
     json_t *added = json_pack("{s:s,s:i,s:s,s:s}", "quant_method", TRF_CONFIG_METHOD, "version", TRF_FORMAT_VERSION,
                               "codec", trf_codec_name(encode->codec), "layout", "coded");
     int failed = !added || (encode->bits > 0 && json_object_set_new(added, "bits", json_real(encode->bits))) ||
+                 (options->store_only && json_object_set_new(added, "stored", json_true())) ||
                  json_object_set_new(added, TRF_CONFIG_SOURCE, json_stringn(source->text, source->bytes));
     char *text = failed ? NULL : json_dumps(added, JSON_REAL_PRECISION(15));
     json_decref(added);
     return text;
 }
 
-/* Writes the source's text, with a member added at its end, in a line of its own if its brace stands in one. */
-static trf_status add_member(const trf_config_file *source, const trf_encode_options *encode, trf_model_config *config,
-                             trf_error *err) {
+/* A config.json being edited: its text, and the same as strict JSON, byte below byte. */
+typedef struct trf_config_text {
+    char *text, *strict;
+    size_t bytes;
+} trf_config_text;
+
+static void cut_bytes(trf_config_text *config, size_t begin, size_t end) {
+    memmove(config->text + begin, config->text + end, config->bytes - end + 1);
+    memmove(config->strict + begin, config->strict + end, config->bytes - end + 1);
+    config->bytes -= end - begin;
+}
+
+/* Takes all members of a name out, each with one comma. */
+static trf_status cut_member(trf_config_text *config, const char *key, trf_error *err) {
+    size_t begin, end, found;
+    while ((found = trf_json_find_member(config->strict, config->bytes, key, &begin, &end)) != 0) {
+        if (found == SIZE_MAX)
+            return trf_fail_memory(err, config->bytes);
+        size_t comma = end;
+        while (is_space(config->strict[comma]))
+            comma++;
+        if (config->strict[comma] == ',') {
+            cut_bytes(config, comma, comma + 1);
+        } else { /* the last one: the comma before it, if it is not the only one */
+            for (comma = begin; is_space(config->strict[comma - 1]);)
+                comma--;
+            if (config->strict[comma - 1] == ',') {
+                cut_bytes(config, comma - 1, comma);
+                begin--, end--;
+            }
+        }
+        cut_bytes(config, begin, end);
+    }
+    return TRF_OK;
+}
+
+/* Makes an editable copy, without a byte order mark. Release text and strict with free in every case. */
+static trf_status begin_edit(const trf_config_file *source, trf_config_text *config, trf_error *err) {
+    *config = (trf_config_text){malloc(source->bytes + 1), malloc(source->bytes + 1), source->bytes};
+    if (!config->text || !config->strict)
+        return trf_fail_memory(err, source->bytes);
+    memcpy(config->text, source->text, source->bytes + 1);
+    memcpy(config->strict, source->strict, source->bytes + 1);
+    if ((uint8_t)config->text[0] == 0xEF) /* what else can stand before an object */
+        cut_bytes(config, 0, 3);
+    return TRF_OK;
+}
+
+/* Writes the text with members added at its end, each in a line of its own if its brace stands in one. dtype, weights:
+ * or NULL; ours: JSON. */
+static trf_status add_members(const trf_config_text *source, const char *dtype, const char *weights, const char *ours,
+                              trf_model_config *config, trf_error *err) {
+    const struct {
+        const char *key, *string;
+    } members[] = {{TRF_CONFIG_DTYPE, dtype}, {TRF_CONFIG_WEIGHTS, weights}, {TRF_CONFIG_KEY, NULL}};
     size_t brace = source->bytes - 1, end;
+    trf_text text = {0};
     while (source->text[brace] != '}') /* there is one: it was parsed */
         brace--;
     for (end = brace; is_space(source->text[end - 1]);)
         end--;
-    int has_lines = memchr(source->text + end, '\n', brace - end) != NULL;
-    const char *before = has_lines ? "\n  " : json_object_size(source->root) ? " " : "";
-    char *added = describe(source, encode);
-    trf_text text = {0};
+    int is_first = source->text[end - 1] == '{';
+    const int has_lines = memchr(source->text + end, '\n', brace - end) != NULL;
     trf_text_append(&text, source->text, end);
-    trf_text_append(&text, ",", json_object_size(source->root) != 0);
-    trf_text_append(&text, before, strlen(before));
-    trf_text_append(&text, "\"" TRF_CONFIG_KEY "\": ", strlen("\"" TRF_CONFIG_KEY "\": "));
-    if (added)
-        trf_text_append(&text, added, strlen(added));
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        const int is_ours = i + 1 == sizeof members / sizeof members[0];
+        if (!is_ours && !members[i].string)
+            continue;
+        const char *before = has_lines ? ",\n  " : ", ";
+        before += is_first;
+        trf_text_append(&text, before, is_first && !has_lines ? 0 : strlen(before));
+        trf_text_append_json_string(&text, members[i].key);
+        trf_text_append(&text, ": ", 2);
+        if (is_ours)
+            trf_text_append(&text, ours, strlen(ours));
+        else
+            trf_text_append_json_string(&text, members[i].string);
+        is_first = 0;
+    }
     trf_text_append(&text, source->text + end, source->bytes - end);
-    if (!added || text.failed) {
-        free(added);
+    if (text.failed) {
         trf_text_free(&text);
         return trf_fail_memory(err, source->bytes);
     }
-    free(added);
     config->text = text.bytes, config->bytes = text.size;
     return TRF_OK;
 }
@@ -132,31 +212,70 @@ int trf_source_config_is_tied(const trf_source_config *source) {
            json_is_true(json_object_get(json_object_get(root, "text_config"), "tie_word_embeddings"));
 }
 
-trf_status trf_model_config_compress(const trf_source_config *source, const trf_encode_options *encode,
-                                     trf_model_config *config, trf_error *err) {
-    static const char consequence[] = "Hugging Face transformers will not load the compressed checkpoint";
+trf_framework trf_source_config_framework(const trf_source_config *source) {
+    const json_t *root = source->file.root;
+    if (get_value(root, "_class_name"))
+        return TRF_FRAMEWORK_DIFFUSERS;
+    return get_value(root, "model_type") || get_value(root, "architectures") ? TRF_FRAMEWORK_TRANSFORMERS
+                                                                             : TRF_FRAMEWORK_NONE;
+}
+
+const char *trf_source_config_dtype(const trf_source_config *source) {
+    return json_string_value(get_dtype(source->file.root));
+}
+
+const char *trf_source_config_weights(const trf_source_config *source) {
+    return json_string_value(get_value(source->file.root, TRF_CONFIG_WEIGHTS));
+}
+
+const json_t *trf_source_config_find_ours(const trf_source_config *source) { return find_ours(source->file.root); }
+
+trf_status trf_model_config_compress(const trf_source_config *source, const trf_checkpoint_options *options,
+                                     const char *dtype, trf_model_config *config, trf_error *err) {
     const trf_config_file *file = &source->file;
+    const int is_transformers = trf_source_config_framework(source) == TRF_FRAMEWORK_TRANSFORMERS;
+    const char *weights = !is_transformers ? NULL : options->store_only ? kNeedsDecompressing : kNeeds;
+    trf_config_text text;
     *config = (trf_model_config){.for_blobs_only = 1, .mode = file->mode};
-    if (source->failure.status != TRF_OK) {
-        config->failure = source->failure.message;
-        snprintf(config->warning, sizeof config->warning, "without a " TRF_CONFIG_KEY " in it, %s", consequence);
-    } else if (find_ours(file->root)) {
+    if (find_ours(file->root))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "%s: its " TRF_CONFIG_KEY " is that of a compressed checkpoint", file->path);
-    } else if (json_object_get(file->root, TRF_CONFIG_KEY)) {
-        snprintf(config->warning, sizeof config->warning, "%.500s: keeps the " TRF_CONFIG_KEY " that it has; %s",
-                 file->path, consequence);
-    } else if (file->root) {
-        return add_member(file, encode, config, err);
-    }
-    return TRF_OK;
+    if (!file->root)
+        return TRF_OK;
+    if (!is_transformers || get_dtype(file->root))
+        dtype = NULL;
+    char *ours = describe(file, options);
+    trf_status status = begin_edit(file, &text, err);
+    if (status == TRF_OK && !ours)
+        status = trf_fail_memory(err, file->bytes);
+    if (status == TRF_OK)
+        status = cut_member(&text, TRF_CONFIG_KEY, err);
+    if (status == TRF_OK && dtype)
+        status = cut_member(&text, TRF_CONFIG_DTYPE, err);
+    if (status == TRF_OK && weights)
+        status = cut_member(&text, TRF_CONFIG_WEIGHTS, err);
+    if (status == TRF_OK)
+        status = add_members(&text, dtype, weights, ours, config, err);
+    free(text.text);
+    free(text.strict);
+    free(ours);
+    return status;
 }
 
 /* ---- decompressing ---- */
 
-/* @return whether a config.json says what the source's did, but for our member. */
-static int is_unchanged(json_t *root, const json_t *source) {
-    return json_object_del(root, TRF_CONFIG_KEY) == 0 && json_equal(root, source);
+/* @return whether a config.json says what the source's did, but for the members that compressing adds or replaces. */
+static int is_unchanged(json_t *root, json_t *source) {
+    json_object_del(root, TRF_CONFIG_KEY);
+    json_object_del(source, TRF_CONFIG_KEY);
+    if (!get_dtype(source)) {
+        json_object_del(root, TRF_CONFIG_DTYPE);
+        json_object_del(source, TRF_CONFIG_DTYPE);
+    }
+    /* Whoever has written it anew may have left it out, as transformers does, or kept it. */
+    json_object_del(root, TRF_CONFIG_WEIGHTS);
+    json_object_del(source, TRF_CONFIG_WEIGHTS);
+    return json_equal(root, source);
 }
 
 /* Takes the text that is kept in `ours`. */
@@ -166,11 +285,11 @@ static trf_status take_kept(const trf_config_file *file, const json_t *ours, trf
     const char *text = json_string_value(kept);
     size_t bytes = json_string_length(kept);
     trf_error failure;
-    if (text && parse_config(file->path, text, bytes, &source, &failure) == TRF_ERR_MEMORY)
+    if (text && trf_json_parse_python(file->path, text, bytes, &source, NULL, &failure) == TRF_ERR_MEMORY)
         return trf_fail_memory(err, bytes);
     if (!text || !json_is_object(source)) {
         json_decref(source);
-        snprintf(config->warning, sizeof config->warning,
+        snprintf(config->note, sizeof config->note,
                  "%.500s: its " TRF_CONFIG_KEY " has no " TRF_CONFIG_SOURCE
                  " that could be restored; it stays as it is",
                  file->path);
@@ -183,7 +302,7 @@ static trf_status take_kept(const trf_config_file *file, const json_t *ours, trf
     memcpy(config->text, text, bytes + 1);
     config->bytes = bytes;
     if (!is_unchanged(file->root, source)) /* it takes the member away, and with it `text` */
-        snprintf(config->warning, sizeof config->warning,
+        snprintf(config->note, sizeof config->note,
                  "%.500s: was changed after compressing; the source's text counts, without the changes", file->path);
     json_decref(source);
     return TRF_OK;
@@ -200,7 +319,7 @@ static trf_status restore_file(const trf_checkpoint *checkpoint, trf_config_file
         return status;
     failure->status = status;
     if (status != TRF_OK && status != TRF_ERR_NOT_FOUND)
-        snprintf(config->warning, sizeof config->warning, "%.500s; it stays as it is", failure->message);
+        snprintf(config->note, sizeof config->note, "%.500s; it stays as it is", failure->message);
     const json_t *ours = find_ours(file->root);
     return ours ? take_kept(file, ours, config, err) : TRF_OK;
 }
@@ -221,12 +340,22 @@ void trf_model_config_free(trf_model_config *config) {
     config->text = NULL;
 }
 
-void trf_model_config_warn(const trf_model_config *config, trf_checkpoint_report *report) {
-    const size_t used = strlen(report->warning);
-    const char *failure = config->failure && !used ? config->failure : ""; /* else it has been told */
-    if (*config->warning)
-        snprintf(report->warning + used, sizeof report->warning - used, "%.500s%s%s", failure,
-                 used || *failure ? "; " : "", config->warning);
+void trf_model_config_tell(const trf_model_config *config, trf_job *job) {
+    if (*config->note)
+        trf_job_note(job, "%s", config->note);
+}
+
+trf_status trf_model_config_is_lossless(const trf_checkpoint *checkpoint, int *lossless, trf_error *err) {
+    trf_config_file file;
+    trf_error failure;
+    *lossless = 0;
+    if (!checkpoint->is_folder)
+        return TRF_OK;
+    trf_status status = read_file(checkpoint, TRF_MAX_COMPRESSED_CONFIG_BYTES, &file, &failure);
+    const char *codec = json_string_value(json_object_get(find_ours(file.root), "codec"));
+    *lossless = codec && strcmp(codec, trf_codec_name(TRF_CODEC_AUTO)) == 0;
+    free_file(&file);
+    return status == TRF_ERR_MEMORY ? trf_fail(err, status, failure.offset, "%s", failure.message) : TRF_OK;
 }
 
 /* ---- comparing ---- */
@@ -243,8 +372,8 @@ static trf_status compare_texts(const trf_config_file *ours, const trf_model_con
                     restored->text ? "the source's text that it keeps" : "it", source->path, at);
 }
 
-trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_checkpoint *against,
-                                  trf_checkpoint_report *report, trf_error *err) {
+trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_job *job,
+                                  trf_error *err) {
     trf_config_file ours = {0}, source;
     trf_model_config restored = {0};
     trf_error failure = {0};
@@ -262,7 +391,7 @@ trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_ch
         status = compare_texts(&ours, &restored, &source, err);
     /* A text that cannot be read and is the source's is no failure of ours. */
     if (status == TRF_OK && restored.text)
-        trf_model_config_warn(&restored, report);
+        trf_model_config_tell(&restored, job);
     trf_model_config_free(&restored);
     free_file(&ours);
     free_file(&source);

@@ -19,6 +19,7 @@ enum {
 typedef struct trf_config_file {
     char *path, *text;
     size_t bytes;
+    char *strict; /* the text as it was parsed: trf_json_parse_python */
     unsigned mode;
     json_t *root; /* NULL: there is none, or none that can be read */
 } trf_config_file;
@@ -33,11 +34,17 @@ typedef struct trf_source_config {
 typedef struct trf_model_config {
     char *text; /* malloc'd; or NULL */
     size_t bytes;
-    unsigned mode;       /* the file's permissions */
-    int for_blobs_only;  /* `text` counts if a tensor is compressed */
-    const char *failure; /* why the file cannot be read, before the warning; not owned, or NULL */
-    char warning[640];   /* a line for the report, which begins with the file's path if `failure` does not; or "" */
+    unsigned mode;      /* the file's permissions */
+    int for_blobs_only; /* `text` counts if a tensor is compressed */
+    char note[640];     /* a line for the report; or "" */
 } trf_model_config;
+
+/* Whose model a config.json describes. */
+typedef enum trf_framework {
+    TRF_FRAMEWORK_NONE,         /* nobody's who is known */
+    TRF_FRAMEWORK_TRANSFORMERS, /* "model_type" or "architectures", and no "_class_name" */
+    TRF_FRAMEWORK_DIFFUSERS     /* "_class_name" */
+} trf_framework;
 
 /* Release with trf_source_config_free in every case. Errors: TRF_ERR_MEMORY. */
 trf_status trf_source_config_read(const trf_checkpoint *checkpoint, trf_source_config *source, trf_error *err);
@@ -46,24 +53,40 @@ void trf_source_config_free(trf_source_config *source);
 /* @return whether it says that the output layer shares the embeddings' memory. */
 int trf_source_config_is_tied(const trf_source_config *source);
 
-/* Compressing a folder: the source's text with a quantization_config at its end. One that cannot be read, or has a
- * quantization_config, is carried over, with a warning. source: outlives *config. Release with trf_model_config_free in
- * every case. Errors: TRF_ERR_ARGUMENT (its quantization_config is of a compressed checkpoint), _MEMORY. */
-trf_status trf_model_config_compress(const trf_source_config *source, const trf_encode_options *encode,
-                                     trf_model_config *config, trf_error *err);
+trf_framework trf_source_config_framework(const trf_source_config *source);
 
-/* Decompressing: the source's text, where one is kept; with a warning if other keys are not the source's any more.
+/* @return the dtype that it gives to the model, such as "bfloat16", by either name; or NULL. */
+const char *trf_source_config_dtype(const trf_source_config *source);
+
+/* @return the file of weights that it names ("transformers_weights"), or NULL. */
+const char *trf_source_config_weights(const trf_source_config *source);
+
+/* @return its "quantization_config" if that is of a compressed checkpoint, or NULL. */
+const json_t *trf_source_config_find_ours(const trf_source_config *source);
+
+/* Compressing a folder: the source's text with further members at its end (FORMAT.md, section 10). dtype: the one that
+ * is written in if the config has none; or NULL. One that cannot be read is carried over. Release with
+ * trf_model_config_free in every case. Errors: TRF_ERR_ARGUMENT (its quantization_config is of a compressed
+ * checkpoint), _MEMORY. */
+trf_status trf_model_config_compress(const trf_source_config *source, const trf_checkpoint_options *options,
+                                     const char *dtype, trf_model_config *config, trf_error *err);
+
+/* Decompressing: the source's text, where one is kept; with a note if other keys are not the source's any more.
  * Release with trf_model_config_free in every case. Errors: TRF_ERR_MEMORY. */
 trf_status trf_model_config_restore(const trf_checkpoint *checkpoint, trf_model_config *config, trf_error *err);
 
 void trf_model_config_free(trf_model_config *config);
 
-/* Adds the config's warning to the report's. */
-void trf_model_config_warn(const trf_model_config *config, trf_checkpoint_report *report);
+/* Whether the checkpoint is a folder whose config.json says that every tensor has its own lossless codec. Errors:
+ * TRF_ERR_MEMORY. */
+trf_status trf_model_config_is_lossless(const trf_checkpoint *checkpoint, int *lossless, trf_error *err);
+
+/* Passes the config's note on. */
+void trf_model_config_tell(const trf_model_config *config, trf_job *job);
 
 /* Whether a folder's config.json, restored, is that of its source, byte for byte. What is no folder, or a source
  * without config.json, agrees. Errors: TRF_ERR_MISMATCH, _NOT_FOUND (it is missing), _IO, _MEMORY. */
-trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_checkpoint *against,
-                                  trf_checkpoint_report *report, trf_error *err);
+trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_job *job,
+                                  trf_error *err);
 
 #endif

@@ -38,11 +38,14 @@ static int matches(const char *const *patterns, size_t count, const char *name) 
     return 0;
 }
 
-/* *kept: whether a tensor is one that is kept by default, going by its name. */
-static trf_status ask_name(const trf_selection_rules *rules, const char *name, int *kept, trf_error *err) {
-    int embeddings = rules->options->embeddings;
+/* *kept: whether a tensor is one that is kept by default, going by its name; and why. */
+static trf_status ask_name(const trf_selection_rules *rules, const char *name, int *kept, trf_left_reason *reason,
+                           trf_error *err) {
+    /* What has to be decompressed before it is loaded needs no tables that can be read at once. */
+    const int stored = rules->options->store_only, embeddings = stored || rules->options->embeddings;
     *kept =
         !embeddings && rules->tied_embeddings && matches(kTiedNames, sizeof kTiedNames / sizeof kTiedNames[0], name);
+    *reason = TRF_LEFT_TIED;
     if (*kept)
         return TRF_OK;
     char *part = strdup(name);
@@ -53,8 +56,10 @@ static trf_status ask_name(const trf_selection_rules *rules, const char *name, i
         part[length - tail] = 0;
     const char *dot = strrchr(part, '.');
     const char *last = dot ? dot + 1 : part;
-    *kept = matches(kSideParts, sizeof kSideParts / sizeof kSideParts[0], last) ||
+    const int is_side_table = !stored && matches(kSideParts, sizeof kSideParts / sizeof kSideParts[0], last);
+    *kept = is_side_table ||
             (!embeddings && matches(kEmbeddingParts, sizeof kEmbeddingParts / sizeof kEmbeddingParts[0], last));
+    *reason = is_side_table ? TRF_LEFT_SIDE_TABLE : TRF_LEFT_EMBEDDING;
     free(part);
     return TRF_OK;
 }
@@ -62,7 +67,7 @@ static trf_status ask_name(const trf_selection_rules *rules, const char *name, i
 int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf_encode_options *options) {
     static const trf_codec lossless[] = {
         [TRF_DTYPE_F16] = TRF_CODEC_FP16,     [TRF_DTYPE_BF16] = TRF_CODEC_BF16, [TRF_DTYPE_F8_E4M3] = TRF_CODEC_E4M3,
-        [TRF_DTYPE_F8_E5M2] = TRF_CODEC_E5M2, [TRF_DTYPE_I8] = TRF_CODEC_INT,
+        [TRF_DTYPE_F8_E5M2] = TRF_CODEC_E5M2, [TRF_DTYPE_I8] = TRF_CODEC_INT,    [TRF_DTYPE_F32] = TRF_CODEC_BF16,
     };
     *options = *asked;
     options->codec = (size_t)dtype < sizeof lossless / sizeof lossless[0] ? lossless[dtype] : TRF_CODEC_AUTO;
@@ -93,18 +98,46 @@ int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf
     return taken;
 }
 
+int trf_needs_bf16_numbers(const trf_checkpoint_options *options, trf_dtype dtype) {
+    const trf_codec codec = options->encode.codec;
+    return dtype == TRF_DTYPE_F32 && (codec == TRF_CODEC_AUTO || (codec == TRF_CODEC_BF16 && options->store_only));
+}
+
+int trf_must_fit(const trf_selection_rules *rules, trf_tensor_selection selection) {
+    return selection == TRF_SELECT_ALWAYS || rules->options->encode.codec == TRF_CODEC_BF16;
+}
+
+trf_status trf_fail_no_bf16_numbers(trf_error *err) {
+    return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                    "F32 has no lossless codec, but where every weight is a BF16 number, and here one is not");
+}
+
 /* @return why no codec can take a tensor, or NULL. */
-static const char *find_obstacle(const trf_selection_rules *rules, const trf_tensor *tensor) {
+static const char *find_obstacle(const trf_selection_rules *rules, const trf_tensor *tensor, trf_left_reason *reason) {
     trf_encode_options options;
+    *reason = TRF_LEFT_NO_MATRIX;
     if (tensor->num_dims != 2 && tensor->num_dims != 3)
         return "it is neither 2-D nor 3-D";
     for (uint32_t i = 0; i < tensor->num_dims; i++)
-        if (tensor->shape[i] == 0 || tensor->shape[i] > INT32_MAX)
+        if (tensor->shape[i] == 0 || tensor->shape[i] > INT32_MAX) {
+            *reason = tensor->shape[i] ? TRF_LEFT_NO_MATRIX : TRF_LEFT_SMALL;
             return "one of its dimensions is 0 or above 2^31 - 1";
+        }
     trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
-    if (!trf_encode_options_for(&rules->options->encode, dtype, &options))
-        return dtype == TRF_DTYPE_F32 ? "F32 has no lossless codec" : "its dtype does not go with the codec";
-    return NULL;
+    *reason = TRF_LEFT_DTYPE;
+    return trf_encode_options_for(&rules->options->encode, dtype, &options) ? NULL
+                                                                            : "its dtype does not go with the codec";
+}
+
+/* What is stored only comes back bit for bit. Of F32 with the codec bf16 the weights decide. */
+static trf_status check_lossless(const trf_selection_rules *rules, const trf_tensor *tensor, trf_error *err) {
+    if (!rules->options->store_only || rules->options->encode.codec != TRF_CODEC_INT ||
+        trf_dtype_of_name(tensor->dtype) == TRF_DTYPE_I8)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                    "tensor '%s' (%s): the codec int is not lossless for it, and what is stored only has to come back "
+                    "bit for bit",
+                    tensor->name, tensor->dtype);
 }
 
 static int list_length(const char *const *list) {
@@ -114,22 +147,23 @@ static int list_length(const char *const *list) {
     return length;
 }
 
-trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor,
-                             trf_tensor_selection *selection, trf_error *err) {
-    const char *const *include = rules->options->include, *const *exclude = rules->options->exclude;
-    const char *obstacle = find_obstacle(rules, tensor);
-    *selection = TRF_SELECT_KEEP;
-    if (exclude && matches(exclude, (size_t)list_length(exclude), tensor->name))
+/* The usual choice, of what has no obstacle. */
+static trf_status select_usual(const trf_selection_rules *rules, const trf_tensor *tensor,
+                               trf_tensor_selection *selection, trf_left_reason *reason, trf_error *err) {
+    int kept = 0;
+    *reason = TRF_LEFT_SMALL;
+    if (tensor->shape[tensor->num_dims - 2] < TRF_LEAST_ROWS || tensor->shape[tensor->num_dims - 1] < TRF_LEAST_COLS)
         return TRF_OK;
-    if (!include || !include[0]) {
-        if (obstacle || tensor->shape[tensor->num_dims - 2] < TRF_LEAST_ROWS ||
-            tensor->shape[tensor->num_dims - 1] < TRF_LEAST_COLS)
-            return TRF_OK;
-        int kept = 0;
-        trf_status status = ask_name(rules, tensor->name, &kept, err);
-        *selection = kept || status != TRF_OK ? TRF_SELECT_KEEP : TRF_SELECT_COMPRESS;
-        return status;
-    }
+    trf_status status = ask_name(rules, tensor->name, &kept, reason, err);
+    *selection = kept || status != TRF_OK ? TRF_SELECT_KEEP : TRF_SELECT_COMPRESS;
+    return status;
+}
+
+/* By `include`. */
+static trf_status select_included(const trf_selection_rules *rules, const trf_tensor *tensor, const char *obstacle,
+                                  trf_tensor_selection *selection, trf_left_reason *reason, trf_error *err) {
+    const char *const *include = rules->options->include;
+    int is_included = 0;
     for (int i = 0; include[i]; i++) {
         if (trf_pattern_is_name(include[i]) && strcmp(include[i], tensor->name) == 0) {
             if (obstacle)
@@ -139,8 +173,28 @@ trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor 
             *selection = TRF_SELECT_ALWAYS;
             return TRF_OK;
         }
-        if (!obstacle && trf_pattern_matches(include[i], tensor->name))
-            *selection = TRF_SELECT_COMPRESS;
+        is_included |= trf_pattern_matches(include[i], tensor->name);
     }
+    if (is_included && !obstacle)
+        *selection = TRF_SELECT_COMPRESS;
+    else if (!is_included)
+        *reason = TRF_LEFT_EXCLUDED;
     return TRF_OK;
+}
+
+trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor,
+                             trf_tensor_selection *selection, trf_left_reason *reason, trf_error *err) {
+    const char *const *include = rules->options->include, *const *exclude = rules->options->exclude;
+    const char *obstacle = find_obstacle(rules, tensor, reason);
+    trf_status status = TRF_OK;
+    *selection = TRF_SELECT_KEEP;
+    if (exclude && matches(exclude, (size_t)list_length(exclude), tensor->name))
+        *reason = TRF_LEFT_EXCLUDED;
+    else if (include && include[0])
+        status = select_included(rules, tensor, obstacle, selection, reason, err);
+    else if (!obstacle)
+        status = select_usual(rules, tensor, selection, reason, err);
+    if (status == TRF_OK && *selection != TRF_SELECT_KEEP)
+        status = check_lossless(rules, tensor, err);
+    return status;
 }

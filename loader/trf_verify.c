@@ -33,6 +33,7 @@ typedef struct trf_comparison {
     trf_dtype dtype;
     size_t value_bytes;
     trf_agreement agreement;
+    int differs;     /* a weight of the source was not what was decoded, but agrees */
     uint8_t *source; /* one rectangle of the source's weights */
     uint64_t capacity;
 } trf_comparison;
@@ -109,16 +110,32 @@ static trf_status compare_rectangle(void *context, const trf_rectangle *rectangl
                             rectangle->values + i * comparison->value_bytes))
                     return mismatch(comparison, rectangle->row + i / rectangle->cols,
                                     rectangle->col + i % rectangle->cols, err);
+        comparison->differs |= !same;
         if (comparison->agreement != TRF_AGREE_BITS)
             measure_rectangle(comparison, rectangle->values, count);
     }
     return trf_job_advance(comparison->job, comparison->tensor, bytes, err);
 }
 
-static trf_agreement agreement_of(const trf_header *header) {
+static int is_rounded(const trf_header *header) {
+    return header->source_dtype == TRF_DTYPE_F32 && header->codec != TRF_CODEC_INT;
+}
+
+static trf_agreement agreement_of(const trf_job *job, const trf_header *header) {
     if (header->codec == TRF_CODEC_INT && header->source_dtype != TRF_DTYPE_I8)
         return TRF_AGREE_NEAR;
-    return header->source_dtype == TRF_DTYPE_F32 ? TRF_AGREE_ROUNDED : TRF_AGREE_BITS;
+    return is_rounded(header) && !job->is_lossless ? TRF_AGREE_ROUNDED : TRF_AGREE_BITS;
+}
+
+/* Counts an F32 tensor of the codec bf16, which was rounded or held BF16 numbers alone. The blob does not say which:
+ * the source does, or config.json; without either it counts as rounded. Of exact ones no error was measured. */
+static void count_f32(trf_job *job, const trf_comparison *comparison, double weight_energy) {
+    if (comparison->against ? comparison->differs : !job->is_lossless) {
+        job->report.rounded_tensors++;
+        return;
+    }
+    job->report.widened_tensors++;
+    job->weight_energy = weight_energy;
 }
 
 /* against: the source's file, or NULL; offset: of the tensor in it. */
@@ -126,7 +143,8 @@ static trf_status verify_blobs(trf_job *job, const trf_file *file, const trf_fil
                                const trf_file *against, uint64_t offset, trf_error *err) {
     trf_blob_list list;
     trf_comparison comparison = {.job = job, .tensor = tensor->source->name, .against = against, .offset = offset};
-    int rounded = 0;
+    const double weight_energy = job->weight_energy;
+    int is_f32 = 0;
     trf_status status = trf_blob_list_read(file, tensor->file_offset, tensor->bytes, &list, err);
     if (status != TRF_OK)
         return status;
@@ -140,8 +158,8 @@ static trf_status verify_blobs(trf_job *job, const trf_file *file, const trf_fil
         comparison.cols = header->cols;
         comparison.dtype = (trf_dtype)header->source_dtype;
         comparison.value_bytes = trf_dtype_bytes(comparison.dtype);
-        comparison.agreement = agreement_of(header);
-        rounded |= comparison.agreement == TRF_AGREE_ROUNDED;
+        comparison.agreement = agreement_of(job, header);
+        is_f32 |= is_rounded(header);
         status =
             trf_blob_reader_decode(&reader, job->options.encode.threads, compare_rectangle, &comparison, &buffers, err);
         buffers += comparison.capacity;
@@ -152,7 +170,8 @@ static trf_status verify_blobs(trf_job *job, const trf_file *file, const trf_fil
     }
     free(comparison.source);
     trf_blob_list_free(&list);
-    job->report.rounded_tensors += rounded;
+    if (is_f32 && status == TRF_OK)
+        count_f32(job, &comparison, weight_energy);
     return status;
 }
 
@@ -316,7 +335,7 @@ static trf_status check_model(const trf_checkpoint *model, const trf_checkpoint 
         return TRF_OK;
     status = check_missing(model, against, err);
     if (status == TRF_OK)
-        status = trf_model_config_check(model, against, &job->report, err);
+        status = trf_model_config_check(model, against, job, err);
     return status == TRF_OK ? trf_verify_indexes(model, against, err) : status;
 }
 
@@ -329,6 +348,7 @@ static trf_status verify_models(trf_job *job, const trf_checkpoint *checkpoint, 
     for (size_t i = 0; (model = trf_checkpoint_model(checkpoint, i)) && status == TRF_OK; i++) {
         const trf_checkpoint *source = against ? find_model(against, model->name) : NULL;
         job->report.models++;
+        status = trf_model_config_is_lossless(model, &job->is_lossless, err);
         for (size_t f = 0; f < model->num_files && status == TRF_OK; f++)
             status = verify_file(job, &model->files[f], source, err);
     }

@@ -135,23 +135,25 @@ done
 expect 0 verify plain.safetensors --against mixed.safetensors
 grep -q 'nothing in it is compressed' out && grep -q 'bit for bit' out || fail "verify --against of a plain checkpoint"
 
-# ---- a config.json that nobody can parse: a warning; with --include the tied output is no part of it ----
+# ---- a config.json that nobody can parse: of a folder an error, beside a file a warning; with --include the tied
+# output is no part of it ----
 make several_files broken
-expect 0 compress broken -o broken-compressed
-[ ! -s err ] || fail "a warning about a sound config.json"
+one=broken/model-00001-of-00002.safetensors
 printf '{"tie_word_embeddings": true,' >broken/config.json
-expect 0 compress broken -o broken-compressed -f
-grep -q '^transfuse: note: broken/config.json: not valid JSON: .* at byte ' err || fail "no warning: $(cat err)"
-grep -q 'tied output .* transformers will not load' err || fail "not both warnings: $(cat err)"
+expect 1 compress broken -o broken-compressed
+expect_error broken/config.json 'at byte' --store-only TRF_ERR_FORMAT
+[ ! -e broken-compressed ] || fail "an output of a failed command"
+expect 0 compress $one -o one.safetensors -f
+grep -q '^transfuse: [a-z]*: broken/config.json: not valid JSON: .* at byte .* tied output' err ||
+    fail "no warning: $(cat err)"
 [ "$(wc -l <err)" -eq 1 ] || fail "the warning has more than one line"
 for option in --embeddings '--include=*_proj.weight'; do
-    expect 0 compress broken -o broken-compressed -f "$option"
-    ! grep -q 'tied output' err || fail "a warning about a tied output that does not count"
-    grep -q 'broken/config.json: .* transformers will not load' err || fail "no warning: $(cat err)"
+    expect 0 compress $one -o one.safetensors -f "$option"
+    [ ! -s err ] || fail "a warning about a tied output that does not count: $(cat err)"
 done
-rm -r broken/config.json broken-compressed
-expect 0 compress broken -o broken-compressed -f
-[ ! -s err ] || fail "a warning about a config.json that is not there"
+rm broken/config.json
+expect 0 compress broken -o broken-compressed
+grep -q '^transfuse: [a-z]*: broken: has no config.json: nothing will load' err || fail "no warning: $(cat err)"
 
 # ---- nothing of a name reaches the terminal as a control character ----
 make hostile hostile.safetensors

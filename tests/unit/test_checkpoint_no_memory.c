@@ -8,25 +8,42 @@
 
 #include <check.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static trf_error err;
 static const char *folder, *source, *compressed_path, *quantized; /* the last three in the first */
 static const char *pipeline, *compressed_pipeline, *replaced;     /* these, too */
 
+/* Makes BF16 numbers of the last F32 weights of a file. */
+static void cut_low_bits(const char *path, size_t weights) {
+    size_t bytes;
+    uint8_t *file = fixture_read(path, &bytes);
+    for (size_t at = bytes - 4 * weights; at < bytes; at += 4)
+        memset(file + at, 0, 2);
+    fixture_write(path, file, bytes);
+    free(file);
+}
+
 /* Two files, an index and a config, which says that the last matrix is the embedding. */
 static void make_source(void) {
-    static const fixture_tensor first[] = {{"a.weight", "BF16", {96, 300}, 2, 0}, {"n", "F32", {7}, 1, 0}};
+    static const fixture_tensor first[] = {{"a.weight", "BF16", {96, 300}, 2, 0},
+                                           {"n", "F32", {7}, 1, 0},
+                                           {"norm.scale", "BF16", {64}, 1, 0},
+                                           {"w.weight", "F32", {32, 128}, 2, 0}};
     static const fixture_tensor second[] = {{"model.embed_tokens.weight", "BF16", {128, 64}, 2, 0},
                                             {"experts.weight", "F16", {2, 64, 128}, 3, 0},
                                             {"lm_head.weight", "BF16", {128, 64}, 2, 0}};
-    static const char config[] = "{\"tie_word_embeddings\": true}",
+    static const char config[] = "{\"model_type\": \"a\", \"tie_word_embeddings\": true, "
+                                 "\"quantization_config\": null, \"dtype\": null}",
                       index[] =
                           "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {\"a.weight\": \"m-1.safetensors\", "
-                          "\"n\": \"m-1.safetensors\", \"model.embed_tokens.weight\": \"m-2.safetensors\", "
+                          "\"n\": \"m-1.safetensors\", \"norm.scale\": \"m-1.safetensors\", "
+                          "\"w.weight\": \"m-1.safetensors\", \"model.embed_tokens.weight\": \"m-2.safetensors\", "
                           "\"experts.weight\": \"m-2.safetensors\", \"lm_head.weight\": \"m-2.safetensors\"}}";
     fixture_make_folder(source);
-    fixture_write_safetensors(fixture_path("in/m-1.safetensors"), "{\"format\": \"pt\"}", first, 2, 8, 5);
+    fixture_write_safetensors(fixture_path("in/m-1.safetensors"), "{\"format\": \"pt\"}", first, 4, 8, 5);
+    cut_low_bits(fixture_path("in/m-1.safetensors"), 32 * 128);
     fixture_write_safetensors(fixture_path("in/m-2.safetensors"), NULL, second, 3, 8, 6);
     fixture_write(fixture_path("in/config.json"), config, sizeof config - 1);
     fixture_write(fixture_path("in/model.safetensors.index.json"), index, sizeof index - 1);

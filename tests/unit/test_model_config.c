@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A model's config.json: what compressing adds, that nothing else changes, that decompressing gives it back byte for
- * byte, and what becomes of one that takes no quantization_config. */
+ * byte, and what becomes of one that cannot be read. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_blob.h"
+#include "trf_json.h"
 
 #include <check.h>
 #include <jansson.h>
@@ -47,12 +48,21 @@ static trf_checkpoint_report decompress_model(void) {
     return report;
 }
 
+/* Fails unless the report's warning is this one line: that nothing loads the folder, or none. */
+static void check_note(const trf_checkpoint_report *report, int nothing_loads) {
+    ck_assert_msg(nothing_loads ? strstr(report->warning, "nothing will load") != NULL : !report->warning[0], "%s",
+                  report->warning);
+    ck_assert_ptr_null(strchr(report->warning, '\n'));
+}
+
 static const char *config_of(const char *folder) { return fixture_path("%s/config.json", strrchr(folder, '/') + 1); }
 
 static json_t *load_config(const char *folder) {
-    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL;
-    json_t *root = json_load_file(config_of(folder), flags, NULL);
-    ck_assert_ptr_nonnull(root);
+    size_t bytes;
+    json_t *root;
+    char *text = fixture_read(config_of(folder), &bytes);
+    fixture_check_status(trf_json_parse_python(folder, text, bytes, &root, NULL, &err), TRF_OK, &err);
+    free(text);
     return root;
 }
 
@@ -71,6 +81,10 @@ static void check_comes_back(void) {
     "\"quantization_config\": {\"quant_method\": \"transfuse\", \"version\": 4, \"codec\": \"auto\", "                 \
     "\"layout\": \"coded\", \"source_config\": "
 
+#define NEEDS                                                                                                          \
+    "\"transformers_weights\": \"this folder is compressed by transfuse; install transfuse to load it, or run "        \
+    "'transfuse decompress' to get the original files back\""
+
 static const struct {
     const char *source, *compressed;
 } kTexts[] = {
@@ -79,12 +93,39 @@ static const struct {
     {"{\"a\":1}", "{\"a\":1, " ADDED "\"{\\\"a\\\":1}\"}}"},
     {" {\n  \"a\": 1e-05\n} \r\n", " {\n  \"a\": 1e-05,\n  " ADDED "\" {\\n  \\\"a\\\": 1e-05\\n} \\r\\n\"}\n} \r\n"},
     {"{\r\n\t\"a\": \"}\"\r\n}", "{\r\n\t\"a\": \"}\",\n  " ADDED "\"{\\r\\n\\t\\\"a\\\": \\\"}\\\"\\r\\n}\"}\r\n}"},
+    {"{\"_class_name\":\"A\"}", "{\"_class_name\":\"A\", " ADDED "\"{\\\"_class_name\\\":\\\"A\\\"}\"}}"},
+    /* a member that is null makes room, with one comma */
+    {"{\"quantization_config\" : null}", "{" ADDED "\"{\\\"quantization_config\\\" : null}\"}}"},
+    {"{\"quantization_config\":null, \"a\":1}",
+     "{ \"a\":1, " ADDED "\"{\\\"quantization_config\\\":null, \\\"a\\\":1}\"}}"},
+    {"{\"a\":[1,{\"b\":\"]\"}],\"quantization_config\":null }",
+     "{\"a\":[1,{\"b\":\"]\"}], " ADDED
+     "\"{\\\"a\\\":[1,{\\\"b\\\":\\\"]\\\"}],\\\"quantization_config\\\":null }\"} }"},
+    {"{\"quantization\\u005fconfig\":null,\"quantization_config\":null,\"b\":1}",
+     "{\"b\":1, " ADDED
+     "\"{\\\"quantization\\\\u005fconfig\\\":null,\\\"quantization_config\\\":null,\\\"b\\\":1}\"}}"},
+    /* what transformers goes by */
+    {"{\"model_type\":\"a\"}",
+     "{\"model_type\":\"a\", \"dtype\": \"bfloat16\", " NEEDS ", " ADDED "\"{\\\"model_type\\\":\\\"a\\\"}\"}}"},
+    {"{\n \"model_type\": NaN,\n \"dtype\": null\n}",
+     "{\n \"model_type\": NaN,\n  \"dtype\": \"bfloat16\",\n  " NEEDS ",\n  " ADDED
+     "\"{\\n \\\"model_type\\\": NaN,\\n \\\"dtype\\\": null\\n}\"}\n \n}"},
+    {"{\"architectures\":[\"A\"],\"torch_dtype\":\"float32\"}",
+     "{\"architectures\":[\"A\"],\"torch_dtype\":\"float32\", " NEEDS ", " ADDED
+     "\"{\\\"architectures\\\":[\\\"A\\\"],\\\"torch_dtype\\\":\\\"float32\\\"}\"}}"},
+    {"{\"transformers_weights\":\"model.safetensors\",\"model_type\":\"a\",\"dtype\":\"bfloat16\"}",
+     "{\"model_type\":\"a\",\"dtype\":\"bfloat16\", " NEEDS ", " ADDED
+     "\"{\\\"transformers_weights\\\":\\\"model.safetensors\\\","
+     "\\\"model_type\\\":\\\"a\\\",\\\"dtype\\\":\\\"bfloat16\\\"}\"}}"},
+    /* a byte order mark is kept, but not written */
+    {"\xef\xbb\xbf{\"a\":1}", "{\"a\":1, " ADDED "\"\xef\xbb\xbf{\\\"a\\\":1}\"}}"},
 };
 
 START_TEST(nothing_else_changes) {
     make_model("text", kTexts[_i].source, strlen(kTexts[_i].source));
     const trf_checkpoint_report report = compress_model(NULL);
-    ck_assert_str_eq(report.warning, "");
+    check_note(&report, !strstr(kTexts[_i].source, "model_type") && !strstr(kTexts[_i].source, "architectures") &&
+                            !strstr(kTexts[_i].source, "_class_name"));
     size_t bytes;
     char *text = fixture_read(config_of(compressed), &bytes);
     ck_assert_str_eq(text, kTexts[_i].compressed);
@@ -119,15 +160,20 @@ static const struct {
     TEXT(
         "{\"\xe2\x80\xa8\": \"\xe2\x80\xa9\xf0\x9f\x98\x80\x7f\", \"b\": \"\\u2028\\ud83d\\ude00\\/\\u0000\\\"\\\\\"}"),
     TEXT("\t\r\n{ \"a\"\n:\n{ \"quantization_config\": null } ,\"b\":[ ] }\n\n\n"),
-    TEXT("{\"text_config\": {\"quantization_config\": {\"quant_method\": "
-         "\"transfuse\"}},\r\n\"x\":\"source_config\"\r\n}\r\n"),
+    TEXT("{\"text_config\": {\"quantization_config\": null},\r\n\"x\":\"source_config\"\r\n}\r\n"),
+    /* what Python reads, too */
+    TEXT("{\"a\": NaN, \"b\": [Infinity,-Infinity], \"NaN\": \"Infinity, NaN\"}"),
+    TEXT("\xef\xbb\xbf\n{\"a\": 1}\n"),
+    TEXT("{\"a\": 1, \"a\": 2, \"b\": {\"c\": 1, \"c\": 2}}"),
+    TEXT("{\"a\": \"\\ud800\", \"\\udc00\": \"\\ud83d\\ude00\\ud83d\", \"b\": \"\\\\ud800\", \"c\\u0000\": 0}"),
+    TEXT("{\"a\": 1e999, \"b\": -1E+4000, \"c\": [0.0001e313, 0e999, 1.7e308, 1e-999], \"d\": 1.8e308}"),
     TEXT("{\"tie_word_embeddings\": true, \"n\": 18446744073709551616}"),
 };
 
 START_TEST(hard_texts_come_back) {
     make_model("hard", kHard[_i].text, kHard[_i].bytes);
     const trf_checkpoint_report report = compress_model(NULL);
-    ck_assert_str_eq(report.warning, "");
+    check_note(&report, 1);
     json_t *root = load_config(compressed);
     const json_t *added = json_object_get(root, "quantization_config");
     ck_assert_double_eq(json_number_value(json_object_get(added, "version")), TRF_FORMAT_VERSION);
@@ -139,40 +185,74 @@ START_TEST(hard_texts_come_back) {
 }
 END_TEST
 
-/* ---- one that stays as it is ---- */
+/* ---- one that cannot be read ---- */
 
 static const struct {
     const char *text;
     size_t bytes;
-    const char *warning;
-} kKept[] = {
+    const char *message;
+} kUnreadable[] = {
     {"", 0, "not valid JSON"},
     {"[1]", 3, "not a JSON object"},
     {"\"{}\"", 4, "not valid JSON"},
     {"{\"a\": 1", 7, "not valid JSON"},
     {"{} {}", 5, "not valid JSON"},
-    {"{\"a\": 1, \"a\": 2}", 16, "duplicate"},
     {"{\"a\": \"\xff\"}", 10, "not valid JSON"},
-    {"\xef\xbb\xbf{}", 5, "not valid JSON"},
-    {"{\"a\": Infinity}", 15, "not valid JSON"},
-    {"{\"quantization_config\": {\"quant_method\": \"fp8\"}}", 48, "keeps the quantization_config"},
-    {"{\"quantization_config\": null}", 29, "keeps the quantization_config"},
+    {"\xff\xfe{\0}\0", 6, "not valid JSON"}, /* UTF-16 */
+    {" \xef\xbb\xbf{}", 6, "not valid JSON"},
+    {"{\"a\": nan}", 10, "not valid JSON"},
+    {"{\"a\": +Infinity}", 16, "not valid JSON"},
+    {"{\"a\": Infinityx}", 16, "not valid JSON"},
+    {"{\"a\": 01e999}", 13, "not valid JSON"},
+    {"{\"a\": 1.e999}", 13, "not valid JSON"},
+    {"{\"a\": \"\t\"}", 10, "not valid JSON"},
 };
 
-START_TEST(others_are_carried_over) {
-    make_model("kept", kKept[_i].text, kKept[_i].bytes);
-    const trf_checkpoint_report report = compress_model(NULL);
-    const char *first = strstr(report.warning, kKept[_i].warning);
-    ck_assert_msg(first && !strstr(first + 1, kKept[_i].warning), "%s", report.warning);
-    ck_assert_msg(strstr(report.warning, "will not load") != NULL, "%s", report.warning);
+START_TEST(what_cannot_be_read_is_refused) {
+    make_model("unreadable", kUnreadable[_i].text, kUnreadable[_i].bytes);
+    fixture_check_status(trf_compress_checkpoint(source, compressed, NULL, NULL, &err), TRF_ERR_FORMAT, &err);
+    ck_assert_msg(strstr(err.message, kUnreadable[_i].message) && strstr(err.message, "config.json") &&
+                      strstr(err.message, "--store-only"),
+                  "%s", err.message);
+    ck_assert_uint_ne(err.offset, TRF_NO_OFFSET);
+    ck_assert(!fixture_exists(compressed));
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.store_only = 1;
+    const trf_checkpoint_report report = compress_model(&options);
+    ck_assert_msg(strstr(report.warning, kUnreadable[_i].message) && strstr(report.warning, "carried over"), "%s",
+                  report.warning);
+    ck_assert_uint_eq(report.compressed_tensors, 3);
     fixture_check_same(config_of(source), config_of(compressed));
     check_comes_back();
 }
 END_TEST
 
+/* A note is one line, and reaches the callback as it stands in the report. */
+static void append_line(void *context, const char *line) {
+    strcat(strcat(context, *(char *)context ? "\n" : ""), line);
+}
+
+START_TEST(notes_reach_the_caller) {
+    char lines[4096] = "";
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.store_only = 1;
+    options.note = append_line;
+    options.note_context = lines;
+    make_model("no\ntes", "{", 1);
+    const trf_checkpoint_report report = compress_model(&options);
+    ck_assert_str_eq(lines, report.warning);
+    ck_assert_ptr_nonnull(strstr(lines, "no?tes/config.json"));
+    const char *line_end = strchr(lines, '\n');
+    ck_assert(line_end && !strchr(line_end + 1, '\n'));
+    ck_assert_ptr_nonnull(strstr(lines, "stored only"));
+}
+END_TEST
+
 START_TEST(without_blobs_it_stays) {
     static const char *const nothing[] = {"*", NULL};
-    static const char *const texts[] = {"{\"a\": 1}", "{\"quantization_config\": 1}"};
+    static const char *const texts[] = {"{\"a\": 1}", "{\"quantization_config\": null}"};
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
     options.exclude = nothing;
@@ -184,7 +264,8 @@ END_TEST
 
 START_TEST(none_stays_none) {
     make_model("none", NULL, 0);
-    ck_assert_str_eq(compress_model(NULL).warning, "");
+    const trf_checkpoint_report report = compress_model(NULL);
+    check_note(&report, 1);
     ck_assert(!fixture_exists(config_of(compressed)));
     check_comes_back();
 }
@@ -300,7 +381,7 @@ START_TEST(a_full_disk_leaves_nothing) { /* the config is the largest file */
 }
 END_TEST
 
-START_TEST(too_large_a_config_is_carried_over) {
+START_TEST(too_large_a_config_is_refused) {
     const size_t bytes = (16 << 20) + 1;
     char *text = calloc(bytes, 1);
     ck_assert_ptr_nonnull(text);
@@ -308,8 +389,8 @@ START_TEST(too_large_a_config_is_carried_over) {
     text[0] = '{', text[bytes - 1] = '}';
     make_model("large", text, bytes);
     free(text);
-    ck_assert_msg(strstr(compress_model(NULL).warning, "will not load") != NULL, "no warning");
-    check_comes_back();
+    fixture_check_status(trf_compress_checkpoint(source, compressed, NULL, NULL, &err), TRF_ERR_FORMAT, &err);
+    ck_assert_msg(strstr(err.message, "--store-only") != NULL, "%s", err.message);
 }
 END_TEST
 
@@ -335,7 +416,8 @@ int main(void) {
     tcase_add_loop_test(tests, nothing_else_changes, 0, COUNT(kTexts));
     tcase_add_test(tests, the_rate_is_told);
     tcase_add_loop_test(tests, hard_texts_come_back, 0, COUNT(kHard));
-    tcase_add_loop_test(tests, others_are_carried_over, 0, COUNT(kKept));
+    tcase_add_loop_test(tests, what_cannot_be_read_is_refused, 0, COUNT(kUnreadable));
+    tcase_add_test(tests, notes_reach_the_caller);
     tcase_add_loop_test(tests, without_blobs_it_stays, 0, 2);
     tcase_add_test(tests, none_stays_none);
     tcase_add_test(tests, permissions_stay);
@@ -345,7 +427,7 @@ int main(void) {
     tcase_add_loop_test(tests, a_text_that_is_of_no_use_is_told, 0, COUNT(kUseless));
     tcase_add_test(tests, another_source_is_found);
     tcase_add_test(tests, a_full_disk_leaves_nothing);
-    tcase_add_test(tests, too_large_a_config_is_carried_over);
+    tcase_add_test(tests, too_large_a_config_is_refused);
     tcase_add_loop_test(tests, embeddings_on_request, 0, 2);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -25,7 +25,9 @@ static const choice_case kDefault[] = {
     {"experts.gate_up_proj", "BF16", {8, 64, 32}, 3, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
     {"lm_head.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
 
-    {"a.weight", "F32", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.weight", "F32", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS}, /* if its weights allow it */
+    {"a.norm.weight", "F32", {64}, 1, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"model.embed_tokens.weight", "F32", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
     {"a.weight", "F64", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
     {"a.weight", "U8", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
     {"a.weight", "Q3", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
@@ -81,9 +83,10 @@ START_TEST(default_choice) {
     trf_selection_rules rules = {&options, 0};
     trf_tensor tensor = tensor_of(c->name, c->dtype, c->shape, c->num_dims);
     trf_tensor_selection selection;
+    trf_left_reason reason;
     for (int empty_lists = 0; empty_lists < 2; empty_lists++) {
         options.include = options.exclude = empty_lists ? nothing : NULL;
-        ck_assert_int_eq(trf_select_tensor(&rules, &tensor, &selection, NULL), TRF_OK);
+        ck_assert_int_eq(trf_select_tensor(&rules, &tensor, &selection, &reason, NULL), TRF_OK);
         ck_assert_msg(selection == c->selection, "%s %s: %d", c->name, c->dtype, selection);
     }
 }
@@ -96,13 +99,14 @@ START_TEST(tied_tensors_stay) {
     trf_selection_rules rules = {&options, 1};
     trf_tensor head = tensor_of("lm_head.weight", "BF16", shape, 2), other = tensor_of("a.weight", "BF16", shape, 2);
     trf_tensor_selection selection;
-    ck_assert_int_eq(trf_select_tensor(&rules, &head, &selection, NULL), TRF_OK);
+    trf_left_reason reason;
+    ck_assert_int_eq(trf_select_tensor(&rules, &head, &selection, &reason, NULL), TRF_OK);
     ck_assert_int_eq(selection, TRF_SELECT_KEEP);
-    ck_assert_int_eq(trf_select_tensor(&rules, &other, &selection, NULL), TRF_OK);
+    ck_assert_int_eq(trf_select_tensor(&rules, &other, &selection, &reason, NULL), TRF_OK);
     ck_assert_int_eq(selection, TRF_SELECT_COMPRESS);
     const char *const include[] = {"lm_head.weight", NULL};
     options.include = include;
-    ck_assert_int_eq(trf_select_tensor(&rules, &head, &selection, NULL), TRF_OK);
+    ck_assert_int_eq(trf_select_tensor(&rules, &head, &selection, &reason, NULL), TRF_OK);
     ck_assert_int_eq(selection, TRF_SELECT_ALWAYS);
 }
 END_TEST
@@ -123,18 +127,19 @@ START_TEST(embeddings_on_request) {
     options.embeddings = 1;
     trf_selection_rules rules = {&options, 1};
     trf_tensor_selection selection;
+    trf_left_reason reason;
     for (size_t i = 0; i < sizeof kNames / sizeof kNames[0]; i++) {
         trf_tensor tensor = tensor_of(kNames[i].name, "BF16", shape, 2);
-        ck_assert_int_eq(trf_select_tensor(&rules, &tensor, &selection, NULL), TRF_OK);
+        ck_assert_int_eq(trf_select_tensor(&rules, &tensor, &selection, &reason, NULL), TRF_OK);
         ck_assert_msg(selection == kNames[i].selection, "%s: %d", kNames[i].name, selection);
     }
     trf_tensor wte = tensor_of("transformer.wte.weight", "BF16", shape, 2);
     options.exclude = exclude;
-    ck_assert_int_eq(trf_select_tensor(&rules, &wte, &selection, NULL), TRF_OK);
+    ck_assert_int_eq(trf_select_tensor(&rules, &wte, &selection, &reason, NULL), TRF_OK);
     ck_assert_int_eq(selection, TRF_SELECT_KEEP);
     options.exclude = NULL;
     options.include = include; /* which alone decides */
-    ck_assert_int_eq(trf_select_tensor(&rules, &wte, &selection, NULL), TRF_OK);
+    ck_assert_int_eq(trf_select_tensor(&rules, &wte, &selection, &reason, NULL), TRF_OK);
     ck_assert_int_eq(selection, TRF_SELECT_KEEP);
 }
 END_TEST
@@ -153,11 +158,11 @@ static const glob_case kGlobs[] = {
     {{"a.*"}, {0}, "b.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_KEEP},
     {{"a.*", "b.*"}, {0}, "b.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_COMPRESS},
     {{"*"}, {0}, "x.embed_tokens.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_COMPRESS},
-    {{"*"}, {0}, "a.weight", "F32", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_KEEP},
+    {{"*"}, {0}, "a.weight", "F32", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_COMPRESS},
     {{"*"}, {0}, "a.weight", "F32", 2, TRF_CODEC_BF16, TRF_OK, TRF_SELECT_COMPRESS},
     {{"*"}, {0}, "a.bias", "BF16", 1, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_KEEP},
     {{"a.weight"}, {0}, "a.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_ALWAYS},
-    {{"a.weight"}, {0}, "a.weight", "F32", 2, TRF_CODEC_AUTO, TRF_ERR_ARGUMENT, TRF_SELECT_KEEP},
+    {{"a.weight"}, {0}, "a.weight", "F32", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_ALWAYS},
     {{"a.weight"}, {0}, "a.weight", "F32", 2, TRF_CODEC_INT, TRF_OK, TRF_SELECT_ALWAYS},
     {{"a.weight"}, {0}, "a.weight", "F16", 2, TRF_CODEC_BF16, TRF_ERR_ARGUMENT, TRF_SELECT_KEEP},
     {{"a.bias"}, {0}, "a.bias", "BF16", 1, TRF_CODEC_AUTO, TRF_ERR_ARGUMENT, TRF_SELECT_KEEP},
@@ -178,8 +183,9 @@ START_TEST(globs_choose) {
     trf_selection_rules rules = {&options, 0};
     trf_tensor tensor = tensor_of(c->name, c->dtype, shape, c->num_dims);
     trf_tensor_selection selection;
+    trf_left_reason reason;
     trf_error err = {0};
-    trf_status status = trf_select_tensor(&rules, &tensor, &selection, &err);
+    trf_status status = trf_select_tensor(&rules, &tensor, &selection, &reason, &err);
     fixture_check_status(status, c->status, &err);
     if (status == TRF_OK)
         ck_assert_int_eq(selection, c->selection);
@@ -204,6 +210,81 @@ START_TEST(eight_bit_integers_are_not_quantized) {
 }
 END_TEST
 
+/* ---- why a tensor stays ---- */
+
+static const struct {
+    choice_case tensor;
+    trf_left_reason reason;
+} kReasons[] = {
+    {{"a.bias", "BF16", {64}, 1, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_NO_MATRIX},
+    {{"conv.weight", "BF16", {64, 64, 16, 16}, 4, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_NO_MATRIX},
+    {{"a.weight", "BF16", {15, 64}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_SMALL},
+    {{"a.weight", "BF16", {0, 64}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_SMALL},
+    {{"a.weight", "F32", {64, 15}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_SMALL},
+    {{"wte.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_EMBEDDING},
+    {{"lm_head.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_TIED},
+    {{"a.weight", "U8", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_DTYPE},
+    {{"a.weight", "F16", {64, 32}, 2, TRF_CODEC_BF16, TRF_SELECT_KEEP}, TRF_LEFT_DTYPE},
+    {{"a.weight_scale", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_SIDE_TABLE},
+    {{"excluded.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP}, TRF_LEFT_EXCLUDED},
+};
+
+START_TEST(it_says_why_a_tensor_stays) {
+    const choice_case *c = &kReasons[_i].tensor;
+    const char *const exclude[] = {"excluded.*", NULL};
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.encode.codec = c->codec;
+    options.exclude = exclude;
+    trf_selection_rules rules = {&options, 1};
+    trf_tensor tensor = tensor_of(c->name, c->dtype, c->shape, c->num_dims);
+    trf_tensor_selection selection;
+    trf_left_reason reason;
+    ck_assert_int_eq(trf_select_tensor(&rules, &tensor, &selection, &reason, NULL), TRF_OK);
+    ck_assert_int_eq(selection, TRF_SELECT_KEEP);
+    ck_assert_msg(reason == kReasons[_i].reason, "%s: %d", c->name, reason);
+}
+END_TEST
+
+START_TEST(what_include_does_not_name_is_excluded) {
+    static const uint64_t shape[] = {64, 32};
+    const char *const include[] = {"a.*", NULL};
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.include = include;
+    trf_selection_rules rules = {&options, 0};
+    trf_tensor other = tensor_of("b.weight", "BF16", shape, 2), integers = tensor_of("a.weight", "I64", shape, 2);
+    trf_tensor_selection selection;
+    trf_left_reason reason;
+    ck_assert_int_eq(trf_select_tensor(&rules, &other, &selection, &reason, NULL), TRF_OK);
+    ck_assert_int_eq(reason, TRF_LEFT_EXCLUDED);
+    ck_assert_int_eq(trf_select_tensor(&rules, &integers, &selection, &reason, NULL), TRF_OK);
+    ck_assert_int_eq(reason, TRF_LEFT_DTYPE);
+}
+END_TEST
+
+START_TEST(stored_only_takes_all_that_is_lossless) {
+    static const uint64_t shape[] = {64, 32};
+    static const char *const names[] = {"lm_head.weight", "wte.weight", "a.weight_scale", "a.weight"};
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.store_only = 1;
+    trf_selection_rules rules = {&options, 1};
+    trf_tensor_selection selection;
+    trf_left_reason reason;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        trf_tensor tensor = tensor_of(names[i], "BF16", shape, 2);
+        ck_assert_int_eq(trf_select_tensor(&rules, &tensor, &selection, &reason, NULL), TRF_OK);
+        ck_assert_msg(selection == TRF_SELECT_COMPRESS, "%s", names[i]);
+    }
+    options.encode.codec = TRF_CODEC_INT;
+    trf_tensor floats = tensor_of("a.weight", "BF16", shape, 2), codes = tensor_of("b.weight", "I8", shape, 2);
+    ck_assert_int_eq(trf_select_tensor(&rules, &floats, &selection, &reason, NULL), TRF_ERR_ARGUMENT);
+    ck_assert_int_eq(trf_select_tensor(&rules, &codes, &selection, &reason, NULL), TRF_OK);
+    ck_assert_int_eq(selection, TRF_SELECT_COMPRESS);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("tensor_selection");
     TCase *tests = tcase_create("tensor_selection");
@@ -212,6 +293,9 @@ int main(void) {
     tcase_add_test(tests, embeddings_on_request);
     tcase_add_loop_test(tests, globs_choose, 0, sizeof kGlobs / sizeof kGlobs[0]);
     tcase_add_test(tests, eight_bit_integers_are_not_quantized);
+    tcase_add_loop_test(tests, it_says_why_a_tensor_stays, 0, sizeof kReasons / sizeof kReasons[0]);
+    tcase_add_test(tests, what_include_does_not_name_is_excluded);
+    tcase_add_test(tests, stored_only_takes_all_that_is_lossless);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a source checkpoint is, as far as it matters to those who will load the compressed one: a model of transformers
+ * or diffusers, one that is quantized already, an adapter, or nothing that is known. FORMAT.md, section 10. */
+#ifndef TRF_SOURCE_KIND_H
+#define TRF_SOURCE_KIND_H
+
+#include "trf_model_config.h"
+
+enum {
+    TRF_OBSTACLE_BYTES = 640
+};
+
+/* Why no program could load the checkpoint's model once it is compressed: an adapter, or a model that is quantized
+ * already. It is the only place that decides: what reads other people's scales in a product lets those through here.
+ * text: a line that begins with a path; or "" if there is nothing in the way. Errors: TRF_ERR_MEMORY. */
+trf_status trf_source_find_obstacle(const trf_checkpoint *checkpoint, const trf_source_config *source,
+                                    char text[TRF_OBSTACLE_BYTES], trf_error *err);
+
+/* Whether a checkpoint may be compressed with these options; what store_only allows is noted. Errors:
+ * TRF_ERR_UNSUPPORTED (such an obstacle), TRF_ERR_FORMAT, _IO (a folder's config.json that cannot be read), both unless
+ * store_only; TRF_ERR_MEMORY. */
+trf_status trf_source_check(const trf_checkpoint *checkpoint, const trf_source_config *source, trf_job *job,
+                            trf_error *err);
+
+/* @return the dtype, such as "bfloat16", that transformers finds in the files of a folder whose config.json has none;
+ * or NULL if it finds none, or if it depends on the variant that is asked for. */
+const char *trf_source_find_dtype(const trf_checkpoint *checkpoint, const trf_source_config *source);
+
+/* Tensors that became blobs, by what a program that loads them has to know. */
+typedef struct trf_blob_counts {
+    uint64_t all;
+    uint64_t bf16, fp16; /* of these codecs */
+    uint64_t widened;    /* F32 tensors that hold BF16 numbers alone */
+} trf_blob_counts;
+
+/* Notes what will happen when a model, now compressed, is loaded; nothing if it has no blobs. dtype: as
+ * trf_source_find_dtype gives it. */
+void trf_source_tell(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *dtype,
+                     const trf_blob_counts *blobs, trf_job *job);
+
+#endif
