@@ -38,13 +38,14 @@ expect() {
     }
 }
 
-# Usage: expect_error WORD...   The last command's message must be one line from transfuse with each of these in it.
+# Usage: expect_error WORD...   The last command's message, but for notes that came before, must be one line from
+# transfuse with each of these in it.
 expect_error() {
     grep -q '^transfuse: .*\[TRF_ERR_[A-Z_]*\]$' err || {
         cat err
         fail "no error message with a status"
     }
-    [ "$(wc -l <err)" -eq 1 ] || {
+    [ "$(grep -vc '^transfuse: note: ' err)" -eq 1 ] || {
         cat err
         fail "the message has more than one line"
     }

@@ -49,6 +49,7 @@ same float.safetensors float
 rm float
 
 # ---- a dry run writes nothing, and says about what the run itself says ----
+touch before after
 ls -R . >before
 expect 0 compress model --dry-run
 has out '^model: nothing was written, and sizes are estimates' ': embeddings; --embeddings'
