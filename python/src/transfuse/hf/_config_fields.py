@@ -113,7 +113,8 @@ class ConfigFields:
     def to_dict(self) -> dict[str, Any]:
         """Returns what config.json holds: without `exact` and `layout`, which are a matter of each loading."""
         fields = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if value is not None}
-        fields.pop("exact", None)
+        for name in ("exact", "_model_dtype"):  # the latter is only there while a model is saved
+            fields.pop(name, None)
         fields["layout"] = _FILE_LAYOUT
         fields["quant_method"] = METHOD.value
         return fields

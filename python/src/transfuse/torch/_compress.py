@@ -17,6 +17,7 @@ from transfuse import _structs as s
 from transfuse._checkpoint import Progress
 from transfuse._errors import Status, make_error
 from transfuse._options import Granularity, fill_encode_options, find_layout
+from transfuse.hf import _model_guard
 from transfuse.torch import _layouts, _registry
 from transfuse.torch._buffer_module import as_parameter
 from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
@@ -151,6 +152,8 @@ def compress_model(
         "codec": codec, "bits": bits, "granularity": granularity, "favor": favor, "threads": threads,
     }  # fmt: skip
     fill_encode_options(s.EncodeOptionsStruct(), verify=True, **options)
+    # So that a framework whose model it is saves it compressed, and refuses what goes no more.
+    _model_guard.install()
     rules = Rules("int" if bits is not None else codec, _as_list(include), _as_list(exclude), embeddings)
     taken, left = select(model, rules)
     total, done = sum(weight.source_bytes for weight in taken), 0

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`save_pretrained` of models that were compressed in memory: what it writes loads, verifies and decompresses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", minversion="5.17", reason="transformers 5.17 is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import nn
+
+import transfuse
+from transfuse.tests.test_transformers import KINDS, count_different
+from transfuse.torch import TransfuseEmbedding, TransfuseLinear
+
+
+def names_in(folder: Path) -> set[str]:
+    """The source's names of all tensors of a folder."""
+    return {tensor.name for tensor in transfuse.info(folder).tensors}
+
+
+def load(folder: Path, kind: str = "llama", **options: Any) -> Any:
+    return getattr(transformers, KINDS[kind].auto).from_pretrained(folder, **options)
+
+
+def parameters_of(model: Any) -> dict[str, torch.Tensor]:
+    """All parameters and buffers, decoded."""
+    found = dict(model.state_dict())
+    for path, module in model.named_modules():
+        if isinstance(module, (TransfuseLinear, TransfuseEmbedding)):
+            found[f"{path}.weight"] = module.decode_weight()
+        elif hasattr(module, "decode_weights"):
+            for name in module.container_shapes:
+                del found[f"{path}.{name}"]
+            found |= {f"{path}.{name}": value for name, value in module.decode_weights().items()}
+    return found
+
+
+def check_saved(folder: Path, dense: Any, kind: str, dense_folder: Path, **options: Any) -> Any:
+    """Checks that a folder holds the tensors of a dense model by the names that it has in files; returns the model."""
+    dense.save_pretrained(dense_folder)
+    assert names_in(folder) == names_in(dense_folder)
+    report = transfuse.verify(folder)
+    assert report.compressed_tensors > 0
+    model = load(folder, kind, **options)
+    wanted, found = parameters_of(dense), parameters_of(model)
+    assert set(wanted) == set(found)
+    different = [
+        name for name in wanted if not torch.equal(wanted[name].view(torch.uint8), found[name].view(torch.uint8))
+    ]
+    assert not different, different
+    back = dense_folder.with_name("back")
+    transfuse.decompress(folder, back)
+    fields, original = (json.loads((path / "config.json").read_text()) for path in (back, dense_folder))
+    assert fields == original
+    assert not count_different(load(back, kind), dense)
+    return model
+
+
+CASES = [(kind, embeddings) for kind in KINDS for embeddings in (False, True)]
+CASES.remove(("gpt2", False))  # Conv1D and embeddings alone: nothing is compressed
+
+
+@pytest.mark.parametrize(("kind", "embeddings"), CASES)
+def test_made_in_memory(tmp_path: Path, kind: str, embeddings: bool) -> None:
+    dense, model = KINDS[kind].make(), KINDS[kind].make()
+    report = transfuse.compress_model(model, embeddings=embeddings)
+    assert report.compressed
+    model.save_pretrained(tmp_path / "saved")
+    assert not hasattr(model, "hf_quantizer") and not hasattr(model.config, "quantization_config")
+    fields = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert fields["quantization_config"]["quant_method"] == "transfuse" and fields["dtype"] == "bfloat16"
+    assert (
+        "transfuse" in fields["transformers_weights"]
+        and not (tmp_path / "saved" / fields["transformers_weights"]).exists()
+    )
+    again = check_saved(tmp_path / "saved", dense, kind, tmp_path / "dense")
+    assert again.hf_quantizer is not None
+
+
+@pytest.mark.parametrize("kind", ["llama_tied", "mixtral", "qwen2_biases"])
+def test_loaded_from_files_and_compressed(tmp_path: Path, kind: str) -> None:
+    """The framework notes conversions while it loads, and undoes these."""
+    KINDS[kind].make().save_pretrained(tmp_path / "source")
+    dense, model = load(tmp_path / "source", kind), load(tmp_path / "source", kind)
+    transfuse.compress_model(model)
+    model.save_pretrained(tmp_path / "saved", max_shard_size="200KB")
+    assert len(list((tmp_path / "saved").glob("model-*.safetensors"))) > 1
+    check_saved(tmp_path / "saved", dense, kind, tmp_path / "dense")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_loaded_compressed_and_changed(tmp_path: Path, kind: str) -> None:
+    """What was left by the command is compressed in memory; something dense is trained; one layer is dense again."""
+    KINDS[kind].make().save_pretrained(tmp_path / "source")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf", exclude=["*down_proj*"])
+    dense, model = load(tmp_path / "source", kind), load(tmp_path / "trf", kind)
+    transfuse.compress_model(model, embeddings=True)
+    for each in (dense, model):
+        each.model.norm.weight.data[:3] = 7
+    before = model.model.layers[0].self_attn.q_proj
+    again = nn.Linear(before.in_features, before.out_features, bias=False, dtype=torch.bfloat16)
+    again.weight.data = before.decode_weight()
+    model.model.layers[0].self_attn.q_proj = again
+    model.save_pretrained(tmp_path / "saved")
+    loaded = check_saved(tmp_path / "saved", dense, kind, tmp_path / "dense")
+    assert isinstance(loaded.model.embed_tokens, TransfuseEmbedding)
+    assert not isinstance(loaded.model.layers[0].self_attn.q_proj, TransfuseLinear)
+
+
+@pytest.mark.parametrize("layout", ["packed", "plain"])
+def test_other_layouts(tmp_path: Path, layout: str) -> None:
+    dense, model = KINDS["llama_tied"].make(), KINDS["llama_tied"].make()
+    transfuse.compress_model(model, layout=layout, embeddings=True)
+    model.save_pretrained(tmp_path / "saved")
+    check_saved(tmp_path / "saved", dense, "llama_tied", tmp_path / "dense")
+
+
+def test_f32_that_is_bf16(tmp_path: Path) -> None:
+    dense, model = KINDS["llama"].make().float(), KINDS["llama"].make().float()
+    assert transfuse.compress_model(model).widened
+    model.save_pretrained(tmp_path / "saved")
+    check_saved(tmp_path / "saved", dense, "llama", tmp_path / "dense", dtype="auto")
+
+
+def test_quantized(tmp_path: Path) -> None:
+    model = KINDS["mixtral"].make()
+    transfuse.compress_model(model, bits=5)
+    model.save_pretrained(tmp_path / "saved")
+    fields = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert fields["quantization_config"]["codec"] == "int"
+    transfuse.verify(tmp_path / "saved")
+    found, wanted = parameters_of(load(tmp_path / "saved", "mixtral")), parameters_of(model)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_norms_in_f32(tmp_path: Path) -> None:
+    """Where all weights are compressed the first floats of a model are those of a norm: its dtype is another one."""
+    dense, model = KINDS["llama"].make(), KINDS["llama"].make()
+    for each in (dense, model):
+        for module in each.modules():
+            if type(module).__name__ == "LlamaRMSNorm":
+                module.weight.data = module.weight.data.float()
+    transfuse.compress_model(model, embeddings=True)
+    model.save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert load(tmp_path / "saved").model.layers[0].mlp.up_proj.weight_dtype == torch.bfloat16
+
+
+def test_part_of_a_model(tmp_path: Path) -> None:
+    """The whole is saved, of which a part was compressed; and the part by itself."""
+    dense, model = KINDS["llama"].make(), KINDS["llama"].make()
+    transfuse.compress_model(model.model)
+    model.save_pretrained(tmp_path / "saved")
+    check_saved(tmp_path / "saved", dense, "llama", tmp_path / "dense")
+    model.model.save_pretrained(tmp_path / "part")
+    transfuse.verify(tmp_path / "part")
+    part = transformers.AutoModel.from_pretrained(tmp_path / "part")
+    wanted, found = parameters_of(dense.model), parameters_of(part)
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+def test_one_layer_by_hand(tmp_path: Path) -> None:
+    dense, model = KINDS["llama"].make(), KINDS["llama"].make()
+    transfuse.compress_model(KINDS["llama"].make())  # of another model: the classes are changed at the first
+    model.lm_head = TransfuseLinear.from_linear(model.lm_head)
+    model.save_pretrained(tmp_path / "saved")
+    check_saved(tmp_path / "saved", dense, "llama", tmp_path / "dense")
+
+
+def test_state_dict_stays(tmp_path: Path) -> None:
+    """What torch saves has the names of the model, and blobs."""
+    model = KINDS["llama"].make()
+    names = set(model.state_dict())
+    transfuse.compress_model(model)
+    assert set(model.state_dict()) == names
+    assert model.state_dict()["lm_head.weight"].dtype == torch.uint8
+
+
+def test_config_is_kept_after_a_failure(tmp_path: Path) -> None:
+    model = KINDS["llama"].make()
+    transfuse.compress_model(model)
+    with pytest.raises(transfuse.UnsupportedError, match=r"saved as \.safetensors files"):
+        model.save_pretrained(tmp_path / "saved", safe_serialization=False)
+    with pytest.raises(TypeError):
+        model.save_pretrained(tmp_path / "saved", max_shard_size=object())
+    assert not hasattr(model, "hf_quantizer") and "quantization_config" not in model.config.to_dict()
+
+
+def test_dense_models_save_as_before(tmp_path: Path) -> None:
+    transfuse.compress_model(KINDS["llama"].make())
+    KINDS["llama"].make().save_pretrained(tmp_path / "dense")
+    fields = json.loads((tmp_path / "dense" / "config.json").read_text())
+    assert not {"quantization_config", "transformers_weights"} & set(fields)
+
+
+def test_loaded_and_saved_again(tmp_path: Path) -> None:
+    """The folder is one that raises where transfuse is not installed, though the framework drops the member for it."""
+    KINDS["llama"].make().save_pretrained(tmp_path / "source")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf")
+    load(tmp_path / "trf").save_pretrained(tmp_path / "again")
+    fields = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert "transfuse" in fields["transformers_weights"]
+    transfuse.verify(tmp_path / "again", against=tmp_path / "source")
+    with safe_open(tmp_path / "again" / "model.safetensors", "pt") as file:
+        assert any(name.endswith("_trf") for name in file.keys())
