@@ -111,6 +111,13 @@ def _is_compressed(module: Any) -> bool:
     return buffers is not None and isinstance(module, buffers.BufferModule)
 
 
+def _is_buffer(model: Any, name: str) -> bool:
+    """Returns whether a parameter is compressed."""
+    path, _, own = name.rpartition(".")
+    module = model.get_submodule(path)
+    return _is_compressed(module) and own in module._buffer_names()
+
+
 def _refuse(what: str, paths: list[str]) -> None:
     more = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
     raise make_error(
@@ -302,8 +309,7 @@ def _make_tie(original: Callable[..., Any]) -> Callable[..., Any]:
         # While a model is made or loaded the framework gives one of them.
         if missing_keys is None and recompute_mapping and find_compressed(self):
             for pair in self.get_expanded_tied_weights_keys(all_submodels=True).items():
-                modules = [self.get_submodule(name.rpartition(".")[0]) for name in pair]
-                compressed = [name for name, module in zip(pair, modules) if _is_compressed(module)]
+                compressed = [name for name in pair if _is_buffer(self, name)]
                 if len(compressed) == 1:
                     dense = next(name for name in pair if name not in compressed)
                     _refuse(f"{dense} cannot be tied to {compressed[0]}", compressed)

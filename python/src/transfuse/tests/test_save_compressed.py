@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch import nn
+from transformers.core_model_loading import Chunk, WeightConverter
 
 import transfuse
 from transfuse.tests.test_transformers import KINDS, count_different
@@ -213,3 +215,114 @@ def test_loaded_and_saved_again(tmp_path: Path) -> None:
     transfuse.verify(tmp_path / "again", against=tmp_path / "source")
     with safe_open(tmp_path / "again" / "model.safetensors", "pt") as file:
         assert any(name.endswith("_trf") for name in file.keys())
+
+
+def test_experts_in_one_tensor(tmp_path: Path) -> None:
+    """Where files have gate and up in one tensor, which lie apart in memory, they are encoded again."""
+    dense, model = KINDS["mixtral"].make(), KINDS["mixtral"].make()
+    transfuse.compress_model(model)
+    dense._weight_conversions = model._weight_conversions = []
+    model.save_pretrained(tmp_path / "saved")
+    assert "model.layers.0.mlp.experts.gate_up_proj" in names_in(tmp_path / "saved")
+    check_saved(tmp_path / "saved", dense, "mixtral", tmp_path / "dense")
+
+
+def test_converted_by_the_framework(tmp_path: Path) -> None:
+    """Two projections that files have in one are decoded, put together by the framework, and encoded again."""
+    rules = [
+        WeightConverter(
+            [r"self_attn.both.weight"],
+            ["self_attn.k_proj.weight", "self_attn.v_proj.weight"],
+            operations=[Chunk(dim=0)],
+        )
+    ]
+    dense, model = KINDS["llama"].make(), KINDS["llama"].make()
+    transfuse.compress_model(model, exclude=["model.layers.1.self_attn.v_proj.weight"])
+    dense._weight_conversions, model._weight_conversions = copy.deepcopy(rules), copy.deepcopy(rules)
+    dense.save_pretrained(tmp_path / "dense")
+    model.save_pretrained(tmp_path / "saved")
+    transfuse.verify(tmp_path / "saved", against=tmp_path / "dense")
+    tensors = {tensor.name: tensor for tensor in transfuse.info(tmp_path / "saved").tensors}
+    assert all(tensors[f"model.layers.{layer}.self_attn.both.weight"].compressed for layer in range(2))
+
+
+RESIZED = [
+    (lambda model: model.resize_token_embeddings(600), r"from 515 to 600: the weights of lm_head are compressed"),
+    (lambda model: model.resize_token_embeddings(515, pad_to_multiple_of=64), "from 515 to 576"),
+    (lambda model: model.resize_token_embeddings(pad_to_multiple_of=64), "from 515 to 576"),
+    (lambda model: model.init_weights(), r"drawn at random: .*model\.layers\.0"),
+    (lambda model: nn.init.normal_(model.lm_head.weight), "normal_ .* compressed weights of 515 x 192"),
+    (lambda model: nn.init.zeros_(model.lm_head.weight), "zeros_ .* compressed weights of 515 x 192"),
+    (lambda model: model._init_weights(model.lm_head), "normal_ .* compressed weights"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), RESIZED)
+def test_what_takes_a_weight_for_a_matrix(change: Any, message: str) -> None:
+    """It is refused, with the names of layers and the way out, and nothing has changed."""
+    model = KINDS["llama"].make()
+    transfuse.compress_model(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(transfuse.UnsupportedError, match=message) as caught:
+        change(model)
+    assert "before it is compressed" in caught.value.message
+    after = model.state_dict()
+    assert model.config.vocab_size == 515 and before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_sizes_that_stay() -> None:
+    """As for dense models, the size that there is already is no change."""
+    model = KINDS["llama_tied"].make()
+    transfuse.compress_model(model, embeddings=True)
+    assert model.resize_token_embeddings(515) is model.model.embed_tokens is model.resize_token_embeddings()
+    with pytest.raises(transfuse.UnsupportedError, match=r"the weights of model\.embed_tokens, lm_head are compressed"):
+        model.resize_token_embeddings(514)
+    dense = KINDS["llama"].make()
+    assert dense.resize_token_embeddings(600).num_embeddings == 600
+
+
+def test_embeddings_that_are_dense_are_resized() -> None:
+    """Neither they nor the output layer are compressed: it works, though others are."""
+    model = KINDS["llama"].make()
+    transfuse.compress_model(model, exclude=["lm_head.weight"])
+    assert model.resize_token_embeddings(600).num_embeddings == 600 == model.lm_head.out_features
+
+
+def test_loaded_models_refuse_as_well(tmp_path: Path) -> None:
+    KINDS["llama"].make().save_pretrained(tmp_path / "source")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf")
+    with pytest.raises(transfuse.UnsupportedError, match="lm_head are compressed"):
+        load(tmp_path / "trf").resize_token_embeddings(600)
+
+
+def test_tying() -> None:
+    """A bias is not padded to the length of a buffer, and what is compressed is not tied to what is not."""
+    model = KINDS["bert"].make()
+    transfuse.compress_model(model, embeddings=True)
+    bias = model.cls.predictions.decoder.bias.clone()
+    model.tie_weights()
+    assert torch.equal(model.cls.predictions.decoder.bias, bias)
+    model = KINDS["llama"].make()
+    transfuse.compress_model(model)
+    model.config.tie_word_embeddings = True
+    with pytest.raises(transfuse.UnsupportedError, match=r"model\.embed_tokens\.weight cannot be tied to lm_head"):
+        model.tie_weights()
+
+
+def test_position_embeddings() -> None:
+    """Architectures have functions of their own for them."""
+    config = transformers.PegasusConfig(
+        vocab_size=200, d_model=64, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=96, decoder_ffn_dim=96,
+        encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.PegasusForConditionalGeneration(config).bfloat16()
+    model.resize_position_embeddings(32)
+    transfuse.compress_model(model)
+    with pytest.raises(transfuse.UnsupportedError, match="position embeddings cannot be resized"):
+        model.resize_position_embeddings(48)
+
+
+def test_torch_draws_other_weights() -> None:
+    for tensor in (torch.empty(3, 4), torch.empty(5, dtype=torch.uint8)):
+        assert nn.init.zeros_(tensor) is tensor and not tensor.any()
