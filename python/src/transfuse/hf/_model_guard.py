@@ -196,7 +196,7 @@ def _transformers_quantizer(model: Any, compressed: dict[str, BufferModule]) -> 
             version=_VERSION, codec=_find_codec(compressed), source_config=make_source_config(model)
         )
         made = TransfuseHfQuantizer(fields, pre_quantized=True)
-        made._conversions = getattr(model, "_weight_conversions", None)
+        made._conversions = getattr(model, "_weight_conversions", None)  # type: ignore[assignment]
         model.hf_quantizer, config.quantization_config = made, fields
     else:
         fields = quantizer.quantization_config

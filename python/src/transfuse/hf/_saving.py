@@ -80,7 +80,7 @@ def make_file_tensors(
     finally:
         model._weight_conversions = kept
     _renew_source_config(model, config)
-    return dense | converted | made.blobs
+    return {**dense, **converted, **made.blobs}
 
 
 def _list_parameters(dense: dict[str, Tensor], compressed: dict[str, BufferModule]) -> set[str]:
@@ -255,7 +255,7 @@ def make_source_config(model: PreTrainedModel) -> str:
 
 def find_model_dtype(model: nn.Module) -> torch.dtype:
     """Returns the dtype that the framework would find for a model if it were not compressed: of its first floats."""
-    compressed = compressed_parameters(model)  # type: ignore[arg-type]
+    compressed = compressed_parameters(model)
     for name, parameter in model.named_parameters():
         module = compressed.get(name)
         if isinstance(module, (CompressedModule, TransfuseExperts)):

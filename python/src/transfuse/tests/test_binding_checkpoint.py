@@ -15,6 +15,7 @@ import pytest
 import transfuse
 from transfuse import _checkpoint
 from transfuse import _structs as s
+from transfuse._library import library
 from transfuse.tests.conftest import Command, Tensors
 
 
@@ -232,7 +233,7 @@ def test_note_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_texts_of_reasons() -> None:
-    texts = [_checkpoint.library().trf_left_reason_text(reason).decode() for reason in s.LeftReason]
+    texts = [library().trf_left_reason_text(reason).decode() for reason in s.LeftReason]
     assert len(set(texts)) == len(texts) and "?" not in texts
     assert ctypes.sizeof(s.LeftTensorsStruct) == 16
 

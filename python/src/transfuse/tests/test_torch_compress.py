@@ -128,9 +128,9 @@ def test_f32_that_is_bf16(nearly: str) -> None:
 def test_patterns_that_match_nothing(what: str) -> None:
     model = make_model()
     with pytest.raises(transfuse.NotFoundError, match=rf"{what} has '\*dowm\*'"):
-        compress_model(model, **{what: ["*up*", "*dowm*"]})
+        compress_model(model, **{what: ["*up*", "*dowm*"]})  # type: ignore[arg-type]
     with pytest.raises(transfuse.NotFoundError, match=r"did you mean 'down\.weight'"):
-        compress_model(model, **{what: ["dowm.weight"]})
+        compress_model(model, **{what: ["dowm.weight"]})  # type: ignore[arg-type]
     assert not compressed_names(model)
 
 
