@@ -36,7 +36,7 @@ class ConfigFields:
     layout : str
         How the weights of linear layers and embeddings are to lie in memory: "coded", "packed" or "plain". Those that a
         layout does not take, and experts, lie coded. Files have all of them coded, and so do those that are saved.
-    version, codec, bits, source_config
+    version, codec, bits, stored, source_config
         What `transfuse compress` wrote; not for users.
     others
         Keys of later versions, which are kept and otherwise ignored.
@@ -59,6 +59,7 @@ class ConfigFields:
         version: int | None = None,
         codec: str | None = None,
         bits: float | None = None,
+        stored: bool | None = None,
         source_config: str | None = None,
         **others: Any,
     ) -> None:
@@ -71,7 +72,22 @@ class ConfigFields:
         self.quant_method = METHOD
         self.exact, self.layout = exact, layout
         self.version, self.codec, self.bits, self.source_config = version, codec, bits, source_config
+        self.stored = stored
         self.__dict__.update(others)
+
+    def check_loadable(self) -> None:
+        """Refuses a checkpoint that was compressed for storage alone.
+
+        Raises
+        ------
+        UnsupportedError
+        """
+        if self.stored:
+            raise make_error(
+                Status.TRF_ERR_UNSUPPORTED,
+                "this checkpoint is stored only, since its source is quantized in another way: run 'transfuse "
+                "decompress' first, and load what that writes",
+            )
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """Returns what an argument of from_pretrained decides, whatever the file says."""

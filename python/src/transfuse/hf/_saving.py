@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from transfuse.hf._load_plan import SUFFIX
+from transfuse.hf._file_check import SUFFIX
 from transfuse.hf._loading import compressed_parameters
 from transfuse.torch._buffer_module import BufferModule
 from transfuse.torch._containers import container_buffers
