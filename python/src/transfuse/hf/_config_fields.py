@@ -106,6 +106,20 @@ class ConfigFields:
         self.version, self.codec, self.bits = version, codec, bits
         self.stored, self.source_config = stored, source_config
 
+    def check_loadable(self) -> None:
+        """Refuses a checkpoint that was compressed for storage alone.
+
+        Raises
+        ------
+        UnsupportedError
+        """
+        if self.stored:
+            raise make_error(
+                Status.TRF_ERR_UNSUPPORTED,
+                "this checkpoint is stored only, since its source is quantized in another way: run 'transfuse "
+                "decompress' first, and load what that writes",
+            )
+
     def get_loading_attributes(self) -> dict[str, Any]:
         """Returns what an argument of from_pretrained decides, whatever the file says."""
         return {"exact": self.exact, "layout": self.layout}

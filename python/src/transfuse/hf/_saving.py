@@ -16,8 +16,8 @@ from transformers.utils import logging
 
 from transfuse._errors import Status, make_error
 from transfuse._results import LayerInfo
+from transfuse.hf._file_check import SUFFIX
 from transfuse.hf._file_names import FileNames
-from transfuse.hf._load_plan import SUFFIX
 from transfuse.hf._loading import compressed_parameters
 from transfuse.torch import _ops
 from transfuse.torch._buffer_module import BufferModule
