@@ -27,7 +27,9 @@ _WORDS = (b'"transfuse_format"', b'_trf"', b"\\u")
 # Of transformers: a config.json whose weights have another name than usual names them by it.
 WEIGHTS_KEY = "transformers_weights"
 
-WAY_OUT = "load its folder by from_pretrained with transfuse installed, or run 'transfuse decompress' and use what that writes"
+WAY_OUT = (
+    "load its folder by from_pretrained with transfuse installed, or run 'transfuse decompress' and use what that writes"
+)
 
 
 def is_compressed(path: Any) -> bool:
@@ -45,9 +47,7 @@ def is_compressed(path: Any) -> bool:
             header = json.loads(text)
             if "transfuse_format" in (header.get("__metadata__") or {}):
                 return True
-            places = [
-                8 + size + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)
-            ]
+            places = [8 + size + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)]
             return any(_has_magic(file, place) for place in places)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
