@@ -112,6 +112,7 @@ def _replace_copies(package: str, name: str, original: Any, wrapper: Any) -> Non
 def guard_transformers(modeling_utils: ModuleType) -> None:
     """Watches `transformers.modeling_utils`."""
     _wrap(modeling_utils.PreTrainedModel, "from_pretrained", _make_from_pretrained)
+    _wrap(modeling_utils.PreTrainedModel, "_initialize_missing_keys", _make_initialize)
     _wrap(modeling_utils, "get_hf_quantizer", _make_get_quantizer)
     _wrap(modeling_utils, "_get_resolved_checkpoint_files", _make_resolve)
     _wrap(modeling_utils, "load_state_dict", _make_load_state_dict)
@@ -225,6 +226,17 @@ def _make_convert(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return convert_and_load
+
+
+def _make_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize_missing_keys(self: Any, *arguments: Any, **options: Any) -> Any:
+        loading = sys.modules.get("transfuse.hf._loading")
+        if loading is None:
+            return original(self, *arguments, **options)
+        with loading.stand_ins(self):
+            return original(self, *arguments, **options)
+
+    return initialize_missing_keys
 
 
 # ---- transformers' trainer ----

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from transfuse.torch._containers import container_buffers
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import replace_experts
 from transfuse.torch._layouts import describe_refusals
-from transfuse.torch._modules import TransfuseLinear
+from transfuse.torch._modules import CompressedModule, TransfuseLinear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -206,6 +207,25 @@ def hide_from_framework(model: nn.Module, names: set[str]) -> Any:
             state_dict.pop(prefix + name, None)
 
     return model.register_state_dict_post_hook(hide)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def stand_ins(model: nn.Module) -> Iterator[None]:
+    """Has modules that are being loaded show weights of the shape of the decoded ones, which nothing can be written to.
+
+    The code of a model that draws what is missing sees all modules, loaded ones as well: Whisper asks for the shape of
+    its positions, and Kosmos-2 clears a row of its embedding. What it writes to loaded weights is lost on purpose.
+    """
+    modules = [module for module in model.modules() if isinstance(module, CompressedModule) and module._is_loading]
+    kept = [module._parameters["weight"] for module in modules]
+    for module in modules:
+        shown = torch.empty(module.weight_shape, dtype=module.weight_dtype, device="meta")
+        module._parameters["weight"] = mark_loaded(nn.Parameter(shown, requires_grad=False))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module, weight in zip(modules, kept):
+            module._parameters["weight"] = weight
 
 
 def end_loading(model: nn.Module) -> None:

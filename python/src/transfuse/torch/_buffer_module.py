@@ -115,7 +115,12 @@ class BufferModule(nn.Module):
         return buffer
 
     def reset_parameters(self) -> None:
-        """Refused: dense modules draw random weights here, and a layer's buffer cannot be drawn."""
+        """Refused: dense modules draw random weights here, and a layer's buffer cannot be drawn.
+
+        A framework that loads a model calls it for modules whose weights are there, and then means nothing by it.
+        """
+        if self._is_loading:
+            return
         raise RuntimeError(f"{type(self).__name__} has compressed weights, which cannot be drawn at random")
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
