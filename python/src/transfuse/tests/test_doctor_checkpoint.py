@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
     def run(code: str) -> ProbeResult:
         told: dict[str, Any] = {}
-        exec(code, {"tell": lambda **values: told.update(json.loads(json.dumps(values)))})
+        exec(code, {"tell": lambda **values: told.update(json.loads(json.dumps(values))), "sys": sys})
         return ProbeResult(told, "")
 
     if "in_another_process" not in request.fixturenames:
@@ -235,7 +236,12 @@ def test_pipeline(tmp_path: Path, made: Path) -> None:
     assert "names the part 'vae'" in examine(tmp_path / "root")[0].problems[0]
 
 
-def test_json(made: Path, capsys: pytest.CaptureFixture[str], in_another_process: None) -> None:
+def test_another_process(made: Path, in_another_process: None) -> None:
+    report, facts, _ = examine(made / "llama-trf")
+    assert not report.problems and len(facts["opening"]["compressed"]) == 15
+
+
+def test_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One object, and nothing else; the status is that of the lines."""
     assert _doctor.main([str(made / "llama-trf"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
