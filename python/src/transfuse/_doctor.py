@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from transfuse import _probes
 from transfuse import _structs as s
 from transfuse._doctor_checkpoint import CheckpointDoctor
-from transfuse._doctor_report import Report as _Report
-from transfuse._doctor_report import write_size
+from transfuse._doctor_report import Report, write_size
 from transfuse._library import find_installed, library
 from transfuse._nvidia import Driver, Gpu, find_driver
 
@@ -65,7 +64,7 @@ def covers(device_code: str, capability: tuple[int, int]) -> str:
 
 
 class _Doctor:
-    def __init__(self, report: _Report) -> None:
+    def __init__(self, report: Report) -> None:
         self.report = report
         self.build = s.BuildInfoStruct(b"", 0)
         self.library_problem = ""
@@ -269,7 +268,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
     options = parser.parse_args(arguments)
-    report = _Report(quiet=options.json)
+    report = Report(quiet=options.json)
     doctor = _Doctor(report)
     doctor.look_at_library()
     doctor.look_at_gpus()

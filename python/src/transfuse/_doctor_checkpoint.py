@@ -174,7 +174,7 @@ class CheckpointDoctor:
         is_adapter = (folder / _ADAPTER).is_file()
         is_model = config is not None and ("model_type" in config or "_class_name" in config)
         with tempfile.TemporaryDirectory() as temporary:
-            target = os.path.join(temporary, "target" + Path(path).suffix * (not Path(path).is_dir()))
+            target = os.path.join(temporary, "target" + ".safetensors" * path.endswith(".safetensors"))
             try:
                 done = compress(path, target, dry_run=True)
             except UnsupportedError as refusal:

@@ -95,9 +95,9 @@ def find_weight_files(folder: Path, stem: str, name: str | None = None) -> tuple
     CannotOpen
     """
     names = [name] if name else [f"{stem}.safetensors", f"{stem}.safetensors.index.json"]
-    for each in names:
-        if (folder / each).is_file():
-            return _resolve(folder / each), None
+    for candidate in names:
+        if (folder / candidate).is_file():
+            return _resolve(folder / candidate), None
     for each in sorted(folder.iterdir()):
         match = re.fullmatch(rf"{stem}\.([\w.-]+)\.safetensors|{stem}\.safetensors\.index\.([\w.-]+)\.json", each.name)
         if match and not name and not re.search(r"-\d{5}-of-\d{5}$", match[1] or ""):
@@ -206,7 +206,6 @@ def _find_surplus(model: Any, rules: list[Any], tensors: list[TensorInfo]) -> li
 def _open_diffusers(folder: Path, fields: dict[str, Any]) -> Opening:
     import diffusers
     import torch
-    from accelerate import init_empty_weights
 
     from transfuse.hf._load_plan import NamesPlanner
 
@@ -218,7 +217,7 @@ def _open_diffusers(folder: Path, fields: dict[str, Any]) -> Opening:
     files, variant = find_weight_files(folder, "diffusion_pytorch_model")
     tensors = _read_tensors(files)
     config = model_class.load_config(str(folder))
-    with init_empty_weights(), torch.device("meta"):
+    with torch.device("meta"):
         model = model_class.from_config(config)
     expected = model.state_dict()
     names = {tensor.name: tensor.name for tensor in tensors}

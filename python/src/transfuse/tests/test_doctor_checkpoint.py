@@ -22,14 +22,15 @@ from safetensors.torch import load_file, save_file
 
 import transfuse
 from transfuse import _doctor, _probes
-from transfuse._doctor import _Doctor, _Report
+from transfuse._doctor import _Doctor
+from transfuse._doctor_report import Report
 from transfuse._probes import ProbeResult
 from transfuse.tests.test_transformers import KINDS
 
 
-def examine(path: Path) -> tuple[_Report, dict[str, Any], str]:
+def examine(path: Path) -> tuple[Report, dict[str, Any], str]:
     """Returns the report on a folder, what is known of its first model, and all lines."""
-    report = _Report(quiet=True)
+    report = Report(quiet=True)
     doctor = _Doctor(report)
     doctor.versions = {package: _doctor._find_version(package) for package in _doctor._PACKAGES}
     doctor.torch_works = True
@@ -252,7 +253,7 @@ def test_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_problem_is_not_said_of_what_was_not_tried(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = _Report()
+    report = Report()
     doctor = _Doctor(report)
     doctor.versions = dict.fromkeys(_doctor._PACKAGES)
     doctor.look_at_checkpoint(str(made / "llama-trf"))

@@ -310,6 +310,20 @@ def test_tying() -> None:
         model.tie_weights()
 
 
+def test_tying_by_hand() -> None:
+    """In either direction: a dense layer does not take a buffer, nor a compressed one a matrix."""
+    model = KINDS["llama"].make()
+    transfuse.compress_model(model)
+    matrix = model.model.embed_tokens.weight
+    with pytest.raises(
+        transfuse.UnsupportedError, match=r"Embedding\(515, 192, padding_idx=0\) is a matrix, .* 515 x 192"
+    ):
+        model.model.embed_tokens.weight = model.lm_head.weight
+    assert model.model.embed_tokens.weight is matrix
+    with pytest.raises(TypeError, match=r"TransfuseLinear of 515 x 192 is a layer's buffer"):
+        model.lm_head.weight = matrix
+
+
 def test_position_embeddings() -> None:
     """Architectures have functions of their own for them."""
     config = transformers.PegasusConfig(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from transfuse._threads import Cancel
-from transfuse.torch import _init_guard
+from transfuse.torch import _weight_guard
 from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
 from transfuse.torch._containers import container_buffers, make_container
 from transfuse.torch._encode import encode
@@ -72,4 +72,4 @@ __all__ = [
 ]
 
 install()
-_init_guard.install()
+_weight_guard.install()
