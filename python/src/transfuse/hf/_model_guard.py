@@ -188,32 +188,38 @@ def _transformers_quantizer(model: Any, compressed: dict[str, BufferModule]) -> 
     from transfuse.hf._saving import find_model_dtype, make_source_config
 
     quantizer, config = _check_quantizer(model), model.config
-    had_config = "quantization_config" in config.__dict__
-    old_config = config.__dict__.get("quantization_config")
-    old_dtype = config.__dict__.get("dtype")
-    if quantizer is None:
-        fields = TransfuseConfig(
-            version=_VERSION, codec=_find_codec(compressed), source_config=make_source_config(model)
-        )
-        made = TransfuseHfQuantizer(fields, pre_quantized=True)
-        made._conversions = getattr(model, "_weight_conversions", None)  # type: ignore[assignment]
-        model.hf_quantizer, config.quantization_config = made, fields
-    else:
-        fields = quantizer.quantization_config
-        config.quantization_config = fields
-    # The framework goes by the first parameter of floats, which in a compressed model may be a norm's.
-    fields.__dict__["_model_dtype"] = str(find_model_dtype(model)).removeprefix("torch.")
+    with contextlib.ExitStack() as undo:
+        if quantizer is None:
+            fields = TransfuseConfig(
+                version=_VERSION, codec=_find_codec(compressed), source_config=make_source_config(model)
+            )
+            made = TransfuseHfQuantizer(fields, pre_quantized=True)
+            made._conversions = getattr(model, "_weight_conversions", None)  # type: ignore[assignment]
+            undo.enter_context(_with_attribute(model, "hf_quantizer", made))
+            # The quantizer undoes them, and the framework must not do so once more.
+            undo.enter_context(_with_attribute(model, "_weight_conversions", []))
+        else:
+            fields = quantizer.quantization_config
+        undo.enter_context(_with_attribute(config, "quantization_config", fields))
+        # The framework goes by the first parameter of floats, which in a compressed model may be a norm's.
+        undo.enter_context(_with_attribute(config, "dtype", config.__dict__.get("dtype")))
+        dtype = str(find_model_dtype(model)).removeprefix("torch.")
+        undo.enter_context(_with_attribute(fields, "_model_dtype", dtype))
+        yield
+
+
+@contextlib.contextmanager
+def _with_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute for the time of a block, whatever sets it meanwhile."""
+    there = name in owner.__dict__
+    before = owner.__dict__.get(name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        fields.__dict__.pop("_model_dtype", None)
-        if quantizer is None:
-            del model.hf_quantizer
-        if had_config:
-            config.quantization_config = old_config
-        else:
-            config.__dict__.pop("quantization_config", None)
-        config.__dict__["dtype"] = old_dtype
+        owner.__dict__.pop(name, None)
+        if there:
+            setattr(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -89,6 +89,30 @@ def test_made_in_memory(tmp_path: Path, kind: str, embeddings: bool) -> None:
     assert again.hf_quantizer is not None
 
 
+def test_names_that_the_framework_changes(tmp_path: Path) -> None:
+    """Once, and not once more by the framework itself: in files of Llava the language model has other names."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**sizes, vocab_size=200),
+        vision_config=transformers.CLIPVisionConfig(**sizes, image_size=32, patch_size=16),
+        image_token_index=5,
+    )
+
+    def make() -> Any:
+        torch.manual_seed(1)
+        return transformers.LlavaForConditionalGeneration(config).bfloat16()
+
+    dense, model = make(), make()
+    dense.save_pretrained(tmp_path / "dense")
+    transfuse.compress_model(model, embeddings=True)
+    for number in range(2):
+        model.save_pretrained(tmp_path / f"saved{number}")
+        assert names_in(tmp_path / f"saved{number}") == names_in(tmp_path / "dense") != set(dense.state_dict())
+    found = parameters_of(transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path / "saved1"))
+    assert all(torch.equal(found[name], value) for name, value in dense.state_dict().items())
+    assert "_weight_conversions" not in model.__dict__
+
+
 @pytest.mark.parametrize("kind", ["llama_tied", "mixtral", "qwen2_biases"])
 def test_loaded_from_files_and_compressed(tmp_path: Path, kind: str) -> None:
     """The framework notes conversions while it loads, and undoes these."""
