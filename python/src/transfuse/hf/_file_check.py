@@ -28,7 +28,7 @@ _WORDS = (b'"transfuse_format"', b'_trf"', b"\\u")
 WEIGHTS_KEY = "transformers_weights"
 
 WAY_OUT = (
-    "load its folder by from_pretrained with transfuse installed, or run 'transfuse decompress' and use what that writes"
+    "load its folder by from_pretrained with transfuse installed, or run 'transfuse decompress' and use its output"
 )
 
 
@@ -47,7 +47,9 @@ def is_compressed(path: Any) -> bool:
             header = json.loads(text)
             if "transfuse_format" in (header.get("__metadata__") or {}):
                 return True
-            places = [8 + size + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)]
+            places = [
+                8 + size + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)
+            ]
             return any(_has_magic(file, place) for place in places)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -103,7 +105,7 @@ def find_marker(file: str) -> dict[str, Any]:
     while waiting:
         fields = waiting.pop(0)
         marker = fields.get("quantization_config")
-        if is_marker(marker):
+        if isinstance(marker, dict) and is_marker(marker):
             return dict(marker)
         waiting += [value for value in fields.values() if isinstance(value, dict)]
     return {"quant_method": METHOD.value}

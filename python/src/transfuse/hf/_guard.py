@@ -141,7 +141,7 @@ def _make_get_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
         # Models that load models look for quantizers before files, as the outer one does.
         if loading is None or loading.has_files:
             return original(config, quantization_config, *arguments, **options)
-        carried = getattr(config, "quantization_config", None)
+        carried: Any = getattr(config, "quantization_config", None)
         if getattr(carried, "quant_method", None) == METHOD:  # the config of a model that was loaded before
             config.quantization_config = carried = carried.to_dict()
         if loading.marker is not None and not is_marker(carried):

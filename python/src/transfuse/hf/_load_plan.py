@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # Of two tensors that are compared at once.
 _COMPARED_BYTES = 1 << 24
 
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A tensor of the files on its way to a target, and the pattern of the converter that it matched, if any."""
