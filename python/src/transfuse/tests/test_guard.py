@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -148,9 +151,15 @@ def test_another_method(pair: tuple[Path, Path], folder: Path) -> None:
     config.quantization_config = {"quant_method": "fp8"}
     with pytest.raises(transfuse.UnsupportedError, match="to be quantized by fp8, which cannot read it: leave out"):
         LLAMA.from_pretrained(folder, config=config)
-    change_config(folder, quantization_config={"quant_method": "fp8"})
-    with pytest.raises(transfuse.UnsupportedError, match="to be quantized by fp8"):
-        LLAMA.from_pretrained(folder)
+    # One that transformers knows, and one that it passes over; with a config object that does not name it, too.
+    for method in ("fp8", "unheard-of"):
+        change_config(folder, quantization_config={"quant_method": method})
+        for options in ({}, {"config": transformers.AutoConfig.from_pretrained(pair[0])}):
+            with pytest.raises(transfuse.UnsupportedError, match=f"to be quantized by {method}"):
+                LLAMA.from_pretrained(folder, **options)
+    change_config(folder, quantization_config="drop", text_config={"compression_config": {"quant_method": "inner"}})
+    with pytest.raises(transfuse.UnsupportedError, match="to be quantized by inner"):
+        LLAMA.from_pretrained(folder, config=transformers.AutoConfig.from_pretrained(pair[0]))
 
 
 def test_stored_only(pair: tuple[Path, Path], folder: Path) -> None:
@@ -356,3 +365,20 @@ def test_nothing_unfilled_is_taken(pair: tuple[Path, Path], monkeypatch: pytest.
     with pytest.raises(RuntimeError, match="the weight of a TransfuseLinear was to be set .* does not give it"):
         LLAMA.from_pretrained(folder)
     assert adopted and made and not {each.data_ptr() for each in made} & set(adopted)
+
+
+def test_without_transfuse(folder: Path) -> None:
+    """The sentence in config.json stops transformers where nobody watches."""
+    change_config(folder, transformers_weights="compressed: pip install transfuse")
+    program = f"""
+import transformers
+assert "transfuse" not in transformers.quantizers.auto.AUTO_QUANTIZER_MAPPING
+try:
+    transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})
+except Exception as failure:
+    print("stopped:", failure)
+"""
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "TRANSFUSE_NO_HOOK": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "stopped:" in done.stdout and "pip install transfuse" in done.stdout
