@@ -88,8 +88,9 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def _new_names(self, model: nn.Module) -> dict[str, str]:
         """Returns the parameters that tensors of old attention blocks become, as the framework renames them."""
         names = {tensor.name: tensor.name for tensor in self._tensors}
-        if self._is_one_file and hasattr(model, "_fix_state_dict_keys_on_load"):
-            model._fix_state_dict_keys_on_load(names)
+        rename: Any = getattr(model, "_fix_state_dict_keys_on_load", None)
+        if self._is_one_file and rename is not None:
+            rename(names)
         return {old: new for new, old in names.items()}
 
     def _load(self, device_map: dict[str, Any] | None) -> None:

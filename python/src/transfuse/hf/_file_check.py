@@ -28,7 +28,7 @@ _WORDS = (b'"transfuse_format"', b'_trf"', b"\\u")
 WEIGHTS_KEY = "transformers_weights"
 
 WAY_OUT = (
-    "load its folder by from_pretrained with transfuse installed, or run 'transfuse decompress' and use what that writes"
+    "load its folder by from_pretrained with transfuse installed, or run 'transfuse decompress' and use its output"
 )
 
 
@@ -47,7 +47,9 @@ def is_compressed(path: Any) -> bool:
             header = json.loads(text)
             if "transfuse_format" in (header.get("__metadata__") or {}):
                 return True
-            places = [8 + size + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)]
+            places = [
+                8 + size + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)
+            ]
             return any(_has_magic(file, place) for place in places)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -96,17 +98,38 @@ def refuse_blobs(state_dict: Any, loader: str) -> None:
 def find_marker(file: str) -> dict[str, Any]:
     """Returns the `quantization_config` of transfuse that the folder of a compressed file has in its config.json.
 
-    Where there is none, or one of another method, one is made up: the file says by itself how it is compressed.
+    Where there is none one is made up: the file says by itself how it is compressed.
+
+    Raises
+    ------
+    UnsupportedError
+        There is one of another method instead: what was compressed are not weights, without their scales.
     """
     config = read_config(os.path.join(os.path.dirname(file), "config.json"))
     waiting = [config]
+    others: list[Any] = []
     while waiting:
         fields = waiting.pop(0)
-        marker = fields.get("quantization_config")
-        if is_marker(marker):
-            return dict(marker)
+        for key in ("quantization_config", "compression_config"):
+            marker = fields.get(key)
+            if isinstance(marker, dict) and is_marker(marker):
+                return dict(marker)
+            others += [marker] if marker is not None else []
         waiting += [value for value in fields.values() if isinstance(value, dict)]
+    if others:
+        raise refuse_other_method(file, others[0])
     return {"quant_method": METHOD.value}
+
+
+def refuse_other_method(file: str, config: Any) -> Exception:
+    """Returns the error for a compressed file that another method is to read, by its `quantization_config`."""
+    method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
+    name = getattr(method, "value", method) or "another method"
+    return make_error(
+        Status.TRF_ERR_UNSUPPORTED,
+        f"{file} is compressed by transfuse, and is to be quantized by {name}, which cannot read it: leave out that "
+        "quantization_config if you passed it, or run 'transfuse decompress' first",
+    )
 
 
 def is_marker(marker: Any) -> bool:

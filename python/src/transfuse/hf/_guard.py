@@ -31,6 +31,7 @@ from transfuse.hf._file_check import (
     is_marker,
     refuse_blobs,
     refuse_compressed,
+    refuse_other_method,
 )
 
 _MARK = "_transfuse_watches"
@@ -48,6 +49,8 @@ class Loading:
         The `quantization_config` to go by; None as long as the config object is trusted to carry it.
     is_guess : bool
         The config object had none, but the user passed a `TransfuseConfig`.
+    carried
+        The `quantization_config` of the config object.
     quantizer : HfQuantizer or None
         That of the framework's choice.
     has_files : bool
@@ -57,6 +60,7 @@ class Loading:
     options: dict[str, Any]
     marker: dict[str, Any] | None = None
     is_guess: bool = False
+    carried: Any = None
     quantizer: Any = None
     has_files: bool = False
 
@@ -141,7 +145,7 @@ def _make_get_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
         # Models that load models look for quantizers before files, as the outer one does.
         if loading is None or loading.has_files:
             return original(config, quantization_config, *arguments, **options)
-        carried = getattr(config, "quantization_config", None)
+        carried: Any = getattr(config, "quantization_config", None)
         if getattr(carried, "quant_method", None) == METHOD:  # the config of a model that was loaded before
             config.quantization_config = carried = carried.to_dict()
         if loading.marker is not None and not is_marker(carried):
@@ -149,6 +153,7 @@ def _make_get_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
         elif carried is None and getattr(quantization_config, "quant_method", None) == METHOD:
             config.quantization_config = {"quant_method": METHOD.value}
             loading.is_guess = True
+        loading.carried = carried
         found = original(config, quantization_config, *arguments, **options)
         loading.quantizer = found[0]
         return found
@@ -176,15 +181,12 @@ def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
                     "this checkpoint is not compressed: its config.json has no quantization_config of transfuse. Run "
                     "'transfuse compress' on it first, or load it as it is and call transfuse.compress_model",
                 )
+        elif loading.quantizer is None and loading.carried is not None:
+            raise refuse_other_method(compressed, loading.carried)  # one that transformers does not know
         elif loading.quantizer is None or loading.is_guess:
             raise _BeginAgain(loading, find_marker(compressed))
         elif not is_ours:
-            method = getattr(loading.quantizer.quantization_config, "quant_method", "another method")
-            raise make_error(
-                Status.TRF_ERR_UNSUPPORTED,
-                f"{compressed} is compressed by transfuse, and is to be quantized by {getattr(method, 'value', method)}"
-                ", which cannot read it: leave out that quantization_config, or run 'transfuse decompress' first",
-            )
+            raise refuse_other_method(compressed, loading.quantizer.quantization_config)
         return files
 
     return get_resolved_checkpoint_files

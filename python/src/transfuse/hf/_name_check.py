@@ -83,7 +83,7 @@ def _find_holes(model: PreTrainedModel, expected: dict[str, Any], given: set[str
     # A module of which something is given lacks nothing, nor does one that the layers before and behind have.
     modules = {name.rpartition(".")[0] for name in given}
     kinds = {_NUMBER.sub(".*", name) for name in given}
-    embeddings = {name for name in base if expected[name] is _input_weight(model)}
+    embeddings = _input_names(model)
     return [
         name
         for name in base
@@ -91,11 +91,13 @@ def _find_holes(model: PreTrainedModel, expected: dict[str, Any], given: set[str
     ]
 
 
-def _input_weight(model: PreTrainedModel) -> Any:
+def _input_names(model: PreTrainedModel) -> set[str]:
+    """Returns the names of what a model looks its tokens up in."""
     try:
-        return getattr(model.get_input_embeddings(), "weight", None)
+        weight = getattr(model.get_input_embeddings(), "weight", None)
     except (AttributeError, NotImplementedError):
-        return None
+        return set()
+    return {name for name, each in model.named_parameters(remove_duplicate=False) if each is weight}
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of many architectures of transformers, and comparing what a compressed checkpoint and its source give."""
+"""Small models of many architectures of transformers, and comparing what a checkpoint and its source give."""
 
 from __future__ import annotations
 
@@ -155,9 +155,17 @@ ARCHITECTURES = [
     ),
     Architecture(
         "SegformerForSemanticSegmentation",
-        {"hidden_sizes": [32, 64], "depths": [1, 1], "num_encoder_blocks": 2, "decoder_hidden_size": 64,
-         "num_attention_heads": [2, 4], "sr_ratios": [2, 1], "patch_sizes": [7, 3], "strides": [4, 2],
-         "mlp_ratios": [2, 2]},
+        {
+            "hidden_sizes": [32, 64],
+            "depths": [1, 1],
+            "num_encoder_blocks": 2,
+            "decoder_hidden_size": 64,
+            "num_attention_heads": [2, 4],
+            "sr_ratios": [2, 1],
+            "patch_sizes": [7, 3],
+            "strides": [4, 2],
+            "mlp_ratios": [2, 2],
+        },
         parts=("SegformerModel",),
     ),
     # Audio.
@@ -171,17 +179,13 @@ ARCHITECTURES = [
     Architecture("ASTForAudioClassification", {**WIDTH, "max_length": 32, "num_mel_bins": 16}, parts=("ASTModel",)),
     Architecture("Wav2Vec2ForPreTraining", {**SPEECH, "codevector_dim": 64, "proj_codevector_dim": 64}),
     # Several kinds of input, with towers.
-    Architecture(
-        "CLIPModel", TOWERS, parts=("CLIPTextModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")
-    ),
+    Architecture("CLIPModel", TOWERS, parts=("CLIPTextModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")),
     Architecture("SiglipModel", TOWERS, parts=("SiglipTextModel", "SiglipVisionModel")),
     Architecture("LlavaForConditionalGeneration", _seen("llama", "clip_vision_model", image_token_id=98)),
     Architecture(
         "PaliGemmaForConditionalGeneration", _seen("gemma", "siglip_vision_model", image_token_id=98, projection_dim=64)
     ),
-    Architecture(
-        "Gemma3ForConditionalGeneration", _seen("gemma3_text", "siglip_vision_model", mm_tokens_per_image=4)
-    ),
+    Architecture("Gemma3ForConditionalGeneration", _seen("gemma3_text", "siglip_vision_model", mm_tokens_per_image=4)),
 ]
 
 

@@ -39,7 +39,7 @@ UNET = {
     "cross_attention_dim": 64,
 }
 # The pipelines, and the classes and sizes of their parts.
-PARTS = {
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Flux": (
         "FluxTransformer2DModel",
         {"in_channels": 4, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 32,
@@ -128,7 +128,7 @@ def test_parts(tmp_path: Path, name: str) -> None:
     make(name).save_pretrained(tmp_path / "source")
     report = transfuse.compress(tmp_path / "source", tmp_path / "trf")
     assert report.compressed_tensors > 3
-    for options in ({"torch_dtype": torch.bfloat16}, {}):
+    for options in ({"torch_dtype": torch.bfloat16}, dict[str, Any]()):
         load_both(tmp_path / "source", tmp_path / "trf", **options)
 
 

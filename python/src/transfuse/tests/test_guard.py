@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +25,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import transfuse
-from transfuse.hf import _file_check
 from transfuse.hf._file_check import is_compressed
 from transfuse.tests.architectures import (
     ARCHITECTURES,
@@ -149,9 +151,15 @@ def test_another_method(pair: tuple[Path, Path], folder: Path) -> None:
     config.quantization_config = {"quant_method": "fp8"}
     with pytest.raises(transfuse.UnsupportedError, match="to be quantized by fp8, which cannot read it: leave out"):
         LLAMA.from_pretrained(folder, config=config)
-    change_config(folder, quantization_config={"quant_method": "fp8"})
-    with pytest.raises(transfuse.UnsupportedError, match="to be quantized by fp8"):
-        LLAMA.from_pretrained(folder)
+    # One that transformers knows, and one that it passes over; with a config object that does not name it, too.
+    for method in ("fp8", "unheard-of"):
+        change_config(folder, quantization_config={"quant_method": method})
+        for options in ({}, {"config": transformers.AutoConfig.from_pretrained(pair[0])}):
+            with pytest.raises(transfuse.UnsupportedError, match=f"to be quantized by {method}"):
+                LLAMA.from_pretrained(folder, **options)
+    change_config(folder, quantization_config="drop", text_config={"compression_config": {"quant_method": "inner"}})
+    with pytest.raises(transfuse.UnsupportedError, match="to be quantized by inner"):
+        LLAMA.from_pretrained(folder, config=transformers.AutoConfig.from_pretrained(pair[0]))
 
 
 def test_stored_only(pair: tuple[Path, Path], folder: Path) -> None:
@@ -173,7 +181,7 @@ def test_sentence_instead_of_a_file(tmp_path: Path, pair: tuple[Path, Path], fol
     marker = json.loads((folder / "config.json").read_text())["quantization_config"]
     named = {**json.loads(marker["source_config"]), "transformers_weights": "other.safetensors"}
     change_config(folder, quantization_config={**marker, "source_config": json.dumps(named)})
-    check_same(pair[0], folder) if (pair[0] / "other.safetensors").exists() else LLAMA.from_pretrained(folder)
+    assert find_differences(LLAMA.from_pretrained(folder), LLAMA.from_pretrained(pair[0])) == []
     # Without us the framework stops.
     change_config(folder, quantization_config="drop")
     with pytest.raises(ValueError, match="pip install transfuse"):
@@ -263,7 +271,7 @@ def test_trainer(tmp_path: Path, pair: tuple[Path, Path]) -> None:
 
 
 def test_accelerate(tmp_path: Path, pair: tuple[Path, Path]) -> None:
-    import accelerate
+    accelerate = pytest.importorskip("accelerate")
 
     config = transformers.AutoConfig.from_pretrained(pair[0])
     with accelerate.init_empty_weights():
@@ -317,7 +325,7 @@ def test_telling_files_apart(tmp_path: Path, pair: tuple[Path, Path], monkeypatc
     save_file({"x_trf": torch.zeros(64, dtype=torch.uint8)}, tmp_path / "name.safetensors")
     assert not is_compressed(tmp_path / "name.safetensors")
     # A header without the words is not even parsed.
-    monkeypatch.setattr(_file_check.json, "loads", None)
+    monkeypatch.setattr(json, "loads", None)
     assert not is_compressed(source)
 
 
@@ -340,8 +348,37 @@ def test_nothing_unfilled_is_taken(pair: tuple[Path, Path], monkeypatch: pytest.
     monkeypatch.setattr(Planner, "_place", forget)
     adopted: list[int] = []
     real = _registry.adopt
-    monkeypatch.setattr(_registry, "adopt", lambda buffer: (adopted.append(buffer.numel()), real(buffer))[1])
+
+    def adopt(buffer: torch.Tensor) -> Any:
+        adopted.append(buffer.data_ptr())
+        return real(buffer)
+
+    monkeypatch.setattr(_registry, "adopt", adopt)
+    made: list[torch.Tensor] = []
+    empty_like = torch.empty_like
+
+    def note(*arguments: Any, **options: Any) -> torch.Tensor:
+        made.append(empty_like(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "empty_like", note)
     with pytest.raises(RuntimeError, match="the weight of a TransfuseLinear was to be set .* does not give it"):
         LLAMA.from_pretrained(folder)
+    assert adopted and made and not {each.data_ptr() for each in made} & set(adopted)
 
 
+def test_without_transfuse(folder: Path) -> None:
+    """The sentence in config.json stops transformers where nobody watches."""
+    change_config(folder, transformers_weights="compressed: pip install transfuse")
+    program = f"""
+import transformers
+assert "transfuse" not in transformers.quantizers.auto.AUTO_QUANTIZER_MAPPING
+try:
+    transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})
+except Exception as failure:
+    print("stopped:", failure)
+"""
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "TRANSFUSE_NO_HOOK": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "stopped:" in done.stdout and "pip install transfuse" in done.stdout
