@@ -7,7 +7,7 @@ import ctypes
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from transfuse import _structs as s
 from transfuse._library import call, library
@@ -17,17 +17,33 @@ from transfuse._threads import Cancel, call_interruptible
 
 # Called with the name of the tensor at work, and with bytes of the source checkpoint: done, and in all.
 Progress: TypeAlias = Callable[[str, int, int], object]
+# Called with a line for the user, such as what of a checkpoint will not load afterwards.
+Note: TypeAlias = Callable[[str], object]
 Path: TypeAlias = "str | os.PathLike[str]"
+
+
+class LeftTensors(NamedTuple):
+    """Tensors that stayed as they were, and their bytes."""
+
+    tensors: int
+    bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointReport:
-    """Totals over a checkpoint (`trf_checkpoint_report`).
+    """Totals over a checkpoint (`trf_checkpoint_report`), or over all models of a pipeline.
 
     `source_bytes` are those of all tensors uncompressed, `output_bytes` those of all tensors as the compressed
     checkpoint holds them; `compressed_source_bytes`, `compressed_bytes` and `compressed_weights` are of the compressed
     tensors alone. `rounded_tensors` counts F32 tensors that the codec bf16 rounded, and `relative_rms_error` is over
-    the weights that a lossy codec took. `warning` is a line about a config.json that cannot be read, or "".
+    the weights that a lossy codec took.
+
+    `warning` is all that there is to say of the result, as lines, or ""; it may be cut after 1023 bytes. `notes` has
+    the same lines, uncut. `models` is 1, or the number of models of a pipeline. `widened_tensors` counts F32 tensors
+    that were compressed without loss, since each weight is a BF16 number. `source_file_bytes` and `output_file_bytes`
+    are of whole files. `extra_files` and `extra_bytes` are of those among them that hold weights and were carried over
+    uncompressed; `skipped_files` and `skipped_bytes` were not carried over. `left` says which tensors `compress` left
+    as they were, by the reason, such as "F32 without a lossless codec".
     """
 
     tensors: int
@@ -41,6 +57,16 @@ class CheckpointReport:
     relative_rms_error: float
     peak_buffer_bytes: int
     warning: str
+    models: int = 1
+    widened_tensors: int = 0
+    source_file_bytes: int = 0
+    output_file_bytes: int = 0
+    extra_files: int = 0
+    extra_bytes: int = 0
+    skipped_files: int = 0
+    skipped_bytes: int = 0
+    left: dict[str, LeftTensors] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +135,16 @@ def compress(
     threads: int = 0,
     verify: bool = True,
     overwrite: bool = False,
+    store_only: bool = False,
+    dry_run: bool = False,
+    skip_extra: Sequence[str] | None = None,
     progress: Progress | None = None,
+    note: Note | None = None,
 ) -> CheckpointReport:
     """Compresses a checkpoint to another one of the same kind: file to file, folder to folder.
 
-    The target appears whole or not at all; Ctrl-C, too, leaves nothing behind.
+    The target appears whole or not at all; Ctrl-C, too, leaves nothing behind. A folder may be a pipeline of
+    diffusers, with a ``model_index.json``, each model of which is compressed.
 
     Parameters
     ----------
@@ -129,7 +160,8 @@ def compress(
     granularity : str, optional
         Which weights share a scale, with the codec int: "tensor", "channel", "scale-group:G" or "scale-block:B".
     include, exclude : sequence of str, optional
-        Globs of the tensors to compress, in place of the usual choice, and of those to leave as they are.
+        Globs of the tensors to compress, in place of the usual choice, and of those to leave as they are. Each has to
+        match a tensor's name.
     embeddings : bool
         Compress embeddings and what is tied to them, too; not together with `include`, which decides alone.
     threads : int
@@ -138,9 +170,20 @@ def compress(
         Decode and compare each tile before it is written.
     overwrite : bool
         Replace a target that exists, atomically.
+    store_only : bool
+        Take what cannot be loaded afterwards, too: quantized checkpoints and adapters. They are compressed bit for bit,
+        and have to be decompressed before they are loaded.
+    dry_run : bool
+        Write nothing: the report says what would be done, with sizes that are estimated from a sample of each tensor.
+    skip_extra : sequence of str, optional
+        Globs of files that are not to be carried over, by their path below the folder; "original" takes all that is
+        below it.
     progress : callable, optional
         ``progress(tensor, done_bytes, total_bytes)``, called now and then from another thread. If it returns something
         true, the call ends with `CancelledError`; what it raises ends the call, too, and is passed on.
+    note : callable, optional
+        ``note(line)``, called from another thread as soon as there is a line of the report's `notes`. What it raises
+        ends the call, and is passed on.
 
     Returns
     -------
@@ -148,7 +191,11 @@ def compress(
 
     Raises
     ------
-    NotFoundError, OutputExistsError, InputOutputError, DataError, CancelledError, MismatchError
+    NotFoundError
+        Of a file, or of a glob that matches no tensor.
+    UnsupportedError
+        Nothing could load the result, and `store_only` is not set.
+    OutputExistsError, InputOutputError, DataError, CancelledError, MismatchError
     ArgumentError
         Also where dtype and codec do not fit for a tensor that `include` names.
     """
@@ -169,7 +216,9 @@ def compress(
     options.include, options.exclude = globs
     options.embeddings = int(embeddings)
     options.overwrite = int(overwrite)
-    return _run("trf_compress_checkpoint", [encode_path(source), encode_path(target)], options, progress)
+    options.store_only, options.dry_run = int(store_only), int(dry_run)
+    options.skip_extra = _make_globs(skip_extra, "skip_extra")
+    return _run("trf_compress_checkpoint", [encode_path(source), encode_path(target)], options, progress, note)
 
 
 def decompress(
@@ -178,7 +227,9 @@ def decompress(
     *,
     threads: int = 0,
     overwrite: bool = False,
+    skip_extra: Sequence[str] | None = None,
     progress: Progress | None = None,
+    note: Note | None = None,
 ) -> CheckpointReport:
     """Undoes `compress`: the tensors, names and metadata of its source, for lossless codecs bit for bit.
 
@@ -188,7 +239,7 @@ def decompress(
     ----------
     path
         The compressed checkpoint, or a ``.trf`` file.
-    target, threads, overwrite, progress
+    target, threads, overwrite, skip_extra, progress, note
         As of `compress`.
 
     Returns
@@ -199,13 +250,19 @@ def decompress(
     ------
     NotFoundError, OutputExistsError, InputOutputError, DataError, UnsupportedError, CancelledError
     """
-    options = _make_options(threads)
+    options = _make_options(threads, skip_extra)
     options.overwrite = int(overwrite)
-    return _run("trf_decompress_checkpoint", [encode_path(path), encode_path(target)], options, progress)
+    return _run("trf_decompress_checkpoint", [encode_path(path), encode_path(target)], options, progress, note)
 
 
 def verify(
-    path: Path, against: Path | None = None, *, threads: int = 0, progress: Progress | None = None
+    path: Path,
+    against: Path | None = None,
+    *,
+    threads: int = 0,
+    skip_extra: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    note: Note | None = None,
 ) -> CheckpointReport:
     """Checks every blob of a compressed checkpoint or ``.trf`` file, and decodes every tile.
 
@@ -215,8 +272,10 @@ def verify(
         The compressed checkpoint.
     against : path, optional
         The source checkpoint, with which every tensor is compared: bit for bit, but for the codec int on floats, whose
-        error is in the report.
-    threads, progress
+        error is in the report. Other files are compared, too.
+    skip_extra : sequence of str, optional
+        Globs of other files that need not be there.
+    threads, progress, note
         As of `compress`.
 
     Returns
@@ -232,7 +291,7 @@ def verify(
     NotFoundError, InputOutputError, UnsupportedError, CancelledError
     """
     paths = [encode_path(path), None if against is None else encode_path(against)]
-    return _run("trf_verify_checkpoint", paths, _make_options(threads), progress)
+    return _run("trf_verify_checkpoint", paths, _make_options(threads, skip_extra), progress, note)
 
 
 def info(path: Path) -> CheckpointInfo:
@@ -269,10 +328,11 @@ def read_tensor_info(checkpoint: ctypes.c_void_p, index: int) -> TensorInfo:
     )
 
 
-def _make_options(threads: int) -> s.CheckpointOptionsStruct:
+def _make_options(threads: int, skip_extra: Sequence[str] | None) -> s.CheckpointOptionsStruct:
     options = s.CheckpointOptionsStruct()
     library().trf_checkpoint_options_init(ctypes.byref(options))
     options.encode.threads = check_threads(threads)
+    options.skip_extra = _make_globs(skip_extra, "skip_extra")
     return options
 
 
@@ -285,30 +345,61 @@ def _make_globs(globs: Sequence[str] | None, what: str) -> ctypes.Array[ctypes.c
 
 
 def _run(
-    name: str, paths: list[bytes | None], options: s.CheckpointOptionsStruct, progress: Progress | None
+    name: str,
+    paths: list[bytes | None],
+    options: s.CheckpointOptionsStruct,
+    progress: Progress | None,
+    note: Note | None,
 ) -> CheckpointReport:
     """Runs a job on a thread of its own, whose progress function says whether the caller wants to stop."""
     report = s.CheckpointReportStruct()
     cancel = Cancel()
     raised: list[BaseException] = []
+    notes: list[str] = []
+
+    def call_back(function: Callable[..., object], *arguments: object) -> object:
+        """Calls a function of the user's, unless the call is to end anyway; what it raises ends it."""
+        if cancel.is_set():
+            return False
+        try:
+            return function(*arguments)
+        except BaseException as failure:
+            raised.append(failure)
+            cancel.set()
+        return False
 
     def on_progress(_context: object, tensor: bytes, done: int, total: int) -> int:
-        if progress is not None and not cancel.is_set():
-            try:
-                if progress(tensor.decode("utf-8", "replace"), done, total):
-                    cancel.set()
-            except BaseException as failure:
-                raised.append(failure)
-                cancel.set()
+        if progress is not None and call_back(progress, tensor.decode("utf-8", "replace"), done, total):
+            cancel.set()
         return int(cancel.is_set())
 
+    def on_note(_context: object, line: bytes) -> None:
+        notes.append(line.decode("utf-8", "replace"))
+        if note is not None:
+            call_back(note, notes[-1])
+
     options.progress = s.ProgressFunction(on_progress)
+    options.note = s.NoteFunction(on_note)
     arguments = [*paths, ctypes.byref(options), ctypes.byref(report)]
     try:
         call_interruptible(lambda: call(name, *arguments), cancel)
     finally:
         if raised:
             raise raised[0]
-    values = {field.name: getattr(report, field.name) for field in dataclasses.fields(CheckpointReport)}
-    values["warning"] = report.warning.decode("utf-8", "replace")
-    return CheckpointReport(**values)
+    return _make_report(report, tuple(notes))
+
+
+def _make_report(report: s.CheckpointReportStruct, notes: tuple[str, ...]) -> CheckpointReport:
+    apart = ("warning", "left", "notes")
+    fields = [field.name for field in dataclasses.fields(CheckpointReport) if field.name not in apart]
+    left = {}
+    for reason, each in enumerate(report.left):
+        if each.tensors:
+            text = library().trf_left_reason_text(reason).decode()
+            left[text] = LeftTensors(each.tensors, each.bytes)
+    return CheckpointReport(
+        **{name: getattr(report, name) for name in fields},
+        warning=report.warning.decode("utf-8", "replace"),
+        left=left,
+        notes=notes,
+    )

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 
 from transfuse import _probes
 from transfuse import _structs as s
-from transfuse._checkpoint import CheckpointInfo, info
-from transfuse._errors import TransfuseError
+from transfuse._doctor_checkpoint import CheckpointDoctor
+from transfuse._doctor_report import Report, write_size
 from transfuse._library import find_installed, library
-from transfuse._memory_need import count_layout_bytes, get_memory_need, read_quant_method
 from transfuse._nvidia import Driver, Gpu, find_driver
 
 _OLDEST_CAPABILITY = (8, 0)
@@ -30,30 +29,6 @@ _OLDEST_TRANSFORMERS = (5, 0)
 # The oldest driver for each major version of the CUDA runtime; a driver serves all minor versions of its own.
 _OLDEST_DRIVER = {12: "525.60.13", 13: "580"}
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "transformers", "accelerate", "peft", "diffusers", "vllm")
-_GIB = 1 << 30
-
-
-class _Report:
-    """Prints as it goes, and collects the problems."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    def section(self, title: str) -> None:
-        print(f"\n{title}", flush=True)
-
-    def row(self, label: str, text: str) -> None:
-        print(f"  {label:<28} {text}", flush=True)
-
-    def add_problem(self, text: str) -> None:
-        self.problems.append(text)
-
-    def conclude(self, what: str, problem: str, reason: str = "") -> bool:
-        """Says whether something works; `problem`: what is wrong and what to do, `reason`: why there is no problem."""
-        self.row(what, f"no: {problem or reason}" if problem or reason else "yes")
-        if problem:
-            self.add_problem(f"{what}: {problem}")
-        return not problem and not reason
 
 
 def _parse_version(text: str) -> tuple[int, int]:
@@ -70,10 +45,6 @@ def _find_version(package: str) -> str | None:
 
 def _write_cuda(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
-
-
-def _write_size(size: int) -> str:
-    return f"{size / _GIB:.2f} GiB"
 
 
 def covers(device_code: str, capability: tuple[int, int]) -> str:
@@ -93,13 +64,14 @@ def covers(device_code: str, capability: tuple[int, int]) -> str:
 
 
 class _Doctor:
-    def __init__(self, report: _Report) -> None:
+    def __init__(self, report: Report) -> None:
         self.report = report
         self.build = s.BuildInfoStruct(b"", 0)
         self.library_problem = ""
         self.driver = Driver(None, 0, (), "")
         self.versions: dict[str, str | None] = {}
         self.gpus: list[Gpu] = []  # those that products run on
+        self.torch_works = False
 
     @property
     def device_code(self) -> str:
@@ -145,11 +117,11 @@ class _Doctor:
         elif not driver.gpus:
             report.row("GPU", "none")
         for gpu in driver.gpus:
-            free = "" if gpu.free_bytes is None else f", {_write_size(gpu.free_bytes)} of them free"
+            free = "" if gpu.free_bytes is None else f", {write_size(gpu.free_bytes)} of them free"
             capability = ".".join(map(str, gpu.capability))
             report.row(
                 f"GPU {gpu.index}",
-                f"{gpu.name}, compute capability {capability}, {_write_size(gpu.total_bytes)}{free}",
+                f"{gpu.name}, compute capability {capability}, {write_size(gpu.total_bytes)}{free}",
             )
 
     def look_at_packages(self) -> None:
@@ -280,80 +252,23 @@ class _Doctor:
     # ---- a checkpoint ----
 
     def look_at_checkpoint(self, path: str) -> None:
-        report = self.report
-        report.section(f"Checkpoint {path}")
-        try:
-            checkpoint = info(path)
-        except TransfuseError as failure:
-            report.row("checkpoint", "cannot be read")
-            report.add_problem(f"{path}: {failure}")
-            return
-        tensors = [tensor for tensor in checkpoint.tensors if tensor.compressed]
-        report.row("compressed", f"{len(tensors)} of {len(checkpoint.tensors)} tensors" if tensors else "no")
-        report.row("size", _write_size(checkpoint.bytes))
-        if not tensors:
-            report.row("to compress it", f"transfuse compress {path} -o TARGET")
-            return
-        share = 100 * checkpoint.bytes / max(checkpoint.source_bytes, 1)
-        report.row("size uncompressed", f"{_write_size(checkpoint.source_bytes)}, of which it takes {share:.1f} %")
-        self._look_at_config(path)
-        self._look_at_fit(checkpoint)
-
-    def _look_at_config(self, path: str) -> None:
-        try:
-            method = read_quant_method(path)
-        except (OSError, ValueError) as failure:
-            self.report.row("config.json", "cannot be read")
-            self.report.add_problem(f"config.json of {path}: {failure}")
-            return
-        if method is None:
-            self.report.row("config.json", "none: transformers cannot load it")
-        elif method == "transfuse":
-            self.report.row("config.json", "names transfuse: transformers can load it")
-        else:
-            named = f"names the quantization method {method!r}" if method else "has no quantization_config"
-            self.report.row("config.json", f"{named}: transformers cannot load it")
-            if not method:
-                self.report.add_problem(
-                    f"config.json of {path} does not name transfuse, and transformers would give random weights: "
-                    "compress the checkpoint again with this version"
-                )
-
-    def _look_at_fit(self, checkpoint: CheckpointInfo) -> None:
-        report, need = self.report, get_memory_need(checkpoint)
-        report.row("needs of a GPU's memory", _write_size(need.total))
-        for size, what in (
-            (need.weights, "tensors as they are stored"),
-            (need.directories, "directories of the compressed ones"),
-            (need.workspace, "room to decode the largest tensor"),
-            (need.margin, "margin for CUDA and the framework"),
-        ):
-            report.row("", f"{_write_size(size):>12}  {what}")
-        report.row("", "beside it: the KV cache and activations, which grow with batch and context")
-        sizes = {layout: _write_size(count_layout_bytes(checkpoint, layout)) for layout in ("packed", "plain")}
-        report.row("", f"tensors take {sizes['packed']} with layout='packed', and {sizes['plain']} with layout='plain'")
-        fits = []
-        for gpu in self.gpus:
-            room = gpu.total_bytes if gpu.free_bytes is None else gpu.free_bytes
-            fits.append(room >= need.total)
-            left = f"{_write_size(room - need.total)} remain" if fits[-1] else f"{_write_size(need.total - room)} short"
-            report.row(f"GPU {gpu.index}", f"{'fits' if fits[-1] else 'does not fit'}: {left}")
-        if fits and not any(fits):
-            report.add_problem(f"{checkpoint.path} needs {_write_size(need.total)}, and no GPU has as much memory free")
-        if not self.gpus:
-            report.row("GPU", "none to load it to")
+        CheckpointDoctor(self.report, self.gpus, self.versions, self.torch_works).look(path)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the report; returns 0 if no problem was found, else 1."""
     parser = argparse.ArgumentParser(
         prog="transfuse doctor",
-        description="Says what this machine has, what of transfuse works on it, and whether a checkpoint fits a GPU.",
+        description="Says what this machine has, what of transfuse works on it, what will happen when a checkpoint is "
+        "loaded, and whether it fits a GPU.",
         epilog="Exit status: 0 no problem found, 1 a problem found, 2 wrong usage.",
     )
-    parser.add_argument("checkpoint", nargs="?", help="a .safetensors file, an index, or a folder")
+    parser.add_argument(
+        "checkpoint", nargs="?", help="a .safetensors file, an index, or the folder of a model or pipeline"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
     options = parser.parse_args(arguments)
-    report = _Report()
+    report = Report(quiet=options.json)
     doctor = _Doctor(report)
     doctor.look_at_library()
     doctor.look_at_gpus()
@@ -361,12 +276,9 @@ def main(arguments: Sequence[str]) -> int:
     report.section("What works")
     doctor.try_cpu()
     doctor.try_gpus()
-    torch_works = doctor.try_torch()
-    doctor.try_frameworks(torch_works)
+    doctor.torch_works = doctor.try_torch()
+    doctor.try_frameworks(doctor.torch_works)
     if options.checkpoint and not doctor.library_problem:
         doctor.look_at_checkpoint(options.checkpoint)
-    count = len(report.problems)
-    print(f"\n{count} problem{'s' if count > 1 else ''} found:" if count else "\nno problem found")
-    for problem in report.problems:
-        print(f"  * {problem}")
+    report.close()
     return 1 if report.problems else 0

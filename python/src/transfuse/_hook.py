@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers transfuse with transformers, diffusers and PEFT once a program imports what they look it up in.
+"""Registers transfuse with transformers, diffusers, PEFT and accelerate once a program imports their modules.
 
 None of them looks for plug-ins, so that a finder on ``sys.meta_path`` waits for the import of their tables.
 `import transfuse` puts it there, and so does the file transfuse_hook.pth of the wheel, for programs that do not import
@@ -15,11 +15,23 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-# The modules whose tables we enter, and the function of transfuse.hf that does it.
+# The modules whose tables we enter, or whose functions we watch, and the function of transfuse.hf that does it. The
+# file transfuse_hook.pth (cmake/TransfuseWheel.cmake) lists the same modules: each may be the first one of a program.
 FRAMEWORKS = {
     "transformers.quantizers.auto": "register_transformers",
+    "transformers.modeling_utils": "guard_transformers",
+    "transformers.trainer": "guard_trainer",
+    "transformers.trainer_utils": "guard_trainer_utils",
     "diffusers.quantizers.auto": "register_diffusers",
+    "diffusers.models.model_loading_utils": "guard_diffusers",
+    "diffusers.models.modeling_utils": "guard_diffusers_models",
+    "diffusers.loaders.ip_adapter": "guard_diffusers_loader",
+    "diffusers.loaders.lora_base": "guard_diffusers_loader",
+    "diffusers.loaders.textual_inversion": "guard_diffusers_loader",
+    "diffusers.loaders.unet": "guard_diffusers_loader",
+    "accelerate.utils.modeling": "guard_accelerate",
     "peft.tuners.tuners_utils": "register_peft",
+    "peft.utils.save_and_load": "guard_peft",
 }
 
 
@@ -44,7 +56,7 @@ def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType |
 
 
 def register(module: ModuleType) -> None:
-    """Enters us into a framework's tables. A failure is a warning: it must not break the import of the framework."""
+    """Enters us into a framework's module. A failure is a warning: it must not break the import of the framework."""
     try:
         getattr(importlib.import_module("transfuse.hf"), FRAMEWORKS[module.__name__])(module)
     except Exception as failure:

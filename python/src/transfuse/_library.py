@@ -38,6 +38,7 @@ def library() -> ctypes.CDLL:
         "trf_get_build_info": (None, [POINTER(s.BuildInfoStruct)]),
         "trf_dtype_name": (c_char_p, [c_int]),
         "trf_codec_name": (c_char_p, [c_int]),
+        "trf_left_reason_text": (c_char_p, [c_int]),
         "trf_free": (None, [c_void_p]),
         "trf_matrix_init": (None, [POINTER(s.MatrixStruct)]),
         "trf_encode_options_init": (None, [POINTER(s.EncodeOptionsStruct)]),

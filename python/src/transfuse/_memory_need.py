@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-from pathlib import Path
 
 from transfuse._checkpoint import CheckpointInfo, TensorInfo
 
@@ -80,23 +77,3 @@ def get_memory_need(checkpoint: CheckpointInfo) -> MemoryNeed:
         directories=sum(_directory_bytes(tensor) for tensor in checkpoint.tensors),
         workspace=max((2 * math.prod(tensor.shape) for tensor in checkpoint.tensors if tensor.layer), default=0),
     )
-
-
-def read_quant_method(path: str | os.PathLike[str]) -> str | None:
-    """Returns the `quant_method` of the config.json beside a checkpoint: None without the file, "" without the entry.
-
-    Raises
-    ------
-    ValueError
-        The file is not JSON, or not of an object.
-    OSError
-    """
-    place = Path(path)
-    config = (place if place.is_dir() else place.parent) / "config.json"
-    if not config.is_file():
-        return None
-    values = json.loads(config.read_text(encoding="utf-8"))
-    if not isinstance(values, dict):
-        raise ValueError(f"{config} is not of a JSON object")
-    quantization = values.get("quantization_config")
-    return str(quantization.get("quant_method", "")) if isinstance(quantization, dict) else ""

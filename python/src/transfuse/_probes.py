@@ -86,6 +86,15 @@ if "transfuse" not in auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
     sys.exit(said[-1] if said else "{framework} does not know transfuse's checkpoints after it")
 """
 
+# A folder as a framework would open it, but for the weights.
+OPENING = """
+tell(doing="import {framework}")
+import transfuse, {framework}
+from transfuse.hf import _opening
+tell(doing="opening the folder")
+tell(opening=_opening.describe_folder({folder!r}))
+"""
+
 # A library that the package opens by its name, or in the folders of NVIDIA's packages beside its own.
 CUBLASLT = """
 import ctypes, os

@@ -53,6 +53,20 @@ class Favor(enum.IntEnum):
     SIZE = 1
 
 
+class LeftReason(enum.IntEnum):
+    """`trf_left_reason`."""
+
+    NO_MATRIX = 0
+    SMALL = 1
+    EMBEDDING = 2
+    TIED = 3
+    F32 = 4
+    DTYPE = 5
+    SIDE_TABLE = 6
+    EXCLUDED = 7
+    NOT_SMALLER = 8
+
+
 class Layout(enum.IntEnum):
     """`trf_layout`."""
 
@@ -169,9 +183,6 @@ ProgressFunction = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_uint6
 # trf_note_fn
 NoteFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
-# TRF_LEFT_COUNT
-LEFT_COUNT = 9
-
 
 class CheckpointOptionsStruct(ctypes.Structure):
     """`trf_checkpoint_options`."""
@@ -222,7 +233,7 @@ class CheckpointReportStruct(ctypes.Structure):
         ("extra_bytes", c_uint64),
         ("skipped_files", c_uint64),
         ("skipped_bytes", c_uint64),
-        ("left", LeftTensorsStruct * LEFT_COUNT),
+        ("left", LeftTensorsStruct * len(LeftReason)),
     ]
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading compressed checkpoints with transformers and diffusers.
 
-`register_transformers`, `register_diffusers` and `register_peft` are called by transfuse._hook; `TransfuseConfig` is
-what users pass as `quantization_config`. Importing this package imports neither torch nor a framework.
+The functions `register_*` and `guard_*` are called by transfuse._hook; `TransfuseConfig` is what users pass as
+`quantization_config`. Importing this package imports neither torch nor a framework.
 """
 
 from __future__ import annotations
@@ -10,10 +10,32 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from transfuse.hf._guard import guard_accelerate as guard_accelerate
+from transfuse.hf._guard import guard_diffusers as guard_diffusers
+from transfuse.hf._guard import guard_diffusers_loader as guard_diffusers_loader
+from transfuse.hf._guard import guard_diffusers_models as guard_diffusers_models
+from transfuse.hf._guard import guard_peft as guard_peft
+from transfuse.hf._guard import guard_trainer as guard_trainer
+from transfuse.hf._guard import guard_trainer_utils as guard_trainer_utils
+from transfuse.hf._guard import guard_transformers as guard_transformers
+
 if TYPE_CHECKING:
     from transfuse.hf._quantization_config import TransfuseConfig as TransfuseConfig
 
-__all__ = ["TransfuseConfig", "register_diffusers", "register_peft", "register_transformers"]
+__all__ = [
+    "TransfuseConfig",
+    "guard_accelerate",
+    "guard_diffusers",
+    "guard_diffusers_loader",
+    "guard_diffusers_models",
+    "guard_peft",
+    "guard_trainer",
+    "guard_trainer_utils",
+    "guard_transformers",
+    "register_diffusers",
+    "register_peft",
+    "register_transformers",
+]
 
 METHOD = "transfuse"
 # Of transformers: the configs of which an argument of from_pretrained overrides some attributes.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from typing import Any
 
 from transfuse._errors import Status, make_error
@@ -24,6 +25,15 @@ class Method(str):
 
 METHOD = Method("transfuse")
 
+# What stands in config.json for `transformers_weights`, which transformers takes for the name of a file.
+NEEDS_TRANSFUSE = (
+    "compressed by transfuse: 'pip install' it from its sources to load this folder, or run 'transfuse decompress'"
+)
+
+# What users pass, and what stands in files beside it.
+_ARGUMENTS = ("exact", "layout")
+_WRITTEN = ("version", "codec", "bits", "stored", "source_config")
+
 
 class ConfigFields:
     """The attributes that the configs for transformers and for diffusers share.
@@ -36,20 +46,37 @@ class ConfigFields:
     layout : str
         How the weights of linear layers and embeddings are to lie in memory: "coded", "packed" or "plain". Those that a
         layout does not take, and experts, lie coded. Files have all of them coded, and so do those that are saved.
-    version, codec, bits, source_config
+    version, codec, bits, stored, source_config
         What `transfuse compress` wrote; not for users.
-    others
-        Keys of later versions, which are kept and otherwise ignored.
 
     Raises
     ------
     UnsupportedError
         There is no such layout.
     TypeError
-        `exact` is not a bool.
+        `exact` is not a bool, or there is no such argument.
     """
 
     quant_method: Any
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Makes a config of what a config.json holds, or of a dict that a user passes as `quantization_config`.
+
+        Those of files have a `version`. Their keys that are of later versions are kept, and otherwise ignored; keys of
+        a user's that are not known are a TypeError.
+        """
+        known = {"quant_method", *_ARGUMENTS, *_WRITTEN}
+        others = {key: value for key, value in config_dict.items() if key not in known and "version" in config_dict}
+        config = cls(**{key: value for key, value in config_dict.items() if key not in others})
+        config.__dict__.update(others)
+        unused = {}
+        for key, value in kwargs.items():
+            if hasattr(config, key):
+                setattr(config, key, value)
+            else:
+                unused[key] = value
+        return (config, unused) if return_unused_kwargs else config
 
     def __init__(
         self,
@@ -59,19 +86,39 @@ class ConfigFields:
         version: int | None = None,
         codec: str | None = None,
         bits: float | None = None,
+        stored: bool | None = None,
         source_config: str | None = None,
-        **others: Any,
+        quant_method: str | None = None,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            near = difflib.get_close_matches(name, _ARGUMENTS, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            known = " and ".join(map(repr, _ARGUMENTS))
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}; {meant}it takes {known}")
         if not isinstance(exact, bool):
             raise TypeError(f"exact is a bool, not {type(exact).__name__}")
         if layout not in LAYOUTS:
             known = ", ".join(map(repr, LAYOUTS))
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"the layout {layout!r} is not known; there is {known}")
-        others.pop("quant_method", None)
         self.quant_method = METHOD
         self.exact, self.layout = exact, layout
-        self.version, self.codec, self.bits, self.source_config = version, codec, bits, source_config
-        self.__dict__.update(others)
+        self.version, self.codec, self.bits = version, codec, bits
+        self.stored, self.source_config = stored, source_config
+
+    def check_loadable(self) -> None:
+        """Refuses a checkpoint that was compressed for storage alone.
+
+        Raises
+        ------
+        UnsupportedError
+        """
+        if self.stored:
+            raise make_error(
+                Status.TRF_ERR_UNSUPPORTED,
+                "this checkpoint is stored only, since its source is quantized in another way: run 'transfuse "
+                "decompress' first, and load what that writes",
+            )
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """Returns what an argument of from_pretrained decides, whatever the file says."""
@@ -80,7 +127,8 @@ class ConfigFields:
     def to_dict(self) -> dict[str, Any]:
         """Returns what config.json holds: without `exact` and `layout`, which are a matter of each loading."""
         fields = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if value is not None}
-        fields.pop("exact", None)
+        for name in ("exact", "_model_dtype"):  # the latter is only there while a model is saved
+            fields.pop(name, None)
         fields["layout"] = _FILE_LAYOUT
         fields["quant_method"] = METHOD.value
         return fields

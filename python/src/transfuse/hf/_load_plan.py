@@ -25,17 +25,19 @@ from transfuse._checkpoint import TensorInfo, info
 from transfuse._errors import Status, UnsupportedError, make_error
 from transfuse._memory_need import packed_bytes
 from transfuse.hf._expert_parts import CannotTake, sort_experts
+from transfuse.hf._file_check import SUFFIX
 from transfuse.hf._module_kinds import find_taker, reject_dtype
-from transfuse.hf._name_check import check_names, raise_unfit
+from transfuse.hf._name_check import check_missing, raise_unfit
 from transfuse.hf._weight_users import find_weight_user
 from transfuse.torch._buffer_module import as_parameter
+from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._load import Checkpoint, get_load_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What is appended to the name of a compressed tensor (format/FORMAT.md, section 10).
-SUFFIX = "_trf"
+# Of two tensors that are compared at once.
+_COMPARED_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,14 @@ class LoadPlan:
         Of all parameters that the files give, as the framework would have them from the uncompressed checkpoint.
     conversions : list
         Those of the framework that the names made use of.
+    followers : dict of str to str
+        Parameters that no file gives, and the tied ones, taken, that they are to be.
+    left : set of str
+        Tensors of the files, by their names there, that the framework is not to see: we load them, or nobody does.
+    unexpected : set of str
+        Compressed tensors that no parameter takes, by the names that the framework would report.
+    mismatched : set of (str, torch.Size, torch.Size)
+        Parameters whose tensors, compressed, have another shape, as the framework reports them: tensor's, parameter's.
     """
 
     taken: list[Taken] = dataclasses.field(default_factory=list)
@@ -107,6 +117,10 @@ class LoadPlan:
     targets: set[str] = dataclasses.field(default_factory=set)
     layout: str = "coded"
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
+    followers: dict[str, str] = dataclasses.field(default_factory=dict)
+    left: set[str] = dataclasses.field(default_factory=set)
+    unexpected: set[str] = dataclasses.field(default_factory=set)
+    mismatched: set[tuple[str, torch.Size, torch.Size]] = dataclasses.field(default_factory=set)
 
 
 def describe_refusal(refusal: UnsupportedError, tensor: TensorInfo) -> str:
@@ -139,6 +153,17 @@ def read_headers(files: Sequence[str]) -> list[TensorInfo]:
     return list(tensors.values())
 
 
+def make_meta_tensors(path: str) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a file's source, without data, in the order of their names."""
+    tensors = sorted(info(path).tensors, key=lambda each: each.name)
+    dtypes = {**TORCH_DTYPES, "F64": torch.float64}
+    return {
+        each.name: torch.empty(each.shape, dtype=dtypes[each.dtype], device="meta")
+        for each in tensors
+        if each.dtype in dtypes
+    }
+
+
 class Planner:
     """Makes the plan for one model, which lies on the meta device and has its dense modules still."""
 
@@ -152,9 +177,15 @@ class Planner:
     _checkpoints: dict[str, Checkpoint]
 
     def __init__(
-        self, model: PreTrainedModel, conversions: Iterable[Any], dtype: torch.dtype, layout: str = "coded"
+        self,
+        model: PreTrainedModel,
+        conversions: Iterable[Any],
+        dtype: torch.dtype,
+        layout: str = "coded",
+        ignore_mismatched_sizes: bool = False,
     ) -> None:
         self.model = model
+        self.ignore_mismatched_sizes = ignore_mismatched_sizes
         self.conversions = copy.deepcopy(list(conversions))
         self.renamings = [rule for rule in self.conversions if isinstance(rule, WeightRenaming)]
         self.converters = [rule for rule in self.conversions if isinstance(rule, WeightConverter)]
@@ -169,31 +200,43 @@ class Planner:
         Raises
         ------
         ValueError
-            Names of files and model differ; the message lists both sides.
+            The files lack parameters; the message lists them.
         ShapeError
-            A tensor has another shape than its parameter.
+            A compressed tensor has another shape than its parameter.
         ArgumentError
             Weights do not go with the dtype that the model is loaded in.
         """
         groups: dict[str, list[Part]] = {}
         unknown: list[str] = []
         for tensor in sorted(tensors, key=lambda each: dot_natural_key(each.name)):
+            if tensor.compressed:
+                self.plan.left.add(tensor.name + SUFFIX)
             target, pattern = self._rename(tensor.name)
             if target in self.expected:
                 groups.setdefault(target, []).append(Part(tensor, pattern))
-            else:
-                unknown.append(tensor.name)
+                continue
+            unknown.append(tensor.name)
+            if tensor.compressed:
+                self.plan.unexpected.update(self._report_names(target, pattern))
         given = {name for target, parts in groups.items() for name in self._targets_of(target, parts[0].pattern)}
-        self._check_names(given, unknown)
+        self._check_missing(given, unknown)
         self.plan.dtypes = {name: self._dtype_of(name) for name in given if name in self.expected}
-        self._place_experts(groups)
+        self._leave_mismatched(groups)
         self._checkpoints = {}
         with ExitStack() as self._files:
+            reasons = self._settle_ties(groups)
+            self._place_experts(groups)
             for target, parts in groups.items():
-                self._place(target, parts)
-            self._keep_ties_alike()
+                self._place(target, parts, reasons.get(target, ""))
         self.plan.conversions = [rule for rule in self.conversions if rule.was_used()]
         return self.plan
+
+    def _report_names(self, target: str, pattern: str | None) -> list[str]:
+        """Returns by which names the framework reports a tensor that it has no use for: as it was renamed."""
+        if pattern is None:
+            return [target]
+        first, *others = self._converter_of(pattern).target_patterns
+        return [target, *(target.replace(first, other) for other in others)]
 
     def _get_bytes(self, tensor: TensorInfo) -> tuple[int, str]:
         """Returns the bytes that a tensor will take in memory, and why not in the plan's layout, or ""."""
@@ -207,8 +250,8 @@ class Planner:
             return tensor.bytes, describe_refusal(refusal, tensor)
         return (packed_bytes(*tensor.shape) if self.plan.layout == "packed" else most), ""
 
-    def _check_names(self, given: set[str], unknown: list[str]) -> None:
-        check_names(self.model, self.expected, given, unknown)
+    def _check_missing(self, given: set[str], unknown: list[str]) -> None:
+        check_missing(self.model, self.expected, given, unknown)
 
     def _rename(self, name: str) -> tuple[str, str | None]:
         """Returns the parameter that the framework would load a tensor into, and its converter's pattern."""
@@ -267,24 +310,24 @@ class Planner:
         pattern = parts[0].pattern
         return parts, self._converter_of(pattern) if pattern is not None else None
 
-    def _place(self, target: str, parts: list[Part]) -> None:
-        compressed = [part for part in parts if part.tensor.compressed]
+    def _place(self, target: str, parts: list[Part], tie: str) -> None:
         pattern = parts[0].pattern
-        if pattern is None:
-            self._check_shape(target, parts[-1].tensor)
-        if not compressed:
+        if not any(part.tensor.compressed for part in parts):
             return
         if pattern is not None:
             converter = self._converter_of(pattern)
             steps = ", ".join(type(operation).__name__ for operation in converter.operations)
             self._decode(target, parts, converter, f"the model has it converted ({steps})")
             return
-        part = parts[-1]
-        reason = self._find_taker(target, part)
+        # Of several tensors whose names become the same the framework takes the first.
+        if not parts[0].tensor.compressed:
+            return
+        self.plan.left.update(part.disk_name for part in parts)
+        reason = tie or self._find_taker(target, parts[0])
         if reason:
-            self._decode(target, [part], None, reason)
+            self._decode(target, parts[:1], None, reason)
         else:
-            self.plan.taken.append(Taken(target, part))
+            self.plan.taken.append(Taken(target, parts[0]))
             self.plan.targets.add(target)
 
     def _find_taker(self, target: str, part: Part) -> str:
@@ -313,46 +356,115 @@ class Planner:
 
     def _decode(self, target: str, parts: list[Part], converter: WeightConverter | None, reason: str) -> None:
         self.plan.decoded.append(Decoded(target, parts, converter, reason))
+        self.plan.left.update(part.disk_name for part in parts)
         self.plan.targets.update(self._targets_of(target, parts[0].pattern))
 
-    def _check_shape(self, target: str, tensor: TensorInfo) -> None:
-        wanted = tuple(self.expected[target].shape)
-        if wanted != tensor.shape:
-            raise make_error(
-                Status.TRF_ERR_SHAPE,
-                f"{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}, and the model's {target!r} has "
-                f"{list(wanted)}",
-            )
+    def _leave_mismatched(self, groups: dict[str, list[Part]]) -> None:
+        """Has parameters whose compressed tensors have another shape be drawn anew, if the user said so, or raises."""
+        for target, (first, *_) in list(groups.items()):
+            wanted, found = self.expected[target].shape, torch.Size(first.tensor.shape)
+            if first.pattern is not None or not first.tensor.compressed or wanted == found:
+                continue
+            if not self.ignore_mismatched_sizes:
+                raise make_error(
+                    Status.TRF_ERR_SHAPE,
+                    f"{first.tensor.file}: tensor {first.tensor.name!r} has shape {list(found)}, and the model's "
+                    f"{target!r} has {list(wanted)}",
+                )
+            self.plan.mismatched.add((target, found, wanted))
+            del groups[target]
 
-    def _keep_ties_alike(self) -> None:
-        """Has parameters that are tied be compressed in all of their modules, or in none."""
-        taken = {each.target: each for each in self.plan.taken}
+    def _settle_ties(self, groups: dict[str, list[Part]]) -> dict[str, str]:
+        """Decides what becomes of tied parameters of which a file has one compressed.
+
+        Those that no file gives become the same parameter as the one that is given, as the framework does it for dense
+        ones: the source of the tie, or else the first of its members. Where several are given the framework compares
+        them, and ties them if they are equal. The same bytes need no comparison; others are decoded, for it to do so.
+
+        Returns
+        -------
+        dict of str to str
+            Parameters that are to be decoded for it, and why.
+        """
+        reasons: dict[str, str] = {}
+        members: dict[str, list[str]] = {}
         for member, source in self.ties.items():
-            for name, other in ((source, member), (member, source)):
-                if name in taken and other not in taken:
-                    reason = self._find_taker(other, taken[name].part)
-                    if reason:
-                        self._give_up(taken.pop(name), f"it is tied to {other}, and {reason}")
+            members.setdefault(source, [source]).append(member)
+        for names in members.values():
+            there = [name for name in names if name in groups]
+            if not any(part.tensor.compressed for name in there for part in groups[name]):
+                continue
+            first, *rivals = there
+            for rival in rivals:
+                if self._are_same_bytes(groups[first], groups[rival]):
+                    self.plan.left.update(part.disk_name for part in groups.pop(rival))
+                else:
+                    reasons[rival] = f"it is tied to {first}, which the files have, too"
+                    reasons[first] = f"it is tied to {rival}, which the files have, too"
+            followers = [name for name in names if name not in groups]
+            if first not in reasons and followers:
+                reasons[first] = self._follow(first, followers, groups[first])
+        return reasons
 
-    def _give_up(self, taken: Taken, reason: str) -> None:
-        self.plan.taken.remove(taken)
-        self.plan.refused.pop(taken.target, None)
-        self.plan.replaced.pop(taken.target.rpartition(".")[0], None)
-        self._decode(taken.target, [taken.part], None, reason)
+    def _are_same_bytes(self, ones: list[Part], others: list[Part]) -> bool:
+        pairs = [(a.tensor, b.tensor) for a, b in zip(ones, others)]
+        if len(ones) != len(others) or len(ones) != 1 or ones[0].pattern is not None or others[0].pattern is not None:
+            return False
+        return all(a.compressed and b.compressed and a.bytes == b.bytes and have_same_bytes(a, b) for a, b in pairs)
+
+    def _follow(self, first: str, followers: list[str], parts: list[Part]) -> str:
+        """Has the modules of followers take the blob of the first, too; returns why not all of them can, or ""."""
+        if parts[0].pattern is not None or not parts[0].tensor.compressed:
+            return ""
+        kept = dict(self.plan.replaced), dict(self.plan.refused)
+        for name in (first, *followers):
+            reason = self._find_taker(name, parts[0])
+            if reason:
+                self.plan.replaced, self.plan.refused = kept
+                return reason if name == first else f"it is tied to {name}, and {reason}"
+        self.plan.followers.update(dict.fromkeys(followers, first))
+        self.plan.targets.update(followers)
+        return ""
+
+
+def have_same_bytes(one: TensorInfo, other: TensorInfo) -> bool:
+    """Compares the bytes that two tensors have in their files."""
+    with open(one.file, "rb") as a, open(other.file, "rb") as b:
+        a.seek(one.file_offset)
+        b.seek(other.file_offset)
+        left = one.bytes
+        while left:
+            size = min(left, _COMPARED_BYTES)
+            if a.read(size) != b.read(size):
+                return False
+            left -= size
+    return True
 
 
 class NamesPlanner(Planner):
-    """Plans for a model whose parameters have the names of the files, as those of diffusers: nothing is converted."""
+    """Plans for a model whose tensors are at most renamed, as those of diffusers: nothing is converted."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(
+        self, model: nn.Module, names: dict[str, str], dtype: torch.dtype | None, kept: Iterable[str] = ()
+    ) -> None:
+        """`names` are parameters by tensors, `kept` modules that stay in F32 when a model is loaded in `dtype`."""
+        self.model, self.names = model, names
         self.conversions, self.renamings, self.converters, self.dtype_rules = [], [], [], []
+        self.dtype, self.kept = dtype, set(kept)
         self.expected = model.state_dict()
         self.ties = {}
+        self.ignore_mismatched_sizes = False
         self.plan = LoadPlan()
 
-    def _check_names(self, given: set[str], unknown: list[str]) -> None:
-        raise_unfit(self.model, [name for name in self.expected if name not in given], unknown)
+    def _check_missing(self, given: set[str], unknown: list[str]) -> None:
+        missing = [name for name in self.expected if name not in given]
+        if missing:
+            raise_unfit(self.model, missing, unknown)
 
     def _rename(self, name: str) -> tuple[str, str | None]:
-        return name, None
+        return self.names.get(name, name), None
+
+    def _dtype_of(self, target: str) -> torch.dtype:
+        if self.dtype is not None and self.kept & set(target.split(".")):
+            return torch.float32
+        return super()._dtype_of(target)

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,12 @@ from transfuse._threads import Cancel, run_on_threads
 from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part, describe_refusal
 from transfuse.torch import _load, _ops
-from transfuse.torch._buffer_module import BufferModule
+from transfuse.torch._buffer_module import BufferModule, mark_filled
 from transfuse.torch._containers import container_buffers
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import replace_experts
 from transfuse.torch._layouts import describe_refusals
-from transfuse.torch._modules import TransfuseLinear
+from transfuse.torch._modules import CompressedModule, TransfuseLinear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,6 +72,8 @@ class Loader:
             for decoded in self.plan.decoded:
                 self._decode(decoded)
                 bar.update(len(decoded.parts))
+            for follower, first in self.plan.followers.items():
+                set_parameter(self.model, follower, get_tensor(self.model, first))
         if self.plan.refused:
             logger.warning(describe_refusals(self.plan.layout, self.plan.refused))
 
@@ -94,7 +97,7 @@ class Loader:
         """Reads layers on several threads, in the order of the files, and sets them as they come."""
 
         def take(load: _Load, buffer: Tensor) -> None:
-            set_parameter(self.model, load.target, nn.Parameter(buffer, requires_grad=False))
+            set_parameter(self.model, load.target, mark_filled(nn.Parameter(buffer, requires_grad=False)))
             bar.update(len(load.parts))
 
         loads = sorted(loads, key=lambda load: (load.parts[0].tensor.file, load.parts[0].tensor.file_offset))
@@ -191,54 +194,61 @@ def put_modules(model: nn.Module, plan: LoadPlan) -> None:
         for name in names[id(model.get_submodule(path))]:
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, module)
+    for module in model.modules():
+        if isinstance(module, BufferModule):
+            module._is_loading = True
 
 
-class _Hidden:
-    """What undoes `hide_from_framework`."""
-
-    def __init__(self, hook: Any, modules: list[BufferModule]) -> None:
-        self._hook, self._modules = hook, modules
-
-    def remove(self) -> None:
-        self._hook.remove()
-        for module in self._modules:
-            del module._is_loading
-
-
-def hide_from_framework(model: nn.Module, names: set[str]) -> _Hidden:
+def hide_from_framework(model: nn.Module, names: set[str]) -> Any:
     """Leaves names out of the state dict, by which the framework goes while it loads; returns a handle to undo it."""
 
     def hide(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
         for name in names:
             state_dict.pop(prefix + name, None)
 
-    modules = [module for module in model.modules() if isinstance(module, BufferModule)]
+    return model.register_state_dict_post_hook(hide)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def stand_ins(model: nn.Module) -> Iterator[None]:
+    """Has modules that are being loaded show weights of the shape of the decoded ones, which nothing can be written to.
+
+    The code of a model that draws what is missing sees all modules, loaded ones as well: Whisper asks for the shape of
+    its positions, and Kosmos-2 clears a row of its embedding. What it writes to loaded weights is lost on purpose.
+    """
+    modules = [module for module in model.modules() if isinstance(module, CompressedModule) and module._is_loading]
+    kept = [module._parameters["weight"] for module in modules]
     for module in modules:
-        module._is_loading = True  # what is left out need not be encoded first
-    return _Hidden(model.register_state_dict_post_hook(hide), modules)  # type: ignore[no-untyped-call]
+        shown = torch.empty(module.weight_shape, dtype=module.weight_dtype, device="meta")
+        module._parameters["weight"] = mark_loaded(nn.Parameter(shown, requires_grad=False))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module, weight in zip(modules, kept):
+            module._parameters["weight"] = weight
 
 
-def finish_model(model: PreTrainedModel, plan: LoadPlan) -> None:
-    """Sets right what the framework does not know of compressed weights.
+def end_loading(model: nn.Module) -> None:
+    """Has modules take other weights again than those that were loaded.
 
     Raises
     ------
     RuntimeError
         A parameter was given by nobody.
     """
-    compressed = compressed_parameters(model)
-    for name in plan.dtypes.keys() - plan.targets:
-        tensor, dtype = get_tensor(model, name), plan.dtypes[name]
-        # transformers 5.17 keeps the file's dtype for parameters of quantized models that were renamed.
-        if name not in compressed and tensor.is_floating_point() and tensor.dtype != dtype:
-            tensor.data = tensor.data.to(dtype)
-    for module in model.modules():
-        # Tying pads the bias of an output to the length of its weights, which it takes a buffer's for.
-        if isinstance(module, TransfuseLinear) and module.bias is not None and len(module.bias) > module.out_features:
-            module.bias.data = module.bias.data[: module.out_features].clone()
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty:
         raise RuntimeError(f"no weights were loaded for {', '.join(empty)}")
+    for module in model.modules():
+        if isinstance(module, BufferModule):
+            module.__dict__.pop("_is_loading", None)
+
+
+def trim_biases(model: nn.Module) -> None:
+    """Undoes that tying pads the bias of an output to the length of its weights, which it takes a buffer's for."""
+    for module in model.modules():
+        if isinstance(module, TransfuseLinear) and module.bias is not None and len(module.bias) > module.out_features:
+            module.bias.data = module.bias.data[: module.out_features].clone()
 
 
 def compressed_parameters(model: PreTrainedModel) -> dict[str, BufferModule]:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing the names of a checkpoint with those of a model, both ways.
+"""Parameters that no tensor of a checkpoint gives: which of them the framework may draw at random.
 
-Where names do not fit, transformers warns and draws random weights. A compressed checkpoint that is loaded by the
-wrong names must not pass for a model, so that we raise.
+transformers reports missing parameters, and draws them. A compressed checkpoint that is loaded by the wrong names must
+not pass for a model, so that we raise, unless it is a head that is missing, or another part as a whole, of a class that
+the checkpoint was not made of: a classifier that is to be trained on a language model, for instance. Surplus tensors
+are reported and left, as the framework does.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHOWN = 8
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
-def check_names(model: PreTrainedModel, expected: dict[str, Any], given: set[str], unknown: Iterable[str]) -> None:
-    """Compares names, those of the checkpoint after the framework's renaming.
+def check_missing(model: PreTrainedModel, expected: dict[str, Any], given: set[str], unknown: Iterable[str]) -> None:
+    """Looks at what is missing, by the names that the checkpoint's tensors have after the framework's renaming.
 
     Parameters
     ----------
@@ -29,37 +32,35 @@ def check_names(model: PreTrainedModel, expected: dict[str, Any], given: set[str
     given : set of str
         Parameters that the files have tensors for.
     unknown : iterable of str
-        Tensors of the files for which the model has no parameter.
+        Tensors of the files for which the model has no parameter, for the message.
 
     Raises
     ------
     ValueError
-        Tensors that no module takes, or parameters that no file gives. What the architecture itself declares as left
-        out is fine, and so are the heads where the model is of another class than the checkpoint, such as a classifier
-        that is to be trained on a language model: these the framework reports, and draws at random.
+        The framework would draw parameters at random that are no heads.
     """
     ties: dict[str, str] = model.all_tied_weights_keys
-    tied = {name for pair in ties.items() if given & set(pair) for name in pair}
+    sources = {source for pair in ties.items() if given & set(pair) for source in pair[1:]}
+    tied = sources | {member for member, source in ties.items() if source in sources}
     missing = [name for name in expected if name not in given and name not in tied]
     missing = _without(missing, model._keys_to_ignore_on_load_missing)
-    ignored = set(model._keys_to_ignore_on_load_unexpected or ()) | _old_buffers(model)
-    untaken = _without(unknown, ignored)
-    if _is_another_class(model):
-        heads = _HeadNames(model)
-        missing = [name for name in missing if not heads.is_of_model_head(name)]
-        untaken = [name for name in untaken if not heads.is_of_file_head(name)]
-    raise_unfit(model, missing, untaken)
+    if missing and given and not _is_class_of_checkpoint(model):
+        missing = _find_holes(model, expected, given, missing)
+    if missing:
+        raise_unfit(model, missing, unknown)
 
 
-def raise_unfit(model: nn.Module, missing: list[str], untaken: list[str]) -> None:
-    """Raises ValueError if there are names on either side that the other one lacks."""
-    if missing or untaken:
-        lines = [f"the checkpoint does not fit {type(model).__name__}"]
-        if untaken:
-            lines.append(f"no module takes {_listed(untaken)}")
-        if missing:
-            lines.append(f"no file gives {_listed(missing)}")
-        raise ValueError("; ".join(lines))
+def raise_unfit(model: nn.Module, missing: Iterable[str], untaken: Iterable[str]) -> None:
+    """Raises ValueError, which lists parameters that no file gives, and tensors that no module takes."""
+    lines = [f"the checkpoint does not fit {type(model).__name__}"]
+    if untaken:
+        lines.append(f"no module takes {_listed(untaken)}")
+    lines.append(f"no file gives {_listed(missing)}")
+    lines.append(
+        "the framework would draw what is missing at random: load another class, or, if that is what you want, run "
+        "'transfuse decompress' and load what it writes"
+    )
+    raise ValueError("; ".join(lines))
 
 
 def _without(names: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
@@ -67,37 +68,39 @@ def _without(names: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
     return [name for name in names if not any(rule.search(name) for rule in rules)]
 
 
-def _old_buffers(model: PreTrainedModel) -> set[str]:
-    """Returns patterns of buffers that old checkpoints hold, and that the framework leaves out, too."""
-    names = [name for name, _ in model.named_buffers()]
-    patterns = set()
-    if any(name.endswith("rotary_emb.inv_freq") for name in names):
-        patterns.add(r"rotary_emb\.inv_freq")
-    if any(name.endswith("position_ids") for name in names):
-        patterns.add(r"(^|\.)position_ids$")
-    return patterns
+def _is_class_of_checkpoint(model: PreTrainedModel) -> bool:
+    """Returns whether the checkpoint says that it was made of the model's class."""
+    return type(model).__name__ in (getattr(model.config, "architectures", None) or ())
 
 
-def _is_another_class(model: PreTrainedModel) -> bool:
-    """Returns whether the checkpoint says that it was made of another class than the model's."""
-    architectures: list[str] = getattr(model.config, "architectures", None) or []
-    return bool(architectures) and type(model).__name__ not in architectures
+def _find_holes(model: PreTrainedModel, expected: dict[str, Any], given: set[str], missing: list[str]) -> list[str]:
+    """Returns what is missing within parts that the checkpoint has otherwise; all, if it has less than it lacks."""
+    prefix = f"{model.base_model_prefix}."
+    has_base = model.base_model is not model
+    base = [name for name in missing if not has_base or name.startswith(prefix)]
+    if sum(expected[name].numel() for name in base) > sum(expected[name].numel() for name in given & expected.keys()):
+        return missing
+    # A module of which something is given lacks nothing, nor does one that the layers before and behind have.
+    modules = {name.rpartition(".")[0] for name in given}
+    kinds = {_NUMBER.sub(".*", name) for name in given}
+    embeddings = _input_names(model)
+    return [
+        name
+        for name in base
+        if name.rpartition(".")[0] in modules or _NUMBER.sub(".*", name) in kinds or name in embeddings
+    ]
 
 
-class _HeadNames:
-    """Tells what belongs to the base model, which a checkpoint and a model of two classes share."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._prefix = f"{model.base_model_prefix}."
-        self._has_base = model.base_model is not model
-
-    def is_of_model_head(self, name: str) -> bool:
-        return self._has_base and not name.startswith(self._prefix)
-
-    def is_of_file_head(self, name: str) -> bool:
-        return not name.startswith(self._prefix)
+def _input_names(model: PreTrainedModel) -> set[str]:
+    """Returns the names of what a model looks its tokens up in."""
+    try:
+        weight = getattr(model.get_input_embeddings(), "weight", None)
+    except (AttributeError, NotImplementedError):
+        return set()
+    return {name for name, each in model.named_parameters(remove_duplicate=False) if each is weight}
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(map(repr, names[:SHOWN])) + more

@@ -4,13 +4,13 @@
 In the order of transformers' `from_pretrained`: `_process_model_before_weight_loading` reads the headers,
 `update_weight_conversions` plans and puts our modules in place, and the blobs are loaded as soon as the device map is
 known, that is there or, where transformers works the map out, in `validate_environment`. The parameters that we have
-set are then hidden from the framework: while it loads the rest, the model's state dict does not name them.
+set are then hidden from the framework, and so are the tensors that we have read (`leave_rest`): it loads the rest as it
+would from the source, and reports it; `complete_report` adds what is compressed. `_guard.py` calls these two.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 from typing import TYPE_CHECKING, Any
 
 from transformers.quantizers.base import HfQuantizer
@@ -18,6 +18,8 @@ from transformers.utils import logging
 
 from transfuse._errors import Status, make_error
 from transfuse.hf._device_map import check_device_map
+from transfuse.hf._file_check import WEIGHTS_KEY, source_weights_name
+from transfuse.hf._guard import current_options
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +43,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def __init__(self, quantization_config: TransfuseConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
+        quantization_config.check_loadable()
         if not self.pre_quantized:
             raise make_error(
                 Status.TRF_ERR_ARGUMENT,
@@ -65,6 +68,10 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if self._plan is not None and isinstance(self._device_map, str) and device_map is not None:
             self._device_map = device_map
             self._load()
+
+    def source_weights_name(self) -> str | None:
+        """Returns what the source's config.json calls its file of weights; ours holds a sentence there."""
+        return source_weights_name(self.quantization_config.source_config)
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         self._dtype = dtype
@@ -99,13 +106,13 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return weight_conversions
 
     def _prepare(self, model: PreTrainedModel, conversions: list[Any]) -> None:
-        from transfuse.hf._load_plan import SUFFIX, Planner
+        from transfuse.hf._load_plan import Planner
         from transfuse.hf._loading import put_modules, warn_of_decoded
 
         assert self._dtype is not None
-        plan = self._plan = Planner(model, conversions, self._dtype, self.quantization_config.layout).make(
-            self._tensors
-        )
+        ignore = bool(current_options().get("ignore_mismatched_sizes", False))
+        planner = Planner(model, conversions, self._dtype, self.quantization_config.layout, ignore)
+        plan = self._plan = planner.make(self._tensors)
         put_modules(model, plan)
         warn_of_decoded(plan)
         self._conversions = plan.conversions
@@ -113,8 +120,22 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         for experts in plan.experts:
             for name, parts in experts.blobs.items():
                 self._disk_names[f"{experts.path}.{name}"] = [part.disk_name for part in parts]
-        ours = {rf"{re.escape(SUFFIX)}$"} | {rf"^{re.escape(name)}$" for name in plan.targets}
-        model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ours
+
+    def is_loading(self, model: Any) -> bool:
+        """Returns whether this quantizer is about to load a model; adapters on top of it are the framework's alone."""
+        return self._plan is not None and self._model is model
+
+    def leave_rest(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns the tensors of the files that the framework is to load."""
+        assert self._plan is not None
+        return {name: tensor for name, tensor in state_dict.items() if name not in self._plan.left}
+
+    def complete_report(self, report: Any) -> None:
+        """Adds the compressed tensors that no module took to what the framework found in the rest."""
+        assert self._plan is not None
+        report.unexpected_keys |= self._plan.unexpected
+        report.mismatched_keys |= self._plan.mismatched
+        report.missing_keys -= {name for name, _, _ in self._plan.mismatched}
 
     def _load(self) -> None:
         from transfuse.hf._device_map import make_device_finder
@@ -126,17 +147,20 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._hook = hide_from_framework(model, plan.targets)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
-        from transfuse.hf._loading import compressed_parameters, finish_model
+        from transfuse.hf._loading import compressed_parameters, end_loading, trim_biases
 
         assert self._plan is not None
         self._hook.remove()
-        finish_model(model, self._plan)
+        trim_biases(model)
+        end_loading(model)
         self._model = self._plan = self._hook = None
         self._tensors = []
         if not compressed_parameters(model):
             # Everything was decoded: this is a dense model, which the framework saves by itself.
             model._weight_conversions = self._conversions
             self.remove_quantization_config(model)
+            if hasattr(model.config, WEIGHTS_KEY):
+                delattr(model.config, WEIGHTS_KEY)
             return model
         # The framework would undo conversions on all that is saved; we give it names of files, to which none applies.
         model._weight_conversions = []

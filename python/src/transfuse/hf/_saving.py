@@ -9,15 +9,25 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
+from transformers.utils import logging
 
-from transfuse.hf._load_plan import SUFFIX
+from transfuse._errors import Status, make_error
+from transfuse._results import LayerInfo
+from transfuse.hf._file_check import SUFFIX
+from transfuse.hf._file_names import FileNames
 from transfuse.hf._loading import compressed_parameters
+from transfuse.torch import _ops
 from transfuse.torch._buffer_module import BufferModule
 from transfuse.torch._containers import container_buffers
+from transfuse.torch._dtypes import TORCH_DTYPES
+from transfuse.torch._encode import encode_like
 from transfuse.torch._experts import TransfuseExperts
+from transfuse.torch._modules import CompressedModule
+from transfuse.torch._registry import expert_infos, layer_info
+from transfuse.torch._selection import LEAST_SIDE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,44 +38,179 @@ if TYPE_CHECKING:
 _INDEX_MAGIC = 0x58414E53
 _INDEX_BYTES = 16
 
+logger = logging.get_logger(__name__)
+
 
 def make_file_tensors(
-    model: PreTrainedModel, conversions: list[Any], disk_names: dict[str, list[str]], config: ConfigFields
+    model: PreTrainedModel, conversions: list[Any] | None, disk_names: dict[str, list[str]], config: ConfigFields
 ) -> dict[str, Tensor]:
     """Returns the tensors of a compressed checkpoint of a model, by the names in its files.
 
-    Blobs go by the names that they were loaded by, and what is dense by those that the framework's conversions, undone,
-    give it. Tied weights are there once.
+    Blobs go by the names that they were loaded by. What is dense, and what was compressed only in memory, goes by those
+    that the framework's conversions, undone, give it. Tied weights are there once.
 
     Parameters
     ----------
     model : PreTrainedModel
-    conversions : list
-        Those of the framework that the model was loaded with.
+    conversions : list or None
+        Those of the framework that the model was loaded with; None for a model that was not loaded.
     disk_names : dict of str to list of str
-        Tensors of the files by the parameters that they became.
+        Tensors of the files by the parameters that they became, of those that were compressed there.
     config : ConfigFields
         Gets the text of the model's config in place of the source's, if the model is of another class by now.
     """
     compressed = compressed_parameters(model)
-    dense: dict[str, Tensor] = {}
-    blobs: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in model.state_dict().items():
-        if name not in compressed:
-            dense[name] = tensor
-        elif name in disk_names:
-            blobs[tensor.data_ptr()] = _name_blobs(disk_names[name], tensor, compressed[name])
+    state = model.state_dict()
+    dense = {name: tensor for name, tensor in state.items() if name not in compressed}
+    made = _Maker(FileNames(model, conversions, _list_parameters(dense, compressed)))
+    for name in _leave_out_ties(model, {name: state[name] for name in compressed}, disk_names):
+        module = compressed[name]
+        if name in disk_names:
+            made.blobs |= _name_blobs(disk_names[name], state[name], module)
+        elif isinstance(module, TransfuseExperts):
+            made.take_experts(name.rpartition(".")[0], module)
         else:
-            blobs.setdefault(tensor.data_ptr(), _name_blobs([name + SUFFIX], tensor, compressed[name]))
+            made.take_matrix(name, state[name], module)
     dense = remove_tied_weights_from_state_dict(dense, model)
     kept = getattr(model, "_weight_conversions", None)
     model._weight_conversions = conversions
     try:
+        converted = made.convert_decoded(model, dense)
         dense = revert_weight_conversion(model, dense)
     finally:
         model._weight_conversions = kept
     _renew_source_config(model, config)
-    return dense | {name: blob for named in blobs.values() for name, blob in named.items()}
+    return {**dense, **converted, **made.blobs}
+
+
+def _list_parameters(dense: dict[str, Tensor], compressed: dict[str, BufferModule]) -> set[str]:
+    """Returns the names that the model's parameters and buffers would have if it were not compressed."""
+    names = set(dense)
+    for name, module in compressed.items():
+        path, _, own = name.rpartition(".")
+        apart = isinstance(module, TransfuseExperts) and "gate_proj" in module.container_shapes
+        names.add(f"{path}.gate_up_proj" if apart and own in ("gate_proj", "up_proj") else name)
+    return names
+
+
+def _leave_out_ties(
+    model: PreTrainedModel, buffers: dict[str, Tensor], disk_names: dict[str, list[str]]
+) -> dict[str, None]:
+    """Returns the names by which compressed parameters are saved: of those that are tied one, as the files had it."""
+    ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    groups: dict[tuple[int, str], list[str]] = {}
+    for name, buffer in buffers.items():
+        # What shares memory, but would not be tied when it is loaded, is saved by each of its names.
+        groups.setdefault((buffer.data_ptr(), ties.get(name, name)), []).append(name)
+    return dict.fromkeys(
+        min(names, key=lambda name: (name not in disk_names, name in ties)) for names in groups.values()
+    )
+
+
+class _Maker:
+    """Makes the tensors of files of what was compressed in memory.
+
+    Attributes
+    ----------
+    blobs : dict of str to Tensor
+        By the names in files.
+    """
+
+    def __init__(self, names: FileNames) -> None:
+        self.names = names
+        self.blobs: dict[str, Tensor] = {}
+        # Paths of experts that were taken; what was decoded, by its names in the model, and how it was encoded.
+        self._experts: set[str] = set()
+        self._decoded: dict[str, Tensor] = {}
+        self._infos: list[LayerInfo] = []
+
+    def take_matrix(self, name: str, blob: Tensor, module: BufferModule) -> None:
+        """Takes a matrix under its name in files, decoded if it goes into a conversion."""
+        disk_name, is_all = self.names.get_name(name)
+        if is_all:
+            # A copy where another name has the same memory already, which the framework would take for tied weights.
+            taken = {each.data_ptr() for each in self.blobs.values()}
+            self.blobs[disk_name + SUFFIX] = blob.clone() if blob.data_ptr() in taken else blob
+            return
+        assert isinstance(module, CompressedModule)
+        self._decoded[name] = module.decode_weight()
+        self._infos.append(module.info())
+
+    def take_experts(self, path: str, module: TransfuseExperts) -> None:
+        """Takes all experts of a module, with the first of its parameters that comes."""
+        if path in self._experts:
+            return
+        self._experts.add(path)
+        containers = {name: container_buffers(getattr(module, name)) for name in module._buffer_names()}
+        sorted_parts = {}
+        for name, parts in _parts_of(containers).items():
+            experts = self.names.sort_experts(f"{path}.{name}", len(parts[0]), len(parts))
+            if experts is None:
+                self._take_decoded_experts(path, module)
+                return
+            for disk_name, matrices in experts.items():
+                chosen = [[parts[n % len(parts)][n // len(parts)] for n in numbers] for numbers in matrices]
+                sorted_parts[disk_name] = [_join_blobs(blobs) for blobs in chosen]
+        for disk_name, blobs in sorted_parts.items():
+            self.blobs[disk_name + SUFFIX] = blobs[0] if len(blobs) == 1 else _make_expert_tensor(blobs)
+
+    def _take_decoded_experts(self, path: str, module: TransfuseExperts) -> None:
+        for name, weights in module.decode_weights().items():
+            self._decoded[f"{path}.{name}"] = weights
+        self._infos += [expert_infos(getattr(module, name))[0] for name in module._buffer_names()]
+
+    def convert_decoded(self, model: PreTrainedModel, dense: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns what was decoded as the framework would save it, encoded again as far as nothing is lost by that.
+
+        Dense tensors that go into the same conversions are taken out of `dense`.
+        """
+        if not self._decoded:
+            return {}
+        keys = {self.names.get_name(name)[0] for name in self._decoded}
+        apart = {name: dense.pop(name) for name in list(dense) if self.names.get_name(name)[0] in keys}
+        reverted = revert_weight_conversion(model, apart | self._decoded)
+        like = self._infos[0]
+        if {(info.codec, info.dtype) for info in self._infos} in ({("bf16", "BF16")}, {("fp16", "F16")}):
+            return dict(_encode_converted(name, tensor, like) for name, tensor in reverted.items())
+        logger.warning(f"saved uncompressed, since the framework converts it: {', '.join(self._decoded)}")
+        return reverted  # type: ignore[no-any-return]
+
+
+def _encode_converted(name: str, tensor: Tensor, like: LayerInfo) -> tuple[str, Tensor]:
+    """Returns the name and the tensor of a file for one that the framework has converted."""
+    if tensor.dim() not in (2, 3) or min(tensor.shape[-2:]) < LEAST_SIDE or tensor.dtype != TORCH_DTYPES[like.dtype]:
+        return name, tensor
+    matrices = tensor if tensor.dim() == 3 else [tensor]
+    blobs = [encode_like(matrix, like) for matrix in matrices]
+    if sum(len(blob) for blob in blobs) >= tensor.numel() * tensor.element_size():
+        return name, tensor
+    return name + SUFFIX, _make_expert_tensor(blobs) if tensor.dim() == 3 else blobs[0]
+
+
+def _parts_of(containers: dict[str, list[Tensor]]) -> dict[str, list[list[Tensor]]]:
+    """Returns the experts by the parameters that the dense module has: gate and up make one, if they lie apart."""
+    parts = {name: [blobs] for name, blobs in containers.items() if name not in ("gate_proj", "up_proj")}
+    if "gate_proj" in containers:
+        parts["gate_up_proj"] = [containers["gate_proj"], containers["up_proj"]]
+    elif "up_proj" in containers:
+        parts["up_proj"] = [containers["up_proj"]]
+    return parts
+
+
+def _join_blobs(blobs: list[Tensor]) -> Tensor:
+    """Returns one blob, on the CPU, of the rows of several, which keep their bits."""
+    if len(blobs) == 1:
+        # A copy, since the framework takes tensors that share memory for tied ones.
+        return blobs[0].to("cpu", copy=True)
+    infos = [layer_info(blob) for blob in blobs]
+    dense = [_ops.decode(b, info.rows, info.cols, TORCH_DTYPES[info.dtype]) for b, info in zip(blobs, infos)]
+    if infos[0].codec == "int":
+        raise make_error(
+            Status.TRF_ERR_UNSUPPORTED,
+            "experts that were quantized in memory cannot be saved: the files of this architecture have gate and up in "
+            "one tensor. Save the dense model, and compress that by the command or transfuse.compress",
+        )
+    return encode_like(torch.cat(dense), infos[0])
 
 
 def _name_blobs(names: list[str], tensor: Tensor, module: BufferModule) -> dict[str, Tensor]:
@@ -93,10 +238,28 @@ def _renew_source_config(model: PreTrainedModel, config: ConfigFields) -> None:
     """`transfuse decompress` restores the source's config.json, which is not that of a model of another class."""
     if config.source_config is None:
         return
-    architectures = json.loads(config.source_config).get("architectures") or []
-    if type(model).__name__ in architectures:
-        return
-    fields = model.config.to_diff_dict()
-    fields.pop("quantization_config", None)
+    architectures = json.loads(config.source_config.removeprefix("\ufeff")).get("architectures") or []
+    if type(model).__name__ not in architectures:
+        config.source_config = make_source_config(model)
+
+
+def make_source_config(model: PreTrainedModel) -> str:
+    """Returns the text of the config.json that a model would have if it were not compressed."""
+    fields = json.loads(model.config.to_json_string())
+    for name in ("quantization_config", "transformers_weights"):
+        fields.pop(name, None)
     fields["architectures"] = [type(model).__name__]
-    config.source_config = json.dumps(fields, indent=2, sort_keys=True) + "\n"
+    fields["dtype"] = str(find_model_dtype(model)).removeprefix("torch.")
+    return json.dumps(fields, indent=2, sort_keys=True) + "\n"
+
+
+def find_model_dtype(model: nn.Module) -> torch.dtype:
+    """Returns the dtype that the framework would find for a model if it were not compressed: of its first floats."""
+    compressed = compressed_parameters(model)
+    for name, parameter in model.named_parameters():
+        module = compressed.get(name)
+        if isinstance(module, (CompressedModule, TransfuseExperts)):
+            return module.dense_dtype if isinstance(module, TransfuseExperts) else module.weight_dtype
+        if parameter.is_floating_point():
+            return parameter.dtype
+    return torch.get_default_dtype()

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import pickle
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import transfuse
+from transfuse import _checkpoint
+from transfuse import _structs as s
+from transfuse._library import library
 from transfuse.tests.conftest import Command, Tensors
 
 
@@ -165,6 +170,72 @@ def test_progress_stops(tmp_path: Path, source: Path) -> None:
     with pytest.raises(KeyError, match="mine"):
         transfuse.compress(source, tmp_path / "target", progress=fail)
     assert list(tmp_path.iterdir()) == []
+
+
+def fake_library(monkeypatch: pytest.MonkeyPatch, lines: list[bytes]) -> dict[str, Any]:
+    """Puts in the library's place what notes these lines, and fills a report; returns what options it got."""
+    seen: dict[str, Any] = {}
+
+    def call(name: str, *arguments: Any) -> None:
+        options, report = arguments[-2]._obj, arguments[-1]._obj
+        for field in ("store_only", "dry_run", "overwrite"):
+            seen[field] = getattr(options, field)
+        for field in ("skip_extra", "include", "exclude"):
+            globs = getattr(options, field)
+            seen[field] = [globs[place] for place in range(3)] if globs else None
+        for line in lines:
+            options.note(None, line)
+        seen["stopped"] = options.progress(None, b"t", 1, 2)
+        report.warning = b"\n".join(lines)
+        report.models, report.extra_files, report.extra_bytes = 2, 3, 2**40
+        report.left[s.LeftReason.F32] = s.LeftTensorsStruct(5, 1200)
+        seen["name"] = name
+
+    monkeypatch.setattr(_checkpoint, "call", call)
+    return seen
+
+
+def test_options_and_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library says is all there, under the names of the header."""
+    seen = fake_library(monkeypatch, [b"one line", b"another, not UTF-8: \xff"])
+    told: list[str] = []
+    report = transfuse.compress(
+        "a", "b", store_only=True, dry_run=True, skip_extra=["original", "*.bin"], note=told.append
+    )
+    assert seen["name"] == "trf_compress_checkpoint" and seen["store_only"] == seen["dry_run"] == 1
+    assert seen["skip_extra"] == [b"original", b"*.bin", None] and seen["exclude"] is None
+    assert report.notes == ("one line", "another, not UTF-8: \ufffd") == tuple(told)
+    assert report.warning == "one line\nanother, not UTF-8: \ufffd"
+    assert (report.models, report.extra_files, report.extra_bytes) == (2, 3, 2**40)
+    assert report.left == {"F32 without a lossless codec": (5, 1200)}
+    assert report.left["F32 without a lossless codec"].bytes == 1200
+    transfuse.decompress("a", "b", skip_extra=["original"])
+    assert seen["name"] == "trf_decompress_checkpoint" and seen["skip_extra"][0] == b"original"
+    assert seen["store_only"] == seen["dry_run"] == 0
+    transfuse.verify("a", "b", skip_extra=["original"])
+    assert seen["name"] == "trf_verify_checkpoint" and seen["skip_extra"][0] == b"original"
+    with pytest.raises(TypeError, match="skip_extra"):
+        transfuse.compress("a", "b", skip_extra="original")
+
+
+def test_note_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it raises asks the library to stop, is passed on, and no function of the user's is called any more."""
+    seen = fake_library(monkeypatch, [b"one", b"two"])
+    told: list[object] = []
+
+    def fail(line: str) -> None:
+        told.append(line)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        transfuse.compress("a", "b", note=fail, progress=lambda *said: told.append(said))
+    assert seen["stopped"] == 1 and told == ["one"]
+
+
+def test_texts_of_reasons() -> None:
+    texts = [library().trf_left_reason_text(reason).decode() for reason in s.LeftReason]
+    assert len(set(texts)) == len(texts) and "?" not in texts
+    assert ctypes.sizeof(s.LeftTensorsStruct) == 16
 
 
 def test_threads(tmp_path: Path, source: Path, compressed: Path) -> None:

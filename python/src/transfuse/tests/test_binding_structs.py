@@ -32,6 +32,7 @@ _STRUCTS = {
     "trf_layer_memory": s.LayerMemoryStruct,
     "trf_device_layer_info": s.DeviceLayerInfoStruct,
     "trf_checkpoint_options": s.CheckpointOptionsStruct,
+    "trf_left_tensors": s.LeftTensorsStruct,
     "trf_checkpoint_report": s.CheckpointReportStruct,
     "trf_tensor_info": s.TensorInfoStruct,
 }
@@ -41,6 +42,7 @@ _ENUMS: dict[str, type[enum.IntEnum]] = {
     "TRF_GRANULARITY_": s.GranularityKind,
     "TRF_FAVOR_": s.Favor,
     "TRF_LAYOUT_": s.Layout,
+    "TRF_LEFT_": s.LeftReason,
     "": transfuse.Status,
 }
 
@@ -56,6 +58,7 @@ def _ctypes_values() -> dict[str, int]:
     for prefix, members in _ENUMS.items():
         for member in members:
             values[prefix + member.name] = member.value
+    values["TRF_LEFT_COUNT"] = len(s.LeftReason)
     values["TRF_STATUS_COUNT"] = len(transfuse.Status)
     values["TRF_NO_OFFSET == UINT64_MAX"] = int(s.NO_OFFSET == 2**64 - 1)
     return values
@@ -74,7 +77,7 @@ def _read_fields(text: str, struct: str) -> list[str]:
     """Returns the names of a struct's fields, in their order; several may stand in one declaration."""
     body = re.search(rf"typedef struct {struct} \{{(.*?)\}} {struct};", text, re.S)
     assert body, struct
-    declarations = [re.sub(r"\[\d+\]", "", part) for part in body[1].split(";") if part.strip()]
+    declarations = [re.sub(r"\[\w+\]", "", part) for part in body[1].split(";") if part.strip()]
     return [re.findall(r"\w+", name)[-1] for declaration in declarations for name in declaration.split(",")]
 
 
@@ -84,7 +87,7 @@ def test_nothing_is_missing() -> None:
         assert _read_fields(text, name) == [field[0] for field in struct._fields_], name
     for prefix, members in _ENUMS.items():
         if prefix:
-            found = dict(re.findall(rf"\b{prefix}(\w+) = (\d+)", text))
+            found = dict(re.findall(rf"\b{prefix}(?!COUNT\b)(\w+) = (\d+)", text))
             assert {key: int(value) for key, value in found.items()} == {m.name: m.value for m in members}, prefix
 
 

@@ -15,7 +15,8 @@ import pytest
 import transfuse
 from transfuse import _doctor, _probes
 from transfuse import _structs as s
-from transfuse._doctor import _Doctor, _Report, covers
+from transfuse._doctor import _Doctor, covers
+from transfuse._doctor_report import Report
 from transfuse._library import library
 from transfuse._memory_need import MARGIN_BYTES, count_layout_bytes, get_memory_need, packed_bytes
 from transfuse._nvidia import Driver, Gpu
@@ -55,7 +56,7 @@ def make_torch(folder: Path, version: str, code: str) -> Path:
 def doctor(monkeypatch: pytest.MonkeyPatch) -> _Doctor:
     """One that has no packages, and a build with device code; no probe fails."""
     monkeypatch.setattr(_probes, "run_probe", lambda code: ProbeResult({"doing": "a probe"}, ""))
-    made = _Doctor(_Report())
+    made = _Doctor(Report())
     made.build = s.BuildInfoStruct(b"8.0 9.0a 9.0+PTX", 13000)
     made.versions = dict.fromkeys(_doctor._PACKAGES)
     return made

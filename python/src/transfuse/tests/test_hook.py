@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -63,6 +64,52 @@ def test_the_file_is_small(hook: Path) -> None:
     assert len(hook.read_text().splitlines()) <= 20
     # Python runs the lines of such a file that begin with import, and takes the others for folders.
     assert line_of(hook).startswith("import ")
+
+
+def test_the_file_waits_for_all_that_we_watch(hook: Path) -> None:
+    """Whichever of these modules a program imports first: what it imports then comes to be watched, too."""
+    from transfuse._hook import FRAMEWORKS
+
+    named = re.findall(r'"([a-z_]+(?:\.[a-z_]+)+)"', line_of(hook))
+    assert named == ["transfuse._hook", *FRAMEWORKS]
+
+
+WATCHED = """
+import importlib
+from transfuse._hook import FRAMEWORKS
+from transfuse.hf._guard import _MARK
+places = [
+    ("transformers.modeling_utils", "load_state_dict"),
+    ("transformers.modeling_utils", "get_hf_quantizer"),
+    ("transformers.modeling_layers", "_get_resolved_checkpoint_files"),
+    ("transformers.trainer_utils", "load_sharded_checkpoint"),
+    ("accelerate.utils.modeling", "load_state_dict"),
+    ("accelerate.utils", "load_state_dict"),
+    ("peft.utils.save_and_load", "safe_load_file"),
+    ("diffusers.models.modeling_utils", "load_state_dict"),
+    ("diffusers.loaders.single_file_utils", "load_state_dict"),
+    ("diffusers.loaders.lora_base", "_get_model_file"),
+]
+for module, name in places:
+    if module.partition(".")[0] in FIRST or module in sys.modules:
+        assert hasattr(getattr(importlib.import_module(module), name), _MARK), (module, name)
+"""
+
+
+@pytest.mark.parametrize("first", ["transformers", "accelerate", "peft", "diffusers"])
+@pytest.mark.parametrize("order", ["file", "late"])
+def test_readers_are_watched(hook: Path, first: str, order: str) -> None:
+    """By the file alone, whichever framework a program begins with, and where transfuse is imported last."""
+    if not has(first) or not has("transformers"):
+        pytest.skip(f"{first} is not installed")
+    modules = {
+        "transformers": "transformers.modeling_utils, transformers.trainer_utils, transformers.modeling_layers",
+        "accelerate": "accelerate.utils",
+        "peft": "peft",
+        "diffusers": "diffusers.loaders.lora_base, diffusers.loaders.single_file_utils",
+    }
+    use = f"import sys\nFIRST = {first!r}\nimport {modules[first]}\n"
+    run((line_of(hook) + use if order == "file" else use + "import transfuse\n") + WATCHED)
 
 
 def test_the_file_imports_nothing(hook: Path) -> None:

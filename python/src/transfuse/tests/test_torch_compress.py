@@ -98,6 +98,42 @@ def test_rounding_a_model_to_bf16() -> None:
     assert same_bits(model.embed_tokens(ids), rounded.embed_tokens(ids))
 
 
+def signaling_nan() -> torch.Tensor:
+    """Such a one has the bits of a BF16 number, and the encoder would make it quiet."""
+    return torch.tensor(0x7F810000, dtype=torch.int32).view(torch.float32)
+
+
+@pytest.mark.parametrize("nearly", ["a finer number", "a signaling NaN"])
+def test_f32_that_is_bf16(nearly: str) -> None:
+    """It is compressed without loss, down to the bits of what is no number; with one weight more it is left."""
+    model = make_model(torch.float32)
+    for module in (model.embed_tokens, model.up, model.down):
+        module.weight.data = module.weight.bfloat16().float()
+    special = torch.tensor([0x7FC00000, -0x00400000, 0x7F800000, -0x80000000, 0x00010000], dtype=torch.int32)
+    model.up.weight.data[0, :5] = special.view(torch.float32)
+    model.down.weight.data[-1, -1] = 1 + 2**-20 if nearly == "a finer number" else signaling_nan()
+    dense = copy.deepcopy(model)
+    report = compress_model(model, embeddings=True)
+    assert set(report.compressed) == {"embed_tokens.weight", "lm_head.weight", "up.weight"}
+    assert set(report.widened) == set(report.compressed) and "nothing is lost" in str(report)
+    assert "unless each weight is a BF16 number" in report.left["down.weight"]
+    assert report.compressed["up.weight"].codec == "bf16" and model.up.weight_dtype == torch.float32
+    for name in ("up", "embed_tokens"):
+        assert same_bits(getattr(model, name).decode_weight(), getattr(dense, name).weight)
+    with pytest.raises(transfuse.ArgumentError, match=r"down.weight is to be compressed .* F32 has no lossless codec"):
+        compress_model(model, include=["down.weight"])
+
+
+@pytest.mark.parametrize("what", ["include", "exclude"])
+def test_patterns_that_match_nothing(what: str) -> None:
+    model = make_model()
+    with pytest.raises(transfuse.NotFoundError, match=rf"{what} has '\*dowm\*'"):
+        compress_model(model, **{what: ["*up*", "*dowm*"]})  # type: ignore[arg-type]
+    with pytest.raises(transfuse.NotFoundError, match=r"did you mean 'down\.weight'"):
+        compress_model(model, **{what: ["dowm.weight"]})  # type: ignore[arg-type]
+    assert not compressed_names(model)
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [

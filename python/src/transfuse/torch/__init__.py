@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from transfuse._threads import Cancel
+from transfuse.torch import _weight_guard
 from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
 from transfuse.torch._containers import container_buffers, make_container
 from transfuse.torch._encode import encode
@@ -71,3 +72,4 @@ __all__ = [
 ]
 
 install()
+_weight_guard.install()

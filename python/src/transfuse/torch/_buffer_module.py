@@ -40,6 +40,12 @@ def as_parameter(buffer: Tensor) -> nn.Parameter:
     return buffer if isinstance(buffer, nn.Parameter) else nn.Parameter(buffer, requires_grad=False)
 
 
+def mark_filled(buffer: nn.Parameter) -> nn.Parameter:
+    """Returns a parameter that a module takes while a framework loads: its bytes are those of a file."""
+    buffer._is_filled = True  # type: ignore[attr-defined]
+    return buffer
+
+
 def adopt_moved(buffer: Tensor) -> None:
     """Adopts a buffer that was moved, if it holds a layer: what `to_empty` made, or what is being read, does not yet.
 
@@ -67,8 +73,8 @@ class BufferModule(nn.Module):
     """
 
     _layout = "coded"
-    # While a framework loads the rest of a model it asks for state dicts, from which what is loaded already is left
-    # out.
+    # While a framework loads a model it asks for state dicts, from which what is loaded already is left out, and sets
+    # memory that nobody has filled in the place of parameters that it misses.
     _is_loading = False
 
     @property
@@ -109,7 +115,12 @@ class BufferModule(nn.Module):
         return buffer
 
     def reset_parameters(self) -> None:
-        """Refused: dense modules draw random weights here, and a layer's buffer cannot be drawn."""
+        """Refused: dense modules draw random weights here, and a layer's buffer cannot be drawn.
+
+        A framework that loads a model calls it for modules whose weights are there, and then means nothing by it.
+        """
+        if self._is_loading:
+            return
         raise RuntimeError(f"{type(self).__name__} has compressed weights, which cannot be drawn at random")
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -130,9 +141,18 @@ class BufferModule(nn.Module):
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As `nn.Module.register_parameter`, which setting an attribute calls, too; raises what `_take_buffer` does."""
         if name in self._buffer_names():
+            self._refuse_unfilled(name, param)
             self._take_buffer(name, param)
         super().register_parameter(name, param)
         self._note_adoption()
+
+    def _refuse_unfilled(self, name: str, buffer: Tensor | None) -> None:
+        """Has nobody read memory that a framework allocates in the place of what it misses."""
+        if self._is_loading and buffer is not None and has_bytes(buffer) and not getattr(buffer, "_is_filled", False):
+            raise RuntimeError(
+                f"the {name} of a {type(self).__name__} was to be set to something that is no compressed weight of the "
+                "files: the checkpoint does not give it"
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = {name: self._parameters[name] for name in self._buffer_names()}

@@ -17,6 +17,7 @@ from transfuse import _structs as s
 from transfuse._checkpoint import Progress
 from transfuse._errors import Status, make_error
 from transfuse._options import Granularity, fill_encode_options, find_layout
+from transfuse.hf import _model_guard
 from transfuse.torch import _layouts, _registry
 from transfuse.torch._buffer_module import as_parameter
 from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
@@ -59,6 +60,8 @@ class ModelReport:
         Of what was compressed, before and after; shared weights count once.
     left_bytes : int
         Of all other parameters and buffers of the model.
+    widened : tuple of str
+        Names of F32 weights each of which is a BF16 number, so that the codec bf16 took them without loss.
     """
 
     compressed: dict[str, CompressedWeight]
@@ -66,6 +69,7 @@ class ModelReport:
     source_bytes: int
     compressed_bytes: int
     left_bytes: int
+    widened: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         after = self.compressed_bytes + self.left_bytes
@@ -73,6 +77,11 @@ class ModelReport:
             f"{len(self.compressed)} weights compressed, {self.source_bytes} bytes to {self.compressed_bytes}; "
             f"the model takes {after} bytes, and took {self.source_bytes + self.left_bytes}"
         ]
+        if self.widened:
+            lines.append(
+                f"{len(self.widened)} of them are of F32, and each weight is a BF16 number: nothing is lost. Products "
+                "by x of F32 are slow: model.to(torch.bfloat16) makes them fast"
+            )
         lines += [f"left: {name}: {why}" for name, why in self.left.items()]
         return "\n".join(lines)
 
@@ -103,8 +112,10 @@ def compress_model(
     is on the meta device, not a plain parameter (`torch.nn.utils.parametrize`, `weight_norm`, tensor subclasses), or
     shared with something that stays dense; modules with hooks, and those of other classes that derive from `nn.Linear`
     or `nn.Embedding`, unless transfuse knows them; weights with a side below 16, or that would not become smaller;
-    dtypes that the codec does not take. F32 has no lossless codec: `codec="bf16"` rounds it, `bits` quantizes it.
-    Products with x of F32 then decode to F32.
+    dtypes that the codec does not take. F32 has no lossless codec, unless each weight of a layer is a BF16 number, as
+    where a BF16 model was loaded in F32: then it is compressed as such, and decoded to F32 bit for bit. Otherwise
+    `codec="bf16"` rounds it, and `bits` quantizes it. Products with x of F32 decode the layer to F32 each time, which
+    is slow; `model.to(torch.bfloat16)` makes them fast.
 
     Parameters
     ----------
@@ -113,7 +124,8 @@ def compress_model(
     codec, bits, granularity, favor, threads
         As of `transfuse.compress`.
     include, exclude : iterables of str, optional
-        Names of parameters ("model.layers.0.mlp.up_proj.weight") or patterns, as of `transfuse.compress`.
+        Names of parameters ("model.layers.0.mlp.up_proj.weight") or patterns, as of `transfuse.compress`. Each has to
+        match a parameter.
     embeddings : bool
         Take embeddings, too, and linear layers that share their weights.
     layout : str
@@ -132,7 +144,7 @@ def compress_model(
     ArgumentError
         An option is out of its range, or `include` names a weight that cannot be compressed.
     NotFoundError
-        `include` names a parameter that there is not.
+        `include` or `exclude` has what matches no parameter, or `include` names one that cannot be compressed.
     CancelledError
     """
     find_layout(layout)
@@ -140,6 +152,8 @@ def compress_model(
         "codec": codec, "bits": bits, "granularity": granularity, "favor": favor, "threads": threads,
     }  # fmt: skip
     fill_encode_options(s.EncodeOptionsStruct(), verify=True, **options)
+    # So that a framework whose model it is saves it compressed, and refuses what goes no more.
+    _model_guard.install()
     rules = Rules("int" if bits is not None else codec, _as_list(include), _as_list(exclude), embeddings)
     taken, left = select(model, rules)
     total, done = sum(weight.source_bytes for weight in taken), 0
@@ -148,7 +162,7 @@ def compress_model(
     source_bytes = compressed_bytes = 0
     for weight in taken:
         _report_progress(progress, weight.names[0], done, total)
-        results = _compress_weight(weight, _options_for(options, weight.dtype), layout, refused)
+        results = _compress_weight(weight, _options_for(options, weight), layout, refused)
         if results:
             compressed.update(results)
             source_bytes += weight.source_bytes
@@ -160,7 +174,9 @@ def compress_model(
         _report_progress(progress, taken[-1].names[0], done, total)
     if refused:
         warnings.warn(_layouts.describe_refusals(layout, refused), stacklevel=2)
-    return ModelReport(compressed, left, source_bytes, compressed_bytes, count_bytes(model) - compressed_bytes)
+    widened = tuple(name for weight in taken if weight.widened for name in weight.names if name in compressed)
+    left_bytes = count_bytes(model) - compressed_bytes
+    return ModelReport(compressed, left, source_bytes, compressed_bytes, left_bytes, widened)
 
 
 def _as_list(patterns: Iterable[str] | None) -> list[str]:
@@ -169,10 +185,12 @@ def _as_list(patterns: Iterable[str] | None) -> list[str]:
     return list(patterns or ())
 
 
-def _options_for(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Returns the options for a dtype: either FP8 codec stands for both, and codes of I8 are not quantized again."""
-    own = dict(options)
-    if dtype == torch.int8:
+def _options_for(options: dict[str, Any], weight: Weight) -> dict[str, Any]:
+    """Returns the options for a weight: either FP8 codec stands for both, and codes of I8 are not quantized again."""
+    own, dtype = dict(options), weight.dtype
+    if weight.widened:
+        own["codec"] = "bf16"
+    elif dtype == torch.int8:
         own.update(codec="int", bits=None, granularity=None)
     elif own["codec"] in ("fp8_e4m3", "fp8_e5m2"):
         own["codec"] = LOSSLESS[dtype]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import fnmatch
 from collections.abc import Iterable, Iterator
 
@@ -21,6 +22,8 @@ _EMBEDDING_PARTS = (
     "embed_tokens*", "embed_positions*", "embed_in", "wte", "wpe", "emb", "embed", "shared", "*embedding",
     "*embeddings", "*pos_embed", "*_embed",
 )  # fmt: skip
+# Weights that are looked at at once, so that the memory of a check is small.
+_WEIGHTS_AT_ONCE = 1 << 24
 _SIDE_PARTS = ("*_scale", "*_scale_inv", "*_scales", "scale", "scales", "*_zero_point")
 LOSSLESS = {
     torch.bfloat16: "bf16",
@@ -55,6 +58,7 @@ class Weight:
     dtype: torch.dtype
     least_side: int
     obstacle: str | None  # why it cannot be compressed
+    widened: bool = False  # F32, and each weight is a BF16 number
     asked: bool = False  # by its name, so that it is compressed even if it does not shrink
 
 
@@ -125,12 +129,35 @@ def _find_state_obstacle(module: nn.Module) -> str | None:
 
 
 def _find_dtype_obstacle(dtype: torch.dtype, codec: str) -> str | None:
-    taken = dtype in LOSSLESS if codec == "auto" else dtype in _TAKEN[codec]
-    if taken:
+    """Returns why a codec does not take a dtype, or None; whether F32 is BF16 in fact is found out later."""
+    taken = dtype in LOSSLESS or dtype == torch.float32 if codec == "auto" else dtype in _TAKEN[codec]
+    return None if taken else f"codec {codec} does not take {dtype}"
+
+
+def _find_widened_obstacle(weight: Weight, codec: str) -> str | None:
+    """Returns why F32 weights are not compressed without loss, or None, having noted where they are BF16 numbers."""
+    if codec != "auto" or weight.dtype != torch.float32:
         return None
-    if dtype == torch.float32:
-        return "F32 has no lossless codec; codec='bf16' rounds, bits quantizes"
-    return f"codec {codec} does not take {dtype}"
+    module = weight.modules[0]
+    parameters = [module._parameters[name] for name in get_expert_names(module) or ("weight",)]
+    weight.widened = all(parameter is not None and _is_widened_bf16(parameter) for parameter in parameters)
+    if weight.widened:
+        return None
+    return "F32 has no lossless codec, unless each weight is a BF16 number; codec='bf16' rounds, bits quantizes"
+
+
+def _is_widened_bf16(weight: Tensor) -> bool:
+    """Returns whether each of the F32 weights is a BF16 number that comes back bit for bit.
+
+    Signaling NaNs do not: they are made quiet.
+    """
+    bits = weight.detach().view(torch.int32)
+    rows = max(1, _WEIGHTS_AT_ONCE // max(1, weight[0].numel()))
+    for part in bits.split(rows):
+        signaling = ((part & 0x7FC00000) == 0x7F800000) & ((part & 0x003FFFFF) != 0)
+        if bool(((part & 0xFFFF) != 0).any()) or bool(signaling.any()):
+            return False
+    return True
 
 
 def _find_experts(model: nn.Module, owners: dict[object, int], codec: str) -> Iterator[Weight]:
@@ -212,13 +239,43 @@ def _find_reason(weight: Weight, rules: Rules) -> str | None:
     if weight.obstacle:
         return weight.obstacle
     if not rules.include:
-        return _find_default_reason(weight, rules.embeddings)
-    return None if any(_matches(name, rules.include) for name in weight.names) else "include does not name it"
+        reason = _find_default_reason(weight, rules.embeddings)
+    elif any(_matches(name, rules.include) for name in weight.names):
+        reason = None
+    else:
+        reason = "include does not name it"
+    widened = reason or _find_widened_obstacle(weight, rules.codec)
+    if asked and widened:
+        raise argument_error(f"{asked[0]} is to be compressed with codec {rules.codec}, but {widened}")
+    return widened
+
+
+def _check_patterns(model: nn.Module, rules: Rules, known: set[str]) -> None:
+    """Refuses patterns that match no parameter: they are taken for typos."""
+    names = known | {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for what, patterns in (("include", rules.include), ("exclude", rules.exclude)):
+        for pattern in patterns:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                near = difflib.get_close_matches(pattern, names, n=1)
+                meant = f"; did you mean {near[0]!r}?" if near else ""
+                raise make_error(
+                    Status.TRF_ERR_NOT_FOUND, f"{what} has {pattern!r}, which matches no parameter of the model{meant}"
+                )
 
 
 def select(model: nn.Module, rules: Rules) -> tuple[list[Weight], dict[str, str]]:
+    """Returns what is to be compressed, and why the rest is left.
+
+    Raises
+    ------
+    NotFoundError
+        A pattern matches nothing.
+    ArgumentError
+        What `include` names cannot be compressed.
+    """
     weights, left = _collect(model, rules.codec)
     known = {name for weight in weights for name in weight.names} | set(left)
+    _check_patterns(model, rules, known)
     for pattern in rules.include:
         if _is_name(pattern) and pattern not in known:
             raise make_error(

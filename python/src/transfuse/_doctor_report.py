@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `transfuse doctor` says: lines as it goes, or one JSON object at its end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+def write_size(size: int) -> str:
+    """Returns bytes for readers."""
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB // 10 else f"{size / _MIB:.1f} MiB"
+
+
+class Report:
+    """Prints as it goes, unless it is quiet, and collects the problems.
+
+    Attributes
+    ----------
+    problems, not_tried : list of str
+    checkpoints : list of dict
+        What is known of each folder of a model, for programs.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.problems: list[str] = []
+        self.not_tried: list[str] = []
+        self.checkpoints: list[dict[str, Any]] = []
+        self._sections: list[dict[str, Any]] = []
+
+    def section(self, title: str) -> None:
+        self._sections.append({"title": title, "rows": []})
+        self._print(f"\n{title}")
+
+    def row(self, label: str, text: str) -> None:
+        if self._sections:
+            self._sections[-1]["rows"].append({"what": label, "says": text})
+        self._print(f"  {label:<28} {text}")
+
+    def add_problem(self, text: str) -> None:
+        self.problems.append(text)
+
+    def conclude(self, what: str, problem: str, reason: str = "") -> bool:
+        """Says whether something works; `problem`: what is wrong and what to do, `reason`: why there is no problem."""
+        self.row(what, f"no: {problem or reason}" if problem or reason else "yes")
+        if problem:
+            self.add_problem(f"{what}: {problem}")
+        return not problem and not reason
+
+    def close(self) -> None:
+        """Prints the end: the problems, or the JSON object."""
+        if self.quiet:
+            known = {"problems": self.problems, "not_tried": self.not_tried, "checkpoints": self.checkpoints}
+            print(json.dumps({**known, "sections": self._sections}, indent=2))
+            return
+        count = len(self.problems)
+        if count:
+            print(f"\n{count} problem{'s' if count > 1 else ''} found:")
+        elif self.not_tried:
+            print("\nno problem found in what was tried, but this was not:")
+        else:
+            print("\nno problem found")
+        for line in self.problems or self.not_tried:
+            print(f"  * {line}")
+
+    def _print(self, line: str) -> None:
+        if not self.quiet:
+            print(line, flush=True)

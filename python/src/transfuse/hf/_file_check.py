@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Telling compressed .safetensors files from others by their headers, and finding what their folder says of them.
+
+A framework that does not know of compressed tensors takes their names for surplus ones, reports them, and draws weights
+at random. Each of its ways into a file is therefore watched (_guard.py), and asks here. Nothing but the header is read,
+and nothing of it is parsed where no word in it can belong to a compressed file. Neither torch nor a framework is
+imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from transfuse._errors import Status, make_error
+from transfuse.hf._config_fields import METHOD
+
+# What is appended to the name of a compressed tensor, and what its data begins with (format/FORMAT.md, section 10).
+SUFFIX = "_trf"
+_MAGICS = (b"SNAR", b"SNAX")
+_LEAST_BYTES = 16
+_MOST_HEADER_BYTES = 100_000_000
+# One of these stands in the header of each compressed file; the last one begins an escape, which may hide the others.
+_WORDS = (b'"transfuse_format"', b'_trf"', b"\\u")
+# Of transformers: a config.json whose weights have another name than usual names them by it.
+WEIGHTS_KEY = "transformers_weights"
+
+WAY_OUT = (
+    "load its folder by from_pretrained with transfuse installed, or run 'transfuse decompress' and use its output"
+)
+
+
+def is_compressed(path: Any) -> bool:
+    """Returns whether a file holds compressed tensors. What cannot be read is left to whoever loads it."""
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path).endswith(".safetensors"):
+        return False
+    try:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > _MOST_HEADER_BYTES:
+                return False
+            text = file.read(size)
+            if not any(word in text for word in _WORDS):
+                return False
+            header = json.loads(text)
+            if "transfuse_format" in (header.get("__metadata__") or {}):
+                return True
+            places = [
+                8 + size + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)
+            ]
+            return any(_has_magic(file, place) for place in places)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _may_hold(name: str, tensor: dict[str, Any]) -> bool:
+    if not name.endswith(SUFFIX) or tensor["dtype"] != "U8":
+        return False
+    return len(tensor["shape"]) == 1 and int(tensor["shape"][0]) >= _LEAST_BYTES
+
+
+def _has_magic(file: Any, place: int) -> bool:
+    file.seek(place)
+    return file.read(4) in _MAGICS
+
+
+def find_compressed(files: Iterable[Any] | None) -> str | None:
+    """Returns the first of some files that holds compressed tensors, or None."""
+    return next((os.fspath(path) for path in files or () if is_compressed(path)), None)
+
+
+def refuse_compressed(path: Any, loader: str) -> None:
+    """Raises UnsupportedError for a compressed file, or for a folder that has one, that `loader` is about to read."""
+    files: list[Any] = [path]
+    if isinstance(path, (str, os.PathLike)) and os.path.isdir(path):
+        files = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    found = find_compressed(files)
+    if found is not None:
+        raise make_error(
+            Status.TRF_ERR_UNSUPPORTED, f"{found} is compressed by transfuse, and {loader} cannot read it: {WAY_OUT}"
+        )
+
+
+def refuse_blobs(state_dict: Any, loader: str) -> None:
+    """Raises UnsupportedError for a state dict with compressed tensors, which `loader` is about to take."""
+    for name, tensor in (state_dict or {}).items():
+        if not str(name).endswith(SUFFIX) or "uint8" not in str(getattr(tensor, "dtype", "")) or tensor.dim() != 1:
+            continue
+        if tensor.numel() >= _LEAST_BYTES and bytes(tensor[:4].tolist()) in _MAGICS:
+            raise make_error(
+                Status.TRF_ERR_UNSUPPORTED,
+                f"the state dict has the compressed tensor {name!r}, which {loader} cannot load: {WAY_OUT}",
+            )
+
+
+def find_marker(file: str) -> dict[str, Any]:
+    """Returns the `quantization_config` of transfuse that the folder of a compressed file has in its config.json.
+
+    Where there is none one is made up: the file says by itself how it is compressed.
+
+    Raises
+    ------
+    UnsupportedError
+        There is one of another method instead: what was compressed are not weights, without their scales.
+    """
+    config = read_config(os.path.join(os.path.dirname(file), "config.json"))
+    waiting = [config]
+    others: list[Any] = []
+    while waiting:
+        fields = waiting.pop(0)
+        for key in ("quantization_config", "compression_config"):
+            marker = fields.get(key)
+            if isinstance(marker, dict) and is_marker(marker):
+                return dict(marker)
+            others += [marker] if marker is not None else []
+        waiting += [value for value in fields.values() if isinstance(value, dict)]
+    if others:
+        raise refuse_other_method(file, others[0])
+    return {"quant_method": METHOD.value}
+
+
+def refuse_other_method(file: str, config: Any) -> Exception:
+    """Returns the error for a compressed file that another method is to read, by its `quantization_config`."""
+    method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
+    name = getattr(method, "value", method) or "another method"
+    return make_error(
+        Status.TRF_ERR_UNSUPPORTED,
+        f"{file} is compressed by transfuse, and is to be quantized by {name}, which cannot read it: leave out that "
+        "quantization_config if you passed it, or run 'transfuse decompress' first",
+    )
+
+
+def is_marker(marker: Any) -> bool:
+    """Returns whether a `quantization_config` is one of transfuse."""
+    return isinstance(marker, dict) and marker.get("quant_method") == METHOD
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Returns what a config.json holds, as Python reads it, or nothing if there is none that can be read."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            fields = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def source_weights_name(source_config: str | None) -> str | None:
+    """Returns the name that the source's config.json gives its file of weights, if it gives one."""
+    try:
+        fields = json.loads((source_config or "{}").removeprefix("\ufeff"))
+    except ValueError:
+        return None
+    name = fields.get(WEIGHTS_KEY) if isinstance(fields, dict) else None
+    return name if isinstance(name, str) else None

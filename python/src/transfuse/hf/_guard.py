@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches the ways by which frameworks read files of weights, so that no compressed one is taken for a file without.
+
+transformers asks a quantizer to take part if the config object carries a `quantization_config`. A tower's config does
+not, nor does one that the user passes; transformers would then report the compressed tensors as surplus, and draw
+weights at random. So whatever file is about to be loaded is looked at. Where transformers' `from_pretrained` found a
+compressed one without us, it begins again, with the `quantization_config` that stands in the folder of the file. All
+other ways (programs that read state dicts themselves, adapters, diffusers' single files) raise, and say what to do.
+
+The functions here put wrappers in place of the frameworks' own functions. Nothing of it is done twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from transfuse._errors import Status, make_error
+from transfuse.hf._config_fields import METHOD
+from transfuse.hf._file_check import (
+    find_compressed,
+    find_marker,
+    is_compressed,
+    is_marker,
+    refuse_blobs,
+    refuse_compressed,
+    refuse_other_method,
+)
+
+_MARK = "_transfuse_watches"
+
+
+@dataclasses.dataclass
+class Loading:
+    """One call of transformers' `from_pretrained`.
+
+    Attributes
+    ----------
+    options : dict
+        Its arguments by keyword.
+    marker : dict or None
+        The `quantization_config` to go by; None as long as the config object is trusted to carry it.
+    is_guess : bool
+        The config object had none, but the user passed a `TransfuseConfig`.
+    carried
+        The `quantization_config` of the config object.
+    quantizer : HfQuantizer or None
+        That of the framework's choice.
+    has_files : bool
+        The files of the model are known: what else is looked up during the call belongs to something else.
+    """
+
+    options: dict[str, Any]
+    marker: dict[str, Any] | None = None
+    is_guess: bool = False
+    carried: Any = None
+    quantizer: Any = None
+    has_files: bool = False
+
+
+class _BeginAgain(BaseException):
+    """Ends a `from_pretrained` that found compressed files without us. No `except Exception` on the way takes it."""
+
+    def __init__(self, loading: Loading, marker: dict[str, Any]) -> None:
+        self.loading, self.marker = loading, marker
+
+
+_current: contextvars.ContextVar[Loading | None] = contextvars.ContextVar("transfuse_loading", default=None)
+
+
+def current_options() -> dict[str, Any]:
+    """Returns the arguments of the `from_pretrained` of transformers that runs."""
+    loading = _current.get()
+    return {} if loading is None else loading.options
+
+
+@contextlib.contextmanager
+def _running(loading: Loading | None) -> Iterator[None]:
+    token = _current.set(loading)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _wrap(place: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Puts a wrapper in the place of a function of a module or class, unless it is there already or has gone."""
+    original = vars(place).get(name)
+    if original is None or hasattr(original, _MARK):
+        return
+    function = original.__func__ if isinstance(original, classmethod) else original
+    wrapper = functools.wraps(function)(make(function))
+    setattr(wrapper, _MARK, True)
+    setattr(place, name, classmethod(wrapper) if isinstance(original, classmethod) else wrapper)
+    if isinstance(place, ModuleType):
+        _replace_copies(place.__name__.partition(".")[0], name, original, wrapper)
+
+
+def _replace_copies(package: str, name: str, original: Any, wrapper: Any) -> None:
+    """Modules that were imported before us hold the function under a name of their own."""
+    for path, module in list(sys.modules.items()):
+        if path.startswith(f"{package}.") and vars(module).get(name) is original:
+            setattr(module, name, wrapper)
+
+
+# ---- transformers ----
+
+
+def guard_transformers(modeling_utils: ModuleType) -> None:
+    """Watches `transformers.modeling_utils`."""
+    _wrap(modeling_utils.PreTrainedModel, "from_pretrained", _make_from_pretrained)
+    _wrap(modeling_utils.PreTrainedModel, "_initialize_missing_keys", _make_initialize)
+    _wrap(modeling_utils, "get_hf_quantizer", _make_get_quantizer)
+    _wrap(modeling_utils, "_get_resolved_checkpoint_files", _make_resolve)
+    _wrap(modeling_utils, "load_state_dict", _make_load_state_dict)
+    _wrap(modeling_utils, "convert_and_load_state_dict_in_model", _make_convert)
+
+
+def _make_from_pretrained(original: Callable[..., Any]) -> Callable[..., Any]:
+    def from_pretrained(cls: type[Any], /, *arguments: Any, **options: Any) -> Any:
+        refuse_blobs(options.get("state_dict"), "from_pretrained")
+        loading = Loading(options)
+        while True:
+            try:
+                with _running(loading):
+                    return original(cls, *arguments, **options)
+            except _BeginAgain as signal:
+                if signal.loading is not loading or loading.marker is not None:
+                    raise
+                loading = Loading(options, marker=signal.marker)
+
+    return from_pretrained
+
+
+def _make_get_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_hf_quantizer(config: Any, quantization_config: Any, *arguments: Any, **options: Any) -> Any:
+        loading = _current.get()
+        # Models that load models look for quantizers before files, as the outer one does.
+        if loading is None or loading.has_files:
+            return original(config, quantization_config, *arguments, **options)
+        carried: Any = getattr(config, "quantization_config", None)
+        if getattr(carried, "quant_method", None) == METHOD:  # the config of a model that was loaded before
+            config.quantization_config = carried = carried.to_dict()
+        if loading.marker is not None and not is_marker(carried):
+            config.quantization_config = dict(loading.marker)
+        elif carried is None and getattr(quantization_config, "quant_method", None) == METHOD:
+            config.quantization_config = {"quant_method": METHOD.value}
+            loading.is_guess = True
+        loading.carried = carried
+        found = original(config, quantization_config, *arguments, **options)
+        loading.quantizer = found[0]
+        return found
+
+    return get_hf_quantizer
+
+
+def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_resolved_checkpoint_files(*arguments: Any, **options: Any) -> Any:
+        loading = _current.get()
+        if loading is None or loading.has_files:
+            files = original(*arguments, **options)
+            _refuse_files(files[0], "what loads tensors apart from the model")
+            return files
+        loading.has_files = True
+        is_ours = _is_ours(loading.quantizer)
+        if is_ours and options.get("transformers_explicit_filename") is not None:
+            options["transformers_explicit_filename"] = loading.quantizer.source_weights_name()
+        files = original(*arguments, **options)
+        compressed = find_compressed(files[0])
+        if compressed is None:
+            if loading.is_guess:
+                raise make_error(
+                    Status.TRF_ERR_ARGUMENT,
+                    "this checkpoint is not compressed: its config.json has no quantization_config of transfuse. Run "
+                    "'transfuse compress' on it first, or load it as it is and call transfuse.compress_model",
+                )
+        elif loading.quantizer is None and loading.carried is not None:
+            raise refuse_other_method(compressed, loading.carried)  # one that transformers does not know
+        elif loading.quantizer is None or loading.is_guess:
+            raise _BeginAgain(loading, find_marker(compressed))
+        elif not is_ours:
+            raise refuse_other_method(compressed, loading.quantizer.quantization_config)
+        return files
+
+    return get_resolved_checkpoint_files
+
+
+def _is_ours(quantizer: Any) -> bool:
+    return getattr(getattr(quantizer, "quantization_config", None), "quant_method", None) == METHOD
+
+
+def _refuse_files(files: Any, loader: str) -> None:
+    for path in files or ():
+        refuse_compressed(path, loader)
+
+
+def _make_load_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
+    def load_state_dict(checkpoint_file: Any, map_location: Any = "cpu", *arguments: Any, **options: Any) -> Any:
+        if not is_compressed(checkpoint_file):
+            return original(checkpoint_file, map_location, *arguments, **options)
+        if str(map_location) == "meta":
+            # It is asked for dtypes and shapes: those of the source, of which the file has other names for some.
+            from transfuse.hf._load_plan import make_meta_tensors
+
+            return make_meta_tensors(os.fspath(checkpoint_file))
+        return refuse_compressed(checkpoint_file, "transformers' load_state_dict")
+
+    return load_state_dict
+
+
+def _make_convert(original: Callable[..., Any]) -> Callable[..., Any]:
+    def convert_and_load(model: Any, state_dict: Any, load_config: Any, *arguments: Any, **options: Any) -> Any:
+        quantizer = load_config.hf_quantizer
+        if not _is_ours(quantizer) or not quantizer.is_loading(model):
+            return original(model, state_dict, load_config, *arguments, **options)
+        # What is not compressed goes into dense modules, as if nobody else took part.
+        rest = quantizer.leave_rest(state_dict)
+        plain = dataclasses.replace(load_config, hf_quantizer=None)
+        result = original(model, rest, plain, *arguments, **options)
+        quantizer.complete_report(result[0])
+        return result
+
+    return convert_and_load
+
+
+def _make_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize_missing_keys(self: Any, *arguments: Any, **options: Any) -> Any:
+        loading = sys.modules.get("transfuse.hf._loading")
+        if loading is None:
+            return original(self, *arguments, **options)
+        with loading.stand_ins(self):
+            return original(self, *arguments, **options)
+
+    return initialize_missing_keys
+
+
+# ---- transformers' trainer ----
+
+
+def guard_trainer(trainer: ModuleType) -> None:
+    """Watches `transformers.trainer`, which loads checkpoints by `load_state_dict(strict=False)`."""
+    loader = "Trainer, which resumes from state dicts,"
+
+    def make_load(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_from_checkpoint(self: Any, resume_from_checkpoint: str, *arguments: Any, **options: Any) -> Any:
+            refuse_compressed(resume_from_checkpoint, loader)
+            return original(self, resume_from_checkpoint, *arguments, **options)
+
+        return load_from_checkpoint
+
+    def make_load_best(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_best_model(self: Any, *arguments: Any, **options: Any) -> Any:
+            refuse_compressed(self.state.best_model_checkpoint, loader)
+            return original(self, *arguments, **options)
+
+        return load_best_model
+
+    _wrap(trainer.Trainer, "_load_from_checkpoint", make_load)
+    _wrap(trainer.Trainer, "_load_best_model", make_load_best)
+
+
+def guard_trainer_utils(trainer_utils: ModuleType) -> None:
+    """Watches `load_sharded_checkpoint` of `transformers.trainer_utils`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_sharded_checkpoint(model: Any, folder: Any, *arguments: Any, **options: Any) -> Any:
+            refuse_compressed(folder, "load_sharded_checkpoint")
+            return original(model, folder, *arguments, **options)
+
+        return load_sharded_checkpoint
+
+    _wrap(trainer_utils, "load_sharded_checkpoint", make)
+
+
+# ---- others ----
+
+
+def _make_reader(loader: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes wrappers of functions whose first argument is the file that they read."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(file: Any, *arguments: Any, **options: Any) -> Any:
+            refuse_compressed(file, loader)
+            return original(file, *arguments, **options)
+
+        return read
+
+    return make
+
+
+def guard_accelerate(modeling: ModuleType) -> None:
+    """Watches `accelerate.utils.modeling`, that is `load_checkpoint_in_model` and `load_checkpoint_and_dispatch`."""
+    _wrap(modeling, "load_state_dict", _make_reader("accelerate"))
+
+
+def guard_peft(save_and_load: ModuleType) -> None:
+    """Watches `peft.utils.save_and_load`, which reads files of adapters."""
+    _wrap(save_and_load, "safe_load_file", _make_reader("PEFT"))
+
+
+_diffusers_quantizers: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
+    "transfuse_diffusers_quantizers", default=None
+)
+
+
+def note_diffusers_quantizer(quantizer: Any) -> None:
+    """Says that a quantizer of ours takes part in the `from_pretrained` of diffusers that runs."""
+    quantizers = _diffusers_quantizers.get()
+    if quantizers is not None:
+        quantizers.append(quantizer)
+
+
+def guard_diffusers_models(modeling_utils: ModuleType) -> None:
+    """Watches `from_pretrained` of `diffusers.models.modeling_utils`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def from_pretrained(cls: type[Any], /, *arguments: Any, **options: Any) -> Any:
+            token = _diffusers_quantizers.set([])
+            try:
+                return original(cls, *arguments, **options)
+            finally:
+                _diffusers_quantizers.reset(token)
+
+        return from_pretrained
+
+    _wrap(modeling_utils.ModelMixin, "from_pretrained", make)
+
+
+def guard_diffusers(model_loading_utils: ModuleType) -> None:
+    """Watches `load_state_dict` of `diffusers.models.model_loading_utils`, by which all its models are read."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_state_dict(checkpoint_file: Any, *arguments: Any, **options: Any) -> Any:
+            if not _diffusers_quantizers.get():
+                refuse_compressed(checkpoint_file, "this part of diffusers")
+            return original(checkpoint_file, *arguments, **options)
+
+        return load_state_dict
+
+    _wrap(model_loading_utils, "load_state_dict", make)
+
+
+def guard_diffusers_loader(loader: ModuleType) -> None:
+    """Watches a module below `diffusers.loaders`, which reads adapters by safetensors itself."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_model_file(*arguments: Any, **options: Any) -> Any:
+            path = original(*arguments, **options)
+            refuse_compressed(path, "diffusers, which loads an adapter,")
+            return path
+
+        return get_model_file
+
+    original = vars(loader).get("_get_model_file")
+    if original is not None and not hasattr(original, _MARK):
+        # This module alone: models are looked up by the function of the same name.
+        wrapper = functools.wraps(original)(make(original))
+        setattr(wrapper, _MARK, True)
+        vars(loader)["_get_model_file"] = wrapper

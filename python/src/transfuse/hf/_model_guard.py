@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the models of transformers and diffusers do that compressed weights need done otherwise.
+
+* `save_pretrained` writes a compressed checkpoint of a model some of whose weights were compressed in memory: by
+  itself it would write buffers of layers under the names of matrices, which nothing could load.
+* config.json gets `transformers_weights` (format/FORMAT.md, section 10), which the framework leaves out.
+* What takes `weight` for a matrix is refused with the names of the layers, before anything is changed.
+
+The classes are changed once, when `install` is first called while they are imported. As long as no model has compressed
+weights nothing else happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from transfuse._errors import Status, make_error
+from transfuse.hf._config_fields import METHOD, NEEDS_TRANSFUSE
+
+if TYPE_CHECKING:
+    from transfuse.torch._buffer_module import BufferModule
+
+_MARK = "_transfuse_guards"
+_WEIGHTS_KEY = "transformers_weights"
+# The version of blobs, and the name for a mixture of codecs (format/FORMAT.md, section 10).
+_VERSION = 4
+_AUTO = "auto"
+_LOSSLESS = {"BF16": "bf16", "F16": "fp16", "F8_E4M3": "fp8_e4m3", "F8_E5M2": "fp8_e5m2", "I8": "int"}
+_NAMES_SHOWN = 4
+_WAY_OUT = (
+    "do it with the uncompressed model, before it is compressed, or leave these layers out of the compression "
+    "(compress_model(exclude=...), 'transfuse compress --exclude')"
+)
+
+
+def install() -> None:
+    """Changes the model classes of the frameworks that are imported. May be called again, and costs little then."""
+    for name, guard in (
+        ("transformers.modeling_utils", guard_transformers_models),
+        ("diffusers.models.modeling_utils", guard_diffusers_models),
+    ):
+        module = sys.modules.get(name)
+        # One that is still being imported has no classes yet.
+        if module is not None and not getattr(module.__spec__, "_initializing", False):
+            guard(module)
+
+
+def guard_transformers_models(modeling_utils: ModuleType) -> None:
+    """Changes `PreTrainedModel` of `transformers.modeling_utils`, and the class of its configs. May be called again."""
+    model, config = modeling_utils.PreTrainedModel, modeling_utils.PreTrainedConfig
+    _wrap(model, "save_pretrained", _make_save(_transformers_quantizer))
+    _wrap_overrides(model)
+    _wrap(model, "init_weights", _make_refusal("weights cannot be drawn at random"))
+    _wrap(model, "_adjust_bias", _make_adjust_bias)
+    _wrap(model, "tie_weights", _make_tie)
+    _wrap(config, "to_json_file", _make_write_config)
+    _wrap(model, "__init_subclass__", _make_init_subclass)
+
+
+def _wrap_overrides(model: type[Any]) -> None:
+    """Wraps what architectures have of their own, too."""
+    _wrap(model, "resize_token_embeddings", _make_resize)
+    _wrap(model, "resize_position_embeddings", _make_refusal("position embeddings cannot be resized"))
+    for derived in model.__subclasses__():
+        _wrap_overrides(derived)
+
+
+def guard_diffusers_models(modeling_utils: ModuleType) -> None:
+    """Changes `ModelMixin` of `diffusers.models.modeling_utils`. May be called again."""
+    _wrap(modeling_utils.ModelMixin, "save_pretrained", _make_save(_diffusers_quantizer))
+
+
+def _wrap(owner: type[Any], name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = owner.__dict__.get(name)
+    if original is None or hasattr(original, _MARK):
+        return
+    wrapper = make(original)
+    if not isinstance(wrapper, classmethod):
+        functools.update_wrapper(wrapper, original)
+    setattr(wrapper, _MARK, True)
+    setattr(owner, name, wrapper)
+
+
+def _make_init_subclass(original: Any) -> Any:
+    def init_subclass(cls: type[Any], /, **options: Any) -> None:
+        original.__func__(cls, **options)
+        _wrap_overrides(cls)
+
+    return classmethod(init_subclass)
+
+
+# ---- which weights are compressed ----
+
+
+def find_compressed(model: Any) -> dict[str, BufferModule]:
+    """Returns the modules of a model that have compressed weights, by their paths, each under one of them."""
+    buffers = sys.modules.get("transfuse.torch._buffer_module")
+    if buffers is None:
+        return {}
+    return {path: module for path, module in model.named_modules() if isinstance(module, buffers.BufferModule)}
+
+
+def _is_compressed(module: Any) -> bool:
+    buffers = sys.modules.get("transfuse.torch._buffer_module")
+    return buffers is not None and isinstance(module, buffers.BufferModule)
+
+
+def _is_buffer(model: Any, name: str) -> bool:
+    """Returns whether a parameter is compressed."""
+    path, _, own = name.rpartition(".")
+    module = model.get_submodule(path)
+    return _is_compressed(module) and own in module._buffer_names()
+
+
+def _refuse(what: str, paths: list[str]) -> None:
+    more = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
+    raise make_error(
+        Status.TRF_ERR_UNSUPPORTED,
+        f"{what}: the weights of {', '.join(paths[:_NAMES_SHOWN])}{more} are compressed, and 'weight' is no matrix "
+        f"there; {_WAY_OUT}",
+    )
+
+
+# ---- saving ----
+
+
+def _make_save(attach: Callable[[Any, dict[str, BufferModule]], contextlib.AbstractContextManager[None]]) -> Any:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def save_pretrained(self: Any, save_directory: Any, *arguments: Any, **options: Any) -> Any:
+            compressed = find_compressed(self)
+            if not compressed:
+                return original(self, save_directory, *arguments, **options)
+            if not options.get("safe_serialization", True) or options.get("use_flashpack"):
+                raise make_error(
+                    Status.TRF_ERR_UNSUPPORTED, "compressed weights are saved as .safetensors files, and as no others"
+                )
+            with attach(self, compressed):
+                return original(self, save_directory, *arguments, **options)
+
+        return save_pretrained
+
+    return make
+
+
+def _is_ours(quantizer: Any) -> bool:
+    return getattr(getattr(quantizer, "quantization_config", None), "quant_method", None) == METHOD
+
+
+def _check_quantizer(model: Any) -> Any:
+    """Returns the quantizer of a model, which is ours or None."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None and not _is_ours(quantizer):
+        method = getattr(quantizer.quantization_config, "quant_method", "another method")
+        raise make_error(
+            Status.TRF_ERR_UNSUPPORTED,
+            f"a model that is quantized by {getattr(method, 'value', method)}, and has compressed weights, too, cannot "
+            "be saved",
+        )
+    return quantizer
+
+
+def _find_codec(compressed: dict[str, BufferModule]) -> str:
+    """Returns the codec that these weights could have been asked for: one for all, or each tensor's own."""
+    from transfuse.torch._registry import expert_infos, layer_info
+
+    infos = []
+    for module in compressed.values():
+        for name in module._buffer_names():
+            buffer = getattr(module, name)
+            infos.append(layer_info(buffer) if name == "weight" else expert_infos(buffer)[0])
+    if all(_LOSSLESS.get(info.dtype) == info.codec for info in infos):
+        return _AUTO
+    codecs = {info.codec for info in infos}
+    return codecs.pop() if len(codecs) == 1 else _AUTO
+
+
+@contextlib.contextmanager
+def _transformers_quantizer(model: Any, compressed: dict[str, BufferModule]) -> Iterator[None]:
+    """Gives a model what the framework needs to save compressed weights, for the time of a call."""
+    from transfuse.hf._quantization_config import TransfuseConfig
+    from transfuse.hf._quantizer import TransfuseHfQuantizer
+    from transfuse.hf._saving import find_model_dtype, make_source_config
+
+    quantizer, config = _check_quantizer(model), model.config
+    with contextlib.ExitStack() as undo:
+        if quantizer is None:
+            fields = TransfuseConfig(
+                version=_VERSION, codec=_find_codec(compressed), source_config=make_source_config(model)
+            )
+            made = TransfuseHfQuantizer(fields, pre_quantized=True)
+            made._conversions = getattr(model, "_weight_conversions", None)  # type: ignore[assignment]
+            undo.enter_context(_with_attribute(model, "hf_quantizer", made))
+            # The quantizer undoes them, and the framework must not do so once more.
+            undo.enter_context(_with_attribute(model, "_weight_conversions", []))
+        else:
+            fields = quantizer.quantization_config
+        undo.enter_context(_with_attribute(config, "quantization_config", fields))
+        # The framework goes by the first parameter of floats, which in a compressed model may be a norm's.
+        undo.enter_context(_with_attribute(config, "dtype", config.__dict__.get("dtype")))
+        dtype = str(find_model_dtype(model)).removeprefix("torch.")
+        undo.enter_context(_with_attribute(fields, "_model_dtype", dtype))
+        yield
+
+
+@contextlib.contextmanager
+def _with_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute for the time of a block, whatever sets it meanwhile."""
+    there = name in owner.__dict__
+    before = owner.__dict__.get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        owner.__dict__.pop(name, None)
+        if there:
+            setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def _diffusers_quantizer(model: Any, compressed: dict[str, BufferModule]) -> Iterator[None]:
+    """The same for a model of diffusers, whose files have the names of its parameters."""
+    from transfuse.hf._diffusers import DiffusersTransfuseConfig, TransfuseDiffusersQuantizer
+
+    names = {f"{path}.{name}" for path, module in compressed.items() for name in module._buffer_names()}
+    quantizer = _check_quantizer(model)
+    if quantizer is not None:
+        quantizer._blobs = names
+        yield
+        return
+    text = model.to_json_string()
+    fields = DiffusersTransfuseConfig(version=_VERSION, codec=_find_codec(compressed), source_config=text)
+    made = TransfuseDiffusersQuantizer(fields, pre_quantized=True)
+    made._blobs = names
+    before = model._internal_dict
+    model.hf_quantizer = made
+    model.register_to_config(quantization_config=fields)
+    try:
+        yield
+    finally:
+        model._internal_dict = before
+        del model.hf_quantizer
+
+
+def _make_write_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    def to_json_file(self: Any, json_file_path: Any, use_diff: bool = True) -> Any:
+        marker = getattr(self, "quantization_config", None)
+        method = marker.get("quant_method") if isinstance(marker, dict) else getattr(marker, "quant_method", None)
+        if method != METHOD:
+            return original(self, json_file_path, use_diff)
+        fields = json.loads(self.to_json_string(use_diff=use_diff))
+        fields[_WEIGHTS_KEY] = NEEDS_TRANSFUSE
+        dtype = getattr(marker, "_model_dtype", None)
+        if dtype is not None:
+            fields["dtype"] = dtype
+        with open(json_file_path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+        return None
+
+    return to_json_file
+
+
+# ---- what takes a weight for a matrix ----
+
+
+def _make_resize(original: Callable[..., Any]) -> Callable[..., Any]:
+    def resize_token_embeddings(
+        self: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        ends = [self.get_input_embeddings(), self.get_output_embeddings()]
+        paths = [path for path, module in find_compressed(self).items() if any(module is end for end in ends)]
+        if not paths or (new_num_tokens is None and pad_to_multiple_of is None):
+            return original(self, new_num_tokens, pad_to_multiple_of, *args, **kwargs)
+        size = ends[0].num_embeddings if hasattr(ends[0], "num_embeddings") else self.config.vocab_size
+        wanted = size if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of:
+            wanted = -(-wanted // pad_to_multiple_of) * pad_to_multiple_of
+        if wanted != size:
+            _refuse(f"token embeddings cannot be resized from {size} to {wanted}", paths)
+        return ends[0]
+
+    return resize_token_embeddings
+
+
+def _make_refusal(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes wrappers of what is not for models with compressed weights."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(self: Any, *arguments: Any, **options: Any) -> Any:
+            paths = list(find_compressed(self))
+            if paths:
+                _refuse(what, paths)
+            return original(self, *arguments, **options)
+
+        return refuse
+
+    return make
+
+
+def _make_adjust_bias(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _adjust_bias(self: Any, output_embeddings: Any, input_embeddings: Any) -> Any:
+        # It pads the bias to the length of the weight, which is that of a buffer here.
+        return None if _is_compressed(output_embeddings) else original(self, output_embeddings, input_embeddings)
+
+    return _adjust_bias
+
+
+def _make_tie(original: Callable[..., Any]) -> Callable[..., Any]:
+    def tie_weights(self: Any, missing_keys: Any = None, recompute_mapping: bool = True, *args: Any, **kw: Any) -> Any:
+        # While a model is made or loaded the framework gives one of them.
+        if missing_keys is None and recompute_mapping and find_compressed(self):
+            for pair in self.get_expanded_tied_weights_keys(all_submodels=True).items():
+                compressed = [name for name in pair if _is_buffer(self, name)]
+                if len(compressed) == 1:
+                    dense = next(name for name in pair if name not in compressed)
+                    _refuse(f"{dense} cannot be tied to {compressed[0]}", compressed)
+        return original(self, missing_keys, recompute_mapping, *args, **kw)
+
+    return tie_weights

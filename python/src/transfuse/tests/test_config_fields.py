@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The config of transfuse in transformers and diffusers: what users pass, and what files hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from transformers.quantizers.auto import AutoHfQuantizer, AutoQuantizationConfig
+
+import transfuse
+
+WRITTEN = {"quant_method": "transfuse", "version": 4, "codec": "auto", "layout": "coded", "source_config": "{}"}
+
+
+def test_typos_of_callers() -> None:
+    with pytest.raises(TypeError, match="no argument 'layuot'; did you mean 'layout'"):
+        transfuse.TransfuseConfig(layuot="packed")
+    with pytest.raises(TypeError, match="no argument 'quantum'; it takes 'exact' and 'layout'"):
+        transfuse.TransfuseConfig(quantum=1)
+    with pytest.raises(TypeError, match="did you mean 'exact'"):
+        AutoQuantizationConfig.from_dict({"quant_method": "transfuse", "exakt": True})
+
+
+def test_dict_of_a_caller() -> None:
+    config = AutoQuantizationConfig.from_dict({"quant_method": "transfuse", "layout": "packed", "exact": True})
+    assert type(config) is transfuse.TransfuseConfig and config.get_loading_attributes() == {
+        "exact": True,
+        "layout": "packed",
+    }
+
+
+def test_unknown_keys_of_files() -> None:
+    """They are of later versions, and come back as they were."""
+    written: dict[str, Any] = {**WRITTEN, "stored": True, "weaving": {"warp": [1, 2]}}
+    config = AutoQuantizationConfig.from_dict(json.loads(json.dumps(written)))
+    assert config.weaving == {"warp": [1, 2]} and config.stored is True
+    assert config.to_dict() == written and json.loads(config.to_json_string()) == written
+    merged = AutoHfQuantizer.merge_quantization_configs(dict(written), transfuse.TransfuseConfig(layout="packed"))
+    assert merged.weaving == written["weaving"] and merged.layout == "packed"
+    assert "stored" not in AutoQuantizationConfig.from_dict(dict(WRITTEN)).to_dict()
+
+
+def test_unused_arguments() -> None:
+    config, unused = transfuse.TransfuseConfig.from_dict(
+        dict(WRITTEN), return_unused_kwargs=True, layout="plain", other=1
+    )
+    assert config.layout == "plain" and unused == {"other": 1}
+
+
+def test_diffusers() -> None:
+    auto = pytest.importorskip("diffusers.quantizers.auto", reason="diffusers is not installed")
+    config = auto.DiffusersAutoQuantizer.from_dict({**WRITTEN, "weaving": 1})
+    assert config.to_dict() == {**WRITTEN, "weaving": 1}
+    with pytest.raises(TypeError, match="did you mean 'layout'"):
+        auto.DiffusersAutoQuantizer.from_dict({"quant_method": "transfuse", "layot": "packed"})
