@@ -117,6 +117,7 @@ def guard_transformers(modeling_utils: ModuleType) -> None:
     """Watches `transformers.modeling_utils`."""
     _wrap(modeling_utils.PreTrainedModel, "from_pretrained", _make_from_pretrained)
     _wrap(modeling_utils.PreTrainedModel, "_initialize_missing_keys", _make_initialize)
+    _wrap(modeling_utils.PreTrainedModel, "_adjust_bias", _make_adjust_bias)
     _wrap(modeling_utils, "get_hf_quantizer", _make_get_quantizer)
     _wrap(modeling_utils, "_get_resolved_checkpoint_files", _make_resolve)
     _wrap(modeling_utils, "load_state_dict", _make_load_state_dict)
@@ -239,6 +240,18 @@ def _make_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *arguments, **options)
 
     return initialize_missing_keys
+
+
+def _make_adjust_bias(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Tying pads the bias of an output to the length of its weights, for which it would take a buffer's."""
+
+    def adjust_bias(self: Any, output_embeddings: Any, input_embeddings: Any) -> Any:
+        modules = sys.modules.get("transfuse.torch._buffer_module")
+        if modules is not None and isinstance(output_embeddings, modules.BufferModule):
+            return None
+        return original(self, output_embeddings, input_embeddings)
+
+    return adjust_bias
 
 
 # ---- transformers' trainer ----

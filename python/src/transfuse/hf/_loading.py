@@ -27,7 +27,7 @@ from transfuse.torch._containers import container_buffers
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import replace_experts
 from transfuse.torch._layouts import describe_refusals
-from transfuse.torch._modules import CompressedModule, TransfuseLinear
+from transfuse.torch._modules import CompressedModule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -242,13 +242,6 @@ def end_loading(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, BufferModule):
             module.__dict__.pop("_is_loading", None)
-
-
-def trim_biases(model: nn.Module) -> None:
-    """Undoes that tying pads the bias of an output to the length of its weights, which it takes a buffer's for."""
-    for module in model.modules():
-        if isinstance(module, TransfuseLinear) and module.bias is not None and len(module.bias) > module.out_features:
-            module.bias.data = module.bias.data[: module.out_features].clone()
 
 
 def compressed_parameters(model: PreTrainedModel) -> dict[str, BufferModule]:

@@ -147,11 +147,10 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._hook = hide_from_framework(model, plan.targets)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
-        from transfuse.hf._loading import compressed_parameters, end_loading, trim_biases
+        from transfuse.hf._loading import compressed_parameters, end_loading
 
         assert self._plan is not None
         self._hook.remove()
-        trim_biases(model)
         end_loading(model)
         self._model = self._plan = self._hook = None
         self._tensors = []

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints with old, double or missing names, other sizes, and models made of several: as the source loads them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transfuse.tests.architectures import ARCHITECTURES, count_compressed, find_differences, load_both
+
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import transfuse
+
+Tensors = dict[str, torch.Tensor]
+
+
+def make(folder: Path, name: str, change: Callable[[Tensors], Tensors] | None = None, **options: Any) -> Path:
+    """Writes a source of an architecture, its tensors changed, and what is made of it; returns where both are."""
+    next(each for each in ARCHITECTURES if each.name == name).make().save_pretrained(folder / "source")
+    if change is not None:
+        file = folder / "source" / "model.safetensors"
+        save_file(change(load_file(file)), file, {"format": "pt"})
+    shutil.rmtree(folder / "trf", ignore_errors=True)
+    transfuse.compress(folder / "source", folder / "trf", **({"embeddings": True} | options))
+    return folder
+
+
+def check(folder: Path, name: str, **options: Any) -> Any:
+    load = getattr(transformers, name).from_pretrained
+    model, plain, report, expected = load_both(folder / "source", folder / "trf", load, **options)
+    assert find_differences(model, plain) == [] and count_compressed(model) > 3
+    assert {key: sorted(map(str, each)) for key, each in report.items()} == {
+        key: sorted(map(str, each)) for key, each in expected.items()
+    }
+    return model
+
+
+def rename(*pairs: tuple[str, str]) -> Callable[[Tensors], Tensors]:
+    def change(tensors: Tensors) -> Tensors:
+        renamed = {}
+        for name, tensor in tensors.items():
+            for new, old in pairs:
+                name = name.replace(new, old)
+            renamed[name] = tensor
+        assert renamed.keys() != tensors.keys()
+        return renamed
+
+    return change
+
+
+def test_names_of_old_norms(tmp_path: Path) -> None:
+    change = rename(("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+    check(make(tmp_path, "BertForMaskedLM", change), "BertForMaskedLM")
+
+
+@pytest.mark.parametrize("include", [None, ["*"]])
+def test_names_of_old_weight_norms(tmp_path: Path, include: list[str] | None) -> None:
+    weight = "parametrizations.weight.original"
+    change = rename((f"{weight}0", "weight_g"), (f"{weight}1", "weight_v"))
+    options: dict[str, Any] = {"include": include, "embeddings": False} if include else {}
+    check(make(tmp_path, "Wav2Vec2ForCTC", change, **options), "Wav2Vec2ForCTC")
+
+
+def test_names_without_the_prefix(tmp_path: Path) -> None:
+    folder = make(tmp_path, "LlamaForCausalLM", rename(("model.", "")))
+    check(folder, "LlamaForCausalLM")
+    check(folder, "LlamaModel")
+
+
+@pytest.mark.parametrize("exclude", [[], ["layers.0.*"], ["model.layers.0.*"]])
+def test_two_tensors_for_one_parameter(tmp_path: Path, exclude: list[str]) -> None:
+    """The framework takes the first by name, whichever of them is compressed."""
+
+    def change(tensors: Tensors) -> Tensors:
+        name = "model.layers.0.mlp.up_proj.weight"
+        return {**tensors, name.removeprefix("model."): torch.randn_like(tensors[name])}
+
+    model = check(make(tmp_path, "LlamaForCausalLM", change, exclude=exclude or None), "LlamaForCausalLM")
+    assert (model.model.layers[0].mlp.up_proj.weight.dtype == torch.uint8) == (exclude != ["layers.0.*"])
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("ViTForImageClassification", {"num_labels": 7}),
+        ("LlamaForCausalLM", {"vocab_size": 120}),
+        ("Qwen2ForCausalLM", {"vocab_size": 120}),
+        ("BertForMaskedLM", {"vocab_size": 120}),
+    ],
+)
+def test_mismatched_sizes(tmp_path: Path, name: str, sizes: dict[str, int]) -> None:
+    folder = make(tmp_path, name)
+    check(folder, name, ignore_mismatched_sizes=True, **sizes)
+    with pytest.raises((ValueError, RuntimeError), match="shape|ignore_mismatched_sizes"):
+        getattr(transformers, name).from_pretrained(folder / "trf", **sizes)
+
+
+def test_other_numbers_of_layers(tmp_path: Path) -> None:
+    folder = make(tmp_path, "BertForMaskedLM")
+    check(folder, "BertForMaskedLM", num_hidden_layers=1)
+    for name in ("BertForMaskedLM", "BertForSequenceClassification"):
+        with pytest.raises(ValueError, match=r"no file gives 'bert.encoder.layer.2.attention.self.query.weight'"):
+            getattr(transformers, name).from_pretrained(folder / "trf", num_hidden_layers=3)
+
+
+def test_models_made_of_two(tmp_path: Path) -> None:
+    """A decoder gets attention to the encoder, drawn at random; the bias of its head keeps its length when tied."""
+    folder = make(tmp_path, "BertForMaskedLM")
+    models = []
+    for path in (folder / "trf", folder / "source"):
+        torch.manual_seed(3)
+        models.append(transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(str(path), str(path)))
+    assert find_differences(*models) == [] and count_compressed(models[0]) > 20
+    models[1].save_pretrained(tmp_path / "whole" / "source")
+    transfuse.compress(tmp_path / "whole" / "source", tmp_path / "whole" / "trf", embeddings=True)
+    check(tmp_path / "whole", "EncoderDecoderModel")
+    model = transformers.BertForMaskedLM.from_pretrained(folder / "trf")
+    model.tie_weights()
+    assert model.cls.predictions.decoder.bias.shape == (model.config.vocab_size,)
+
+
+def test_names_of_an_old_composite(tmp_path: Path) -> None:
+    """LLaVA was saved as a vision tower and a language model that was whole by itself."""
+    folder = make(tmp_path, "LlavaForConditionalGeneration")
+    assert any(name.startswith("language_model.model.") for name in load_file(folder / "source" / "model.safetensors"))
+    check(folder, "LlavaForConditionalGeneration")
+    check(folder, "AutoModel")
+
+
+def test_adapter_folder_on_a_compressed_base(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    folder = make(tmp_path, "LlamaForCausalLM")
+    loaded = []
+    for name in ("trf", "source"):
+        base = transformers.LlamaForCausalLM.from_pretrained(folder / name)
+        torch.manual_seed(0)
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+        adapted.save_pretrained(tmp_path / f"lora-{name}")
+        loaded.append(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"lora-{name}"))
+    assert find_differences(*loaded) == [] and count_compressed(loaded[0]) > 3
