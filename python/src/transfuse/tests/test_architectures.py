@@ -80,7 +80,10 @@ def test_one_file(tmp_path: Path, architecture: Architecture, source: Path, embe
         transfuse.set_exact(True)
     ours, theirs = run(model), run(plain)
     # Jamba hands transposed activations to a layer, for which torch has another order of summation.
-    assert torch.equal(ours, theirs) or (architecture.name == "JambaForCausalLM" and torch.allclose(ours, theirs, 0.02))
+    if architecture.name == "JambaForCausalLM":
+        assert torch.allclose(ours, theirs, atol=0.02)
+    else:
+        assert torch.equal(ours, theirs)
 
 
 def test_shards(tmp_path: Path, architecture: Architecture, source: Path) -> None:
