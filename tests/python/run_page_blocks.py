@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -31,10 +30,6 @@ def main() -> int:
             if done.returncode != 0:
                 sys.exit(f"{block['page']}: line {block['line']}: exit status {done.returncode}: {block['text']}")
         print(f"== {time.perf_counter() - start:.2f} s", flush=True)
-    # A thread of compress_model that is not quite at its end when the interpreter is would abort the process.
-    for thread in threading.enumerate():
-        if thread.name == "transfuse":
-            thread.join()
     return 0
 
 

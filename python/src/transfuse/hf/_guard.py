@@ -18,11 +18,13 @@ import dataclasses
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from transfuse._errors import Status, make_error
+from transfuse.hf import _model_guard
 from transfuse.hf._config_fields import METHOD
 from transfuse.hf._file_check import (
     find_compressed,
@@ -91,8 +93,19 @@ def _running(loading: Loading | None) -> Iterator[None]:
 
 
 def _wrap(place: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Puts a wrapper in the place of a function of a module or class, unless it is there already or has gone."""
+    """Puts a wrapper in the place of a function of a module or class, unless it is there already.
+
+    A framework of another version may not have the function: a warning says so, since compressed files that are read
+    in the way that has taken its place are not noticed.
+    """
     original = vars(place).get(name)
+    if original is None:
+        owner = place.__name__ if isinstance(place, ModuleType) else f"{place.__module__}.{place.__qualname__}"
+        warnings.warn(
+            f"transfuse knows no {owner} without {name}, which it would watch: with this version of "
+            f"{owner.partition('.')[0]} a compressed file may be taken for an uncompressed one",
+            stacklevel=2,
+        )
     if original is None or hasattr(original, _MARK):
         return
     function = original.__func__ if isinstance(original, classmethod) else original
@@ -114,7 +127,8 @@ def _replace_copies(package: str, name: str, original: Any, wrapper: Any) -> Non
 
 
 def guard_transformers(modeling_utils: ModuleType) -> None:
-    """Watches `transformers.modeling_utils`."""
+    """Watches `transformers.modeling_utils`, and has its models do what compressed weights need done otherwise."""
+    _model_guard.change_transformers_models(modeling_utils)
     _wrap(modeling_utils.PreTrainedModel, "from_pretrained", _make_from_pretrained)
     _wrap(modeling_utils.PreTrainedModel, "_initialize_missing_keys", _make_initialize)
     _wrap(modeling_utils.PreTrainedModel, "_adjust_bias", _make_adjust_bias)
@@ -331,7 +345,8 @@ def note_diffusers_quantizer(quantizer: Any) -> None:
 
 
 def guard_diffusers_models(modeling_utils: ModuleType) -> None:
-    """Watches `from_pretrained` of `diffusers.models.modeling_utils`."""
+    """Watches `from_pretrained` of `diffusers.models.modeling_utils`, and changes `save_pretrained`."""
+    _model_guard.change_diffusers_models(modeling_utils)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def from_pretrained(cls: type[Any], /, *arguments: Any, **options: Any) -> Any:

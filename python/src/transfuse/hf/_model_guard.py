@@ -6,8 +6,8 @@
 * config.json gets `transformers_weights` (format/FORMAT.md, section 10), which the framework leaves out.
 * What takes `weight` for a matrix is refused with the names of the layers, before anything is changed.
 
-The classes are changed once, when `install` is first called while they are imported. As long as no model has compressed
-weights nothing else happens.
+The classes are changed when they are imported (transfuse._hook). As long as no model has compressed weights nothing
+else happens.
 """
 
 from __future__ import annotations
@@ -39,25 +39,12 @@ _WAY_OUT = (
 )
 
 
-def install() -> None:
-    """Changes the model classes of the frameworks that are imported. May be called again, and costs little then."""
-    for name, guard in (
-        ("transformers.modeling_utils", guard_transformers_models),
-        ("diffusers.models.modeling_utils", guard_diffusers_models),
-    ):
-        module = sys.modules.get(name)
-        # One that is still being imported has no classes yet.
-        if module is not None and not getattr(module.__spec__, "_initializing", False):
-            guard(module)
-
-
-def guard_transformers_models(modeling_utils: ModuleType) -> None:
+def change_transformers_models(modeling_utils: ModuleType) -> None:
     """Changes `PreTrainedModel` of `transformers.modeling_utils`, and the class of its configs. May be called again."""
     model, config = modeling_utils.PreTrainedModel, modeling_utils.PreTrainedConfig
     _wrap(model, "save_pretrained", _make_save(_transformers_quantizer))
     _wrap_overrides(model)
     _wrap(model, "init_weights", _make_refusal("weights cannot be drawn at random"))
-    _wrap(model, "_adjust_bias", _make_adjust_bias)
     _wrap(model, "tie_weights", _make_tie)
     _wrap(config, "to_json_file", _make_write_config)
     _wrap(model, "__init_subclass__", _make_init_subclass)
@@ -71,7 +58,7 @@ def _wrap_overrides(model: type[Any]) -> None:
         _wrap_overrides(derived)
 
 
-def guard_diffusers_models(modeling_utils: ModuleType) -> None:
+def change_diffusers_models(modeling_utils: ModuleType) -> None:
     """Changes `ModelMixin` of `diffusers.models.modeling_utils`. May be called again."""
     _wrap(modeling_utils.ModelMixin, "save_pretrained", _make_save(_diffusers_quantizer))
 
@@ -300,14 +287,6 @@ def _make_refusal(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any
         return refuse
 
     return make
-
-
-def _make_adjust_bias(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _adjust_bias(self: Any, output_embeddings: Any, input_embeddings: Any) -> Any:
-        # It pads the bias to the length of the weight, which is that of a buffer here.
-        return None if _is_compressed(output_embeddings) else original(self, output_embeddings, input_embeddings)
-
-    return _adjust_bias
 
 
 def _make_tie(original: Callable[..., Any]) -> Callable[..., Any]:

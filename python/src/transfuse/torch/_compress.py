@@ -17,7 +17,6 @@ from transfuse import _structs as s
 from transfuse._checkpoint import Progress
 from transfuse._errors import Status, make_error
 from transfuse._options import Granularity, fill_encode_options, find_layout
-from transfuse.hf import _model_guard
 from transfuse.torch import _layouts, _registry
 from transfuse.torch._buffer_module import as_parameter
 from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
@@ -153,7 +152,6 @@ def compress_model(
     }  # fmt: skip
     fill_encode_options(s.EncodeOptionsStruct(), verify=True, **options)
     # So that a framework whose model it is saves it compressed, and refuses what goes no more.
-    _model_guard.install()
     rules = Rules("int" if bits is not None else codec, _as_list(include), _as_list(exclude), embeddings)
     taken, left = select(model, rules)
     total, done = sum(weight.source_bytes for weight in taken), 0
@@ -321,6 +319,7 @@ def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:
         # Now and then by itself: a signal that came to another thread does not wake this one.
         while not done.wait(0.1):
             pass
+        thread.join()  # a daemon that still runs when the interpreter ends aborts the process
     except BaseException:
         with lock:
             abandoned = True
