@@ -25,9 +25,12 @@ class Method(str):
 
 METHOD = Method("transfuse")
 
-# What stands in config.json for `transformers_weights`, which transformers takes for the name of a file.
+# What stands in config.json for `transformers_weights`, which transformers takes for the name of a file: the words by
+# which such a sentence is known (format/FORMAT.md, section 10), and the one that the command writes.
+COMPRESSED_BY = "compressed by transfuse"
 NEEDS_TRANSFUSE = (
-    "compressed by transfuse: 'pip install' it from its sources to load this folder, or run 'transfuse decompress'"
+    f"this folder is {COMPRESSED_BY}; install transfuse to load it, or run 'transfuse decompress' to get the original "
+    "files back"
 )
 
 # What users pass, and what stands in files beside it.

@@ -25,7 +25,7 @@ from typing import Any
 
 from transfuse._errors import Status, make_error
 from transfuse.hf import _model_guard
-from transfuse.hf._config_fields import METHOD
+from transfuse.hf._config_fields import COMPRESSED_BY, METHOD
 from transfuse.hf._file_check import (
     find_compressed,
     find_marker,
@@ -187,6 +187,8 @@ def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
         is_ours = _is_ours(loading.quantizer)
         if is_ours and options.get("transformers_explicit_filename") is not None:
             options["transformers_explicit_filename"] = loading.quantizer.source_weights_name()
+        elif COMPRESSED_BY in (options.get("transformers_explicit_filename") or ""):
+            options["transformers_explicit_filename"] = None  # the files are looked at below
         files = original(*arguments, **options)
         compressed = find_compressed(files[0])
         if compressed is None:

@@ -25,7 +25,7 @@ from transfuse.torch import _load, _ops
 from transfuse.torch._buffer_module import BufferModule, mark_filled
 from transfuse.torch._containers import container_buffers
 from transfuse.torch._dtypes import TORCH_DTYPES
-from transfuse.torch._experts import replace_experts
+from transfuse.torch._experts import TransfuseExperts, replace_experts
 from transfuse.torch._layouts import describe_refusals
 from transfuse.torch._modules import CompressedModule
 
@@ -216,16 +216,26 @@ def stand_ins(model: nn.Module) -> Iterator[None]:
     The code of a model that draws what is missing sees all modules, loaded ones as well: Whisper asks for the shape of
     its positions, and Kosmos-2 clears a row of its embedding. What it writes to loaded weights is lost on purpose.
     """
-    modules = [module for module in model.modules() if isinstance(module, CompressedModule) and module._is_loading]
-    kept = [module._parameters["weight"] for module in modules]
+    modules = [module for module in model.modules() if isinstance(module, BufferModule) and module._is_loading]
+    kept = [dict(module._parameters) for module in modules]
     for module in modules:
-        shown = torch.empty(module.weight_shape, dtype=module.weight_dtype, device="meta")
-        module._parameters["weight"] = mark_loaded(nn.Parameter(shown, requires_grad=False))  # type: ignore[assignment]
+        for name, (shape, dtype) in _describe_dense(module).items():
+            shown = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+            module._parameters[name] = mark_loaded(shown)  # type: ignore[assignment]
     try:
         yield
     finally:
-        for module, weight in zip(modules, kept):
-            module._parameters["weight"] = weight
+        for module, parameters in zip(modules, kept):
+            module._parameters.clear()
+            module._parameters.update(parameters)
+
+
+def _describe_dense(module: BufferModule) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Returns shape and dtype of the weights that stand behind the buffers of a module."""
+    if isinstance(module, TransfuseExperts):
+        return {name: (shape, module.dense_dtype) for name, shape in module.dense_shapes().items()}
+    assert isinstance(module, CompressedModule)
+    return {"weight": (module.weight_shape, module.weight_dtype)}
 
 
 def end_loading(model: nn.Module) -> None:

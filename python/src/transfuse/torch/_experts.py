@@ -276,6 +276,15 @@ class TransfuseExperts(BufferModule):
                 out.copy_(self._decode(name))
         return {"gate_up_proj": both, "down_proj": self._decode("down_proj")}
 
+    def dense_shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Returns the shapes of what `decode_weights` returns, which may be asked for before anything is loaded."""
+        shapes = dict(self.container_shapes)
+        if "gate_proj" in shapes:
+            experts, rows, cols = shapes.pop("gate_proj")
+            del shapes["up_proj"]
+            shapes["gate_up_proj"] = experts, 2 * rows, cols
+        return shapes
+
     def extra_repr(self) -> str:
         """Shapes of the experts, codec, bits a weight and dtype."""
         lines = []
