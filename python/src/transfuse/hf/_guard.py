@@ -130,7 +130,7 @@ def guard_transformers(modeling_utils: ModuleType) -> None:
     """Watches `transformers.modeling_utils`, and has its models do what compressed weights need done otherwise."""
     _model_guard.change_transformers_models(modeling_utils)
     _wrap(modeling_utils.PreTrainedModel, "from_pretrained", _make_from_pretrained)
-    _wrap(modeling_utils.PreTrainedModel, "_initialize_missing_keys", _make_initialize)
+    _wrap(modeling_utils.PreTrainedModel, "initialize_weights", _make_initialize)
     _wrap(modeling_utils.PreTrainedModel, "_adjust_bias", _make_adjust_bias)
     _wrap(modeling_utils, "get_hf_quantizer", _make_get_quantizer)
     _wrap(modeling_utils, "_get_resolved_checkpoint_files", _make_resolve)
@@ -248,14 +248,17 @@ def _make_convert(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
-    def initialize_missing_keys(self: Any, *arguments: Any, **options: Any) -> Any:
-        loading = sys.modules.get("transfuse.hf._loading")
-        if loading is None:
+    """Weights that are missing are drawn, also of models that are made of loaded ones, whose code sees all modules."""
+
+    def initialize_weights(self: Any, *arguments: Any, **options: Any) -> Any:
+        if "transfuse.torch._buffer_module" not in sys.modules:  # no weights are compressed
             return original(self, *arguments, **options)
-        with loading.stand_ins(self):
+        from transfuse.hf._loading import stand_ins
+
+        with stand_ins(self):
             return original(self, *arguments, **options)
 
-    return initialize_missing_keys
+    return initialize_weights
 
 
 def _make_adjust_bias(original: Callable[..., Any]) -> Callable[..., Any]:

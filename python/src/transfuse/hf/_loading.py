@@ -211,12 +211,12 @@ def hide_from_framework(model: nn.Module, names: set[str]) -> Any:
 
 @contextlib.contextmanager
 def stand_ins(model: nn.Module) -> Iterator[None]:
-    """Has modules that are being loaded show weights of the shape of the decoded ones, which nothing can be written to.
+    """Has compressed modules show weights of the shape of the decoded ones, which nothing can be written to.
 
     The code of a model that draws what is missing sees all modules, loaded ones as well: Whisper asks for the shape of
     its positions, and Kosmos-2 clears a row of its embedding. What it writes to loaded weights is lost on purpose.
     """
-    modules = [module for module in model.modules() if isinstance(module, BufferModule) and module._is_loading]
+    modules = [module for module in model.modules() if isinstance(module, BufferModule)]
     kept = [dict(module._parameters) for module in modules]
     for module in modules:
         for name, (shape, dtype) in _describe_dense(module).items():

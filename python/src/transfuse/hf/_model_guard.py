@@ -44,7 +44,6 @@ def change_transformers_models(modeling_utils: ModuleType) -> None:
     model, config = modeling_utils.PreTrainedModel, modeling_utils.PreTrainedConfig
     _wrap(model, "save_pretrained", _make_save(_transformers_quantizer))
     _wrap_overrides(model)
-    _wrap(model, "init_weights", _make_refusal("weights cannot be drawn at random"))
     _wrap(model, "tie_weights", _make_tie)
     _wrap(config, "to_json_file", _make_write_config)
     _wrap(model, "__init_subclass__", _make_init_subclass)

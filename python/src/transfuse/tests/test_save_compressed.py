@@ -274,7 +274,6 @@ RESIZED = [
     (lambda model: model.resize_token_embeddings(600), r"from 515 to 600: the weights of lm_head are compressed"),
     (lambda model: model.resize_token_embeddings(515, pad_to_multiple_of=64), "from 515 to 576"),
     (lambda model: model.resize_token_embeddings(pad_to_multiple_of=64), "from 515 to 576"),
-    (lambda model: model.init_weights(), r"drawn at random: .*model\.layers\.0"),
     (lambda model: nn.init.normal_(model.lm_head.weight), "normal_ .* compressed weights of 515 x 192"),
     (lambda model: nn.init.zeros_(model.lm_head.weight), "zeros_ .* compressed weights of 515 x 192"),
     (lambda model: model._init_weights(model.lm_head), "normal_ .* compressed weights"),
