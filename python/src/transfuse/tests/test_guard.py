@@ -25,6 +25,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import transfuse
+from transfuse.hf._config_fields import NEEDS_TRANSFUSE
 from transfuse.hf._file_check import is_compressed
 from transfuse.tests.architectures import (
     ARCHITECTURES,
@@ -172,8 +173,7 @@ def test_stored_only(pair: tuple[Path, Path], folder: Path) -> None:
 
 def test_sentence_instead_of_a_file(tmp_path: Path, pair: tuple[Path, Path], folder: Path) -> None:
     """What config.json says to those who have no transfuse is passed over, and a name that the source gave is used."""
-    sentence = "these weights are compressed: pip install transfuse, or run 'transfuse decompress'"
-    change_config(folder, transformers_weights=sentence)
+    assert json.loads((folder / "config.json").read_text())["transformers_weights"] == NEEDS_TRANSFUSE
     model = check_same(pair[0], folder)
     model.save_pretrained(tmp_path / "saved")
     check_same(pair[0], tmp_path / "saved")
@@ -182,10 +182,9 @@ def test_sentence_instead_of_a_file(tmp_path: Path, pair: tuple[Path, Path], fol
     named = {**json.loads(marker["source_config"]), "transformers_weights": "other.safetensors"}
     change_config(folder, quantization_config={**marker, "source_config": json.dumps(named)})
     assert find_differences(LLAMA.from_pretrained(folder), LLAMA.from_pretrained(pair[0])) == []
-    # Without us the framework stops.
+    # Where the marker is lost, it is by the sentence that the framework would stop.
     change_config(folder, quantization_config="drop")
-    with pytest.raises(ValueError, match="pip install transfuse"):
-        LLAMA.from_pretrained(folder)
+    check_same(pair[0], folder)
 
 
 def test_models_that_load_models(pair: tuple[Path, Path]) -> None:
@@ -368,7 +367,6 @@ def test_nothing_unfilled_is_taken(pair: tuple[Path, Path], monkeypatch: pytest.
 
 def test_without_transfuse(folder: Path) -> None:
     """The sentence in config.json stops transformers where nobody watches."""
-    change_config(folder, transformers_weights="compressed: pip install transfuse")
     program = f"""
 import transformers
 assert "transfuse" not in transformers.quantizers.auto.AUTO_QUANTIZER_MAPPING
@@ -380,4 +378,4 @@ except Exception as failure:
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "TRANSFUSE_NO_HOOK": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "stopped:" in done.stdout and "pip install transfuse" in done.stdout
+    assert "stopped:" in done.stdout and NEEDS_TRANSFUSE in done.stdout
