@@ -99,4 +99,7 @@ void trf_count_whole_files(const trf_tree *tree, const trf_rewrite_part *parts, 
  * safetensors file, the index of one, a config.json that says so. @return 1, 0; -1 without memory. */
 int trf_file_is_ours(const char *path);
 
+/* Whether a file is one of safetensors and has a tensor. @return 1, 0; -1 without memory. */
+int trf_file_holds_tensors(const char *path);
+
 #endif

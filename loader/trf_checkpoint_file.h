@@ -39,6 +39,13 @@ static inline const trf_safetensors *trf_checkpoint_file_source_header(const trf
     return checkpoint_file->compressed ? &checkpoint_file->source_header : &checkpoint_file->own_header;
 }
 
+/* @return whether it is compressed and does not say how its source was laid out (FORMAT.md, section 10): the tensors
+ * come back then, and not necessarily the file, byte for byte. */
+static inline int trf_checkpoint_file_lost_layout(const trf_checkpoint_file *checkpoint_file) {
+    return checkpoint_file->compressed && !checkpoint_file->is_layer &&
+           !trf_safetensors_metadata(&checkpoint_file->own_header, TRF_METADATA_HEADER);
+}
+
 /* @return the tensor of that source name, or NULL. */
 const trf_file_tensor *trf_checkpoint_file_find(const trf_checkpoint_file *checkpoint_file, const char *name);
 

@@ -81,6 +81,9 @@ static trf_status decompress_file(void *context, const trf_checkpoint_file *file
     trf_file in;
     uint64_t file_bytes;
     *bytes = trf_checkpoint_file_source_bytes(file);
+    if (trf_checkpoint_file_lost_layout(file))
+        trf_job_note(context, "%.700s: keeps no header of its source: tensors come back, in an order of their own",
+                     file->path);
     if (!out) {
         for (size_t i = 0; i < file->num_tensors; i++)
             trf_count_tensor(context, &file->tensors[i]);

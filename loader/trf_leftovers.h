@@ -6,10 +6,10 @@
 
 #include "trf_job.h"
 
-/* What is appended to an output's path: ".tmp-" and eight hexadecimal digits for what is being built, ".old-" for a
- * folder that makes place. */
-#define TRF_TEMPORARY_LABEL "tmp"
-#define TRF_FORMER_LABEL "old"
+/* What is appended to an output's path, with a dot before and a dash and eight hexadecimal digits behind: for what is
+ * being built, and for a folder that makes place. A file of the user's does not have such a name by chance. */
+#define TRF_TEMPORARY_LABEL "transfuse-tmp"
+#define TRF_FORMER_LABEL "transfuse-old"
 
 enum {
     TRF_TEMPORARY_DIGITS = 8

@@ -92,6 +92,20 @@ static trf_status check_entries(const trf_output_place *place, const char *folde
     return status;
 }
 
+/* A folder on which another file system is mounted cannot be renamed. */
+static trf_status check_no_mount_point(const char *path, const struct stat *info, trf_error *err) {
+    struct stat outer;
+    char *parent = trf_path_parent(path);
+    if (!parent)
+        return trf_fail_memory(err, strlen(path));
+    const int is_mounted = stat(parent, &outer) == 0 && outer.st_dev != info->st_dev;
+    free(parent);
+    if (!is_mounted)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET,
+                    "%s: exists and is a mount point, which cannot be replaced; name a directory in it", path);
+}
+
 static trf_status output_check_existing(const trf_output *output, trf_error *err) {
     const trf_output_place *place = &output->place;
     struct stat info, target;
@@ -112,7 +126,9 @@ static trf_status output_check_existing(const trf_output *output, trf_error *err
     if (place->is_folder ? !is_folder : !is_file)
         return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists and is not a %s; it is not replaced",
                         output->path, place->is_folder ? "directory" : "regular file");
-    return place->is_folder ? check_entries(place, output->path, "", err) : TRF_OK;
+    trf_status status =
+        place->is_folder && S_ISDIR(info.st_mode) ? check_no_mount_point(output->path, &info, err) : TRF_OK;
+    return status == TRF_OK && place->is_folder ? check_entries(place, output->path, "", err) : status;
 }
 
 /* A name beside the final one, on the same file system. @return malloc'd, or NULL without memory. */

@@ -47,6 +47,16 @@ static int weights_are_ours(const char *path, trf_error *err) {
     return ours;
 }
 
+int trf_file_holds_tensors(const char *path) {
+    trf_error failure = {0};
+    trf_checkpoint_file file;
+    if (trf_checkpoint_file_open(path, &file, &failure) != TRF_OK)
+        return failure.status == TRF_ERR_MEMORY ? -1 : 0;
+    const int holds = file.num_tensors > 0;
+    trf_checkpoint_file_free(&file);
+    return holds;
+}
+
 int trf_file_is_ours(const char *path) {
     trf_error failure = {0};
     struct stat info;

@@ -357,12 +357,15 @@ static int is_copy(const trf_rewriting *work, const char *below, const char *pat
     return same;
 }
 
-/* In a folder that is replaced: what this run would write, what transfuse wrote, and what the source has as well. */
+/* In a folder that is replaced: what this run would write, what transfuse wrote, and what the source has as well. Who
+ * compresses does not get rid of weights that are not compressed: they may be a model of the user's. */
 static int may_replace(void *context, const char *below, const char *path, int is_folder) {
     const trf_rewriting *work = context;
     const trf_tree_entry *entry = trf_tree_find(&work->tree, below);
-    if (entry && (entry->kind == TRF_TREE_FOLDER) == is_folder)
-        return 1;
+    const int is_weights =
+        !is_folder && work->plan->compresses && trf_name_is_safetensors(path) ? trf_file_holds_tensors(path) : 0;
+    if (is_weights < 0 || (entry && (entry->kind == TRF_TREE_FOLDER) == is_folder && !is_weights))
+        return is_weights < 0 ? -1 : 1;
     const int ours = is_folder ? 0 : trf_file_is_ours(path);
     return ours || is_folder ? ours : is_copy(work, below, path);
 }

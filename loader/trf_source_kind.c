@@ -25,7 +25,7 @@ static const char *const kFileNames[] = {
 };
 
 /* Last parts of the names of tensors that only quantized models have: GPTQ and AWQ; compressed-tensors and modelopt;
- * FP8 of DeepSeek and Mistral; bitsandbytes; nunchaku; ComfyUI. */
+ * FP8 of DeepSeek and Mistral; bitsandbytes; nunchaku; ComfyUI; SmoothQuant. */
 static const char *const kTensorParts[] = {
     "qzeros",
     "g_idx",
@@ -44,10 +44,16 @@ static const char *const kTensorParts[] = {
     "wscales",
     "scaled_fp8",
     "comfy_quant",
+    "dequant_scale",
 };
 
-/* The same of packed weights; others use such names for floats. GPTQ, compressed-tensors, EXL2, HQQ, EXL3, QuIP. */
-static const char *const kPackedParts[] = {"qweight", "weight_packed", "q_weight", "W_q", "trellis", "Qidxs"};
+/* The same of packed weights; others use such names for floats. GPTQ, compressed-tensors, EXL2, HQQ, EXL3, QuIP;
+ * torchao, quanto. */
+static const char *const kPackedParts[] = {
+    "qweight", "weight_packed", "q_weight", "W_q", "trellis", "Qidxs", "weight_qdata", "_weight_qdata",
+};
+static const char kQuantoPacked[] = "._data._data"; /* the end of a name */
+static const char kComfyScale[] = "scale_weight";   /* beside an 8-bit "weight" */
 static const char kBitsandbytes[] = "bitsandbytes__";
 
 /* Ends of the names of scales and zero points. There are models that learn such parameters, so they count only beside
@@ -156,14 +162,35 @@ static trf_status ask_companion(const trf_checkpoint *checkpoint, const char *na
     return TRF_OK;
 }
 
+static int name_ends_with(const char *name, const char *end) {
+    const size_t length = strlen(name), tail = strlen(end);
+    return length >= tail && strcmp(name + length - tail, end) == 0;
+}
+
+/* Looks whether a tensor is the scale of the "weight" beside it. */
+static trf_status ask_comfy_scale(const trf_checkpoint *checkpoint, const char *name, int *is_scale, trf_error *err) {
+    if (!name_ends_with(name, kComfyScale))
+        return TRF_OK;
+    char *beside = strdup(name);
+    if (!beside)
+        return trf_fail_memory(err, strlen(name));
+    strcpy(beside + strlen(beside) - strlen(kComfyScale), "weight");
+    const trf_tensor *weight = find_tensor(checkpoint, beside);
+    *is_scale = weight && is_quantized_dtype(weight->dtype);
+    free(beside);
+    return TRF_OK;
+}
+
 /* *found: whether a tensor shows that the model is quantized. */
 static trf_status ask_tensor(const trf_checkpoint *checkpoint, const trf_tensor *tensor, int *found, trf_error *err) {
     const char *dot = strrchr(tensor->name, '.');
     const char *part = dot ? dot + 1 : tensor->name;
     *found = is_block_dtype(tensor->dtype) || strncmp(part, kBitsandbytes, strlen(kBitsandbytes)) == 0 ||
              is_listed(kTensorParts, TRF_COUNT(kTensorParts), part) ||
-             (is_quantized_dtype(tensor->dtype) && is_listed(kPackedParts, TRF_COUNT(kPackedParts), part));
-    return *found ? TRF_OK : ask_companion(checkpoint, tensor->name, found, err);
+             (is_quantized_dtype(tensor->dtype) &&
+              (is_listed(kPackedParts, TRF_COUNT(kPackedParts), part) || name_ends_with(tensor->name, kQuantoPacked)));
+    trf_status status = *found ? TRF_OK : ask_comfy_scale(checkpoint, tensor->name, found, err);
+    return *found || status != TRF_OK ? status : ask_companion(checkpoint, tensor->name, found, err);
 }
 
 static trf_status find_in_tensors(const trf_checkpoint *checkpoint, char text[TRF_OBSTACLE_BYTES], trf_error *err) {

@@ -265,6 +265,9 @@ static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoin
     trf_status status = trf_file_open(checkpoint_file->path, &file, &file_bytes, err);
     if (status != TRF_OK)
         return status;
+    if (against && trf_checkpoint_file_lost_layout(checkpoint_file))
+        trf_job_note(job, "%.700s: keeps no header of its source: tensors are compared, and not the file's layout",
+                     checkpoint_file->path);
     for (size_t i = 0; i < checkpoint_file->num_tensors && status == TRF_OK; i++) {
         status = verify_tensor(job, &file, checkpoint_file, &checkpoint_file->tensors[i], against, err);
         if (status != TRF_OK)

@@ -56,9 +56,11 @@ static void set_encoding(const cli_options *options, trf_encode_options *encode)
 static void print_exactness(const cli_options *options, const trf_checkpoint_report *r) {
     char count[CLI_COUNT_BYTES];
     if (r->widened_tensors) {
-        cli_report_line("F32 as BF16", "%s, without loss: every weight is a BF16 number",
-                        cli_count_text(r->widened_tensors, "tensor", count));
-        cli_report_line("", "load them with dtype=bfloat16, since in float32 they are slow");
+        cli_report_line("F32 as BF16", "%s, without loss: %s", cli_count_text(r->widened_tensors, "tensor", count),
+                        options->dry_run ? "by a sample every weight is a BF16 number; a run looks at all"
+                                         : "every weight is a BF16 number");
+        if (!options->store_only)
+            cli_report_line("", "load them with dtype=bfloat16, since in float32 they are slow");
     }
     if (r->rounded_tensors)
         cli_report_line("rounded", "%s, to the nearest BF16", cli_count_text(r->rounded_tensors, "F32 tensor", count));

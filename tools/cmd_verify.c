@@ -14,7 +14,7 @@ static void print_against(const cli_options *options, const trf_checkpoint_repor
         cli_report_line("against", "%s: relative error %.4g (RMS, over the compressed weights)", options->against,
                         r->relative_rms_error);
     } else {
-        cli_report_line("against", "%s: equal bit for bit", options->against);
+        cli_report_line("against", "%s: every tensor is equal, bit for bit", options->against);
     }
 }
 

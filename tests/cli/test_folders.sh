@@ -75,6 +75,15 @@ expect 1 extract root-compressed layers.0.q_proj.weight -o layer.trf
 expect_error 'open the folder of one of them' TRF_ERR_ARGUMENT
 expect 0 extract root-compressed/part3 layers.0.q_proj.weight -o layer.trf
 
+# ---- -f does not replace weights that are not compressed, though they have the names of those that it would write ----
+mkdir fresh mine
+make mixed fresh/model-00001-of-00002.safetensors
+make float mine/model-00001-of-00002.safetensors
+expect 1 compress fresh -o mine -f
+expect_error 'it holds model-00001-of-00002.safetensors' TRF_ERR_EXISTS
+expect 0 compress mine -o mine-compressed --bits 4
+expect 0 compress fresh -o mine-compressed -f
+
 # ---- a file whose header weighs more than what its tensors save ----
 "$TRF_PYTHON" - <<'PYTHON' || fail "grows.safetensors"
 import make_checkpoint as made
@@ -90,14 +99,15 @@ same grows.safetensors grown.safetensors
 make large large.safetensors
 "$TRANSFUSE" compress large.safetensors -o killed.safetensors >/dev/null 2>&1 &
 child=$!
-until ls killed.safetensors.tmp-* >/dev/null 2>&1; do
+until ls killed.safetensors.transfuse-tmp-* >/dev/null 2>&1; do
     kill -0 $child 2>/dev/null || fail "too fast to be killed"
 done
 kill -KILL $child
 wait $child 2>/dev/null
 expect 0 compress grows.safetensors -o killed.safetensors
-grep -q 'killed.safetensors.tmp-.*left by a run that was killed' err || fail "not a word of the leftover: $(cat err)"
+grep -q 'killed.safetensors.transfuse-tmp-.*left by a run that was killed' err ||
+    fail "not a word of the leftover: $(cat err)"
 expect 0 compress grows.safetensors -o killed.safetensors -f
-grep -q 'killed.safetensors.tmp-.*removed' err || fail "not a word of the leftover: $(cat err)"
+grep -q 'killed.safetensors.transfuse-tmp-.*removed' err || fail "not a word of the leftover: $(cat err)"
 [ "$(find . -maxdepth 1 -name 'killed*')" = ./killed.safetensors ] || fail "the leftover is still there"
 exit 0

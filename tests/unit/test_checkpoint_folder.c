@@ -457,16 +457,16 @@ START_TEST(leftovers_are_told_and_removed) {
     leave_something(in, out);
     ck_assert_int_eq(fixture_count_entries(fixture_path("%s", place)), 1);
     /* Names that are almost such ones are somebody's. */
-    fixture_make_folder(fixture_path("%s/out.tmp-0123456", place));
-    fixture_make_folder(fixture_path("%s/out.tmp-0123456g", place));
-    fixture_make_folder(fixture_path("%s/out.tmp-012345678", place));
-    fixture_make_folder(fixture_path("%s/outer.tmp-01234567", place));
+    fixture_make_folder(fixture_path("%s/out.transfuse-tmp-0123456", place));
+    fixture_make_folder(fixture_path("%s/out.transfuse-tmp-0123456g", place));
+    fixture_make_folder(fixture_path("%s/out.transfuse-tmp-012345678", place));
+    fixture_make_folder(fixture_path("%s/outer.transfuse-tmp-01234567", place));
     trf_checkpoint_options options = make_options();
     compress(in, out, &options);
     check_noted("left by a run that was killed");
     ck_assert_int_eq(fixture_count_entries(fixture_path("%s", place)), 6);
     /* One that is at work is none. */
-    const char *busy = fixture_path("%s/out.tmp-abcdef01", place);
+    const char *busy = fixture_path("%s/out.transfuse-tmp-abcdef01", place);
     fixture_make_folder(busy);
     const int fd = open(busy, O_RDONLY | O_DIRECTORY);
     ck_assert_int_eq(flock(fd, LOCK_EX), 0);
@@ -485,14 +485,14 @@ END_TEST
 
 START_TEST(a_former_folder_is_kept) {
     const char *in = make_model("moved"), *out = fixture_path("moved-out");
-    const char *former = fixture_path("moved-out.old-00c0ffee");
+    const char *former = fixture_path("moved-out.transfuse-old-00c0ffee");
     fixture_make_folder(former);
-    fixture_write(fixture_path("moved-out.old-00c0ffee/work"), "work", 4);
+    fixture_write(fixture_path("moved-out.transfuse-old-00c0ffee/work"), "work", 4);
     trf_checkpoint_options options = make_options();
     options.overwrite = 1;
     compress(in, out, &options);
     check_noted("this is the former one, and it is kept");
-    ck_assert(fixture_exists(fixture_path("moved-out.old-00c0ffee/work")));
+    ck_assert(fixture_exists(fixture_path("moved-out.transfuse-old-00c0ffee/work")));
 }
 END_TEST
 

@@ -119,8 +119,8 @@ class ConfigFields:
         if self.stored:
             raise make_error(
                 Status.TRF_ERR_UNSUPPORTED,
-                "this checkpoint is stored only, since its source is quantized in another way: run 'transfuse "
-                "decompress' first, and load what that writes",
+                "this checkpoint is stored only (--store-only, as for models that are quantized already): run "
+                "'transfuse decompress' first, and load what that writes",
             )
 
     def get_loading_attributes(self) -> dict[str, Any]:
