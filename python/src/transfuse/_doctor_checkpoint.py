@@ -17,6 +17,7 @@ from transfuse._doctor_report import Report, write_size
 from transfuse._errors import TransfuseError, UnsupportedError
 from transfuse._memory_need import count_layout_bytes, get_memory_need
 from transfuse._nvidia import Gpu
+from transfuse._options import LAYOUTS
 
 _METHOD = "transfuse"
 _MARKER = "quantization_config"
@@ -144,13 +145,21 @@ class CheckpointDoctor:
                 f"{path} is stored only, and loading it raises an error: run 'transfuse decompress' first"
             )
             return False
+        layout = marker.get("layout", "coded") if isinstance(marker, dict) else ""
+        if method == _METHOD and layout not in LAYOUTS:
+            report.row("config.json", f"names the layout {layout!r}: loading raises an error")
+            report.add_problem(f"config.json of {path} names the layout {layout!r}, and there is no such one")
+            return False
         if method == _METHOD:
             framework = "diffusers" if "_class_name" in config else "transformers"
             report.row("config.json", f"names transfuse: {framework} can load it")
             if framework == "transformers" and not self._raises_without_us(folder, config):
                 report.row("without transfuse", f"transformers draws weights at random, and warns of it: {_AGAIN}")
             else:
-                report.row("without transfuse", "loading raises an error")
+                report.row(
+                    "without transfuse",
+                    "loading the model raises an error; a part of it, or one by another config, may get random weights",
+                )
             return True
         if method:
             report.row("config.json", f"names the quantization method {method!r}: transformers cannot load it")

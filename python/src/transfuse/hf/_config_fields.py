@@ -99,6 +99,13 @@ class ConfigFields:
             meant = f"did you mean {near[0]!r}? " if near else ""
             known = " and ".join(map(repr, _ARGUMENTS))
             raise TypeError(f"{type(self).__name__} has no argument {name!r}; {meant}it takes {known}")
+        written = {"codec": codec, "bits": bits, "stored": stored, "source_config": source_config}
+        if version is None and any(value is not None for value in written.values()):
+            name = next(name for name, value in written.items() if value is not None)
+            raise TypeError(
+                f"{type(self).__name__}: {name!r} is what files say of themselves, and changes nothing of a model that "
+                "is loaded; it takes " + " and ".join(map(repr, _ARGUMENTS))
+            )
         if not isinstance(exact, bool):
             raise TypeError(f"exact is a bool, not {type(exact).__name__}")
         if layout not in LAYOUTS:

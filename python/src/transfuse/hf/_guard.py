@@ -51,6 +51,9 @@ class Loading:
         The `quantization_config` to go by; None as long as the config object is trusted to carry it.
     is_guess : bool
         The config object had none, but the user passed a `TransfuseConfig`.
+    is_plain : bool
+        The files are not compressed, whatever the config object says: one variant of a checkpoint, of which another one
+        is, or the source of the folder that the config is from.
     carried
         The `quantization_config` of the config object.
     quantizer : HfQuantizer or None
@@ -62,15 +65,19 @@ class Loading:
     options: dict[str, Any]
     marker: dict[str, Any] | None = None
     is_guess: bool = False
+    is_plain: bool = False
     carried: Any = None
     quantizer: Any = None
     has_files: bool = False
 
 
 class _BeginAgain(BaseException):
-    """Ends a `from_pretrained` that found compressed files without us. No `except Exception` on the way takes it."""
+    """Ends a `from_pretrained` that found compressed files without us, or, without a marker, plain ones with us.
 
-    def __init__(self, loading: Loading, marker: dict[str, Any]) -> None:
+    No `except Exception` on the way takes it.
+    """
+
+    def __init__(self, loading: Loading, marker: dict[str, Any] | None) -> None:
         self.loading, self.marker = loading, marker
 
 
@@ -147,9 +154,9 @@ def _make_from_pretrained(original: Callable[..., Any]) -> Callable[..., Any]:
                 with _running(loading):
                     return original(cls, *arguments, **options)
             except _BeginAgain as signal:
-                if signal.loading is not loading or loading.marker is not None:
+                if signal.loading is not loading or loading.marker is not None or loading.is_plain:
                     raise
-                loading = Loading(options, marker=signal.marker)
+                loading = Loading(options, marker=signal.marker, is_plain=signal.marker is None)
 
     return from_pretrained
 
@@ -163,7 +170,10 @@ def _make_get_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
         carried: Any = getattr(config, "quantization_config", None)
         if getattr(carried, "quant_method", None) == METHOD:  # the config of a model that was loaded before
             config.quantization_config = carried = carried.to_dict()
-        if loading.marker is not None and not is_marker(carried):
+        if loading.is_plain:
+            _take_marker_away(config)
+            quantization_config = None
+        elif loading.marker is not None and not is_marker(carried):
             config.quantization_config = dict(loading.marker)
         elif carried is None and getattr(quantization_config, "quant_method", None) == METHOD:
             config.quantization_config = {"quant_method": METHOD.value}
@@ -198,6 +208,10 @@ def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
                     "this checkpoint is not compressed: its config.json has no quantization_config of transfuse. Run "
                     "'transfuse compress' on it first, or load it as it is and call transfuse.compress_model",
                 )
+            if is_ours:
+                if loading.options.get("quantization_config") is not None:
+                    warnings.warn(f"{files[0][0]} is not compressed, and is loaded as it is", stacklevel=2)
+                raise _BeginAgain(loading, None)
         elif loading.quantizer is None and loading.carried is not None:
             raise refuse_other_method(compressed, loading.carried)  # one that transformers does not know
         elif loading.quantizer is None or loading.is_guess:
@@ -207,6 +221,14 @@ def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
         return files
 
     return get_resolved_checkpoint_files
+
+
+def _take_marker_away(config: Any) -> None:
+    """Has a config object, which is the loading's own, say nothing of us."""
+    for part in (config, config.get_text_config(decoder=True)):
+        carried = getattr(part, "quantization_config", None)
+        if is_marker(carried) or getattr(carried, "quant_method", None) == METHOD:
+            del part.quantization_config
 
 
 def _is_ours(quantizer: Any) -> bool:

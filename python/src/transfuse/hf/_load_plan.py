@@ -135,7 +135,7 @@ def read_headers(files: Sequence[str]) -> list[TensorInfo]:
     Raises
     ------
     ArgumentError
-        Nothing in the files is compressed, or one is no .safetensors file.
+        One is no .safetensors file.
     NotFoundError, InputOutputError, DataError, UnsupportedError
         A file is missing, cut, corrupt or of another version.
     """
@@ -144,12 +144,6 @@ def read_headers(files: Sequence[str]) -> list[TensorInfo]:
         if not str(path).endswith(".safetensors"):
             raise make_error(Status.TRF_ERR_ARGUMENT, f"{path}: compressed checkpoints are .safetensors files")
         tensors.update((tensor.name, tensor) for tensor in info(path).tensors)
-    if not any(tensor.compressed for tensor in tensors.values()):
-        names = ", ".join(map(str, files))
-        raise make_error(
-            Status.TRF_ERR_ARGUMENT,
-            f"{names}: no tensor is compressed, though config.json says so; 'transfuse compress' writes both",
-        )
     return list(tensors.values())
 
 

@@ -165,7 +165,7 @@ def test_old_folder(tmp_path: Path, made: Path) -> None:
     assert not report.problems and "without transfuse: transformers draws weights at random" in rows
     change_config(folder, transformers_weights="a sentence")
     report, _, rows = examine(folder)
-    assert not report.problems and "without transfuse: loading raises an error" in rows
+    assert not report.problems and "without transfuse: loading the model raises an error" in rows
     shutil.copy(made / "llama" / "config.json", folder)
     report, _, _ = examine(folder)
     assert len(report.problems) == 1 and "transformers would give random weights" in report.problems[0]

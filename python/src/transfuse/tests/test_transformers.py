@@ -658,8 +658,27 @@ def test_not_compressed(tmp_path: Path, checkpoints: Checkpoints) -> None:
         load(checkpoints.source("llama"), quantization_config=transfuse.TransfuseConfig())
     folder = checkpoints.copy(tmp_path, "llama")
     shutil.copy(checkpoints.source("llama") / "model.safetensors", folder)
-    with pytest.raises(transfuse.ArgumentError, match=r"model.safetensors: no tensor is compressed"):
-        load(folder)
+    # What counts is what the files hold: they are the source's, and so is the model.
+    with pytest.warns(UserWarning, match="is not compressed, and is loaded as it is"):
+        plain = load(folder, quantization_config=transfuse.TransfuseConfig(layout="packed"))
+    source = load(checkpoints.source("llama"))
+    for model in (plain, load(folder), load(checkpoints.source("llama"), config=load(folder).config)):
+        assert count_different(model, source) == [] and not hasattr(model.config, "quantization_config")
+
+
+def test_one_variant_compressed(tmp_path: Path) -> None:
+    """The main file is F32, which has no lossless codec, and the variant F16: each loads as from the source."""
+    model = KINDS["llama"].make().float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.rand_like(parameter) * 1e-4)
+    model.save_pretrained(tmp_path / "source")
+    model.half().save_pretrained(tmp_path / "source", variant="fp16")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf")
+    variants: list[dict[str, Any]] = [{}, {"variant": "fp16", "dtype": torch.float16}]
+    for options in variants:
+        loaded, source = load(tmp_path / "trf", **options), load(tmp_path / "source", **options)
+        assert count_different(loaded, source) == [] and (count_compressed(loaded) > 0) == bool(options)
 
 
 def test_unknown_layout(tmp_path: Path, checkpoints: Checkpoints) -> None:
