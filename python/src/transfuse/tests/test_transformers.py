@@ -180,6 +180,16 @@ def run(model: Any) -> torch.Tensor:
     return logits
 
 
+def check_logits(logits: torch.Tensor, expected: torch.Tensor, source: Path, name: str, device: str) -> None:
+    """Products add up in another order than the source's: logits are alike, or no farther from those in F32."""
+    if torch.allclose(logits.float(), expected.float(), atol=0.02, rtol=0.02):
+        return
+    exact = run(load(source, name, device, dtype=torch.float32))
+    errors = [(each.float() - exact).abs() for each in (logits, expected)]
+    ours, theirs = (error.square().mean().sqrt().item() for error in errors)
+    assert ours <= 1.1 * theirs and errors[0].max() <= 1.5 * errors[1].max()
+
+
 @pytest.mark.parametrize("embeddings", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_parameters_and_logits(
@@ -196,7 +206,7 @@ def test_parameters_and_logits(
     assert "LOAD REPORT" not in caplog.text
     assert all(parameter.device.type == device for parameter in model.parameters())
     expected = run(source)
-    assert torch.allclose(run(model).float(), expected.float(), atol=0.02, rtol=0.02)
+    check_logits(run(model), expected, checkpoints.source(name), name, device)
     transfuse.set_exact(True)
     assert torch.equal(run(model), expected)
 
@@ -368,7 +378,7 @@ def test_layouts(
         assert layer.weight.untyped_storage().nbytes() == layout_bytes(layout, *layer.weight_shape)
     assert count_different(model, source) == []
     expected = run(source)
-    assert torch.allclose(run(model).float(), expected.float(), atol=0.02, rtol=0.02)
+    check_logits(run(model), expected, checkpoints.source(name), name, device)
     transfuse.set_exact(True)
     assert torch.equal(run(model), expected)
     model.save_pretrained(tmp_path / "saved")
