@@ -141,6 +141,58 @@ static trf_status cut_member(trf_config_text *config, const char *key, trf_error
     return TRF_OK;
 }
 
+/* @return the first byte within the braces of a member whose value is an object. begin: of the member. */
+static size_t find_object(const char *strict, size_t begin) {
+    size_t at = begin + 1;
+    for (; strict[at] != '"'; at++) /* its name */
+        at += strict[at] == '\\';
+    return at + strcspn(strict + at, "{") + 1;
+}
+
+static trf_status insert_text(trf_config_text *config, size_t at, const trf_text *added, trf_error *err) {
+    char **const copies[] = {&config->text, &config->strict};
+    for (size_t i = 0; i < 2; i++) {
+        char *longer = realloc(*copies[i], config->bytes + added->size + 1);
+        if (!longer)
+            return trf_fail_memory(err, config->bytes + added->size);
+        *copies[i] = longer;
+        memmove(longer + at + added->size, longer + at, config->bytes - at + 1);
+        memcpy(longer + at, added->bytes, added->size);
+    }
+    config->bytes += added->size;
+    return TRF_OK;
+}
+
+static int is_part(const char *key, const json_t *value) {
+    return strcmp(key, TRF_CONFIG_KEY) != 0 && json_is_string(json_object_get(value, "model_type"));
+}
+
+/* The configs of a model's parts get the sentence, too (text_config, vision_config ...), since a part may be loaded by
+ * its own alone. */
+static trf_status add_to_parts(const trf_config_file *source, const char *weights, trf_config_text *config,
+                               trf_error *err) {
+    const char *key;
+    json_t *value;
+    trf_text added = {0};
+    trf_text_append_json_string(&added, TRF_CONFIG_WEIGHTS);
+    trf_text_append(&added, ": ", 2);
+    trf_text_append_json_string(&added, weights);
+    trf_text_append(&added, ", ", 2);
+    trf_status status = added.failed ? trf_fail_memory(err, strlen(weights)) : TRF_OK;
+    json_object_foreach(source->root, key, value) {
+        size_t begin, end;
+        if (status != TRF_OK || !is_part(key, value))
+            continue;
+        const size_t found = trf_json_find_member(config->strict, config->bytes, key, &begin, &end);
+        if (found == SIZE_MAX)
+            status = trf_fail_memory(err, config->bytes);
+        else if (found)
+            status = insert_text(config, find_object(config->strict, begin), &added, err);
+    }
+    trf_text_free(&added);
+    return status;
+}
+
 /* Makes an editable copy, without a byte order mark. Release text and strict with free in every case. */
 static trf_status begin_edit(const trf_config_file *source, trf_config_text *config, trf_error *err) {
     *config = (trf_config_text){malloc(source->bytes + 1), malloc(source->bytes + 1), source->bytes};
@@ -254,6 +306,8 @@ trf_status trf_model_config_compress(const trf_source_config *source, const trf_
         status = cut_member(&text, TRF_CONFIG_DTYPE, err);
     if (status == TRF_OK && weights)
         status = cut_member(&text, TRF_CONFIG_WEIGHTS, err);
+    if (status == TRF_OK && weights)
+        status = add_to_parts(file, weights, &text, err);
     if (status == TRF_OK)
         status = add_members(&text, dtype, weights, ours, config, err);
     free(text.text);
@@ -264,6 +318,17 @@ trf_status trf_model_config_compress(const trf_source_config *source, const trf_
 
 /* ---- decompressing ---- */
 
+/* Takes the sentence, or what stood in its place, out of a config and those of its parts. */
+static void forget_weights(json_t *root) {
+    const char *key;
+    json_t *value;
+    json_object_del(root, TRF_CONFIG_WEIGHTS);
+    json_object_foreach(root, key, value) {
+        if (is_part(key, value))
+            json_object_del(value, TRF_CONFIG_WEIGHTS);
+    }
+}
+
 /* @return whether a config.json says what the source's did, but for the members that compressing adds or replaces. */
 static int is_unchanged(json_t *root, json_t *source) {
     json_object_del(root, TRF_CONFIG_KEY);
@@ -273,8 +338,8 @@ static int is_unchanged(json_t *root, json_t *source) {
         json_object_del(source, TRF_CONFIG_DTYPE);
     }
     /* Whoever has written it anew may have left it out, as transformers does, or kept it. */
-    json_object_del(root, TRF_CONFIG_WEIGHTS);
-    json_object_del(source, TRF_CONFIG_WEIGHTS);
+    forget_weights(root);
+    forget_weights(source);
     return json_equal(root, source);
 }
 

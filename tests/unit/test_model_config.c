@@ -117,6 +117,13 @@ static const struct {
      "{\"model_type\":\"a\",\"dtype\":\"bfloat16\", " NEEDS ", " ADDED
      "\"{\\\"transformers_weights\\\":\\\"model.safetensors\\\","
      "\\\"model_type\\\":\\\"a\\\",\\\"dtype\\\":\\\"bfloat16\\\"}\"}}"},
+    /* parts of a model have the sentence, too */
+    {"{\"model_type\":\"a\",\"dtype\":\"bfloat16\",\"text\\u005f{\\\"\" :\n "
+     "{\"model_type\":\"b\",\"x\":\"{\"},\"t\":{\"c\":1}}",
+     "{\"model_type\":\"a\",\"dtype\":\"bfloat16\",\"text\\u005f{\\\"\" :\n {" NEEDS
+     ", \"model_type\":\"b\",\"x\":\"{\"},\"t\":{\"c\":1}, " NEEDS ", " ADDED
+     "\"{\\\"model_type\\\":\\\"a\\\",\\\"dtype\\\":\\\"bfloat16\\\",\\\"text\\\\u005f{\\\\\\\"\\\" :\\n "
+     "{\\\"model_type\\\":\\\"b\\\",\\\"x\\\":\\\"{\\\"},\\\"t\\\":{\\\"c\\\":1}}\"}}"},
     /* a byte order mark is kept, but not written */
     {"\xef\xbb\xbf{\"a\":1}", "{\"a\":1, " ADDED "\"\xef\xbb\xbf{\\\"a\\\":1}\"}}"},
 };

@@ -158,7 +158,7 @@ class CheckpointDoctor:
             else:
                 report.row(
                     "without transfuse",
-                    "loading the model raises an error; a part of it, or one by another config, may get random weights",
+                    "loading the model raises an error; with another config object it may get random weights",
                 )
             return True
         if method:

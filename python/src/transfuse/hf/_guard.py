@@ -27,6 +27,7 @@ from transfuse._errors import Status, make_error
 from transfuse.hf import _model_guard
 from transfuse.hf._config_fields import COMPRESSED_BY, METHOD
 from transfuse.hf._file_check import (
+    WEIGHTS_KEY,
     find_compressed,
     find_marker,
     is_compressed,
@@ -178,6 +179,7 @@ def _make_get_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
         elif carried is None and getattr(quantization_config, "quant_method", None) == METHOD:
             config.quantization_config = {"quant_method": METHOD.value}
             loading.is_guess = True
+        _forget_sentences(config)
         loading.carried = carried
         found = original(config, quantization_config, *arguments, **options)
         loading.quantizer = found[0]
@@ -221,6 +223,14 @@ def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
         return files
 
     return get_resolved_checkpoint_files
+
+
+def _forget_sentences(config: Any) -> None:
+    """Takes out of the configs of a model's parts what stops a framework without us: they are saved with the model."""
+    for name in getattr(config, "sub_configs", None) or ():
+        part = getattr(config, name, None)
+        if part is not None and COMPRESSED_BY in str(vars(part).get(WEIGHTS_KEY)):
+            delattr(part, WEIGHTS_KEY)
 
 
 def _take_marker_away(config: Any) -> None:

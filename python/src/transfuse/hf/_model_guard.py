@@ -240,7 +240,10 @@ def _make_write_config(original: Callable[..., Any]) -> Callable[..., Any]:
         if method != METHOD:
             return original(self, json_file_path, use_diff)
         fields = json.loads(self.to_json_string(use_diff=use_diff))
-        fields[_WEIGHTS_KEY] = NEEDS_TRANSFUSE
+        # A part may be loaded by its own config alone.
+        parts = [part for part in fields.values() if isinstance(part, dict) and isinstance(part.get("model_type"), str)]
+        for each in (fields, *parts):
+            each[_WEIGHTS_KEY] = NEEDS_TRANSFUSE
         dtype = getattr(marker, "_model_dtype", None)
         if dtype is not None:
             fields["dtype"] = dtype

@@ -362,17 +362,24 @@ def test_nothing_unfilled_is_taken(pair: tuple[Path, Path], monkeypatch: pytest.
     assert adopted and made and not {each.data_ptr() for each in made} & set(adopted)
 
 
-def test_without_transfuse(folder: Path) -> None:
-    """The sentence in config.json stops transformers where nobody watches."""
+def test_without_transfuse(tmp_path: Path, folder: Path) -> None:
+    """The sentence in config.json stops transformers where nobody watches, also for a part, and after saving."""
+    whole = make(tmp_path, "SiglipModel")[1]
+    transformers.SiglipModel.from_pretrained(whole).save_pretrained(tmp_path / "saved")
+    kinds = ("SiglipModel", "SiglipVisionModel", "SiglipTextModel")
+    calls = [("AutoModelForCausalLM", folder)] + [
+        (kind, path) for kind in kinds for path in (whole, tmp_path / "saved")
+    ]
     program = f"""
 import transformers
 assert "transfuse" not in transformers.quantizers.auto.AUTO_QUANTIZER_MAPPING
-try:
-    transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})
-except Exception as failure:
-    print("stopped:", failure)
+for kind, folder in {[(kind, str(path)) for kind, path in calls]!r}:
+    try:
+        getattr(transformers, kind).from_pretrained(folder)
+    except Exception as failure:
+        print("stopped:", failure)
 """
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "TRANSFUSE_NO_HOOK": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "stopped:" in done.stdout and NEEDS_TRANSFUSE in done.stdout
+    assert done.stdout.count("stopped:") == done.stdout.count(NEEDS_TRANSFUSE) == len(calls)
