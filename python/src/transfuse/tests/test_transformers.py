@@ -26,6 +26,7 @@ import transformers
 from torch import nn
 
 import transfuse
+from transfuse.tests.architectures import dense_parameters
 from transfuse.tests.torch_cases import UNPACKABLE, layout_bytes, make_unpackable
 from transfuse.torch import TransfuseLinear
 
@@ -139,22 +140,6 @@ def load_with_warnings(path: Path, layout: str, device: str, caplog: pytest.LogC
     transformers.logging.enable_propagation()
     model = load(path, device=device, quantization_config=transfuse.TransfuseConfig(layout=layout))
     return model, [message for message in caplog.messages if f"do not become {layout}" in message]
-
-
-def dense_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns parameters and buffers by their names, blobs decoded."""
-    from transfuse.torch._experts import TransfuseExperts
-    from transfuse.torch._modules import CompressedModule
-
-    tensors = dict(model.state_dict())
-    for path, module in model.named_modules():
-        if isinstance(module, CompressedModule):
-            tensors[f"{path}.weight"] = module.decode_weight()
-        elif isinstance(module, TransfuseExperts):
-            for name in module.container_shapes:
-                del tensors[f"{path}.{name}"]
-            tensors.update((f"{path}.{name}", weight) for name, weight in module.decode_weights().items())
-    return tensors
 
 
 def count_different(model: nn.Module, source: nn.Module) -> list[str]:
