@@ -69,6 +69,26 @@ def test_examples(environment: Path, tmp_path: Path) -> None:
         assert (adapter / "adapter_model.safetensors").exists()
 
 
+OLD_FOLDERS = """
+import sys
+import transformers
+from transfuse.tests.architectures import find_differences
+
+for name in ("llama", "sharded"):
+    source, model = (
+        transformers.AutoModelForCausalLM.from_pretrained(f"{sys.argv[1]}/{name}/{kind}")
+        for kind in ("source", "compressed")
+    )
+    assert find_differences(model, source) == [], name
+    assert any(parameter.dim() == 1 and not parameter.is_floating_point() for parameter in model.parameters()), name
+"""
+
+
+def test_folders_of_version_0_2(environment: Path) -> None:
+    """What an older version wrote loads as its source does; tests/cli/test_old_folders.sh verifies and decompresses."""
+    run(environment / "python", "-c", OLD_FOLDERS, ROOT / "tests" / "golden" / "checkpoints")
+
+
 def test_models(environment: Path, tmp_path: Path) -> None:
     """The rows of tools/bench/models that compare values, on small models of the same architectures."""
     rows = "a,b,j,k" if importlib.util.find_spec("peft") else "a,b,k"
