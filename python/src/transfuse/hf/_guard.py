@@ -404,7 +404,7 @@ def guard_diffusers(model_loading_utils: ModuleType) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def load_state_dict(checkpoint_file: Any, *arguments: Any, **options: Any) -> Any:
             if not _diffusers_quantizers.get():
-                refuse_compressed(checkpoint_file, "this part of diffusers")
+                refuse_compressed(checkpoint_file, "diffusers without a quantization_config of transfuse in config.json")
             return original(checkpoint_file, *arguments, **options)
 
         return load_state_dict
