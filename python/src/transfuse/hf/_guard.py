@@ -404,7 +404,8 @@ def guard_diffusers(model_loading_utils: ModuleType) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def load_state_dict(checkpoint_file: Any, *arguments: Any, **options: Any) -> Any:
             if not _diffusers_quantizers.get():
-                refuse_compressed(checkpoint_file, "diffusers without a quantization_config of transfuse in config.json")
+                reader = "diffusers without a quantization_config of transfuse in config.json"
+                refuse_compressed(checkpoint_file, reader)
             return original(checkpoint_file, *arguments, **options)
 
         return load_state_dict
