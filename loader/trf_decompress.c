@@ -100,25 +100,16 @@ static trf_status decompress_file(void *context, const trf_checkpoint_file *file
 /* Restores each model's config.json, and writes the whole. */
 static trf_status decompress_models(const trf_checkpoint *checkpoint, const char *out_path, trf_job *job,
                                     trf_error *err) {
-    size_t count = 0;
-    while (trf_checkpoint_model(checkpoint, count))
-        count++;
-    trf_model_config *configs = calloc(count, sizeof *configs);
-    trf_rewrite_part *parts = calloc(count, sizeof *parts);
-    trf_status status = configs && parts ? TRF_OK : trf_fail_memory(err, count * sizeof *configs);
-    for (size_t i = 0; i < count && status == TRF_OK; i++) {
-        parts[i] = (trf_rewrite_part){trf_checkpoint_model(checkpoint, i), &configs[i], job};
-        status = trf_model_config_restore(parts[i].checkpoint, &configs[i], err);
-        trf_model_config_tell(&configs[i], job);
-    }
-    job->report.models = count;
-    const trf_rewrite rewrite = {checkpoint, parts, count, job, out_path, decompress_file, .compresses = 0};
+    trf_restored_models models;
+    trf_status status = trf_restored_models_read(checkpoint, job, &models, err);
+    for (size_t i = 0; i < models.count && status == TRF_OK; i++)
+        trf_model_config_tell(&models.configs[i], job);
+    job->report.models = models.count;
+    const trf_rewrite rewrite = {checkpoint, models.parts,    models.count,   job,
+                                 out_path,   decompress_file, .compresses = 0};
     if (status == TRF_OK)
         status = trf_checkpoint_rewrite(&rewrite, err);
-    for (size_t i = 0; configs && i < count; i++)
-        trf_model_config_free(&configs[i]);
-    free(configs);
-    free(parts);
+    trf_restored_models_free(&models);
     return status;
 }
 

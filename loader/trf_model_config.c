@@ -400,6 +400,31 @@ trf_status trf_model_config_restore(const trf_checkpoint *checkpoint, trf_model_
     return status;
 }
 
+trf_status trf_restored_models_read(const trf_checkpoint *checkpoint, void *context, trf_restored_models *models,
+                                    trf_error *err) {
+    *models = (trf_restored_models){0};
+    while (trf_checkpoint_model(checkpoint, models->count))
+        models->count++;
+    models->configs = calloc(models->count, sizeof *models->configs);
+    models->parts = calloc(models->count, sizeof *models->parts);
+    if (!models->configs || !models->parts)
+        return trf_fail_memory(err, models->count * sizeof *models->configs);
+    trf_status status = TRF_OK;
+    for (size_t i = 0; i < models->count && status == TRF_OK; i++) {
+        models->parts[i] = (trf_rewrite_part){trf_checkpoint_model(checkpoint, i), &models->configs[i], context};
+        status = trf_model_config_restore(models->parts[i].checkpoint, &models->configs[i], err);
+    }
+    return status;
+}
+
+void trf_restored_models_free(trf_restored_models *models) {
+    for (size_t i = 0; models->configs && i < models->count; i++)
+        trf_model_config_free(&models->configs[i]);
+    free(models->configs);
+    free(models->parts);
+    *models = (trf_restored_models){0};
+}
+
 void trf_model_config_free(trf_model_config *config) {
     free(config->text);
     config->text = NULL;

@@ -75,6 +75,18 @@ trf_status trf_model_config_compress(const trf_source_config *source, const trf_
  * Release with trf_model_config_free in every case. Errors: TRF_ERR_MEMORY. */
 trf_status trf_model_config_restore(const trf_checkpoint *checkpoint, trf_model_config *config, trf_error *err);
 
+/* The models of a checkpoint, each with its config.json restored, as decompressing writes them. */
+typedef struct trf_restored_models {
+    trf_rewrite_part *parts; /* [count] */
+    trf_model_config *configs;
+    size_t count;
+} trf_restored_models;
+
+/* context: of each part. Release with trf_restored_models_free in every case. Errors: TRF_ERR_MEMORY. */
+trf_status trf_restored_models_read(const trf_checkpoint *checkpoint, void *context, trf_restored_models *models,
+                                    trf_error *err);
+void trf_restored_models_free(trf_restored_models *models);
+
 void trf_model_config_free(trf_model_config *config);
 
 /* Whether the checkpoint is a folder whose config.json says that every tensor has its own lossless codec. Errors:

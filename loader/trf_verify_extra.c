@@ -41,22 +41,11 @@ static void note_names(const trf_name_list *list, const char *what, trf_job *job
 
 /* What the report says of whole files: the source's sizes as decompressing would have them. */
 static trf_status count_whole(const trf_checkpoint *checkpoint, const trf_tree *ours, trf_job *job, trf_error *err) {
-    size_t count = 0;
-    while (trf_checkpoint_model(checkpoint, count))
-        count++;
-    trf_model_config *configs = calloc(count, sizeof *configs);
-    trf_rewrite_part *parts = calloc(count, sizeof *parts);
-    trf_status status = configs && parts ? TRF_OK : trf_fail_memory(err, count * sizeof *configs);
-    for (size_t i = 0; i < count && status == TRF_OK; i++) {
-        parts[i] = (trf_rewrite_part){trf_checkpoint_model(checkpoint, i), &configs[i], NULL};
-        status = trf_model_config_restore(parts[i].checkpoint, &configs[i], err);
-    }
+    trf_restored_models models;
+    trf_status status = trf_restored_models_read(checkpoint, NULL, &models, err);
     if (status == TRF_OK)
-        trf_count_whole_files(ours, parts, count, 0, &job->report);
-    for (size_t i = 0; configs && i < count; i++)
-        trf_model_config_free(&configs[i]);
-    free(configs);
-    free(parts);
+        trf_count_whole_files(ours, models.parts, models.count, 0, &job->report);
+    trf_restored_models_free(&models);
     return status;
 }
 
