@@ -3,7 +3,6 @@
 #include "trf_model_config.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 
 /* One matrix on its way to its place in the output. */
 typedef struct trf_matrix_target {
