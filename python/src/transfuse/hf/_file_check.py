@@ -9,8 +9,10 @@ imported here.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import zipfile
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,11 +26,19 @@ _LEAST_BYTES = 16
 _MOST_HEADER_BYTES = 100_000_000
 # One of these stands in the header of each compressed file; the last one begins an escape, which may hide the others.
 _WORDS = (b'"transfuse_format"', b'_trf"', b"\\u")
+# What the parameters of compressed modules begin with, as state dicts have them: a blob, or a container of experts. A
+# version comes next, whose upper byte is zero: a pickle's storages are looked at without their types.
+_STATE_MAGICS = (b"SNAR", b"TRFX")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # Of transformers: a config.json whose weights have another name than usual names them by it.
 WEIGHTS_KEY = "transformers_weights"
 
 WAY_OUT = (
     "load its folder by from_pretrained with transfuse installed, or run 'transfuse decompress' and use its output"
+)
+STATE = (
+    "is the state dict of a model whose layers transfuse compressed, which no other model takes: save that model by "
+    "model.save_pretrained(), which writes what from_pretrained loads"
 )
 
 
@@ -38,21 +48,22 @@ def is_compressed(path: Any) -> bool:
         return False
     try:
         with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > _MOST_HEADER_BYTES:
-                return False
-            text = file.read(size)
+            start, text = _read_header(file)
             if not any(word in text for word in _WORDS):
                 return False
             header = json.loads(text)
             if "transfuse_format" in (header.get("__metadata__") or {}):
                 return True
-            places = [
-                8 + size + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)
-            ]
-            return any(_has_magic(file, place) for place in places)
+            places = [start + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)]
+            return any(_read_head(file, place)[:4] in _MAGICS for place in places)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _read_header(file: Any) -> tuple[int, bytes]:
+    """Returns where the data of a .safetensors file begin, and its header; nothing of one that is too large."""
+    size = int.from_bytes(file.read(8), "little")
+    return 8 + size, file.read(size) if size <= _MOST_HEADER_BYTES else b""
 
 
 def _may_hold(name: str, tensor: dict[str, Any]) -> bool:
@@ -61,9 +72,9 @@ def _may_hold(name: str, tensor: dict[str, Any]) -> bool:
     return len(tensor["shape"]) == 1 and int(tensor["shape"][0]) >= _LEAST_BYTES
 
 
-def _has_magic(file: Any, place: int) -> bool:
+def _read_head(file: Any, place: int) -> bytes:
     file.seek(place)
-    return file.read(4) in _MAGICS
+    return file.read(_LEAST_BYTES)  # type: ignore[no-any-return]
 
 
 def find_compressed(files: Iterable[Any] | None) -> str | None:
@@ -73,26 +84,80 @@ def find_compressed(files: Iterable[Any] | None) -> str | None:
 
 def refuse_compressed(path: Any, loader: str) -> None:
     """Raises UnsupportedError for a compressed file, or for a folder that has one, that `loader` is about to read."""
-    files: list[Any] = [path]
-    if isinstance(path, (str, os.PathLike)) and os.path.isdir(path):
-        files = [os.path.join(path, name) for name in sorted(os.listdir(path))]
-    found = find_compressed(files)
+    found = find_compressed(_list_files(path))
     if found is not None:
         raise make_error(
             Status.TRF_ERR_UNSUPPORTED, f"{found} is compressed by transfuse, and {loader} cannot read it: {WAY_OUT}"
         )
 
 
+def _list_files(path: Any) -> list[Any]:
+    if isinstance(path, (str, os.PathLike)) and os.path.isdir(path):
+        return [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    return [path]
+
+
+def holds_state(path: Any) -> bool:
+    """Returns whether a file holds parameters of compressed modules under their own names: a state dict that was saved.
+
+    It is a .safetensors file, or a pickle of torch as a zip archive, whose storages lie one by one in it.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        return False
+    try:
+        if os.fspath(path).endswith(".safetensors"):
+            with open(path, "rb") as file:
+                start, text = _read_header(file)
+                header = json.loads(text) if b'"U8"' in text else {}
+                tensors = [tensor for name, tensor in header.items() if _may_be_state(name, tensor)]
+                return any(_is_state(_read_head(file, start + tensor["data_offsets"][0])) for tensor in tensors)
+        if os.fspath(path).endswith(_PICKLES) and zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                storages = [name for name in archive.namelist() if "/data/" in name]
+                return any(_is_state(_read_storage(archive, name)) for name in storages)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
+        pass
+    return False
+
+
+def _may_be_state(name: str, tensor: dict[str, Any]) -> bool:
+    return not name.endswith(SUFFIX) and tensor.get("dtype") == "U8" and len(tensor["shape"]) == 1
+
+
+def _read_storage(archive: zipfile.ZipFile, name: str) -> bytes:
+    with archive.open(name) as file:
+        return file.read(_LEAST_BYTES)
+
+
+def _is_state(head: bytes) -> bool:
+    return len(head) == _LEAST_BYTES and head[:4] in _STATE_MAGICS and head[5] == 0
+
+
+def find_state(path: Any) -> str | None:
+    """Returns a file that holds a state dict of compressed modules: the path's own, or the first one of its folder."""
+    return next((os.fspath(file) for file in _list_files(path) if holds_state(file)), None)
+
+
+def refuse_state(path: Any) -> None:
+    """Raises UnsupportedError if a file, or one of a folder, holds a state dict of compressed modules."""
+    found = find_state(path)
+    if found is not None:
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{found} {STATE}")
+
+
 def refuse_blobs(state_dict: Any, loader: str) -> None:
     """Raises UnsupportedError for a state dict with compressed tensors, which `loader` is about to take."""
     for name, tensor in (state_dict or {}).items():
-        if not str(name).endswith(SUFFIX) or "uint8" not in str(getattr(tensor, "dtype", "")) or tensor.dim() != 1:
+        if "uint8" not in str(getattr(tensor, "dtype", "")) or tensor.dim() != 1 or tensor.is_meta:
             continue
-        if tensor.numel() >= _LEAST_BYTES and bytes(tensor[:4].tolist()) in _MAGICS:
+        head = bytes(tensor[:_LEAST_BYTES].tolist())
+        if str(name).endswith(SUFFIX) and len(head) == _LEAST_BYTES and head[:4] in _MAGICS:
             raise make_error(
                 Status.TRF_ERR_UNSUPPORTED,
                 f"the state dict has the compressed tensor {name!r}, which {loader} cannot load: {WAY_OUT}",
             )
+        if _is_state(head):
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"what {loader} was given {STATE} ({name!r} holds a layer)")
 
 
 def find_marker(file: str) -> dict[str, Any]:
@@ -122,9 +187,16 @@ def find_marker(file: str) -> dict[str, Any]:
 
 
 def refuse_other_method(file: str, config: Any) -> Exception:
-    """Returns the error for a compressed file that another method is to read, by its `quantization_config`."""
+    """Returns the error for a compressed file that another method is to read, or none, by its `quantization_config`."""
     method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
-    name = getattr(method, "value", method) or "another method"
+    name = str(getattr(method, "value", method) or "")
+    if not name or difflib.get_close_matches(name.lower(), [METHOD]):
+        found = f"{name!r} for a quant_method" if name else "no quant_method"
+        return make_error(
+            Status.TRF_ERR_UNSUPPORTED,
+            f"{file} is compressed by transfuse, and the quantization_config beside it has {found}: put "
+            f'back the one that transfuse wrote, with "quant_method": "{METHOD}", or compress the source again',
+        )
     return make_error(
         Status.TRF_ERR_UNSUPPORTED,
         f"{file} is compressed by transfuse, and is to be quantized by {name}, which cannot read it: leave out that "

@@ -35,6 +35,7 @@ from transfuse.hf._file_check import (
     refuse_blobs,
     refuse_compressed,
     refuse_other_method,
+    refuse_state,
 )
 
 _MARK = "_transfuse_watches"
@@ -59,6 +60,8 @@ class Loading:
         The `quantization_config` of the config object.
     quantizer : HfQuantizer or None
         That of the framework's choice.
+    failure : ValueError or None
+        The framework's for a `quantization_config` that names no method.
     has_files : bool
         The files of the model are known: what else is looked up during the call belongs to something else.
     """
@@ -69,6 +72,7 @@ class Loading:
     is_plain: bool = False
     carried: Any = None
     quantizer: Any = None
+    failure: ValueError | None = None
     has_files: bool = False
 
 
@@ -181,7 +185,14 @@ def _make_get_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
             loading.is_guess = True
         _forget_sentences(config)
         loading.carried = carried
-        found = original(config, quantization_config, *arguments, **options)
+        try:
+            found = original(config, quantization_config, *arguments, **options)
+        except ValueError as failure:
+            if not isinstance(carried, dict) or carried.get("quant_method") is not None:
+                raise
+            # Whether that is ours the files will tell.
+            loading.failure = failure
+            return None, config, arguments[0] if arguments else options.get("device_map")
         loading.quantizer = found[0]
         return found
 
@@ -202,7 +213,10 @@ def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
         elif COMPRESSED_BY in (options.get("transformers_explicit_filename") or ""):
             options["transformers_explicit_filename"] = None  # the files are looked at below
         files = original(*arguments, **options)
+        _refuse_states(files[0])
         compressed = find_compressed(files[0])
+        if loading.failure is not None:
+            raise loading.failure if compressed is None else refuse_other_method(compressed, loading.carried)
         if compressed is None:
             if loading.is_guess:
                 raise make_error(
@@ -250,10 +264,24 @@ def _refuse_files(files: Any, loader: str) -> None:
         refuse_compressed(path, loader)
 
 
+def _refuse_states(files: Any) -> None:
+    for path in files or ():
+        refuse_state(path)
+
+
+def _refuse_state_for(model: Any, path: Any) -> None:
+    """The same for a model that is there: one that has compressed weights itself may be meant to take it."""
+    if not _model_guard.find_compressed(model):
+        refuse_state(path)
+
+
 def _make_load_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_state_dict(checkpoint_file: Any, map_location: Any = "cpu", *arguments: Any, **options: Any) -> Any:
         if not is_compressed(checkpoint_file):
-            return original(checkpoint_file, map_location, *arguments, **options)
+            read = original(checkpoint_file, map_location, *arguments, **options)
+            if _current.get() is not None:
+                refuse_blobs(read, "from_pretrained")  # an old pickle, whose file does not tell
+            return read
         if str(map_location) == "meta":
             # It is asked for dtypes and shapes: those of the source, of which the file has other names for some.
             from transfuse.hf._load_plan import make_meta_tensors
@@ -267,11 +295,13 @@ def _make_load_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
 def _make_convert(original: Callable[..., Any]) -> Callable[..., Any]:
     def convert_and_load(model: Any, state_dict: Any, load_config: Any, *arguments: Any, **options: Any) -> Any:
         quantizer = load_config.hf_quantizer
-        if not _is_ours(quantizer) or not quantizer.is_loading(model):
+        if not _is_ours(quantizer):
             return original(model, state_dict, load_config, *arguments, **options)
-        # What is not compressed goes into dense modules, as if nobody else took part.
-        rest = quantizer.leave_rest(state_dict)
+        # What is not compressed goes into dense modules, as if nobody else took part; so does an adapter on top.
         plain = dataclasses.replace(load_config, hf_quantizer=None)
+        if not quantizer.is_loading(model):
+            return original(model, state_dict, plain, *arguments, **options)
+        rest = quantizer.leave_rest(state_dict)
         result = original(model, rest, plain, *arguments, **options)
         quantizer.complete_report(result[0])
         return result
@@ -315,6 +345,7 @@ def guard_trainer(trainer: ModuleType) -> None:
     def make_load(original: Callable[..., Any]) -> Callable[..., Any]:
         def load_from_checkpoint(self: Any, resume_from_checkpoint: str, *arguments: Any, **options: Any) -> Any:
             refuse_compressed(resume_from_checkpoint, loader)
+            _refuse_state_for(self.model, resume_from_checkpoint)
             return original(self, resume_from_checkpoint, *arguments, **options)
 
         return load_from_checkpoint
@@ -322,6 +353,7 @@ def guard_trainer(trainer: ModuleType) -> None:
     def make_load_best(original: Callable[..., Any]) -> Callable[..., Any]:
         def load_best_model(self: Any, *arguments: Any, **options: Any) -> Any:
             refuse_compressed(self.state.best_model_checkpoint, loader)
+            _refuse_state_for(self.model, self.state.best_model_checkpoint)
             return original(self, *arguments, **options)
 
         return load_best_model
@@ -336,6 +368,7 @@ def guard_trainer_utils(trainer_utils: ModuleType) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def load_sharded_checkpoint(model: Any, folder: Any, *arguments: Any, **options: Any) -> Any:
             refuse_compressed(folder, "load_sharded_checkpoint")
+            _refuse_state_for(model, folder)
             return original(model, folder, *arguments, **options)
 
         return load_sharded_checkpoint
@@ -361,7 +394,16 @@ def _make_reader(loader: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 def guard_accelerate(modeling: ModuleType) -> None:
     """Watches `accelerate.utils.modeling`, that is `load_checkpoint_in_model` and `load_checkpoint_and_dispatch`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_checkpoint_in_model(model: Any, checkpoint: Any, *arguments: Any, **options: Any) -> Any:
+            _refuse_state_for(model, checkpoint)
+            return original(model, checkpoint, *arguments, **options)
+
+        return load_checkpoint_in_model
+
     _wrap(modeling, "load_state_dict", _make_reader("accelerate"))
+    _wrap(modeling, "load_checkpoint_in_model", make)
 
 
 def guard_peft(save_and_load: ModuleType) -> None:
@@ -406,6 +448,7 @@ def guard_diffusers(model_loading_utils: ModuleType) -> None:
             if not _diffusers_quantizers.get():
                 reader = "diffusers without a quantization_config of transfuse in config.json"
                 refuse_compressed(checkpoint_file, reader)
+            refuse_state(checkpoint_file)
             return original(checkpoint_file, *arguments, **options)
 
         return load_state_dict

@@ -340,6 +340,7 @@ class Planner:
             raise make_error(Status.TRF_ERR_ARGUMENT, f"{part.tensor.file}: tensor {part.tensor.name!r}: {unfit}")
         if unfit:
             return f"the model keeps it in {wanted}"
+        taker.expect_compute_dtype(wanted)
         num_bytes, refusal = self._get_bytes(part.tensor)
         if refusal:
             self.plan.refused[target] = refusal

@@ -51,6 +51,7 @@ class CompressedModule(BufferModule):
 
     weight: Tensor
     weight_dtype: torch.dtype
+    _compute_dtype: torch.dtype | None = None
     _from_dense: str  # the name of what makes such a module of a dense one
 
     @property
@@ -60,8 +61,15 @@ class CompressedModule(BufferModule):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of the weights, under the name by which PEFT asks quantized layers for it."""
-        return self.weight_dtype
+        """The dtype of the dense module's weights, under the name by which PEFT asks quantized layers for it.
+
+        A model that was loaded in another dtype than its weights', or quantized, has one of its own.
+        """
+        return self._compute_dtype or self.weight_dtype
+
+    def expect_compute_dtype(self, dtype: torch.dtype) -> None:
+        """Says what `compute_dtype` is."""
+        self._compute_dtype = dtype
 
     def info(self) -> LayerInfo:
         """Returns what the layer says of itself; in another layout than the coded one, what the blob said before.
