@@ -18,6 +18,7 @@ from transfuse._errors import TransfuseError, UnsupportedError
 from transfuse._memory_need import count_layout_bytes, get_memory_need
 from transfuse._nvidia import Gpu
 from transfuse._options import LAYOUTS
+from transfuse.hf._file_check import STATE, find_state
 
 _METHOD = "transfuse"
 _MARKER = "quantization_config"
@@ -97,6 +98,11 @@ class CheckpointDoctor:
         report.section(f"Checkpoint {path}")
         self.facts = {"path": path}
         report.checkpoints.append(self.facts)
+        state = find_state(path)
+        if state is not None:
+            report.row("checkpoint", "the state dict of a compressed model: nothing loads it as a checkpoint")
+            report.add_problem(f"{state} {STATE}")
+            return None
         try:
             checkpoint = info(path)
         except TransfuseError as failure:
@@ -155,6 +161,9 @@ class CheckpointDoctor:
             report.row("config.json", f"names transfuse: {framework} can load it")
             if framework == "transformers" and not self._raises_without_us(folder, config):
                 report.row("without transfuse", f"transformers draws weights at random, and warns of it: {_AGAIN}")
+                report.warnings.append(
+                    f"{path}: where transfuse is not installed, transformers draws weights at random: {_AGAIN}"
+                )
             else:
                 report.row(
                     "without transfuse",
@@ -164,6 +173,13 @@ class CheckpointDoctor:
         if method:
             report.row("config.json", f"names the quantization method {method!r}: transformers cannot load it")
             report.add_problem(f"config.json of {path} names the quantization method {method!r}, and not transfuse")
+            return False
+        if marker is not None:
+            report.row("config.json", f"has a {_MARKER} without a quant_method: loading raises an error")
+            report.add_problem(
+                f"config.json of {path} has a {_MARKER} without a quant_method, and loading raises an error: put back "
+                f'the one that transfuse wrote, with "quant_method": "{_METHOD}", or {_AGAIN}'
+            )
             return False
         report.row("config.json", f"has no {_MARKER}: transformers cannot load it by that")
         report.add_problem(

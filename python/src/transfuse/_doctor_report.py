@@ -14,12 +14,18 @@ def write_size(size: int) -> str:
     return f"{size / _GIB:.2f} GiB" if size >= _GIB // 10 else f"{size / _MIB:.1f} MiB"
 
 
+def _count(lines: list[str], what: str) -> str:
+    return f"{len(lines)} {what}{'s' if len(lines) > 1 else ''}"
+
+
 class Report:
     """Prints as it goes, unless it is quiet, and collects the problems.
 
     Attributes
     ----------
     problems, not_tried : list of str
+    warnings : list of str
+        What goes well here, and not everywhere.
     checkpoints : list of dict
         What is known of each folder of a model, for programs.
     """
@@ -28,6 +34,7 @@ class Report:
         self.quiet = quiet
         self.problems: list[str] = []
         self.not_tried: list[str] = []
+        self.warnings: list[str] = []
         self.checkpoints: list[dict[str, Any]] = []
         self._sections: list[dict[str, Any]] = []
 
@@ -51,19 +58,20 @@ class Report:
         return not problem and not reason
 
     def close(self) -> None:
-        """Prints the end: the problems, or the JSON object."""
+        """Prints the end: problems and warnings, or the JSON object."""
         if self.quiet:
-            known = {"problems": self.problems, "not_tried": self.not_tried, "checkpoints": self.checkpoints}
-            print(json.dumps({**known, "sections": self._sections}, indent=2))
+            known = {"problems": self.problems, "not_tried": self.not_tried, "warnings": self.warnings}
+            print(json.dumps({**known, "checkpoints": self.checkpoints, "sections": self._sections}, indent=2))
             return
-        count = len(self.problems)
-        if count:
-            print(f"\n{count} problem{'s' if count > 1 else ''} found:")
+        if self.problems:
+            print(f"\n{_count(self.problems, 'problem')} found:")
         elif self.not_tried:
             print("\nno problem found in what was tried, but this was not:")
+        elif self.warnings:
+            print(f"\nno problem found; {_count(self.warnings, 'warning')}:")
         else:
             print("\nno problem found")
-        for line in self.problems or self.not_tried:
+        for line in [*(self.problems or self.not_tried), *(f"warning: {line}" for line in self.warnings)]:
             print(f"  * {line}")
 
     def _print(self, line: str) -> None:

@@ -157,18 +157,47 @@ def test_code_of_its_own(tmp_path: Path, made: Path) -> None:
     assert "opens as: not tried: its config is code of its own (trust_remote_code)" in rows
 
 
-def test_old_folder(tmp_path: Path, made: Path) -> None:
+def test_old_folder(tmp_path: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the marker it is a problem; with it, but without what makes transformers raise, it says what happens."""
     folder = Path(shutil.copytree(made / "llama-trf", tmp_path / "copy"))
     change_config(folder, transformers_weights=...)
     report, _, rows = examine(folder)
     assert not report.problems and "without transfuse: transformers draws weights at random" in rows
+    assert len(report.warnings) == 1 and "where transfuse is not installed" in report.warnings[0]
+    report.quiet = False
+    report.close()
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "no problem found; 1 warning:" and report.warnings[0] in said[2] and len(said) == 3
     change_config(folder, transformers_weights="a sentence")
     report, _, rows = examine(folder)
-    assert not report.problems and "without transfuse: loading the model raises an error" in rows
+    assert (
+        not report.problems and not report.warnings and "without transfuse: loading the model raises an error" in rows
+    )
     shutil.copy(made / "llama" / "config.json", folder)
     report, _, _ = examine(folder)
     assert len(report.problems) == 1 and "transformers would give random weights" in report.problems[0]
+
+
+@pytest.mark.parametrize("marker", [{}, {"version": 4}, {"quant_method": "Transfuse"}])
+def test_damaged_marker(tmp_path: Path, made: Path, marker: dict[str, Any]) -> None:
+    folder = Path(shutil.copytree(made / "llama-trf", tmp_path / "copy"))
+    change_config(folder, quantization_config=marker)
+    report, facts, _ = examine(folder)
+    assert len(report.problems) == 1 and "quant" in report.problems[0] and "opening" not in facts
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("suffix", ["", "-trf"])
+def test_state_dict_of_compressed_modules(tmp_path: Path, made: Path, name: str, suffix: str) -> None:
+    """What was saved by other means than `save_pretrained`, beside the source's config.json or that of a checkpoint."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(made / "llama-trf")
+    save = torch.save if name.endswith(".bin") else save_file
+    save(dict(model.state_dict()), tmp_path / name)
+    shutil.copy(made / f"llama{suffix}" / "config.json", tmp_path)
+    for path in (tmp_path, tmp_path / name):
+        report, facts, _ = examine(path)
+        assert len(report.problems) == 1 and "by model.save_pretrained()" in report.problems[0]
+        assert "opening" not in facts
 
 
 def test_stored_only(tmp_path: Path, made: Path) -> None:

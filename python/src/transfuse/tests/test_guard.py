@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 import transfuse
 from transfuse.hf._config_fields import NEEDS_TRANSFUSE
-from transfuse.hf._file_check import is_compressed
+from transfuse.hf._file_check import holds_state, is_compressed
 from transfuse.tests.architectures import (
     ARCHITECTURES,
     count_compressed,
@@ -35,6 +35,7 @@ from transfuse.tests.architectures import (
 )
 
 LLAMA = transformers.LlamaForCausalLM
+STATE = "is the state dict of a model whose layers transfuse compressed.*by model.save_pretrained"
 WAY_OUT = "is compressed by transfuse, and .* cannot read it: load its folder .* or run 'transfuse decompress'"
 
 
@@ -161,6 +162,19 @@ def test_another_method(pair: tuple[Path, Path], folder: Path) -> None:
     change_config(folder, quantization_config="drop", text_config={"compression_config": {"quant_method": "inner"}})
     with pytest.raises(transfuse.UnsupportedError, match="to be quantized by inner"):
         LLAMA.from_pretrained(folder, config=transformers.AutoConfig.from_pretrained(pair[0]))
+
+
+@pytest.mark.parametrize("marker", [{}, {"version": 4, "layout": "coded"}, {"quant_method": "Transfuse"}])
+def test_damaged_marker(pair: tuple[Path, Path], folder: Path, marker: dict[str, Any]) -> None:
+    change_config(folder, quantization_config=marker)
+    for options in ({}, {"config": transformers.AutoConfig.from_pretrained(pair[0])}):
+        with pytest.raises(transfuse.UnsupportedError, match='put back the one .* with "quant_method": "transfuse"'):
+            LLAMA.from_pretrained(folder, **options)
+    # transformers' own words for a folder that is none of ours.
+    if not marker.get("quant_method"):
+        shutil.copy(pair[0] / "model.safetensors", folder)
+        with pytest.raises(ValueError, match="has no `quant_method` attribute"):
+            LLAMA.from_pretrained(folder)
 
 
 def test_stored_only(pair: tuple[Path, Path], folder: Path) -> None:
@@ -304,6 +318,79 @@ def test_adapters(tmp_path: Path, pair: tuple[Path, Path]) -> None:
         assert len(weights) == 2 and {each.dtype for each in weights} <= {torch.bfloat16, torch.float32}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_adapter_on_a_compressed_base(tmp_path: Path, pair: tuple[Path, Path], dtype: torch.dtype) -> None:
+    """Whatever loads an adapter gives its weights the dtype that they have on top of the source."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], init_lora_weights=False)
+    model = peft.get_peft_model(LLAMA.from_pretrained(pair[0]), config)
+    found = []
+    for name, base in zip(("source", "trf"), pair):
+        folder = tmp_path / name
+        model.peft_config["default"].base_model_name_or_path = str(base)
+        model.save_pretrained(folder, save_embedding_layers=False)
+        by_folder = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        by_call = LLAMA.from_pretrained(base, dtype=dtype)
+        by_call.load_adapter(str(folder))
+        found.append([{n: p for n, p in each.named_parameters() if "lora_" in n} for each in (by_folder, by_call)])
+    for theirs, ours in zip(*found):
+        assert len(ours) == 6 and ours.keys() == theirs.keys()
+        assert all(ours[name].dtype == dtype and torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# ---- state dicts of compressed modules ----
+
+
+def write_states(folder: Path, config: Path) -> dict[str, Path]:
+    """Returns folders with what programs write of a model that was compressed in memory, but for save_pretrained."""
+    accelerate = pytest.importorskip("accelerate")
+    model = LLAMA.from_pretrained(config.parent)
+    transfuse.torch.compress_model(model)
+    folders = {name: folder / name for name in ("file", "shards", "pickle", "old_pickle")}
+    for each in folders.values():
+        each.mkdir()
+        shutil.copy(config, each)
+    accelerate.Accelerator().save_model(model, folders["file"])
+    accelerate.Accelerator().save_model(model, folders["shards"], max_shard_size="40KB")
+    torch.save(model.state_dict(), folders["pickle"] / "pytorch_model.bin")
+    torch.save(model.state_dict(), folders["old_pickle"] / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    return folders
+
+
+def test_state_dicts_of_compressed_modules(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    """With these names and shapes transformers would draw what does not fit at random."""
+    accelerate = pytest.importorskip("accelerate")
+    from transformers.trainer_utils import load_sharded_checkpoint
+
+    config = transformers.AutoConfig.from_pretrained(pair[0])
+    folders = write_states(tmp_path, pair[0] / "config.json")
+    for folder in folders.values():
+        with pytest.raises(transfuse.UnsupportedError, match=STATE):
+            LLAMA.from_pretrained(folder, ignore_mismatched_sizes=True)
+    shutil.copy(pair[1] / "config.json", folders["file"])
+    with pytest.raises(transfuse.UnsupportedError, match=STATE):
+        LLAMA.from_pretrained(folders["file"], ignore_mismatched_sizes=True)
+    state = load_file(folders["file"] / "model.safetensors")
+    with pytest.raises(transfuse.UnsupportedError, match=STATE):
+        LLAMA.from_pretrained(None, config=config, state_dict=state, ignore_mismatched_sizes=True)
+    # A model that has compressed layers takes them; one that has none does not.
+    model, plain = LLAMA.from_pretrained(pair[0]), LLAMA(config).to(torch.bfloat16)
+    transfuse.torch.compress_model(model)
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True)
+    readers: list[Callable[[Any], Any]] = [
+        lambda each: accelerate.load_checkpoint_in_model(each, folders["file"]),
+        lambda each: accelerate.load_checkpoint_in_model(each, str(folders["pickle"] / "pytorch_model.bin")),
+        lambda each: load_sharded_checkpoint(each, folders["shards"]),
+        lambda each: transformers.Trainer(each, arguments)._load_from_checkpoint(str(folders["file"])),
+    ]
+    for read in readers:
+        with pytest.raises(transfuse.UnsupportedError, match=STATE):
+            read(plain)
+    for read in readers[:3]:
+        read(model)
+    assert find_differences(model, LLAMA.from_pretrained(pair[0])) == []
+
+
 # ---- telling files apart ----
 
 
@@ -319,9 +406,25 @@ def test_telling_files_apart(tmp_path: Path, pair: tuple[Path, Path], monkeypatc
     assert is_compressed(tmp_path / "bare.safetensors")
     save_file({"x_trf": torch.zeros(64, dtype=torch.uint8)}, tmp_path / "name.safetensors")
     assert not is_compressed(tmp_path / "name.safetensors")
+    # A state dict has other names; bytes of another kind under any name are none.
+    blob = next(each for name, each in load_file(compressed).items() if name.endswith("_trf"))
+    for values, told in ((blob, True), (blob.view(1, -1), False), (torch.zeros(64, dtype=torch.uint8), False)):
+        save_file({"x.weight": values}, tmp_path / "state.safetensors")
+        torch.save({"x.weight": values}, tmp_path / "state.bin")
+        assert holds_state(tmp_path / "state.safetensors") == told and not is_compressed(tmp_path / "state.safetensors")
+        assert holds_state(tmp_path / "state.bin") == bool(values.any())
+    for path in (
+        source,
+        compressed,
+        tmp_path / "cut.safetensors",
+        tmp_path / "none.bin",
+        pair[0] / "config.json",
+        None,
+    ):
+        assert not holds_state(path)
     # A header without the words is not even parsed.
     monkeypatch.setattr(json, "loads", None)
-    assert not is_compressed(source)
+    assert not is_compressed(source) and not holds_state(source)
 
 
 def test_nothing_unfilled_is_taken(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
