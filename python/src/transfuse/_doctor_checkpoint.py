@@ -273,6 +273,12 @@ class CheckpointDoctor:
             report.row("is tied", _enumerate([f"{name} to {other}" for name, other in opening["tied"].items()]))
         if opening["surplus"]:
             report.row("surplus, is left out", _enumerate(opening["surplus"]))
+        if opening["drawn"]:
+            report.row("is drawn at random", _enumerate(opening["drawn"]))
+            report.add_problem(
+                f"{self.facts['path']}: no file gives {_enumerate(opening['drawn'])}, which {opening['framework']} "
+                "draws at random, compressed or not: do not use what it computes before it is trained"
+            )
         if opening["mismatched"]:
             report.row("has another shape", _enumerate(opening["mismatched"]))
             report.add_problem(

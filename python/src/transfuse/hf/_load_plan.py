@@ -104,6 +104,8 @@ class LoadPlan:
         Tensors of the files, by their names there, that the framework is not to see: we load them, or nobody does.
     unexpected : set of str
         Compressed tensors that no parameter takes, by the names that the framework would report.
+    drawn : list of str
+        Parameters that no file gives, and that the framework draws at random, as for the source.
     mismatched : set of (str, torch.Size, torch.Size)
         Parameters whose tensors, compressed, have another shape, as the framework reports them: tensor's, parameter's.
     """
@@ -120,6 +122,7 @@ class LoadPlan:
     followers: dict[str, str] = dataclasses.field(default_factory=dict)
     left: set[str] = dataclasses.field(default_factory=set)
     unexpected: set[str] = dataclasses.field(default_factory=set)
+    drawn: list[str] = dataclasses.field(default_factory=list)
     mismatched: set[tuple[str, torch.Size, torch.Size]] = dataclasses.field(default_factory=set)
 
 
@@ -213,7 +216,7 @@ class Planner:
             if tensor.compressed:
                 self.plan.unexpected.update(self._report_names(target, pattern))
         given = {name for target, parts in groups.items() for name in self._targets_of(target, parts[0].pattern)}
-        self._check_missing(given, unknown)
+        self.plan.drawn = self._check_missing(given, unknown)
         self.plan.dtypes = {name: self._dtype_of(name) for name in given if name in self.expected}
         self._leave_mismatched(groups)
         self._checkpoints = {}
@@ -244,8 +247,8 @@ class Planner:
             return tensor.bytes, describe_refusal(refusal, tensor)
         return (packed_bytes(*tensor.shape) if self.plan.layout == "packed" else most), ""
 
-    def _check_missing(self, given: set[str], unknown: list[str]) -> None:
-        check_missing(self.model, self.expected, given, unknown)
+    def _check_missing(self, given: set[str], unknown: list[str]) -> list[str]:
+        return check_missing(self.model, self.expected, given, unknown)
 
     def _rename(self, name: str) -> tuple[str, str | None]:
         """Returns the parameter that the framework would load a tensor into, and its converter's pattern."""
@@ -451,10 +454,11 @@ class NamesPlanner(Planner):
         self.ignore_mismatched_sizes = False
         self.plan = LoadPlan()
 
-    def _check_missing(self, given: set[str], unknown: list[str]) -> None:
+    def _check_missing(self, given: set[str], unknown: list[str]) -> list[str]:
         missing = [name for name in self.expected if name not in given]
         if missing:
             raise_unfit(self.model, missing, unknown)
+        return []
 
     def _rename(self, name: str) -> tuple[str, str | None]:
         return self.names.get(name, name), None

@@ -3,12 +3,14 @@
 
 transformers reports missing parameters, and draws them. A compressed checkpoint that is loaded by the wrong names must
 not pass for a model, so that we raise, unless it is a head that is missing, or another part as a whole, of a class that
-the checkpoint was not made of: a classifier that is to be trained on a language model, for instance. Surplus tensors
-are reported and left, as the framework does.
+the checkpoint was not made of: a classifier that is to be trained on a language model, for instance. A pooler that a
+class is made with or without, under one name, may be missing, too. Surplus tensors are reported and left, as the
+framework does.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -18,10 +20,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHOWN = 8
+_POOLER = "pooler."
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
-def check_missing(model: PreTrainedModel, expected: dict[str, Any], given: set[str], unknown: Iterable[str]) -> None:
+def check_missing(
+    model: PreTrainedModel, expected: dict[str, Any], given: set[str], unknown: Iterable[str]
+) -> list[str]:
     """Looks at what is missing, by the names that the checkpoint's tensors have after the framework's renaming.
 
     Parameters
@@ -34,6 +39,11 @@ def check_missing(model: PreTrainedModel, expected: dict[str, Any], given: set[s
     unknown : iterable of str
         Tensors of the files for which the model has no parameter, for the message.
 
+    Returns
+    -------
+    list of str
+        Parameters that the framework draws at random, as it does for the source.
+
     Raises
     ------
     ValueError
@@ -44,10 +54,13 @@ def check_missing(model: PreTrainedModel, expected: dict[str, Any], given: set[s
     tied = sources | {member for member, source in ties.items() if source in sources}
     missing = [name for name in expected if name not in given and name not in tied]
     missing = _without(missing, model._keys_to_ignore_on_load_missing)
-    if missing and given and not _is_class_of_checkpoint(model):
-        missing = _find_holes(model, expected, given, missing)
-    if missing:
-        raise_unfit(model, missing, unknown)
+    holes = missing
+    if missing and given:
+        is_other = not _is_class_of_checkpoint(model)
+        holes = _find_holes(model, expected, given, missing) if is_other else _without_pooler(model, given, missing)
+    if holes:
+        raise_unfit(model, holes, unknown)
+    return missing
 
 
 def raise_unfit(model: nn.Module, missing: Iterable[str], untaken: Iterable[str]) -> None:
@@ -66,6 +79,14 @@ def raise_unfit(model: nn.Module, missing: Iterable[str], untaken: Iterable[str]
 def _without(names: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
     rules = [re.compile(pattern) for pattern in patterns or ()]
     return [name for name in names if not any(rule.search(name) for rule in rules)]
+
+
+def _without_pooler(model: PreTrainedModel, given: set[str], missing: list[str]) -> list[str]:
+    """Leaves out the pooler of a class that is made without one, too, if the files have nothing of it: DINO's ViT."""
+    optional = "add_pooling_layer" in inspect.signature(type(model).__init__).parameters
+    if not optional or any(name.startswith(_POOLER) for name in given):
+        return missing
+    return [name for name in missing if not name.startswith(_POOLER)]
 
 
 def _is_class_of_checkpoint(model: PreTrainedModel) -> bool:

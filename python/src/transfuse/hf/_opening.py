@@ -44,6 +44,8 @@ class Opening:
         Parameters that are decoded while they are loaded, and why.
     surplus : list of str
         Tensors that the model has no parameter for: the framework reports them, and leaves them out.
+    drawn : list of str
+        Parameters that no file gives, and that the framework draws at random.
     mismatched : list of str
         Parameters whose tensors have another shape.
     tied : dict of str to str
@@ -57,6 +59,7 @@ class Opening:
     compressed: list[str] = dataclasses.field(default_factory=list)
     decoded: dict[str, str] = dataclasses.field(default_factory=dict)
     surplus: list[str] = dataclasses.field(default_factory=list)
+    drawn: list[str] = dataclasses.field(default_factory=list)
     mismatched: list[str] = dataclasses.field(default_factory=list)
     tied: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -127,7 +130,8 @@ def _find_dtype(tensors: list[TensorInfo]) -> str:
 def _read_plan(opening: Opening, plan: Any) -> Opening:
     opening.compressed = [each.target for each in plan.taken] + [each.path for each in plan.experts]
     opening.decoded = {each.target: each.reason for each in plan.decoded}
-    opening.mismatched = sorted(each[0] for each in getattr(plan, "mismatched", ()))
+    opening.drawn = plan.drawn
+    opening.mismatched = sorted(each[0] for each in plan.mismatched)
     return opening
 
 

@@ -113,6 +113,19 @@ def test_missing_and_surplus(tmp_path: Path, made: Path, suffix: str) -> None:
     assert len(report.problems) == 1 and "no file gives 'model.norm.weight'" in report.problems[0]
 
 
+@pytest.mark.parametrize("suffix", ["", "-trf"])
+def test_pooler_that_is_drawn(tmp_path: Path, suffix: str) -> None:
+    """It loads as the source does, in part at random."""
+    config = transformers.BertConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, vocab_size=99
+    )
+    transformers.BertModel(config, add_pooling_layer=False).bfloat16().save_pretrained(tmp_path / "bert")
+    transfuse.compress(tmp_path / "bert", tmp_path / "bert-trf")
+    report, facts, _ = examine(tmp_path / f"bert{suffix}")
+    assert facts["opening"]["drawn"] == ["pooler.dense.weight", "pooler.dense.bias"]
+    assert len(report.problems) == 1 and "which transformers draws at random" in report.problems[0]
+
+
 def test_dtype_that_does_not_fit(tmp_path: Path, made: Path) -> None:
     folder = Path(shutil.copytree(made / "llama-trf", tmp_path / "copy"))
     change_config(folder, dtype="float16")

@@ -318,26 +318,6 @@ def test_adapters(tmp_path: Path, pair: tuple[Path, Path]) -> None:
         assert len(weights) == 2 and {each.dtype for each in weights} <= {torch.bfloat16, torch.float32}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_adapter_on_a_compressed_base(tmp_path: Path, pair: tuple[Path, Path], dtype: torch.dtype) -> None:
-    """Whatever loads an adapter gives its weights the dtype that they have on top of the source."""
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], init_lora_weights=False)
-    model = peft.get_peft_model(LLAMA.from_pretrained(pair[0]), config)
-    found = []
-    for name, base in zip(("source", "trf"), pair):
-        folder = tmp_path / name
-        model.peft_config["default"].base_model_name_or_path = str(base)
-        model.save_pretrained(folder, save_embedding_layers=False)
-        by_folder = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        by_call = LLAMA.from_pretrained(base, dtype=dtype)
-        by_call.load_adapter(str(folder))
-        found.append([{n: p for n, p in each.named_parameters() if "lora_" in n} for each in (by_folder, by_call)])
-    for theirs, ours in zip(*found):
-        assert len(ours) == 6 and ours.keys() == theirs.keys()
-        assert all(ours[name].dtype == dtype and torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 # ---- state dicts of compressed modules ----
 
 
@@ -433,7 +413,7 @@ def test_nothing_unfilled_is_taken(pair: tuple[Path, Path], monkeypatch: pytest.
     from transfuse.torch import _registry
 
     folder = pair[1]
-    monkeypatch.setattr(Planner, "_check_missing", lambda *arguments: None)
+    monkeypatch.setattr(Planner, "_check_missing", lambda *arguments: [])
     monkeypatch.setattr(Planner, "_settle_ties", lambda *arguments: {})
     original = Planner._place
 

@@ -136,14 +136,44 @@ def test_names_of_an_old_composite(tmp_path: Path) -> None:
     check(folder, "AutoModel")
 
 
-def test_adapter_folder_on_a_compressed_base(tmp_path: Path) -> None:
+def test_pooler_that_a_class_may_lack(tmp_path: Path) -> None:
+    """Some classes are saved with a pooler or without, and named the same in config.json."""
+    whole = next(each for each in ARCHITECTURES if each.name == "BertForMaskedLM").make()
+    whole.bert.save_pretrained(tmp_path / "source")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf", embeddings=True)
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "trf").architectures == ["BertModel"]
+    model = check(tmp_path, "BertModel")
+    assert check(tmp_path, "AutoModel", add_pooling_layer=False).pooler is None and model.pooler is not None
+    # One of which something is there has to be whole, and so have other parts.
+    file = tmp_path / "trf" / "model.safetensors"
+    tensors = load_file(file)
+    for changed in (
+        tensors | {"pooler.dense.bias": torch.zeros(64)},
+        {name: each for name, each in tensors.items() if not name.startswith("embeddings.LayerNorm")},
+    ):
+        save_file(changed, file, {"format": "pt"})
+        with pytest.raises(ValueError, match="does not fit BertModel; no file gives"):
+            transformers.BertModel.from_pretrained(tmp_path / "trf")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_adapter_on_a_compressed_base(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Its weights, which are F32 in the file, get the dtype that they have on top of the source."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     folder = make(tmp_path, "LlamaForCausalLM")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], init_lora_weights=False)
+    adapted = peft.get_peft_model(transformers.LlamaForCausalLM.from_pretrained(folder / "source"), config)
     loaded = []
     for name in ("trf", "source"):
-        base = transformers.LlamaForCausalLM.from_pretrained(folder / name)
-        torch.manual_seed(0)
-        adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
-        adapted.save_pretrained(tmp_path / f"lora-{name}")
-        loaded.append(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"lora-{name}"))
-    assert find_differences(*loaded) == [] and count_compressed(loaded[0]) > 3
+        adapter = tmp_path / f"lora-{name}"
+        adapted.peft_config["default"].base_model_name_or_path = str(folder / name)
+        adapted.save_pretrained(adapter, save_embedding_layers=False)
+        by_folder = transformers.AutoModelForCausalLM.from_pretrained(adapter, dtype=dtype)
+        by_call = transformers.LlamaForCausalLM.from_pretrained(folder / name, dtype=dtype)
+        by_call.load_adapter(str(adapter))
+        loaded.append((by_folder, by_call))
+    for ours, theirs in zip(*loaded):
+        assert find_differences(ours, theirs) == [] and count_compressed(ours) > 3
+        found = {each.dtype for name, each in ours.named_parameters() if "lora_" in name}
+        expected = {each.dtype for name, each in theirs.named_parameters() if "lora_" in name}
+        assert found == expected == {dtype}
