@@ -25,10 +25,11 @@ _MAGICS = (b"SNAR", b"SNAX")
 _LEAST_BYTES = 16
 _MOST_HEADER_BYTES = 100_000_000
 # One of these stands in the header of each compressed file; the last one begins an escape, which may hide the others.
-_WORDS = (b'"transfuse_format"', b'_trf"', b"\\u")
-# What the parameters of compressed modules begin with, as state dicts have them: a blob, or a container of experts. A
-# version comes next, whose upper byte is zero: a pickle's storages are looked at without their types.
-_STATE_MAGICS = (b"SNAR", b"TRFX")
+_FORMAT = b'"transfuse_format"'
+_WORDS = (_FORMAT, b'_trf"', b"\\u")
+# What the parameters of compressed modules begin with: a blob, a layer of another layout, or a container of experts. A
+# small number of two bytes comes next: a pickle's storages are looked at without their types.
+_STATE_MAGICS = (b"SNAR", b"TRFL", b"TRFX")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # Of transformers: a config.json whose weights have another name than usual names them by it.
 WEIGHTS_KEY = "transformers_weights"
@@ -108,7 +109,7 @@ def holds_state(path: Any) -> bool:
         if os.fspath(path).endswith(".safetensors"):
             with open(path, "rb") as file:
                 start, text = _read_header(file)
-                header = json.loads(text) if b'"U8"' in text else {}
+                header = json.loads(text) if b'"U8"' in text and _FORMAT not in text else {}
                 tensors = [tensor for name, tensor in header.items() if _may_be_state(name, tensor)]
                 return any(_is_state(_read_head(file, start + tensor["data_offsets"][0])) for tensor in tensors)
         if os.fspath(path).endswith(_PICKLES) and zipfile.is_zipfile(path):
