@@ -3,9 +3,9 @@
 
 transformers reports missing parameters, and draws them. A compressed checkpoint that is loaded by the wrong names must
 not pass for a model, so that we raise, unless it is a head that is missing, or another part as a whole, of a class that
-the checkpoint was not made of: a classifier that is to be trained on a language model, for instance. A pooler that a
-class is made with or without, under one name, may be missing, too. Surplus tensors are reported and left, as the
-framework does.
+the checkpoint was not made of: a classifier that is to be trained on a language model, for instance. What one class is
+made with or without may be missing, too: a pooler, and a decoder's attention to an encoder. Surplus tensors are
+reported and left, as the framework does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHOWN = 8
-_POOLER = "pooler."
+_POOLER = re.compile(r"^pooler\.")
+_CROSS_ATTENTION = re.compile(r"cross_?att|encoder_attn")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -57,7 +58,7 @@ def check_missing(
     holes = missing
     if missing and given:
         is_other = not _is_class_of_checkpoint(model)
-        holes = _find_holes(model, expected, given, missing) if is_other else _without_pooler(model, given, missing)
+        holes = _find_holes(model, expected, given, missing) if is_other else _without_options(model, given, missing)
     if holes:
         raise_unfit(model, holes, unknown)
     return missing
@@ -81,12 +82,15 @@ def _without(names: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
     return [name for name in names if not any(rule.search(name) for rule in rules)]
 
 
-def _without_pooler(model: PreTrainedModel, given: set[str], missing: list[str]) -> list[str]:
-    """Leaves out the pooler of a class that is made without one, too, if the files have nothing of it: DINO's ViT."""
-    optional = "add_pooling_layer" in inspect.signature(type(model).__init__).parameters
-    if not optional or any(name.startswith(_POOLER) for name in given):
-        return missing
-    return [name for name in missing if not name.startswith(_POOLER)]
+def _without_options(model: PreTrainedModel, given: set[str], missing: list[str]) -> list[str]:
+    """Leaves out what the class is made without, too, if the files have nothing of it: the pooler of DINO's ViT."""
+    options = []
+    if "add_pooling_layer" in inspect.signature(type(model).__init__).parameters:
+        options.append(_POOLER)
+    if getattr(model.config, "add_cross_attention", False):
+        options.append(_CROSS_ATTENTION)
+    absent = [rule for rule in options if not any(rule.search(name) for name in given)]
+    return [name for name in missing if not any(rule.search(name) for rule in absent)]
 
 
 def _is_class_of_checkpoint(model: PreTrainedModel) -> bool:

@@ -185,6 +185,28 @@ def test_stored_only(pair: tuple[Path, Path], folder: Path) -> None:
             LLAMA.from_pretrained(folder, **options)
 
 
+def test_marker_of_stored_weights_lost(tmp_path: Path) -> None:
+    """FP8 with scales, and a config.json that knows of neither: nobody may take the weights for the model's."""
+    config = transformers.LlamaConfig(
+        hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4, vocab_size=99
+    )
+    LLAMA(config).bfloat16().save_pretrained(tmp_path / "bf16")
+    tensors = {}
+    for name, tensor in load_file(tmp_path / "bf16" / "model.safetensors").items():
+        scaled = name.endswith("_proj.weight")
+        tensors[name] = (tensor.float() * 2000).to(torch.float8_e4m3fn) if scaled else tensor
+        if scaled:
+            tensors[f"{name}_scale_inv"] = torch.tensor([[0.0005]])
+    (tmp_path / "fp8").mkdir()
+    save_file(tensors, tmp_path / "fp8" / "model.safetensors", {"format": "pt"})
+    shutil.copy(tmp_path / "bf16" / "config.json", tmp_path / "fp8")
+    transfuse.compress(tmp_path / "fp8", tmp_path / "trf", store_only=True)
+    for marker in ("drop", {"quant_method": "transfuse"}):
+        change_config(tmp_path / "trf", quantization_config=marker)
+        with pytest.raises(transfuse.UnsupportedError, match="weights of F8_E4M3, and config.json has lost"):
+            LLAMA.from_pretrained(tmp_path / "trf")
+
+
 def test_sentence_instead_of_a_file(tmp_path: Path, pair: tuple[Path, Path], folder: Path) -> None:
     """What config.json says to those who have no transfuse is passed over, and a name that the source gave is used."""
     assert json.loads((folder / "config.json").read_text())["transformers_weights"] == NEEDS_TRANSFUSE

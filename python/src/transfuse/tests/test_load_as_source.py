@@ -126,6 +126,14 @@ def test_models_made_of_two(tmp_path: Path) -> None:
     model = transformers.BertForMaskedLM.from_pretrained(folder / "trf")
     model.tie_weights()
     assert model.cls.predictions.decoder.bias.shape == (model.config.vocab_size,)
+    # A decoder of the very class that the checkpoint was made of.
+    make(tmp_path / "decoder", "GPT2LMHeadModel")
+    models = []
+    for name in ("trf", "source"):
+        torch.manual_seed(3)
+        paths = str(folder / name), str(tmp_path / "decoder" / name)
+        models.append(transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(*paths))
+    assert find_differences(*models) == [] and "crossattention" in str([*models[0].state_dict()])
 
 
 def test_names_of_an_old_composite(tmp_path: Path) -> None:
