@@ -8,13 +8,17 @@
 #include <string.h>
 
 enum {
-    TRF_SAMPLE_ROWS = 256, /* a whole tile, so that what a tile costs besides its weights has its share */
-    TRF_SAMPLE_COLS = 256
+    TRF_SAMPLE_WINDOWS = 8, /* tiles of a matrix */
+    TRF_SAMPLE_ROWS = 4,    /* of each of the windows where rows are taken whole */
+    TRF_SAMPLE_WEIGHTS = 1 << 16
 };
 
+/* Windows of a matrix, put together to a smaller one: below each other, or side by side if each has all its rows. */
 typedef struct trf_sample {
-    uint8_t *weights;
+    uint8_t *weights; /* [rows][cols] */
     uint32_t rows, cols;
+    uint32_t window_rows, window_cols;
+    uint64_t windows;
     size_t weight_bytes;
 } trf_sample;
 
@@ -38,34 +42,66 @@ static trf_status pass_over(void *context, uint64_t offset, const void *bytes, s
     return TRF_OK;
 }
 
-/* Rows are spread over the matrix, and each is read at another place. */
-static trf_status take_sample(const trf_sampled_matrix *matrix, trf_sample *sample, trf_error *err) {
-    const size_t line = sample->cols * sample->weight_bytes;
-    const uint64_t places = matrix->cols - sample->cols + 1;
+static uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+/* Whole tiles, since each is coded or stored as a whole, and has costs besides its weights; or whole rows, where scales
+ * may be those of rows. A small matrix is its own sample. */
+static void choose_windows(const trf_sampled_matrix *matrix, int takes_rows, trf_sample *sample) {
+    const uint32_t rows = (uint32_t)matrix->rows, cols = (uint32_t)matrix->cols;
+    sample->window_rows = smaller(rows, takes_rows ? TRF_SAMPLE_ROWS : TRF_TILE_SIZE);
+    sample->window_cols = takes_rows ? cols : smaller(cols, TRF_TILE_SIZE);
+    sample->windows = takes_rows ? TRF_SAMPLE_WEIGHTS / TRF_SAMPLE_ROWS / matrix->cols : 0;
+    if (sample->windows < TRF_SAMPLE_WINDOWS) {
+        const uint64_t down = divide_up(rows, sample->window_rows); /* where these are few, each gets as many */
+        sample->windows = down < TRF_SAMPLE_WINDOWS ? divide_up(TRF_SAMPLE_WINDOWS, down) * down : TRF_SAMPLE_WINDOWS;
+    }
+    if (sample->windows * sample->window_rows * sample->window_cols >= matrix->rows * matrix->cols)
+        sample->windows = 1, sample->window_rows = rows, sample->window_cols = cols;
+    const int side_by_side = sample->window_rows == rows;
+    sample->rows = sample->window_rows * (side_by_side ? 1 : (uint32_t)sample->windows);
+    sample->cols = sample->window_cols * (side_by_side ? (uint32_t)sample->windows : 1);
+}
+
+static uint32_t reverse_bits(uint32_t bits) {
+    uint32_t reversed = 0;
+    for (int i = 0; i < 32; i++, bits >>= 1)
+        reversed = reversed << 1 | (bits & 1);
+    return reversed;
+}
+
+/* The windows lie like the points of a Hammersley set: halves and quarters of the matrix, by rows, by columns or by
+ * both, have equal shares of them. A window at an end overlaps the one before. */
+static trf_status take_sample(const trf_sampled_matrix *matrix, const trf_sample *sample, trf_error *err) {
+    const uint32_t last_row = (uint32_t)matrix->rows - sample->window_rows,
+                   last_col = (uint32_t)matrix->cols - sample->window_cols;
+    const uint64_t down = divide_up(matrix->rows, sample->window_rows),
+                   across = divide_up(matrix->cols, sample->window_cols);
+    const size_t line = sample->window_cols * sample->weight_bytes, stride = sample->cols * sample->weight_bytes;
+    const size_t window_bytes = sample->cols == sample->window_cols ? sample->window_rows * line : line;
     trf_status status = TRF_OK;
-    for (uint32_t r = 0; r < sample->rows && status == TRF_OK; r++) {
-        const uint64_t row = r * matrix->rows / sample->rows, col = (uint64_t)r * 7919 % places;
-        status = trf_file_read(matrix->file, matrix->offset + (row * matrix->cols + col) * sample->weight_bytes,
-                               sample->weights + r * line, line, err);
+    for (uint64_t w = 0; w < sample->windows; w++) {
+        const uint64_t tile_row = (2 * w + 1) * down / (2 * sample->windows),
+                       tile_col = reverse_bits((uint32_t)w) * across >> 32;
+        const uint64_t row = smaller((uint32_t)tile_row * sample->window_rows, last_row),
+                       col = smaller((uint32_t)tile_col * sample->window_cols, last_col);
+        for (uint32_t r = 0; r < sample->window_rows && status == TRF_OK; r++)
+            status =
+                trf_file_read(matrix->file, matrix->offset + ((row + r) * matrix->cols + col) * sample->weight_bytes,
+                              sample->weights + w * window_bytes + r * stride, line, err);
     }
     return status;
 }
 
 static uint64_t tiles_of(uint64_t rows, uint64_t cols) {
-    return (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE * ((cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE);
+    return divide_up(rows, TRF_TILE_SIZE) * divide_up(cols, TRF_TILE_SIZE);
 }
 
 trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, uint64_t *blob_bytes,
                              trf_layer_report *report, trf_error *err) {
     trf_sample sample = {.weight_bytes = trf_dtype_bytes(matrix->dtype)};
-    const int quantizes = options->codec == TRF_CODEC_INT && matrix->dtype != TRF_DTYPE_I8;
-    sample.rows = matrix->rows < TRF_SAMPLE_ROWS ? (uint32_t)matrix->rows : TRF_SAMPLE_ROWS;
-    sample.cols = matrix->cols < TRF_SAMPLE_COLS || quantizes ? (uint32_t)matrix->cols : TRF_SAMPLE_COLS;
-    if (quantizes && matrix->cols > TRF_SAMPLE_COLS) { /* scales may be those of whole rows */
-        const uint64_t rows = (uint64_t)TRF_SAMPLE_ROWS * TRF_SAMPLE_COLS / matrix->cols;
-        sample.rows = rows < 32 ? 32 : (uint32_t)rows;
-        sample.rows = sample.rows < matrix->rows ? sample.rows : (uint32_t)matrix->rows;
-    }
+    choose_windows(matrix, options->codec == TRF_CODEC_INT && matrix->dtype != TRF_DTYPE_I8, &sample);
     uint64_t bytes = 0, data_offset = UINT64_MAX;
     sample.weights = malloc((size_t)sample.rows * sample.cols * sample.weight_bytes);
     if (!sample.weights)
@@ -73,13 +109,12 @@ trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_
     trf_status status = take_sample(matrix, &sample, err);
     const trf_source source = {matrix->dtype, sample.rows, sample.cols, &sample, read_sample, sample.weights};
     const trf_sink sink = {&data_offset, pass_over};
-    trf_encode_options one_thread = *options;
-    one_thread.threads = 1;
+    trf_encode_options as_whole = *options;
     if (!options->slab_cols) /* the choice goes by the size of the layer */
-        one_thread.slab_cols = trf_choose_slab_cols(options->codec, options->favor == TRF_FAVOR_SIZE ? 4 : 2,
-                                                    (uint32_t)matrix->rows, (uint32_t)matrix->cols);
+        as_whole.slab_cols = trf_choose_slab_cols(options->codec, options->favor == TRF_FAVOR_SIZE ? 4 : 2,
+                                                  (uint32_t)matrix->rows, (uint32_t)matrix->cols);
     if (status == TRF_OK)
-        status = trf_encode_source(&source, &one_thread, &sink, NULL, &bytes, report, err);
+        status = trf_encode_source(&source, &as_whole, &sink, NULL, &bytes, report, err);
     free(sample.weights);
     if (status != TRF_OK)
         return status;

@@ -17,8 +17,8 @@ typedef struct trf_sampled_matrix {
     uint64_t rows, cols;
 } trf_sampled_matrix;
 
-/* Encodes evenly spread rows of it, and scales. For normally distributed BF16 weights the result is within 2 %.
- * report: of the sample.
+/* Encodes tiles, or rows to quantize, that are evenly spread over it, and scales. The result is within 2 % for normally
+ * distributed weights, and within 3 % if halves or quarters of them are of another kind. report: of the sample.
  * Errors: as trf_encode_source. */
 trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, uint64_t *blob_bytes,
                              trf_layer_report *report, trf_error *err);
