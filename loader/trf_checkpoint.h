@@ -95,11 +95,15 @@ trf_status trf_checkpoint_rewrite(const trf_rewrite *rewrite, trf_error *err);
 void trf_count_whole_files(const trf_tree *tree, const trf_rewrite_part *parts, size_t num_parts, int compresses,
                            trf_checkpoint_report *report);
 
-/* Whether a file that stands where an output goes is one that transfuse wrote, by its own marker: a compressed
- * safetensors file, the index of one, a config.json that says so. @return 1, 0; -1 without memory. */
-int trf_file_is_ours(const char *path);
+/* What stands where an output goes. Ours is what has transfuse's marker: a compressed safetensors file, the index of
+ * one, a config.json that says so. */
+typedef enum trf_file_sort {
+    TRF_FILE_UNKNOWN, /* there was no memory to find out */
+    TRF_FILE_OTHER,
+    TRF_FILE_WEIGHTS, /* a safetensors file that has tensors, and is not ours */
+    TRF_FILE_OURS
+} trf_file_sort;
 
-/* Whether a file is one of safetensors and has a tensor. @return 1, 0; -1 without memory. */
-int trf_file_holds_tensors(const char *path);
+trf_file_sort trf_file_sort_of(const char *path);
 
 #endif

@@ -6,7 +6,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum {
     TRF_MOST_CONFIG_BYTES = 64 << 20
@@ -38,36 +37,24 @@ static int index_is_ours(const char *path, trf_error *err) {
     return ours;
 }
 
-static int weights_are_ours(const char *path, trf_error *err) {
+static trf_file_sort sort_of_weights(const char *path, trf_error *err) {
     trf_checkpoint_file file;
     if (trf_checkpoint_file_open(path, &file, err) != TRF_OK)
-        return 0;
+        return TRF_FILE_OTHER;
     const int ours = !file.is_layer && trf_safetensors_metadata(&file.own_header, TRF_METADATA_FORMAT) != NULL;
+    const trf_file_sort sort = ours ? TRF_FILE_OURS : file.num_tensors ? TRF_FILE_WEIGHTS : TRF_FILE_OTHER;
     trf_checkpoint_file_free(&file);
-    return ours;
+    return sort;
 }
 
-int trf_file_holds_tensors(const char *path) {
+trf_file_sort trf_file_sort_of(const char *path) {
     trf_error failure = {0};
-    trf_checkpoint_file file;
-    if (trf_checkpoint_file_open(path, &file, &failure) != TRF_OK)
-        return failure.status == TRF_ERR_MEMORY ? -1 : 0;
-    const int holds = file.num_tensors > 0;
-    trf_checkpoint_file_free(&file);
-    return holds;
-}
-
-int trf_file_is_ours(const char *path) {
-    trf_error failure = {0};
-    struct stat info;
-    int ours = 0;
-    if (lstat(path, &info) != 0 || !S_ISREG(info.st_mode))
-        return 0;
+    trf_file_sort sort = TRF_FILE_OTHER;
     if (trf_name_is_safetensors(path))
-        ours = weights_are_ours(path, &failure);
+        sort = sort_of_weights(path, &failure);
     else if (trf_name_is_index(path))
-        ours = index_is_ours(path, &failure);
+        sort = index_is_ours(path, &failure) ? TRF_FILE_OURS : TRF_FILE_OTHER;
     else if (strcmp(trf_path_basename(path), "config.json") == 0)
-        ours = config_is_ours(path, &failure);
-    return failure.status == TRF_ERR_MEMORY ? -1 : ours;
+        sort = config_is_ours(path, &failure) ? TRF_FILE_OURS : TRF_FILE_OTHER;
+    return failure.status == TRF_ERR_MEMORY ? TRF_FILE_UNKNOWN : sort;
 }

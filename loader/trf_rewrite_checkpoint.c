@@ -362,12 +362,13 @@ static int is_copy(const trf_rewriting *work, const char *below, const char *pat
 static int may_replace(void *context, const char *below, const char *path, int is_folder) {
     const trf_rewriting *work = context;
     const trf_tree_entry *entry = trf_tree_find(&work->tree, below);
-    const int is_weights =
-        !is_folder && work->plan->compresses && trf_name_is_safetensors(path) ? trf_file_holds_tensors(path) : 0;
-    if (is_weights < 0 || (entry && (entry->kind == TRF_TREE_FOLDER) == is_folder && !is_weights))
-        return is_weights < 0 ? -1 : 1;
-    const int ours = is_folder ? 0 : trf_file_is_ours(path);
-    return ours || is_folder ? ours : is_copy(work, below, path);
+    const trf_file_sort sort = is_folder ? TRF_FILE_OTHER : trf_file_sort_of(path);
+    if (sort == TRF_FILE_UNKNOWN)
+        return -1;
+    const int is_written = entry && (entry->kind == TRF_TREE_FOLDER) == is_folder;
+    if (sort == TRF_FILE_OURS || (is_written && !(work->plan->compresses && sort == TRF_FILE_WEIGHTS)))
+        return 1;
+    return is_folder ? 0 : is_copy(work, below, path);
 }
 
 /* ---- the whole ---- */
