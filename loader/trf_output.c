@@ -30,6 +30,25 @@ int trf_name_is_index(const char *name) {
     return strstr(trf_path_basename(name), ".safetensors.index.") && name_ends(name, ".json");
 }
 
+/* Whoever has a link as an output wants the output where it leads, often to another file system: the link stays. What
+ * it leads to is replaced if it is a file or a folder, which is seen later. */
+static trf_status output_follow_link(trf_output *output, trf_error *err) {
+    struct stat info;
+    if (lstat(output->path, &info) != 0 || !S_ISLNK(info.st_mode))
+        return TRF_OK;
+    if (stat(output->path, &info) != 0)
+        return trf_fail_errno(err, output->path, TRF_NO_OFFSET,
+                              "is a symbolic link that cannot be followed; remove it, or make what it leads to");
+    if (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
+        return TRF_OK;
+    char *target = realpath(output->path, NULL);
+    if (!target)
+        return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot follow the link");
+    free(output->path);
+    output->path = target;
+    return TRF_OK;
+}
+
 /* The final path without slashes at its end, so that a temporary name can be made by appending to it. */
 static trf_status output_set_path(trf_output *output, const char *path, trf_error *err) {
     size_t length = strlen(path);
@@ -42,7 +61,7 @@ static trf_status output_set_path(trf_output *output, const char *path, trf_erro
     const char *name = trf_path_basename(output->path);
     if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output's path does not end in a name", path);
-    return TRF_OK;
+    return output_follow_link(output, err);
 }
 
 static trf_status check_entries(const trf_output_place *place, const char *folder_path, const char *below,
@@ -108,26 +127,19 @@ static trf_status check_no_mount_point(const char *path, const struct stat *info
 
 static trf_status output_check_existing(const trf_output *output, trf_error *err) {
     const trf_output_place *place = &output->place;
-    struct stat info, target;
+    struct stat info;
     if (lstat(output->path, &info) != 0) {
         if (errno == ENOENT)
             return TRF_OK;
         trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot examine");
         return err ? err->status = TRF_ERR_IO : TRF_ERR_IO;
     }
-    if (!place->overwrite)
-        return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
-    int is_folder = S_ISDIR(info.st_mode), is_file = S_ISREG(info.st_mode);
-    if (S_ISLNK(info.st_mode)) { /* the link itself is replaced; what it leads to stays */
-        int dangling = stat(output->path, &target) != 0;
-        is_folder = !dangling && S_ISDIR(target.st_mode);
-        is_file = dangling || S_ISREG(target.st_mode);
-    }
-    if (place->is_folder ? !is_folder : !is_file)
+    if (place->is_folder ? !S_ISDIR(info.st_mode) : !S_ISREG(info.st_mode))
         return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists and is not a %s; it is not replaced",
                         output->path, place->is_folder ? "directory" : "regular file");
-    trf_status status =
-        place->is_folder && S_ISDIR(info.st_mode) ? check_no_mount_point(output->path, &info, err) : TRF_OK;
+    trf_status status = place->is_folder ? check_no_mount_point(output->path, &info, err) : TRF_OK;
+    if (status == TRF_OK && !place->overwrite)
+        status = trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
     return status == TRF_OK && place->is_folder ? check_entries(place, output->path, "", err) : status;
 }
 

@@ -26,15 +26,16 @@ typedef struct trf_output_place {
 
 typedef struct trf_output {
     trf_output_place place;
-    char *path;      /* the final one, without slashes at its end */
+    char *path;      /* the final one, without slashes at its end; where a link leads */
     char *temporary; /* what is being built, until it is published */
     trf_file file;   /* what is being built, and locked: a file, open for writing, or the folder */
 } trf_output;
 
-/* Begins an output. An existing file or symbolic link is replaced with `overwrite`, an existing folder if besides each
- * entry in it may be (-f must not cost somebody work), anything else never. What runs that were killed left beside it
- * is told and, with `overwrite`, removed. place: copied; its path too. Call trf_output_end in every case. Errors:
- * TRF_ERR_EXISTS, _IO, _ARGUMENT (empty path), _MEMORY. */
+/* Begins an output. An existing file is replaced with `overwrite`, an existing folder if besides each entry in it may
+ * be (-f must not cost somebody work), anything else never. A symbolic link stays: the output is what it leads to. What
+ * runs that were killed left beside it is told and, with `overwrite`, removed. place: copied; its path too. Call
+ * trf_output_end in every case. Errors: TRF_ERR_EXISTS, _NOT_FOUND (a link leads nowhere), _IO, _ARGUMENT (empty path),
+ * _MEMORY. */
 trf_status trf_output_begin(trf_output *output, const trf_output_place *place, trf_error *err);
 
 /* The same for a file, with the permissions that new files get. */

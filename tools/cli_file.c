@@ -18,35 +18,44 @@ static cli_exit fail_io(const char *path, const char *what) {
     return cli_fail(TRF_ERR_IO, "%s: %s: %s", path, what, strerror(errno));
 }
 
-/* -f replaces files and links to files, not folders, and not devices such as /dev/null: as the library's outputs. */
-static cli_exit check_output_path(const char *path, int force) {
-    struct stat existing, target;
-    if (lstat(path, &existing) != 0)
-        return CLI_OK;
-    if (!force)
+/* -f replaces files, not folders, and not devices such as /dev/null; a link stays, and what it leads to is replaced: as
+ * the library's outputs. *place: malloc'd, where the file goes. */
+static cli_exit find_place(const char *path, int force, char **place) {
+    struct stat info;
+    const int exists = lstat(path, &info) == 0;
+    const int is_link = exists && S_ISLNK(info.st_mode);
+    *place = NULL;
+    if (is_link && stat(path, &info) != 0)
+        return cli_fail(TRF_ERR_NOT_FOUND,
+                        "%s: is a symbolic link that cannot be followed; remove it, or make what it leads to", path);
+    if (exists && !S_ISREG(info.st_mode))
+        return cli_fail(TRF_ERR_EXISTS, "%s: exists and is %s; it is not replaced", path,
+                        S_ISDIR(info.st_mode) ? "a directory" : "not a regular file");
+    if (exists && !force)
         return fail_exists(path);
-    if (S_ISLNK(existing.st_mode)) { /* the link itself is replaced; what it leads to stays */
-        if (stat(path, &target) != 0)
-            return CLI_OK;
-        existing = target;
-    }
-    if (S_ISREG(existing.st_mode))
-        return CLI_OK;
-    return cli_fail(TRF_ERR_EXISTS, "%s: exists and is %s; it is not replaced", path,
-                    S_ISDIR(existing.st_mode) ? "a directory" : "not a regular file");
+    *place = is_link ? realpath(path, NULL) : strdup(path);
+    return *place ? CLI_OK : cli_fail(TRF_ERR_MEMORY, "out of memory");
+}
+
+static void release(cli_file *file) {
+    free(file->temporary);
+    free(file->path);
+    file->temporary = file->path = NULL;
 }
 
 cli_exit cli_file_begin(cli_file *file, const char *path, int force) {
-    *file = (cli_file){.path = path, .force = force};
-    cli_exit path_status = check_output_path(path, force);
+    *file = (cli_file){.force = force};
+    cli_exit path_status = find_place(path, force, &file->path);
     if (path_status != CLI_OK)
         return path_status;
 
-    size_t bytes = strlen(path) + sizeof ".XXXXXX";
+    size_t bytes = strlen(file->path) + sizeof ".XXXXXX";
     file->temporary = malloc(bytes);
-    if (!file->temporary)
+    if (!file->temporary) {
+        release(file);
         return cli_fail(TRF_ERR_MEMORY, "out of memory");
-    snprintf(file->temporary, bytes, "%s.XXXXXX", path);
+    }
+    snprintf(file->temporary, bytes, "%s.XXXXXX", file->path);
     int descriptor = mkstemp(file->temporary);
     if (descriptor >= 0)
         file->handle = fdopen(descriptor, "w");
@@ -56,7 +65,7 @@ cli_exit cli_file_begin(cli_file *file, const char *path, int force) {
             close(descriptor);
             unlink(file->temporary);
         }
-        free(file->temporary);
+        release(file);
         return status;
     }
     mode_t mask = umask(0);
@@ -86,14 +95,14 @@ cli_exit cli_file_commit(cli_file *file) {
         status = errno == EEXIST && !file->force ? fail_exists(file->path) : fail_io(file->path, "cannot write");
         unlink(file->temporary);
     }
-    free(file->temporary);
+    release(file);
     return status;
 }
 
 void cli_file_abandon(cli_file *file) {
     fclose(file->handle);
     unlink(file->temporary);
-    free(file->temporary);
+    release(file);
 }
 
 cli_exit cli_file_check(const char *path, int force) {

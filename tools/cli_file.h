@@ -9,7 +9,7 @@
 
 typedef struct cli_file {
     FILE *handle;
-    const char *path;
+    char *path; /* where it goes: where a link leads */
     char *temporary;
     int force;
 } cli_file;

@@ -45,8 +45,25 @@ cli_exit cli_output_check(const char *command, const char *in, const char *out) 
 }
 
 cli_exit cli_report_output_error(const cli_options *options, const trf_error *err) {
-    if (err->status != TRF_ERR_EXISTS || options->force)
+    static const char replaceable[] = "exists already"; /* what -f would refuse as well has another message */
+    if (err->status != TRF_ERR_EXISTS || options->force || !ends_with(err->message, replaceable))
         return cli_report_error(err);
     return cli_fail(err->status, "%s; -f replaces it%s", err->message,
                     options->output && is_folder(options->output) ? " if nothing else is in it" : "");
+}
+
+cli_exit cli_run_rewrite(cli_run *run, cli_rewrite_fn *rewrite, void (*print_summary)(const cli_run *run)) {
+    const cli_options *options = run->options;
+    const char *in = options->arguments[0];
+    trf_error err = {0};
+    cli_exit status = cli_output_check(run->command, in, options->output);
+    if (status == CLI_OK) {
+        trf_status failed = rewrite(in, options->output, &run->library, &run->report, &err);
+        cli_run_end(run, failed);
+        if (!failed && cli_run_wants_summary(run))
+            print_summary(run);
+        status = failed ? cli_report_output_error(options, &err) : cli_report_json(run);
+    }
+    cli_run_free(run);
+    return status;
 }

@@ -2,7 +2,6 @@
 /* transfuse compress */
 #include "cli_messages.h"
 #include "cli_output.h"
-#include "cli_report.h"
 
 static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,
                                          CLI_OPT_CODEC,
@@ -108,13 +107,10 @@ static void print_summary(const cli_run *run) {
 }
 
 static int run(const cli_options *options) {
+    cli_run run;
     cli_exit status = check_options(options);
-    if (status == CLI_OK)
-        status = cli_output_check(cmd_compress.name, options->arguments[0], options->output);
     if (status != CLI_OK)
         return status;
-    cli_run run;
-    trf_error err = {0};
     cli_run_begin(&run, options, cmd_compress.name, options->dry_run ? "sampling" : "compressing");
     set_encoding(options, &run.library.encode);
     run.library.include = options->include;
@@ -122,14 +118,7 @@ static int run(const cli_options *options) {
     run.library.embeddings = options->embeddings;
     run.library.store_only = options->store_only;
     run.library.dry_run = options->dry_run;
-    trf_status failed =
-        trf_compress_checkpoint(options->arguments[0], options->output, &run.library, &run.report, &err);
-    cli_run_end(&run, failed);
-    if (!failed && cli_run_wants_summary(&run))
-        print_summary(&run);
-    status = failed ? cli_report_output_error(options, &err) : cli_report_json(&run);
-    cli_run_free(&run);
-    return status;
+    return cli_run_rewrite(&run, trf_compress_checkpoint, print_summary);
 }
 
 const cli_command cmd_compress = {

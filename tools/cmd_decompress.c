@@ -2,7 +2,6 @@
 /* transfuse decompress */
 #include "cli_messages.h"
 #include "cli_output.h"
-#include "cli_report.h"
 
 static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,   CLI_OPT_SKIP_EXTRA, CLI_OPT_THREADS,
                                          CLI_OPT_FORCE,    CLI_OPT_QUIET,      CLI_OPT_VERBOSE,
@@ -30,20 +29,9 @@ static void print_summary(const cli_run *run) {
 }
 
 static int run(const cli_options *options) {
-    cli_exit status = cli_output_check(cmd_decompress.name, options->arguments[0], options->output);
-    if (status != CLI_OK)
-        return status;
     cli_run run;
-    trf_error err = {0};
     cli_run_begin(&run, options, cmd_decompress.name, "decompressing");
-    trf_status failed =
-        trf_decompress_checkpoint(options->arguments[0], options->output, &run.library, &run.report, &err);
-    cli_run_end(&run, failed);
-    if (!failed && cli_run_wants_summary(&run))
-        print_summary(&run);
-    status = failed ? cli_report_output_error(options, &err) : cli_report_json(&run);
-    cli_run_free(&run);
-    return status;
+    return cli_run_rewrite(&run, trf_decompress_checkpoint, print_summary);
 }
 
 const cli_command cmd_decompress = {

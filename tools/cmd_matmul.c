@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse matmul */
+#include "cli_file.h"
 #include "cli_float.h"
 #include "cli_messages.h"
 #include "cli_npy.h"
@@ -12,7 +13,6 @@
 #include "transfuse/tuning.h"
 
 #include <stdlib.h>
-#include <sys/stat.h>
 
 static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_DEVICE,  CLI_OPT_PATH,
                                          CLI_OPT_LAYOUT, CLI_OPT_THREADS, CLI_OPT_FORCE,
@@ -74,10 +74,9 @@ static cli_exit multiply(const cli_options *options, trf_context *context, const
 }
 
 static cli_exit multiply_files(const cli_options *options, trf_context *context) {
-    cli_exit status;
-    struct stat existing;
-    if (!options->force && lstat(options->output, &existing) == 0)
-        return cli_fail(TRF_ERR_EXISTS, "%s: exists already; -f replaces it", options->output);
+    cli_exit status = cli_file_check(options->output, options->force);
+    if (status != CLI_OK)
+        return status;
 
     const char *layer_path = options->arguments[0], *x_path = options->arguments[1];
     trf_error err = {0};

@@ -62,6 +62,46 @@ done
 [ -L link ] && [ -p pipe ] && rmdir folder || fail "something was replaced, or written into a folder"
 rm link pipe
 
+# ---- a link stays, and what it leads to is replaced ----
+mkdir elsewhere && ln -s elsewhere/result link
+for command in 'compress mixed.safetensors -o' 'extract compressed.safetensors layers.0.k_proj.weight -o' \
+    'matmul layer.trf x.npy -o' 'bench --layers 16x16 --batch 1 --codec bf16 --runs 1 --json'; do
+    for force in '' -f; do
+        # shellcheck disable=SC2086
+        expect 1 $command link $force
+        expect_error 'link: is a symbolic link that cannot be followed' TRF_ERR_NOT_FOUND
+    done
+    echo precious >elsewhere/result
+    # shellcheck disable=SC2086
+    expect 1 $command link
+    expect_error 'exists already; -f replaces it' TRF_ERR_EXISTS
+    # shellcheck disable=SC2086
+    expect 0 $command link -f
+    [ -L link ] && [ "$(tr -d '\0' <elsewhere/result)" != precious ] || fail "$command: the link, or not its target"
+    [ "$(ls elsewhere)" = result ] || fail "$command: $(ls elsewhere)"
+    rm elsewhere/result
+done
+mkdir elsewhere/result
+expect 1 compress several_files -o link
+expect_error 'exists already; -f replaces it if nothing else is in it' TRF_ERR_EXISTS
+expect 0 compress several_files -o link -f
+[ -L link ] && [ -f elsewhere/result/config.json ] || fail "a link to a folder: the link, or not its target"
+echo precious >elsewhere/result/keep
+expect 1 compress several_files -o link -f
+expect_error 'it holds keep' TRF_ERR_EXISTS
+rm -r link elsewhere
+
+# ---- what -f would not replace either is not said to be replaced by it ----
+mkfifo pipe
+for command in 'compress mixed.safetensors' 'extract compressed.safetensors layers.0.k_proj.weight' \
+    'matmul layer.trf x.npy'; do
+    # shellcheck disable=SC2086
+    expect 1 $command -o pipe
+    expect_error 'pipe: exists and is not a regular file; it is not replaced' TRF_ERR_EXISTS
+    ! grep -q -- '-f replaces' err || fail "contradictory: $(cat err)"
+done
+rm pipe
+
 # ---- places that cannot be written ----
 for place in nowhere/out mixed.safetensors/out; do
     for command in 'compress mixed.safetensors' 'decompress compressed.safetensors' \
