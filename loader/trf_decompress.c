@@ -3,6 +3,14 @@
 #include "trf_model_config.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+
+/* What all models share. */
+typedef struct trf_decompression {
+    trf_job *job;
+    int rounds;                  /* F32 tensors may have been rounded: no config.json says that all is lossless */
+    uint64_t quantized, rounded; /* tensors that do not come back bit for bit, or may not */
+} trf_decompression;
 
 /* One matrix on its way to its place in the output. */
 typedef struct trf_matrix_target {
@@ -29,8 +37,15 @@ static trf_status write_rectangle(void *context, const trf_rectangle *rectangle,
     return status == TRF_OK ? trf_job_advance(target->job, target->tensor, row_bytes * rectangle->rows, err) : status;
 }
 
-static trf_status decompress_blobs(trf_job *job, const trf_file *in, const trf_file_tensor *tensor, const trf_file *out,
-                                   uint64_t out_offset, trf_error *err) {
+/* Counts a tensor, by its first blob, among those that are not the source's. */
+static void count_lossy(trf_decompression *work, const trf_header *header) {
+    work->quantized += header->codec == TRF_CODEC_INT && header->source_dtype != TRF_DTYPE_I8;
+    work->rounded += work->rounds && header->codec != TRF_CODEC_INT && header->source_dtype == TRF_DTYPE_F32;
+}
+
+static trf_status decompress_blobs(trf_decompression *work, const trf_file *in, const trf_file_tensor *tensor,
+                                   const trf_file *out, uint64_t out_offset, trf_error *err) {
+    trf_job *job = work->job;
     trf_blob_list list;
     trf_status status = trf_blob_list_read(in, tensor->file_offset, tensor->bytes, &list, err);
     if (status != TRF_OK)
@@ -42,6 +57,8 @@ static trf_status decompress_blobs(trf_job *job, const trf_file *in, const trf_f
             break;
         const trf_header *header = &reader.view.header;
         size_t value_bytes = trf_dtype_bytes((trf_dtype)header->source_dtype);
+        if (number == 0)
+            count_lossy(work, header);
         trf_matrix_target target = {job, tensor->source->name, out, out_offset, header->cols, value_bytes};
         status = trf_blob_reader_decode(&reader, job->options.encode.threads, write_rectangle, &target, &buffers, err);
         trf_job_count_buffer(job, buffers);
@@ -53,8 +70,9 @@ static trf_status decompress_blobs(trf_job *job, const trf_file *in, const trf_f
     return status;
 }
 
-static trf_status decompress_tensors(trf_job *job, const trf_checkpoint_file *file, const trf_file *in,
+static trf_status decompress_tensors(trf_decompression *work, const trf_checkpoint_file *file, const trf_file *in,
                                      const trf_file *out, trf_error *err) {
+    trf_job *job = work->job;
     const trf_safetensors *source = trf_checkpoint_file_source_header(file);
     uint64_t text_bytes = source->text_bytes, data = trf_safetensors_data_offset(source);
     trf_status status = trf_file_write(out, 0, &text_bytes, sizeof text_bytes, err);
@@ -64,7 +82,7 @@ static trf_status decompress_tensors(trf_job *job, const trf_checkpoint_file *fi
         const trf_file_tensor *tensor = &file->tensors[i];
         uint64_t out_offset = data + tensor->source->begin;
         if (tensor->blobs)
-            status = decompress_blobs(job, in, tensor, out, out_offset, err);
+            status = decompress_blobs(work, in, tensor, out, out_offset, err);
         else
             status =
                 trf_job_copy(job, tensor->source->name, in, tensor->file_offset, out, out_offset, tensor->bytes, err);
@@ -77,37 +95,57 @@ static trf_status decompress_tensors(trf_job *job, const trf_checkpoint_file *fi
 
 static trf_status decompress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, uint64_t *bytes,
                                   trf_error *err) {
+    trf_decompression *work = context;
     trf_file in;
     uint64_t file_bytes;
     *bytes = trf_checkpoint_file_source_bytes(file);
     if (trf_checkpoint_file_lost_layout(file))
-        trf_job_note(context, "%.700s: keeps no header of its source: tensors come back, in an order of their own",
+        trf_job_note(work->job, "%.700s: keeps no header of its source: tensors come back, in an order of their own",
                      file->path);
     if (!out) {
         for (size_t i = 0; i < file->num_tensors; i++)
-            trf_count_tensor(context, &file->tensors[i]);
+            trf_count_tensor(work->job, &file->tensors[i]);
         return TRF_OK;
     }
     trf_status status = trf_file_open(file->path, &in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
-    status = decompress_tensors(context, file, &in, out, err);
+    status = decompress_tensors(work, file, &in, out, err);
     trf_file_close(&in);
     return status;
+}
+
+static void tell_lossy(const trf_decompression *work) {
+    char quantized[64] = "", rounded[80] = "";
+    if (work->quantized)
+        snprintf(quantized, sizeof quantized, "%" PRIu64 " tensor%s quantized", work->quantized,
+                 work->quantized == 1 ? " that was" : "s that were");
+    if (work->rounded)
+        snprintf(rounded, sizeof rounded, "%s%" PRIu64 " F32 tensor%s that may have been rounded to BF16",
+                 work->quantized ? ", " : "", work->rounded, work->rounded == 1 ? "" : "s");
+    if (work->quantized || work->rounded)
+        trf_job_note(work->job, "not the source's, bit for bit: %s%s", quantized, rounded);
 }
 
 /* Restores each model's config.json, and writes the whole. */
 static trf_status decompress_models(const trf_checkpoint *checkpoint, const char *out_path, trf_job *job,
                                     trf_error *err) {
+    trf_decompression work = {.job = job};
     trf_restored_models models;
-    trf_status status = trf_restored_models_read(checkpoint, job, &models, err);
-    for (size_t i = 0; i < models.count && status == TRF_OK; i++)
+    trf_status status = trf_restored_models_read(checkpoint, &work, &models, err);
+    for (size_t i = 0; i < models.count && status == TRF_OK; i++) {
+        int lossless;
         trf_model_config_tell(&models.configs[i], job);
+        status = trf_model_config_is_lossless(models.parts[i].checkpoint, &lossless, err);
+        work.rounds |= !lossless;
+    }
     job->report.models = models.count;
     const trf_rewrite rewrite = {checkpoint, models.parts,    models.count,   job,
                                  out_path,   decompress_file, .compresses = 0};
     if (status == TRF_OK)
         status = trf_checkpoint_rewrite(&rewrite, err);
+    if (status == TRF_OK)
+        tell_lossy(&work);
     trf_restored_models_free(&models);
     return status;
 }
