@@ -242,7 +242,7 @@ typedef struct trf_checkpoint_options {
     int dry_run;    /* compress: write nothing; sizes in the report are estimates, from a sample of each tensor */
     const char *const *skip_extra; /* compress, decompress: globs of files to leave out, by their path below the folder
                                     * ("original" takes all that is below it), NULL-terminated; or NULL. verify: ...
-                                    * that may be missing. Files that the checkpoint consists of are never left out */
+                                    * not to compare. Files that the checkpoint consists of are never left out */
     trf_note_fn note;              /* or NULL */
     void *note_context;
 } trf_checkpoint_options;
@@ -285,6 +285,8 @@ typedef struct trf_checkpoint_report {
     uint64_t extra_files, extra_bytes;     /* those of them that hold weights and were carried over uncompressed */
     uint64_t skipped_files, skipped_bytes; /* not carried over: options.skip_extra, .git, and caches of downloads */
     trf_left_tensors left[TRF_LEFT_COUNT]; /* compress: tensors that stay as they were, by trf_left_reason */
+    uint64_t compared_files;               /* verify: files besides the tensors' that are equal to the source's ... */
+    uint64_t added_files;                  /* ... and those that the source does not have */
 } trf_checkpoint_report;
 
 /* Compresses the checkpoint at in_path to out_path, of the same kind: file to file, directory to directory (an index
@@ -308,8 +310,10 @@ TRF_API trf_status trf_decompress_checkpoint(const char *in_path, const char *ou
                                              trf_error *err);
 
 /* Checks every blob of a compressed checkpoint or .trf file and decodes every tile; with against_path (or NULL) also
- * compares every tensor with the source checkpoint: bit for bit; for the int codec on floats it reports the error.
- * Errors: those of blobs; TRF_ERR_MISMATCH naming tensor, row and column; TRF_ERR_NOT_FOUND (a tensor is missing). */
+ * compares every tensor with the source checkpoint: bit for bit; for the int codec on floats it reports the error. The
+ * other files are compared as decompressing would give them back; a note names those that the source does not have.
+ * Errors: those of blobs; TRF_ERR_MISMATCH naming tensor, row and column, or files; TRF_ERR_NOT_FOUND (a tensor or a
+ * file is missing). */
 TRF_API trf_status trf_verify_checkpoint(const char *path, const char *against_path,
                                          const trf_checkpoint_options *options, trf_checkpoint_report *report,
                                          trf_error *err);

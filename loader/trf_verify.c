@@ -258,6 +258,23 @@ static trf_status verify_tensor(trf_job *job, const trf_file *file, const trf_ch
     return status;
 }
 
+/* Tensors may lie otherwise than in the source, whose file then does not come back byte for byte. */
+static void compare_layout(trf_job *job, const trf_checkpoint_file *checkpoint_file, const trf_checkpoint *against) {
+    const trf_safetensors *ours = trf_checkpoint_file_source_header(checkpoint_file);
+    int same = checkpoint_file->is_layer;
+    for (size_t i = 0; i < against->num_files && !same; i++) {
+        const trf_safetensors *theirs = &against->files[i].own_header;
+        same = (!against->is_folder || strcmp(against->files[i].name, checkpoint_file->name) == 0) &&
+               theirs->text_bytes == ours->text_bytes && memcmp(theirs->text, ours->text, ours->text_bytes) == 0;
+    }
+    if (trf_checkpoint_file_lost_layout(checkpoint_file))
+        trf_job_note(job, "%.700s: keeps no header of its source: tensors are compared, and not the file's layout",
+                     checkpoint_file->path);
+    else if (!same)
+        trf_job_note(job, "%.700s: has not the header of the source's file: tensors are compared, and not their layout",
+                     checkpoint_file->path);
+}
+
 static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoint_file, const trf_checkpoint *against,
                               trf_error *err) {
     trf_file file;
@@ -265,9 +282,8 @@ static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoin
     trf_status status = trf_file_open(checkpoint_file->path, &file, &file_bytes, err);
     if (status != TRF_OK)
         return status;
-    if (against && trf_checkpoint_file_lost_layout(checkpoint_file))
-        trf_job_note(job, "%.700s: keeps no header of its source: tensors are compared, and not the file's layout",
-                     checkpoint_file->path);
+    if (against)
+        compare_layout(job, checkpoint_file, against);
     for (size_t i = 0; i < checkpoint_file->num_tensors && status == TRF_OK; i++) {
         status = verify_tensor(job, &file, checkpoint_file, &checkpoint_file->tensors[i], against, err);
         if (status != TRF_OK)

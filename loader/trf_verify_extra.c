@@ -2,20 +2,23 @@
 #include "trf_verify_extra.h"
 
 #include "trf_model_config.h"
+#include "trf_output.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define TRF_MOST_INDEX_BYTES (4ull * TRF_MAX_SAFETENSORS_HEADER_BYTES)
 
 enum {
-    TRF_NAMES_BYTES = 400,
+    TRF_NAMES_BYTES = 300,
+    TRF_MORE_BYTES = 32, /* " and 12 more" */
     TRF_COMPARED_BYTES = TRF_COPY_BYTES / 2
 };
 
-/* Names of files for a note, as many as fit. */
+/* Names of files for a line, as many as fit. */
 typedef struct trf_name_list {
     char text[TRF_NAMES_BYTES];
     size_t length, count, listed;
@@ -24,19 +27,18 @@ typedef struct trf_name_list {
 static void add_name(trf_name_list *list, const char *name) {
     const size_t length = strlen(name), room = sizeof list->text - list->length;
     list->count++;
-    if (list->listed + 1 < list->count || length + 3 > room)
+    if (list->listed + 1 < list->count || length + 2 + TRF_MORE_BYTES > room)
         return;
     list->length += (size_t)snprintf(list->text + list->length, room, "%s%s", list->length ? ", " : "", name);
     list->listed++;
 }
 
-static void note_names(const trf_name_list *list, const char *what, trf_job *job) {
-    if (!list->count)
-        return;
+/* Ends the list; none can be added behind it. @return the names. */
+static const char *end_names(trf_name_list *list) {
     if (list->listed < list->count)
-        trf_job_note(job, "%s: %s, and %zu more", what, list->text, list->count - list->listed);
-    else
-        trf_job_note(job, "%s: %s", what, list->text);
+        snprintf(list->text + list->length, sizeof list->text - list->length, " and %zu more",
+                 list->count - list->listed);
+    return list->text;
 }
 
 /* What the report says of whole files: the source's sizes as decompressing would have them. */
@@ -50,7 +52,7 @@ static trf_status count_whole(const trf_checkpoint *checkpoint, const trf_tree *
 }
 
 static int is_compared(const trf_tree_entry *entry) {
-    return entry->owner != TRF_TREE_REWRITTEN && entry->kind == TRF_TREE_FILE;
+    return entry->owner != TRF_TREE_REWRITTEN && entry->kind != TRF_TREE_FOLDER;
 }
 
 trf_status trf_extra_files_list(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_job *job,
@@ -74,7 +76,8 @@ trf_status trf_extra_files_list(const trf_checkpoint *checkpoint, const trf_chec
             job->report.extra_bytes += files->ours.entries[i].bytes;
         }
     if (status == TRF_OK && against && files->compares)
-        status = trf_tree_list(against->root, NULL, trf_checkpoint_owner, against, &files->source, err);
+        status =
+            trf_tree_list(against->root, job->options.skip_extra, trf_checkpoint_owner, against, &files->source, err);
     for (size_t i = 0; i < files->source.count && status == TRF_OK; i++)
         if (is_compared(&files->source.entries[i]) && trf_tree_find(&files->ours, files->source.entries[i].path))
             job->total_bytes += files->source.entries[i].bytes;
@@ -120,74 +123,90 @@ static trf_status compare_files(const char *ours_path, const char *source_path, 
     return status;
 }
 
-static trf_status verify_one(const trf_extra_files *files, const trf_tree_entry *source, trf_job *job,
-                             trf_name_list *differing, trf_error *err) {
-    uint64_t offset = UINT64_MAX;
+/* What became of the source's files. */
+typedef struct trf_findings {
+    trf_name_list differing, missing, added;
+    uint64_t offset; /* of the first byte that differs, in the first file that does */
+} trf_findings;
+
+static int is_regular(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+/* A link agrees with one that holds the same, and with what it leads to. */
+static trf_status verify_one(const trf_extra_files *files, const trf_tree_entry *ours, const trf_tree_entry *source,
+                             trf_job *job, trf_findings *findings, trf_error *err) {
+    uint64_t offset = ours->link && source->link && strcmp(ours->link, source->link) == 0 ? UINT64_MAX : 0;
     char *ours_path = trf_path_join(files->ours.root, source->path),
          *source_path = trf_path_join(files->source.root, source->path);
-    trf_status status = ours_path && source_path
-                            ? compare_files(ours_path, source_path, source->path, job, &offset, err)
-                            : trf_fail_memory(err, strlen(source->path));
-    if (status == TRF_OK && offset != UINT64_MAX) {
-        if (trf_tree_holds_weights(source))
-            status = trf_fail(err, TRF_ERR_MISMATCH, offset, "%s: differs from %s at byte %" PRIu64, ours_path,
-                              source_path, offset);
-        else
-            add_name(differing, source->path);
-    }
+    trf_status status = TRF_OK;
+    if (!ours_path || !source_path)
+        status = trf_fail_memory(err, strlen(source->path));
+    else if (offset == 0 && is_regular(ours_path) && is_regular(source_path))
+        status = compare_files(ours_path, source_path, source->path, job, &offset, err);
     free(ours_path);
     free(source_path);
-    return status;
-}
-
-/* One that was carried over, and is not here. */
-static trf_status verify_missing(const trf_extra_files *files, const trf_tree_entry *source, const trf_job *job,
-                                 trf_name_list *missing, trf_name_list *skipped, trf_error *err) {
-    if (trf_globs_match(job->options.skip_extra, source->path))
-        add_name(skipped, source->path);
-    else if (trf_tree_holds_weights(source))
-        return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: file %s of %s is missing", files->ours.root,
-                        source->path, files->source.root);
-    else
-        add_name(missing, source->path);
-    return TRF_OK;
-}
-
-/* Globs that nothing in the source matches are mistakes. */
-static trf_status check_skipped(const trf_extra_files *files, const trf_job *job, trf_error *err) {
-    const char *const *skip = job->options.skip_extra;
-    for (size_t g = 0; skip && skip[g]; g++) {
-        const char *const glob[] = {skip[g], NULL};
-        int used = !files->compares; /* without a source nothing can be missing */
-        for (size_t i = 0; i < files->source.count && !used; i++)
-            used = files->source.entries[i].owner == TRF_TREE_OTHERS &&
-                   trf_globs_match(glob, files->source.entries[i].path);
-        if (!used)
-            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: no file's path matches '%s'",
-                            files->source.root, skip[g]);
+    if (status != TRF_OK)
+        return status;
+    if (offset == UINT64_MAX) {
+        job->report.compared_files++;
+        return TRF_OK;
     }
+    if (!findings->differing.count)
+        findings->offset = offset;
+    add_name(&findings->differing, source->path);
     return TRF_OK;
+}
+
+/* Files that decompressing would give back, and that the source does not have. Files of tensors are none: whose
+ * tensors they hold is known. */
+static void find_added(const trf_extra_files *files, trf_job *job, trf_findings *findings) {
+    for (size_t i = 0; i < files->ours.count && files->compares; i++) {
+        const trf_tree_entry *ours = &files->ours.entries[i];
+        const int is_known = ours->owner == TRF_TREE_REWRITTEN ? trf_name_is_safetensors(ours->path)
+                                                               : trf_globs_match(job->options.skip_extra, ours->path);
+        if (ours->kind == TRF_TREE_FOLDER || is_known || trf_tree_find(&files->source, ours->path))
+            continue;
+        job->report.added_files++;
+        add_name(&findings->added, ours->path);
+    }
+}
+
+static trf_status judge_findings(const trf_extra_files *files, trf_findings *findings, trf_error *err) {
+    const size_t differing = findings->differing.count, missing = findings->missing.count;
+    char where[64] = "";
+    if (!differing && !missing)
+        return TRF_OK;
+    if (differing)
+        snprintf(where, sizeof where, " (the first at byte %" PRIu64 ")", findings->offset);
+    return trf_fail(err, differing ? TRF_ERR_MISMATCH : TRF_ERR_NOT_FOUND, findings->offset,
+                    "%.300s: %s%s%s%s%s%s; the tensors passed", files->ours.root,
+                    differing ? "differ from the source's: " : "", end_names(&findings->differing), where,
+                    differing && missing ? "; " : "", missing ? "in the source, and missing here: " : "",
+                    end_names(&findings->missing));
 }
 
 trf_status trf_extra_files_verify(const trf_extra_files *files, trf_job *job, trf_error *err) {
-    trf_name_list differing = {0}, missing = {0}, skipped = {0};
-    trf_status status = check_skipped(files, job, err);
+    trf_findings findings = {.offset = TRF_NO_OFFSET};
+    trf_status status = TRF_OK;
     for (size_t i = 0; i < files->source.count && status == TRF_OK; i++) {
         const trf_tree_entry *source = &files->source.entries[i];
         const trf_tree_entry *ours = trf_tree_find(&files->ours, source->path);
-        if (source->kind == TRF_TREE_FOLDER || source->owner == TRF_TREE_REWRITTEN)
+        if (!is_compared(source))
             continue;
         if (!ours || ours->kind == TRF_TREE_FOLDER)
-            status = verify_missing(files, source, job, &missing, &skipped, err);
-        else if (is_compared(source) && ours->kind == TRF_TREE_FILE)
-            status = verify_one(files, source, job, &differing, err);
+            add_name(&findings.missing, source->path);
+        else if (ours->owner != TRF_TREE_REWRITTEN)
+            status = verify_one(files, ours, source, job, &findings, err);
     }
     if (status != TRF_OK)
         return status;
-    note_names(&differing, "differs from the source's", job);
-    note_names(&missing, "in the source, and not here", job);
-    note_names(&skipped, "not here, as asked", job);
-    return TRF_OK;
+    find_added(files, job, &findings);
+    if (findings.added.count)
+        trf_job_note(job, "not in the source: %s", end_names(&findings.added));
+    trf_file_groups_note(&files->source.skipped, 1, 0, "not compared, as asked", job);
+    return judge_findings(files, &findings, err);
 }
 
 /* ---- indexes ---- */

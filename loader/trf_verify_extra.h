@@ -16,8 +16,9 @@ typedef struct trf_extra_files {
 trf_status trf_extra_files_list(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_job *job,
                                 trf_extra_files *files, trf_error *err);
 
-/* Compares every file that is carried over. Errors: TRF_ERR_MISMATCH, _NOT_FOUND (of files that hold weights; others
- * are named in a note), _IO, _CANCELLED, _MEMORY. */
+/* Compares every file that is carried over, but for those that options.skip_extra takes, and counts those that are
+ * equal. A note names files that were not compared, and files that the source does not have. Errors: TRF_ERR_MISMATCH,
+ * _NOT_FOUND (the message names all files that differ or are missing, as many as fit), _IO, _CANCELLED, _MEMORY. */
 trf_status trf_extra_files_verify(const trf_extra_files *files, trf_job *job, trf_error *err);
 
 void trf_extra_files_free(trf_extra_files *files);

@@ -190,6 +190,8 @@ static void describe_counts(json_t *root, const trf_checkpoint_report *r) {
         {"extra_bytes", r->extra_bytes},
         {"skipped_files", r->skipped_files},
         {"skipped_bytes", r->skipped_bytes},
+        {"compared_files", r->compared_files},
+        {"added_files", r->added_files},
         {"peak_buffer_bytes", r->peak_buffer_bytes},
     };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)

@@ -10,12 +10,18 @@ static const cli_option_id kOptions[] = {CLI_OPT_AGAINST,  CLI_OPT_STRICT, CLI_O
 static void print_against(const cli_options *options, const trf_checkpoint_report *r) {
     if (!options->against)
         return;
+    char count[CLI_COUNT_BYTES];
     if (r->relative_rms_error > 0) {
         cli_report_line("against", "%s: relative error %.4g (RMS, over the compressed weights)", options->against,
                         r->relative_rms_error);
     } else {
         cli_report_line("against", "%s: every tensor is equal, bit for bit", options->against);
     }
+    if (r->compared_files)
+        cli_report_line("other files", "%s compared, byte for byte the source's",
+                        cli_count_text(r->compared_files, "file", count));
+    if (r->added_files)
+        cli_report_line("added", "%s that the source does not have", cli_count_text(r->added_files, "file", count));
 }
 
 static void print_summary(const cli_run *run) {
@@ -72,10 +78,11 @@ const cli_command cmd_verify = {
             "and decodes every tile. One in which nothing is compressed passes, and the\n"
             "output says so.\n\n"
             "  --against SOURCE      also compare every tensor, and the other files, with the\n"
-            "                        checkpoint that was compressed\n"
+            "                        checkpoint that was compressed; one that differs or is\n"
+            "                        missing is an error; one that was added is named\n"
             "  --strict              one in which nothing is compressed does not pass\n"
-            "  --skip-extra GLOB     with --against: files of these paths below the folder\n"
-            "                        may be missing; may be repeated\n"
+            "  --skip-extra GLOB     with --against: do not compare files of these paths\n"
+            "                        below the folder; may be repeated\n"
             "  -T, --threads N       threads; 0 (default): one for each core\n"
             "  -q, --quiet           print nothing but errors\n"
             "  -v, --verbose         print the name of each tensor and file, too\n"

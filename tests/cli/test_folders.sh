@@ -21,10 +21,17 @@ grep -q 'not carried over: 2.00 MB in 1 file under .git/' err || fail "not a wor
 expect 0 verify compressed --against model
 printf '\7' | dd of=compressed/original/consolidated.00.pth bs=1 seek=2499999 conv=notrunc 2>/dev/null
 expect 1 verify compressed --against model
-expect_error compressed/original/consolidated.00.pth TRF_ERR_MISMATCH 'at byte 2499999'
+expect_error 'compressed: differ' original/consolidated.00.pth TRF_ERR_MISMATCH 'at byte 2499999' 'the tensors passed'
 rm compressed/original/consolidated.00.pth
 expect 1 verify compressed --against model
-expect_error original/consolidated.00.pth TRF_ERR_NOT_FOUND
+expect_error 'missing here: original/consolidated.00.pth' TRF_ERR_NOT_FOUND
+expect 0 verify compressed --against model --skip-extra original
+grep -q 'not compared, as asked: 2.50 MB in 1 file under original/' err || fail "not a word of original/: $(cat err)"
+echo more >compressed/mine.txt
+expect 0 verify compressed --against model --skip-extra original
+grep -q 'not in the source: mine.txt' err || fail "not a word of mine.txt: $(cat err)"
+grep -q '^  added           1 file' out && grep -q '^  other files     . files\? compared' out || fail "$(cat out)"
+rm compressed/mine.txt
 
 # ---- work in the folder that -f names ----
 mkdir -p compressed/loras
@@ -82,6 +89,13 @@ make float mine/model-00001-of-00002.safetensors
 expect 1 compress fresh -o mine -f
 expect_error 'it holds model-00001-of-00002.safetensors' TRF_ERR_EXISTS
 expect 0 compress mine -o mine-compressed --bits 4
+# What was quantized does not come back, and decompress says so.
+expect 0 decompress mine-compressed -o mine -f
+grep -q "note: not the source's, bit for bit: [1-9][0-9]* tensors\? that w[a-z]* quantized" err ||
+    fail "not a word of lost bits: $(cat err)"
+expect 0 compress fresh -o fresh-compressed
+expect 0 decompress fresh-compressed -o fresh-back
+[ ! -s err ] || fail "a word too much: $(cat err)"
 expect 0 compress fresh -o mine-compressed -f
 
 # ---- a file whose header weighs more than what its tensors save ----

@@ -192,18 +192,96 @@ START_TEST(carried_files_are_compared) {
     const char *in = make_wide("compare"), *out = fixture_path("compare-out");
     trf_checkpoint_options options = make_options();
     compress(in, out, &options);
-    damage(fixture_path("compare-out/README.md"), 50);
+    trf_checkpoint_report report;
+    fixture_check_status(trf_verify_checkpoint(out, in, &options, &report, &err), TRF_OK, &err);
+    ck_assert_uint_eq(report.compared_files, 4);
+    ck_assert_uint_eq(report.added_files, 0);
     ck_assert_int_eq(unlink(fixture_path("compare-out/original/params.json")), 0);
-    options = make_options();
-    fixture_check_status(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_OK, &err);
-    check_noted("differs from the source's: README.md");
-    check_noted("in the source, and not here: original/params.json");
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_NOT_FOUND,
+                "compare-out: in the source, and missing here: original/params.json; the tensors passed");
+    damage(fixture_path("compare-out/README.md"), 50);
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_MISMATCH,
+                "compare-out: differ from the source's: README.md (the first at byte 50); in the source, and missing "
+                "here: original/params.json; the tensors passed");
+    ck_assert_uint_eq(err.offset, 50);
     damage(fixture_path("compare-out/original/consolidated.00.pth"), 2999999);
     check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_MISMATCH,
-                "original/consolidated.00.pth: differs");
-    ck_assert_uint_eq(err.offset, 2999999);
+                "README.md, original/consolidated.00.pth");
+    static const char *const skip[] = {"README.md", "original/params.json", NULL};
+    options = make_options();
+    options.skip_extra = skip;
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_MISMATCH,
+                "source's: original/consolidated.00.pth (the first at byte 2999999); the tensors passed");
+    check_noted("not compared, as asked: 110 bytes in README.md and 1 more file");
     write_zeros(fixture_path("compare-out/original/consolidated.00.pth"), 2999998);
     check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_MISMATCH, "at byte 2999998");
+}
+END_TEST
+
+START_TEST(added_files_are_told) {
+    const char *in = make_wide("added"), *out = fixture_path("added-out");
+    trf_checkpoint_options options = make_options();
+    ck_assert_int_eq(unlink(fixture_path("added/config.json")), 0);
+    compress(in, out, &options);
+    fixture_write(fixture_path("added-out/original/mine.txt"), "x", 1);
+    fixture_write(fixture_path("added-out/config.json"), "{}", 2);
+    trf_checkpoint_report report;
+    options = make_options();
+    fixture_check_status(trf_verify_checkpoint(out, in, &options, &report, &err), TRF_OK, &err);
+    check_noted("not in the source: config.json, original/mine.txt\n");
+    ck_assert_uint_eq(report.added_files, 2);
+    ck_assert_uint_eq(report.compared_files, 4);
+}
+END_TEST
+
+/* More files than a message has room for: all are counted. */
+START_TEST(many_differing_files_are_counted) {
+    const char *in = make_model("many"), *out = fixture_path("many-out");
+    trf_checkpoint_options options = make_options();
+    compress(in, out, &options);
+    for (int i = 0; i < 40; i++)
+        fixture_write(fixture_path("many/vocabulary-of-%02d.txt", i), "x", 1);
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_NOT_FOUND, "vocabulary-of-00.txt, voc");
+    int named = 0, others = 0;
+    for (const char *at = err.message; (at = strstr(at, "vocabulary")); at++)
+        named++;
+    ck_assert_int_eq(sscanf(strstr(err.message, ".txt and ") + 9, "%d more; the tensors", &others), 1);
+    ck_assert_int_eq(named + others, 40);
+}
+END_TEST
+
+START_TEST(links_are_compared) {
+    const char *in = make_wide("links"), *out = fixture_path("links-out"), *link = fixture_path("links-out/link");
+    ck_assert_int_eq(symlink("README.md", fixture_path("links/link")), 0);
+    ck_assert_int_eq(symlink("nowhere", fixture_path("links/dangling")), 0);
+    trf_checkpoint_options options = make_options();
+    compress(in, out, &options);
+    fixture_check_status(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_OK, &err);
+    ck_assert_int_eq(unlink(link), 0);
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_NOT_FOUND, "missing here: link;");
+    ck_assert_int_eq(symlink("original/params.json", link), 0);
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_MISMATCH, "source's: link (");
+    ck_assert_int_eq(unlink(link), 0); /* a copy of what it leads to will do */
+    write_zeros(link, 100);
+    fixture_check_status(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_OK, &err);
+    ck_assert_int_eq(unlink(fixture_path("links-out/dangling")), 0);
+    ck_assert_int_eq(symlink("elsewhere", fixture_path("links-out/dangling")), 0);
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_MISMATCH, "source's: dangling (");
+}
+END_TEST
+
+/* Tensors may be equal where files are not. */
+START_TEST(another_layout_is_noted) {
+    static const fixture_tensor tensors[] = {{"a.weight", "BF16", {128, 300}, 2, 0}, {"n", "F32", {7}, 1, 0}};
+    const char *in = make_model("layout"), *out = fixture_path("layout-out");
+    trf_checkpoint_options options = make_options();
+    compress(in, out, &options);
+    options = make_options();
+    fixture_check_status(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_OK, &err);
+    ck_assert_int_eq(num_notes, 0);
+    fixture_write_safetensors(fixture_path("layout/model.safetensors"), "{\"other\": \"y\"}", tensors, 2, 8, 5);
+    fixture_check_status(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_OK, &err);
+    check_noted("model.safetensors: has not the header of the source's file");
 }
 END_TEST
 
@@ -215,6 +293,11 @@ START_TEST(what_lies_about_does_not_fail_a_check) {
     fixture_check_status(trf_verify_checkpoint(out, NULL, &options, NULL, &err), TRF_OK, &err);
     check_noted("pipe: neither a file nor a directory");
     check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_UNSUPPORTED, "pipe");
+    static const char *const skip[] = {"pipe", NULL};
+    ck_assert_int_eq(rename(fixture_path("about-out/pipe"), fixture_path("about/pipe")), 0);
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_UNSUPPORTED, "pipe");
+    options.skip_extra = skip;
+    fixture_check_status(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_OK, &err);
 }
 END_TEST
 
@@ -571,6 +654,55 @@ START_TEST(a_dry_run_tells_the_size) {
 }
 END_TEST
 
+enum {
+    UNLIKE_ROWS = 1536,
+    UNLIKE_COLS = 2048
+};
+
+/* Where a matrix has noise in place of weights. */
+static int is_noise(int pattern, size_t row, size_t col) {
+    const int lower = row >= UNLIKE_ROWS / 2, right = col >= UNLIKE_COLS / 2;
+    switch (pattern) {
+    case 0:
+        return lower;
+    case 1:
+        return right;
+    case 2:
+        return lower && right;
+    case 3:
+        return lower != right;
+    case 4:
+        return row / (UNLIKE_ROWS / 4) % 2;
+    default:
+        return row % 2 && lower;
+    }
+}
+
+START_TEST(a_dry_run_sees_parts_that_are_unlike) {
+    static const fixture_tensor tensor = {"a.weight", "BF16", {UNLIKE_ROWS, UNLIKE_COLS}, 2, 0};
+    const char *path = fixture_path("unlike%d", _i);
+    fixture_write_safetensors(path, NULL, &tensor, 1, 8, 5);
+    size_t size;
+    uint8_t *file = fixture_read(path, &size), *weights = file + size - 2 * UNLIKE_ROWS * UNLIKE_COLS;
+    uint32_t state = 1;
+    for (size_t i = 0; i < UNLIKE_ROWS * UNLIKE_COLS; i++) {
+        state = state * 1664525 + 1013904223;
+        if (is_noise(_i, i / UNLIKE_COLS, i % UNLIKE_COLS))
+            memcpy(weights + 2 * i, (uint8_t *)&state + 2, 2);
+    }
+    fixture_write(path, file, size);
+    free(file);
+    trf_checkpoint_options options = make_options();
+    options.dry_run = 1;
+    const trf_checkpoint_report estimate = compress(path, NULL, &options);
+    options.dry_run = 0;
+    const trf_checkpoint_report report = compress(path, fixture_path("unlike-out%d", _i), &options);
+    const double real = (double)report.output_file_bytes, guess = (double)estimate.output_file_bytes;
+    printf("%.0f, estimated %.0f: %+.2f %%\n", real, guess, 100 * (guess / real - 1));
+    ck_assert_double_eq_tol(guess / real, 1, 0.03);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("checkpoint_folder");
     TCase *tests = tcase_create("folder");
@@ -579,6 +711,10 @@ int main(void) {
     tcase_add_test(tests, files_are_left_out);
     tcase_add_loop_test(tests, globs_that_leave_nothing_out, 0, 4);
     tcase_add_test(tests, carried_files_are_compared);
+    tcase_add_test(tests, added_files_are_told);
+    tcase_add_test(tests, many_differing_files_are_counted);
+    tcase_add_test(tests, links_are_compared);
+    tcase_add_test(tests, another_layout_is_noted);
     tcase_add_test(tests, what_lies_about_does_not_fail_a_check);
     tcase_add_test(tests, indexes_by_any_name);
     tcase_add_test(tests, an_index_that_lacks_some_files);
@@ -591,6 +727,7 @@ int main(void) {
     tcase_add_test(tests, a_former_folder_is_kept);
     tcase_add_test(tests, too_little_space_is_told_first);
     tcase_add_loop_test(tests, a_dry_run_tells_the_size, 0, sizeof kEstimated / sizeof kEstimated[0]);
+    tcase_add_loop_test(tests, a_dry_run_sees_parts_that_are_unlike, 0, 6);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

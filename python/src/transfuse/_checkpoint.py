@@ -43,7 +43,8 @@ class CheckpointReport:
     that were compressed without loss, since each weight is a BF16 number. `source_file_bytes` and `output_file_bytes`
     are of whole files. `extra_files` and `extra_bytes` are of those among them that hold weights and were carried over
     uncompressed; `skipped_files` and `skipped_bytes` were not carried over. `left` says which tensors `compress` left
-    as they were, by the reason, such as "F32 without a lossless codec".
+    as they were, by the reason, such as "F32 without a lossless codec". `compared_files` counts files besides the
+    tensors' that `verify` found equal to the source's, and `added_files` those that the source does not have.
     """
 
     tensors: int
@@ -65,6 +66,8 @@ class CheckpointReport:
     extra_bytes: int = 0
     skipped_files: int = 0
     skipped_bytes: int = 0
+    compared_files: int = 0
+    added_files: int = 0
     left: dict[str, LeftTensors] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -274,7 +277,7 @@ def verify(
         The source checkpoint, with which every tensor is compared: bit for bit, but for the codec int on floats, whose
         error is in the report. Other files are compared, too.
     skip_extra : sequence of str, optional
-        Globs of other files that need not be there.
+        Globs of other files that are not compared.
     threads, progress, note
         As of `compress`.
 
@@ -287,7 +290,8 @@ def verify(
     DataError
         The file is malformed, truncated or corrupt.
     MismatchError
-        A tensor is another one than in `against`; the message names tensor, row and column.
+        A tensor is another one than in `against`, and the message names tensor, row and column; or another file
+        differs, and it names the files.
     NotFoundError, InputOutputError, UnsupportedError, CancelledError
     """
     paths = [encode_path(path), None if against is None else encode_path(against)]

@@ -234,6 +234,8 @@ class CheckpointReportStruct(ctypes.Structure):
         ("skipped_files", c_uint64),
         ("skipped_bytes", c_uint64),
         ("left", LeftTensorsStruct * len(LeftReason)),
+        ("compared_files", c_uint64),
+        ("added_files", c_uint64),
     ]
 
 
