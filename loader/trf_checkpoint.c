@@ -92,7 +92,8 @@ static trf_status checkpoint_add(trf_checkpoint *checkpoint, const char *name, t
         return trf_fail_memory(err, strlen(name));
     trf_status status = TRF_OK;
     if (stat(path, &info) != 0)
-        status = trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot examine");
+        status = trf_fail_errno(err, path, TRF_NO_OFFSET,
+                                lstat(path, &info) == 0 ? "cannot follow the link" : "cannot examine");
     else if (S_ISDIR(info.st_mode) || (!is_index && is_alias(checkpoint->root, path)))
         ; /* copied with the other entries */
     else if (is_index &&

@@ -301,7 +301,9 @@ trf_status trf_checkpoint_file_open(const char *path, trf_checkpoint_file *check
     if (!checkpoint_file->path || !checkpoint_file->name) {
         status = trf_fail_memory(err, strlen(path));
     } else if ((status = trf_file_open(path, &file, &checkpoint_file->file_bytes, err)) == TRF_OK) {
-        status = parse_checkpoint_file(&file, checkpoint_file, err);
+        status = trf_file_take_stamp(&file, &checkpoint_file->stamp, err);
+        if (status == TRF_OK)
+            status = parse_checkpoint_file(&file, checkpoint_file, err);
         /* Failures of the system name the file already. */
         if (status != TRF_OK && status != TRF_ERR_IO)
             trf_prefix_error(err, status, "%s", path);

@@ -20,6 +20,7 @@ typedef struct trf_checkpoint_file {
     char *path;
     char *name; /* of the file alone */
     uint64_t file_bytes;
+    trf_file_stamp stamp;          /* when it was parsed */
     int is_layer;                  /* a .trf file */
     int compressed;                /* holds blobs, or says that it may */
     trf_safetensors own_header;    /* the file's header; empty for a .trf file */

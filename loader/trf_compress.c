@@ -441,6 +441,8 @@ static trf_status compress_file(void *context, const trf_checkpoint_file *file, 
     compressor.tensors = calloc(file->num_tensors + 1, sizeof *compressor.tensors);
     status = compressor.tensors ? compress_tensors(&compressor, bytes, err)
                                 : trf_fail_memory(err, file->num_tensors * sizeof *compressor.tensors);
+    if (status == TRF_OK)
+        status = trf_file_check_stamp(&compressor.in, &file->stamp, err);
     free(compressor.tensors);
     trf_file_close(&compressor.in);
     return status;

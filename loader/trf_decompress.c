@@ -111,6 +111,8 @@ static trf_status decompress_file(void *context, const trf_checkpoint_file *file
     if (status != TRF_OK)
         return status;
     status = decompress_tensors(work, file, &in, out, err);
+    if (status == TRF_OK)
+        status = trf_file_check_stamp(&in, &file->stamp, err);
     trf_file_close(&in);
     return status;
 }

@@ -56,6 +56,23 @@ trf_status trf_file_open(const char *path, trf_file *file, uint64_t *size, trf_e
     return TRF_OK;
 }
 
+trf_status trf_file_take_stamp(const trf_file *file, trf_file_stamp *stamp, trf_error *err) {
+    struct stat info;
+    if (fstat(file->fd, &info) != 0)
+        return trf_fail_errno(err, file->path, TRF_NO_OFFSET, "cannot examine");
+    *stamp = (trf_file_stamp){(uint64_t)info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+    return TRF_OK;
+}
+
+trf_status trf_file_check_stamp(const trf_file *file, const trf_file_stamp *stamp, trf_error *err) {
+    trf_file_stamp now;
+    trf_status status = trf_file_take_stamp(file, &now, err);
+    if (status != TRF_OK ||
+        (now.bytes == stamp->bytes && now.seconds == stamp->seconds && now.nanoseconds == stamp->nanoseconds))
+        return status;
+    return trf_fail(err, TRF_ERR_IO, TRF_NO_OFFSET, "%s: was changed while it was read", file->path);
+}
+
 trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err) {
     *file = (trf_file){open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)(mode & 0700)), path};
     if (file->fd >= 0) {
@@ -83,7 +100,8 @@ trf_status trf_file_set_mode(int fd, const char *path, unsigned mode, trf_error 
 
 uint64_t trf_free_bytes(const char *folder) {
     struct statvfs info;
-    return statvfs(folder, &info) == 0 ? (uint64_t)info.f_bavail * info.f_frsize : UINT64_MAX;
+    const int is_known = statvfs(folder, &info) == 0 && info.f_blocks > 0;
+    return is_known ? (uint64_t)info.f_bavail * info.f_frsize : UINT64_MAX;
 }
 
 void trf_file_close(trf_file *file) {

@@ -15,6 +15,18 @@ typedef struct trf_file {
 /* Opens a regular file for reading. Errors: TRF_ERR_NOT_FOUND, _IO (also for what is not a regular file). */
 trf_status trf_file_open(const char *path, trf_file *file, uint64_t *size, trf_error *err);
 
+/* What tells that a file was written to. */
+typedef struct trf_file_stamp {
+    uint64_t bytes;
+    int64_t seconds, nanoseconds; /* since when it is as it is */
+} trf_file_stamp;
+
+/* Errors: TRF_ERR_IO. */
+trf_status trf_file_take_stamp(const trf_file *file, trf_file_stamp *stamp, trf_error *err);
+
+/* Whether a file, opened again perhaps, is what it was. Errors: TRF_ERR_IO. */
+trf_status trf_file_check_stamp(const trf_file *file, const trf_file_stamp *stamp, trf_error *err);
+
 /* Creates a file that must not exist yet, for writing and reading back. It has exactly this mode, and never a more open
  * one. */
 trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err);
@@ -37,7 +49,8 @@ trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size
 /* Gives a file or folder exactly these permissions; what else its mode holds stays. */
 trf_status trf_file_set_mode(int fd, const char *path, unsigned mode, trf_error *err);
 
-/* @return bytes that may still be written to the file system of a folder; UINT64_MAX if that is not known. */
+/* @return bytes that may still be written to the file system of a folder; UINT64_MAX if that is not known, as where it
+ * has no size. */
 uint64_t trf_free_bytes(const char *folder);
 
 /* Makes the entries of a folder durable. */

@@ -4,15 +4,18 @@
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_blob.h"
+#include "trf_file.h"
 #include "trf_safetensors.h"
 
 #include <check.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 static const fixture_tensor kTensors[] = {
@@ -192,6 +195,46 @@ START_TEST(cancelling_leaves_nothing) {
     }
     state = (cancel_state){.stop_at = 2};
     fixture_check_status(trf_verify_checkpoint(whole, in, &options, NULL, &err), TRF_ERR_CANCELLED, &err);
+}
+END_TEST
+
+static int write_to(void *context, const char *tensor, uint64_t done, uint64_t total) {
+    (void)tensor, (void)done, (void)total;
+    FILE *file = fopen(context, "r+b");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
+    fputc(7, file);
+    fclose(file);
+    return 0;
+}
+
+/* A mixture of what it was and what it became would be nobody's. */
+START_TEST(inputs_that_change_meanwhile) {
+    const char *in = make_source("changes"), *out = fixture_path("changed/out"), *packed = fixture_path("packed");
+    fixture_make_folder(fixture_path("changed"));
+    fixture_check_status(trf_compress_checkpoint(in, packed, NULL, NULL, &err), TRF_OK, &err);
+    const struct timespec long_ago[2] = {{1000000, 0}, {1000000, 0}};
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.progress = write_to;
+    for (int decompresses = 0; decompresses < 2; decompresses++) {
+        const char *path = decompresses ? packed : in;
+        ck_assert_int_eq(utimensat(AT_FDCWD, path, long_ago, 0), 0);
+        options.progress_context = (void *)path;
+        const trf_status status = decompresses ? trf_decompress_checkpoint(path, out, &options, NULL, &err)
+                                               : trf_compress_checkpoint(path, out, &options, NULL, &err);
+        fixture_check_status(status, TRF_ERR_IO, &err);
+        ck_assert_msg(strstr(err.message, "was changed while it was read") != NULL, "%s", err.message);
+        ck_assert_int_eq(fixture_count_entries(fixture_path("changed")), 0);
+    }
+}
+END_TEST
+
+START_TEST(file_systems_without_a_size) {
+    struct statvfs info;
+    if (statvfs("/proc", &info) == 0 && info.f_blocks == 0)
+        ck_assert_uint_eq(trf_free_bytes("/proc"), UINT64_MAX);
+    ck_assert_uint_lt(trf_free_bytes(fixture_path(".")), UINT64_MAX);
 }
 END_TEST
 
@@ -521,6 +564,8 @@ int main(void) {
     tcase_add_test(tests, outputs_that_cannot_be);
     tcase_add_test(tests, full_disk_leaves_nothing);
     tcase_add_test(tests, cancelling_leaves_nothing);
+    tcase_add_test(tests, inputs_that_change_meanwhile);
+    tcase_add_test(tests, file_systems_without_a_size);
     tcase_add_test(tests, compressing_twice);
     tcase_add_test(tests, names_that_collide);
     tcase_add_test(tests, includes_that_cannot_be);
