@@ -127,6 +127,24 @@ def test_mismatch(tmp_path: Path, source: Path, compressed: Path) -> None:
         transfuse.verify(compressed, other)
 
 
+def test_other_files(tmp_path: Path, source: Path) -> None:
+    folder, out = tmp_path / "folder", tmp_path / "out"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(source.read_bytes())
+    (folder / "tokenizer.json").write_text("{}")
+    transfuse.compress(folder, out)
+    (out / "mine.txt").write_text("mine")
+    report = transfuse.verify(out, against=folder)
+    assert (report.compared_files, report.added_files) == (1, 1) and report.notes == ("not in the source: mine.txt",)
+    (out / "tokenizer.json").write_text("[]")
+    with pytest.raises(transfuse.MismatchError, match=r"tokenizer\.json \(the first at byte 0\)"):
+        transfuse.verify(out, against=folder)
+    (out / "tokenizer.json").unlink()
+    with pytest.raises(transfuse.NotFoundError, match=r"tokenizer\.json"):
+        transfuse.verify(out, against=folder)
+    assert transfuse.verify(out, against=folder, skip_extra=["tokenizer.json"]).compared_files == 0
+
+
 def test_bad_arguments(tmp_path: Path, source: Path) -> None:
     target = tmp_path / "target"
     for options in (
