@@ -111,6 +111,7 @@ const char *trf_left_reason_text(trf_left_reason reason) {
         [TRF_LEFT_SIDE_TABLE] = "scales of quantized weights",
         [TRF_LEFT_EXCLUDED] = "excluded",
         [TRF_LEFT_NOT_SMALLER] = "would not become smaller",
+        [TRF_LEFT_ADAPTER] = "an adapter beside the model",
     };
     return (unsigned)reason < TRF_LEFT_COUNT ? texts[reason] : "?";
 }

@@ -260,7 +260,8 @@ typedef enum trf_left_reason {
     TRF_LEFT_SIDE_TABLE = 6,  /* scales and zero points of quantized weights, which other programs read */
     TRF_LEFT_EXCLUDED = 7,    /* options.exclude, or options.include without it */
     TRF_LEFT_NOT_SMALLER = 8, /* its blob, or the whole file, would not be smaller */
-    TRF_LEFT_COUNT = 9
+    TRF_LEFT_ADAPTER = 9,     /* of an adapter that lies beside a model, which other programs read */
+    TRF_LEFT_COUNT = 10
 } trf_left_reason; /* transfuse/checkpoints.h has a text for each */
 
 typedef struct trf_left_tensors {
@@ -296,8 +297,9 @@ typedef struct trf_checkpoint_report {
  * each model is compressed. A file that would not become smaller stays as it is. Every tile is decoded and compared
  * before anything appears under out_path. options, report: may be NULL.
  * Errors: TRF_ERR_NOT_FOUND (also what `include` or `exclude` does not find), _EXISTS, _IO (also too little space),
- * _FORMAT, _CANCELLED, _MISMATCH; _UNSUPPORTED for what nothing could load afterwards, unless options.store_only;
- * _ARGUMENT also where dtype and codec do not fit for a tensor that `include` names. */
+ * _FORMAT (also for blobs under names that do not say so), _CANCELLED, _MISMATCH; _UNSUPPORTED for what nothing could
+ * load afterwards, unless options.store_only; _ARGUMENT also where dtype and codec do not fit for a tensor that
+ * `include` names. */
 TRF_API trf_status trf_compress_checkpoint(const char *in_path, const char *out_path,
                                            const trf_checkpoint_options *options, trf_checkpoint_report *report,
                                            trf_error *err);
@@ -312,8 +314,8 @@ TRF_API trf_status trf_decompress_checkpoint(const char *in_path, const char *ou
 /* Checks every blob of a compressed checkpoint or .trf file and decodes every tile; with against_path (or NULL) also
  * compares every tensor with the source checkpoint: bit for bit; for the int codec on floats it reports the error. The
  * other files are compared as decompressing would give them back; a note names those that the source does not have.
- * Errors: those of blobs; TRF_ERR_MISMATCH naming tensor, row and column, or files; TRF_ERR_NOT_FOUND (a tensor or a
- * file is missing). */
+ * Errors: those of blobs; TRF_ERR_FORMAT also for blobs under names that do not say so; TRF_ERR_MISMATCH naming tensor,
+ * row and column, or files; TRF_ERR_NOT_FOUND (a tensor or a file is missing). */
 TRF_API trf_status trf_verify_checkpoint(const char *path, const char *against_path,
                                          const trf_checkpoint_options *options, trf_checkpoint_report *report,
                                          trf_error *err);
@@ -334,6 +336,7 @@ typedef struct trf_tensor_info {
     uint64_t file_offset;  /* of its first byte in `file` */
     uint64_t blobs;        /* 0 if not compressed; 1, or the number of experts */
     trf_layer_info layer;  /* of the first blob; exceptions, tiles, stored_tiles and blob_bytes summed over all */
+    int is_bare_blob;      /* begins as blobs do, though neither name nor file says so: a broken checkpoint */
 } trf_tensor_info;
 
 TRF_API trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, trf_error *err);

@@ -106,7 +106,7 @@ static trf_status checkpoint_add(trf_checkpoint *checkpoint, const char *name, t
     return status;
 }
 
-/* Puts aside the indexes none of whose files is there, as after a download of one variant alone. */
+/* Puts aside the indexes that nothing is loaded by, as after a download of one variant alone. */
 static trf_status put_idle_indexes_aside(trf_checkpoint *checkpoint, trf_error *err) {
     size_t kept = 0;
     trf_status status = TRF_OK;
@@ -114,13 +114,13 @@ static trf_status put_idle_indexes_aside(trf_checkpoint *checkpoint, trf_error *
         return trf_fail_memory(err, checkpoint->num_indexes);
     for (size_t i = 0; i < checkpoint->num_indexes; i++) {
         trf_checkpoint_index index = checkpoint->indexes[i];
-        char *name = NULL;
-        if (status == TRF_OK && trf_checkpoint_index_is_idle(&index, checkpoint->files, checkpoint->num_files)) {
-            if (!(name = strdup(index.name)))
-                status = trf_fail_memory(err, strlen(index.name));
-        }
-        if (name) {
-            checkpoint->idle_indexes[checkpoint->num_idle_indexes++] = name;
+        trf_idle_index idle = {
+            NULL,
+            status == TRF_OK ? trf_checkpoint_index_why_idle(&index, checkpoint->files, checkpoint->num_files) : NULL};
+        if (idle.why && !(idle.name = strdup(index.name)))
+            status = trf_fail_memory(err, strlen(index.name));
+        if (idle.name) {
+            checkpoint->idle_indexes[checkpoint->num_idle_indexes++] = idle;
             trf_checkpoint_index_free(&index);
         } else {
             checkpoint->indexes[kept++] = index;
@@ -269,7 +269,7 @@ void trf_checkpoint_close(trf_checkpoint *checkpoint) {
     for (size_t i = 0; i < checkpoint->num_indexes; i++)
         trf_checkpoint_index_free(&checkpoint->indexes[i]);
     for (size_t i = 0; i < checkpoint->num_idle_indexes; i++)
-        free(checkpoint->idle_indexes[i]);
+        free(checkpoint->idle_indexes[i].name);
     for (size_t i = 0; i < checkpoint->num_parts; i++)
         trf_checkpoint_close(checkpoint->parts[i]);
     free(checkpoint->files);
@@ -457,6 +457,7 @@ trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf
         .bytes = tensor->bytes,
         .file_offset = tensor->file_offset,
         .blobs = tensor->blobs,
+        .is_bare_blob = tensor->is_bare_blob,
     };
     if (!tensor->blobs)
         return TRF_OK;

@@ -7,6 +7,11 @@
 #include "trf_checkpoint_index.h"
 #include "trf_tree.h"
 
+typedef struct trf_idle_index {
+    char *name;
+    const char *why; /* trf_checkpoint_index_why_idle */
+} trf_idle_index;
+
 struct trf_checkpoint {
     char *root; /* the file, or the folder */
     int is_folder;
@@ -14,7 +19,7 @@ struct trf_checkpoint {
     size_t num_files;
     trf_checkpoint_index *indexes; /* a folder's indexes */
     size_t num_indexes;
-    char **idle_indexes; /* names of those none of whose files is there; they are carried over */
+    trf_idle_index *idle_indexes; /* those that nothing is loaded by; they are carried over */
     size_t num_idle_indexes;
     trf_checkpoint **parts; /* a pipeline: its models, in the order of their names; it has no files of its own then */
     size_t num_parts;

@@ -59,18 +59,26 @@ static trf_status read_blob_shape(const trf_file *file, uint64_t offset, uint64_
     return status;
 }
 
-/* @return whether a tensor of the file is stored as blobs, going by suffix, type and magic. */
+/* *begins: whether a tensor of the file begins as blobs do, going by type and magic. */
+static trf_status begins_as_blob(const trf_file *file, const trf_checkpoint_file *checkpoint_file,
+                                 const trf_tensor *tensor, int *begins, trf_error *err) {
+    uint32_t magic = 0;
+    *begins = 0;
+    if (strcmp(tensor->dtype, "U8") != 0 || tensor->num_dims != 1 || trf_tensor_bytes(tensor) < TRF_ALIGNMENT)
+        return TRF_OK;
+    trf_status status = trf_file_read(file, tensor_file_offset(checkpoint_file, tensor), &magic, sizeof magic, err);
+    *begins = magic == TRF_MAGIC || magic == TRF_EXPERT_INDEX_MAGIC;
+    return status;
+}
+
+/* *is_blob: whether a tensor of the file is stored as blobs, going by suffix, type and magic. */
 static trf_status is_blob_tensor(const trf_file *file, const trf_checkpoint_file *checkpoint_file,
                                  const trf_tensor *tensor, int *is_blob, trf_error *err) {
     size_t length = strlen(tensor->name), suffix = strlen(TRF_BLOB_SUFFIX);
-    uint32_t magic = 0;
     *is_blob = 0;
-    if (length < suffix || strcmp(tensor->name + length - suffix, TRF_BLOB_SUFFIX) != 0 ||
-        strcmp(tensor->dtype, "U8") != 0 || tensor->num_dims != 1 || trf_tensor_bytes(tensor) < TRF_ALIGNMENT)
+    if (length < suffix || strcmp(tensor->name + length - suffix, TRF_BLOB_SUFFIX) != 0)
         return TRF_OK;
-    trf_status status = trf_file_read(file, tensor_file_offset(checkpoint_file, tensor), &magic, sizeof magic, err);
-    *is_blob = magic == TRF_MAGIC || magic == TRF_EXPERT_INDEX_MAGIC;
-    return status;
+    return begins_as_blob(file, checkpoint_file, tensor, is_blob, err);
 }
 
 /* What a tensor of a compressed file without a kept header was: of blobs what they say, else what it is (blobs = 0). */
@@ -192,17 +200,21 @@ static int same_shape(const trf_tensor *tensor, const uint64_t *shape, uint32_t 
     return tensor->num_dims == num_dims && memcmp(tensor->shape, shape, num_dims * sizeof *shape) == 0;
 }
 
+static trf_status map_plain_tensor(const trf_file *file, const trf_checkpoint_file *checkpoint_file,
+                                   const trf_tensor *own, trf_file_tensor *tensor, trf_error *err) {
+    tensor->file_offset = tensor_file_offset(checkpoint_file, own), tensor->bytes = trf_tensor_bytes(own);
+    return begins_as_blob(file, checkpoint_file, own, &tensor->is_bare_blob, err);
+}
+
 /* Finds where a source tensor is stored in a compressed safetensors file. */
 static trf_status map_tensor(const trf_file *file, const trf_checkpoint_file *checkpoint_file, const trf_tensor *source,
                              trf_file_tensor *tensor, trf_error *err) {
     const trf_tensor *own = trf_safetensors_find(&checkpoint_file->own_header, source->name);
-    tensor->source = source;
     if (own) {
         if (strcmp(own->dtype, source->dtype) != 0 || !same_shape(own, source->shape, source->num_dims) ||
             trf_tensor_bytes(own) != trf_tensor_bytes(source))
             return source_header_mismatch(source, "dtype, shape or size differ", err);
-        tensor->file_offset = tensor_file_offset(checkpoint_file, own), tensor->bytes = trf_tensor_bytes(own);
-        return TRF_OK;
+        return map_plain_tensor(file, checkpoint_file, own, tensor, err);
     }
     char *name = trf_blob_name(source->name);
     if (!name)
@@ -231,7 +243,8 @@ static trf_status map_tensors(const trf_file *file, trf_checkpoint_file *checkpo
     if (!(checkpoint_file->tensors = calloc(checkpoint_file->num_tensors + 1, sizeof *checkpoint_file->tensors)))
         return trf_fail_memory(err, checkpoint_file->num_tensors * sizeof *checkpoint_file->tensors);
     if (checkpoint_file->is_layer) {
-        checkpoint_file->tensors[0] = (trf_file_tensor){&source->tensors[0], 0, checkpoint_file->file_bytes, 1};
+        checkpoint_file->tensors[0] =
+            (trf_file_tensor){.source = &source->tensors[0], .bytes = checkpoint_file->file_bytes, .blobs = 1};
         return TRF_OK;
     }
     if (checkpoint_file->compressed && checkpoint_file->own_header.num_tensors != source->num_tensors)
@@ -240,14 +253,12 @@ static trf_status map_tensors(const trf_file *file, trf_checkpoint_file *checkpo
                         checkpoint_file->own_header.num_tensors);
     for (size_t i = 0; i < checkpoint_file->num_tensors; i++) {
         const trf_tensor *tensor = &source->tensors[i];
-        if (checkpoint_file->compressed) {
-            trf_status status = map_tensor(file, checkpoint_file, tensor, &checkpoint_file->tensors[i], err);
-            if (status != TRF_OK)
-                return status;
-        } else {
-            checkpoint_file->tensors[i] =
-                (trf_file_tensor){tensor, tensor_file_offset(checkpoint_file, tensor), trf_tensor_bytes(tensor), 0};
-        }
+        checkpoint_file->tensors[i].source = tensor;
+        trf_status status = checkpoint_file->compressed
+                                ? map_tensor(file, checkpoint_file, tensor, &checkpoint_file->tensors[i], err)
+                                : map_plain_tensor(file, checkpoint_file, tensor, &checkpoint_file->tensors[i], err);
+        if (status != TRF_OK)
+            return status;
     }
     return TRF_OK;
 }
@@ -346,6 +357,14 @@ trf_status trf_file_tensor_open_blob(const trf_file *file, const trf_file_tensor
     return trf_fail(err, TRF_ERR_HEADER, offset,
                     "blob %" PRIu64 " of %" PRIu64 " at byte %" PRIu64 ": dtype or shape differ from the tensor's",
                     number, list->count, offset);
+}
+
+trf_status trf_check_bare_blob(const trf_file_tensor *tensor, trf_error *err) {
+    if (!tensor->is_bare_blob)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_FORMAT, tensor->file_offset,
+                    "begins as a compressed tensor, but neither its name nor the file says that it is one, as where a "
+                    "compressed model's state dict was written to a file; save the model with save_pretrained instead");
 }
 
 trf_status trf_fail_in_tensor(const trf_checkpoint_file *checkpoint_file, const trf_file_tensor *tensor,

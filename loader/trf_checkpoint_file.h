@@ -14,6 +14,7 @@ typedef struct trf_file_tensor {
     const trf_tensor *source;    /* as the source has it */
     uint64_t file_offset, bytes; /* where it is stored */
     uint64_t blobs;              /* 0: as it was; else their number */
+    int is_bare_blob;            /* begins as blobs do, though neither its name nor the file says that it is one */
 } trf_file_tensor;
 
 typedef struct trf_checkpoint_file {
@@ -55,6 +56,9 @@ const trf_file_tensor *trf_checkpoint_file_find(const trf_checkpoint_file *check
  * Errors: as trf_blob_reader_open; TRF_ERR_HEADER. */
 trf_status trf_file_tensor_open_blob(const trf_file *file, const trf_file_tensor *tensor, const trf_blob_list *list,
                                      uint64_t number, trf_blob_reader *reader, trf_error *err);
+
+/* @return TRF_ERR_FORMAT if a tensor is a bare blob; the message says how it may have come to be. */
+trf_status trf_check_bare_blob(const trf_file_tensor *tensor, trf_error *err);
 
 /* Prefixes the failure of what was done to a tensor with file and tensor, and with its place unless it is a blob, whose
  * messages say where they are. @return status. */

@@ -36,7 +36,8 @@ trf_status trf_checkpoint_index_open(const char *path, trf_checkpoint_index *ind
     size_t bytes;
     *index = (trf_checkpoint_index){.path = strdup(path), .name = strdup(trf_path_basename(path))};
     trf_status status = trf_file_load(path, TRF_MAX_INDEX_BYTES, &text, &bytes, err);
-    if (status == TRF_OK)
+    index->has_mark = status == TRF_OK && bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0;
+    if (status == TRF_OK && !index->has_mark)
         status = index_parse(path, text, bytes, index, err);
     if (status == TRF_OK && (!index->path || !index->name))
         status = trf_fail_memory(err, strlen(path));
@@ -60,17 +61,19 @@ static size_t find_file_number(const trf_checkpoint_file *files, size_t num_file
     return i;
 }
 
-int trf_checkpoint_index_is_idle(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
-                                 size_t num_files) {
+const char *trf_checkpoint_index_why_idle(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
+                                          size_t num_files) {
     const char *name, *last = "";
     json_t *file;
+    if (index->has_mark)
+        return "begins with a byte order mark, with which transformers and diffusers cannot read it";
     json_object_foreach(index->weight_map, name, file) {
         const char *file_name = json_string_value(file);
         if (strcmp(last, file_name) != 0 && find_file_number(files, num_files, file_name) < num_files)
-            return 0;
+            return NULL;
         last = file_name;
     }
-    return json_object_size(index->weight_map) != 0;
+    return json_object_size(index->weight_map) ? "none of the files that it names is there" : NULL;
 }
 
 const char *trf_checkpoint_index_kept(const trf_checkpoint_index *index, size_t *bytes) {

@@ -13,6 +13,7 @@ typedef struct trf_checkpoint_index {
     char *name; /* of the file alone */
     json_t *root;
     json_t *weight_map; /* within root */
+    int has_mark;       /* it begins with a byte order mark, and is not parsed: those who load by it raise an error */
 } trf_checkpoint_index;
 
 /* Reads and parses. Release with trf_checkpoint_index_free on success only. Errors: TRF_ERR_NOT_FOUND, _IO, _FORMAT,
@@ -25,8 +26,10 @@ void trf_checkpoint_index_free(trf_checkpoint_index *index);
 trf_status trf_checkpoint_index_check(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
                                       size_t num_files, trf_error *err);
 
-/* @return whether it names files, and none of them is there. */
-int trf_checkpoint_index_is_idle(const trf_checkpoint_index *index, const trf_checkpoint_file *files, size_t num_files);
+/* @return why nothing is loaded by it, a static string: none of the files that it names is there, or nobody can read
+ * it; or NULL. */
+const char *trf_checkpoint_index_why_idle(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
+                                          size_t num_files);
 
 /* @return the text of the source's index that it keeps, and its *bytes; NULL: none. */
 const char *trf_checkpoint_index_kept(const trf_checkpoint_index *index, size_t *bytes);

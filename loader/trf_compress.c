@@ -7,6 +7,7 @@
 #include "trf_estimate.h"
 #include "trf_output.h"
 #include "trf_source_kind.h"
+#include "trf_source_tensors.h"
 #include "trf_tensor_selection.h"
 
 #include <inttypes.h>
@@ -425,16 +426,29 @@ typedef struct trf_compression {
     trf_selection_rules rules;
     trf_source_config source;
     trf_model_config config;
-    trf_blob_counts counts;
-    const char *dtype; /* trf_source_find_dtype */
+    const trf_checkpoint *model;
+    trf_blob_counts *counts; /* [model->num_files] */
+    uint8_t *is_adapter;     /* the same */
+    const char *dtype;       /* trf_source_find_dtype */
+    char obstacle[TRF_OBSTACLE_BYTES];
 } trf_compression;
+
+/* Those for the tensors of one file. */
+static trf_selection_rules get_rules(const trf_compression *work, size_t file) {
+    trf_selection_rules rules = work->rules;
+    rules.is_adapter = work->is_adapter[file];
+    return rules;
+}
 
 static trf_status compress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, uint64_t *bytes,
                                 trf_error *err) {
     trf_compression *work = context;
     uint64_t file_bytes;
+    const size_t number = (size_t)(file - work->model->files);
+    const trf_selection_rules rules = get_rules(work, number);
     trf_file_compressor compressor = {
-        .job = work->job, .file = file, .rules = &work->rules, .counts = &work->counts, .out = out};
+        .job = work->job, .file = file, .rules = &rules, .counts = &work->counts[number], .out = out};
+    work->counts[number] = (trf_blob_counts){0}; /* it may have been estimated before */
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
@@ -501,7 +515,10 @@ static trf_status check_compressible_file(const trf_checkpoint *checkpoint, cons
         trf_tensor_selection selection;
         trf_left_reason reason;
         const trf_tensor *tensor = file->tensors[i].source;
-        trf_status status = trf_select_tensor(rules, tensor, &selection, &reason, err);
+        trf_status status = trf_check_bare_blob(&file->tensors[i], err);
+        if (status != TRF_OK)
+            return trf_fail_in_tensor(file, &file->tensors[i], status, err);
+        status = trf_select_tensor(rules, tensor, &selection, &reason, err);
         if (status == TRF_OK && selection != TRF_SELECT_KEEP)
             status = check_f32(file, rules, tensor, &selection, err);
         if (status != TRF_OK)
@@ -535,11 +552,12 @@ static trf_status check_patterns(const trf_checkpoint *checkpoint, const char *c
     return TRF_OK;
 }
 
-static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf_selection_rules *rules,
-                                     trf_error *err) {
+static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf_compression *work, trf_error *err) {
     trf_status status = TRF_OK;
-    for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++)
-        status = check_compressible_file(checkpoint, &checkpoint->files[i], rules, err);
+    for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++) {
+        const trf_selection_rules rules = get_rules(work, i);
+        status = check_compressible_file(checkpoint, &checkpoint->files[i], &rules, err);
+    }
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
         if (json_object_get(json_object_get(checkpoint->indexes[i].root, "metadata"), TRF_METADATA_INDEX))
             status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: is the index of a compressed checkpoint",
@@ -547,11 +565,38 @@ static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf
     return status;
 }
 
-/* Takes from config.json what the choice of tensors rests on. */
+/* Looks for adapters beside a model, which are left to the programs that read them unless all is only stored. */
+static trf_status find_adapters(const trf_checkpoint *checkpoint, trf_compression *work, trf_error *err) {
+    const size_t count = checkpoint->num_files;
+    trf_status status = TRF_OK;
+    work->counts = calloc(count + 1, sizeof *work->counts);
+    work->is_adapter = calloc(count + 1, 1);
+    if (!work->counts || !work->is_adapter)
+        return trf_fail_memory(err, count * sizeof *work->counts);
+    for (size_t i = 0; i < count && !work->rules.is_stored && !*work->obstacle && status == TRF_OK; i++) {
+        const trf_tensor *tensor;
+        status = trf_find_adapter_tensor(checkpoint, &checkpoint->files[i], &tensor, err);
+        work->is_adapter[i] = status == TRF_OK && tensor;
+        if (work->is_adapter[i])
+            trf_job_note(work->job, "%.500s: is an adapter (it has tensors such as '%.200s'), and stays as it is",
+                         checkpoint->files[i].path, tensor->name);
+    }
+    return status;
+}
+
+/* Takes from config.json and the tensors what the choice of tensors rests on. */
 static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *work, trf_error *err) {
     const trf_checkpoint_options *options = &work->job->options;
     trf_status status = trf_source_config_read(checkpoint, &work->source, err);
-    work->rules = (trf_selection_rules){options, trf_source_config_is_tied(&work->source)};
+    if (status == TRF_OK)
+        status = trf_source_find_obstacle(checkpoint, &work->source, work->obstacle, err);
+    /* What could be loaded of a pipeline can be loaded afterwards. */
+    const int needs_storing = !checkpoint->name || *work->obstacle || work->source.failure.status != TRF_OK;
+    work->rules = (trf_selection_rules){.options = options,
+                                        .tied_embeddings = trf_source_config_is_tied(&work->source),
+                                        .is_stored = options->store_only && needs_storing};
+    if (status == TRF_OK)
+        status = find_adapters(checkpoint, work, err);
     /* With `include` or `embeddings` it would not have been asked; a folder is refused. */
     if (status == TRF_OK && work->source.failure.status != TRF_OK && !checkpoint->is_folder && !options->embeddings &&
         (!options->include || !options->include[0]))
@@ -563,22 +608,25 @@ static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *
 /* All that is read and checked of one model before anything is written. work: release with free_model in every case.
  * Errors: TRF_ERR_UNSUPPORTED if nothing could load it once compressed; the message says why. */
 static trf_status prepare_model(const trf_checkpoint *model, trf_job *job, trf_compression *work, trf_error *err) {
-    *work = (trf_compression){.job = job};
+    *work = (trf_compression){.job = job, .model = model};
     trf_status status = read_rules(model, work, err);
     if (status == TRF_OK)
-        status = check_compressible(model, &work->rules, err);
+        status = check_compressible(model, work, err);
     if (status == TRF_OK && model->is_folder)
         work->dtype = trf_source_find_dtype(model, &work->source);
     if (status == TRF_OK && model->is_folder)
-        status = trf_model_config_compress(&work->source, &job->options, work->dtype, &work->config, err);
+        status = trf_model_config_compress(&work->source, &job->options.encode, work->rules.is_stored, work->dtype,
+                                           &work->config, err);
     if (status == TRF_OK)
-        status = trf_source_check(model, &work->source, job, err);
+        status = trf_source_check(model, &work->source, work->obstacle, job, err);
     return status;
 }
 
 static void free_model(trf_compression *work) {
     trf_model_config_free(&work->config);
     trf_source_config_free(&work->source);
+    free(work->counts);
+    free(work->is_adapter);
 }
 
 /* Prepares the models, of which a pipeline's that cannot be compressed are carried over. parts: [number of models],
@@ -588,12 +636,16 @@ static trf_status prepare_models(trf_checkpoint *checkpoint, trf_job *job, trf_c
     trf_status status = check_patterns(checkpoint, job->options.include, "include", err);
     if (status == TRF_OK)
         status = check_patterns(checkpoint, job->options.exclude, "exclude", err);
+    if (status == TRF_OK && checkpoint->num_parts)
+        status = trf_source_check_pipeline(checkpoint, job, err);
     const size_t count = checkpoint->num_parts ? checkpoint->num_parts : 1;
     for (size_t i = 0; i < count && status == TRF_OK; i++) {
         trf_error failure = {0};
         trf_checkpoint *model = checkpoint->num_parts ? checkpoint->parts[i] : checkpoint;
         status = prepare_model(model, job, &works[i], &failure);
-        if (status == TRF_ERR_UNSUPPORTED && checkpoint->num_parts) {
+        const int is_unreadable =
+            status != TRF_OK && status != TRF_ERR_MEMORY && status == works[i].source.failure.status;
+        if ((status == TRF_ERR_UNSUPPORTED || is_unreadable) && checkpoint->num_parts) {
             trf_job_note(job, "%s/ is carried over as it is: %s", model->name, failure.message);
             model->carried_over = 1;
             status = TRF_OK;
@@ -622,7 +674,7 @@ static trf_status compress_models(trf_checkpoint *checkpoint, const char *out_pa
         status = trf_checkpoint_rewrite(&rewrite, err);
     for (size_t i = 0; i < num_parts && status == TRF_OK; i++) {
         const trf_compression *work = parts[i].context;
-        trf_source_tell(parts[i].checkpoint, &work->source, work->dtype, &work->counts, job);
+        trf_source_tell(work->model, &work->source, work->dtype, work->counts, work->rules.is_stored, job);
     }
     for (size_t i = 0; works && i < count; i++)
         free_model(&works[i]);

@@ -93,6 +93,18 @@ static trf_status decompress_tensors(trf_decompression *work, const trf_checkpoi
     return status;
 }
 
+/* Says of the first one in a file that it does not come back. */
+static void note_bare_blobs(trf_job *job, const trf_checkpoint_file *file) {
+    trf_error failure;
+    for (size_t i = 0; i < file->num_tensors; i++) {
+        if (trf_check_bare_blob(&file->tensors[i], &failure) == TRF_OK)
+            continue;
+        trf_fail_in_tensor(file, &file->tensors[i], failure.status, &failure);
+        trf_job_note(job, "%s; it stays as it is", failure.message);
+        return;
+    }
+}
+
 static trf_status decompress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, uint64_t *bytes,
                                   trf_error *err) {
     trf_decompression *work = context;
@@ -102,6 +114,7 @@ static trf_status decompress_file(void *context, const trf_checkpoint_file *file
     if (trf_checkpoint_file_lost_layout(file))
         trf_job_note(work->job, "%.700s: keeps no header of its source: tensors come back, in an order of their own",
                      file->path);
+    note_bare_blobs(context, file);
     if (!out) {
         for (size_t i = 0; i < file->num_tensors; i++)
             trf_count_tensor(work->job, &file->tensors[i]);

@@ -93,12 +93,11 @@ static const json_t *get_dtype(const json_t *root) {
 }
 
 /* @return malloc'd JSON text of what is added, or NULL without memory. */
-static char *describe(const trf_config_file *source, const trf_checkpoint_options *options) {
-    const trf_encode_options *encode = &options->encode;
+static char *describe(const trf_config_file *source, const trf_encode_options *encode, int stored) {
     json_t *added = json_pack("{s:s,s:i,s:s,s:s}", "quant_method", TRF_CONFIG_METHOD, "version", TRF_FORMAT_VERSION,
                               "codec", trf_codec_name(encode->codec), "layout", "coded");
     int failed = !added || (encode->bits > 0 && json_object_set_new(added, "bits", json_real(encode->bits))) ||
-                 (options->store_only && json_object_set_new(added, "stored", json_true())) ||
+                 (stored && json_object_set_new(added, "stored", json_true())) ||
                  json_object_set_new(added, TRF_CONFIG_SOURCE, json_stringn(source->text, source->bytes));
     char *text = failed ? NULL : json_dumps(added, JSON_REAL_PRECISION(15));
     json_decref(added);
@@ -282,11 +281,11 @@ const char *trf_source_config_weights(const trf_source_config *source) {
 
 const json_t *trf_source_config_find_ours(const trf_source_config *source) { return find_ours(source->file.root); }
 
-trf_status trf_model_config_compress(const trf_source_config *source, const trf_checkpoint_options *options,
+trf_status trf_model_config_compress(const trf_source_config *source, const trf_encode_options *encode, int stored,
                                      const char *dtype, trf_model_config *config, trf_error *err) {
     const trf_config_file *file = &source->file;
     const int is_transformers = trf_source_config_framework(source) == TRF_FRAMEWORK_TRANSFORMERS;
-    const char *weights = !is_transformers ? NULL : options->store_only ? kNeedsDecompressing : kNeeds;
+    const char *weights = !is_transformers ? NULL : stored ? kNeedsDecompressing : kNeeds;
     trf_config_text text;
     *config = (trf_model_config){.for_blobs_only = 1, .mode = file->mode};
     if (find_ours(file->root))
@@ -296,7 +295,7 @@ trf_status trf_model_config_compress(const trf_source_config *source, const trf_
         return TRF_OK;
     if (!is_transformers || get_dtype(file->root))
         dtype = NULL;
-    char *ours = describe(file, options);
+    char *ours = describe(file, encode, stored);
     trf_status status = begin_edit(file, &text, err);
     if (status == TRF_OK && !ours)
         status = trf_fail_memory(err, file->bytes);

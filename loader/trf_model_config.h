@@ -64,11 +64,11 @@ const char *trf_source_config_weights(const trf_source_config *source);
 /* @return its "quantization_config" if that is of a compressed checkpoint, or NULL. */
 const json_t *trf_source_config_find_ours(const trf_source_config *source);
 
-/* Compressing a folder: the source's text with further members at its end (FORMAT.md, section 10). dtype: the one that
- * is written in if the config has none; or NULL. One that cannot be read is carried over. Release with
- * trf_model_config_free in every case. Errors: TRF_ERR_ARGUMENT (its quantization_config is of a compressed
- * checkpoint), _MEMORY. */
-trf_status trf_model_config_compress(const trf_source_config *source, const trf_checkpoint_options *options,
+/* Compressing a folder: the source's text with further members at its end (FORMAT.md, section 10). stored: it is stored
+ * only; dtype: the one that is written in if the config has none; or NULL. One that cannot be read is carried over.
+ * Release with trf_model_config_free in every case. Errors: TRF_ERR_ARGUMENT (its quantization_config is of a
+ * compressed checkpoint), _MEMORY. */
+trf_status trf_model_config_compress(const trf_source_config *source, const trf_encode_options *encode, int stored,
                                      const char *dtype, trf_model_config *config, trf_error *err);
 
 /* Decompressing: the source's text, where one is kept; with a note if other keys are not the source's any more.

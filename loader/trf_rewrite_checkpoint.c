@@ -266,8 +266,8 @@ static void note_idle_indexes(const trf_rewriting *work) {
     for (size_t p = 0; p < work->plan->num_parts; p++) {
         const trf_checkpoint *checkpoint = work->plan->parts[p].checkpoint;
         for (size_t i = 0; i < checkpoint->num_idle_indexes; i++)
-            trf_job_note(work->job, "%s/%s: none of the files that it names is there; it is carried over as it is",
-                         checkpoint->root, checkpoint->idle_indexes[i]);
+            trf_job_note(work->job, "%s/%s: %s; it is carried over as it is", checkpoint->root,
+                         checkpoint->idle_indexes[i].name, checkpoint->idle_indexes[i].why);
     }
 }
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_source_kind.h"
 
+#include "trf_json.h"
+#include "trf_source_tensors.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +11,8 @@
 #include <unistd.h>
 
 #define TRF_STORE_ONLY "--store-only compresses it bit for bit for storage"
+#define TRF_NO_ADAPTERS "PEFT and diffusers read it or merge it, and cannot read compressed tensors"
+#define TRF_MODELOPT_FILE "hf_quant_config.json"
 #define TRF_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Members of config.json, at any depth, that say that the weights are quantized. */
@@ -19,50 +24,10 @@ static const char *const kShortKeyMembers[] = {"bits", "group_size", "quant_algo
 
 /* Files that quantizers write beside the weights. */
 static const char *const kFileNames[] = {
-    "hf_quant_config.json",     "quantize_config.json",   "quant_config.json",         "quantization_config.json",
+    TRF_MODELOPT_FILE,          "quantize_config.json",   "quant_config.json",         "quantization_config.json",
     "compression_config.json",  "quanto_qmap.json",       "quantization_map.json",     "quant_model_description.json",
     "quantization_params.json", "gptq_model_config.json", "quantize_config_gptq.json",
 };
-
-/* Last parts of the names of tensors that only quantized models have: GPTQ and AWQ; compressed-tensors and modelopt;
- * FP8 of DeepSeek and Mistral; bitsandbytes; nunchaku; ComfyUI; SmoothQuant. */
-static const char *const kTensorParts[] = {
-    "qzeros",
-    "g_idx",
-    "weight_g_idx",
-    "weight_scale_inv",
-    "weight_scale_2",
-    "weight_zero_point",
-    "qscale_weight",
-    "qscale_act",
-    "absmax",
-    "weight_global_scale",
-    "nested_absmax",
-    "quant_map",
-    "SCB",
-    "nested_quant_map",
-    "wscales",
-    "scaled_fp8",
-    "comfy_quant",
-    "dequant_scale",
-};
-
-/* The same of packed weights; others use such names for floats. GPTQ, compressed-tensors, EXL2, HQQ, EXL3, QuIP;
- * torchao, quanto. */
-static const char *const kPackedParts[] = {
-    "qweight", "weight_packed", "q_weight", "W_q", "trellis", "Qidxs", "weight_qdata", "_weight_qdata",
-};
-static const char kQuantoPacked[] = "._data._data"; /* the end of a name */
-static const char kComfyScale[] = "scale_weight";   /* beside an 8-bit "weight" */
-static const char kBitsandbytes[] = "bitsandbytes__";
-
-/* Ends of the names of scales and zero points. There are models that learn such parameters, so they count only beside
- * a tensor of integers or 8-bit floats: one of the same name without the end, or with another one. */
-static const char *const kCompanionEnds[] = {
-    "_scale", "_scales", "_scale_inv", "_zero_point", "_zeros",     "_absmax",
-    "scale",  "scales",  "scale_inv",  "zero",        "zero_point", "zeros",
-};
-static const char *const kQuantizedEnds[] = {"", "weight", "_blocks", "blocks", "_data", "_packed", "W_q", "codes"};
 
 /* Keys of a file's __metadata__. */
 static const char *const kMetadataKeys[] = {"quantization_config", "_quantization_metadata"};
@@ -78,7 +43,7 @@ static int is_listed(const char *const *list, size_t count, const char *name) {
 
 static int is_quantization(const char *key, const json_t *value) {
     if (is_listed(kConfigKeys, TRF_COUNT(kConfigKeys), key))
-        return !json_is_null(value);
+        return !json_is_null(value) && !json_is_false(value);
     if (strcmp(key, kShortKey) != 0)
         return 0;
     for (size_t i = 0; i < TRF_COUNT(kShortKeyMembers); i++)
@@ -108,91 +73,6 @@ static const char *find_in_config(json_t *value, const json_t **found) {
 
 /* ---- quantized: by tensors ---- */
 
-static int is_quantized_dtype(const char *dtype) {
-    static const char *const integers[] = {"I8", "U8", "I16", "U16", "I32", "U32", "I4", "U4"};
-    return is_listed(integers, TRF_COUNT(integers), dtype) || strncmp(dtype, "F8_", 3) == 0 ||
-           strncmp(dtype, "F4", 2) == 0 || strncmp(dtype, "F6_", 3) == 0;
-}
-
-/* Types that only blocks of scaled weights, and their scales, have. */
-static int is_block_dtype(const char *dtype) {
-    return strncmp(dtype, "F4", 2) == 0 || strncmp(dtype, "F6_", 3) == 0 || strcmp(dtype, "F8_E8M0") == 0;
-}
-
-static const trf_tensor *find_tensor(const trf_checkpoint *checkpoint, const char *name) {
-    for (size_t i = 0; i < checkpoint->num_files; i++) {
-        const trf_tensor *tensor = trf_safetensors_find(&checkpoint->files[i].own_header, name);
-        if (tensor)
-            return tensor;
-    }
-    return NULL;
-}
-
-/* @return whether a quantized tensor has this stem, such as "a." of "a.scale" and "a.weight". buffer: room for a name.
- */
-static int has_quantized(const trf_checkpoint *checkpoint, const char *stem, size_t bytes, char *buffer) {
-    memcpy(buffer, stem, bytes);
-    for (size_t i = 0; i < TRF_COUNT(kQuantizedEnds); i++) {
-        memcpy(buffer + bytes, kQuantizedEnds[i], strlen(kQuantizedEnds[i]) + 1);
-        const trf_tensor *tensor = find_tensor(checkpoint, buffer);
-        if (tensor && is_quantized_dtype(tensor->dtype))
-            return 1;
-    }
-    return 0;
-}
-
-/* Looks whether a tensor is a scale or zero point of a quantized one. */
-static trf_status ask_companion(const trf_checkpoint *checkpoint, const char *name, int *is_companion, trf_error *err) {
-    const size_t length = strlen(name);
-    char *buffer = NULL;
-    for (size_t i = 0; i < TRF_COUNT(kCompanionEnds) && !*is_companion; i++) {
-        const size_t end = strlen(kCompanionEnds[i]);
-        if (length < end || strcmp(name + length - end, kCompanionEnds[i]) != 0)
-            continue;
-        const size_t stem = length - end;
-        const int has_dot = stem && name[stem - 1] == '.';
-        if (kCompanionEnds[i][0] != '_' && stem && !has_dot)
-            continue;
-        if (!buffer && !(buffer = malloc(length + 16)))
-            return trf_fail_memory(err, length);
-        *is_companion = has_quantized(checkpoint, name, stem, buffer) ||
-                        (has_dot && has_quantized(checkpoint, name, stem - 1, buffer));
-    }
-    free(buffer);
-    return TRF_OK;
-}
-
-static int name_ends_with(const char *name, const char *end) {
-    const size_t length = strlen(name), tail = strlen(end);
-    return length >= tail && strcmp(name + length - tail, end) == 0;
-}
-
-/* Looks whether a tensor is the scale of the "weight" beside it. */
-static trf_status ask_comfy_scale(const trf_checkpoint *checkpoint, const char *name, int *is_scale, trf_error *err) {
-    if (!name_ends_with(name, kComfyScale))
-        return TRF_OK;
-    char *beside = strdup(name);
-    if (!beside)
-        return trf_fail_memory(err, strlen(name));
-    strcpy(beside + strlen(beside) - strlen(kComfyScale), "weight");
-    const trf_tensor *weight = find_tensor(checkpoint, beside);
-    *is_scale = weight && is_quantized_dtype(weight->dtype);
-    free(beside);
-    return TRF_OK;
-}
-
-/* *found: whether a tensor shows that the model is quantized. */
-static trf_status ask_tensor(const trf_checkpoint *checkpoint, const trf_tensor *tensor, int *found, trf_error *err) {
-    const char *dot = strrchr(tensor->name, '.');
-    const char *part = dot ? dot + 1 : tensor->name;
-    *found = is_block_dtype(tensor->dtype) || strncmp(part, kBitsandbytes, strlen(kBitsandbytes)) == 0 ||
-             is_listed(kTensorParts, TRF_COUNT(kTensorParts), part) ||
-             (is_quantized_dtype(tensor->dtype) &&
-              (is_listed(kPackedParts, TRF_COUNT(kPackedParts), part) || name_ends_with(tensor->name, kQuantoPacked)));
-    trf_status status = *found ? TRF_OK : ask_comfy_scale(checkpoint, tensor->name, found, err);
-    return *found || status != TRF_OK ? status : ask_companion(checkpoint, tensor->name, found, err);
-}
-
 static trf_status find_in_tensors(const trf_checkpoint *checkpoint, char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     for (size_t i = 0; i < checkpoint->num_files; i++) {
         const trf_checkpoint_file *file = &checkpoint->files[i];
@@ -202,86 +82,193 @@ static trf_status find_in_tensors(const trf_checkpoint *checkpoint, char text[TR
                          file->path, kMetadataKeys[k]);
                 return TRF_OK;
             }
-        for (size_t t = 0; t < file->num_tensors; t++) {
-            const trf_tensor *tensor = file->tensors[t].source;
-            int found = 0;
-            trf_status status = ask_tensor(checkpoint, tensor, &found, err);
-            if (status != TRF_OK)
-                return status;
-            if (found) {
-                snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: is quantized already: it has a tensor '%.200s' (%s)",
-                         file->path, tensor->name, tensor->dtype);
-                return TRF_OK;
-            }
-        }
     }
-    return TRF_OK;
+    const trf_checkpoint_file *file;
+    const trf_tensor *tensor;
+    trf_status status = trf_find_quantized_tensor(checkpoint, &file, &tensor, err);
+    if (status == TRF_OK && tensor)
+        snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: is quantized already: it has a tensor '%.200s' (%.40s)", file->path,
+                 tensor->name, tensor->dtype);
+    return status;
 }
 
 /* ---- what is in the way ---- */
 
-/* *found: whether the folder has a file of this name. */
-static trf_status ask_file(const trf_checkpoint *checkpoint, const char *name, int *found, trf_error *err) {
-    char *path = trf_path_join(checkpoint->root, name);
-    if (!path)
-        return trf_fail_memory(err, strlen(checkpoint->root));
-    *found = access(path, F_OK) == 0;
-    free(path);
+/* Names of weights that a model's config.json is about; what else lies beside one, such as an adapter or a file for
+ * another program, need not have to do with it. */
+static int has_model_name(const char *name) {
+    static const char *const begins[] = {"model", "pytorch_model", "diffusion_pytorch_model"};
+    for (size_t i = 0; i < TRF_COUNT(begins); i++) {
+        const size_t length = strlen(begins[i]);
+        if (strncmp(name, begins[i], length) == 0 && (name[length] == '.' || name[length] == '-'))
+            return 1;
+    }
+    return 0;
+}
+
+/* Where a checkpoint's other files lie, and which of them say what it is. */
+typedef struct trf_beside {
+    char *folder;
+    int has_config; /* config.json and the quantizers' files count */
+    int has_adapter_config;
+} trf_beside;
+
+/* Release beside->folder with free. */
+static trf_status look_beside(const trf_checkpoint *checkpoint, const trf_source_config *source, trf_beside *beside,
+                              trf_error *err) {
+    *beside = (trf_beside){NULL, 1, 1};
+    if (checkpoint->is_folder) {
+        beside->folder = strdup(checkpoint->root);
+    } else {
+        const char *name = checkpoint->files[0].name;
+        static const char adapter[] = "adapter_model.";
+        beside->folder = trf_path_parent(checkpoint->root);
+        /* In a compressed folder a file that is not compressed is no quantized one. */
+        beside->has_config = has_model_name(name) && !trf_source_config_find_ours(source);
+        beside->has_adapter_config = strncmp(name, adapter, strlen(adapter)) == 0;
+    }
+    return beside->folder ? TRF_OK : trf_fail_memory(err, strlen(checkpoint->root));
+}
+
+/* Reads a JSON file as Python does. *root: NULL if it is none; failure: why. *has_mark: whether it begins with a byte
+ * order mark, which not every program passes over. Errors: as trf_json_parse_python, and those of trf_file_load. */
+static trf_status read_json(const char *path, json_t **root, int *has_mark, trf_error *failure) {
+    static const char mark[] = "\xEF\xBB\xBF";
+    char *text = NULL;
+    size_t bytes;
+    *root = NULL, *has_mark = 0;
+    trf_status status = trf_file_load(path, TRF_MAX_MODEL_CONFIG_BYTES, &text, &bytes, failure);
+    if (status == TRF_OK) {
+        *has_mark = strncmp(text, mark, strlen(mark)) == 0;
+        status = trf_json_parse_python(path, text, bytes, root, NULL, failure);
+    }
+    free(text);
+    return status;
+}
+
+/* *found: whether it is not one of a model that modelopt has exported without quantizing it. */
+static trf_status ask_algorithms(const char *path, int *found, trf_error *err) {
+    json_t *root;
+    int has_mark;
+    trf_error failure;
+    const trf_status status = read_json(path, &root, &has_mark, &failure);
+    if (status == TRF_ERR_MEMORY)
+        return trf_fail_memory(err, TRF_MAX_MODEL_CONFIG_BYTES);
+    const json_t *told = json_object_get(root, "quantization");
+    const json_t *weights = json_object_get(told, "quant_algo"), *cache = json_object_get(told, "kv_cache_quant_algo");
+    *found = !json_is_null(weights) || (cache && !json_is_null(cache));
+    json_decref(root);
     return TRF_OK;
 }
 
-static trf_status find_in_folder(const trf_checkpoint *checkpoint, char text[TRF_OBSTACLE_BYTES], trf_error *err) {
+/* *found: whether the folder has a file of this name, which says that the model is quantized or an adapter. */
+static trf_status ask_file(const trf_beside *beside, const char *name, int *found, trf_error *err) {
+    char *path = trf_path_join(beside->folder, name);
+    if (!path)
+        return trf_fail_memory(err, strlen(beside->folder));
+    trf_status status = TRF_OK;
+    *found = access(path, F_OK) == 0;
+    if (*found && strcmp(name, TRF_MODELOPT_FILE) == 0)
+        status = ask_algorithms(path, found, err);
+    free(path);
+    return status;
+}
+
+/* By the files of quantizers and PEFT. */
+static trf_status find_in_files(const trf_checkpoint *checkpoint, const trf_beside *beside,
+                                char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     static const char adapter[] = "adapter_config.json";
+    const char *where = checkpoint->is_folder ? "it has" : "beside it is";
     int found = 0;
-    trf_status status = ask_file(checkpoint, adapter, &found, err);
+    trf_status status = beside->has_adapter_config ? ask_file(beside, adapter, &found, err) : TRF_OK;
     if (status == TRF_OK && found)
-        snprintf(text, TRF_OBSTACLE_BYTES,
-                 "%.300s: is an adapter (it has an %s): PEFT reads it or merges it, and cannot read compressed tensors",
-                 checkpoint->root, adapter);
-    for (size_t i = 0; i < TRF_COUNT(kFileNames) && status == TRF_OK && !*text; i++) {
-        status = ask_file(checkpoint, kFileNames[i], &found, err);
+        snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: is an adapter (%s an %s): " TRF_NO_ADAPTERS, checkpoint->root,
+                 where, adapter);
+    for (size_t i = 0; i < TRF_COUNT(kFileNames) && beside->has_config && status == TRF_OK && !*text; i++) {
+        status = ask_file(beside, kFileNames[i], &found, err);
         if (status == TRF_OK && found)
-            snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: is quantized already: it has a file %s", checkpoint->root,
+            snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: is quantized already: %s a file %s", checkpoint->root, where,
                      kFileNames[i]);
     }
     return status;
 }
 
+static void tell_config(const trf_checkpoint *checkpoint, const trf_source_config *source,
+                        char text[TRF_OBSTACLE_BYTES]) {
+    const json_t *value;
+    const char *name = find_in_config(source->file.root, &value);
+    const char *method = name ? json_string_value(json_object_get(value, "quant_method")) : NULL;
+    if (name)
+        snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: the model is quantized already: there is a '%s'%s%.40s%s%s",
+                 checkpoint->is_folder ? source->file.path : checkpoint->root, name, method ? " (" : "",
+                 method ? method : "", method ? ")" : "",
+                 checkpoint->is_folder ? "" : " in the " TRF_MODEL_CONFIG_NAME " beside it");
+}
+
+/* By tensors: an adapter if each of its files is one. */
+static trf_status find_adapter(const trf_checkpoint *checkpoint, char text[TRF_OBSTACLE_BYTES], trf_error *err) {
+    const trf_tensor *tensor = NULL;
+    for (size_t i = 0; i < checkpoint->num_files; i++) {
+        trf_status status = trf_find_adapter_tensor(checkpoint, &checkpoint->files[i], &tensor, err);
+        if (status != TRF_OK || !tensor)
+            return status;
+    }
+    if (tensor)
+        snprintf(text, TRF_OBSTACLE_BYTES, "%.200s: is an adapter (it has tensors such as '%.160s'): " TRF_NO_ADAPTERS,
+                 checkpoint->root, tensor->name);
+    return TRF_OK;
+}
+
 trf_status trf_source_find_obstacle(const trf_checkpoint *checkpoint, const trf_source_config *source,
                                     char text[TRF_OBSTACLE_BYTES], trf_error *err) {
-    const json_t *value;
-    trf_status status = TRF_OK;
+    trf_beside beside;
     *text = 0;
-    if (checkpoint->is_folder) {
-        const char *name = find_in_config(source->file.root, &value);
-        const char *method = name ? json_string_value(json_object_get(value, "quant_method")) : NULL;
-        if (name)
-            snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: the model is quantized already: there is a '%s'%s%.40s%s",
-                     source->file.path, name, method ? " (" : "", method ? method : "", method ? ")" : "");
-        else
-            status = find_in_folder(checkpoint, text, err);
-    }
+    trf_status status = look_beside(checkpoint, source, &beside, err);
+    if (status == TRF_OK && beside.has_config)
+        tell_config(checkpoint, source, text);
+    if (status == TRF_OK && !*text)
+        status = find_in_files(checkpoint, &beside, text, err);
+    if (status == TRF_OK && !*text)
+        status = find_adapter(checkpoint, text, err);
+    free(beside.folder);
     return status == TRF_OK && !*text ? find_in_tensors(checkpoint, text, err) : status;
 }
 
-trf_status trf_source_check(const trf_checkpoint *checkpoint, const trf_source_config *source, trf_job *job,
-                            trf_error *err) {
-    char text[TRF_OBSTACLE_BYTES];
+trf_status trf_source_check(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *obstacle,
+                            trf_job *job, trf_error *err) {
     const trf_error *failure = &source->failure;
     const int stored = job->options.store_only;
     if (checkpoint->is_folder && failure->status != TRF_OK && !stored)
         return trf_fail(err, failure->status, failure->offset,
                         "%.800s; so nothing could load the compressed folder; " TRF_STORE_ONLY, failure->message);
-    trf_status status = trf_source_find_obstacle(checkpoint, source, text, err);
-    if (status != TRF_OK)
-        return status;
-    if (*text && !stored)
+    if (*obstacle && !stored)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "%s; so nothing could load it compressed; " TRF_STORE_ONLY, text);
+                        "%s; so nothing could load it compressed; " TRF_STORE_ONLY, obstacle);
     if (checkpoint->is_folder && failure->status != TRF_OK)
         trf_job_note(job, "%.800s; it is carried over as it is", failure->message);
-    if (*text)
-        trf_job_note(job, "%s", text);
+    if (*obstacle)
+        trf_job_note(job, "%s", obstacle);
+    return TRF_OK;
+}
+
+trf_status trf_source_check_pipeline(const trf_checkpoint *checkpoint, trf_job *job, trf_error *err) {
+    char *path = trf_path_join(checkpoint->root, TRF_PIPELINE_INDEX_NAME);
+    if (!path)
+        return trf_fail_memory(err, strlen(checkpoint->root));
+    json_t *root;
+    int has_mark;
+    trf_error failure = {0};
+    trf_status status = read_json(path, &root, &has_mark, &failure);
+    if (status == TRF_OK && (has_mark || !json_is_object(root)))
+        status = trf_fail(&failure, TRF_ERR_FORMAT, 0, "%s: %s", path,
+                          has_mark ? "begins with a byte order mark" : "not a JSON object");
+    json_decref(root);
+    free(path);
+    if (status == TRF_ERR_MEMORY)
+        return trf_fail(err, status, failure.offset, "%s", failure.message);
+    if (status != TRF_OK)
+        trf_job_note(job, "%.800s; diffusers cannot load the pipeline by it; it is carried over as it is",
+                     failure.message);
     return TRF_OK;
 }
 
@@ -358,24 +345,62 @@ const char *trf_source_find_dtype(const trf_checkpoint *checkpoint, const trf_so
 
 /* ---- what will happen ---- */
 
-static void tell_dtype(const trf_source_config *source, const char *dtype, const trf_blob_counts *blobs, trf_job *job) {
-    const int misfits_bf16 = blobs->bf16 && strcmp(dtype, "bfloat16") != 0,
-              misfits_fp16 = blobs->fp16 && strcmp(dtype, "float16") != 0;
-    const char *fitting = blobs->bf16 && blobs->fp16 ? "float32" : blobs->bf16 ? "bfloat16" : "float16";
+/* @return the variant of a file of weights, as "fp16" of "model.fp16.safetensors",
+ * "model.fp16-00001-of-00002.safetensors" and "model-00001-of-00002.fp16.safetensors"; or NULL if it has none. *length:
+ * of it. */
+static const char *find_variant(const char *name, size_t *length) {
+    const char *variant = strchr(name, '.') + 1, *end = name + strlen(name) - strlen(".safetensors");
+    *length = strcspn(variant, ".-");
+    return variant < end ? variant : NULL;
+}
+
+static int is_same_variant(const char *name, const char *other) {
+    size_t length, other_length;
+    const char *variant = find_variant(name, &length), *other_variant = find_variant(other, &other_length);
+    if (!variant || !other_variant)
+        return variant == other_variant;
+    return length == other_length && strncmp(variant, other_variant, length) == 0;
+}
+
+/* Of the files of one variant, which are loaded together, the first one being `first`. */
+static void tell_dtype(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *dtype,
+                       const trf_blob_counts *blobs, size_t first, trf_job *job) {
+    size_t length, files = 0;
+    trf_blob_counts sum = {0};
+    const char *name = checkpoint->files[first].name, *variant = find_variant(name, &length);
+    for (size_t i = 0; i < checkpoint->num_files; i++) {
+        if (!is_same_variant(checkpoint->files[i].name, name))
+            continue;
+        if (i < first)
+            return; /* told already */
+        files++;
+        sum.bf16 += blobs[i].bf16, sum.fp16 += blobs[i].fp16;
+    }
+    const int misfits_bf16 = sum.bf16 && strcmp(dtype, "bfloat16") != 0,
+              misfits_fp16 = sum.fp16 && strcmp(dtype, "float16") != 0;
+    const char *fitting = sum.bf16 && sum.fp16 ? "float32" : sum.bf16 ? "bfloat16" : "float16";
+    char which[80] = "";
+    if (files < checkpoint->num_files && variant)
+        snprintf(which, sizeof which, ", of the variant %.*s", length < 40 ? (int)length : 40, variant);
+    else if (files < checkpoint->num_files)
+        snprintf(which, sizeof which, ", of the files without a variant");
     if (strcmp(dtype, "float32") != 0 && (misfits_bf16 || misfits_fp16))
         trf_job_note(job,
                      "%.500s: the model's dtype is %.40s, which does not go with what is compressed with the codec %s "
-                     "(tensors: %" PRIu64 "); pass dtype=torch.%s to load it, or loading raises an error",
-                     source->file.path, dtype, misfits_bf16 ? "bf16" : "fp16", misfits_bf16 ? blobs->bf16 : blobs->fp16,
-                     fitting);
+                     "(tensors: %" PRIu64 "%s); pass dtype=torch.%s to load it, or loading raises an error",
+                     source->file.path, dtype, misfits_bf16 ? "bf16" : "fp16", misfits_bf16 ? sum.bf16 : sum.fp16,
+                     which, fitting);
 }
 
 void trf_source_tell(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *dtype,
-                     const trf_blob_counts *blobs, trf_job *job) {
+                     const trf_blob_counts *blobs, int stored, trf_job *job) {
     const trf_framework framework = trf_source_config_framework(source);
-    if (!blobs->all)
+    uint64_t all = 0, widened = 0;
+    for (size_t i = 0; i < checkpoint->num_files; i++)
+        all += blobs[i].all, widened += blobs[i].widened;
+    if (!all)
         return;
-    if (job->options.store_only) {
+    if (stored) {
         trf_job_note(job, "%.700s: is stored only: it has to be decompressed before it is loaded", checkpoint->root);
         return;
     }
@@ -387,11 +412,12 @@ void trf_source_tell(const trf_checkpoint *checkpoint, const trf_source_config *
                      source->file.root ? "has neither a model_type nor a _class_name" : "has no config.json");
     if (trf_source_config_dtype(source))
         dtype = trf_source_config_dtype(source);
-    if (checkpoint->is_folder && framework == TRF_FRAMEWORK_TRANSFORMERS && dtype)
-        tell_dtype(source, dtype, blobs, job);
-    if (blobs->widened)
+    for (size_t i = 0; i < checkpoint->num_files; i++)
+        if (checkpoint->is_folder && framework == TRF_FRAMEWORK_TRANSFORMERS && dtype)
+            tell_dtype(checkpoint, source, dtype, blobs, i, job);
+    if (widened)
         trf_job_note(job,
                      "%.500s: there are F32 tensors that hold BF16 numbers alone (%" PRIu64 "), and are compressed "
                      "without loss; such a model is slow in float32, and fast with dtype=torch.bfloat16",
-                     checkpoint->root, blobs->widened);
+                     checkpoint->root, widened);
 }

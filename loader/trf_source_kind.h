@@ -11,22 +11,26 @@ enum {
 };
 
 /* Why no program could load the checkpoint's model once it is compressed: an adapter, or a model that is quantized
- * already. It is the only place that decides: what reads other people's scales in a product lets those through here.
- * text: a line that begins with a path; or "" if there is nothing in the way. Errors: TRF_ERR_MEMORY. */
+ * already. Of a single file that is named as a model's are, its folder's other files tell, too. It is the only place
+ * that decides: what reads other people's scales in a product lets those through here. text: a line that begins with a
+ * path; or "" if there is nothing in the way. Errors: TRF_ERR_MEMORY. */
 trf_status trf_source_find_obstacle(const trf_checkpoint *checkpoint, const trf_source_config *source,
                                     char text[TRF_OBSTACLE_BYTES], trf_error *err);
 
-/* Whether a checkpoint may be compressed with these options; what store_only allows is noted. Errors:
- * TRF_ERR_UNSUPPORTED (such an obstacle), TRF_ERR_FORMAT, _IO (a folder's config.json that cannot be read), both unless
- * store_only; TRF_ERR_MEMORY. */
-trf_status trf_source_check(const trf_checkpoint *checkpoint, const trf_source_config *source, trf_job *job,
-                            trf_error *err);
+/* Whether a checkpoint may be compressed with these options; what store_only allows is noted. obstacle: as
+ * trf_source_find_obstacle gives it. Errors: TRF_ERR_UNSUPPORTED (there is one), TRF_ERR_FORMAT, _IO (a folder's
+ * config.json that cannot be read), both unless store_only; TRF_ERR_MEMORY. */
+trf_status trf_source_check(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *obstacle,
+                            trf_job *job, trf_error *err);
+
+/* Notes it if nobody can read a pipeline's model_index.json. Errors: TRF_ERR_MEMORY. */
+trf_status trf_source_check_pipeline(const trf_checkpoint *checkpoint, trf_job *job, trf_error *err);
 
 /* @return the dtype, such as "bfloat16", that transformers finds in the files of a folder whose config.json has none;
  * or NULL if it finds none, or if it depends on the variant that is asked for. */
 const char *trf_source_find_dtype(const trf_checkpoint *checkpoint, const trf_source_config *source);
 
-/* Tensors that became blobs, by what a program that loads them has to know. */
+/* Tensors of a file that became blobs, by what a program that loads them has to know. */
 typedef struct trf_blob_counts {
     uint64_t all;
     uint64_t bf16, fp16; /* of these codecs */
@@ -34,8 +38,8 @@ typedef struct trf_blob_counts {
 } trf_blob_counts;
 
 /* Notes what will happen when a model, now compressed, is loaded; nothing if it has no blobs. dtype: as
- * trf_source_find_dtype gives it. */
+ * trf_source_find_dtype gives it; blobs: [checkpoint->num_files]; stored: whether it is stored only. */
 void trf_source_tell(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *dtype,
-                     const trf_blob_counts *blobs, trf_job *job);
+                     const trf_blob_counts *blobs, int stored, trf_job *job);
 
 #endif

@@ -41,8 +41,7 @@ static int matches(const char *const *patterns, size_t count, const char *name) 
 /* *kept: whether a tensor is one that is kept by default, going by its name; and why. */
 static trf_status ask_name(const trf_selection_rules *rules, const char *name, int *kept, trf_left_reason *reason,
                            trf_error *err) {
-    /* What has to be decompressed before it is loaded needs no tables that can be read at once. */
-    const int stored = rules->options->store_only, embeddings = stored || rules->options->embeddings;
+    const int stored = rules->is_stored, embeddings = stored || rules->options->embeddings;
     *kept =
         !embeddings && rules->tied_embeddings && matches(kTiedNames, sizeof kTiedNames / sizeof kTiedNames[0], name);
     *reason = TRF_LEFT_TIED;
@@ -188,7 +187,9 @@ trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor 
     const char *obstacle = find_obstacle(rules, tensor, reason);
     trf_status status = TRF_OK;
     *selection = TRF_SELECT_KEEP;
-    if (exclude && matches(exclude, (size_t)list_length(exclude), tensor->name))
+    if (rules->is_adapter)
+        *reason = TRF_LEFT_ADAPTER;
+    else if (exclude && matches(exclude, (size_t)list_length(exclude), tensor->name))
         *reason = TRF_LEFT_EXCLUDED;
     else if (include && include[0])
         status = select_included(rules, tensor, obstacle, selection, reason, err);

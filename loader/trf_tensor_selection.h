@@ -15,6 +15,8 @@ typedef enum trf_tensor_selection {
 typedef struct trf_selection_rules {
     const trf_checkpoint_options *options;
     int tied_embeddings; /* config.json says so */
+    int is_stored;       /* it has to be decompressed before it is loaded, so that no table has to be read at once */
+    int is_adapter;      /* of a file of a model's folder: it holds an adapter, not the model */
 } trf_selection_rules;
 
 /* reason: why the tensor stays as it is, where it does. A tensor that is selected and for which

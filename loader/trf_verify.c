@@ -238,7 +238,9 @@ static trf_status verify_tensor(trf_job *job, const trf_file *file, const trf_ch
     trf_file source = {.fd = -1};
     const trf_file_tensor *other = NULL;
     uint64_t source_bytes;
-    trf_status status = TRF_OK;
+    trf_status status = trf_check_bare_blob(tensor, err);
+    if (status != TRF_OK)
+        return status;
     if (against) {
         const trf_checkpoint_file *from = find_source(against, checkpoint_file, tensor->source->name, &other);
         if (!from)

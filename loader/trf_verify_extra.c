@@ -253,7 +253,7 @@ trf_status trf_verify_indexes(const trf_checkpoint *checkpoint, const trf_checkp
         const trf_checkpoint_index *source = &against->indexes[i], *ours = find_index(checkpoint, source->name);
         if (ours)
             status = verify_index(ours, source, err);
-        else if (!trf_checkpoint_index_is_idle(source, checkpoint->files, checkpoint->num_files))
+        else if (!trf_checkpoint_index_why_idle(source, checkpoint->files, checkpoint->num_files))
             status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: index %s of %s is missing", checkpoint->root,
                               source->name, against->root);
     }

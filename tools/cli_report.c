@@ -157,6 +157,7 @@ static json_t *describe_left(const trf_checkpoint_report *r) {
         [TRF_LEFT_SIDE_TABLE] = "side_table",
         [TRF_LEFT_EXCLUDED] = "excluded",
         [TRF_LEFT_NOT_SMALLER] = "not_smaller",
+        [TRF_LEFT_ADAPTER] = "adapter",
     };
     json_t *left = json_object();
     for (int i = 0; i < TRF_LEFT_COUNT; i++) {

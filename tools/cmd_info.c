@@ -11,7 +11,8 @@
 static const cli_option_id kOptions[] = {CLI_OPT_JSON, CLI_OPT_VERBOSE, 0};
 
 typedef struct totals {
-    uint64_t tensors, compressed, source_bytes, bytes, compressed_source_bytes, compressed_bytes, compressed_weights;
+    uint64_t tensors, compressed, bare_blobs, source_bytes, bytes, compressed_source_bytes, compressed_bytes,
+        compressed_weights;
 } totals;
 
 static const char *const kGranularityNames[] = {"none", "tensor", "channel", "scale-group", "scale-block"};
@@ -29,6 +30,7 @@ static uint64_t count_weights(const trf_tensor_info *tensor) {
 
 static void add_to_totals(totals *sum, const trf_tensor_info *tensor) {
     sum->tensors++;
+    sum->bare_blobs += tensor->is_bare_blob != 0;
     sum->source_bytes += tensor->source_bytes;
     sum->bytes += tensor->bytes;
     if (tensor->compressed) {
@@ -66,6 +68,8 @@ static json_t *describe_tensor(const trf_tensor_info *tensor) {
     json_object_set_new(object, "bits_per_weight",
                         weights ? json_real(8 * cli_ratio(tensor->bytes, weights)) : json_null());
     json_object_set_new(object, "compressed", json_boolean(tensor->compressed));
+    if (tensor->is_bare_blob)
+        json_object_set_new(object, "is_bare_blob", json_true());
     json_object_set_new(object, "codec", tensor->compressed ? json_string(trf_codec_name(layer->codec)) : json_null());
     if (!tensor->compressed)
         return object;
@@ -205,6 +209,11 @@ static void print_totals(const totals *sum) {
     printf("\n%" PRIu64 " tensors, %s of source, %s here, ratio %.3f\n", sum->tensors,
            cli_size_text(sum->source_bytes, from), cli_size_text(sum->bytes, to),
            cli_ratio(sum->source_bytes, sum->bytes));
+    if (sum->bare_blobs)
+        printf("%" PRIu64
+               " of them begin as compressed tensors, and neither name nor file says so: save the model with\n"
+               "save_pretrained instead\n",
+               sum->bare_blobs);
     if (sum->compressed) {
         printf("%" PRIu64 " compressed, %s -> %s, ratio %.3f, %.3f bits a weight\n", sum->compressed,
                cli_size_text(sum->compressed_source_bytes, from), cli_size_text(sum->compressed_bytes, to),

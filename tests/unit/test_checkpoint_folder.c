@@ -327,6 +327,24 @@ START_TEST(indexes_by_any_name) {
 }
 END_TEST
 
+START_TEST(an_index_that_nobody_can_read) { /* Python's json module raises an error at the mark */
+    static const char index[] =
+        "\xEF\xBB\xBF{\"weight_map\": {\"a.weight\": \"model.safetensors\", \"n\": \"model.safetensors\"}}";
+    const char *in = make_model("marked"), *out = fixture_path("marked-out"), *back = fixture_path("marked-back");
+    trf_checkpoint_options options = make_options();
+    trf_checkpoint_report report;
+    fixture_write(fixture_path("marked/model.safetensors.index.json"), index, sizeof index - 1);
+    fixture_check_status(trf_compress_checkpoint(in, out, &options, &report, &err), TRF_OK, &err);
+    check_noted(
+        "index.json: begins with a byte order mark, with which transformers and diffusers cannot read it; it is "
+        "carried over");
+    ck_assert_uint_ge(report.compressed_tensors, 1);
+    fixture_check_status(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_decompress_checkpoint(out, back, NULL, NULL, &err), TRF_OK, &err);
+    fixture_check_same(in, back);
+}
+END_TEST
+
 START_TEST(an_index_that_lacks_some_files) {
     static const char index[] = "{\"weight_map\": {\"a.weight\": \"model.safetensors\", \"n\": \"model.safetensors\", "
                                 "\"z\": \"other.safetensors\"}}";
@@ -717,6 +735,7 @@ int main(void) {
     tcase_add_test(tests, another_layout_is_noted);
     tcase_add_test(tests, what_lies_about_does_not_fail_a_check);
     tcase_add_test(tests, indexes_by_any_name);
+    tcase_add_test(tests, an_index_that_nobody_can_read);
     tcase_add_test(tests, an_index_that_lacks_some_files);
     tcase_add_loop_test(tests, a_file_that_would_grow_stays, 0, 2);
     tcase_add_test(tests, nothing_foreign_is_replaced);

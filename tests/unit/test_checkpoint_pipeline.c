@@ -176,6 +176,61 @@ START_TEST(parts_that_stay) {
 }
 END_TEST
 
+static int has_text(const char *path, const char *text) {
+    size_t bytes;
+    char *whole = fixture_read(path, &bytes);
+    const int has = strstr(whole, text) != NULL;
+    free(whole);
+    return has;
+}
+
+START_TEST(only_parts_that_need_it_are_stored) {
+    const char *in = fixture_path("store"), *out = fixture_path("store-out"), *back = fixture_path("store-back");
+    fixture_make_folder(in);
+    fixture_write(fixture_path("store/model_index.json"), "{}", 2);
+    make_part("store", "unet", "{}", "embed_tokens.weight", 1);
+    make_part("store", "text_encoder", "{\"quantization_config\": {\"quant_method\": \"other\"}}",
+              "embed_tokens.weight", 2);
+    trf_checkpoint_options options = make_options();
+    trf_checkpoint_report report;
+    options.store_only = 1;
+    fixture_check_status(trf_compress_checkpoint(in, out, &options, &report, &err), TRF_OK, &err);
+    check_noted("text_encoder: is stored only");
+    ck_assert_msg(!strstr(notes, "unet: is stored only"), "%s", notes);
+    ck_assert(has_text(fixture_path("store-out/text_encoder/config.json"), "\"stored\": true"));
+    ck_assert(!has_text(fixture_path("store-out/unet/config.json"), "\"stored\""));
+    ck_assert(has_text(fixture_path("store-out/unet/config.json"), "\"quant_method\": \"transfuse\""));
+    ck_assert_uint_eq(report.compressed_tensors, 3);
+    ck_assert_uint_eq(report.left[TRF_LEFT_EMBEDDING].tensors, 1); /* that of the part that can be loaded */
+    fixture_check_status(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_decompress_checkpoint(out, back, NULL, NULL, &err), TRF_OK, &err);
+    fixture_check_same(in, back);
+}
+END_TEST
+
+START_TEST(what_diffusers_cannot_read_is_told) {
+    static const char *const indexes[] = {"{\"_class_name\"", "[]", "\xEF\xBB\xBF{}", "{}"};
+    const char *in = fixture_path("unread"), *out = fixture_path("unread-out");
+    fixture_make_folder(in);
+    make_part("unread", "unet", "{\"_class_name\"", "a.weight", 1);
+    make_part("unread", "vae", "{}", "b.weight", 2);
+    for (int i = 0; i < 4; i++) {
+        fixture_write(fixture_path("unread/model_index.json"), indexes[i], strlen(indexes[i]));
+        trf_checkpoint_options options = make_options();
+        trf_checkpoint_report report;
+        options.overwrite = 1;
+        fixture_check_status(trf_compress_checkpoint(in, out, &options, &report, &err), TRF_OK, &err);
+        ck_assert_msg(!strstr(notes, "model_index.json") == (i == 3), "%s: %s", indexes[i], notes);
+        check_noted("unet/ is carried over as it is: ");
+        check_noted("unet/config.json: not valid JSON");
+        ck_assert_uint_eq(report.models, 1);
+        ck_assert_uint_eq(report.compressed_tensors, 2);
+        fixture_check_same(fixture_path("unread/unet"), fixture_path("unread-out/unet"));
+        fixture_check_status(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_OK, &err);
+    }
+}
+END_TEST
+
 START_TEST(links_out_of_the_root_are_followed) { /* as in the cache of the Hugging Face hub */
     const char *in = fixture_path("hub"), *out = fixture_path("hub-out"), *back = fixture_path("hub-back");
     fixture_make_folder(in);
@@ -232,6 +287,8 @@ int main(void) {
     tcase_add_test(tests, a_root_is_listed);
     tcase_add_test(tests, differences_name_the_part);
     tcase_add_test(tests, parts_that_stay);
+    tcase_add_test(tests, only_parts_that_need_it_are_stored);
+    tcase_add_test(tests, what_diffusers_cannot_read_is_told);
     tcase_add_test(tests, links_out_of_the_root_are_followed);
     tcase_add_test(tests, what_is_no_pipeline);
     tcase_add_test(tests, a_part_in_which_nothing_shrinks);

@@ -78,6 +78,15 @@ static const struct {
     {{"a._weight_qdata", "a._weight_scale", "a._weight_zero_point"}, {"I8", "F32", "I8"}, "a._weight_"},
     {{"a.weight._data._data", "a.weight._scale", "a.weight._shift"}, {"U8", "BF16", "BF16"}, "_data._data"},
     {{"a.weight", "a.dequant_scale"}, {"I8", "F32"}, "a.dequant_scale"},
+    {{"a.weight", "a.qscale_weight", "a.qscale_act"}, {"F8_E4M3", "BF16", "BF16"}, "a.qscale_weight"},
+    {{"a.weight", "a.comfy_quant"}, {"F8_E4M3", "U8"}, "a.comfy_quant"},
+    {{"a.centroids.weight", "a.indices", "a.perm"}, {"BF16", "I32", "I16"}, "a.centroids.weight"},
+    {{"a.dense_weights", "a.row_offsets", "a.col_vals", "a.in_perm"}, {"I64", "I32", "I32", "I32"}, "a.row_offsets"},
+    {{"a.B", "a.s"}, {"I32", "F16"}, "a.s"},
+    {{"a.B_24", "a.B_meta", "a.s"}, {"I32", "I16", "F16"}, "a.s"},
+    {{"a.B", "a.s_channel", "a.s_group"}, {"I32", "F32", "F16"}, "a.s_channel"},
+    {{"a.weight", "a.weight_quantizer._amax", "a.input_quantizer._amax"}, {"BF16", "F32", "F32"}, "a.weight_quant"},
+    {{"a.weight", "a._weight_quantizer._amax"}, {"F16", "F32"}, "a._weight_quantizer._amax"},
     {{"a.weight"}, {"F4"}, "F4"},
     {{"a.s"}, {"F8_E8M0"}, "F8_E8M0"},
     /* parameters that a model has learned, and types without a scale */
@@ -90,6 +99,14 @@ static const struct {
     {{"position_ids", "position_scale", "a.bias_scale"}, {"I64", "F32", "F32"}, NULL},
     {{"temperature_scale", "grayscale", "a.upscale", "a.autoscale"}, {"F32", "U8", "F32", "F32"}, NULL},
     {{"a.W_q", "a.q_weight", "a.q_scale", "a.trellis"}, {"BF16", "BF16", "F32", "F32"}, NULL},
+    /* names that end alike, and nothing that is packed beside them */
+    {{"stat.absmax", "pool.g_idx", "x.qzeros", "a.SCB"}, {"F32", "I32", "I32", "F32"}, NULL},
+    {{"a.weight", "a.absmax", "a.qscale_weight", "a.wscales"}, {"BF16", "F32", "F32", "F32"}, NULL},
+    {{"a.qweight", "scaled_fp8", "a.comfy_quant", "a.dequant_scale"}, {"BF16", "F32", "U8", "F32"}, NULL},
+    {{"a.weight", "a.centroids.weight", "a.indices", "a.s"}, {"BF16", "BF16", "I64", "BF16"}, NULL},
+    {{"a.B", "a.s", "a.dense_weights", "a.row_offsets"}, {"BF16", "BF16", "F32", "I32"}, NULL},
+    {{"b.B", "b.s", "b.weight", "weight_quantizer._amax"}, {"I32", "BF16", "BF16", "F32"}, NULL},
+    {{"pool_blocks", "a.blocks"}, {"U8", "U8"}, NULL},
     {{"a.weight_g", "a.weight_v", "zero", "a.zeros"}, {"F32", "F32", "F32", "F32"}, NULL},
 };
 
@@ -109,6 +126,15 @@ START_TEST(they_may_stand_in_different_files) {
     fixture_tensor tensor = {scale[0], f32[0], {32, 64}, 2, 0};
     fixture_write_safetensors(fixture_path("apart/2.safetensors"), NULL, &tensor, 1, 8, 3);
     check_kind(folder, "a.weight_scale");
+}
+END_TEST
+
+START_TEST(blocks_tell_without_their_scales) { /* those are in another shard */
+    const char *path = fixture_path("blocks.safetensors");
+    const fixture_tensor tensors[] = {{"other.weight", "BF16", {64, 64}, 2, 0},
+                                      {_i ? "a.blocks" : "a.down_proj_blocks", "U8", {2, 64, 4, 16}, 4, 0}};
+    fixture_write_safetensors(path, NULL, tensors, 2, 8, 3);
+    check_kind(path, "blocks' (U8)");
 }
 END_TEST
 
@@ -142,6 +168,7 @@ static const struct {
     {"{\"a\": [0, {\"b\": {\"compression_config\": {\"format\": \"x\"}}}]}", "compression_config"},
     {"{\"quantization\": {\"group_size\": 64, \"bits\": 4}}", "quantization"},
     {"{\"quantization_config\": null, \"text_config\": {\"quantization_config\": null}}", NULL},
+    {"{\"model_type\": \"a\", \"quantization_config\": false}", NULL},
     {"{\"quantization\": null, \"quantizer_dropout\": 0.1}", NULL},
     {"{\"quantization\": {\"codebook\": 3}, \"quantization_config_of\": {}}", NULL},
 };
@@ -162,6 +189,161 @@ START_TEST(files_tell) {
     const char *folder = make_folder(_i % 2 ? "{\"model_type\": \"a\"}" : NULL);
     fixture_write(fixture_path("folder/%s", kFiles[_i].name), "{}", 2);
     check_kind(folder, kFiles[_i].found);
+}
+END_TEST
+
+static const struct {
+    const char *text;
+    int is_quantized;
+} kAlgorithms[] = {
+    {"{\"producer\": {}, \"quantization\": {\"quant_algo\": null, \"kv_cache_quant_algo\": null}}", 0},
+    {"{\"quantization\": {\"quant_algo\": null}}", 0},
+    {"{\"quantization\": {\"quant_algo\": \"NVFP4\", \"kv_cache_quant_algo\": null}}", 1},
+    {"{\"quantization\": {\"quant_algo\": null, \"kv_cache_quant_algo\": \"FP8\"}}", 1},
+    {"{\"quantization\": {", 1},
+};
+
+START_TEST(algorithms_that_are_null_do_not) {
+    const char *folder = make_folder("{\"model_type\": \"a\"}");
+    fixture_write(fixture_path("folder/hf_quant_config.json"), kAlgorithms[_i].text, strlen(kAlgorithms[_i].text));
+    check_kind(folder, kAlgorithms[_i].is_quantized ? "hf_quant_config.json" : NULL);
+}
+END_TEST
+
+#define QUANTIZED "{\"quantization_config\": {\"quant_method\": \"fp8\"}}"
+#define OURS "{\"quantization_config\": {\"quant_method\": \"transfuse\"}}"
+
+static const struct {
+    const char *file, *beside, *text, *found;
+} kBeside[] = {
+    {"model.safetensors", "config.json", QUANTIZED, "(fp8) in the config.json beside it"},
+    {"model-00001-of-00002.safetensors", "hf_quant_config.json", "{}", "beside it is a file hf_quant_config.json"},
+    {"diffusion_pytorch_model.fp16.safetensors", "config.json", QUANTIZED, "(fp8)"},
+    {"adapter_model.safetensors", "adapter_config.json", "{}", "is an adapter (beside it is an adapter_config.json)"},
+    {"other.safetensors", "config.json", QUANTIZED, NULL},
+    {"modeling.safetensors", "config.json", QUANTIZED, NULL},
+    {"model.safetensors", "adapter_config.json", "{}", NULL},
+    {"adapter_model.safetensors", "config.json", QUANTIZED, NULL},
+    {"model.safetensors", "config.json", OURS, NULL},
+};
+
+START_TEST(what_lies_beside_a_file_tells) {
+    static const char *const none[4] = {NULL};
+    const char *path = fixture_path("beside/%s", kBeside[_i].file);
+    fixture_make_folder(fixture_path("beside"));
+    write_tensors(path, none, none, NULL);
+    fixture_write(fixture_path("beside/%s", kBeside[_i].beside), kBeside[_i].text, strlen(kBeside[_i].text));
+    check_kind(path, kBeside[_i].found);
+}
+END_TEST
+
+/* ---- adapters by their tensors ---- */
+
+static const struct {
+    const char *names[6];
+    int is_adapter;
+} kAdapters[] = {
+    {{"unet.a.to_q.lora_A.weight", "unet.a.to_q.lora_B.weight"}, 1},
+    {{"base_model.model.a.lora_A.weight", "base_model.model.a.lora_B.weight", "base_model.model.lm_head.weight"}, 1},
+    {{"lora_unet_a_b.lora_down.weight", "lora_unet_a_b.lora_up.weight", "lora_unet_a_b.alpha"}, 1},
+    {{"lora_te1_a.dora_scale", "lora_te1_a.lora_down.weight", "lora_te1_a.lora_up.weight", "lora_te1_a.alpha"}, 1},
+    {{"lycoris_a.lokr_w1", "lycoris_a.lokr_w2", "lycoris_a.alpha", "lycoris_b.diff"}, 1},
+    {{"diffusion_model.a.lokr_w1", "diffusion_model.a.lokr_w2_a", "diffusion_model.a.lokr_w2_b"}, 1},
+    {{"a.hada_w1_a", "a.hada_w1_b", "a.hada_w2_a", "a.hada_w2_b", "a.alpha"}, 1},
+    {{"unet.a.processor.to_q_lora.down.weight", "unet.a.processor.to_q_lora.up.weight"}, 1},
+    /* models that have updates besides the weights */
+    {{"a.base_layer.weight", "a.lora_A.speech.weight", "a.lora_B.speech.weight", "a.lora_A.vision.weight",
+      "a.lora_B.vision.weight"},
+     0},
+    {{"a.weight", "a.lora_A.weight", "a.lora_B.weight"}, 0},
+    {{"a.weight", "b.weight", "c.weight", "d.lora_A.weight", "d.lora_B.weight"}, 0},
+    {{"lora.weight", "florad.lora.weight", "a.explora_b.weight"}, 0},
+};
+
+static void write_adapter(const char *path, int number) {
+    fixture_tensor tensors[6];
+    size_t count = 0;
+    for (; count < 6 && kAdapters[number].names[count]; count++)
+        tensors[count] = (fixture_tensor){kAdapters[number].names[count], "BF16", {64, 256}, 2, 0};
+    fixture_write_safetensors(path, NULL, tensors, count, 8, 3);
+}
+
+START_TEST(adapters_are_known_by_their_tensors) {
+    const char *found = kAdapters[_i].is_adapter ? "is an adapter (it has tensors such as '" : NULL;
+    const char *folder = fixture_path("lora"), *path = fixture_path("lora/pytorch_lora_weights.safetensors");
+    fixture_make_folder(folder);
+    write_adapter(path, _i);
+    check_kind(path, found);
+    check_kind(folder, found);
+}
+END_TEST
+
+START_TEST(an_adapter_beside_a_model_stays) {
+    const char *folder = make_folder("{\"model_type\": \"a\"}"), *out = fixture_path("kept"),
+               *path = fixture_path("folder/pytorch_lora_weights.safetensors");
+    write_adapter(path, 0);
+    trf_checkpoint_report report;
+    fixture_check_status(trf_compress_checkpoint(folder, out, NULL, &report, &err), TRF_OK, &err);
+    fixture_check_same(path, fixture_path("kept/pytorch_lora_weights.safetensors"));
+    ck_assert_msg(strstr(report.warning, "pytorch_lora_weights.safetensors: is an adapter") != NULL, "%s",
+                  report.warning);
+    ck_assert_uint_eq(report.compressed_tensors, 1);
+    ck_assert_uint_eq(report.left[TRF_LEFT_ADAPTER].tensors, 2);
+    ck_assert_uint_eq(report.left[TRF_LEFT_ADAPTER].bytes, 2 * 64 * 256 * 2);
+    fixture_check_status(trf_verify_checkpoint(out, folder, NULL, NULL, &err), TRF_OK, &err);
+}
+END_TEST
+
+/* ---- blobs under names that do not say so ---- */
+
+/* Writes a file of one tensor that has a blob's bytes, as a state dict has them. */
+static void write_bare_blob(const char *path) {
+    static const char *const names[4] = {"a.weight"}, *const types[4] = {"BF16"};
+    size_t bytes;
+    write_tensors(fixture_path("whole.safetensors"), names, types, NULL);
+    fixture_check_status(
+        trf_compress_checkpoint(fixture_path("whole.safetensors"), fixture_path("c.safetensors"), NULL, NULL, &err),
+        TRF_OK, &err);
+    fixture_check_status(
+        trf_extract_layer(fixture_path("c.safetensors"), "other.weight", fixture_path("layer.trf"), 0, &err), TRF_OK,
+        &err);
+    void *blob = fixture_read(fixture_path("layer.trf"), &bytes);
+    char header[128];
+    snprintf(header, sizeof header, "{\"a.weight\":{\"dtype\":\"U8\",\"shape\":[%zu],\"data_offsets\":[0,%zu]}}", bytes,
+             bytes);
+    fixture_write_header(path, header, bytes);
+    FILE *file = fopen(path, "r+b");
+    ck_assert_ptr_nonnull(file);
+    fseek(file, (long)(8 + strlen(header)), SEEK_SET);
+    ck_assert_uint_eq(fwrite(blob, 1, bytes, file), bytes);
+    fclose(file);
+    free(blob);
+}
+
+START_TEST(blobs_under_other_names_are_told) {
+    const char *path = fixture_path("state.safetensors"), *out = fixture_path("no.safetensors"),
+               *back = fixture_path("back.safetensors");
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.store_only = _i;
+    write_bare_blob(path);
+    fixture_check_status(trf_compress_checkpoint(path, out, &options, NULL, &err), TRF_ERR_FORMAT, &err);
+    ck_assert_msg(strstr(err.message, path) && strstr(err.message, "'a.weight'") &&
+                      strstr(err.message, "save_pretrained"),
+                  "%s", err.message);
+    ck_assert(!fixture_exists(out));
+    fixture_check_status(trf_verify_checkpoint(path, NULL, NULL, NULL, &err), TRF_ERR_FORMAT, &err);
+    ck_assert_msg(strstr(err.message, "'a.weight'") && strstr(err.message, "save_pretrained"), "%s", err.message);
+    trf_checkpoint_report report;
+    fixture_check_status(trf_decompress_checkpoint(path, back, NULL, &report, &err), TRF_OK, &err);
+    ck_assert_msg(strstr(report.warning, "save_pretrained instead; it stays as it is") != NULL, "%s", report.warning);
+    fixture_check_same(path, back);
+    trf_checkpoint *checkpoint;
+    trf_tensor_info info;
+    fixture_check_status(trf_checkpoint_open(path, &checkpoint, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_tensor(checkpoint, 0, &info, &err), TRF_OK, &err);
+    ck_assert(info.is_bare_blob && !info.compressed);
+    trf_checkpoint_close(checkpoint);
 }
 END_TEST
 
@@ -325,6 +507,26 @@ START_TEST(a_dtype_that_does_not_fit_is_told) {
 }
 END_TEST
 
+START_TEST(the_variant_that_does_not_fit_is_named) {
+    static const char *const files[][3] = {
+        {"model.safetensors", "model.fp16.safetensors", ", of the variant fp16); pass dtype=torch.float16"},
+        {"model.safetensors", "model-00001-of-00001.fp16.safetensors", ", of the variant fp16); pass"},
+        {"model.bf16.safetensors", "model.safetensors", ", of the files without a variant); pass dtype=torch.float16"},
+        {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "1); pass dtype=torch.float32"}};
+    static const char config[] = "{\"model_type\": \"a\", \"dtype\": \"bfloat16\"}";
+    const fixture_tensor fits = {"a.weight", "BF16", {160, 256}, 2, 0}, misfit = {"b.weight", "F16", {160, 256}, 2, 0};
+    fixture_make_folder(fixture_path("fit"));
+    fixture_write(fixture_path("fit/config.json"), config, strlen(config));
+    fixture_write_safetensors(fixture_path("fit/%s", files[_i][0]), NULL, &fits, 1, 8, 3);
+    fixture_write_safetensors(fixture_path("fit/%s", files[_i][1]), NULL, &misfit, 1, 8, 3);
+    trf_checkpoint_report report;
+    fixture_check_status(trf_compress_checkpoint(fixture_path("fit"), fixture_path("fit-out"), NULL, &report, &err),
+                         TRF_OK, &err);
+    const char *told = strstr(report.warning, "(tensors: 1");
+    ck_assert_msg(told && strstr(told, files[_i][2]) && !strstr(told + 1, "(tensors: "), "%s", report.warning);
+}
+END_TEST
+
 /* ---- what is left, and typos ---- */
 
 START_TEST(the_report_says_what_is_left) {
@@ -375,13 +577,20 @@ int main(void) {
     tcase_add_checked_fixture(tests, fixture_begin, fixture_end);
     tcase_add_loop_test(tests, tensors_tell, 0, COUNT(kTensors));
     tcase_add_test(tests, they_may_stand_in_different_files);
+    tcase_add_loop_test(tests, blocks_tell_without_their_scales, 0, 2);
     tcase_add_loop_test(tests, metadata_tells, 0, 2);
     tcase_add_loop_test(tests, configs_tell, 0, COUNT(kConfigs));
     tcase_add_loop_test(tests, files_tell, 0, COUNT(kFiles));
+    tcase_add_loop_test(tests, algorithms_that_are_null_do_not, 0, COUNT(kAlgorithms));
+    tcase_add_loop_test(tests, what_lies_beside_a_file_tells, 0, COUNT(kBeside));
+    tcase_add_loop_test(tests, adapters_are_known_by_their_tensors, 0, COUNT(kAdapters));
+    tcase_add_test(tests, an_adapter_beside_a_model_stays);
+    tcase_add_loop_test(tests, blobs_under_other_names_are_told, 0, 2);
     tcase_add_test(tests, what_is_stored_says_so);
     tcase_add_loop_test(tests, what_is_stored_is_lossless, 0, 2);
     tcase_add_loop_test(tests, the_dtype_is_found, 0, COUNT(kDtypes));
     tcase_add_loop_test(tests, a_dtype_that_does_not_fit_is_told, 0, COUNT(kFits));
+    tcase_add_loop_test(tests, the_variant_that_does_not_fit_is_named, 0, 4);
     tcase_add_test(tests, the_report_says_what_is_left);
     tcase_add_loop_test(tests, an_exclude_that_matches_nothing_is_an_error, 0, 2);
     suite_add_tcase(suite, tests);

@@ -80,7 +80,7 @@ START_TEST(default_choice) {
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
     options.encode.codec = c->codec;
-    trf_selection_rules rules = {&options, 0};
+    trf_selection_rules rules = {.options = &options};
     trf_tensor tensor = tensor_of(c->name, c->dtype, c->shape, c->num_dims);
     trf_tensor_selection selection;
     trf_left_reason reason;
@@ -96,7 +96,7 @@ START_TEST(tied_tensors_stay) {
     static const uint64_t shape[] = {64, 32};
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
-    trf_selection_rules rules = {&options, 1};
+    trf_selection_rules rules = {.options = &options, .tied_embeddings = 1};
     trf_tensor head = tensor_of("lm_head.weight", "BF16", shape, 2), other = tensor_of("a.weight", "BF16", shape, 2);
     trf_tensor_selection selection;
     trf_left_reason reason;
@@ -125,7 +125,7 @@ START_TEST(embeddings_on_request) {
     trf_checkpoint_options_init(&options);
     ck_assert_int_eq(options.embeddings, 0);
     options.embeddings = 1;
-    trf_selection_rules rules = {&options, 1};
+    trf_selection_rules rules = {.options = &options, .tied_embeddings = 1};
     trf_tensor_selection selection;
     trf_left_reason reason;
     for (size_t i = 0; i < sizeof kNames / sizeof kNames[0]; i++) {
@@ -180,7 +180,7 @@ START_TEST(globs_choose) {
     options.include = c->include[0] ? c->include : NULL;
     options.exclude = c->exclude[0] ? c->exclude : NULL;
     options.encode.codec = c->codec;
-    trf_selection_rules rules = {&options, 0};
+    trf_selection_rules rules = {.options = &options};
     trf_tensor tensor = tensor_of(c->name, c->dtype, shape, c->num_dims);
     trf_tensor_selection selection;
     trf_left_reason reason;
@@ -236,7 +236,7 @@ START_TEST(it_says_why_a_tensor_stays) {
     trf_checkpoint_options_init(&options);
     options.encode.codec = c->codec;
     options.exclude = exclude;
-    trf_selection_rules rules = {&options, 1};
+    trf_selection_rules rules = {.options = &options, .tied_embeddings = 1};
     trf_tensor tensor = tensor_of(c->name, c->dtype, c->shape, c->num_dims);
     trf_tensor_selection selection;
     trf_left_reason reason;
@@ -252,7 +252,7 @@ START_TEST(what_include_does_not_name_is_excluded) {
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
     options.include = include;
-    trf_selection_rules rules = {&options, 0};
+    trf_selection_rules rules = {.options = &options};
     trf_tensor other = tensor_of("b.weight", "BF16", shape, 2), integers = tensor_of("a.weight", "I64", shape, 2);
     trf_tensor_selection selection;
     trf_left_reason reason;
@@ -269,7 +269,7 @@ START_TEST(stored_only_takes_all_that_is_lossless) {
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
     options.store_only = 1;
-    trf_selection_rules rules = {&options, 1};
+    trf_selection_rules rules = {.options = &options, .tied_embeddings = 1, .is_stored = 1};
     trf_tensor_selection selection;
     trf_left_reason reason;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

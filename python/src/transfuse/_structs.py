@@ -65,6 +65,7 @@ class LeftReason(enum.IntEnum):
     SIDE_TABLE = 6
     EXCLUDED = 7
     NOT_SMALLER = 8
+    ADAPTER = 9
 
 
 class Layout(enum.IntEnum):
@@ -254,4 +255,5 @@ class TensorInfoStruct(ctypes.Structure):
         ("file_offset", c_uint64),
         ("blobs", c_uint64),
         ("layer", LayerInfoStruct),
+        ("is_bare_blob", c_int),
     ]

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the names, types and shapes of a source's tensors tell: that the model is quantized already, or that a file
+ * holds an adapter. FORMAT.md, section 10. */
+#ifndef TRF_SOURCE_TENSORS_H
+#define TRF_SOURCE_TENSORS_H
+
+#include "trf_checkpoint.h"
+
+/* Finds a tensor that only quantized models have. *file, *tensor: it and its file, the checkpoint's; or NULL. Errors:
+ * TRF_ERR_MEMORY. */
+trf_status trf_find_quantized_tensor(const trf_checkpoint *checkpoint, const trf_checkpoint_file **file,
+                                     const trf_tensor **tensor, trf_error *err);
+
+/* Whether a file of the checkpoint holds an adapter: at least half of its tensors are updates, such as LoRA's, of
+ * weights that the checkpoint does not have. *tensor: one of them, the file's; or NULL. Errors: TRF_ERR_MEMORY. */
+trf_status trf_find_adapter_tensor(const trf_checkpoint *checkpoint, const trf_checkpoint_file *file,
+                                   const trf_tensor **tensor, trf_error *err);
+
+#endif
