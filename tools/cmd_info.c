@@ -210,9 +210,8 @@ static void print_totals(const totals *sum) {
            cli_size_text(sum->source_bytes, from), cli_size_text(sum->bytes, to),
            cli_ratio(sum->source_bytes, sum->bytes));
     if (sum->bare_blobs)
-        printf("%" PRIu64
-               " of them begin as compressed tensors, and neither name nor file says so: save the model with\n"
-               "save_pretrained instead\n",
+        printf("%" PRIu64 " of them begin as compressed tensors, and neither names nor file say so, as\n"
+               "where a state dict was written to a file: save the model with save_pretrained\n",
                sum->bare_blobs);
     if (sum->compressed) {
         printf("%" PRIu64 " compressed, %s -> %s, ratio %.3f, %.3f bits a weight\n", sum->compressed,

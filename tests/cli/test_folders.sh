@@ -82,6 +82,46 @@ expect 1 extract root-compressed layers.0.q_proj.weight -o layer.trf
 expect_error 'open the folder of one of them' TRF_ERR_ARGUMENT
 expect 0 extract root-compressed/part3 layers.0.q_proj.weight -o layer.trf
 
+# ---- a compressed model's state dict, written to a file ----
+"$TRF_PYTHON" - <<'PYTHON' || fail "state.safetensors"
+import make_checkpoint as made
+import numpy as np
+made.write("state.safetensors", {"a.weight": ("U8", np.fromfile("layer.trf", np.uint8)),
+                                 "b.weight": ("U8", np.arange(64, dtype=np.uint8))})
+PYTHON
+expect 1 compress state.safetensors -o no.safetensors
+expect_error "state.safetensors: tensor 'a.weight'" save_pretrained TRF_ERR_FORMAT
+expect 1 verify state.safetensors
+expect_error "state.safetensors: tensor 'a.weight'" save_pretrained TRF_ERR_FORMAT
+expect 0 info state.safetensors
+grep -q '^1 of them begin as compressed tensors' out || fail "info: not a word of the blob: $(cat out)"
+expect 0 info state.safetensors --json
+"$TRF_PYTHON" -c 'import json, sys
+assert [tensor.get("is_bare_blob", False) for tensor in json.load(sys.stdin)["tensors"]] == [True, False]' <out ||
+    fail "info --json: not a word of the blob"
+expect 0 decompress state.safetensors -o copied.safetensors
+grep -q 'save_pretrained instead; it stays as it is' err || fail "decompress: not a word of the blob"
+same state.safetensors copied.safetensors
+
+# ---- an adapter, and a file whose config.json lies beside it ----
+mkdir lora quantized
+"$TRF_PYTHON" - <<'PYTHON' || fail "lora"
+import make_checkpoint as made
+import numpy as np
+rng = np.random.default_rng(1)
+made.write("lora/pytorch_lora_weights.safetensors",
+           {f"unet.a.lora_{part}.weight": ("BF16", made.bf16(made.normal(rng, 64, 64))) for part in "AB"})
+PYTHON
+expect 1 compress lora -o lora-compressed
+expect_error 'lora: is an adapter' '; --store-only compresses it' TRF_ERR_UNSUPPORTED
+expect 0 compress lora -o lora-compressed --store-only
+expect 0 decompress lora-compressed -o lora-back
+diff -r lora lora-back || fail "the adapter does not come back"
+make mixed quantized/model.safetensors
+echo '{"quantization_config": {"quant_method": "fp8"}}' >quantized/config.json
+expect 1 compress quantized/model.safetensors -o no.safetensors
+expect_error quantized/model.safetensors: '(fp8) in the config.json beside it' --store-only TRF_ERR_UNSUPPORTED
+
 # ---- -f does not replace weights that are not compressed, though they have the names of those that it would write ----
 mkdir fresh mine
 make mixed fresh/model-00001-of-00002.safetensors

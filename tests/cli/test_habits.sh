@@ -77,7 +77,7 @@ for report in compress, verify:
 assert (verify["command"], verify["input"], verify["against"]) == ("verify", "no", "mixed.safetensors")
 assert compress["dry_run"] is False and "left" not in verify
 assert compress["left"].keys() == {"no_matrix", "small", "embedding", "tied", "f32", "dtype", "side_table",
-                                   "excluded", "not_smaller"}
+                                   "excluded", "not_smaller", "adapter"}
 assert all(left.keys() == {"tensors", "bytes", "reason"} and left["reason"] for left in compress["left"].values())
 PYTHON
 rm -r no compress.json verify.json again noted

@@ -78,7 +78,9 @@ class TensorInfo:
 
     `name`, `dtype` and `shape` are the source's. `bytes` is what it takes in this checkpoint, of which the first lies
     at `file_offset` of `file`. `blobs` is 0 if it is not compressed, and 1 or the number of experts if it is; `layer`
-    is None or what the first blob says of itself, with exceptions, tiles and bytes summed over all.
+    is None or what the first blob says of itself, with exceptions, tiles and bytes summed over all. `is_bare_blob` says
+    that the tensor begins as compressed ones do, though neither its name nor the file says so: a state dict of a
+    compressed model was written to a file.
     """
 
     name: str
@@ -91,6 +93,7 @@ class TensorInfo:
     file_offset: int
     blobs: int
     layer: LayerInfo | None
+    is_bare_blob: bool = False
 
     @property
     def codec(self) -> str | None:
@@ -329,6 +332,7 @@ def read_tensor_info(checkpoint: ctypes.c_void_p, index: int) -> TensorInfo:
         file_offset=tensor.file_offset,
         blobs=tensor.blobs,
         layer=make_layer_info(tensor.layer) if tensor.compressed else None,
+        is_bare_blob=bool(tensor.is_bare_blob),
     )
 
 
