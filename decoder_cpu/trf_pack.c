@@ -28,8 +28,10 @@ typedef struct line_work {
 /* ---- the window ---- */
 
 trf_packed_window trf_pack_window(const trf_pack_input *from) {
+    const trf_packed_window_rows chosen = trf_packed_window_rows_of(from->rows);
     uint64_t exponents[256] = {0}, zeros = 0;
-    for (uint32_t row = 0; row < from->rows; row++) {
+    for (uint32_t i = 0; i < chosen.count; i++) {
+        const uint32_t row = i * chosen.step;
         const uint16_t *weights = from->weights + row * from->stride;
         const int32_t offset = from->row_offsets ? from->row_offsets[row] : 0;
         for (uint32_t col = 0; col < from->cols; col++) {
@@ -39,7 +41,7 @@ trf_packed_window trf_pack_window(const trf_pack_input *from) {
                 exponents[left]++;
         }
     }
-    return trf_choose_packed_window(exponents, trf_packed_is_zeroing(zeros, (uint64_t)from->rows * from->cols));
+    return trf_choose_packed_window(exponents, trf_packed_is_zeroing(zeros, (uint64_t)chosen.count * from->cols));
 }
 
 /* ---- one line ---- */

@@ -16,7 +16,7 @@ typedef struct trf_pack_input {
     const int8_t *row_offsets; /* [rows] or NULL: what is taken out of the exponents of each row */
 } trf_pack_input;
 
-/* Looks at all weights: the window that suits them, zeroing or not. */
+/* The window by the weights of the rows that trf_packed_window_rows_of names, zeroing or not. */
 trf_packed_window trf_pack_window(const trf_pack_input *from);
 
 /* Makes the head of the packed layer: how large it is, what is in it. window: as trf_pack_window or another

@@ -22,6 +22,11 @@ trf_packed_window trf_choose_packed_window(const uint64_t exponents[256], uint32
     return best;
 }
 
+trf_packed_window_rows trf_packed_window_rows_of(uint32_t rows) {
+    const uint32_t count = rows < TRF_PACKED_WINDOW_ROWS ? rows : TRF_PACKED_WINDOW_ROWS;
+    return (trf_packed_window_rows){count, rows / count};
+}
+
 int trf_packed_window_of_blob(const trf_blob_view *blob, trf_packed_window *window) {
     if (blob->header.codec != TRF_CODEC_BF16 || blob->header.class_bits != 4 ||
         blob->header.predictor_modes & TRF_PREDICT_COL)

@@ -24,6 +24,15 @@ TRF_HD uint32_t trf_packed_is_zeroing(uint64_t zeros, uint64_t weights) {
  * matter. Their sum is below 2^63. */
 trf_packed_window trf_choose_packed_window(const uint64_t exponents[256], uint32_t zeroing);
 
+/* Whose weights choose it: all rows of a layer, or of more than TRF_PACKED_WINDOW_ROWS so many, evenly spaced. */
+enum {
+    TRF_PACKED_WINDOW_ROWS = 128
+};
+typedef struct trf_packed_window_rows {
+    uint32_t count, step; /* of row i * step, i below count */
+} trf_packed_window_rows;
+trf_packed_window_rows trf_packed_window_rows_of(uint32_t rows); /* rows: not 0 */
+
 /* The window of a coded layer of pairs whose 16 classes are consecutive exponents: those, without a look at the
  * weights.
  * @return 1, or 0 if they are not, if they leave 1 to 254, or if columns have offsets, which the classes leave out; and

@@ -57,6 +57,8 @@ trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, struct trf_layer_fe
                                      const trf_layer_memory *memory, trf_error *err);
 trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,
                                      const trf_layer_memory *memory, trf_error *err);
+trf_status trf_cpu_pack(trf_device_layer *made, const trf_device_matrix *matrix, const trf_pack_options *options,
+                        trf_error *err);
 trf_status trf_cpu_adopt_packed_layer(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes,
                                       trf_error *err);
 void trf_cpu_destroy_packed_layer(trf_device_layer *layer);

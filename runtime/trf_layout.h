@@ -35,6 +35,10 @@ typedef struct trf_layout_ops {
      * fill. `from` is only read, but for its fault. */
     trf_status (*convert)(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
                           trf_error *err);
+    /* Fills a layer whose context, layout, info and header are set from dense weights, which are checked. NULL: none is
+     * made so. */
+    trf_status (*pack)(trf_device_layer *made, const trf_device_matrix *matrix, const trf_pack_options *options,
+                       trf_error *err);
     void (*destroy)(trf_device_layer *layer);
     trf_status (*check)(const trf_device_layer *layer, trf_error *err);
     trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,

@@ -49,6 +49,11 @@ trf_status trf_packed_get_converted_size(const trf_device_layer *from, trf_layer
     return get_size(&request, size, err);
 }
 
+trf_status trf_packed_get_matrix_size(const trf_device_matrix *matrix, trf_layer_size *size, trf_error *err) {
+    const trf_pack_request request = {TRF_CODEC_BF16, matrix->rows, matrix->cols, 0};
+    return get_size(&request, size, err);
+}
+
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer) {
     layer->shard = (trf_shard_range){.rows = layer->info.rows, .cols = layer->info.cols};
     layer->view = (trf_device_view){.buffer = buffer,

@@ -26,6 +26,7 @@ trf_status trf_packed_size_most(const trf_pack_request *request, trf_packed_head
 trf_status trf_packed_get_size(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                                trf_error *err);
 trf_status trf_packed_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err);
+trf_status trf_packed_get_matrix_size(const trf_device_matrix *matrix, trf_layer_size *size, trf_error *err);
 trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err);
 
 /* Sets what a layer has of its buffer, once info is set: all of its matrix. head: checked. */

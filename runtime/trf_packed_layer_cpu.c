@@ -28,16 +28,9 @@ static trf_status choose_packing(trf_pack_input *from, trf_packed_head *head, tr
     return status;
 }
 
-/* Packs to the caller's memory, or, if at is NULL, to made->memory. weights: without padding. row_offsets: of the
- * layer's rows, or NULL. */
-static trf_status pack_weights(trf_device_layer *made, const uint16_t *weights, const int8_t *row_offsets, uint8_t *at,
-                               trf_error *err) {
+/* Packs to the caller's memory, or, if at is NULL, to made->memory. */
+static trf_status pack_rows(trf_device_layer *made, trf_pack_input from, uint8_t *at, trf_error *err) {
     trf_packed_head head;
-    trf_pack_input from = {.weights = weights,
-                           .stride = made->info.cols,
-                           .rows = made->info.rows,
-                           .cols = made->info.cols,
-                           .row_offsets = row_offsets};
     trf_status status = choose_packing(&from, &head, err);
     if (status != TRF_OK)
         return trf_packed_fail(status, err);
@@ -55,6 +48,24 @@ static trf_status pack_weights(trf_device_layer *made, const uint16_t *weights, 
     }
     trf_packed_set_buffer(made, &head, at);
     return TRF_OK;
+}
+
+/* weights: without padding. row_offsets: of the layer's rows, or NULL. */
+static trf_status pack_weights(trf_device_layer *made, const uint16_t *weights, const int8_t *row_offsets, uint8_t *at,
+                               trf_error *err) {
+    const trf_pack_input from = {.weights = weights,
+                                 .stride = made->info.cols,
+                                 .rows = made->info.rows,
+                                 .cols = made->info.cols,
+                                 .row_offsets = row_offsets};
+    return pack_rows(made, from, at, err);
+}
+
+trf_status trf_cpu_pack(trf_device_layer *made, const trf_device_matrix *matrix, const trf_pack_options *options,
+                        trf_error *err) {
+    const trf_pack_input from = {
+        .weights = matrix->weights, .stride = matrix->ld, .rows = matrix->rows, .cols = matrix->cols};
+    return pack_rows(made, from, options->memory.buffer, err);
 }
 
 trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,

@@ -121,14 +121,13 @@ static trf_packed_maker maker_of(trf_device_layer *made, const trf_device_layer 
                               .window = window};
 }
 
-/* All rows of a plain layer. */
-static trf_status pack_plain(const trf_device_layer *from, trf_packed_maker *maker, trf_error *err) {
-    const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
-    const trf_rows_to_pack rows = {trf_plain_weights(from), from->info.cols, 0, from->info.rows, from->info.cols};
+/* All rows of dense weights. */
+static trf_status pack_rows(const trf_rows_to_pack *rows, trf_packed_maker *maker, trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(maker->made->context->copier);
     trf_status status = trf_packed_maker_take_scratch(maker, 0, err);
     if (status != TRF_OK)
         return status;
-    int error = trf_launch_pack(&maker->view, &rows, &maker->device_results->state, stream);
+    int error = trf_launch_pack(&maker->view, rows, &maker->device_results->state, stream);
     if (!error)
         error = trf_packed_maker_fetch(maker, stream);
     const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
@@ -149,21 +148,38 @@ static trf_status pack_parts(const trf_device_layer *from, trf_packed_maker *mak
                             : status;
 }
 
-/* With room for stored tiles. */
+/* Completes the layer whose rows have been packed, if they have, and releases the maker. @return what it came to. */
+static trf_status finish(trf_packed_maker *maker, trf_status status, trf_error *err) {
+    if (status == TRF_OK) {
+        trf_packed_maker_read_results(maker);
+        status = trf_packed_maker_complete(maker, err);
+    }
+    trf_packed_maker_release(maker, status);
+    return status;
+}
+
+/* From dense weights, with room for stored tiles. */
+static trf_status pack_with_room(trf_device_layer *made, const trf_rows_to_pack *rows, trf_packed_window window,
+                                 const trf_layer_memory *memory, trf_error *err) {
+    trf_packed_maker maker = {.made = made,
+                              .cols = rows->cols,
+                              .request = {made->info.codec, rows->num_rows, rows->cols, 0},
+                              .window = window};
+    trf_status status = trf_packed_maker_begin(&maker, memory, 1, NULL, err);
+    if (status == TRF_OK)
+        status = pack_rows(rows, &maker, err);
+    return finish(&maker, status, err);
+}
+
+/* From a coded layer, in parts, with room for stored tiles. */
 static trf_status convert_with_room(trf_device_layer *made, const trf_device_layer *from, trf_packed_window window,
                                     const trf_layer_memory *memory, trf_error *err) {
     const int8_t *offsets = from->view.row_offsets;
     trf_packed_maker maker = maker_of(made, from, window);
     trf_status status = trf_packed_maker_begin(&maker, memory, 1, offsets ? offsets + from->shard.row : NULL, err);
     if (status == TRF_OK)
-        status =
-            from->layout->layout == TRF_LAYOUT_PLAIN ? pack_plain(from, &maker, err) : pack_parts(from, &maker, err);
-    if (status == TRF_OK) {
-        trf_packed_maker_read_results(&maker);
-        status = trf_packed_maker_complete(&maker, err);
-    }
-    trf_packed_maker_release(&maker, status);
-    return status;
+        status = pack_parts(from, &maker, err);
+    return finish(&maker, status, err);
 }
 
 /* ---- in one launch ---- */
@@ -219,9 +235,14 @@ static int is_direct(const trf_device_layer *from) {
 
 static trf_status convert(trf_device_layer *made, const trf_device_layer *layer, const trf_layer_memory *memory,
                           trf_error *err) {
+    const uint32_t rows = layer->info.rows, cols = layer->info.cols;
     trf_packed_window window;
     int done = 0;
     trf_status status = trf_cuda_sample_window(layer, &window, err);
+    if (status == TRF_OK && layer->layout->layout == TRF_LAYOUT_PLAIN) {
+        const trf_rows_to_pack all = {trf_plain_weights(layer), cols, 0, rows, cols};
+        return pack_with_room(made, &all, window, memory, err);
+    }
     if (status == TRF_OK && is_direct(layer))
         status = convert_at_once(made, layer, window, memory, &done, err);
     return status == TRF_OK && !done ? convert_with_room(made, layer, window, memory, err) : status;
@@ -235,6 +256,25 @@ trf_status trf_cuda_convert_to_packed(trf_device_layer *made, const trf_device_l
         return status;
     trf_nvtx_push("convert");
     status = convert(made, from, memory, err);
+    trf_nvtx_pop();
+    trf_leave_device(&scope);
+    return status;
+}
+
+/* ---- dense weights of the caller's ---- */
+
+trf_status trf_cuda_pack(trf_device_layer *made, const trf_device_matrix *matrix, const trf_pack_options *options,
+                         trf_error *err) {
+    const trf_rows_to_pack rows = {matrix->weights, matrix->ld, 0, matrix->rows, matrix->cols};
+    trf_packed_window window;
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(made->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_nvtx_push("pack");
+    status = trf_cuda_sample_rows(made->context, &rows, options->stream, &window, err);
+    if (status == TRF_OK)
+        status = pack_with_room(made, &rows, window, &options->memory, err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;

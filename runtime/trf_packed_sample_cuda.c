@@ -1,100 +1,118 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of a coded layer are looked up, those of a plain one counted where they lie: as a matrix with a larger stride.
- * What is on the device meanwhile is one allocation:
+/* Rows of a coded layer are looked up, dense ones counted where they lie: as a matrix with a larger stride. What is on
+ * the device meanwhile is of a load scratch:
  *   histogram | the rows' numbers | their offsets | the rows
- * each at a multiple of 256 bytes. */
+ * each at a multiple of 256 bytes; of dense weights the histogram alone. */
 #include "trf_packed_sample_cuda.h"
 
+#include "trf_context.h"
 #include "trf_cuda_call.h"
 #include "trf_decode_rows.h"
 #include "trf_device_cuda.h"
-#include "trf_pack_launch.h"
+#include "trf_load_scratch_cuda.h"
 #include "trf_plain_layer.h"
 #include "trf_staging_cuda.h"
 
 #include <cuda_runtime_api.h>
-#include <string.h>
 
-typedef struct trf_row_sample {
-    const trf_device_layer *layer;
-    uint32_t rows, step; /* row i is the layer's i * step */
+TRF_STATIC_ASSERT((int)sizeof(trf_window_histogram) <= (int)TRF_LOAD_SCRATCH_RESULT_BYTES, "a copy arrives there");
+
+/* Where things lie in the scratch. */
+typedef struct sample_places {
     uint64_t ids_at, offsets_at, rows_at, bytes;
-    uint8_t *memory;
-} trf_row_sample;
+} sample_places;
 
-static trf_row_sample sample_of(const trf_device_layer *layer) {
-    trf_row_sample sample = {.layer = layer};
-    const uint32_t all = layer->info.rows;
-    sample.rows = all < TRF_PACKED_SAMPLE_ROWS ? all : TRF_PACKED_SAMPLE_ROWS;
-    sample.step = all / sample.rows;
-    sample.ids_at = trf_device_align(sizeof(trf_window_histogram));
-    sample.offsets_at = sample.ids_at + trf_device_align(sizeof(int32_t) * sample.rows);
-    sample.rows_at = sample.offsets_at + trf_device_align(sample.rows);
-    sample.bytes = sample.rows_at;
-    if (layer->layout->layout == TRF_LAYOUT_CODED)
-        sample.bytes += sizeof(uint16_t) * sample.rows * layer->info.cols;
-    return sample;
+static sample_places places_of(const trf_packed_window_rows *chosen, uint32_t cols) {
+    sample_places places;
+    places.ids_at = trf_device_align(sizeof(trf_window_histogram));
+    places.offsets_at = places.ids_at + trf_device_align(sizeof(int32_t) * chosen->count);
+    places.rows_at = places.offsets_at + trf_device_align(chosen->count);
+    places.bytes = places.rows_at + sizeof(uint16_t) * chosen->count * cols;
+    return places;
 }
 
-/* Decodes the rows, and collects their offsets. */
-static int look_up(const trf_row_sample *sample, cudaStream_t stream) {
-    const trf_device_layer *layer = sample->layer;
-    int32_t ids[TRF_PACKED_SAMPLE_ROWS];
-    const trf_row_lookup lookup = {sample->memory + sample->ids_at, sizeof *ids, sample->rows, TRF_DECODE_ELEMENTS,
-                                   sample->memory + sample->rows_at};
-    for (uint32_t i = 0; i < sample->rows; i++)
-        ids[i] = (int32_t)(i * sample->step);
-    int error = cudaMemcpyAsync(sample->memory + sample->ids_at, ids, sizeof *ids * sample->rows,
-                                cudaMemcpyHostToDevice, stream); /* it has read them when it returns */
-    if (!error && layer->view.row_offsets)
-        error = cudaMemcpy2DAsync(sample->memory + sample->offsets_at, 1, layer->view.row_offsets + layer->shard.row,
-                                  sample->step, 1, sample->rows, cudaMemcpyDeviceToDevice, stream);
-    return error ? error : trf_launch_decode_rows(&layer->view, &layer->shard, &lookup, stream);
-}
-
-/* @return a cudaError_t. */
-static int count(const trf_row_sample *sample, trf_window_histogram *found, cudaStream_t stream) {
-    const trf_device_layer *layer = sample->layer;
-    const uint32_t cols = layer->info.cols;
-    const int is_plain = layer->layout->layout == TRF_LAYOUT_PLAIN;
-    const trf_rows_to_pack rows = {is_plain ? trf_plain_weights(layer)
-                                            : (const uint16_t *)(sample->memory + sample->rows_at),
-                                   is_plain ? (uint64_t)sample->step * cols : cols, 0, sample->rows, cols};
-    const int8_t *offsets = layer->view.row_offsets ? (const int8_t *)(sample->memory + sample->offsets_at) : NULL;
-    trf_window_histogram *const histogram = (trf_window_histogram *)sample->memory;
+/* Counts rows, and waits for what they came to. offsets: device, or NULL. @return a cudaError_t. */
+static int count(const trf_rows_to_pack *rows, const int8_t *offsets, const trf_load_scratch *scratch,
+                 cudaStream_t stream) {
+    trf_window_histogram *const histogram = (trf_window_histogram *)scratch->memory;
     int error = cudaMemsetAsync(histogram, 0, sizeof *histogram, stream);
-    if (!error && !is_plain)
-        error = look_up(sample, stream);
     if (!error)
-        error = trf_launch_window_histogram(&rows, offsets, histogram, stream);
+        error = trf_launch_window_histogram(rows, offsets, histogram, stream);
     if (!error)
-        error = cudaMemcpyAsync(found, histogram, sizeof *found, cudaMemcpyDeviceToHost, stream);
-    const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
+        error = cudaMemcpyAsync(scratch->results, histogram, sizeof *histogram, cudaMemcpyDeviceToHost, stream);
+    const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is given back */
     return error ? error : waited;
 }
 
-/* The head of a blob, as far as trf_packed_window_of_blob looks at it. */
-static trf_blob_view head_of(const trf_device_layer *layer) {
-    trf_blob_view head = {.header = layer->header};
-    memcpy(head.extension.class_value, layer->view.class_value, sizeof head.extension.class_value);
-    head.extension.exponent_offset = layer->view.exponent_offset;
-    return head;
+/* The window, once rows have been counted; and gives the scratch back. error: what that came to. */
+static trf_status choose(const trf_context *context, trf_load_scratch *scratch, int error, uint64_t weights,
+                         trf_packed_window *window, trf_error *err) {
+    const trf_window_histogram *found = (const trf_window_histogram *)scratch->results;
+    trf_status status = trf_check_cuda(error, "looking at a layer's weights", err);
+    if (status == TRF_OK)
+        *window = trf_choose_packed_window(found->exponents, trf_packed_is_zeroing(found->zeros, weights));
+    trf_load_scratch_give_back(context->load_scratches, scratch);
+    return status;
+}
+
+/* ---- dense weights ---- */
+
+trf_status trf_cuda_sample_rows(const trf_context *context, const trf_rows_to_pack *rows, trf_stream written,
+                                trf_packed_window *window, trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(context->copier);
+    const trf_packed_window_rows chosen = trf_packed_window_rows_of(rows->num_rows);
+    const trf_rows_to_pack looked_at = {rows->weights, rows->stride * chosen.step, 0, chosen.count, rows->cols};
+    trf_load_scratch *scratch;
+    trf_status status = trf_load_scratch_take(context->load_scratches, sizeof(trf_window_histogram), &scratch, err);
+    if (status != TRF_OK)
+        return status;
+    int error = cudaEventRecord(scratch->arrived, written);
+    if (!error)
+        error = cudaStreamWaitEvent(stream, scratch->arrived, 0);
+    if (!error)
+        error = count(&looked_at, NULL, scratch, stream);
+    return choose(context, scratch, error, (uint64_t)chosen.count * rows->cols, window, err);
+}
+
+/* ---- coded layers ---- */
+
+/* Decodes the rows, and collects their offsets. @return a cudaError_t. */
+static int look_up(const trf_device_layer *layer, const trf_packed_window_rows *chosen, const sample_places *places,
+                   uint8_t *memory, cudaStream_t stream) {
+    int32_t ids[TRF_PACKED_WINDOW_ROWS];
+    const trf_row_lookup lookup = {memory + places->ids_at, sizeof *ids, chosen->count, TRF_DECODE_ELEMENTS,
+                                   memory + places->rows_at};
+    for (uint32_t i = 0; i < chosen->count; i++)
+        ids[i] = (int32_t)(i * chosen->step);
+    int error = cudaMemcpyAsync(memory + places->ids_at, ids, sizeof *ids * chosen->count, cudaMemcpyHostToDevice,
+                                stream); /* it has read them when it returns */
+    if (!error && layer->view.row_offsets)
+        error = cudaMemcpy2DAsync(memory + places->offsets_at, 1, layer->view.row_offsets + layer->shard.row,
+                                  chosen->step, 1, chosen->count, cudaMemcpyDeviceToDevice, stream);
+    return error ? error : trf_launch_decode_rows(&layer->view, &layer->shard, &lookup, stream);
 }
 
 trf_status trf_cuda_sample_window(const trf_device_layer *layer, trf_packed_window *window, trf_error *err) {
-    trf_row_sample sample = sample_of(layer);
-    const trf_blob_view head = head_of(layer);
-    trf_window_histogram found = {{0}, 0};
-    trf_status status = trf_cuda_allocate_here(sample.bytes, (void **)&sample.memory, err);
+    const trf_context *context = layer->context;
+    const cudaStream_t stream = trf_cuda_copier_work_stream(context->copier);
+    const uint32_t cols = layer->info.cols;
+    if (layer->layout->layout == TRF_LAYOUT_PLAIN) {
+        const trf_rows_to_pack all = {trf_plain_weights(layer), cols, 0, layer->info.rows, cols};
+        return trf_cuda_sample_rows(context, &all, stream, window, err);
+    }
+    const trf_packed_window_rows chosen = trf_packed_window_rows_of(layer->info.rows);
+    const sample_places places = places_of(&chosen, cols);
+    trf_load_scratch *scratch;
+    trf_status status = trf_load_scratch_take(context->load_scratches, places.bytes, &scratch, err);
     if (status != TRF_OK)
         return status;
-    status = trf_check_cuda(count(&sample, &found, trf_cuda_copier_work_stream(layer->context->copier)),
-                            "looking at a layer's weights", err);
-    cudaFree(sample.memory);
-    if (status != TRF_OK)
-        return status;
-    const uint32_t zeroing = trf_packed_is_zeroing(found.zeros, (uint64_t)sample.rows * layer->info.cols);
-    if (zeroing || layer->layout->layout != TRF_LAYOUT_CODED || !trf_packed_window_of_blob(&head, window))
-        *window = trf_choose_packed_window(found.exponents, zeroing);
-    return TRF_OK;
+    uint8_t *const memory = scratch->memory;
+    const trf_rows_to_pack rows = {(const uint16_t *)(memory + places.rows_at), cols, 0, chosen.count, cols};
+    int error = look_up(layer, &chosen, &places, memory, stream);
+    if (error)
+        cudaStreamSynchronize(stream); /* memory is given back */
+    else
+        error = count(&rows, layer->view.row_offsets ? (const int8_t *)(memory + places.offsets_at) : NULL, scratch,
+                      stream);
+    return choose(context, scratch, error, (uint64_t)chosen.count * cols, window, err);
 }

@@ -82,13 +82,50 @@ TRF_API trf_status trf_device_layer_convert(const trf_device_layer *layer, trf_l
                                             const trf_layer_memory *memory, trf_device_layer **converted,
                                             trf_error *err);
 
+/* Dense weights in the device's memory (the CPU's: host memory), row-major: row r begins at weights[r * ld]. The
+ * caller's; only read. */
+typedef struct trf_device_matrix {
+    size_t struct_bytes;
+    const void *weights; /* aligned to its elements; packing takes less time where rows are aligned to 16 bytes */
+    trf_dtype dtype;     /* TRF_DTYPE_BF16 (the default) */
+    uint32_t rows, cols;
+    uint64_t ld; /* elements from one row to the next, `cols` at least; 0: cols */
+} trf_device_matrix;
+
+TRF_API void trf_device_matrix_init(trf_device_matrix *matrix);
+
+/* How to pack. Defaults: memory of the library's, behind the work of the default stream. */
+typedef struct trf_pack_options {
+    size_t struct_bytes;
+    trf_layer_memory memory; /* the caller's, apart from the weights; zeros: the library allocates */
+    trf_stream stream;       /* packing begins when what this one has been given is done: what writes the weights */
+} trf_pack_options;
+
+TRF_API void trf_pack_options_init(trf_pack_options *options);
+
+/* The memory that trf_device_layer_pack takes for a layer of so many rows and columns: the most that one of its shape
+ * can take. Errors: TRF_ERR_ARGUMENT, TRF_ERR_UNSUPPORTED (shape, dtype). */
+TRF_API trf_status trf_device_layer_get_packed_size(const trf_context *context, const trf_device_matrix *matrix,
+                                                    trf_layer_size *size, trf_error *err);
+
+/* Makes a packed layer of dense weights, on their device, losslessly, without a blob: for programs that have a model's
+ * weights there already. The layer is what TRF_LAYOUT_PACKED makes of a plain layer with these weights, byte for byte
+ * but for what its head says of a blob, and does not need them any more. Of its trf_layer_info class_bits,
+ * probability_bits, slab_cols, blob_bytes and the like are 0: there was no blob; trf_device_layer_encode makes one with
+ * the default options. options: NULL for the defaults. Synchronous: any stream may use the layer then.
+ * Errors: TRF_ERR_ARGUMENT (also: memory that is too small, misaligned or overlaps the weights); TRF_ERR_UNSUPPORTED
+ * (a dtype other than BF16; weights that cannot be packed); TRF_ERR_MEMORY; TRF_ERR_CUDA. The content of memory is
+ * unspecified after a failure. */
+TRF_API trf_status trf_device_layer_pack(trf_context *context, const trf_device_matrix *matrix,
+                                         const trf_pack_options *options, trf_device_layer **layer, trf_error *err);
+
 /* Gives a layer back as a coded blob. *blob is malloc'd (release with trf_free). A coded layer's is a copy of its own.
  * Of another layout the layer is decoded, and encoded with the options that its blob was encoded with, which it keeps
- * (codec, favor, probability bits, width of slabs): the weights are the same, bit for bit; so are the bytes, if this
- * version's encoder had made the blob of these rows and columns. Waits for the device; needs host memory for the dense
- * weights, and on a GPU device memory as well. threads: 0 = one for each core. *blob and *blob_bytes are set on success
- * only. Errors: TRF_ERR_UNSUPPORTED (a coded shard that does not begin and end at multiples of 256 or with the matrix),
- * TRF_ERR_MEMORY. */
+ * (codec, favor, probability bits, width of slabs), or the default ones if it had none: the weights are the same, bit
+ * for bit; so are the bytes, if this version's encoder had made the blob of these rows and columns. Waits for the
+ * device; needs host memory for the dense weights, and on a GPU device memory as well. threads: 0 = one for each core.
+ * *blob and *blob_bytes are set on success only. Errors: TRF_ERR_UNSUPPORTED (a coded shard that does not begin and end
+ * at multiples of 256 or with the matrix), TRF_ERR_MEMORY. */
 TRF_API trf_status trf_device_layer_encode(const trf_device_layer *layer, int threads, void **blob,
                                            uint64_t *blob_bytes, trf_error *err);
 

@@ -82,6 +82,31 @@ trf_status trf_torch_convert(int device, const void *buffer, uint64_t buffer_byt
     return status;
 }
 
+trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense, trf_layer_size *size, trf_error *err) {
+    trf_context *context;
+    const trf_status status = trf_torch::find_or_make_context(device, &context, err);
+    return status == TRF_OK ? trf_device_layer_get_packed_size(context, dense, size, err) : status;
+}
+
+trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_layer_memory *memory, trf_stream stream,
+                          trf_error *err) {
+    trf_context *context;
+    trf_status status = trf_torch::find_or_make_context(device, &context, err);
+    if (status != TRF_OK)
+        return status;
+    trf_pack_options options;
+    trf_pack_options_init(&options);
+    options.memory = *memory;
+    options.stream = stream;
+    trf_device_layer *made = nullptr;
+    status = trf_device_layer_pack(context, dense, &options, &made, err);
+    if (status == TRF_OK)
+        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
+    if (status != TRF_OK)
+        trf_device_layer_destroy(made);
+    return status;
+}
+
 trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
                                    trf_layer_size *size, trf_error *err) {
     trf_context *context;

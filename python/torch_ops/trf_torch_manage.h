@@ -4,7 +4,7 @@
 #ifndef TRF_TORCH_MANAGE_H
 #define TRF_TORCH_MANAGE_H
 
-#include "transfuse.h"
+#include "transfuse/device_memory.h"
 
 #include <string>
 
@@ -31,8 +31,16 @@ TRF_TORCH_API trf_status trf_torch_get_converted_size(int device, const void *bu
 TRF_TORCH_API trf_status trf_torch_convert(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                                            const trf_layer_memory *memory, trf_error *err);
 
-/* As both of these, of a tensor of a checkpoint, which is read to the memory that is given: *size is what it takes.
- * cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */
+/* Makes a packed layer of dense weights, which `stream` writes, in memory that is given, by which it is known then; and
+ * how much that takes. Errors: those of trf_device_layer_pack and _get_packed_size; TRF_ERR_EXISTS (there is a layer in
+ * this memory already). */
+TRF_TORCH_API trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense, trf_layer_size *size,
+                                                   trf_error *err);
+TRF_TORCH_API trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_layer_memory *memory,
+                                        trf_stream stream, trf_error *err);
+
+/* As trf_torch_get_converted_size and _convert, of a tensor of a checkpoint, which is read to the memory that is given:
+ * *size is what it takes. cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */
 TRF_TORCH_API trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const char *tensor,
                                                  trf_layout layout, trf_layer_size *size, trf_error *err);
 TRF_TORCH_API trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,

@@ -41,6 +41,7 @@ def library() -> ctypes.CDLL:
         "trf_left_reason_text": (c_char_p, [c_int]),
         "trf_free": (None, [c_void_p]),
         "trf_matrix_init": (None, [POINTER(s.MatrixStruct)]),
+        "trf_device_matrix_init": (None, [POINTER(s.DeviceMatrixStruct)]),
         "trf_encode_options_init": (None, [POINTER(s.EncodeOptionsStruct)]),
         "trf_checkpoint_options_init": (None, [options]),
         "trf_encode_layer": (

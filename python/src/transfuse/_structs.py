@@ -161,6 +161,19 @@ class LayerSizeStruct(ctypes.Structure):
     _fields_ = [("buffer_bytes", c_uint64), ("directory_bytes", c_uint64)]
 
 
+class DeviceMatrixStruct(ctypes.Structure):
+    """`trf_device_matrix`; its defaults are those of `trf_device_matrix_init`."""
+
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("weights", c_void_p),
+        ("dtype", c_int),
+        ("rows", c_uint32),
+        ("cols", c_uint32),
+        ("ld", c_uint64),
+    ]
+
+
 class LayerMemoryStruct(ctypes.Structure):
     """`trf_layer_memory`."""
 

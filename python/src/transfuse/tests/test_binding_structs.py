@@ -30,6 +30,7 @@ _STRUCTS = {
     "trf_layer_info": s.LayerInfoStruct,
     "trf_layer_size": s.LayerSizeStruct,
     "trf_layer_memory": s.LayerMemoryStruct,
+    "trf_device_matrix": s.DeviceMatrixStruct,
     "trf_device_layer_info": s.DeviceLayerInfoStruct,
     "trf_checkpoint_options": s.CheckpointOptionsStruct,
     "trf_left_tensors": s.LeftTensorsStruct,

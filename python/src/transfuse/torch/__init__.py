@@ -32,6 +32,7 @@ from transfuse.torch._registry import (
     forget,
     layer_info,
     layer_layout,
+    pack,
 )
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "load_layer",
     "make_container",
     "open_checkpoint",
+    "pack",
     "set_exact",
     "set_experts_decode_threshold",
     "set_grouping",

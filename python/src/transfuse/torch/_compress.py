@@ -20,7 +20,7 @@ from transfuse._options import Granularity, fill_encode_options, find_layout
 from transfuse.torch import _layouts, _registry
 from transfuse.torch._buffer_module import as_parameter
 from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
-from transfuse.torch._modules import CompressedModule, TransfuseLinear, encode_weight, make_embedding
+from transfuse.torch._modules import CompressedModule, TransfuseLinear, make_embedding
 from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, select
 
 
@@ -254,9 +254,7 @@ def _prepare_matrix(weight: Weight, options: dict[str, Any], layout: str) -> _Pr
     """Encodes one matrix; the function that it returns swaps the modules."""
     dense = weight.modules[0]._parameters["weight"]
     assert dense is not None
-    blob = encode_weight(dense, **options)
-    blob_bytes = blob.numel()
-    laid_out, refusal = _layouts.convert_or_keep(blob, layout)
+    laid_out, compressed_bytes, refusal = _layouts.lay_out(dense, layout, options)
     layer = as_parameter(laid_out)
     made = [_make_compressed(module, layer) for module in weight.modules]
     codec, lies = made[0].info().codec, made[0].layout
@@ -266,7 +264,7 @@ def _prepare_matrix(weight: Weight, options: dict[str, Any], layout: str) -> _Pr
         for module, compressed in zip(weight.modules, made):
             become(module, compressed)
 
-    return dict.fromkeys(weight.names, result), blob_bytes, refusal, swap
+    return dict.fromkeys(weight.names, result), compressed_bytes, refusal, swap
 
 
 def _prepare_experts(weight: Weight, options: dict[str, Any], _layout: str) -> _Prepared:

@@ -15,15 +15,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transfuse import _structs as s
-from transfuse._errors import UnsupportedError
+from transfuse._errors import Status, UnsupportedError, make_error
 from transfuse._options import find_layout
 from transfuse.torch import _encode, _ops, _registry
 from transfuse.torch._dtypes import TORCH_DTYPES
+
+# Options with which the encoder makes of BF16 weights what it makes of them by default, and values that do.
+_FORMLESS_OPTIONS = {"threads", "verify"}
+_DEFAULT_FORM = {"codec": (None, "auto", "bf16"), "favor": (None, "speed")}
 
 # Of what a warning names.
 _WORDS_SHOWN = 6
@@ -63,6 +68,58 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
         _registry.adopt(found)
         _made.note(buffer, layout, found)
     return found
+
+
+def make_layer(weight: Tensor, layout: str, options: dict[str, Any]) -> Tensor:
+    """As `lay_out`, of a layer that has to lie so.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such layout.
+    UnsupportedError
+        It does not take the codec, or not these weights.
+    """
+    find_layout(layout)
+    buffer, _, refusal = lay_out(weight, layout, options)
+    if refusal:
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, refusal)
+    return buffer
+
+
+def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tensor, int, str]:
+    """Returns a layer of dense weights, in a layout if that takes it, else coded.
+
+    Also how many bytes compressing came to, those of the blob if there was one, and why the layout does not take it, or
+    "".
+
+    To a packed layer of BF16 leads no encoder, which takes hundreds of times as long, where the options leave the
+    blob's form to the library: the layer is encoded with its defaults when it is saved.
+
+    Parameters
+    ----------
+    weight : Tensor, [rows][cols]
+        On any device, where the layer comes to lie, too.
+    layout : str
+        "coded", "packed" or "plain".
+    options : dict
+        Those of `transfuse.Layer.encode`.
+
+    Raises what `encode` does, and what `convert_layer` does for other reasons.
+    """
+    is_default = all(
+        name in _FORMLESS_OPTIONS or value in _DEFAULT_FORM.get(name, (None,)) for name, value in options.items()
+    )
+    if layout == "packed" and weight.dtype == torch.bfloat16 and is_default:
+        try:
+            packed = _registry.pack(weight)
+        except UnsupportedError:
+            pass  # a coded layer may have row offsets, with which it is packed
+        else:
+            return packed, packed.numel(), ""
+    blob = _encode.encode(weight, **options).to(weight.device)
+    laid_out, refusal = convert_or_keep(blob, layout)
+    return laid_out, blob.numel(), refusal
 
 
 def encode_again(buffer: Tensor) -> Tensor:

@@ -304,8 +304,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         """
         if not isinstance(linear, nn.Linear) or isinstance(linear, CompressedModule):
             raise TypeError(f"from_linear takes an nn.Linear with dense weights, not a {type(linear).__name__}")
-        find_layout(layout)
-        buffer = _layouts.convert_layer(encode_weight(linear.weight, **options), layout)
+        buffer = _layouts.make_layer(linear.weight, layout, options)
         layer = cls.from_buffer(buffer, linear.out_features, linear.in_features, None, linear.bias)
         return layer.train(linear.training)
 
@@ -412,8 +411,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
             raise TypeError(
                 f"from_embedding takes an nn.Embedding with dense weights, not a {type(embedding).__name__}"
             )
-        find_layout(layout)
-        buffer = _layouts.convert_layer(encode_weight(embedding.weight, **options), layout)
+        buffer = _layouts.make_layer(embedding.weight, layout, options)
         return make_embedding(embedding, buffer).train(embedding.training)
 
     def forward(self, ids: Tensor) -> Tensor:

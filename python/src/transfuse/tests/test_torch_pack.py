@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed layers of dense weights, without a blob: `pack`, and the modules and models that are made by it."""
+
+from __future__ import annotations
+
+import pytest
+
+import transfuse
+
+try:
+    import torch
+    from torch import Tensor, nn
+
+    import transfuse.torch as tt
+    from transfuse.torch import _layouts
+except ImportError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+from transfuse.tests.test_torch_ops import bits_of, make_weight, make_x
+from transfuse.tests.torch_cases import DEVICES, UNPACKABLE, make_unpackable
+
+SHAPES = [(1, 1), (16, 48), (271, 273), (300, 520)]
+HEAD_BYTES = 256
+
+
+def make_bf16(rows: int, cols: int, device: str) -> Tensor:
+    return make_weight(rows, cols, torch.bfloat16).to(device)
+
+
+def assert_is_layer_of(buffer: Tensor, weight: Tensor) -> None:
+    assert tt.layer_layout(buffer) == "packed" and buffer.device == weight.device
+    assert buffer.untyped_storage().nbytes() == buffer.numel()  # no room is left over
+    assert torch.equal(bits_of(tt.decode(buffer, *weight.shape, torch.bfloat16)), bits_of(weight))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_pack(shape: tuple[int, int], device: str) -> None:
+    """The weights come back, and the bytes are those that a plain layer becomes."""
+    weight = make_bf16(*shape, device)
+    packed = tt.pack(weight)
+    assert_is_layer_of(packed, weight)
+    due = tt.convert_layer(tt.convert_layer(tt.encode(weight).to(device), "plain"), "packed")
+    assert torch.equal(packed[HEAD_BYTES:], due[HEAD_BYTES:])
+    assert torch.equal(tt.pack(weight), packed)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_wherever_the_weights_lie(device: str) -> None:
+    """Parts of a matrix, rows at any address, columns of a transposed one, a row for all."""
+    whole = make_bf16(300, 530, device)
+    for weight in (whole[:, 3:515], whole[7:, :], whole[::3, 1:], whole.T, whole[:1].expand(40, 530), whole[:, :1]):
+        assert_is_layer_of(tt.pack(weight), weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_no_matrix(device: str) -> None:
+    for weight in (
+        torch.zeros(4, 4, device=device),
+        torch.zeros(4, dtype=torch.bfloat16, device=device),
+        torch.zeros(0, 4, dtype=torch.bfloat16, device=device),
+    ):
+        with pytest.raises(ValueError, match="must be a bfloat16 matrix"):
+            tt.pack(weight)
+    with pytest.raises(TypeError, match=r"must be a torch\.Tensor"):
+        tt.pack([[1.0]])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="on the CPU or on a CUDA device"):
+        tt.pack(torch.zeros(4, 4, dtype=torch.bfloat16, device="meta"))
+
+
+@pytest.mark.parametrize("kind", UNPACKABLE)
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_that_are_not_packed(kind: str, device: str) -> None:
+    with pytest.raises(transfuse.UnsupportedError, match=UNPACKABLE[kind]):
+        tt.pack(make_unpackable(kind, 300, 520).to(device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_blob_by_the_default_options(device: str) -> None:
+    weight = make_bf16(300, 520, device)
+    assert torch.equal(tt.convert_layer(tt.pack(weight), "coded").cpu(), tt.encode(weight))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_modules(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module is packed straight from its weights, and saved as one that was encoded; options of the blob's form are
+    kept, which takes an encoder."""
+    linear = nn.Linear(520, 300, dtype=torch.bfloat16, device=device)
+    coded = tt.TransfuseLinear.from_linear(linear)
+    small = tt.TransfuseLinear.from_linear(linear, layout="packed", favor="size")
+    assert small.info().class_bits == 4
+    x = make_x(3, 520, dtype=torch.bfloat16, device=device)
+    due = tt.TransfuseLinear.from_linear(linear, layout="plain")(x)
+
+    encode = _layouts._encode.encode
+    monkeypatch.setattr(_layouts._encode, "encode", None)
+    packed = tt.TransfuseLinear.from_linear(linear, layout="packed")
+    assert packed.layout == "packed"
+    torch.testing.assert_close(packed(x), due)
+    model = nn.Sequential(nn.Linear(520, 300, dtype=torch.bfloat16, device=device), nn.Embedding(9, 7))
+    report = tt.compress_model(model, layout="packed", include=["0.weight"])
+    assert report.compressed["0.weight"].layout == "packed"
+    monkeypatch.setattr(_layouts._encode, "encode", encode)
+    assert torch.equal(packed.state_dict()["weight"], coded.state_dict()["weight"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_different_size(device: str) -> None:
+    """What takes row offsets to pack is packed by way of a coded layer, which has them."""
+    linear = nn.Linear(520, 300, bias=False, dtype=torch.bfloat16, device=device)
+    with torch.no_grad():
+        linear.weight.mul_(2.0 ** (torch.arange(300, device=device) * 5 % 7 * 6).to(torch.bfloat16)[:, None])
+    with pytest.raises(transfuse.UnsupportedError):
+        tt.pack(linear.weight)
+    layer = tt.TransfuseLinear.from_linear(linear, layout="packed")
+    assert layer.layout == "packed"
+    assert torch.equal(bits_of(layer.decode_weight()), bits_of(linear.weight.detach()))
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU")
+def test_streams() -> None:
+    """What the current stream writes is packed; a captured one refuses."""
+    weights = [make_bf16(2048, 4096, "cuda") for _ in range(8)]
+    large = torch.randn(4096, 4096, device="cuda")
+    for _ in range(8):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            weight = torch.empty_like(weights[0])
+            for _ in range(4):
+                large @ large  # what follows is late
+            weight.copy_(weights[1])
+            packed = tt.pack(weight)
+        assert_is_layer_of(packed, weights[1])
+    with (
+        pytest.raises(RuntimeError, match="CUDA graph is captured"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        tt.pack(weights[0])

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed layers of dense weights that are on the device: the public functions. */
+#include "trf_context.h"
+#include "trf_device_layer.h"
+#include "trf_layer_feed.h"
+#include "trf_packed_layer.h"
+#include "trf_struct.h"
+
+#include <stdlib.h>
+
+void trf_device_matrix_init(trf_device_matrix *matrix) {
+    *matrix = (trf_device_matrix){.struct_bytes = sizeof *matrix, .dtype = TRF_DTYPE_BF16};
+}
+
+void trf_pack_options_init(trf_pack_options *options) {
+    *options = (trf_pack_options){.struct_bytes = sizeof *options};
+}
+
+/* Takes the caller's matrix; its weights are not looked at. */
+static trf_status take_matrix(const trf_device_matrix *matrix, trf_device_matrix *taken, trf_error *err) {
+    static const trf_struct_type type = {"trf_device_matrix", sizeof *matrix, TRF_STRUCT_BYTES(trf_device_matrix, ld)};
+    if (!matrix)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "packing needs a matrix");
+    trf_device_matrix_init(taken);
+    trf_status status = trf_take_struct(&type, taken, matrix, err);
+    if (status != TRF_OK)
+        return status;
+    if (taken->ld == 0)
+        taken->ld = taken->cols;
+    if (taken->dtype != TRF_DTYPE_BF16)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "weights of %s are not packed, but BF16",
+                        trf_dtype_name(taken->dtype));
+    if (taken->ld < taken->cols || taken->ld > UINT32_MAX)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "rows of %u weights, %llu apart", taken->cols,
+                        (unsigned long long)taken->ld);
+    return TRF_OK;
+}
+
+trf_status trf_device_layer_get_packed_size(const trf_context *context, const trf_device_matrix *matrix,
+                                            trf_layer_size *size, trf_error *err) {
+    trf_device_matrix taken;
+    if (!context || !size)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer's size needs a context");
+    trf_status status = take_matrix(matrix, &taken, err);
+    return status == TRF_OK ? trf_packed_get_matrix_size(&taken, size, err) : status;
+}
+
+static trf_status take_options(const trf_pack_options *options, trf_pack_options *taken, trf_error *err) {
+    static const trf_struct_type type = {"trf_pack_options", sizeof *options,
+                                         TRF_STRUCT_BYTES(trf_pack_options, stream)};
+    trf_pack_options_init(taken);
+    return options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
+}
+
+/* Whether the weights are there, and the layer's memory, if the caller supplies it. */
+static trf_status check_memory(const trf_context *context, const trf_device_matrix *matrix,
+                               const trf_layer_memory *memory, trf_error *err) {
+    const uint64_t weights = (uint64_t)(matrix->rows - 1) * matrix->ld + matrix->cols;
+    const trf_given_buffer given = {matrix->weights, weights * sizeof(uint16_t)};
+    trf_layer_size size;
+    if (!given.at || (uintptr_t)given.at % sizeof(uint16_t))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "packing needs weights in device memory, aligned to 2 "
+                        "bytes");
+    trf_status status = trf_packed_get_matrix_size(matrix, &size, err);
+    if (status != TRF_OK || !trf_has_memory(memory))
+        return status;
+    return trf_check_layer_memory(memory, &size, &given, context->ops->alignment, 0, err);
+}
+
+/* That of a coded layer which never was. */
+static trf_header header_of(const trf_device_matrix *matrix) {
+    return (trf_header){.magic = TRF_MAGIC,
+                        .version = TRF_FORMAT_VERSION,
+                        .codec = TRF_CODEC_BF16,
+                        .source_dtype = (uint8_t)matrix->dtype,
+                        .tile_size = TRF_TILE_SIZE,
+                        .rows = matrix->rows,
+                        .cols = matrix->cols,
+                        .num_tile_rows = (matrix->rows - 1) / TRF_TILE_SIZE + 1,
+                        .num_tile_cols = (matrix->cols - 1) / TRF_TILE_SIZE + 1};
+}
+
+static trf_status make_layer(trf_context *context, const trf_device_matrix *matrix, const trf_pack_options *options,
+                             trf_device_layer **layer, trf_error *err) {
+    const trf_layout_ops *ops;
+    trf_device_layer *made;
+    trf_status status = trf_find_layout(context, TRF_LAYOUT_PACKED, &ops, err);
+    if (status == TRF_OK)
+        status = trf_begin_device_layer(context, ops, &made, err);
+    if (status != TRF_OK)
+        return status;
+    made->header = header_of(matrix);
+    made->info = trf_layout_coded_info(&made->header, matrix->rows, matrix->cols);
+    status = ops->pack(made, matrix, options, err);
+    if (status == TRF_OK)
+        *layer = made;
+    else
+        free(made);
+    return status;
+}
+
+trf_status trf_device_layer_pack(trf_context *context, const trf_device_matrix *matrix, const trf_pack_options *options,
+                                 trf_device_layer **layer, trf_error *err) {
+    trf_device_matrix dense;
+    trf_pack_options taken;
+    if (!context || !layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "packing needs a context, and a place for the layer");
+    trf_status status = take_matrix(matrix, &dense, err);
+    if (status == TRF_OK)
+        status = take_options(options, &taken, err);
+    if (status == TRF_OK && (dense.rows == 0 || dense.cols == 0))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer of %ux%u weights cannot be packed", dense.rows,
+                        dense.cols);
+    if (status == TRF_OK)
+        status = check_memory(context, &dense, &taken.memory, err);
+    return status == TRF_OK ? make_layer(context, &dense, &taken, layer, err) : status;
+}
