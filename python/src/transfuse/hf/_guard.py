@@ -340,6 +340,7 @@ def _make_adjust_bias(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def guard_trainer(trainer: ModuleType) -> None:
     """Watches `transformers.trainer`, which loads checkpoints by `load_state_dict(strict=False)`."""
+    _model_guard.change_trainer(trainer)
     loader = "Trainer, which resumes from state dicts,"
 
     def make_load(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from transfuse._threads import Cancel, run_on_threads
 from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part, describe_refusal
 from transfuse.torch import _load, _ops
-from transfuse.torch._buffer_module import BufferModule, mark_filled
+from transfuse.torch._buffer_module import BufferModule, note_paths
 from transfuse.torch._containers import container_buffers
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import TransfuseExperts, replace_experts
@@ -97,7 +97,7 @@ class Loader:
         """Reads layers on several threads, in the order of the files, and sets them as they come."""
 
         def take(load: _Load, buffer: Tensor) -> None:
-            set_parameter(self.model, load.target, mark_filled(nn.Parameter(buffer, requires_grad=False)))
+            set_parameter(self.model, load.target, nn.Parameter(buffer, requires_grad=False))
             bar.update(len(load.parts))
 
         loads = sorted(loads, key=lambda load: (load.parts[0].tensor.file, load.parts[0].tensor.file_offset))
@@ -244,14 +244,20 @@ def end_loading(model: nn.Module) -> None:
     Raises
     ------
     RuntimeError
-        A parameter was given by nobody.
+        A parameter was given by nobody, or was taken away again.
     """
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty:
-        raise RuntimeError(f"no weights were loaded for {', '.join(empty)}")
+        more = f" and {len(empty) - _NAMES_SHOWN} more" if len(empty) > _NAMES_SHOWN else ""
+        raise RuntimeError(
+            f"no weights were loaded for {', '.join(empty[:_NAMES_SHOWN])}{more}: they are on the meta device. Call "
+            "from_pretrained outside of accelerate's init_empty_weights and the like, which leave models without "
+            "weights"
+        )
     for module in model.modules():
         if isinstance(module, BufferModule):
             module.__dict__.pop("_is_loading", None)
+    note_paths(model)
 
 
 def compressed_parameters(model: PreTrainedModel) -> dict[str, BufferModule]:

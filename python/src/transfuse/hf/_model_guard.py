@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transfuse._errors import Status, make_error
 from transfuse.hf._config_fields import METHOD, NEEDS_TRANSFUSE
@@ -32,6 +33,8 @@ _WEIGHTS_KEY = "transformers_weights"
 _VERSION = 4
 _AUTO = "auto"
 _LOSSLESS = {"BF16": "bf16", "F16": "fp16", "F8_E4M3": "fp8_e4m3", "F8_E5M2": "fp8_e5m2", "I8": "int"}
+# Of the attention blocks of diffusers.
+_PROJECTION = re.compile(r"(^|\.)(to|add)_[qkv](_proj)?$")
 _NAMES_SHOWN = 4
 _WAY_OUT = (
     "do it with the uncompressed model, before it is compressed, or leave these layers out of the compression "
@@ -42,43 +45,86 @@ _WAY_OUT = (
 def change_transformers_models(modeling_utils: ModuleType) -> None:
     """Changes `PreTrainedModel` of `transformers.modeling_utils`, and the class of its configs. May be called again."""
     model, config = modeling_utils.PreTrainedModel, modeling_utils.PreTrainedConfig
-    _wrap(model, "save_pretrained", _make_save(_transformers_quantizer))
-    _wrap_overrides(model)
-    _wrap(model, "tie_weights", _make_tie)
-    _wrap(config, "to_json_file", _make_write_config)
-    _wrap(model, "__init_subclass__", _make_init_subclass)
+    wrap(model, "save_pretrained", _make_save(_transformers_quantizer))
+    wrap(model, "tie_weights", _make_tie)
+    wrap(config, "to_json_file", _make_write_config)
+    wrap_derived(model, _wrap_overrides)
 
 
 def _wrap_overrides(model: type[Any]) -> None:
     """Wraps what architectures have of their own, too."""
-    _wrap(model, "resize_token_embeddings", _make_resize)
-    _wrap(model, "resize_position_embeddings", _make_refusal("position embeddings cannot be resized"))
-    for derived in model.__subclasses__():
-        _wrap_overrides(derived)
+    wrap(model, "resize_token_embeddings", _make_resize)
+    wrap(model, "resize_position_embeddings", _make_refusal("position embeddings cannot be resized"))
 
 
 def change_diffusers_models(modeling_utils: ModuleType) -> None:
     """Changes `ModelMixin` of `diffusers.models.modeling_utils`. May be called again."""
-    _wrap(modeling_utils.ModelMixin, "save_pretrained", _make_save(_diffusers_quantizer))
+    model = modeling_utils.ModelMixin
+    wrap(model, "save_pretrained", _make_save(_diffusers_quantizer))
+    wrap(model, "to", _make_cast)
+    wrap_derived(model, _wrap_fusing)
 
 
-def _wrap(owner: type[Any], name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original = owner.__dict__.get(name)
+def _wrap_fusing(model: type[Any]) -> None:
+    """Wraps a method that most models have from a second base class, or of their own."""
+    for base in model.__mro__:
+        wrap(base, "fuse_qkv_projections", _make_fuse)
+
+
+def change_trainer(trainer: ModuleType) -> None:
+    """Changes `Trainer` of `transformers.trainer`: it evaluates compressed models, too, and refuses to train them."""
+    check = vars(trainer).get("validate_quantization_for_training")
+    if check is None or hasattr(check, _MARK):
+        return
+
+    def make_train(original: Callable[..., Any]) -> Callable[..., Any]:
+        def train(self: Any, *arguments: Any, **options: Any) -> Any:
+            check(self.model)
+            return original(self, *arguments, **options)
+
+        return train
+
+    def check_others(model: Any) -> None:
+        if not _is_ours(getattr(model, "hf_quantizer", None)):
+            check(model)
+
+    setattr(check_others, _MARK, True)
+    vars(trainer)["validate_quantization_for_training"] = check_others
+    wrap(trainer.Trainer, "train", make_train)
+
+
+def wrap(owner: type[Any] | None, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts a wrapper in the place of a method that a class has of its own, unless it is there already."""
+    original = None if owner is None else owner.__dict__.get(name)
     if original is None or hasattr(original, _MARK):
         return
-    wrapper = make(original)
-    if not isinstance(wrapper, classmethod):
-        functools.update_wrapper(wrapper, original)
+    wrapper = functools.update_wrapper(make(original), original)
     setattr(wrapper, _MARK, True)
     setattr(owner, name, wrapper)
 
 
-def _make_init_subclass(original: Any) -> Any:
-    def init_subclass(cls: type[Any], /, **options: Any) -> None:
-        original.__func__(cls, **options)
-        _wrap_overrides(cls)
+def wrap_derived(base: type[Any], wrap_class: Callable[[type[Any]], None]) -> None:
+    """Calls a function for a class and all that derive from it, now and for those that come later."""
+    original = base.__dict__.get("__init_subclass__")
+    if hasattr(original, _MARK):
+        return
 
-    return classmethod(init_subclass)
+    def init_subclass(cls: type[Any], /, **options: Any) -> None:
+        if original is None:
+            super(base, cls).__init_subclass__(**options)
+        else:
+            original.__func__(cls, **options)
+        wrap_class(cls)
+
+    def visit(cls: type[Any]) -> None:
+        wrap_class(cls)
+        for derived in cls.__subclasses__():
+            visit(derived)
+
+    visit(base)
+    method = classmethod(init_subclass)
+    setattr(method, _MARK, True)
+    base.__init_subclass__ = method  # type: ignore[assignment]
 
 
 # ---- which weights are compressed ----
@@ -92,7 +138,8 @@ def find_compressed(model: Any) -> dict[str, BufferModule]:
     return {path: module for path, module in model.named_modules() if isinstance(module, buffers.BufferModule)}
 
 
-def _is_compressed(module: Any) -> bool:
+def is_compressed(module: Any) -> bool:
+    """Returns whether a module has compressed weights."""
     buffers = sys.modules.get("transfuse.torch._buffer_module")
     return buffers is not None and isinstance(module, buffers.BufferModule)
 
@@ -101,10 +148,11 @@ def _is_buffer(model: Any, name: str) -> bool:
     """Returns whether a parameter is compressed."""
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
-    return _is_compressed(module) and own in module._buffer_names()
+    return is_compressed(module) and own in module._buffer_names()
 
 
-def _refuse(what: str, paths: list[str]) -> None:
+def refuse(what: str, paths: list[str]) -> NoReturn:
+    """Raises the error for what cannot be done with the layers of these paths."""
     more = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
     raise make_error(
         Status.TRF_ERR_UNSUPPORTED,
@@ -270,23 +318,45 @@ def _make_resize(original: Callable[..., Any]) -> Callable[..., Any]:
         if pad_to_multiple_of:
             wanted = -(-wanted // pad_to_multiple_of) * pad_to_multiple_of
         if wanted != size:
-            _refuse(f"token embeddings cannot be resized from {size} to {wanted}", paths)
+            refuse(f"token embeddings cannot be resized from {size} to {wanted}", paths)
         return ends[0]
 
     return resize_token_embeddings
+
+
+def _make_fuse(original: Callable[..., Any]) -> Callable[..., Any]:
+    def fuse_qkv_projections(self: Any, *arguments: Any, **options: Any) -> Any:
+        paths = [path for path in find_compressed(self) if _PROJECTION.search(path)]
+        if paths:
+            refuse("projections cannot be fused", paths)
+        return original(self, *arguments, **options)
+
+    return fuse_qkv_projections
+
+
+def _make_cast(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has diffusers cast models as transformers does: what is not compressed; the rest is cast as it is decoded."""
+
+    def to(self: Any, *arguments: Any, **options: Any) -> Any:
+        if not _is_ours(getattr(self, "hf_quantizer", None)):
+            return original(self, *arguments, **options)
+        with _with_attribute(self, "is_quantized", False):
+            return original(self, *arguments, **options)
+
+    return to
 
 
 def _make_refusal(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes wrappers of what is not for models with compressed weights."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def refuse(self: Any, *arguments: Any, **options: Any) -> Any:
+        def guarded(self: Any, *arguments: Any, **options: Any) -> Any:
             paths = list(find_compressed(self))
             if paths:
-                _refuse(what, paths)
+                refuse(what, paths)
             return original(self, *arguments, **options)
 
-        return refuse
+        return guarded
 
     return make
 
@@ -299,7 +369,7 @@ def _make_tie(original: Callable[..., Any]) -> Callable[..., Any]:
                 compressed = [name for name in pair if _is_buffer(self, name)]
                 if len(compressed) == 1:
                     dense = next(name for name in pair if name not in compressed)
-                    _refuse(f"{dense} cannot be tied to {compressed[0]}", compressed)
+                    refuse(f"{dense} cannot be tied to {compressed[0]}", compressed)
         return original(self, missing_keys, recompute_mapping, *args, **kw)
 
     return tie_weights

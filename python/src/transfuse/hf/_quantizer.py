@@ -184,6 +184,13 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
             set_exact(True)
         return model
 
+    def _dequantize(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+        """Refused: what modules were before they were compressed is not known any more."""
+        raise make_error(
+            Status.TRF_ERR_UNSUPPORTED,
+            "a loaded model is not decompressed: run 'transfuse decompress' on its folder, and load the result",
+        )
+
     def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, Any] | None, dict[str, str]]:
         """Returns tensors by their names in files, so that what is saved is a compressed checkpoint again."""
         from transfuse.hf._saving import make_file_tensors

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 from peft.tuners import tuners_utils
 from torch import Tensor, nn
 
+import transfuse
 from transfuse.tests.torch_cases import TiedModel, exact, make_ids, make_model, normal, same_bits
 from transfuse.torch._compress import compress_model
 from transfuse.torch._modules import TransfuseLinear
@@ -162,3 +164,77 @@ def test_tuners_that_come_later_refuse_too(models: tuple[TiedModel, TiedModel]) 
     assert tuner.merged
     with pytest.raises(ValueError, match="compressed"):
         Tuner(models[1].up).merge()
+
+
+@pytest.mark.parametrize("init", ["olora", "pissa", "pissa_niter_4", "corda"])
+def test_first_weights_that_change_the_layer(models: tuple[TiedModel, TiedModel], init: str) -> None:
+    before = models[1].up.weight.clone()
+    with pytest.raises(
+        transfuse.UnsupportedError, match=f"'{init}' changes .* the weights of up are compressed.*exclude"
+    ):
+        peft.get_peft_model(models[1], peft.LoraConfig(target_modules=["up"], init_lora_weights=init))
+    assert same_bits(models[1].up.weight, before)
+
+
+@pytest.mark.parametrize("init", ["orthogonal", "mica"])
+def test_first_weights_that_read_the_layer(models: tuple[TiedModel, TiedModel], init: str) -> None:
+    ids, found = make_ids(models[0], 3, 6), []
+    for each in models:
+        torch.manual_seed(1)
+        options = {"target_modules": ["up"], "init_lora_weights": init}
+        found.append(peft.get_peft_model(each, peft.LoraConfig(**options)))
+    with exact():
+        assert same_bits(*(each(ids) for each in found))
+    assert isinstance(models[1].up.base_layer, TransfuseLinear) and models[1].up.base_layer.weight.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("kind", ["LoHaConfig", "LoKrConfig", "HRAConfig", "ShiraConfig", "TinyLoraConfig"])
+def test_adapters_that_calculate_with_the_weights(models: tuple[TiedModel, TiedModel], kind: str) -> None:
+    """Some of them would fail in the first product only, and others be smaller than for the uncompressed model."""
+    config = getattr(peft, kind)(target_modules=["up"])
+    with pytest.raises(transfuse.UnsupportedError, match="calculate with .* the weights of up are compressed"):
+        peft.get_peft_model(models[1], config)
+
+
+def test_what_fails_in_peft_names_the_layer(models: tuple[TiedModel, TiedModel]) -> None:
+    with pytest.raises(
+        transfuse.UnsupportedError, match=r"LORA fails \(RuntimeError.* the weights of embed_tokens are"
+    ):
+        with_adapter(models[1], target_modules=["embed_tokens"], use_dora=True)
+    with pytest.raises(ValueError, match="rank"):  # a mistake of the user's stays what it is
+        peft.get_peft_model(models[1], peft.LoraConfig(r=3, target_modules=["up"], init_lora_weights="orthogonal"))
+
+
+@pytest.mark.parametrize("target", ["up.weight", "weight"])
+def test_target_parameters(models: tuple[TiedModel, TiedModel], target: str) -> None:
+    with pytest.raises(transfuse.UnsupportedError, match=r"to be matrices: the weights of .*\bup\b"):
+        peft.get_peft_model(models[1], peft.LoraConfig(target_modules=[], target_parameters=[target]))
+
+
+def test_trainable_tokens(models: tuple[TiedModel, TiedModel]) -> None:
+    with pytest.raises(transfuse.UnsupportedError, match="trainable_token_indices.*embed_tokens"):
+        with_adapter(models[1], trainable_token_indices={"embed_tokens": [1, 2]})
+
+
+def test_modules_to_save(models: tuple[TiedModel, TiedModel], tmp_path: Path) -> None:
+    """Copies are uncompressed: they are trained and saved, and loaded again, as those of the uncompressed model."""
+    ids, outputs = make_ids(models[0], 3, 6), []
+    for number, each in enumerate(models):
+        adapted = with_adapter(each, target_modules=["up"], modules_to_save=["down", "embed_tokens"])
+        assert type(each.down.modules_to_save["default"]) is nn.Linear
+        with exact():
+            gradients_of = gradients(adapted, ids)
+            optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=0.1)
+            optimizer.step()
+            outputs.append((gradients_of, adapted(ids)))
+        adapted.save_pretrained(tmp_path / str(number))
+    (want, want_output), (found, output) = outputs
+    assert want.keys() == found.keys() and len(want) == 4
+    assert all(same_bits(want[name], found[name]) for name in want)
+    assert same_bits(output, want_output)
+    fresh = make_model()
+    compress_model(fresh, embeddings=True)
+    with exact():
+        again = peft.PeftModel.from_pretrained(fresh, str(tmp_path / "0"))
+        assert same_bits(again(ids), want_output)
+    assert isinstance(again.unload().down, TransfuseLinear)

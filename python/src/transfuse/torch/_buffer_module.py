@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from transfuse._errors import TransfuseError
+from transfuse._errors import Status, TransfuseError, make_error
 from transfuse.torch import _registry
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ def as_parameter(buffer: Tensor) -> nn.Parameter:
     return buffer if isinstance(buffer, nn.Parameter) else nn.Parameter(buffer, requires_grad=False)
 
 
-def mark_filled(buffer: nn.Parameter) -> nn.Parameter:
-    """Returns a parameter that a module takes while a framework loads: its bytes are those of a file."""
-    buffer._is_filled = True  # type: ignore[attr-defined]
-    return buffer
+def is_layer(tensor: Tensor) -> bool:
+    """Returns whether a tensor is the buffer of a layer, or a container of experts, that was adopted."""
+    return is_buffer(tensor) and has_bytes(tensor) and _registry.is_known(tensor)
 
 
 def adopt_moved(buffer: Tensor) -> None:
@@ -73,6 +72,8 @@ class BufferModule(nn.Module):
     """
 
     _layout = "coded"
+    # Where it was in its model when it was compressed or loaded, for messages.
+    _path = ""
     # While a framework loads a model it asks for state dicts, from which what is loaded already is left out, and sets
     # memory that nobody has filled in the place of parameters that it misses.
     _is_loading = False
@@ -88,6 +89,10 @@ class BufferModule(nn.Module):
     def _buffer_names(self) -> tuple[str, ...]:
         """Returns the names of the parameters that are buffers of layers."""
         raise NotImplementedError
+
+    def dense_names(self) -> tuple[str, ...]:
+        """Returns the names that the uncompressed module has for the parameters whose place the buffers take."""
+        return self._buffer_names()
 
     def _take_buffer(self, name: str, buffer: Tensor | None) -> None:
         """Checks and adopts what is to become a parameter; it may still be empty, or on the meta device.
@@ -114,6 +119,21 @@ class BufferModule(nn.Module):
         """Returns what a state dict has of a parameter that holds a layer: its blob, in whatever layout it lies."""
         return buffer
 
+    def describe(self) -> str:
+        """Returns what messages call the module: its path in the model, where it is known, and its class."""
+        kind = type(self).__name__
+        return f"{self._path} ({kind})" if self._path else kind
+
+    def to_dense(self) -> nn.Module:
+        """Returns the uncompressed module, with the decoded weights; this one stays as it is.
+
+        Raises
+        ------
+        UnsupportedError
+            Nobody knows what the module was before.
+        """
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{self.describe()} cannot be made an uncompressed module again")
+
     def reset_parameters(self) -> None:
         """Refused: dense modules draw random weights here, and a layer's buffer cannot be drawn.
 
@@ -121,22 +141,7 @@ class BufferModule(nn.Module):
         """
         if self._is_loading:
             return
-        raise RuntimeError(f"{type(self).__name__} has compressed weights, which cannot be drawn at random")
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """As `nn.Module.requires_grad_`, of which compressed weights take False alone.
-
-        Raises
-        ------
-        RuntimeError
-            `requires_grad` is true.
-        """
-        if requires_grad:
-            raise RuntimeError(
-                f"{type(self).__name__} has compressed weights, which cannot be trained: train an adapter such as LoRA "
-                "on top of them, or leave the layer out of the compression"
-            )
-        return super().requires_grad_(False)
+        raise RuntimeError(f"{self.describe()} has compressed weights, which cannot be drawn at random")
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As `nn.Module.register_parameter`, which setting an attribute calls, too; raises what `_take_buffer` does."""
@@ -148,7 +153,8 @@ class BufferModule(nn.Module):
 
     def _refuse_unfilled(self, name: str, buffer: Tensor | None) -> None:
         """Has nobody read memory that a framework allocates in the place of what it misses."""
-        if self._is_loading and buffer is not None and has_bytes(buffer) and not getattr(buffer, "_is_filled", False):
+        # What was read from a file is adopted; memory that was only allocated is not.
+        if self._is_loading and buffer is not None and has_bytes(buffer) and not is_layer(buffer):
             raise RuntimeError(
                 f"the {name} of a {type(self).__name__} was to be set to something that is no compressed weight of the "
                 "files: the checkpoint does not give it"
@@ -169,7 +175,8 @@ class BufferModule(nn.Module):
         if not is_buffer(buffer):
             self._parameters[name] = as_parameter(old)
             raise TypeError(
-                f"compressed weights cannot be made {buffer.dtype}: {name} is a layer's buffer, and stays one"
+                f"compressed weights cannot be made {buffer.dtype}: {name} of {self.describe()} is a layer's buffer, "
+                "and stays one"
             )
         if old.is_meta or buffer.is_meta or buffer.data_ptr() == old_pointer:
             return
@@ -258,3 +265,10 @@ class BufferModule(nn.Module):
         self._parameters[name] = None
         self._parameters[name] = parameter
         self._note_adoption()
+
+
+def note_paths(model: nn.Module) -> None:
+    """Has the compressed modules of a model know where they are in it, which their messages say."""
+    for path, module in model.named_modules():
+        if isinstance(module, BufferModule) and not module._path:
+            module._path = path

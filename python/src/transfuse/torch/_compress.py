@@ -18,7 +18,7 @@ from transfuse._checkpoint import Progress
 from transfuse._errors import Status, make_error
 from transfuse._options import Granularity, fill_encode_options, find_layout
 from transfuse.torch import _layouts, _registry
-from transfuse.torch._buffer_module import as_parameter
+from transfuse.torch._buffer_module import as_parameter, note_paths
 from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
 from transfuse.torch._modules import CompressedModule, TransfuseLinear, make_embedding
 from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, select
@@ -168,6 +168,7 @@ def compress_model(
         else:
             left.update(dict.fromkeys(weight.names, "it would not become smaller"))
         done += weight.source_bytes
+    note_paths(model)
     if taken:
         _report_progress(progress, taken[-1].names[0], done, total)
     if refused:

@@ -285,6 +285,10 @@ class TransfuseExperts(BufferModule):
             shapes["gate_up_proj"] = experts, 2 * rows, cols
         return shapes
 
+    def dense_names(self) -> tuple[str, ...]:
+        """Returns the names of what `decode_weights` returns."""
+        return tuple(self.dense_shapes())
+
     def extra_repr(self) -> str:
         """Shapes of the experts, codec, bits a weight and dtype."""
         lines = []

@@ -317,6 +317,15 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         """As `decode_weight`, under PEFT's name."""
         return self.decode_weight()
 
+    def to_dense(self) -> nn.Linear:
+        """Returns an `nn.Linear` with the decoded weights, and a bias of its own."""
+        weight = self.decode_weight()
+        dense = nn.Linear(self.in_features, self.out_features, self.bias is not None, "meta")
+        dense.weight = nn.Parameter(weight, weight.is_floating_point())
+        if self.bias is not None:
+            dense.bias = nn.Parameter(self.bias.detach().clone())
+        return dense.train(self.training)
+
     def forward(self, x: Tensor) -> Tensor:
         """Returns y, [..., out_features], of the dtype of x, [..., in_features]."""
         # Not self.weight: nn.Module looks that up in three dictionaries, in Python, which takes a microsecond a call.
@@ -414,6 +423,14 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
         buffer = _layouts.make_layer(embedding.weight, layout, options)
         return make_embedding(embedding, buffer).train(embedding.training)
 
+    def to_dense(self) -> nn.Embedding:
+        """Returns an `nn.Embedding` with the decoded weights, of `output_dtype`."""
+        weight = self.decode_weight().to(self.output_dtype)
+        dense = nn.Embedding(*self.weight_shape, self.padding_idx, device="meta")
+        dense.weight = nn.Parameter(weight, weight.is_floating_point())
+        dense.scale_grad_by_freq, dense.sparse = self.scale_grad_by_freq, self.sparse
+        return dense.train(self.training)
+
     def forward(self, ids: Tensor) -> Tensor:
         """Returns the rows of ids, [..., embedding_dim], of `output_dtype`."""
         return _ops.embedding(ids, self.weight, self.num_embeddings, self.embedding_dim, self.output_dtype)
@@ -462,6 +479,10 @@ class TransfuseScaledEmbedding(TransfuseEmbedding):
     def embed_scale(self) -> Tensor:
         """The multiplier as a tensor, as transformers and PEFT ask for it."""
         return torch.tensor(self.multiplier, device=self.weight.device)
+
+    def to_dense(self) -> nn.Embedding:
+        """Refused: the model's own class, which multiplies, is not known any more."""
+        return BufferModule.to_dense(self)  # type: ignore[return-value]
 
     def _set_output_dtype(self, dtype: torch.dtype) -> None:
         super()._set_output_dtype(dtype)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses the buffers of compressed layers where torch would take them for matrices.
+"""What torch does with the weights of modules, which would take the buffers of compressed layers for matrices.
 
 `torch.nn.init` would overwrite their bytes behind everybody's back. Its functions end in a few that are looked up in
 the module when they are called, so that these are wrapped: who has imported `normal_` by its name gets the refusal as
 well. A dense layer that is given such a buffer as its weight, to tie it, would fail at its next product, in words about
-dtypes.
+dtypes; `requires_grad_` and `torch.nn.utils` (parametrizations, norms, pruning) would, too. All of these are refused,
+with the names of the layers.
+
+A state dict of a compressed model goes into an uncompressed one: its blobs are decoded.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import init
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from transfuse._errors import Status, TransfuseError, make_error
-from transfuse.torch import _registry
-from transfuse.torch._buffer_module import BufferModule, has_bytes, is_buffer
+from transfuse.torch import _ops, _registry
+from transfuse.torch._buffer_module import BufferModule, align_buffer, has_bytes, is_buffer, is_layer
+from transfuse.torch._dtypes import TORCH_DTYPES
 
 _MARK = "_transfuse_guards"
 # What the functions end in, and what of torch.nn.init ends there.
@@ -32,7 +37,17 @@ _ENDS = {
     "_calculate_fan_in_and_fan_out": "xavier_ or kaiming_",
 }
 
-
+# What takes a module and the name of its weight, for which it puts something that it calculates.
+_PARAMETRIZERS = [
+    (parametrize, "register_parametrization"),
+    (parametrizations, "orthogonal"),
+    (parametrizations, "spectral_norm"),
+    (parametrizations, "weight_norm"),
+    (nn.utils, "spectral_norm"),
+    (nn.utils, "weight_norm"),
+    (prune.BasePruningMethod, "apply"),
+]
+_NAMES_SHOWN = 4
 _WAY_OUT = "before it is compressed, or leave the layer out of the compression"
 _installed = False
 
@@ -43,16 +58,95 @@ def install() -> None:
     if not _installed:
         register_module_parameter_registration_hook(_refuse_parameter)  # type: ignore[no-untyped-call]
     _installed = True
+    _wrap(nn.Module, "requires_grad_", _refuse_training)
+    _wrap(nn.Module, "_load_from_state_dict", _decode_for_dense)
+    for place, name in _PARAMETRIZERS:
+        _wrap(place, name, _refuse_modules)
     for name, what in _ENDS.items():
-        original = getattr(init, name, None)
-        if original is not None and not hasattr(original, _MARK):
-            vars(init)[name] = _refuse_buffers(original, what)
+        _wrap(init, name, functools.partial(_refuse_buffers, what=what))
+
+
+def _wrap(place: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts a wrapper in the place of a function of a module or class, if it is there and none yet."""
+    original = vars(place).get(name)
+    function = original.__func__ if isinstance(original, classmethod) else original
+    if function is None or hasattr(function, _MARK):
+        return
+    wrapper = functools.wraps(function)(make(function))
+    setattr(wrapper, _MARK, True)
+    setattr(place, name, classmethod(wrapper) if isinstance(original, classmethod) else wrapper)
+
+
+def _refuse_training(original: Callable[..., Any]) -> Callable[..., Any]:
+    def requires_grad_(self: nn.Module, requires_grad: bool = True) -> nn.Module:
+        compressed = {path: each for path, each in self.named_modules() if isinstance(each, BufferModule)}
+        if requires_grad and compressed:
+            names = [module._path or path or module.describe() for path, module in compressed.items()]
+            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+            raise RuntimeError(
+                f"the weights of {', '.join(names[:_NAMES_SHOWN])}{more} are compressed, and cannot be trained: train "
+                "an adapter such as LoRA on top of them, or leave the layers out of the compression "
+                "(compress_model(exclude=...), 'transfuse compress --exclude')"
+            )
+        original(self, requires_grad)
+        return self
+
+    return requires_grad_
+
+
+def _refuse_modules(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*arguments: Any, **options: Any) -> Any:
+        module = next((each for each in (*arguments, *options.values()) if isinstance(each, BufferModule)), None)
+        names = [options.get("name"), options.get("tensor_name"), *arguments, "weight"]
+        name = next(each for each in names if isinstance(each, str))
+        if module is not None and name in module._buffer_names():
+            raise make_error(
+                Status.TRF_ERR_UNSUPPORTED,
+                f"{original.__qualname__} is for matrices, and the {name} of {module.describe()} is compressed: do it "
+                f"{_WAY_OUT}",
+            )
+        return original(*arguments, **options)
+
+    return guarded
+
+
+def _decode_for_dense(original: Callable[..., Any]) -> Callable[..., Any]:
+    def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(self, BufferModule):
+            state_dict = _with_matrices(self, state_dict, prefix)
+        return original(self, state_dict, prefix, *arguments, **options)
+
+    return load
+
+
+def _with_matrices(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Returns the state dict of an uncompressed module with matrices in the place of blobs: it could not take these."""
+    found = {}
+    for name, parameter in module._parameters.items():
+        blob = state_dict.get(prefix + name)
+        if parameter is None or parameter.dim() != 2 or not isinstance(blob, Tensor):
+            continue
+        if not is_buffer(blob) or not has_bytes(blob):
+            continue
+        try:
+            found[prefix + name] = _decode(blob)
+        except TransfuseError as failure:
+            # What is no blob at all is torch's, which says that the shapes do not match.
+            if failure.status not in (Status.TRF_ERR_MAGIC, Status.TRF_ERR_TRUNCATED):
+                raise
+    return {**state_dict, **found} if found else state_dict
+
+
+def _decode(blob: Tensor) -> Tensor:
+    buffer = align_buffer(blob.detach())
+    _registry.adopt(buffer)
+    info = _registry.layer_info(buffer)
+    return _ops.decode(buffer, info.rows, info.cols, TORCH_DTYPES[info.dtype])
 
 
 def _refuse_buffers(original: Callable[..., Any], what: str) -> Callable[..., Any]:
-    @functools.wraps(original)
     def guarded(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
-        if _is_layer(tensor):
+        if is_layer(tensor):
             raise make_error(
                 Status.TRF_ERR_UNSUPPORTED,
                 f"{what} is for matrices, and this tensor has the compressed weights of {_describe(tensor)}: draw them "
@@ -60,23 +154,18 @@ def _refuse_buffers(original: Callable[..., Any], what: str) -> Callable[..., An
             )
         return original(tensor, *arguments, **options)
 
-    setattr(guarded, _MARK, True)
     return guarded
 
 
 def _refuse_parameter(module: nn.Module, name: str, parameter: Tensor | None) -> None:
     if isinstance(module, BufferModule) or not isinstance(module, (nn.Linear, nn.Embedding)) or parameter is None:
         return
-    if _is_layer(parameter):
+    if is_layer(parameter):
         raise make_error(
             Status.TRF_ERR_UNSUPPORTED,
             f"the {name} of {type(module).__name__}({module.extra_repr()}) is a matrix, and this parameter has the "
             f"compressed weights of {_describe(parameter)}: tie them {_WAY_OUT}",
         )
-
-
-def _is_layer(tensor: Tensor) -> bool:
-    return is_buffer(tensor) and has_bytes(tensor) and _registry.is_known(tensor)
 
 
 def _describe(buffer: Tensor) -> str:
