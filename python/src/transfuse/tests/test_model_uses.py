@@ -64,7 +64,7 @@ def test_empty_weights(folders: tuple[Path, Path], options: dict[str, Any]) -> N
     """accelerate leaves a model on the meta device then, which for the source nobody is told."""
     with (
         accelerate.init_empty_weights(),
-        pytest.raises(RuntimeError, match=r"lm_head.*\d more.*outside of .*init_empty"),
+        pytest.raises(RuntimeError, match=r"q_proj.*\d more.*outside of .*init_empty"),
     ):
         load(folders[1], **options)
     with accelerate.init_on_device(torch.device("cpu"), include_buffers=True):

@@ -132,7 +132,11 @@ class BufferModule(nn.Module):
         UnsupportedError
             Nobody knows what the module was before.
         """
-        raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{self.describe()} cannot be made an uncompressed module again")
+        raise make_error(
+            Status.TRF_ERR_UNSUPPORTED,
+            f"{self.describe()} cannot be made an uncompressed module again: leave the layer out of the compression "
+            "(compress_model(exclude=...), 'transfuse compress --exclude')",
+        )
 
     def reset_parameters(self) -> None:
         """Refused: dense modules draw random weights here, and a layer's buffer cannot be drawn.
