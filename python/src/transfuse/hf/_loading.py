@@ -218,10 +218,12 @@ def stand_ins(model: nn.Module) -> Iterator[None]:
     """
     modules = [module for module in model.modules() if isinstance(module, BufferModule)]
     kept = [dict(module._parameters) for module in modules]
+    shown: dict[tuple[int, ...], Any] = {}  # what modules share, they share here, too
     for module in modules:
-        for name, (shape, dtype) in _describe_dense(module).items():
-            shown = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
-            module._parameters[name] = mark_loaded(shown)  # type: ignore[assignment]
+        buffers = tuple(id(module._parameters.pop(name)) for name in module._buffer_names())
+        for number, (name, (shape, dtype)) in enumerate(_describe_dense(module).items()):
+            dense = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+            module._parameters[name] = shown.setdefault((*buffers, number), mark_loaded(dense))
     try:
         yield
     finally:

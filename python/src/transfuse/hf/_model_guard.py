@@ -47,6 +47,8 @@ def change_transformers_models(modeling_utils: ModuleType) -> None:
     model, config = modeling_utils.PreTrainedModel, modeling_utils.PreTrainedConfig
     wrap(model, "save_pretrained", _make_save(_transformers_quantizer))
     wrap(model, "tie_weights", _make_tie)
+    for base in model.__mro__:  # it is of one of its base classes
+        wrap(base, "num_parameters", _make_count)
     wrap(config, "to_json_file", _make_write_config)
     wrap_derived(model, _wrap_overrides)
 
@@ -62,6 +64,7 @@ def change_diffusers_models(modeling_utils: ModuleType) -> None:
     model = modeling_utils.ModelMixin
     wrap(model, "save_pretrained", _make_save(_diffusers_quantizer))
     wrap(model, "to", _make_cast)
+    wrap(model, "num_parameters", _make_count)
     wrap_derived(model, _wrap_fusing)
 
 
@@ -332,6 +335,20 @@ def _make_fuse(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *arguments, **options)
 
     return fuse_qkv_projections
+
+
+def _make_count(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has weights counted, not the bytes of buffers."""
+
+    def num_parameters(self: Any, *arguments: Any, **options: Any) -> Any:
+        if not find_compressed(self):
+            return original(self, *arguments, **options)
+        from transfuse.hf._loading import stand_ins
+
+        with stand_ins(self):
+            return original(self, *arguments, **options)
+
+    return num_parameters
 
 
 def _make_cast(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytest.importorskip("diffusers", reason="diffusers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
 
-import accelerate
 import diffusers
 import peft
 import torch
@@ -62,6 +62,7 @@ def test_trainer(folders: tuple[Path, Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{}, {"device_map": "cpu"}])
 def test_empty_weights(folders: tuple[Path, Path], options: dict[str, Any]) -> None:
     """accelerate leaves a model on the meta device then, which for the source nobody is told."""
+    accelerate: Any = importlib.import_module("accelerate")
     with (
         accelerate.init_empty_weights(),
         pytest.raises(RuntimeError, match=r"q_proj.*\d more.*outside of .*init_empty"),
@@ -71,6 +72,18 @@ def test_empty_weights(folders: tuple[Path, Path], options: dict[str, Any]) -> N
         model = load(folders[1], **options)
     found, wanted = parameters_of(model), load(folders[0]).state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("kind", ["llama_tied", "qwen3_moe"])
+def test_numbers_of_parameters(kind: str) -> None:
+    """Those of the uncompressed model, not bytes; shared ones count once."""
+    dense, model = KINDS[kind].make(), KINDS[kind].make()
+    transfuse.compress_model(model, embeddings=True)
+    assert model.num_parameters() == dense.num_parameters()
+    assert model.num_parameters(exclude_embeddings=True) == dense.num_parameters(exclude_embeddings=True)
+    trainable = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert model.num_parameters(only_trainable=True) == trainable > 0
+    assert any(each.dtype == torch.uint8 for each in model.parameters())
 
 
 def test_dequantizing_names_the_way_out(folders: tuple[Path, Path]) -> None:
@@ -122,6 +135,10 @@ def test_models_made_of_others(unets: tuple[Path, Path], make: Any) -> None:
         states.append(make(load_unet(folder)).state_dict())
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_numbers_of_parameters_in_diffusers(unets: tuple[Path, Path]) -> None:
+    assert load_unet(unets[0]).num_parameters() == load_unet(unets[1]).num_parameters()
 
 
 def test_fusing_projections(unets: tuple[Path, Path]) -> None:

@@ -172,16 +172,16 @@ def test_first_weights_that_change_the_layer(models: tuple[TiedModel, TiedModel]
     with pytest.raises(
         transfuse.UnsupportedError, match=f"'{init}' changes .* the weights of up are compressed.*exclude"
     ):
-        peft.get_peft_model(models[1], peft.LoraConfig(target_modules=["up"], init_lora_weights=init))
+        with_adapter(models[1], target_modules=["up"], init_lora_weights=init)
     assert same_bits(models[1].up.weight, before)
 
 
 @pytest.mark.parametrize("init", ["orthogonal", "mica"])
 def test_first_weights_that_read_the_layer(models: tuple[TiedModel, TiedModel], init: str) -> None:
     ids, found = make_ids(models[0], 3, 6), []
+    options: dict[str, Any] = {"target_modules": ["up"], "init_lora_weights": init}
     for each in models:
         torch.manual_seed(1)
-        options = {"target_modules": ["up"], "init_lora_weights": init}
         found.append(peft.get_peft_model(each, peft.LoraConfig(**options)))
     with exact():
         assert same_bits(*(each(ids) for each in found))
