@@ -22,7 +22,7 @@ from transfuse.hf._model_guard import find_compressed, is_compressed, refuse, wr
 
 # The types of adapters (PEFT 0.21) whose layers take the shape or the values of the weights below.
 _READERS = frozenset(
-    "DEFT DELORA FROD GLORA HIRA HRA LILY LOHA LOKR OSF PEANUT PSOFT SHIRA SUPERTUNING TINYLORA TRAINABLE_TOKENS "
+    "DEFT DELORA GLORA HIRA HRA LILY LOHA LOKR OSF PEANUT PSOFT SHIRA SUPERTUNING TINYLORA TRAINABLE_TOKENS "
     "UNILORA".split()
 )
 # Values of `init_lora_weights`, or how they begin, that take something away from the weights below.
