@@ -339,19 +339,30 @@ static trf_status find_in_model(const trf_checkpoint *model, const char *name, t
     return status;
 }
 
+/* As find_in_model, and in a pipeline's part a name may also begin with the part's. */
+static trf_status find_in_part(const trf_checkpoint *part, const char *name, trf_checkpoint_matrix *matrix,
+                               trf_error *err) {
+    const size_t length = part->name ? strlen(part->name) : 0;
+    trf_status status = find_in_model(part, name, matrix, err);
+    if (status == TRF_OK && !matrix->checkpoint_file && length && strncmp(name, part->name, length) == 0 &&
+        name[length] == '/')
+        status = find_in_model(part, name + length + 1, matrix, err);
+    return status;
+}
+
 trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_checkpoint_matrix *matrix,
                                trf_error *err) {
     const trf_checkpoint *model, *holder = NULL;
     *matrix = (trf_checkpoint_matrix){0};
     for (size_t i = 0; (model = trf_checkpoint_model(checkpoint, i)); i++) {
         trf_checkpoint_matrix found;
-        trf_status status = find_in_model(model, name, &found, err);
+        trf_status status = find_in_part(model, name, &found, err);
         if (status != TRF_OK)
             return status;
         if (found.checkpoint_file && holder)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                            "%s: both %s and %s have a tensor '%s'; open the folder of one of them", checkpoint->root,
-                            holder->name, model->name, name);
+                            "%s: both %s and %s have a tensor '%s'; open the folder of one of them, or say '%s/%s'", checkpoint->root,
+                            holder->name, model->name, name, holder->name, name);
         if (found.checkpoint_file)
             *matrix = found, holder = model;
     }

@@ -3,6 +3,9 @@
 
 #include "cli_messages.h"
 
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -27,6 +30,23 @@ static const char *base_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
+/* Only the output itself is made: the folders on the way to it have to be there. */
+static cli_exit check_parents(const char *out) {
+    char folder[PATH_MAX];
+    const size_t length = strlen(out);
+    if (length >= sizeof folder)
+        return CLI_OK; /* the system says that it is too long */
+    for (const char *slash = strchr(out + 1, '/'); slash && slash[strspn(slash, "/")]; slash = strchr(slash + 1, '/')) {
+        struct stat found;
+        snprintf(folder, sizeof folder, "%.*s", (int)(slash - out), out);
+        if (stat(folder, &found) != 0 && errno == ENOENT)
+            return cli_fail(TRF_ERR_IO, "%s: there is no folder %s; make it first", out, folder);
+        if (stat(folder, &found) == 0 && !S_ISDIR(found.st_mode))
+            return cli_fail(TRF_ERR_IO, "%s: %s is not a folder", out, folder);
+    }
+    return CLI_OK;
+}
+
 cli_exit cli_output_check(const char *command, const char *in, const char *out) {
     if (!out)
         return CLI_OK;
@@ -41,7 +61,7 @@ cli_exit cli_output_check(const char *command, const char *in, const char *out) 
     if (in && is_folder(in) && is_file(out))
         return cli_fail(TRF_ERR_EXISTS, "%s: exists and is a file; it is not replaced by the folder that is made of %s",
                         out, in);
-    return CLI_OK;
+    return check_parents(out);
 }
 
 cli_exit cli_report_output_error(const cli_options *options, const trf_error *err) {

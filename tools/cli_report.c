@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_report.h"
 
-#include "cli_json.h"
 #include "cli_messages.h"
 
 #include "transfuse/checkpoints.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -81,15 +79,6 @@ void cli_run_free(cli_run *run) {
 
 /* ---- the summary ---- */
 
-void cli_report_line(const char *label, const char *format, ...) {
-    va_list args;
-    printf("  %-15s ", label);
-    va_start(args, format);
-    vprintf(format, args);
-    va_end(args);
-    putchar('\n');
-}
-
 const char *cli_count_text(uint64_t count, const char *noun, char *buffer) {
     snprintf(buffer, CLI_COUNT_BYTES, "%llu %s%s", (unsigned long long)count, noun, count == 1 ? "" : "s");
     return buffer;
@@ -141,6 +130,13 @@ void cli_report_left(const trf_checkpoint_report *r) {
 }
 
 /* ---- JSON ---- */
+
+cli_exit cli_report_object(json_t *root) {
+    const trf_status status = cli_json_write(root, JSON_INDENT(2), stdout);
+    return status == TRF_OK ? CLI_OK
+                            : cli_fail(status, "standard output: the report could not be written%s",
+                                       status == TRF_ERR_MEMORY ? ": out of memory" : "");
+}
 
 static void set_count(json_t *object, const char *name, uint64_t count) {
     json_object_set_new(object, name, json_integer((json_int_t)count));
@@ -212,6 +208,8 @@ static json_t *describe_run(const cli_run *run, int is_compressing) {
         set_path(root, "against", options->against);
     else
         set_path(root, "output", options->output);
+    if (strcmp(run->command, "verify") == 0)
+        json_object_set_new(root, "verdict", json_string(run->report.compressed_tensors ? "ok" : "nothing_compressed"));
     if (is_compressing)
         json_object_set_new(root, "dry_run", json_boolean(options->dry_run));
     json_object_set_new(root, "seconds", json_real(run->seconds));
@@ -232,12 +230,9 @@ cli_exit cli_report_json(const cli_run *run) {
         return CLI_OK;
     cli_json_begin();
     json_t *root = describe_run(run, strcmp(run->command, "compress") == 0);
-    trf_status status = run->lost_a_note ? TRF_ERR_MEMORY : TRF_OK;
-    if (status == TRF_OK)
-        status = cli_json_write(root, JSON_INDENT(2), stdout);
-    else
+    if (run->lost_a_note) {
         json_decref(root);
-    return status == TRF_OK ? CLI_OK
-                            : cli_fail(status, "standard output: the report could not be written%s",
-                                       status == TRF_ERR_MEMORY ? ": out of memory" : "");
+        root = NULL;
+    }
+    return cli_report_object(root);
 }

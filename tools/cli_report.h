@@ -4,7 +4,9 @@
 #ifndef CLI_REPORT_H
 #define CLI_REPORT_H
 
+#include "cli_json.h"
 #include "cli_progress.h"
+#include "cli_terminal.h"
 
 /* A run over a checkpoint. */
 typedef struct cli_run {
@@ -28,9 +30,6 @@ void cli_run_end(cli_run *run, trf_status failed);
 /* @return whether a summary is wanted: neither --quiet nor --json was given. */
 int cli_run_wants_summary(const cli_run *run);
 
-/* A line of a summary: a label, and a text as of printf. */
-__attribute__((format(printf, 2, 3))) void cli_report_line(const char *label, const char *format, ...);
-
 enum {
     CLI_COUNT_BYTES = 40
 };
@@ -41,6 +40,10 @@ const char *cli_count_text(uint64_t count, const char *noun, char *buffer);
 /* Lines that several summaries have, where the report has something to say. */
 void cli_report_files(const trf_checkpoint_report *report);
 void cli_report_left(const trf_checkpoint_report *report);
+
+/* Prints an object that was made since cli_json_begin, or NULL if memory lacked, and releases it. @return CLI_OK, or
+ * the exit status after a message. */
+cli_exit cli_report_object(json_t *root);
 
 /* With --json: the report as an object, on standard output. @return CLI_OK, also without --json. */
 cli_exit cli_report_json(const cli_run *run);

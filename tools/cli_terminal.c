@@ -3,6 +3,8 @@
 
 #include "cli_values.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -10,7 +12,9 @@
 
 enum {
     kDefaultColumns = 80,
-    kLeastColumns = 20
+    kLeastColumns = 20,
+    kLabelColumns = 18, /* of a summary */
+    kLeastIndent = 4
 };
 
 int cli_terminal_columns(int descriptor) {
@@ -58,4 +62,51 @@ void cli_cut_middle(char *text, size_t characters) {
     const char *const end = find_character(text, length - behind);
     memcpy(middle, "...", 3); /* three characters or more lie between */
     memmove(middle + 3, end, strlen(end) + 1);
+}
+
+/* @return the place where a text of more characters than that is broken, a space; or its end. */
+static char *find_break(char *text, size_t characters) {
+    char *const limit = find_character(text, characters);
+    char *at = limit;
+    if (!*limit)
+        return limit;
+    while (at > text && *at != ' ')
+        at--;
+    while (at > text && at[-1] == ' ')
+        at--;
+    return at > text ? at : limit + strcspn(limit, " ");
+}
+
+/* label_bytes: what the line begins with that is not broken, and that following lines leave free. */
+static void print_folded(char *line, size_t label_bytes) {
+    int may_cut;
+    const size_t columns = (size_t)cli_table_columns(&may_cut);
+    const int has_room = label_bytes && 2 * label_bytes <= columns;
+    size_t indent = 0, skipped = has_room ? label_bytes : strspn(line, " ");
+    do {
+        char *const end = find_break(line + skipped, columns - indent - skipped);
+        printf("%*s%.*s\n", (int)indent, "", (int)(end - line), line);
+        line = end + strspn(end, " ");
+        indent = has_room ? label_bytes : kLeastIndent;
+        skipped = 0;
+    } while (*line);
+}
+
+void cli_report_line(const char *label, const char *format, ...) {
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    const int length = vsnprintf(NULL, 0, format, args);
+    char *const line = length < 0 ? NULL : malloc(kLabelColumns + (size_t)length + 1);
+    if (line) {
+        const int label_bytes = label ? sprintf(line, "  %-*.*s ", kLabelColumns - 3, kLabelColumns - 3, label) : 0;
+        vsnprintf(line + label_bytes, (size_t)length + 1, format, again);
+        print_folded(line, (size_t)label_bytes);
+    } else { /* a line that is too long is better than none */
+        vprintf(format, again);
+        putchar('\n');
+    }
+    free(line);
+    va_end(again);
+    va_end(args);
 }

@@ -12,6 +12,10 @@ int cli_terminal_columns(int descriptor);
  * *may_cut: whether texts may be cut to that. Whoever reads a pipe looks for whole names, unless $COLUMNS is set. */
 int cli_table_columns(int *may_cut);
 
+/* Prints a line of a summary on standard output: a label, or NULL, and a text as of printf. A line that is wider than a
+ * table may be is broken at spaces; a word that is wider, as a path may be, stays whole. */
+__attribute__((format(printf, 2, 3))) void cli_report_line(const char *label, const char *format, ...);
+
 /* @return columns that a UTF-8 text takes on a terminal, near enough: its characters. */
 size_t cli_count_characters(const char *text);
 

@@ -93,17 +93,18 @@ static void print_summary(const cli_run *run) {
     const cli_options *options = run->options;
     const trf_checkpoint_report *r = &run->report;
     if (options->dry_run)
-        printf("%s: nothing was written, and sizes are estimates, %.1f s\n", options->arguments[0], run->seconds);
+        cli_report_line(NULL, "%s: nothing was written, and sizes are estimates, %.1f s", options->arguments[0],
+                        run->seconds);
     else
-        printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, run->seconds);
+        cli_report_line(NULL, "%s -> %s, %.1f s", options->arguments[0], options->output, run->seconds);
     print_sizes(r);
     print_exactness(options, r);
     cli_report_files(r);
     cli_report_left(r);
     if (!r->compressed_tensors && options->dry_run)
-        printf("  Nothing would be compressed.\n");
+        cli_report_line(NULL, "  Nothing would be compressed.");
     else if (!r->compressed_tensors)
-        printf("  Nothing was compressed; %s is a copy.\n", options->output);
+        cli_report_line(NULL, "  Nothing was compressed; %s is a copy.", options->output);
 }
 
 static int run(const cli_options *options) {

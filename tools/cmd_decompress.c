@@ -11,7 +11,7 @@ static void print_summary(const cli_run *run) {
     const cli_options *options = run->options;
     const trf_checkpoint_report *r = &run->report;
     char from[16], to[16];
-    printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, run->seconds);
+    cli_report_line(NULL, "%s -> %s, %.1f s", options->arguments[0], options->output, run->seconds);
     if (r->models > 1)
         cli_report_line("models", "%llu, of a pipeline", (unsigned long long)r->models);
     if (r->compressed_tensors)

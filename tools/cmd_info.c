@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse info */
-#include "cli_json.h"
 #include "cli_messages.h"
+#include "cli_report.h"
 #include "cli_terminal.h"
 
 #include <inttypes.h>
@@ -50,7 +50,30 @@ static const char *shape_text(const trf_tensor_info *tensor, char *buffer, size_
     return buffer;
 }
 
-static json_t *describe_tensor(const trf_tensor_info *tensor) {
+/* @return how many bytes a tensor's file begins with that name the part of a pipeline below path, as of
+ * "pipeline/vae/model.safetensors"; *part: that name. 0: the checkpoint has one model. */
+static int find_part(const char *path, const trf_tensor_info *tensor, const char **part) {
+    size_t root = strlen(path);
+    while (root > 1 && path[root - 1] == '/')
+        root--;
+    if (strncmp(tensor->file, path, root) != 0)
+        return 0;
+    *part = tensor->file + root + strspn(tensor->file + root, "/");
+    const char *slash = strchr(*part, '/');
+    return slash ? (int)(slash - *part) : 0;
+}
+
+static json_t *describe_part(const char *path, const trf_tensor_info *tensor) {
+    char name[256];
+    const char *part;
+    const int length = find_part(path, tensor, &part);
+    if (!length)
+        return json_null();
+    snprintf(name, sizeof name, "%.*s", length, part);
+    return cli_json_text(name);
+}
+
+static json_t *describe_tensor(const char *path, const trf_tensor_info *tensor) {
     const trf_layer_info *layer = &tensor->layer;
     json_t *shape = json_array();
     for (uint32_t i = 0; i < tensor->num_dims; i++)
@@ -59,6 +82,7 @@ static json_t *describe_tensor(const trf_tensor_info *tensor) {
 
     json_t *object = json_object();
     json_object_set_new(object, "name", cli_json_text(tensor->name));
+    json_object_set_new(object, "part", describe_part(path, tensor));
     json_object_set_new(object, "file", cli_json_text(tensor->file));
     json_object_set_new(object, "file_offset", json_integer((json_int_t)tensor->file_offset));
     json_object_set_new(object, "dtype", cli_json_text(tensor->dtype));
@@ -93,7 +117,7 @@ static cli_exit print_json(const char *path, const trf_tensor_info *tensors, con
     cli_json_begin();
     json_t *list = json_array();
     for (uint64_t i = 0; i < sum->tensors; i++)
-        json_array_append_new(list, describe_tensor(&tensors[i]));
+        json_array_append_new(list, describe_tensor(path, &tensors[i]));
     json_t *root = json_object();
     json_object_set_new(root, "file", cli_json_text(path));
     json_object_set_new(root, "tensors", list);
@@ -101,10 +125,7 @@ static cli_exit print_json(const char *path, const trf_tensor_info *tensors, con
     json_object_set_new(root, "compressed_tensors", json_integer((json_int_t)sum->compressed));
     json_object_set_new(root, "source_bytes", json_integer((json_int_t)sum->source_bytes));
     json_object_set_new(root, "bytes", json_integer((json_int_t)sum->bytes));
-    const trf_status status = cli_json_write(root, JSON_INDENT(2), stdout);
-    return status == TRF_OK ? CLI_OK
-                            : cli_fail(status, "standard output: the listing could not be written%s",
-                                       status == TRF_ERR_MEMORY ? ": out of memory" : "");
+    return cli_report_object(root);
 }
 
 /* ---- the table ---- */
@@ -146,12 +167,16 @@ typedef struct row {
     char cells[NUM_COLUMNS][1024];
 } row;
 
-static void fill_row(const trf_tensor_info *tensor, row *row) {
+static void fill_row(const char *path, const trf_tensor_info *tensor, row *row) {
     enum {
         BYTES = sizeof row->cells[0]
     };
+    char name[BYTES];
+    const char *part = "";
+    const int part_bytes = find_part(path, tensor, &part);
     memset(row, 0, sizeof *row);
-    cli_printable(tensor->name, row->cells[COLUMN_TENSOR], BYTES);
+    snprintf(name, BYTES, "%.*s%s%s", part_bytes, part, part_bytes ? "/" : "", tensor->name);
+    cli_printable(name, row->cells[COLUMN_TENSOR], BYTES);
     cli_printable(tensor->dtype, row->cells[COLUMN_DTYPE], BYTES);
     shape_text(tensor, row->cells[COLUMN_SHAPE], BYTES);
     cli_size_text(tensor->source_bytes, row->cells[COLUMN_SOURCE]);
@@ -206,18 +231,20 @@ static void print_row(row *row, const layout *layout) {
 
 static void print_totals(const totals *sum) {
     char from[16], to[16];
-    printf("\n%" PRIu64 " tensors, %s of source, %s here, ratio %.3f\n", sum->tensors,
-           cli_size_text(sum->source_bytes, from), cli_size_text(sum->bytes, to),
-           cli_ratio(sum->source_bytes, sum->bytes));
+    putchar('\n');
+    cli_report_line(NULL, "%" PRIu64 " tensors, %s of source, %s here, ratio %.3f", sum->tensors,
+                    cli_size_text(sum->source_bytes, from), cli_size_text(sum->bytes, to),
+                    cli_ratio(sum->source_bytes, sum->bytes));
     if (sum->bare_blobs)
-        printf("%" PRIu64 " of them begin as compressed tensors, and neither names nor file say so, as\n"
-               "where a state dict was written to a file: save the model with save_pretrained\n",
-               sum->bare_blobs);
+        cli_report_line(NULL,
+                        "%" PRIu64 " of them begin as compressed tensors, and neither names nor file say so, as where "
+                        "a state dict was written to a file: save the model with save_pretrained",
+                        sum->bare_blobs);
     if (sum->compressed) {
-        printf("%" PRIu64 " compressed, %s -> %s, ratio %.3f, %.3f bits a weight\n", sum->compressed,
-               cli_size_text(sum->compressed_source_bytes, from), cli_size_text(sum->compressed_bytes, to),
-               cli_ratio(sum->compressed_source_bytes, sum->compressed_bytes),
-               8 * cli_ratio(sum->compressed_bytes, sum->compressed_weights));
+        cli_report_line(NULL, "%" PRIu64 " compressed, %s -> %s, ratio %.3f, %.3f bits a weight", sum->compressed,
+                        cli_size_text(sum->compressed_source_bytes, from), cli_size_text(sum->compressed_bytes, to),
+                        cli_ratio(sum->compressed_source_bytes, sum->compressed_bytes),
+                        8 * cli_ratio(sum->compressed_bytes, sum->compressed_weights));
     }
 }
 
@@ -227,7 +254,7 @@ static void print_table(const cli_options *options, const trf_tensor_info *tenso
     for (int c = 0; c < NUM_COLUMNS; c++)
         layout.widths[c] = strlen(kTitles[c]);
     for (uint64_t i = 0; i < sum->tensors; i++) {
-        fill_row(&tensors[i], &row);
+        fill_row(options->arguments[0], &tensors[i], &row);
         for (int c = 0; c < NUM_COLUMNS; c++) {
             const size_t characters = cli_count_characters(row.cells[c]);
             layout.widths[c] = characters > layout.widths[c] ? characters : layout.widths[c];
@@ -239,7 +266,7 @@ static void print_table(const cli_options *options, const trf_tensor_info *tenso
         snprintf(row.cells[c], sizeof row.cells[c], "%s", kTitles[c]);
     print_row(&row, &layout);
     for (uint64_t i = 0; i < sum->tensors; i++) {
-        fill_row(&tensors[i], &row);
+        fill_row(options->arguments[0], &tensors[i], &row);
         print_row(&row, &layout);
     }
     print_totals(sum);
@@ -279,7 +306,8 @@ const cli_command cmd_info = {
     .help = "usage: transfuse info IN [OPTIONS]\n"
             "IN: a checkpoint, compressed or not, or a .trf file. The table has as many\n"
             "columns as fit the terminal, or $COLUMNS, or else 80; long names are cut in the\n"
-            "middle on a terminal, or if $COLUMNS is set, and never in a pipe.\n\n"
+            "middle on a terminal, or if $COLUMNS is set, and never in a pipe. Names of a\n"
+            "pipeline's tensors begin with their part, as in vae/NAME.\n\n"
             "  --json                everything, for programs\n"
             "  -v, --verbose         the whole table, however wide\n\n"
             "bits: a weight, all counted. class: bits of a weight's class, 2 (four weights a\n"

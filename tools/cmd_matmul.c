@@ -5,6 +5,7 @@
 #include "cli_messages.h"
 #include "cli_npy.h"
 #include "cli_output.h"
+#include "cli_report.h"
 #include "cli_signals.h"
 #include "matmul_cuda.h"
 
@@ -14,31 +15,25 @@
 
 #include <stdlib.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_DEVICE,  CLI_OPT_PATH,
-                                         CLI_OPT_LAYOUT, CLI_OPT_THREADS, CLI_OPT_FORCE,
-                                         CLI_OPT_TUNING, CLI_OPT_QUIET,   0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_DEVICE, CLI_OPT_PATH,  CLI_OPT_LAYOUT, CLI_OPT_THREADS,
+                                         CLI_OPT_FORCE,  CLI_OPT_TUNING, CLI_OPT_QUIET, CLI_OPT_JSON,   0};
 
 static cli_exit multiply_on_cpu(const cli_options *options, const trf_layer *layer, const float *x, uint64_t m,
-                                float *y, double *seconds) {
+                                float *y, matmul_report *report) {
     trf_error err = {0};
     double start = cli_now();
     trf_status failed = trf_layer_matmul_cpu(layer, x, (uint32_t)m, y, options->threads, &err);
-    *seconds = cli_now() - start;
+    report->seconds = cli_now() - start;
+    report->path = TRF_PATH_FUSED;
     return failed ? cli_report_error(&err) : CLI_OK;
 }
 
-/* path_note: what to say of the path that was taken. */
 static cli_exit multiply_on_cuda(const cli_options *options, trf_context *context, const float *x, uint64_t m, float *y,
-                                 double *seconds, char path_note[512]) {
+                                 matmul_report *report) {
 #ifdef TRF_HAVE_CUDA
-    matmul_cuda_report report = {0};
-    cli_exit status = matmul_on_device(options, context, x, m, y, &report);
-    *seconds = report.seconds;
-    snprintf(path_note, 512, ", %s on %s%s%s%s", trf_path_name(report.path), report.device,
-             report.reason ? " (not fused: " : "", report.reason ? report.reason : "", report.reason ? ")" : "");
-    return status;
+    return matmul_on_device(options, context, x, m, y, report);
 #else
-    (void)options, (void)context, (void)x, (void)m, (void)y, (void)seconds, (void)path_note;
+    (void)options, (void)context, (void)x, (void)m, (void)y, (void)report;
     return cli_fail(TRF_ERR_DEVICE, "--device cuda: this command was built without CUDA");
 #endif
 }
@@ -50,6 +45,39 @@ static cli_exit write_product(const cli_options *options, const float *y, uint64
     return status;
 }
 
+static void print_summary(const cli_options *options, const trf_layer_info *info, uint64_t m,
+                          const matmul_report *report) {
+    char path_note[512] = "";
+    if (options->device == CLI_DEVICE_CUDA)
+        snprintf(path_note, sizeof path_note, ", %s on %s%s%s%s", trf_path_name(report->path), report->device,
+                 report->reason ? " (not fused: " : "", report->reason ? report->reason : "",
+                 report->reason ? ")" : "");
+    cli_report_line(NULL, "%s: %llu x %u, from X %llu x %u and %s weights %u x %u, %.3f s%s", options->output,
+                    (unsigned long long)m, info->rows, (unsigned long long)m, info->cols, trf_codec_name(info->codec),
+                    info->rows, info->cols, report->seconds, path_note);
+}
+
+static cli_exit print_json(const cli_options *options, const trf_layer_info *info, uint64_t m,
+                           const matmul_report *report) {
+    const int on_gpu = options->device == CLI_DEVICE_CUDA;
+    cli_json_begin();
+    json_t *root = json_object();
+    json_object_set_new(root, "command", json_string(cmd_matmul.name));
+    json_object_set_new(root, "input", cli_json_text(options->arguments[0]));
+    json_object_set_new(root, "x", cli_json_text(options->arguments[1]));
+    json_object_set_new(root, "output", cli_json_text(options->output));
+    json_object_set_new(root, "seconds", json_real(report->seconds));
+    json_object_set_new(root, "batch", json_integer((json_int_t)m));
+    json_object_set_new(root, "codec", json_string(trf_codec_name(info->codec)));
+    json_object_set_new(root, "rows", json_integer(info->rows));
+    json_object_set_new(root, "cols", json_integer(info->cols));
+    json_object_set_new(root, "device", json_string(on_gpu ? "cuda" : "cpu"));
+    json_object_set_new(root, "device_name", on_gpu ? cli_json_text(report->device) : json_null());
+    json_object_set_new(root, "path", json_string(trf_path_name(report->path)));
+    json_object_set_new(root, "not_fused", report->reason ? cli_json_text(report->reason) : json_null());
+    return cli_report_object(root);
+}
+
 /* context: NULL for the CPU. */
 static cli_exit multiply(const cli_options *options, trf_context *context, const trf_layer *layer, const float *x,
                          uint64_t m) {
@@ -59,17 +87,16 @@ static cli_exit multiply(const cli_options *options, trf_context *context, const
     if (!y)
         return cli_fail(TRF_ERR_MEMORY, "out of memory for %llu x %u results", (unsigned long long)m, info.rows);
 
-    char path_note[512] = "";
-    double seconds = 0;
-    cli_exit status = context ? multiply_on_cuda(options, context, x, m, y, &seconds, path_note)
-                              : multiply_on_cpu(options, layer, x, m, y, &seconds);
+    matmul_report report = {0};
+    cli_exit status = context ? multiply_on_cuda(options, context, x, m, y, &report)
+                              : multiply_on_cpu(options, layer, x, m, y, &report);
     if (status == CLI_OK)
         status = write_product(options, y, m, info.rows);
     free(y);
+    if (status == CLI_OK && options->json)
+        return print_json(options, &info, m, &report);
     if (status == CLI_OK && !options->quiet)
-        printf("%s: %llu x %u, from X %llu x %u and %s weights %u x %u, %.3f s%s\n", options->output,
-               (unsigned long long)m, info.rows, (unsigned long long)m, info.cols, trf_codec_name(info.codec),
-               info.rows, info.cols, seconds, path_note);
+        print_summary(options, &info, m, &report);
     return status;
 }
 
@@ -146,7 +173,8 @@ const cli_command cmd_matmul = {
             "                        fastest\n"
             "  -T, --threads N       threads; 0 (default): one for each core\n"
             "  -f, --force           replace OUT if it exists\n"
-            "  -q, --quiet           print nothing but errors\n",
+            "  -q, --quiet           print nothing but errors\n"
+            "  --json                print the report for programs\n",
     .arguments = {"LAYER.trf", "X.npy"},
     .options = kOptions,
     .needs_output = 1,

@@ -4,6 +4,7 @@
 #include "cli_messages.h"
 #include "cli_output.h"
 #include "cli_progress.h"
+#include "cli_report.h"
 #include "cli_signals.h"
 
 #include "transfuse/cpu.h"
@@ -13,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_DEVICE,   CLI_OPT_MAX_BATCH,
-                                         CLI_OPT_LAYOUT, CLI_OPT_THREADS,  CLI_OPT_FORCE,
-                                         CLI_OPT_QUIET,  CLI_OPT_PROGRESS, 0};
+static const cli_option_id kOptions[] = {
+    CLI_OPT_OUTPUT, CLI_OPT_DEVICE, CLI_OPT_MAX_BATCH, CLI_OPT_LAYOUT, CLI_OPT_THREADS,
+    CLI_OPT_FORCE,  CLI_OPT_QUIET,  CLI_OPT_PROGRESS,  CLI_OPT_JSON,   0};
 
 /* One layer of each tuning key that the checkpoint has, on the device. */
 typedef struct layer_set {
@@ -24,6 +25,14 @@ typedef struct layer_set {
     trf_layer_info *infos;
     uint32_t count;
 } layer_set;
+
+/* What was measured. */
+typedef struct tuned {
+    const trf_tuning *tuning;
+    const layer_set *set;
+    uint32_t max_batch;
+    double seconds;
+} tuned;
 
 /* Whether products of both take the same time, as far as kernels are concerned. */
 static int have_same_tuning_key(const trf_layer_info *a, const trf_layer_info *b) {
@@ -84,42 +93,114 @@ static void free_layers(layer_set *set) {
     free(set->infos);
 }
 
-/* What multiplies m rows: a path, and of packed layers on a GPU the kernel and its cut; "" if the tuning has nothing.
- * The tuning is the context's. */
-static void describe(const trf_tuning *tuning, trf_device_layer *layer, uint32_t m, char *text, size_t text_bytes) {
-    const trf_path path = trf_tuning_path(tuning, layer, m);
-    const char *kernel = NULL, *cut = NULL;
+/* What multiplies a number of rows. */
+typedef struct choice {
+    trf_path path;            /* TRF_PATH_AUTO: the tuning has nothing */
+    const char *kernel, *cut; /* of packed layers on a GPU, or NULL */
+} choice;
+
+/* The tuning is the context's. */
+static choice find_choice(const trf_tuning *tuning, trf_device_layer *layer, uint32_t m) {
+    choice found = {.path = trf_tuning_path(tuning, layer, m)};
     trf_plan_options options;
     trf_plan *plan;
     trf_plan_options_init(&options);
     options.m = m;
     options.x_dtype = options.y_dtype = TRF_DTYPE_BF16;
-    if (path == TRF_PATH_PACKED && trf_plan_create(layer, &options, &plan, NULL) == TRF_OK) {
-        trf_plan_get_kernel(plan, &kernel, &cut);
+    if (found.path == TRF_PATH_PACKED && trf_plan_create(layer, &options, &plan, NULL) == TRF_OK) {
+        trf_plan_get_kernel(plan, &found.kernel, &found.cut);
         trf_plan_destroy(plan);
     }
-    snprintf(text, text_bytes, "%s%s%s%s%s", path == TRF_PATH_AUTO ? "" : trf_path_name(path), kernel ? " " : "",
-             kernel ? kernel : "", cut ? "/" : "", cut ? cut : "");
+    return found;
+}
+
+static int is_same_text(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
+
+static int is_same_choice(const choice *a, const choice *b) {
+    return a->path == b->path && is_same_text(a->kernel, b->kernel) && is_same_text(a->cut, b->cut);
+}
+
+/* @return the first number of rows from m on, to max_batch, for which the choice is another than *last, which becomes
+ * it; 0 if there is none. */
+static uint32_t find_next_choice(const trf_tuning *tuning, trf_device_layer *layer, uint32_t m, uint32_t max_batch,
+                                 choice *last) {
+    for (; m <= max_batch; m++) {
+        const choice found = find_choice(tuning, layer, m);
+        if (found.path == TRF_PATH_AUTO || is_same_choice(&found, last))
+            continue;
+        *last = found;
+        return m;
+    }
+    return 0;
+}
+
+static trf_layout find_layout(trf_device_layer *layer) {
+    trf_device_layer_info on_device;
+    trf_device_layer_get_info(layer, &on_device);
+    return on_device.layout;
 }
 
 /* "1 fused, 48 wide, 384 two-step": from which of the measured batches on. */
 static void print_layer(const trf_tuning *tuning, trf_device_layer *layer, const trf_layer_info *info,
                         uint32_t max_batch) {
-    char text[64] = "", next[sizeof text];
-    trf_device_layer_info on_device;
-    trf_device_layer_get_info(layer, &on_device);
-    printf("  %s %ux%u, %s:", trf_codec_name(info->codec), info->rows, info->cols,
-           on_device.layout != TRF_LAYOUT_CODED ? trf_layout_name(on_device.layout)
-           : info->class_bits == 2              ? "quads"
-                                                : "pairs");
-    for (uint32_t m = 1; m <= max_batch; m++) {
-        describe(tuning, layer, m, next, sizeof next);
-        if (next[0] && strcmp(next, text) != 0) {
-            printf("%s %u %s", text[0] ? "," : "", m, next);
-            memcpy(text, next, sizeof text);
-        }
+    char text[4096];
+    const trf_layout layout = find_layout(layer);
+    choice last = {TRF_PATH_AUTO, NULL, NULL};
+    size_t used =
+        (size_t)snprintf(text, sizeof text, "  %s %ux%u, %s:", trf_codec_name(info->codec), info->rows, info->cols,
+                         layout != TRF_LAYOUT_CODED ? trf_layout_name(layout)
+                         : info->class_bits == 2    ? "quads"
+                                                    : "pairs");
+    uint32_t m = 0;
+    for (int i = 0; (m = find_next_choice(tuning, layer, m + 1, max_batch, &last)) && used < sizeof text; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s %u %s%s%s%s%s", i ? "," : "", m,
+                                 trf_path_name(last.path), last.kernel ? " " : "", last.kernel ? last.kernel : "",
+                                 last.cut ? "/" : "", last.cut ? last.cut : "");
+    cli_report_line(NULL, "%s", text);
+}
+
+static void print_summary(const cli_options *options, const tuned *tuned) {
+    cli_report_line(NULL, "%s: batches to %u of %u layers, %.1f s", options->output, tuned->max_batch,
+                    tuned->set->count, tuned->seconds);
+    for (uint32_t i = 0; i < tuned->set->count; i++)
+        print_layer(tuned->tuning, tuned->set->layers[i], &tuned->set->infos[i], tuned->max_batch);
+}
+
+static json_t *describe_layer(const trf_tuning *tuning, trf_device_layer *layer, const trf_layer_info *info,
+                              uint32_t max_batch) {
+    json_t *object = json_object(), *batches = json_array();
+    choice last = {TRF_PATH_AUTO, NULL, NULL};
+    json_object_set_new(object, "codec", json_string(trf_codec_name(info->codec)));
+    json_object_set_new(object, "rows", json_integer(info->rows));
+    json_object_set_new(object, "cols", json_integer(info->cols));
+    json_object_set_new(object, "class_bits", json_integer(info->class_bits));
+    json_object_set_new(object, "layout", json_string(trf_layout_name(find_layout(layer))));
+    for (uint32_t m = 0; (m = find_next_choice(tuning, layer, m + 1, max_batch, &last));) {
+        json_t *batch = json_object();
+        json_object_set_new(batch, "from", json_integer(m));
+        json_object_set_new(batch, "path", json_string(trf_path_name(last.path)));
+        json_object_set_new(batch, "kernel", last.kernel ? json_string(last.kernel) : json_null());
+        json_object_set_new(batch, "cut", last.cut ? json_string(last.cut) : json_null());
+        json_array_append_new(batches, batch);
     }
-    putchar('\n');
+    json_object_set_new(object, "batches", batches);
+    return object;
+}
+
+static cli_exit print_json(const cli_options *options, const tuned *tuned) {
+    cli_json_begin();
+    json_t *root = json_object(), *layers = json_array();
+    json_object_set_new(root, "command", json_string(cmd_tune.name));
+    json_object_set_new(root, "input", cli_json_text(options->arguments[0]));
+    json_object_set_new(root, "output", cli_json_text(options->output));
+    json_object_set_new(root, "seconds", json_real(tuned->seconds));
+    json_object_set_new(root, "device", json_string(options->device == CLI_DEVICE_CUDA ? "cuda" : "cpu"));
+    json_object_set_new(root, "max_batch", json_integer(tuned->max_batch));
+    for (uint32_t i = 0; i < tuned->set->count; i++)
+        json_array_append_new(
+            layers, describe_layer(tuned->tuning, tuned->set->layers[i], &tuned->set->infos[i], tuned->max_batch));
+    json_object_set_new(root, "layers", layers);
+    return cli_report_object(root);
 }
 
 static cli_exit measure(const cli_options *options, trf_context *context, const layer_set *set) {
@@ -144,13 +225,14 @@ static cli_exit measure(const cli_options *options, trf_context *context, const 
     cli_signals_settle(failed);
     if (!failed)
         failed = trf_context_set_tuning(context, tuning, &err);
-    if (!failed && !options->quiet) {
-        printf("%s: batches to %u of %u layers, %.1f s\n", options->output, tune.max_m, set->count, seconds);
-        for (uint32_t i = 0; i < set->count; i++)
-            print_layer(tuning, set->layers[i], &set->infos[i], tune.max_m);
-    }
+    const tuned done = {tuning, set, tune.max_m, seconds};
+    cli_exit status = failed ? cli_report_error(&err) : CLI_OK;
+    if (!failed && options->json)
+        status = print_json(options, &done);
+    else if (!failed && !options->quiet)
+        print_summary(options, &done);
     trf_tuning_free(tuning);
-    return failed ? cli_report_error(&err) : CLI_OK;
+    return status;
 }
 
 static int run(const cli_options *options) {
@@ -196,7 +278,8 @@ const cli_command cmd_tune = {
             "  -f, --force           replace OUT if it exists\n"
             "  -q, --quiet           print nothing but errors\n"
             "  --progress WHEN       auto (default: a line on a terminal, one every 30 s in a\n"
-            "                        log), always, never\n",
+            "                        log), always, never\n"
+            "  --json                print the report for programs\n",
     .arguments = {"IN"},
     .options = kOptions,
     .needs_output = 1,

@@ -29,9 +29,9 @@ static void print_summary(const cli_run *run) {
     const trf_checkpoint_report *r = &run->report;
     char size[16], source[16], count[CLI_COUNT_BYTES];
     if (r->compressed_tensors)
-        printf("%s: sound, %.1f s\n", options->arguments[0], run->seconds);
+        cli_report_line(NULL, "%s: sound, %.1f s", options->arguments[0], run->seconds);
     else
-        printf("%s: nothing in it is compressed, %.1f s\n", options->arguments[0], run->seconds);
+        cli_report_line(NULL, "%s: nothing in it is compressed, %.1f s", options->arguments[0], run->seconds);
     if (r->models > 1)
         cli_report_line("models", "%llu, of a pipeline", (unsigned long long)r->models);
     if (r->compressed_tensors)

@@ -14,6 +14,8 @@ enum {
     kNumCommands = sizeof kCommands / sizeof kCommands[0]
 };
 
+static const char *const kGeneralOptions[] = {"--help", "--version", NULL};
+
 static void print_usage(FILE *file) {
     fputs("usage: transfuse COMMAND [OPTIONS]\n"
           "Entropy-coded weights of large language models.\n\n",
@@ -58,7 +60,8 @@ static const cli_command *find_command(const char *name) {
     return NULL;
 }
 
-static int fail_unknown(const char *name) {
+/* Whoever types none of the commands, nor nearly one, sees which there are. */
+static int fail_unknown_command(const char *name) {
     const char *words[kNumCommands + 3] = {"doctor", "help"};
     for (int i = 0; i < kNumCommands; i++)
         words[i + 2] = kCommands[i]->name;
@@ -69,11 +72,29 @@ static int fail_unknown(const char *name) {
               stderr);
         return CLI_USAGE;
     }
-    const int is_option = name[0] == '-';
-    static const char *const options[] = {"--help", "--version", NULL};
-    const char *near = cli_suggest(name, is_option ? options : words);
-    fprintf(stderr, "transfuse: unknown %s '%s'%s%s%s\nTry 'transfuse --help'.\n", is_option ? "option" : "command",
-            name, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+    const char *near = cli_suggest(name, words);
+    char option[64];
+    snprintf(option, sizeof option, "--%s", name);
+    if (!near && name[0] && name[1]) /* 'version' */
+        near = cli_suggest(option, kGeneralOptions);
+    fprintf(stderr, "transfuse: unknown command '%s'%s%s%s\n", name, near ? "; did you mean '" : "", near ? near : "",
+            near ? "'?" : "");
+    if (!near) {
+        fputs("Commands: ", stderr);
+        for (int i = 0; i < kNumCommands; i++)
+            fprintf(stderr, "%s, ", kCommands[i]->name);
+        fputs("help\n", stderr);
+    }
+    fputs("Try 'transfuse --help'.\n", stderr);
+    return CLI_USAGE;
+}
+
+static int fail_unknown(const char *name) {
+    if (name[0] != '-')
+        return fail_unknown_command(name);
+    const char *near = cli_suggest(name, kGeneralOptions);
+    fprintf(stderr, "transfuse: unknown option '%s'%s%s%s\nTry 'transfuse --help'.\n", name,
+            near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
     return CLI_USAGE;
 }
 

@@ -100,7 +100,7 @@ static int multiply_rows(product *p, const char *x_path, const float *x, uint64_
 }
 
 static cli_exit multiply(const cli_options *options, product *p, const float *x, uint64_t m, float *y,
-                         matmul_cuda_report *report) {
+                         matmul_report *report) {
     trf_error err = {0};
     if (plan_product(options, p, m, &err))
         return cli_report_error(&err);
@@ -134,7 +134,7 @@ static trf_status load_layer(trf_context *context, const cli_options *options, t
 }
 
 cli_exit matmul_on_device(const cli_options *options, trf_context *context, const float *x, uint64_t m, float *y,
-                          matmul_cuda_report *report) {
+                          matmul_report *report) {
     product p = {0};
     trf_context_info device;
     trf_device_layer_info layer;

@@ -75,12 +75,40 @@ for report in compress, verify:
     assert {"compressed_weights", "rounded_tensors", "widened_tensors", "models", "source_file_bytes", "warning",
             "output_file_bytes", "extra_files", "extra_bytes", "skipped_files", "skipped_bytes"} <= report.keys()
 assert (verify["command"], verify["input"], verify["against"]) == ("verify", "no", "mixed.safetensors")
+assert verify["verdict"] == "ok" and "verdict" not in compress
 assert compress["dry_run"] is False and "left" not in verify
 assert compress["left"].keys() == {"no_matrix", "small", "embedding", "tied", "f32", "dtype", "side_table",
                                    "excluded", "not_smaller", "adapter"}
 assert all(left.keys() == {"tensors", "bytes", "reason"} and left["reason"] for left in compress["left"].values())
 PYTHON
-rm -r no compress.json verify.json again noted
+expect 0 verify mixed.safetensors --json
+grep -q '"verdict": "nothing_compressed"' out || fail "verify --json: $(cat out)"
+expect 0 extract compressed.safetensors 'layers.0.experts.up_proj[1]' -o extracted --json
+mv out extract.json
+expect 0 matmul layer.trf x.npy -o product --json -q
+mv out matmul.json
+expect 0 tune layer.trf -o tuning --max-batch 2 --json
+mv out tune.json
+"$TRF_PYTHON" - extract.json matmul.json tune.json <<'PYTHON' || fail "--json of extract, matmul or tune"
+import json, os, sys
+extract, matmul, tune = (json.load(open(path)) for path in sys.argv[1:])
+assert extract == {"command": "extract", "input": "compressed.safetensors", "tensor": "layers.0.experts.up_proj[1]",
+                   "output": "extracted", "codec": "bf16", "rows": 96, "cols": 160,
+                   "bytes": os.path.getsize("extracted")}, extract
+assert matmul.pop("seconds") >= 0
+assert matmul == {"command": "matmul", "input": "layer.trf", "x": "x.npy", "output": "product", "batch": 1,
+                  "codec": "fp16", "rows": 257, "cols": 96, "device": "cpu", "device_name": None, "path": "fused",
+                  "not_fused": None}, matmul
+assert tune.pop("seconds") >= 0
+batches = [{"from": 1, "path": "fused", "kernel": None, "cut": None}]
+assert tune == {"command": "tune", "input": "layer.trf", "output": "tuning", "device": "cpu", "max_batch": 2,
+                "layers": [{"codec": "fp16", "rows": 257, "cols": 96, "class_bits": 2, "layout": "coded",
+                            "batches": batches}]}, tune
+PYTHON
+expect 0 extract compressed.safetensors layers.0.k_proj.weight -o extracted -f
+grep -q '^extracted: layers.0.k_proj.weight, fp16 257x96, [0-9.]* kB$' out || fail "extract: $(cat out)"
+rm extracted product tuning
+rm -r no compress.json verify.json extract.json matmul.json tune.json again noted
 for command in 'compress absent -o no' 'decompress absent -o no' 'verify absent' 'info absent'; do
     # shellcheck disable=SC2086
     expect 1 $command --json
@@ -119,6 +147,16 @@ for command in 'compress mixed.safetensors' 'decompress compressed.safetensors' 
 done
 expect 1 compress mixed.safetensors -o folder
 expect_error 'such as folder/mixed.safetensors'
+# Folders on the way to it are not made.
+for command in 'compress mixed.safetensors' 'compress several' 'decompress compressed.safetensors' \
+    'extract compressed.safetensors layers.0.k_proj.weight' 'matmul layer.trf x.npy' 'tune layer.trf'; do
+    # shellcheck disable=SC2086
+    expect 1 $command -o folder/not/there/out
+    expect_error 'there is no folder folder/not; make it first' TRF_ERR_IO
+    # shellcheck disable=SC2086
+    expect 1 $command -o mixed.safetensors/out
+    expect_error 'mixed.safetensors is not a folder' TRF_ERR_IO
+done
 echo precious >keep
 for command in 'compress several' 'decompress several-compressed'; do
     for force in '' -f; do
@@ -164,22 +202,48 @@ def on_terminal(columns):
     return shown.decode().replace("\r\n", "\n")
 
 def widest(text):
-    return max(map(len, text.split("\n\n")[0].splitlines()))
+    return max(map(len, text.splitlines()))
 
 full = in_pipe("-v")
 assert all(word in full.splitlines()[0] for word in ("source", "exceptions")) and NAME in full, full
 assert in_pipe(columns=500) == full
 for text in (in_pipe(), in_pipe(columns=80), on_terminal(80)):
     assert widest(text) <= 80 and NAME in text and "exceptions" not in text, text
-for columns in (30, 50, 66, 100):
+for columns in (30, 40, 50, 66, 100):
     for text in (in_pipe(columns=columns), on_terminal(columns)):
-        assert widest(text) <= columns and len(text.splitlines()) == 18, text
+        assert widest(text) <= columns and len(text.split("\n\n")[0].splitlines()) == 15, text
         assert columns > 66 or "..." in text, text
         assert columns < 100 or "source" in text, text
 # What is cut is the middle: beginnings and ends tell tensors apart.
 lines = in_pipe(columns=50).splitlines()
 assert any(line.startswith("layers.0.") and ".up_proj  " in line for line in lines), lines
 PYTHON
+
+# Summaries are folded; labels stay apart, and no word is cut.
+for columns in 40 80; do
+    for command in 'compress mixed.safetensors -o narrow -f' 'decompress compressed.safetensors -o narrow -f' \
+        'verify compressed.safetensors --against mixed.safetensors' 'verify mixed.safetensors' \
+        'tune layer.trf -o narrow -f --max-batch 1' 'matmul layer.trf x.npy -o narrow -f' \
+        'extract compressed.safetensors layers.0.k_proj.weight -o narrow -f'; do
+        COLUMNS=$columns
+        export COLUMNS
+        # shellcheck disable=SC2086
+        expect 0 $command
+        awk -v columns=$columns 'length > columns { exit 1 }' out || fail "$command is wider than $columns: $(cat out)"
+        tr -s ' \n' '  ' <out >folded
+        COLUMNS=1000
+        # shellcheck disable=SC2086
+        expect 0 $command
+        tr -s ' \n' '  ' <out | sed 's/[0-9.]* s\>//' >whole
+        sed 's/[0-9.]* s\>//' folded | cmp -s - whole || fail "$command: folded to another text: $(cat folded whole)"
+    done
+done
+expect 0 compress mixed.safetensors -o narrow -f
+COLUMNS=40 "$TRANSFUSE" compress mixed.safetensors -o narrow -f >out || fail "compress"
+grep -q '^                  rounds it$' out || fail "not folded under the text: $(cat out)"
+COLUMNS=40 "$TRANSFUSE" verify "$work/compressed.safetensors" >out || fail "verify"
+grep -qF "$work/compressed.safetensors:" out || fail "a path was broken: $(cat out)"
+rm narrow folded whole
 
 # A pipe has whole names, however long.
 "$TRF_PYTHON" - <<'PYTHON' || exit 1

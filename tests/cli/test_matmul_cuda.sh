@@ -3,6 +3,8 @@
 # matmul --device cuda: products against numpy on both paths, batches of more than one chunk, what does not fit F16.
 . "$(dirname "$0")/common.sh"
 need_numpy
+COLUMNS=1000 # reports in whole lines
+export COLUMNS
 
 "$TRF_PYTHON" "$here/make_checkpoint.py" mixed mixed.safetensors || exit 1
 # Values that F16 and BF16 both hold, so that rounding x changes nothing; and some that F16 cannot.

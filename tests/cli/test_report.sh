@@ -41,6 +41,10 @@ expect 1 compress mixed.safetensors -o no --exclude '*embed*' --exclude nothing
 expect_error "'nothing'" TRF_ERR_NOT_FOUND
 rm left
 
+# Texts of the summary are looked for in whole lines.
+COLUMNS=1000
+export COLUMNS
+
 # ---- where nothing is compressed, the reasons say why ----
 expect 0 compress float.safetensors -o float
 has out 'Nothing was compressed; float is a copy' 'F32 without a lossless codec; --codec bf16 rounds it'
@@ -132,6 +136,21 @@ cp -r model pipeline/transformer
 cp -r model pipeline/text_encoder
 expect 0 compress pipeline -o pipeline-compressed
 has out '^  models          2, of a pipeline' '^  tensors         28, of which 14 compressed'
+expect 0 info pipeline-compressed
+[ "$(cut -d ' ' -f 1 out | grep / | sort | uniq -d)" = "" ] || fail "info: two tensors look the same: $(cat out)"
+has out '^text_encoder/layers\.0\.k_proj\.weight ' '^transformer/layers\.0\.k_proj\.weight '
+expect 0 info pipeline-compressed --json
+[ "$(grep -c '"part": "transformer"' out)" -eq 14 ] || fail "info --json has no parts: $(cat out)"
+expect 0 info pipeline-compressed/transformer --json
+[ "$(grep -c '"part": null' out)" -eq 14 ] || fail "info --json of a part: $(cat out)"
+# What info lists, extract takes.
+expect 1 extract pipeline-compressed layers.0.k_proj.weight -o layer.trf
+expect_error 'text_encoder and transformer' "'text_encoder/layers.0.k_proj.weight'"
+expect 0 extract pipeline-compressed transformer/layers.0.k_proj.weight -o layer.trf
+expect 0 extract pipeline-compressed 'transformer/layers.0.experts.up_proj[2]' -o layer.trf -f
+expect 1 extract pipeline-compressed vae/layers.0.k_proj.weight -o no
+expect_error 'there is no tensor'
+rm layer.trf
 expect 0 verify pipeline-compressed --against pipeline --strict
 has out '^  models          2, of a pipeline'
 expect 0 decompress pipeline-compressed -o again

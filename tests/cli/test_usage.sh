@@ -61,6 +61,14 @@ wrong "did you mean '--store-only'?" compress in -o out --store_only
 wrong "did you mean '--against'?" verify in --agianst other
 wrong "did you mean '--json'?" info in -json
 wrong "did you mean '--max-batch'?" tune in -o out --maxbatch 4
+for word in version verison hlep; do
+    case $word in hlep) option=help ;; *) option=--version ;; esac
+    wrong "did you mean '$option'?" $word
+done
+for far in ls unpack ''; do
+    wrong "unknown command '$far'" "$far"
+    grep -q '^Commands: compress, .*, help$' err || fail "'$far': no list of commands: $(cat err)"
+done
 for far in xyzzy --unlikely e; do
     wrong unknown $far
     ! grep -q 'did you mean' err || fail "$far: a suggestion: $(cat err)"
