@@ -10,39 +10,43 @@ exceptions of one family, `TransfuseError`. docs/python.md in the source tree is
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 from transfuse import _hook
-from transfuse._checkpoint import (
-    CheckpointInfo,
-    CheckpointReport,
-    LeftTensors,
-    Note,
-    Progress,
-    TensorInfo,
-    compress,
-    decompress,
-    info,
-    verify,
-)
-from transfuse._errors import (
-    ArgumentError,
-    CancelledError,
-    DataError,
-    DeviceError,
-    InputOutputError,
-    MismatchError,
-    NotFoundError,
-    OutOfMemoryError,
-    OutputExistsError,
-    ShapeError,
-    Status,
-    TransfuseError,
-    UnsupportedError,
-)
-from transfuse._layer import Layer
-from transfuse._options import Granularity
-from transfuse._results import LayerInfo, LayerReport
+
+TYPE_CHECKING = False  # what it is to whoever reads types; the module typing takes as long to import as all of this
+if TYPE_CHECKING:
+    from typing import Any
+
+    from transfuse._checkpoint import (
+        CheckpointInfo,
+        CheckpointReport,
+        LeftTensors,
+        Note,
+        Progress,
+        TensorInfo,
+        compress,
+        decompress,
+        info,
+        verify,
+    )
+    from transfuse._errors import (
+        ArgumentError,
+        CancelledError,
+        DataError,
+        DeviceError,
+        InputOutputError,
+        MismatchError,
+        NotFoundError,
+        OutOfMemoryError,
+        OutputExistsError,
+        ShapeError,
+        Status,
+        TransfuseError,
+        UnsupportedError,
+    )
+    from transfuse._layer import Layer
+    from transfuse._options import Granularity
+    from transfuse._results import LayerInfo, LayerReport
 
 __all__ = [
     "ArgumentError",
@@ -74,6 +78,10 @@ __all__ = [
     "verify",
 ]
 
+# Where the names above are. They are imported, and NumPy with them, when the first of them is asked for: the command
+# needs none of them, and would take several times as long to start.
+_MODULES = ("_checkpoint", "_errors", "_layer", "_options", "_results")
+
 # What is imported, with torch or transformers, when it is asked for, and from where.
 _LATER = {
     "TransfuseConfig": "transfuse.hf",
@@ -90,9 +98,18 @@ def __getattr__(name: str) -> Any:
         from transfuse._library import library
 
         return str(library().trf_version().decode())
+    if name in __all__:
+        for module in _MODULES:
+            found = importlib.import_module(f"transfuse.{module}")
+            if hasattr(found, name):
+                return globals().setdefault(name, getattr(found, name))
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'transfuse' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LATER})
 
 
 _hook.install()

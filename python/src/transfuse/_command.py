@@ -7,18 +7,31 @@ import os
 import signal
 import sys
 
-from transfuse._library import find_installed
+
+def _run_doctor(arguments: list[str], interrupt: object) -> int:
+    """Runs `doctor`, which takes away what it has made if Ctrl-C ends it. interrupt: what SIGINT does to a program."""
+    from transfuse._doctor import main as doctor
+
+    try:
+        signal.signal(signal.SIGINT, interrupt)  # type: ignore[arg-type]
+        return doctor(arguments)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def main() -> None:
     """Replaces this process by the command, with the same arguments; `doctor` runs here."""
+    # Ctrl-C would print a traceback. A program in the background, which has it ignored, goes on ignoring it.
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from transfuse._library import find_installed
+
     arguments = sys.argv[1:]
     if arguments == ["help", "doctor"]:
         arguments = ["doctor", "--help"]
     if arguments[:1] == ["doctor"]:
-        from transfuse._doctor import main as doctor
-
-        sys.exit(doctor(arguments[1:]))
+        sys.exit(_run_doctor(arguments[1:], interrupt))
     try:
         program = find_installed("bin", "transfuse")
     except ImportError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import difflib
 import importlib.metadata
 import os
 import platform
@@ -255,8 +256,16 @@ class _Doctor:
         CheckpointDoctor(self.report, self.gpus, self.versions, self.torch_works).look(path)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Prints the report; returns 0 if no problem was found, else 1."""
+def _explain_surplus(word: str) -> str:
+    """Returns what is wrong with an argument that the parser does not know."""
+    if not word.startswith("-"):
+        return f"unexpected argument '{word}': one checkpoint is looked at"
+    option = word.partition("=")[0]
+    near = difflib.get_close_matches(option, ("--help", "--json"), 1)
+    return f"unknown option '{option}'" + (f"; did you mean '{near[0]}'?" if near else "")
+
+
+def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="transfuse doctor",
         description="Says what this machine has, what of transfuse works on it, what will happen when a checkpoint is "
@@ -267,7 +276,17 @@ def main(arguments: Sequence[str]) -> int:
         "checkpoint", nargs="?", help="a .safetensors file, an index, or the folder of a model or pipeline"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
-    options = parser.parse_args(arguments)
+    options, surplus = parser.parse_known_args(arguments)
+    if surplus:
+        parser.error(_explain_surplus(surplus[0]))
+    if options.checkpoint == "":
+        parser.error("the checkpoint's path is empty")
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the report; returns 0 if no problem was found, else 1."""
+    options = _parse_arguments(arguments)
     report = Report(quiet=options.json)
     doctor = _Doctor(report)
     doctor.look_at_library()

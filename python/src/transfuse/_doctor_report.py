@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -40,12 +44,13 @@ class Report:
 
     def section(self, title: str) -> None:
         self._sections.append({"title": title, "rows": []})
-        self._print(f"\n{title}")
+        self._print("")
+        self._print(title)
 
     def row(self, label: str, text: str) -> None:
         if self._sections:
             self._sections[-1]["rows"].append({"what": label, "says": text})
-        self._print(f"  {label:<28} {text}")
+        self._print(f"  {label:<28} {text}", 31)
 
     def add_problem(self, text: str) -> None:
         self.problems.append(text)
@@ -72,8 +77,16 @@ class Report:
         else:
             print("\nno problem found")
         for line in [*(self.problems or self.not_tried), *(f"warning: {line}" for line in self.warnings)]:
-            print(f"  * {line}")
+            self._print(f"  * {line}", 4)
 
-    def _print(self, line: str) -> None:
-        if not self.quiet:
-            print(line, flush=True)
+    def _print(self, line: str, indent: int = 0) -> None:
+        """Prints a line, folded to a terminal or to $COLUMNS; words, as paths are, stay whole, and in a pipe lines."""
+        if self.quiet:
+            return
+        if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+            columns = max(shutil.get_terminal_size().columns, 20)
+            following = " " * (indent if 2 * indent <= columns else 4)
+            folder = textwrap.TextWrapper(columns, subsequent_indent=following, break_long_words=False)
+            folder.break_on_hyphens = False
+            line = folder.fill(line)
+        print(line, flush=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -51,10 +52,31 @@ def test_a_reader_that_goes_away_is_no_error(start: Sequence[str]) -> None:
     assert process.returncode in (0, -signal.SIGPIPE) and errors == ""
 
 
+@STARTS
+def test_starting_needs_no_numpy(start: Sequence[str]) -> None:
+    """What is imported before the program runs: little, since Python answers Ctrl-C with a traceback meanwhile."""
+    done = subprocess.run([start[0], "-v", *start[1:], "--version"], capture_output=True, text=True, check=True)
+    imported = re.findall(r"^import '([^']*)'", done.stderr, re.MULTILINE)
+    assert "transfuse._command" in imported and "numpy" not in imported
+
+
+@pytest.mark.parametrize("command", ["verify", "doctor"])
+@pytest.mark.parametrize("ignored", [False, True], ids=["ended", "ignored"])
+def test_ctrl_c_prints_no_traceback(command: str, ignored: bool) -> None:
+    interrupt = "lambda *_: signal.raise_signal(signal.SIGINT)"
+    code = f"import os, signal, sys; from transfuse import _command, _doctor; sys.argv = ['transfuse', {command!r}]; "
+    code += f"os.execv = _doctor.main = {interrupt}; "
+    code += "signal.signal(signal.SIGINT, signal.SIG_IGN); " if ignored else ""
+    done = run([sys.executable, "-c", code + "_command.main()"])
+    # Shells make 130 of the signal, too.
+    assert done.returncode in ((0,) if ignored else (130, -signal.SIGINT))
+    assert done.stdout == done.stderr == ""
+
+
 def test_a_package_without_its_program_says_so(tmp_path: Path) -> None:
     code = f"import transfuse; transfuse.__path__[:] = [{str(tmp_path)!r}]; from transfuse import _command; "
     # Its modules are imported before they are out of reach.
-    code = f"import transfuse._command; {code}_command.main()"
+    code = f"import transfuse._command, transfuse._library; {code}_command.main()"
     done = run([sys.executable, "-c", code], "--version")
     assert done.returncode == 1
     assert done.stderr.startswith("transfuse: transfuse is not installed: ") and done.stderr.count("\n") == 1

@@ -373,10 +373,37 @@ def test_checkpoint_that_is_cut(folder: Path, doctor: _Doctor) -> None:
     assert "TRF_ERR_TRUNCATED" in doctor.report.problems[0]
 
 
-def test_wrong_usage() -> None:
-    status, output = run_doctor("one", "two")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["one", "two"], "unexpected argument 'two'"),
+        (["--hlp"], "unknown option '--hlp'; did you mean '--help'?"),
+        (["--jsn=1"], "unknown option '--jsn'; did you mean '--json'?"),
+        (["--unlikely"], "unknown option '--unlikely'\n"),
+        ([""], "path is empty"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], says: str) -> None:
+    status, output = run_doctor(*arguments)
     assert status == 2
-    assert "usage: transfuse doctor" in output
+    assert "usage: transfuse doctor" in output and f"{says}" in output
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_lines_fit_the_columns(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    report = Report()
+    report.section("What works")
+    report.row("large batches on a GPU", "no: " + 9 * "libcublasLt is not there; ")
+    report.add_problem("a path " + columns * "/long" + " stays whole, and " + 9 * "what is around it is folded, ")
+    report.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["", "What works"]
+    assert {len(line) <= columns for line in lines if "/long" not in line} == {True}
+    assert any(columns * "/long" in line for line in lines)
+    assert sum("libcublasLt" in line for line in lines) > 1
 
 
 def test_device_code_goes_with_a_runtime() -> None:
