@@ -361,8 +361,8 @@ trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *nam
             return status;
         if (found.checkpoint_file && holder)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                            "%s: both %s and %s have a tensor '%s'; open the folder of one of them, or say '%s/%s'", checkpoint->root,
-                            holder->name, model->name, name, holder->name, name);
+                            "%s: both %s and %s have a tensor '%s'; open the folder of one of them, or say '%s/%s'",
+                            checkpoint->root, holder->name, model->name, name, holder->name, name);
         if (found.checkpoint_file)
             *matrix = found, holder = model;
     }

@@ -408,6 +408,9 @@ cli_exit cli_options_parse(const cli_command *command, int argc, char **argv, cl
         if (code == '?')
             return explain_unknown(command, argc, argv);
         const option_entry *entry = find_option(command, code);
+        if (optarg && optarg[0] == '=' && optarg == argv[optind - 1] + 2)
+            return cli_usage_error(command->name, "-%c%s: no '=' goes with one letter; say -%c %s or --%s%s", code,
+                                   optarg, code, optarg + 1, entry->long_name, optarg);
         if (!entry->set)
             *(int *)(void *)((char *)options + entry->flag) = 1;
         else if (entry->set(options, optarg))

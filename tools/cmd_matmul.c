@@ -100,6 +100,15 @@ static cli_exit multiply(const cli_options *options, trf_context *context, const
     return status;
 }
 
+/* A checkpoint in the place of one of its layers is a likely mistake. */
+static cli_exit fail_layer(const char *path, const trf_error *err) {
+    struct stat found;
+    const int is_folder = stat(path, &found) == 0 && S_ISDIR(found.st_mode);
+    if (!is_folder && err->status != TRF_ERR_MAGIC)
+        return cli_report_error(err);
+    return cli_fail(err->status, "%s; 'transfuse extract' writes a layer of a checkpoint as a .trf file", err->message);
+}
+
 static cli_exit multiply_files(const cli_options *options, trf_context *context) {
     cli_exit status = cli_file_check(options->output, options->force);
     if (status != CLI_OK)
@@ -111,7 +120,7 @@ static cli_exit multiply_files(const cli_options *options, trf_context *context)
     float *x = NULL;
     uint64_t m, cols;
     if (trf_layer_open(layer_path, &layer, &err))
-        return cli_report_error(&err);
+        return fail_layer(layer_path, &err);
     trf_layer_info info;
     trf_layer_get_info(layer, &info);
     if (cli_read_npy(x_path, &x, &m, &cols, &err)) {

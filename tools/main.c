@@ -5,8 +5,10 @@
 #include "cli_suggest.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const cli_command *const kCommands[] = {&cmd_compress, &cmd_decompress, &cmd_verify, &cmd_info,
                                                &cmd_extract,  &cmd_matmul,     &cmd_bench,  &cmd_tune};
@@ -32,12 +34,21 @@ static void print_usage(FILE *file) {
           file);
 }
 
-/* Output that could not be written is a failure, whatever the command says. */
+/* A descriptor that the caller has closed would become that of a file, and messages would be written into it: it leads
+ * to where reading and writing fail, as they did. */
+static void take_closed_descriptors(void) {
+    for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; descriptor++) {
+        if (fcntl(descriptor, F_GETFD) < 0 && open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+            return;
+    }
+}
+
+/* Output that could not be written is a failure, whatever the command says; one that it has reported is not again. */
 static int flush_stdout(int status) {
-    if (fflush(stdout) == 0 && !ferror(stdout))
+    if ((fflush(stdout) == 0 && !ferror(stdout)) || status != CLI_OK)
         return status;
     fprintf(stderr, "transfuse: standard output: %s [TRF_ERR_IO]\n", strerror(errno));
-    return status == CLI_OK ? CLI_FAILED : status;
+    return CLI_FAILED;
 }
 
 static int run_command(const cli_command *command, int argc, char **argv) {
@@ -117,6 +128,7 @@ static int run_help(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    take_closed_descriptors();
     cli_signals_prepare();
     if (argc < 2) {
         print_usage(stderr);

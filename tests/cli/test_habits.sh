@@ -120,6 +120,21 @@ if [ -w /dev/full ]; then
     [ $? -eq 1 ] || fail "a report that cannot be written goes unnoticed"
 fi
 
+# What the caller has closed does not become a file that messages are written into.
+for closed in '2>&-' '<&- >&- 2>&-'; do
+    eval '"$TRANSFUSE" compress several -o closed -v' "$closed" >out
+    diff -r several/extra closed/extra || fail "$closed: messages in a file that was copied"
+    rm -r closed
+done
+"$TRANSFUSE" verify compressed.safetensors >&- 2>err
+[ $? -eq 1 ] || fail "closed standard output goes unnoticed"
+expect_error 'standard output' TRF_ERR_IO
+if [ -w /dev/full ]; then
+    "$TRANSFUSE" info compressed.safetensors --json >/dev/full 2>err
+    [ $? -eq 1 ] || fail "a listing that cannot be written goes unnoticed"
+    expect_error 'standard output'
+fi
+
 # ---- verify --strict ----
 expect 0 verify mixed.safetensors
 grep -q 'nothing in it is compressed' out || fail "verify does not say that nothing is compressed"

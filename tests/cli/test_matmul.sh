@@ -63,6 +63,10 @@ expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf -f
 expect 0 verify layer.trf
 expect 0 info layer.trf
 grep -q '^weight .* 257x96 .* fp16 ' out || fail "info of a .trf file"
+for input in compressed.safetensors .; do
+    expect 1 matmul $input x.npy -o no.npy
+    expect_error "'transfuse extract' writes a layer"
+done
 expect 0 decompress layer.trf -o layer.safetensors
 "$TRF_PYTHON" -c '
 import numpy as np

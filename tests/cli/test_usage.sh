@@ -37,6 +37,8 @@ wrong exclude compress in -o out --int8 --bits 4
 wrong --int8 compress in -o out --int8 --codec bf16
 wrong --bits compress in -o out --bits 4 --codec auto
 wrong '-o -:' compress in -o -
+wrong 'say -o out or --output=out' compress in -o=out
+wrong 'say -T 4' compress in -o out -T=4
 wrong './-' extract in tensor -o -
 wrong '--json -' bench --json -
 wrong 'exclude each other' verify in -q -v
