@@ -348,8 +348,8 @@ TRF_API trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t in
                                          trf_error *err);
 
 /* Writes one compressed tensor's blob as a .trf file, after validating it. tensor: the source's name, with or without
- * _trf; an expert of a 3-D tensor is "name[3]". In a pipeline it may begin with the part, as "vae/name", and has to where
- * several parts have one of the name. */
+ * _trf; an expert of a 3-D tensor is "name[3]". In a pipeline it may begin with the part, as "vae/name", and has to
+ * where several parts have one of the name. */
 TRF_API trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
                                      trf_error *err);
 
