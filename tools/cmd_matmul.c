@@ -14,6 +14,7 @@
 #include "transfuse/tuning.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 
 static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_DEVICE, CLI_OPT_PATH,  CLI_OPT_LAYOUT, CLI_OPT_THREADS,
                                          CLI_OPT_FORCE,  CLI_OPT_TUNING, CLI_OPT_QUIET, CLI_OPT_JSON,   0};
