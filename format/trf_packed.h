@@ -79,7 +79,8 @@ typedef struct trf_packed_head {
     uint64_t stored_offset;
     uint64_t coded_stored_tiles; /* of the coded layer that this one was, or of the shard's tiles of it ... */
     uint64_t coded_exceptions;
-    trf_header coded_header; /* ... and its first 64 bytes, which say how it was encoded; all zero if there was none */
+    /* ... and its first 64 bytes, which say how it was encoded; without a blob shape, codec and dtype alone. */
+    trf_header coded_header;
     uint8_t reserved2[56];
 } trf_packed_head;
 TRF_STATIC_ASSERT(sizeof(trf_packed_head) == TRF_LAYOUT_HEAD_BYTES, "the packed head is 256 bytes");
