@@ -2,6 +2,7 @@
 #include "trf_torch_manage.h"
 
 #include "transfuse/device_memory.h"
+#include "trf_torch_product.h"
 #include "trf_torch_registry.h"
 
 #include <cstdio>
@@ -133,6 +134,8 @@ trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *te
         trf_device_layer_destroy(made);
     return status;
 }
+
+void trf_torch_set_exact(int exact) { trf_torch::set_exact(exact != 0); }
 
 int trf_torch_is_known(int device, const void *buffer, uint64_t buffer_bytes) {
     return trf_torch::find_layer(device, buffer, buffer_bytes).layer ||

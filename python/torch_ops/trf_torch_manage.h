@@ -62,6 +62,9 @@ TRF_TORCH_API trf_status trf_torch_make_experts(int device, const void *containe
 TRF_TORCH_API trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes,
                                                        trf_dtype dtype, trf_error *err);
 
+/* Exact mode of the ops that take keys. */
+TRF_TORCH_API void trf_torch_set_exact(int exact);
+
 TRF_TORCH_API void trf_torch_forget(int device, const void *buffer);
 TRF_TORCH_API void trf_torch_forget_experts(int device, const void *container); /* and their layers */
 TRF_TORCH_API uint64_t trf_torch_count_layers(void);                            /* how many layers are known */

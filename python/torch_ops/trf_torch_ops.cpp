@@ -53,6 +53,19 @@ Tensor embedding(const Tensor &ids, const Tensor &buffer, int64_t rows, int64_t 
     return trf_torch::decode_rows({"transfuse::embedding", buffer, rows, cols, dtype}, ids);
 }
 
+Tensor linear_by_key(const Tensor &x, const Tensor &key, const std::optional<Tensor> &bias, int64_t rows) {
+    return trf_torch::multiply({"transfuse::linear_by_key", x, key, rows, bias, std::nullopt, std::nullopt,
+                                TRF_ACTIVATION_NONE, trf_torch::naming::key});
+}
+
+Tensor decode_by_key(const Tensor &key, int64_t rows, int64_t cols, ScalarType dtype) {
+    return trf_torch::decode({"transfuse::decode_by_key", key, rows, cols, dtype, trf_torch::naming::key});
+}
+
+Tensor embedding_by_key(const Tensor &ids, const Tensor &key, int64_t rows, int64_t cols, ScalarType dtype) {
+    return trf_torch::decode_rows({"transfuse::embedding_by_key", key, rows, cols, dtype, trf_torch::naming::key}, ids);
+}
+
 void decode_experts_into(const Tensor &container, const Tensor &out) { trf_torch::decode_experts_into(container, out); }
 
 void add_kernels(torch::stable::detail::StableLibrary &library) {
@@ -64,6 +77,9 @@ void add_kernels(torch::stable::detail::StableLibrary &library) {
     library.impl("decode_experts", TORCH_BOX(&decode_experts));
     library.impl("decode_experts_into", TORCH_BOX(&decode_experts_into));
     library.impl("embedding", TORCH_BOX(&embedding));
+    library.impl("linear_by_key", TORCH_BOX(&linear_by_key));
+    library.impl("decode_by_key", TORCH_BOX(&decode_by_key));
+    library.impl("embedding_by_key", TORCH_BOX(&embedding_by_key));
 }
 
 } // namespace
@@ -79,6 +95,9 @@ STABLE_TORCH_LIBRARY(transfuse, library) {
     library.def("decode_experts(Tensor container, int count, int rows, int cols, ScalarType dtype) -> Tensor");
     library.def("decode_experts_into(Tensor container, Tensor(a!) out) -> ()");
     library.def("embedding(Tensor ids, Tensor buffer, int rows, int cols, ScalarType dtype) -> Tensor");
+    library.def("linear_by_key(Tensor x, Tensor key, Tensor? bias, int rows) -> Tensor");
+    library.def("decode_by_key(Tensor key, int rows, int cols, ScalarType dtype) -> Tensor");
+    library.def("embedding_by_key(Tensor ids, Tensor key, int rows, int cols, ScalarType dtype) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(transfuse, CPU, library) { add_kernels(library); }

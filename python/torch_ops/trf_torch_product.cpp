@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
 
@@ -78,8 +79,8 @@ Tensor call_aten(const char *name, const char *overload, std::vector<StableIValu
  * them uncompressed. */
 Tensor multiply_dense(const product &of, const layer &layer) {
     using torch::stable::detail::from;
-    const Tensor weight =
-        decode({of.op, of.buffer, static_cast<int64_t>(layer.info.rows), layer.info.cols, of.x.scalar_type()});
+    const Tensor weight = decode(
+        {of.op, of.buffer, static_cast<int64_t>(layer.info.rows), layer.info.cols, of.x.scalar_type(), of.named_by});
     Tensor y = dense_linear(of.x, weight, of.bias);
     if (of.activation == TRF_ACTIVATION_SILU)
         y = call_aten("aten::silu", "", {from(y)});
@@ -125,6 +126,20 @@ uint32_t check_ids(const Tensor &ids, int device, const decode_request &of) {
     return static_cast<uint32_t>(count);
 }
 
+std::atomic<bool> is_exact{false};
+
+/* Of bytes that are part of a buffer nothing can be adopted. */
+found_layer find_by_key(const Tensor &layer_key, int device, const char *op, const plan_key *key) {
+    if (layer_key.numel() != kKeyBytes)
+        throw bad_argument(op, "a key has " + std::to_string(kKeyBytes) + " bytes, this tensor has " +
+                                   std::to_string(layer_key.numel()));
+    found_layer found = find_layer(device, layer_key.const_data_ptr(), kAnyBytes, key);
+    if (!found.layer)
+        throw bad_argument(op, "this key is of no layer that is known: its buffer was moved, freed or forgotten, or "
+                               "the key was copied; transfuse.torch.layer_key gives the one of a buffer");
+    return found;
+}
+
 } // namespace
 
 void adopt_missing(const Tensor &buffer, int device, const char *op) {
@@ -140,9 +155,13 @@ std::runtime_error adoption_failure(const char *op) {
     return std::runtime_error(std::string(op) + ": " + take_adoption_error());
 }
 
-found_layer find_or_adopt(const Tensor &buffer, int device, const char *op, const plan_key *key) {
+void set_exact(bool exact) { is_exact.store(exact, std::memory_order_relaxed); }
+
+found_layer find_or_adopt(const Tensor &buffer, int device, const char *op, const plan_key *key, naming named_by) {
     const void *const at = buffer.const_data_ptr();
     const uint64_t bytes = static_cast<uint64_t>(buffer.numel());
+    if (named_by == naming::key)
+        return find_by_key(buffer, device, op, key);
     found_layer found = find_layer(device, at, bytes, key);
     if (found.layer)
         return found;
@@ -167,7 +186,7 @@ Tensor multiply(product of) {
     const plan_key key = {
         static_cast<uint32_t>(m), static_cast<uint8_t>(dtype.dtype), static_cast<uint8_t>(of.activation),
         of.bias.has_value(),      of.multiplier.has_value(),         of.residual.has_value()};
-    found_layer found = find_or_adopt(of.buffer, device, of.op, &key);
+    found_layer found = find_or_adopt(of.buffer, device, of.op, &key, of.named_by);
     check_layer(*found.layer, of.rows, cols, of.op);
     of.bias = take_operand(of.bias, of, {of.rows}, "bias");
     of.multiplier = take_operand(of.multiplier, of, y_sizes, "multiplier");
@@ -176,7 +195,8 @@ Tensor multiply(product of) {
         return allocate(y_sizes, dtype.torch_dtype, device);
     if (m > UINT32_MAX)
         throw bad_argument(of.op, "x has " + std::to_string(m) + " rows, which is more than 2^32 - 1");
-    if (!takes_dtype(found.layer->info.codec, dtype.dtype))
+    if (!takes_dtype(found.layer->info.codec, dtype.dtype) ||
+        (of.named_by == naming::key && is_exact.load(std::memory_order_relaxed)))
         return multiply_dense(of, *found.layer);
     if (!found.plan)
         found.plan = make_plan(found.layer, key, of.op);
@@ -202,7 +222,7 @@ Tensor multiply(product of) {
 Tensor decode(const decode_request &of) {
     const int device = device_of(of.buffer, "buffer");
     check_buffer(of.buffer, device, of.op);
-    const found_layer found = find_or_adopt(of.buffer, device, of.op);
+    const found_layer found = find_or_adopt(of.buffer, device, of.op, nullptr, of.named_by);
     check_layer(*found.layer, of.rows, of.cols, of.op);
     const dtype_codes source = dtype_of(found.layer->info.dtype);
     const Tensor weights = allocate({of.rows, of.cols}, source.torch_dtype, device);
@@ -218,7 +238,7 @@ Tensor decode(const decode_request &of) {
 Tensor decode_rows(const decode_request &of, const Tensor &ids) {
     const int device = device_of(ids, "ids");
     check_buffer(of.buffer, device, of.op);
-    const found_layer found = find_or_adopt(of.buffer, device, of.op);
+    const found_layer found = find_or_adopt(of.buffer, device, of.op, nullptr, of.named_by);
     check_layer(*found.layer, of.rows, of.cols, of.op);
     const auto ids_sizes = ids.sizes();
     std::vector<int64_t> sizes(ids_sizes.begin(), ids_sizes.end());

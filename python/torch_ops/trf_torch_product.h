@@ -12,15 +12,26 @@
 
 namespace trf_torch {
 
+/* How a tensor names a layer. */
+enum class naming {
+    buffer, /* uint8, [buffer_bytes]: it is the layer, and is adopted if it is not known */
+    key     /* uint8, [kKeyBytes]: the first bytes of a buffer that is known; what is not is an error */
+};
+constexpr int64_t kKeyBytes = 256; /* no layer has less */
+
+/* Whether products of layers that are named by a key are torch's, of the decoded weights (`set_exact`). */
+void set_exact(bool exact);
+
 /* y = activation(x . W^T + bias) * multiplier + residual. */
 struct product {
     const char *op;
     const Tensor &x;      /* [..., cols] */
-    const Tensor &buffer; /* uint8, [buffer_bytes] */
+    const Tensor &buffer; /* or its key */
     int64_t rows;
     std::optional<Tensor> bias;                 /* [rows] of x's dtype */
     std::optional<Tensor> multiplier, residual; /* [..., rows] of x's dtype */
     trf_activation activation = TRF_ACTIVATION_NONE;
+    naming named_by = naming::buffer;
 };
 
 /* @return y [..., rows] of x's dtype. */
@@ -29,9 +40,10 @@ Tensor multiply(product of);
 /* What is to be decoded, and the shape and dtype of what is given back. */
 struct decode_request {
     const char *op;
-    const Tensor &buffer;
+    const Tensor &buffer; /* or its key */
     int64_t rows, cols;
     ScalarType dtype;
+    naming named_by = naming::buffer;
 };
 
 /* @return [rows][cols]: the weights of the source's dtype, brought to `dtype`. */
@@ -40,9 +52,10 @@ Tensor decode(const decode_request &of);
 /* @return [...][cols]: rows of these weights. ids: [...] of int32 or int64. */
 Tensor decode_rows(const decode_request &of, const Tensor &ids);
 
-/* The layer in a buffer, with a plan if a key is given and there is one. Has it adopted if it is not known, but for a
- * stream that is being captured. */
-found_layer find_or_adopt(const Tensor &buffer, int device, const char *op, const plan_key *key = nullptr);
+/* The layer that a tensor names, with a plan if the key of one is given and there is one. Has a buffer adopted if it is
+ * not known, but for a stream that is being captured. */
+found_layer find_or_adopt(const Tensor &buffer, int device, const char *op, const plan_key *key = nullptr,
+                          naming named_by = naming::buffer);
 
 /* ---- what the ops check ---- */
 

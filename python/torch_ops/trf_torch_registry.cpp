@@ -71,7 +71,7 @@ bool is_usable(int device, uint32_t fork_generation, const registry &in) {
 
 /* Whether a layer that was found at a place may be used there. */
 bool is_current(const layer &of, uint64_t buffer_bytes, const registry &in) {
-    if (of.buffer_bytes != buffer_bytes)
+    if (buffer_bytes != kAnyBytes && of.buffer_bytes != buffer_bytes)
         return false;
     if (of.device == TRF_DEVICE_CPU)
         return std::memcmp(of.first_bytes, of.buffer, sizeof of.first_bytes) == 0;

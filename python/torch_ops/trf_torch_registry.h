@@ -146,7 +146,9 @@ struct found_layer {
     std::shared_ptr<trf_torch::plan> plan;   /* NULL: none was made with this key */
 };
 
-/* Looks up a layer, and one of its plans if a key is given. */
+/* Looks up a layer, and one of its plans if a key is given. buffer_bytes: of all of its buffer, or kAnyBytes where that
+ * is known by its place alone. */
+constexpr uint64_t kAnyBytes = UINT64_MAX;
 found_layer find_layer(int device, const void *buffer, uint64_t buffer_bytes, const plan_key *key = nullptr);
 
 /* Makes a plan and keeps it with the layer. Throws what the library reports, but for products that no path takes: see

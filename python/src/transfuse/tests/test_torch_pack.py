@@ -12,7 +12,7 @@ try:
     from torch import Tensor, nn
 
     import transfuse.torch as tt
-    from transfuse.torch import _layouts
+    from transfuse.torch import _encode
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
@@ -30,7 +30,7 @@ def make_bf16(rows: int, cols: int, device: str) -> Tensor:
 def assert_is_layer_of(buffer: Tensor, weight: Tensor) -> None:
     assert tt.layer_layout(buffer) == "packed" and buffer.device == weight.device
     assert buffer.untyped_storage().nbytes() == buffer.numel()  # no room is left over
-    assert torch.equal(bits_of(tt.decode(buffer, *weight.shape, torch.bfloat16)), bits_of(weight))
+    assert torch.equal(bits_of(tt.decode(buffer, weight.shape[0], weight.shape[1], torch.bfloat16)), bits_of(weight))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -92,15 +92,15 @@ def test_modules(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = make_x(3, 520, dtype=torch.bfloat16, device=device)
     due = tt.TransfuseLinear.from_linear(linear, layout="plain")(x)
 
-    encode = _layouts._encode.encode
-    monkeypatch.setattr(_layouts._encode, "encode", None)
+    encode = _encode.encode
+    monkeypatch.setattr(_encode, "encode", None)
     packed = tt.TransfuseLinear.from_linear(linear, layout="packed")
     assert packed.layout == "packed"
     torch.testing.assert_close(packed(x), due)
     model = nn.Sequential(nn.Linear(520, 300, dtype=torch.bfloat16, device=device), nn.Embedding(9, 7))
     report = tt.compress_model(model, layout="packed", include=["0.weight"])
     assert report.compressed["0.weight"].layout == "packed"
-    monkeypatch.setattr(_layouts._encode, "encode", encode)
+    monkeypatch.setattr(_encode, "encode", encode)
     assert torch.equal(packed.state_dict()["weight"], coded.state_dict()["weight"])
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from transfuse.torch._ops_library import ops_library
-from transfuse.torch._registry import adopt_kernel
+from transfuse.torch._registry import KEY_BYTES, adopt_kernel
 
 ops_library()
 _library = torch.library.Library("transfuse", "FRAGMENT")
@@ -24,6 +24,9 @@ _decode = torch.ops.transfuse.decode.default
 _decode_experts = torch.ops.transfuse.decode_experts.default
 _decode_experts_into = torch.ops.transfuse.decode_experts_into.default
 _embedding = torch.ops.transfuse.embedding.default
+_linear_by_key = torch.ops.transfuse.linear_by_key.default
+_decode_by_key = torch.ops.transfuse.decode_by_key.default
+_embedding_by_key = torch.ops.transfuse.embedding_by_key.default
 
 # Read by `linear`, so that graphs are guarded by it: switching it recompiles.
 _exact = False
@@ -33,11 +36,12 @@ def set_exact(exact: bool) -> None:
     """Switches exact mode on or off, for the whole process.
 
     In exact mode products are `F.linear` of the decoded weights: for lossless codecs bit for bit what the uncompressed
-    model gives on the same machine, and slow. Compiled models are compiled anew at their next call; a CUDA graph
-    keeps what it has captured.
+    model gives on the same machine, and slow. Compiled models are compiled anew at their next call, but for ops that
+    take keys, which look when they run; a CUDA graph keeps what it has captured.
     """
     global _exact
     _exact = bool(exact)
+    ops_library().trf_torch_set_exact(_exact)
 
 
 def is_exact() -> bool:
@@ -186,6 +190,55 @@ def decode_experts_into(container: torch.Tensor, out: torch.Tensor) -> None:
     _decode_experts_into(container, out)
 
 
+# ---- layers by their keys ----
+
+
+def linear_by_key(x: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    """Multiplies by the layer that a key stands for: y = x . W^T + bias, without gradients.
+
+    A graph of it depends on the shape of the weights alone: not on the layer's size or layout, nor on exact mode, which
+    the op looks at when it runs. So one compiled graph serves all layers of a shape, and is the same in every process.
+
+    Parameters
+    ----------
+    x, bias, rows
+        As in `linear`.
+    key : torch.Tensor, uint8, [256]
+        Of `layer_key`.
+
+    Returns
+    -------
+    torch.Tensor, [..., rows]
+        Of x's dtype; what `linear` gives, bit for bit.
+
+    Raises
+    ------
+    RuntimeError
+        As `linear`; the key is of no layer that is known, since its buffer was moved, freed or forgotten, or it was
+        copied; x or bias requires a gradient.
+    """
+    _refuse_gradients("linear_by_key", x, bias)
+    result: torch.Tensor = _linear_by_key(x, key, bias, rows)
+    return result
+
+
+def decode_by_key(key: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decodes the layer that a key stands for, as `decode`; raises RuntimeError where it is of none."""
+    result: torch.Tensor = _decode_by_key(key, rows, cols, dtype)
+    return result
+
+
+def embedding_by_key(ids: torch.Tensor, key: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decodes rows of the layer that a key stands for, as `embedding`; raises RuntimeError where it is of none."""
+    result: torch.Tensor = _embedding_by_key(ids, key, rows, cols, dtype)
+    return result
+
+
+def _refuse_gradients(name: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+    if _needs_gradients(x, bias):
+        raise RuntimeError(f"{name} has no gradients: call it under torch.no_grad(), or take the buffer's op")
+
+
 # ---- gradients, and exact mode ----
 
 
@@ -256,6 +309,12 @@ def _register_autocast(device: str, key: str) -> None:
             result: torch.Tensor = _linear(x, buffer, bias, rows)
             return result
 
+    def key_kernel(x: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
+            result: torch.Tensor = _linear_by_key(x, key, bias, rows)
+            return result
+
     def group_kernel(x: torch.Tensor, buffers: list[torch.Tensor], rows: list[int]) -> list[torch.Tensor]:
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             results: list[torch.Tensor] = _linear_group(
@@ -270,6 +329,7 @@ def _register_autocast(device: str, key: str) -> None:
             return result
 
     _library.impl("linear", linear_kernel, key)
+    _library.impl("linear_by_key", key_kernel, key)
     _library.impl("linear_group", group_kernel, key)
     _library.impl("experts", experts_kernel, key)
 
@@ -286,6 +346,29 @@ def _check_fake(buffer: torch.Tensor, other: torch.Tensor) -> None:
 def _(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
     _check_fake(buffer, x)
     return x.new_empty((*x.shape[:-1], rows))
+
+
+def _check_fake_key(key: torch.Tensor, other: torch.Tensor) -> None:
+    _check_fake(key, other)
+    torch._check(key.shape[0] == KEY_BYTES, lambda: f"a key has {KEY_BYTES} bytes, this tensor has {key.shape[0]}")
+
+
+@torch.library.register_fake("transfuse::linear_by_key", lib=_library)
+def _(x: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    _check_fake_key(key, x)
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("transfuse::decode_by_key", lib=_library)
+def _(key: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    _check_fake_key(key, key)
+    return key.new_empty((rows, cols), dtype=dtype)
+
+
+@torch.library.register_fake("transfuse::embedding_by_key", lib=_library)
+def _(ids: torch.Tensor, key: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    _check_fake_key(key, ids)
+    return ids.new_empty((*ids.shape, cols), dtype=dtype)
 
 
 @torch.library.register_fake("transfuse::linear_epilogue", lib=_library)

@@ -57,6 +57,7 @@ def ops_library() -> ctypes.CDLL:
         "trf_torch_find": (c_int, [c_int, c_void_p, c_uint64, info]),
         "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
         "trf_torch_check_experts_dtype": (c_int, [c_int, c_void_p, c_uint64, c_int, error]),
+        "trf_torch_set_exact": (None, [c_int]),
         "trf_torch_forget": (None, [c_int, c_void_p]),
         "trf_torch_forget_experts": (None, [c_int, c_void_p]),
         "trf_torch_count_layers": (c_uint64, []),

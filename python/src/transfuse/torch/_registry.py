@@ -28,6 +28,9 @@ from transfuse.torch._ops_library import CPU, call, ops_library
 
 _DIRECTORY_ALIGNMENT = 256
 
+# Of a key (python/torch_ops/trf_torch_product.h); every buffer has more.
+KEY_BYTES = 256
+
 # How a buffer of another layout than the coded one begins (format/trf_layout_head.h): "TRFL", and which it is.
 _LAYOUT_HEAD = struct.Struct("<4sH")
 _LAYOUT_MAGIC = b"TRFL"
@@ -326,6 +329,33 @@ def is_known(buffer: torch.Tensor) -> bool:
     """Returns whether the ops know a buffer or container."""
     device, pointer = _place_of(buffer)
     return bool(ops_library().trf_torch_is_known(device, pointer, buffer.numel()))
+
+
+def layer_key(buffer: torch.Tensor) -> torch.Tensor:
+    """Returns the key of a layer: a tensor of one size for all layers, by which the ops that end in `_by_key` find it.
+
+    Graphs in which keys stand for layers depend neither on the sizes of buffers nor on how the layers lie.
+
+    Parameters
+    ----------
+    buffer : torch.Tensor, uint8, [buffer_bytes]
+        Of a layer in any layout, which is adopted if it is not known.
+
+    Returns
+    -------
+    torch.Tensor, uint8, [256]
+        A view of the buffer's first bytes, which keeps it in memory; it may be made a parameter. It is found by its
+        address: a copy, on this device or another, is a key of nothing.
+
+    Raises
+    ------
+    ValueError
+        It is a container of experts.
+    TransfuseError
+        What `adopt` raises.
+    """
+    _find(buffer)
+    return buffer[:KEY_BYTES]
 
 
 def adoption_token(buffer: torch.Tensor) -> object:
