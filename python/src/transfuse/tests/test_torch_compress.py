@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 import transfuse
 from transfuse.tests.torch_cases import exact, make_ids, make_model, normal, same_bits
-from transfuse.torch import _compress
+from transfuse.torch import _compress, _encode
 from transfuse.torch._compress import compress_model
-from transfuse.torch._modules import CompressedModule, TransfuseEmbedding, TransfuseLinear, encode_weight
+from transfuse.torch._modules import CompressedModule, TransfuseEmbedding, TransfuseLinear
 
 
 def linear(rows: int, cols: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> nn.Linear:
@@ -302,7 +302,7 @@ def test_progress_and_cancelling() -> None:
 def test_ctrl_c_while_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(linear(64, 96), linear(64, 64), linear(96, 64))
     dense, x = copy.deepcopy(model), normal(2, 96, scale=1.0)
-    encode, started, go_on = encode_weight, threading.Event(), threading.Event()
+    encode, started, go_on = _encode.encode, threading.Event(), threading.Event()
 
     def encode_slowly(weight: Tensor, **options: Any) -> Tensor:
         if tuple(weight.shape) == (64, 64):
@@ -315,7 +315,7 @@ def test_ctrl_c_while_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
         times.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(_compress, "encode_weight", encode_slowly)
+    monkeypatch.setattr(_encode, "encode", encode_slowly)
     before, times = set(threading.enumerate()), list[float]()
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):

@@ -76,7 +76,12 @@ def test_linear(layout: str, dtype: torch.dtype, device: str) -> None:
     coded = TransfuseLinear.from_linear(linear)
     assert (laid_out.layout, coded.layout) == (layout, "coded")
     assert laid_out.weight.numel() == layout_bytes(layout, 300, 200)
-    assert laid_out.info() == coded.info() and laid_out.weight_dtype == dtype
+    info, coded_info = laid_out.info(), coded.info()
+    assert laid_out.weight_dtype == dtype
+    if layout == "packed":  # straight from the weights: there was no blob
+        assert info.blob_bytes == 0 and (info.rows, info.cols, info.codec) == (300, 200, coded_info.codec)
+    else:
+        assert info == coded_info
     assert same_bits(laid_out.decode_weight(), linear.weight)
     assert f"layout={layout}, bits={8 * laid_out.weight.numel() / 60000:.2f}" in repr(
         laid_out

@@ -94,7 +94,8 @@ def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tenso
     "".
 
     To a packed layer of BF16 leads no encoder, which takes hundreds of times as long, where the options leave the
-    blob's form to the library: the layer is encoded with its defaults when it is saved.
+    blob's form to the library: the layer is encoded with its defaults when it is saved. One that is no smaller than its
+    weights, since it is padded, is encoded: its blob says whether compressing pays.
 
     Parameters
     ----------
@@ -116,7 +117,8 @@ def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tenso
         except UnsupportedError:
             pass  # a coded layer may have row offsets, with which it is packed
         else:
-            return packed, packed.numel(), ""
+            if packed.numel() < weight.numel() * weight.element_size():
+                return packed, packed.numel(), ""
     blob = _encode.encode(weight, **options).to(weight.device)
     laid_out, refusal = convert_or_keep(blob, layout)
     return laid_out, blob.numel(), refusal
