@@ -114,7 +114,7 @@ static trf_status decompress_file(void *context, const trf_checkpoint_file *file
     if (trf_checkpoint_file_lost_layout(file))
         trf_job_note(work->job, "%.700s: keeps no header of its source: tensors come back, in an order of their own",
                      file->path);
-    note_bare_blobs(context, file);
+    note_bare_blobs(work->job, file);
     if (!out) {
         for (size_t i = 0; i < file->num_tensors; i++)
             trf_count_tensor(work->job, &file->tensors[i]);
