@@ -311,16 +311,30 @@ END_TEST
 
 /* ---- the window ---- */
 
-START_TEST(windows_are_the_references) {
+/* What a histogram of all rows has, by the definition. */
+static trf_window_histogram count_exponents(const packed_layer *layer) {
+    trf_window_histogram counts = {{0}, 0};
+    for (uint32_t row = 0; row < layer->rows; row++)
+        for (uint32_t col = 0; col < layer->cols; col++) {
+            const uint32_t weight = layer->weights[(size_t)row * layer->cols + col];
+            const int32_t exponent = weight >> 7 & 0xFF;
+            const int32_t left = exponent - (layer->row_offsets ? layer->row_offsets[row] : 0);
+            counts.zeros += (weight & 0x7FFF) == 0;
+            if (exponent > 0 && exponent < 255 && left > 0 && left < 255)
+                counts.exponents[left]++;
+        }
+    return counts;
+}
+
+START_TEST(histograms_are_the_references) {
     test_rng rng = {600 + (uint64_t)_i};
     for (int s = 0; s < shapes(); s++) {
         trf_packed_window window;
         packed_layer layer = packed_layer_of_kind(&rng, kShapes[s][0], kShapes[s][1], (packed_weight_kind)_i, &window);
-        const trf_pack_input input = packed_layer_input(&layer);
+        const trf_window_histogram due = count_exponents(&layer);
         dense_memory dense = dense_memory_make(&rng, &layer);
         gpu_memory memory = gpu_memory_make(sizeof(trf_window_histogram)), offsets = {NULL, 0, 0};
         trf_window_histogram found;
-        uint64_t zeros = 0;
         if (layer.row_offsets)
             offsets = gpu_memory_copy_of(layer.row_offsets, layer.rows);
         CUDA(cudaMemset(memory.at, 0, sizeof found));
@@ -331,13 +345,7 @@ START_TEST(windows_are_the_references) {
             check_launch(trf_launch_window_histogram(&rows, offsets.at, memory.at, NULL), "a histogram");
         }
         gpu_memory_read(&memory, &found);
-        for (size_t i = 0; i < (size_t)layer.rows * layer.cols; i++)
-            zeros += (layer.weights[i] & 0x7FFF) == 0;
-        EXPECT(found.zeros == zeros);
-        const uint32_t zeroing = trf_packed_is_zeroing(zeros, (uint64_t)layer.rows * layer.cols);
-        const trf_packed_window chosen = trf_choose_packed_window(found.exponents, zeroing);
-        const trf_packed_window expected = trf_pack_window(&input);
-        EXPECT(chosen.base == expected.base && chosen.zeroing == expected.zeroing);
+        EXPECT(memcmp(&found, &due, sizeof due) == 0);
         dense_memory_free(&dense);
         gpu_memory_free(&memory);
         gpu_memory_free(&offsets);
@@ -353,6 +361,6 @@ int main(void) {
                               {first_inexact_weight_is_found, 6},
                               {unpacking_gives_the_weights_back, PACKED_WEIGHT_KINDS},
                               {garbage_is_read_from_within, 12},
-                              {windows_are_the_references, PACKED_WEIGHT_KINDS}};
+                              {histograms_are_the_references, PACKED_WEIGHT_KINDS}};
     return gpu_main("packed", tests, sizeof tests / sizeof tests[0]);
 }
