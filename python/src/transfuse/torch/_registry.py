@@ -224,7 +224,7 @@ def convert(buffer: torch.Tensor, layout: int) -> torch.Tensor:
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """Returns a packed layer of a matrix, losslessly, in memory of its own size; no blob is made.
 
-    It is made on the device where the weights lie: on an H100 470 MB take 1 ms, 0.6 of them for memory of just its size.
+    It is made on the device where the weights lie: on an H100 470 MB take 1 ms, memory of just its size included.
 
     Parameters
     ----------
