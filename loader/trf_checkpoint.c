@@ -130,6 +130,38 @@ static trf_status put_idle_indexes_aside(trf_checkpoint *checkpoint, trf_error *
     return status;
 }
 
+/* Before config.json is read. */
+static trf_status take_config_stamp(trf_checkpoint *checkpoint, trf_error *err) {
+    char *path = trf_path_join(checkpoint->root, "config.json");
+    if (!path)
+        return trf_fail_memory(err, strlen(checkpoint->root));
+    checkpoint->has_config = trf_path_take_stamp(path, &checkpoint->config_stamp, NULL) == TRF_OK;
+    free(path);
+    return TRF_OK;
+}
+
+static trf_status check_config_stamp(const trf_checkpoint *checkpoint, trf_error *err) {
+    char *path = trf_path_join(checkpoint->root, "config.json");
+    trf_status status =
+        path ? trf_path_check_stamp(path, &checkpoint->config_stamp, err) : trf_fail_memory(err, strlen("config.json"));
+    free(path);
+    return status;
+}
+
+trf_status trf_checkpoint_check_unchanged(const trf_checkpoint *checkpoint, trf_error *err) {
+    const trf_checkpoint *model;
+    trf_status status = TRF_OK;
+    for (size_t m = 0; (model = trf_checkpoint_model(checkpoint, m)) && status == TRF_OK; m++) {
+        for (size_t i = 0; i < model->num_files && status == TRF_OK; i++)
+            status = trf_path_check_stamp(model->files[i].path, &model->files[i].stamp, err);
+        for (size_t i = 0; i < model->num_indexes && status == TRF_OK; i++)
+            status = trf_path_check_stamp(model->indexes[i].path, &model->indexes[i].stamp, err);
+        if (status == TRF_OK && model->has_config)
+            status = check_config_stamp(model, err);
+    }
+    return status;
+}
+
 static trf_status checkpoint_open_folder(trf_checkpoint *checkpoint, trf_error *err) {
     trf_folder folder;
     trf_status status = trf_folder_list(checkpoint->root, &folder, err);
@@ -149,7 +181,7 @@ static trf_status checkpoint_open_folder(trf_checkpoint *checkpoint, trf_error *
     if (status == TRF_OK && checkpoint->num_files == 0)
         status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: this directory holds no .safetensors file",
                           checkpoint->root);
-    return status;
+    return status == TRF_OK ? take_config_stamp(checkpoint, err) : status;
 }
 
 /* @return whether a folder holds a config.json and a *.safetensors file, and is none that a link in the pipeline leads

@@ -23,8 +23,10 @@ struct trf_checkpoint {
     size_t num_idle_indexes;
     trf_checkpoint **parts; /* a pipeline: its models, in the order of their names; it has no files of its own then */
     size_t num_parts;
-    char *name;       /* of a part: its folder's, in the pipeline */
-    int carried_over; /* a part that is left as it is; set by whoever works on the pipeline */
+    char *name;                  /* of a part: its folder's, in the pipeline */
+    int has_config;              /* a folder with a config.json ... */
+    trf_file_stamp config_stamp; /* ... when it was opened */
+    int carried_over;            /* a part that is left as it is; set by whoever works on the pipeline */
 };
 
 /* What stands in the folder of a pipeline. */
@@ -32,6 +34,10 @@ struct trf_checkpoint {
 
 /* @return the model that has a number: a part, or the checkpoint itself, which then is the only one. NULL: no more. */
 const trf_checkpoint *trf_checkpoint_model(const trf_checkpoint *checkpoint, size_t number);
+
+/* Whether every *.safetensors file, index and config.json is as it was when the checkpoint was opened. Errors:
+ * TRF_ERR_IO (the message names the first one that is not), _NOT_FOUND, _MEMORY. */
+trf_status trf_checkpoint_check_unchanged(const trf_checkpoint *checkpoint, trf_error *err);
 
 /* @return bytes of all tensors, uncompressed. */
 uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint);

@@ -9,6 +9,8 @@
 #define TRF_BLOB_SUFFIX "_trf"
 #define TRF_METADATA_FORMAT "transfuse_format"
 #define TRF_METADATA_HEADER "transfuse_source_header"
+/* There, and "unreadable": the folder's config.json could not be read when it was compressed, and is the source's. */
+#define TRF_METADATA_CONFIG "transfuse_source_config"
 
 typedef struct trf_file_tensor {
     const trf_tensor *source;    /* as the source has it */

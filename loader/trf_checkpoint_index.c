@@ -35,7 +35,9 @@ trf_status trf_checkpoint_index_open(const char *path, trf_checkpoint_index *ind
     char *text = NULL;
     size_t bytes;
     *index = (trf_checkpoint_index){.path = strdup(path), .name = strdup(trf_path_basename(path))};
-    trf_status status = trf_file_load(path, TRF_MAX_INDEX_BYTES, &text, &bytes, err);
+    trf_status status = trf_path_take_stamp(path, &index->stamp, err);
+    if (status == TRF_OK)
+        status = trf_file_load(path, TRF_MAX_INDEX_BYTES, &text, &bytes, err);
     index->has_mark = status == TRF_OK && bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0;
     if (status == TRF_OK && !index->has_mark)
         status = index_parse(path, text, bytes, index, err);
@@ -214,19 +216,45 @@ static trf_status index_rewrite(const trf_checkpoint_index *index, const trf_che
     return TRF_OK;
 }
 
-/* Gives back the index that the compressor kept, if it goes with the restored files. */
-static trf_status index_restore(const trf_checkpoint_index *index, const json_t *kept, const trf_checkpoint_file *out,
-                                size_t num_files, char **text, size_t *bytes, trf_error *err) {
+/* Whether the index that the compressor kept goes with files of which only names and headers count. */
+static trf_status check_kept_text(const trf_checkpoint_index *index, const char *text, size_t bytes,
+                                  const trf_checkpoint_file *files, size_t num_files, trf_error *err) {
     trf_checkpoint_index source_index = {.path = index->path};
-    const char *content = json_string_value(kept);
-    size_t length = json_string_length(kept);
-    trf_status status = index_parse(index->path, content, length, &source_index, err);
+    trf_status status = index_parse(index->path, text, bytes, &source_index, err);
     if (status == TRF_OK)
-        status = trf_checkpoint_index_check(&source_index, out, num_files, err);
+        status = trf_checkpoint_index_check(&source_index, files, num_files, err);
     json_decref(source_index.root);
     if (status != TRF_OK)
         return trf_prefix_error(err, status == TRF_ERR_MEMORY ? status : TRF_ERR_FORMAT,
                                 "the kept source index does not fit");
+    return TRF_OK;
+}
+
+trf_status trf_checkpoint_index_check_kept(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
+                                           size_t num_files, trf_error *err) {
+    size_t bytes;
+    const char *text = trf_checkpoint_index_kept(index, &bytes);
+    if (!text)
+        return TRF_OK;
+    trf_checkpoint_file *sources = calloc(num_files + 1, sizeof *sources);
+    if (!sources)
+        return trf_fail_memory(err, num_files * sizeof *sources);
+    for (size_t i = 0; i < num_files; i++) /* as they will be once decompressed; nothing in them is owned */
+        sources[i] = (trf_checkpoint_file){
+            .path = files[i].path, .name = files[i].name, .own_header = *trf_checkpoint_file_source_header(&files[i])};
+    trf_status status = check_kept_text(index, text, bytes, sources, num_files, err);
+    free(sources);
+    return status;
+}
+
+/* Gives back the index that the compressor kept, if it goes with the restored files. */
+static trf_status index_restore(const trf_checkpoint_index *index, const json_t *kept, const trf_checkpoint_file *out,
+                                size_t num_files, char **text, size_t *bytes, trf_error *err) {
+    const char *content = json_string_value(kept);
+    size_t length = json_string_length(kept);
+    trf_status status = check_kept_text(index, content, length, out, num_files, err);
+    if (status != TRF_OK)
+        return status;
     if (!(*text = malloc(length + 1)))
         return trf_fail_memory(err, length + 1);
     memcpy(*text, content, length + 1);

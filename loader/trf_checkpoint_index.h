@@ -10,7 +10,8 @@
 
 typedef struct trf_checkpoint_index {
     char *path;
-    char *name; /* of the file alone */
+    char *name;           /* of the file alone */
+    trf_file_stamp stamp; /* when it was read */
     json_t *root;
     json_t *weight_map; /* within root */
     int has_mark;       /* it begins with a byte order mark, and is not parsed: those who load by it raise an error */
@@ -33,6 +34,11 @@ const char *trf_checkpoint_index_why_idle(const trf_checkpoint_index *index, con
 
 /* @return the text of the source's index that it keeps, and its *bytes; NULL: none. */
 const char *trf_checkpoint_index_kept(const trf_checkpoint_index *index, size_t *bytes);
+
+/* Whether the source's index that it keeps, if it does, goes with the source's tensors. files: those of the folder.
+ * Errors: TRF_ERR_FORMAT, _MEMORY. */
+trf_status trf_checkpoint_index_check_kept(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
+                                           size_t num_files, trf_error *err);
 
 /* The text of the index that goes with `out`, the files that the ones of `in` became (same names, same order).
  * Compressing keeps the text of this index in it; decompressing gives that text back. *text is malloc'd.

@@ -36,7 +36,8 @@ typedef struct trf_file_compressor {
     uint64_t data_offset;           /* of the output's data: the room for its header */
     uint64_t end;                   /* of what has been placed in the data */
     size_t blobs;
-    int always; /* whether one of them is there whatever its size */
+    int always;               /* whether one of them is there whatever its size */
+    int config_is_unreadable; /* it is carried over */
 } trf_file_compressor;
 
 /* The weights of one matrix, in the source file. */
@@ -252,11 +253,13 @@ static trf_status copy_other_tensors(trf_file_compressor *compressor, trf_error 
 }
 
 /* The source's metadata and ours. @return a new reference, or NULL without memory. */
-static json_t *compressed_metadata(const trf_checkpoint_file *file) {
+static json_t *compressed_metadata(const trf_checkpoint_file *file, int config_is_unreadable) {
     json_t *metadata = file->own_header.metadata ? json_copy(file->own_header.metadata) : json_object();
     json_t *kept = json_stringn(file->own_header.text, file->own_header.text_bytes);
-    int failed = !metadata || !kept || json_object_set_new(metadata, TRF_METADATA_FORMAT, json_string("1")) ||
-                 json_object_set(metadata, TRF_METADATA_HEADER, kept);
+    int failed =
+        !metadata || !kept || json_object_set_new(metadata, TRF_METADATA_FORMAT, json_string("1")) ||
+        json_object_set(metadata, TRF_METADATA_HEADER, kept) ||
+        (config_is_unreadable && json_object_set_new(metadata, TRF_METADATA_CONFIG, json_string("unreadable")));
     json_decref(kept);
     if (!failed)
         return metadata;
@@ -402,7 +405,7 @@ static trf_status compress_tensors(trf_file_compressor *compressor, uint64_t *by
         status =
             trf_select_tensor(compressor->rules, compressed->source, &compressed->selection, &compressed->reason, err);
     }
-    if (status == TRF_OK && !(metadata = compressed_metadata(file)))
+    if (status == TRF_OK && !(metadata = compressed_metadata(file, compressor->config_is_unreadable)))
         status = trf_fail_memory(err, file->own_header.text_bytes);
     if (status == TRF_OK)
         status = reserve_header(compressor, metadata, err);
@@ -446,8 +449,13 @@ static trf_status compress_file(void *context, const trf_checkpoint_file *file, 
     uint64_t file_bytes;
     const size_t number = (size_t)(file - work->model->files);
     const trf_selection_rules rules = get_rules(work, number);
-    trf_file_compressor compressor = {
-        .job = work->job, .file = file, .rules = &rules, .counts = &work->counts[number], .out = out};
+    trf_file_compressor compressor = {.job = work->job,
+                                      .file = file,
+                                      .rules = &rules,
+                                      .counts = &work->counts[number],
+                                      .out = out,
+                                      .config_is_unreadable =
+                                          work->model->is_folder && work->source.failure.status != TRF_OK};
     work->counts[number] = (trf_blob_counts){0}; /* it may have been estimated before */
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)

@@ -149,9 +149,10 @@ static trf_status decompress_models(const trf_checkpoint *checkpoint, const char
     trf_restored_models models;
     trf_status status = trf_restored_models_read(checkpoint, &work, &models, err);
     for (size_t i = 0; i < models.count && status == TRF_OK; i++) {
-        int lossless;
-        trf_model_config_tell(&models.configs[i], job);
-        status = trf_model_config_is_lossless(models.parts[i].checkpoint, &lossless, err);
+        int lossless = 0;
+        status = trf_model_config_tell(&models.configs[i], job, err);
+        if (status == TRF_OK)
+            status = trf_model_config_is_lossless(models.parts[i].checkpoint, &lossless, err);
         work.rounds |= !lossless;
     }
     job->report.models = models.count;

@@ -56,21 +56,43 @@ trf_status trf_file_open(const char *path, trf_file *file, uint64_t *size, trf_e
     return TRF_OK;
 }
 
+trf_file_stamp trf_stamp_of(const struct stat *info) {
+    return (trf_file_stamp){(uint64_t)info->st_size, info->st_mtim.tv_sec, info->st_mtim.tv_nsec};
+}
+
 trf_status trf_file_take_stamp(const trf_file *file, trf_file_stamp *stamp, trf_error *err) {
     struct stat info;
     if (fstat(file->fd, &info) != 0)
         return trf_fail_errno(err, file->path, TRF_NO_OFFSET, "cannot examine");
-    *stamp = (trf_file_stamp){(uint64_t)info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+    *stamp = trf_stamp_of(&info);
     return TRF_OK;
+}
+
+trf_status trf_path_take_stamp(const char *path, trf_file_stamp *stamp, trf_error *err) {
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot examine");
+    *stamp = trf_stamp_of(&info);
+    return TRF_OK;
+}
+
+static trf_status compare_stamps(const char *path, const trf_file_stamp *now, const trf_file_stamp *before,
+                                 trf_error *err) {
+    if (now->bytes == before->bytes && now->seconds == before->seconds && now->nanoseconds == before->nanoseconds)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_IO, TRF_NO_OFFSET, "%s: was changed while it was read", path);
+}
+
+trf_status trf_path_check_stamp(const char *path, const trf_file_stamp *stamp, trf_error *err) {
+    trf_file_stamp now;
+    trf_status status = trf_path_take_stamp(path, &now, err);
+    return status == TRF_OK ? compare_stamps(path, &now, stamp, err) : status;
 }
 
 trf_status trf_file_check_stamp(const trf_file *file, const trf_file_stamp *stamp, trf_error *err) {
     trf_file_stamp now;
     trf_status status = trf_file_take_stamp(file, &now, err);
-    if (status != TRF_OK ||
-        (now.bytes == stamp->bytes && now.seconds == stamp->seconds && now.nanoseconds == stamp->nanoseconds))
-        return status;
-    return trf_fail(err, TRF_ERR_IO, TRF_NO_OFFSET, "%s: was changed while it was read", file->path);
+    return status == TRF_OK ? compare_stamps(file->path, &now, stamp, err) : status;
 }
 
 trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err) {

@@ -12,16 +12,19 @@
 
 #define TRF_LARGE_FILE_BYTES (16ull << 20)
 
-int trf_tree_holds_weights(const trf_tree_entry *entry) {
+int trf_name_is_weights(const char *path) {
     static const char *const endings[] = {".safetensors", ".bin",     ".pt", ".pth", ".ckpt", ".gguf", ".onnx",
                                           ".onnx_data",   ".msgpack", ".h5", ".npz", ".pkl",  ".ot",   ".tflite"};
-    if (entry->kind != TRF_TREE_FILE || entry->owner == TRF_TREE_REWRITTEN)
-        return 0;
-    const char *dot = strrchr(trf_path_basename(entry->path), '.');
+    const char *dot = strrchr(trf_path_basename(path), '.');
     for (size_t i = 0; dot && i < sizeof endings / sizeof endings[0]; i++)
         if (strcasecmp(dot, endings[i]) == 0)
             return 1;
-    return entry->bytes >= TRF_LARGE_FILE_BYTES;
+    return 0;
+}
+
+int trf_tree_holds_weights(const trf_tree_entry *entry) {
+    return entry->kind == TRF_TREE_FILE && entry->owner != TRF_TREE_REWRITTEN &&
+           (trf_name_is_weights(entry->path) || entry->bytes >= TRF_LARGE_FILE_BYTES);
 }
 
 trf_status trf_file_groups_add(trf_file_groups *groups, const char *name, size_t length, const trf_file_group *file,

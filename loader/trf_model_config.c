@@ -342,8 +342,31 @@ static int is_unchanged(json_t *root, json_t *source) {
     return json_equal(root, source);
 }
 
+/* @return whether files are compressed, which a config.json with the source's text goes with. */
+static int needs_kept_text(const trf_checkpoint *checkpoint) {
+    int compressed = 0;
+    for (size_t i = 0; i < checkpoint->num_files; i++) {
+        if (trf_safetensors_metadata(&checkpoint->files[i].own_header, TRF_METADATA_CONFIG))
+            return 0;
+        compressed |= checkpoint->files[i].compressed;
+    }
+    return compressed;
+}
+
+/* why: a failure in its own words. */
+static void lose_text(const trf_checkpoint *checkpoint, trf_status status, uint64_t offset, const char *why,
+                      trf_model_config *config) {
+    snprintf(config->note, sizeof config->note, "%.500s; it stays as it is", why);
+    if (needs_kept_text(checkpoint))
+        trf_fail(&config->failure, status, offset,
+                 "%.700s; so the source's text, which it kept, is lost: put the source's " TRF_MODEL_CONFIG_NAME
+                 " in its place to decompress the rest",
+                 why);
+}
+
 /* Takes the text that is kept in `ours`. */
-static trf_status take_kept(const trf_config_file *file, const json_t *ours, trf_model_config *config, trf_error *err) {
+static trf_status take_kept(const trf_checkpoint *checkpoint, const trf_config_file *file, const json_t *ours,
+                            trf_model_config *config, trf_error *err) {
     const json_t *kept = json_object_get(ours, TRF_CONFIG_SOURCE);
     json_t *source = NULL;
     const char *text = json_string_value(kept);
@@ -353,10 +376,9 @@ static trf_status take_kept(const trf_config_file *file, const json_t *ours, trf
         return trf_fail_memory(err, bytes);
     if (!text || !json_is_object(source)) {
         json_decref(source);
-        snprintf(config->note, sizeof config->note,
-                 "%.500s: its " TRF_CONFIG_KEY " has no " TRF_CONFIG_SOURCE
-                 " that could be restored; it stays as it is",
-                 file->path);
+        trf_fail(&failure, TRF_ERR_FORMAT, TRF_NO_OFFSET,
+                 "%.600s: its " TRF_CONFIG_KEY " has no " TRF_CONFIG_SOURCE " that could be restored", file->path);
+        lose_text(checkpoint, TRF_ERR_FORMAT, TRF_NO_OFFSET, failure.message, config);
         return TRF_OK;
     }
     if (!(config->text = malloc(bytes + 1))) {
@@ -383,9 +405,9 @@ static trf_status restore_file(const trf_checkpoint *checkpoint, trf_config_file
         return status;
     failure->status = status;
     if (status != TRF_OK && status != TRF_ERR_NOT_FOUND)
-        snprintf(config->note, sizeof config->note, "%.500s; it stays as it is", failure->message);
+        lose_text(checkpoint, status, failure->offset, failure->message, config);
     const json_t *ours = find_ours(file->root);
-    return ours ? take_kept(file, ours, config, err) : TRF_OK;
+    return ours ? take_kept(checkpoint, file, ours, config, err) : TRF_OK;
 }
 
 trf_status trf_model_config_restore(const trf_checkpoint *checkpoint, trf_model_config *config, trf_error *err) {
@@ -429,9 +451,12 @@ void trf_model_config_free(trf_model_config *config) {
     config->text = NULL;
 }
 
-void trf_model_config_tell(const trf_model_config *config, trf_job *job) {
+trf_status trf_model_config_tell(const trf_model_config *config, trf_job *job, trf_error *err) {
+    if (config->failure.status != TRF_OK)
+        return trf_fail(err, config->failure.status, config->failure.offset, "%s", config->failure.message);
     if (*config->note)
         trf_job_note(job, "%s", config->note);
+    return TRF_OK;
 }
 
 trf_status trf_model_config_is_lossless(const trf_checkpoint *checkpoint, int *lossless, trf_error *err) {
@@ -480,9 +505,18 @@ trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_ch
         status = compare_texts(&ours, &restored, &source, err);
     /* A text that cannot be read and is the source's is no failure of ours. */
     if (status == TRF_OK && restored.text)
-        trf_model_config_tell(&restored, job);
+        status = trf_model_config_tell(&restored, job, err);
     trf_model_config_free(&restored);
     free_file(&ours);
     free_file(&source);
+    return status;
+}
+
+trf_status trf_model_config_check_kept(const trf_checkpoint *checkpoint, trf_job *job, trf_error *err) {
+    trf_model_config restored;
+    trf_status status = trf_model_config_restore(checkpoint, &restored, err);
+    if (status == TRF_OK && (restored.text || restored.failure.status != TRF_OK))
+        status = trf_model_config_tell(&restored, job, err);
+    trf_model_config_free(&restored);
     return status;
 }

@@ -37,6 +37,7 @@ typedef struct trf_model_config {
     unsigned mode;      /* the file's permissions */
     int for_blobs_only; /* `text` counts if a tensor is compressed */
     char note[640];     /* a line for the report; or "" */
+    trf_error failure;  /* decompressing: not TRF_OK if what stands there cannot be the source's; says why */
 } trf_model_config;
 
 /* Whose model a config.json describes. */
@@ -71,8 +72,9 @@ const json_t *trf_source_config_find_ours(const trf_source_config *source);
 trf_status trf_model_config_compress(const trf_source_config *source, const trf_encode_options *encode, int stored,
                                      const char *dtype, trf_model_config *config, trf_error *err);
 
-/* Decompressing: the source's text, where one is kept; with a note if other keys are not the source's any more.
- * Release with trf_model_config_free in every case. Errors: TRF_ERR_MEMORY. */
+/* Decompressing: the source's text, where one is kept; with a note if other keys are not the source's any more, and
+ * with a failure if files are compressed and the text that belongs to them is lost. Release with trf_model_config_free
+ * in every case. Errors: TRF_ERR_MEMORY. */
 trf_status trf_model_config_restore(const trf_checkpoint *checkpoint, trf_model_config *config, trf_error *err);
 
 /* The models of a checkpoint, each with its config.json restored, as decompressing writes them. */
@@ -93,8 +95,12 @@ void trf_model_config_free(trf_model_config *config);
  * TRF_ERR_MEMORY. */
 trf_status trf_model_config_is_lossless(const trf_checkpoint *checkpoint, int *lossless, trf_error *err);
 
-/* Passes the config's note on. */
-void trf_model_config_tell(const trf_model_config *config, trf_job *job);
+/* Passes the config's note on. Errors: the config's failure. */
+trf_status trf_model_config_tell(const trf_model_config *config, trf_job *job, trf_error *err);
+
+/* Whether decompressing a checkpoint would give back a config.json of its source, as far as that can be known without
+ * the source; with a note if other keys are not the source's any more. Errors: that failure, TRF_ERR_MEMORY. */
+trf_status trf_model_config_check_kept(const trf_checkpoint *checkpoint, trf_job *job, trf_error *err);
 
 /* Whether a folder's config.json, restored, is that of its source, byte for byte. What is no folder, or a source
  * without config.json, agrees. Errors: TRF_ERR_MISMATCH, _NOT_FOUND (it is missing), _IO, _MEMORY. */

@@ -131,7 +131,8 @@ static trf_status rewrite_config(trf_rewriting_part *at, int compressed, trf_err
         return trf_fail_memory(err, sizeof TRF_MODEL_CONFIG_NAME);
     const trf_tree_entry *entry = trf_tree_find(&at->work->tree, below);
     free(below);
-    return entry ? copy_entry(at->work, entry, err) : TRF_OK;
+    /* A folder of that name has been copied with the other entries. */
+    return entry && entry->owner == TRF_TREE_REWRITTEN ? copy_entry(at->work, entry, err) : TRF_OK;
 }
 
 static trf_status rewrite_part(trf_rewriting *work, const trf_rewrite_part *part, trf_error *err) {
@@ -277,6 +278,8 @@ static trf_status survey(trf_rewriting *work, trf_error *err) {
     trf_status status = TRF_OK;
     if (checkpoint->is_folder) {
         status = trf_tree_list(checkpoint->root, skip, trf_checkpoint_owner, checkpoint, &work->tree, err);
+        if (status == TRF_ERR_UNSUPPORTED)
+            trf_prefix_error(err, status, "cannot be carried over");
         if (status == TRF_OK)
             status = count_extra(work, err);
     } else if (skip && skip[0]) {
@@ -388,6 +391,21 @@ static trf_status make_place(trf_rewriting *work, trf_output_place *place, trf_e
     return TRF_OK;
 }
 
+/* What came of a source that was written to meanwhile may be nobody's. Other files, such as a log that grows, may
+ * change: each is copied as it is then. */
+static trf_status check_unchanged(const trf_rewriting *work, trf_error *err) {
+    trf_status status = trf_checkpoint_check_unchanged(work->plan->checkpoint, err);
+    for (size_t i = 0; i < work->tree.count && status == TRF_OK; i++) {
+        const trf_tree_entry *entry = &work->tree.entries[i];
+        if (entry->kind != TRF_TREE_FILE || !trf_name_is_weights(entry->path))
+            continue;
+        char *path = trf_path_join(work->tree.root, entry->path);
+        status = path ? trf_path_check_stamp(path, &entry->stamp, err) : trf_fail_memory(err, strlen(entry->path));
+        free(path);
+    }
+    return status;
+}
+
 static trf_status write_output(trf_rewriting *work, const trf_output_place *place, trf_error *err) {
     trf_status status = trf_output_begin(&work->output, place, err);
     if (status == TRF_OK)
@@ -403,6 +421,8 @@ static trf_status write_output(trf_rewriting *work, const trf_output_place *plac
                                           &bytes, err);
         count_output(work, bytes);
     }
+    if (status == TRF_OK)
+        status = check_unchanged(work, err);
     return status == TRF_OK ? trf_output_publish(&work->output, err) : status;
 }
 

@@ -278,6 +278,14 @@ static const struct {
     const char *safetensors, *torch;
 } kFloats[] = {{"F64", "float64"}, {"F32", "float32"}, {"F16", "float16"}, {"BF16", "bfloat16"}};
 
+/* @return a dtype by the name that config.json gives it; or NULL for others, such as "auto". */
+static const char *find_float(const char *torch) {
+    for (size_t f = 0; f < TRF_COUNT(kFloats); f++)
+        if (strcmp(torch, kFloats[f].torch) == 0)
+            return kFloats[f].torch;
+    return NULL;
+}
+
 /* @return that of the first tensor, in the order of names, that has one; or NULL. */
 static const char *first_float(const trf_checkpoint_file *file) {
     for (size_t i = 0; i < file->own_header.num_tensors; i++)
@@ -305,12 +313,8 @@ static const char *find_in_index(const trf_checkpoint *checkpoint, const trf_che
     const json_t *told = json_object_get(json_object_get(index->root, "metadata"), "dtype");
     const char *first = NULL, *key;
     json_t *value;
-    if (told) {
-        for (size_t f = 0; f < TRF_COUNT(kFloats); f++)
-            if (json_is_string(told) && strcmp(json_string_value(told), kFloats[f].torch) == 0)
-                return kFloats[f].torch;
-        return NULL;
-    }
+    if (told)
+        return json_is_string(told) ? find_float(json_string_value(told)) : NULL;
     json_object_foreach(index->weight_map, key, value) {
         if (!first || strcmp(json_string_value(value), first) < 0)
             first = json_string_value(value);
@@ -411,7 +415,7 @@ void trf_source_tell(const trf_checkpoint *checkpoint, const trf_source_config *
                      source->file.root ? source->file.path : checkpoint->root,
                      source->file.root ? "has neither a model_type nor a _class_name" : "has no config.json");
     if (trf_source_config_dtype(source))
-        dtype = trf_source_config_dtype(source);
+        dtype = find_float(trf_source_config_dtype(source));
     for (size_t i = 0; i < checkpoint->num_files; i++)
         if (checkpoint->is_folder && framework == TRF_FRAMEWORK_TRANSFORMERS && dtype)
             tell_dtype(checkpoint, source, dtype, blobs, i, job);

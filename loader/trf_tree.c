@@ -134,8 +134,7 @@ static trf_status walk_link(trf_tree_walk *walk, const char *path, const char *b
     text[length] = 0;
     trf_link_action action = trf_link_classify(walk->tree->root, path);
     if (action == TRF_LINK_LOOP)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "%s: links to a folder that it lies in; it cannot be carried over", path);
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: links to a folder that it lies in", path);
     if (action == TRF_LINK_FOLLOW)
         return TRF_OK;
     char *copy = strdup(text);
@@ -221,14 +220,14 @@ static trf_status walk_entry(trf_tree_walk *walk, const char *path, const char *
         return count_left_out(walk, left_out, strcmp(left_out, below) != 0, &info, 1, err);
     }
     if (!S_ISREG(info.st_mode))
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "%s: neither a file nor a directory; it cannot be carried over", path);
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: neither a file nor a directory", path);
     trf_tree_entry *entry = add_entry(walk->tree, TRF_TREE_FILE, strdup(below), NULL);
     if (!entry)
         return trf_fail_memory(err, strlen(below));
     entry->owner = owner;
     entry->mode = info.st_mode & 0777;
     entry->bytes = (uint64_t)info.st_size;
+    entry->stamp = trf_stamp_of(&info);
     return TRF_OK;
 }
 

@@ -37,6 +37,7 @@ typedef struct trf_tree_entry {
     trf_tree_owner owner;
     unsigned mode;
     uint64_t bytes;
+    trf_file_stamp stamp; /* of a file, when it was listed */
 } trf_tree_entry;
 
 /* Files that are told together: those below one folder, or all that stand for themselves. */
@@ -75,6 +76,9 @@ int trf_name_is_unwanted(const char *name);
 
 /* @return whether a glob takes a path, or a folder that it lies in. */
 int trf_globs_match(const char *const *globs, const char *path);
+
+/* @return whether a file is named as those of weights are, such as model.pth. */
+int trf_name_is_weights(const char *path);
 
 /* @return whether a file that is carried over holds weights, going by its name and size. */
 int trf_tree_holds_weights(const trf_tree_entry *entry);

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum {
     TRF_COMPARE_COUNT = 4096
@@ -335,6 +336,24 @@ static const trf_checkpoint *find_model(const trf_checkpoint *checkpoint, const 
     return NULL;
 }
 
+/* Names the model that is missing, or its config.json if only that is. */
+static trf_status fail_model(const trf_checkpoint *checkpoint, const trf_checkpoint *against, const char *name,
+                             trf_error *err) {
+    struct stat info;
+    char *folder = trf_path_join(checkpoint->root, name),
+         *config = folder ? trf_path_join(folder, TRF_MODEL_CONFIG_NAME) : NULL;
+    trf_status status;
+    if (!config)
+        status = trf_fail_memory(err, strlen(checkpoint->root));
+    else
+        status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: %s%s of %s is missing", checkpoint->root, name,
+                          stat(folder, &info) == 0 && stat(config, &info) != 0 ? "/" TRF_MODEL_CONFIG_NAME : "",
+                          against->root);
+    free(folder);
+    free(config);
+    return status;
+}
+
 /* Whether the source is of the same sort, and has no model that is missing here. */
 static trf_status check_models(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_error *err) {
     if (!checkpoint->num_parts != !against->num_parts)
@@ -343,18 +362,24 @@ static trf_status check_models(const trf_checkpoint *checkpoint, const trf_check
     const trf_checkpoint *model;
     for (size_t i = 0; (model = trf_checkpoint_model(against, i)); i++)
         if (!find_model(checkpoint, model->name))
-            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: %s of %s is missing", checkpoint->root,
-                            model->name, against->root);
+            return fail_model(checkpoint, against, model->name, err);
     return TRF_OK;
+}
+
+/* Whether what decompressing gives back besides tensors can be the source's. */
+static trf_status check_kept(const trf_checkpoint *model, trf_job *job, trf_error *err) {
+    trf_status status = trf_model_config_check_kept(model, job, err);
+    for (size_t i = 0; i < model->num_indexes && status == TRF_OK; i++)
+        status = trf_checkpoint_index_check_kept(&model->indexes[i], model->files, model->num_files, err);
+    return status;
 }
 
 /* Looks at what the whole holds besides tensors. against: or NULL. */
 static trf_status check_model(const trf_checkpoint *model, const trf_checkpoint *against, trf_job *job,
                               trf_error *err) {
-    trf_status status = TRF_OK;
     if (!against)
-        return TRF_OK;
-    status = check_missing(model, against, err);
+        return check_kept(model, job, err);
+    trf_status status = check_missing(model, against, err);
     if (status == TRF_OK)
         status = trf_model_config_check(model, against, job, err);
     return status == TRF_OK ? trf_verify_indexes(model, against, err) : status;

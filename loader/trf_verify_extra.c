@@ -5,6 +5,7 @@
 #include "trf_output.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,14 +160,26 @@ static trf_status verify_one(const trf_extra_files *files, const trf_tree_entry 
     return TRF_OK;
 }
 
-/* Files that decompressing would give back, and that the source does not have. Files of tensors are none: whose
- * tensors they hold is known. */
+/* @return whether it is known where a file's tensors come from: the source has the model. */
+static int is_known_model(const trf_extra_files *files, const trf_tree_entry *ours) {
+    char top[PATH_MAX];
+    const size_t length = strcspn(ours->path, "/");
+    if (ours->owner != TRF_TREE_REWRITTEN || !trf_name_is_safetensors(ours->path))
+        return 0;
+    if (!ours->path[length])
+        return 1;
+    snprintf(top, sizeof top, "%.*s", (int)length, ours->path);
+    return trf_tree_find(&files->source, top) != NULL;
+}
+
+/* Files that decompressing would give back, and that the source does not have. */
 static void find_added(const trf_extra_files *files, trf_job *job, trf_findings *findings) {
     for (size_t i = 0; i < files->ours.count && files->compares; i++) {
         const trf_tree_entry *ours = &files->ours.entries[i];
-        const int is_known = ours->owner == TRF_TREE_REWRITTEN ? trf_name_is_safetensors(ours->path)
-                                                               : trf_globs_match(job->options.skip_extra, ours->path);
-        if (ours->kind == TRF_TREE_FOLDER || is_known || trf_tree_find(&files->source, ours->path))
+        const int is_skipped =
+            ours->owner != TRF_TREE_REWRITTEN && trf_globs_match(job->options.skip_extra, ours->path);
+        if (ours->kind == TRF_TREE_FOLDER || is_skipped || is_known_model(files, ours) ||
+            trf_tree_find(&files->source, ours->path))
             continue;
         job->report.added_files++;
         add_name(&findings->added, ours->path);
@@ -193,6 +206,10 @@ trf_status trf_extra_files_verify(const trf_extra_files *files, trf_job *job, tr
     for (size_t i = 0; i < files->source.count && status == TRF_OK; i++) {
         const trf_tree_entry *source = &files->source.entries[i];
         const trf_tree_entry *ours = trf_tree_find(&files->ours, source->path);
+        if (source->kind == TRF_TREE_FOLDER && ours && ours->kind == TRF_TREE_FILE) {
+            findings.offset = findings.differing.count ? findings.offset : 0;
+            add_name(&findings.differing, source->path);
+        }
         if (!is_compared(source))
             continue;
         if (!ours || ours->kind == TRF_TREE_FOLDER)

@@ -71,6 +71,13 @@ void cli_run_end(cli_run *run, trf_status failed) {
 
 int cli_run_wants_summary(const cli_run *run) { return !run->options->quiet && !run->options->json; }
 
+cli_unchecked cli_run_unchecked(const cli_run *run) {
+    const trf_checkpoint_report *r = &run->report;
+    if (run->options->against)
+        return (cli_unchecked){0};
+    return (cli_unchecked){r->tensors - r->compressed_tensors, r->source_bytes - r->compressed_source_bytes};
+}
+
 void cli_run_free(cli_run *run) {
     for (size_t i = 0; i < run->num_notes; i++)
         free(run->notes[i]);
@@ -208,8 +215,12 @@ static json_t *describe_run(const cli_run *run, int is_compressing) {
         set_path(root, "against", options->against);
     else
         set_path(root, "output", options->output);
-    if (strcmp(run->command, "verify") == 0)
+    if (strcmp(run->command, "verify") == 0) {
+        const cli_unchecked unchecked = cli_run_unchecked(run);
         json_object_set_new(root, "verdict", json_string(run->report.compressed_tensors ? "ok" : "nothing_compressed"));
+        set_count(root, "unchecked_tensors", unchecked.tensors);
+        set_count(root, "unchecked_bytes", unchecked.bytes);
+    }
     if (is_compressing)
         json_object_set_new(root, "dry_run", json_boolean(options->dry_run));
     json_object_set_new(root, "seconds", json_real(run->seconds));

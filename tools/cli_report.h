@@ -30,6 +30,14 @@ void cli_run_end(cli_run *run, trf_status failed);
 /* @return whether a summary is wanted: neither --quiet nor --json was given. */
 int cli_run_wants_summary(const cli_run *run);
 
+/* What verify cannot judge: tensors that are not compressed have no checksum, and count unless they were compared with
+ * the source's. */
+typedef struct cli_unchecked {
+    uint64_t tensors, bytes;
+} cli_unchecked;
+
+cli_unchecked cli_run_unchecked(const cli_run *run);
+
 enum {
     CLI_COUNT_BYTES = 40
 };

@@ -45,6 +45,10 @@ static void print_summary(const cli_run *run) {
     if (r->extra_files && !options->against)
         cli_report_line("not checked", "%s with weights that are not compressed, %s: they have no checksums",
                         cli_count_text(r->extra_files, "file", count), cli_size_text(r->extra_bytes, size));
+    const cli_unchecked unchecked = cli_run_unchecked(run);
+    if (r->compressed_tensors && unchecked.tensors)
+        cli_report_line("not compressed", "%s, %s: they have no checksums; --against checks them",
+                        cli_count_text(unchecked.tensors, "tensor", count), cli_size_text(unchecked.bytes, size));
     print_against(options, r);
 }
 

@@ -38,6 +38,17 @@ expect 0 decompress noted -o again -f -q
 silent || fail "decompress -q printed something: $(cat out err)"
 rm -r again several/config.json
 
+# ---- an error is none that -q hides: what decompressing would write is not the source's ----
+cp noted/config.json kept
+echo '{broken' >noted/config.json
+for command in 'verify noted' 'decompress noted -o no'; do
+    # shellcheck disable=SC2086
+    expect 1 $command -q
+    expect_error 'noted/config.json: not valid JSON' TRF_ERR_FORMAT
+    [ ! -e no ] || fail "$command wrote it"
+done
+mv kept noted/config.json
+
 # ---- verbose: each name, on standard error ----
 for command in 'compress mixed.safetensors -o no' 'decompress compressed.safetensors -o no' \
     'verify compressed.safetensors'; do
@@ -76,11 +87,20 @@ for report in compress, verify:
             "output_file_bytes", "extra_files", "extra_bytes", "skipped_files", "skipped_bytes"} <= report.keys()
 assert (verify["command"], verify["input"], verify["against"]) == ("verify", "no", "mixed.safetensors")
 assert verify["verdict"] == "ok" and "verdict" not in compress
+assert verify["unchecked_tensors"] == verify["unchecked_bytes"] == 0 and "unchecked_bytes" not in compress
 assert compress["dry_run"] is False and "left" not in verify
 assert compress["left"].keys() == {"no_matrix", "small", "embedding", "tied", "f32", "dtype", "side_table",
                                    "excluded", "not_smaller", "adapter"}
 assert all(left.keys() == {"tensors", "bytes", "reason"} and left["reason"] for left in compress["left"].values())
 PYTHON
+# What has no checksum is told where it was not compared with the source's.
+expect 0 verify no --json
+grep -q '"unchecked_tensors": 7,' out && ! grep -q '"unchecked_bytes": 0,' out || fail "verify --json: $(cat out)"
+expect 0 verify no
+grep -q '^  not compressed  7 tensors, .*B: they have no checksums; --against checks them$' out ||
+    fail "verify: not a word of what has no checksum: $(cat out)"
+expect 0 verify no --against mixed.safetensors
+! grep -q 'no checksums' out || fail "verify --against: $(cat out)"
 expect 0 verify mixed.safetensors --json
 grep -q '"verdict": "nothing_compressed"' out || fail "verify --json: $(cat out)"
 expect 0 extract compressed.safetensors 'layers.0.experts.up_proj[1]' -o extracted --json

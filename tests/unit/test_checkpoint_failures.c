@@ -230,6 +230,52 @@ START_TEST(inputs_that_change_meanwhile) {
 }
 END_TEST
 
+/* Writes to a file of the folder while the last tensor of another one is worked on. */
+static int touch_late(void *context, const char *tensor, uint64_t done, uint64_t total) {
+    (void)done, (void)total;
+    if (strcmp(tensor, "z.weight") == 0)
+        ck_assert_int_eq(utimensat(AT_FDCWD, context, NULL, 0), 0);
+    return 0;
+}
+
+START_TEST(whatever_changes_meanwhile_is_named) {
+    static const fixture_tensor last = {"z.weight", "BF16", {300, 520}, 2, 0};
+    static const char index[] = "{\"weight_map\":{\"z.weight\":\"z.safetensors\"}}";
+    static const struct {
+        const char *name;
+        trf_status status;
+    } kFiles[] = {
+        {"in.safetensors", TRF_ERR_IO}, {"z.safetensors", TRF_ERR_IO}, {"z.safetensors.index.json", TRF_ERR_IO},
+        {"config.json", TRF_ERR_IO},    {"other.pth", TRF_ERR_IO},     {"train.log", TRF_OK}};
+    const struct timespec long_ago[2] = {{1000000, 0}, {1000000, 0}};
+    const char *source = fixture_path("late%d", _i), *packed = fixture_path("packed%d", _i);
+    fixture_make_folder(source);
+    fixture_write_safetensors(fixture_path("late%d/in.safetensors", _i), NULL, kTensors, NUM_TENSORS, 8, 1);
+    fixture_write_safetensors(fixture_path("late%d/z.safetensors", _i), NULL, &last, 1, 8, 1);
+    fixture_write(fixture_path("late%d/z.safetensors.index.json", _i), index, sizeof index - 1);
+    fixture_write(fixture_path("late%d/config.json", _i), "{}", 2);
+    fixture_write(fixture_path("late%d/other.pth", _i), "x", 1);
+    fixture_write(fixture_path("late%d/train.log", _i), "x", 1);
+    fixture_check_status(trf_compress_checkpoint(source, packed, NULL, NULL, &err), TRF_OK, &err);
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.progress = touch_late;
+    for (int decompresses = 0; decompresses < 2; decompresses++) {
+        const char *in = decompresses ? packed : source, *out = fixture_path("late%d-%d", _i, decompresses);
+        const char *path = fixture_path("%s/%s", strrchr(in, '/') + 1, kFiles[_i].name);
+        ck_assert_int_eq(utimensat(AT_FDCWD, path, long_ago, 0), 0);
+        options.progress_context = (void *)path;
+        const trf_status status = decompresses ? trf_decompress_checkpoint(in, out, &options, NULL, &err)
+                                               : trf_compress_checkpoint(in, out, &options, NULL, &err);
+        fixture_check_status(status, kFiles[_i].status, &err);
+        ck_assert_int_eq(fixture_exists(out), status == TRF_OK);
+        if (status != TRF_OK)
+            ck_assert_msg(strstr(err.message, "was changed while it was read") && strstr(err.message, kFiles[_i].name),
+                          "%s", err.message);
+    }
+}
+END_TEST
+
 START_TEST(file_systems_without_a_size) {
     struct statvfs info;
     if (statvfs("/proc", &info) == 0 && info.f_blocks == 0)
@@ -337,7 +383,9 @@ START_TEST(kept_index_that_does_not_fit) {
         json_object_set_new(json_object_get(root, "metadata"), "transfuse_source_index", json_string(kTexts[i]));
         ck_assert_int_eq(json_dump_file(root, index, 0), 0);
         json_decref(root);
-        trf_status status = trf_decompress_checkpoint(compressed_path, back, NULL, NULL, &err);
+        trf_status status = trf_verify_checkpoint(compressed_path, NULL, NULL, NULL, &err);
+        fixture_check_status(status, i ? TRF_ERR_FORMAT : TRF_OK, &err);
+        status = trf_decompress_checkpoint(compressed_path, back, NULL, NULL, &err);
         fixture_check_status(status, i ? TRF_ERR_FORMAT : TRF_OK, &err);
         ck_assert_int_eq(fixture_exists(back), i == 0);
     }
@@ -548,6 +596,7 @@ START_TEST(what_cannot_be_carried_over) {
     fixture_make_folder(fixture_path("carried"));
     ck_assert_int_eq(mkfifo(fixture_path("carry/fifo"), 0666), 0);
     check_compress_fails(fixture_path("carry"), "carried", "out", NULL, TRF_ERR_UNSUPPORTED);
+    ck_assert_ptr_eq(strstr(err.message, "cannot be carried over: "), err.message);
     ck_assert_int_eq(unlink(fixture_path("carry/fifo")), 0);
     ck_assert_int_eq(symlink("../carry", fixture_path("carry/up")), 0); /* the folder itself */
     check_compress_fails(fixture_path("carry"), "carried", "out", NULL, TRF_ERR_UNSUPPORTED);
@@ -565,6 +614,7 @@ int main(void) {
     tcase_add_test(tests, full_disk_leaves_nothing);
     tcase_add_test(tests, cancelling_leaves_nothing);
     tcase_add_test(tests, inputs_that_change_meanwhile);
+    tcase_add_loop_test(tests, whatever_changes_meanwhile_is_named, 0, 6);
     tcase_add_test(tests, file_systems_without_a_size);
     tcase_add_test(tests, compressing_twice);
     tcase_add_test(tests, names_that_collide);

@@ -234,6 +234,19 @@ START_TEST(added_files_are_told) {
 }
 END_TEST
 
+START_TEST(a_file_in_the_place_of_a_folder_differs) {
+    const char *in = make_model("place"), *out = fixture_path("place-out");
+    trf_checkpoint_options options = make_options();
+    fixture_make_folder(fixture_path("place/README.md"));
+    compress(in, out, &options);
+    fixture_check_status(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_OK, &err);
+    ck_assert_int_eq(rmdir(fixture_path("place-out/README.md")), 0);
+    fixture_write(fixture_path("place-out/README.md"), "x", 1);
+    check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_MISMATCH,
+                "place-out: differ from the source's: README.md");
+}
+END_TEST
+
 /* More files than a message has room for: all are counted. */
 START_TEST(many_differing_files_are_counted) {
     const char *in = make_model("many"), *out = fixture_path("many-out");
@@ -291,7 +304,7 @@ START_TEST(what_lies_about_does_not_fail_a_check) {
     compress(in, out, &options);
     ck_assert_int_eq(mkfifo(fixture_path("about-out/pipe"), 0666), 0);
     fixture_check_status(trf_verify_checkpoint(out, NULL, &options, NULL, &err), TRF_OK, &err);
-    check_noted("pipe: neither a file nor a directory");
+    check_noted("pipe: neither a file nor a directory: not counted");
     check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_UNSUPPORTED, "pipe");
     static const char *const skip[] = {"pipe", NULL};
     ck_assert_int_eq(rename(fixture_path("about-out/pipe"), fixture_path("about/pipe")), 0);
@@ -730,6 +743,7 @@ int main(void) {
     tcase_add_loop_test(tests, globs_that_leave_nothing_out, 0, 4);
     tcase_add_test(tests, carried_files_are_compared);
     tcase_add_test(tests, added_files_are_told);
+    tcase_add_test(tests, a_file_in_the_place_of_a_folder_differs);
     tcase_add_test(tests, many_differing_files_are_counted);
     tcase_add_test(tests, links_are_compared);
     tcase_add_test(tests, another_layout_is_noted);

@@ -143,8 +143,24 @@ START_TEST(differences_name_the_part) {
     check_fails(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_ERR_MISMATCH, "part_05/config.json");
     ck_assert_int_eq(unlink(fixture_path("differs-out/part_02/model.fp16.safetensors")), 0);
     check_fails(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_ERR_NOT_FOUND, "part_02");
+    ck_assert_int_eq(unlink(fixture_path("differs-out/part_01/config.json")), 0);
+    check_fails(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_ERR_NOT_FOUND,
+                "differs-out: part_01/config.json of ");
     check_fails(trf_verify_checkpoint(fixture_path("root-out/part_01"), in, NULL, NULL, &err), TRF_ERR_ARGUMENT,
                 "pipeline");
+}
+END_TEST
+
+START_TEST(files_of_a_part_that_was_added_are_named) {
+    trf_checkpoint_options options = make_options();
+    trf_checkpoint_report report;
+    const char *in = make_root("fewer"), *out = fixture_path("fewer-out");
+    fixture_check_status(trf_compress_checkpoint(in, out, NULL, NULL, &err), TRF_OK, &err);
+    make_part("fewer-out", "part_99", "{}", "own99.weight", 99);
+    fixture_check_status(trf_verify_checkpoint(out, in, &options, &report, &err), TRF_OK, &err);
+    check_noted("not in the source: part_99/config.json, part_99/model.fp16.safetensors, "
+                "part_99/model.safetensors.index.fp16.json\n");
+    ck_assert_uint_eq(report.added_files, 3);
 }
 END_TEST
 
@@ -285,6 +301,7 @@ int main(void) {
     tcase_add_unchecked_fixture(tests, fixture_begin, fixture_end);
     tcase_add_test(tests, a_root_comes_back);
     tcase_add_test(tests, a_root_is_listed);
+    tcase_add_test(tests, files_of_a_part_that_was_added_are_named);
     tcase_add_test(tests, differences_name_the_part);
     tcase_add_test(tests, parts_that_stay);
     tcase_add_test(tests, only_parts_that_need_it_are_stored);

@@ -231,6 +231,7 @@ START_TEST(what_cannot_be_read_is_refused) {
                   report.warning);
     ck_assert_uint_eq(report.compressed_tensors, 3);
     fixture_check_same(config_of(source), config_of(compressed));
+    fixture_check_status(trf_verify_checkpoint(compressed, NULL, NULL, NULL, &err), TRF_OK, &err);
     check_comes_back();
 }
 END_TEST
@@ -328,8 +329,11 @@ END_TEST
 START_TEST(changes_are_told_and_undone) {
     change("changed", NULL, _i ? "b" : "more", json_integer(3));
     trf_checkpoint_report report;
-    fixture_check_status(trf_verify_checkpoint(compressed, source, NULL, &report, &err), TRF_OK, &err);
-    ck_assert_msg(strstr(report.warning, "was changed") != NULL, "%s", report.warning);
+    for (int compares = 0; compares < 2; compares++) {
+        fixture_check_status(trf_verify_checkpoint(compressed, compares ? source : NULL, NULL, &report, &err), TRF_OK,
+                             &err);
+        ck_assert_msg(strstr(report.warning, "was changed") != NULL, "%s", report.warning);
+    }
     report = decompress_model();
     ck_assert_msg(strstr(report.warning, "was changed") != NULL, "%s", report.warning);
     fixture_check_same(source, back);
@@ -338,12 +342,42 @@ END_TEST
 
 static const char *const kUseless[] = {NULL, "", "[1]", "{\"a\": 1", "{\"a\": 1}\n\n \"b\""};
 
-START_TEST(a_text_that_is_of_no_use_is_told) {
-    change("useless", "quantization_config", "source_config", kUseless[_i] ? json_string(kUseless[_i]) : NULL);
-    const trf_checkpoint_report report = decompress_model();
-    ck_assert_msg(strstr(report.warning, "no source_config") != NULL, "%s", report.warning);
-    fixture_check_same(config_of(compressed), config_of(back));
+/* What decompressing would write there is not the source's: neither command passes it over. */
+static void check_lost(const char *what) {
+    fixture_check_status(trf_verify_checkpoint(compressed, NULL, NULL, NULL, &err), TRF_ERR_FORMAT, &err);
+    ck_assert_msg(strstr(err.message, "config.json: ") && strstr(err.message, what), "%s", err.message);
+    fixture_check_status(trf_decompress_checkpoint(compressed, back, NULL, NULL, &err), TRF_ERR_FORMAT, &err);
+    ck_assert_msg(strstr(err.message, "config.json: ") && strstr(err.message, what), "%s", err.message);
+    ck_assert(!fixture_exists(back));
     fixture_check_status(trf_verify_checkpoint(compressed, source, NULL, NULL, &err), TRF_ERR_MISMATCH, &err);
+    size_t bytes;
+    char *text = fixture_read(config_of(source), &bytes); /* the way out that the message names */
+    fixture_write(config_of(compressed), text, bytes);
+    free(text);
+    fixture_check_status(trf_verify_checkpoint(compressed, NULL, NULL, NULL, &err), TRF_OK, &err);
+    check_comes_back();
+}
+
+START_TEST(a_text_that_is_of_no_use_is_an_error) {
+    change("useless", "quantization_config", "source_config", kUseless[_i] ? json_string(kUseless[_i]) : NULL);
+    check_lost("has no source_config that could be restored");
+}
+END_TEST
+
+START_TEST(a_broken_config_is_an_error) {
+    make_model("broken", "{\"a\": 1}", 8);
+    compress_model(NULL);
+    fixture_write(config_of(compressed), "{broken", 7);
+    check_lost("not valid JSON");
+}
+END_TEST
+
+START_TEST(a_config_that_is_a_folder_is_carried_over) {
+    make_model("folder", NULL, 0);
+    fixture_make_folder(config_of(source));
+    fixture_write(fixture_path("folder/config.json/x"), "x", 1);
+    compress_model(NULL);
+    check_comes_back();
 }
 END_TEST
 
@@ -431,7 +465,9 @@ int main(void) {
     tcase_add_test(tests, one_of_a_compressed_checkpoint_is_refused);
     tcase_add_test(tests, laid_out_anew_it_comes_back);
     tcase_add_loop_test(tests, changes_are_told_and_undone, 0, 2);
-    tcase_add_loop_test(tests, a_text_that_is_of_no_use_is_told, 0, COUNT(kUseless));
+    tcase_add_loop_test(tests, a_text_that_is_of_no_use_is_an_error, 0, COUNT(kUseless));
+    tcase_add_test(tests, a_broken_config_is_an_error);
+    tcase_add_test(tests, a_config_that_is_a_folder_is_carried_over);
     tcase_add_test(tests, another_source_is_found);
     tcase_add_test(tests, a_full_disk_leaves_nothing);
     tcase_add_test(tests, too_large_a_config_is_refused);

@@ -487,6 +487,7 @@ static const struct {
     {"float32", "BF16", NULL},
     {"float16", "F8_E4M3", NULL},
     {"bfloat16", "I8", NULL},
+    {"auto", "BF16", NULL}, /* no dtype that could fit or not */
 };
 
 START_TEST(a_dtype_that_does_not_fit_is_told) {
