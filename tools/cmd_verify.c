@@ -47,7 +47,7 @@ static void print_summary(const cli_run *run) {
                         cli_count_text(r->extra_files, "file", count), cli_size_text(r->extra_bytes, size));
     const cli_unchecked unchecked = cli_run_unchecked(run);
     if (r->compressed_tensors && unchecked.tensors)
-        cli_report_line("not compressed", "%s, %s: they have no checksums; --against checks them",
+        cli_report_line("not compressed", "%s, %s: no checksums; --against checks them",
                         cli_count_text(unchecked.tensors, "tensor", count), cli_size_text(unchecked.bytes, size));
     print_against(options, r);
 }
