@@ -28,7 +28,7 @@ from transfuse.hf._expert_parts import CannotTake, sort_experts
 from transfuse.hf._file_check import SUFFIX
 from transfuse.hf._module_kinds import find_taker, reject_dtype
 from transfuse.hf._name_check import check_missing, raise_unfit
-from transfuse.hf._weight_users import find_weight_user
+from transfuse.hf._weight_users import find_padding_clearer, find_weight_user
 from transfuse.torch._buffer_module import as_parameter
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._load import Checkpoint, get_load_bytes
@@ -337,6 +337,9 @@ class Planner:
         reader = find_weight_user(self.model, path)
         if reader:
             return f"{reader} reads its weight"
+        clearer = find_padding_clearer(self.model, path)
+        if clearer:
+            return f"{clearer} clears its row of padding"
         wanted = self._dtype_of(target)
         unfit = reject_dtype(part.tensor, wanted)
         if unfit and wanted == self.expected[target].dtype:

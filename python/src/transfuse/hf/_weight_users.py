@@ -2,8 +2,12 @@
 """Finding modules whose weight is read by the code around them, as a matrix, rather than by their own `forward`.
 
 T5 casts activations to `self.wo.weight.dtype`, and torch's own transformer layers hand `self.linear1.weight` to a fused
-function. Wan casts time steps to the dtype of the first of `self.time_embedder.parameters()`. Neither would do with a
-buffer, and nothing but the source tells.
+function. Wan casts time steps to the dtype of the first of `self.time_embedder.parameters()`. RWKV's model divides
+`block.attention.output.weight` in place, block by block. None of them would do with a buffer, and nothing but the
+source tells.
+
+Some models clear the row of the padding token once they are loaded, whatever the files have in it (ChineseCLIP,
+Kosmos-2, Blt), which has to happen to ours as well.
 """
 
 from __future__ import annotations
@@ -28,8 +32,21 @@ def find_weight_user(model: nn.Module, path: str) -> str:
         inner = ".".join(parts[depth:])
         if inner in _find_reads(kind) or any(_is_first(around, place, inner) for place in _find_first_reads(kind)):
             return str(kind.__name__)
+        if any(f".{inner}".endswith(f".{below}") for below in _find_reads_below(kind)):
+            return str(kind.__name__)
         around = around.get_submodule(parts[depth])
     return ""
+
+
+def find_padding_clearer(model: nn.Module, path: str) -> str:
+    """Returns the class of the model, or of the part of it, which clears the padding's row of an embedding, or ""."""
+    if getattr(model.get_submodule(path), "padding_idx", None) is None:
+        return ""
+    parts = path.split(".")
+    around = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    inits = [type(module) for module in around if hasattr(module, "_init_weights")]
+    # Each part that is a model of the framework's has its own modules initialized by itself.
+    return str(inits[-1].__name__) if inits and _clears_padding(inits[-1]) else ""
 
 
 def _is_first(around: nn.Module, place: str, path: str) -> bool:
@@ -45,6 +62,28 @@ def _is_first(around: nn.Module, place: str, path: str) -> bool:
 def _find_reads(kind: Any) -> frozenset[str]:
     """Returns what a class reads the weights of: "wo" for `self.wo.weight`."""
     return frozenset(re.findall(r"\bself\.([\w.]+)\.weight\b(?!\.device\b)", _source_of(kind)))
+
+
+@functools.cache
+def _find_reads_below(kind: Any) -> frozenset[str]:
+    """Returns what a class reads of modules that it goes through: "mlp.wo" for `layer.mlp.wo.weight`."""
+    found = re.findall(r"(?<![\w.\])])(?!self\b)[a-z_]\w*\.((?:\w+\.)+)weight\b(?!\.device\b)", _source_of(kind))
+    return frozenset(place.rstrip(".") for place in found)
+
+
+@functools.cache
+def _clears_padding(kind: Any) -> bool:
+    """Returns whether a class clears a row of embeddings without asking whether it was loaded."""
+    for base in kind.__mro__:
+        method = base.__dict__.get("_init_weights")
+        try:
+            text = inspect.getsource(method) if inspect.isfunction(method) else ""
+        except OSError:
+            text = ""
+        conditions = re.findall(r"\bif ([^\n]*\bpadding_idx\b[^\n]*):\s+init\.\w+\([\w.]+\.weight(?:\.data)?\[", text)
+        if any("_is_hf_initialized" not in condition for condition in conditions):
+            return True
+    return False
 
 
 @functools.cache

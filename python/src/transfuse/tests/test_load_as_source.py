@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from transfuse.tests.architectures import ARCHITECTURES, count_compressed, find_differences, load_both
+from transfuse.tests.architectures import (
+    ARCHITECTURES,
+    DECODER,
+    TOWERS,
+    WIDTH,
+    Architecture,
+    count_compressed,
+    find_differences,
+    load_both,
+    run,
+)
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
@@ -55,6 +65,49 @@ def rename(*pairs: tuple[str, str]) -> Callable[[Tensors], Tensors]:
         return renamed
 
     return change
+
+
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_weights_that_a_model_rescales(tmp_path: Path, embeddings: bool) -> None:
+    """RWKV's model divides some of them in place, block by block, before its first product."""
+    rwkv = Architecture("RwkvForCausalLM", {**WIDTH, "vocab_size": 99, "num_hidden_layers": 3, "rescale_every": 1})
+    rwkv.make().save_pretrained(tmp_path / "source")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf", embeddings=embeddings)
+    model = check(tmp_path, rwkv.name)
+    source = transformers.RwkvForCausalLM.from_pretrained(tmp_path / "source")
+    transfuse.set_exact(True)
+    try:
+        assert torch.equal(run(model.eval()), run(source.eval()))
+    finally:
+        transfuse.set_exact(False)
+
+
+IDS = {"vocab_size": 99, "pad_token_id": 0}
+CLEARING = [
+    Architecture("YoutuForCausalLM", {**DECODER, "kv_lora_rank": 32, "q_lora_rank": 32, "pad_token_id": 1}),
+    Architecture("YoutuForCausalLM", {**DECODER, "kv_lora_rank": 32, "q_lora_rank": 32, "tie_word_embeddings": True}),
+    Architecture("FunnelForMaskedLM", {"d_model": 64, "d_inner": 96, "n_head": 4, "d_head": 16, **IDS}),
+    Architecture("ChineseCLIPModel", TOWERS),
+]
+
+
+@pytest.mark.parametrize("architecture", CLEARING, ids=lambda each: each.name)
+def test_rows_that_a_model_clears(tmp_path: Path, architecture: Architecture) -> None:
+    """Some models clear the row of the padding token after loading, which may be another one in the file."""
+
+    def padded(model: torch.nn.Module) -> list[torch.nn.Embedding]:
+        embeddings = [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
+        return [each for each in embeddings if each.padding_idx is not None]
+
+    source = architecture.make()
+    with torch.no_grad():
+        for module in padded(source):
+            module.weight[module.padding_idx] = 0.5
+    source.save_pretrained(tmp_path / "source")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf", embeddings=True)
+    model = check(tmp_path, architecture.name)
+    rows = [module.weight[module.padding_idx] for module in padded(model)]
+    assert rows and not any(row.any() for row in rows)
 
 
 def test_names_of_old_norms(tmp_path: Path) -> None:
