@@ -18,7 +18,8 @@ from transfuse._errors import TransfuseError, UnsupportedError
 from transfuse._memory_need import count_layout_bytes, get_memory_need
 from transfuse._nvidia import Gpu
 from transfuse._options import LAYOUTS
-from transfuse.hf._file_check import STATE, find_state
+from transfuse.hf._config_fields import COMPRESSED_BY
+from transfuse.hf._file_check import STATE, find_state, is_marker
 
 _METHOD = "transfuse"
 _MARKER = "quantization_config"
@@ -29,6 +30,7 @@ _NAMES_SHOWN = 4
 # Files that hold weights as a rule, and folders that do not belong to a checkpoint.
 _WEIGHT_ENDS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx", ".npz")
 _CACHES = {".git", ".cache", ".huggingface", "__pycache__"}
+_RAISES = "loading the model raises an error; with another config object it may get random weights"
 _AGAIN = "compress the checkpoint again with this version"
 
 
@@ -165,10 +167,7 @@ class CheckpointDoctor:
                     f"{path}: where transfuse is not installed, transformers draws weights at random: {_AGAIN}"
                 )
             else:
-                report.row(
-                    "without transfuse",
-                    "loading the model raises an error; with another config object it may get random weights",
-                )
+                report.row("without transfuse", _RAISES)
             return True
         if method:
             report.row("config.json", f"names the quantization method {method!r}: transformers cannot load it")
@@ -181,6 +180,10 @@ class CheckpointDoctor:
                 f'the one that transfuse wrote, with "quant_method": "{_METHOD}", or {_AGAIN}'
             )
             return False
+        if COMPRESSED_BY in str(config.get(_WEIGHTS_KEY)):
+            report.row("config.json", f"has no {_MARKER}: transfuse loads it by what its files hold")
+            report.row("without transfuse", _RAISES)
+            return True
         report.row("config.json", f"has no {_MARKER}: transformers cannot load it by that")
         report.add_problem(
             f"config.json of {path} does not name transfuse, and transformers would give random weights where "
@@ -198,6 +201,14 @@ class CheckpointDoctor:
         report = self.report
         is_adapter = (folder / _ADAPTER).is_file()
         is_model = config is not None and ("model_type" in config or "_class_name" in config)
+        marker: Any = (config or {}).get(_MARKER)
+        if is_marker(marker) and not marker.get("stored"):
+            report.row("to compress it", f"no: config.json has the {_MARKER} of a compressed checkpoint")
+            report.warnings.append(
+                f"{path}: config.json has the {_MARKER} of a compressed checkpoint, and the weights are not "
+                "compressed: they load only where transfuse is installed; put back the config.json of the source"
+            )
+            return is_model and not is_adapter
         with tempfile.TemporaryDirectory() as temporary:
             target = os.path.join(temporary, "target" + ".safetensors" * path.endswith(".safetensors"))
             try:

@@ -30,6 +30,7 @@ FRAMEWORKS = {
     "diffusers.loaders.textual_inversion": "guard_diffusers_loader",
     "diffusers.loaders.unet": "guard_diffusers_loader",
     "accelerate.utils.modeling": "guard_accelerate",
+    "peft.peft_model": "register_peft_model",
     "peft.tuners.tuners_utils": "register_peft",
     "peft.utils.save_and_load": "guard_peft",
 }

@@ -34,6 +34,7 @@ __all__ = [
     "guard_transformers",
     "register_diffusers",
     "register_peft",
+    "register_peft_model",
     "register_transformers",
 ]
 
@@ -78,3 +79,10 @@ def register_peft(tuners_utils: ModuleType) -> None:
     from transfuse.hf import _peft
 
     _peft.register_peft(tuners_utils)
+
+
+def register_peft_model(peft_model: ModuleType) -> None:
+    """Has the models of `peft.peft_model` find compressed embeddings, for prompts that are trained."""
+    from transfuse.hf import _peft
+
+    _peft.register_peft_model(peft_model)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from transfuse._checkpoint import TensorInfo, info
-from transfuse.hf._file_check import read_config, source_weights_name
+from transfuse.hf._config_fields import COMPRESSED_BY
+from transfuse.hf._file_check import find_marker, read_config, source_weights_name
 
 # Dtypes that a framework takes for a model's, where config.json names none.
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -163,14 +164,18 @@ def _open_transformers(folder: Path, fields: dict[str, Any]) -> Opening:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from transfuse.hf._load_plan import Planner
+    from transfuse.hf._quantizer import refuse_unmarked
 
     if fields["model_type"] not in CONFIG_MAPPING and "auto_map" in fields:
         raise NotTried("its config is code of its own (trust_remote_code)")
     marker = fields.get("quantization_config") or {}
     is_ours = isinstance(marker, dict) and marker.get("quant_method") == "transfuse"
     name = source_weights_name(marker.get("source_config")) if is_ours else fields.get("transformers_weights")
+    name = None if COMPRESSED_BY in (name or "") else name  # a marker that was lost
     files, variant = find_weight_files(folder, "model", name)
     tensors = _read_tensors(files)
+    if any(tensor.compressed for tensor in tensors) and find_marker(files[0]).get("version") is None:
+        refuse_unmarked(tensors)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     named = getattr(config, "dtype", None)
     dtype = str(named).removeprefix("torch.") if named is not None else _find_dtype(tensors)

@@ -57,6 +57,17 @@ def register_peft(tuners_utils: ModuleType) -> None:
     wrap(vars(wrappers).get("TrainableTokensWrapper"), "__init__", _make_trainable_tokens)
 
 
+def register_peft_model(peft_model: ModuleType) -> None:
+    """Has models with prompts that are trained find compressed embeddings. May be called again.
+
+    Parameters
+    ----------
+    peft_model : module
+        `peft.peft_model`, right after its import or any time later.
+    """
+    wrap(peft_model.PeftModel, "_setup_prompt_encoder", _make_setup)
+
+
 def _wrap_layer(cls: type[Any]) -> None:
     wrap(cls, "merge", _make_merge)
     wrap(cls, "mica_init", _make_shown)
@@ -169,3 +180,30 @@ def _make_trainable_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, module_to_save, *arguments, **options)
 
     return init
+
+
+# ---- prompts ----
+
+# The first place where PEFT looks for the embedding of the words.
+_WORDS = "embeddings.word_embeddings"
+
+
+def _make_setup(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For the method that looks for the embedding by the shape of its weight, which a compressed one does not have."""
+
+    def setup_prompt_encoder(self: Any, adapter_name: str, *arguments: Any, **options: Any) -> Any:
+        model = self.base_model
+        words = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+        if not is_compressed(words):
+            return original(self, adapter_name, *arguments, **options)
+
+        def get_submodule(target: str) -> Any:
+            return words if target == _WORDS else type(model).get_submodule(model, target)
+
+        model.get_submodule = get_submodule
+        try:
+            return original(self, adapter_name, *arguments, **options)
+        finally:
+            del model.get_submodule
+
+    return setup_prompt_encoder

@@ -11,6 +11,7 @@ would from the source, and reports it; `complete_report` adds what is compressed
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from transformers.quantizers.base import HfQuantizer
@@ -35,6 +36,17 @@ logger = logging.get_logger(__name__)
 _USABLE_MEMORY = 0.97
 # Weights that other methods of quantization have scales beside.
 _MAYBE_SCALED = ("F8_E4M3", "F8_E5M2", "I8")
+
+
+def refuse_unmarked(tensors: Iterable[TensorInfo]) -> None:
+    """Refuses weights of 8 bits where the marker is lost: it may have said that they are stored only."""
+    for tensor in tensors:
+        if tensor.compressed and tensor.dtype in _MAYBE_SCALED:
+            raise make_error(
+                Status.TRF_ERR_UNSUPPORTED,
+                f"{tensor.file}: {tensor.name!r} holds weights of {tensor.dtype}, and config.json has lost the "
+                "quantization_config that says whether they may be loaded as they are: put it back",
+            )
 
 
 class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
@@ -95,19 +107,8 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
             raise make_error(Status.TRF_ERR_ARGUMENT, "compressed weights are loaded from files, not from a state dict")
         self._model, self._device_map = model, device_map
         self._tensors = read_headers(checkpoint_files)
-        self._check_marker()
-
-    def _check_marker(self) -> None:
-        """Refuses weights of 8 bits where the marker is lost: it may have said that they are stored only."""
-        if self.quantization_config.version is not None:
-            return
-        for tensor in self._tensors:
-            if tensor.compressed and tensor.dtype in _MAYBE_SCALED:
-                raise make_error(
-                    Status.TRF_ERR_UNSUPPORTED,
-                    f"{tensor.file}: {tensor.name!r} holds weights of {tensor.dtype}, and config.json has lost the "
-                    "quantization_config that says whether they may be loaded as they are: put it back",
-                )
+        if self.quantization_config.version is None:
+            refuse_unmarked(self._tensors)
 
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
         """Plans, now that all conversions are known, those of the `key_mapping` of the user among them.

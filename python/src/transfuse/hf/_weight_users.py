@@ -44,7 +44,7 @@ def find_padding_clearer(model: nn.Module, path: str) -> str:
         return ""
     parts = path.split(".")
     around = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
-    inits = [type(module) for module in around if hasattr(module, "_init_weights")]
+    inits: list[Any] = [type(module) for module in around if hasattr(module, "_init_weights")]
     # Each part that is a model of the framework's has its own modules initialized by itself.
     return str(inits[-1].__name__) if inits and _clears_padding(inits[-1]) else ""
 

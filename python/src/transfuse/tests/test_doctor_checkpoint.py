@@ -191,6 +191,36 @@ def test_old_folder(tmp_path: Path, made: Path, capsys: pytest.CaptureFixture[st
     assert len(report.problems) == 1 and "transformers would give random weights" in report.problems[0]
 
 
+@pytest.mark.parametrize("marker", [None, ...])
+def test_lost_marker(tmp_path: Path, made: Path, marker: Any) -> None:
+    """What the files hold is enough to load them, and the sentence that stops others is no name of a file."""
+    folder = Path(shutil.copytree(made / "llama-trf", tmp_path / "copy"))
+    change_config(folder, quantization_config=marker)
+    report, facts, rows = examine(folder)
+    assert not report.problems and "without transfuse: loading the model raises an error" in rows
+    assert facts["opening"]["compressed"]
+    transformers.AutoModelForCausalLM.from_pretrained(folder)
+    # Of weights of 8 bits the marker alone says whether they have scales.
+    config = json.loads((folder / "config.json").read_text())
+    weights = {"lm_head.weight": torch.randn(515, 192).to(torch.float8_e4m3fn)}
+    (tmp_path / "fp8").mkdir()
+    save_file(weights, tmp_path / "fp8" / "model.safetensors", {"format": "pt"})
+    transfuse.compress(tmp_path / "fp8", tmp_path / "fp8-trf", embeddings=True)
+    (tmp_path / "fp8-trf" / "config.json").write_text(json.dumps(config))
+    report, _, _ = examine(tmp_path / "fp8-trf")
+    assert len(report.problems) == 1 and "has lost the quantization_config" in report.problems[0]
+
+
+def test_uncompressed_weights_and_a_marker(tmp_path: Path, made: Path) -> None:
+    folder = Path(shutil.copytree(made / "llama", tmp_path / "copy"))
+    shutil.copy(made / "llama-trf" / "config.json", folder)
+    report, facts, _ = examine(folder)
+    assert not report.problems and len(report.warnings) == 1 and "put back the config.json" in report.warnings[0]
+    assert facts["opening"]["model_class"] == "LlamaForCausalLM"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(model.lm_head.weight, load_file(folder / "model.safetensors")["lm_head.weight"])
+
+
 @pytest.mark.parametrize("marker", [{}, {"version": 4}, {"quant_method": "Transfuse"}])
 def test_damaged_marker(tmp_path: Path, made: Path, marker: dict[str, Any]) -> None:
     folder = Path(shutil.copytree(made / "llama-trf", tmp_path / "copy"))

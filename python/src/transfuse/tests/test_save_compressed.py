@@ -343,7 +343,7 @@ def test_tying_by_hand() -> None:
     ):
         model.model.embed_tokens.weight = model.lm_head.weight
     assert model.model.embed_tokens.weight is matrix
-    with pytest.raises(TypeError, match=r"TransfuseLinear of 515 x 192 is a layer's buffer"):
+    with pytest.raises(TypeError, match=r"lm_head \(TransfuseLinear\), of 515 x 192, is a layer's buffer"):
         model.lm_head.weight = matrix
 
 

@@ -59,6 +59,9 @@ def test_what_is_no_matrix(device: str) -> None:
         torch.zeros(4, 4, device=device),
         torch.zeros(4, dtype=torch.bfloat16, device=device),
         torch.zeros(0, 4, dtype=torch.bfloat16, device=device),
+        make_bf16(8, 8, device).to_sparse(),
+        make_bf16(8, 8, device).to_sparse_csr(),
+        torch.nested.nested_tensor([make_bf16(8, 8, device)]),
     ):
         with pytest.raises(ValueError, match="must be a bfloat16 matrix"):
             tt.pack(weight)

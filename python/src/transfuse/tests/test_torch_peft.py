@@ -238,3 +238,33 @@ def test_modules_to_save(models: tuple[TiedModel, TiedModel], tmp_path: Path) ->
         again = peft.PeftModel.from_pretrained(fresh, str(tmp_path / "0"))
         assert same_bits(again(ids), want_output)
     assert isinstance(fresh.down.original_module, TransfuseLinear)
+
+
+PROMPTS: list[tuple[str, dict[str, Any]]] = [
+    ("PromptTuningConfig", {"num_virtual_tokens": 4, "prompt_tuning_init": "SAMPLE_VOCAB"}),
+    ("PromptEncoderConfig", {"num_virtual_tokens": 4, "encoder_hidden_size": 16}),
+    ("CPTConfig", {"cpt_token_ids": [1, 2, 3], "cpt_mask": [1, 1, 1], "cpt_tokens_type_mask": [1, 2, 3]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), PROMPTS, ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.parametrize("tied", [False, True])
+def test_prompts_on_compressed_embeddings(kind: str, options: dict[str, Any], tied: bool) -> None:
+    """PEFT looks for an embedding by the rows of its weight."""
+    architectures = pytest.importorskip("transfuse.tests.architectures", reason="transformers is not installed")
+    sizes = {**architectures.DECODER, "tie_word_embeddings": tied}
+    ids, found = torch.tensor([[5, 6, 7]]), []
+    for embeddings in (None, True):
+        model = architectures.Architecture("LlamaForCausalLM", sizes).make()
+        if embeddings:
+            compress_model(model, embeddings=embeddings)
+        torch.manual_seed(1)
+        adapted = peft.get_peft_model(model, getattr(peft, kind)(task_type="CAUSAL_LM", **options))
+        assert adapted.word_embeddings is model.get_input_embeddings() and "get_submodule" not in vars(model)
+        with exact():
+            output = adapted(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
+            output.loss.backward()
+        gradients_of = [each.grad for each in adapted.parameters() if each.grad is not None]
+        found.append([output.logits, *gradients_of])
+    assert model.get_input_embeddings().weight.dtype == torch.uint8 and len(found[0]) > 1
+    assert all(same_bits(one, other) for one, other in zip(*found, strict=True))

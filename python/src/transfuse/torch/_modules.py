@@ -107,7 +107,7 @@ class CompressedModule(BufferModule):
         if buffer is None or not is_buffer(buffer):
             found = "None" if buffer is None else f"{buffer.dtype} {list(buffer.shape)}"
             raise TypeError(
-                f"the weight of a {type(self).__name__} of {rows} x {cols} is a layer's buffer (torch.uint8, 1-D), not "
+                f"the weight of {self.describe()}, of {rows} x {cols}, is a layer's buffer (torch.uint8, 1-D), not "
                 f"{found}; {self._from_dense} compresses dense weights"
             )
         if not has_bytes(buffer):

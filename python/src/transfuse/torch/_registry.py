@@ -251,6 +251,9 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"weight must be a torch.Tensor, not {type(weight).__name__}")
+    if weight.layout is not torch.strided or weight.is_nested:
+        found = "nested" if weight.is_nested else weight.layout
+        raise ValueError(f"weight must be a bfloat16 matrix that is dense; this is {found}")
     if weight.dtype != torch.bfloat16 or weight.dim() != 2 or weight.numel() == 0:
         raise ValueError(
             f"weight must be a bfloat16 matrix that has weights; this is {weight.dtype} of shape {tuple(weight.shape)}"
