@@ -50,6 +50,7 @@ def change_transformers_models(modeling_utils: ModuleType) -> None:
     wrap(model, "tie_weights", _make_tie)
     for base in model.__mro__:  # it is of one of its base classes
         wrap(base, "num_parameters", _make_count)
+        _wrap_dtype(base)
     wrap(config, "to_json_file", _make_write_config)
     wrap_derived(model, _wrap_overrides)
 
@@ -350,6 +351,27 @@ def _make_count(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *arguments, **options)
 
     return num_parameters
+
+
+def _wrap_dtype(base: type[Any]) -> None:
+    """Has the dtype of a model, which is that of its first floats, be that of a compressed embedding's rows."""
+    original = base.__dict__.get("dtype")
+    if not isinstance(original, property) or original.fget is None or hasattr(original.fget, _MARK):
+        return
+    get = original.fget
+
+    def dtype(self: Any) -> Any:
+        if "transfuse.torch._buffer_module" in sys.modules:
+            for module in self.modules():
+                if is_compressed(module) and hasattr(module, "output_dtype"):
+                    return module.output_dtype
+                if any(each is not None and each.is_floating_point() for each in module._parameters.values()):
+                    break
+        return get(self)
+
+    wrapper = functools.update_wrapper(dtype, get)
+    setattr(wrapper, _MARK, True)
+    base.dtype = property(wrapper)
 
 
 def _make_cast(original: Callable[..., Any]) -> Callable[..., Any]:

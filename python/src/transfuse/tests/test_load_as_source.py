@@ -223,6 +223,7 @@ def test_adapter_on_a_compressed_base(tmp_path: Path, dtype: torch.dtype) -> Non
     peft = pytest.importorskip("peft", reason="peft is not installed")
     folder = make(tmp_path, "LlamaForCausalLM")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], init_lora_weights=False)
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj"])
     adapted = peft.get_peft_model(transformers.LlamaForCausalLM.from_pretrained(folder / "source"), config)
     loaded = []
     for name in ("trf", "source"):
@@ -233,6 +234,9 @@ def test_adapter_on_a_compressed_base(tmp_path: Path, dtype: torch.dtype) -> Non
         by_call = transformers.LlamaForCausalLM.from_pretrained(folder / name, dtype=dtype)
         by_call.load_adapter(str(adapter))
         loaded.append((by_folder, by_call))
+        # Adapters are F32: a model's dtype is that of its first floats, which are an embedding's.
+        on_top = peft.get_peft_model(transformers.LlamaForCausalLM.from_pretrained(folder / name, dtype=dtype), lora)
+        assert on_top.dtype == by_call.dtype == dtype and by_call.model.dtype == dtype
     for ours, theirs in zip(*loaded):
         assert find_differences(ours, theirs) == [] and count_compressed(ours) > 3
         found = {each.dtype for name, each in ours.named_parameters() if "lora_" in name}
