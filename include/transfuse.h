@@ -306,7 +306,8 @@ TRF_API trf_status trf_compress_checkpoint(const char *in_path, const char *out_
 
 /* The inverse: the source's tensors, names and metadata; for lossless codecs bit for bit, and the file byte for byte
  * where its layout was canonical; config.json byte for byte. A .trf file becomes a safetensors file of one tensor named
- * "weight". */
+ * "weight". Errors: as trf_compress_checkpoint, those of blobs; TRF_ERR_FORMAT also where the source's config.json or
+ * index cannot be restored. */
 TRF_API trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path,
                                              const trf_checkpoint_options *options, trf_checkpoint_report *report,
                                              trf_error *err);
@@ -314,8 +315,9 @@ TRF_API trf_status trf_decompress_checkpoint(const char *in_path, const char *ou
 /* Checks every blob of a compressed checkpoint or .trf file and decodes every tile; with against_path (or NULL) also
  * compares every tensor with the source checkpoint: bit for bit; for the int codec on floats it reports the error. The
  * other files are compared as decompressing would give them back; a note names those that the source does not have.
- * Errors: those of blobs; TRF_ERR_FORMAT also for blobs under names that do not say so; TRF_ERR_MISMATCH naming tensor,
- * row and column, or files; TRF_ERR_NOT_FOUND (a tensor or a file is missing). */
+ * Errors: those of blobs; TRF_ERR_FORMAT also for blobs under names that do not say so, and where the source's
+ * config.json or index cannot be restored; TRF_ERR_MISMATCH naming tensor, row and column, or files; TRF_ERR_NOT_FOUND
+ * (a tensor or a file is missing). */
 TRF_API trf_status trf_verify_checkpoint(const char *path, const char *against_path,
                                          const trf_checkpoint_options *options, trf_checkpoint_report *report,
                                          trf_error *err);
