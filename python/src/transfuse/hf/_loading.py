@@ -214,7 +214,8 @@ def stand_ins(model: nn.Module) -> Iterator[None]:
     """Has compressed modules show weights of the shape of the decoded ones, which nothing can be written to.
 
     The code of a model that draws what is missing sees all modules, loaded ones as well: Whisper asks for the shape of
-    its positions, and Kosmos-2 clears a row of its embedding. What it writes to loaded weights is lost on purpose.
+    its positions, and Kosmos-2 clears a row of an embedding that was compressed in memory. What it writes to loaded
+    weights is lost on purpose.
     """
     modules = [module for module in model.modules() if isinstance(module, BufferModule)]
     kept = [dict(module._parameters) for module in modules]

@@ -5,7 +5,8 @@
   itself it would write buffers of layers under the names of matrices, which nothing could load.
 * config.json gets `transformers_weights` (format/FORMAT.md, section 10), which the framework leaves out.
 * What takes `weight` for a matrix is refused with the names of the layers, before anything is changed.
-* Weights are counted, not bytes; `Trainer` evaluates compressed models, and diffusers casts what is not compressed.
+* Weights are counted, not bytes, and tell a model's dtype; `Trainer` evaluates compressed models, and diffusers casts
+  what is not compressed.
 
 The classes are changed when they are imported (transfuse._hook). As long as no model has compressed weights nothing
 else happens.
