@@ -106,6 +106,11 @@ trf_status trf_checkpoint_rewrite(const trf_rewrite *rewrite, trf_error *err);
 void trf_count_whole_files(const trf_tree *tree, const trf_rewrite_part *parts, size_t num_parts, int compresses,
                            trf_checkpoint_report *report);
 
+/* @return whether a file of this name is part of a checkpoint: *.safetensors or *.safetensors.index.*json, as
+ * model.safetensors.index.fp16.json. */
+int trf_name_is_safetensors(const char *name);
+int trf_name_is_index(const char *name);
+
 /* What stands where an output goes. Ours is what has transfuse's marker: a compressed safetensors file, the index of
  * one, a config.json that says so. */
 typedef enum trf_file_sort {

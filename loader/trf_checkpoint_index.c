@@ -12,7 +12,13 @@
 
 static trf_status index_parse(const char *path, const char *text, size_t bytes, trf_checkpoint_index *index,
                               trf_error *err) {
-    trf_status status = trf_json_parse(path, text, bytes, JSON_REJECT_DUPLICATES, &index->root, err);
+    char *strict;
+    json_t *reals; /* of all numbers, but the index is written again with its integers */
+    trf_status status = trf_json_parse_python(path, text, bytes, &reals, &strict, err);
+    if (status == TRF_OK)
+        status = trf_json_parse(path, strict, bytes, JSON_REJECT_DUPLICATES, &index->root, err);
+    json_decref(reals);
+    free(strict);
     if (status != TRF_OK)
         return status;
     index->weight_map = json_object_get(index->root, "weight_map");

@@ -537,26 +537,36 @@ static trf_status check_compressible_file(const trf_checkpoint *checkpoint, cons
     return TRF_OK;
 }
 
-static int has_match(const trf_checkpoint *checkpoint, const char *pattern) {
-    const trf_checkpoint *model;
-    for (size_t m = 0; (model = trf_checkpoint_model(checkpoint, m)); m++)
-        for (size_t i = 0; i < model->num_files; i++)
-            for (size_t t = 0; t < model->files[i].num_tensors; t++)
-                if (trf_pattern_matches(pattern, model->files[i].tensors[t].source->name))
-                    return 1;
-    return 0;
+/* @return whether a pattern stands for a tensor of a model; -1 without memory. */
+static int has_match(const trf_checkpoint *model, const char *pattern) {
+    int found = 0;
+    for (size_t i = 0; i < model->num_files && !found; i++)
+        for (size_t t = 0; t < model->files[i].num_tensors && !found; t++) {
+            const char *name = model->files[i].tensors[t].source->name;
+            char *part_name = model->name ? trf_path_join(model->name, name) : NULL;
+            found = model->name && !part_name ? -1 : trf_pattern_matches(pattern, name, part_name);
+            free(part_name);
+        }
+    return found;
 }
 
 /* A name or glob in `include` or `exclude` that is no tensor's is a mistake; better to hear of it now. verb: such as
  * "include". */
 static trf_status check_patterns(const trf_checkpoint *checkpoint, const char *const *patterns, const char *verb,
                                  trf_error *err) {
-    for (size_t p = 0; patterns && patterns[p]; p++)
-        if (!has_match(checkpoint, patterns[p]))
+    for (size_t p = 0; patterns && patterns[p]; p++) {
+        const trf_checkpoint *model;
+        int found = 0;
+        for (size_t m = 0; !found && (model = trf_checkpoint_model(checkpoint, m)); m++)
+            found = has_match(model, patterns[p]);
+        if (found < 0)
+            return trf_fail_memory(err, strlen(patterns[p]));
+        if (!found)
             return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,
                             trf_pattern_is_name(patterns[p]) ? "%s: there is no tensor '%s' to %s"
                                                              : "%s: no tensor's name matches '%s', which is to %s",
                             checkpoint->root, patterns[p], verb);
+    }
     return TRF_OK;
 }
 
@@ -601,6 +611,7 @@ static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *
     /* What could be loaded of a pipeline can be loaded afterwards. */
     const int needs_storing = !checkpoint->name || *work->obstacle || work->source.failure.status != TRF_OK;
     work->rules = (trf_selection_rules){.options = options,
+                                        .part = checkpoint->name,
                                         .tied_embeddings = trf_source_config_is_tied(&work->source),
                                         .is_stored = options->store_only && needs_storing};
     if (status == TRF_OK)

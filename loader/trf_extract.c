@@ -51,6 +51,19 @@ static trf_status extract_from(const trf_checkpoint_matrix *matrix, const char *
     return status;
 }
 
+/* Nothing of the checkpoint is replaced: not what is in its folder, nor its files where these lie elsewhere. */
+static trf_status check_apart(const trf_checkpoint *checkpoint, const char *out_path, trf_error *err) {
+    const trf_checkpoint *model;
+    struct stat info;
+    if (lstat(out_path, &info) != 0)
+        return TRF_OK;
+    trf_status status = trf_output_check_apart(checkpoint->root, out_path, err);
+    for (size_t m = 0; (model = trf_checkpoint_model(checkpoint, m)); m++)
+        for (size_t i = 0; i < model->num_files && status == TRF_OK; i++)
+            status = trf_output_check_apart(model->files[i].path, out_path, err);
+    return status;
+}
+
 trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
                              trf_error *err) {
     trf_checkpoint *checkpoint;
@@ -63,7 +76,7 @@ trf_status trf_extract_layer(const char *in_path, const char *tensor, const char
         return status;
     status = trf_checkpoint_find(checkpoint, tensor, &matrix, err);
     if (status == TRF_OK)
-        status = trf_output_check_apart(matrix.checkpoint_file->path, out_path, err);
+        status = check_apart(checkpoint, out_path, err);
     if (status == TRF_OK) {
         status = extract_from(&matrix, out_path, overwrite, err);
         if (status != TRF_OK)

@@ -4,6 +4,7 @@
 #endif
 #include "trf_output.h"
 
+#include "trf_checkpoint.h"
 #include "trf_leftovers.h"
 
 #include <errno.h>
@@ -19,16 +20,6 @@
 enum {
     TRF_TEMPORARY_TRIES = 100
 };
-
-static int name_ends(const char *name, const char *suffix) {
-    size_t length = strlen(name), tail = strlen(suffix);
-    return length >= tail && strcmp(name + length - tail, suffix) == 0;
-}
-
-int trf_name_is_safetensors(const char *name) { return name_ends(name, ".safetensors"); }
-int trf_name_is_index(const char *name) {
-    return strstr(trf_path_basename(name), ".safetensors.index.") && name_ends(name, ".json");
-}
 
 /* Whoever has a link as an output wants the output where it leads, often to another file system: the link stays. What
  * it leads to is replaced if it is a file or a folder, which is seen later. */
@@ -125,6 +116,26 @@ static trf_status check_no_mount_point(const char *path, const struct stat *info
                     "%s: exists and is a mount point, which cannot be replaced; name a directory in it", path);
 }
 
+/* A file that the user has named is replaced, unless it holds weights that would be lost. */
+static trf_status check_file(const trf_output *output, trf_error *err) {
+    const trf_output_place *place = &output->place;
+    int may;
+    if (place->may_replace) {
+        may = place->may_replace(place->context, trf_path_basename(output->path), output->path, 0);
+    } else {
+        const trf_file_sort sort = trf_file_sort_of(output->path);
+        may = sort == TRF_FILE_UNKNOWN ? -1 : !trf_name_is_safetensors(output->path) || sort == TRF_FILE_OTHER;
+    }
+    if (may < 0)
+        return trf_fail_memory(err, strlen(output->path));
+    if (may)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET,
+                    "%s: exists, and is not replaced: it holds weights, which would be lost; move that away, or choose "
+                    "another output",
+                    output->path);
+}
+
 static trf_status output_check_existing(const trf_output *output, trf_error *err) {
     const trf_output_place *place = &output->place;
     struct stat info;
@@ -140,7 +151,9 @@ static trf_status output_check_existing(const trf_output *output, trf_error *err
     trf_status status = place->is_folder ? check_no_mount_point(output->path, &info, err) : TRF_OK;
     if (status == TRF_OK && !place->overwrite)
         status = trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
-    return status == TRF_OK && place->is_folder ? check_entries(place, output->path, "", err) : status;
+    if (status != TRF_OK)
+        return status;
+    return place->is_folder ? check_entries(place, output->path, "", err) : check_file(output, err);
 }
 
 /* A name beside the final one, on the same file system. @return malloc'd, or NULL without memory. */
@@ -320,13 +333,10 @@ void trf_output_end(trf_output *output) {
     *output = (trf_output){.file = {.fd = -1}};
 }
 
-/* The path with all links resolved, of something that need not exist itself; malloc'd, or NULL if its folder does not
- * either. */
-static trf_status resolve(const char *path, char **resolved, trf_error *err) {
-    *resolved = realpath(path, NULL);
-    if (*resolved)
-        return TRF_OK;
-    int lacks_memory = errno == ENOMEM;
+/* The path with all links resolved but one that it is itself; malloc'd, or NULL if its folder does not exist. */
+static trf_status resolve_folder(const char *path, char **resolved, trf_error *err) {
+    int lacks_memory = 0;
+    *resolved = NULL;
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/')
         length--;
@@ -343,6 +353,15 @@ static trf_status resolve(const char *path, char **resolved, trf_error *err) {
     return lacks_memory ? trf_fail_memory(err, length) : TRF_OK;
 }
 
+/* The path with all links resolved, of something that need not exist itself; malloc'd, or NULL if its folder does not
+ * either. */
+static trf_status resolve(const char *path, char **resolved, trf_error *err) {
+    *resolved = realpath(path, NULL);
+    if (*resolved)
+        return TRF_OK;
+    return errno == ENOMEM ? trf_fail_memory(err, strlen(path)) : resolve_folder(path, resolved, err);
+}
+
 static int path_holds(const char *outer, const char *inner) {
     size_t length = strlen(outer);
     if (strncmp(outer, inner, length) != 0)
@@ -352,20 +371,23 @@ static int path_holds(const char *outer, const char *inner) {
 
 trf_status trf_output_check_apart(const char *in_path, const char *out_path, trf_error *err) {
     struct stat in_info = {0}, out_info = {0};
-    char *in = NULL, *out = NULL;
+    char *in = NULL, *out = NULL, *link = NULL; /* a link in a folder belongs to it, wherever it leads */
     trf_status status = resolve(in_path, &in, err);
     if (status == TRF_OK)
         status = resolve(out_path, &out, err);
+    if (status == TRF_OK)
+        status = resolve_folder(out_path, &link, err);
     int same = stat(in_path, &in_info) == 0 && stat(out_path, &out_info) == 0 && in_info.st_dev == out_info.st_dev &&
                in_info.st_ino == out_info.st_ino;
     if (status == TRF_OK && (same || (in && out && strcmp(in, out) == 0)))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output is the input", out_path);
-    else if (in && out && path_holds(in, out))
+    else if (in && ((out && path_holds(in, out)) || (link && path_holds(in, link))))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output lies inside the input %s", out_path,
                           in_path);
     else if (in && out && S_ISDIR(in_info.st_mode) && path_holds(out, in))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output holds the input %s", out_path, in_path);
     free(in);
     free(out);
+    free(link);
     return status;
 }

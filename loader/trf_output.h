@@ -5,8 +5,9 @@
 
 #include "trf_job.h"
 
-/* What may stand in an existing folder that is replaced. below: an entry's path below the folder, path: the whole of
- * it; of a file, a link, or a folder without entries. @return 1 if it may be replaced, 0 if not, -1 without memory. */
+/* What may be replaced: an existing file, or an entry of an existing folder, which is a file, a link, or a folder
+ * without entries. below: the entry's path below the folder, or the file's name; path: the whole of it.
+ * @return 1 if it may be replaced, 0 if not, -1 without memory. */
 typedef int trf_may_replace_fn(void *context, const char *below, const char *path, int is_folder);
 
 enum {
@@ -20,7 +21,7 @@ typedef struct trf_output_place {
     int overwrite;
     unsigned mode;                   /* permissions that it gets, exactly; or TRF_MODE_OF_NEW_FILES */
     trf_job *job;                    /* for notes; NULL: leftovers are nobody's concern */
-    trf_may_replace_fn *may_replace; /* of a folder; NULL: nothing may be in it */
+    trf_may_replace_fn *may_replace; /* NULL: nothing may be in a folder, and a file may be all but weights */
     void *context;
 } trf_output_place;
 
@@ -31,9 +32,9 @@ typedef struct trf_output {
     trf_file file;   /* what is being built, and locked: a file, open for writing, or the folder */
 } trf_output;
 
-/* Begins an output. An existing file is replaced with `overwrite`, an existing folder if besides each entry in it may
- * be (-f must not cost somebody work), anything else never. A symbolic link stays: the output is what it leads to. What
- * runs that were killed left beside it is told and, with `overwrite`, removed. place: copied; its path too. Call
+/* Begins an output. With `overwrite` an existing file is replaced if it may be, an existing folder if each entry in it
+ * may be (-f must not cost somebody work), anything else never. A symbolic link stays: the output is what it leads to.
+ * What runs that were killed left beside it is told and, with `overwrite`, removed. place: copied; its path too. Call
  * trf_output_end in every case. Errors: TRF_ERR_EXISTS, _NOT_FOUND (a link leads nowhere), _IO, _ARGUMENT (empty path),
  * _MEMORY. */
 trf_status trf_output_begin(trf_output *output, const trf_output_place *place, trf_error *err);
@@ -55,10 +56,5 @@ void trf_output_end(trf_output *output);
 /* Refuses an output that is the input, lies inside it or holds it. in_path exists. Errors: TRF_ERR_ARGUMENT, _MEMORY.
  */
 trf_status trf_output_check_apart(const char *in_path, const char *out_path, trf_error *err);
-
-/* @return whether a file of this name is part of a checkpoint: *.safetensors or *.safetensors.index.*json, as
- * model.safetensors.index.fp16.json. */
-int trf_name_is_safetensors(const char *name);
-int trf_name_is_index(const char *name);
 
 #endif

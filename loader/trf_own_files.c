@@ -2,7 +2,6 @@
 /* Telling files that transfuse wrote from others, before one is replaced. */
 #include "trf_checkpoint.h"
 #include "trf_json.h"
-#include "trf_output.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,16 @@
 enum {
     TRF_MOST_CONFIG_BYTES = 64 << 20
 };
+
+static int name_ends(const char *name, const char *suffix) {
+    size_t length = strlen(name), tail = strlen(suffix);
+    return length >= tail && strcmp(name + length - tail, suffix) == 0;
+}
+
+int trf_name_is_safetensors(const char *name) { return name_ends(name, ".safetensors"); }
+int trf_name_is_index(const char *name) {
+    return strstr(trf_path_basename(name), ".safetensors.index.") && name_ends(name, ".json");
+}
 
 /* Whether a config.json says that its checkpoint is compressed. */
 static int config_is_ours(const char *path, trf_error *err) {
@@ -42,7 +51,8 @@ static trf_file_sort sort_of_weights(const char *path, trf_error *err) {
     if (trf_checkpoint_file_open(path, &file, err) != TRF_OK)
         return TRF_FILE_OTHER;
     const int ours = !file.is_layer && trf_safetensors_metadata(&file.own_header, TRF_METADATA_FORMAT) != NULL;
-    const trf_file_sort sort = ours ? TRF_FILE_OURS : file.num_tensors ? TRF_FILE_WEIGHTS : TRF_FILE_OTHER;
+    const int has_weights = !file.is_layer && file.num_tensors;
+    const trf_file_sort sort = ours ? TRF_FILE_OURS : has_weights ? TRF_FILE_WEIGHTS : TRF_FILE_OTHER;
     trf_checkpoint_file_free(&file);
     return sort;
 }

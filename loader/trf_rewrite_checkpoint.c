@@ -341,7 +341,8 @@ static int is_copy(const trf_rewriting *work, const char *below, const char *pat
     enum {
         PART = TRF_COPY_BYTES / 2
     };
-    char *source_path = trf_path_join(work->plan->checkpoint->root, below);
+    const trf_checkpoint *checkpoint = work->plan->checkpoint;
+    char *source_path = checkpoint->is_folder ? trf_path_join(checkpoint->root, below) : strdup(checkpoint->root);
     trf_file copy = {.fd = -1}, source = {.fd = -1};
     uint64_t bytes = 0, source_bytes = 0;
     int same = source_path
@@ -360,10 +361,34 @@ static int is_copy(const trf_rewriting *work, const char *below, const char *pat
     return same;
 }
 
+/* @return whether a file of weights holds none that the file which is decompressed does not; -1 without memory. */
+static int is_written_again(const trf_checkpoint_file *source, const char *path) {
+    trf_checkpoint_file file;
+    trf_error failure = {0};
+    if (trf_checkpoint_file_open(path, &file, &failure) != TRF_OK)
+        return failure.status == TRF_ERR_MEMORY ? -1 : 0;
+    int found = 1;
+    for (size_t i = 0; i < file.num_tensors && found; i++)
+        found = trf_checkpoint_file_find(source, file.tensors[i].source->name) != NULL;
+    trf_checkpoint_file_free(&file);
+    return found;
+}
+
+/* A single file that is replaced, by its name: all but weights that are not compressed, and would be lost. */
+static int may_replace_file(const trf_rewriting *work, const char *name, const char *path) {
+    const trf_file_sort sort = trf_file_sort_of(path);
+    if (sort != TRF_FILE_WEIGHTS)
+        return sort == TRF_FILE_UNKNOWN ? -1 : 1;
+    const int again = work->plan->compresses ? 0 : is_written_again(work->plan->checkpoint->files, path);
+    return again ? again : is_copy(work, name, path);
+}
+
 /* In a folder that is replaced: what this run would write, what transfuse wrote, and what the source has as well. Who
  * compresses does not get rid of weights that are not compressed: they may be a model of the user's. */
 static int may_replace(void *context, const char *below, const char *path, int is_folder) {
     const trf_rewriting *work = context;
+    if (!work->plan->checkpoint->is_folder)
+        return may_replace_file(work, below, path);
     const trf_tree_entry *entry = trf_tree_find(&work->tree, below);
     const trf_file_sort sort = is_folder ? TRF_FILE_OTHER : trf_file_sort_of(path);
     if (sort == TRF_FILE_UNKNOWN)

@@ -16,7 +16,7 @@
 #define TRF_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Members of config.json, at any depth, that say that the weights are quantized. */
-static const char *const kConfigKeys[] = {"quantization_config", "compression_config"};
+static const char *const kConfigKeys[] = {"quantization_config", "compression_config", "quip_params"};
 
 /* MLX has it under this name, and then with one of these in it; others use the name for what is no such thing. */
 static const char kShortKey[] = "quantization";
@@ -119,6 +119,9 @@ static trf_status look_beside(const trf_checkpoint *checkpoint, const trf_source
     *beside = (trf_beside){NULL, 1, 1};
     if (checkpoint->is_folder) {
         beside->folder = strdup(checkpoint->root);
+        /* Beside a model's config and weights it is a part of an adapter that lies there as well. */
+        for (size_t i = 0; i < checkpoint->num_files && source->file.root; i++)
+            beside->has_adapter_config &= !has_model_name(checkpoint->files[i].name);
     } else {
         const char *name = checkpoint->files[0].name;
         static const char adapter[] = "adapter_model.";

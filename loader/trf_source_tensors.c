@@ -21,28 +21,38 @@ static const char *const kBlocks[] = {"_blocks", "blocks"}; /* of gpt-oss: U8[..
  * FP8; ComfyUI; SmoothQuant. They count beside a tensor of a type that weights are quantized to: one of the same name
  * without the end, or with one of kQuantizedEnds. */
 static const char *const kCompanionEnds[] = {
-    "_scale",  "_scales", "_scale_inv",    "_scale_2",     "_global_scale", "_zero_point",   "_zeros",
-    "_absmax", "scale",   "scales",        "scale_inv",    "zero",          "zero_point",    "zeros",
-    "absmax",  "SCB",     "qscale_weight", "scale_weight", "comfy_quant",   "dequant_scale",
+    "_scale",      "_scales",       "_scale_inv", "_scale_2", "_global_scale", "_zero_point",
+    "_zeros",      "_absmax",       "scale",      "scales",   "scale_inv",     "zero",
+    "zero_point",  "zeros",         "absmax",     "SCB",      "qscale_weight", "scale_weight",
+    "comfy_quant", "dequant_scale", ":scale", /* of torchao's older files: "a.weight:scale" */
 };
-static const char *const kQuantizedEnds[] = {"", "weight", "_blocks", "blocks", "_data", "_packed", "W_q", "codes"};
+static const char *const kQuantizedEnds[] = {"", "weight", "_blocks", "blocks", "_data", "_packed", "W_q", ":qdata"};
 
-/* The same for pairs of names that mean something only together: VPTQ; SpQR; Marlin, also 2:4 sparse, and QQQ. The
- * second one is of integers, and there is no "weight" beside. */
+/* The same for pairs of names that mean something only together: VPTQ; SpQR; Marlin, also 2:4 sparse, and QQQ; AQLM;
+ * QuIP#. The second one is of integers, and there is no "weight" beside. */
 static const struct {
     const char *companion, *packed;
 } kPairs[] = {
-    {"centroids.weight", "indices"}, {"row_offsets", "dense_weights"}, {"s", "B"}, {"s", "B_24"}, {"s_channel", "B"},
+    {"centroids.weight", "indices"},
+    {"row_offsets", "dense_weights"},
+    {"s", "B"},
+    {"s", "B_24"},
+    {"s_channel", "B"},
+    {"codebooks", "codes"},
+    {"SU", "Qidxs"},
 };
 
 /* Maxima of weights that stay floats, which are quantized while they are multiplied: modelopt, pytorch-quantization. */
 static const char *const kSimulated[] = {"weight_quantizer._amax", "_weight_quantizer._amax"};
 
 /* Beginnings of the names of adapters' tensors as kohya's scripts and LyCORIS have them, the module's name flattened
- * behind; and of the part of a name that stands behind the module's: PEFT, LoHa, LoKr, DoRA. */
+ * behind; and of the part of a name that stands behind the module's: PEFT's LoRA, VeRA, OFT and BOFT; LoHa, LoKr,
+ * DoRA. */
 static const char *const kAdapterNames[] = {"lora_unet_", "lora_te", "lora_transformer_", "lora_prior_", "lycoris_"};
-static const char *const kAdapterParts[] = {"lora_", "hada_", "lokr_", "dora_scale"};
-static const char kAdapterPartEnd[] = "_lora"; /* of diffusers' older files: "to_q_lora.down.weight" */
+static const char *const kAdapterParts[] = {"lora_", "vera_", "oft_", "boft_", "hada_", "lokr_", "dora_scale"};
+/* Ends of that part before a part "down" or "up", as diffusers and XLabs have them: "to_q.lora.down.weight", older
+ * "to_q_lora.down.weight", and "qkv_lora1.up.weight". Models have LoRA of their own, such as RWKV's "w_lora.lora.0". */
+static const char *const kAdapterPartEnds[] = {"lora", "_lora", "_lora1", "_lora2"};
 static const char *const kAdaptedEnds[] = {"weight", "base_layer.weight"};
 
 enum {
@@ -96,13 +106,13 @@ static const trf_tensor *find_beside(const trf_stem *stem, size_t less, const ch
 }
 
 /* Sets the stem to a name without its end. @return whether it has the end, at the beginning of a part unless the end
- * begins with '_'. */
+ * begins with '_' or ':'. */
 static int take_stem(trf_stem *stem, const char *name, const char *end) {
     const size_t length = strlen(name);
     if (!ends_with(name, end))
         return 0;
     stem->bytes = length - strlen(end);
-    if (end[0] != '_' && stem->bytes && name[stem->bytes - 1] != '.')
+    if (end[0] != '_' && end[0] != ':' && stem->bytes && name[stem->bytes - 1] != '.')
         return 0;
     memcpy(stem->name, name, stem->bytes);
     return 1;
@@ -184,11 +194,18 @@ trf_status trf_find_quantized_tensor(const trf_checkpoint *checkpoint, const trf
 
 /* @return whether a part of a name, `bytes` long, is one of an adapter's. */
 static int is_adapter_part(const char *part, size_t bytes) {
-    const size_t tail = strlen(kAdapterPartEnd);
     for (size_t i = 0; i < TRF_COUNT(kAdapterParts); i++)
         if (bytes >= strlen(kAdapterParts[i]) && begins_with(part, kAdapterParts[i]))
             return 1;
-    return bytes > tail && strncmp(part + bytes - tail, kAdapterPartEnd, tail) == 0;
+    if (!begins_with(part + bytes, ".down.") && !begins_with(part + bytes, ".up."))
+        return 0;
+    for (size_t i = 0; i < TRF_COUNT(kAdapterPartEnds); i++) {
+        const char *end = kAdapterPartEnds[i];
+        const size_t tail = strlen(end);
+        if ((end[0] == '_' ? bytes > tail : bytes == tail) && strncmp(part + bytes - tail, end, tail) == 0)
+            return 1;
+    }
+    return 0;
 }
 
 /* Sets the stem to the name of the module whose weight a tensor changes, with a dot. @return whether it is an

@@ -29,11 +29,14 @@ static const char *const kTiedNames[] = {
 };
 
 int trf_pattern_is_name(const char *pattern) { return strpbrk(pattern, "*?[\\") == NULL; }
-int trf_pattern_matches(const char *pattern, const char *name) { return fnmatch(pattern, name, 0) == 0; }
+
+int trf_pattern_matches(const char *pattern, const char *name, const char *part_name) {
+    return fnmatch(pattern, name, 0) == 0 || (part_name && strchr(pattern, '/') && fnmatch(pattern, part_name, 0) == 0);
+}
 
 static int matches(const char *const *patterns, size_t count, const char *name) {
     for (size_t i = 0; i < count && patterns[i]; i++)
-        if (trf_pattern_matches(patterns[i], name))
+        if (trf_pattern_matches(patterns[i], name, NULL))
             return 1;
     return 0;
 }
@@ -139,13 +142,6 @@ static trf_status check_lossless(const trf_selection_rules *rules, const trf_ten
                     tensor->name, tensor->dtype);
 }
 
-static int list_length(const char *const *list) {
-    int length = 0;
-    while (list && list[length])
-        length++;
-    return length;
-}
-
 /* The usual choice, of what has no obstacle. */
 static trf_status select_usual(const trf_selection_rules *rules, const trf_tensor *tensor,
                                trf_tensor_selection *selection, trf_left_reason *reason, trf_error *err) {
@@ -158,13 +154,23 @@ static trf_status select_usual(const trf_selection_rules *rules, const trf_tenso
     return status;
 }
 
+static int is_excluded(const trf_selection_rules *rules, const char *name, const char *part_name) {
+    const char *const *exclude = rules->options->exclude;
+    for (size_t i = 0; exclude && exclude[i]; i++)
+        if (trf_pattern_matches(exclude[i], name, part_name))
+            return 1;
+    return 0;
+}
+
 /* By `include`. */
-static trf_status select_included(const trf_selection_rules *rules, const trf_tensor *tensor, const char *obstacle,
-                                  trf_tensor_selection *selection, trf_left_reason *reason, trf_error *err) {
+static trf_status select_included(const trf_selection_rules *rules, const trf_tensor *tensor, const char *part_name,
+                                  const char *obstacle, trf_tensor_selection *selection, trf_left_reason *reason,
+                                  trf_error *err) {
     const char *const *include = rules->options->include;
     int is_included = 0;
     for (int i = 0; include[i]; i++) {
-        if (trf_pattern_is_name(include[i]) && strcmp(include[i], tensor->name) == 0) {
+        const int is_matched = trf_pattern_matches(include[i], tensor->name, part_name);
+        if (is_matched && trf_pattern_is_name(include[i])) {
             if (obstacle)
                 return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                                 "tensor '%s' (%s) is to be compressed with codec %s, but %s", tensor->name,
@@ -172,7 +178,7 @@ static trf_status select_included(const trf_selection_rules *rules, const trf_te
             *selection = TRF_SELECT_ALWAYS;
             return TRF_OK;
         }
-        is_included |= trf_pattern_matches(include[i], tensor->name);
+        is_included |= is_matched;
     }
     if (is_included && !obstacle)
         *selection = TRF_SELECT_COMPRESS;
@@ -183,19 +189,23 @@ static trf_status select_included(const trf_selection_rules *rules, const trf_te
 
 trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor,
                              trf_tensor_selection *selection, trf_left_reason *reason, trf_error *err) {
-    const char *const *include = rules->options->include, *const *exclude = rules->options->exclude;
+    const char *const *include = rules->options->include;
     const char *obstacle = find_obstacle(rules, tensor, reason);
+    char *part_name = rules->part ? trf_path_join(rules->part, tensor->name) : NULL;
     trf_status status = TRF_OK;
     *selection = TRF_SELECT_KEEP;
+    if (rules->part && !part_name)
+        return trf_fail_memory(err, strlen(tensor->name));
     if (rules->is_adapter)
         *reason = TRF_LEFT_ADAPTER;
-    else if (exclude && matches(exclude, (size_t)list_length(exclude), tensor->name))
+    else if (is_excluded(rules, tensor->name, part_name))
         *reason = TRF_LEFT_EXCLUDED;
     else if (include && include[0])
-        status = select_included(rules, tensor, obstacle, selection, reason, err);
+        status = select_included(rules, tensor, part_name, obstacle, selection, reason, err);
     else if (!obstacle)
         status = select_usual(rules, tensor, selection, reason, err);
     if (status == TRF_OK && *selection != TRF_SELECT_KEEP)
         status = check_lossless(rules, tensor, err);
+    free(part_name);
     return status;
 }

@@ -14,6 +14,7 @@ typedef enum trf_tensor_selection {
 /* What a choice rests on, besides the tensor itself. */
 typedef struct trf_selection_rules {
     const trf_checkpoint_options *options;
+    const char *part;    /* of a model in a pipeline: its name there; or NULL */
     int tied_embeddings; /* config.json says so */
     int is_stored;       /* it has to be decompressed before it is loaded, so that no table has to be read at once */
     int is_adapter;      /* of a file of a model's folder: it holds an adapter, not the model */
@@ -39,7 +40,8 @@ trf_status trf_fail_no_bf16_numbers(trf_error *err);
 /* @return whether a pattern is a name: it has no wildcard. */
 int trf_pattern_is_name(const char *pattern);
 
-/* @return whether a pattern of `include` stands for a tensor of this name. */
-int trf_pattern_matches(const char *pattern, const char *name);
+/* part_name: in a pipeline, "PART/NAME", which a pattern with a slash may also mean; or NULL. @return whether a pattern
+ * of `include` or `exclude` stands for the tensor. */
+int trf_pattern_matches(const char *pattern, const char *name, const char *part_name);
 
 #endif

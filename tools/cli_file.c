@@ -18,6 +18,18 @@ static cli_exit fail_io(const char *path, const char *what) {
     return cli_fail(TRF_ERR_IO, "%s: %s: %s", path, what, strerror(errno));
 }
 
+/* As the library's outputs. */
+static int holds_weights(const char *path) {
+    static const char end[] = ".safetensors";
+    const size_t length = strlen(path), tail = strlen(end);
+    trf_checkpoint *checkpoint;
+    if (length < tail || strcmp(path + length - tail, end) != 0 || trf_checkpoint_open(path, &checkpoint, NULL))
+        return 0;
+    const int found = trf_checkpoint_num_tensors(checkpoint) > 0;
+    trf_checkpoint_close(checkpoint);
+    return found;
+}
+
 /* -f replaces files, not folders, and not devices such as /dev/null; a link stays, and what it leads to is replaced: as
  * the library's outputs. *place: malloc'd, where the file goes. */
 static cli_exit find_place(const char *path, int force, char **place) {
@@ -33,6 +45,11 @@ static cli_exit find_place(const char *path, int force, char **place) {
                         S_ISDIR(info.st_mode) ? "a directory" : "not a regular file");
     if (exists && !force)
         return fail_exists(path);
+    if (exists && holds_weights(path))
+        return cli_fail(TRF_ERR_EXISTS,
+                        "%s: exists, and is not replaced: it holds weights, which would be lost; move that away, or "
+                        "choose another output",
+                        path);
     *place = is_link ? realpath(path, NULL) : strdup(path);
     return *place ? CLI_OK : cli_fail(TRF_ERR_MEMORY, "out of memory");
 }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -62,6 +63,54 @@ cli_exit cli_output_check(const char *command, const char *in, const char *out) 
         return cli_fail(TRF_ERR_EXISTS, "%s: exists and is a file; it is not replaced by the folder that is made of %s",
                         out, in);
     return check_parents(out);
+}
+
+/* The path with all links resolved but the last one, if it is a link: a link in a folder belongs to it, wherever it
+ * leads. @return malloc'd, or NULL. */
+static char *resolve_folder(const char *path) {
+    char folder[PATH_MAX], place[PATH_MAX];
+    const int length = (int)(base_name(path) - path);
+    if (strlen(path) >= sizeof folder)
+        return NULL;
+    snprintf(folder, sizeof folder, "%.*s", length, path);
+    if (!realpath(length ? folder : ".", place) || strlen(place) + strlen(path) >= sizeof place)
+        return NULL;
+    snprintf(place + strlen(place), sizeof place - strlen(place), "/%s", base_name(path));
+    return strdup(place);
+}
+
+static int is_below(const char *folder, const char *path) {
+    const size_t length = folder ? strlen(folder) : 0;
+    return length && path && strncmp(path, folder, length) == 0 && (path[length] == '/' || folder[length - 1] == '/');
+}
+
+/* An index stands for its folder. */
+static cli_exit check_input(const char *in, const char *out) {
+    char *const place = ends_with(in, ".json") ? resolve_folder(in) : realpath(in, NULL);
+    char *const link = resolve_folder(out), *const target = realpath(out, NULL);
+    struct stat in_found, out_found;
+    cli_exit status = CLI_OK;
+    if (place && ends_with(in, ".json"))
+        *strrchr(place, '/') = 0;
+    if (stat(in, &in_found) == 0 && stat(out, &out_found) == 0 && in_found.st_dev == out_found.st_dev &&
+        in_found.st_ino == out_found.st_ino)
+        status = cli_fail(TRF_ERR_ARGUMENT, "%s: the output is the input", out);
+    else if (is_below(place, link) || is_below(place, target))
+        status = cli_fail(TRF_ERR_ARGUMENT, "%s: exists, and belongs to the input %s; it is not replaced", out, in);
+    free(place);
+    free(link);
+    free(target);
+    return status;
+}
+
+cli_exit cli_output_check_inputs(const char *const *inputs, size_t count, const char *out) {
+    struct stat found;
+    cli_exit status = CLI_OK;
+    if (lstat(out, &found) != 0 || S_ISDIR(found.st_mode))
+        return CLI_OK;
+    for (size_t i = 0; i < count && status == CLI_OK; i++)
+        status = inputs[i] ? check_input(inputs[i], out) : CLI_OK;
+    return status;
 }
 
 cli_exit cli_report_output_error(const cli_options *options, const trf_error *err) {

@@ -11,6 +11,10 @@
  * @return CLI_OK, or the exit status after a message. */
 cli_exit cli_output_check(const char *command, const char *in, const char *out);
 
+/* Refuses to replace an input, by whatever name, or what is in a folder that is one. inputs[count]: paths, as
+ * arguments have them, or NULL. @return as cli_output_check. */
+cli_exit cli_output_check_inputs(const char *const *inputs, size_t count, const char *out);
+
 /* Reports the failure of a library's call that was to make the command's output: where that exists, it says what -f
  * would have replaced. @return the exit status for it. */
 cli_exit cli_report_output_error(const cli_options *options, const trf_error *err);

@@ -136,6 +136,19 @@ void cli_report_left(const trf_checkpoint_report *r) {
     }
 }
 
+/* ---- parts of a pipeline ---- */
+
+int cli_find_part(const char *path, const trf_tensor_info *tensor, const char **part) {
+    size_t root = strlen(path);
+    while (root > 1 && path[root - 1] == '/')
+        root--;
+    if (strncmp(tensor->file, path, root) != 0)
+        return 0;
+    *part = tensor->file + root + strspn(tensor->file + root, "/");
+    const char *slash = strchr(*part, '/');
+    return slash ? (int)(slash - *part) : 0;
+}
+
 /* ---- JSON ---- */
 
 cli_exit cli_report_object(json_t *root) {

@@ -58,4 +58,8 @@ cli_exit cli_report_json(const cli_run *run);
 
 void cli_run_free(cli_run *run);
 
+/* @return how many bytes a tensor's file begins with that name the part of a pipeline below path, as of
+ * "pipeline/vae/model.safetensors"; *part: that name. 0: the checkpoint has one model. */
+int cli_find_part(const char *path, const trf_tensor_info *tensor, const char **part);
+
 #endif

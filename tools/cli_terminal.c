@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_terminal.h"
 
+#include "cli_messages.h"
 #include "cli_values.h"
 
 #include <stdarg.h>
@@ -101,6 +102,7 @@ void cli_report_line(const char *label, const char *format, ...) {
     if (line) {
         const int label_bytes = label ? sprintf(line, "  %-*.*s ", kLabelColumns - 3, kLabelColumns - 3, label) : 0;
         vsnprintf(line + label_bytes, (size_t)length + 1, format, again);
+        cli_printable(line, line, strlen(line) + 1); /* there may be paths in it */
         print_folded(line, (size_t)label_bytes);
     } else { /* a line that is too long is better than none */
         vprintf(format, again);

@@ -50,23 +50,10 @@ static const char *shape_text(const trf_tensor_info *tensor, char *buffer, size_
     return buffer;
 }
 
-/* @return how many bytes a tensor's file begins with that name the part of a pipeline below path, as of
- * "pipeline/vae/model.safetensors"; *part: that name. 0: the checkpoint has one model. */
-static int find_part(const char *path, const trf_tensor_info *tensor, const char **part) {
-    size_t root = strlen(path);
-    while (root > 1 && path[root - 1] == '/')
-        root--;
-    if (strncmp(tensor->file, path, root) != 0)
-        return 0;
-    *part = tensor->file + root + strspn(tensor->file + root, "/");
-    const char *slash = strchr(*part, '/');
-    return slash ? (int)(slash - *part) : 0;
-}
-
 static json_t *describe_part(const char *path, const trf_tensor_info *tensor) {
     char name[256];
     const char *part;
-    const int length = find_part(path, tensor, &part);
+    const int length = cli_find_part(path, tensor, &part);
     if (!length)
         return json_null();
     snprintf(name, sizeof name, "%.*s", length, part);
@@ -119,7 +106,9 @@ static cli_exit print_json(const char *path, const trf_tensor_info *tensors, con
     for (uint64_t i = 0; i < sum->tensors; i++)
         json_array_append_new(list, describe_tensor(path, &tensors[i]));
     json_t *root = json_object();
-    json_object_set_new(root, "file", cli_json_text(path));
+    json_object_set_new(root, "command", json_string(cmd_info.name));
+    json_object_set_new(root, "input", cli_json_text(path));
+    json_object_set_new(root, "file", cli_json_text(path)); /* the same, under its first name */
     json_object_set_new(root, "tensors", list);
     json_object_set_new(root, "num_tensors", json_integer((json_int_t)sum->tensors));
     json_object_set_new(root, "compressed_tensors", json_integer((json_int_t)sum->compressed));
@@ -173,7 +162,7 @@ static void fill_row(const char *path, const trf_tensor_info *tensor, row *row) 
     };
     char name[BYTES];
     const char *part = "";
-    const int part_bytes = find_part(path, tensor, &part);
+    const int part_bytes = cli_find_part(path, tensor, &part);
     memset(row, 0, sizeof *row);
     snprintf(name, BYTES, "%.*s%s%s", part_bytes, part, part_bytes ? "/" : "", tensor->name);
     cli_printable(name, row->cells[COLUMN_TENSOR], BYTES);

@@ -149,7 +149,10 @@ static int run(const cli_options *options) {
                                trf_layout_name(options->layout));
     if (options->path != TRF_PATH_AUTO && options->path != TRF_PATH_FUSED && options->device != CLI_DEVICE_CUDA)
         return cli_usage_error(cmd_matmul.name, "--path %s goes with --device cuda only", trf_path_name(options->path));
+    const char *const inputs[] = {options->arguments[0], options->arguments[1], options->tuning};
     cli_exit status = cli_output_check(cmd_matmul.name, NULL, options->output);
+    if (status == CLI_OK)
+        status = cli_output_check_inputs(inputs, sizeof inputs / sizeof inputs[0], options->output);
     if (status != CLI_OK)
         return status;
     status = cli_open_device(options->device, &context);

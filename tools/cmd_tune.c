@@ -20,6 +20,7 @@ static const cli_option_id kOptions[] = {
 
 /* One layer of each tuning key that the checkpoint has, on the device. */
 typedef struct layer_set {
+    const char *path;  /* of the checkpoint */
     trf_layout layout; /* that is asked for */
     trf_device_layer **layers;
     trf_layer_info *infos;
@@ -55,7 +56,10 @@ static trf_status load_layer(trf_context *context, trf_checkpoint *checkpoint, c
     trf_load_options load;
     trf_load_options_init(&load);
     load.layout = tensor->num_dims == 3 ? TRF_LAYOUT_CODED : set->layout;
-    snprintf(name, sizeof name, tensor->num_dims == 3 ? "%s[0]" : "%s", tensor->name);
+    const char *part = NULL;
+    const int part_bytes = cli_find_part(set->path, tensor, &part); /* parts of a pipeline may have the same names */
+    snprintf(name, sizeof name, "%.*s%s%s%s", part_bytes, part, part_bytes ? "/" : "", tensor->name,
+             tensor->num_dims == 3 ? "[0]" : "");
     set->infos[set->count] = tensor->layer;
     trf_device_layer **const layer = &set->layers[set->count];
     trf_status status = trf_device_layer_load(context, checkpoint, name, &load, layer, err);
@@ -238,9 +242,11 @@ static cli_exit measure(const cli_options *options, trf_context *context, const 
 static int run(const cli_options *options) {
     trf_context *context;
     trf_checkpoint *checkpoint = NULL;
-    layer_set set = {.layout = options->layout};
+    layer_set set = {.path = options->arguments[0], .layout = options->layout};
     trf_error err = {0};
     cli_exit status = cli_output_check(cmd_tune.name, NULL, options->output);
+    if (status == CLI_OK)
+        status = cli_output_check_inputs(options->arguments, 1, options->output);
     if (status == CLI_OK)
         status = cli_file_check(options->output, options->force);
     if (status != CLI_OK)

@@ -94,7 +94,7 @@ static int fail_unknown_command(const char *name) {
         fputs("Commands: ", stderr);
         for (int i = 0; i < kNumCommands; i++)
             fprintf(stderr, "%s, ", kCommands[i]->name);
-        fputs("help\n", stderr);
+        fputs("doctor (of the Python package), help\n", stderr);
     }
     fputs("Try 'transfuse --help'.\n", stderr);
     return CLI_USAGE;

@@ -138,6 +138,24 @@ expect 0 decompress fresh-compressed -o fresh-back
 [ ! -s err ] || fail "a word too much: $(cat err)"
 expect 0 compress fresh -o mine-compressed -f
 
+# ---- the same goes for single files ----
+shard=fresh/model-00001-of-00002.safetensors
+cp mine/model-00001-of-00002.safetensors sibling.safetensors
+cp sibling.safetensors kept.safetensors
+expect 1 compress $shard -o sibling.safetensors -f
+expect_error 'sibling.safetensors: exists, and is not replaced: it holds weights, which would be lost' TRF_ERR_EXISTS
+same sibling.safetensors kept.safetensors
+cp $shard sibling.safetensors # what is the source's is not lost
+expect 0 compress $shard -o sibling.safetensors -f
+expect 0 compress $shard -o sibling.safetensors -f
+# What is decompressed replaces weights that it writes again, under other values or not.
+expect 0 decompress sibling.safetensors -o back.safetensors
+expect 0 decompress sibling.safetensors -o back.safetensors -f
+expect 0 extract sibling.safetensors layers.0.k_proj.weight -o one.trf
+expect 1 decompress one.trf -o back.safetensors -f
+expect_error 'back.safetensors: exists, and is not replaced: it holds weights' TRF_ERR_EXISTS
+same back.safetensors $shard
+
 # ---- a file whose header weighs more than what its tensors save ----
 "$TRF_PYTHON" - <<'PYTHON' || fail "grows.safetensors"
 import make_checkpoint as made

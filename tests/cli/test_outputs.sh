@@ -62,6 +62,38 @@ done
 [ -L link ] && [ -p pipe ] && rmdir folder || fail "something was replaced, or written into a folder"
 rm link pipe
 
+# ---- -f does not replace an input, by whatever name, nor what is in a folder that is one, nor weights ----
+expect 0 compress several_files -o model
+tensor=$("$TRANSFUSE" info model --json | sed -n 's/^ *"name": "\(.*_proj.weight\)",$/\1/p' | head -n 1)
+mkdir blobs
+mv model/config.json blobs/config && ln -s ../blobs/config model/config.json # as in a cache of downloads
+cp layer.trf in.trf && ln in.trf hard.trf && ln -s in.trf soft.trf && ln -s model/*.index.json soft.json
+cp x.npy in.npy && cp mixed.safetensors other.safetensors
+cp -R model model-before
+for output in model/config.json soft.json model/*.safetensors "$PWD/model/../model/config.json"; do
+    for command in "extract model $tensor" 'tune model --max-batch 1' \
+        "tune $(ls model/*.index.json) --max-batch 1"; do
+        # shellcheck disable=SC2086
+        expect 1 $command -o "$output" -f
+        expect_error "$output" TRF_ERR_ARGUMENT
+    done
+done
+for output in in.trf ./in.trf hard.trf soft.trf in.npy; do
+    expect 1 matmul in.trf in.npy -o $output -f
+    expect_error "$output: the output is the input" TRF_ERR_ARGUMENT
+done
+for command in "extract model $tensor" 'tune model --max-batch 1' 'matmul in.trf in.npy'; do
+    # shellcheck disable=SC2086
+    expect 1 $command -o other.safetensors -f
+    expect_error 'other.safetensors: exists, and is not replaced: it holds weights' TRF_ERR_EXISTS
+done
+diff -r model model-before && same in.trf layer.trf && same in.npy x.npy && same other.safetensors mixed.safetensors ||
+    fail "an input was replaced"
+[ -L model/config.json ] && [ -L soft.trf ] || fail "a link was replaced"
+# What is new may lie in the folder.
+expect 0 tune model --max-batch 1 -o model/tuning.json
+rm -r model model-before blobs hard.trf soft.trf soft.json in.trf in.npy other.safetensors
+
 # ---- a link stays, and what it leads to is replaced ----
 mkdir elsewhere && ln -s elsewhere/result link
 for command in 'compress mixed.safetensors -o' 'extract compressed.safetensors layers.0.k_proj.weight -o' \

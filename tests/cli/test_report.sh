@@ -140,9 +140,15 @@ expect 0 info pipeline-compressed
 [ "$(cut -d ' ' -f 1 out | grep / | sort | uniq -d)" = "" ] || fail "info: two tensors look the same: $(cat out)"
 has out '^text_encoder/layers\.0\.k_proj\.weight ' '^transformer/layers\.0\.k_proj\.weight '
 expect 0 info pipeline-compressed --json
+has out '^  "command": "info"' '^  "input": "pipeline-compressed"' '^  "file": "pipeline-compressed"'
 [ "$(grep -c '"part": "transformer"' out)" -eq 14 ] || fail "info --json has no parts: $(cat out)"
 expect 0 info pipeline-compressed/transformer --json
 [ "$(grep -c '"part": null' out)" -eq 14 ] || fail "info --json of a part: $(cat out)"
+# Nothing but text gets to a terminal, whatever a path has.
+cp -r pipeline-compressed/transformer "$(printf 'a\033[31mb')"
+expect 0 verify "$(printf 'a\033[31mb')"
+has out '^a?\[31mb: sound'
+rm -r "$(printf 'a\033[31mb')"
 # What info lists, extract takes.
 expect 1 extract pipeline-compressed layers.0.k_proj.weight -o layer.trf
 expect_error 'text_encoder and transformer' "'text_encoder/layers.0.k_proj.weight'"
@@ -151,6 +157,13 @@ expect 0 extract pipeline-compressed 'transformer/layers.0.experts.up_proj[2]' -
 expect 1 extract pipeline-compressed vae/layers.0.k_proj.weight -o no
 expect_error 'there is no tensor'
 rm layer.trf
+# tune takes each layer from its part, though both have one of the name, and patterns may name the part.
+expect 0 tune pipeline-compressed -o tuning.json --max-batch 1 -T 1
+expect 0 compress pipeline -o some --include 'transformer/*'
+has out '^  tensors         28, of which 8 compressed'
+expect 1 compress pipeline -o no --include 'vae/*'
+expect_error "no tensor's name matches 'vae/*'" TRF_ERR_NOT_FOUND
+rm -r tuning.json some
 expect 0 verify pipeline-compressed --against pipeline --strict
 has out '^  models          2, of a pipeline'
 expect 0 decompress pipeline-compressed -o again

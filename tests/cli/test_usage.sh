@@ -69,7 +69,8 @@ for word in version verison hlep; do
 done
 for far in ls unpack ''; do
     wrong "unknown command '$far'" "$far"
-    grep -q '^Commands: compress, .*, help$' err || fail "'$far': no list of commands: $(cat err)"
+    grep -q '^Commands: compress, .*, doctor (of the Python package), help$' err ||
+        fail "'$far': no list of commands: $(cat err)"
 done
 for far in xyzzy --unlikely e; do
     wrong unknown $far

@@ -340,6 +340,23 @@ START_TEST(indexes_by_any_name) {
 }
 END_TEST
 
+/* Python writes and reads it, here and in config.json. */
+START_TEST(an_index_with_numbers_that_json_lacks) {
+    static const char index[] = "{\"metadata\": {\"loss\": NaN, \"steps\": 7, \"best\": -Infinity}, \"weight_map\": "
+                                "{\"a.weight\": \"model.safetensors\", \"n\": \"model.safetensors\"}}";
+    const char *in = make_model("nan"), *out = fixture_path("nan-out"), *back = fixture_path("nan-back");
+    size_t bytes;
+    fixture_write(fixture_path("nan/model.safetensors.index.json"), index, sizeof index - 1);
+    fixture_check_status(trf_compress_checkpoint(in, out, NULL, NULL, &err), TRF_OK, &err);
+    char *text = fixture_read(fixture_path("nan-out/model.safetensors.index.json"), &bytes);
+    ck_assert_msg(strstr(text, "\"a.weight_trf\"") && strstr(text, "\"steps\": 7,"), "%s", text);
+    free(text);
+    fixture_check_status(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_decompress_checkpoint(out, back, NULL, NULL, &err), TRF_OK, &err);
+    fixture_check_same(in, back);
+}
+END_TEST
+
 START_TEST(an_index_that_nobody_can_read) { /* Python's json module raises an error at the mark */
     static const char index[] =
         "\xEF\xBB\xBF{\"weight_map\": {\"a.weight\": \"model.safetensors\", \"n\": \"model.safetensors\"}}";
@@ -749,6 +766,7 @@ int main(void) {
     tcase_add_test(tests, another_layout_is_noted);
     tcase_add_test(tests, what_lies_about_does_not_fail_a_check);
     tcase_add_test(tests, indexes_by_any_name);
+    tcase_add_test(tests, an_index_with_numbers_that_json_lacks);
     tcase_add_test(tests, an_index_that_nobody_can_read);
     tcase_add_test(tests, an_index_that_lacks_some_files);
     tcase_add_loop_test(tests, a_file_that_would_grow_stays, 0, 2);

@@ -295,6 +295,39 @@ START_TEST(a_part_in_which_nothing_shrinks) {
 }
 END_TEST
 
+/* A pattern with a slash may begin with the part; all models have the tensor common.weight. */
+START_TEST(patterns_may_name_the_part) {
+    static const struct {
+        const char *include, *exclude;
+        uint64_t compressed; /* 0: nothing matches */
+    } cases[] = {
+        {"part_03/*", NULL, 2},
+        {"part_03/common.weight", NULL, 1},
+        {"*/common.weight", NULL, MODELS},
+        {"part_03/own*", "part_0?/*", 0},
+        {NULL, "part_1*/*", 20},
+        {NULL, "part_07/common.weight", 2 * MODELS - 1},
+        {"part_3/*", NULL, 0},
+        {"part_0*", NULL, 0},
+        {NULL, "part_07/own8.weight", 0},
+    };
+    const char *in = make_root("patterns"), *out = fixture_path("patterns-out");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *const include[] = {cases[i].include, NULL}, *const exclude[] = {cases[i].exclude, NULL};
+        trf_checkpoint_options options = make_options();
+        trf_checkpoint_report report;
+        options.include = include;
+        options.exclude = exclude;
+        options.overwrite = 1;
+        const int matches = cases[i].compressed || (cases[i].include && cases[i].exclude);
+        fixture_check_status(trf_compress_checkpoint(in, out, &options, &report, &err),
+                             matches ? TRF_OK : TRF_ERR_NOT_FOUND, &err);
+        if (matches)
+            ck_assert_uint_eq(report.compressed_tensors, cases[i].compressed);
+    }
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("checkpoint_pipeline");
     TCase *tests = tcase_create("pipeline");
@@ -309,6 +342,7 @@ int main(void) {
     tcase_add_test(tests, links_out_of_the_root_are_followed);
     tcase_add_test(tests, what_is_no_pipeline);
     tcase_add_test(tests, a_part_in_which_nothing_shrinks);
+    tcase_add_test(tests, patterns_may_name_the_part);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

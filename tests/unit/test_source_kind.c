@@ -72,7 +72,11 @@ static const struct {
     {{"a.q_weight", "a.q_scale"}, {"I32", "I32"}, "a.q_weight"},
     {{"scale", "weight"}, {"F32", "F8_E5M2"}, "'scale'"},
     {{"mlp1_weight.blocks", "mlp1_weight.scales"}, {"U8", "U8"}, "mlp1_weight.scales"},
-    {{"a.codes", "a.codebooks", "a.scales"}, {"I8", "F16", "F16"}, "a.scales"},
+    {{"a.codes", "a.codebooks", "a.scales"}, {"I8", "F16", "F16"}, "a.codebooks"},
+    {{"decoder.codes", "decoder.scale"}, {"I32", "F32"}, NULL},
+    {{"a.Qidxs", "a.SU", "a.SV"}, {"I64", "F16", "F16"}, "a.SU"},
+    {{"a.Qidxs", "a.SU", "a.SV"}, {"I16", "F16", "F16"}, "a."},
+    {{"a.weight:qdata", "a.weight:scale"}, {"I8", "F32"}, "a.weight:scale"},
     {{"a.weight", "a.scale_weight", "scaled_fp8"}, {"F8_E4M3", "F32", "F8_E4M3"}, "scale"},
     {{"a.weight", "a.scale_weight", "a.scale_input"}, {"F8_E4M3", "F32", "F32"}, "a.scale_weight"},
     {{"a._weight_qdata", "a._weight_scale", "a._weight_zero_point"}, {"I8", "F32", "I8"}, "a._weight_"},
@@ -163,6 +167,7 @@ static const struct {
 } kConfigs[] = {
     {"{\"quantization_config\": {\"quant_method\": \"fp8\"}}", "(fp8)"},
     {"{\"quantization_config\": {}}", "quantization_config"},
+    {"{\"model_type\": \"llama\", \"quip_params\": {\"codebook\": \"E8P12\"}}", "quip_params"},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\"}, \"quantization_config\": 1}", "quantization_config"},
     {"{\"model_type\": \"a\", \"text_config\": {\"quantization_config\": {\"quant_method\": \"awq\"}}}", "(awq)"},
     {"{\"a\": [0, {\"b\": {\"compression_config\": {\"format\": \"x\"}}}]}", "compression_config"},
@@ -251,6 +256,11 @@ static const struct {
     {{"diffusion_model.a.lokr_w1", "diffusion_model.a.lokr_w2_a", "diffusion_model.a.lokr_w2_b"}, 1},
     {{"a.hada_w1_a", "a.hada_w1_b", "a.hada_w2_a", "a.hada_w2_b", "a.alpha"}, 1},
     {{"unet.a.processor.to_q_lora.down.weight", "unet.a.processor.to_q_lora.up.weight"}, 1},
+    {{"unet.a.attn1.to_q.lora.down.weight", "unet.a.attn1.to_q.lora.up.weight"}, 1},
+    {{"double_blocks.0.processor.qkv_lora1.down.weight", "double_blocks.0.processor.qkv_lora1.up.weight"}, 1},
+    {{"base_model.vera_A", "base_model.vera_B", "base_model.model.a.vera_lambda_d"}, 1},
+    {{"base_model.model.a.oft_r.weight", "base_model.model.b.oft_blocks"}, 1},
+    {{"base_model.model.a.boft_R", "base_model.model.a.boft_s"}, 1},
     /* models that have updates besides the weights */
     {{"a.base_layer.weight", "a.lora_A.speech.weight", "a.lora_B.speech.weight", "a.lora_A.vision.weight",
       "a.lora_B.vision.weight"},
@@ -258,6 +268,8 @@ static const struct {
     {{"a.weight", "a.lora_A.weight", "a.lora_B.weight"}, 0},
     {{"a.weight", "b.weight", "c.weight", "d.lora_A.weight", "d.lora_B.weight"}, 0},
     {{"lora.weight", "florad.lora.weight", "a.explora_b.weight"}, 0},
+    {{"blocks.0.att.w_lora.lora.0.weight", "blocks.0.att.w_lora.lora.2.weight", "blocks.0.att.r_proj.weight"}, 0},
+    {{"a.to_q.weight", "a.to_q.lora.down.weight", "a.to_q.lora.up.weight"}, 0},
 };
 
 static void write_adapter(const char *path, int number) {
@@ -291,6 +303,15 @@ START_TEST(an_adapter_beside_a_model_stays) {
     ck_assert_uint_eq(report.left[TRF_LEFT_ADAPTER].tensors, 2);
     ck_assert_uint_eq(report.left[TRF_LEFT_ADAPTER].bytes, 2 * 64 * 256 * 2);
     fixture_check_status(trf_verify_checkpoint(out, folder, NULL, NULL, &err), TRF_OK, &err);
+}
+END_TEST
+
+START_TEST(an_adapters_config_beside_a_model_stays) {
+    const char *folder = make_folder("{\"model_type\": \"a\"}");
+    const char *weights = fixture_path("folder/%s.safetensors", _i ? "adapter_model" : "model");
+    fixture_write(fixture_path("folder/adapter_config.json"), "{}", 2);
+    ck_assert_int_eq(rename(fixture_path("folder/model.safetensors"), weights), 0);
+    check_kind(folder, _i ? "is an adapter (it has an adapter_config.json)" : NULL);
 }
 END_TEST
 
@@ -586,6 +607,7 @@ int main(void) {
     tcase_add_loop_test(tests, what_lies_beside_a_file_tells, 0, COUNT(kBeside));
     tcase_add_loop_test(tests, adapters_are_known_by_their_tensors, 0, COUNT(kAdapters));
     tcase_add_test(tests, an_adapter_beside_a_model_stays);
+    tcase_add_loop_test(tests, an_adapters_config_beside_a_model_stays, 0, 2);
     tcase_add_loop_test(tests, blobs_under_other_names_are_told, 0, 2);
     tcase_add_test(tests, what_is_stored_says_so);
     tcase_add_loop_test(tests, what_is_stored_is_lossless, 0, 2);
