@@ -116,7 +116,7 @@ int trf_name_is_index(const char *name);
 typedef enum trf_file_sort {
     TRF_FILE_UNKNOWN, /* there was no memory to find out */
     TRF_FILE_OTHER,
-    TRF_FILE_WEIGHTS, /* a safetensors file that has tensors, and is not ours */
+    TRF_FILE_WEIGHTS, /* a safetensors file, by any name, that has tensors and is not ours */
     TRF_FILE_OURS
 } trf_file_sort;
 

@@ -124,7 +124,7 @@ static trf_status check_file(const trf_output *output, trf_error *err) {
         may = place->may_replace(place->context, trf_path_basename(output->path), output->path, 0);
     } else {
         const trf_file_sort sort = trf_file_sort_of(output->path);
-        may = sort == TRF_FILE_UNKNOWN ? -1 : !trf_name_is_safetensors(output->path) || sort == TRF_FILE_OTHER;
+        may = sort == TRF_FILE_UNKNOWN ? -1 : sort == TRF_FILE_OTHER;
     }
     if (may < 0)
         return trf_fail_memory(err, strlen(output->path));

@@ -21,7 +21,7 @@ typedef struct trf_output_place {
     int overwrite;
     unsigned mode;                   /* permissions that it gets, exactly; or TRF_MODE_OF_NEW_FILES */
     trf_job *job;                    /* for notes; NULL: leftovers are nobody's concern */
-    trf_may_replace_fn *may_replace; /* NULL: nothing may be in a folder, and a file may be all but weights */
+    trf_may_replace_fn *may_replace; /* NULL: nothing may be in a folder; a file may be no part of a checkpoint */
     void *context;
 } trf_output_place;
 

@@ -60,11 +60,11 @@ static trf_file_sort sort_of_weights(const char *path, trf_error *err) {
 trf_file_sort trf_file_sort_of(const char *path) {
     trf_error failure = {0};
     trf_file_sort sort = TRF_FILE_OTHER;
-    if (trf_name_is_safetensors(path))
-        sort = sort_of_weights(path, &failure);
-    else if (trf_name_is_index(path))
+    if (trf_name_is_index(path))
         sort = index_is_ours(path, &failure) ? TRF_FILE_OURS : TRF_FILE_OTHER;
     else if (strcmp(trf_path_basename(path), "config.json") == 0)
         sort = config_is_ours(path, &failure) ? TRF_FILE_OURS : TRF_FILE_OTHER;
+    else /* whatever its name: links in a cache of downloads lead to files without an extension */
+        sort = sort_of_weights(path, &failure);
     return failure.status == TRF_ERR_MEMORY ? TRF_FILE_UNKNOWN : sort;
 }

@@ -40,6 +40,7 @@ static const struct {
     {"s_channel", "B"},
     {"codebooks", "codes"},
     {"SU", "Qidxs"},
+    {"SU", "Qidxs_0"},
 };
 
 /* Maxima of weights that stay floats, which are quantized while they are multiplied: modelopt, pytorch-quantization. */

@@ -145,6 +145,10 @@ cp sibling.safetensors kept.safetensors
 expect 1 compress $shard -o sibling.safetensors -f
 expect_error 'sibling.safetensors: exists, and is not replaced: it holds weights, which would be lost' TRF_ERR_EXISTS
 same sibling.safetensors kept.safetensors
+mkdir snapshot && cp sibling.safetensors blob && ln -s ../blob snapshot/model.safetensors # as in a cache of downloads
+expect 1 compress $shard -o snapshot/model.safetensors -f
+expect_error 'blob: exists, and is not replaced: it holds weights' TRF_ERR_EXISTS
+same blob kept.safetensors
 cp $shard sibling.safetensors # what is the source's is not lost
 expect 0 compress $shard -o sibling.safetensors -f
 expect 0 compress $shard -o sibling.safetensors -f

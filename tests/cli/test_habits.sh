@@ -258,8 +258,8 @@ PYTHON
 for columns in 40 80; do
     for command in 'compress mixed.safetensors -o narrow -f' 'decompress compressed.safetensors -o narrow -f' \
         'verify compressed.safetensors --against mixed.safetensors' 'verify mixed.safetensors' \
-        'tune layer.trf -o narrow -f --max-batch 1' 'matmul layer.trf x.npy -o narrow -f' \
-        'extract compressed.safetensors layers.0.k_proj.weight -o narrow -f'; do
+        'tune layer.trf -o narrow.json -f --max-batch 1' 'matmul layer.trf x.npy -o narrow.npy -f' \
+        'extract compressed.safetensors layers.0.k_proj.weight -o narrow.trf -f'; do
         COLUMNS=$columns
         export COLUMNS
         # shellcheck disable=SC2086
@@ -278,7 +278,7 @@ COLUMNS=40 "$TRANSFUSE" compress mixed.safetensors -o narrow -f >out || fail "co
 grep -q '^                  rounds it$' out || fail "not folded under the text: $(cat out)"
 COLUMNS=40 "$TRANSFUSE" verify "$work/compressed.safetensors" >out || fail "verify"
 grep -qF "$work/compressed.safetensors:" out || fail "a path was broken: $(cat out)"
-rm narrow folded whole
+rm narrow narrow.json narrow.npy narrow.trf folded whole
 
 # A pipe has whole names, however long.
 "$TRF_PYTHON" - <<'PYTHON' || exit 1

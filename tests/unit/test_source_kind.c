@@ -76,6 +76,7 @@ static const struct {
     {{"decoder.codes", "decoder.scale"}, {"I32", "F32"}, NULL},
     {{"a.Qidxs", "a.SU", "a.SV"}, {"I64", "F16", "F16"}, "a.SU"},
     {{"a.Qidxs", "a.SU", "a.SV"}, {"I16", "F16", "F16"}, "a."},
+    {{"a.Qidxs_0", "a.Qidxs_1", "a.SU", "a.SV"}, {"I16", "I16", "F16", "F16"}, "a.SU"},
     {{"a.weight:qdata", "a.weight:scale"}, {"I8", "F32"}, "a.weight:scale"},
     {{"a.weight", "a.scale_weight", "scaled_fp8"}, {"F8_E4M3", "F32", "F8_E4M3"}, "scale"},
     {{"a.weight", "a.scale_weight", "a.scale_input"}, {"F8_E4M3", "F32", "F32"}, "a.scale_weight"},
