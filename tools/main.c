@@ -6,6 +6,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -127,8 +130,18 @@ static int run_help(int argc, char **argv) {
     return flush_stdout(CLI_OK);
 }
 
+/* A tensor's work takes some megabytes, which the C library would give back to the kernel after each tensor, to have
+ * them zeroed again for the next one: 5 % of the time of compressing. */
+static void keep_freed_memory(void) {
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 32 << 20); /* the most that it takes; the other option switches off that it adapts */
+    mallopt(M_TRIM_THRESHOLD, 64 << 20);
+#endif
+}
+
 int main(int argc, char **argv) {
     take_closed_descriptors();
+    keep_freed_memory();
     cli_signals_prepare();
     if (argc < 2) {
         print_usage(stderr);
