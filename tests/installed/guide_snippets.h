@@ -30,7 +30,7 @@ extern trf_plan_options options;
 extern trf_plan *plan, *gate_plan;
 extern trf_operands operands;
 extern trf_stream stream;
-extern void *workspace, *blob, *x, *y, *up_y, *yq, *yk, *yv, *token_ids, *offsets, *rows;
+extern void *workspace, *blob, *weights, *x, *y, *up_y, *yq, *yk, *yv, *token_ids, *offsets, *rows;
 extern uint64_t blob_bytes;
 extern uint32_t batch, rank, count, cols, max_tokens, q_rows, k_rows, v_rows;
 
