@@ -37,7 +37,7 @@ from transfuse.torch import _ops, _registry
 from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
 from transfuse.torch._containers import container_buffers, make_container
 from transfuse.torch._dtypes import TORCH_DTYPES
-from transfuse.torch._modules import encode_weight
+from transfuse.torch._encode import encode
 
 if TYPE_CHECKING:
     from typing import Self
@@ -184,7 +184,7 @@ def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
         else:
             parts[name.removesuffix("_proj")] = weight.detach()
     return {
-        key: _as_container([encode_weight(expert, **options) for expert in part.cpu()]).to(part.device)
+        key: _as_container([encode(expert, **options) for expert in part.cpu()]).to(part.device)
         for key, part in parts.items()
     }
 

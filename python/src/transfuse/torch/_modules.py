@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transfuse._errors import TransfuseError
 from transfuse._options import find_layout
 from transfuse._results import LayerInfo
-from transfuse.torch import _encode, _layouts, _ops, _registry
+from transfuse.torch import _layouts, _ops, _registry
 from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
 from transfuse.torch._dtypes import TORCH_DTYPES
 
@@ -543,18 +543,6 @@ def make_embedding(embedding: nn.Embedding, buffer: Tensor) -> TransfuseEmbeddin
     made.norm_type, made.scale_grad_by_freq = embedding.norm_type, embedding.scale_grad_by_freq
     made.sparse = embedding.sparse
     return made
-
-
-def encode_weight(weight: Tensor, **options: Any) -> Tensor:
-    """Returns the blob of dense weights, [rows][cols], on their device; they need not be contiguous.
-
-    Raises
-    ------
-    ArgumentError
-        No codec takes the weights.
-    """
-    blob = _encode.encode(weight.detach().to("cpu").contiguous(), **options)
-    return blob.to(weight.device)
 
 
 def _check_dtype(module: CompressedModule, dtype: torch.dtype | None) -> None:
