@@ -11,6 +11,7 @@ import textwrap
 from typing import Any
 
 _GIB, _MIB = 1 << 30, 1 << 20
+_TEXT_COLUMN = 31  # where what is said begins; in a narrow terminal right behind its label
 
 
 def write_size(size: int) -> str:
@@ -20,6 +21,13 @@ def write_size(size: int) -> str:
 
 def _count(lines: list[str], what: str) -> str:
     return f"{len(lines)} {what}{'s' if len(lines) > 1 else ''}"
+
+
+def _find_columns() -> int | None:
+    """Returns the columns to fold lines to, or None."""
+    if not (sys.stdout.isatty() or os.environ.get("COLUMNS")):
+        return None
+    return max(shutil.get_terminal_size().columns, 20)
 
 
 class Report:
@@ -50,7 +58,11 @@ class Report:
     def row(self, label: str, text: str) -> None:
         if self._sections:
             self._sections[-1]["rows"].append({"what": label, "says": text})
-        self._print(f"  {label:<28} {text}", 31)
+        columns = _find_columns()
+        if columns is None or 2 * _TEXT_COLUMN <= columns:
+            self._print(f"  {label:<{_TEXT_COLUMN - 3}} {text}", _TEXT_COLUMN)
+        else:
+            self._print(f"  {label}: {text}" if label else f"    {text}", 4)
 
     def add_problem(self, text: str) -> None:
         self.problems.append(text)
@@ -83,10 +95,9 @@ class Report:
         """Prints a line, folded to a terminal or to $COLUMNS; words, as paths are, stay whole, and in a pipe lines."""
         if self.quiet:
             return
-        if sys.stdout.isatty() or os.environ.get("COLUMNS"):
-            columns = max(shutil.get_terminal_size().columns, 20)
-            following = " " * (indent if 2 * indent <= columns else 4)
-            folder = textwrap.TextWrapper(columns, subsequent_indent=following, break_long_words=False)
+        columns = _find_columns()
+        if columns is not None:
+            folder = textwrap.TextWrapper(columns, subsequent_indent=" " * indent, break_long_words=False)
             folder.break_on_hyphens = False
             line = folder.fill(line)
         print(line, flush=True)

@@ -404,6 +404,8 @@ def test_lines_fit_the_columns(
     assert {len(line) <= columns for line in lines if "/long" not in line} == {True}
     assert any(columns * "/long" in line for line in lines)
     assert sum("libcublasLt" in line for line in lines) > 1
+    label = "  large batches on a GPU: no:" if columns == 40 else "  large batches on a GPU       no:"
+    assert lines[2].startswith(label)
 
 
 def test_device_code_goes_with_a_runtime() -> None:
