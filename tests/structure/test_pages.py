@@ -145,7 +145,7 @@ class Transfuse:
         self.binary = binary
         listed = re.findall(r"^  ([a-z]+) ", self._ask("--help"), re.M)
         self.options = {command: set(_OPTION.findall(self._ask(command, "--help"))) | {"--help"} for command in listed}
-        self.options["doctor"] = {"--help"}  # the Python package's
+        self.options["doctor"] = {"--help", "--gpus", "--context", "--memory-gb"}  # the Python package's
         self.own = {"--help", "--version"}
 
     def _ask(self, *arguments: str) -> str:

@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import difflib
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -21,6 +22,7 @@ from transfuse import _probes
 from transfuse import _structs as s
 from transfuse._doctor_checkpoint import CheckpointDoctor
 from transfuse._doctor_report import Report, write_size
+from transfuse._doctor_serving import ServingOptions
 from transfuse._library import find_installed, library
 from transfuse._nvidia import Driver, Gpu, find_driver
 
@@ -29,6 +31,7 @@ _OLDEST_TORCH = (2, 10)
 _OLDEST_TRANSFORMERS = (5, 0)
 # The oldest driver for each major version of the CUDA runtime; a driver serves all minor versions of its own.
 _OLDEST_DRIVER = {12: "525.60.13", 13: "580"}
+_SERVING = ("--gpus", "--context", "--memory-gb")
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "transformers", "accelerate", "peft", "diffusers", "vllm")
 
 
@@ -252,8 +255,8 @@ class _Doctor:
 
     # ---- a checkpoint ----
 
-    def look_at_checkpoint(self, path: str) -> None:
-        CheckpointDoctor(self.report, self.gpus, self.versions, self.torch_works).look(path)
+    def look_at_checkpoint(self, path: str, serving: ServingOptions | None = None) -> None:
+        CheckpointDoctor(self.report, self.gpus, self.versions, self.torch_works, serving).look(path)
 
 
 def _explain_surplus(word: str) -> str:
@@ -261,8 +264,45 @@ def _explain_surplus(word: str) -> str:
     if not word.startswith("-"):
         return f"unexpected argument '{word}': one checkpoint is looked at"
     option = word.partition("=")[0]
-    near = difflib.get_close_matches(option, ("--help", "--json"), 1)
+    near = difflib.get_close_matches(option, ("--help", "--json", *_SERVING), 1)
     return f"unknown option '{option}'" + (f"; did you mean '{near[0]}'?" if near else "")
+
+
+def _read_count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 on")
+    return int(text)
+
+
+def _read_gb(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0
+    if not 0 < size < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size in GB")
+    return size
+
+
+def _add_serving_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "serving",
+        "Any of these estimates, for a folder, what its weights take in each layout when vLLM serves it, and how many "
+        "requests the KV cache then holds.",
+    )
+    group.add_argument("--gpus", type=_read_count, metavar="N", help="GPUs that share the model (1)")
+    group.add_argument(
+        "--context",
+        type=_read_count,
+        metavar="TOKENS",
+        help="tokens of a request, with its answer (8192, or what the model is made for if that is less)",
+    )
+    group.add_argument(
+        "--memory-gb",
+        type=_read_gb,
+        metavar="GB",
+        help="memory of a GPU as it is sold, in place of the GPUs here; without either 80 and 141",
+    )
 
 
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -276,12 +316,21 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "checkpoint", nargs="?", help="a .safetensors file, an index, or the folder of a model or pipeline"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
+    _add_serving_options(parser)
     options, surplus = parser.parse_known_args(arguments)
     if surplus:
         parser.error(_explain_surplus(surplus[0]))
     if options.checkpoint == "":
         parser.error("the checkpoint's path is empty")
+    if options.checkpoint is None and _find_serving(options):
+        parser.error("--gpus, --context and --memory-gb are about serving a model: name its folder, too")
     return options
+
+
+def _find_serving(options: argparse.Namespace) -> ServingOptions | None:
+    given = {name: getattr(options, name) for name in ("gpus", "context", "memory_gb")}
+    given = {name: value for name, value in given.items() if value is not None}
+    return ServingOptions(**given) if given else None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -298,6 +347,6 @@ def main(arguments: Sequence[str]) -> int:
     doctor.torch_works = doctor.try_torch()
     doctor.try_frameworks(doctor.torch_works)
     if options.checkpoint and not doctor.library_problem:
-        doctor.look_at_checkpoint(options.checkpoint)
+        doctor.look_at_checkpoint(options.checkpoint, _find_serving(options))
     report.close()
     return 1 if report.problems else 0

@@ -14,6 +14,7 @@ from typing import Any
 from transfuse import _probes
 from transfuse._checkpoint import CheckpointInfo, compress, info
 from transfuse._doctor_report import Report, write_size
+from transfuse._doctor_serving import ServingDoctor, ServingOptions
 from transfuse._errors import TransfuseError, UnsupportedError
 from transfuse._memory_need import count_layout_bytes, get_memory_need
 from transfuse._nvidia import Gpu
@@ -46,19 +47,36 @@ class CheckpointDoctor:
         Of the packages that are installed.
     torch_works : bool
         Whether transfuse's ops run on torch here, without which nothing is opened.
+    serving : ServingOptions, optional
+        How a model is to be served. What it takes of one GPU's memory is not said then.
     """
 
-    def __init__(self, report: Report, gpus: list[Gpu], versions: dict[str, str | None], torch_works: bool) -> None:
+    def __init__(
+        self,
+        report: Report,
+        gpus: list[Gpu],
+        versions: dict[str, str | None],
+        torch_works: bool,
+        serving: ServingOptions | None = None,
+    ) -> None:
         self.report, self.gpus, self.versions, self.torch_works = report, gpus, versions, torch_works
+        self.serving = serving
         self.facts: dict[str, Any] = {}
 
     def look(self, path: str) -> None:
         """Looks at a file, the folder of a model, or that of a pipeline, and each of its models."""
         if (Path(path) / _PIPELINE).is_file():
             self._look_at_pipeline(Path(path))
+            if self.serving:
+                why = "vLLM serves no pipelines of diffusers"
+                ServingDoctor(self.report, self.gpus, self.serving).say_no_estimate(path, why, {})
             return
         checkpoint = self._look_at_model(path)
-        if checkpoint is not None and any(tensor.compressed for tensor in checkpoint.tensors):
+        if checkpoint is None:
+            return
+        if self.serving:
+            ServingDoctor(self.report, self.gpus, self.serving).look(path, checkpoint, self.facts)
+        elif any(tensor.compressed for tensor in checkpoint.tensors):
             self._look_at_fit(checkpoint)
 
     # ---- pipelines ----
@@ -329,7 +347,7 @@ class CheckpointDoctor:
             (need.margin, "margin for CUDA and the framework"),
         ):
             report.row("", f"{write_size(size):>12}  {what}")
-        report.row("", "beside it: the KV cache and activations, which grow with batch and context")
+        report.row("", "beside it: the KV cache and activations, which --context estimates for vLLM")
         sizes = {layout: write_size(count_layout_bytes(checkpoint, layout)) for layout in ("packed", "plain")}
         report.row("", f"tensors take {sizes['packed']} with layout='packed', and {sizes['plain']} with layout='plain'")
         fits = []

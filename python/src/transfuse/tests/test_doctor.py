@@ -381,6 +381,11 @@ def test_checkpoint_that_is_cut(folder: Path, doctor: _Doctor) -> None:
         (["--jsn=1"], "unknown option '--jsn'; did you mean '--json'?"),
         (["--unlikely"], "unknown option '--unlikely'\n"),
         ([""], "path is empty"),
+        (["--gpsu", "2"], "unknown option '--gpsu'; did you mean '--gpus'?"),
+        (["model", "--gpus", "0"], "argument --gpus: '0' is not a whole number from 1 on"),
+        (["model", "--context", "32k"], "argument --context: '32k' is not a whole number from 1 on"),
+        (["model", "--memory-gb", "nan"], "argument --memory-gb: 'nan' is not a size in GB"),
+        (["--context", "4096"], "about serving a model: name its folder, too"),
     ],
 )
 def test_wrong_usage(arguments: list[str], says: str) -> None:
