@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small checkpoints, and the engines of vLLM that serve them: what the tests of the plugin on a GPU share."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# Functions that are called in the engine's process travel as pickles.
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
+
+import torch
+import transformers as hf
+
+VOCABULARY = 1000  # not a multiple of 64, to which vLLM pads it
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.08,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+# The architectures, each with what is special about it.
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(intermediate_size=688, head_dim=64, tie_word_embeddings=False, **_COMMON),
+    "qwen2": lambda: hf.Qwen2Config(intermediate_size=704, tie_word_embeddings=False, **_COMMON),  # biases
+    "qwen3_tied": lambda: hf.Qwen3Config(intermediate_size=704, head_dim=64, tie_word_embeddings=True, **_COMMON),
+    "gemma2": lambda: hf.Gemma2Config(
+        intermediate_size=704, head_dim=64, sliding_window=64, query_pre_attn_scalar=64, **_COMMON
+    ),
+    "phi3": lambda: hf.Phi3Config(intermediate_size=704, tie_word_embeddings=False, **_COMMON),  # fused in the files
+    "deepseek_v2": lambda: hf.DeepseekV2Config(
+        intermediate_size=704,
+        moe_intermediate_size=128,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        topk_method="greedy",
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=1.0,
+        tie_word_embeddings=False,
+        **_COMMON,
+    ),
+    "qwen3_moe": lambda: hf.Qwen3MoeConfig(
+        intermediate_size=704,
+        moe_intermediate_size=128,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        head_dim=64,
+        tie_word_embeddings=False,
+        **_COMMON,
+    ),
+}
+
+
+def make_checkpoint(name: str, folder: Path) -> None:
+    """Writes a BF16 checkpoint with random weights, in several files."""
+    torch.manual_seed(1)
+    config = CONFIGS[name]()
+    model = hf.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and "norm" not in parameter_name:
+                parameter.normal_(0, 0.05)
+    model.save_pretrained(folder, max_shard_size="2MB")
+
+
+def make_prompts() -> list[dict[str, list[int]]]:
+    """Returns prompts of several lengths."""
+    generator = torch.Generator().manual_seed(2)
+    return [
+        {"prompt_token_ids": torch.randint(VOCABULARY, (count,), generator=generator).tolist()}
+        for count in (3, 17, 64, 200)
+    ]
+
+
+@contextmanager
+def serve(folder: Path | str, **options: Any) -> Iterator[Any]:
+    """Starts an engine, which is gone, its memory included, after the block."""
+    from vllm import LLM
+
+    given: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "kv_cache_memory_bytes": 1 << 28,  # no profiling, which other engines on the card would disturb
+        "max_logprobs": -1,
+        "enable_prefix_caching": False,
+        "seed": 0,
+        **options,
+    }
+    llm = LLM(str(folder), **given)
+    try:
+        yield llm
+    finally:
+        core = llm.llm_engine.engine_core
+        del llm
+        core.shutdown()
+        gc.collect()
+
+
+def run(llm: Any, *, alone: bool = False, tokens: int = 24, **options: Any) -> list[tuple[list[int], torch.Tensor]]:
+    """Returns, for each prompt, the greedy tokens and the log-probabilities, [positions][vocabulary].
+
+    alone: one request after the other, so that products have the same shapes in every engine.
+    """
+    from vllm import SamplingParams
+
+    greedy = SamplingParams(
+        temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=-1, prompt_logprobs=-1
+    )
+    prompts = make_prompts()
+    if alone:
+        outputs = [llm.generate([prompt], greedy, use_tqdm=False, **options)[0] for prompt in prompts]
+    else:
+        outputs = llm.generate(prompts, greedy, use_tqdm=False, **options)
+    made = []
+    for output in outputs:
+        positions = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+        table = torch.full((len(positions), VOCABULARY), float("nan"))
+        for row, position in zip(table, positions, strict=True):
+            for token, value in position.items():
+                row[token] = value.logprob
+        made.append((list(output.outputs[0].token_ids), table))
+    return made
+
+
+def digest(model: torch.nn.Module) -> dict[str, int]:
+    """Returns a hash of the weights of each layer as they serve; runs in the engine's process."""
+
+    def hash_of(tensor: torch.Tensor) -> int:
+        flat = tensor.detach().contiguous().flatten()
+        bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+        total = 0
+        for start in range(0, bits.numel(), 1 << 26):
+            part = bits[start : start + (1 << 26)].to(torch.int64)
+            places = torch.arange(start, start + part.numel(), device=part.device) % 1000003 + 1
+            total += int((part * places).sum())
+        return total
+
+    found = {}
+    for name, module in model.named_modules():
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            tensor = parameter
+            if parameter.dtype == torch.uint8 and parameter.shape == (256,):
+                tensor = module.quant_method.dequantize_weight(module)
+            found[f"{name}.{parameter_name}"] = hash_of(tensor)
+    return found
+
+
+def describe(model: torch.nn.Module) -> dict[str, str]:
+    """Returns the layout of each layer of ours; runs in the engine's process."""
+    return {
+        name: module.transfuse_packed.layout if hasattr(module, "transfuse_packed") else "tied"
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "weight", None), "dtype", None) == torch.uint8
+    }

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which elements of a parameter its files filled, so that no layer is made of memory that nobody wrote.
+
+vLLM keeps the calls that filled a layer until the layer is made. They are played again here on the meta device, where
+they cost nothing: each copy or fill names the part of the parameter that it writes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Rows first to last and columns first to last, the last ones left out.
+Rectangle = tuple[int, int, int, int]
+
+_WRITES = (
+    torch.ops.aten.copy_.default,
+    torch.ops.aten.fill_.Scalar,
+    torch.ops.aten.fill_.Tensor,
+    torch.ops.aten.zero_.default,
+)
+
+
+class _Writes(TorchDispatchMode):
+    """Notes what is written to a meta tensor, as rectangles of a matrix of so many columns."""
+
+    def __init__(self, storage: torch.UntypedStorage, cols: int) -> None:
+        super().__init__()
+        self._storage, self._cols = storage._cdata, cols
+        self.rectangles: list[Rectangle] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _WRITES and args[0].untyped_storage()._cdata == self._storage:
+            self.rectangles += _rectangles_of(args[0], self._cols)
+        return result
+
+
+def _rectangles_of(view: torch.Tensor, cols: int) -> list[Rectangle]:
+    """Returns the part of a contiguous matrix of `cols` columns that a view of it covers."""
+    if view.numel() == 0:
+        return []
+    offset = int(view.storage_offset())
+    if view.is_contiguous():
+        first, last = offset, offset + view.numel()
+        if first % cols == 0 and last % cols == 0:
+            return [(first // cols, last // cols, 0, cols)]
+        if first // cols == (last - 1) // cols:
+            return [(first // cols, first // cols + 1, first % cols, (last - 1) % cols + 1)]
+    if view.dim() == 2 and view.stride(1) == 1 and view.stride(0) == cols and offset % cols + view.shape[1] <= cols:
+        row, col = divmod(offset, cols)
+        return [(row, row + view.shape[0], col, col + view.shape[1])]
+    if view.dim() == 2 and view.shape[0] == 1 and view.stride(1) == 1:
+        return _rectangles_of(view[0], cols)
+    return [rectangle for part in view for rectangle in _rectangles_of(part, cols)]
+
+
+def find_missing(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], loader: Any) -> list[Rectangle]:
+    """Returns the parts of a parameter that no load writes.
+
+    Parameters
+    ----------
+    param : torch.Tensor, [rows][cols] or [rows]
+        On any device; it is neither read nor written.
+    loads : iterable of inspect.BoundArguments
+        The calls of its loader. The parameter that each of them names is replaced by one on the meta device.
+    loader : callable
+        Its loader.
+    """
+    rows, cols = param.shape[0], max(1, param[0].numel())
+    blank = param.data.to("meta")
+    blank.__class__ = param.__class__
+    blank.__dict__ = dict(param.__dict__)
+    with _Writes(blank.untyped_storage(), cols) as writes:
+        for load in loads:
+            arguments = inspect.BoundArguments(load.signature, OrderedDict(load.arguments))
+            arguments.arguments["param"] = blank
+            loader(*arguments.args, **arguments.kwargs)
+    return subtract(rows, cols, writes.rectangles)
+
+
+def subtract(rows: int, cols: int, rectangles: Sequence[Rectangle]) -> list[Rectangle]:
+    """Returns what rectangles leave of a matrix, as rectangles of whole columns where that is possible."""
+    row_cuts = sorted({0, rows, *(edge for rectangle in rectangles for edge in rectangle[:2])})
+    missing: list[Rectangle] = []
+    for first_row, last_row in pairwise(row_cuts):
+        here = [rectangle for rectangle in rectangles if rectangle[0] <= first_row and rectangle[1] >= last_row]
+        col = 0
+        for first_col, last_col in sorted(rectangle[2:] for rectangle in here):
+            if first_col > col:
+                missing.append((first_row, last_row, col, first_col))
+            col = max(col, last_col)
+        if col < cols:
+            missing.append((first_row, last_row, col, cols))
+    merged: list[Rectangle] = []
+    for rectangle in missing:
+        if merged and merged[-1][1] == rectangle[0] and merged[-1][2:] == rectangle[2:]:
+            merged[-1] = (merged[-1][0], *rectangle[1:])
+        else:
+            merged.append(rectangle)
+    return merged
+
+
+def describe(missing: Sequence[Rectangle], cols: int) -> str:
+    """Returns the parts in words: "rows 16 to 31 and columns 0 to 7 of rows 40 to 47"."""
+    texts = []
+    for first_row, last_row, first_col, last_col in missing[:4]:
+        where = f"rows {first_row} to {last_row - 1}"
+        texts.append(where if last_col - first_col == cols else f"columns {first_col} to {last_col - 1} of {where}")
+    if len(missing) > len(texts):
+        texts.append(f"{len(missing) - len(texts)} more parts")
+    return " and ".join(texts)

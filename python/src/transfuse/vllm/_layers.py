@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods of linear layers, embeddings and heads: how they are made, loaded, packed and multiplied.
+
+A layer's parameter "weight" is dense, and on the meta device, until all of its weights have arrived. Then vLLM makes
+the dense matrix on the GPU, fills it, and calls `process_weights_after_loading`, which packs it. From then on the
+parameter is the key of the packed layer (`transfuse.torch.layer_key`): 256 bytes for every layer, so that the graphs
+that vLLM compiles and caches do not depend on what layers look like.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload.layerwise import (
+    _get_original_loader,
+    get_layerwise_info,
+    initialize_online_processing,
+)
+from vllm.model_executor.parameter import ModelWeightParameter
+from vllm.model_executor.utils import set_weight_attrs
+
+import transfuse.torch as tt
+from transfuse.vllm import _coverage, _loading
+from transfuse.vllm._packer import Packed, Packer
+from transfuse.vllm._settings import Settings
+
+logger = init_logger("vllm.transfuse")
+
+_linear = torch.ops.transfuse.linear_by_key.default
+_embedding = torch.ops.transfuse.embedding_by_key.default
+
+# Attributes of a layer: what it was packed to, and, of its dense parameter, the layer that fills it.
+_PACKED = "transfuse_packed"
+_OWNER = "transfuse_owner"
+
+
+def prepare(settings: Settings) -> None:
+    """Makes this process ready for layers of these settings."""
+    tt.set_exact(settings.exact)
+
+
+class _Method:
+    """What linear layers and embeddings have in common."""
+
+    # vLLM makes the dense weights of one layer at a time, once all of them have arrived.
+    uses_meta_device = True
+
+    def __init__(self, prefix: str, settings: Settings, is_dummy: bool) -> None:
+        self.prefix, self.settings, self.is_dummy = prefix, settings, is_dummy
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Packs the dense weights of a layer; of one that was packed before, in place.
+
+        Raises
+        ------
+        ValueError
+            Not all of its elements arrived.
+        """
+        weight = layer.weight
+        if weight.dtype == torch.uint8 or is_plain(layer):
+            return
+        reference = getattr(weight, _OWNER, None)
+        owner: Any = reference() if reference is not None else None
+        if owner is not layer:
+            follow(layer, owner)
+            return
+        if weight.is_meta:
+            raise ValueError(
+                f"{self.prefix}: its weights were not loaded layer by layer; this way of loading is not known"
+            )
+        if not self.is_dummy:
+            self._check_arrived(layer)
+        packed: Packed | None = getattr(layer, _PACKED, None)
+        if packed is None:
+            packed = Packer.of(weight.device).pack(weight.data, self.prefix, self.settings.layout)
+            setattr(layer, _PACKED, packed)
+            _loading.note_packed(self.prefix, packed)
+        else:
+            packed.replace(weight.data, self.prefix)
+        set_key(layer, packed)
+        for follower in _loading.followers_of(layer):
+            set_key(follower, packed)
+
+    def _check_arrived(self, layer: Any) -> None:
+        """Raises ValueError if some element of the layer's parameters was in no file."""
+        loads: dict[str, list[Any]] = {}
+        for name, arguments in get_layerwise_info(layer).loaded_weights:
+            loads.setdefault(name, []).append(arguments)
+        for name, param in layer.named_parameters(recurse=False):
+            missing = _coverage.find_missing(param, loads.get(name, []), _get_original_loader(param))
+            if missing:
+                cols = max(1, param[0].numel())
+                where = "all of it" if name not in loads else _coverage.describe(missing, cols)
+                raise ValueError(
+                    f"{self.prefix}.{name}, {list(param.shape)}: no file of the checkpoint has {where}. If the model "
+                    f'does not use this layer, exclude it: --additional-config \'{{"transfuse": {{"exclude": '
+                    f'["{self.prefix}"]}}}}\''
+                )
+
+
+def is_ours(layer: Any) -> bool:
+    """Returns whether a layer has our method."""
+    return isinstance(getattr(layer, "quant_method", None), _Method)
+
+
+def is_plain(layer: Any) -> bool:
+    """Returns whether a layer with our method has dense weights that are not ours, such as those of a tied layer."""
+    return not layer.weight.is_meta and layer.weight.dtype != torch.uint8 and not hasattr(layer.weight, _OWNER)
+
+
+def set_key(layer: Any, packed: Packed) -> None:
+    """Puts the key of a packed layer in the place of a layer's dense weight."""
+    if layer.weight is not packed.key:
+        del layer.weight
+        layer.register_parameter("weight", packed.key)
+
+
+def follow(layer: Any, owner: Any) -> None:
+    """Has a layer that shares the weight of another one take over its key, now or once it is there."""
+    if owner is None:
+        raise ValueError("a layer shares the weights of one that is gone")
+    packed = getattr(owner, _PACKED, None)
+    if packed is not None:
+        set_key(layer, packed)
+    else:
+        _loading.add_follower(owner, layer)
+
+
+def _decode(layer: Any) -> torch.Tensor:
+    rows, cols = getattr(layer, _PACKED).shape
+    return tt.decode_by_key(layer.weight, rows, cols, torch.bfloat16)
+
+
+@register_weight_loader_v2_supported_method
+class TransfuseLinearMethod(_Method, LinearMethodBase):
+    """The method of linear layers, merged ones included: their pieces are the rows of one matrix."""
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Registers the dense weight on the meta device; parameters as vLLM documents them."""
+        weight = ModelWeightParameter(
+            data=torch.empty(sum(output_partition_sizes), input_size_per_partition, device="meta", dtype=params_dtype),
+            input_dim=1,
+            output_dim=0,
+            weight_loader=extra_weight_attrs.pop("weight_loader"),
+        )
+        setattr(weight, _OWNER, weakref.ref(layer))
+        layer.register_parameter("weight", weight)
+        set_weight_attrs(weight, extra_weight_attrs)
+        layer.transfuse_rows = sum(output_partition_sizes)
+        initialize_online_processing(layer)
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns x . W^T + bias, [..., rows]."""
+        result: torch.Tensor = _linear(x, layer.weight, bias, layer.transfuse_rows)
+        return result
+
+    def dequantize_weight(self, layer: Any) -> torch.Tensor:
+        """Returns the dense weights, [rows][cols], as newer versions of vLLM ask for them."""
+        return _decode(layer)
+
+
+class TransfuseEmbeddingMethod(_Method, QuantizeMethodBase):
+    """The method of token embeddings and of heads, which may be tied to them."""
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Registers the dense weight on the meta device; parameters as vLLM documents them."""
+        if params_dtype != torch.bfloat16:
+            _loading.note_plain(self.prefix, f"its weights are {params_dtype}")
+            UnquantizedEmbeddingMethod().create_weights(
+                layer,
+                input_size_per_partition,
+                output_partition_sizes,
+                input_size,
+                output_size,
+                params_dtype,
+                **extra_weight_attrs,
+            )
+            return
+        rows = sum(output_partition_sizes)
+        weight = Parameter(
+            torch.empty(rows, input_size_per_partition, device="meta", dtype=params_dtype), requires_grad=False
+        )
+        set_weight_attrs(weight, {"input_dim": 1, "output_dim": 0, _OWNER: weakref.ref(layer), **extra_weight_attrs})
+        layer.register_parameter("weight", weight)
+        layer.transfuse_rows, layer.transfuse_cols = rows, input_size_per_partition
+        initialize_online_processing(layer)
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns x . W^T + bias, [..., rows], as the head of a model."""
+        if layer.weight.dtype != torch.uint8:
+            plain: torch.Tensor = dispatch_unquantized_gemm()(layer, x, layer.weight, bias)
+            return plain
+        result: torch.Tensor = _linear(x, layer.weight, bias, layer.transfuse_rows)
+        return result
+
+    def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
+        """Returns the rows of these ids, [*input_.shape, cols]."""
+        if layer.weight.dtype != torch.uint8:
+            return torch.nn.functional.embedding(input_, layer.weight)
+        result: torch.Tensor = _embedding(
+            input_, layer.weight, layer.transfuse_rows, layer.transfuse_cols, torch.bfloat16
+        )
+        return result
+
+    def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
+        """Gives a head the weights of an embedding."""
+        layer.weight = embed_tokens.weight
+        return layer
+
+    def dequantize_weight(self, layer: Any) -> torch.Tensor:
+        """Returns the dense weights, [rows][cols]."""
+        return _decode(layer)

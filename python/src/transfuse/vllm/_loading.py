@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to happen around vLLM's loading of a model, and the report of it.
+
+vLLM has plugin points for layers, but none for what is done before the first weight and after the last one. So four of
+its functions are wrapped, in processes that serve with transfuse alone: the one that notes what a new model looks like,
+the one that reads a folder's weights (compressed ones come as lazy tensors), the one that loads them (vLLM checks for
+weights that no file has, but only where it quantizes nothing), and the one that finishes layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import ModelConfig
+from vllm.logger import init_logger
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.model_executor.model_loader import base_loader
+from vllm.model_executor.model_loader import utils as loader_utils
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+
+if TYPE_CHECKING:
+    from transfuse.vllm._packer import Packed
+
+logger = init_logger("vllm.transfuse")
+
+_METHOD = "transfuse"
+
+# Layers that share the weight of another one, which is not packed yet.
+_followers: weakref.WeakKeyDictionary[torch.nn.Module, list[weakref.ref[torch.nn.Module]]] = weakref.WeakKeyDictionary()
+
+
+class _Report:
+    """What became of the layers since the last report."""
+
+    def __init__(self) -> None:
+        self.layers: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.dense_bytes: Counter[str] = Counter()
+        self.plain: dict[str, list[str]] = {}
+
+
+_report = _Report()
+
+
+def note_packed(name: str, packed: Packed) -> None:
+    """Counts a layer for the report."""
+    _report.layers[packed.layout] += 1
+    _report.bytes[packed.layout] += packed.buffer.numel()
+    _report.dense_bytes[packed.layout] += packed.dense_bytes
+
+
+def note_plain(name: str, reason: str) -> None:
+    """Notes a layer that stays as vLLM has it."""
+    _report.plain.setdefault(reason, []).append(name)
+
+
+def add_follower(owner: torch.nn.Module, layer: torch.nn.Module) -> None:
+    """Notes a layer that gets the key of another one once that is packed."""
+    _followers.setdefault(owner, []).append(weakref.ref(layer))
+
+
+def followers_of(owner: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yields the layers that wait for the key of this one, which do not wait any more."""
+    for reference in _followers.pop(owner, []):
+        layer = reference()
+        if layer is not None:
+            yield layer
+
+
+def install() -> None:
+    """Wraps vLLM's functions; calls after the first one change nothing."""
+    _wrap(loader_utils, "record_metadata_for_reloading", _note_model)
+    _wrap(DefaultModelLoader, "_get_weights_iterator", _read_weights)
+    _wrap(DefaultModelLoader, "load_weights", _load_weights)
+    _wrap(base_loader, "finalize_layerwise_processing", _finish)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    wrapped = getattr(owner, name)
+    if hasattr(wrapped, "transfuse_wraps"):
+        return
+
+    @functools.wraps(wrapped)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(wrapped, *args, **kwargs)
+
+    wrapper.transfuse_wraps = wrapped  # type: ignore[attr-defined]
+    setattr(owner, name, wrapper)
+
+
+def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
+    """Has vLLM watch all parameters of our layers: it does not see a bias before the layer's first load."""
+    from transfuse.vllm._layers import is_ours
+
+    note(model)
+    for layer in model.modules():
+        if is_ours(layer) and layer.weight.is_meta:
+            initialize_online_processing(layer)
+
+
+def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields a folder's weights by the source's names, those that are compressed as lazy tensors."""
+    weights: Iterator[tuple[str, torch.Tensor]] = read(loader, source)
+    return weights
+
+
+def _load_weights(load: Callable[..., Any], loader: Any, model: torch.nn.Module, model_config: ModelConfig) -> Any:
+    """Loads weights with the check that vLLM makes where it quantizes nothing: what no file has is an error."""
+    if model_config.quantization == _METHOD and loader.enable_weights_track is None:
+        loader.enable_weights_track = True
+    return load(loader, model, model_config)
+
+
+def _finish(finish: Callable[..., Any], model: torch.nn.Module, model_config: ModelConfig) -> None:
+    """Finishes the layers that wait, gives tied ones their weights, and reports what became of all of them."""
+    finish(model, model_config)
+    if model_config.quantization != _METHOD:
+        return
+    from transfuse.vllm import _layers
+    from transfuse.vllm._packer import Packer
+
+    for name, layer in model.named_modules():
+        weight = layer._parameters.get("weight")
+        if weight is None or not weight.is_meta:
+            continue
+        owner = getattr(weight, "transfuse_owner", lambda: None)()
+        if owner is None or not isinstance(layer, VocabParallelEmbedding):
+            raise ValueError(f"{name}: nothing gave this layer weights")
+        if isinstance(layer.quant_method, UnquantizedEmbeddingMethod):  # made without a quantization config, and tied
+            layer.quant_method = owner.quant_method
+            layer.transfuse_rows, layer.transfuse_cols = owner.transfuse_rows, owner.transfuse_cols
+        _layers.follow(layer, owner)
+    Packer.release()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    _write_report()
+
+
+def _write_report() -> None:
+    global _report
+    for layout, count in _report.layers.items():
+        logger.info(
+            "transfuse: %d layers are %s, in %.2f GiB (%.2f bits a weight; dense: %.2f GiB)",
+            count,
+            layout,
+            _report.bytes[layout] / 2**30,
+            16 * _report.bytes[layout] / _report.dense_bytes[layout],
+            _report.dense_bytes[layout] / 2**30,
+        )
+    for reason, names in _report.plain.items():
+        logger.info("transfuse: %d layers stay as vLLM has them, since %s: %s", len(names), reason, _shorten(names))
+    _report = _Report()
+
+
+def _shorten(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users set: ``--additional-config '{"transfuse": {"layout": "packed"}}'``.
+
+vLLM hashes its additional config, so that graphs which it has cached are those of these settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+# The key of vLLM's additional config.
+KEY = "transfuse"
+
+_LAYOUTS = ("packed", "coded")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings of one engine.
+
+    Attributes
+    ----------
+    layout : str
+        How layers lie in the GPU's memory: "packed", the faster one, or "coded", the smaller one.
+    exact : bool
+        Decode each layer and let vLLM's own product multiply: bit for bit what vLLM computes in BF16, and slow.
+    exclude : tuple of str
+        Patterns (`fnmatch`) of layers that stay as vLLM has them, by vLLM's names, such as "model.layers.0.*".
+    """
+
+    layout: str = "packed"
+    exact: bool = False
+    exclude: tuple[str, ...] = ()
+
+    def is_excluded(self, name: str) -> bool:
+        """Returns whether a pattern of `exclude` fits the name of a layer."""
+        return any(fnmatchcase(name, pattern) for pattern in self.exclude)
+
+
+def read_settings(additional_config: object) -> Settings:
+    """Returns what vLLM's additional config says of us.
+
+    Raises
+    ------
+    ValueError
+        An option that is not known, or a value that it does not take.
+    """
+    given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"additional_config[{KEY!r}] must be a dict of options, not {type(given).__name__}")
+    known = [field.name for field in dataclasses.fields(Settings)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"transfuse has no option {name!r}; {meant}it takes {', '.join(map(repr, known))}")
+    values: dict[str, Any] = dict(given)
+    layout = values.get("layout", Settings.layout)
+    if layout not in _LAYOUTS:
+        raise ValueError(f"transfuse's option 'layout' is {layout!r}; it takes {' and '.join(map(repr, _LAYOUTS))}")
+    if not isinstance(values.get("exact", False), bool):
+        raise ValueError(f"transfuse's option 'exact' is true or false, not {values['exact']!r}")
+    patterns = values.get("exclude", ())
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"transfuse's option 'exclude' is a list of patterns of names, not {patterns!r}")
+    return Settings(layout, bool(values.get("exact", False)), tuple(patterns))
