@@ -67,10 +67,8 @@ class _Method:
         weight = layer.weight
         if weight.dtype == torch.uint8 or is_plain(layer):
             return
-        reference = getattr(weight, _OWNER, None)
-        owner: Any = reference() if reference is not None else None
-        if owner is not layer:
-            follow(layer, owner)
+        if _find_owner(weight) is not layer:
+            follow(layer, _find_owner(weight))
             return
         if weight.is_meta:
             raise ValueError(
@@ -106,9 +104,15 @@ class _Method:
                 )
 
 
-def is_ours(layer: Any) -> bool:
-    """Returns whether a layer has our method."""
-    return isinstance(getattr(layer, "quant_method", None), _Method)
+def owns_weight(layer: Any) -> bool:
+    """Returns whether a layer has our method and a dense weight of its own, which is still to come."""
+    return isinstance(getattr(layer, "quant_method", None), _Method) and _find_owner(layer.weight) is layer
+
+
+def _find_owner(weight: torch.Tensor) -> Any:
+    """Returns the layer that a dense weight was made for, or None if it is not ours."""
+    reference = getattr(weight, _OWNER, None)
+    return reference() if reference is not None else None
 
 
 def is_plain(layer: Any) -> bool:

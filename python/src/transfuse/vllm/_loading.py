@@ -22,7 +22,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader import base_loader
 from vllm.model_executor.model_loader import utils as loader_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, initialize_online_processing
 
 if TYPE_CHECKING:
     from transfuse.vllm._packer import Packed
@@ -95,13 +95,19 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
-    """Has vLLM watch all parameters of our layers: it does not see a bias before the layer's first load."""
-    from transfuse.vllm._layers import is_ours
+    """Notes what a new model looks like, and has vLLM watch all parameters of our layers.
 
+    It does not see a bias before the layer's first load. And what it notes are the parameters' own loaders: those that
+    watch hold the layer, which then was never freed.
+    """
+    from transfuse.vllm._layers import owns_weight
+
+    layers = [layer for layer in model.modules() if owns_weight(layer)]
+    for layer in layers:
+        layer.weight.weight_loader = _get_original_loader(layer.weight)
     note(model)
-    for layer in model.modules():
-        if is_ours(layer) and layer.weight.is_meta:
-            initialize_online_processing(layer)
+    for layer in layers:
+        initialize_online_processing(layer)
 
 
 def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin for vLLM on vLLM's own layers, without an engine and on the CPU: loading, shards, ties, what is missing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.model_executor.layers import linear
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwise_reload
+
+from transfuse.tests import vllm_layers as layers
+from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
+
+HIDDEN, HEAD_DIM, HEADS, KV_HEADS, INTERMEDIATE, VOCABULARY = 256, 32, 8, 2, 688, 1000
+QKV = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
+
+
+def make_qkv(config: Any, *, bias: bool = False) -> Any:
+    return linear.QKVParallelLinear(
+        HIDDEN, HEAD_DIM, HEADS, KV_HEADS, bias=bias, quant_config=config, prefix="layers.0.qkv_proj"
+    )
+
+
+def qkv_weights() -> dict[str, torch.Tensor]:
+    return {name: random_weights(rows, HIDDEN, seed=seed) for seed, (name, rows) in enumerate(QKV.items())}
+
+
+def decode(layer: Any) -> torch.Tensor:
+    assert layer.weight.dtype == torch.uint8 and layer.weight.shape == (256,)
+    weights: torch.Tensor = layer.quant_method.dequantize_weight(layer)
+    return weights
+
+
+def test_register_twice() -> None:
+    from transfuse.vllm import register
+
+    register()
+    register()
+    assert QUANTIZATION_METHODS.count("transfuse") == 1
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_shards(ranks: int, bias: bool) -> None:
+    """Each rank has its slice of the source, bit for bit, merged into one matrix; k and v are there several times."""
+    weights = qkv_weights()
+    biases = {name: random_weights(rows, seed=rows) for name, rows in QKV.items()}
+    gate, up = random_weights(INTERMEDIATE, HIDDEN, seed=5), random_weights(INTERMEDIATE, HIDDEN, seed=6)
+    down, wide = random_weights(HIDDEN, INTERMEDIATE, seed=7), random_weights(HIDDEN, HIDDEN, seed=8)
+    for rank in range(ranks):
+        with layers_of_rank(rank, ranks) as config:
+            qkv = make_qkv(config, bias=bias)
+            options = {"bias": False, "quant_config": config}
+            gate_up = linear.MergedColumnParallelLinear(HIDDEN, [INTERMEDIATE] * 2, prefix="gate_up", **options)
+            row = linear.RowParallelLinear(INTERMEDIATE, HIDDEN, prefix="down", reduce_results=False, **options)
+            column = linear.ColumnParallelLinear(HIDDEN, HIDDEN, prefix="column", **options)
+            same = linear.ReplicatedLinear(HIDDEN, HIDDEN, prefix="same", **options)
+            model = make_model(qkv=qkv, gate_up=gate_up, row=row, column=column, same=same)
+            load(model, [("gate_up.weight", up, 1), ("row.weight", down, None), ("gate_up.weight", gate, 0)])
+            load(model, [("column.weight", wide, None), ("same.weight", wide, None)])
+            load(model, layers.qkv_shards(weights, "qkv.weight"))
+            if bias:
+                load(model, layers.qkv_shards(biases, "qkv.bias"))
+            layers.finish(model)
+
+            heads, kv_heads = HEADS // ranks, max(1, KV_HEADS // ranks)
+            kv_rank = rank * KV_HEADS // ranks
+            rows = {
+                "q": slice(rank * heads * HEAD_DIM, (rank + 1) * heads * HEAD_DIM),
+                "k": slice(kv_rank * HEAD_DIM, (kv_rank + kv_heads) * HEAD_DIM)
+                if ranks > KV_HEADS
+                else slice(rank * kv_heads * HEAD_DIM, (rank + 1) * kv_heads * HEAD_DIM),
+            }
+            rows["v"] = rows["k"]
+            expected = torch.cat([weights[name][rows[name]] for name in "qkv"])
+            assert torch.equal(bits(decode(qkv)), bits(expected))
+            part = INTERMEDIATE // ranks
+            mine = slice(rank * part, (rank + 1) * part)
+            assert torch.equal(bits(decode(gate_up)), bits(torch.cat([gate[mine], up[mine]])))
+            assert torch.equal(bits(decode(row)), bits(down[:, mine]))
+            quarter = HIDDEN // ranks
+            assert torch.equal(bits(decode(column)), bits(wide[rank * quarter : (rank + 1) * quarter]))
+            assert torch.equal(bits(decode(same)), bits(wide))
+            x = random_weights(5, HIDDEN, seed=9) * 50
+            y, _ = qkv(x)
+            wanted = F.linear(x.float(), expected.float())
+            if bias:
+                wanted += torch.cat([biases[name][rows[name]] for name in "qkv"]).float()
+            assert torch.allclose(y.float(), wanted, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("way", ["method", "attribute", "module"])
+def test_tied_head(ranks: int, way: str) -> None:
+    """A head that is tied has the embedding's layer, however the model ties it; padded rows are zeros."""
+    table = random_weights(VOCABULARY, HIDDEN)
+    for rank in range(ranks):
+        with layers_of_rank(rank, ranks) as config:
+            embedding = VocabParallelEmbedding(VOCABULARY, HIDDEN, quant_config=config, prefix="embed_tokens")
+            if way == "module":
+                head: Any = embedding
+            else:
+                head = ParallelLMHead(VOCABULARY, HIDDEN, quant_config=config, prefix="lm_head")
+                if way == "method":
+                    head = head.tie_weights(embedding)
+                else:
+                    head.weight = embedding.weight
+            model = make_model(head=head, embedding=embedding)
+            weight = embedding.weight
+            weight.weight_loader(weight, table)
+            layers.finish(model)
+            rows = embedding.num_embeddings_per_partition
+            padded = torch.zeros(rows * ranks, HIDDEN, dtype=torch.bfloat16)
+            padded[:VOCABULARY] = table
+            mine = padded[rank * rows : (rank + 1) * rows]
+            assert head.weight is embedding.weight
+            assert torch.equal(bits(decode(embedding)), bits(mine))
+            ids = torch.tensor([[0, 1, rows - 1], [2, 2, 7]])
+            assert torch.equal(bits(embedding.quant_method.embedding(embedding, ids)), bits(mine[ids]))
+            x = random_weights(3, HIDDEN, seed=4) * 50
+            y = head.quant_method.apply(head, x)
+            assert torch.allclose(y.float(), F.linear(x.float(), mine.float()), rtol=0.01, atol=0.01)
+
+
+def test_head_tied_to_a_layer_without_our_config() -> None:
+    """One of the two was made without a quantization config: it, or both, stay right."""
+    table = random_weights(VOCABULARY, HIDDEN)
+    x = random_weights(3, HIDDEN, seed=4) * 50
+    for ours in ("embedding", "head"):
+        with layers_of_rank() as config:
+            embedding = VocabParallelEmbedding(
+                VOCABULARY, HIDDEN, quant_config=config if ours == "embedding" else None, prefix="embed_tokens"
+            )
+            head = ParallelLMHead(VOCABULARY, HIDDEN, quant_config=config if ours == "head" else None, prefix="lm_head")
+            head = head.tie_weights(embedding)
+            model = make_model(embedding=embedding, head=head)
+            load(model, [("embedding.weight", table, None)])
+            layers.finish(model)
+            assert torch.equal(bits(embedding(torch.arange(VOCABULARY))), bits(table))
+            y = head.quant_method.apply(head, x)[:, :VOCABULARY]
+            assert torch.allclose(y.float(), F.linear(x.float(), table.float()), rtol=0.01, atol=0.01)
+            assert (head.weight.dtype == torch.uint8) == (ours == "embedding")
+
+
+@pytest.mark.parametrize("what", ["q", "v", "all", "twice", "bias"])
+def test_missing(what: str) -> None:
+    """Elements that did not arrive are an error that names the layer and the rows."""
+    weights = qkv_weights()
+    biases = {name: random_weights(rows) for name, rows in QKV.items()}
+    with layers_of_rank() as config:
+        qkv = make_qkv(config, bias=True)
+        model = make_model(qkv=qkv)
+        given = layers.qkv_shards(weights, "qkv.weight")
+        given_biases = layers.qkv_shards(biases, "qkv.bias")
+        if what in ("q", "v"):
+            given = [one for one in given if one[2] != what]
+        elif what == "all":
+            given, given_biases = [], []
+        elif what == "twice":
+            given[2] = given[0]  # k two times, v never: as many elements as there should be
+        else:
+            given_biases = given_biases[:2]
+        rows = {"q": "rows 0 to 255", "v": "rows 320 to 383", "all": "all of it", "twice": "rows 320 to 383"}
+        with pytest.raises(
+            ValueError, match=rf"layers\.0\.qkv_proj\.(weight|bias).*{rows.get(what, 'rows 320 to 383')}"
+        ):
+            load(model, given + given_biases)
+            layers.finish(model)
+
+
+def test_missing_columns() -> None:
+    with layers_of_rank() as config:
+        layer = linear.ReplicatedLinear(HIDDEN, HIDDEN, bias=False, quant_config=config, prefix="odd")
+
+        def load_half(param: torch.nn.Parameter, loaded_weight: torch.Tensor) -> None:
+            param.data[:, 16:32].copy_(loaded_weight[:, 16:32])
+            param.data[7, 40:50].copy_(loaded_weight[7, 40:50])
+
+        layer.weight.weight_loader = load_half
+        model = make_model(odd=layer)
+        load(model, [("odd.weight", random_weights(HIDDEN, HIDDEN), None)])
+        with pytest.raises(ValueError, match=r"odd\.weight, \[256, 256\].*columns 0 to 15 of rows 0 to 6"):
+            layers.finish(model)
+
+
+def test_what_stays_plain() -> None:
+    exclude = {"exclude": ["model.layers.1.*"]}
+    with layers_of_rank(transfuse=exclude) as config:
+        options = {"bias": False, "quant_config": config}
+        for name, dtype in (("model.layers.1.up", None), ("model.layers.0.mlp.gate", None), ("f32", torch.float32)):
+            layer = linear.ReplicatedLinear(HIDDEN, 64, prefix=name, params_dtype=dtype, **options)
+            assert isinstance(layer.quant_method, linear.UnquantizedLinearMethod)
+            assert layer.weight.device.type == "cpu"
+        embedding = VocabParallelEmbedding(
+            VOCABULARY, HIDDEN, params_dtype=torch.float32, quant_config=config, prefix="embed_tokens"
+        )
+        table = torch.randn(VOCABULARY, HIDDEN, dtype=torch.float32)
+        model = make_model(embedding=embedding)
+        load(model, [("embedding.weight", table, None)])
+        layers.finish(model)
+        assert torch.equal(embedding(torch.arange(VOCABULARY)), table)
+
+
+def test_weights_that_cannot_be_packed() -> None:
+    """Random bits, NaN among them, stay plain behind the same op."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randint(-32768, 32767, (HIDDEN, HIDDEN), generator=generator, dtype=torch.int16).view(torch.bfloat16)
+    with layers_of_rank() as config:
+        layer = linear.ReplicatedLinear(HIDDEN, HIDDEN, bias=False, quant_config=config, prefix="noise")
+        model = make_model(noise=layer)
+        load(model, [("noise.weight", weight, None)])
+        layers.finish(model)
+        assert layer.transfuse_packed.layout == "plain"
+        assert torch.equal(bits(decode(layer)), bits(weight))
+
+
+@pytest.mark.parametrize("settings", [{"layout": "plain"}, {"layuot": "packed"}, {"exact": 1}, {"exclude": "x"}, 3])
+def test_bad_settings(settings: Any) -> None:
+    with layers_of_rank(transfuse=settings) as config, pytest.raises(ValueError, match="transfuse"):
+        make_qkv(config)
+
+
+def test_exact_mode_and_coded() -> None:
+    import transfuse.torch as tt
+
+    weights = qkv_weights()
+    x = random_weights(4, HIDDEN, seed=9) * 50
+    expected = torch.cat([weights[name] for name in "qkv"])
+    try:
+        with layers_of_rank(transfuse={"exact": True, "layout": "coded"}) as config:
+            qkv = make_qkv(config)
+            model = make_model(qkv=qkv)
+            load(model, layers.qkv_shards(weights, "qkv.weight"))
+            layers.finish(model)
+            assert qkv.transfuse_packed.layout == "coded"
+            assert torch.equal(qkv(x)[0], F.linear(x, expected))
+    finally:
+        tt.set_exact(False)
+
+
+def test_new_weights_in_place() -> None:
+    """Weights that vLLM loads again come to lie where the old ones did; ones that are incomplete change nothing."""
+    first, second = qkv_weights(), {name: weight * 1.25 for name, weight in qkv_weights().items()}
+    table = random_weights(VOCABULARY, HIDDEN)
+    with layers_of_rank() as config:
+        qkv = make_qkv(config)
+        embedding = VocabParallelEmbedding(VOCABULARY, HIDDEN, quant_config=config, prefix="embed_tokens")
+        head = ParallelLMHead(VOCABULARY, HIDDEN, quant_config=config, prefix="lm_head").tie_weights(embedding)
+        model = make_model(embedding=embedding, qkv=qkv, head=head)
+        load(model, [*layers.qkv_shards(first, "qkv.weight"), ("embedding.weight", table, None)])
+        layers.finish(model)
+        address, parameter = qkv.weight.data_ptr(), qkv.weight
+        for turn in range(4):
+            weights = (second, first)[turn % 2]
+            initialize_layerwise_reload(model)
+            load(model, [*layers.qkv_shards(weights, "qkv.weight"), ("embedding.weight", table * (turn + 2), None)])
+            layers.finish(model)
+            assert qkv.weight is parameter and qkv.weight.data_ptr() == address
+            assert torch.equal(bits(decode(qkv)), bits(torch.cat([weights[name] for name in "qkv"])))
+            assert head.weight is embedding.weight
+            assert torch.equal(bits(decode(head)[:VOCABULARY]), bits(table * (turn + 2)))
+        initialize_layerwise_reload(model)
+        with pytest.raises(ValueError, match="rows 0 to 255"):
+            load(model, layers.qkv_shards(second, "qkv.weight")[::2])
+            layers.finish(model)
+        assert torch.equal(bits(qkv.quant_method.dequantize_weight(qkv)), bits(torch.cat([first[n] for n in "qkv"])))
+
+
+def test_nothing_dense_stays() -> None:
+    """Neither the dense matrix nor the model is kept by what the plugin notes of them."""
+    with layers_of_rank() as config:
+        qkv = make_qkv(config)
+        model = make_model(qkv=qkv)
+        load(model, layers.qkv_shards(qkv_weights(), "qkv.weight"))
+        layers.finish(model)
+        gc.collect()
+        dense = [
+            one
+            for one in gc.get_objects()
+            if isinstance(one, torch.Tensor) and one.shape == (sum(QKV.values()), HIDDEN)
+        ]
+        assert all(one.is_meta for one in dense)
+        reference = weakref.ref(qkv)
+        buffer = weakref.ref(qkv.transfuse_packed.buffer.untyped_storage())
+        del model, qkv, dense
+        gc.collect()
+        assert reference() is None and buffer() is None
+
+
+def test_other_ways_of_loading_are_refused() -> None:
+    with layers_of_rank() as config:
+        from vllm.config import get_current_vllm_config
+
+        get_current_vllm_config().load_config.load_format = "sharded_state"
+        with pytest.raises(ValueError, match="sharded_state"):
+            make_qkv(config)
