@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin for vLLM on vLLM's own layers, without an engine and on the CPU: loading, shards, ties, what is missing."""
+"""The plugin for vLLM on vLLM's own layers, without an engine, on the CPU: loading, shards, ties, what is missing."""
 
 from __future__ import annotations
 
