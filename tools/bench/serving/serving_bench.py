@@ -134,7 +134,7 @@ def make_dummy_weights_gaussian() -> None:
 
     def fill(param: torch.Tensor, *_: Any, **__: Any) -> None:
         filled[0] += 1
-        if not torch.is_floating_point(param):
+        if param.is_meta or param.dim() == 0 or not torch.is_floating_point(param):
             return
         if param.dim() == 1:
             param.data.fill_(1)

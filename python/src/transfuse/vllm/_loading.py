@@ -22,7 +22,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader import base_loader
 from vllm.model_executor.model_loader import utils as loader_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader, initialize_online_processing
+from vllm.model_executor.model_loader.reload.layerwise import (
+    _get_original_loader,
+    get_layerwise_info,
+    initialize_online_processing,
+)
 
 if TYPE_CHECKING:
     from transfuse.vllm._packer import Packed
@@ -101,6 +105,7 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
     watch hold the layer, which then was never freed.
     """
     from transfuse.vllm._layers import owns_weight
+    from transfuse.vllm._packer import Packer
 
     layers = [layer for layer in model.modules() if owns_weight(layer)]
     for layer in layers:
@@ -108,6 +113,7 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
     note(model)
     for layer in layers:
         initialize_online_processing(layer)
+    Packer.of(get_layerwise_info(model).restore_device).expect(tuple(layer.weight.shape) for layer in layers)
 
 
 def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -142,7 +148,7 @@ def _finish(finish: Callable[..., Any], model: torch.nn.Module, model_config: Mo
             layer.quant_method = owner.quant_method
             layer.transfuse_rows, layer.transfuse_cols = owner.transfuse_rows, owner.transfuse_cols
         _layers.follow(layer, owner)
-    Packer.release()
+    Packer.end()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     _write_report()
