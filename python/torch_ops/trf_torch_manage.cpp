@@ -21,6 +21,16 @@ trf_load_options options_for(trf_layout layout) {
     return options;
 }
 
+trf_load_options options_for(trf_layout layout, uint32_t first_row, uint32_t num_rows, uint32_t first_col,
+                             uint32_t num_cols) {
+    trf_load_options options = options_for(layout);
+    options.first_row = first_row;
+    options.num_rows = num_rows;
+    options.first_col = first_col;
+    options.num_cols = num_cols;
+    return options;
+}
+
 int is_cancelled(void *cancel, const char *, uint64_t, uint64_t) {
     return __atomic_load_n(static_cast<const int32_t *>(cancel), __ATOMIC_RELAXED);
 }
@@ -109,20 +119,22 @@ trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_
 }
 
 trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
+                                   uint32_t first_row, uint32_t num_rows, uint32_t first_col, uint32_t num_cols,
                                    trf_layer_size *size, trf_error *err) {
     trf_context *context;
     const trf_status status = trf_torch::find_or_make_context(device, &context, err);
-    const trf_load_options options = options_for(layout);
+    const trf_load_options options = options_for(layout, first_row, num_rows, first_col, num_cols);
     return status == TRF_OK ? trf_device_layer_get_load_size(context, checkpoint, tensor, &options, size, err) : status;
 }
 
 trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
+                          uint32_t first_row, uint32_t num_rows, uint32_t first_col, uint32_t num_cols,
                           const trf_layer_memory *memory, const int32_t *cancel, trf_error *err) {
     trf_context *context;
     trf_status status = trf_torch::find_or_make_context(device, &context, err);
     if (status != TRF_OK)
         return status;
-    trf_load_options options = options_for(layout);
+    trf_load_options options = options_for(layout, first_row, num_rows, first_col, num_cols);
     options.memory = *memory;
     options.progress = cancel ? is_cancelled : nullptr;
     options.progress_context = const_cast<int32_t *>(cancel);

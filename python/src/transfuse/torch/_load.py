@@ -22,6 +22,9 @@ from transfuse.torch._containers import place_buffers, write_head
 from transfuse.torch._ops_library import CPU, call
 from transfuse.torch._registry import Keeping, device_index, fit_memory, make_experts, wait_for
 
+# The first row, rows, the first column and columns of a part, as the library takes them: here all of it.
+_WHOLE = (0, 0, 0, 0)
+
 
 class Checkpoint:
     """A checkpoint that is open for loading: a ``.safetensors`` file, an index, a folder, or a ``.trf`` file.
@@ -77,6 +80,8 @@ def load_layer(
     device: torch.device | str,
     *,
     layout: str = "coded",
+    rows: tuple[int, int] | None = None,
+    cols: tuple[int, int] | None = None,
     cancel: Cancel | None = None,
 ) -> torch.Tensor:
     """Reads one compressed tensor of a checkpoint to memory that torch allocates, and makes it known to the ops.
@@ -93,20 +98,25 @@ def load_layer(
         The CPU or a CUDA device.
     layout : str
         How it is to lie in memory: "coded"; or "packed" or "plain", which transcode it while it is loaded.
+    rows, cols : tuple of int, optional
+        A part of the matrix alone: the first row or column, and how many. Both are multiples of 16; the last part of a
+        matrix may end with it instead. Only the tiles of 256x256 weights that the part touches are read. A part that
+        lies coded can be decoded if it begins and ends at multiples of 256 or with the matrix, and its buffer is bound
+        to its place in memory: a copy of it is no layer.
     cancel : Cancel, optional
         Of a caller who looks after Ctrl-C: the call then runs on the thread that it comes from.
 
     Returns
     -------
     torch.Tensor, uint8, [buffer_bytes]
-        The layer's buffer: if it is to lie coded, its blob.
+        The layer's buffer: if the whole matrix is to lie coded, its blob.
 
     Raises
     ------
     NotFoundError
         There is no such checkpoint, tensor or expert.
     ArgumentError
-        The tensor is not compressed, or one of experts, and no expert is named; there is no such layout.
+        The tensor is not compressed, or one of experts, and no expert is named; there is no such layout or part.
     UnsupportedError
         Also: the layout does not take the codec, or not these weights, or a tensor of experts.
     CancelledError
@@ -115,14 +125,27 @@ def load_layer(
     """
     if not isinstance(checkpoint, Checkpoint):
         with Checkpoint(checkpoint) as opened:
-            return load_layer(opened, tensor, device, layout=layout, cancel=cancel)
+            return load_layer(opened, tensor, device, layout=layout, rows=rows, cols=cols, cancel=cancel)
     wanted = find_layout(layout)
     info = checkpoint.tensors.get(tensor)
+    if rows is not None or cols is not None:
+        part = *_check_range(rows, "rows"), *_check_range(cols, "cols")
+        return _load([(checkpoint, tensor)], torch.device(device), cancel, False, wanted, part)
     if info is not None and info.compressed and len(info.shape) == 3:
         if wanted != s.Layout.CODED:
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{tensor}: experts lie coded, and not {layout}")
         return load_experts([(checkpoint, f"{tensor}[{index}]") for index in range(info.blobs)], device, cancel=cancel)
     return _load([(checkpoint, tensor)], torch.device(device), cancel, into_container=False, layout=wanted)
+
+
+def _check_range(wanted: tuple[int, int] | None, what: str) -> Sequence[int]:
+    """Returns a range as the library takes it; there a count of 0 is all that follows, and here it is refused."""
+    if wanted is None:
+        return _WHOLE[:2]
+    first, count = wanted
+    if not (0 <= first < 2**32 and 0 < count < 2**32):
+        raise make_error(Status.TRF_ERR_ARGUMENT, f"{what} must be the first one and a count from 1; this is {wanted}")
+    return first, count
 
 
 def load_experts(
@@ -150,9 +173,11 @@ def get_load_bytes(checkpoint: Checkpoint, tensor: str, layout: str) -> int:
     return int(_get_load_size(CPU, checkpoint.handle, encode_text(tensor, "tensor"), find_layout(layout)).buffer_bytes)
 
 
-def _get_load_size(device: int, handle: ctypes.c_void_p, name: bytes, layout: int) -> s.LayerSizeStruct:
+def _get_load_size(
+    device: int, handle: ctypes.c_void_p, name: bytes, layout: int, part: Sequence[int] = _WHOLE
+) -> s.LayerSizeStruct:
     size = s.LayerSizeStruct()
-    call("trf_torch_get_load_size", device, handle, name, layout, ctypes.byref(size))
+    call("trf_torch_get_load_size", device, handle, name, layout, *part, ctypes.byref(size))
     return size
 
 
@@ -160,13 +185,13 @@ def _load(
     tensors: Sequence[tuple[Checkpoint, str]],
     place: torch.device,
     cancel: Cancel | None,
-    *,
     into_container: bool,
     layout: s.Layout = s.Layout.CODED,
+    part: Sequence[int] = _WHOLE,
 ) -> torch.Tensor:
     index = device_index(place)
     sources = [(checkpoint.handle, encode_text(name, "tensor")) for checkpoint, name in tensors]
-    sizes = [_get_load_size(index, handle, name, layout) for handle, name in sources]
+    sizes = [_get_load_size(index, handle, name, layout, part) for handle, name in sources]
     offsets, total = (
         place_buffers([size.buffer_bytes for size in sizes]) if into_container else ([0], sizes[0].buffer_bytes)
     )
@@ -180,7 +205,7 @@ def _load(
     def load() -> None:
         for source, offset, size, directory in zip(sources, offsets, sizes, keeping.directories, strict=True):
             memory = s.LayerMemoryStruct(buffer.data_ptr() + offset, size.buffer_bytes, *directory)
-            call("trf_torch_load", index, *source, layout, ctypes.byref(memory), ctypes.byref(asked.flag))
+            call("trf_torch_load", index, *source, layout, *part, ctypes.byref(memory), ctypes.byref(asked.flag))
 
     with keeping:
         if cancel:
