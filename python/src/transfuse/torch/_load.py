@@ -100,9 +100,9 @@ def load_layer(
         How it is to lie in memory: "coded"; or "packed" or "plain", which transcode it while it is loaded.
     rows, cols : tuple of int, optional
         A part of the matrix alone: the first row or column, and how many. Both are multiples of 16; the last part of a
-        matrix may end with it instead. Only the tiles of 256x256 weights that the part touches are read. A part that
-        lies coded can be decoded if it begins and ends at multiples of 256 or with the matrix, and its buffer is bound
-        to its place in memory: a copy of it is no layer.
+        matrix may end with it instead. Only the tiles of 256x256 weights that the part touches are read. One that
+        does not begin and end at multiples of 256, or with the matrix, and is to lie coded can be multiplied by, but
+        not decoded, and a copy of its buffer is a layer of the whole tiles.
     cancel : Cancel, optional
         Of a caller who looks after Ctrl-C: the call then runs on the thread that it comes from.
 

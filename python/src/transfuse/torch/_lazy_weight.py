@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed weights that a framework's own loader takes for dense ones, and that are decoded when it copies them.
+
+Loaders cut the part that they want out of a tensor (`narrow`, slices, `chunk`, `split`), and copy it to a parameter. A
+`LazyWeight` stays lazy while it is cut. The copy then reads and decodes only the tiles that the part touches, on the
+device of the parameter. Any other operation gets the dense tensor, on the CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from transfuse._checkpoint import TensorInfo
+from transfuse._errors import TransfuseError
+from transfuse.hf._file_check import find_compressed
+from transfuse.hf._file_check import is_compressed as is_file_compressed
+from transfuse.torch import _ops
+from transfuse.torch._dtypes import TORCH_DTYPES
+from transfuse.torch._load import Checkpoint, load_layer
+
+_aten = torch.ops.aten
+
+# A coded part is decoded where it begins and ends at tiles, or with the matrix.
+_TILE_SIZE = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What a lazy weight has of its tensor. `experts` is one expert of a stack, several of them, or None: no stack."""
+
+    experts: range | int | None
+    rows: range
+    cols: range
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        stack = (len(self.experts),) if isinstance(self.experts, range) else ()
+        return *stack, len(self.rows), len(self.cols)
+
+    def __str__(self) -> str:
+        ranges = [self.rows, self.cols] if self.experts is None else [self.experts, self.rows, self.cols]
+        return ", ".join(str(one) if isinstance(one, int) else f"{one.start}:{one.stop}" for one in ranges)
+
+    def cut(self, dim: int, first: int, last: int) -> _Part:
+        """Returns indices first to last of one of its dimensions, the last one left out."""
+        field = ("experts", "rows", "cols")[dim + 3 - len(self.shape)]
+        return dataclasses.replace(self, **{field: getattr(self, field)[first:last]})
+
+
+class LazyWeight(torch.Tensor):
+    """A compressed tensor of a checkpoint, or a part of it, with the shape and the dtype of the source.
+
+    It holds the checkpoint open. Nothing can be written to it.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    info : TensorInfo
+        Of a compressed tensor, [rows][cols] or [experts][rows][cols].
+    part : optional
+        What it has of that; all of it by default.
+    """
+
+    checkpoint: Checkpoint
+    info: TensorInfo
+    part: _Part
+
+    # What Python calls is not looked at, so that parameters of other classes can be copied to.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, checkpoint: Checkpoint, info: TensorInfo, part: _Part | None = None) -> LazyWeight:
+        """Makes it; nothing is read."""
+        if part is None:
+            *stack, rows, cols = (range(size) for size in info.shape)
+            part = _Part(stack[0] if stack else None, rows, cols)
+        made: LazyWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, part.shape, dtype=TORCH_DTYPES[info.dtype], device="cpu"
+        )
+        made.checkpoint, made.info, made.part = checkpoint, info, part
+        return made
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        """Names the tensor, and what this is of it."""
+        return f"LazyWeight({self.info.name}[{self.part}] of {self.info.file}, {self.dtype})"
+
+    def dense(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Returns the weights, decoded on a device, the CPU or a CUDA one.
+
+        Raises
+        ------
+        TransfuseError, RuntimeError
+            They cannot be read or decoded; the message names the file and the tensor.
+        """
+        part = self.part
+        if not isinstance(part.experts, range):
+            return self._decode(part.experts, torch.device(device))
+        stack = torch.empty(part.shape, dtype=self.dtype, device=device)
+        for index, expert in enumerate(part.experts):
+            stack[index] = self._decode(expert, stack.device)
+        return stack
+
+    def _decode(self, expert: int | None, device: torch.device) -> torch.Tensor:
+        name = self.info.name if expert is None else f"{self.info.name}[{expert}]"
+        rows, cols = self.part.rows, self.part.cols
+        if not rows or not cols:
+            return torch.empty(len(rows), len(cols), dtype=self.dtype, device=device)
+        first_row, num_rows = _widen(rows, self.info.shape[-2])
+        first_col, num_cols = _widen(cols, self.info.shape[-1])
+        try:
+            layer = load_layer(self.checkpoint, name, device, rows=(first_row, num_rows), cols=(first_col, num_cols))
+            tiles = _ops.decode(layer, num_rows, num_cols, self.dtype)
+        except (TransfuseError, RuntimeError, ValueError) as failure:
+            _name_source(failure, f"{self.info.file}: tensor {name!r}: ")
+            raise
+        return tiles[rows.start - first_row : rows.stop - first_row, cols.start - first_col : cols.stop - first_col]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Cuts and copies lazily; hands dense tensors to any other operation."""
+        kwargs = kwargs or {}
+        for index, schema in enumerate(func._schema.arguments):
+            argument = args[index] if index < len(args) else kwargs.get(schema.name)
+            if isinstance(argument, LazyWeight) and schema.alias_info is not None and schema.alias_info.is_write:
+                raise TypeError(f"{func} would write to {argument!r}, which can only be read")
+        handle = _HANDLERS.get(func)
+        if handle is not None:
+            result = handle(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        dense_args, dense_kwargs = tree_map_only(LazyWeight, LazyWeight.dense, (args, kwargs))
+        return func(*dense_args, **dense_kwargs)
+
+
+def _widen(part: range, size: int) -> tuple[int, int]:
+    """Returns the first index and the count of whole tiles that hold a range."""
+    first = part.start // _TILE_SIZE * _TILE_SIZE
+    return first, min(-(-part.stop // _TILE_SIZE) * _TILE_SIZE, size) - first
+
+
+def _name_source(failure: Exception, where: str) -> None:
+    """Puts a file and a tensor in front of an exception's message, unless the message has them."""
+    if isinstance(failure, TransfuseError):
+        if where not in failure.message:
+            failure.message = where + failure.message
+    elif failure.args and isinstance(failure.args[0], str):
+        failure.args = (where + failure.args[0], *failure.args[1:])
+
+
+def _with(lazy: LazyWeight, part: _Part) -> LazyWeight:
+    return LazyWeight(lazy.checkpoint, lazy.info, part)
+
+
+def _same(lazy: LazyWeight) -> LazyWeight:
+    return _with(lazy, lazy.part)
+
+
+def _slice(lazy: LazyWeight, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    if step != 1:
+        return NotImplemented
+    first, last, _ = slice(start, end).indices(lazy.shape[dim])
+    return _with(lazy, lazy.part.cut(dim % lazy.dim(), first, max(first, last)))
+
+
+def _split(lazy: LazyWeight, size: int, dim: int = 0) -> Any:
+    length = lazy.shape[dim]
+    if size <= 0 or not length:
+        return NotImplemented
+    return [_slice(lazy, dim, first, first + size) for first in range(0, length, size)]
+
+
+def _split_with_sizes(lazy: LazyWeight, sizes: list[int], dim: int = 0) -> Any:
+    if sum(sizes) != lazy.shape[dim] or min(sizes, default=0) < 0:
+        return NotImplemented  # the dense tensor's error
+    lasts = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return [_slice(lazy, dim, last - size, last) for last, size in zip(lasts, sizes, strict=True)]
+
+
+def _select(lazy: LazyWeight, dim: int, index: int) -> Any:
+    experts = lazy.part.experts
+    if not isinstance(experts, range) or dim % lazy.dim() or not -len(experts) <= index < len(experts):
+        return NotImplemented
+    return _with(lazy, dataclasses.replace(lazy.part, experts=experts[index]))
+
+
+def _unbind(lazy: LazyWeight, dim: int = 0) -> Any:
+    if lazy.dim() != 3 or dim % 3:
+        return NotImplemented
+    return [_select(lazy, 0, index) for index in range(lazy.shape[0])]
+
+
+def _view(lazy: LazyWeight, shape: list[int]) -> Any:
+    wanted = torch.empty(lazy.shape, device="meta").view(shape).shape
+    return _same(lazy) if wanted == lazy.shape else NotImplemented
+
+
+def _copy_to(
+    lazy: LazyWeight, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **others: Any
+) -> torch.Tensor:
+    """Decodes where the copy is to be."""
+    where = device or lazy.device
+    if where.type == "meta":
+        return torch.empty(lazy.shape, dtype=dtype or lazy.dtype, device=where)
+    return lazy.dense(where if where.type == "cuda" else "cpu").to(dtype=dtype, device=where)
+
+
+def _copy(target: torch.Tensor, lazy: LazyWeight, non_blocking: bool = False) -> torch.Tensor:
+    """Fills a dense tensor. A loader that runs on the meta device, to count what it would copy, reads nothing."""
+    device = target.device
+    if device.type == "meta":
+        return target.copy_(torch.empty(lazy.shape, dtype=lazy.dtype, device="meta"))
+    return target.copy_(lazy.dense(device if device.type == "cuda" else "cpu"), non_blocking)
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    _aten.slice.Tensor: _slice,
+    _aten.split.Tensor: _split,
+    _aten.split_with_sizes.default: _split_with_sizes,
+    _aten.select.int: _select,
+    _aten.unbind.int: _unbind,
+    _aten.detach.default: _same,
+    _aten.alias.default: _same,
+    _aten.view.default: _view,
+    _aten._unsafe_view.default: _view,
+    _aten._to_copy.default: _copy_to,
+    _aten.copy_.default: _copy,
+}
+
+
+def is_compressed(files: Iterable[str]) -> bool:
+    """Returns whether one of some files of weights is compressed, by their headers."""
+    return find_compressed(files) is not None
+
+
+def iterate_dense(
+    files: Iterable[str], *, skip: Callable[[str], bool] = lambda name: False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of files of weights by the source's names, each with the source's shape and dtype.
+
+    Parameters
+    ----------
+    files : iterable of str
+        `.safetensors` files, compressed or not.
+    skip : callable
+        Whether a tensor of this name is not wanted.
+
+    Yields
+    ------
+    name : str
+    tensor : torch.Tensor
+        A `LazyWeight` if it is compressed, and else dense on the CPU.
+
+    Raises
+    ------
+    TransfuseError
+        A file cannot be opened.
+    """
+    from safetensors import safe_open
+
+    for path in files:
+        with safe_open(path, framework="pt") as dense:
+            if not is_file_compressed(path):
+                for name in dense.keys():
+                    if not skip(name):
+                        yield name, dense.get_tensor(name)
+                continue
+            checkpoint = Checkpoint(path)  # lazy weights hold it open
+            for name, info in checkpoint.tensors.items():
+                if not skip(name):
+                    yield name, LazyWeight(checkpoint, info) if info.compressed else dense.get_tensor(name)
