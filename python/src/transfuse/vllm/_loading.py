@@ -10,23 +10,28 @@ weights that no file has, but only where it quantizes nothing), and the one that
 from __future__ import annotations
 
 import functools
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tqdm.auto import tqdm
 from vllm.config import ModelConfig
 from vllm.logger import init_logger
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
-from vllm.model_executor.model_loader import base_loader
+from vllm.model_executor.model_loader import base_loader, weight_utils
 from vllm.model_executor.model_loader import utils as loader_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.model_executor.model_loader.reload.layerwise import (
     _get_original_loader,
     get_layerwise_info,
     initialize_online_processing,
 )
+
+from transfuse.torch import _lazy_weight
 
 if TYPE_CHECKING:
     from transfuse.vllm._packer import Packed
@@ -118,8 +123,27 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
 
 def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields a folder's weights by the source's names, those that are compressed as lazy tensors."""
-    weights: Iterator[tuple[str, torch.Tensor]] = read(loader, source)
-    return weights
+    _, files, is_safetensors = loader._prepare_weights(
+        source.model_or_path,
+        source.subfolder,
+        source.revision,
+        source.fall_back_to_pt,
+        source.allow_patterns_overrides,
+    )
+    if not (is_safetensors and _lazy_weight.is_compressed(files)):
+        weights: Iterator[tuple[str, torch.Tensor]] = read(loader, source)
+        return weights
+    if loader.counter_before_loading_weights == 0.0:
+        loader.counter_before_loading_weights = time.perf_counter()
+    # Under expert parallelism vLLM leaves out the experts of other ranks before it reads them.
+    local = getattr(loader, "local_expert_ids", None)
+    progress = tqdm(
+        sorted(files),
+        desc="Loading compressed safetensors checkpoint shards",
+        disable=not weight_utils.enable_tqdm(loader.load_config.use_tqdm_on_load),
+    )
+    tensors = _lazy_weight.iterate_dense(progress, skip=lambda name: should_skip_weight(name, local))
+    return ((source.prefix + name, tensor) for name, tensor in tensors)
 
 
 def _load_weights(load: Callable[..., Any], loader: Any, model: torch.nn.Module, model_config: ModelConfig) -> Any:
