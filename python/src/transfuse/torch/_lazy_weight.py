@@ -55,7 +55,7 @@ class _Part:
 class LazyWeight(torch.Tensor):
     """A compressed tensor of a checkpoint, or a part of it, with the shape and the dtype of the source.
 
-    It holds the checkpoint open. Nothing can be written to it.
+    It keeps the checkpoint, whose file has to stay where it is. Nothing can be written to it.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class LazyWeight(torch.Tensor):
     part: _Part
 
     # What Python calls is not looked at, so that parameters of other classes can be copied to.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, checkpoint: Checkpoint, info: TensorInfo, part: _Part | None = None) -> LazyWeight:
@@ -79,13 +79,13 @@ class LazyWeight(torch.Tensor):
         if part is None:
             *stack, rows, cols = (range(size) for size in info.shape)
             part = _Part(stack[0] if stack else None, rows, cols)
-        made: LazyWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, part.shape, dtype=TORCH_DTYPES[info.dtype], device="cpu"
+        made: LazyWeight = torch.Tensor._make_wrapper_subclass(
+            cls, part.shape, dtype=TORCH_DTYPES[info.dtype], device=torch.device("cpu")
         )
         made.checkpoint, made.info, made.part = checkpoint, info, part
         return made
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Names the tensor, and what this is of it."""
         return f"LazyWeight({self.info.name}[{self.part}] of {self.info.file}, {self.dtype})"
 
@@ -121,7 +121,7 @@ class LazyWeight(torch.Tensor):
         return tiles[rows.start - first_row : rows.stop - first_row, cols.start - first_col : cols.stop - first_col]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Cuts and copies lazily; hands dense tensors to any other operation."""

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed folders in vLLM's own loaders, without an engine, on the CPU: each rank gets the weights of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from safetensors.torch import save_file
+from vllm.config.load import LoadConfig
+from vllm.model_executor.layers import linear
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwise_reload
+
+import transfuse
+import transfuse.torch
+from transfuse.tests import vllm_layers as layers
+from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
+from transfuse.torch._lazy_weight import LazyWeight, iterate_dense
+from transfuse.vllm import _loading
+
+HIDDEN, HEAD_DIM, HEADS, KV_HEADS, INTERMEDIATE, VOCABULARY = 256, 32, 8, 2, 688, 1000
+WIDTH = HEADS * HEAD_DIM
+
+
+@pytest.fixture(scope="module")
+def source() -> dict[str, torch.Tensor]:
+    shapes = {
+        "q": (WIDTH, HIDDEN),
+        "k": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "v": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "qkv": (WIDTH + 2 * KV_HEADS * HEAD_DIM, HIDDEN),
+        "gate": (INTERMEDIATE, HIDDEN),
+        "up": (INTERMEDIATE, HIDDEN),
+        "gate_up": (2 * INTERMEDIATE, HIDDEN),
+        "down": (HIDDEN, INTERMEDIATE),
+        "wide": (HIDDEN, HIDDEN),
+        "table": (VOCABULARY, HIDDEN),
+        "norm": (HIDDEN,),
+        "model.layers.0.mlp.experts.0.up_proj.weight": (HIDDEN, HIDDEN),
+        "model.layers.0.mlp.experts.1.up_proj.weight": (HIDDEN, HIDDEN),
+    }
+    return {name: random_weights(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, source: dict[str, torch.Tensor]) -> Path:
+    path = tmp_path_factory.mktemp("vllm")
+    (path / "source").mkdir()
+    save_file(source, path / "source" / "model.safetensors")
+    (path / "source" / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}')
+    transfuse.compress(path / "source", path / "compressed", embeddings=True)
+    return path
+
+
+@pytest.fixture
+def lazy(folder: Path) -> dict[str, torch.Tensor]:
+    found = dict(iterate_dense([str(folder / "compressed" / "model.safetensors")]))
+    assert [name for name, tensor in found.items() if not isinstance(tensor, LazyWeight)] == ["norm"]
+    return found
+
+
+def make_layers(config: Any) -> dict[str, Any]:
+    options = {"bias": False, "quant_config": config}
+    heads = (HIDDEN, HEAD_DIM, HEADS, KV_HEADS)
+    merged = (HIDDEN, [INTERMEDIATE] * 2)
+    return {
+        "qkv": linear.QKVParallelLinear(*heads, prefix="qkv", **options),
+        "fused_qkv": linear.QKVParallelLinear(*heads, prefix="fused_qkv", **options),
+        "gate_up": linear.MergedColumnParallelLinear(*merged, prefix="gate_up", **options),
+        "fused_gate_up": linear.MergedColumnParallelLinear(*merged, prefix="fused_gate_up", **options),
+        "row": linear.RowParallelLinear(INTERMEDIATE, HIDDEN, prefix="row", reduce_results=False, **options),
+        "column": linear.ColumnParallelLinear(HIDDEN, HIDDEN, prefix="column", **options),
+        "same": linear.ReplicatedLinear(HIDDEN, HIDDEN, prefix="same", **options),
+        "embedding": VocabParallelEmbedding(VOCABULARY, HIDDEN, quant_config=config, prefix="embedding"),
+        "head": ParallelLMHead(VOCABULARY, HIDDEN, quant_config=config, prefix="head"),
+    }
+
+
+def loads_of(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    """Yields what a model's `load_weights` would pass on, in an order of no layer."""
+    yield from [("gate_up.weight", weights["up"], 1), ("embedding.weight", weights["table"], None)]
+    yield from layers.qkv_shards(weights, "qkv.weight")
+    yield from [("row.weight", weights["down"], None), ("gate_up.weight", weights["gate"], 0)]
+    yield from [("fused_qkv.weight", weights["qkv"], None), ("fused_gate_up.weight", weights["gate_up"], None)]
+    yield from [("column.weight", weights["wide"], None), ("same.weight", weights["wide"], None)]
+    yield ("head.weight", weights["table"], None)
+
+
+def decoded_layers(weights: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+    made = make_layers(config)
+    model = make_model(**made)
+    load(model, loads_of(weights))
+    layers.finish(model)
+    return {name: layer.quant_method.dequantize_weight(layer) for name, layer in made.items()}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_shards(source: dict[str, torch.Tensor], lazy: dict[str, torch.Tensor], ranks: int) -> None:
+    """Layers made of compressed tensors have the bits of those made of dense ones, on every rank."""
+    for rank in range(ranks):
+        with layers_of_rank(rank, ranks) as config:
+            wanted, found = decoded_layers(source, config), decoded_layers(lazy, config)
+        assert wanted.keys() == found.keys()
+        for name, weight in wanted.items():
+            assert torch.equal(bits(found[name]), bits(weight)), (rank, name)
+    if ranks == 1:
+        assert torch.equal(bits(wanted["fused_qkv"]), bits(source["qkv"]))
+
+
+@pytest.mark.skipif(not hasattr(transfuse.torch, "repack"), reason="packed layers are not changed in place yet")
+def test_new_weights(source: dict[str, torch.Tensor], lazy: dict[str, torch.Tensor]) -> None:
+    """Layers can be loaded again from a compressed folder."""
+    with layers_of_rank(1, 2) as config:
+        made = make_layers(config)
+        model = make_model(**made)
+        load(model, loads_of({name: weight * 2 for name, weight in source.items()}))
+        layers.finish(model)
+        initialize_layerwise_reload(model)
+        load(model, loads_of(lazy))
+        layers.finish(model)
+        wanted = decoded_layers(source, config)
+        for name, layer in made.items():
+            assert torch.equal(bits(layer.quant_method.dequantize_weight(layer)), bits(wanted[name])), name
+
+
+@pytest.mark.parametrize("excluded", [False, True])
+def test_missing(lazy: dict[str, torch.Tensor], excluded: bool) -> None:
+    """What did not arrive is an error for lazy tensors, too; layers that are excluded are filled as dense ones."""
+    settings = {"transfuse": {"exclude": ["qkv"]}} if excluded else {}
+    with layers_of_rank(0, 2, **settings) as config:
+        qkv = make_layers(config)["qkv"]
+        model = make_model(qkv=qkv)
+        if excluded:
+            load(model, layers.qkv_shards(lazy, "qkv.weight"))
+            assert torch.equal(bits(qkv.weight.data[: WIDTH // 2]), bits(lazy["q"][: WIDTH // 2].clone()))
+            return
+        with pytest.raises(ValueError, match=r"qkv\.weight.*rows 160 to 191"):
+            given = layers.qkv_shards(lazy, "qkv.weight")
+            load(model, [*given[:2], given[0]])  # k two times, v never: as many elements as there should be
+            layers.finish(model)
+
+
+def test_reading_a_folder(folder: Path, source: dict[str, torch.Tensor]) -> None:
+    """vLLM's iterator gives lazy tensors of a compressed folder, and those of another one as before."""
+    with layers_of_rank():
+        _loading.install()
+        for name in ("source", "compressed"):
+            loader = DefaultModelLoader(LoadConfig(use_tqdm_on_load=False))
+            wanted = DefaultModelLoader.Source(str(folder / name), revision=None, prefix="model.")
+            found = dict(loader._get_weights_iterator(wanted))
+            assert found.keys() == {f"model.{one}" for one in source}
+            assert loader.counter_before_loading_weights > 0
+            assert isinstance(found["model.qkv"], LazyWeight) == (name == "compressed")
+            for one, tensor in found.items():
+                assert torch.equal(bits(tensor.clone()), bits(source[one.removeprefix("model.")]))
+
+
+def test_experts_of_other_ranks(folder: Path, source: dict[str, torch.Tensor]) -> None:
+    with layers_of_rank():
+        _loading.install()
+        loader = DefaultModelLoader(LoadConfig(use_tqdm_on_load=False))
+        loader.local_expert_ids = {1}
+        wanted = DefaultModelLoader.Source(str(folder / "compressed"), revision=None)
+        names = [name for name, _ in loader._get_weights_iterator(wanted)]
+    assert sorted(names) == sorted(set(source) - {"model.layers.0.mlp.experts.0.up_proj.weight"})
+
+
+def test_pickled_weights_are_left_to_vllm() -> None:
+    """A folder without safetensors is read as vLLM reads it."""
+    loader = SimpleNamespace(_prepare_weights=lambda *_: ("folder", ["folder/model.bin"], False))
+    wanted = DefaultModelLoader.Source("folder", revision=None)
+    read = iter([("name", torch.zeros(1))])
+    assert _loading._read_weights(lambda *_: read, loader, wanted) is read
