@@ -29,6 +29,7 @@ from transfuse._nvidia import Driver, Gpu, find_driver
 _OLDEST_CAPABILITY = (8, 0)
 _OLDEST_TORCH = (2, 10)
 _OLDEST_TRANSFORMERS = (5, 0)
+_OLDEST_VLLM = (0, 26)
 # The oldest driver for each major version of the CUDA runtime; a driver serves all minor versions of its own.
 _OLDEST_DRIVER = {12: "525.60.13", 13: "580"}
 _SERVING = ("--gpus", "--context", "--memory-gb")
@@ -251,12 +252,25 @@ class _Doctor:
         if self.versions["diffusers"] and torch_works:
             self._try_framework("diffusers")
         if self.versions["vllm"]:
-            report.conclude("vLLM", "", "transfuse has no plugin for it yet")
+            report.conclude("vLLM", *_explain_vllm(self.versions["vllm"], needs, bool(self.gpus)))
 
     # ---- a checkpoint ----
 
     def look_at_checkpoint(self, path: str, serving: ServingOptions | None = None) -> None:
         CheckpointDoctor(self.report, self.gpus, self.versions, self.torch_works, serving).look(path)
+
+
+def _explain_vllm(version: str, needs: str, has_gpu: bool) -> tuple[str, str]:
+    """Returns what is wrong with the plugin for vLLM, and, if nothing is, why it does not serve here; "" for neither."""
+    if _parse_version(version) < _OLDEST_VLLM:
+        return "", f"vLLM {version} is older than {'.'.join(map(str, _OLDEST_VLLM))}: pip install -U vllm"
+    names = [point.name for point in importlib.metadata.entry_points(group="vllm.general_plugins")]
+    if "transfuse" not in names:
+        return "its plugin is not found: install the wheel into the environment of vLLM", ""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "transfuse" not in allowed.split(","):
+        return f"VLLM_PLUGINS={allowed} leaves the plugin out", ""
+    return "", needs or ("" if has_gpu else "it needs a GPU")
 
 
 def _explain_surplus(word: str) -> str:

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import transfuse.torch as tt
-from transfuse.torch import _lazy_weight, _load
-from transfuse.torch._lazy_weight import LazyWeight
+from transfuse.vllm import _lazy_weight, _load
+from transfuse.vllm._lazy_weight import LazyWeight
 
 ROWS, COLS = 700, 523
 Cut = Callable[[Tensor], Tensor]

@@ -24,8 +24,8 @@ import transfuse
 import transfuse.torch
 from transfuse.tests import vllm_layers as layers
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
-from transfuse.torch._lazy_weight import LazyWeight, iterate_dense
 from transfuse.vllm import _loading
+from transfuse.vllm._lazy_weight import LazyWeight, iterate_dense
 
 HIDDEN, HEAD_DIM, HEADS, KV_HEADS, INTERMEDIATE, VOCABULARY = 256, 32, 8, 2, 688, 1000
 WIDTH = HEADS * HEAD_DIM

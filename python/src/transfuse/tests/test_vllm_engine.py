@@ -14,6 +14,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 if not torch.cuda.is_available():
     pytest.skip("no GPU: vLLM's engine does not start", allow_module_level=True)
 
+import transfuse
 from transfuse.tests import vllm_engines as engines
 
 TRANSFUSE = {"quantization": "transfuse"}
@@ -49,7 +50,8 @@ def test_weights_and_logits(checkpoints: Any, name: str) -> None:
         exact = engines.run(llm)
     assert set(layouts.values()) <= {"packed", "tied"}
     assert len(layouts) >= 3 * 3
-    assert any(name.endswith("embed_tokens") for name in layouts)
+    # Gemma's embedding is made without a quantization config.
+    assert any(layer.endswith("embed_tokens") for layer in layouts) == (name != "gemma2")
     for (tokens, table), (own_tokens, own_table) in zip(logits, exact, strict=True):
         assert own_tokens == tokens
         assert torch.equal(own_table, table)
@@ -59,6 +61,45 @@ def test_weights_and_logits(checkpoints: Any, name: str) -> None:
     for (_, table), (_, own_table) in zip(logits, packed, strict=True):
         places = min(len(table), len(own_table)) - 23  # those of the prompt, whose tokens are the same
         assert (table[:places] - own_table[:places]).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_tied", "phi3", "deepseek_v2"])
+def test_compressed_folder(checkpoints: Any, tmp_path: Path, name: str) -> None:
+    """A folder that `transfuse compress` wrote says by itself what it is, and serves the same weights."""
+    folder = checkpoints(name)
+    transfuse.compress(folder, tmp_path / "compressed", embeddings=True)
+    with engines.serve(folder) as llm:
+        wanted, logits = llm.apply_model(engines.digest)[0], engines.run(llm)
+    with engines.serve(tmp_path / "compressed", additional_config={"transfuse": {"exact": True}}) as llm:
+        assert "packed" in llm.apply_model(engines.describe)[0].values()
+        assert llm.apply_model(engines.digest)[0] == wanted
+        found = engines.run(llm)
+    for (tokens, table), (own_tokens, own_table) in zip(logits, found, strict=True):
+        assert own_tokens == tokens
+        assert torch.equal(own_table, table)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
+@pytest.mark.parametrize("kind", ["plain", "compressed"])
+def test_two_gpus(checkpoints: Any, tmp_path: Path, parallel: str, kind: str) -> None:
+    """Each rank has its slices, bit for bit, and the tokens are those of vLLM's BF16 on two GPUs."""
+    folder = served = checkpoints("qwen2" if parallel == "tensor" else "qwen3_tied")
+    both = {f"{parallel}_parallel_size": 2}
+    with engines.serve(folder, **both) as llm:
+        wanted, logits = llm.apply_model(engines.digest), engines.run(llm)
+    if kind == "compressed":
+        served = tmp_path / "compressed"
+        transfuse.compress(folder, served, embeddings=True)
+    with engines.serve(served, **both, **options_of(exact=True)) as llm:
+        assert llm.apply_model(engines.digest) == wanted
+        assert all("packed" in layouts.values() for layouts in llm.apply_model(engines.describe))
+        found = engines.run(llm)
+    for (tokens, table), (own_tokens, own_table) in zip(logits, found, strict=True):
+        assert own_tokens == tokens
+        assert torch.equal(own_table, table)
+    with engines.serve(served, **both, **TRANSFUSE) as llm:
+        engines.run(llm)
 
 
 def test_compiled(checkpoints: Any) -> None:

@@ -59,7 +59,7 @@ def make_model(**layers: torch.nn.Module) -> torch.nn.Module:
 
 def load(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor, Any]]) -> None:
     """Loads tensors, each with the name of the parameter and the shard that it is, or None."""
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Any] = dict(model.named_parameters())
     for name, tensor, shard in weights:
         parameter = parameters[name]
         parameter.weight_loader(*([parameter, tensor] if shard is None else [parameter, tensor, shard]))

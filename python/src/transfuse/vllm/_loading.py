@@ -31,7 +31,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_online_processing,
 )
 
-from transfuse.torch import _lazy_weight
+from transfuse.vllm import _lazy_weight
 
 if TYPE_CHECKING:
     from transfuse.vllm._packer import Packed
@@ -112,7 +112,7 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
     from transfuse.vllm._layers import owns_weight
     from transfuse.vllm._packer import Packer
 
-    layers = [layer for layer in model.modules() if owns_weight(layer)]
+    layers: list[Any] = [layer for layer in model.modules() if owns_weight(layer)]
     for layer in layers:
         layer.weight.weight_loader = _get_original_loader(layer.weight)
     note(model)
