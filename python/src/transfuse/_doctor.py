@@ -261,7 +261,7 @@ class _Doctor:
 
 
 def _explain_vllm(version: str, needs: str, has_gpu: bool) -> tuple[str, str]:
-    """Returns what is wrong with the plugin for vLLM, and, if nothing is, why it does not serve here; "" for neither."""
+    """Returns what is wrong with the plugin for vLLM, and, if nothing is, why it does not serve; "" for neither."""
     if _parse_version(version) < _OLDEST_VLLM:
         return "", f"vLLM {version} is older than {'.'.join(map(str, _OLDEST_VLLM))}: pip install -U vllm"
     names = [point.name for point in importlib.metadata.entry_points(group="vllm.general_plugins")]

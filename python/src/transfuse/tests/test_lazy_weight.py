@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import transfuse.torch as tt
-from transfuse.vllm import _lazy_weight, _load
+from transfuse.torch import _load
+from transfuse.vllm import _lazy_weight
 from transfuse.vllm._lazy_weight import LazyWeight
 
 ROWS, COLS = 700, 523
