@@ -220,8 +220,10 @@ static trf_status write_lines(const trf_pack_input *from, const trf_packed_head 
         stored += more;
         records += line->num_records;
     }
-    if (stored != head->num_stored || records != head->num_records)
+    if (records != head->num_records)
         return trf_fail(err, TRF_ERR_MISMATCH, 0, "a packed layer's head is not that of its weights");
+    memset(packed + head->stored_offset + stored * TRF_PACKED_STORED_TILE_BYTES, 0,
+           (head->num_stored - stored) * TRF_PACKED_STORED_TILE_BYTES);
     return TRF_OK;
 }
 

@@ -26,7 +26,8 @@ trf_packed_window trf_pack_window(const trf_pack_input *from);
 trf_status trf_pack_head(const trf_pack_input *from, trf_packed_window window, trf_packed_head *head, trf_error *err);
 
 /* Writes all head->common.buffer_bytes of a packed layer, head included. head: from trf_pack_head for the same input;
- * trf_packed_head_set_coded may have said more.
+ * trf_packed_head_set_coded may have said more, and trf_size_packed may have made room for more stored tiles, which
+ * become zeros.
  * packed: 16-byte aligned; unspecified on failure, but nothing outside of it is written. Errors: TRF_ERR_MEMORY;
  * TRF_ERR_MISMATCH if the weights are others than the head was made for. */
 trf_status trf_pack(const trf_pack_input *from, const trf_packed_head *head, void *packed, trf_error *err);

@@ -147,6 +147,17 @@ static trf_status check_padding(const checked_layer *layer, trf_error *err) {
     return check_zeros(layer, head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES, head->tiles_offset, err);
 }
 
+/* Where there is room for stored tiles that there are none of lie zeros. */
+static trf_status check_room(const checked_layer *layer, trf_error *err) {
+    const uint64_t first = layer->stored * TRF_PACKED_STORED_TILE_BYTES,
+                   last = (uint64_t)layer->view.num_stored * TRF_PACKED_STORED_TILE_BYTES;
+    for (uint64_t i = first; i < last; i++)
+        if (layer->view.stored[i])
+            return trf_fail(err, TRF_ERR_TILE, layer->head->stored_offset + i,
+                            "a stored tile that no line names is not zero");
+    return TRF_OK;
+}
+
 trf_status trf_validate_packed(const void *packed, uint64_t bytes, trf_packed_view *view, trf_error *err) {
     checked_layer layer = {.packed = packed, .head = packed};
     if ((uintptr_t)packed % 16)
@@ -160,9 +171,7 @@ trf_status trf_validate_packed(const void *packed, uint64_t bytes, trf_packed_vi
     if (layer.records != layer.head->num_records)
         return trf_fail(err, TRF_ERR_TILE, offsetof(trf_packed_head, num_records), "%llu records, the head says %llu",
                         (unsigned long long)layer.records, (unsigned long long)layer.head->num_records);
-    if (layer.stored != layer.view.num_stored)
-        return trf_fail(err, TRF_ERR_TILE, offsetof(trf_packed_head, num_stored), "%llu stored tiles, the head says %u",
-                        (unsigned long long)layer.stored, layer.view.num_stored);
+    TRY(check_room(&layer, err));
     for (uint32_t band = 0; band < layer.view.bands; band++)
         for (uint32_t tile = 0; tile < layer.view.tiles_per_band; tile++)
             TRY(check_tile(&layer, band, tile, err));

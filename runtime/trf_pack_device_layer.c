@@ -52,6 +52,20 @@ static trf_status take_options(const trf_pack_options *options, trf_pack_options
     return options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
 }
 
+/* Whether a layer can be packed like another one. */
+static trf_status check_like(const trf_context *context, const trf_device_matrix *matrix, const trf_device_layer *like,
+                             trf_error *err) {
+    if (!like)
+        return TRF_OK;
+    if (like->context != context || like->layout->layout != TRF_LAYOUT_PACKED || like->packed.row_offsets)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "a layer is packed like a packed one of its context that has no row offsets");
+    if (like->info.rows != matrix->rows || like->info.cols != matrix->cols)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%ux%u weights cannot be packed like %ux%u", matrix->rows,
+                        matrix->cols, like->info.rows, like->info.cols);
+    return TRF_OK;
+}
+
 /* Whether the weights are there, and the layer's memory, if the caller supplies it. */
 static trf_status check_memory(const trf_context *context, const trf_device_matrix *matrix,
                                const trf_layer_memory *memory, trf_error *err) {
@@ -114,5 +128,7 @@ trf_status trf_device_layer_pack(trf_context *context, const trf_device_matrix *
                         dense.cols);
     if (status == TRF_OK)
         status = check_memory(context, &dense, &taken.memory, err);
+    if (status == TRF_OK)
+        status = check_like(context, &dense, taken.like, err);
     return status == TRF_OK ? make_layer(context, &dense, &taken, layer, err) : status;
 }

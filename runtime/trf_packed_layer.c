@@ -84,6 +84,21 @@ trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t
     return status;
 }
 
+trf_packed_window trf_packed_window_of_view(const trf_packed_view *view) {
+    return (trf_packed_window){(uint32_t)view->base, view->zeroing};
+}
+
+trf_status trf_packed_choose_stored(const trf_packed_head *head, uint64_t needed, uint64_t stored_room,
+                                    const trf_packed_view *like, uint64_t *room, trf_error *err) {
+    const uint64_t most = trf_packed_most_stored(head);
+    *room = like ? like->num_stored : most - needed > stored_room ? needed + stored_room : most;
+    if (needed > *room)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "packed like the other layer, %llu tiles would have to be stored, and that has room for %llu",
+                        (unsigned long long)needed, (unsigned long long)*room);
+    return TRF_OK;
+}
+
 trf_status trf_packed_fail(trf_status status, trf_error *err) {
     if (err)
         err->offset = TRF_NO_OFFSET;

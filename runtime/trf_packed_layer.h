@@ -32,6 +32,14 @@ trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t
 /* Sets what a layer has of its buffer, once info is set: all of its matrix. head: checked. */
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer);
 
+/* The window of a layer's weights. */
+trf_packed_window trf_packed_window_of_view(const trf_packed_view *view);
+
+/* For how many stored tiles a layer gets room that needs so many: stored_room more, as long as packing pays then; or as
+ * many as `like` has, if it is not NULL. head: sized. Errors: TRF_ERR_UNSUPPORTED (more than those of `like`). */
+trf_status trf_packed_choose_stored(const trf_packed_head *head, uint64_t needed, uint64_t stored_room,
+                                    const trf_packed_view *like, uint64_t *room, trf_error *err);
+
 /* Completes the reason for which a layer is not packed. The offsets of what packs count from the dense weights, which
  * nobody has: they are dropped. @return status. */
 trf_status trf_packed_fail(trf_status status, trf_error *err);

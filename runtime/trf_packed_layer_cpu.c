@@ -17,21 +17,36 @@
 
 /* ---- loading ---- */
 
+/* Makes the head one of a layer with room for more stored tiles. */
+static trf_status make_room(const trf_pack_input *from, uint64_t stored_room, const trf_packed_view *like,
+                            trf_packed_head *head, trf_error *err) {
+    const trf_packed_head needed = *head;
+    uint64_t room;
+    trf_status status = trf_packed_choose_stored(head, needed.num_stored, stored_room, like, &room, err);
+    if (status == TRF_OK)
+        status = trf_size_packed(from->rows, from->cols, from->row_offsets != NULL, room, head, err);
+    return status;
+}
+
 /* Finds out how the weights are packed. The coded layer's row offsets are taken out, since its rows may have very
- * different scales; where a weight is none of BF16 then, they stay in. */
-static trf_status choose_packing(trf_pack_input *from, trf_packed_head *head, trf_error *err) {
-    trf_status status = trf_pack_head(from, trf_pack_window(from), head, err);
+ * different scales; where a weight is none of BF16 then, they stay in. options: or NULL. */
+static trf_status choose_packing(trf_pack_input *from, const trf_pack_options *options, trf_packed_head *head,
+                                 trf_error *err) {
+    const trf_packed_view *like = options && options->like ? &options->like->packed : NULL;
+    const trf_packed_window window = like ? trf_packed_window_of_view(like) : trf_pack_window(from);
+    trf_status status = trf_pack_head(from, window, head, err);
     if (status == TRF_ERR_UNSUPPORTED && from->row_offsets) {
         from->row_offsets = NULL;
         status = trf_pack_head(from, trf_pack_window(from), head, err);
     }
-    return status;
+    return status == TRF_OK && options ? make_room(from, options->stored_room, like, head, err) : status;
 }
 
 /* Packs to the caller's memory, or, if at is NULL, to made->memory. */
-static trf_status pack_rows(trf_device_layer *made, trf_pack_input from, uint8_t *at, trf_error *err) {
+static trf_status pack_rows(trf_device_layer *made, trf_pack_input from, const trf_pack_options *options, uint8_t *at,
+                            trf_error *err) {
     trf_packed_head head;
-    trf_status status = choose_packing(&from, &head, err);
+    trf_status status = choose_packing(&from, options, &head, err);
     if (status != TRF_OK)
         return trf_packed_fail(status, err);
     if (!at) {
@@ -58,14 +73,14 @@ static trf_status pack_weights(trf_device_layer *made, const uint16_t *weights, 
                                  .rows = made->info.rows,
                                  .cols = made->info.cols,
                                  .row_offsets = row_offsets};
-    return pack_rows(made, from, at, err);
+    return pack_rows(made, from, NULL, at, err);
 }
 
 trf_status trf_cpu_pack(trf_device_layer *made, const trf_device_matrix *matrix, const trf_pack_options *options,
                         trf_error *err) {
     const trf_pack_input from = {
         .weights = matrix->weights, .stride = matrix->ld, .rows = matrix->rows, .cols = matrix->cols};
-    return pack_rows(made, from, options->memory.buffer, err);
+    return pack_rows(made, from, options, options->memory.buffer, err);
 }
 
 trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,

@@ -160,12 +160,14 @@ static trf_status finish(trf_packed_maker *maker, trf_status status, trf_error *
 
 /* From dense weights, with room for stored tiles. */
 static trf_status pack_with_room(trf_device_layer *made, const trf_rows_to_pack *rows, trf_packed_window window,
-                                 const trf_layer_memory *memory, trf_error *err) {
+                                 const trf_pack_options *options, trf_error *err) {
     trf_packed_maker maker = {.made = made,
                               .cols = rows->cols,
                               .request = {made->info.codec, rows->num_rows, rows->cols, 0},
-                              .window = window};
-    trf_status status = trf_packed_maker_begin(&maker, memory, 1, NULL, err);
+                              .window = window,
+                              .stored_room = options->stored_room,
+                              .like = options->like ? &options->like->packed : NULL};
+    trf_status status = trf_packed_maker_begin(&maker, &options->memory, 1, NULL, err);
     if (status == TRF_OK)
         status = pack_rows(rows, &maker, err);
     return finish(&maker, status, err);
@@ -241,7 +243,8 @@ static trf_status convert(trf_device_layer *made, const trf_device_layer *layer,
     trf_status status = trf_cuda_sample_window(layer, &window, err);
     if (status == TRF_OK && layer->layout->layout == TRF_LAYOUT_PLAIN) {
         const trf_rows_to_pack all = {trf_plain_weights(layer), cols, 0, rows, cols};
-        return pack_with_room(made, &all, window, memory, err);
+        const trf_pack_options options = {.memory = *memory};
+        return pack_with_room(made, &all, window, &options, err);
     }
     if (status == TRF_OK && is_direct(layer))
         status = convert_at_once(made, layer, window, memory, &done, err);
@@ -272,9 +275,12 @@ trf_status trf_cuda_pack(trf_device_layer *made, const trf_device_matrix *matrix
     if (status != TRF_OK)
         return status;
     trf_nvtx_push("pack");
+    /* For a window that is known, too: it has packing wait for what writes the weights. */
     status = trf_cuda_sample_rows(made->context, &rows, options->stream, &window, err);
+    if (options->like)
+        window = trf_packed_window_of_view(&options->like->packed);
     if (status == TRF_OK)
-        status = pack_with_room(made, &rows, window, &options->memory, err);
+        status = pack_with_room(made, &rows, window, options, err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;

@@ -259,6 +259,7 @@ trf_status trf_packed_maker_take_part(void *context, const trf_coded_part *part,
 static trf_status judge_state(trf_packed_maker *maker, trf_error *err) {
     const trf_pack_state state = maker->state;
     trf_packed_head *head = &maker->head;
+    uint64_t room = 0;
     uint32_t row, col;
     trf_status status = TRF_OK;
     if (trf_pack_inexact(&state, maker->view.lines_per_band, &row, &col))
@@ -270,11 +271,23 @@ static trf_status judge_state(trf_packed_maker *maker, trf_error *err) {
             trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                      "packed, %llu of %llu tiles would have to be stored: more than %d bits a weight",
                      (unsigned long long)state.num_stored, (unsigned long long)head->num_tiles, TRF_PACKED_MAX_BITS);
+    if (status == TRF_OK)
+        status = trf_packed_choose_stored(head, state.num_stored, maker->stored_room, maker->like, &room, err);
     if (status != TRF_OK)
         return trf_packed_fail(status, err);
-    status = lay_out(maker, state.num_stored, err);
+    status = lay_out(maker, room, err);
     head->num_records = state.num_records;
     return status;
+}
+
+/* Queues zeros where there is room for stored tiles that there are none of. @return a cudaError_t. */
+static int clear_room(const trf_packed_maker *maker, cudaStream_t stream) {
+    const trf_packed_head *head = &maker->head;
+    const uint64_t empty = head->num_stored - maker->state.num_stored;
+    uint8_t *const stored = maker->buffer + head->stored_offset;
+    return empty ? cudaMemsetAsync(stored + maker->state.num_stored * TRF_PACKED_STORED_TILE_BYTES, 0,
+                                   empty * TRF_PACKED_STORED_TILE_BYTES, stream)
+                 : cudaSuccess;
 }
 
 /* Leaves the library's memory no more room than the layer takes; where there is no memory to move it to, it stays.
@@ -301,10 +314,14 @@ trf_status trf_packed_maker_complete(trf_packed_maker *maker, trf_error *err) {
     trf_status status = judge_state(maker, err);
     if (status != TRF_OK)
         return status;
+    const cudaStream_t stream = trf_cuda_copier_work_stream(made->context->copier);
     const uint64_t memory_bytes = fit_memory(maker);
     trf_packed_head_set_coded(head, &made->header, &made->info);
-    status =
-        trf_check_cuda(cudaMemcpy(maker->buffer, head, sizeof *head, cudaMemcpyHostToDevice), "packing a layer", err);
+    int error = clear_room(maker, stream);
+    if (!error)
+        error = cudaMemcpyAsync(maker->buffer, head, sizeof *head, cudaMemcpyHostToDevice, stream);
+    const int waited = cudaStreamSynchronize(stream);
+    status = trf_check_cuda(error ? error : waited, "packing a layer", err);
     if (status != TRF_OK)
         return status;
     trf_packed_set_buffer(made, head, maker->buffer);

@@ -21,7 +21,9 @@ typedef struct trf_packed_maker {
     uint32_t cols;                /* of a part */
     trf_pack_request request;
     trf_packed_window window;
-    trf_packed_sample *sample; /* by which the window is chosen with the first part; NULL: it is known */
+    trf_packed_sample *sample;   /* by which the window is chosen with the first part; NULL: it is known */
+    uint64_t stored_room;        /* as trf_pack_options has it */
+    const trf_packed_view *like; /* what the layer is packed like, or NULL */
 
     trf_packed_head head; /* as if all stored tiles that there is room for were there */
     trf_packed_view view; /* of that */

@@ -99,6 +99,14 @@ typedef struct trf_pack_options {
     size_t struct_bytes;
     trf_layer_memory memory; /* the caller's, apart from the weights; zeros: the library allocates */
     trf_stream stream;       /* packing begins when what this one has been given is done: what writes the weights */
+    /* For weights that change later: stored tiles for which there is room beyond those that these weights need, so far
+     * as packing still pays then. 4096 bytes each, zeros; a layer of usual weights has hardly one. */
+    uint64_t stored_room;
+    /* A packed layer of the same context, rows and columns without row offsets, or NULL. The new layer takes its window
+     * and its number of stored tiles, so that both have the same bytes but for what the weights make of them. Whoever
+     * copies the new one's buffer over the old one's, behind all work that uses the old weights, has the old one's
+     * plans, and CUDA graphs that have captured them, multiply by the new weights. stored_room does not count then. */
+    const trf_device_layer *like;
 } trf_pack_options;
 
 TRF_API void trf_pack_options_init(trf_pack_options *options);
@@ -113,8 +121,9 @@ TRF_API trf_status trf_device_layer_get_packed_size(const trf_context *context, 
  * but for what its head says of a blob, and does not need them any more. Of its trf_layer_info class_bits,
  * probability_bits, slab_cols, blob_bytes and the like are 0: there was no blob; trf_device_layer_encode makes one with
  * the default options. options: NULL for the defaults. Synchronous: any stream may use the layer then.
- * Errors: TRF_ERR_ARGUMENT (also: memory that is too small, misaligned or overlaps the weights); TRF_ERR_UNSUPPORTED
- * (a dtype other than BF16; weights that cannot be packed); TRF_ERR_MEMORY; TRF_ERR_CUDA. The content of memory is
+ * Errors: TRF_ERR_ARGUMENT (also: memory that is too small, misaligned or overlaps the weights; a layer that it cannot
+ * be `like`); TRF_ERR_UNSUPPORTED (a dtype other than BF16; weights that cannot be packed; more stored tiles than those
+ * of `like`); TRF_ERR_MEMORY; TRF_ERR_CUDA. The content of memory is
  * unspecified after a failure. */
 TRF_API trf_status trf_device_layer_pack(trf_context *context, const trf_device_matrix *matrix,
                                          const trf_pack_options *options, trf_device_layer **layer, trf_error *err);

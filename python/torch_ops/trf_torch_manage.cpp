@@ -100,15 +100,22 @@ trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense,
 }
 
 trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_layer_memory *memory, trf_stream stream,
-                          trf_error *err) {
+                          uint64_t stored_room, const void *like, uint64_t like_bytes, trf_error *err) {
     trf_context *context;
     trf_status status = trf_torch::find_or_make_context(device, &context, err);
     if (status != TRF_OK)
         return status;
+    trf_torch::found_layer other;
+    if (like)
+        other = trf_torch::find_layer(device, like, like_bytes);
+    if (like && !other.layer)
+        return fail_to_find("there is no layer at this place", err);
     trf_pack_options options;
     trf_pack_options_init(&options);
     options.memory = *memory;
     options.stream = stream;
+    options.stored_room = stored_room;
+    options.like = like ? other.layer->handle : nullptr;
     trf_device_layer *made = nullptr;
     status = trf_device_layer_pack(context, dense, &options, &made, err);
     if (status == TRF_OK)

@@ -325,6 +325,113 @@ START_TEST(weights_that_are_not_packed) {
 }
 END_TEST
 
+/* ---- layers whose weights change ---- */
+
+enum {
+    LIKE_ROWS = 300,
+    LIKE_COLS = 520
+};
+
+/* Weights all of whose tiles but so many fit the window of N(0, 0.02): in those they are far larger. */
+static device_weights make_with_stored(uint32_t tiles) {
+    uint16_t *host = weight_kind_make(NORMAL, LIKE_ROWS, LIKE_COLS);
+    for (uint32_t tile = 0; tile < tiles; tile++)
+        for (uint32_t row = 0; row < TRF_PACKED_TILE_ROWS; row++)
+            for (uint32_t col = 0; col < TRF_PACKED_TILE_COLS; col++)
+                host[(size_t)row * LIKE_COLS + tile * TRF_PACKED_TILE_COLS + col] += 60 << 7;
+    const device_weights weights = upload(host, LIKE_ROWS, LIKE_COLS, 0, 0);
+    free(host);
+    return weights;
+}
+
+static trf_status pack_like(const device_weights *weights, const trf_device_layer *like, uint64_t stored_room,
+                            trf_device_layer **layer) {
+    trf_pack_options options;
+    trf_pack_options_init(&options);
+    options.stored_room = stored_room;
+    options.like = like;
+    *layer = NULL;
+    return trf_device_layer_pack(device, &weights->matrix, &options, layer, &err);
+}
+
+/* Room for more stored tiles is zeros, and more than packing pays for is not given. */
+START_TEST(room_for_stored_tiles) {
+    static const uint64_t rooms[] = {0, 1, 3, UINT64_MAX};
+    for (uint32_t stored = 0; stored < 2; stored++)
+        for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+            device_weights weights = make_with_stored(stored);
+            trf_device_layer *layer, *adopted = NULL;
+            fixture_check_status(pack_like(&weights, NULL, rooms[i], &layer), TRF_OK, &err);
+            uint8_t *bytes = read_buffer(layer);
+            const trf_packed_head *head = (const trf_packed_head *)bytes;
+            const uint64_t most = trf_packed_most_stored(head), wanted = rooms[i] > most ? most : stored + rooms[i];
+            ck_assert_uint_eq(head->num_stored, wanted);
+            for (uint64_t at = head->stored_offset + stored * TRF_PACKED_STORED_TILE_BYTES;
+                 at < head->common.buffer_bytes; at++)
+                ck_assert_uint_eq(bytes[at], 0);
+            check_weights(layer, &weights);
+            trf_device_layer_destroy(layer);
+            trf_load_options options;
+            trf_load_options_init(&options);
+            options.layout = TRF_LAYOUT_PACKED;
+            options.buffer_is_on_device = 1;
+            uint8_t *copy = device_upload(device, bytes, head->common.buffer_bytes);
+            options.memory = (trf_layer_memory){.buffer = copy, .buffer_bytes = head->common.buffer_bytes};
+            fixture_check_status(
+                trf_device_layer_create(device, copy, head->common.buffer_bytes, &options, &adopted, &err), TRF_OK,
+                &err);
+            check_weights(adopted, &weights);
+            trf_device_layer_destroy(adopted);
+            trf_device_free(device, copy);
+            free(bytes);
+            release(&weights);
+        }
+}
+END_TEST
+
+/* A layer packed like another one has its window and its size; its bytes in the other's place are the new weights for
+ * a plan that was there before. */
+START_TEST(bytes_that_take_the_place_of_others) {
+    device_weights first = make_with_stored(0), second = make_with_stored(2), third = make_with_stored(3);
+    trf_device_layer *layer, *made;
+    fixture_check_status(pack_like(&first, NULL, 2, &layer), TRF_OK, &err);
+    const trf_plan_options plan_options = test_plan_options(3, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO);
+    uint16_t *x = weight_kind_make(NORMAL, 3, LIKE_COLS);
+
+    fixture_check_status(pack_like(&third, layer, 0, &made), TRF_ERR_UNSUPPORTED, &err);
+    ck_assert_msg(strstr(err.message, "3 tiles would have to be stored, and that has room for 2"), "%s", err.message);
+    fixture_check_status(pack_like(&second, layer, 0, &made), TRF_OK, &err);
+    ck_assert_uint_eq(made->view.buffer_bytes, layer->view.buffer_bytes);
+    ck_assert_int_eq(made->packed.base, layer->packed.base);
+    uint8_t *due = device_multiply(made, &plan_options, x), *bytes = read_buffer(made);
+    fixture_check_status(trf_device_upload(device, (void *)layer->view.buffer, bytes, made->view.buffer_bytes, &err),
+                         TRF_OK, &err);
+    trf_device_layer_destroy(made);
+    check_weights(layer, &second);
+    uint8_t *found = device_multiply(layer, &plan_options, x);
+    EXPECT(memcmp(found, due, sizeof(float) * 3 * LIKE_ROWS) == 0);
+    free(found);
+    free(due);
+    free(bytes);
+
+    device_weights other = make(NORMAL, LIKE_ROWS, LIKE_COLS + 1, 0, 0);
+    fixture_check_status(pack_like(&other, layer, 0, &made), TRF_ERR_ARGUMENT, &err);
+    uint64_t blob_bytes;
+    void *blob = encode(&first, NULL, &blob_bytes);
+    trf_device_layer *coded = load(blob, blob_bytes, TRF_LAYOUT_CODED);
+    fixture_check_status(pack_like(&first, coded, 0, &made), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_null(made);
+    trf_device_layer_destroy(coded);
+    trf_free(blob);
+    trf_device_layer_destroy(layer);
+    free(x);
+    release(&other);
+    release(&first);
+    release(&second);
+    release(&third);
+}
+END_TEST
+
 int main(void) {
     if (test_device_missing("gpu.pack_dense"))
         return 77;
@@ -340,6 +447,8 @@ int main(void) {
     tcase_add_loop_test(tests, in_the_callers_memory, 0, 2);
     tcase_add_test(tests, what_is_no_matrix);
     tcase_add_test(tests, weights_that_are_not_packed);
+    tcase_add_test(tests, room_for_stored_tiles);
+    tcase_add_test(tests, bytes_that_take_the_place_of_others);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -46,6 +46,57 @@ def test_pack(shape: tuple[int, int], device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_repack(device: str) -> None:
+    """Other weights come to lie where the old ones did; what does not fit, or is no such matrix, changes nothing."""
+    first = make_bf16(300, 520, device)
+    packed = tt.pack(first, stored_room=2)
+    assert_is_layer_of(packed, first)
+    assert packed.numel() == tt.pack(first).numel() + 2 * 4096
+    key, address, x = tt.layer_key(packed), packed.data_ptr(), make_x(5, 520, dtype=torch.bfloat16, device=device)
+    # Whole tiles of other exponents have to be stored; two of them fit.
+    wild, wilder = first * 1.25, first * 1.25
+    wild[:64, :32] *= 2.0**40
+    wild[64:128, 64:96] *= 2.0**-40
+    wilder[:64, :96] *= 2.0**40
+    for weight in (first * 1.25, wild, first):
+        tt.repack(packed, weight)
+        assert packed.data_ptr() == address
+        assert_is_layer_of(packed, weight)
+        with torch.no_grad():
+            assert torch.equal(tt.linear_by_key(x, key, None, 300), tt.linear(x, packed, None, 300))
+            due = tt.linear(x, tt.pack(weight), None, 300)
+            assert torch.allclose(tt.linear_by_key(x, key, None, 300).float(), due.float(), rtol=0.02, atol=0.02)
+    with pytest.raises(transfuse.UnsupportedError, match="has room for 2"):
+        tt.repack(packed, wilder)
+    with pytest.raises(transfuse.ArgumentError, match="300x519 weights cannot be packed like 300x520"):
+        tt.repack(packed, first[:, 1:])
+    with pytest.raises(transfuse.ArgumentError, match="like a packed one"):
+        tt.repack(tt.encode(first).to(device), first)
+    assert_is_layer_of(packed, first)
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
+def test_repack_under_a_graph() -> None:
+    """A CUDA graph that has captured a product multiplies by the weights that came later."""
+    first = make_bf16(512, 1024, "cuda")
+    packed, x = tt.pack(first, stored_room=1), make_x(4, 1024, dtype=torch.bfloat16, device="cuda")
+    with torch.no_grad():
+        tt.linear(x, packed, None, 512)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = tt.linear(x, packed, None, 512)
+        for factor in (1.0, 1.5, 0.75, 1.0):
+            weight = first * factor
+            weight[:64, :32] *= 2.0**40 if factor == 1.5 else 1
+            tt.repack(packed, weight)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(y, tt.linear(x, packed, None, 512))
+            assert_is_layer_of(packed, weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_wherever_the_weights_lie(device: str) -> None:
     """Parts of a matrix, rows at any address, columns of a transposed one, a row for all."""
     whole = make_bf16(300, 530, device)

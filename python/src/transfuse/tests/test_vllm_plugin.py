@@ -18,6 +18,7 @@ from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwise_reload
 
+import transfuse.torch as tt
 from transfuse.tests import vllm_layers as layers
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
 
@@ -231,8 +232,6 @@ def test_bad_settings(settings: Any) -> None:
 
 
 def test_exact_mode_and_coded() -> None:
-    import transfuse.torch as tt
-
     weights = qkv_weights()
     x = random_weights(4, HIDDEN, seed=9) * 50
     expected = torch.cat([weights[name] for name in "qkv"])
@@ -263,36 +262,49 @@ def test_new_weights_in_place() -> None:
         for turn in range(4):
             weights = (second, first)[turn % 2]
             initialize_layerwise_reload(model)
-            load(model, [*layers.qkv_shards(weights, "qkv.weight"), ("embedding.weight", table * (turn + 2), None)])
+            load(model, [*layers.qkv_shards(weights, "qkv.weight"), ("embedding.weight", table * (1 + turn / 8), None)])
             layers.finish(model)
             assert qkv.weight is parameter and qkv.weight.data_ptr() == address
             assert torch.equal(bits(decode(qkv)), bits(torch.cat([weights[name] for name in "qkv"])))
             assert head.weight is embedding.weight
-            assert torch.equal(bits(decode(head)[:VOCABULARY]), bits(table * (turn + 2)))
+            assert torch.equal(bits(decode(head)[:VOCABULARY]), bits(table * (1 + turn / 8)))
+        dense, decoded_shape = torch.cat([first[name] for name in "qkv"]), (sum(QKV.values()), HIDDEN)
         initialize_layerwise_reload(model)
         with pytest.raises(ValueError, match="rows 0 to 255"):
             load(model, layers.qkv_shards(second, "qkv.weight")[::2])
             layers.finish(model)
-        assert torch.equal(bits(qkv.quant_method.dequantize_weight(qkv)), bits(torch.cat([first[n] for n in "qkv"])))
+        assert torch.equal(bits(tt.decode(qkv.transfuse_packed.buffer, *decoded_shape, torch.bfloat16)), bits(dense))
+
+
+def test_new_weights_that_do_not_fit() -> None:
+    """Weights of quite another scale are an error, and the old ones stay."""
+    with layers_of_rank() as config:
+        layer = linear.ReplicatedLinear(HIDDEN, HIDDEN, bias=False, quant_config=config, prefix="wide")
+        model = make_model(wide=layer)
+        weight = random_weights(HIDDEN, HIDDEN)
+        load(model, [("wide.weight", weight, None)])
+        layers.finish(model)
+        buffer = layer.transfuse_packed.buffer
+        initialize_layerwise_reload(model)
+        with pytest.raises(ValueError, match=r"wide: new weights cannot take the place of the old ones.*stored"):
+            load(model, [("wide.weight", weight * 1024, None)])
+        assert torch.equal(bits(tt.decode(buffer, HIDDEN, HIDDEN, torch.bfloat16)), bits(weight))
 
 
 def test_nothing_dense_stays() -> None:
     """Neither the dense matrix nor the model is kept by what the plugin notes of them."""
+    rows, cols = 144, 208  # of no other test
     with layers_of_rank() as config:
-        qkv = make_qkv(config)
-        model = make_model(qkv=qkv)
-        load(model, layers.qkv_shards(qkv_weights(), "qkv.weight"))
+        layer = linear.ReplicatedLinear(cols, rows, bias=False, quant_config=config, prefix="gone")
+        model = make_model(gone=layer)
+        load(model, [("gone.weight", random_weights(rows, cols)[:], None)])
         layers.finish(model)
         gc.collect()
-        dense = [
-            one
-            for one in gc.get_objects()
-            if isinstance(one, torch.Tensor) and one.shape == (sum(QKV.values()), HIDDEN)
-        ]
+        dense = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.shape == (rows, cols)]
         assert all(one.is_meta for one in dense)
-        reference = weakref.ref(qkv)
-        buffer = weakref.ref(qkv.transfuse_packed.buffer.untyped_storage())
-        del model, qkv, dense
+        reference = weakref.ref(layer)
+        buffer = weakref.ref(layer.transfuse_packed.buffer.untyped_storage())
+        del model, layer, dense
         gc.collect()
         assert reference() is None and buffer() is None
 

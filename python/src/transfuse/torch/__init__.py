@@ -37,6 +37,7 @@ from transfuse.torch._registry import (
     layer_key,
     layer_layout,
     pack,
+    repack,
 )
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "make_container",
     "open_checkpoint",
     "pack",
+    "repack",
     "set_exact",
     "set_experts_decode_threshold",
     "set_grouping",

@@ -221,7 +221,7 @@ def convert(buffer: torch.Tensor, layout: int) -> torch.Tensor:
     return _make_layer(size, buffer.device, fill)
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
+def pack(weight: torch.Tensor, *, stored_room: int = 0) -> torch.Tensor:
     """Returns a packed layer of a matrix, losslessly, in memory of its own size; no blob is made.
 
     It is made on the device where the weights lie: on an H100 470 MB take 1 ms, memory of just its size included.
@@ -231,6 +231,8 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     weight : torch.Tensor, bfloat16, [rows][cols]
         On the CPU or a CUDA device; only read, and not needed afterwards. Where a row's weights do not lie one behind
         the other a copy is packed.
+    stored_room : int
+        For `repack`: how many more tiles of 64x32 weights that do not fit the layer's form there may be later.
 
     Returns
     -------
@@ -249,6 +251,47 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     TransfuseError
         The device is not there, or out of memory.
     """
+    return _pack(weight, stored_room, None)
+
+
+def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
+    """Puts other weights of the same shape in the place of those of a packed layer.
+
+    The layer stays where it is, with its keys and plans, and CUDA graphs that have captured its products multiply by
+    the new weights from then on. A second layer is there while the call lasts. The copy is work of the current stream:
+    let work of other streams that uses the layer end before.
+
+    Parameters
+    ----------
+    buffer : torch.Tensor, uint8, [buffer_bytes]
+        Of a packed layer without row offsets, as `pack` makes them.
+    weight : torch.Tensor, bfloat16, [rows][cols]
+        On the device of `buffer`; as in `pack`.
+
+    Raises
+    ------
+    ArgumentError, ValueError
+        It is no such layer, or the weights are of another shape, or on another device.
+    UnsupportedError
+        The new weights have too many tiles that do not fit the layer's form, which was chosen for the old ones. These
+        are still there.
+    TransfuseError, RuntimeError, TypeError
+        What `pack` raises.
+    """
+    adopt(buffer)
+    if weight.device != buffer.device:
+        raise ValueError(f"the layer is on {buffer.device}, weight is on {weight.device}")
+    made = _pack(weight, 0, buffer)
+    if buffer.device.type == "cpu":  # where ops know a layer by its first bytes as well
+        forget(buffer)
+        buffer.copy_(made)
+        adopt(buffer)
+    else:
+        buffer.copy_(made)
+
+
+def _pack(weight: torch.Tensor, stored_room: int, like: torch.Tensor | None) -> torch.Tensor:
+    """Packs; `like`: a layer whose form the new one takes."""
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"weight must be a torch.Tensor, not {type(weight).__name__}")
     if weight.layout is not torch.strided or weight.is_nested:
@@ -271,7 +314,8 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
     def fill(memory: s.LayerMemoryStruct) -> None:
         stream = torch.cuda.current_stream(dense.device).cuda_stream if dense.device.type == "cuda" else None
-        call("trf_torch_pack", device, ctypes.byref(matrix), ctypes.byref(memory), stream)
+        form = (None, 0) if like is None else (like.data_ptr(), like.numel())
+        call("trf_torch_pack", device, ctypes.byref(matrix), ctypes.byref(memory), stream, stored_room, *form)
 
     return _make_layer(size, dense.device, fill)
 

@@ -139,8 +139,7 @@ def follow(layer: Any, owner: Any) -> None:
 
 
 def _decode(layer: Any) -> torch.Tensor:
-    rows, cols = getattr(layer, _PACKED).shape
-    return tt.decode_by_key(layer.weight, rows, cols, torch.bfloat16)
+    return tt.decode_by_key(layer.weight, layer.transfuse_rows, layer.transfuse_cols, torch.bfloat16)
 
 
 @register_weight_loader_v2_supported_method
@@ -167,7 +166,7 @@ class TransfuseLinearMethod(_Method, LinearMethodBase):
         setattr(weight, _OWNER, weakref.ref(layer))
         layer.register_parameter("weight", weight)
         set_weight_attrs(weight, extra_weight_attrs)
-        layer.transfuse_rows = sum(output_partition_sizes)
+        layer.transfuse_rows, layer.transfuse_cols = sum(output_partition_sizes), input_size_per_partition
         initialize_online_processing(layer)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

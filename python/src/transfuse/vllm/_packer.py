@@ -22,6 +22,8 @@ logger = init_logger("vllm.transfuse")
 
 # A layer of another layout than the coded one begins with a head.
 _HEAD_BYTES = 256
+# Tiles that may come to be stored when a layer's weights change; a layer takes 4 KiB more for each.
+_STORED_ROOM = 16
 # Of the places of layers.
 _ALIGNMENT = 256
 # What torch takes from the driver is rounded up to this; and as much is taken at once, unless less is to come.
@@ -143,7 +145,7 @@ class Packer:
         reason = ""
         if layout == "packed":
             try:
-                buffer = tt.pack(weight)
+                buffer = tt.pack(weight, stored_room=_STORED_ROOM)
                 if buffer.numel() < weight.nbytes:
                     return buffer, layout
                 reason = "packing does not make it smaller"
