@@ -44,7 +44,7 @@ trf_status trf_packed_choose_stored(const trf_packed_head *head, uint64_t needed
  * nobody has: they are dropped. @return status. */
 trf_status trf_packed_fail(trf_status status, trf_error *err);
 
-/* Sets a plan's path and reason. Errors: TRF_ERR_UNSUPPORTED (another path was asked for). */
+/* Sets the path and reason of a plan with the packed path. Errors: TRF_ERR_UNSUPPORTED (another path was asked for). */
 trf_status trf_packed_take_path(trf_plan *plan, trf_path path, trf_error *err);
 
 /* Sets what a plan on a GPU has of its partition. */

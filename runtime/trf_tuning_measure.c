@@ -177,9 +177,8 @@ static trf_status time_path(const trf_measurement *measurement, trf_tuned_point 
         return TRF_OK;
     if (status != TRF_OK)
         return status;
-    status = plan->layer->layout->layout == TRF_LAYOUT_PACKED
-                 ? time_packed(measurement, plan, point, err)
-                 : time_plan(measurement, plan, &point->microseconds[path - 1], err);
+    status = plan->path == TRF_PATH_PACKED ? time_packed(measurement, plan, point, err)
+                                           : time_plan(measurement, plan, &point->microseconds[path - 1], err);
     trf_plan_destroy(plan);
     return status;
 }
