@@ -103,6 +103,7 @@ static const trf_layout_ops plain_layout = {
 
 static const trf_layout_ops packed_layout = {
     .layout = TRF_LAYOUT_PACKED,
+    .has_several_paths = 1,
     .get_size = trf_packed_get_size,
     .fill = trf_cuda_fill_packed_layer,
     .adopt = trf_packed_adopt,

@@ -46,6 +46,8 @@ const trf_crossover_table *trf_crossovers_for(const trf_crossover_table *tables,
 }
 
 trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_key *key, uint32_t m) {
+    if (table && key->layout == TRF_LAYOUT_PACKED && table->packed_to)
+        return m <= table->packed_to ? TRF_PATH_PACKED : TRF_PATH_TWO_STEP;
     const trf_layer_crossovers *nearest = NULL;
     double least = HUGE_VAL;
     for (uint32_t i = 0; table && i < table->num_layers; i++) {

@@ -12,8 +12,7 @@
 static trf_dense_workspace workspace_of(const trf_plan *plan, uint64_t first_bytes) {
     const trf_product *product = &plan->tiles_product;
     const uint64_t rows = plan->layer->view.rows;
-    const int has_sums =
-        trf_has_epilogue(product) || (product->y_dtype != product->x_dtype && product->y_dtype != TRF_DTYPE_F32);
+    const int has_sums = trf_dense_product_has_sums(product);
     trf_dense_workspace dense;
     dense.shape = (trf_gemm_shape){product->m, plan->layer->view.rows, plan->layer->view.cols, product->x_dtype,
                                    has_sums ? TRF_DTYPE_F32 : product->y_dtype};

@@ -15,6 +15,11 @@ typedef struct trf_dense_workspace {
     uint64_t sums_offset, gemm_offset; /* gemm: cuBLASLt's own; equal if there are no sums */
 } trf_dense_workspace;
 
+/* Whether the dense product of cuBLASLt leaves F32 sums in the workspace, which a pass of its own rounds. */
+static inline int trf_dense_product_has_sums(const trf_product *product) {
+    return trf_has_epilogue(product) || (product->y_dtype != product->x_dtype && product->y_dtype != TRF_DTYPE_F32);
+}
+
 /* Fused kernels take TRF_FUSED_MAX_M rows of x. Where nothing takes more at once they run in passes. */
 typedef struct trf_fused_passes {
     trf_fused_partition last; /* of the last pass, mostly the only one */

@@ -103,8 +103,8 @@ uint32_t trf_fastest_candidate(const double *microseconds, uint32_t num_candidat
 }
 
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]) {
-    static const trf_path order[TRF_TUNED_PATHS] = {TRF_PATH_FUSED, TRF_PATH_WIDE, TRF_PATH_TWO_STEP, TRF_PATH_DENSE,
-                                                    TRF_PATH_PACKED}; /* by memory that they take */
+    static const trf_path order[TRF_TUNED_PATHS] = {TRF_PATH_FUSED, TRF_PATH_WIDE, TRF_PATH_PACKED, TRF_PATH_TWO_STEP,
+                                                    TRF_PATH_DENSE}; /* by memory that they take */
     trf_path fastest = TRF_PATH_AUTO;
     for (int i = 0; i < TRF_TUNED_PATHS; i++) {
         const double time = microseconds[order[i] - 1];

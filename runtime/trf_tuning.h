@@ -76,8 +76,8 @@ trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uin
  * @return 0 where it has none, or for a batch beyond its last point; else 1. */
 int trf_tuned_packed(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m, trf_tuned_kernel *kernel);
 
-/* The two crossovers of a layer: FUSED is the fastest path up to a batch, WIDE from there up to another one, and then
- * TWO_STEP. */
+/* The two crossovers of a coded layer: FUSED is the fastest path up to a batch, WIDE from there up to another one, and
+ * then TWO_STEP. */
 typedef struct trf_layer_crossovers {
     trf_tuning_key key;
     uint32_t fused_to, wide_to;
@@ -88,6 +88,9 @@ typedef struct trf_crossover_table {
     trf_card card;
     const trf_layer_crossovers *layers;
     uint32_t num_layers;
+    /* PACKED is the fastest path of packed layers up to this batch, whatever the layer, and then TWO_STEP; 0: nobody
+     * measured where. Products whose sums cuBLASLt would leave to a pass of their own stay with PACKED. */
+    uint32_t packed_to;
 } trf_crossover_table;
 
 /* @return the tables that the library brings along (runtime/crossovers), one a card that was measured. */
@@ -106,7 +109,7 @@ trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_k
 /* @return the candidate that the times speak for: the first, unless others beat it by 1 %; then the fastest. */
 uint32_t trf_fastest_candidate(const double *microseconds, uint32_t num_candidates);
 
-/* @return the path that the times speak for: of FUSED, WIDE, TWO_STEP, DENSE and PACKED, in this order, each that beats
+/* @return the path that the times speak for: of FUSED, WIDE, PACKED, TWO_STEP and DENSE, in this order, each that beats
  * the best before it by more than 1 % takes its place; AUTO if there are none. */
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]);
 

@@ -7,12 +7,18 @@
 For each layer that was measured a table says up to which batch the fused path is the fastest, and up to which the wide
 one; the two-step path has the rest. Of all pairs of batches that were measured the one with the least time over all of
 them is taken, each batch's times counting by their ratio to its fastest: so noise where paths are alike makes no
-islands. Layers are coded ones: others have one path.
+islands. These layers are coded ones.
+
+Packed layers have one number a card, "packed_to": the largest batch for which the packed kernels are chosen, the
+two-step path having the rest; 0 where nobody measured it. 8,191 is measured on an H200: at 8,192 and 16,384 rows
+decoding for cuBLASLt takes the time of BF16's product, the packed kernels 1.04 to 1.06 of it; at 2,048 decoding is
+slower. The H100 has the H200's number. Plain layers have one path.
 
 A card is a CSV file: two lines that say which card it is, a line with the batches, and then a line for each layer and
 path with the medians in microseconds, nothing where the path does not take the batch. The second command makes one of a
-tuning (transfuse tune). What that does not say of the card (capability, multiprocessors, memory_gb_per_second) is to be
-filled in; the bandwidth may be the driver's or the vendor's, which differ by a few per cent, cards by more.
+tuning (transfuse tune). What that does not say of the card (capability, multiprocessors, memory_gb_per_second,
+packed_to) is to be filled in; the bandwidth may be the driver's or the vendor's, which differ by a few per cent, cards
+by more.
 """
 
 import csv
@@ -29,13 +35,16 @@ CODECS = {
     "fp8_e4m3": "TRF_CODEC_E4M3",
     "fp8_e5m2": "TRF_CODEC_E5M2",
 }
-CARD_FIELDS = ["name", "capability", "multiprocessors", "memory_gb_per_second"]
+CARD_FIELDS = ["name", "capability", "multiprocessors", "memory_gb_per_second", "packed_to"]
+MAY_BE_0 = ["packed_to"]
 KEY_FIELDS = ["codec", "class_bits", "raw_bits", "scale_groups", "rows", "cols"]
 PATHS = ["fused", "wide", "two-step"]
 HEADING = """\
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Made by runtime/crossovers/make_crossovers.py of the cards beside it. A layer: layout, codec, class bits, raw bits,
- * scale groups, rows, columns; batches to which FUSED and WIDE are chosen. */"""
+ * scale groups, rows, columns; batches to which FUSED and WIDE are chosen. A table's last number is the batch to which
+ * PACKED is chosen: measured on an H200, at 8,192 and 16,384 rows decoding for cuBLASLt takes the time of BF16's
+ * product; at 2,048 it is slower. */"""
 
 
 def read_card(path):
@@ -46,7 +55,7 @@ def read_card(path):
         sys.exit(f"{path}: not a card as make_crossovers.py writes it")
     card = dict(zip(CARD_FIELDS, lines[1]))
     for field in CARD_FIELDS[1:]:
-        if not card.get(field, "").isdigit() or int(card[field]) == 0:
+        if not card.get(field, "").isdigit() or (int(card[field]) == 0 and field not in MAY_BE_0):
             sys.exit(f"{path}: '{field}' of the card is to be filled in")
     batches = list(map(int, lines[2][len(KEY_FIELDS) + 1 :]))
     layers = {}
@@ -89,8 +98,11 @@ def write_tables(cards):
             fused_to, wide_to = crossovers(layer)
             print(f"    {{{{{fields}}}, {fused_to}, {wide_to}}},")
         print("};")
-        numbers = ", ".join(card[field] for field in CARD_FIELDS[1:])
-        tables.append(f'    {{{{"{card["name"]}", {numbers}}},\n     {name},\n     sizeof {name} / sizeof {name}[0]}},')
+        numbers = ", ".join(card[field] for field in CARD_FIELDS[1:4])
+        count = f"sizeof {name} / sizeof {name}[0]"
+        tables.append(
+            f'    {{{{"{card["name"]}", {numbers}}},\n     {name},\n     {count},\n     {card["packed_to"]}}},'
+        )
     print("static const trf_crossover_table kTables[] = {", *tables, "};", sep="\n")
 
 

@@ -45,19 +45,20 @@ def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:
     made = run(tool, "--card", tuning)
     assert made.returncode == 0, made.stderr
     assert made.stdout.splitlines() == [
-        "name,capability,multiprocessors,memory_gb_per_second",
-        "A Card,80,100,2000",
+        "name,capability,multiprocessors,memory_gb_per_second,packed_to",
+        "A Card,80,100,2000,",
         "codec,class_bits,raw_bits,scale_groups,rows,cols,path,1,2,3,4,6,8",
         "int,4,3,1,64,128,fused,10.00,10.00,20.10,21.00,30.00,",
         "int,4,3,1,64,128,wide,20.00,20.00,20.00,22.00,20.00,30.00",
         "int,4,3,1,64,128,two-step,30.00,30.00,30.00,40.00,40.00,25.00",
     ]
-    (tmp_path / "b.csv").write_text(made.stdout)
-    (tmp_path / "a.csv").write_text(made.stdout.replace("A Card,80,100,2000", "Another,90,50,1000"))
+    (tmp_path / "b.csv").write_text(made.stdout.replace("2000,\n", "2000,0\n"))
+    (tmp_path / "a.csv").write_text(made.stdout.replace("A Card,80,100,2000,", "Another,90,50,1000,4095"))
     made = run(tool)
     assert made.returncode == 0, made.stderr
     layer = "    {{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 64, 128}, 4, 6},"
-    assert made.stdout.splitlines()[3:] == [
+    assert "*/" in made.stdout.splitlines()[4]
+    assert made.stdout.splitlines()[5:] == [
         "static const trf_layer_crossovers kOfAnother[] = {",
         layer,
         "};",
@@ -67,10 +68,12 @@ def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:
         "static const trf_crossover_table kTables[] = {",
         '    {{"Another", 90, 50, 1000},',
         "     kOfAnother,",
-        "     sizeof kOfAnother / sizeof kOfAnother[0]},",
+        "     sizeof kOfAnother / sizeof kOfAnother[0],",
+        "     4095},",
         '    {{"A Card", 80, 100, 2000},',
         "     kOfACard,",
-        "     sizeof kOfACard / sizeof kOfACard[0]},",
+        "     sizeof kOfACard / sizeof kOfACard[0],",
+        "     0},",
         "};",
     ]
 
@@ -78,10 +81,13 @@ def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:
 def test_what_a_tuning_does_not_say_is_asked_for(tmp_path: Path) -> None:
     tool = shutil.copy(TOOL, tmp_path / "make_crossovers.py")
     card = run(tool, "--card", make_tuning(tmp_path, [(1, 10, 30, 20)], capability=90, multiprocessors=100))
-    assert card.returncode == 0 and card.stdout.splitlines()[1] == "A Card,90,100,"
+    assert card.returncode == 0 and card.stdout.splitlines()[1] == "A Card,90,100,,"
     (tmp_path / "card.csv").write_text(card.stdout)
     made = run(tool)
     assert made.returncode == 1 and "card.csv: 'memory_gb_per_second'" in made.stderr
+    (tmp_path / "card.csv").write_text(card.stdout.replace("A Card,90,100,,", "A Card,90,100,2000,"))
+    made = run(tool)
+    assert made.returncode == 1 and "card.csv: 'packed_to'" in made.stderr
     (tmp_path / "card.csv").write_text("something else\n")
     made = run(tool)
     assert made.returncode == 1 and "card.csv: not a card" in made.stderr

@@ -131,16 +131,40 @@ START_TEST(shipped_crossovers) {
 }
 END_TEST
 
+/* Packed layers, whatever their shape, go by one number a card: both have the same, and cards of other generations
+ * none. */
+START_TEST(shipped_crossovers_of_packed_layers) {
+    static const trf_tuning_key keys[] = {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
+                                          {TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 4, 8, 0, 1, 77}},
+                                plain = {TRF_LAYOUT_PLAIN, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192};
+    uint32_t num_tables;
+    const trf_crossover_table *tables = trf_crossover_tables(&num_tables);
+    ck_assert_uint_eq(num_tables, 2);
+    for (uint32_t t = 0; t < num_tables; t++) {
+        for (int k = 0; k < 2; k++) {
+            ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], 1), TRF_PATH_PACKED);
+            ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], 8191), TRF_PATH_PACKED);
+            ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], 8192), TRF_PATH_TWO_STEP);
+            ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], UINT32_MAX), TRF_PATH_TWO_STEP);
+        }
+        ck_assert_int_eq(trf_crossover_path(&tables[t], &plain, 8192), TRF_PATH_AUTO);
+    }
+    ck_assert_int_eq(trf_crossover_path(NULL, &keys[0], 8192), TRF_PATH_AUTO);
+}
+END_TEST
+
 /* Made-up tables of two cards of one generation, whose memory has 20 and 40 GB/s a multiprocessor, and of an older one
  * with 30. */
 START_TEST(tables_of_cards) {
     static const trf_tuning_key layer = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096},
-                                no_layer = {TRF_LAYOUT_CODED, TRF_CODEC_INT, 2, 10, 0, 4096, 4096};
+                                no_layer = {TRF_LAYOUT_CODED, TRF_CODEC_INT, 2, 10, 0, 4096, 4096},
+                                packed = {TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096};
     static const trf_layer_crossovers slow[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 64, 128}},
                                       fast[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 16, 32}},
                                       older[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 8, 8}};
-    static const trf_crossover_table tables[] = {
-        {{"slow", 90, 100, 2000}, slow, 1}, {{"fast", 90, 100, 4000}, fast, 1}, {{"older", 80, 100, 3000}, older, 1}};
+    static const trf_crossover_table tables[] = {{{"slow", 90, 100, 2000}, slow, 1, 700},
+                                                 {{"fast", 90, 100, 4000}, fast, 1, 0},
+                                                 {{"older", 80, 100, 3000}, older, 1, 1}};
     static const struct {
         trf_card card;
         int due; /* of tables, or -1 */
@@ -177,6 +201,10 @@ START_TEST(tables_of_cards) {
         ck_assert_int_eq(trf_crossover_path(&tables[2], &layer, m), m <= 8 ? TRF_PATH_FUSED : TRF_PATH_TWO_STEP);
     }
     ck_assert_int_eq(trf_crossover_path(&tables[0], &no_layer, 1), TRF_PATH_AUTO);
+    ck_assert_int_eq(trf_crossover_path(&tables[0], &packed, 700), TRF_PATH_PACKED);
+    ck_assert_int_eq(trf_crossover_path(&tables[0], &packed, 701), TRF_PATH_TWO_STEP);
+    ck_assert_int_eq(trf_crossover_path(&tables[1], &packed, 1000000), TRF_PATH_AUTO); /* nobody measured */
+    ck_assert_int_eq(trf_crossover_path(&tables[2], &packed, 2), TRF_PATH_TWO_STEP);
     ck_assert_ptr_null(trf_crossovers_for(tables, 0, &cases[0].card));
 }
 END_TEST
@@ -251,11 +279,17 @@ END_TEST
 
 START_TEST(fastest) {
     static const struct {
-        double times[TRF_TUNED_PATHS]; /* fused, two-step, wide */
+        double times[TRF_TUNED_PATHS]; /* fused, two-step, wide, dense, packed */
         trf_path due;
-    } cases[] = {{{0, 0, 0}, TRF_PATH_AUTO},         {{10, 0, 0}, TRF_PATH_FUSED},   {{0, 10, 0}, TRF_PATH_TWO_STEP},
-                 {{10, 9.95, 9.95}, TRF_PATH_FUSED}, {{10, 9, 9.05}, TRF_PATH_WIDE}, {{10, 8, 9}, TRF_PATH_TWO_STEP},
-                 {{8, 9, 10}, TRF_PATH_FUSED}};
+    } cases[] = {{{0, 0, 0}, TRF_PATH_AUTO},
+                 {{10, 0, 0}, TRF_PATH_FUSED},
+                 {{0, 10, 0}, TRF_PATH_TWO_STEP},
+                 {{10, 9.95, 9.95}, TRF_PATH_FUSED},
+                 {{10, 9, 9.05}, TRF_PATH_WIDE},
+                 {{10, 8, 9}, TRF_PATH_TWO_STEP},
+                 {{8, 9, 10}, TRF_PATH_FUSED},
+                 {{0, 9.95, 0, 0, 10}, TRF_PATH_PACKED},
+                 {{0, 9.8, 0, 0, 10}, TRF_PATH_TWO_STEP}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         ck_assert_int_eq(trf_fastest_path(cases[i].times), cases[i].due);
 }
@@ -372,7 +406,8 @@ static trf_status plan_made_up(trf_plan *plan, trf_path path, trf_error *error) 
     const uint32_t m = plan->product.m;
     if (num_asked < 8)
         asked[num_asked++] = path;
-    if ((path == TRF_PATH_FUSED && m > 8) || (path == TRF_PATH_WIDE && m < 3) || path == TRF_PATH_DENSE)
+    if ((path == TRF_PATH_FUSED && m > 8) || (path == TRF_PATH_WIDE && m < 3) || path == TRF_PATH_DENSE ||
+        path == TRF_PATH_PACKED)
         return trf_fail(error, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "not taken");
     plan->path = path == TRF_PATH_AUTO ? TRF_PATH_FUSED : path;
     plan->reason = plan->path == TRF_PATH_FUSED ? NULL : "asked for";
@@ -559,14 +594,23 @@ END_TEST
 static trf_layout_ops packed_layout;
 static trf_device_layer packed_layer;
 
+static int has_two_step;
+
 static trf_status plan_packed(trf_plan *plan, trf_path path, trf_error *error) {
+    if (path == TRF_PATH_TWO_STEP && has_two_step) {
+        plan->path = path;
+        plan->reason = "the two-step path was asked for";
+        plan->device_workspace_bytes = 2ull * plan->layer->view.rows * plan->layer->view.cols;
+        return TRF_OK;
+    }
     trf_status status = trf_packed_take_path(plan, path, error);
     return status == TRF_OK ? trf_packed_choose_partition(plan, error) : status;
 }
 
 static void make_packed(void) {
     make_up();
-    packed_layout = (trf_layout_ops){.layout = TRF_LAYOUT_PACKED, .create_plan = plan_packed};
+    has_two_step = 1;
+    packed_layout = (trf_layout_ops){.layout = TRF_LAYOUT_PACKED, .has_several_paths = 1, .create_plan = plan_packed};
     packed_layer = (trf_device_layer){
         .context = cpu,
         .device = TRF_DEVICE_CPU,
@@ -635,8 +679,85 @@ START_TEST(packed_plans_follow) {
 }
 END_TEST
 
+/* @return the path of a plan, which says the right thing of its reason. due_in_reason: NULL: whatever it is. */
+static trf_path path_of_packed(const trf_plan_options *options, const char *due_in_reason) {
+    trf_plan *plan;
+    fixture_check_status(trf_plan_create(&packed_layer, options, &plan, &err), TRF_OK, &err);
+    const trf_plan_info info = test_plan_info(plan);
+    ck_assert_msg(!due_in_reason || strstr(info.reason, due_in_reason), "m %u: %s", options->m, info.reason);
+    trf_plan_destroy(plan);
+    return info.path;
+}
+
+/* AUTO takes the two-step path from the crossover on, unless its sums would need a pass of their own. */
+START_TEST(packed_plans_go_by_the_card) {
+    static const trf_dtype y_dtypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_DTYPE_F16};
+    for (int t = 0; t < 3; t++) {
+        const int has_sums = y_dtypes[t] == TRF_DTYPE_F16;
+        trf_plan_options options = test_plan_options(8191, TRF_DTYPE_BF16, y_dtypes[t], TRF_PATH_AUTO);
+        ck_assert_int_eq(path_of_packed(&options, "the layer is packed"), TRF_PATH_PACKED);
+        options.m = 8192;
+        ck_assert_int_eq(path_of_packed(&options, has_sums ? "the layer is packed" : "another path is faster"),
+                         has_sums ? TRF_PATH_PACKED : TRF_PATH_TWO_STEP);
+        options.y_stride = 5000;
+        ck_assert_int_eq(path_of_packed(&options, NULL), has_sums ? TRF_PATH_PACKED : TRF_PATH_TWO_STEP);
+        for (int e = 0; e < 4; e++) {
+            trf_plan_options with = options;
+            with.activation = e == 0 ? TRF_ACTIVATION_SILU : TRF_ACTIVATION_NONE;
+            with.has_bias = e == 1;
+            with.has_multiplier = e == 2;
+            with.has_residual = e == 3;
+            ck_assert_int_eq(path_of_packed(&with, "the layer is packed"), TRF_PATH_PACKED);
+            with.path = TRF_PATH_TWO_STEP;
+            ck_assert_int_eq(path_of_packed(&with, "was asked for"), TRF_PATH_TWO_STEP);
+        }
+        options.path = TRF_PATH_PACKED;
+        ck_assert_int_eq(path_of_packed(&options, "the layer is packed"), TRF_PATH_PACKED);
+        options.path = TRF_PATH_TWO_STEP;
+        options.m = 1;
+        ck_assert_int_eq(path_of_packed(&options, "was asked for"), TRF_PATH_TWO_STEP);
+    }
+    trf_plan_options options = test_plan_options(8192, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO);
+    has_two_step = 0;
+    ck_assert_int_eq(path_of_packed(&options, "the layer is packed"), TRF_PATH_PACKED);
+    has_two_step = 1;
+    cpu->limits.capability = 80; /* there is no table */
+    ck_assert_int_eq(path_of_packed(&options, "the layer is packed"), TRF_PATH_PACKED);
+    cpu->limits.capability = 90;
+}
+END_TEST
+
+/* What the context's tuning says of a batch comes before the table. */
+START_TEST(packed_plans_have_the_tuned_path) {
+    static const struct {
+        uint32_t m;
+        trf_path due;
+        const char *reason;
+    } cases[] = {{16, TRF_PATH_PACKED, "the layer is packed"},
+                 {17, TRF_PATH_TWO_STEP, "tuning has another path"},
+                 {9000, TRF_PATH_PACKED, "the layer is packed"},
+                 {10001, TRF_PATH_TWO_STEP, "another path is faster"}};
+    trf_tuning *tuning;
+    fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
+    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(&packed_layer),
+                                          3,
+                                          {{.m = 16, .path = TRF_PATH_PACKED},
+                                           {.m = 64, .path = TRF_PATH_TWO_STEP},
+                                           {.m = 10000, .path = TRF_PATH_PACKED}}};
+    fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
+    trf_tuning_free(tuning);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        trf_plan_options options = test_plan_options(cases[i].m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO);
+        ck_assert_int_eq(path_of_packed(&options, cases[i].reason), cases[i].due);
+        options.has_bias = 1;
+        ck_assert_int_eq(path_of_packed(&options, "the layer is packed"), TRF_PATH_PACKED);
+    }
+    trf_context_set_tuning(cpu, NULL, &err);
+}
+END_TEST
+
 static trf_tuned_kernel made_up_fastest;
-static double made_up_fastest_time;
+static double made_up_fastest_time, made_up_two_step_time;
 static uint32_t num_timed;
 
 static trf_status time_packed_made_up(const trf_timed_product *p, uint32_t repeats, double *microseconds,
@@ -645,8 +766,14 @@ static trf_status time_packed_made_up(const trf_timed_product *p, uint32_t repea
     const int is_fastest = partition->shape == made_up_fastest.shape && partition->cut == made_up_fastest.cut;
     if (failure != TRF_OK)
         return trf_fail(error, failure, TRF_NO_OFFSET, "it fails");
-    EXPECT(p->plan->workspace_bytes == partition->workspace_bytes && p->workspace);
     num_timed++;
+    if (p->plan->path == TRF_PATH_TWO_STEP) {
+        EXPECT(p->plan->workspace_bytes == 2 * 4096 * 4096 && p->workspace);
+        for (uint32_t repeat = 0; repeat < repeats; repeat++)
+            microseconds[repeat] = made_up_two_step_time;
+        return TRF_OK;
+    }
+    EXPECT(p->plan->workspace_bytes == partition->workspace_bytes && p->workspace);
     for (uint32_t repeat = 0; repeat < repeats; repeat++)
         microseconds[repeat] = is_fastest ? made_up_fastest_time : 10;
     return TRF_OK;
@@ -672,6 +799,7 @@ START_TEST(packed_layers_are_measured) {
     const uint32_t count =
         trf_packed_candidates(&packed_layer.packed, &cpu->limits, 2, candidates, TRF_PACKED_MAX_CANDIDATES);
     ck_assert_uint_gt(count, 1);
+    made_up_two_step_time = 100;
     for (uint32_t due = 0; due < count; due++)
         for (int is_near = 0; is_near < 2; is_near++) {
             const trf_packed_partition *winner = &candidates[is_near ? 0 : due];
@@ -688,10 +816,21 @@ START_TEST(packed_layers_are_measured) {
             ck_assert_str_eq(plan_of_packed(2, TRF_PATH_AUTO).kernel, trf_packed_kernel_name(winner->shape));
             trf_tuning_free(tuning);
         }
+    for (int is_near = 0; is_near < 2; is_near++) { /* the fastest kernel takes 9.95 */
+        made_up_two_step_time = is_near ? 9.9 : 9.8;
+        const trf_tuned_point *point = measure_packed(&tuning);
+        ck_assert_int_eq(point->path, is_near ? TRF_PATH_PACKED : TRF_PATH_TWO_STEP);
+        ck_assert(point->has_packed && point->microseconds[TRF_PATH_TWO_STEP - 1] == made_up_two_step_time);
+        trf_tuning_free(tuning);
+    }
     failure = TRF_ERR_CUDA;
     trf_device_layer *const measured[] = {&packed_layer};
     fixture_check_status(trf_tuning_measure(measured, 1, NULL, &tuning, &err), TRF_ERR_CUDA, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "the two-step path at 1 rows of x"));
+    has_two_step = 0;
+    fixture_check_status(trf_tuning_measure(measured, 1, NULL, &tuning, &err), TRF_ERR_CUDA, &err);
     ck_assert_ptr_nonnull(strstr(err.message, "the packed path at 1 rows of x: the kernel "));
+    has_two_step = 1;
     trf_context_set_tuning(cpu, NULL, &err);
 }
 END_TEST
@@ -702,6 +841,7 @@ int main(void) {
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_add_test(tests, shipped_crossovers);
     tcase_add_test(tests, shipped_crossovers_of_two_cards);
+    tcase_add_test(tests, shipped_crossovers_of_packed_layers);
     tcase_add_test(tests, tables_of_cards);
     tcase_add_test(tests, choices);
     tcase_add_test(tests, choices_of_packed_layers);
@@ -719,6 +859,8 @@ int main(void) {
     suite_add_tcase(suite, on_made_up);
     tcase_add_unchecked_fixture(of_packed, make_packed, unmake);
     tcase_add_test(of_packed, packed_plans_follow);
+    tcase_add_test(of_packed, packed_plans_go_by_the_card);
+    tcase_add_test(of_packed, packed_plans_have_the_tuned_path);
     tcase_add_test(of_packed, packed_layers_are_measured);
     suite_add_tcase(suite, of_packed);
     return run_suite(suite);
