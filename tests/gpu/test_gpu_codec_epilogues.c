@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Epilogues on the device: both paths against F64, for every codec, all ways of sharing rows among blocks, in place and
- * not; the same bits on every run; graphs. tests/unit/test_device_epilogue.c has all combinations, activations and
- * shards. */
+ * not; the same bits on every run; graphs; and the two-step path of packed layers. tests/unit/test_device_epilogue.c
+ * has all combinations, activations and shards. */
 #include "gpu_products.h"
+#include "trf_context.h"
 #include "trf_plan.h"
 
 #include <math.h>
@@ -260,16 +261,121 @@ START_TEST(every_cut) {
 }
 END_TEST
 
+/* ---- the two-step path of packed layers ---- */
+
+/* The layer's coded one becomes a packed one. @return the coded one. */
+static trf_device_layer *pack(gpu_layer *layer) {
+    trf_device_layer *const coded = layer->device;
+    trf_error err = {0};
+    gpu_check(trf_device_layer_convert(coded, TRF_LAYOUT_PACKED, NULL, &layer->device, &err), TRF_OK, &err,
+              layer->name);
+    return coded;
+}
+
+/* What the plan says, and every epilogue against F64. */
+static void check_packed_two_step(test_rng *rng, const gpu_layer *layer, const gpu_input *input,
+                                  const gpu_reference *exact, uint32_t m) {
+    for (int i = 0; i < (test_quick() ? 2 : COMBINATIONS); i++) {
+        const trf_dtype y_dtype = kYTypes[i % 3];
+        const trf_plan_options options = test_plan_options(m, TRF_DTYPE_BF16, y_dtype, TRF_PATH_TWO_STEP);
+        operands o = operands_make(rng, y_dtype, m, layer->info.rows);
+        gpu_product product;
+        ck_assert_int_eq(make_product(&product, layer, options, kCombinations[i]), TRF_OK);
+        ck_assert_str_eq(product.info.reason, "the two-step path was asked for");
+        ck_assert_uint_ge(product.info.workspace_bytes,
+                          2ull * layer->info.rows * layer->info.cols + 4ull * m * layer->info.rows);
+        check_product(&product, input, exact, kCombinations[i], &o);
+        gpu_product_free(&product);
+        operands_free(&o);
+    }
+}
+
+/* y with what lies between its rows, if its rows have gaps; malloc'd. */
+static void *multiply_two_step(const gpu_layer *layer, const gpu_input *input, const trf_plan_options *options,
+                               uint64_t *bytes) {
+    gpu_product product;
+    ck_assert_int_eq(gpu_product_make_as(&product, layer, options), TRF_OK);
+    void *y = gpu_malloc(product.y.bytes);
+    gpu_product_run(&product, input, y);
+    *bytes = product.y.bytes;
+    gpu_product_free(&product);
+    return y;
+}
+
+/* The weights are the same, so the products are those of the coded layer. */
+static void check_bits_of_coded(gpu_layer *packed, trf_device_layer *coded, const gpu_input *input, uint32_t m) {
+    gpu_layer as_coded = *packed;
+    as_coded.device = coded;
+    for (int i = 0; i < 6; i++) {
+        trf_plan_options options = test_plan_options(m, TRF_DTYPE_BF16, kYTypes[i % 3], TRF_PATH_TWO_STEP);
+        uint64_t bytes;
+        options.y_stride = i < 3 ? 0 : packed->info.rows + 8;
+        void *found = multiply_two_step(packed, input, &options, &bytes),
+             *due = multiply_two_step(&as_coded, input, &options, &bytes);
+        ck_assert_mem_eq(found, due, bytes);
+        free(found);
+        free(due);
+    }
+}
+
+/* loop: shape and batch. */
+static const gpu_shape kPackedShapes[] = {{300, 515}, {1024, 1088}};
+static const uint32_t kPackedBatches[] = {1, 63, 512, 8192};
+
+START_TEST(packed_two_step) {
+    const uint32_t m = kPackedBatches[_i / 2];
+    const gpu_shape shape = kPackedShapes[_i % 2];
+    test_rng rng = {15000 + (uint64_t)_i};
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
+    trf_device_layer *const coded = pack(&layer);
+    gpu_input input = gpu_input_normal(&rng, m, shape.cols);
+    gpu_reference exact = gpu_reference_make(&rng, &layer, &input, TRF_DTYPE_NONE, MOST_ROWS);
+    check_packed_two_step(&rng, &layer, &input, &exact, m);
+    check_bits_of_coded(&layer, coded, &input, m);
+    gpu_reference_free(&exact);
+    gpu_input_free(&input);
+    trf_device_layer_destroy(coded);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+static trf_path path_of_auto(const gpu_layer *layer, uint32_t m, combination c) {
+    gpu_product product;
+    const trf_plan_options options = test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO);
+    ck_assert_int_eq(make_product(&product, layer, options, c), TRF_OK);
+    const trf_path path = product.info.path;
+    gpu_product_free(&product);
+    return path;
+}
+
+/* From 8,192 rows of x on, on cards of the generation that was measured, and without an epilogue. */
+START_TEST(packed_auto) {
+    static const combination none = {TRF_ACTIVATION_NONE, ABSENT, ABSENT, ABSENT},
+                             bias = {TRF_ACTIVATION_NONE, APART, ABSENT, ABSENT};
+    test_rng rng = {16000};
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, kPackedShapes[1], GPU_WEIGHTS_NORMAL);
+    trf_device_layer_destroy(pack(&layer));
+    const int has_table = gpu_context->limits.capability == 90;
+    ck_assert_int_eq(path_of_auto(&layer, 8191, none), TRF_PATH_PACKED);
+    ck_assert_int_eq(path_of_auto(&layer, 8192, none), has_table ? TRF_PATH_TWO_STEP : TRF_PATH_PACKED);
+    ck_assert_int_eq(path_of_auto(&layer, 8192, bias), TRF_PATH_PACKED);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
 /* ---- the same bits, and graphs ---- */
 
-/* loop: path and batch. */
+/* loop: path, batch and layout; packed layers have other paths than FUSED. */
 START_TEST(same_bits_in_graphs_too) {
     static const gpu_shape shape = {1000, 1030};
-    const trf_path path = _i & 1 ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED;
+    const int is_packed = _i >= 4;
+    const trf_path path = _i & 1 ? TRF_PATH_TWO_STEP : is_packed ? TRF_PATH_PACKED : TRF_PATH_FUSED;
     const uint32_t m = _i & 2 ? MOST_M : 1;
     const combination c = {TRF_ACTIVATION_SILU, APART, IN_PLACE, APART};
     test_rng rng = {14000 + (uint64_t)_i};
     gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
+    if (is_packed)
+        trf_device_layer_destroy(pack(&layer));
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
     ck_assert_int_eq(make_product(&product, &layer, test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path), c),
@@ -312,6 +418,10 @@ START_TEST(same_bits_in_graphs_too) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {{every_codec, GPU_RECIPES}, {every_cut, 8 * 3}, {same_bits_in_graphs_too, 4}};
+    const gpu_test tests[] = {{every_codec, GPU_RECIPES},
+                              {every_cut, 8 * 3},
+                              {packed_two_step, 2 * 4},
+                              {packed_auto, 1},
+                              {same_bits_in_graphs_too, 8}};
     return gpu_main("codec_epilogues", tests, sizeof tests / sizeof tests[0]);
 }

@@ -216,6 +216,7 @@ START_TEST(packed_plans_follow) {
         const uint32_t count = trf_packed_candidates(&layer->packed, &gpu_context->limits, point->m, candidates,
                                                      TRF_PACKED_MAX_CANDIDATES);
         ck_assert(point->path == TRF_PATH_PACKED && point->microseconds[TRF_PATH_PACKED - 1] > 0);
+        ck_assert(point->microseconds[TRF_PATH_TWO_STEP - 1] > 0);
         ck_assert_int_eq(point->has_packed, has_choice);
         ck_assert_int_eq(count > 0, has_choice);
         uint32_t found = 0;
