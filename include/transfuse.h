@@ -509,16 +509,18 @@ TRF_API trf_status trf_device_layer_check(const trf_device_layer *layer, trf_err
 /* How y = x . W^T is computed. */
 typedef enum trf_path {
     /* The context's tuning decides, else a table of crossovers that the library brings along: the GPU's own, or that of
-     * the most similar GPU of its generation; where none has anything: FUSED if it takes the product, else TWO_STEP. */
+     * the most similar GPU of its generation; where none has anything: FUSED if it takes the product, else TWO_STEP;
+     * PACKED of packed layers. These have PACKED, too, where the product has an epilogue, or y is F16. */
     TRF_PATH_AUTO = 0,
     /* Decoded inside the product. On a GPU m up to TRF_FUSED_MAX_M, and docs/guide.md says which layers; AUTO takes it
      * for a larger m, too, where TWO_STEP is not possible: in passes of so many rows, each of which decodes the layer
      * again. On the CPU the only path, for every m. */
     TRF_PATH_FUSED = 1,
-    TRF_PATH_TWO_STEP = 2, /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU */
+    TRF_PATH_TWO_STEP = 2, /* of coded and packed layers: decoded to the workspace, then multiplied by cuBLASLt; not on
+                              the CPU */
     TRF_PATH_WIDE = 3,     /* decoded inside a product of warpgroups, every m: compute capability 9.0, not bf16 */
     TRF_PATH_DENSE = 4,    /* of plain layers, which have no other: by cuBLASLt; on the CPU dot products */
-    TRF_PATH_PACKED = 5    /* of packed layers, which have no other */
+    TRF_PATH_PACKED = 5    /* of packed layers, for every m; on the CPU they have no other */
 } trf_path;
 
 enum {

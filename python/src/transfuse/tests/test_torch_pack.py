@@ -75,6 +75,23 @@ def test_repack(device: str) -> None:
     assert_is_layer_of(packed, first)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_was_converted_before(device: str) -> None:
+    """Layers that were made of other weights do not stand for the ones that are there now."""
+    weight = make_bf16(300, 520, device)
+    other = weight * 1.25
+    packed = tt.pack(weight)
+    coded, plain = tt.convert_layer(packed, "coded"), tt.convert_layer(packed, "plain")
+    again = tt.convert_layer(plain, "packed")
+    assert tt.convert_layer(packed, "coded").data_ptr() == coded.data_ptr()
+    assert tt.convert_layer(plain, "packed").data_ptr() == again.data_ptr()
+    tt.repack(packed, other)
+    tt.repack(again, other)
+    assert torch.equal(tt.convert_layer(packed, "coded").cpu(), tt.encode(other))
+    assert_is_layer_of(tt.convert_layer(plain, "packed"), weight)
+    assert_is_layer_of(again, other)
+
+
 @pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
 def test_repack_under_a_graph() -> None:
     """A CUDA graph that has captured a product multiplies by the weights that came later."""

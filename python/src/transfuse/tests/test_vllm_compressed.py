@@ -24,7 +24,7 @@ import transfuse
 import transfuse.torch
 from transfuse.tests import vllm_layers as layers
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
-from transfuse.vllm import _loading
+from transfuse.vllm import _model_loading
 from transfuse.vllm._lazy_weight import LazyWeight, iterate_dense
 
 HIDDEN, HEAD_DIM, HEADS, KV_HEADS, INTERMEDIATE, VOCABULARY = 256, 32, 8, 2, 688, 1000
@@ -152,7 +152,7 @@ def test_missing(lazy: dict[str, torch.Tensor], excluded: bool) -> None:
 def test_reading_a_folder(folder: Path, source: dict[str, torch.Tensor]) -> None:
     """vLLM's iterator gives lazy tensors of a compressed folder, and those of another one as before."""
     with layers_of_rank():
-        _loading.install()
+        _model_loading.install()
         for name in ("source", "compressed"):
             loader = DefaultModelLoader(LoadConfig(use_tqdm_on_load=False))
             wanted = DefaultModelLoader.Source(str(folder / name), revision=None, prefix="model.")
@@ -166,7 +166,7 @@ def test_reading_a_folder(folder: Path, source: dict[str, torch.Tensor]) -> None
 
 def test_experts_of_other_ranks(folder: Path, source: dict[str, torch.Tensor]) -> None:
     with layers_of_rank():
-        _loading.install()
+        _model_loading.install()
         loader = DefaultModelLoader(LoadConfig(use_tqdm_on_load=False))
         loader.local_expert_ids = {1}
         wanted = DefaultModelLoader.Source(str(folder / "compressed"), revision=None)
@@ -179,4 +179,4 @@ def test_pickled_weights_are_left_to_vllm() -> None:
     loader = SimpleNamespace(_prepare_weights=lambda *_: ("folder", ["folder/model.bin"], False))
     wanted = DefaultModelLoader.Source("folder", revision=None)
     read = iter([("name", torch.zeros(1))])
-    assert _loading._read_weights(lambda *_: read, loader, wanted) is read
+    assert _model_loading._read_weights(lambda *_: read, loader, wanted) is read

@@ -105,7 +105,9 @@ def serve(folder: Path | str, **options: Any) -> Iterator[Any]:
         "enforce_eager": True,
         "max_model_len": 512,
         "max_num_seqs": 16,
-        "kv_cache_memory_bytes": 1 << 28,  # no profiling, which other engines on the card would disturb
+        # No profiling, which other engines on the card would disturb.
+        "kv_cache_memory_bytes": 1 << 28,
+        "gpu_memory_utilization": 0.3,
         "max_logprobs": -1,
         "enable_prefix_caching": False,
         "seed": 0,

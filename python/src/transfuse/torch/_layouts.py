@@ -48,7 +48,8 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
     -------
     Tensor, uint8
         `buffer` itself if the layer lies so; else its buffer in that layout, on the device of `buffer`, known to the
-        ops. The same one gives the same memory again as long as that is in use, so that ties hold.
+        ops. The same one gives the same memory again as long as that is in use, so that ties hold, and neither of the
+        two was packed again.
 
     Raises
     ------
@@ -176,7 +177,7 @@ def _convert(buffer: Tensor, layout: s.Layout) -> Tensor:
 
 
 class _Made:
-    """What layers were converted to, as long as both live and the source is not forgotten.
+    """What layers were converted to, as long as both live, neither is packed again and the source is not forgotten.
 
     Modules that share a weight are asked for it one by one; what they give has to be shared, too.
     """
@@ -196,7 +197,8 @@ class _Made:
         storage = entry[1]()
         if storage is None:
             return None
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return None if _registry.is_repacked(found) else found
 
     def note(self, buffer: Tensor, made_as: str, made: Tensor) -> None:
         adoption = _registry.adoption_token(buffer)

@@ -40,6 +40,9 @@ _container_lock = threading.Lock()
 # Those of the storages of buffers that are known, by device and address; each holds the directories.
 _finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] = {}
 
+# What stands for the weights that `repack` put into a known buffer last, by the same.
+_repacked: dict[tuple[int, int], object] = {}
+
 
 def device_index(device: torch.device) -> int:
     """Returns the CUDA ordinal of a device, or -1 for the CPU.
@@ -288,6 +291,7 @@ def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
         adopt(buffer)
     else:
         buffer.copy_(made)
+    _repacked[_place_of(buffer)] = object()
 
 
 def _pack(weight: torch.Tensor, stored_room: int, like: torch.Tensor | None) -> torch.Tensor:
@@ -406,8 +410,17 @@ def layer_key(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def adoption_token(buffer: torch.Tensor) -> object:
-    """Returns what stands for the adoption of a known buffer, to be compared by `is` alone; None for any other."""
-    return _finalizers.get(_place_of(buffer))
+    """Returns what stands for the content of a known buffer, to be compared by `is` alone; None for any other.
+
+    It is another one when the buffer has been forgotten and adopted, or packed again.
+    """
+    place = _place_of(buffer)
+    return _repacked.get(place, _finalizers.get(place))
+
+
+def is_repacked(buffer: torch.Tensor) -> bool:
+    """Returns whether a known buffer has other weights than those that it was made of."""
+    return _place_of(buffer) in _repacked
 
 
 def forget(buffer: torch.Tensor) -> None:
@@ -429,6 +442,7 @@ def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.T
     for offset in offsets:
         ops_library().trf_torch_forget(device, pointer + offset)
     _finalizers.pop((device, pointer), None)
+    _repacked.pop((device, pointer), None)
 
 
 def layer_info(buffer: torch.Tensor) -> LayerInfo:

@@ -105,17 +105,17 @@ class TransfuseConfig(QuantizationConfig):
         else:
             return None  # experts, attention: vLLM's own
         # Only here: vLLM makes configs before it forks the process that uses the GPU.
-        from transfuse.vllm import _layers, _loading
+        from transfuse.vllm import _layers, _model_loading
 
         vllm_config = get_current_vllm_config()
         if self._settings is None:
             self._settings = read_settings(vllm_config.additional_config)
             _check(vllm_config)
-            _loading.install()
+            _model_loading.install()
             _layers.prepare(self._settings)
         reason = self._find_reason_against(layer, prefix, vllm_config)
         if reason:
-            _loading.note_plain(prefix, reason)
+            _model_loading.note_plain(prefix, reason)
             return unquantized()
         is_dummy = vllm_config.load_config.load_format == "dummy"
         if unquantized is UnquantizedLinearMethod:

@@ -28,7 +28,7 @@ from vllm.model_executor.parameter import ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
 
 import transfuse.torch as tt
-from transfuse.vllm import _coverage, _loading
+from transfuse.vllm import _coverage, _model_loading
 from transfuse.vllm._packer import Packed, Packer
 from transfuse.vllm._settings import Settings
 
@@ -80,11 +80,11 @@ class _Method:
         if packed is None:
             packed = Packer.of(weight.device).pack(weight.data, self.prefix, self.settings.layout)
             setattr(layer, _PACKED, packed)
-            _loading.note_packed(self.prefix, packed)
+            _model_loading.note_packed(self.prefix, packed)
         else:
             packed.replace(weight.data, self.prefix)
         set_key(layer, packed)
-        for follower in _loading.followers_of(layer):
+        for follower in _model_loading.followers_of(layer):
             set_key(follower, packed)
 
     def _check_arrived(self, layer: Any) -> None:
@@ -135,7 +135,7 @@ def follow(layer: Any, owner: Any) -> None:
     if packed is not None:
         set_key(layer, packed)
     else:
-        _loading.add_follower(owner, layer)
+        _model_loading.add_follower(owner, layer)
 
 
 def _decode(layer: Any) -> torch.Tensor:
@@ -194,7 +194,7 @@ class TransfuseEmbeddingMethod(_Method, QuantizeMethodBase):
     ) -> None:
         """Registers the dense weight on the meta device; parameters as vLLM documents them."""
         if params_dtype != torch.bfloat16:
-            _loading.note_plain(self.prefix, f"its weights are {params_dtype}")
+            _model_loading.note_plain(self.prefix, f"its weights are {params_dtype}")
             UnquantizedEmbeddingMethod().create_weights(
                 layer,
                 input_size_per_partition,

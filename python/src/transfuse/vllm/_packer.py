@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From dense weights on the GPU to the layer that serves: packed, coded, or, where neither is possible, plain.
 
-Layers lie side by side in large blocks. If each had a block of its own, which torch rounds up to 2 MiB, a model of 8
-billion weights would take a quarter of a GiB more, which vLLM counts as weights.
+Packed layers lie side by side in one block, whose size is known before the first of them is there. If each had a block
+of its own, which torch rounds up to 2 MiB, a model of 8 billion weights would take a quarter of a GiB more, which vLLM
+counts as weights; and so it would in blocks of 256 MiB, the ends of which stay empty.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ _HEAD_BYTES = 256
 _STORED_ROOM = 16
 # Of the places of layers.
 _ALIGNMENT = 256
-# What torch takes from the driver is rounded up to this; and as much is taken at once, unless less is to come.
-_ROUNDING, _BLOCK_BYTES = 2 << 20, 256 << 20
+# What torch takes from the driver is rounded up to this.
+_ROUNDING = 2 << 20
+# Bytes of a stored tile.
+_STORED_TILE_BYTES = 4096
 
 _packers: dict[torch.device, Packer] = {}
 
@@ -113,8 +116,8 @@ class Packer:
         _packers.clear()
 
     def expect(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Says which layers are to come, [rows][cols] each, so that the last block is no larger than they need."""
-        self._expected = sum(_align(packed_bytes(rows, cols), _ALIGNMENT) for rows, cols in shapes)
+        """Says which packed layers are to come, [rows][cols] each, so that a block has room for all of them."""
+        self._expected = sum(packed_bytes(rows, cols) + _STORED_ROOM * _STORED_TILE_BYTES for rows, cols in shapes)
 
     def pack(self, weight: torch.Tensor, name: str, layout: str) -> Packed:
         """Returns a layer of dense weights, [rows][cols], which it does not need afterwards."""
@@ -130,7 +133,7 @@ class Packer:
         size = _align(layer.numel(), _ALIGNMENT)
         block = next((block for block in self._blocks if block.taken + size <= block.memory.numel()), None)
         if block is None:
-            wanted = _align(max(size, min(self._expected, _BLOCK_BYTES)), _ROUNDING)
+            wanted = _align(max(size, self._expected), _ROUNDING)
             block = _Block(torch.empty(wanted, dtype=torch.uint8, device=self._device))
             self._blocks.append(block)
         place = block.memory[block.taken : block.taken + layer.numel()]

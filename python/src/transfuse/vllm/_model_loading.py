@@ -118,7 +118,9 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
     note(model)
     for layer in layers:
         initialize_online_processing(layer)
-    Packer.of(get_layerwise_info(model).restore_device).expect(tuple(layer.weight.shape) for layer in layers)
+    Packer.of(get_layerwise_info(model).restore_device).expect(
+        tuple(layer.weight.shape) for layer in layers if layer.quant_method.settings.layout == "packed"
+    )
 
 
 def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
