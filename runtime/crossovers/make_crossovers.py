@@ -10,9 +10,10 @@ them is taken, each batch's times counting by their ratio to its fastest: so noi
 islands. These layers are coded ones.
 
 Packed layers have one number a card, "packed_to": the largest batch for which the packed kernels are chosen, the
-two-step path having the rest; 0 where nobody measured it. 8,191 is measured on an H200: at 8,192 and 16,384 rows
-decoding for cuBLASLt takes the time of BF16's product, the packed kernels 1.04 to 1.06 of it; at 2,048 decoding is
-slower. The H100 has the H200's number. Plain layers have one path.
+two-step path having the rest; 0 where nobody measured it. 16,383 is of the four products of a layer of an 8B on an
+H200, compared with cuBLASLt on BF16: at 16,384 rows decoding first takes 1.01 to 1.05 of its time and the packed
+kernels 1.03 to 1.13; at 8,192 it is 1.04 to 1.07 against 1.01 to 1.06. The H100 has the H200's number. Plain layers
+have one path.
 
 A card is a CSV file: two lines that say which card it is, a line with the batches, and then a line for each layer and
 path with the medians in microseconds, nothing where the path does not take the batch. The second command makes one of a
@@ -43,8 +44,7 @@ HEADING = """\
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Made by runtime/crossovers/make_crossovers.py of the cards beside it. A layer: layout, codec, class bits, raw bits,
  * scale groups, rows, columns; batches to which FUSED and WIDE are chosen. A table's last number is the batch to which
- * PACKED is chosen: measured on an H200, at 8,192 and 16,384 rows decoding for cuBLASLt takes the time of BF16's
- * product; at 2,048 it is slower. */"""
+ * PACKED is chosen. */"""
 
 
 def read_card(path):

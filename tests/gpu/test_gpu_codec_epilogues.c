@@ -348,7 +348,7 @@ static trf_path path_of_auto(const gpu_layer *layer, uint32_t m, combination c) 
     return path;
 }
 
-/* From 8,192 rows of x on, on cards of the generation that was measured, and without an epilogue. */
+/* From 16,384 rows of x on, on cards of the generation that was measured, and without an epilogue. */
 START_TEST(packed_auto) {
     static const combination none = {TRF_ACTIVATION_NONE, ABSENT, ABSENT, ABSENT},
                              bias = {TRF_ACTIVATION_NONE, APART, ABSENT, ABSENT};
@@ -356,9 +356,9 @@ START_TEST(packed_auto) {
     gpu_layer layer = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, kPackedShapes[1], GPU_WEIGHTS_NORMAL);
     trf_device_layer_destroy(pack(&layer));
     const int has_table = gpu_context->limits.capability == 90;
-    ck_assert_int_eq(path_of_auto(&layer, 8191, none), TRF_PATH_PACKED);
-    ck_assert_int_eq(path_of_auto(&layer, 8192, none), has_table ? TRF_PATH_TWO_STEP : TRF_PATH_PACKED);
-    ck_assert_int_eq(path_of_auto(&layer, 8192, bias), TRF_PATH_PACKED);
+    ck_assert_int_eq(path_of_auto(&layer, 16383, none), TRF_PATH_PACKED);
+    ck_assert_int_eq(path_of_auto(&layer, 16384, none), has_table ? TRF_PATH_TWO_STEP : TRF_PATH_PACKED);
+    ck_assert_int_eq(path_of_auto(&layer, 16384, bias), TRF_PATH_PACKED);
     gpu_layer_free(&layer);
 }
 END_TEST

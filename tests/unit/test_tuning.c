@@ -143,13 +143,13 @@ START_TEST(shipped_crossovers_of_packed_layers) {
     for (uint32_t t = 0; t < num_tables; t++) {
         for (int k = 0; k < 2; k++) {
             ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], 1), TRF_PATH_PACKED);
-            ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], 8191), TRF_PATH_PACKED);
-            ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], 8192), TRF_PATH_TWO_STEP);
+            ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], 16383), TRF_PATH_PACKED);
+            ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], 16384), TRF_PATH_TWO_STEP);
             ck_assert_int_eq(trf_crossover_path(&tables[t], &keys[k], UINT32_MAX), TRF_PATH_TWO_STEP);
         }
-        ck_assert_int_eq(trf_crossover_path(&tables[t], &plain, 8192), TRF_PATH_AUTO);
+        ck_assert_int_eq(trf_crossover_path(&tables[t], &plain, 16384), TRF_PATH_AUTO);
     }
-    ck_assert_int_eq(trf_crossover_path(NULL, &keys[0], 8192), TRF_PATH_AUTO);
+    ck_assert_int_eq(trf_crossover_path(NULL, &keys[0], 16384), TRF_PATH_AUTO);
 }
 END_TEST
 
@@ -694,9 +694,9 @@ START_TEST(packed_plans_go_by_the_card) {
     static const trf_dtype y_dtypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_DTYPE_F16};
     for (int t = 0; t < 3; t++) {
         const int has_sums = y_dtypes[t] == TRF_DTYPE_F16;
-        trf_plan_options options = test_plan_options(8191, TRF_DTYPE_BF16, y_dtypes[t], TRF_PATH_AUTO);
+        trf_plan_options options = test_plan_options(16383, TRF_DTYPE_BF16, y_dtypes[t], TRF_PATH_AUTO);
         ck_assert_int_eq(path_of_packed(&options, "the layer is packed"), TRF_PATH_PACKED);
-        options.m = 8192;
+        options.m = 16384;
         ck_assert_int_eq(path_of_packed(&options, has_sums ? "the layer is packed" : "another path is faster"),
                          has_sums ? TRF_PATH_PACKED : TRF_PATH_TWO_STEP);
         options.y_stride = 5000;
@@ -717,7 +717,7 @@ START_TEST(packed_plans_go_by_the_card) {
         options.m = 1;
         ck_assert_int_eq(path_of_packed(&options, "was asked for"), TRF_PATH_TWO_STEP);
     }
-    trf_plan_options options = test_plan_options(8192, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO);
+    trf_plan_options options = test_plan_options(16384, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO);
     has_two_step = 0;
     ck_assert_int_eq(path_of_packed(&options, "the layer is packed"), TRF_PATH_PACKED);
     has_two_step = 1;
