@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -327,3 +329,17 @@ def test_folder_of_shards(tmp_path: Path) -> None:
     assert sorted(name for name, _ in found[:2]) == sorted(first) and found[2][0] == "norm.weight"
     for name, tensor in found:
         assert same_bits(copied(tensor), {**first, **second}[name])
+
+
+def test_cut_columns_have_the_strides_that_they_say(lazy: dict[str, Tensor], dense: dict[str, Tensor]) -> None:
+    """A part of a matrix lies as a dense tensor of its shape would, for what counts on strides or memory."""
+    part, due = lazy["bf16"][3:90, 5:60], dense["bf16"][3:90, 5:60].contiguous()
+    assert part.stride() == due.stride()
+    assert same_bits(part.as_strided((4, 7), (11, 2), 3), due.as_strided((4, 7), (11, 2), 3))
+    for flat in (part.reshape(-1), part.flatten(), part.contiguous().view(-1)):
+        assert same_bits(flat, due.flatten())
+    for made in (copy.deepcopy(part), pickle.loads(pickle.dumps(part)), torch.utils.dlpack.from_dlpack(part)):
+        assert type(made) is Tensor and same_bits(made, due)
+    assert torch.tensor(part.tolist()).shape == due.shape
+    with pytest.raises(RuntimeError, match="bf16.*has no memory"):
+        part.data_ptr()

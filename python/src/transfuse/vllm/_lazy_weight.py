@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -120,6 +120,36 @@ class LazyWeight(torch.Tensor):
             raise
         return tiles[rows.start - first_row : rows.stop - first_row, cols.start - first_col : cols.stop - first_col]
 
+    def _compact(self) -> torch.Tensor:
+        """Returns the weights with the strides and the offset that this says it has, for ops that count on them."""
+        dense = self.dense()
+        is_compact = dense.is_contiguous() and dense.storage_offset() == 0
+        return dense if is_compact else dense.clone(memory_format=torch.contiguous_format)
+
+    # What torch does without asking __torch_dispatch__.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        memo[id(self)] = dense = self._compact()
+        return dense
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._compact().__reduce_ex__(protocol)
+
+    def __dlpack__(self, *arguments: Any, **options: Any) -> Any:
+        return self._compact().__dlpack__(*arguments, **options)
+
+    def numpy(self, *arguments: Any, **options: Any) -> Any:
+        """Returns what the dense tensor does."""
+        return self._compact().numpy(*arguments, **options)
+
+    def tolist(self) -> Any:
+        """Returns what the dense tensor does."""
+        return self._compact().tolist()
+
+    def data_ptr(self) -> NoReturn:
+        """Raises RuntimeError: there is no memory."""
+        raise RuntimeError(f"{self!r} has no memory before it is copied")
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,7 +165,7 @@ class LazyWeight(torch.Tensor):
             result = handle(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        dense_args, dense_kwargs = tree_map_only(LazyWeight, LazyWeight.dense, (args, kwargs))
+        dense_args, dense_kwargs = tree_map_only(LazyWeight, LazyWeight._compact, (args, kwargs))
         return func(*dense_args, **dense_kwargs)
 
 
@@ -155,7 +185,9 @@ def _name_source(failure: Exception, where: str) -> None:
 
 
 def _with(lazy: LazyWeight, part: _Part) -> LazyWeight:
-    return LazyWeight(lazy.checkpoint, lazy.info, part)
+    # Views of a tensor that was not made in inference mode are no inference tensors.
+    with torch.inference_mode(lazy.is_inference()):
+        return LazyWeight(lazy.checkpoint, lazy.info, part)
 
 
 def _same(lazy: LazyWeight) -> LazyWeight:
@@ -231,6 +263,8 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten._unsafe_view.default: _view,
     _aten._to_copy.default: _copy_to,
     _aten.copy_.default: _copy,
+    # In inference mode torch leaves these to us, in place of the ops that they are made of.
+    **{op: op.decompose for op in (_aten.narrow.default, _aten.chunk.default)},
 }
 
 

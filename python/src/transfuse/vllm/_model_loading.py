@@ -135,6 +135,13 @@ def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterato
     if not (is_safetensors and _lazy_weight.is_compressed(files)):
         weights: Iterator[tuple[str, torch.Tensor]] = read(loader, source)
         return weights
+    config = loader.load_config
+    extra = config.model_loader_extra_config or {}
+    if extra.get("enable_multithread_load") or getattr(config, "safetensors_load_strategy", None) not in (None, "lazy"):
+        logger.warning(
+            "transfuse: %s is compressed: its layers are read one by one, whatever the options of loading say",
+            source.model_or_path,
+        )
     if loader.counter_before_loading_weights == 0.0:
         loader.counter_before_loading_weights = time.perf_counter()
     # Under expert parallelism vLLM leaves out the experts of other ranks before it reads them.
