@@ -25,7 +25,7 @@ from repository_files import C_SUFFIXES, ROOT, list_files, read_text, report
 
 MAX_COLUMNS = 120
 # Options of other programs that pages speak of, and that no script of ours passes.
-OPTIONS_OF_OTHERS = {"--launch-skip", "--launch-count"}
+OPTIONS_OF_OTHERS = {"--launch-skip", "--launch-count", "--enable-sleep-mode", "--safetensors-load-strategy"}
 _FILE = re.compile(r"[\w./*-]+\.(?:c|h|cu|cuh|inc|py|sh|md|cmake|txt)|[\w-]+(?:/[\w.*-]+)+/?")
 _NAME = re.compile(r"\b(?:trf|TRF)_\w+\*?")
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")

@@ -736,7 +736,8 @@ START_TEST(packed_plans_have_the_tuned_path) {
     } cases[] = {{16, TRF_PATH_PACKED, "the layer is packed"},
                  {17, TRF_PATH_TWO_STEP, "tuning has another path"},
                  {9000, TRF_PATH_PACKED, "the layer is packed"},
-                 {10001, TRF_PATH_TWO_STEP, "another path is faster"}};
+                 {10001, TRF_PATH_PACKED, "the layer is packed"},
+                 {16384, TRF_PATH_TWO_STEP, "another path is faster"}};
     trf_tuning *tuning;
     fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
     tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(&packed_layer),
