@@ -57,8 +57,8 @@ def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:
     made = run(tool)
     assert made.returncode == 0, made.stderr
     layer = "    {{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 64, 128}, 4, 6},"
-    assert "*/" in made.stdout.splitlines()[4]
-    assert made.stdout.splitlines()[5:] == [
+    assert "*/" in made.stdout.splitlines()[3]
+    assert made.stdout.splitlines()[4:] == [
         "static const trf_layer_crossovers kOfAnother[] = {",
         layer,
         "};",

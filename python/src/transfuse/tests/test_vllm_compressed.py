@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
+pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import torch
 from safetensors.torch import save_file
 from vllm.config.load import LoadConfig
 from vllm.model_executor.layers import linear

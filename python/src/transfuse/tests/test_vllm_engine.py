@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
 import torch
 
-pytest.importorskip("vllm", reason="vLLM is not installed")
 if not torch.cuda.is_available():
     pytest.skip("no GPU: vLLM's engine does not start", allow_module_level=True)
 

@@ -8,11 +8,12 @@ import weakref
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 
+pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import torch
+import torch.nn.functional as F
 from vllm.model_executor.layers import linear
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
