@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from vllm import envs
 from vllm.config import VllmConfig, get_current_vllm_config
-from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -22,8 +21,6 @@ from transfuse.vllm._settings import Settings, read_settings
 
 # The value of vLLM's option --quantization, and of "quant_method" in a compressed folder's config.json.
 METHOD = "transfuse"
-
-logger = init_logger("vllm.transfuse")
 
 # Those that write weights to parameters themselves, and would not notice that there is none yet.
 _OTHER_LOADERS = ("sharded_state", "runai_streamer_sharded", "tensorizer", "bitsandbytes", "modelexpress")

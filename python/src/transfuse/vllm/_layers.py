@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.nn import Parameter
-from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
@@ -31,8 +30,6 @@ import transfuse.torch as tt
 from transfuse.vllm import _coverage, _model_loading
 from transfuse.vllm._packer import Packed, Packer
 from transfuse.vllm._settings import Settings
-
-logger = init_logger("vllm.transfuse")
 
 _linear = torch.ops.transfuse.linear_by_key.default
 _embedding = torch.ops.transfuse.embedding_by_key.default
@@ -67,8 +64,8 @@ class _Method:
         weight = layer.weight
         if weight.dtype == torch.uint8 or is_plain(layer):
             return
-        if _find_owner(weight) is not layer:
-            follow(layer, _find_owner(weight))
+        if find_owner(weight) is not layer:
+            follow_owner(layer)
             return
         if weight.is_meta:
             raise ValueError(
@@ -80,12 +77,22 @@ class _Method:
         if packed is None:
             packed = Packer.of(weight.device).pack(weight.data, self.prefix, self.settings.layout)
             setattr(layer, _PACKED, packed)
-            _model_loading.note_packed(self.prefix, packed)
+            _model_loading.note_packed(packed)
         else:
             packed.replace(weight.data, self.prefix)
-        set_key(layer, packed)
-        for follower in _model_loading.followers_of(layer):
-            set_key(follower, packed)
+        _set_key(layer, packed)
+
+    def dequantize_weight(self, layer: Any) -> torch.Tensor:
+        """Returns the dense weights, [rows][cols], as newer versions of vLLM ask for them."""
+        return tt.decode_by_key(layer.weight, layer.transfuse_rows, layer.transfuse_cols, torch.bfloat16)
+
+    @staticmethod
+    def _register(layer: Any, weight: Parameter, attributes: dict[str, Any]) -> None:
+        """Gives a layer its dense weight, on the meta device, and has vLLM wait for all of it."""
+        set_weight_attrs(weight, {_OWNER: weakref.ref(layer), **attributes})
+        layer.register_parameter("weight", weight)
+        layer.transfuse_rows, layer.transfuse_cols = weight.shape
+        initialize_online_processing(layer)
 
     def _check_arrived(self, layer: Any) -> None:
         """Raises ValueError if some element of the layer's parameters was in no file."""
@@ -106,10 +113,10 @@ class _Method:
 
 def owns_weight(layer: Any) -> bool:
     """Returns whether a layer has our method and a dense weight of its own, which is still to come."""
-    return isinstance(getattr(layer, "quant_method", None), _Method) and _find_owner(layer.weight) is layer
+    return isinstance(getattr(layer, "quant_method", None), _Method) and find_owner(layer.weight) is layer
 
 
-def _find_owner(weight: torch.Tensor) -> Any:
+def find_owner(weight: torch.Tensor) -> Any:
     """Returns the layer that a dense weight was made for, or None if it is not ours."""
     reference = getattr(weight, _OWNER, None)
     return reference() if reference is not None else None
@@ -120,26 +127,21 @@ def is_plain(layer: Any) -> bool:
     return not layer.weight.is_meta and layer.weight.dtype != torch.uint8 and not hasattr(layer.weight, _OWNER)
 
 
-def set_key(layer: Any, packed: Packed) -> None:
+def _set_key(layer: Any, packed: Packed) -> None:
     """Puts the key of a packed layer in the place of a layer's dense weight."""
     if layer.weight is not packed.key:
         del layer.weight
         layer.register_parameter("weight", packed.key)
 
 
-def follow(layer: Any, owner: Any) -> None:
-    """Has a layer that shares the weight of another one take over its key, now or once it is there."""
+def follow_owner(layer: Any) -> None:
+    """Has a layer that shares the weight of another one take over its key, unless that is still to come."""
+    owner = find_owner(layer.weight)
     if owner is None:
         raise ValueError("a layer shares the weights of one that is gone")
     packed = getattr(owner, _PACKED, None)
     if packed is not None:
-        set_key(layer, packed)
-    else:
-        _model_loading.add_follower(owner, layer)
-
-
-def _decode(layer: Any) -> torch.Tensor:
-    return tt.decode_by_key(layer.weight, layer.transfuse_rows, layer.transfuse_cols, torch.bfloat16)
+        _set_key(layer, packed)
 
 
 @register_weight_loader_v2_supported_method
@@ -163,20 +165,12 @@ class TransfuseLinearMethod(_Method, LinearMethodBase):
             output_dim=0,
             weight_loader=extra_weight_attrs.pop("weight_loader"),
         )
-        setattr(weight, _OWNER, weakref.ref(layer))
-        layer.register_parameter("weight", weight)
-        set_weight_attrs(weight, extra_weight_attrs)
-        layer.transfuse_rows, layer.transfuse_cols = sum(output_partition_sizes), input_size_per_partition
-        initialize_online_processing(layer)
+        self._register(layer, weight, extra_weight_attrs)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Returns x . W^T + bias, [..., rows]."""
         result: torch.Tensor = _linear(x, layer.weight, bias, layer.transfuse_rows)
         return result
-
-    def dequantize_weight(self, layer: Any) -> torch.Tensor:
-        """Returns the dense weights, [rows][cols], as newer versions of vLLM ask for them."""
-        return _decode(layer)
 
 
 class TransfuseEmbeddingMethod(_Method, QuantizeMethodBase):
@@ -205,14 +199,11 @@ class TransfuseEmbeddingMethod(_Method, QuantizeMethodBase):
                 **extra_weight_attrs,
             )
             return
-        rows = sum(output_partition_sizes)
         weight = Parameter(
-            torch.empty(rows, input_size_per_partition, device="meta", dtype=params_dtype), requires_grad=False
+            torch.empty(sum(output_partition_sizes), input_size_per_partition, device="meta", dtype=params_dtype),
+            requires_grad=False,
         )
-        set_weight_attrs(weight, {"input_dim": 1, "output_dim": 0, _OWNER: weakref.ref(layer), **extra_weight_attrs})
-        layer.register_parameter("weight", weight)
-        layer.transfuse_rows, layer.transfuse_cols = rows, input_size_per_partition
-        initialize_online_processing(layer)
+        self._register(layer, weight, {"input_dim": 1, "output_dim": 0, **extra_weight_attrs})
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Returns x . W^T + bias, [..., rows], as the head of a model."""
@@ -235,7 +226,3 @@ class TransfuseEmbeddingMethod(_Method, QuantizeMethodBase):
         """Gives a head the weights of an embedding."""
         layer.weight = embed_tokens.weight
         return layer
-
-    def dequantize_weight(self, layer: Any) -> torch.Tensor:
-        """Returns the dense weights, [rows][cols]."""
-        return _decode(layer)

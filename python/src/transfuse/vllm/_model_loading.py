@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -32,16 +31,12 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from transfuse.vllm import _lazy_weight
+from transfuse.vllm._config import METHOD
 
 if TYPE_CHECKING:
     from transfuse.vllm._packer import Packed
 
 logger = init_logger("vllm.transfuse")
-
-_METHOD = "transfuse"
-
-# Layers that share the weight of another one, which is not packed yet.
-_followers: weakref.WeakKeyDictionary[torch.nn.Module, list[weakref.ref[torch.nn.Module]]] = weakref.WeakKeyDictionary()
 
 
 class _Report:
@@ -57,7 +52,7 @@ class _Report:
 _report = _Report()
 
 
-def note_packed(name: str, packed: Packed) -> None:
+def note_packed(packed: Packed) -> None:
     """Counts a layer for the report."""
     _report.layers[packed.layout] += 1
     _report.bytes[packed.layout] += packed.buffer.numel()
@@ -67,19 +62,6 @@ def note_packed(name: str, packed: Packed) -> None:
 def note_plain(name: str, reason: str) -> None:
     """Notes a layer that stays as vLLM has it."""
     _report.plain.setdefault(reason, []).append(name)
-
-
-def add_follower(owner: torch.nn.Module, layer: torch.nn.Module) -> None:
-    """Notes a layer that gets the key of another one once that is packed."""
-    _followers.setdefault(owner, []).append(weakref.ref(layer))
-
-
-def followers_of(owner: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yields the layers that wait for the key of this one, which do not wait any more."""
-    for reference in _followers.pop(owner, []):
-        layer = reference()
-        if layer is not None:
-            yield layer
 
 
 def install() -> None:
@@ -157,7 +139,7 @@ def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterato
 
 def _load_weights(load: Callable[..., Any], loader: Any, model: torch.nn.Module, model_config: ModelConfig) -> Any:
     """Loads weights with the check that vLLM makes where it quantizes nothing: what no file has is an error."""
-    if model_config.quantization == _METHOD and loader.enable_weights_track is None:
+    if model_config.quantization == METHOD and loader.enable_weights_track is None:
         loader.enable_weights_track = True
     return load(loader, model, model_config)
 
@@ -165,22 +147,22 @@ def _load_weights(load: Callable[..., Any], loader: Any, model: torch.nn.Module,
 def _finish(finish: Callable[..., Any], model: torch.nn.Module, model_config: ModelConfig) -> None:
     """Finishes the layers that wait, gives tied ones their weights, and reports what became of all of them."""
     finish(model, model_config)
-    if model_config.quantization != _METHOD:
+    if model_config.quantization != METHOD:
         return
     from transfuse.vllm import _layers
     from transfuse.vllm._packer import Packer
 
     for name, layer in model.named_modules():
         weight = layer._parameters.get("weight")
-        if weight is None or not weight.is_meta:
-            continue
-        owner = getattr(weight, "transfuse_owner", lambda: None)()
-        if owner is None or not isinstance(layer, VocabParallelEmbedding):
+        owner = _layers.find_owner(weight) if weight is not None else None
+        if owner is not None and owner is not layer and isinstance(layer, VocabParallelEmbedding):
+            if isinstance(layer.quant_method, UnquantizedEmbeddingMethod):  # made without a quantization config
+                layer.quant_method = owner.quant_method
+                layer.transfuse_rows, layer.transfuse_cols = owner.transfuse_rows, owner.transfuse_cols
+            _layers.follow_owner(layer)
+        weight = layer._parameters.get("weight")
+        if weight is not None and (weight.is_meta or _layers.find_owner(weight) is not None):
             raise ValueError(f"{name}: nothing gave this layer weights")
-        if isinstance(layer.quant_method, UnquantizedEmbeddingMethod):  # made without a quantization config, and tied
-            layer.quant_method = owner.quant_method
-            layer.transfuse_rows, layer.transfuse_cols = owner.transfuse_rows, owner.transfuse_cols
-        _layers.follow(layer, owner)
     Packer.end()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
