@@ -27,25 +27,6 @@ trf_packed_window_rows trf_packed_window_rows_of(uint32_t rows) {
     return (trf_packed_window_rows){count, rows / count};
 }
 
-int trf_packed_window_of_blob(const trf_blob_view *blob, trf_packed_window *window) {
-    if (blob->header.codec != TRF_CODEC_BF16 || blob->header.class_bits != 4 ||
-        blob->header.predictor_modes & TRF_PREDICT_COL)
-        return 0;
-    int32_t lowest = blob->extension.class_value[0], highest = lowest;
-    for (uint32_t k = 1; k < TRF_PACKED_WINDOW; k++) {
-        const int32_t value = blob->extension.class_value[k];
-        lowest = value < lowest ? value : lowest;
-        highest = value > highest ? value : highest;
-    }
-    /* Classes are pairwise different, so that nothing is left out between the two. */
-    const int32_t base = lowest + blob->extension.exponent_offset;
-    if (highest - lowest != TRF_PACKED_WINDOW - 1 || base < 1 || base > TRF_PACKED_MAX_BASE)
-        return 0;
-    window->base = (uint32_t)base;
-    window->zeroing = 0;
-    return 1;
-}
-
 /* ---- sizes ---- */
 
 static uint64_t align(uint64_t bytes) {

@@ -33,13 +33,6 @@ typedef struct trf_packed_window_rows {
 } trf_packed_window_rows;
 trf_packed_window_rows trf_packed_window_rows_of(uint32_t rows); /* rows: not 0 */
 
-/* The window of a coded layer of pairs whose 16 classes are consecutive exponents: those, without a look at the
- * weights.
- * @return 1, or 0 if they are not, if they leave 1 to 254, or if columns have offsets, which the classes leave out; and
- * for quads, whose four classes have four exponents each, which lie where they cost least, not where most weights are:
- * on N(0, 0.02) they leave out eight times as many as the window that has most. */
-int trf_packed_window_of_blob(const trf_blob_view *blob, trf_packed_window *window);
-
 /* ---- the head ---- */
 
 /* Sets rows, cols, num_stored and all that follows from them: padded shape, numbers of lines and packed tiles, offsets,

@@ -25,6 +25,15 @@ trf_status trf_cuda_get_layer_size(const struct trf_blob_view *view, const trf_s
                                    trf_error *err);
 trf_status trf_cuda_fill_layer(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                                trf_error *err);
+
+/* Finds the memory of a coded layer: memory->directory, and memory->buffer unless the blob has a place already. */
+typedef trf_status trf_cuda_find_memory_fn(void *context, trf_layer_memory *memory, trf_error *err);
+
+/* The same as trf_cuda_fill_layer for memory that `find` has: it is called once, by the caller's thread, while others
+ * read the first tiles. blob_dev: where the blob is to be, or stays; NULL: `find` says. The device is current. Errors:
+ * as trf_cuda_fill_layer, and those of find; the memory is unused by then. */
+trf_status trf_cuda_fill_layer_later(trf_device_layer *made, struct trf_layer_feed *feed, void *blob_dev,
+                                     trf_cuda_find_memory_fn *find, void *context, trf_error *err);
 void trf_cuda_destroy_layer(trf_device_layer *layer);
 trf_status trf_cuda_check_layer(const trf_device_layer *layer, trf_error *err);
 

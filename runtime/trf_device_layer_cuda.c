@@ -42,14 +42,29 @@ trf_status trf_cuda_get_layer_size(const trf_blob_view *view, const trf_shard_ra
 /* Where a layer goes; what is the library's is allocated while its first tiles are read. */
 typedef struct trf_layer_target {
     trf_layer_size size;
-    uint8_t *blob, *directory; /* NULL: none yet */
-    void *memory;              /* the library's; NULL: none, or none yet */
+    uint8_t *blob, *directory;     /* NULL: none yet */
+    void *memory;                  /* the library's; NULL: none, or none yet */
+    trf_cuda_find_memory_fn *find; /* or NULL: what is missing is allocated */
+    void *find_context;
 } trf_layer_target;
+
+/* Asks `find` for what is missing. */
+static trf_status ask_for_memory(trf_layer_target *target, trf_error *err) {
+    trf_layer_memory memory = {0};
+    trf_status status = target->find(target->find_context, &memory, err);
+    if (status != TRF_OK)
+        return status;
+    target->blob = target->blob ? target->blob : memory.buffer;
+    target->directory = memory.directory;
+    return TRF_OK;
+}
 
 static trf_status complete_target(trf_layer_target *target, trf_error *err) {
     const uint64_t own_blob_bytes = target->blob ? 0 : trf_device_align(target->size.buffer_bytes);
     if (target->directory)
         return TRF_OK;
+    if (target->find)
+        return ask_for_memory(target, err);
     trf_status status = trf_cuda_allocate_here(own_blob_bytes + target->size.directory_bytes, &target->memory, err);
     if (status != TRF_OK)
         return status;
@@ -110,6 +125,13 @@ static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_feed *fee
     layer->view = trf_device_view_of_layer(feed->view, target->blob, target->directory,
                                            (trf_device_fault *)(target->directory + fault_offset));
     return TRF_OK;
+}
+
+trf_status trf_cuda_fill_layer_later(trf_device_layer *made, trf_layer_feed *feed, void *blob_dev,
+                                     trf_cuda_find_memory_fn *find, void *context, trf_error *err) {
+    trf_layer_target target = {.blob = blob_dev, .find = find, .find_context = context};
+    trf_status status = trf_cuda_get_layer_size(feed->view, &feed->shard, &target.size, err);
+    return status == TRF_OK ? fill_device_layer(made, feed, &target, err) : status;
 }
 
 trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,

@@ -22,7 +22,7 @@ struct trf_load_scratches {
 /* ---- one of them ---- */
 
 static void destroy(trf_load_scratch *scratch) {
-    void *const events[] = {scratch->taker_event, scratch->arrived, scratch->taken[0], scratch->taken[1]};
+    void *const events[] = {scratch->arrived, scratch->taken[0], scratch->taken[1]};
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i])
             cudaEventDestroy(events[i]);
@@ -43,8 +43,6 @@ static trf_status create(trf_load_scratch **scratch, trf_error *err) {
     trf_status status =
         trf_check_cuda(cudaHostAlloc((void **)&made->results, TRF_LOAD_SCRATCH_RESULT_BYTES, cudaHostAllocDefault),
                        "allocating page-locked memory", err);
-    if (status == TRF_OK)
-        status = make_event(&made->taker_event, err);
     if (status == TRF_OK)
         status = make_event(&made->arrived, err);
     for (int i = 0; status == TRF_OK && i < 2; i++)

@@ -9,18 +9,19 @@
 
 enum {
     TRF_LOAD_SCRATCH_RESULT_BYTES = 4096,
-    /* What a context keeps while nothing is loaded: that of one load of parts of 16 MiB (trf_transcode_cuda.h), unless
-     * a row of tiles has more. */
-    TRF_LOAD_SCRATCH_MOST_KEPT_BYTES = 40 << 20
+    /* What a context keeps while nothing is loaded: that of one load of a packed layer of up to 68 million weights,
+     * which is coded there first (18944x3584: 92 MiB). Plain layers, in parts of 16 MiB (trf_transcode_cuda.h), take
+     * 40 MiB. */
+    TRF_LOAD_SCRATCH_MOST_KEPT_BYTES = 96 << 20
 };
 
 typedef struct trf_load_scratch {
     uint8_t *memory; /* device, 256-byte aligned; NULL: it has none, while nobody uses it */
     uint64_t bytes;
     uint8_t *results; /* host, page-locked, TRF_LOAD_SCRATCH_RESULT_BYTES: where copies from the device arrive */
-    /* cudaEvent_t. arrived: behind a part's copies, and in the end behind that of the faults; taken: behind what was
-     * queued for a part, in turns; taker_event: the taker's (trf_part_taker). */
-    void *arrived, *taken[2], *taker_event;
+    /* cudaEvent_t. arrived: behind a part's copies, and in the end behind that of the faults, or behind what packing
+     * waits for; taken: behind what was queued for a part, in turns. */
+    void *arrived, *taken[2];
     struct trf_load_scratch *next; /* of those that nobody uses */
 } trf_load_scratch;
 

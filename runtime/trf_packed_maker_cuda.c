@@ -74,6 +74,11 @@ trf_status trf_packed_maker_begin(trf_packed_maker *maker, const trf_layer_memor
     return write_rest(maker, row_offsets, trf_cuda_copier_work_stream(made->context->copier), err);
 }
 
+trf_status trf_packed_maker_set_window(trf_packed_maker *maker, trf_packed_window window, trf_error *err) {
+    maker->window = window;
+    return lay_out(maker, maker->head.num_stored, err);
+}
+
 /* Replaces the layer's memory. bytes: of what is in there, but for the head; all that was queued is done when it
  * returns. */
 static trf_status move_buffer(trf_packed_maker *maker, uint64_t bytes, uint64_t room_bytes, cudaStream_t stream,
@@ -118,17 +123,10 @@ trf_status trf_packed_maker_use(trf_packed_maker *maker, const trf_load_scratch 
     maker->device_results = (trf_pack_results *)memory;
     maker->kernel_scratch = memory + trf_device_align(sizeof *maker->device_results);
     maker->results = (const trf_pack_results *)scratch->results;
-    maker->coded_packed = scratch->taker_event;
+    maker->coded_packed = scratch->arrived;
     maker->part_rows = part_rows;
     return trf_check_cuda(cudaMemsetAsync(maker->device_results, 0, sizeof *maker->device_results, stream),
                           "packing a layer", err);
-}
-
-trf_status trf_packed_maker_take_scratch(trf_packed_maker *maker, uint32_t part_rows, trf_error *err) {
-    trf_load_scratch **own = &maker->own_scratch;
-    trf_status status = trf_load_scratch_take(maker->made->context->load_scratches,
-                                              trf_packed_maker_memory_bytes(maker, part_rows), own, err);
-    return status == TRF_OK ? trf_packed_maker_use(maker, *own, (*own)->memory, part_rows, err) : status;
 }
 
 int trf_packed_maker_fetch(const trf_packed_maker *maker, trf_stream stream) {
@@ -139,8 +137,6 @@ int trf_packed_maker_fetch(const trf_packed_maker *maker, trf_stream stream) {
 void trf_packed_maker_release(trf_packed_maker *maker, trf_status status) {
     if (status != TRF_OK) /* what is queued may write to the caller's memory, too */
         cudaStreamSynchronize(trf_cuda_copier_work_stream(maker->made->context->copier));
-    trf_packed_sample_destroy(maker->sample);
-    trf_load_scratch_give_back(maker->made->context->load_scratches, maker->own_scratch);
     if (maker->dense)
         cudaFree(maker->dense);
     if (status != TRF_OK) {
@@ -234,20 +230,9 @@ static trf_status settle(trf_packed_maker *maker, trf_stream stream, trf_error *
     return status == TRF_OK ? trf_check_cuda(error, "packing a part of a layer", err) : status;
 }
 
-static trf_status find_window(trf_packed_maker *maker, trf_error *err) {
-    if (!maker->sample)
-        return TRF_OK;
-    trf_status status = trf_packed_sample_choose(maker->sample, &maker->window, err);
-    trf_packed_sample_destroy(maker->sample);
-    maker->sample = NULL;
-    return status == TRF_OK ? lay_out(maker, maker->head.num_stored, err) : status;
-}
-
 trf_status trf_packed_maker_take_part(void *context, const trf_coded_part *part, trf_stream stream, trf_error *err) {
     trf_packed_maker *maker = context;
     trf_status status = settle(maker, stream, err);
-    if (status == TRF_OK)
-        status = find_window(maker, err);
     if (status != TRF_OK || !part)
         return status;
     return is_direct(maker, part) ? pack_directly(maker, part, stream, err) : pack_dense(maker, part, stream, err);
@@ -302,8 +287,7 @@ static uint64_t fit_memory(trf_packed_maker *maker) {
     return made->memory_bytes;
 }
 
-void trf_packed_maker_read_results(void *context) {
-    trf_packed_maker *maker = context;
+void trf_packed_maker_read_results(trf_packed_maker *maker) {
     maker->state = maker->results->state;
     maker->state.num_records += maker->num_records;
 }

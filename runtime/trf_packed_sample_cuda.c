@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of a coded layer are looked up, dense ones counted where they lie: as a matrix with a larger stride. What is on
- * the device meanwhile is of a load scratch:
+ * the device meanwhile:
  *   histogram | the rows' numbers | their offsets | the rows
  * each at a multiple of 256 bytes; of dense weights the histogram alone. */
 #include "trf_packed_sample_cuda.h"
@@ -8,9 +8,6 @@
 #include "trf_context.h"
 #include "trf_cuda_call.h"
 #include "trf_decode_rows.h"
-#include "trf_device_cuda.h"
-#include "trf_load_scratch_cuda.h"
-#include "trf_plain_layer.h"
 #include "trf_staging_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -31,47 +28,44 @@ static sample_places places_of(const trf_packed_window_rows *chosen, uint32_t co
     return places;
 }
 
-/* Counts rows, and waits for what they came to. offsets: device, or NULL. @return a cudaError_t. */
-static int count(const trf_rows_to_pack *rows, const int8_t *offsets, const trf_load_scratch *scratch,
-                 cudaStream_t stream) {
-    trf_window_histogram *const histogram = (trf_window_histogram *)scratch->memory;
-    int error = cudaMemsetAsync(histogram, 0, sizeof *histogram, stream);
+uint64_t trf_cuda_sample_bytes(const trf_device_layer *layer) {
+    if (!layer)
+        return sizeof(trf_window_histogram);
+    const trf_packed_window_rows chosen = trf_packed_window_rows_of(layer->info.rows);
+    return places_of(&chosen, layer->info.cols).bytes;
+}
+
+/* Counts rows, waits for what they came to, and chooses. offsets: device, or NULL; memory: of the histogram. error: 0,
+ * or of what has been queued before. */
+static trf_status count(const trf_rows_to_pack *rows, const int8_t *offsets, const trf_load_scratch *scratch,
+                        uint8_t *memory, int error, cudaStream_t stream, trf_packed_window *window, trf_error *err) {
+    trf_window_histogram *const histogram = (trf_window_histogram *)memory;
+    const trf_window_histogram *const found = (const trf_window_histogram *)scratch->results;
+    if (!error)
+        error = cudaMemsetAsync(histogram, 0, sizeof *histogram, stream);
     if (!error)
         error = trf_launch_window_histogram(rows, offsets, histogram, stream);
     if (!error)
         error = cudaMemcpyAsync(scratch->results, histogram, sizeof *histogram, cudaMemcpyDeviceToHost, stream);
-    const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is given back */
-    return error ? error : waited;
-}
-
-/* The window, once rows have been counted; and gives the scratch back. error: what that came to. */
-static trf_status choose(const trf_context *context, trf_load_scratch *scratch, int error, uint64_t weights,
-                         trf_packed_window *window, trf_error *err) {
-    const trf_window_histogram *found = (const trf_window_histogram *)scratch->results;
-    trf_status status = trf_check_cuda(error, "looking at a layer's weights", err);
+    const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is used for something else */
+    trf_status status = trf_check_cuda(error ? error : waited, "looking at a layer's weights", err);
     if (status == TRF_OK)
-        *window = trf_choose_packed_window(found->exponents, trf_packed_is_zeroing(found->zeros, weights));
-    trf_load_scratch_give_back(context->load_scratches, scratch);
+        *window = trf_choose_packed_window(found->exponents,
+                                           trf_packed_is_zeroing(found->zeros, (uint64_t)rows->num_rows * rows->cols));
     return status;
 }
 
 /* ---- dense weights ---- */
 
 trf_status trf_cuda_sample_rows(const trf_context *context, const trf_rows_to_pack *rows, trf_stream written,
-                                trf_packed_window *window, trf_error *err) {
+                                const trf_load_scratch *scratch, trf_packed_window *window, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(context->copier);
     const trf_packed_window_rows chosen = trf_packed_window_rows_of(rows->num_rows);
     const trf_rows_to_pack looked_at = {rows->weights, rows->stride * chosen.step, 0, chosen.count, rows->cols};
-    trf_load_scratch *scratch;
-    trf_status status = trf_load_scratch_take(context->load_scratches, sizeof(trf_window_histogram), &scratch, err);
-    if (status != TRF_OK)
-        return status;
     int error = cudaEventRecord(scratch->arrived, written);
     if (!error)
         error = cudaStreamWaitEvent(stream, scratch->arrived, 0);
-    if (!error)
-        error = count(&looked_at, NULL, scratch, stream);
-    return choose(context, scratch, error, (uint64_t)chosen.count * rows->cols, window, err);
+    return count(&looked_at, NULL, scratch, scratch->memory, error, stream, window, err);
 }
 
 /* ---- coded layers ---- */
@@ -92,27 +86,14 @@ static int look_up(const trf_device_layer *layer, const trf_packed_window_rows *
     return error ? error : trf_launch_decode_rows(&layer->view, &layer->shard, &lookup, stream);
 }
 
-trf_status trf_cuda_sample_window(const trf_device_layer *layer, trf_packed_window *window, trf_error *err) {
-    const trf_context *context = layer->context;
-    const cudaStream_t stream = trf_cuda_copier_work_stream(context->copier);
+trf_status trf_cuda_sample_window(const trf_device_layer *layer, const trf_load_scratch *scratch, uint8_t *memory,
+                                  trf_packed_window *window, trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(layer->context->copier);
     const uint32_t cols = layer->info.cols;
-    if (layer->layout->layout == TRF_LAYOUT_PLAIN) {
-        const trf_rows_to_pack all = {trf_plain_weights(layer), cols, 0, layer->info.rows, cols};
-        return trf_cuda_sample_rows(context, &all, stream, window, err);
-    }
     const trf_packed_window_rows chosen = trf_packed_window_rows_of(layer->info.rows);
     const sample_places places = places_of(&chosen, cols);
-    trf_load_scratch *scratch;
-    trf_status status = trf_load_scratch_take(context->load_scratches, places.bytes, &scratch, err);
-    if (status != TRF_OK)
-        return status;
-    uint8_t *const memory = scratch->memory;
     const trf_rows_to_pack rows = {(const uint16_t *)(memory + places.rows_at), cols, 0, chosen.count, cols};
-    int error = look_up(layer, &chosen, &places, memory, stream);
-    if (error)
-        cudaStreamSynchronize(stream); /* memory is given back */
-    else
-        error = count(&rows, layer->view.row_offsets ? (const int8_t *)(memory + places.offsets_at) : NULL, scratch,
-                      stream);
-    return choose(context, scratch, error, (uint64_t)chosen.count * cols, window, err);
+    const int error = look_up(layer, &chosen, &places, memory, stream);
+    return count(&rows, layer->view.row_offsets ? (const int8_t *)(memory + places.offsets_at) : NULL, scratch, memory,
+                 error, stream, window, err);
 }

@@ -58,14 +58,13 @@ static trf_status fill_buffer(const trf_device_layer *made, trf_layer_feed *feed
     const trf_header *header = &feed->view->header;
     const int is_cut = feed->shard.rows != header->rows || feed->shard.cols != header->cols;
     trf_plain_target target = {&feed->shard, (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET), NULL};
-    const trf_part_taker taker = {.take = decode_part, .context = &target};
     trf_plain_head head;
     trf_status status = TRF_OK;
     if (is_cut)
         status = trf_cuda_allocate_here(sizeof(uint16_t) * trf_most_part_rows(feed->view) * header->cols,
                                         (void **)&target.part, err);
     if (status == TRF_OK)
-        status = trf_cuda_transcode(context, feed, &taker, err);
+        status = trf_cuda_transcode(context, feed, decode_part, &target, err);
     cudaFree(target.part);
     if (status != TRF_OK)
         return status;

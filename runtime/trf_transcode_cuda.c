@@ -2,7 +2,7 @@
 /* Parts go through two buffers in turns (trf_upload_in_parts): one is filled, on the stream of the copier's copies,
  * while the other one's part is taken, on its work stream; it is still there when the next part is taken, and may be
  * looked at again. What is on the device meanwhile is the memory of one load scratch, which the context keeps for the
- * next layer: head | slab directory, decode table | a fault for each part | the taker's | two buffers each at a
+ * next layer: head | slab directory, decode table | a fault for each part | two buffers each at a
  * multiple of 256 bytes. Events order the streams: what is made of a part waits until its copies have arrived, and
  * copies to its buffer until that is made. The host waits for neither: its threads go on reading. */
 #include "trf_transcode_cuda.h"
@@ -10,6 +10,7 @@
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_layer_directory.h"
+#include "trf_load_scratch_cuda.h"
 #include "trf_staging_cuda.h"
 #include "trf_upload_layer.h"
 
@@ -31,12 +32,13 @@ typedef struct trf_transcoding {
     trf_layer_directory_offsets offsets; /* in the directory; fault_offset: of the first part's fault */
     uint32_t tile_rows_each, num_parts;  /* rows of tiles of a part; the last one may have fewer */
     uint64_t directory_bytes;            /* faults included */
-    uint64_t directory_offset, taker_offset, buffers_offset, buffer_bytes;
+    uint64_t directory_offset, buffers_offset, buffer_bytes;
     trf_load_scratch *scratch;
     uint8_t *memory;    /* device: the load scratch's */
     uint8_t *directory; /* host */
     cudaStream_t copies, work;
-    const trf_part_taker *taker;
+    trf_take_part_fn *take;
+    void *take_context;
 } trf_transcoding;
 
 /* ---- parts ---- */
@@ -125,8 +127,7 @@ static trf_status allocate(trf_transcoding *t, trf_error *err) {
     }
     t->directory_bytes = t->offsets.fault_offset + t->num_parts * sizeof(trf_device_fault);
     t->directory_offset = trf_device_align(view->extension.data_offset);
-    t->taker_offset = t->directory_offset + trf_device_align(t->directory_bytes);
-    t->buffers_offset = t->taker_offset + trf_device_align(t->taker->memory_bytes);
+    t->buffers_offset = t->directory_offset + trf_device_align(t->directory_bytes);
     t->directory = calloc(1, t->directory_bytes);
     if (!t->directory)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
@@ -198,29 +199,17 @@ static trf_status take_part(void *context, uint32_t number, const trf_layer_trai
         return status;
     status = trf_check_cuda(begin_part(t, &part), "sending a part of a layer", err);
     if (status == TRF_OK)
-        status = t->taker->take(t->taker->context, &part, t->work, err);
+        status = t->take(t->take_context, &part, t->work, err);
     if (status == TRF_OK)
         status = trf_check_cuda(end_part(t, number), "decoding a part of a layer", err);
     trf_leave_device(&scope);
     return status;
 }
 
-/* Likewise. */
-static trf_status prepare(void *context, uint64_t number, trf_error *err) {
-    const trf_transcoding *t = context;
-    trf_device_scope scope;
-    trf_status status = trf_enter_device(t->context->device, &scope, err);
-    if (status != TRF_OK)
-        return status;
-    status = t->taker->prepare(t->taker->context, number, err);
-    trf_leave_device(&scope);
-    return status;
-}
-
 /* Where the parts' faults go on the host: page-locked memory, of which there is some for a few hundred parts. */
 static trf_device_fault *faults_on_host(const trf_transcoding *t) {
-    const int fits = TRF_TAKER_RESULT_BYTES + t->num_parts * sizeof(trf_device_fault) <= TRF_LOAD_SCRATCH_RESULT_BYTES;
-    uint8_t *const at = fits ? t->scratch->results + TRF_TAKER_RESULT_BYTES : t->directory + t->offsets.fault_offset;
+    const int fits = t->num_parts * sizeof(trf_device_fault) <= TRF_LOAD_SCRATCH_RESULT_BYTES;
+    uint8_t *const at = fits ? t->scratch->results : t->directory + t->offsets.fault_offset;
     return (trf_device_fault *)at;
 }
 
@@ -253,14 +242,8 @@ static trf_status run_parts(trf_transcoding *t, trf_error *err) {
                                       .buffer_bytes = t->buffer_bytes,
                                       .buffers = BUFFERS,
                                       .take = take_part,
-                                      .preparations = t->taker->preparations,
-                                      .prepare = prepare,
                                       .context = t};
-    trf_status status = TRF_OK;
-    if (t->taker->begin)
-        status = t->taker->begin(t->taker->context, t->scratch, t->memory + t->taker_offset, err);
-    if (status == TRF_OK)
-        status = send_head(t, err);
+    trf_status status = send_head(t, err);
     if (status == TRF_OK)
         status = trf_upload_in_parts(t->context->staging, t->feed, &buffers, (trf_device_slab *)t->directory, err);
     if (status == TRF_OK)
@@ -268,28 +251,27 @@ static trf_status run_parts(trf_transcoding *t, trf_error *err) {
     if (status == TRF_OK)
         status = check_faults(t, err);
     if (status == TRF_OK)
-        status = t->taker->take(t->taker->context, NULL, t->work, err);
+        status = t->take(t->take_context, NULL, t->work, err);
     if (status != TRF_OK) { /* all memory may be used for something else then */
         trf_staging_drain(t->context->staging);
         cudaStreamSynchronize(t->work);
     }
-    if (status == TRF_OK && t->taker->end)
-        t->taker->end(t->taker->context);
     return status;
 }
 
-trf_status trf_cuda_transcode(const trf_context *context, trf_layer_feed *feed, const trf_part_taker *taker,
+trf_status trf_cuda_transcode(const trf_context *of, trf_layer_feed *feed, trf_take_part_fn *take, void *context,
                               trf_error *err) {
-    trf_transcoding t = {.context = context,
+    trf_transcoding t = {.context = of,
                          .feed = feed,
-                         .copies = trf_cuda_copier_stream(context->copier),
-                         .work = trf_cuda_copier_work_stream(context->copier),
-                         .taker = taker};
+                         .copies = trf_cuda_copier_stream(of->copier),
+                         .work = trf_cuda_copier_work_stream(of->copier),
+                         .take = take,
+                         .take_context = context};
     if (feed->view->header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)feed->view->header.blob_bytes,
                         (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
-    trf_status status = trf_staging_open(context->staging, err);
+    trf_status status = trf_staging_open(of->staging, err);
     if (status == TRF_OK)
         status = allocate(&t, err);
     if (status == TRF_OK)

@@ -35,9 +35,7 @@ static trf_coded_part part_of(const trf_device_layer *layer, uint32_t number, ui
     return part;
 }
 
-/* The layer remembers its first corrupt tile, as it would from any other call. @return what it says of it. */
-static trf_status fail_tile(const trf_device_layer *layer, uint64_t tile, trf_error *err) {
-    const trf_device_fault found = {1, (uint32_t)tile, (uint32_t)(tile >> 32)};
+trf_status trf_cuda_note_fault(const trf_device_layer *layer, trf_device_fault found, trf_error *err) {
     trf_device_fault known;
     trf_status status = trf_cuda_copy_back(layer->context->copier, &known, layer->view.fault, sizeof known, err);
     if (status == TRF_OK && !known.set)
@@ -54,11 +52,11 @@ static trf_status check_faults(const trf_device_layer *layer, uint32_t tile_rows
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer's faults");
     trf_status status = trf_cuda_copy_back(layer->context->copier, faults, faults_dev, parts * sizeof *faults, err);
     for (uint32_t part = 0; status == TRF_OK && part < parts; part++)
-        if (faults[part].set)
-            status = fail_tile(layer,
-                               (uint64_t)part * tile_rows_each * layer->view.num_tile_cols +
-                                   ((uint64_t)faults[part].tile_high << 32 | faults[part].tile_low),
-                               err);
+        if (faults[part].set) {
+            const uint64_t tile = (uint64_t)part * tile_rows_each * layer->view.num_tile_cols +
+                                  ((uint64_t)faults[part].tile_high << 32 | faults[part].tile_low);
+            status = trf_cuda_note_fault(layer, (trf_device_fault){1, (uint32_t)tile, (uint32_t)(tile >> 32)}, err);
+        }
     free(faults);
     return status;
 }

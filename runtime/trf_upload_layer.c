@@ -8,8 +8,7 @@
  *
  * Where a layer goes in *parts* through buffers on the device, a transfer that is complete may also have to wait until
  * its part has a buffer there. That is when earlier parts have been taken, and so when earlier transfers are sent:
- * these take their staging buffers first, so that those which wait never have all of them. Preparations, which come
- * before all spans, keep the first part from being taken, and need no staging buffer themselves. */
+ * these take their staging buffers first, so that those which wait never have all of them. */
 #include "trf_upload_layer.h"
 
 #include "trf_slab_directory.h"
@@ -77,7 +76,7 @@ typedef struct trf_upload {
     trf_transfer *transfers;
     trf_upload_part *parts;
     uint8_t **scratches; /* [workers]: each one's, NULL until it has something to read */
-    uint64_t num_spans, num_transfers, preparations;
+    uint64_t num_spans, num_transfers;
     uint32_t num_parts;
     int workers;
     uint64_t reported_bytes; /* of tiles, that the caller has been told of; of the caller's thread, as asked_target */
@@ -88,7 +87,6 @@ typedef struct trf_upload {
     int is_abandoned;      /* after a failure nothing more is sent */
     uint32_t taken;        /* parts */
     int is_taking;         /* a thread is, the one behind them */
-    uint64_t unprepared;   /* preparations that are not done */
     uint64_t done_bytes;   /* of tiles */
     trf_error failure;     /* why a transfer has no buffer */
 } trf_upload;
@@ -277,8 +275,8 @@ static trf_status send_waiting(trf_upload *upload, trf_error *err) {
 static trf_status take_parts(trf_upload *upload, trf_error *err) {
     const trf_part_buffers *in = upload->in_buffers;
     trf_status status = TRF_OK;
-    while (status == TRF_OK && in && !upload->is_taking && !upload->is_abandoned && upload->unprepared == 0 &&
-           upload->taken < upload->num_parts && upload->parts[upload->taken].unsent == 0) {
+    while (status == TRF_OK && in && !upload->is_taking && !upload->is_abandoned && upload->taken < upload->num_parts &&
+           upload->parts[upload->taken].unsent == 0) {
         upload->is_taking = 1;
         pthread_mutex_unlock(&upload->lock);
         status = in->take(in->context, upload->taken, &upload->parts[upload->taken].traits, err);
@@ -401,22 +399,10 @@ static trf_status fill_span(trf_upload *upload, uint64_t index, int worker, trf_
     return close_span(upload, span, &traits, err);
 }
 
-static trf_status prepare(trf_upload *upload, uint64_t number, trf_error *err) {
-    trf_status status = upload->in_buffers->prepare(upload->in_buffers->context, number, err);
-    if (status != TRF_OK)
-        return status;
-    pthread_mutex_lock(&upload->lock);
-    upload->unprepared--;
-    status = take_parts(upload, err);
-    pthread_mutex_unlock(&upload->lock);
-    return status;
-}
-
-/* A trf_parallel_fn: preparations, and then spans. */
+/* A trf_parallel_fn. */
 static trf_status upload_next(void *context, uint64_t index, int worker, trf_error *err) {
     trf_upload *upload = context;
-    const uint64_t first = upload->preparations;
-    trf_status status = index < first ? prepare(upload, index, err) : fill_span(upload, index - first, worker, err);
+    trf_status status = fill_span(upload, index, worker, err);
     if (status != TRF_OK)
         abandon(upload);
     return status;
@@ -428,8 +414,8 @@ static trf_status upload_next(void *context, uint64_t index, int worker, trf_err
 static trf_status upload_spans(trf_upload *upload, trf_error *err) {
     trf_status status = trf_layer_feed_progress(upload->feed, 0, err);
     if (status == TRF_OK)
-        status = trf_pool_for(trf_staging_pool(upload->staging), upload->workers,
-                              upload->preparations + upload->num_spans, upload_next, upload, err);
+        status = trf_pool_for(trf_staging_pool(upload->staging), upload->workers, upload->num_spans, upload_next,
+                              upload, err);
     if (status == TRF_OK) /* others have been faster than the caller's thread */
         status = find_target(upload, err);
     for (int w = 0; w < upload->workers; w++)
@@ -487,13 +473,7 @@ trf_status trf_upload_layer(trf_staging *staging, trf_layer_feed *feed, trf_targ
 trf_status trf_upload_in_parts(trf_staging *staging, const trf_layer_feed *feed, const trf_part_buffers *buffers,
                                trf_device_slab *slabs, trf_error *err) {
     trf_error own = {.offset = TRF_NO_OFFSET};
-    trf_upload upload = {.staging = staging,
-                         .feed = feed,
-                         .copies = 1,
-                         .in_buffers = buffers,
-                         .slabs = slabs,
-                         .preparations = buffers->preparations,
-                         .unprepared = buffers->preparations};
+    trf_upload upload = {.staging = staging, .feed = feed, .copies = 1, .in_buffers = buffers, .slabs = slabs};
     trf_status status = run_upload(&upload, err ? err : &own);
     free(upload.parts);
     return status;

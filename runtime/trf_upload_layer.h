@@ -30,15 +30,11 @@ typedef struct trf_part_buffers {
     /* Takes a part, of which all copies have begun, to its buffer's first byte. Called once for each, in order, by any
      * thread, one at a time. Copies to the buffer of the part before may begin when it returns. traits: of the part. */
     trf_status (*take)(void *context, uint32_t part, const trf_layer_traits *traits, trf_error *err);
-    /* What the threads do before they read tiles: called once for each number below `preparations`, by any of them,
-     * several at a time; the first part is taken when all are done. It must not wait for staging buffers. */
-    uint64_t preparations;
-    trf_status (*prepare)(void *context, uint64_t number, trf_error *err);
     void *context;
 } trf_part_buffers;
 
 /* The same for the tiles alone, in parts. When it returns all parts have been taken. slabs: of the whole layer, as
- * above; a part's are complete when it is taken. Errors: as above, and those of prepare and take, after which no part
+ * above; a part's are complete when it is taken. Errors: as above, and those of take, after which no part
  * is taken. */
 trf_status trf_upload_in_parts(trf_staging *staging, const trf_layer_feed *feed, const trf_part_buffers *buffers,
                                trf_device_slab *slabs, trf_error *err);

@@ -403,23 +403,48 @@ static void break_tile(const coded_blob *blob, uint64_t tile, uint32_t rows, uin
     free(weights);
 }
 
-/* No layer is made of a corrupt one, which remembers. In a row of tiles of its own; loop: which, and to which layout.
- */
+/* No layer is loaded of a corrupt blob, nor of a shard that has the tile, whose number and place are the blob's. */
+static void check_corrupt_loads(const coded_blob *blob, trf_layout layout, uint64_t tile, const char *name) {
+    static const uint32_t shards[][4] = {{0, 0, 0, 0}, {256, 0, 0, 0}};
+    const trf_tile_meta *metas = (const trf_tile_meta *)((const uint8_t *)blob->at + TRF_TILES_OFFSET);
+    for (int s = 0; s < 2; s++) {
+        trf_load_options options = test_shard(shards[s]);
+        trf_device_layer *layer = NULL;
+        options.layout = layout;
+        const trf_status status = trf_device_layer_create(device, blob->at, blob->bytes, &options, &layer, &err);
+        if (s && tile < 3) { /* in the first row of tiles */
+            fixture_check_status(status, TRF_OK, &err);
+            trf_device_layer_destroy(layer);
+            continue;
+        }
+        fixture_check_status(status, TRF_ERR_RANS, &err);
+        ck_assert_ptr_null(layer);
+        ck_assert_msg(strstr(err.message, name) != NULL, "%s", err.message);
+        ck_assert_uint_eq(err.offset, metas[tile].data_offset);
+    }
+}
+
+/* No layer is made of a corrupt one, which remembers, nor loaded. In a row of tiles of its own; on a GPU of layers that
+ * are packed in parts, and in one launch. loop: which, and to which layout. */
 START_TEST(corrupt_layers) {
+    static const uint32_t shapes[][2] = {{600, 530}, {640, 576}};
     const trf_layout layout = _i % 2 ? TRF_LAYOUT_PACKED : TRF_LAYOUT_PLAIN;
-    const uint32_t rows = 600, cols = 530;
     const uint64_t tile = (const uint64_t[]){0, 4, 7}[_i / 2];
-    const coded_blob blob = encode(NORMAL, rows, cols, TRF_FAVOR_SPEED);
-    break_tile(&blob, tile, rows, cols);
-    trf_device_layer *layer = load(&blob, NULL, TRF_LAYOUT_CODED);
     char name[32];
     snprintf(name, sizeof name, "tile %d", (int)tile);
-    fixture_check_status(trf_device_layer_check(layer, &err), TRF_OK, &err);
-    check_refused(layer, layout, NULL, TRF_ERR_RANS, "tile ");
-    fixture_check_status(trf_device_layer_check(layer, &err), TRF_ERR_RANS, &err);
-    ck_assert_msg(strstr(err.message, name) != NULL, "%s", err.message);
-    trf_device_layer_destroy(layer);
-    trf_free(blob.at);
+    for (int shape = 0; shape < 2; shape++) {
+        const uint32_t rows = shapes[shape][0], cols = shapes[shape][1];
+        const coded_blob blob = encode(NORMAL, rows, cols, TRF_FAVOR_SPEED);
+        break_tile(&blob, tile, rows, cols);
+        trf_device_layer *layer = load(&blob, NULL, TRF_LAYOUT_CODED);
+        fixture_check_status(trf_device_layer_check(layer, &err), TRF_OK, &err);
+        check_refused(layer, layout, NULL, TRF_ERR_RANS, "tile ");
+        fixture_check_status(trf_device_layer_check(layer, &err), TRF_ERR_RANS, &err);
+        ck_assert_msg(strstr(err.message, name) != NULL, "%s", err.message);
+        check_corrupt_loads(&blob, layout, tile, name);
+        trf_device_layer_destroy(layer);
+        trf_free(blob.at);
+    }
 }
 END_TEST
 

@@ -131,8 +131,8 @@ enum {
     SHAPES = sizeof kShapes / sizeof kShapes[0]
 };
 
-/* The same bytes as from a plain layer and from a coded one (row offsets apart, without which packing takes place
- * here); wherever rows begin. On the CPU, where loading sees all weights, from a load as well. */
+/* The same bytes as from a plain layer, from a coded one and from a load (row offsets apart, without which packing
+ * takes place here); wherever rows begin. */
 START_TEST(the_same_bytes_whichever_way) {
     static const weight_kind kinds[] = {NORMAL, ZEROS, OUTLIERS, SCALED_COLS, EXACT};
     static const trf_favor favors[] = {TRF_FAVOR_SPEED, TRF_FAVOR_SIZE};
@@ -149,10 +149,10 @@ START_TEST(the_same_bytes_whichever_way) {
         const int has_offsets = (test_layer_info(coded).predictor_modes & TRF_PREDICT_ROW) != 0;
         check_weights(packed, &weights);
         fixture_check_status(trf_device_layer_convert(plain, TRF_LAYOUT_PACKED, NULL, &due[0], &err), TRF_OK, &err);
-        if (!has_offsets)
+        if (!has_offsets) {
             fixture_check_status(trf_device_layer_convert(coded, TRF_LAYOUT_PACKED, NULL, &due[1], &err), TRF_OK, &err);
-        if (!has_offsets && TRF_TEST_DEVICE == TRF_DEVICE_CPU)
             due[2] = load(blob, bytes, TRF_LAYOUT_PACKED);
+        }
         for (int i = 0; i < 3; i++) {
             if (due[i])
                 check_same_bytes(packed, due[i]);
@@ -178,13 +178,18 @@ START_TEST(the_window_of_evenly_spaced_rows) {
             host[row * cols + col] = (uint16_t)((col == 0 ? outer : 108 + col % 8) << 7 | (row & 0x7F));
         }
     device_weights weights = upload(host, rows, cols, 0, 0);
-    trf_device_layer *layer = pack(&weights);
+    uint64_t blob_bytes;
+    void *blob = encode(&weights, NULL, &blob_bytes);
+    trf_device_layer *layer = pack(&weights), *loaded = load(blob, blob_bytes, TRF_LAYOUT_PACKED);
     uint8_t *bytes = read_buffer(layer);
     ck_assert_uint_eq(((const trf_packed_head *)bytes)->base, 104);
     check_weights(layer, &weights);
+    check_same_bytes(loaded, layer);
     free(bytes);
     free(host);
+    trf_free(blob);
     trf_device_layer_destroy(layer);
+    trf_device_layer_destroy(loaded);
     release(&weights);
 }
 END_TEST

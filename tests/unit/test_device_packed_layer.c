@@ -16,7 +16,9 @@
 #include "transfuse/stacks.h"
 #include "transfuse/tuning.h"
 #include "trf_device_layer.h"
+#include "trf_layer_feed.h"
 #include "trf_number_formats.h"
+#include "trf_pack.h"
 #include "trf_packed_head.h"
 #include "trf_unpack.h"
 
@@ -128,17 +130,74 @@ START_TEST(rows_of_different_size) {
 }
 END_TEST
 
+/* ---- windows ---- */
+
+/* By the definition: the weights of 128 rows of a shard, or of all rows of fewer, one by one. */
+static trf_packed_window count_window(const uint16_t *weights, uint32_t cols, const trf_shard_range *shard,
+                                      uint32_t first_col, const int8_t *offsets) {
+    uint64_t exponents[256] = {0}, zeros = 0, all = 0;
+    const uint32_t step = shard->rows < 128 ? 1 : shard->rows / 128;
+    for (uint32_t i = 0; i < 128 && i < shard->rows; i++)
+        for (uint32_t col = 0; col < shard->cols; col++) {
+            const uint32_t row = i * step, weight = weights[(size_t)row * cols + first_col + col];
+            const int exponent = weight >> 7 & 0xFF, left = exponent - (offsets ? offsets[row] : 0);
+            zeros += (weight & 0x7FFF) == 0;
+            exponents[exponent > 0 && exponent < 255 && left > 0 && left < 255 ? left : 0]++;
+            all++;
+        }
+    exponents[0] = 0;
+    return trf_choose_packed_window(exponents, 10000 * zeros > all);
+}
+
+/* What a load and a conversion choose, row offsets taken out or not there; of layers of fewer rows, of 128 and of more;
+ * zeroing or not. */
+START_TEST(the_window_of_128_rows) {
+    static const uint32_t shapes[][2] = {{1, 1}, {127, 300}, {128, 65}, {333, 77}, {600, 520}, {1300, 260}};
+    static const uint32_t shards[][4] = {{0, 0, 0, 0}, {48, 272, 16, 48}, {304, 0, 0, 0}};
+    const weight_kind kind = (weight_kind)(_i / 2);
+    for (int shape = 0; shape < 6; shape++) {
+        const uint32_t rows = shapes[shape][0], cols = shapes[shape][1];
+        uint16_t *weights = weight_kind_make(kind, rows, cols);
+        const made_blob blob = encode(kind, rows, cols, (trf_favor)(_i % 2));
+        for (int s = 0; s < (rows > 320 ? 3 : 1); s++) {
+            const trf_load_options shard = test_shard(shards[s]);
+            trf_device_layer *coded = make(&blob, TRF_LAYOUT_CODED, &shard),
+                             *made[2] = {make(&blob, TRF_LAYOUT_PACKED, &shard), NULL};
+            trf_layer_feed feed;
+            fixture_check_status(trf_device_layer_convert(coded, TRF_LAYOUT_PACKED, NULL, &made[1], &err), TRF_OK,
+                                 &err);
+            fixture_check_status(trf_layer_feed_open_memory(blob.at, blob.bytes, &shard, &feed, &err), TRF_OK, &err);
+            const int8_t *offsets = feed.view->row_offsets;
+            const trf_packed_window due = count_window(weights + (size_t)shard.first_row * cols, cols, &feed.shard,
+                                                       shard.first_col, offsets ? offsets + feed.shard.row : NULL);
+            EXPECT(kind != SCALED_ROWS || rows < 320 || offsets != NULL);
+            EXPECT(kind == OUTLIERS || rows == 1 || due.zeroing == (kind == ZEROS));
+            trf_layer_feed_close(&feed);
+            for (int i = 0; i < 2; i++) {
+                ck_assert_int_eq(made[i]->packed.base, (int)due.base);
+                ck_assert_int_eq(made[i]->packed.zeroing, (int)due.zeroing);
+                trf_device_layer_destroy(made[i]);
+            }
+            trf_device_layer_destroy(coded);
+        }
+        trf_free(blob.at);
+        free(weights);
+    }
+}
+END_TEST
+
 /* ---- bytes ---- */
 
-/* Rows and columns of weights without row offsets, packed by the reference with the window that the layer has. */
+/* Rows and columns of weights without row offsets, packed by the reference. */
 static packed_layer pack_again(const uint16_t *weights, uint32_t cols, const trf_load_options *shard,
                                const trf_device_layer *packed) {
     const trf_layer_info info = test_layer_info(packed);
-    const trf_packed_window window = {(uint32_t)packed->packed.base, packed->packed.zeroing};
     packed_layer due = packed_layer_make((uint32_t)info.rows, (uint32_t)info.cols, 0);
     for (uint32_t row = 0; row < due.rows; row++)
         memcpy(due.weights + (size_t)row * due.cols, weights + (shard->first_row + row) * cols + shard->first_col,
                2ull * due.cols);
+    const trf_pack_input input = {due.weights, due.cols, due.rows, due.cols, NULL};
+    const trf_packed_window window = trf_pack_window(&input);
     fixture_check_status(packed_layer_pack(&due, &window, &err), TRF_OK, &err);
     return due;
 }
@@ -172,21 +231,16 @@ static void check_bytes(const uint16_t *weights, const made_blob *blob, uint32_t
     fixture_check_status(trf_device_layer_convert(coded, TRF_LAYOUT_PACKED, NULL, &made[2], &err), TRF_OK, &err);
     trf_device_layer_destroy(coded);
     packed_layer due = pack_again(weights, cols, shard, made[0]);
-    for (int i = 0; i < 3; i++) { /* mostly all with the same window; packing takes long here */
-        if (made[i]->packed.base != due.head.base || made[i]->packed.zeroing != (due.head.flags & TRF_PACKED_ZEROING)) {
-            packed_layer_free(&due);
-            due = pack_again(weights, cols, shard, made[i]);
-        }
+    for (int i = 0; i < 3; i++) {
         check_buffer(made[i], &due);
-    }
-    for (int i = 0; i < 3; i++)
         trf_device_layer_destroy(made[i]);
+    }
     packed_layer_free(&due);
     guarded_free(&room);
 }
 
-/* On a GPU: parts that are packed straight from their slabs, and after all from dense rows, since tiles have to be
- * stored; ones that a shard or the layer's end cuts; rows that wait for the part behind. */
+/* On a GPU: layers that are packed straight from their slabs; parts that are so, and after all from dense rows, since
+ * tiles have to be stored; ones that a shard or the layer's end cuts; rows that wait for the part behind. */
 START_TEST(the_bytes_of_the_reference) {
     static const weight_kind kinds[] = {NORMAL, ZEROS, OUTLIERS, SCALED_COLS, BURSTS};
     static const uint32_t shapes[][2] = {{64, 64}, {1088, 1472}, {7744, 4416}, {6700, 4410}};
@@ -205,6 +259,51 @@ START_TEST(the_bytes_of_the_reference) {
         trf_free(blob.at);
         free(weights);
     }
+}
+END_TEST
+
+static uint8_t *read_buffer(const trf_device_layer *packed) {
+    uint8_t *bytes = malloc(packed->view.buffer_bytes);
+    fixture_check_status(
+        trf_device_download(packed->context, bytes, packed->view.buffer, packed->view.buffer_bytes, &err), TRF_OK,
+        &err);
+    return bytes;
+}
+
+/* Of a GPU: all that the CPU makes of the same blob, heads and row offsets included; of a blob in the device's memory,
+ * too. */
+START_TEST(the_bytes_of_the_cpu) {
+    static const uint32_t shapes[][2] = {{333, 77}, {600, 520}, {1088, 1472}};
+    static const uint32_t shards[][4] = {{0, 0, 0, 0}, {48, 272, 16, 48}};
+    const weight_kind kind = _i / 2 == WILD ? BURSTS : (weight_kind)(_i / 2);
+    trf_context *cpu;
+    fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
+    for (int shape = 0; shape < 3; shape++) {
+        const made_blob blob = encode(kind, shapes[shape][0], shapes[shape][1], (trf_favor)(_i % 2));
+        uint8_t *blob_dev = device_upload(device, blob.at, blob.bytes);
+        for (int s = 0; s < 2; s++) {
+            trf_load_options options = test_shard(shards[s]);
+            trf_device_layer *due, *found[2] = {make(&blob, TRF_LAYOUT_PACKED, &options), NULL};
+            options.layout = TRF_LAYOUT_PACKED;
+            fixture_check_status(trf_device_layer_create(cpu, blob.at, blob.bytes, &options, &due, &err), TRF_OK, &err);
+            options.buffer_is_on_device = 1;
+            fixture_check_status(trf_device_layer_create(device, blob_dev, blob.bytes, &options, &found[1], &err),
+                                 TRF_OK, &err);
+            uint8_t *due_bytes = read_buffer(due);
+            for (int i = 0; i < 2; i++) {
+                uint8_t *bytes = read_buffer(found[i]);
+                ck_assert_uint_eq(found[i]->view.buffer_bytes, due->view.buffer_bytes);
+                EXPECT(memcmp(bytes, due_bytes, due->view.buffer_bytes) == 0);
+                free(bytes);
+                trf_device_layer_destroy(found[i]);
+            }
+            free(due_bytes);
+            trf_device_layer_destroy(due);
+        }
+        trf_device_free(device, blob_dev);
+        trf_free(blob.at);
+    }
+    trf_context_destroy(cpu);
 }
 END_TEST
 
@@ -617,7 +716,10 @@ int main(void) {
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, the_weights_of_the_coded_layer, 0, WILD);
+    tcase_add_loop_test(tests, the_window_of_128_rows, 0, 2 * WILD);
     tcase_add_loop_test(tests, the_bytes_of_the_reference, 0, 10);
+    if (!ON_CPU)
+        tcase_add_loop_test(tests, the_bytes_of_the_cpu, 0, 2 * (WILD + 1));
     tcase_add_loop_test(tests, rows_of_different_size, 0, 2);
     if (ON_CPU) /* which looks into the layer */
         tcase_add_loop_test(tests, the_sums_of_the_reference, 0, 4);

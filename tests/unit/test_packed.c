@@ -261,55 +261,6 @@ START_TEST(windows_have_most_weights) {
 }
 END_TEST
 
-START_TEST(windows_of_blobs) {
-    trf_packed_window window;
-    trf_blob_view blob = {.header = {.codec = TRF_CODEC_BF16, .class_bits = 4}, .extension = {.exponent_offset = -4}};
-    for (int32_t k = 0; k < 16; k++)
-        blob.extension.class_value[k] = (int16_t)(112 + (k * 5) % 16);
-    ck_assert(trf_packed_window_of_blob(&blob, &window));
-    ck_assert_uint_eq(window.base, 108);
-    ck_assert_uint_eq(window.zeroing, 0);
-    blob.header.predictor_modes = TRF_PREDICT_ROW;
-    ck_assert(trf_packed_window_of_blob(&blob, &window));
-    blob.header.predictor_modes = TRF_PREDICT_COL;
-    ck_assert(!trf_packed_window_of_blob(&blob, &window));
-    blob.header.predictor_modes = 0;
-    blob.extension.exponent_offset = -112;
-    ck_assert(!trf_packed_window_of_blob(&blob, &window));
-    blob.extension.exponent_offset = 0;
-    blob.extension.class_value[3] = 50;
-    ck_assert(!trf_packed_window_of_blob(&blob, &window));
-    blob.extension.class_value[3] = 127;
-    ck_assert(trf_packed_window_of_blob(&blob, &window));
-    ck_assert_uint_eq(window.base, 112);
-    blob.header.class_bits = 2;
-    ck_assert(!trf_packed_window_of_blob(&blob, &window));
-}
-END_TEST
-
-/* Of ordinary weights, with pairs: one that has as good as all. */
-START_TEST(window_of_an_encoded_layer) {
-    test_rng rng = {800};
-    packed_layer layer = packed_layer_make(512, 512, 0);
-    fill_normal(&rng, &layer);
-    const trf_matrix matrix = test_matrix(layer.weights, TRF_DTYPE_BF16, layer.rows, layer.cols);
-    trf_encode_options options;
-    trf_packed_window window;
-    trf_blob_view view;
-    uint64_t bytes;
-    void *blob;
-    trf_encode_options_init(&options);
-    options.favor = TRF_FAVOR_SIZE;
-    ck_assert_int_eq(trf_encode_layer(&matrix, &options, &blob, &bytes, NULL, NULL), TRF_OK);
-    ck_assert_int_eq(trf_blob_open(blob, bytes, bytes, &view, NULL), TRF_OK);
-    ck_assert(trf_packed_window_of_blob(&view, &window));
-    pack_and_check(&layer, &window);
-    ck_assert_uint_eq(layer.head.num_stored, 0);
-    trf_free(blob);
-    packed_layer_free(&layer);
-}
-END_TEST
-
 /* ---- sizes ---- */
 
 START_TEST(bits_of_normal_weights) {
@@ -412,8 +363,6 @@ int main(void) {
     tcase_add_test(tcase, random_bits_are_refused);
     tcase_add_test(tcase, other_weights_than_the_heads);
     tcase_add_test(tcase, windows_have_most_weights);
-    tcase_add_test(tcase, windows_of_blobs);
-    tcase_add_test(tcase, window_of_an_encoded_layer);
     tcase_add_test(tcase, bits_of_normal_weights);
     tcase_add_test(tcase, sizes_never_overflow);
     tcase_add_loop_test(tcase, product_is_near_double, 0, 8);
