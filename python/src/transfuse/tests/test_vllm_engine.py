@@ -205,51 +205,86 @@ def test_adapters(checkpoints: Any, tmp_path: Path) -> None:
     assert found["bf16"][0][3][0] != found["bf16"][1][3][0]  # the adapters make a difference
 
 
-def test_sleep(checkpoints: Any) -> None:
+def assert_same_runs(found: list[Any], wanted: list[Any]) -> None:
+    """The greedy tokens and log-probabilities of requests alone are the same."""
+    for (own_tokens, own_table), (tokens, table) in zip(found, wanted, strict=True):
+        assert own_tokens == tokens
+        assert torch.equal(own_table, table)
+
+
+def test_sleep(checkpoints: Any, tmp_path: Path) -> None:
+    """Weights are there again after sleep; where they are loaded anew, graphs wait until the cache is awake."""
     folder = checkpoints("llama")
-    with engines.serve(folder, enforce_eager=False, enable_sleep_mode=True, **TRANSFUSE) as llm:
+    engines.scale_checkpoint(folder, tmp_path, 2.0**12)
+    with engines.serve(folder, **engines.FEW_GRAPHS, enable_sleep_mode=True, **TRANSFUSE) as llm:
         wanted = llm.apply_model(engines.digest)[0]
         first = engines.run(llm, alone=True)
         llm.sleep(level=1)
         llm.wake_up()
         assert llm.apply_model(engines.digest)[0] == wanted
-        again = engines.run(llm, alone=True)
-    for (tokens, table), (own_tokens, own_table) in zip(first, again, strict=True):
-        assert own_tokens == tokens
-        assert torch.equal(own_table, table)
-
-
-def test_new_weights(checkpoints: Any, tmp_path: Path) -> None:
-    """Weights that are loaded again while graphs are captured: 20 times, in place, without memory that stays."""
-    folder, other = checkpoints("llama"), tmp_path
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(folder, other, dirs_exist_ok=True)
-    for file in other.glob("*.safetensors"):
-        tensors = load_file(file)
-        save_file({name: (tensor.float() * 1.25).to(tensor.dtype) for name, tensor in tensors.items()}, file)
-
-    def memory(_: torch.nn.Module) -> tuple[int, int]:
-        torch.cuda.synchronize()
-        return torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
-
-    with engines.serve(other, enforce_eager=False, **TRANSFUSE) as llm:
-        wanted, tokens = llm.apply_model(engines.digest)[0], engines.run(llm, alone=True)
-    with engines.serve(folder, enforce_eager=False, **TRANSFUSE) as llm:
-        first, first_tokens = llm.apply_model(engines.digest)[0], engines.run(llm, alone=True)
-        assert first != wanted
-        for turn in range(20):
-            path, digest, logits = (other, wanted, tokens) if turn % 2 == 0 else (folder, first, first_tokens)
+        assert_same_runs(engines.run(llm, alone=True), first)
+        captures = llm.apply_model(engines.count_captures)[0]
+        for turn, path in enumerate((folder, tmp_path, folder)):
+            llm.sleep(level=2)
+            llm.wake_up(tags=["weights"])
             llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+            assert llm.apply_model(engines.count_captures)[0] == captures + max(0, turn - 1)
+            llm.wake_up(tags=["kv_cache"])
+            assert llm.apply_model(engines.count_captures)[0] == captures + turn
+        assert llm.apply_model(engines.digest)[0] == wanted
+        assert_same_runs(engines.run(llm, alone=True), first)
+
+
+@pytest.mark.parametrize("runner", ["0", "1"], ids=["first_runner", "second_runner"])
+def test_new_weights(checkpoints: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str) -> None:
+    """Real weights after dummy ones, under graphs; then 20 times others, in place; then some that do not fit those."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    folder, other, large = checkpoints("llama"), tmp_path / "other", tmp_path / "large"
+    engines.scale_checkpoint(folder, other, 1.25)
+    engines.scale_checkpoint(folder, large, 2.0**12)
+
+    def load(path: Path) -> None:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+
+    def look() -> tuple[int, int, int]:
+        return llm.apply_model(engines.count_captures)[0], *llm.apply_model(engines.memory)[0]
+
+    with engines.serve(other, **engines.FEW_GRAPHS, **TRANSFUSE) as llm:
+        assert llm.llm_engine.vllm_config.use_v2_model_runner == (runner == "1")
+        wanted, logits = llm.apply_model(engines.digest)[0], engines.run(llm, alone=True)
+    with engines.serve(folder, **engines.FEW_GRAPHS, load_format="dummy", **TRANSFUSE) as llm:
+        assert llm.apply_model(engines.digest)[0] != wanted
+        engines.run(llm, alone=True)
+        at_first = look()
+        llm.collective_rpc("update_config", args=({"load_config": {"load_format": "auto"}},))
+        load(other)
+        assert look()[0] == at_first[0] + 1
+        assert llm.apply_model(engines.digest)[0] == wanted
+        assert_same_runs(engines.run(llm, alone=True), logits)
+        load(folder)
+        first, first_logits = llm.apply_model(engines.digest)[0], engines.run(llm, alone=True)
+        assert first != wanted
+        before = look()
+        for turn in range(20):
+            path, digest, due = (folder, first, first_logits) if turn % 2 else (other, wanted, logits)
+            if turn in (2, 3):
+                llm.collective_rpc(engines.send_weights, args=(str(path),))
+            else:
+                load(path)
             assert llm.apply_model(engines.digest)[0] == digest
-            found = engines.run(llm, alone=True) if turn < 4 or turn > 17 else []
-            for (own_tokens, own_table), (wanted_tokens, table) in zip(found, logits):
-                assert own_tokens == wanted_tokens
-                assert torch.equal(own_table, table)
-            if turn == 1:
-                before = llm.apply_model(memory)[0]
-        after = llm.apply_model(memory)[0]
-    assert after[0] == before[0]
-    assert after[1] >= before[1] - (1 << 21)
+            if turn in (0, 2, 3, 18, 19):
+                assert_same_runs(engines.run(llm, alone=True), due)
+        after = look()
+        assert before[0] == after[0] == at_first[0] + 1  # nothing was captured again
+        assert after[1] <= before[1] + (1 << 20)  # less than a layer's 20 times
+        assert after[2] >= before[2] - (1 << 21)
+        seen = []
+        for _ in range(4):
+            load(large)
+            load(other)
+            seen.append(look())
+        assert seen[-1][0] == after[0] + 8
+        assert seen[-1][1] <= seen[0][1] + (1 << 20)
+        assert seen[-1][2] >= seen[0][2] - (1 << 24)
+        assert llm.apply_model(engines.digest)[0] == wanted
+        assert_same_runs(engines.run(llm, alone=True), logits)

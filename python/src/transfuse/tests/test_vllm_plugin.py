@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from collections.abc import Iterator
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -14,6 +19,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
 import torch.nn.functional as F
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers import linear
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -22,6 +29,7 @@ from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwi
 import transfuse.torch as tt
 from transfuse.tests import vllm_layers as layers
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
+from transfuse.vllm import _graphs, _model_loading
 
 HIDDEN, HEAD_DIM, HEADS, KV_HEADS, INTERMEDIATE, VOCABULARY = 256, 32, 8, 2, 688, 1000
 QKV = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
@@ -277,19 +285,234 @@ def test_new_weights_in_place() -> None:
         assert torch.equal(bits(tt.decode(qkv.transfuse_packed.buffer, *decoded_shape, torch.bfloat16)), bits(dense))
 
 
-def test_new_weights_that_do_not_fit() -> None:
-    """Weights of quite another scale are an error, and the old ones stay."""
+def test_new_weights_of_another_form() -> None:
+    """Weights of quite another scale, or with more tiles that do not fit, get another form, which is noted."""
+    rows, cols = 1024, 1024
+    weight, x = random_weights(rows, cols), random_weights(3, cols, seed=4) * 50
+    wild, wilder = weight * 1024, weight.clone()
+    wild[:64, : 10 * 32] *= 2.0**40  # tiles that have to be stored: 10, for which there is room
+    wilder[:64, : 20 * 32] *= 2.0**40  # 20, for which there is none
+    noise = torch.randint(-32768, 32767, (rows, cols), dtype=torch.int16).view(torch.bfloat16)
     with layers_of_rank() as config:
-        layer = linear.ReplicatedLinear(HIDDEN, HIDDEN, bias=False, quant_config=config, prefix="wide")
+        layer = linear.ReplicatedLinear(cols, rows, bias=False, quant_config=config, prefix="wide")
         model = make_model(wide=layer)
-        weight = random_weights(HIDDEN, HIDDEN)
         load(model, [("wide.weight", weight, None)])
         layers.finish(model)
-        buffer = layer.transfuse_packed.buffer
+        parameter, packed = layer.weight, layer.transfuse_packed
+        address, size = packed.buffer.data_ptr(), packed.place.numel()
+        for new, is_changed, is_moved in (
+            (weight * 1.25, False, False),
+            (weight * 1024, True, False),
+            (weight * 1024, False, False),
+            (wild, False, False),
+            (weight, True, False),
+            (wild, True, False),
+            (wilder, True, True),
+            (weight, False, True),
+        ):
+            _graphs.forget_changes()
+            initialize_layerwise_reload(model)
+            load(model, [("wide.weight", new, None)])
+            layers.finish(model)
+            assert _graphs._changed == (["wide"] if is_changed else [])
+            assert layer.weight is parameter and packed.layout == "packed"
+            assert (packed.buffer.data_ptr() != address) == is_moved
+            assert (packed.place.numel() != size) == is_moved
+            assert torch.equal(bits(decode(layer)), bits(new))
+            wanted = F.linear(x.float(), new.float())
+            assert torch.allclose(layer(x)[0].float(), wanted, rtol=0.01, atol=0.01 * float(wanted.abs().max()))
         initialize_layerwise_reload(model)
-        with pytest.raises(ValueError, match=r"wide: new weights cannot take the place of the old ones.*stored"):
-            load(model, [("wide.weight", weight * 1024, None)])
-        assert torch.equal(bits(tt.decode(buffer, HIDDEN, HIDDEN, torch.bfloat16)), bits(weight))
+        load(model, [("wide.weight", noise, None)])
+        layers.finish(model)
+        assert packed.layout == "plain" and _graphs._changed == ["wide"]
+        assert torch.equal(bits(decode(layer)), bits(noise))
+    _graphs.forget_changes()
+
+
+def test_dummy_weights_first() -> None:
+    """Real weights take the place of dummy ones; then no element may be missing any more."""
+    from vllm.config import get_current_vllm_config
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    weights = qkv_weights()
+    with layers_of_rank() as config:
+        load_config = get_current_vllm_config().load_config
+        load_config.load_format = "dummy"
+        qkv = make_qkv(config)
+        model = make_model(qkv=qkv)
+        DummyModelLoader(load_config).load_weights(model, None)  # type: ignore[arg-type]
+        layers.finish(model)
+        assert 0 < float(decode(qkv).abs().max()) <= 1e-3
+        initialize_layerwise_reload(model)
+        load(model, layers.qkv_shards(weights, "qkv.weight"))
+        layers.finish(model)
+        assert _graphs._changed == ["layers.0.qkv_proj"]
+        assert torch.equal(bits(decode(qkv)), bits(torch.cat([weights[name] for name in "qkv"])))
+        initialize_layerwise_reload(model)
+        with pytest.raises(ValueError, match="rows 0 to 255"):
+            load(model, layers.qkv_shards(weights, "qkv.weight")[::2])
+            layers.finish(model)
+    _graphs.forget_changes()
+
+
+class Graphs:
+    """What the second model runner keeps graphs in."""
+
+    def __init__(self) -> None:
+        self.graphs, self.pool = {"decode": "captured"}, "first pool"
+
+    def run_fullgraph(self) -> None: ...
+
+
+class Runner:
+    """A model runner that counts how many times it captures graphs, and with which pools."""
+
+    def __init__(self) -> None:
+        self.model, self.cudagraph_manager = torch.nn.Module(), Graphs()
+        self.pools: list[str] = []
+
+    def capture_model(self) -> None:
+        assert not self.cudagraph_manager.graphs
+        self.cudagraph_manager.graphs["decode"] = "captured"
+        self.pools.append(self.cudagraph_manager.pool)
+
+
+class Worker:
+    """A worker of vLLM, as far as weights and graphs go."""
+
+    def __init__(self, *, enforce_eager: bool = False) -> None:
+        mode = CUDAGraphMode.NONE if enforce_eager else CUDAGraphMode.FULL_AND_PIECEWISE
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(enforce_eager=enforce_eager),
+            compilation_config=SimpleNamespace(cudagraph_mode=mode),
+        )
+        self.model_runner = Runner()
+
+    def reload_weights(self, changed: list[str], *, fails: bool = False) -> str:
+        for name in changed:
+            _graphs.note_changed(name)
+        if fails:
+            raise KeyError("weights")
+        return "done"
+
+    def finish_weight_update(self) -> None: ...
+
+    def sleep(self, level: int = 1) -> None: ...
+
+    def wake_up(self, tags: list[str] | None = None) -> None: ...
+
+    def execute_model(self) -> str:
+        return "output"
+
+    def execute_dummy_batch(self) -> str:
+        return "output"
+
+
+@pytest.fixture
+def worker_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Worker]]:
+    """A class of workers that the plugin has wrapped, on a platform whose pools have numbers."""
+    pools = (f"pool {number}" for number in count(1))
+
+    class Platform:
+        graph_pool_handle = staticmethod(lambda: next(pools))
+
+    wrapped = type("Worker", (Worker,), dict(vars(Worker)))
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_worker", SimpleNamespace(Worker=wrapped))
+    monkeypatch.setattr(_graphs, "current_platform", Platform())
+    monkeypatch.setattr(_graphs, "freeze_gc_heap", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    _graphs.forget_changes()
+    _model_loading.install()
+    yield wrapped
+    _graphs.forget_changes()
+
+
+def test_graphs_are_captured_again(worker_class: type[Worker]) -> None:
+    """Once, after an update that changed a form, with a new pool, and not after others."""
+    worker = worker_class()
+    runner = worker.model_runner
+    pieces = CUDAGraphWrapper.__new__(CUDAGraphWrapper)  # of either model runner
+    pieces.graph_pool = "first pool"
+    pieces.concrete_cudagraph_entries = {"prefill": "captured"}  # type: ignore[dict-item]
+    CUDAGraphWrapper._all_instances.add(pieces)
+    assert worker.reload_weights([]) == "done" and runner.pools == [] and pieces.concrete_cudagraph_entries
+    assert worker.reload_weights(["a", "b"]) == "done" and runner.pools == ["pool 1"]
+    worker.reload_weights([])
+    assert runner.pools == ["pool 1"] and worker.execute_model() == "output"
+    _graphs.note_changed("c")
+    for step in (worker.execute_model, worker.execute_dummy_batch):
+        with pytest.raises(RuntimeError, match="c: its new weights have another form"):
+            step()
+    worker.finish_weight_update()
+    assert runner.pools == ["pool 1", "pool 2"]
+    assert worker.execute_model() == worker.execute_dummy_batch() == "output"
+    assert not pieces.concrete_cudagraph_entries and pieces.graph_pool == "pool 2"
+
+
+def test_graphs_after_a_failure(worker_class: type[Worker]) -> None:
+    """An update that fails, or a capture, leaves an error until one succeeds."""
+    worker = worker_class()
+    runner = worker.model_runner
+    with pytest.raises(KeyError):
+        worker.reload_weights(["a"], fails=True)
+    with pytest.raises(RuntimeError, match="a: its new weights"):
+        worker.execute_model()
+    assert runner.pools == []
+    with mock.patch.object(runner, "capture_model", side_effect=MemoryError), pytest.raises(MemoryError):
+        worker.reload_weights([])
+    with pytest.raises(RuntimeError, match="a: its new weights"):
+        worker.execute_model()
+    worker.reload_weights([])
+    assert worker.execute_model() == "output" and len(runner.pools) == 1
+
+
+def test_graphs_while_the_cache_sleeps(worker_class: type[Worker]) -> None:
+    """They are captured when everything is awake."""
+    worker = worker_class()
+    worker.sleep(2)
+    worker.wake_up(["weights"])
+    worker.reload_weights(["a"])
+    assert worker.model_runner.pools == []
+    with pytest.raises(RuntimeError, match="another form"):
+        worker.execute_model()
+    worker.wake_up(tags=["kv_cache"])
+    assert worker.model_runner.pools == ["pool 1"] and worker.execute_model() == "output"
+    worker.sleep()
+    worker.wake_up()
+    worker.reload_weights(["a"])
+    assert len(worker.model_runner.pools) == 2
+
+
+def test_no_graphs(worker_class: type[Worker]) -> None:
+    """Without graphs nothing is captured, and nothing is an error."""
+    worker = worker_class(enforce_eager=True)
+    _graphs.note_changed("a")
+    assert worker.execute_model() == "output"
+    worker.reload_weights(["a"])
+    assert worker.model_runner.pools == []
+
+
+@pytest.mark.parametrize("others", [_graphs._SAME, _graphs._CHANGED, _graphs._FAILED])
+def test_graphs_of_several_ranks(worker_class: type[Worker], monkeypatch: pytest.MonkeyPatch, others: int) -> None:
+    """Ranks capture together, since one cannot do so alone: if a form changed on any, and none failed."""
+    group = SimpleNamespace(world_size=2, cpu_group=None)
+
+    def all_reduce(state: torch.Tensor, **_: Any) -> None:
+        state.clamp_(min=others)
+
+    monkeypatch.setattr(_graphs, "model_parallel_is_initialized", lambda: True)
+    monkeypatch.setattr(_graphs, "get_tp_group", lambda: group)
+    monkeypatch.setattr(_graphs, "get_pp_group", lambda: SimpleNamespace(world_size=1))
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    worker = worker_class()
+    worker.reload_weights([])
+    assert len(worker.model_runner.pools) == (others == _graphs._CHANGED)
+    worker.reload_weights(["a"])
+    assert len(worker.model_runner.pools) == {_graphs._SAME: 1, _graphs._CHANGED: 2, _graphs._FAILED: 0}[others]
+    if others == _graphs._FAILED:
+        with pytest.raises(RuntimeError, match="another form"):
+            worker.execute_model()
 
 
 def test_nothing_dense_stays() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
 
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
 VOCABULARY = 1000  # not a multiple of 64, to which vLLM pads it
 
@@ -85,6 +87,17 @@ def make_checkpoint(name: str, folder: Path) -> None:
     model.save_pretrained(folder, max_shard_size="2MB")
 
 
+def scale_checkpoint(folder: Path, scaled: Path, factor: float) -> None:
+    """Writes a checkpoint whose matrices are those of another one times a factor."""
+    shutil.copytree(folder, scaled, dirs_exist_ok=True)
+    for file in scaled.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name, tensor in tensors.items():
+            if tensor.dim() == 2:
+                tensors[name] = (tensor.float() * factor).to(tensor.dtype)
+        save_file(tensors, file)
+
+
 def make_prompts() -> list[dict[str, list[int]]]:
     """Returns prompts of several lengths."""
     generator = torch.Generator().manual_seed(2)
@@ -92,6 +105,13 @@ def make_prompts() -> list[dict[str, list[int]]]:
         {"prompt_token_ids": torch.randint(VOCABULARY, (count,), generator=generator).tolist()}
         for count in (3, 17, 64, 200)
     ]
+
+
+# Options of an engine that is compiled and has graphs for all of the prompts, and for decoding, but not many.
+FEW_GRAPHS: dict[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {"cudagraph_capture_sizes": [1, 4, 32, 256]},
+}
 
 
 @contextmanager
@@ -170,6 +190,40 @@ def digest(model: torch.nn.Module) -> dict[str, int]:
                 tensor = module.quant_method.dequantize_weight(module)
             found[f"{name}.{parameter_name}"] = hash_of(tensor)
     return found
+
+
+def count_captures(_: torch.nn.Module) -> int:
+    """Returns how many times graphs have been captured; runs in the engine's process."""
+    from vllm.compilation.counter import compilation_counter
+
+    return int(compilation_counter.num_gpu_runner_capture_triggers)
+
+
+def memory(_: torch.nn.Module) -> tuple[int, int]:
+    """Returns the bytes that torch has allocated, and those that are free on the GPU; runs in the engine's process."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+
+
+def send_weights(worker: Any, folder: str) -> None:
+    """Gives a worker the weights of a folder as a trainer does that sends them over NCCL, without the sending."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+    class Engine(NCCLWeightTransferEngine):
+        def update_weights(self, update_info: dict[str, Any]) -> None:
+            for file in sorted(Path(update_info["folder"]).glob("*.safetensors")):
+                self.model.load_weights(load_file(file, device="cuda").items())
+
+    worker = getattr(worker, "worker", worker)  # vLLM hands out what wraps it
+    worker.weight_transfer_engine = Engine(None, worker.vllm_config, worker.device, worker.get_model())
+    try:
+        worker.start_weight_update()
+        worker.update_weights({"folder": folder})
+        worker.finish_weight_update()
+    finally:
+        worker.weight_transfer_engine = None
 
 
 def describe(model: torch.nn.Module) -> dict[str, str]:

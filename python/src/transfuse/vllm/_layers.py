@@ -54,7 +54,7 @@ class _Method:
         self.prefix, self.settings, self.is_dummy = prefix, settings, is_dummy
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Packs the dense weights of a layer; of one that was packed before, in place.
+        """Packs the dense weights of a layer; of one that was packed before, in the place of the old ones.
 
         Raises
         ------
@@ -71,9 +71,9 @@ class _Method:
             raise ValueError(
                 f"{self.prefix}: its weights were not loaded layer by layer; this way of loading is not known"
             )
-        if not self.is_dummy:
-            self._check_arrived(layer)
         packed: Packed | None = getattr(layer, _PACKED, None)
+        if packed is not None or not self.is_dummy:  # dummy weights are the first ones alone
+            self._check_arrived(layer)
         if packed is None:
             packed = Packer.of(weight.device).pack(weight.data, self.prefix, self.settings.layout)
             setattr(layer, _PACKED, packed)

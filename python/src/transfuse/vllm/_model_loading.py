@@ -4,12 +4,14 @@
 vLLM has plugin points for layers, but none for what is done before the first weight and after the last one. So four of
 its functions are wrapped, in processes that serve with transfuse alone: the one that notes what a new model looks like,
 the one that reads a folder's weights (compressed ones come as lazy tensors), the one that loads them (vLLM checks for
-weights that no file has, but only where it quantizes nothing), and the one that finishes layers.
+weights that no file has, but only where it quantizes nothing), and the one that finishes layers. So are a worker's
+methods after which CUDA graphs may have to be captured again (`_graphs`).
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,7 +32,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_online_processing,
 )
 
-from transfuse.vllm import _lazy_weight
+from transfuse.vllm import _graphs, _lazy_weight
 from transfuse.vllm._config import METHOD
 
 if TYPE_CHECKING:
@@ -70,6 +72,10 @@ def install() -> None:
     _wrap(DefaultModelLoader, "_get_weights_iterator", _read_weights)
     _wrap(DefaultModelLoader, "load_weights", _load_weights)
     _wrap(base_loader, "finalize_layerwise_processing", _finish)
+    workers = sys.modules.get("vllm.v1.worker.gpu_worker")
+    if workers is not None:  # else there are layers without an engine
+        for name, around in _graphs.AROUND_WORKER.items():
+            _wrap(workers.Worker, name, around)
 
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
@@ -97,6 +103,7 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
     layers: list[Any] = [layer for layer in model.modules() if owns_weight(layer)]
     for layer in layers:
         layer.weight.weight_loader = _get_original_loader(layer.weight)
+    _graphs.forget_changes()
     note(model)
     for layer in layers:
         initialize_online_processing(layer)

@@ -18,6 +18,7 @@ from vllm.logger import init_logger
 import transfuse.torch as tt
 from transfuse import UnsupportedError
 from transfuse._memory_need import packed_bytes
+from transfuse.vllm import _graphs
 
 logger = init_logger("vllm.transfuse")
 
@@ -48,12 +49,15 @@ class Packed:
         "packed", "coded" or "plain".
     shape : tuple of int
         Rows and columns.
+    place : torch.Tensor, uint8, [place_bytes]
+        The memory that the layer may take, which begins with the buffer.
     """
 
     buffer: torch.Tensor
     key: Parameter
     layout: str
     shape: tuple[int, int]
+    place: torch.Tensor
 
     @property
     def dense_bytes(self) -> int:
@@ -61,20 +65,23 @@ class Packed:
         return 2 * self.shape[0] * self.shape[1]
 
     def replace(self, weight: torch.Tensor, name: str) -> None:
-        """Puts other weights of the same shape in the place of those that are there, at the same address.
+        """Puts other weights of the same shape in the place of those that are there.
+
+        Weights that fit the layer's form come to lie where the old ones did, under graphs that have captured it. Others
+        get a form of their own, in the same memory if that is enough, and else in new memory; `_graphs` notes the layer
+        then. If an error comes of it, the old weights are still there.
 
         Raises
         ------
         ValueError
-            They do not fit where the layer lies.
+            The layer lies coded.
         """
         if self.layout == "packed":
             try:
                 tt.repack(self.buffer, weight)
             except UnsupportedError as refusal:
-                raise ValueError(
-                    f"{name}: new weights cannot take the place of the old ones: {refusal.message}"
-                ) from None
+                logger.debug("transfuse: %s takes another form: %s", name, refusal.message)
+                self._take_form(weight, name)
         elif self.layout == "plain":
             rows, cols = self.shape
             self.buffer[_HEAD_BYTES : _HEAD_BYTES + self.dense_bytes].view(torch.bfloat16).view(rows, cols).copy_(
@@ -85,6 +92,21 @@ class Packed:
                 f"{name}: weights of layers that lie coded cannot be changed while they serve; serve with "
                 '--additional-config \'{"transfuse": {"layout": "packed"}}\''
             )
+
+    def _take_form(self, weight: torch.Tensor, name: str) -> None:
+        """Makes the layer anew, in the form that suits these weights."""
+        made, layout = _make(weight, name, self.layout)
+        missing = _align(made.numel() - self.place.numel(), _STORED_TILE_BYTES) // _STORED_TILE_BYTES
+        if layout == "packed" and 0 < missing <= _STORED_ROOM:
+            made = tt.pack(weight, stored_room=_STORED_ROOM - missing)
+        _graphs.note_changed(name)
+        tt.forget(self.buffer)
+        self.layout = layout
+        if made.numel() <= self.place.numel():
+            self.buffer = _put(made, self.place)
+        else:
+            self.place = self.buffer = made
+            self.key.data = tt.layer_key(made)
 
 
 @dataclasses.dataclass
@@ -123,42 +145,50 @@ class Packer:
         """Returns a layer of dense weights, [rows][cols], which it does not need afterwards."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what the layer before needed while it was packed
-        buffer, layout = self._make(weight, name, layout)
-        buffer = self._move(buffer)
+        layer, layout = _make(weight, name, layout)
+        place = self._find_place(layer.numel())
+        buffer = _put(layer, place)
         rows, cols = weight.shape
-        return Packed(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), layout, (rows, cols))
+        return Packed(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), layout, (rows, cols), place)
 
-    def _move(self, layer: torch.Tensor) -> torch.Tensor:
-        """Returns a layer, which is there, in its place in a block."""
-        size = _align(layer.numel(), _ALIGNMENT)
+    def _find_place(self, bytes_: int) -> torch.Tensor:
+        """Returns memory for the next layer, in a block."""
+        size = _align(bytes_, _ALIGNMENT)
         block = next((block for block in self._blocks if block.taken + size <= block.memory.numel()), None)
         if block is None:
             wanted = _align(max(size, self._expected), _ROUNDING)
             block = _Block(torch.empty(wanted, dtype=torch.uint8, device=self._device))
             self._blocks.append(block)
-        place = block.memory[block.taken : block.taken + layer.numel()]
+        place = block.memory[block.taken : block.taken + bytes_]
         block.taken += size
         self._expected = max(0, self._expected - size)
-        place.copy_(layer)
-        tt.adopt(place)
         return place
 
-    def _make(self, weight: torch.Tensor, name: str, layout: str) -> tuple[torch.Tensor, str]:
-        """Returns a layer in memory of its own, and its layout."""
-        reason = ""
-        if layout == "packed":
-            try:
-                buffer = tt.pack(weight, stored_room=_STORED_ROOM)
-                if buffer.numel() < weight.nbytes:
-                    return buffer, layout
-                reason = "packing does not make it smaller"
-            except UnsupportedError as refusal:
-                reason = refusal.message
-        blob = tt.encode(weight)
-        if layout == "coded" and blob.numel() < weight.nbytes:
-            return blob.to(self._device), layout
-        logger.info("transfuse: %s stays plain: %s", name, reason or "compressing does not make it smaller")
-        return tt.convert_layer(blob.to(self._device), "plain"), "plain"
+
+def _put(layer: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a layer where its place begins."""
+    buffer = place[: layer.numel()]
+    buffer.copy_(layer)
+    tt.adopt(buffer)
+    return buffer
+
+
+def _make(weight: torch.Tensor, name: str, layout: str) -> tuple[torch.Tensor, str]:
+    """Returns a layer in memory of its own, and its layout."""
+    reason = ""
+    if layout == "packed":
+        try:
+            layer = tt.pack(weight, stored_room=_STORED_ROOM)
+            if layer.numel() < weight.nbytes:
+                return layer, layout
+            reason = "packing does not make it smaller"
+        except UnsupportedError as refusal:
+            reason = refusal.message
+    blob = tt.encode(weight)
+    if layout == "coded" and blob.numel() < weight.nbytes:
+        return blob.to(weight.device), layout
+    logger.info("transfuse: %s stays plain: %s", name, reason or "compressing does not make it smaller")
+    return tt.convert_layer(blob.to(weight.device), "plain"), "plain"
 
 
 def _align(size: int, to: int) -> int:
