@@ -65,6 +65,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "vocab_size": 151936,
     },
+    "1b": dict(
+        LLAMA, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, head_dim=64
+    ),
     "tiny": dict(
         LLAMA,
         hidden_size=512,
