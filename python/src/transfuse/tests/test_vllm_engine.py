@@ -288,3 +288,21 @@ def test_new_weights(checkpoints: Any, tmp_path: Path, monkeypatch: pytest.Monke
         assert seen[-1][2] >= seen[0][2] - (1 << 24)
         assert llm.apply_model(engines.digest)[0] == wanted
         assert_same_runs(engines.run(llm, alone=True), logits)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
+def test_new_weights_on_two_gpus(checkpoints: Any, parallel: str) -> None:
+    """Ranks capture graphs together, where real weights come after dummy ones."""
+    folder = checkpoints("qwen2")
+    options = {f"{parallel}_parallel_size": 2, **engines.FEW_GRAPHS, **TRANSFUSE}
+    with engines.serve(folder, **options) as llm:
+        wanted, logits = llm.apply_model(engines.digest), engines.run(llm, alone=True)
+    with engines.serve(folder, load_format="dummy", **options) as llm:
+        captures = llm.apply_model(engines.count_captures)
+        llm.collective_rpc("update_config", args=({"load_config": {"load_format": "auto"}},))
+        for _ in range(3):
+            llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        assert llm.apply_model(engines.count_captures) == [count + 1 for count in captures]
+        assert llm.apply_model(engines.digest) == wanted
+        assert_same_runs(engines.run(llm, alone=True), logits)

@@ -370,9 +370,17 @@ class Runner:
     def __init__(self) -> None:
         self.model, self.cudagraph_manager = torch.nn.Module(), Graphs()
         self.pools: list[str] = []
+        self.blocks = SimpleNamespace(gpu=torch.ones(2, dtype=torch.int32), cpu=torch.ones(2, dtype=torch.int32))
+        self.input_batch = SimpleNamespace(block_table=self)  # tables of cache blocks, which the first runner has
+        self.block_tables = [SimpleNamespace(block_table=self.blocks)]
+
+    def clear(self) -> None:
+        self.blocks.gpu.zero_()
+        self.blocks.cpu.zero_()
 
     def capture_model(self) -> None:
         assert not self.cudagraph_manager.graphs
+        assert not self.blocks.gpu.any() and not self.blocks.cpu.any()
         self.cudagraph_manager.graphs["decode"] = "captured"
         self.pools.append(self.cudagraph_manager.pool)
 
@@ -447,6 +455,7 @@ def test_graphs_are_captured_again(worker_class: type[Worker]) -> None:
     worker.finish_weight_update()
     assert runner.pools == ["pool 1", "pool 2"]
     assert worker.execute_model() == worker.execute_dummy_batch() == "output"
+    assert runner.blocks.gpu.all() and runner.blocks.cpu.all()
     assert not pieces.concrete_cudagraph_entries and pieces.graph_pool == "pool 2"
 
 

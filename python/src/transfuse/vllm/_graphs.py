@@ -41,7 +41,8 @@ _changed: list[str] = []
 
 def note_changed(name: str) -> None:
     """Notes that a layer has another form than before."""
-    _changed.append(name)
+    if name not in _changed:
+        _changed.append(name)
 
 
 def forget_changes() -> None:
@@ -103,7 +104,7 @@ def _agree(state: int) -> int:
     if model_parallel_is_initialized():
         for group in (get_tp_group(), get_pp_group()):
             if group.world_size > 1:
-                highest = torch.tensor([state])
+                highest = torch.tensor([state], device="cpu")
                 torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX, group=group.cpu_group)
                 state = int(highest)
     return state
@@ -178,10 +179,12 @@ def _requests_put_aside(runner: Any) -> Iterator[None]:
     saved = [(buffer.gpu.clone(), buffer.cpu.clone()) for buffer in buffers]
     if tables is not None:
         tables.clear()
-    yield
-    for buffer, (on_gpu, on_cpu) in zip(buffers, saved, strict=True):
-        buffer.gpu.copy_(on_gpu)
-        buffer.cpu.copy_(on_cpu)
+    try:
+        yield
+    finally:
+        for buffer, (on_gpu, on_cpu) in zip(buffers, saved, strict=True):
+            buffer.gpu.copy_(on_gpu)
+            buffer.cpu.copy_(on_cpu)
 
 
 # What wraps which of a worker's methods.
