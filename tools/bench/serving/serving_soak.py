@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=40, help="requests a second")
     parser.add_argument("--at-once", type=int, default=192, help="most requests at a time, and those of the beginning")
     parser.add_argument("--abort-after", type=float, default=0.5, help="seconds until an abort, in the mean")
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.2)
     parser.add_argument("--engine-args", default="{}", help="further arguments of the engine as JSON")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", default="vllm_serve.log", help="where the server's messages go")
