@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -272,7 +271,22 @@ def test_experts_of_other_ranks(folder: Path, source: dict[str, torch.Tensor]) -
 
 def test_pickled_weights_are_left_to_vllm() -> None:
     """A folder without safetensors is read as vLLM reads it."""
-    loader = SimpleNamespace(_prepare_weights=lambda *_: ("folder", ["folder/model.bin"], False))
+    calls = []
+
+    class Loader:
+        def _prepare_weights(self, *arguments: Any) -> Any:
+            calls.append(arguments)
+            return "folder", ["folder/model.bin"], False
+
     wanted = DefaultModelLoader.Source("folder", revision=None)
-    read = iter([("name", torch.zeros(1))])
-    assert _model_loading._read_weights(lambda *_: read, loader, wanted) is read
+    weights = iter([("name", torch.zeros(1))])
+
+    def read(loader: Any, source: Any) -> Any:
+        assert loader._prepare_weights("folder")[1] == ["folder/model.bin"]
+        return weights
+
+    loader = Loader()
+    assert _model_loading._read_weights(read, loader, wanted) is weights
+    assert len(calls) == 1  # what the plugin has found vLLM does not look for again
+    loader._prepare_weights("another")
+    assert len(calls) == 2

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -23,7 +24,14 @@ from transfuse.vllm._settings import Settings, read_settings
 METHOD = "transfuse"
 
 # Those that write weights to parameters themselves, and would not notice that there is none yet.
-_OTHER_LOADERS = ("sharded_state", "runai_streamer_sharded", "tensorizer", "bitsandbytes", "modelexpress")
+_OTHER_LOADERS = (
+    "sharded_state",
+    "runai_streamer_sharded",
+    "tensorizer",
+    "bitsandbytes",
+    "modelexpress",
+    "ipc_cache",
+)
 
 # A router decides by small differences, and has few weights.
 _ROUTERS = ("gate", "router", "shared_expert_gate", "expert_gate")
@@ -102,7 +110,15 @@ class TransfuseConfig(QuantizationConfig):
         else:
             return None  # experts, attention: vLLM's own
         # Only here: vLLM makes configs before it forks the process that uses the GPU.
-        from transfuse.vllm import _layers, _model_loading
+        try:
+            from transfuse.vllm import _layers, _model_loading
+        except ImportError as failure:
+            if not (failure.name or "").startswith("vllm"):
+                raise
+            raise RuntimeError(
+                f"transfuse does not know vLLM {version('vllm')}: {failure}; docs/serving.md says which versions it was"
+                " tried with"
+            ) from failure
 
         vllm_config = get_current_vllm_config()
         if self._settings is None:

@@ -11,6 +11,8 @@ and the one that finishes layers.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from transfuse.vllm._packer import Packed
 
 logger = init_logger("vllm.transfuse")
+
+# What vLLM finds a folder's files by.
+_PREPARED_BY = ("model_name_or_path", "subfolder", "revision", "fall_back_to_pt", "allow_patterns_overrides")
 
 
 class _Report:
@@ -73,15 +78,35 @@ def note_encoded(name: str, reason: str) -> None:
 
 
 def install() -> None:
-    """Wraps vLLM's functions; calls after the first one change nothing."""
-    _wrap(loader_utils, "record_metadata_for_reloading", _note_model)
-    _wrap(DefaultModelLoader, "_get_weights_iterator", _read_weights)
-    _wrap(DefaultModelLoader, "load_weights", _load_weights)
-    _wrap(layerwise, "_layerwise_process", _make_layer)
-    _wrap(base_loader, "finalize_layerwise_processing", _finish)
+    """Wraps vLLM's functions; calls after the first one change nothing.
+
+    Raises
+    ------
+    RuntimeError
+        This version of vLLM has other functions.
+    """
+    _check_parameters(DefaultModelLoader, "_prepare_weights", ["self", *_PREPARED_BY])
+    _wrap(loader_utils, "record_metadata_for_reloading", ["model"], _note_model)
+    _wrap(DefaultModelLoader, "_get_weights_iterator", ["self", "source"], _read_weights)
+    _wrap(DefaultModelLoader, "load_weights", ["self", "model", "model_config"], _load_weights)
+    _wrap(layerwise, "_layerwise_process", ["layer", "info"], _make_layer)
+    _wrap(base_loader, "finalize_layerwise_processing", ["model", "model_config"], _finish)
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+def _check_parameters(owner: Any, name: str, parameters: list[str]) -> None:
+    """Raises RuntimeError if vLLM does not have a function with these parameters."""
+    function = getattr(owner, name, None)
+    found = list(inspect.signature(function).parameters) if function else None
+    if found != parameters:
+        has = f"has {name}({', '.join(found)})" if found is not None else f"has no {name}"
+        raise RuntimeError(
+            f"transfuse does not know vLLM {importlib.metadata.version('vllm')}: {owner.__name__} {has}, where "
+            f"{name}({', '.join(parameters)}) was expected; docs/serving.md says which versions it was tried with"
+        )
+
+
+def _wrap(owner: Any, name: str, parameters: list[str], around: Callable[..., Any]) -> None:
+    _check_parameters(owner, name, parameters)
     wrapped = getattr(owner, name)
     if hasattr(wrapped, "transfuse_wraps"):
         return
@@ -119,15 +144,20 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
 
 def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields a folder's weights by the source's names, those that are compressed as lazy tensors."""
-    _, files, is_safetensors = loader._prepare_weights(
+    prepared = loader._prepare_weights(
         source.model_or_path,
         source.subfolder,
         source.revision,
         source.fall_back_to_pt,
         source.allow_patterns_overrides,
     )
+    _, files, is_safetensors = prepared[:3]  # newer versions have a fourth
     if not (is_safetensors and _lazy_weight.is_compressed(files)):
-        weights: Iterator[tuple[str, torch.Tensor]] = read(loader, source)
+        loader._prepare_weights = lambda *_, **__: prepared  # so that the files are not looked for, or fetched, again
+        try:
+            weights: Iterator[tuple[str, torch.Tensor]] = read(loader, source)
+        finally:
+            del loader._prepare_weights
         return weights
     from transfuse.vllm._packer import Packer
 
