@@ -20,6 +20,7 @@ from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwise_reload
 
+import transfuse
 import transfuse.torch as tt
 from transfuse.tests import vllm_layers as layers
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
@@ -50,6 +51,14 @@ def test_register_twice() -> None:
     register()
     register()
     assert QUANTIZATION_METHODS.count("transfuse") == 1
+
+
+def test_folders_that_are_stored_only() -> None:
+    from transfuse.vllm._config import TransfuseConfig
+
+    TransfuseConfig.from_config({"quant_method": "transfuse", "version": 1})
+    with pytest.raises(transfuse.UnsupportedError, match="stored only.*run 'transfuse decompress' first"):
+        TransfuseConfig.from_config({"quant_method": "transfuse", "version": 1, "stored": True})
 
 
 def test_other_versions_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
+from transfuse.hf._config_fields import check_loadable
 from transfuse.vllm._settings import Settings, read_settings
 
 # The value of vLLM's option --quantization, and of "quant_method" in a compressed folder's config.json.
@@ -47,18 +48,14 @@ class TransfuseConfig(QuantizationConfig):
 
     Raises
     ------
-    ValueError
+    UnsupportedError
         The folder was compressed for storage alone.
     """
 
     def __init__(self, fields: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.fields = dict(fields) if fields is not None else None
-        if self.fields and self.fields.get("stored"):
-            raise ValueError(
-                "this checkpoint is stored only (--store-only, as for models that are quantized already): run "
-                "'transfuse decompress' first, and serve what that writes"
-            )
+        check_loadable((self.fields or {}).get("stored"))
         self._settings: Settings | None = None
 
     def __repr__(self) -> str:
