@@ -25,7 +25,7 @@ std::shared_ptr<experts> find_or_adopt_experts(const Tensor &container, int devi
     }
     if (!found)
         throw adoption_failure(op);
-    if (found->joined_rows)
+    if (found->assembled_rows)
         throw bad_argument(op, found->refusal.message);
     return found;
 }

@@ -181,15 +181,15 @@ trf_status trf_torch_make_experts(int device, const void *container, uint64_t co
                                      err);
 }
 
-trf_status trf_torch_join_rows(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,
-                               uint32_t count, trf_error *err) {
+trf_status trf_torch_assemble_rows(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,
+                                   uint32_t count, trf_error *err) {
     return trf_torch::insert_experts(device, container, container_bytes, places_of(container, offsets, count), true,
                                      err);
 }
 
 int trf_torch_has_key(int device, const void *buffer, uint64_t buffer_bytes) {
     const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, buffer, buffer_bytes);
-    return found ? found->joined_rows > 0 : trf_torch::find_layer(device, buffer, buffer_bytes).layer != nullptr;
+    return found ? found->assembled_rows > 0 : trf_torch::find_layer(device, buffer, buffer_bytes).layer != nullptr;
 }
 
 trf_status trf_torch_check(int device, const void *buffer, uint64_t buffer_bytes, trf_error *err) {

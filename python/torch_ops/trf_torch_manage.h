@@ -65,10 +65,10 @@ TRF_TORCH_API trf_status trf_torch_make_experts(int device, const void *containe
 
 /* Makes one matrix of layers that are known, [count] buffers at these offsets of a container, whose rows follow each
  * other: the ops that take keys find it by the container's first bytes. Errors: see insert_experts. */
-TRF_TORCH_API trf_status trf_torch_join_rows(int device, const void *container, uint64_t container_bytes,
-                                             const uint64_t *offsets, uint32_t count, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_assemble_rows(int device, const void *container, uint64_t container_bytes,
+                                                 const uint64_t *offsets, uint32_t count, trf_error *err);
 
-/* @return whether the first bytes of what is at a place are a key: of a layer, or of joined ones. */
+/* @return whether the first bytes of what is at a place are a key: of a layer, or of assembled ones. */
 TRF_TORCH_API int trf_torch_has_key(int device, const void *buffer, uint64_t buffer_bytes);
 
 /* Waits for the device, and says whether it met a corrupt tile of the layer at a place since that is known. Errors:

@@ -140,17 +140,17 @@ found_layer find_by_key(const Tensor &layer_key, int device, const char *op, con
     found_layer found = find_layer(device, layer_key.const_data_ptr(), kAnyBytes, key);
     if (found.layer)
         return found;
-    found.joined = find_experts(device, layer_key.const_data_ptr(), kAnyBytes);
-    if (!found.joined || !found.joined->joined_rows)
+    found.assembled = find_experts(device, layer_key.const_data_ptr(), kAnyBytes);
+    if (!found.assembled || !found.assembled->assembled_rows)
         throw bad_argument(op, "this key is of no layer that is known: its buffer was moved, freed or forgotten, or "
                                "the key was copied; transfuse.torch.layer_key gives the one of a buffer");
     return found;
 }
 
 void check_found(const found_layer &found, int64_t rows, int64_t cols, const char *op) {
-    if (found.joined)
-        check_shape(static_cast<int64_t>(found.joined->joined_rows), found.joined->layers[0]->info.cols, rows, cols,
-                    op);
+    if (found.assembled)
+        check_shape(static_cast<int64_t>(found.assembled->assembled_rows), found.assembled->layers[0]->info.cols, rows,
+                    cols, op);
     else
         check_layer(*found.layer, rows, cols, op);
 }
@@ -160,16 +160,16 @@ bool is_dense_by_key(const product &of) {
 }
 
 /* One launch, or several, to consecutive rows of a y that has one row, where the library groups these layers. */
-bool multiply_single_row(const product &of, const experts &joined, const Tensor &x, const Tensor &y,
+bool multiply_single_row(const product &of, const experts &assembled, const Tensor &x, const Tensor &y,
                          const plan_key &key, int device) {
     const auto dtype = static_cast<trf_dtype>(key.dtype);
-    const std::shared_ptr<group> together = find_or_make_group(joined.layers, 1, dtype, of.op);
+    const std::shared_ptr<group> together = find_or_make_group(assembled.layers, 1, dtype, of.op);
     if (!together->handle)
         return false;
-    const std::vector<const void *> x_at(joined.layers.size(), x.const_data_ptr());
+    const std::vector<const void *> x_at(assembled.layers.size(), x.const_data_ptr());
     std::vector<void *> y_at;
     uint64_t row = 0;
-    for (const auto &one : joined.layers) {
+    for (const auto &one : assembled.layers) {
         y_at.push_back(static_cast<uint8_t *>(y.mutable_data_ptr()) + row * trf_dtype_bytes(dtype));
         row += one->info.rows;
     }
@@ -182,12 +182,12 @@ bool multiply_single_row(const product &of, const experts &joined, const Tensor 
 }
 
 /* Each layer writes its columns of y, one launch after the other. bias: in order. */
-Tensor multiply_joined(const product &of, const experts &joined, const std::vector<int64_t> &y_sizes,
-                       const dtype_codes &dtype, plan_key key, int device) {
-    key.y_stride = static_cast<uint32_t>(joined.joined_rows);
+Tensor multiply_assembled(const product &of, const experts &assembled, const std::vector<int64_t> &y_sizes,
+                          const dtype_codes &dtype, plan_key key, int device) {
+    key.y_stride = static_cast<uint32_t>(assembled.assembled_rows);
     std::vector<std::shared_ptr<plan>> plans;
     uint64_t workspace_bytes = 0;
-    for (const auto &one : joined.layers) {
+    for (const auto &one : assembled.layers) {
         if (!takes_dtype(one->info.codec, dtype.dtype))
             return multiply_dense(of, one->info.cols);
         plans.push_back(find_or_make_plan(one, key, of.op));
@@ -197,8 +197,8 @@ Tensor multiply_joined(const product &of, const experts &joined, const std::vect
     }
     const Tensor x = in_order(of.x);
     const Tensor y = allocate(y_sizes, dtype.torch_dtype, device);
-    if (key.m == 1 && !of.bias && device != TRF_DEVICE_CPU && joined.layers.size() > 1 &&
-        multiply_single_row(of, joined, x, y, key, device))
+    if (key.m == 1 && !of.bias && device != TRF_DEVICE_CPU && assembled.layers.size() > 1 &&
+        multiply_single_row(of, assembled, x, y, key, device))
         return y;
     const workspace scratch(workspace_bytes, device);
     uint64_t offset = 0; // bytes of y's row, and of bias
@@ -211,7 +211,7 @@ Tensor multiply_joined(const product &of, const experts &joined, const std::vect
         trf_error error;
         const trf_status status = trf_linear(plans[i]->handle, &operands, scratch.at(), current_stream(device), &error);
         check_status(status, error, of.op);
-        offset += joined.layers[i]->info.rows * trf_dtype_bytes(dtype.dtype);
+        offset += assembled.layers[i]->info.rows * trf_dtype_bytes(dtype.dtype);
     }
     return y;
 }
@@ -273,8 +273,8 @@ Tensor multiply(product of) {
         throw bad_argument(of.op, "x has " + std::to_string(m) + " rows, which is more than 2^32 - 1");
     if (is_dense_by_key(of))
         return multiply_dense(of, cols);
-    if (found.joined)
-        return multiply_joined(of, *found.joined, y_sizes, dtype, key, device);
+    if (found.assembled)
+        return multiply_assembled(of, *found.assembled, y_sizes, dtype, key, device);
     if (!takes_dtype(found.layer->info.codec, dtype.dtype))
         return multiply_dense(of, cols);
     if (!found.plan)
@@ -320,12 +320,12 @@ Tensor decode(const decode_request &of) {
     check_buffer(of.buffer, device, of.op);
     const found_layer found = find_or_adopt(of.buffer, device, of.op, nullptr, of.named_by);
     check_found(found, of.rows, of.cols, of.op);
-    const layer &first = found.joined ? *found.joined->layers[0] : *found.layer;
+    const layer &first = found.assembled ? *found.assembled->layers[0] : *found.layer;
     const dtype_codes source = dtype_of(first.info.dtype);
     const Tensor weights = allocate({of.rows, of.cols}, source.torch_dtype, device);
-    if (found.joined) {
+    if (found.assembled) {
         int64_t row = 0;
-        for (const auto &one : found.joined->layers) {
+        for (const auto &one : found.assembled->layers) {
             decode_to_rows(*one, weights, row, of.op);
             row += one->info.rows;
         }
@@ -339,8 +339,8 @@ Tensor decode_rows(const decode_request &of, const Tensor &ids) {
     const int device = device_of(ids, "ids");
     check_buffer(of.buffer, device, of.op);
     const found_layer found = find_or_adopt(of.buffer, device, of.op, nullptr, of.named_by);
-    if (found.joined)
-        throw bad_argument(of.op, "rows are not looked up in joined layers");
+    if (found.assembled)
+        throw bad_argument(of.op, "rows are not looked up in assembled layers");
     check_layer(*found.layer, of.rows, of.cols, of.op);
     const auto ids_sizes = ids.sizes();
     std::vector<int64_t> sizes(ids_sizes.begin(), ids_sizes.end());

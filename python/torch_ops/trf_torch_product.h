@@ -15,7 +15,7 @@ namespace trf_torch {
 /* How a tensor names a layer. */
 enum class naming {
     buffer, /* uint8, [buffer_bytes]: it is the layer, and is adopted if it is not known */
-    key /* uint8, [kKeyBytes]: the first bytes of a buffer that is known, or of a container of layers that are joined
+    key /* uint8, [kKeyBytes]: the first bytes of a buffer that is known, or of a container of layers that are assembled
          * to one matrix; what is not is an error */
 };
 constexpr int64_t kKeyBytes = 256; /* no layer has less */

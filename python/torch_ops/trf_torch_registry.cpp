@@ -271,7 +271,7 @@ std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &
 }
 
 trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
-                          const std::vector<const void *> &buffers, bool are_joined, trf_error *err) {
+                          const std::vector<const void *> &buffers, bool are_assembled, trf_error *err) {
     auto made = std::make_shared<experts>();
     made->container = container;
     made->container_bytes = container_bytes;
@@ -281,15 +281,15 @@ trf_status insert_experts(int device, const void *container, uint64_t container_
         const std::shared_ptr<layer> &last = made->layers.back(), &first = made->layers.front();
         if (!last)
             return fail(err, TRF_ERR_ARGUMENT, "an expert's layer is unknown");
-        if ((!are_joined && last->info.rows != first->info.rows) || last->info.cols != first->info.cols ||
+        if ((!are_assembled && last->info.rows != first->info.rows) || last->info.cols != first->info.cols ||
             last->info.dtype != first->info.dtype)
             return fail(err, TRF_ERR_ARGUMENT, "layers of one container differ in shape or source dtype");
         handles.push_back(last->handle);
-        if (are_joined)
-            made->joined_rows += last->info.rows;
+        if (are_assembled)
+            made->assembled_rows += last->info.rows;
     }
     const trf_status status =
-        are_joined
+        are_assembled
             ? fail(&made->refusal, TRF_ERR_UNSUPPORTED, "these layers are the rows of one matrix, and no experts")
             : trf_experts_create(handles.data(), static_cast<uint32_t>(handles.size()), &made->handle, &made->refusal);
     if (status == TRF_OK)

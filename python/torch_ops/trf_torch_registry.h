@@ -146,9 +146,9 @@ struct layer {
 struct experts;
 
 struct found_layer {
-    std::shared_ptr<trf_torch::layer> layer;    /* NULL: none is known */
-    std::shared_ptr<trf_torch::plan> plan;      /* NULL: none was made with this key */
-    std::shared_ptr<trf_torch::experts> joined; /* in place of `layer`, where an op was given the key of several */
+    std::shared_ptr<trf_torch::layer> layer;       /* NULL: none is known */
+    std::shared_ptr<trf_torch::plan> plan;         /* NULL: none was made with this key */
+    std::shared_ptr<trf_torch::experts> assembled; /* in place of `layer`, where an op was given the key of several */
 };
 
 /* Looks up a layer, and one of its plans if a key is given. buffer_bytes: of all of its buffer, or kAnyBytes where that
@@ -184,13 +184,13 @@ struct experts_plan {
     ~experts_plan() { trf_experts_plan_destroy(handle); }
 };
 
-/* The layers of one container of buffers: experts, or, where they are joined, parts of one matrix, whose rows follow
+/* The layers of one container of buffers: experts, or, where they are assembled, parts of one matrix, whose rows follow
  * each other. */
 struct experts {
     std::vector<std::shared_ptr<layer>> layers;
     const void *container = nullptr;
     uint64_t container_bytes = 0;
-    uint64_t joined_rows = 0;      /* of the matrix; 0: experts */
+    uint64_t assembled_rows = 0;   /* of the matrix; 0: experts */
     trf_experts *handle = nullptr; /* NULL: the library does not take them together, which `refusal` tells */
     trf_error refusal = {};
     bounded_cache<experts_key, experts_plan> plans; /* of the registry alone */
@@ -208,11 +208,11 @@ std::shared_ptr<experts> find_experts(int device, const void *container, uint64_
 std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &of, const experts_key &key,
                                                 const char *op);
 
-/* Makes experts of layers that are known, of one device, shape and source dtype; or has them joined, of one number of
- * columns and source dtype. Errors: TRF_ERR_EXISTS (there are some at this place), TRF_ERR_ARGUMENT (layers that do not
- * belong together). */
+/* Makes experts of layers that are known, of one device, shape and source dtype; or has them assembled, of one number
+ * of columns and source dtype. Errors: TRF_ERR_EXISTS (there are some at this place), TRF_ERR_ARGUMENT (layers that do
+ * not belong together). */
 trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
-                          const std::vector<const void *> &buffers, bool are_joined, trf_error *err);
+                          const std::vector<const void *> &buffers, bool are_assembled, trf_error *err);
 
 /* Forgets the layers, too. */
 void forget_experts(int device, const void *container);

@@ -165,7 +165,7 @@ def test_coded(checkpoints: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_tied", "phi3"])
 def test_coded_from_a_compressed_folder(checkpoints: Any, tmp_path: Path, name: str) -> None:
-    """Blobs serve as they are, those of merged layers joined: the same weights, exact logits, and graphs."""
+    """Blobs serve as they are, those of merged layers assembled: the same weights, exact logits, and graphs."""
     folder = checkpoints(name)
     transfuse.compress(folder, tmp_path / "compressed", embeddings=True)
     with engines.serve(folder) as llm:
@@ -173,9 +173,9 @@ def test_coded_from_a_compressed_folder(checkpoints: Any, tmp_path: Path, name: 
     coded = {"layout": "coded"}
     with engines.serve(tmp_path / "compressed", **options_of(exact=True, **coded)) as llm:
         assert set(llm.apply_model(engines.describe)[0].values()) <= {"coded", "tied"}
-        joined = llm.apply_model(engines.count_joined)[0]
+        assembled = llm.apply_model(engines.count_assembled)[0]
         # gate and up, and q, k and v, where files have them apart; their whole tensors fit.
-        assert joined == (0 if name == "phi3" else 3 * 2)
+        assert assembled == (0 if name == "phi3" else 3 * 2)
         assert llm.apply_model(engines.digest)[0] == wanted
         exact = engines.run(llm)
     with engines.serve(tmp_path / "compressed", enforce_eager=False, **options_of(**coded)) as llm:

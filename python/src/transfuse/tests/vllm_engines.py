@@ -172,7 +172,7 @@ def digest(model: torch.nn.Module) -> dict[str, int]:
     return found
 
 
-def count_joined(model: torch.nn.Module) -> int:
+def count_assembled(model: torch.nn.Module) -> int:
     """Returns how many layers of ours are several coded ones; runs in the engine's process."""
     packed: list[Any] = [module.transfuse_packed for module in model.modules() if hasattr(module, "transfuse_packed")]
     return sum(bytes(each.key[:4].tolist()) == b"TRFX" for each in packed)

@@ -21,7 +21,7 @@ from transfuse._options import encode_path, encode_text, find_layout
 from transfuse._threads import Cancel, call_interruptible
 from transfuse.torch._containers import place_buffers, write_head
 from transfuse.torch._ops_library import CPU, call
-from transfuse.torch._registry import Keeping, device_index, fit_memory, get_size, join_rows, make_experts, wait_for
+from transfuse.torch._registry import Keeping, assemble_rows, device_index, fit_memory, get_size, make_experts, wait_for
 
 # The first row, rows, the first column and columns of a part, as the library takes them: here all of it.
 _WHOLE = (0, 0, 0, 0)
@@ -176,7 +176,7 @@ class TensorPart:
     cols: tuple[int, int]
 
 
-def load_joined(parts: Sequence[TensorPart | torch.Tensor], device: torch.device | str) -> torch.Tensor:
+def load_assembled(parts: Sequence[TensorPart | torch.Tensor], device: torch.device | str) -> torch.Tensor:
     """Makes one coded matrix of several layers, whose rows follow each other, as they are: none is decoded.
 
     By its key (`layer_key`) it is multiplied by, where each layer writes its own columns of one y, and decoded; rows
@@ -237,7 +237,7 @@ def load_joined(parts: Sequence[TensorPart | torch.Tensor], device: torch.device
 
     with keeping:
         call_interruptible(load, cancel)
-        join_rows(container, offsets)
+        assemble_rows(container, offsets)
     return container
 
 

@@ -57,7 +57,7 @@ def ops_library() -> ctypes.CDLL:
         "trf_torch_is_known": (c_int, [c_int, c_void_p, c_uint64]),
         "trf_torch_find": (c_int, [c_int, c_void_p, c_uint64, info]),
         "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
-        "trf_torch_join_rows": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
+        "trf_torch_assemble_rows": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
         "trf_torch_has_key": (c_int, [c_int, c_void_p, c_uint64]),
         "trf_torch_check": (c_int, [c_int, c_void_p, c_uint64, error]),
         "trf_torch_check_experts_dtype": (c_int, [c_int, c_void_p, c_uint64, c_int, error]),

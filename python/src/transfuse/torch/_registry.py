@@ -341,9 +341,9 @@ def make_experts(container: torch.Tensor, offsets: list[int], what: str = "") ->
     _combine("trf_torch_make_experts", container, offsets, what)
 
 
-def join_rows(container: torch.Tensor, offsets: list[int]) -> None:
+def assemble_rows(container: torch.Tensor, offsets: list[int]) -> None:
     """Makes one matrix of the layers of a container, which are known; their rows follow each other."""
-    _combine("trf_torch_join_rows", container, offsets)
+    _combine("trf_torch_assemble_rows", container, offsets)
 
 
 def _combine(function: str, container: torch.Tensor, offsets: list[int], what: str = "") -> None:
@@ -407,7 +407,7 @@ def layer_key(buffer: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     buffer : torch.Tensor, uint8, [buffer_bytes]
-        Of a layer in any layout, which is adopted if it is not known; or what `load_joined` gives.
+        Of a layer in any layout, which is adopted if it is not known; or what `load_assembled` gives.
 
     Returns
     -------

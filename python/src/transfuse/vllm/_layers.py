@@ -52,8 +52,8 @@ class _Method:
     # vLLM makes the dense weights of one layer at a time, once all of them have arrived.
     uses_meta_device = True
 
-    # Whether all that it does is possible with several layers whose rows follow each other (`load_joined`).
-    takes_joined = True
+    # Whether all that it does is possible with several layers whose rows follow each other (`load_assembled`).
+    takes_assembled = True
 
     def __init__(self, prefix: str, settings: Settings, is_dummy: bool) -> None:
         self.prefix, self.settings, self.is_dummy = prefix, settings, is_dummy
@@ -109,7 +109,7 @@ class _Method:
         loads = [arguments for name, arguments in info.loaded_weights if name == "weight"]
         sources = _coverage.find_row_sources(weight, loads, _get_original_loader(weight))
         reasons = [_find_reason_to_encode(source) for source in sources]
-        if len(sources) > 1 and not self.takes_joined:
+        if len(sources) > 1 and not self.takes_assembled:
             reasons = ["rows are looked up in them, for which they have to be one tensor"] * len(sources)
         for reason in set(reasons or ["their rows are not those of tensors alone, but padded"]) - {""}:
             _model_loading.note_encoded(self.prefix, reason)
@@ -242,7 +242,7 @@ class TransfuseLinearMethod(_Method, LinearMethodBase):
 class TransfuseEmbeddingMethod(_Method, QuantizeMethodBase):
     """The method of token embeddings and of heads, which may be tied to them."""
 
-    takes_joined = False
+    takes_assembled = False
 
     def create_weights(
         self,

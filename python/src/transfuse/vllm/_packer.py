@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 import transfuse.torch as tt
 from transfuse import UnsupportedError
 from transfuse._memory_need import packed_bytes
-from transfuse.torch._load import TensorPart, load_joined
+from transfuse.torch._load import TensorPart, load_assembled
 from transfuse.vllm._lazy_weight import LazyWeight
 
 logger = init_logger("vllm.transfuse")
@@ -159,7 +159,7 @@ class Packer:
             buffer = tt.load_layer(first.checkpoint, first.tensor, self._device, rows=first.rows, cols=first.cols)
             layers = [buffer]
         else:
-            buffer = load_joined([source for source in sources if source is not None], self._device)
+            buffer = load_assembled([source for source in sources if source is not None], self._device)
             layers = tt.container_buffers(buffer)
         for part, layer in zip(parts, layers, strict=True):
             if isinstance(part, LazyWeight):
