@@ -93,7 +93,7 @@ std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &b
     std::vector<Tensor> y;
     std::shared_ptr<group> together;
     if (are_groupable(layers, m, dtype.dtype))
-        together = find_or_make_group(layers, static_cast<uint32_t>(m), dtype.dtype, kGroupOp);
+        together = find_or_make_group(layers, static_cast<uint32_t>(m), dtype.dtype, 0, kGroupOp);
     if (!together || !together->handle) {
         for (size_t i = 0; i < buffers.size(); i++)
             y.push_back(multiply({kGroupOp, x, buffers[i], rows[i], std::nullopt, std::nullopt, std::nullopt}));

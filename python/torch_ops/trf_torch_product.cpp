@@ -159,11 +159,11 @@ bool is_dense_by_key(const product &of) {
     return of.named_by == naming::key && is_exact.load(std::memory_order_relaxed);
 }
 
-/* One launch, or several, to consecutive rows of a y that has one row, where the library groups these layers. */
-bool multiply_single_row(const product &of, const experts &assembled, const Tensor &x, const Tensor &y,
-                         const plan_key &key, int device) {
+/* The same in shared launches, where the library has any for these layers. @return whether it has. */
+bool multiply_together(const product &of, const experts &assembled, const Tensor &x, const Tensor &y,
+                       const plan_key &key, int device) {
     const auto dtype = static_cast<trf_dtype>(key.dtype);
-    const std::shared_ptr<group> together = find_or_make_group(assembled.layers, 1, dtype, of.op);
+    const std::shared_ptr<group> together = find_or_make_group(assembled.layers, key.m, dtype, key.y_stride, of.op);
     if (!together->handle)
         return false;
     const std::vector<const void *> x_at(assembled.layers.size(), x.const_data_ptr());
@@ -181,7 +181,7 @@ bool multiply_single_row(const product &of, const experts &assembled, const Tens
     return true;
 }
 
-/* Each layer writes its columns of y, one launch after the other. bias: in order. */
+/* Each layer writes its columns of y. bias: in order. */
 Tensor multiply_assembled(const product &of, const experts &assembled, const std::vector<int64_t> &y_sizes,
                           const dtype_codes &dtype, plan_key key, int device) {
     key.y_stride = static_cast<uint32_t>(assembled.assembled_rows);
@@ -197,8 +197,7 @@ Tensor multiply_assembled(const product &of, const experts &assembled, const std
     }
     const Tensor x = in_order(of.x);
     const Tensor y = allocate(y_sizes, dtype.torch_dtype, device);
-    if (key.m == 1 && !of.bias && device != TRF_DEVICE_CPU && assembled.layers.size() > 1 &&
-        multiply_single_row(of, assembled, x, y, key, device))
+    if (!of.bias && key.m <= TRF_FUSED_MAX_M && multiply_together(of, assembled, x, y, key, device))
         return y;
     const workspace scratch(workspace_bytes, device);
     uint64_t offset = 0; // bytes of y's row, and of bias

@@ -209,8 +209,8 @@ std::shared_ptr<plan> find_or_make_plan(const std::shared_ptr<layer> &of, const 
 }
 
 std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<layer>> &layers, uint32_t m,
-                                          trf_dtype dtype, const char *op) {
-    group_key key = {m, dtype, {}};
+                                          trf_dtype dtype, uint32_t y_stride, const char *op) {
+    group_key key = {m, dtype, y_stride, {}};
     std::vector<trf_group_member> members(layers.size());
     for (size_t i = 0; i < layers.size(); i++) {
         key.members.push_back(layers[i]->number);
@@ -218,6 +218,7 @@ std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<laye
         members[i].layer = layers[i]->handle;
         members[i].m = m;
         members[i].x_dtype = members[i].y_dtype = dtype;
+        members[i].y_stride = y_stride;
     }
     {
         const std::lock_guard<std::mutex> guard(the_registry().lock);

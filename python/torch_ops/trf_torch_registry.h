@@ -102,10 +102,11 @@ struct layer;
 struct group_key {
     uint32_t m;
     trf_dtype dtype;
+    uint32_t y_stride;             /* of all of them, as trf_group_member has it */
     std::vector<uint64_t> members; /* their layers' numbers */
 
     bool operator==(const group_key &other) const {
-        return m == other.m && dtype == other.dtype && members == other.members;
+        return m == other.m && dtype == other.dtype && y_stride == other.y_stride && members == other.members;
     }
 };
 
@@ -165,7 +166,7 @@ std::shared_ptr<plan> find_or_make_plan(const std::shared_ptr<layer> &of, const 
 
 /* The group of these layers, two at least, of one device. Throws as make_plan. */
 std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<layer>> &layers, uint32_t m,
-                                          trf_dtype dtype, const char *op);
+                                          trf_dtype dtype, uint32_t y_stride, const char *op);
 
 struct experts_key {
     uint32_t tokens;
