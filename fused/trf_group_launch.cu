@@ -26,7 +26,7 @@ static cudaError_t launch(trf_group_kernel kernel, const trf_group_args &args, u
     return trf_launch_kernel(kernel, args, {blocks, 32 * warps, shared_bytes, args.cluster_size, stream}, &early);
 }
 
-/* What layers and experts have in common; y: rows without gaps. */
+/* What layers and experts have in common; y: rows without gaps, unless that is changed. */
 static trf_group_layer_args layer_args_of(const trf_device_view *view, uint32_t unit_slabs, trf_dtype y_dtype) {
     const uint32_t panels = trf_regular_panels(view);
     trf_group_layer_args args = {};
@@ -83,6 +83,7 @@ int trf_group_launch(const trf_group_product *products, uint32_t count, const tr
         const trf_group_layer_partition *layer = &partition->layers[i];
         args.layers[i] = layer_args_of(products[i].view, partition->unit_slabs, products[i].y_dtype);
         args.layers[i].product.m = products[i].m;
+        args.layers[i].product.y_stride = (uint32_t)products[i].y_stride;
         args.layers[i].product.y = y[i];
         cut_layer(layer, partition->cluster_size, &args.layers[i].partition);
         args.first_cluster[i + 1] = args.first_cluster[i] + layer->clusters;

@@ -35,6 +35,7 @@ typedef struct trf_group_product {
     const trf_layer_traits *traits;
     uint32_t m;
     trf_dtype x_dtype, y_dtype;
+    uint64_t y_stride; /* the layer's rows if it has edges */
 } trf_group_product;
 
 /* One layer's part of a launch. */

@@ -38,6 +38,7 @@ static trf_status plan_member(trf_layer_group *group, const trf_group_member *me
     options.m = member.m;
     options.x_dtype = member.x_dtype;
     options.y_dtype = member.y_dtype;
+    options.y_stride = member.y_stride;
     return trf_plan_create(member.layer, &options, &group->members[index].plan, err);
 }
 

@@ -16,14 +16,16 @@
 static trf_group_product product_of(const trf_planned_member *member) {
     const trf_device_layer *layer = member->plan->layer;
     const trf_product *product = &member->plan->product;
-    return (trf_group_product){&layer->view, &layer->traits, product->m, product->x_dtype, product->y_dtype};
+    return (trf_group_product){&layer->view,     &layer->traits,   product->m,
+                               product->x_dtype, product->y_dtype, product->y_stride};
 }
 
-/* Whether the grouped kernels take a member: a whole layer, on their fused path. */
+/* Whether the grouped kernels take a member: a whole layer, on their fused path. What edges add lies without gaps. */
 static int can_group(const trf_planned_member *member) {
     const trf_device_layer *layer = member->plan->layer;
     const trf_product *product = &member->plan->product;
     return member->plan->path == TRF_PATH_FUSED && !trf_shard_cuts_rows(layer) && !trf_shard_cuts_cols(layer) &&
+           (!layer->traits.irregular_weights || product->y_stride == layer->view.rows) &&
            !trf_group_refusal(&layer->view, &layer->traits, &layer->context->limits, product->m, product->x_dtype);
 }
 

@@ -12,12 +12,13 @@ extern "C" {
 
 typedef struct trf_layer_group trf_layer_group;
 
-/* One product of a group; m and types as in trf_plan_options. */
+/* One product of a group; m, types and y_stride (0: the layer's rows) as in trf_plan_options. */
 typedef struct trf_group_member {
     size_t struct_bytes;
     trf_device_layer *layer;
     uint32_t m;
     trf_dtype x_dtype, y_dtype;
+    uint64_t y_stride;
 } trf_group_member;
 
 TRF_API void trf_group_member_init(trf_group_member *member);
@@ -40,10 +41,10 @@ typedef struct trf_layer_group_info {
 TRF_API void trf_layer_group_get_info(const trf_layer_group *group, trf_layer_group_info *info);
 
 /* y[i] = x[i] . W^T for each member i, in any order or at once. x, y: host arrays, [members], of pointers as in
- * trf_operands; read by the call alone. No y overlaps another or any x; members may have the same x. workspace, stream,
- * corrupt slabs and errors: as trf_linear. The same bits on every run of a group with one alignment of x and y; where
- * members share a launch, they need not be those of trf_linear, whose sums are added in another order. On the CPU all
- * of y are computed before a corrupt layer is reported. */
+ * trf_operands; read by the call alone. No element of y is another's or any x; members may have the same x. workspace,
+ * stream, corrupt slabs and errors: as trf_linear. The same bits on every run of a group with one alignment of x and y;
+ * where members share a launch, they need not be those of trf_linear, whose sums are added in another order. On the CPU
+ * all of y are computed before a corrupt layer is reported. */
 TRF_API trf_status trf_linear_group(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
                                     trf_stream stream, trf_error *err);
 

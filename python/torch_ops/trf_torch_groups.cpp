@@ -25,6 +25,8 @@ std::shared_ptr<experts> find_or_adopt_experts(const Tensor &container, int devi
     }
     if (!found)
         throw adoption_failure(op);
+    if (found->assembled_rows)
+        throw bad_argument(op, found->refusal.message);
     return found;
 }
 
@@ -52,21 +54,9 @@ void check_decoding(const experts &of, int64_t count, int64_t rows, int64_t cols
 }
 
 /* For experts that the library does not take together: one call each. */
-void decode_each(const experts &of, const Tensor &weights, uint64_t bytes, int device) {
-    const trf_layer_info &info = of.layers[0]->info;
-    const dtype_codes source = dtype_of(info.dtype);
-    for (size_t i = 0; i < of.layers.size(); i++) {
-        const Tensor place = torch::stable::select(weights, 0, static_cast<int64_t>(i));
-        // The library decodes to multiples of 16 bytes.
-        const bool is_aligned = reinterpret_cast<uintptr_t>(place.mutable_data_ptr()) % 16 == 0;
-        const Tensor decoded = is_aligned ? place : allocate({info.rows, info.cols}, source.torch_dtype, device);
-        trf_error error;
-        check_status(trf_device_layer_decode(of.layers[i]->handle, TRF_DECODE_SOURCE, decoded.mutable_data_ptr(), bytes,
-                                             current_stream(device), &error),
-                     error, kDecodeExpertsOp);
-        if (!is_aligned)
-            TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(place.get(), decoded.get(), 0));
-    }
+void decode_each(const experts &of, const Tensor &weights) {
+    for (size_t i = 0; i < of.layers.size(); i++)
+        decode_to_rows(*of.layers[i], torch::stable::select(weights, 0, static_cast<int64_t>(i)), 0, kDecodeExpertsOp);
 }
 
 /* Decodes the experts to weights, [count][rows][cols] of their own dtype, each matrix contiguous. */
@@ -75,7 +65,7 @@ void decode_all(const experts &of, const Tensor &weights, int device) {
     const uint64_t value_bytes = trf_dtype_bytes(info.dtype), others = of.layers.size() - 1;
     const uint64_t bytes = static_cast<uint64_t>(info.rows) * info.cols * value_bytes;
     if (!of.handle)
-        return decode_each(of, weights, bytes, device);
+        return decode_each(of, weights);
     const uint64_t stride = others ? static_cast<uint64_t>(weights.stride(0)) * value_bytes : bytes;
     trf_error error;
     check_status(trf_experts_decode(of.handle, TRF_DECODE_SOURCE, weights.mutable_data_ptr(), stride,
@@ -103,7 +93,7 @@ std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &b
     std::vector<Tensor> y;
     std::shared_ptr<group> together;
     if (are_groupable(layers, m, dtype.dtype))
-        together = find_or_make_group(layers, static_cast<uint32_t>(m), dtype.dtype, kGroupOp);
+        together = find_or_make_group(layers, static_cast<uint32_t>(m), dtype.dtype, 0, kGroupOp);
     if (!together || !together->handle) {
         for (size_t i = 0; i < buffers.size(); i++)
             y.push_back(multiply({kGroupOp, x, buffers[i], rows[i], std::nullopt, std::nullopt, std::nullopt}));

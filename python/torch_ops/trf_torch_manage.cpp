@@ -41,6 +41,13 @@ trf_status fail_to_find(const char *message, trf_error *err) {
     return TRF_ERR_NOT_FOUND;
 }
 
+std::vector<const void *> places_of(const void *container, const uint64_t *offsets, uint32_t count) {
+    std::vector<const void *> buffers;
+    for (uint32_t i = 0; i < count; i++)
+        buffers.push_back(static_cast<const uint8_t *>(container) + offsets[i]);
+    return buffers;
+}
+
 } // namespace
 
 trf_status trf_torch_get_size(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
@@ -170,10 +177,25 @@ int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_de
 
 trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,
                                   uint32_t count, trf_error *err) {
-    std::vector<const void *> buffers;
-    for (uint32_t i = 0; i < count; i++)
-        buffers.push_back(static_cast<const uint8_t *>(container) + offsets[i]);
-    return trf_torch::insert_experts(device, container, container_bytes, buffers, err);
+    return trf_torch::insert_experts(device, container, container_bytes, places_of(container, offsets, count), false,
+                                     err);
+}
+
+trf_status trf_torch_assemble_rows(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,
+                                   uint32_t count, trf_error *err) {
+    return trf_torch::insert_experts(device, container, container_bytes, places_of(container, offsets, count), true,
+                                     err);
+}
+
+int trf_torch_has_key(int device, const void *buffer, uint64_t buffer_bytes) {
+    const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, buffer, buffer_bytes);
+    return found ? found->assembled_rows > 0 : trf_torch::find_layer(device, buffer, buffer_bytes).layer != nullptr;
+}
+
+trf_status trf_torch_check(int device, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
+    const trf_torch::found_layer found = trf_torch::find_layer(device, buffer, buffer_bytes);
+    return found.layer ? trf_device_layer_check(found.layer->handle, err)
+                       : fail_to_find("there is no layer at this place", err);
 }
 
 trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes, trf_dtype dtype,

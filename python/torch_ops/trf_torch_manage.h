@@ -63,6 +63,18 @@ TRF_TORCH_API int trf_torch_find(int device, const void *buffer, uint64_t buffer
 TRF_TORCH_API trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes,
                                                 const uint64_t *offsets, uint32_t count, trf_error *err);
 
+/* Makes one matrix of layers that are known, [count] buffers at these offsets of a container, whose rows follow each
+ * other: the ops that take keys find it by the container's first bytes. Errors: see insert_experts. */
+TRF_TORCH_API trf_status trf_torch_assemble_rows(int device, const void *container, uint64_t container_bytes,
+                                                 const uint64_t *offsets, uint32_t count, trf_error *err);
+
+/* @return whether the first bytes of what is at a place are a key: of a layer, or of assembled ones. */
+TRF_TORCH_API int trf_torch_has_key(int device, const void *buffer, uint64_t buffer_bytes);
+
+/* Waits for the device, and says whether it met a corrupt tile of the layer at a place since that is known. Errors:
+ * trf_device_layer_check's; TRF_ERR_NOT_FOUND (it is unknown). */
+TRF_TORCH_API trf_status trf_torch_check(int device, const void *buffer, uint64_t buffer_bytes, trf_error *err);
+
 /* Whether transfuse::experts takes them with an x of this dtype. Errors: trf_experts_create's and _plan_create's;
  * TRF_ERR_NOT_FOUND. */
 TRF_TORCH_API trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes,

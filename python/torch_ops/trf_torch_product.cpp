@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
@@ -28,11 +29,15 @@ void check_buffer(const Tensor &buffer, int device, const char *op) {
         throw bad_argument(op, "x is on " + device_text(device) + ", buffer is on " + device_text(own));
 }
 
-void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op) {
-    if (rows != of.info.rows || cols != of.info.cols)
+static void check_shape(int64_t own_rows, int64_t own_cols, int64_t rows, int64_t cols, const char *op) {
+    if (rows != own_rows || cols != own_cols)
         throw bad_argument(op, "the call is for weights of [" + std::to_string(rows) + ", " + std::to_string(cols) +
-                                   "]; the layer has [" + std::to_string(of.info.rows) + ", " +
-                                   std::to_string(of.info.cols) + "]");
+                                   "]; the layer has [" + std::to_string(own_rows) + ", " + std::to_string(own_cols) +
+                                   "]");
+}
+
+void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op) {
+    check_shape(of.info.rows, of.info.cols, rows, cols, op);
 }
 
 bool takes_dtype(trf_codec codec, trf_dtype dtype) {
@@ -77,10 +82,9 @@ Tensor call_aten(const char *name, const char *overload, std::vector<StableIValu
 
 /* The same by torch's own product, on weights decoded to x's dtype, rounding after each step as a model does that has
  * them uncompressed. */
-Tensor multiply_dense(const product &of, const layer &layer) {
+Tensor multiply_dense(const product &of, int64_t cols) {
     using torch::stable::detail::from;
-    const Tensor weight = decode(
-        {of.op, of.buffer, static_cast<int64_t>(layer.info.rows), layer.info.cols, of.x.scalar_type(), of.named_by});
+    const Tensor weight = decode({of.op, of.buffer, of.rows, cols, of.x.scalar_type(), of.named_by});
     Tensor y = dense_linear(of.x, weight, of.bias);
     if (of.activation == TRF_ACTIVATION_SILU)
         y = call_aten("aten::silu", "", {from(y)});
@@ -134,10 +138,81 @@ found_layer find_by_key(const Tensor &layer_key, int device, const char *op, con
         throw bad_argument(op, "a key has " + std::to_string(kKeyBytes) + " bytes, this tensor has " +
                                    std::to_string(layer_key.numel()));
     found_layer found = find_layer(device, layer_key.const_data_ptr(), kAnyBytes, key);
-    if (!found.layer)
+    if (found.layer)
+        return found;
+    found.assembled = find_experts(device, layer_key.const_data_ptr(), kAnyBytes);
+    if (!found.assembled || !found.assembled->assembled_rows)
         throw bad_argument(op, "this key is of no layer that is known: its buffer was moved, freed or forgotten, or "
                                "the key was copied; transfuse.torch.layer_key gives the one of a buffer");
     return found;
+}
+
+void check_found(const found_layer &found, int64_t rows, int64_t cols, const char *op) {
+    if (found.assembled)
+        check_shape(static_cast<int64_t>(found.assembled->assembled_rows), found.assembled->layers[0]->info.cols, rows,
+                    cols, op);
+    else
+        check_layer(*found.layer, rows, cols, op);
+}
+
+bool is_dense_by_key(const product &of) {
+    return of.named_by == naming::key && is_exact.load(std::memory_order_relaxed);
+}
+
+/* The same in shared launches, where the library has any for these layers. @return whether it has. */
+bool multiply_together(const product &of, const experts &assembled, const Tensor &x, const Tensor &y,
+                       const plan_key &key, int device) {
+    const auto dtype = static_cast<trf_dtype>(key.dtype);
+    const std::shared_ptr<group> together = find_or_make_group(assembled.layers, key.m, dtype, key.y_stride, of.op);
+    if (!together->handle)
+        return false;
+    const std::vector<const void *> x_at(assembled.layers.size(), x.const_data_ptr());
+    std::vector<void *> y_at;
+    uint64_t row = 0;
+    for (const auto &one : assembled.layers) {
+        y_at.push_back(static_cast<uint8_t *>(y.mutable_data_ptr()) + row * trf_dtype_bytes(dtype));
+        row += one->info.rows;
+    }
+    const workspace scratch(together->workspace_bytes, device);
+    trf_error error;
+    check_status(
+        trf_linear_group(together->handle, x_at.data(), y_at.data(), scratch.at(), current_stream(device), &error),
+        error, of.op);
+    return true;
+}
+
+/* Each layer writes its columns of y. bias: in order. */
+Tensor multiply_assembled(const product &of, const experts &assembled, const std::vector<int64_t> &y_sizes,
+                          const dtype_codes &dtype, plan_key key, int device) {
+    key.y_stride = static_cast<uint32_t>(assembled.assembled_rows);
+    std::vector<std::shared_ptr<plan>> plans;
+    uint64_t workspace_bytes = 0;
+    for (const auto &one : assembled.layers) {
+        if (!takes_dtype(one->info.codec, dtype.dtype))
+            return multiply_dense(of, one->info.cols);
+        plans.push_back(find_or_make_plan(one, key, of.op));
+        if (!plans.back()->handle)
+            return multiply_dense(of, one->info.cols);
+        workspace_bytes = std::max(workspace_bytes, plans.back()->workspace_bytes);
+    }
+    const Tensor x = in_order(of.x);
+    const Tensor y = allocate(y_sizes, dtype.torch_dtype, device);
+    if (!of.bias && key.m <= TRF_FUSED_MAX_M && multiply_together(of, assembled, x, y, key, device))
+        return y;
+    const workspace scratch(workspace_bytes, device);
+    uint64_t offset = 0; // bytes of y's row, and of bias
+    for (size_t i = 0; i < plans.size(); i++) {
+        trf_operands operands;
+        trf_operands_init(&operands);
+        operands.x = x.const_data_ptr();
+        operands.y = static_cast<uint8_t *>(y.mutable_data_ptr()) + offset;
+        operands.bias = of.bias ? static_cast<const uint8_t *>(of.bias->const_data_ptr()) + offset : nullptr;
+        trf_error error;
+        const trf_status status = trf_linear(plans[i]->handle, &operands, scratch.at(), current_stream(device), &error);
+        check_status(status, error, of.op);
+        offset += assembled.layers[i]->info.rows * trf_dtype_bytes(dtype.dtype);
+    }
+    return y;
 }
 
 } // namespace
@@ -187,7 +262,7 @@ Tensor multiply(product of) {
         static_cast<uint32_t>(m), static_cast<uint8_t>(dtype.dtype), static_cast<uint8_t>(of.activation),
         of.bias.has_value(),      of.multiplier.has_value(),         of.residual.has_value()};
     found_layer found = find_or_adopt(of.buffer, device, of.op, &key, of.named_by);
-    check_layer(*found.layer, of.rows, cols, of.op);
+    check_found(found, of.rows, cols, of.op);
     of.bias = take_operand(of.bias, of, {of.rows}, "bias");
     of.multiplier = take_operand(of.multiplier, of, y_sizes, "multiplier");
     of.residual = take_operand(of.residual, of, y_sizes, "residual");
@@ -195,13 +270,16 @@ Tensor multiply(product of) {
         return allocate(y_sizes, dtype.torch_dtype, device);
     if (m > UINT32_MAX)
         throw bad_argument(of.op, "x has " + std::to_string(m) + " rows, which is more than 2^32 - 1");
-    if (!takes_dtype(found.layer->info.codec, dtype.dtype) ||
-        (of.named_by == naming::key && is_exact.load(std::memory_order_relaxed)))
-        return multiply_dense(of, *found.layer);
+    if (is_dense_by_key(of))
+        return multiply_dense(of, cols);
+    if (found.assembled)
+        return multiply_assembled(of, *found.assembled, y_sizes, dtype, key, device);
+    if (!takes_dtype(found.layer->info.codec, dtype.dtype))
+        return multiply_dense(of, cols);
     if (!found.plan)
         found.plan = make_plan(found.layer, key, of.op);
     if (!found.plan->handle)
-        return multiply_dense(of, *found.layer);
+        return multiply_dense(of, cols);
 
     const Tensor x = in_order(of.x);
     const Tensor y = allocate(y_sizes, dtype.torch_dtype, device);
@@ -219,18 +297,39 @@ Tensor multiply(product of) {
     return y;
 }
 
+void decode_to_rows(const layer &of, const Tensor &weights, int64_t first_row, const char *op) {
+    Tensor all = weights; // narrow takes no const one
+    const Tensor place = torch::stable::narrow(all, 0, first_row, of.info.rows);
+    // The library decodes to multiples of 16 bytes.
+    const bool is_aligned = reinterpret_cast<uintptr_t>(place.mutable_data_ptr()) % 16 == 0;
+    const dtype_codes source = dtype_of(of.info.dtype);
+    const Tensor decoded = is_aligned ? place : allocate({of.info.rows, of.info.cols}, source.torch_dtype, of.device);
+    trf_error error;
+    check_status(
+        trf_device_layer_decode(of.handle, TRF_DECODE_SOURCE, decoded.mutable_data_ptr(),
+                                static_cast<uint64_t>(of.info.rows) * of.info.cols * trf_dtype_bytes(source.dtype),
+                                current_stream(of.device), &error),
+        error, op);
+    if (!is_aligned)
+        TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(place.get(), decoded.get(), 0));
+}
+
 Tensor decode(const decode_request &of) {
     const int device = device_of(of.buffer, "buffer");
     check_buffer(of.buffer, device, of.op);
     const found_layer found = find_or_adopt(of.buffer, device, of.op, nullptr, of.named_by);
-    check_layer(*found.layer, of.rows, of.cols, of.op);
-    const dtype_codes source = dtype_of(found.layer->info.dtype);
+    check_found(found, of.rows, of.cols, of.op);
+    const layer &first = found.assembled ? *found.assembled->layers[0] : *found.layer;
+    const dtype_codes source = dtype_of(first.info.dtype);
     const Tensor weights = allocate({of.rows, of.cols}, source.torch_dtype, device);
-    trf_error error;
-    const trf_status status = trf_device_layer_decode(
-        found.layer->handle, TRF_DECODE_SOURCE, weights.mutable_data_ptr(),
-        static_cast<uint64_t>(of.rows * of.cols) * trf_dtype_bytes(source.dtype), current_stream(device), &error);
-    check_status(status, error, of.op);
+    if (found.assembled) {
+        int64_t row = 0;
+        for (const auto &one : found.assembled->layers) {
+            decode_to_rows(*one, weights, row, of.op);
+            row += one->info.rows;
+        }
+    } else
+        decode_to_rows(first, weights, 0, of.op);
     const int32_t wanted = torch_dtype_of(of.dtype);
     return wanted == source.torch_dtype ? weights : to_dtype(weights, wanted);
 }
@@ -239,6 +338,8 @@ Tensor decode_rows(const decode_request &of, const Tensor &ids) {
     const int device = device_of(ids, "ids");
     check_buffer(of.buffer, device, of.op);
     const found_layer found = find_or_adopt(of.buffer, device, of.op, nullptr, of.named_by);
+    if (found.assembled)
+        throw bad_argument(of.op, "rows are not looked up in assembled layers");
     check_layer(*found.layer, of.rows, of.cols, of.op);
     const auto ids_sizes = ids.sizes();
     std::vector<int64_t> sizes(ids_sizes.begin(), ids_sizes.end());

@@ -15,7 +15,8 @@ namespace trf_torch {
 /* How a tensor names a layer. */
 enum class naming {
     buffer, /* uint8, [buffer_bytes]: it is the layer, and is adopted if it is not known */
-    key     /* uint8, [kKeyBytes]: the first bytes of a buffer that is known; what is not is an error */
+    key /* uint8, [kKeyBytes]: the first bytes of a buffer that is known, or of a container of layers that are assembled
+         * to one matrix; what is not is an error */
 };
 constexpr int64_t kKeyBytes = 256; /* no layer has less */
 
@@ -51,6 +52,10 @@ Tensor decode(const decode_request &of);
 
 /* @return [...][cols]: rows of these weights. ids: [...] of int32 or int64. */
 Tensor decode_rows(const decode_request &of, const Tensor &ids);
+
+/* Decodes a layer to rows of `weights`, [rows][cols] of its source's dtype, from one on; all of its own rows are there.
+ */
+void decode_to_rows(const layer &of, const Tensor &weights, int64_t first_row, const char *op);
 
 /* The layer that a tensor names, with a plan if the key of one is given and there is one. Has a buffer adopted if it is
  * not known, but for a stream that is being captured. */

@@ -79,7 +79,7 @@ bool is_current(const layer &of, uint64_t buffer_bytes, const registry &in) {
 }
 
 bool is_current(const experts &of, uint64_t container_bytes, const registry &in) {
-    if (of.container_bytes != container_bytes)
+    if (container_bytes != kAnyBytes && of.container_bytes != container_bytes)
         return false;
     for (const auto &one : of.layers)
         if (!is_current(*one, one->buffer_bytes, in))
@@ -167,7 +167,7 @@ found_layer find_layer(int device, const void *buffer, uint64_t buffer_bytes, co
     if (at == in.layers.end() || !is_current(*at->second, buffer_bytes, in))
         return {};
     const std::shared_ptr<layer> &found = at->second;
-    return {found, key ? found->plans.find(*key) : nullptr};
+    return {found, key ? found->plans.find(*key) : nullptr, nullptr};
 }
 
 std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op) {
@@ -179,6 +179,7 @@ std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key
     options.has_bias = key.has_bias;
     options.has_multiplier = key.has_multiplier;
     options.has_residual = key.has_residual;
+    options.y_stride = key.y_stride;
     auto made = std::make_shared<plan>();
     trf_error error;
     const trf_status status = trf_plan_create(of->handle, &options, &made->handle, &error);
@@ -198,9 +199,18 @@ std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key
     return of->plans.insert(key, &made);
 }
 
+std::shared_ptr<plan> find_or_make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op) {
+    {
+        const std::lock_guard<std::mutex> guard(the_registry().lock);
+        if (const std::shared_ptr<plan> found = of->plans.find(key))
+            return found;
+    }
+    return make_plan(of, key, op);
+}
+
 std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<layer>> &layers, uint32_t m,
-                                          trf_dtype dtype, const char *op) {
-    group_key key = {m, dtype, {}};
+                                          trf_dtype dtype, uint32_t y_stride, const char *op) {
+    group_key key = {m, dtype, y_stride, {}};
     std::vector<trf_group_member> members(layers.size());
     for (size_t i = 0; i < layers.size(); i++) {
         key.members.push_back(layers[i]->number);
@@ -208,6 +218,7 @@ std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<laye
         members[i].layer = layers[i]->handle;
         members[i].m = m;
         members[i].x_dtype = members[i].y_dtype = dtype;
+        members[i].y_stride = y_stride;
     }
     {
         const std::lock_guard<std::mutex> guard(the_registry().lock);
@@ -261,7 +272,7 @@ std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &
 }
 
 trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
-                          const std::vector<const void *> &buffers, trf_error *err) {
+                          const std::vector<const void *> &buffers, bool are_assembled, trf_error *err) {
     auto made = std::make_shared<experts>();
     made->container = container;
     made->container_bytes = container_bytes;
@@ -271,13 +282,17 @@ trf_status insert_experts(int device, const void *container, uint64_t container_
         const std::shared_ptr<layer> &last = made->layers.back(), &first = made->layers.front();
         if (!last)
             return fail(err, TRF_ERR_ARGUMENT, "an expert's layer is unknown");
-        if (last->info.rows != first->info.rows || last->info.cols != first->info.cols ||
+        if ((!are_assembled && last->info.rows != first->info.rows) || last->info.cols != first->info.cols ||
             last->info.dtype != first->info.dtype)
-            return fail(err, TRF_ERR_ARGUMENT, "experts differ in shape or source dtype");
+            return fail(err, TRF_ERR_ARGUMENT, "layers of one container differ in shape or source dtype");
         handles.push_back(last->handle);
+        if (are_assembled)
+            made->assembled_rows += last->info.rows;
     }
     const trf_status status =
-        trf_experts_create(handles.data(), static_cast<uint32_t>(handles.size()), &made->handle, &made->refusal);
+        are_assembled
+            ? fail(&made->refusal, TRF_ERR_UNSUPPORTED, "these layers are the rows of one matrix, and no experts")
+            : trf_experts_create(handles.data(), static_cast<uint32_t>(handles.size()), &made->handle, &made->refusal);
     if (status == TRF_OK)
         made->refusal = {};
     else if (status != TRF_ERR_ARGUMENT && status != TRF_ERR_UNSUPPORTED) {

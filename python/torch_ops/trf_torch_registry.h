@@ -77,10 +77,12 @@ struct plan_key {
     uint8_t dtype;      /* trf_dtype */
     uint8_t activation; /* trf_activation */
     bool has_bias, has_multiplier, has_residual;
+    uint32_t y_stride = 0; /* as trf_plan_options has it */
 
     bool operator==(const plan_key &other) const {
         return m == other.m && dtype == other.dtype && activation == other.activation && has_bias == other.has_bias &&
-               has_multiplier == other.has_multiplier && has_residual == other.has_residual;
+               has_multiplier == other.has_multiplier && has_residual == other.has_residual &&
+               y_stride == other.y_stride;
     }
 };
 
@@ -100,10 +102,11 @@ struct layer;
 struct group_key {
     uint32_t m;
     trf_dtype dtype;
+    uint32_t y_stride;             /* of all of them, as trf_group_member has it */
     std::vector<uint64_t> members; /* their layers' numbers */
 
     bool operator==(const group_key &other) const {
-        return m == other.m && dtype == other.dtype && members == other.members;
+        return m == other.m && dtype == other.dtype && y_stride == other.y_stride && members == other.members;
     }
 };
 
@@ -141,9 +144,12 @@ struct layer {
     std::vector<std::weak_ptr<layer>> grouped_under; /* whose groups it is in */
 };
 
+struct experts;
+
 struct found_layer {
-    std::shared_ptr<trf_torch::layer> layer; /* NULL: none is known */
-    std::shared_ptr<trf_torch::plan> plan;   /* NULL: none was made with this key */
+    std::shared_ptr<trf_torch::layer> layer;       /* NULL: none is known */
+    std::shared_ptr<trf_torch::plan> plan;         /* NULL: none was made with this key */
+    std::shared_ptr<trf_torch::experts> assembled; /* in place of `layer`, where an op was given the key of several */
 };
 
 /* Looks up a layer, and one of its plans if a key is given. buffer_bytes: of all of its buffer, or kAnyBytes where that
@@ -155,9 +161,12 @@ found_layer find_layer(int device, const void *buffer, uint64_t buffer_bytes, co
  * `plan`. */
 std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op);
 
+/* As make_plan, or the plan that was made before. */
+std::shared_ptr<plan> find_or_make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op);
+
 /* The group of these layers, two at least, of one device. Throws as make_plan. */
 std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<layer>> &layers, uint32_t m,
-                                          trf_dtype dtype, const char *op);
+                                          trf_dtype dtype, uint32_t y_stride, const char *op);
 
 struct experts_key {
     uint32_t tokens;
@@ -176,11 +185,13 @@ struct experts_plan {
     ~experts_plan() { trf_experts_plan_destroy(handle); }
 };
 
-/* The layers of one container of buffers. */
+/* The layers of one container of buffers: experts, or, where they are assembled, parts of one matrix, whose rows follow
+ * each other. */
 struct experts {
     std::vector<std::shared_ptr<layer>> layers;
     const void *container = nullptr;
     uint64_t container_bytes = 0;
+    uint64_t assembled_rows = 0;   /* of the matrix; 0: experts */
     trf_experts *handle = nullptr; /* NULL: the library does not take them together, which `refusal` tells */
     trf_error refusal = {};
     bounded_cache<experts_key, experts_plan> plans; /* of the registry alone */
@@ -191,17 +202,18 @@ struct experts {
     ~experts();
 };
 
-/* @return NULL if none is known. */
+/* @return NULL if none is known. container_bytes: as in find_layer. */
 std::shared_ptr<experts> find_experts(int device, const void *container, uint64_t container_bytes);
 
 /* Throws what the library reports. */
 std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &of, const experts_key &key,
                                                 const char *op);
 
-/* Makes experts of layers that are known; of one device, shape and source dtype. Errors: TRF_ERR_EXISTS (there are
- * some at this place), TRF_ERR_ARGUMENT (layers that do not belong together). */
+/* Makes experts of layers that are known, of one device, shape and source dtype; or has them assembled, of one number
+ * of columns and source dtype. Errors: TRF_ERR_EXISTS (there are some at this place), TRF_ERR_ARGUMENT (layers that do
+ * not belong together). */
 trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
-                          const std::vector<const void *> &buffers, trf_error *err);
+                          const std::vector<const void *> &buffers, bool are_assembled, trf_error *err);
 
 /* Forgets the layers, too. */
 void forget_experts(int device, const void *container);

@@ -208,6 +208,76 @@ START_TEST(groups_give_the_same_bits) {
 }
 END_TEST
 
+/* Runs a group of these layers, all by one x, BF16, to y in F32 at `to` + first[i] with rows `strides[i]` apart. */
+static void run_into(const group_case *g, const gpu_input *input, const uint64_t *first, const uint64_t *strides,
+                     const gpu_memory *to) {
+    trf_group_member list[MOST_LAYERS];
+    const void *x[MOST_LAYERS];
+    void *y[MOST_LAYERS];
+    trf_layer_group *group;
+    trf_error err = {0};
+    for (uint32_t i = 0; i < g->count; i++) {
+        list[i] = test_group_member(g->layers[i].device, input->m, TRF_DTYPE_BF16, TRF_DTYPE_F32);
+        list[i].y_stride = strides[i];
+        x[i] = gpu_input_on_device(input, TRF_DTYPE_BF16);
+        y[i] = (float *)to->at + first[i];
+    }
+    gpu_check(trf_layer_group_create(list, g->count, &group, &err), TRF_OK, &err, "a group");
+    ck_assert_uint_ge(test_group_info(group).sharing, 2);
+    gpu_memory workspace = gpu_memory_make(test_group_info(group).workspace_bytes);
+    gpu_memory_poison(to);
+    gpu_check(trf_linear_group(group, x, y, workspace.at, NULL, &err), TRF_OK, &err, "a group");
+    CUDA(cudaDeviceSynchronize());
+    trf_layer_group_destroy(group);
+    gpu_memory_free(&workspace);
+}
+
+/* Members write side by side into one y, whose other columns stay; the layer with edges runs alone there. */
+START_TEST(groups_write_into_one_y) {
+    enum {
+        M = 4,
+        COUNT = 4,
+        MORE = 5
+    };
+    static const gpu_shape shapes[COUNT] = {{2048, 1024}, {512, 1024}, {300, 1024}, {512, 1024}};
+    static const int recipes[COUNT] = {0, 0, 0, 0};
+    test_rng rng = {350};
+    group_case g;
+    make_group(&g, &rng, recipes, shapes, COUNT, 1);
+    gpu_input input = gpu_input_normal(&rng, M, shapes[0].cols);
+    uint64_t apart[COUNT], apart_strides[COUNT], beside[COUNT], strides[COUNT], rows = 0;
+    for (int i = 0; i < COUNT; rows += shapes[i++].rows) {
+        apart[i] = M * rows;
+        beside[i] = rows;
+        apart_strides[i] = 0;
+    }
+    const uint64_t stride = rows + MORE;
+    for (int i = 0; i < COUNT; i++)
+        strides[i] = stride;
+    gpu_memory y[2] = {gpu_memory_make(4 * M * stride), gpu_memory_make(4 * M * stride)};
+    run_into(&g, &input, apart, apart_strides, &y[0]);
+    run_into(&g, &input, beside, strides, &y[1]);
+    float *due = gpu_malloc(y[0].bytes), *found = gpu_malloc(y[1].bytes);
+    gpu_memory_read(&y[0], due);
+    gpu_memory_read(&y[1], found);
+    for (int i = 0; i < COUNT; i++)
+        for (uint64_t at = 0; at < M * (uint64_t)shapes[i].rows; at++) {
+            const uint64_t n = at / shapes[i].rows, row = at % shapes[i].rows;
+            const float a = due[apart[i] + at], b = found[n * stride + beside[i] + row];
+            if (!(fabsf(a - b) <= 1e-4f * (1 + fabsf(a)))) /* launches of other members add in another order */
+                ck_abort_msg("layer %d, y[%d][%d]: %g and %g", i, (int)n, (int)row, a, b);
+        }
+    for (uint64_t n = 0; n < M; n++) /* behind the first y all is as it was poisoned */
+        ck_assert_mem_eq(found + n * stride + rows, due + M * rows, 4 * MORE);
+    free(due);
+    free(found);
+    gpu_memory_free(&y[0]);
+    gpu_memory_free(&y[1]);
+    gpu_input_free(&input);
+    free_group(&g);
+}
+END_TEST
+
 /* Products that depend on each other: one layer makes x of a group, and of its y one is x of another layer, whose y the
  * first one takes. */
 typedef struct ring {
@@ -651,10 +721,16 @@ START_TEST(refused_experts) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {{groups_near_f64, 4 * SHARING},  {mixed_groups, 1},
-                              {groups_give_the_same_bits, 1},  {groups_in_graphs, 1},
-                              {experts_near_f64, 4 * SHARING}, {nonfinite_experts, 4 * GPU_FLOAT_RECIPES},
-                              {experts_in_graphs, 2},          {offsets_without_sense, 1},
-                              {corrupt_experts, 12},           {refused_experts, 1}};
+    const gpu_test tests[] = {{groups_near_f64, 4 * SHARING},
+                              {mixed_groups, 1},
+                              {groups_give_the_same_bits, 1},
+                              {groups_write_into_one_y, 1},
+                              {groups_in_graphs, 1},
+                              {experts_near_f64, 4 * SHARING},
+                              {nonfinite_experts, 4 * GPU_FLOAT_RECIPES},
+                              {experts_in_graphs, 2},
+                              {offsets_without_sense, 1},
+                              {corrupt_experts, 12},
+                              {refused_experts, 1}};
     return gpu_main("groups", tests, sizeof tests / sizeof tests[0]);
 }

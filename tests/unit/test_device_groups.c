@@ -139,6 +139,53 @@ START_TEST(groups_give_what_layers_give) {
 }
 END_TEST
 
+/* Members that write side by side into one y, with columns behind them that stay. */
+START_TEST(groups_write_into_one_y) {
+    enum {
+        M = 5,
+        MORE = 3
+    };
+    trf_device_layer *layers[] = {load("q.weight"), load("k.weight"), load("q.weight")};
+    trf_group_member members[3];
+    uint32_t rows[3], stride = MORE;
+    for (int i = 0; i < 3; i++)
+        stride += rows[i] = test_layer_info(layers[i]).rows;
+    const void *const x = make_x((uint64_t)M * test_layer_info(layers[0]).cols, TRF_DTYPE_BF16, 9);
+    float *const y = allocate((uint64_t)M * stride * sizeof *y), *at = y;
+    void *each_y[3];
+    memset(y, 0xFF, (uint64_t)M * stride * sizeof *y);
+    for (int i = 0; i < 3; at += rows[i++]) {
+        ck_assert_uint_eq(test_layer_info(layers[i]).cols, test_layer_info(layers[0]).cols);
+        members[i] = test_group_member(layers[i], M, TRF_DTYPE_BF16, TRF_DTYPE_F32);
+        members[i].y_stride = stride;
+        each_y[i] = at;
+    }
+    trf_layer_group *group;
+    fixture_check_status(trf_layer_group_create(members, 3, &group, &err), TRF_OK, &err);
+    void *workspace = allocate(test_group_info(group).workspace_bytes);
+    fixture_check_status(trf_linear_group(group, (const void *[]){x, x, x}, each_y, workspace, NULL, &err), TRF_OK,
+                         &err);
+    for (int i = 0; i < 3; i++) {
+        float *alone = (float *)product_alone(layers[i], M, TRF_DTYPE_BF16, TRF_DTYPE_F32, x);
+        for (uint64_t n = 0; n < M; n++)
+            ck_assert_mem_eq(alone + n * rows[i], (float *)each_y[i] + n * stride, rows[i] * sizeof *y);
+        free(alone);
+    }
+    for (uint64_t n = 0; n < M; n++)
+        for (uint32_t i = 1; i <= MORE; i++)
+            ck_assert_float_nan(y[n * stride + stride - i]);
+    trf_layer_group_destroy(group);
+    members[1].y_stride = rows[1] - 1;
+    fixture_check_status(trf_layer_group_create(members, 3, &group, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "layer 1"));
+    trf_device_free(cpu, workspace);
+    trf_device_free(cpu, y);
+    trf_device_free(cpu, (void *)x);
+    for (int i = 0; i < 3; i++)
+        trf_device_layer_destroy(layers[i]);
+}
+END_TEST
+
 START_TEST(refused_groups) {
     trf_context *other;
     trf_device_layer *layer = load("q.weight"), *foreign;
@@ -564,6 +611,7 @@ int main(void) {
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_set_timeout(tests, 240);
     tcase_add_test(tests, groups_give_what_layers_give);
+    tcase_add_test(tests, groups_write_into_one_y);
     tcase_add_test(tests, refused_groups);
     tcase_add_loop_test(tests, experts_give_what_layers_give, 0, 4 * (NUM_TENSORS - FIRST_EXPERTS));
     tcase_add_test(tests, offsets_without_sense);

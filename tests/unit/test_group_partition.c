@@ -92,7 +92,8 @@ START_TEST(every_group_has_a_cut) {
         for (uint32_t i = 0; i < count; i++) {
             const uint32_t shape = (first + 37 * i) % NUM_SHAPES;
             views[i] = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
-            products[i] = (trf_group_product){&views[i], &traits, 1 + (first + i) % 8, TRF_DTYPE_BF16, TRF_DTYPE_F32};
+            products[i] = (trf_group_product){&views[i],      &traits,       1 + (first + i) % 8,
+                                              TRF_DTYPE_BF16, TRF_DTYPE_F32, views[i].rows};
             const char *reason = trf_group_refusal(&views[i], &traits, limits, products[i].m, TRF_DTYPE_BF16);
             if (reason)
                 ck_abort_msg("%ux%u: %s", views[i].rows, views[i].cols, reason);
@@ -111,7 +112,7 @@ END_TEST
 START_TEST(small_layers_overlap) {
     const trf_device_view view = view_of(2, 2048, 5632);
     const trf_layer_traits traits = traits_of(2);
-    const trf_group_product product = {&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
+    const trf_group_product product = {&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16, view.rows};
     const trf_group_product products[5] = {product, product, product, product, product};
     trf_group_partition one, five;
     EXPECT(trf_group_choose(products, 1, &kDevices[0], &one) && trf_group_choose(products, 5, &kDevices[0], &five));

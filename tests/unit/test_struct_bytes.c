@@ -259,7 +259,7 @@ static void fill(const struct_case *c, any_struct *any) {
         trf_tune_options_init(&any->tune), any->tune.max_m = 1;
     else if (c->call == call_group) {
         trf_group_member_init(&any->member);
-        any->member = (trf_group_member){sizeof any->member, setup.layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32};
+        any->member = (trf_group_member){sizeof any->member, setup.layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, 0};
     } else {
         trf_operands_init(&any->operands);
         any->operands.x = setup.x;
@@ -333,7 +333,7 @@ START_TEST(members_of_a_larger_size_stand_as_far_apart) {
     trf_layer_group_info info;
     trf_error err = {0};
     for (uint32_t i = 0; i < MEMBERS; i++) {
-        const trf_group_member member = {step, setup.layer, 1 + i, TRF_DTYPE_BF16, TRF_DTYPE_F32};
+        const trf_group_member member = {step, setup.layer, 1 + i, TRF_DTYPE_BF16, TRF_DTYPE_F32, 0};
         memcpy(members + i * step, &member, sizeof member);
     }
     fixture_check_status(trf_layer_group_create((const trf_group_member *)members, MEMBERS, &group, &err), TRF_OK,

@@ -507,7 +507,8 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
     trf_group_partition partition;
     for (uint32_t i = 0; i < count; i++) {
         views[i] = group_view(layer, (first + 37 * i) % GROUP_SHAPES);
-        products[i] = (trf_group_product){&views[i], &traits, 1 + (first + i) % 8, x_dtype_of(layer), TRF_DTYPE_F32};
+        products[i] = (trf_group_product){&views[i],         &traits,       1 + (first + i) % 8,
+                                          x_dtype_of(layer), TRF_DTYPE_F32, views[i].rows};
         const char *reason = trf_group_refusal(&views[i], &traits, limits, products[i].m, products[i].x_dtype);
         if (reason) {
             hash_text(hash, reason);
@@ -561,7 +562,7 @@ START_TEST(group_cases) {
     trf_group_product products[TRF_GROUP_MAX_LAYERS];
     trf_group_partition c;
     for (int i = 0; i < TRF_GROUP_MAX_LAYERS; i++)
-        products[i] = (trf_group_product){&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
+        products[i] = (trf_group_product){&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16, view.rows};
     ck_assert(trf_group_choose(products, pinned->m, &kDevices[0], &c));
     const uint32_t fields[] = {
         c.unit_slabs, c.warps, c.cluster_size, c.layers[0].clusters, c.layers[0].k_splits, c.layers[0].wave_units};

@@ -38,6 +38,16 @@ _ARGUMENTS = ("exact", "layout")
 _WRITTEN = ("version", "codec", "bits", "stored", "source_config")
 
 
+def check_loadable(stored: object) -> None:
+    """Raises UnsupportedError for a checkpoint that was compressed for storage alone, as its `stored` says."""
+    if stored:
+        raise make_error(
+            Status.TRF_ERR_UNSUPPORTED,
+            "this checkpoint is stored only (--store-only, as for models that are quantized already): run "
+            "'transfuse decompress' first, and load what that writes",
+        )
+
+
 class ConfigFields:
     """The attributes that the configs for transformers and for diffusers share.
 
@@ -123,12 +133,7 @@ class ConfigFields:
         ------
         UnsupportedError
         """
-        if self.stored:
-            raise make_error(
-                Status.TRF_ERR_UNSUPPORTED,
-                "this checkpoint is stored only (--store-only, as for models that are quantized already): run "
-                "'transfuse decompress' first, and load what that writes",
-            )
+        check_loadable(self.stored)
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """Returns what an argument of from_pretrained decides, whatever the file says."""

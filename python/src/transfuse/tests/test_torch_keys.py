@@ -5,6 +5,7 @@ nothing."""
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +13,12 @@ import pytest
 try:
     import torch
     import torch.nn.functional as F
+    from safetensors.torch import save_file
     from torch import Tensor, nn
 
+    import transfuse
     import transfuse.torch as tt
+    from transfuse.torch._load import TensorPart, load_assembled
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
@@ -175,6 +179,87 @@ def test_no_gradients(device: str) -> None:
         tt.linear_by_key(x, tt.layer_key(buffer), None, ROWS)
     with torch.no_grad():
         tt.linear_by_key(x, tt.layer_key(buffer), None, ROWS)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint of a tensor of more than one tile in both directions."""
+    folder = tmp_path_factory.mktemp("assembled")
+    save_file({"w": Case("bf16", "cpu", (700, COLS)).source}, folder / "source.safetensors")
+    transfuse.compress(folder / "source.safetensors", folder / "coded.safetensors")
+    return str(folder / "coded.safetensors")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_assembled_layers(device: str, file: str) -> None:
+    """Parts of a tensor and a blob serve as one matrix under one key: products, decoding, exact mode, graphs."""
+    checkpoint = tt.open_checkpoint(file)
+    rows = TensorPart(checkpoint, "w", (256, 256), (0, COLS)), TensorPart(checkpoint, "w", (512, 188), (0, COLS))
+    other = Case("bf16", "cpu", (ROWS, COLS), 5)
+    known = tt._registry.count_layers()
+    assembled = load_assembled([rows[1], other.buffer, rows[0]], device)
+    assert tt._registry.count_layers() == known + 3
+    key = tt.layer_key(assembled)
+    source = tt.load_layer(checkpoint, "w", "cpu")
+    dense = tt.decode(source, 700, COLS, torch.bfloat16)
+    wanted = torch.cat([dense[512:], other.source, dense[256:512]]).to(device)
+    total = 188 + ROWS + 256
+    assert torch.equal(tt.decode_by_key(key, total, COLS, torch.bfloat16), wanted)
+    assert torch.equal(tt.decode_by_key(key, total, COLS, torch.float32), wanted.float())
+    bias = make_x(total, dtype=torch.bfloat16, device=device, seed=2)
+    parts = list(zip(tt.container_buffers(assembled), (188, ROWS, 256), bias.split([188, ROWS, 256]), strict=True))
+    for sizes in ((COLS,), (1, COLS), (2, 3, COLS), (0, COLS), (70, COLS), (300, COLS)):
+        x = make_x(*sizes, dtype=torch.bfloat16, device=device)
+        for each in (None, bias):
+            own = [tt.linear(x, buffer, None if each is None else piece, count) for buffer, count, piece in parts]
+            found, due = tt.linear_by_key(x, key, each, total), torch.cat(own, dim=-1)
+            # On a GPU groups and other alignments of y add sums in another order.
+            assert torch.equal(found, due) if device == "cpu" else (found - due).abs().max() <= due.abs().max() / 64
+    x = make_x(4, COLS, dtype=torch.bfloat16, device=device)
+    y = tt.linear_by_key(x, key, bias, total)
+    tt.set_exact(True)
+    assert torch.equal(tt.linear_by_key(x, key, bias, total), F.linear(x, wanted, bias))
+    tt.set_exact(False)
+    compiled = torch.compile(lambda x, key: tt.linear_by_key(x, key, bias, total), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, key), y)
+    with pytest.raises(RuntimeError, match=re.escape(f"[{total}, {COLS}]")):
+        tt.linear_by_key(x, key, None, total - 1)
+    with pytest.raises(RuntimeError, match="not looked up in assembled layers"):
+        tt.embedding_by_key(torch.tensor([0], device=device), key, total, COLS, torch.bfloat16)
+    with pytest.raises(RuntimeError, match="rows of one matrix, and no experts"):
+        tt.decode_experts(assembled, 3, ROWS, COLS, torch.bfloat16)
+    with pytest.raises(RuntimeError, match="no layer that is known"):
+        tt.linear_by_key(x, key.clone(), None, total)
+    del parts
+    tt.forget(assembled)
+    assert tt._registry.count_layers() == known + 1
+    with pytest.raises(RuntimeError, match="no layer that is known"):
+        tt.linear_by_key(x, key, None, total)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layers_that_do_not_fit_together(device: str, file: str) -> None:
+    wrong = Case("bf16", "cpu", (16, 48)).buffer
+    known = tt._registry.count_layers()
+    with pytest.raises(transfuse.ArgumentError, match="differ in shape or source dtype"):
+        load_assembled([TensorPart(tt.open_checkpoint(file), "w", (0, 700), (0, COLS)), wrong], device)
+    assert tt._registry.count_layers() == known
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_assembled_layers_in_a_graph(file: str) -> None:
+    part = TensorPart(tt.open_checkpoint(file), "w", (0, 512), (0, COLS))
+    key = tt.layer_key(load_assembled([part, part], "cuda"))
+    for m in (1, 8):
+        x = make_x(m, COLS, dtype=torch.bfloat16, device="cuda")
+        due = tt.linear_by_key(x, key, None, 1024)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = tt.linear_by_key(x, key, None, 1024)
+        y.zero_()
+        graph.replay()
+        assert torch.equal(y, due)
 
 
 def test_containers_have_no_key() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +29,7 @@ from transfuse.vllm._lazy_weight import LazyWeight, iterate_dense
 
 HIDDEN, HEAD_DIM, HEADS, KV_HEADS, INTERMEDIATE, VOCABULARY = 256, 32, 8, 2, 688, 1000
 WIDTH = HEADS * HEAD_DIM
+TALL = 2048  # 256 for each of 8 ranks
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,10 @@ def source() -> dict[str, torch.Tensor]:
         "down": (HIDDEN, INTERMEDIATE),
         "wide": (HIDDEN, HIDDEN),
         "table": (VOCABULARY, HIDDEN),
+        "tall_q": (TALL, HIDDEN),
+        "tall_gate": (TALL, HIDDEN),
+        "tall_up": (TALL, HIDDEN),
+        "long": (HIDDEN, TALL),
         "norm": (HIDDEN,),
         "model.layers.0.mlp.experts.0.up_proj.weight": (HIDDEN, HIDDEN),
         "model.layers.0.mlp.experts.1.up_proj.weight": (HIDDEN, HIDDEN),
@@ -117,6 +121,96 @@ def test_shards(source: dict[str, torch.Tensor], lazy: dict[str, torch.Tensor], 
         assert torch.equal(bits(wanted["fused_qkv"]), bits(source["qkv"]))
 
 
+def make_tall_layers(config: Any) -> dict[str, Any]:
+    options = {"bias": False, "quant_config": config}
+    return {
+        "tall_qkv": linear.QKVParallelLinear(
+            HIDDEN, HEAD_DIM, TALL // HEAD_DIM, KV_HEADS, prefix="tall_qkv", **options
+        ),
+        "tall": linear.MergedColumnParallelLinear(HIDDEN, [TALL] * 2, prefix="tall", **options),
+        "long": linear.RowParallelLinear(TALL, HIDDEN, prefix="long", reduce_results=False, **options),
+        "gate_up": linear.MergedColumnParallelLinear(HIDDEN, [INTERMEDIATE] * 2, prefix="gate_up", **options),
+        "embedding": VocabParallelEmbedding(VOCABULARY + 24, HIDDEN, quant_config=config, prefix="embedding"),
+        "head": ParallelLMHead(VOCABULARY, HIDDEN, quant_config=config, prefix="head"),
+    }
+
+
+def tall_loads_of(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    yield from [("tall_qkv.weight", weights["v"], "v"), ("tall_qkv.weight", weights["tall_q"], "q")]
+    yield from [("tall.weight", weights["tall_up"], 1), ("long.weight", weights["long"], None)]
+    yield from [("tall.weight", weights["tall_gate"], 0), ("tall_qkv.weight", weights["k"], "k")]
+    yield from [("gate_up.weight", weights["up"], 1), ("gate_up.weight", weights["gate"], 0)]
+    yield from [
+        ("embedding.weight", weights["tall_q"][: VOCABULARY + 24], None),
+        ("head.weight", weights["table"], None),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_coded_shards(
+    source: dict[str, torch.Tensor], lazy: dict[str, torch.Tensor], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coded layers are made of tiles as they are in the file, and encoded where shards cut tiles, with a note."""
+    encoded: dict[str, set[str]] = {}
+    monkeypatch.setattr(_model_loading, "note_encoded", lambda name, why: encoded.setdefault(name, set()).add(why))
+    encode, shapes = transfuse.torch.encode, []
+
+    def encode_noted(weight: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(weight.shape))
+        return encode(weight)
+
+    monkeypatch.setattr(transfuse.torch, "encode", encode_noted)
+    for rank in range(ranks):
+        encoded.clear()
+        shapes.clear()
+        with layers_of_rank(rank, ranks, transfuse={"layout": "coded"}) as config:
+            made, plain = make_tall_layers(config), make_tall_layers(None)
+            model = make_model(**made)
+            load(model, tall_loads_of(lazy))
+            layers.finish(model)
+            load(make_model(**plain), tall_loads_of(source))
+            for name, layer in made.items():
+                assert layer.transfuse_packed.layout == "coded"
+                weight, wanted = layer.quant_method.dequantize_weight(layer), plain[name].weight.data
+                assert torch.equal(bits(weight[: len(wanted)]), bits(wanted)), (rank, name)
+                if name == "embedding":
+                    ids = torch.tensor([0, 5, len(wanted) - 1])
+                    assert torch.equal(bits(layer.quant_method.embedding(layer, ids)), bits(wanted[ids]))
+                    continue
+                x = random_weights(3, wanted.shape[1], seed=7) * 50
+                product = layer.quant_method.apply(layer, x)
+                assert (product - torch.nn.functional.linear(x.float(), wanted.float())).abs().max() < 0.05
+        # The last rows of the head are padding; 1024 / 8 rows, 688 / 2 and k and v of 64 / 2 cut tiles.
+        partly = {"head"} if rank == ranks - 1 else set()
+        partly |= ({"gate_up", "tall_qkv"} if ranks > 1 else set()) | ({"embedding", "head"} if ranks > 4 else set())
+        assert set(encoded) == partly
+        assert all("multiples of 256" in next(iter(encoded[name])) for name in partly - {"head"})
+        kv_rows = 2 * max(1, KV_HEADS // ranks) * HEAD_DIM
+        wanted_shapes = {"head": made["head"], "gate_up": made["gate_up"], "embedding": made["embedding"]}
+        due = [(layer.transfuse_rows, HIDDEN) for name, layer in wanted_shapes.items() if name in partly]
+        assert sorted(shapes) == sorted(due + [(kv_rows, HIDDEN)] * (ranks > 1))
+
+
+def test_coded_layers_do_not_change(lazy: dict[str, torch.Tensor]) -> None:
+    with layers_of_rank(transfuse={"layout": "coded"}) as config:
+        made = make_tall_layers(config)
+        model = make_model(**made)
+        load(model, tall_loads_of(lazy))
+        layers.finish(model)
+        initialize_layerwise_reload(model)
+        with pytest.raises(ValueError, match=r'long: .*coded cannot be changed while they serve.*"layout": "packed"'):
+            load(model, tall_loads_of(lazy))
+            layers.finish(model)
+
+
+def test_coded_layers_miss_nothing(lazy: dict[str, torch.Tensor]) -> None:
+    with layers_of_rank(transfuse={"layout": "coded"}) as config:
+        model = make_model(tall=make_tall_layers(config)["tall"])
+        with pytest.raises(ValueError, match=r"tall\.weight.*rows 0 to 2047"):
+            load(model, [("tall.weight", lazy["tall_up"], 1)] * 2)
+            layers.finish(model)
+
+
 @pytest.mark.skipif(not hasattr(transfuse.torch, "repack"), reason="packed layers are not changed in place yet")
 def test_new_weights(source: dict[str, torch.Tensor], lazy: dict[str, torch.Tensor]) -> None:
     """Layers can be loaded again from a compressed folder."""
@@ -177,7 +271,22 @@ def test_experts_of_other_ranks(folder: Path, source: dict[str, torch.Tensor]) -
 
 def test_pickled_weights_are_left_to_vllm() -> None:
     """A folder without safetensors is read as vLLM reads it."""
-    loader = SimpleNamespace(_prepare_weights=lambda *_: ("folder", ["folder/model.bin"], False))
+    calls = []
+
+    class Loader:
+        def _prepare_weights(self, *arguments: Any) -> Any:
+            calls.append(arguments)
+            return "folder", ["folder/model.bin"], False
+
     wanted = DefaultModelLoader.Source("folder", revision=None)
-    read = iter([("name", torch.zeros(1))])
-    assert _model_loading._read_weights(lambda *_: read, loader, wanted) is read
+    weights = iter([("name", torch.zeros(1))])
+
+    def read(loader: Any, source: Any) -> Any:
+        assert loader._prepare_weights("folder")[1] == ["folder/model.bin"]
+        return weights
+
+    loader = Loader()
+    assert _model_loading._read_weights(read, loader, wanted) is weights
+    assert len(calls) == 1  # what the plugin has found vLLM does not look for again
+    loader._prepare_weights("another")
+    assert len(calls) == 2

@@ -84,24 +84,25 @@ def test_compressed_folder(checkpoints: Any, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
-@pytest.mark.parametrize("kind", ["plain", "compressed"])
+@pytest.mark.parametrize("kind", ["plain", "compressed", "coded"])
 def test_two_gpus(checkpoints: Any, tmp_path: Path, parallel: str, kind: str) -> None:
     """Each rank has its slices, bit for bit, and the tokens are those of vLLM's BF16 on two GPUs."""
     folder = served = checkpoints("qwen2" if parallel == "tensor" else "qwen3_tied")
     both = {f"{parallel}_parallel_size": 2}
     with engines.serve(folder, **both) as llm:
         wanted, logits = llm.apply_model(engines.digest), engines.run(llm)
-    if kind == "compressed":
+    if kind != "plain":
         served = tmp_path / "compressed"
         transfuse.compress(folder, served, embeddings=True)
-    with engines.serve(served, **both, **options_of(exact=True)) as llm:
+    layout = "coded" if kind == "coded" else "packed"
+    with engines.serve(served, **both, **options_of(exact=True, layout=layout)) as llm:
         assert llm.apply_model(engines.digest) == wanted
-        assert all("packed" in layouts.values() for layouts in llm.apply_model(engines.describe))
+        assert all(layout in layouts.values() for layouts in llm.apply_model(engines.describe))
         found = engines.run(llm)
     for (tokens, table), (own_tokens, own_table) in zip(logits, found, strict=True):
         assert own_tokens == tokens
         assert torch.equal(own_table, table)
-    with engines.serve(served, **both, **TRANSFUSE) as llm:
+    with engines.serve(served, **both, **options_of(layout=layout)) as llm:
         engines.run(llm)
 
 
@@ -160,6 +161,35 @@ def test_coded(checkpoints: Any) -> None:
         assert set(llm.apply_model(engines.describe)[0].values()) == {"coded"}
         assert llm.apply_model(engines.digest)[0] == wanted
         engines.run(llm)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_tied", "phi3"])
+def test_coded_from_a_compressed_folder(checkpoints: Any, tmp_path: Path, name: str) -> None:
+    """Blobs serve as they are, those of merged layers assembled: the same weights, exact logits, and graphs."""
+    folder = checkpoints(name)
+    transfuse.compress(folder, tmp_path / "compressed", embeddings=True)
+    with engines.serve(folder) as llm:
+        wanted, logits = llm.apply_model(engines.digest)[0], engines.run(llm)
+    coded = {"layout": "coded"}
+    with engines.serve(tmp_path / "compressed", **options_of(exact=True, **coded)) as llm:
+        assert set(llm.apply_model(engines.describe)[0].values()) <= {"coded", "tied"}
+        assembled = llm.apply_model(engines.count_assembled)[0]
+        # gate and up, and q, k and v, where files have them apart; their whole tensors fit.
+        assert assembled == (0 if name == "phi3" else 3 * 2)
+        assert llm.apply_model(engines.digest)[0] == wanted
+        exact = engines.run(llm)
+    with engines.serve(tmp_path / "compressed", enforce_eager=False, **options_of(**coded)) as llm:
+        assert llm.apply_model(engines.digest)[0] == wanted
+        fused, again = engines.run(llm), engines.run(llm, alone=True)
+        with pytest.raises(Exception, match=r"."):  # the engine says that coded layers cannot be changed
+            llm.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / "compressed")})
+    for (tokens, table), (own_tokens, own_table) in zip(logits, exact, strict=True):
+        assert own_tokens == tokens
+        assert torch.equal(own_table, table)
+    for found in (fused, again):
+        for (_, table), (_, own_table) in zip(logits, found, strict=True):
+            places = min(len(table), len(own_table)) - 23  # those of the prompt, whose tokens are the same
+            assert (table[:places] - own_table[:places]).abs().mean() < 0.05
 
 
 def test_adapters(checkpoints: Any, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwise_reload
 
+import transfuse
 import transfuse.torch as tt
 from transfuse.tests import vllm_layers as layers
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
@@ -57,6 +58,44 @@ def test_register_twice() -> None:
     register()
     register()
     assert QUANTIZATION_METHODS.count("transfuse") == 1
+
+
+def test_folders_that_are_stored_only() -> None:
+    from transfuse.vllm._config import TransfuseConfig
+
+    TransfuseConfig.from_config({"quant_method": "transfuse", "version": 1})
+    with pytest.raises(transfuse.UnsupportedError, match="stored only.*run 'transfuse decompress' first"):
+        TransfuseConfig.from_config({"quant_method": "transfuse", "version": 1, "stored": True})
+
+
+def test_other_versions_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM whose functions are others than those that the plugin wraps, or that lacks some, is refused."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    from transfuse.vllm import _model_loading
+
+    with layers_of_rank() as config:
+        make_qkv(config)  # this one is known
+        with monkeypatch.context() as other:
+            other.setattr(layerwise, "_layerwise_process", lambda layer, info, more: None)
+            with pytest.raises(
+                RuntimeError, match=r"does not know vLLM \S+: .*_layerwise_process\(layer, info, more\)"
+            ):
+                _model_loading.install()
+        with monkeypatch.context() as other:
+            other.delattr(DefaultModelLoader, "_prepare_weights")
+            with pytest.raises(RuntimeError, match=r"DefaultModelLoader has no _prepare_weights"):
+                _model_loading.install()
+        with monkeypatch.context() as other:
+            other.delitem(sys.modules, "transfuse.vllm._layers")
+            other.delattr("transfuse.vllm._layers")
+            other.delattr("vllm.model_executor.model_loader.reload.layerwise._get_original_loader")
+            with pytest.raises(
+                RuntimeError, match=r"does not know vLLM \S+: cannot import name '_get_original_loader'"
+            ):
+                make_qkv(config.from_config({}))
+        make_qkv(config)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import os
 import weakref
@@ -20,7 +21,7 @@ from transfuse._options import encode_path, encode_text, find_layout
 from transfuse._threads import Cancel, call_interruptible
 from transfuse.torch._containers import place_buffers, write_head
 from transfuse.torch._ops_library import CPU, call
-from transfuse.torch._registry import Keeping, device_index, fit_memory, make_experts, wait_for
+from transfuse.torch._registry import Keeping, assemble_rows, device_index, fit_memory, get_size, make_experts, wait_for
 
 # The first row, rows, the first column and columns of a part, as the library takes them: here all of it.
 _WHOLE = (0, 0, 0, 0)
@@ -163,6 +164,86 @@ def load_experts(
     torch.Tensor, uint8, [container_bytes]
     """
     return _load(tensors, torch.device(device), cancel, into_container=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorPart:
+    """A part of a compressed tensor; rows and cols as `load_layer` takes them."""
+
+    checkpoint: Checkpoint
+    tensor: str
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+
+
+def load_assembled(parts: Sequence[TensorPart | torch.Tensor], device: torch.device | str) -> torch.Tensor:
+    """Makes one coded matrix of several layers, whose rows follow each other, as they are: none is decoded.
+
+    By its key (`layer_key`) it is multiplied by, where each layer writes its own columns of one y, and decoded; rows
+    are not looked up.
+
+    Parameters
+    ----------
+    parts : sequence of TensorPart or torch.Tensor
+        Each read from its checkpoint, or a blob on the CPU, such as `encode` gives. Of one number of columns and source
+        dtype. Each begins and ends at multiples of 256 rows and columns of its tensor, or with it.
+    device : torch.device
+        The CPU or a CUDA device.
+
+    Returns
+    -------
+    torch.Tensor, uint8, [container_bytes]
+        A container of the layers, known to the ops that take keys.
+
+    Raises
+    ------
+    ArgumentError
+        Layers that do not fit together.
+    TransfuseError
+        What `load_layer` and `adopt` raise.
+    """
+    place = torch.device(device)
+    index = device_index(place)
+    sizes = [
+        part.numel() if isinstance(part, torch.Tensor) else int(_get_part_size(index, part).buffer_bytes)
+        for part in parts
+    ]
+    offsets, total = place_buffers(sizes)
+    container = torch.empty(total, dtype=torch.uint8, device=place)
+    write_head(container, offsets, sizes)
+    directory_bytes = []
+    for part, offset, size in zip(parts, offsets, sizes, strict=True):
+        if isinstance(part, torch.Tensor):
+            at = container[offset : offset + size]
+            at.copy_(part)
+            wait_for(place)
+            directory_bytes.append(int(get_size(at, s.Layout.CODED).directory_bytes))
+        else:
+            directory_bytes.append(int(_get_part_size(index, part).directory_bytes))
+    keeping = Keeping(container, directory_bytes, offsets)
+    wait_for(place)
+    cancel = Cancel()
+
+    def load() -> None:
+        for part, offset, size, directory in zip(parts, offsets, sizes, keeping.directories, strict=True):
+            at = container.data_ptr() + offset
+            memory = s.LayerMemoryStruct(at, size, *directory)
+            if isinstance(part, torch.Tensor):
+                call("trf_torch_adopt", index, at, size, s.Layout.CODED, ctypes.byref(memory))
+                continue
+            source = part.checkpoint.handle, encode_text(part.tensor, "tensor"), s.Layout.CODED
+            where = *part.rows, *part.cols
+            call("trf_torch_load", index, *source, *where, ctypes.byref(memory), ctypes.byref(cancel.flag))
+
+    with keeping:
+        call_interruptible(load, cancel)
+        assemble_rows(container, offsets)
+    return container
+
+
+def _get_part_size(index: int, part: TensorPart) -> s.LayerSizeStruct:
+    name = encode_text(part.tensor, "tensor")
+    return _get_load_size(index, part.checkpoint.handle, name, s.Layout.CODED, (*part.rows, *part.cols))
 
 
 def get_load_bytes(checkpoint: Checkpoint, tensor: str, layout: str) -> int:

@@ -204,7 +204,7 @@ def linear_by_key(x: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None,
     x, bias, rows
         As in `linear`.
     key : torch.Tensor, uint8, [256]
-        Of `layer_key`.
+        Of `layer_key`; of assembled layers each writes its own columns of the result.
 
     Returns
     -------

@@ -338,9 +338,26 @@ def _make_layer(
 
 def make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
     """Makes experts of the layers of a container, which are known."""
+    _combine("trf_torch_make_experts", container, offsets, what)
+
+
+def assemble_rows(container: torch.Tensor, offsets: list[int]) -> None:
+    """Makes one matrix of the layers of a container, which are known; their rows follow each other."""
+    _combine("trf_torch_assemble_rows", container, offsets)
+
+
+def _combine(function: str, container: torch.Tensor, offsets: list[int], what: str = "") -> None:
     array = (ctypes.c_uint64 * len(offsets))(*offsets)
     device, pointer = _place_of(container)
-    call("trf_torch_make_experts", device, pointer, container.numel(), array, len(offsets), what=what)
+    call(function, device, pointer, container.numel(), array, len(offsets), what=what)
+
+
+def check_decoded(buffer: torch.Tensor) -> None:
+    """Waits for the device, and raises DataError if what it decoded of a known coded layer was corrupt.
+
+    On the CPU decoding itself fails.
+    """
+    call("trf_torch_check", *_place_of(buffer), buffer.numel())
 
 
 class Keeping:
@@ -390,7 +407,7 @@ def layer_key(buffer: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     buffer : torch.Tensor, uint8, [buffer_bytes]
-        Of a layer in any layout, which is adopted if it is not known.
+        Of a layer in any layout, which is adopted if it is not known; or what `load_assembled` gives.
 
     Returns
     -------
@@ -405,7 +422,9 @@ def layer_key(buffer: torch.Tensor) -> torch.Tensor:
     TransfuseError
         What `adopt` raises.
     """
-    _find(buffer)
+    adopt(buffer)
+    if not ops_library().trf_torch_has_key(*_place_of(buffer), buffer.numel()):
+        raise ValueError("this is a container of experts, which has no key")
     return buffer[:KEY_BYTES]
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -17,13 +18,21 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
+from transfuse.hf._config_fields import check_loadable
 from transfuse.vllm._settings import Settings, read_settings
 
 # The value of vLLM's option --quantization, and of "quant_method" in a compressed folder's config.json.
 METHOD = "transfuse"
 
 # Those that write weights to parameters themselves, and would not notice that there is none yet.
-_OTHER_LOADERS = ("sharded_state", "runai_streamer_sharded", "tensorizer", "bitsandbytes", "modelexpress")
+_OTHER_LOADERS = (
+    "sharded_state",
+    "runai_streamer_sharded",
+    "tensorizer",
+    "bitsandbytes",
+    "modelexpress",
+    "ipc_cache",
+)
 
 # A router decides by small differences, and has few weights.
 _ROUTERS = ("gate", "router", "shared_expert_gate", "expert_gate")
@@ -39,18 +48,14 @@ class TransfuseConfig(QuantizationConfig):
 
     Raises
     ------
-    ValueError
+    UnsupportedError
         The folder was compressed for storage alone.
     """
 
     def __init__(self, fields: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.fields = dict(fields) if fields is not None else None
-        if self.fields and self.fields.get("stored"):
-            raise ValueError(
-                "this checkpoint is stored only (--store-only, as for models that are quantized already): run "
-                "'transfuse decompress' first, and serve what that writes"
-            )
+        check_loadable((self.fields or {}).get("stored"))
         self._settings: Settings | None = None
 
     def __repr__(self) -> str:
@@ -102,7 +107,15 @@ class TransfuseConfig(QuantizationConfig):
         else:
             return None  # experts, attention: vLLM's own
         # Only here: vLLM makes configs before it forks the process that uses the GPU.
-        from transfuse.vllm import _layers, _model_loading
+        try:
+            from transfuse.vllm import _layers, _model_loading
+        except ImportError as failure:
+            if not (failure.name or "").startswith("vllm"):
+                raise
+            raise RuntimeError(
+                f"transfuse does not know vLLM {version('vllm')}: {failure}; docs/serving.md says which versions it was"
+                " tried with"
+            ) from failure
 
         vllm_config = get_current_vllm_config()
         if self._settings is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which elements of a parameter its files filled, so that no layer is made of memory that nobody wrote.
+"""Which elements of a parameter its files filled, and with what: no layer is made of memory that nobody wrote.
 
 vLLM keeps the calls that filled a layer until the layer is made. They are played again here on the meta device, where
 they cost nothing: each copy or fill names the part of the parameter that it writes.
@@ -7,6 +7,7 @@ they cost nothing: each copy or fill names the part of the parameter that it wri
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -27,20 +28,29 @@ _WRITES = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Write:
+    """What one copy or fill writes to a matrix: mostly one rectangle. `source` is what a copy copies, else None."""
+
+    rectangles: list[Rectangle]
+    source: torch.Tensor | None
+
+
 class _Writes(TorchDispatchMode):
-    """Notes what is written to a meta tensor, as rectangles of a matrix of so many columns."""
+    """Notes what is written to a meta tensor, a matrix of so many columns."""
 
     def __init__(self, storage: torch.UntypedStorage, cols: int) -> None:
         super().__init__()
         self._storage, self._cols = storage._cdata, cols
-        self.rectangles: list[Rectangle] = []
+        self.found: list[Write] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _WRITES and args[0].untyped_storage()._cdata == self._storage:
-            self.rectangles += _rectangles_of(args[0], self._cols)
+            source = args[1] if func is torch.ops.aten.copy_.default else None
+            self.found.append(Write(_rectangles_of(args[0], self._cols), source))
         return result
 
 
@@ -63,8 +73,8 @@ def _rectangles_of(view: torch.Tensor, cols: int) -> list[Rectangle]:
     return [rectangle for part in view for rectangle in _rectangles_of(part, cols)]
 
 
-def find_missing(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], loader: Any) -> list[Rectangle]:
-    """Returns the parts of a parameter that no load writes.
+def find_writes(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], loader: Any) -> list[Write]:
+    """Returns what loads write to a parameter, in their order.
 
     Parameters
     ----------
@@ -75,16 +85,47 @@ def find_missing(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], l
     loader : callable
         Its loader.
     """
-    rows, cols = param.shape[0], max(1, param[0].numel())
     blank = param.data.to("meta")
     blank.__class__ = param.__class__
     blank.__dict__ = dict(param.__dict__)
-    with _Writes(blank.untyped_storage(), cols) as writes:
+    with _Writes(blank.untyped_storage(), _count_cols(param)) as writes:
         for load in loads:
             arguments = inspect.BoundArguments(load.signature, OrderedDict(load.arguments))
             arguments.arguments["param"] = blank
             loader(*arguments.args, **arguments.kwargs)
-    return subtract(rows, cols, writes.rectangles)
+    found: list[Write] = writes.found
+    return found
+
+
+def find_row_sources(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], loader: Any) -> list[torch.Tensor]:
+    """Returns the matrices that loads copy to a parameter, in the order of their rows there.
+
+    They are the whole of it: each has all of its columns, and none writes what another one does. If that is not so, as
+    where rows are padded, nothing is returned. Parameters as those of `find_writes`.
+    """
+    rows, cols = param.shape[0], _count_cols(param)
+    found: dict[int, torch.Tensor] = {}
+    for write in find_writes(param, loads, loader):
+        if not write.rectangles:
+            continue
+        first, last, *width = write.rectangles[0]
+        is_whole = len(write.rectangles) == 1 and width == [0, cols] and first not in found
+        if not is_whole or write.source is None or write.source.shape != (last - first, cols):
+            return []
+        found[first] = write.source
+    starts = sorted(found)
+    ends = [start + found[start].shape[0] for start in starts]
+    return [found[start] for start in starts] if [*starts, rows] == [0, *ends] else []
+
+
+def find_missing(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], loader: Any) -> list[Rectangle]:
+    """Returns the parts of a parameter that no load writes; parameters as those of `find_writes`."""
+    written = [rectangle for write in find_writes(param, loads, loader) for rectangle in write.rectangles]
+    return subtract(param.shape[0], _count_cols(param), written)
+
+
+def _count_cols(param: torch.Tensor) -> int:
+    return max(1, param[0].numel())
 
 
 def subtract(rows: int, cols: int, rectangles: Sequence[Rectangle]) -> list[Rectangle]:

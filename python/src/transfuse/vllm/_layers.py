@@ -9,6 +9,7 @@ that vLLM compiles and caches do not depend on what layers look like.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any
 
@@ -28,6 +29,7 @@ from vllm.model_executor.utils import set_weight_attrs
 
 import transfuse.torch as tt
 from transfuse.vllm import _coverage, _model_loading
+from transfuse.vllm._lazy_weight import LazyWeight
 from transfuse.vllm._packer import Packed, Packer
 from transfuse.vllm._settings import Settings
 
@@ -49,6 +51,9 @@ class _Method:
 
     # vLLM makes the dense weights of one layer at a time, once all of them have arrived.
     uses_meta_device = True
+
+    # Whether all that it does is possible with several layers whose rows follow each other (`load_assembled`).
+    takes_assembled = True
 
     def __init__(self, prefix: str, settings: Settings, is_dummy: bool) -> None:
         self.prefix, self.settings, self.is_dummy = prefix, settings, is_dummy
@@ -75,11 +80,55 @@ class _Method:
         if packed is not None or not self.is_dummy:  # dummy weights are the first ones alone
             self._check_arrived(layer)
         if packed is None:
-            packed = Packer.of(weight.device).pack(weight.data, self.prefix, self.settings.layout)
-            setattr(layer, _PACKED, packed)
-            _model_loading.note_packed(packed)
+            self._keep(layer, Packer.of(weight.device).pack(weight.data, self.prefix, self.settings.layout))
         else:
             packed.replace(weight.data, self.prefix)
+            _set_key(layer, packed)
+
+    def take_compressed(self, layer: Any) -> bool:
+        """Makes a coded layer of compressed tensors as they are, in place of the dense weights that vLLM would fill.
+
+        Parts of tensors that do not begin and end at tiles are decoded, and encoded again on the CPU. Where that goes
+        for all of them nothing is done here: vLLM makes the dense weights, and the whole layer is encoded.
+
+        Returns
+        -------
+        bool
+            Whether the layer has its weights.
+
+        Raises
+        ------
+        ValueError
+            Not all of its elements arrived.
+        """
+        info, weight = get_layerwise_info(layer), layer.weight
+        if self.settings.layout != "coded" or self.is_dummy or info.kernel_tensors is not None:
+            return False
+        if not weight.is_meta or find_owner(weight) is not layer:
+            return False
+        loads = [arguments for name, arguments in info.loaded_weights if name == "weight"]
+        sources = _coverage.find_row_sources(weight, loads, _get_original_loader(weight))
+        reasons = [_find_reason_to_encode(source) for source in sources]
+        if len(sources) > 1 and not self.takes_assembled:
+            reasons = ["rows are looked up in them, for which they have to be one tensor"] * len(sources)
+        for reason in set(reasons or ["their rows are not those of tensors alone, but padded"]) - {""}:
+            _model_loading.note_encoded(self.prefix, reason)
+        if all(reasons):
+            return False
+        self._check_arrived(layer)
+        parts: list[torch.Tensor] = []
+        for reason, group in itertools.groupby(zip(reasons, sources, strict=True), key=lambda pair: pair[0]):
+            members = [source for _, source in group]
+            if reason:
+                members = [tt.encode(torch.cat([each.to(info.restore_device, weight.dtype) for each in members]))]
+            parts += members
+        self._keep(layer, Packer.of(info.restore_device).load(parts, tuple(weight.shape)))
+        return True
+
+    def _keep(self, layer: Any, packed: Packed) -> None:
+        """Has a layer serve with these weights."""
+        setattr(layer, _PACKED, packed)
+        _model_loading.note_packed(packed)
         _set_key(layer, packed)
 
     def dequantize_weight(self, layer: Any) -> torch.Tensor:
@@ -116,6 +165,12 @@ def owns_weight(layer: Any) -> bool:
     return isinstance(getattr(layer, "quant_method", None), _Method) and find_owner(layer.weight) is layer
 
 
+def take_compressed(layer: Any) -> bool:
+    """What `_Method.take_compressed` does, for a layer of any method."""
+    method = getattr(layer, "quant_method", None)
+    return isinstance(method, _Method) and method.take_compressed(layer)
+
+
 def find_owner(weight: torch.Tensor) -> Any:
     """Returns the layer that a dense weight was made for, or None if it is not ours."""
     reference = getattr(weight, _OWNER, None)
@@ -125,6 +180,17 @@ def find_owner(weight: torch.Tensor) -> Any:
 def is_plain(layer: Any) -> bool:
     """Returns whether a layer with our method has dense weights that are not ours, such as those of a tied layer."""
     return not layer.weight.is_meta and layer.weight.dtype != torch.uint8 and not hasattr(layer.weight, _OWNER)
+
+
+def _find_reason_to_encode(source: torch.Tensor) -> str:
+    """Returns why a matrix cannot be a coded layer, or a part of one, as it is; or ""."""
+    if not isinstance(source, LazyWeight):
+        return "they are not compressed in their files"
+    if source.info.codec != "bf16" or source.dtype != torch.bfloat16:
+        return "they are not compressed as BF16"
+    if source.find_tiles() is None:
+        return "they are parts of tensors that do not begin and end at multiples of 256 rows and columns"
+    return ""
 
 
 def _set_key(layer: Any, packed: Packed) -> None:
@@ -175,6 +241,8 @@ class TransfuseLinearMethod(_Method, LinearMethodBase):
 
 class TransfuseEmbeddingMethod(_Method, QuantizeMethodBase):
     """The method of token embeddings and of heads, which may be tied to them."""
+
+    takes_assembled = False
 
     def create_weights(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +22,8 @@ from transfuse.hf._file_check import find_compressed
 from transfuse.hf._file_check import is_compressed as is_file_compressed
 from transfuse.torch import _ops
 from transfuse.torch._dtypes import TORCH_DTYPES
-from transfuse.torch._load import Checkpoint, load_layer
+from transfuse.torch._load import Checkpoint, TensorPart, load_layer
+from transfuse.torch._registry import check_decoded
 
 _aten = torch.ops.aten
 
@@ -106,19 +108,44 @@ class LazyWeight(torch.Tensor):
         return stack
 
     def _decode(self, expert: int | None, device: torch.device) -> torch.Tensor:
-        name = self.info.name if expert is None else f"{self.info.name}[{expert}]"
+        name = _name_of(self.info, expert)
         rows, cols = self.part.rows, self.part.cols
         if not rows or not cols:
             return torch.empty(len(rows), len(cols), dtype=self.dtype, device=device)
         first_row, num_rows = _widen(rows, self.info.shape[-2])
         first_col, num_cols = _widen(cols, self.info.shape[-1])
-        try:
+        with _named_source(self.info, name):
             layer = load_layer(self.checkpoint, name, device, rows=(first_row, num_rows), cols=(first_col, num_cols))
-            tiles = _ops.decode(layer, num_rows, num_cols, self.dtype)
-        except (TransfuseError, RuntimeError, ValueError) as failure:
-            _name_source(failure, f"{self.info.file}: tensor {name!r}: ")
-            raise
+            tiles = _decode_checked(layer, num_rows, num_cols, self.dtype)
         return tiles[rows.start - first_row : rows.stop - first_row, cols.start - first_col : cols.stop - first_col]
+
+    def find_tiles(self) -> TensorPart | None:
+        """Returns what this is of its tensor as a coded layer takes it over; None if that has to be encoded anew.
+
+        It is a matrix of BF16 weights that begins and ends at multiples of 256 rows and columns, or with the tensor.
+        """
+        part, info = self.part, self.info
+        if isinstance(part.experts, range) or info.codec != "bf16" or self.dtype != torch.bfloat16:
+            return None
+        ranges = []
+        for wanted, size in ((part.rows, info.shape[-2]), (part.cols, info.shape[-1])):
+            whole = wanted.start, len(wanted)
+            if not wanted or whole != _widen(wanted, size):
+                return None
+            ranges.append(whole)
+        return TensorPart(self.checkpoint, _name_of(info, part.experts), *ranges)
+
+    def check_tiles(self, layer: torch.Tensor) -> None:
+        """Decodes a layer that was loaded of what `find_tiles` gives, and throws the weights away.
+
+        Raises
+        ------
+        TransfuseError, RuntimeError
+            It is corrupt; the message names the file and the tensor.
+        """
+        assert not isinstance(self.part.experts, range)
+        with _named_source(self.info, _name_of(self.info, self.part.experts)):
+            _decode_checked(layer, len(self.part.rows), len(self.part.cols), self.dtype)
 
     def _compact(self) -> torch.Tensor:
         """Returns the weights with the strides and the offset that this says it has, for ops that count on them."""
@@ -175,13 +202,31 @@ def _widen(part: range, size: int) -> tuple[int, int]:
     return first, min(-(-part.stop // _TILE_SIZE) * _TILE_SIZE, size) - first
 
 
-def _name_source(failure: Exception, where: str) -> None:
-    """Puts a file and a tensor in front of an exception's message, unless the message has them."""
-    if isinstance(failure, TransfuseError):
+def _name_of(info: TensorInfo, expert: int | None) -> str:
+    return info.name if expert is None else f"{info.name}[{expert}]"
+
+
+def _decode_checked(layer: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decodes a layer; rANS words that are corrupt, which loading does not see, are an error on a GPU, too."""
+    weights = _ops.decode(layer, rows, cols, dtype)
+    check_decoded(layer)
+    return weights
+
+
+@contextmanager
+def _named_source(info: TensorInfo, name: str) -> Iterator[None]:
+    """A block whose exceptions get a file and a tensor in front of their messages, unless these have them."""
+    where = f"{info.file}: tensor {name!r}: "
+    try:
+        yield
+    except TransfuseError as failure:
         if where not in failure.message:
             failure.message = where + failure.message
-    elif failure.args and isinstance(failure.args[0], str):
-        failure.args = (where + failure.args[0], *failure.args[1:])
+        raise
+    except (RuntimeError, ValueError) as failure:
+        if failure.args and isinstance(failure.args[0], str):
+            failure.args = (where + failure.args[0], *failure.args[1:])
+        raise
 
 
 def _with(lazy: LazyWeight, part: _Part) -> LazyWeight:

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What has to happen around vLLM's loading of a model, and the report of it.
 
-vLLM has plugin points for layers, but none for what is done before the first weight and after the last one. So four of
+vLLM has plugin points for layers, but none for what is done before the first weight and after the last one. So five of
 its functions are wrapped, in processes that serve with transfuse alone: the one that notes what a new model looks like,
 the one that reads a folder's weights (compressed ones come as lazy tensors), the one that loads them (vLLM checks for
-weights that no file has, but only where it quantizes nothing), and the one that finishes layers. So are a worker's
-methods after which CUDA graphs may have to be captured again (`_graphs`).
+weights that no file has, but only where it quantizes nothing), the one that makes a layer whose weights are all there,
+and the one that finishes layers. So are a worker's methods after which CUDA graphs may have to be captured again
+(`_graphs`).
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import inspect
 import sys
 import time
 from collections import Counter
@@ -26,6 +29,7 @@ from vllm.model_executor.model_loader import base_loader, weight_utils
 from vllm.model_executor.model_loader import utils as loader_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
+from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.layerwise import (
     _get_original_loader,
     get_layerwise_info,
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.transfuse")
 
+# What vLLM finds a folder's files by.
+_PREPARED_BY = ("model_name_or_path", "subfolder", "revision", "fall_back_to_pt", "allow_patterns_overrides")
+
 
 class _Report:
     """What became of the layers since the last report."""
@@ -49,6 +56,7 @@ class _Report:
         self.bytes: Counter[str] = Counter()
         self.dense_bytes: Counter[str] = Counter()
         self.plain: dict[str, list[str]] = {}
+        self.encoded: dict[str, list[str]] = {}
 
 
 _report = _Report()
@@ -66,19 +74,46 @@ def note_plain(name: str, reason: str) -> None:
     _report.plain.setdefault(reason, []).append(name)
 
 
+def note_encoded(name: str, reason: str) -> None:
+    """Notes a layer that is to lie coded, and that has to be encoded for that, some part of it at least."""
+    _report.encoded.setdefault(reason, []).append(name)
+
+
 def install() -> None:
-    """Wraps vLLM's functions; calls after the first one change nothing."""
-    _wrap(loader_utils, "record_metadata_for_reloading", _note_model)
-    _wrap(DefaultModelLoader, "_get_weights_iterator", _read_weights)
-    _wrap(DefaultModelLoader, "load_weights", _load_weights)
-    _wrap(base_loader, "finalize_layerwise_processing", _finish)
+    """Wraps vLLM's functions; calls after the first one change nothing.
+
+    Raises
+    ------
+    RuntimeError
+        This version of vLLM has other functions.
+    """
+    _check_parameters(DefaultModelLoader, "_prepare_weights", ["self", *_PREPARED_BY])
+    _wrap(loader_utils, "record_metadata_for_reloading", ["model"], _note_model)
+    _wrap(DefaultModelLoader, "_get_weights_iterator", ["self", "source"], _read_weights)
+    _wrap(DefaultModelLoader, "load_weights", ["self", "model", "model_config"], _load_weights)
+    _wrap(layerwise, "_layerwise_process", ["layer", "info"], _make_layer)
+    _wrap(base_loader, "finalize_layerwise_processing", ["model", "model_config"], _finish)
     workers = sys.modules.get("vllm.v1.worker.gpu_worker")
     if workers is not None:  # else there are layers without an engine
         for name, around in _graphs.AROUND_WORKER.items():
-            _wrap(workers.Worker, name, around)
+            _wrap(workers.Worker, name, None, around)
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+def _check_parameters(owner: Any, name: str, parameters: list[str] | None) -> None:
+    """Raises RuntimeError if vLLM does not have a function with these parameters, or, of None, with any."""
+    function = getattr(owner, name, None)
+    found = list(inspect.signature(function).parameters) if function else None
+    if found is None or (parameters is not None and found != parameters):
+        has = f"has {name}({', '.join(found)})" if found is not None else f"has no {name}"
+        raise RuntimeError(
+            f"transfuse does not know vLLM {importlib.metadata.version('vllm')}: {owner.__name__} {has}, where "
+            f"{name}({', '.join(parameters or ['...'])}) was expected; docs/serving.md says which versions it was "
+            "tried with"
+        )
+
+
+def _wrap(owner: Any, name: str, parameters: list[str] | None, around: Callable[..., Any]) -> None:
+    _check_parameters(owner, name, parameters)
     wrapped = getattr(owner, name)
     if hasattr(wrapped, "transfuse_wraps"):
         return
@@ -107,23 +142,34 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
     note(model)
     for layer in layers:
         initialize_online_processing(layer)
-    Packer.of(get_layerwise_info(model).restore_device).expect(
-        tuple(layer.weight.shape) for layer in layers if layer.quant_method.settings.layout == "packed"
-    )
+    shapes = [tuple(layer.weight.shape) for layer in layers]
+    packer = Packer.of(get_layerwise_info(model).restore_device)
+    if layers and layers[0].quant_method.settings.layout == "coded":
+        packer.expect_encoding(shapes)
+    else:
+        packer.expect(shapes)
 
 
 def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields a folder's weights by the source's names, those that are compressed as lazy tensors."""
-    _, files, is_safetensors = loader._prepare_weights(
+    prepared = loader._prepare_weights(
         source.model_or_path,
         source.subfolder,
         source.revision,
         source.fall_back_to_pt,
         source.allow_patterns_overrides,
     )
+    _, files, is_safetensors = prepared[:3]  # newer versions have a fourth
     if not (is_safetensors and _lazy_weight.is_compressed(files)):
-        weights: Iterator[tuple[str, torch.Tensor]] = read(loader, source)
+        loader._prepare_weights = lambda *_, **__: prepared  # so that the files are not looked for, or fetched, again
+        try:
+            weights: Iterator[tuple[str, torch.Tensor]] = read(loader, source)
+        finally:
+            del loader._prepare_weights
         return weights
+    from transfuse.vllm._packer import Packer
+
+    Packer.expect_compressed()
     config = loader.load_config
     extra = config.model_loader_extra_config or {}
     if extra.get("enable_multithread_load") or getattr(config, "safetensors_load_strategy", None) not in (None, "lazy"):
@@ -149,6 +195,15 @@ def _load_weights(load: Callable[..., Any], loader: Any, model: torch.nn.Module,
     if model_config.quantization == METHOD and loader.enable_weights_track is None:
         loader.enable_weights_track = True
     return load(loader, model, model_config)
+
+
+def _make_layer(make: Callable[..., Any], layer: torch.nn.Module, info: Any) -> None:
+    """Makes a layer all of whose weights are there; a coded one of compressed tensors without dense weights."""
+    from transfuse.vllm._layers import take_compressed
+
+    if take_compressed(layer):
+        info.loaded_weights = [load for load in info.loaded_weights if load[0] != "weight"]
+    make(layer, info)
 
 
 def _finish(finish: Callable[..., Any], model: torch.nn.Module, model_config: ModelConfig) -> None:
@@ -186,6 +241,13 @@ def _write_report() -> None:
             _report.bytes[layout] / 2**30,
             16 * _report.bytes[layout] / _report.dense_bytes[layout],
             _report.dense_bytes[layout] / 2**30,
+        )
+    for reason, names in _report.encoded.items():
+        logger.info(
+            "transfuse: %d layers were encoded on the CPU, or parts of them, since %s: %s",
+            len(names),
+            reason,
+            _shorten(names),
         )
     for reason, names in _report.plain.items():
         logger.info("transfuse: %d layers stay as vLLM has them, since %s: %s", len(names), reason, _shorten(names))

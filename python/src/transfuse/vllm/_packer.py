@@ -9,7 +9,8 @@ counts as weights; and so it would in blocks of 256 MiB, the ends of which stay 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.nn import Parameter
@@ -18,7 +19,9 @@ from vllm.logger import init_logger
 import transfuse.torch as tt
 from transfuse import UnsupportedError
 from transfuse._memory_need import packed_bytes
+from transfuse.torch._load import TensorPart, load_assembled
 from transfuse.vllm import _graphs
+from transfuse.vllm._lazy_weight import LazyWeight
 
 logger = init_logger("vllm.transfuse")
 
@@ -123,6 +126,7 @@ class Packer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._expected = 0  # bytes of layers that are still to come
+        self._expected_encoding = 0  # bytes of dense weights that the encoder will get, where that is known
         self._blocks: list[_Block] = []
 
     @classmethod
@@ -141,15 +145,70 @@ class Packer:
         """Says which packed layers are to come, [rows][cols] each, so that a block has room for all of them."""
         self._expected = sum(packed_bytes(rows, cols) + _STORED_ROOM * _STORED_TILE_BYTES for rows, cols in shapes)
 
+    def expect_encoding(self, shapes: Iterable[tuple[int, int]]) -> None:
+        """Says which layers, [rows][cols] each, are to be encoded, so that a line can say how long that takes."""
+        self._expected_encoding = sum(2 * rows * cols for rows, cols in shapes)
+
+    @staticmethod
+    def expect_compressed() -> None:
+        """Says that weights come from a compressed folder: few of them are encoded, or none."""
+        for packer in _packers.values():
+            packer._expected_encoding = 0
+
     def pack(self, weight: torch.Tensor, name: str, layout: str) -> Packed:
         """Returns a layer of dense weights, [rows][cols], which it does not need afterwards."""
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # what the layer before needed while it was packed
-        layer, layout = _make(weight, name, layout)
+        self._release_temporaries()
+        layer, layout = _make(weight, name, layout, self.encode)
         place = self._find_place(layer.numel())
         buffer = _put(layer, place)
         rows, cols = weight.shape
         return Packed(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), layout, (rows, cols), place)
+
+    def load(self, parts: Sequence[LazyWeight | torch.Tensor], shape: tuple[int, int]) -> Packed:
+        """Returns a coded layer of compressed tensors that have tiles, taken as they are, and of blobs on the CPU.
+
+        Their rows follow each other. Those of files are decoded once, which a GPU does at 2 TB/s, since loading alone
+        does not see rANS words that are corrupt.
+
+        Raises
+        ------
+        TransfuseError, RuntimeError
+            A tensor cannot be read or decoded; the message names file and tensor.
+        """
+        self._release_temporaries()
+        sources = [part.find_tiles() if isinstance(part, LazyWeight) else part for part in parts]
+        first = sources[0]
+        if len(sources) == 1 and isinstance(first, TensorPart):
+            buffer = tt.load_layer(first.checkpoint, first.tensor, self._device, rows=first.rows, cols=first.cols)
+            layers = [buffer]
+        else:
+            buffer = load_assembled([source for source in sources if source is not None], self._device)
+            layers = tt.container_buffers(buffer)
+        for part, layer in zip(parts, layers, strict=True):
+            if isinstance(part, LazyWeight):
+                part.check_tiles(layer)
+        return Packed(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), "coded", shape, buffer)
+
+    def encode(self, weight: torch.Tensor) -> torch.Tensor:
+        """Returns the blob of dense weights, on the CPU; the first time a line says how long that will take."""
+        start = time.perf_counter()
+        blob = tt.encode(weight)
+        if self._expected_encoding:
+            rate = weight.nbytes / max(time.perf_counter() - start, 1e-9)
+            logger.info(
+                "transfuse: layers are encoded on the CPU while the model is loaded: the first one at %.2f GB/s, so "
+                "all %.2f GiB of weights in about %.0f s; a folder that 'transfuse compress' wrote is loaded as it is",
+                rate / 1e9,
+                self._expected_encoding / 2**30,
+                self._expected_encoding / rate,
+            )
+            self._expected_encoding = 0
+        return blob
+
+    def _release_temporaries(self) -> None:
+        """Gives back what the layer before needed while it was made: no layer is to lie in a part of it."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _find_place(self, bytes_: int) -> torch.Tensor:
         """Returns memory for the next layer, in a block."""
@@ -173,8 +232,10 @@ def _put(layer: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
-def _make(weight: torch.Tensor, name: str, layout: str) -> tuple[torch.Tensor, str]:
-    """Returns a layer in memory of its own, and its layout."""
+def _make(
+    weight: torch.Tensor, name: str, layout: str, encode: Callable[[torch.Tensor], torch.Tensor] = tt.encode
+) -> tuple[torch.Tensor, str]:
+    """Returns a layer in memory of its own, and its layout. encode: gives the blob of dense weights, on the CPU."""
     reason = ""
     if layout == "packed":
         try:
@@ -184,7 +245,7 @@ def _make(weight: torch.Tensor, name: str, layout: str) -> tuple[torch.Tensor, s
             reason = "packing does not make it smaller"
         except UnsupportedError as refusal:
             reason = refusal.message
-    blob = tt.encode(weight)
+    blob = encode(weight)
     if layout == "coded" and blob.numel() < weight.nbytes:
         return blob.to(weight.device), layout
     logger.info("transfuse: %s stays plain: %s", name, reason or "compressing does not make it smaller")
