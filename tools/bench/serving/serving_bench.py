@@ -248,15 +248,13 @@ class Bench:
         prompts = self.prompts(self.args.requests, 1024, 1)
         self.generate(prompts[:32], 8)
         found = {}
-        for memory in (self.args.memory_gb, self.args.second_gb):
-            if not memory:
-                continue
+        for memory in [self.args.memory_gb, *([self.args.second_gb] if self.args.second_gb else [])]:
             free = cache.num_gpu_blocks
             if memory != self.args.memory_gb:
                 taken = (self.args.memory_gb - memory) * 1e9 / self.bytes_of_a_block()
                 free = core.call_utility("bench_take_blocks", int(taken))
             seconds = self.generate(prompts, 256)
-            found[memory] = {
+            found[memory or "vLLM's share"] = {
                 "requests/s": self.args.requests / seconds,
                 "cache holds": free * cache.block_size / 1280,
             }
@@ -285,6 +283,8 @@ def main() -> None:
     parser.add_argument("--engine-args", default="{}", help="further arguments of vllm.LLM as JSON")
     parser.add_argument("--json", help="also write the JSON to this file")
     args = parser.parse_args()
+    if args.second_gb and not args.memory_gb:
+        parser.error("--second-gb needs --memory-gb")
     if args.write:
         write_checkpoint(args.shape, Path(args.write))
         return
