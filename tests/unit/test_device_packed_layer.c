@@ -278,10 +278,11 @@ START_TEST(the_bytes_of_the_cpu) {
     const weight_kind kind = _i / 2 == WILD ? BURSTS : (weight_kind)(_i / 2);
     trf_context *cpu;
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
-    for (int shape = 0; shape < 3; shape++) {
+    /* Of bursts a tile has to be stored, for which small layers have no room. */
+    for (int shape = kind == BURSTS ? 2 : 0; shape < 3; shape++) {
         const made_blob blob = encode(kind, shapes[shape][0], shapes[shape][1], (trf_favor)(_i % 2));
         uint8_t *blob_dev = device_upload(device, blob.at, blob.bytes);
-        for (int s = 0; s < 2; s++) {
+        for (int s = 0; s < (kind == BURSTS ? 1 : 2); s++) {
             trf_load_options options = test_shard(shards[s]);
             trf_device_layer *due, *found[2] = {make(&blob, TRF_LAYOUT_PACKED, &options), NULL};
             options.layout = TRF_LAYOUT_PACKED;

@@ -214,7 +214,11 @@ def test_assembled_layers(device: str, file: str) -> None:
             own = [tt.linear(x, buffer, None if each is None else piece, count) for buffer, count, piece in parts]
             found, due = tt.linear_by_key(x, key, each, total), torch.cat(own, dim=-1)
             # On a GPU groups and other alignments of y add sums in another order.
-            assert torch.equal(found, due) if device == "cpu" else (found - due).abs().max() <= due.abs().max() / 64
+            assert found.shape == due.shape
+            if device == "cpu":
+                assert torch.equal(found, due)
+            elif due.numel() > 0:
+                assert (found - due).abs().max() <= due.abs().max() / 64
     x = make_x(4, COLS, dtype=torch.bfloat16, device=device)
     y = tt.linear_by_key(x, key, bias, total)
     tt.set_exact(True)
