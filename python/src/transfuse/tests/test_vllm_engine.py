@@ -22,6 +22,9 @@ from transfuse.tests import vllm_engines as engines
 
 TRANSFUSE = {"quantization": "transfuse"}
 
+# vLLM's model runners, by the variable that says which of them runs.
+RUNNERS = pytest.mark.parametrize("runner", ["0", "1"], ids=["first_runner", "second_runner"])
+
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -106,8 +109,10 @@ def test_two_gpus(checkpoints: Any, tmp_path: Path, parallel: str, kind: str) ->
         engines.run(llm)
 
 
-def test_compiled(checkpoints: Any) -> None:
+@RUNNERS
+def test_compiled(checkpoints: Any, monkeypatch: pytest.MonkeyPatch, runner: str) -> None:
     """Compiled and captured, exact mode gives the tokens of vLLM's BF16 for requests alone."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
     folder = checkpoints("llama")
     with engines.serve(folder, enforce_eager=False) as llm:
         wanted = engines.run(llm, alone=True)
@@ -265,7 +270,7 @@ def test_sleep(checkpoints: Any, tmp_path: Path) -> None:
         assert_same_runs(engines.run(llm, alone=True), first)
 
 
-@pytest.mark.parametrize("runner", ["0", "1"], ids=["first_runner", "second_runner"])
+@RUNNERS
 def test_new_weights(checkpoints: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str) -> None:
     """Real weights after dummy ones, under graphs; then 20 times others, in place; then some that do not fit those."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
