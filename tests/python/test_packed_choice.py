@@ -106,9 +106,13 @@ def test_what_is_no_file_of_times_is_refused(tmp_path: Path) -> None:
     assert run("--keep", "H150", tmp_path / "other.csv").returncode == 2
 
 
-def medians(*files: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-B", str(ROOT / "tests" / "packed_choice" / "packed_medians.py"), *map(str, files)]
+def run_script(name: str, *arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-B", str(ROOT / "tests" / "packed_choice" / name), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
+
+
+def medians(*files: Path) -> subprocess.CompletedProcess:
+    return run_script("packed_medians.py", *files)
 
 
 def test_medians_are_of_what_is_chosen_and_of_the_fastest(tmp_path: Path) -> None:
@@ -136,3 +140,37 @@ def test_medians_want_whole_products(tmp_path: Path, lines: list[str], message: 
     made = medians(tmp_path / "times.csv")
     assert made.returncode == 1
     assert message in made.stderr
+
+
+def test_kernels_that_can_go(tmp_path: Path) -> None:
+    """The cheap ones go, cheapest first, while the limits hold for all of them together, on each card."""
+    lines = [
+        HEADING,
+        *(line_of(kernel, us) for kernel, us in [("wgmma-64", 100), ("wgmma-80", 101), ("wgmma-96", 102)]),
+        *(line_of(kernel, us, LAYERS[1]) for kernel, us in [("bulk-128", 1000), ("wgmma-64", 1100)]),
+        line_of("cublaslt", 1, cut=""),
+    ]
+    (tmp_path / "times.csv").write_text("\n".join(lines) + "\n")
+    made = run_script("packed_shapes.py", tmp_path / "times.csv", "--mean", 0.15, "--worst", 3)
+    assert made.returncode == 0, made.stderr
+    first, other = (f"{layer} by 16" for layer in LAYERS)
+    assert made.stdout.splitlines() == [
+        f"without bulk-128: H100: 9.09 %, worst 10.0 % at {other}",
+        f"without wgmma-64: H100: 0.09 %, worst 1.0 % at {first}",
+        f"without wgmma-80: H100: 0.00 %, worst 0.0 % at {first}",
+        f"without wgmma-96: H100: 0.00 %, worst 0.0 % at {first}",
+        "can go: wgmma-80, wgmma-96",
+        f"without all of them: H100: 0.00 %, worst 0.0 % at {first}",
+    ]
+    # The other card has one kernel alone, which stays.
+    (tmp_path / "other.csv").write_text("\n".join([HEADING, line_of("wgmma-80", 1).replace("H100", "H200")]) + "\n")
+    made = run_script("packed_shapes.py", tmp_path / "times.csv", tmp_path / "other.csv", "--mean", 0.25)
+    assert "can go: wgmma-96, wgmma-64\n" in made.stdout
+    assert "inf" in made.stdout
+
+
+def test_kernels_want_times(tmp_path: Path) -> None:
+    (tmp_path / "times.csv").write_text("\n".join([HEADING, line_of("cublaslt", 1, cut="")]) + "\n")
+    made = run_script("packed_shapes.py", tmp_path / "times.csv")
+    assert made.returncode == 1
+    assert "no time of a kernel" in made.stderr
