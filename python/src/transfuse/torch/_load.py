@@ -204,24 +204,25 @@ def load_assembled(parts: Sequence[TensorPart | torch.Tensor], device: torch.dev
     """
     place = torch.device(device)
     index = device_index(place)
+    in_files = {at: _get_part_size(index, part) for at, part in enumerate(parts) if isinstance(part, TensorPart)}
     sizes = [
-        part.numel() if isinstance(part, torch.Tensor) else int(_get_part_size(index, part).buffer_bytes)
-        for part in parts
+        part.numel() if isinstance(part, torch.Tensor) else int(in_files[at].buffer_bytes)
+        for at, part in enumerate(parts)
     ]
     offsets, total = place_buffers(sizes)
     container = torch.empty(total, dtype=torch.uint8, device=place)
     write_head(container, offsets, sizes)
-    directory_bytes = []
-    for part, offset, size in zip(parts, offsets, sizes, strict=True):
+    places = [container[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+    for part, here in zip(parts, places, strict=True):
         if isinstance(part, torch.Tensor):
-            at = container[offset : offset + size]
-            at.copy_(part)
-            wait_for(place)
-            directory_bytes.append(int(get_size(at, s.Layout.CODED).directory_bytes))
-        else:
-            directory_bytes.append(int(_get_part_size(index, part).directory_bytes))
+            here.copy_(part)
+    wait_for(place)  # the library reads the blobs' heads
+    directory_bytes = [
+        int((in_files[at] if at in in_files else get_size(here, s.Layout.CODED)).directory_bytes)
+        for at, here in enumerate(places)
+    ]
     keeping = Keeping(container, directory_bytes, offsets)
-    wait_for(place)
+    wait_for(place)  # the memory may have been another tensor's, of work that is still under way
     cancel = Cancel()
 
     def load() -> None:
