@@ -386,3 +386,20 @@ def test_cut_columns_have_the_strides_that_they_say(lazy: dict[str, Tensor], den
     assert torch.tensor(part.tolist()).shape == due.shape
     with pytest.raises(RuntimeError, match="bf16.*has no memory"):
         part.data_ptr()
+
+
+def test_rows_that_follow_each_other_are_joined(
+    target: Path, lazy: dict[str, Tensor], dense: dict[str, Tensor]
+) -> None:
+    weight, other, experts = lazy["bf16"], lazy["wide"], lazy["experts"]
+    parts = [weight[:100], weight[100:100], weight[100:300], weight[300:], weight[:5], weight[6:9], other[9:12]]
+    parts += [weight[12:20, 3:9], weight[20:30, 3:9], weight[30:40, 3:8], dense["bf16"][:3], weight[3:6]]
+    parts += [experts[0][:7], experts[0][7:], experts[1][:9], experts[:2], experts[2:]]
+    parts += [LazyWeight(tt.Checkpoint(target), weight.info)[6:9]]  # the same tensor by another opening of its file
+    joined = _lazy_weight.join_rows(iter(parts))
+    assert [len(part) for part in joined] == [ROWS, 5, 3, 3, 18, 10, 3, 3, 300, 9, 2, 2, 3]
+    assert same_bits(joined[0], dense["bf16"])
+    assert same_bits(joined[4], dense["bf16"][12:30, 3:9])
+    assert same_bits(joined[8], dense["experts"][0])
+    assert joined[6] is parts[10]
+    assert _lazy_weight.join_rows([]) == []

@@ -191,6 +191,22 @@ def test_coded_shards(
         assert sorted(shapes) == sorted(due + [(kv_rows, HIDDEN)] * (ranks > 1))
 
 
+def test_coded_fused_tensors(
+    source: dict[str, torch.Tensor], lazy: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors that are fused in the file, and that loaders cut within tiles, are taken whole."""
+    encoded: list[str] = []
+    monkeypatch.setattr(_model_loading, "note_encoded", lambda name, why: encoded.append(name))
+    with layers_of_rank(transfuse={"layout": "coded"}) as config:
+        made = {name: layer for name, layer in make_layers(config).items() if name.startswith("fused")}
+        load(model := make_model(**made), (each for each in loads_of(lazy) if each[0].startswith("fused")))
+        layers.finish(model)
+    assert not encoded
+    for layer, weight in ((made["fused_qkv"], source["qkv"]), (made["fused_gate_up"], source["gate_up"])):
+        assert torch.equal(bits(layer.quant_method.dequantize_weight(layer)), bits(weight))
+        assert bytes(layer.transfuse_packed.key[:4].tolist()) != b"TRFX"  # one layer
+
+
 def test_coded_layers_do_not_change(lazy: dict[str, torch.Tensor]) -> None:
     with layers_of_rank(transfuse={"layout": "coded"}) as config:
         made = make_tall_layers(config)

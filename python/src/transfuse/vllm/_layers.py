@@ -29,7 +29,7 @@ from vllm.model_executor.utils import set_weight_attrs
 
 import transfuse.torch as tt
 from transfuse.vllm import _coverage, _model_loading
-from transfuse.vllm._lazy_weight import LazyWeight
+from transfuse.vllm._lazy_weight import LazyWeight, join_rows
 from transfuse.vllm._packer import Packed, Packer
 from transfuse.vllm._settings import Settings
 
@@ -107,7 +107,7 @@ class _Method:
         if not weight.is_meta or find_owner(weight) is not layer:
             return False
         loads = [arguments for name, arguments in info.loaded_weights if name == "weight"]
-        sources = _coverage.find_row_sources(weight, loads, _get_original_loader(weight))
+        sources = join_rows(_coverage.find_row_sources(weight, loads, _get_original_loader(weight)))
         reasons = [_find_reason_to_encode(source) for source in sources]
         if len(sources) > 1 and not self.takes_assembled:
             reasons = ["rows are looked up in them, for which they have to be one tensor"] * len(sources)

@@ -313,6 +313,29 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 }
 
 
+def join_rows(matrices: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns matrices in their order, with lazy ones as one whose rows follow each other in one tensor of a file."""
+    joined: list[torch.Tensor] = []
+    for matrix in matrices:
+        last = joined[-1] if joined else None
+        if isinstance(last, LazyWeight) and isinstance(matrix, LazyWeight) and _continues(last, matrix):
+            joined[-1] = _with(
+                last, dataclasses.replace(last.part, rows=range(last.part.rows.start, matrix.part.rows.stop))
+            )
+        else:
+            joined.append(matrix)
+    return joined
+
+
+def _continues(first: LazyWeight, second: LazyWeight) -> bool:
+    a, b = first.part, second.part
+    return (
+        (first.checkpoint, first.info.name, first.dtype) == (second.checkpoint, second.info.name, second.dtype)
+        and (a.experts, a.cols, a.rows.stop) == (b.experts, b.cols, b.rows.start)
+        and not isinstance(a.experts, range)
+    )
+
+
 def is_compressed(files: Iterable[str]) -> bool:
     """Returns whether one of some files of weights is compressed, by their headers."""
     return find_compressed(files) is not None
