@@ -133,7 +133,14 @@ def serve(folder: Path | str, **options: Any) -> Iterator[Any]:
         "seed": 0,
         **options,
     }
-    llm = LLM(str(folder), **given)
+    # vLLM forks the engine from this process. If OpenMP has threads here they are not there, and the engine would wait
+    # for them forever where it fills a large tensor on the CPU, as the first model runner does.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        llm = LLM(str(folder), **given)
+    finally:
+        torch.set_num_threads(threads)
     try:
         yield llm
     finally:
