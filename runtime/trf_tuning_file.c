@@ -9,9 +9,10 @@
  *                ...]}
  *
  * "path" decides; "microseconds" tells why, and may be missing. So may what packed layers have beside them, which
- * kernel is the fastest with which cut: "packed": {"kernel": "wgmma-128", "cut": 2}, or "cut": "stream-k". A layer
- * without "layout" is coded, as all were before there were others. Missing may also be the three numbers of the device,
- * of which the library's tables of crossovers are made (runtime/crossovers). */
+ * kernel is the fastest with which cut: "packed": {"kernel": "wgmma-128", "cut": 2}, or "cut": "stream-k". A kernel
+ * that the library had in former versions counts as missing. A layer without "layout" is coded, as all were before
+ * there were others. Missing may also be the three numbers of the device, of which the library's tables of crossovers
+ * are made (runtime/crossovers). */
 #include "transfuse/device_memory.h"
 #include "trf_checkpoint.h"
 #include "trf_json.h"
@@ -146,10 +147,11 @@ static trf_status read_packed(const json_t *from, const trf_tuning_place *at, tr
         return TRF_OK;
     const char *kernel = json_string_value(json_object_get(packed, "kernel")),
                *cut = json_string_value(json_object_get(packed, "cut"));
-    point->has_packed = 1;
+    const int is_former = kernel && trf_packed_is_former_kernel(kernel);
+    point->has_packed = !is_former;
     /* Where the general kernel runs there is nothing to choose. */
     point->packed.shape = kernel ? trf_packed_find_kernel(kernel) : TRF_PACKED_GENERAL;
-    if (point->packed.shape == TRF_PACKED_GENERAL)
+    if (point->packed.shape == TRF_PACKED_GENERAL && !is_former)
         return fail_batch(at,
                           "the 'kernel' of 'packed' is not bulk-256 ... bulk-32, wgmma-64 ... wgmma-256 or "
                           "wgmma-192x96 ... wgmma-192x128",

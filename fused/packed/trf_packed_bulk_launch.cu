@@ -38,8 +38,6 @@ static trf_packed_bulk_kernel find_kernel(int shape, uint32_t x_tiles, bool zero
         return find_small_kernel<TRF_PACKED_BULK_128>(x_tiles, zeroing);
     case TRF_PACKED_BULK_64:
         return find_small_kernel<TRF_PACKED_BULK_64>(x_tiles, zeroing);
-    case TRF_PACKED_BULK_64_8_WARPS:
-        return kernel_of<TRF_PACKED_BULK_64_8_WARPS, 8>(zeroing);
     default:
         return x_tiles == 8 ? kernel_of<TRF_PACKED_BULK_32, 8>(zeroing)
                             : find_small_kernel<TRF_PACKED_BULK_32>(x_tiles, zeroing);

@@ -13,11 +13,10 @@
 /* Shapes of blocks: rows of W, and consumer warps. The first one cuts k blocks evenly over blocks (stream-K), the
  * others have a cluster of blocks for each tile. */
 enum trf_packed_bulk_shape {
-    TRF_PACKED_BULK_256,        /* 256 rows, 8 warps, to 32 rows of x */
-    TRF_PACKED_BULK_128,        /* 128 rows, 16 warps, likewise */
-    TRF_PACKED_BULK_64,         /* 64 rows, 16 warps, likewise */
-    TRF_PACKED_BULK_64_8_WARPS, /* 64 rows, 8 warps, 33 to 64 rows of x */
-    TRF_PACKED_BULK_32,         /* 32 rows, 8 warps, to 64 rows of x */
+    TRF_PACKED_BULK_256, /* 256 rows, 8 warps, to 32 rows of x */
+    TRF_PACKED_BULK_128, /* 128 rows, 16 warps, likewise */
+    TRF_PACKED_BULK_64,  /* 64 rows, 16 warps, likewise */
+    TRF_PACKED_BULK_32,  /* 32 rows, 8 warps, to 64 rows of x */
     TRF_PACKED_BULK_SHAPES
 };
 
@@ -27,9 +26,7 @@ enum {
 };
 
 /* Packed slabs of a warp; warps with other rows; warps with other packed tiles of a stage. */
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_warp_slabs(int shape) {
-    return shape == TRF_PACKED_BULK_256 || shape == TRF_PACKED_BULK_64_8_WARPS ? 4 : 2;
-}
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_warp_slabs(int shape) { return shape == TRF_PACKED_BULK_256 ? 4 : 2; }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_row_warps(int shape) {
     return shape == TRF_PACKED_BULK_256 || shape == TRF_PACKED_BULK_128 ? 4 : shape == TRF_PACKED_BULK_64 ? 2 : 1;
 }

@@ -20,7 +20,6 @@ const trf_packed_costs trf_packed_sm_90_costs = {
     .bulk_k_block = {[TRF_PACKED_BULK_256] = {698.3, 200.3, 1278, 0},
                      [TRF_PACKED_BULK_128] = {705, 715.6, 1216, 0},
                      [TRF_PACKED_BULK_64] = {698, 715.8, 753.7, 0},
-                     [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1341},
                      [TRF_PACKED_BULK_32] = {575.5, 570.6, 493, 809.8}},
     .wgmma_start = 65.29,
     .wgmma_registers = 2793,

@@ -56,9 +56,7 @@ static uint64_t padded_x_bytes(const trf_packed_view *view, uint32_t m) {
 
 /* ---- bulk and wgmma kernels ---- */
 
-static int has_kernel(int shape, uint32_t x_tiles) {
-    return shape == TRF_PACKED_BULK_32 || (shape == TRF_PACKED_BULK_64_8_WARPS) == (x_tiles == 8);
-}
+static int has_kernel(int shape, uint32_t x_tiles) { return shape == TRF_PACKED_BULK_32 || x_tiles < 8; }
 
 /* Sets blocks and clusters, one for each tile. @return 0 if they do not all run at once, or have little to do. */
 static int give_clusters(const trf_device_limits *limits, uint32_t blocks, trf_packed_partition *made) {
@@ -196,7 +194,6 @@ const char *trf_packed_kernel_name(int shape) {
         [TRF_PACKED_BULK_256] = "bulk-256",
         [TRF_PACKED_BULK_128] = "bulk-128",
         [TRF_PACKED_BULK_64] = "bulk-64",
-        [TRF_PACKED_BULK_64_8_WARPS] = "bulk-64-8-warps",
         [TRF_PACKED_BULK_32] = "bulk-32",
         [TRF_PACKED_WGMMA_64] = "wgmma-64",
         [TRF_PACKED_WGMMA_80] = "wgmma-80",
@@ -214,7 +211,6 @@ const char *trf_packed_kernel_name(int shape) {
         [TRF_PACKED_WGMMA_192X96] = "wgmma-192x96",
         [TRF_PACKED_WGMMA_192X112] = "wgmma-192x112",
         [TRF_PACKED_WGMMA_192X128] = "wgmma-192x128",
-
     };
     if (shape == TRF_PACKED_GENERAL)
         return "general";
@@ -227,6 +223,8 @@ int trf_packed_find_kernel(const char *name) {
             return shape;
     return TRF_PACKED_GENERAL;
 }
+
+int trf_packed_is_former_kernel(const char *name) { return strcmp(name, "bulk-64-8-warps") == 0; }
 
 const char *trf_packed_cut_name(uint32_t cut) {
     static const char *const names[TRF_MAX_CLUSTER + 1] = {"stream-k", "1", "2", "3", "4", "5", "6", "7", "8"};

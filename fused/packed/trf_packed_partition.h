@@ -70,6 +70,8 @@ int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limi
 /* @return "general", "bulk-256", "wgmma-128" ..., as tunings and plans call the kernels; "?" of what is no shape. */
 const char *trf_packed_kernel_name(int shape);
 
+/* @return whether there was a kernel of that name which is gone: tunings may still name it. */
+int trf_packed_is_former_kernel(const char *name);
 /* @return the shape of the bulk or wgmma kernel of that name; TRF_PACKED_GENERAL if there is none. */
 int trf_packed_find_kernel(const char *name);
 

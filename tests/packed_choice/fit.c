@@ -351,8 +351,7 @@ static int is_of_bulk(int constant) {
 /* As trf_packed_estimate.c has them, but for white space. */
 static void print_constants(const trf_packed_costs *costs) {
     static const char *const shapes[TRF_PACKED_BULK_SHAPES] = {"TRF_PACKED_BULK_256", "TRF_PACKED_BULK_128",
-                                                               "TRF_PACKED_BULK_64", "TRF_PACKED_BULK_64_8_WARPS",
-                                                               "TRF_PACKED_BULK_32"};
+                                                               "TRF_PACKED_BULK_64", "TRF_PACKED_BULK_32"};
     const double *values = (const double *)costs;
     for (size_t i = 0; i < sizeof kFields / sizeof kFields[0]; i++) {
         const field *f = &kFields[i];

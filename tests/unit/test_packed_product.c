@@ -235,13 +235,16 @@ END_TEST
 
 START_TEST(names) {
     ck_assert_str_eq(trf_packed_kernel_name(TRF_PACKED_GENERAL), "general");
-    ck_assert_str_eq(trf_packed_kernel_name(TRF_PACKED_BULK_64_8_WARPS), "bulk-64-8-warps");
+    ck_assert_str_eq(trf_packed_kernel_name(TRF_PACKED_BULK_32), "bulk-32");
+    EXPECT(trf_packed_is_former_kernel("bulk-64-8-warps"));
     ck_assert_str_eq(trf_packed_kernel_name(TRF_PACKED_SHAPES), "?");
     ck_assert_str_eq(trf_packed_cut_name(TRF_PACKED_STREAM_K), "stream-k");
     ck_assert_str_eq(trf_packed_cut_name(TRF_MAX_CLUSTER + 1), "?");
-    for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
+    for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++) {
+        EXPECT(!trf_packed_is_former_kernel(trf_packed_kernel_name(shape)));
         for (int other = TRF_PACKED_GENERAL; other < shape; other++)
             ck_assert_str_ne(trf_packed_kernel_name(shape), trf_packed_kernel_name(other));
+    }
     for (uint32_t cut = 1; cut <= TRF_MAX_CLUSTER; cut++)
         ck_assert_int_eq(trf_packed_cut_name(cut)[0], '0' + (int)cut);
 }

@@ -130,6 +130,23 @@ START_TEST(files_give_their_status) {
 }
 END_TEST
 
+/* A kernel that the library had once is read, and plans choose one of those that it has. */
+START_TEST(former_kernels) {
+    static const char *const names[] = {"bulk-64", "bulk-64-8-warps"};
+    const char *path = fixture_path("tuning.json");
+    for (int is_former = 0; is_former < 2; is_former++) {
+        trf_tuning *read = NULL;
+        char text[1024];
+        snprintf(text, sizeof text, PACKED_POINT "{\"kernel\": \"%s\", \"cut\": 8}}]}]}", names[is_former]);
+        fixture_write(path, text, strlen(text));
+        fixture_check_status(trf_tuning_read(path, &read, &err), TRF_OK, &err);
+        ck_assert_int_eq(read->layers[0].points[0].path, TRF_PATH_PACKED);
+        ck_assert_int_eq(read->layers[0].points[0].has_packed, !is_former);
+        trf_tuning_free(read);
+    }
+}
+END_TEST
+
 START_TEST(too_long_files) {
     trf_tuning *read = NULL;
     const char *path = fixture_path("tuning.json");
@@ -150,6 +167,7 @@ int main(void) {
     tcase_add_unchecked_fixture(tests, fixture_begin, fixture_end);
     tcase_add_test(tests, files_there_and_back);
     tcase_add_loop_test(tests, files_give_their_status, 0, sizeof kFiles / sizeof kFiles[0]);
+    tcase_add_test(tests, former_kernels);
     tcase_add_test(tests, too_long_files);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -50,10 +50,10 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
 
 template <uint32_t kXTiles>
 static void multiply_by_shape(const warp_packed_product *product, int shape, uint32_t blocks) {
-    if (shape == TRF_PACKED_BULK_32)
-        return multiply<TRF_PACKED_BULK_32, kXTiles>(product, blocks);
     if constexpr (kXTiles == 8)
-        multiply<TRF_PACKED_BULK_64_8_WARPS, kXTiles>(product, blocks);
+        return multiply<TRF_PACKED_BULK_32, kXTiles>(product, blocks);
+    else if (shape == TRF_PACKED_BULK_32)
+        multiply<TRF_PACKED_BULK_32, kXTiles>(product, blocks);
     else if (shape == TRF_PACKED_BULK_256)
         multiply<TRF_PACKED_BULK_256, kXTiles>(product, blocks);
     else if (shape == TRF_PACKED_BULK_128)
