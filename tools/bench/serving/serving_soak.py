@@ -319,8 +319,10 @@ class Soak:
 
 
 def memory_mib() -> int:
-    """Returns the memory that is in use on all GPUs."""
+    """Returns the memory that is in use on the GPUs of CUDA_VISIBLE_DEVICES, or on all."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query += ["-i", visible]
     return sum(map(int, subprocess.run(query, check=True, capture_output=True, text=True).stdout.split()))
 
 
