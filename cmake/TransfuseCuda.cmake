@@ -38,8 +38,8 @@ elseif(NOT TRF_CUDA STREQUAL "OFF")
 endif()
 
 if(TRF_HAVE_DEVICE_CODE)
-    # cuBLASLt is opened at run time (runtime/trf_gemm_cuda.c). What is run from the build folder finds the toolkit's;
-    # what is installed knows no folder of the build.
+    # cuBLASLt is opened at run time (runtime/products/trf_gemm_cuda.c). What is run from the build folder finds the
+    # toolkit's; what is installed knows no folder of the build.
     list(APPEND CMAKE_BUILD_RPATH "${CUDAToolkit_LIBRARY_DIR}")
     message(STATUS "transfuse: CUDA ${CUDAToolkit_VERSION}, device code for ${CMAKE_CUDA_ARCHITECTURES}")
 elseif(TRF_CUDA STREQUAL "ON")
@@ -51,8 +51,8 @@ else()
 endif()
 
 # Leaves in a folder's .c files those that this build takes. Host code over the CUDA runtime is all of decoder_gpu/ but
-# its planning and, elsewhere, what ends in _cuda.c; trf_no_device_code.c takes its place. fused/*.c plan products, and
-# need no CUDA.
+# its planning and, elsewhere, what ends in _cuda.c; trf_no_device_code.c takes its place. What fused/ has in C plans
+# products, and needs no CUDA.
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
@@ -68,13 +68,14 @@ endfunction()
 # Adds a folder's .cu files to target as an object library, so that users still link one library only.
 function(trf_add_device_folder target folder)
     file(GLOB sources CONFIGURE_DEPENDS
-        "${PROJECT_SOURCE_DIR}/${folder}/*.cu" "${PROJECT_SOURCE_DIR}/${folder}/instances/*.cu"
-        "${PROJECT_SOURCE_DIR}/${folder}/packed/*.cu")
+        "${PROJECT_SOURCE_DIR}/${folder}/*.cu" "${PROJECT_SOURCE_DIR}/${folder}/*/*.cu")
     if(NOT sources)
         return()
     endif()
     add_library(transfuse_${folder} OBJECT ${sources})
-    target_include_directories(transfuse_${folder} PRIVATE include base format decoder_gpu fused fused/packed)
+    set(folders ${TRF_LIBRARY_FOLDERS})
+    list(FILTER folders INCLUDE REGEX "^(base|format|decoder_gpu|packing|fused/.*)$")
+    target_include_directories(transfuse_${folder} PRIVATE include ${folders})
     target_link_libraries(transfuse_${folder} PRIVATE CUDA::cudart_static)
     target_compile_definitions(transfuse_${folder} PRIVATE $<$<BOOL:${TRF_FOR_RACECHECK}>:TRF_FOR_RACECHECK=1>)
     if(BUILD_SHARED_LIBS)
@@ -105,9 +106,10 @@ function(trf_add_device_code target)
         return()
     endif()
     trf_name_architectures(architectures)
-    set_source_files_properties("${PROJECT_SOURCE_DIR}/runtime/trf_build_info.c" PROPERTIES
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/runtime/device/trf_build_info.c" PROPERTIES
         COMPILE_DEFINITIONS "TRF_DEVICE_CODE=\"${architectures}\"")
     trf_add_device_folder(${target} decoder_gpu)
+    trf_add_device_folder(${target} packing)
     trf_add_device_folder(${target} fused)
     target_compile_definitions(${target} PRIVATE TRF_HAVE_CUDA=1)
     # The C++ library by name: a C program that links a static transfuse does not bring it along.

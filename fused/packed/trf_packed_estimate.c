@@ -5,7 +5,7 @@ enum {
     USUAL_GB = 3352 /* a second, where the driver does not say */
 };
 
-/* Fitted by tests/packed_choice/fit.c to 876 products of 28 layers by 1 to 8,192 rows of x and 434 with early launches,
+/* Fitted by tools/packed_choice/fit.c to 876 products of 28 layers by 1 to 8,192 rows of x and 434 with early launches,
  * on four H100s, each by all kernels in all cuts: the one with the least cost is at most 3 % slower than the fastest
  * for 1,241 of them. On other H100s it is for 566 of 582 products of half of the layers, and for 214 of 224 with early
  * launches; of 7 layers that nothing was fitted to for 142 of 147 and 100 of 105. Of 182 choices that an H200 takes at

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* What a product is reckoned from. Doubles alone, so that a search (tests/packed_choice) can take them as a list.
+/* What a product is reckoned from. Doubles alone, so that a search (tools/packed_choice) can take them as a list.
  * Together they give the time; one by one they are no measurements. Nanoseconds; bytes a nanosecond. */
 typedef struct trf_packed_costs {
     /* Bulk kernels: launch, first stage, sums to y; sums by way of memory; a cluster's meetings, by its blocks. */

@@ -2,12 +2,12 @@
 /* Products of packed layers: the kernels of trf_packed_general.cuh, and which of them runs. */
 #include "trf_packed_launch.h"
 
-#include "trf_fused_launch.h"
 #include "trf_kernel_launch.cuh"
 #include "trf_packed_bulk_launch.cuh"
 #include "trf_packed_general.cuh"
 #include "trf_packed_wgmma_launch.cuh"
 #include "trf_packed_wgmma_sizes.h"
+#include "trf_pad_x.h"
 
 static constexpr uint32_t kFinishThreads = 256, kMostGridRows = 65535;
 

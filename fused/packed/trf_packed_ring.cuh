@@ -4,8 +4,8 @@
 #ifndef TRF_PACKED_RING_CUH
 #define TRF_PACKED_RING_CUH
 
-#include "trf_packed_ptx.cuh"
 #include "trf_packed_stage_sizes.h"
+#include "trf_ptx_sm90.cuh"
 
 #if TRF_HAS_SM_90A
 

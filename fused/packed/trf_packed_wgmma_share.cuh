@@ -24,8 +24,8 @@
 #include "trf_divisor.h"
 #include "trf_packed_general.cuh"
 #include "trf_packed_handover.cuh"
-#include "trf_packed_wgmma_ptx.cuh"
 #include "trf_packed_wgmma_sizes.h"
+#include "trf_ptx_sm90.cuh"
 #include "trf_tensor_map.cuh"
 
 /* By value to every wgmma kernel. */

@@ -21,7 +21,19 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("base", "decoder_cpu", "decoder_gpu", "docs", "encoder", "format", "fused", "include", "loader", "runtime")
+FOLDERS = (
+    "base",
+    "decoder_cpu",
+    "decoder_gpu",
+    "docs",
+    "encoder",
+    "format",
+    "fused",
+    "include",
+    "loader",
+    "packing",
+    "runtime",
+)
 SUFFIXES = (".c", ".cu", ".cuh", ".h", ".md")
 LENGTH, PROMPTS, PROMPT_BYTES = 512, 64, 64
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOL = ROOT / "runtime" / "crossovers" / "make_crossovers.py"
+TOOL = ROOT / "runtime" / "tuning" / "crossovers" / "make_crossovers.py"
 LAYER = '"codec": "int", "class_bits": 4, "raw_bits": 3, "scale_groups": true, "rows": 64, "cols": 128'
 
 
@@ -34,7 +34,7 @@ def make_tuning(folder: Path, times: list[tuple], **card: object) -> Path:
 def test_committed_tables_are_what_the_script_makes() -> None:
     made = run(TOOL)
     assert made.returncode == 0, made.stderr
-    assert made.stdout == (ROOT / "runtime" / "trf_crossovers.inc").read_text()
+    assert made.stdout == (ROOT / "runtime" / "tuning" / "trf_crossovers.inc").read_text()
 
 
 def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_what_is_no_file_of_times_is_refused(tmp_path: Path) -> None:
 
 
 def run_script(name: str, *arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-B", str(ROOT / "tests" / "packed_choice" / name), *map(str, arguments)]
+    command = [sys.executable, "-B", str(ROOT / "tools" / "packed_choice" / name), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
 

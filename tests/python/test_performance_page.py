@@ -27,9 +27,9 @@ def run(script: Path, *arguments: object) -> subprocess.CompletedProcess:
 @pytest.fixture()
 def copy(tmp_path: Path) -> Path:
     """A folder with what the scripts read, which they may write to."""
-    for folder in ("tools/bench", "docs/performance", "runtime"):
+    for folder in ("tools/bench", "docs/performance", "runtime/tuning"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in (*BENCH.glob("*.py"), *DATA.iterdir(), *PAGES, ROOT / "runtime" / "trf_crossovers.inc"):
+    for file in (*BENCH.glob("*.py"), *DATA.iterdir(), *PAGES, ROOT / "runtime" / "tuning" / "trf_crossovers.inc"):
         shutil.copy(file, tmp_path / file.relative_to(ROOT))
     return tmp_path
 

@@ -34,8 +34,10 @@ _INSTRUMENTATION = re.compile(r"_*(asan|odr_asan|tsan|ubsan|sancov|sanitizer|gco
 Graph = dict[str, dict[str, set[str]]]
 
 
-def room_of(name: str) -> str:
-    return name.split("/")[0] if "/" in name else ""
+def room_of(name: str, rooms: Iterable[str] = ()) -> str:
+    """Returns the innermost of the rooms that a file is in; if it is in none of them, its first folder, or ""."""
+    folders = [folder.as_posix() for folder in PurePosixPath(name).parents][:-1]
+    return next((folder for folder in folders if folder in rooms), folders[-1] if folders else "")
 
 
 def unit_of(name: str) -> str:
@@ -67,8 +69,8 @@ def read_rule(text: str) -> dict[str, set[str]]:
         if len(cells) != 2:
             break
         room, uses = cells[0].strip("`"), cells[1]
-        named = set(re.findall(r"`(\w+)`", uses))
-        rest = re.sub(r"`\w+`|[\s,]", " ", uses).split()
+        named = set(re.findall(r"`([\w/]+)`", uses))
+        rest = re.sub(r"`[\w/]+`|[\s,]", " ", uses).split()
         words = " ".join(rest)
         if (words and named) or words not in ("", "nothing", PUBLIC, EVERYTHING) or room in rule:
             raise ValueError(f"the row of {room} is not understood: {uses}")
@@ -228,12 +230,12 @@ def find_violations(rule: dict[str, set[str]], includes: Graph, calls: Graph, pu
     lines = []
     for source, targets in sorted(includes.items()):
         for target in sorted(targets):
-            rooms = room_of(source), room_of(target)
+            rooms = room_of(source, rule), room_of(target, rule)
             if set(rooms) <= set(rule) and not may_include(rule, *rooms):
                 lines.append(f"{rooms[0]} -> {rooms[1]}: {source} includes {target}")
     for source, targets in sorted(calls.items()):
         for target, names in sorted(targets.items()):
-            rooms = room_of(source), room_of(target)
+            rooms = room_of(source, rule), room_of(target, rule)
             if set(rooms) <= set(rule):
                 bad = [name for name in sorted(names) if not may_call(rule, *rooms, name in public)]
                 if bad:
@@ -295,7 +297,7 @@ def describe_circles(graph: Graph, kind: str) -> list[str]:
 
 def find_stray_files(rule: dict[str, set[str]], names: list[str]) -> list[str]:
     """Returns a line for each source in no room, and for each name that stands in two folders or twice in one."""
-    lines = [f"{name} is in no room" for name in names if room_of(name) not in rule]
+    lines = [f"{name} is in no room" for name in names if room_of(name, rule) not in rule]
     folders = defaultdict(set)
     for name in names:
         folders[PurePosixPath(name).name.split(".")[0]].add(unit_of(name))
@@ -365,6 +367,29 @@ def test_finds_includes() -> None:
     ]
 
 
+def test_rooms_in_rooms() -> None:
+    rule = read_rule(
+        """
+| room | depends on |
+| --- | --- |
+| `base` | nothing |
+| `high/low` | `base` |
+| `high/top` | `high/low` |
+"""
+    )
+    assert room_of("high/top/deeper/one.c", rule) == "high/top" and room_of("high/top/one.c") == "high"
+    assert room_of("high/one.c", rule) == "high" and room_of("one.c", rule) == ""
+    includes = {
+        "high/top/one.c": {"high/low/two.h": {""}, "base/three.h": {""}},
+        "high/low/two.c": {"high/top/one.h": {""}, "base/three.h": {""}},
+    }
+    assert find_violations(rule, includes, {}, set()) == [
+        "high/low -> high/top: high/low/two.c includes high/top/one.h",
+        "high/top -> base: high/top/one.c includes base/three.h",
+    ]
+    assert find_stray_files(rule, ["high/one.c", "high/top/two.c"]) == ["high/one.c is in no room"]
+
+
 def test_finds_calls() -> None:
     text = """
 one.o: trf_one T 0 10
@@ -409,6 +434,7 @@ def main() -> int:
     options = parser.parse_args()
     test_reads_rule()
     test_finds_includes()
+    test_rooms_in_rooms()
     test_finds_calls()
     test_finds_circles()
 

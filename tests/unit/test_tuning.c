@@ -8,6 +8,7 @@
 #include "common/test_weights.h"
 #include "transfuse/cpu.h"
 #include "trf_context.h"
+#include "trf_layout_plans.h"
 #include "trf_packed_layer.h"
 #include "trf_packed_wgmma_sizes.h"
 #include "trf_plan.h"

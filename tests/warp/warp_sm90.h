@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands in for trf_wide_ptx.cuh and trf_packed_ptx.cuh where device headers run on the CPU (warp_emulation.h). */
+/* Stands in for trf_ptx_sm90.cuh where device headers run on the CPU (warp_emulation.h). */
 #ifndef WARP_SM90_H
 #define WARP_SM90_H
 
@@ -7,9 +7,7 @@
 
 #include "trf_tensor_map.cuh"
 
-#define TRF_WIDE_PTX_CUH
-#define TRF_PACKED_PTX_CUH
-#define TRF_PACKED_WGMMA_PTX_CUH
+#define TRF_PTX_SM90_CUH
 #define TRF_HAS_SM_90A 1
 
 /* ---- barriers ---- */

@@ -7,7 +7,7 @@ docs/performance.
     python3 tools/bench/performance_tables.py --check    # exit status 1 if a page has others
 
 A table stands in a page between `<!-- table: NAME -->` and `<!-- end -->`. A second card is more lines in the CSV
-files (tools/bench/medians.py writes them, and tests/packed_choice/packed_medians.py those of packed layers), which
+files (tools/bench/medians.py writes them, and tools/packed_choice/packed_medians.py those of packed layers), which
 make rows beside the first one's; a third one is a line in CARDS, too.
 """
 
@@ -61,7 +61,7 @@ def times_of(rows: list[dict]) -> dict:
 
 def read_crossovers() -> dict:
     """For each card its layers of bf16 (quads): rows, columns, and to which batch plans take FUSED, before TWO_STEP."""
-    text = (ROOT / "runtime" / "trf_crossovers.inc").read_text(encoding="utf-8")
+    text = (ROOT / "runtime" / "tuning" / "trf_crossovers.inc").read_text(encoding="utf-8")
     tables = {}
     for name, body in re.findall(r"static const trf_layer_crossovers (\w+)\[\] = \{(.*?)\n\};", text, re.S):
         card = re.search(r"\{\{\"([^\"]+)\", [^}]*\},\s+" + name + r"\b", text)[1]

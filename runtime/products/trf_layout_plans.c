@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_layout_plans.h"
+
+#include "trf_context.h"
+#include "trf_tuning.h"
+
+trf_status trf_plain_take_path(trf_plan *plan, trf_path path, trf_error *err) {
+    if (path != TRF_PATH_AUTO && path != TRF_PATH_DENSE)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a plain layer has no %s path", trf_path_name(path));
+    plan->path = TRF_PATH_DENSE;
+    plan->reason = "the layer is plain";
+    return TRF_OK;
+}
+
+trf_status trf_packed_take_path(trf_plan *plan, trf_path path, trf_error *err) {
+    if (path != TRF_PATH_AUTO && path != TRF_PATH_PACKED)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a packed layer has no %s path", trf_path_name(path));
+    plan->path = TRF_PATH_PACKED;
+    plan->reason = "the layer is packed";
+    return TRF_OK;
+}
+
+void trf_packed_set_partition(trf_plan *plan, const trf_packed_partition *partition) {
+    plan->partition.packed = *partition;
+    plan->kernel = trf_packed_kernel_name(partition->shape);
+    plan->cut = partition->shape == TRF_PACKED_GENERAL ? NULL : trf_packed_cut_name(partition->cut);
+    plan->device_workspace_bytes = partition->workspace_bytes;
+    plan->workspace_bytes = plan->device_workspace_offset + partition->workspace_bytes;
+}
+
+/* @return 0 where the context's tuning has nothing for the plan that runs, else 1. */
+static int choose_tuned(const trf_plan *plan, trf_packed_partition *partition) {
+    const trf_device_layer *layer = plan->layer;
+    const trf_context *context = layer->context;
+    const trf_tuning_key key = trf_tuning_key_of(layer);
+    const uint32_t m = plan->tiles_product.m;
+    trf_tuned_kernel kernel;
+    return context->tuning && trf_tuned_packed(context->tuning, &key, m, &kernel) &&
+           trf_packed_choose_shape(&layer->packed, &context->limits, m, kernel.shape, kernel.cut, partition);
+}
+
+trf_status trf_packed_choose_partition(trf_plan *plan, trf_error *err) {
+    const trf_device_layer *layer = plan->layer;
+    trf_packed_partition partition;
+    if (choose_tuned(plan, &partition))
+        plan->reason = "the layer is packed, and the context's tuning has its kernel";
+    else if (!trf_packed_choose(&layer->packed, &layer->context->limits, plan->tiles_product.m, &partition))
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "the packed path does not take this product: %u rows of x are too many", plan->tiles_product.m);
+    trf_packed_set_partition(plan, &partition);
+    return TRF_OK;
+}

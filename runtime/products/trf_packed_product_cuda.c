@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_packed_product_cuda.h"
+
+#include "trf_cuda_call.h"
+#include "trf_layout_plans.h"
+#include "trf_nvtx.h"
+#include "trf_packed_launch.h"
+#include "trf_two_step_cuda.h"
+
+/* AUTO: whether TWO_STEP is faster is found before (trf_plan_create); here it is PACKED. */
+trf_status trf_cuda_create_packed_plan(trf_plan *plan, trf_path path, trf_error *err) {
+    if (path == TRF_PATH_TWO_STEP) {
+        plan->path = TRF_PATH_TWO_STEP;
+        plan->reason = "the two-step path was asked for";
+        return trf_plan_two_step(plan, err);
+    }
+    trf_status status = trf_packed_take_path(plan, path, err);
+    return status == TRF_OK ? trf_packed_choose_partition(plan, err) : status;
+}
+
+static trf_status launch_product(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                                 trf_error *err) {
+    if (plan->path == TRF_PATH_TWO_STEP)
+        return trf_multiply_two_step(plan, operands, workspace, stream, err);
+    return trf_check_cuda(trf_packed_launch(&plan->layer->packed, &plan->tiles_product, &plan->partition.packed,
+                                            operands, workspace, stream),
+                          "the packed product", err);
+}
+
+trf_status trf_cuda_linear_packed(const trf_plan *plan, const trf_operands *operands, void *workspace,
+                                  trf_stream stream, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(plan->layer->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_nvtx_push(trf_path_name(plan->path));
+    status = launch_product(plan, operands, workspace, stream, err);
+    trf_nvtx_pop();
+    trf_leave_device(&scope);
+    return status;
+}
