@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The packed layout of a BF16 layer in device memory, in C and CUDA: docs/packed.md with its pictures. It is never on
+/* The packed layout of a BF16 layer in device memory, in C and CUDA: format/PACKED.md with its pictures. It is never on
  * disk.
  *
  * 64x32 weights are a packed tile, 16 rows of it a packed slab, whose lanes hold what the A fragments of two

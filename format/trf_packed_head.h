@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making and reading the head of a packed layer, and choosing its window: docs/packed.md. Host code. */
+/* Making and reading the head of a packed layer, and choosing its window: format/PACKED.md. Host code. */
 #ifndef TRF_PACKED_HEAD_H
 #define TRF_PACKED_HEAD_H
 

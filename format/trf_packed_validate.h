@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The validator of packed layers: docs/packed.md, every byte of it. A packed layer comes from checked tiles, so nobody
- * has to call this to stay in bounds; tests and whoever doubts a buffer do. */
+/* The validator of packed layers: format/PACKED.md, every byte of it. A packed layer comes from checked tiles, so
+ * nobody has to call this to stay in bounds; tests and whoever doubts a buffer do. */
 #ifndef TRF_PACKED_VALIDATE_H
 #define TRF_PACKED_VALIDATE_H
 

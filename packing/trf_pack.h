@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing a layer on the CPU: the reference for what packing on a device writes, byte for byte. docs/packed.md has
+/* Packing a layer on the CPU: the reference for what packing on a device writes, byte for byte. format/PACKED.md has
  * the layout. */
 #ifndef TRF_PACK_H
 #define TRF_PACK_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launchers of the kernels that pack and unpack BF16 layers: docs/packed.md. C and CUDA; each returns the launch's
+/* Launchers of the kernels that pack and unpack BF16 layers: format/PACKED.md. C and CUDA; each returns the launch's
  * cudaError_t as an int, 0 for success, and only enqueues work on `stream`. What is written is what trf_pack and
  * trf_unpack write, byte for byte. */
 #ifndef TRF_PACK_LAUNCH_H

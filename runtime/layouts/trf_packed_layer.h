@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What packed layers have in common on every kind of device: a buffer as docs/packed.md has it, and no directory. */
+/* What packed layers have in common on every kind of device: a buffer as format/PACKED.md has it, and no directory. */
 #ifndef TRF_PACKED_LAYER_H
 #define TRF_PACKED_LAYER_H
 

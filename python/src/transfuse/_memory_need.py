@@ -14,7 +14,7 @@ MARGIN_BYTES = 1 << 30
 # A directory has 8 bytes for each slab of 32 rows, 4 for each slot of the table, and pieces aligned to 256 bytes.
 _SLAB_ROWS, _SLAB_BYTES, _SLOT_BYTES, _ALIGNMENT = 32, 8, 4, 256
 
-# Of a packed layer (docs/packed.md): tiles of 64x32 weights at 12 bits, and a line for 32 of them side by side.
+# Of a packed layer (format/PACKED.md): tiles of 64x32 weights at 12 bits, and a line for 32 of them side by side.
 _PACKED_HEAD_BYTES = 256
 _PACKED_ROWS, _PACKED_COLS, _PACKED_TILE_BYTES = 64, 32, 3072
 _LINE_TILES, _LINE_BYTES = 32, 128
