@@ -4,6 +4,8 @@
  * what one warp's chain of rANS states needs, whatever the others do: `waiting`. What follows the walk is added. */
 #include "trf_cost_model.h"
 
+#include "trf_planning.h"
+
 #include <math.h>
 
 /* ---- constants: microseconds unless the name says otherwise; slabs are 256 columns wide ---- */

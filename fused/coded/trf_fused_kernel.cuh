@@ -200,7 +200,7 @@ static __device__ __forceinline__ float4 trf_add_partials(uint32_t count, uint32
 #pragma unroll
         for (int j = 0; j < kAtOnce; j++)
             if (i + j * adders < count)
-                sum = trf_add(sum, v[j]);
+                sum = trf_add4(sum, v[j]);
     }
     __syncwarp();
     if (adders > 1)
@@ -444,9 +444,9 @@ static __global__ void __launch_bounds__(256)
             /* Those behind the first block begin inside the wave. */
             const bool its_first =
                 block > first || trf_share_begin(p.share_quotient, p.share_remainder, block) >= begin;
-            sum = trf_add(sum, __ldcg(reinterpret_cast<const float4 *>(
-                                   trf_partial_of(p, block, its_first, unit % p.wave_units, acc_tiles) +
-                                   128 * acc_tile + 4 * lane)));
+            sum = trf_add4(sum, __ldcg(reinterpret_cast<const float4 *>(
+                                    trf_partial_of(p, block, its_first, unit % p.wave_units, acc_tiles) +
+                                    128 * acc_tile + 4 * lane)));
         }
         trf_finish_sums(a, lane, lane % 4, first_row, acc_tile / x_tiles, acc_tile % x_tiles, sum);
     }

@@ -6,6 +6,7 @@
 #include "trf_fused_instances.cuh"
 #include "trf_kernel_launch.cuh"
 #include "trf_pad_x.h"
+#include "trf_planning.h"
 
 static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_fused_partition *c, trf_dtype x_dtype) {
     const int variant = (int)c->variant, x_tiles = (int)c->x_tiles, class_bits = (int)view->class_bits,
@@ -93,7 +94,7 @@ static int prepare_x_and_edges(const trf_layer_traits *traits, trf_dtype x_dtype
     const trf_device_view *view = &args->view;
     if (view->cols % 8 || (uintptr_t)args->x % 16) {
         const void *const x = args->x;
-        args->x_stride = trf_padded_x_stride(view);
+        args->x_stride = trf_padded_x_stride(view->cols);
         args->x = base + c.padded_x_offset;
         const int status = trf_launch_pad_x(x, args->m, view->cols, base + c.padded_x_offset, args->x_stride, stream);
         if (status)

@@ -5,6 +5,7 @@
 #include "trf_fused_partition.h"
 
 #include "trf_cost_model.h"
+#include "trf_planning.h"
 #include "trf_product_request.h"
 
 #include <math.h>
@@ -189,7 +190,7 @@ void trf_fused_choose(const trf_device_view *view, const trf_layer_traits *trait
     find_partition(&request, c);
     c->partials_offset = trf_device_align(traits->irregular_weights ? 4ull * m * view->rows : 0);
     c->padded_x_offset = c->partials_offset + (c->is_stream_k ? 2ull * c->clusters * c->wave_units * sum_bytes(c) : 0);
-    c->epilogue_sums_offset = c->padded_x_offset + trf_padded_x_bytes(view, m); /* x may be misaligned */
+    c->epilogue_sums_offset = c->padded_x_offset + trf_padded_x_bytes(view->cols, m); /* x may be misaligned */
     c->workspace_bytes =
         c->epilogue_sums_offset +
         (trf_fused_has_sums_in_workspace(view, traits, product) ? trf_device_align(4ull * m * view->rows) : 0);

@@ -10,8 +10,6 @@
 #include "trf_acc_tile.h"
 #include "trf_smem_layout.h"
 
-#include <assert.h>
-
 enum {
     TRF_X_TILE_BYTES = 8 * 64 /* 8 rows of x, two steps' columns */
 };
@@ -116,26 +114,6 @@ TRF_HD_CONSTEXPR int trf_has_group_kernel(uint32_t codec, uint32_t class_bits, u
 TRF_HD_CONSTEXPR uint32_t trf_group_warps(uint32_t class_bits, uint32_t unit_slabs) {
     return (uint32_t)trf_fused_warps(TRF_CODEC_BF16, (int)class_bits, 0, 1,
                                      unit_slabs == 2 ? TRF_VARIANT_TWO_SLABS : TRF_VARIANT_ONE_SLAB);
-}
-
-/* ---- what planning of every family asks ---- */
-
-/* Or scale blocks. */
-static inline int trf_has_scale_groups(const trf_device_view *view) {
-    return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
-}
-
-static inline uint32_t trf_ceil_div(uint32_t a, uint32_t b) {
-    assert(b > 0);
-    return (a + b - 1) / b;
-}
-static inline uint32_t trf_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-static inline uint32_t trf_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
-
-/* Of x with rows of whole 16 bytes, to which misaligned x is copied: elements of a row, and bytes in a workspace. */
-static inline uint32_t trf_padded_x_stride(const trf_device_view *view) { return (view->cols + 7) / 8 * 8; }
-static inline uint64_t trf_padded_x_bytes(const trf_device_view *view, uint32_t m) {
-    return trf_device_align(2ull * m * trf_padded_x_stride(view));
 }
 
 #endif

@@ -2,6 +2,7 @@
 #include "trf_product_request.h"
 
 #include "trf_fused_variant.h"
+#include "trf_planning.h"
 
 const char *trf_fragment_refusal(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype) {
     if (traits->predictor_modes & TRF_PREDICT_COL)

@@ -6,6 +6,7 @@
 #ifndef TRF_WARP_PRODUCT_CUH
 #define TRF_WARP_PRODUCT_CUH
 
+#include "trf_add4.cuh"
 #include "trf_epilogue.h"
 #include "trf_fused_variant.h"
 #include "trf_layer_traits.h"
@@ -126,10 +127,6 @@ static __device__ __forceinline__ void trf_finish_sums(const trf_product_args &a
     trf_finish_sum(a, lane, q, first_row, b, t, 1, sums.y);
     trf_finish_sum(a, lane, q, first_row, b, t, 2, sums.z);
     trf_finish_sum(a, lane, q, first_row, b, t, 3, sums.w);
-}
-
-static __device__ __forceinline__ float4 trf_add(float4 a, float4 b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
 /* v and that of lane ^ lane_mask, added up. */

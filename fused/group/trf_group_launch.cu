@@ -6,6 +6,7 @@
 #include "trf_group_instances.cuh"
 #include "trf_kernel_launch.cuh"
 #include "trf_pad_x.h"
+#include "trf_planning.h"
 
 static trf_group_kernel kernel_of(const trf_device_view *view, uint32_t unit_slabs, trf_dtype x_dtype) {
     const bool bf16_x = x_dtype == TRF_DTYPE_BF16;
@@ -60,7 +61,7 @@ static int prepare_layer(const trf_group_product *product, const trf_group_layer
     const trf_device_view *view = product->view;
     args->x = x;
     if (view->cols % 8 || (uintptr_t)x % 16) {
-        args->x_stride = trf_padded_x_stride(view);
+        args->x_stride = trf_padded_x_stride(view->cols);
         args->x = base + layer->padded_x_offset;
         int status = trf_launch_pad_x(x, product->m, view->cols, base + layer->padded_x_offset, args->x_stride, stream);
         if (status)
@@ -104,7 +105,7 @@ static int prepare_tokens(const trf_experts_call *call, const trf_experts_partit
     const trf_device_view *view = call->view;
     if (view->cols % 8 || (uintptr_t)call->x % 16) {
         uint8_t *const padded = call->workspace + trf_experts_padded_x_offset(view, partition, call->max_tokens);
-        args->x_stride = trf_padded_x_stride(view);
+        args->x_stride = trf_padded_x_stride(view->cols);
         args->x = padded;
         int status = trf_launch_pad_tokens(call->x, call->offsets_dev + call->count, call->max_tokens, view->cols,
                                            padded, args->x_stride, stream);

@@ -5,6 +5,7 @@
 #include "trf_group_partition.h"
 
 #include "trf_cost_model.h"
+#include "trf_planning.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -186,7 +187,7 @@ static void lay_out_workspace(const trf_group_product *products, uint32_t count,
         partition->layers[i].edge_sums_offset = at;
         at += trf_device_align(products[i].traits->irregular_weights ? 4ull * products[i].m * view->rows : 0);
         partition->layers[i].padded_x_offset = at;
-        at += trf_padded_x_bytes(view, products[i].m); /* x may be misaligned */
+        at += trf_padded_x_bytes(view->cols, products[i].m); /* x may be misaligned */
     }
     partition->workspace_bytes = at;
 }
@@ -270,5 +271,5 @@ uint64_t trf_experts_padded_x_offset(const trf_device_view *view, const trf_expe
 
 uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,
                                      uint32_t max_tokens) {
-    return trf_experts_padded_x_offset(view, partition, max_tokens) + trf_padded_x_bytes(view, max_tokens);
+    return trf_experts_padded_x_offset(view, partition, max_tokens) + trf_padded_x_bytes(view->cols, max_tokens);
 }

@@ -36,8 +36,8 @@
 
 #include "trf_divisor.h"
 #include "trf_packed_bulk_sizes.h"
-#include "trf_packed_general.cuh"
 #include "trf_packed_handover.cuh"
+#include "trf_packed_product.cuh"
 #include "trf_tensor_map.cuh"
 
 /* By value to every bulk kernel. */

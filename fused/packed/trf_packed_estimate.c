@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_packed_estimate.h"
 
+#include "trf_planning.h"
+
 enum {
     USUAL_GB = 3352 /* a second, where the driver does not say */
 };
@@ -75,8 +77,8 @@ static double bulk_ns(const product *w) {
     const double bytes = trf_packed_bulk_weight_bytes(p->shape) +
                          trf_packed_bulk_x_bytes(p->shape, 1) / TRF_PACKED_X_TILE_ROWS * w->m,
                  k_block_ns = larger(bytes / c->bulk_copy, c->bulk_k_block[p->shape][log]),
-                 k_blocks = (double)(is_stream_k ? trf_packed_ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
-                                                 : trf_packed_ceil_div(p->k_blocks, p->cluster_size));
+                 k_blocks = (double)(is_stream_k ? trf_ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
+                                                 : trf_ceil_div(p->k_blocks, p->cluster_size));
     return c->bulk_start + larger(read_ns(w, 1, c->bulk_read), k_blocks * k_block_ns) +
            (is_stream_k ? c->bulk_stream_k : c->bulk_cluster[p->cluster_size]);
 }
@@ -87,9 +89,7 @@ static double wgmma_copy_ns(const product *w, uint64_t tiles, double passes, dou
 }
 
 /* Blocks with the same weights read them at the same time. */
-static double shared_passes(const product *w) {
-    return (double)trf_packed_ceil_div(w->p->x_blocks, TRF_PACKED_WGMMA_X_RUN);
-}
+static double shared_passes(const product *w) { return (double)trf_ceil_div(w->p->x_blocks, TRF_PACKED_WGMMA_X_RUN); }
 
 /* Rows of x of a tile, as two bands have them: by these goes what leaves a block. */
 static double rows_out(const product *w) { return (double)w->x_rows * trf_packed_wgmma_bands(w->p->shape) / 2; }
@@ -101,7 +101,7 @@ static double cluster_ns(const product *w) {
     const trf_packed_costs *c = w->costs;
     const uint32_t blocks = w->p->cluster_size;
     return wgmma_copy_ns(w, w->p->tiles, shared_passes(w),
-                         (double)trf_packed_ceil_div(w->p->k_blocks, blocks) * w->k_block_ns) +
+                         (double)trf_ceil_div(w->p->k_blocks, blocks) * w->k_block_ns) +
            c->wgmma_cluster[blocks] + c->wgmma_tile +
            (c->wgmma_row + c->wgmma_cluster_row * (blocks - 1)) * rows_out(w) / blocks;
 }
@@ -116,8 +116,7 @@ static double equal_shares_ns(const product *w, uint64_t tiles) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;
     const double k_block_ns = w->k_block_ns + (p->x_blocks > 1 ? c->wgmma_shared_x : 0);
-    return wgmma_copy_ns(w, tiles, p->x_blocks,
-                         (double)trf_packed_ceil_div(tiles * p->k_blocks, p->blocks) * k_block_ns) +
+    return wgmma_copy_ns(w, tiles, p->x_blocks, (double)trf_ceil_div(tiles * p->k_blocks, p->blocks) * k_block_ns) +
            c->wgmma_stream_k + 2 * tile_ns(w) + c->wgmma_sharer_row * w->x_rows * (double)p->blocks / (double)tiles;
 }
 
@@ -125,9 +124,8 @@ static double equal_shares_ns(const product *w, uint64_t tiles) {
 static double fronts_ns(const product *w, uint64_t tiles) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;
-    const uint64_t others = p->blocks - tiles,
-                   back = trf_packed_ceil_div(tiles * (p->k_blocks - p->front_k_blocks), others),
-                   backs = trf_packed_ceil_div(tiles, others) + 1; /* of which a block has some */
+    const uint64_t others = p->blocks - tiles, back = trf_ceil_div(tiles * (p->k_blocks - p->front_k_blocks), others),
+                   backs = trf_ceil_div(tiles, others) + 1; /* of which a block has some */
     const double back_k_block_ns = w->k_block_ns * (p->x_blocks > 1 ? c->wgmma_back_k_block : 1),
                  back_ns = (double)back * back_k_block_ns + (double)backs * c->wgmma_back_row * w->x_rows;
     return wgmma_copy_ns(w, tiles, shared_passes(w), larger(p->front_k_blocks * w->k_block_ns, back_ns)) +

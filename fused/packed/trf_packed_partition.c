@@ -4,6 +4,7 @@
 #include "trf_packed_partition.h"
 
 #include "trf_packed_estimate.h"
+#include "trf_planning.h"
 
 #include <string.h>
 
@@ -27,7 +28,7 @@ static uint32_t x_tiles_of(uint32_t m) {
 int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                               trf_packed_partition *partition) {
     trf_packed_partition made = {.shape = TRF_PACKED_GENERAL, .x_tiles = x_tiles_of(m), .cluster_size = 1};
-    made.x_blocks = (uint32_t)trf_packed_ceil_div(m, made.x_tiles * TRF_PACKED_X_TILE_ROWS);
+    made.x_blocks = (uint32_t)trf_ceil_div(m, made.x_tiles * TRF_PACKED_X_TILE_ROWS);
 
     /* As many k splits as fill the device once, unless they become so short that their sums cost more. */
     const uint64_t alone = (uint64_t)view->bands * made.x_blocks,
@@ -49,11 +50,6 @@ int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limi
     return 1;
 }
 
-/* Room for a copy of x whose rows are whole 16 bytes, where it may not be so itself. */
-static uint64_t padded_x_bytes(const trf_packed_view *view, uint32_t m) {
-    return ((uint64_t)m * trf_packed_ceil_div(view->cols, 8) * 16 + 255) / 256 * 256;
-}
-
 /* ---- bulk and wgmma kernels ---- */
 
 static int has_kernel(int shape, uint32_t x_tiles) { return shape == TRF_PACKED_BULK_32 || x_tiles < 8; }
@@ -73,7 +69,7 @@ static int count_k_blocks(const trf_packed_view *view, uint32_t m, uint64_t tile
         return 0;
     made->tiles = (uint32_t)tiles;
     made->k_blocks = (uint32_t)k_blocks;
-    made->handover_offset = padded_x_bytes(view, m);
+    made->handover_offset = trf_padded_x_bytes(view->cols, m);
     made->workspace_bytes = made->handover_offset;
     return 1;
 }
@@ -87,8 +83,8 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
         trf_packed_bulk_is_stream_k(shape) != (cut == TRF_PACKED_STREAM_K) ||
         !trf_smem_fits(trf_packed_bulk_shared_bytes(shape, made->x_tiles), limits) ||
         !count_k_blocks(view, m,
-                        trf_packed_ceil_div((uint64_t)view->bands * TRF_PACKED_TILE_ROWS, trf_packed_bulk_rows(shape)),
-                        trf_packed_ceil_div(view->tiles_per_band, trf_packed_bulk_col_warps(shape)), made))
+                        trf_ceil_div((uint64_t)view->bands * TRF_PACKED_TILE_ROWS, trf_packed_bulk_rows(shape)),
+                        trf_ceil_div(view->tiles_per_band, trf_packed_bulk_col_warps(shape)), made))
         return 0;
     if (cut != TRF_PACKED_STREAM_K)
         return give_clusters(limits, cut, made);
@@ -104,7 +100,7 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
 static uint32_t front_k_blocks(uint64_t shared, const trf_packed_partition *p) {
     if (3 * shared < p->blocks)
         return 0;
-    const uint64_t k_blocks = trf_packed_ceil_div(shared * p->k_blocks, p->blocks) + MORE_K_BLOCKS;
+    const uint64_t k_blocks = trf_ceil_div(shared * p->k_blocks, p->blocks) + MORE_K_BLOCKS;
     return (uint32_t)(k_blocks < p->k_blocks ? k_blocks : p->k_blocks - 1);
 }
 
@@ -113,10 +109,10 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
     const uint64_t room = (uint64_t)limits->multiprocessors;
     const uint32_t x_rows = trf_packed_wgmma_x_rows(made->shape);
     made->x_tiles = x_rows / TRF_PACKED_X_TILE_ROWS;
-    made->x_blocks = (uint32_t)trf_packed_ceil_div(m, x_rows);
+    made->x_blocks = (uint32_t)trf_ceil_div(m, x_rows);
     if (!trf_smem_fits(trf_packed_wgmma_shared_bytes(made->shape), limits) ||
-        !count_k_blocks(view, m, trf_packed_ceil_div(view->bands, trf_packed_wgmma_bands(made->shape)) * made->x_blocks,
-                        trf_packed_ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_PACKED_TILES), made))
+        !count_k_blocks(view, m, trf_ceil_div(view->bands, trf_packed_wgmma_bands(made->shape)) * made->x_blocks,
+                        trf_ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_PACKED_TILES), made))
         return 0;
     made->whole_tiles = made->tiles;
     made->front_k_blocks = made->k_blocks;

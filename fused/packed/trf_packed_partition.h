@@ -19,8 +19,6 @@ enum {
     TRF_PACKED_MAX_CANDIDATES = 8
 };
 
-static inline uint64_t trf_packed_ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
-
 typedef struct trf_packed_partition {
     int shape; /* trf_packed_bulk_shape, trf_packed_wgmma_shape; TRF_PACKED_GENERAL: the kernel that runs everywhere */
     uint32_t x_tiles; /* of a block: 1, 2, 4 or 8; of wgmma kernels 8 to 32 */

@@ -4,6 +4,7 @@
 #ifndef TRF_PACKED_RING_CUH
 #define TRF_PACKED_RING_CUH
 
+#include "trf_add4.cuh"
 #include "trf_packed_stage_sizes.h"
 #include "trf_ptx_sm90.cuh"
 
@@ -91,10 +92,6 @@ static __device__ __forceinline__ void trf_packed_give_stage_back(uint32_t empty
     if (lane == 0)
         trf_mbarrier_arrive(empty);
 #endif
-}
-
-static __device__ __forceinline__ float4 trf_add4(float4 a, float4 b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
 #endif

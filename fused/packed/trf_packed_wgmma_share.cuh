@@ -22,8 +22,9 @@
 #define TRF_PACKED_WGMMA_SHARE_CUH
 
 #include "trf_divisor.h"
-#include "trf_packed_general.cuh"
 #include "trf_packed_handover.cuh"
+#include "trf_packed_partition.h"
+#include "trf_packed_product.cuh"
 #include "trf_packed_wgmma_sizes.h"
 #include "trf_ptx_sm90.cuh"
 #include "trf_tensor_map.cuh"

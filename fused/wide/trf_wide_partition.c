@@ -3,6 +3,7 @@
 #include "trf_wide_partition.h"
 
 #include "trf_fused_variant.h"
+#include "trf_planning.h"
 #include "trf_product_request.h"
 #include "trf_wide_sizes.h"
 

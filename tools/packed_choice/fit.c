@@ -17,6 +17,7 @@
 #include "cli_values.h"
 
 #include "trf_packed_estimate.h"
+#include "trf_planning.h"
 #include "usual_layers.h"
 
 #include <getopt.h>
@@ -105,8 +106,8 @@ static product *add_product(fit *f, const char *card, uint32_t gb, cli_shape lay
     p->m = m;
     p->view.rows = layer.rows;
     p->view.cols = layer.cols;
-    p->view.bands = (uint32_t)trf_packed_ceil_div(layer.rows, TRF_PACKED_TILE_ROWS);
-    p->view.tiles_per_band = (uint32_t)trf_packed_ceil_div(layer.cols, TRF_PACKED_TILE_COLS);
+    p->view.bands = (uint32_t)trf_ceil_div(layer.rows, TRF_PACKED_TILE_ROWS);
+    p->view.tiles_per_band = (uint32_t)trf_ceil_div(layer.cols, TRF_PACKED_TILE_COLS);
     p->limits = (trf_device_limits){.multiprocessors = 132,
                                     .shared_bytes = 232448,
                                     .capability = 90,

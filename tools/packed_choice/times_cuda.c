@@ -21,6 +21,7 @@
 #include "cli_values.h"
 #include "transfuse/device_memory.h"
 
+#include "trf_context.h"
 #include "trf_layout_plans.h"
 #include "trf_packed_estimate.h"
 #include "usual_layers.h"

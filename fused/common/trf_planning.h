@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What planning of every family of kernels asks. C and CUDA, host code. */
+#ifndef TRF_PLANNING_H
+#define TRF_PLANNING_H
+
+#include "trf_device_view.h"
+
+#include <assert.h>
+
+static inline uint64_t trf_ceil_div(uint64_t a, uint64_t b) {
+    assert(b > 0);
+    return (a + b - 1) / b;
+}
+static inline uint32_t trf_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static inline uint32_t trf_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* Or scale blocks. */
+static inline int trf_has_scale_groups(const trf_device_view *view) {
+    return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
+}
+
+/* Of x with rows of whole 16 bytes, to which misaligned x is copied: elements of a row, and bytes in a workspace. */
+static inline uint32_t trf_padded_x_stride(uint32_t cols) { return (cols + 7) / 8 * 8; }
+static inline uint64_t trf_padded_x_bytes(uint32_t cols, uint32_t m) {
+    return trf_device_align(2ull * m * trf_padded_x_stride(cols));
+}
+
+#endif
