@@ -31,7 +31,8 @@ typedef struct trf_pool trf_pool;
 trf_status trf_pool_create(trf_pool **pool, trf_error *err);
 void trf_pool_destroy(trf_pool *pool); /* NULL is allowed; waits for the threads to end */
 
-/* As trf_parallel_for. Several loops may run at once, and share the threads: each has its caller's at least. */
+/* Does what trf_parallel_for does. Several loops may run at once, and share the threads: each has its caller's at
+ * least. */
 trf_status trf_pool_for(trf_pool *pool, int threads, uint64_t count, trf_parallel_fn *fn, void *context,
                         trf_error *err);
 

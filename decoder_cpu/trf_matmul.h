@@ -14,7 +14,8 @@ int trf_matmul_workers(uint32_t rows, int threads);
 /* Bytes that so many workers need to themselves. */
 uint64_t trf_matmul_scratch_bytes(int workers);
 
-/* As trf_layer_matmul_cpu, without allocating. scratch: 64-byte aligned, of trf_matmul_scratch_bytes(workers). */
+/* Does what trf_layer_matmul_cpu does, without allocating. scratch: 64-byte aligned,
+ * trf_matmul_scratch_bytes(workers). */
 trf_status trf_multiply_layer(const trf_layer *layer, const float *x, uint32_t m, float *y, int workers, void *scratch,
                               trf_error *err);
 

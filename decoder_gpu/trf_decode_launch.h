@@ -35,7 +35,7 @@ typedef struct trf_expert_decoding {
 int trf_launch_decode_experts(const trf_expert_decoding *experts, const trf_expert_decode_choice *chosen,
                               trf_stream stream);
 
-/* As trf_launch_decode_slabs, which resorts to it: by the edges' kernel, for every valid layer, slowly. */
+/* Does what trf_launch_decode_slabs does, which resorts to it: by the edges' kernel, for every valid layer, slowly. */
 int trf_launch_decode_slabs_as_edges(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream);
 
 /* Every weight of the edges, and nothing else. */

@@ -55,7 +55,7 @@ static inline trf_write_call trf_write_call_of(const trf_device_view *view, trf_
             as,           trf_write_format_of(view, as), chosen->method};
 }
 
-/* By value to every kernel of one layer. */
+/* Every kernel of one layer takes it by value. */
 struct trf_write_args {
     trf_device_view view;
     trf_write_call call;

@@ -17,8 +17,8 @@ static __device__ __forceinline__ void trf_warp_prefetch_l2(const uint8_t *from,
         trf_prefetch_l2(from + at);
 }
 
-/* As trf_edge_open. The slab's bytes are on their way to the L2 cache when it returns: a lane reads them a few at a
- * time. */
+/* Does what trf_edge_open does. The slab's bytes are on their way to the L2 cache when it returns: a lane reads them
+ * a few at a time. */
 static __device__ __forceinline__ bool trf_warp_edge_open(trf_edge &edge, const trf_device_view &view, uint32_t band,
                                                           uint32_t tile_col, uint32_t edge_id, uint32_t lane) {
     if (!trf_edge_open(&edge, &view, band, tile_col, edge_id, lane))

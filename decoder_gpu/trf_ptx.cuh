@@ -67,15 +67,15 @@ static __device__ __forceinline__ void trf_sts128(uint32_t at, uint4 v) {
 
 /* ---- global memory ---- */
 
-/* Of what no kernel writes. It is loaded where it stands in the code. */
+/* Loads what no kernel writes, where it stands in the code. */
 static __device__ __forceinline__ uint32_t trf_ldg32(const uint32_t *at) {
     uint32_t v;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(at));
     return v;
 }
 
-/* Of what the kernel in front may have written. Compilers move loads of constant memory (__ldg) in front of
- * trf_wait_for_predecessor; this one stays behind it. */
+/* Loads what the kernel in front may have written. Compilers move loads of constant memory (__ldg) in front of
+ * trf_wait_for_predecessor; this one stays after it. */
 static __device__ __forceinline__ uint4 trf_ldg128(const void *at) {
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));

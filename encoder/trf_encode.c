@@ -16,12 +16,13 @@ enum {
     TRIAL_WEIGHTS = 1 << 22
 };
 
-/* Of the bits asked for: what ends the search, and what a finished blob may be off before it is encoded again. */
+/* Shares of the bits asked for: what ends the search, and what a finished blob may be off before it is encoded
+ * again. */
 static const double kTrialTolerance = 0.001, kFinalTolerance = 0.006;
 
-/* Of the bits asked for: what a matrix may take from its codes for what large ones hardly have (small_matrix_bits).
- * What that needs beyond comes on top, since a matrix of a few thousand weights would have nothing left for its
- * codes. */
+/* The share of the bits asked for that a matrix may take from its codes for what large ones hardly have
+ * (small_matrix_bits). What that needs beyond comes on top, since a matrix of a few thousand weights would have
+ * nothing left for its codes. */
 static const double kSmallMatrixShare = 0.05;
 
 typedef struct encoding {
@@ -223,7 +224,7 @@ static trf_status try_step(encoding *e, double step, double *bits, trf_error *er
     return status;
 }
 
-/* Of a slab, without its codes: for each lane L bits of the first state and half a word, the counts of words and
+/* A slab's bits without its codes: for each lane L bits of the first state and half a word, the counts of words and
  * exceptions and half of the padding. */
 static double bits_of_slab(const trf_header *header) {
     return TRF_LANES * (header->state_bits + 8.0) + 8.0 * (TRF_LANE_PAIRS + 4 + TRF_ALIGNMENT / 2);

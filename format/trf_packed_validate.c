@@ -18,7 +18,7 @@ typedef struct checked_layer {
     uint64_t records, stored;
 } checked_layer;
 
-/* Of something in the buffer. */
+/* Returns where something is in the buffer. */
 static uint64_t offset_of(const checked_layer *layer, const void *at) {
     return (uint64_t)((const uint8_t *)at - layer->packed);
 }
@@ -92,7 +92,7 @@ static trf_status check_line(checked_layer *layer, uint32_t band, uint32_t numbe
 
 /* ---- tiles ---- */
 
-/* Of a zeroing layer: index 0 has no mantissa. */
+/* Checks a step of a zeroing layer: index 0 has no mantissa. */
 static trf_status check_packed_step(const checked_layer *layer, const uint8_t *tile, uint32_t slab, uint32_t step,
                                     uint32_t lane, trf_error *err) {
     const uint8_t *raw = tile + trf_packed_raw_offset(slab, lane, step, 0);

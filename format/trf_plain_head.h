@@ -28,7 +28,7 @@ TRF_STATIC_ASSERT(offsetof(trf_plain_head, coded_header) == 64, "plain head");
 /* The type of a codec's weights as they lie plain; NONE: it has no plain layout. */
 trf_dtype trf_plain_dtype(uint32_t codec);
 
-/* Of a whole buffer. */
+/* Bytes of a whole buffer. */
 static inline uint64_t trf_plain_buffer_bytes(uint32_t rows, uint32_t cols) {
     return TRF_PLAIN_WEIGHTS_OFFSET + (uint64_t)TRF_PLAIN_WEIGHT_BYTES * rows * cols;
 }

@@ -52,7 +52,8 @@ static uint32_t slab_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32
     return trf_raw_bytes(raw_bits, trf_lane_weights(trf_slab_shape_at(tile, slab)));
 }
 
-/* Of the slabs side by side in a band, of which `slab` is the first. All but the last have its width. */
+/* Bytes of raw bits of the slabs side by side in a band, of which `slab` is the first. All but the last have its
+ * width. */
 static uint32_t band_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits) {
     const uint32_t others = tile->slabs_across - 1;
     return others * slab_raw_bytes(tile, slab, raw_bits) + slab_raw_bytes(tile, slab + others, raw_bits);

@@ -438,8 +438,9 @@ TRF_API void trf_load_options_init(trf_load_options *options);
 
 /* Bytes of trf_layer_memory that a layer takes. */
 typedef struct trf_layer_size {
-    /* Of a whole coded layer exactly the blob's; of a shard those of a blob of its own. Of a packed layer the most that
-     * one of its shape can take: what it did take is its memory_bytes, and nothing behind that is used. */
+    /* A whole coded layer takes exactly the blob's bytes, and a shard those of a blob of its own. For a packed layer
+     * it is the most that one of its shape can take: what it did take is its memory_bytes, and nothing after that is
+     * used. */
     uint64_t buffer_bytes;
     uint64_t directory_bytes; /* 0 on the CPU, and of layers that are not coded */
 } trf_layer_size;

@@ -371,7 +371,7 @@ static trf_status find_in_model(const trf_checkpoint *model, const char *name, t
     return status;
 }
 
-/* As find_in_model, and in a pipeline's part a name may also begin with the part's. */
+/* Does what find_in_model does; in a pipeline's part a name may also begin with the part's. */
 static trf_status find_in_part(const trf_checkpoint *part, const char *name, trf_checkpoint_matrix *matrix,
                                trf_error *err) {
     const size_t length = part->name ? strlen(part->name) : 0;

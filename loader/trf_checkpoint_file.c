@@ -286,8 +286,8 @@ static trf_status parse_checkpoint_file(const trf_file *file, trf_checkpoint_fil
         status = trf_file_read(file, 0, &magic, sizeof magic, err);
     if (status != TRF_OK)
         return status;
-    /* As a safetensors file's first bytes the magic would be a header far above the limit. A .trf file without it is a
-     * broken blob. */
+    /* Read as a safetensors file's first bytes, the magic would be a header far above the limit. A .trf file without
+     * it is a broken blob. */
     size_t length = strlen(checkpoint_file->path);
     int named_trf = length > 4 && strcmp(checkpoint_file->path + length - 4, ".trf") == 0;
     checkpoint_file->is_layer = checkpoint_file->compressed = magic == TRF_MAGIC || named_trf;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* As for a file's header. A compressed index holds the source's besides itself. */
+/* The limit is that of a file's header. A compressed index holds the source's besides itself. */
 #define TRF_MAX_INDEX_BYTES (4ull * TRF_MAX_SAFETENSORS_HEADER_BYTES)
 
 static trf_status index_parse(const char *path, const char *text, size_t bytes, trf_checkpoint_index *index,

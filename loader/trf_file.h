@@ -24,7 +24,7 @@ typedef struct trf_file_stamp {
 struct stat;
 trf_file_stamp trf_stamp_of(const struct stat *info);
 
-/* Of a path, links followed. Errors: TRF_ERR_NOT_FOUND, _IO. */
+/* Takes the stamp of a path, links followed. Errors: TRF_ERR_NOT_FOUND, _IO. */
 trf_status trf_path_take_stamp(const char *path, trf_file_stamp *stamp, trf_error *err);
 trf_status trf_path_check_stamp(const char *path, const trf_file_stamp *stamp, trf_error *err);
 

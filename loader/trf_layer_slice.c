@@ -151,7 +151,7 @@ typedef struct trf_clearing {
     int first, last;                 /* which of a row's tiles are cut */
 } trf_clearing;
 
-/* Of tile (i, j), if there are any to be cleared. */
+/* Clears what is to be cleared of tile (i, j), if there is something. */
 static trf_status clear_tile(const trf_clearing *work, uint32_t i, uint32_t j, trf_clearing_scratch *scratch,
                              trf_error *err) {
     trf_slice *s = work->slice;

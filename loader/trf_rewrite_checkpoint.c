@@ -29,7 +29,7 @@ typedef struct trf_rewriting_part {
     size_t num_written;
 } trf_rewriting_part;
 
-/* Of a run that decompresses the report has the input's size already. */
+/* The report of a run that decompresses has the input's size already. */
 static void count_output(trf_rewriting *work, uint64_t bytes) {
     work->job->report.output_file_bytes += work->plan->compresses ? bytes : 0;
 }
@@ -217,7 +217,7 @@ static trf_status count_extra(trf_rewriting *work, trf_error *err) {
     return status;
 }
 
-/* Of the indexes and config.json of a model: as the source has them. */
+/* Bytes of the indexes and config.json of a model, as the source has them. */
 static uint64_t source_text_bytes(const trf_tree *tree, const trf_rewrite_part *part, int compresses) {
     uint64_t total = 0;
     struct stat info;

@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-/* As in the reference implementation. */
+/* The reference implementation has the same limit. */
 #define TRF_MAX_SAFETENSORS_HEADER_BYTES 100000000u
 
 typedef struct trf_tensor {

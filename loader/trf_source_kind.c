@@ -177,7 +177,7 @@ static trf_status ask_file(const trf_beside *beside, const char *name, int *foun
     return status;
 }
 
-/* By the files of quantizers and PEFT. */
+/* Looks at the files of quantizers and PEFT. */
 static trf_status find_in_files(const trf_checkpoint *checkpoint, const trf_beside *beside,
                                 char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     static const char adapter[] = "adapter_config.json";
@@ -208,7 +208,7 @@ static void tell_config(const trf_checkpoint *checkpoint, const trf_source_confi
                  checkpoint->is_folder ? "" : " in the " TRF_MODEL_CONFIG_NAME " beside it");
 }
 
-/* By tensors: an adapter if each of its files is one. */
+/* Looks at tensors: it is an adapter if each of its files is one. */
 static trf_status find_adapter(const trf_checkpoint *checkpoint, char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     const trf_tensor *tensor = NULL;
     for (size_t i = 0; i < checkpoint->num_files; i++) {
@@ -369,7 +369,7 @@ static int is_same_variant(const char *name, const char *other) {
     return length == other_length && strncmp(variant, other_variant, length) == 0;
 }
 
-/* Of the files of one variant, which are loaded together, the first one being `first`. */
+/* Tells the dtype of the files of one variant, which are loaded together, the first one being `first`. */
 static void tell_dtype(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *dtype,
                        const trf_blob_counts *blobs, size_t first, trf_job *job) {
     size_t length, files = 0;

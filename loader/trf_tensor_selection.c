@@ -162,7 +162,7 @@ static int is_excluded(const trf_selection_rules *rules, const char *name, const
     return 0;
 }
 
-/* By `include`. */
+/* Selects what `include` names. */
 static trf_status select_included(const trf_selection_rules *rules, const trf_tensor *tensor, const char *part_name,
                                   const char *obstacle, trf_tensor_selection *selection, trf_left_reason *reason,
                                   trf_error *err) {

@@ -29,7 +29,7 @@ pack_coded_kernel kernel_of(uint32_t class_bits, uint32_t zeroing) {
     return zeroing ? pack_coded_slabs<4, true> : pack_coded_slabs<4, false>;
 }
 
-/* As many warps as find room. @return 0 if too few do. */
+/* Takes as many warps as find room. @return 0 if too few do. */
 uint32_t choose_warps(const trf_device_view *view, const trf_layer_traits *traits, int shared_bytes,
                       trf_smem_layout *smem) {
     for (uint32_t warps = kMostWarps; warps >= kFewestWarps; warps--) {

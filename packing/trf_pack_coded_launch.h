@@ -31,8 +31,8 @@ typedef struct trf_pack_coded_counts {
 typedef struct trf_pack_coded_memory {
     void *scratch;                 /* as large as trf_pack_coded_scratch_bytes says; needs no preparation */
     trf_pack_coded_counts *counts; /* zeros before */
-    /* As of trf_launch_pack, with whose launches ranges of a layer may take turns: num_stored is read, inexact written;
-     * what is in counts is not added. */
+    /* The state is trf_launch_pack's, with whose launches ranges of a layer may take turns: num_stored is read,
+     * inexact written; what is in counts is not added. */
     trf_pack_state *state;
 } trf_pack_coded_memory;
 

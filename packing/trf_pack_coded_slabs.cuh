@@ -41,7 +41,7 @@ static_assert(kTileHalfSlabs * TRF_PACKED_SLAB_ROWS == (uint32_t)TRF_SLAB_ROWS,
               "a coded slab's rows are half a packed tile's");
 static_assert((uint32_t)TRF_STEP_PAIR_COLS == (uint32_t)TRF_PACKED_TILE_COLS, "two steps are a packed tile's columns");
 
-/* By value to the kernels. */
+/* The kernels take it by value. */
 struct trf_pack_coded_args {
     trf_device_view view;
     trf_write_call call;

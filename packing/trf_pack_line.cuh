@@ -47,7 +47,7 @@ struct trf_pack_args {
     uint64_t first_line, num_lines; /* of the range */
 };
 
-/* Of the range that rows are. */
+/* The arguments for the range that rows are. */
 static inline trf_pack_args trf_pack_args_of(const trf_packed_view *view, const trf_rows_to_pack *rows,
                                              trf_pack_state *state) {
     const uint64_t band = rows->first_row / TRF_PACKED_TILE_ROWS;

@@ -164,7 +164,7 @@ static __device__ __forceinline__ void trf_unpack_slab(const trf_unpack_args &ar
     trf_quartet_transpose(octets[1].word, lane);
 }
 
-/* Of each packed slab both tiles are on their way before the first is unpacked. */
+/* Both tiles of each packed slab are on their way before the first is unpacked. */
 template <bool kZeroing>
 static __device__ __forceinline__ void trf_unpack_tiles(const trf_unpack_args &args, uint32_t band, uint32_t tile,
                                                         uint32_t lane) {

@@ -18,7 +18,7 @@ static cli_exit fail_io(const char *path, const char *what) {
     return cli_fail(TRF_ERR_IO, "%s: %s: %s", path, what, strerror(errno));
 }
 
-/* As the library's outputs. */
+/* Decides as the library's outputs do. */
 static int holds_weights(const char *path) {
     static const char end[] = ".safetensors";
     const size_t length = strlen(path), tail = strlen(end);

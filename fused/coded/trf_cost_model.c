@@ -55,7 +55,7 @@ static const double kGroupClusterUs = 0.5;
 
 /* ---- slabs ---- */
 
-/* Of a slab of 256 columns. */
+/* Microseconds of a slab of 256 columns. */
 static double slab_us(const trf_device_view *view, uint32_t variant, uint32_t x_tiles, uint32_t unit_slabs,
                       uint32_t m) {
     const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4           ? kPairsFactor
@@ -108,7 +108,7 @@ static double cost_of_stream_k_blocks(const trf_fused_partition *c, double each_
            sums / kFinishBytesPerUs;
 }
 
-/* Of a step in blocks with one tile of x. mean: slabs of a multiprocessor. */
+/* The cost of a step in blocks with one tile of x. mean: slabs of a multiprocessor. */
 static double cost_of_one_tile(const trf_device_view *view, const trf_fused_partition *c, double steps, double mean,
                                double each_us) {
     /* Quads of BF16 are bound by memory, and those of FP16 with nearly all warps and one slab each. Fewer warps are a
@@ -123,7 +123,7 @@ static double cost_of_one_tile(const trf_device_view *view, const trf_fused_part
     return by_memory ? kDecodingShare * decoding + kMemoryShare * mean * each_us : decoding;
 }
 
-/* Of adding up the sums of warps that share units. */
+/* The cost of adding up the sums of warps that share units. */
 static double cost_of_meeting(const trf_fused_partition *c, uint32_t m) {
     const double meeting = c->cluster_size > 2   ? kMeetClusterUs
                            : c->cluster_size > 1 ? kMeetPairUs

@@ -19,7 +19,7 @@ extern "C" {
 
 /* ---- one layer ---- */
 
-/* Of a layer's product cut so; what of the partition depends on shared memory does not matter. */
+/* The cost of a layer's product that is cut so; what of the partition depends on shared memory does not matter. */
 double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition *partition, uint32_t multiprocessors,
                          uint32_t m);
 
@@ -35,14 +35,14 @@ typedef struct trf_cost_layer {
 
 trf_cost_layer trf_cost_layer_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps, uint32_t m);
 
-/* Of a step, in which so many warps of a block walk a panel each. */
+/* The cost of a step, in which so many warps of a block walk a panel each. */
 double trf_cost_of_step(const trf_cost_layer *layer, double warps_at_work);
 
-/* Of a block alone with so many units, whose warps share them evenly (stream-K). */
+/* The cost of a block alone with so many units, whose warps share them evenly (stream-K). */
 double trf_cost_of_stream_k(const trf_cost_layer *layer, uint32_t units);
 
-/* Of a block of a cluster of several blocks: waves of wave_units units, of each so many panels, cut among k_splits
- * warps. */
+/* The cost of a block of a cluster of several blocks: waves of wave_units units, of each so many panels, cut among
+ * k_splits warps. */
 double trf_cost_of_split_k(const trf_cost_layer *layer, uint32_t waves, uint32_t wave_units, uint32_t panels,
                            uint32_t k_splits, uint32_t cluster_size);
 

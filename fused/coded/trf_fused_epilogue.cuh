@@ -92,8 +92,8 @@ static __device__ __forceinline__ void trf_apply_epilogue_of_rows(const trf_epil
     }
 }
 
-/* Behind a block's last wave: the cluster's rows [first, end), if there are any, and the thread's share of those behind
- * whole_rows. All threads of the cluster call it. Arguments are copied to registers: out of line, each access
+/* Follows a block's last wave: the cluster's rows [first, end), if there are any, and the thread's share of those
+ * after whole_rows. All threads of the cluster call it. Arguments are copied to registers: out of line, each access
  * to one is a load. */
 static __device__ __noinline__ void trf_apply_epilogue_of_block(const trf_fused_args &args, uint32_t first,
                                                                 uint32_t end) {

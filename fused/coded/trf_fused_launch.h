@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/* As trf_linear, arguments checked. product, partition: as trf_fused_choose had and made them. */
+/* Does what trf_linear does, with checked arguments. product, partition: as trf_fused_choose had and made them. */
 int trf_fused_launch(const trf_device_view *view, const trf_layer_traits *traits, const trf_product *product,
                      const trf_fused_partition *partition, const trf_operands *operands, void *workspace,
                      trf_stream stream);

@@ -77,7 +77,7 @@ TRF_HD_CONSTEXPR int trf_fused_keeps_constants(uint32_t codec, int unit_slabs, i
                                  (x_tiles == 2 && codec == TRF_CODEC_INT)));
 }
 
-/* Of a warp's sums, as they are left in shared memory. */
+/* Bytes of a warp's sums, as they are left in shared memory. */
 TRF_HD_CONSTEXPR uint32_t trf_fused_sum_bytes(uint32_t unit_slabs, uint32_t x_tiles) {
     return TRF_ACC_TILE_BYTES * 2 * unit_slabs * x_tiles;
 }
@@ -93,12 +93,12 @@ TRF_HD_CONSTEXPR int trf_copies_x_by_warp(uint32_t codec, int unit_slabs, int x_
     return unit_slabs == 2 && x_tiles > 1 && !(codec == TRF_CODEC_BF16 && x_tiles == 3);
 }
 
-/* Of a warp's copy, behind its slabs' buffers. */
+/* Bytes of a warp's copy of x, which follows its slabs' buffers. */
 TRF_HD_CONSTEXPR uint32_t trf_copied_x_bytes(uint32_t codec, int unit_slabs, int x_tiles) {
     return trf_copies_x_by_warp(codec, unit_slabs, x_tiles) ? 2 * (uint32_t)x_tiles * TRF_X_TILE_BYTES : 0;
 }
 
-/* Of a pipeline's stage: [step pairs][8 * x_tiles rows][64 bytes]. cols: 128 or 256. */
+/* Bytes of a pipeline's stage: [step pairs][8 * x_tiles rows][64 bytes]. cols: 128 or 256. */
 TRF_HD_CONSTEXPR uint32_t trf_x_stage_bytes(uint32_t cols, int x_tiles) {
     return cols / 32 * (uint32_t)x_tiles * TRF_X_TILE_BYTES;
 }

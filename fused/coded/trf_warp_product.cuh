@@ -53,7 +53,7 @@ struct trf_fused_partition_args : trf_partition_args {
     uint32_t x_stages_offset, x_stage_cols; /* batches above 8: a pipeline in shared memory for each split; columns */
 };
 
-/* By value to the kernels of one layer. One parameter: with three the compiler keeps more in registers. */
+/* The kernels of one layer take it by value. One parameter: with three the compiler keeps more in registers. */
 struct trf_fused_args {
     trf_product_args product;
     trf_fused_partition_args partition;
@@ -224,7 +224,7 @@ struct trf_warp_product {
                                            panel * a.view.slab_cols + 8 * (lane % 4));
     }
 
-    /* Of x tile t in the copy of a chunk's first two steps, or its last. */
+    /* Where x tile t is in the copy of a chunk's first two steps, or its last. */
     static __device__ __forceinline__ constexpr uint32_t copied_at(int step_pair, int t) {
         return (step_pair * kXTiles + t) * TRF_X_TILE_BYTES;
     }

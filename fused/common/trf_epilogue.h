@@ -60,7 +60,7 @@ typedef struct trf_epilogue_inputs {
     uint32_t bias, multiplier, residual;
 } trf_epilogue_inputs;
 
-/* Of y's element (n, row): row n of x, row `row` of W. */
+/* The inputs of y's element (n, row): row n of x, row `row` of W. */
 TRF_HD trf_epilogue_inputs trf_epilogue_inputs_of(const trf_epilogue *epilogue, uint32_t n, uint32_t row) {
     const uint32_t dtype = epilogue->y_dtype, zero = dtype == TRF_DTYPE_F32 ? 0x80000000u : 0x8000u,
                    one = dtype == TRF_DTYPE_F32    ? 0x3F800000u

@@ -14,7 +14,7 @@ extern "C" {
  * 0. */
 int trf_launch_pad_x(const void *x, uint32_t m, uint32_t cols, void *padded, uint64_t stride, trf_stream stream);
 
-/* As trf_launch_pad_x, for *end rows of x, a number in device memory, and max_tokens at most. */
+/* Does what trf_launch_pad_x does for *end rows of x, a number in device memory, and for max_tokens at most. */
 int trf_launch_pad_tokens(const void *x, const uint32_t *end_dev, uint32_t max_tokens, uint32_t cols, void *padded,
                           uint64_t stride, trf_stream stream);
 

@@ -19,7 +19,8 @@ static inline int trf_has_scale_groups(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
 }
 
-/* Of x with rows of whole 16 bytes, to which misaligned x is copied: elements of a row, and bytes in a workspace. */
+/* The copy of x with rows of whole 16 bytes, which is made of misaligned x: elements of a row, and bytes in a
+ * workspace. */
 static inline uint32_t trf_padded_x_stride(uint32_t cols) { return (cols + 7) / 8 * 8; }
 static inline uint64_t trf_padded_x_bytes(uint32_t cols, uint32_t m) {
     return trf_device_align(2ull * m * trf_padded_x_stride(cols));

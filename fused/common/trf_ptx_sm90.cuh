@@ -106,21 +106,21 @@ static __device__ __forceinline__ void trf_prefetch_map(const void *map) {
 
 /* ---- copies of bytes in a row ---- */
 
-/* Of what is read once: it is the first to leave the L2 cache. */
+/* For what is read once: it is the first to leave the L2 cache. */
 static __device__ __forceinline__ uint64_t trf_policy_read_once() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
     return policy;
 }
 
-/* Of what other blocks read again. */
+/* For what other blocks read again. */
 static __device__ __forceinline__ uint64_t trf_policy_read_again() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
     return policy;
 }
 
-/* Of what all blocks read: it is the last to leave. */
+/* For what all blocks read: it is the last to leave. */
 static __device__ __forceinline__ uint64_t trf_policy_keep() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
@@ -186,7 +186,8 @@ static __device__ __forceinline__ float4 trf_lds128f_of_others(uint32_t at) {
 static __device__ __forceinline__ void trf_publish(uint64_t *flag, uint64_t value) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
-/* By all lanes: a loop in which lanes part makes the compiler take nothing around it for the same in all of them. */
+/* All lanes call it: a loop in which lanes part makes the compiler take nothing around it for the same in all of
+ * them. */
 static __device__ __forceinline__ void trf_await(const uint64_t *flag, uint64_t value) {
     asm volatile("{ .reg .pred other; .reg .b64 found;\n"
                  "again_%=: ld.acquire.gpu.global.u64 found, [%0];\n"
@@ -266,7 +267,7 @@ template <int kPending> static __device__ __forceinline__ void trf_wgmma_wait() 
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/* Behind the wait: the compiler may not read sums before it. */
+/* It follows the wait: the compiler may not read sums before it. */
 template <int kWgmmaRows64, int kSums>
 static __device__ __forceinline__ void trf_wgmma_settle_sums(float (&d)[kWgmmaRows64][kSums]) {
 #pragma unroll

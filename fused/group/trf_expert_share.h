@@ -30,7 +30,8 @@ typedef struct trf_expert_tokens {
     uint32_t first, count;
 } trf_expert_tokens;
 
-/* Of the expert between two offsets, which are data: ones that make no sense never lead beyond max_tokens. */
+/* The tokens of the expert between two offsets, which are data: ones that make no sense never lead beyond
+ * max_tokens. */
 TRF_HD trf_expert_tokens trf_expert_tokens_of(uint32_t offset, uint32_t next, uint32_t max_tokens) {
     const uint32_t first = offset < max_tokens ? offset : max_tokens, end = next < max_tokens ? next : max_tokens;
     const trf_expert_tokens tokens = {first, end > first ? end - first : 0};

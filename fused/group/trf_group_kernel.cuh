@@ -54,7 +54,7 @@ struct trf_expert_args {
     trf_expert_cost_model cost_model;
 };
 
-/* By value to every grouped kernel. */
+/* Every grouped kernel takes it by value. */
 struct trf_group_args {
     trf_smem_layout smem;  /* of every layer */
     uint32_t sums_offset;  /* in shared memory */

@@ -29,8 +29,8 @@ typedef struct trf_experts_call {
 int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition *partition,
                        const trf_device_limits *limits, trf_stream stream);
 
-/* As trf_launch_edge_product, for the tokens of all experts that have edges. x, in place of call->x: that, or its
- * padded copy, rows of x_stride elements. edge_sums: [max_tokens][rows]. */
+/* Does what trf_launch_edge_product does, for the tokens of all experts that have edges. x, in place of call->x:
+ * that, or its padded copy, rows of x_stride elements. edge_sums: [max_tokens][rows]. */
 int trf_launch_expert_edge_product(const trf_experts_call *call, const void *x, uint64_t x_stride, float *edge_sums,
                                    trf_stream stream);
 

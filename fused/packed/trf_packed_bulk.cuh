@@ -40,7 +40,7 @@
 #include "trf_packed_product.cuh"
 #include "trf_tensor_map.cuh"
 
-/* By value to every bulk kernel. */
+/* Every bulk kernel takes it by value. */
 struct trf_packed_bulk_args {
     trf_tensor_map x_map; /* boxes of 64 columns by m rows, under the swizzle of 128 bytes */
     trf_packed_view view;
@@ -92,7 +92,7 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
 
 /* ---- what a block works on ---- */
 
-/* Of a cluster's block: its tile, and its number in the cluster. */
+/* The tile of a cluster's block, and its number in the cluster. */
 static __device__ __forceinline__ uint32_t trf_packed_bulk_tile(const trf_packed_bulk_args &a) {
     return trf_quotient(blockIdx.x, a.cluster_blocks);
 }

@@ -83,7 +83,8 @@ static double bulk_ns(const product *w) {
            (is_stream_k ? c->bulk_stream_k : c->bulk_cluster[p->cluster_size]);
 }
 
-/* Of so many of the product's tiles, by so many passes over their weights: what memory takes, or what k blocks do. */
+/* What so many of the product's tiles take, by so many passes over their weights: what memory takes, or what k
+ * blocks do. */
 static double wgmma_copy_ns(const product *w, uint64_t tiles, double passes, double k_blocks_ns) {
     return larger(read_ns(w, passes, w->costs->wgmma_read) * (double)tiles / w->p->tiles, k_blocks_ns);
 }
@@ -94,7 +95,7 @@ static double shared_passes(const product *w) { return (double)trf_ceil_div(w->p
 /* Rows of x of a tile, as two bands have them: by these goes what leaves a block. */
 static double rows_out(const product *w) { return (double)w->x_rows * trf_packed_wgmma_bands(w->p->shape) / 2; }
 
-/* Of a tile that a block finishes: its begin and end. */
+/* What a tile that a block finishes takes beside its k blocks: its begin and end. */
 static double tile_ns(const product *w) { return w->costs->wgmma_tile + w->costs->wgmma_row * rows_out(w); }
 
 static double cluster_ns(const product *w) {
@@ -106,12 +107,12 @@ static double cluster_ns(const product *w) {
            (c->wgmma_row + c->wgmma_cluster_row * (blocks - 1)) * rows_out(w) / blocks;
 }
 
-/* Of so many whole tiles, which are no more than blocks. */
+/* What so many whole tiles take, which are no more than blocks. */
 static double whole_tiles_ns(const product *w, uint64_t tiles) {
     return tiles ? wgmma_copy_ns(w, tiles, shared_passes(w), w->p->k_blocks * w->k_block_ns) + tile_ns(w) : 0;
 }
 
-/* Of the shared tiles, where they have no fronts. */
+/* What the shared tiles take, where they have no fronts. */
 static double equal_shares_ns(const product *w, uint64_t tiles) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;

@@ -36,7 +36,7 @@ typedef struct trf_packed_costs {
     double wgmma_192_k_block, wgmma_192_product; /* factors of these two, of blocks of 192 rows of W */
 } trf_packed_costs;
 
-/* Of compute capability 9.0. */
+/* The costs on compute capability 9.0. */
 extern const trf_packed_costs trf_packed_sm_90_costs;
 
 /* @return nanoseconds of a product of m rows of x, cut so by trf_packed_choose_shape. */

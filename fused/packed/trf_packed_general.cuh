@@ -32,7 +32,7 @@
 #include "trf_packed_partition.h"
 #include "trf_packed_product.cuh"
 
-/* By value to the general kernel, and to the one that finishes several k splits. */
+/* The general kernel takes it by value, and so does the one that finishes several k splits. */
 struct trf_packed_general_args {
     trf_packed_view view;
     const uint16_t *x; /* BF16 [m][cols] */

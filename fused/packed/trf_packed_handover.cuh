@@ -50,7 +50,7 @@ static __device__ __forceinline__ float4 *trf_packed_handed_over(const trf_packe
     return handover.sums + ((uint64_t)parcel * kAccTiles + acc_tile) * TRF_LANES + lane;
 }
 
-/* By a warp, when its sums are there. */
+/* A warp calls it when its sums are there. */
 static __device__ __forceinline__ void trf_packed_hand_over(const trf_packed_handover &handover, uint32_t parcel,
                                                             uint32_t warp, uint32_t lane) {
     __syncwarp();

@@ -20,7 +20,7 @@ static __global__ void __launch_bounds__(32 * TRF_PACKED_GENERAL_WARPS, 2)
     trf_packed_general_block<kXTiles, kZeroing, kTwoAtOnce>(args, trf_shared_address(sums));
 }
 
-/* Behind a product of several k splits. */
+/* It follows a product of several k splits. */
 static __global__ void __launch_bounds__(kFinishThreads) trf_packed_general_finish(const trf_packed_general_args args) {
     trf_wait_for_predecessor();
     const uint32_t row = blockIdx.x * kFinishThreads + threadIdx.x;

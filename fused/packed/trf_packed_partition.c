@@ -30,7 +30,7 @@ int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limi
     trf_packed_partition made = {.shape = TRF_PACKED_GENERAL, .x_tiles = x_tiles_of(m), .cluster_size = 1};
     made.x_blocks = (uint32_t)trf_ceil_div(m, made.x_tiles * TRF_PACKED_X_TILE_ROWS);
 
-    /* As many k splits as fill the device once, unless they become so short that their sums cost more. */
+    /* It takes as many k splits as fill the device once, unless they become so short that their sums cost more. */
     const uint64_t alone = (uint64_t)view->bands * made.x_blocks,
                    room = (uint64_t)limits->multiprocessors * BLOCKS_A_MULTIPROCESSOR,
                    most = view->tiles_per_band / LEAST_TILES;

@@ -35,8 +35,8 @@ typedef struct trf_packed_partition {
     uint64_t handover_offset, workspace_bytes;
 } trf_packed_partition;
 
-/* Of the general kernel. @return 0 where a product of so many rows of x is too large for a grid or for memory, else
- * 1. */
+/* Sets the partition of the general kernel. @return 0 where a product of so many rows of x is too large for a grid
+ * or for memory, else 1. */
 int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                               trf_packed_partition *partition);
 
@@ -50,8 +50,8 @@ enum {
     TRF_PACKED_STREAM_K = 0
 };
 
-/* Of the bulk or wgmma kernel of a shape, the product cut so. @return 0 if the device, the batch or the kernel does not
- * let it run so, else 1. */
+/* Sets the partition of a shape's bulk or wgmma kernel, with the product cut so. @return 0 if the device, the batch
+ * or the kernel does not let it run so, else 1. */
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition);
 

@@ -46,7 +46,8 @@ enum {
 
 /* Named barriers of PTX, by their numbers; those that stages and sums wait at are mbarriers in shared memory. */
 enum {
-    /* Of a bulk kernel's consumers: before they put sums into shared memory, and before they read each other's. */
+    /* A bulk kernel's consumers meet here: before they put sums into shared memory, and before they read each
+     * other's. */
     TRF_PACKED_SUMS_BARRIER_ID = 1,
     TRF_PACKED_CONSUMERS_BARRIER_ID, /* the ring is set up: for consumers ... */
     TRF_PACKED_WEIGHTS_BARRIER_ID,   /* ... for the producer of weights ... */

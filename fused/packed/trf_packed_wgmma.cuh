@@ -102,7 +102,8 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
         view.tiles + trf_packed_tile_number(&view, band + lane, packed_tile) * TRF_PACKED_TILE_BYTES;
     if (packed_tile + 1 < view.tiles_per_band) {
         trf_bulk_load(to, from, TRF_PACKED_WGMMA_STAGE_BAND_BYTES, ring.full(), policy);
-    } else { /* Behind a band's last packed tile stands the same one again: finite weights, by which x has zeros. */
+    } else { /* After a band's last packed tile stands the same one again: finite weights, which x multiplies by zeros.
+              */
         trf_bulk_load(to, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
         trf_bulk_load(to + TRF_PACKED_TILE_BYTES, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
     }
@@ -387,7 +388,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_set_up(const trf_packed_
 /* shared: address of trf_packed_wgmma_shared_bytes, a multiple of 1024. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_wgmma_args &args, uint32_t shared) {
-    /* By a shuffle, which tells the compiler that it is the same for all lanes: wgmma wants uniform registers. */
+    /* A shuffle tells the compiler that it is the same for all lanes: wgmma wants uniform registers. */
     const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
     if (warp < Config::kWarps) {
         trf_named_barrier_sync(TRF_PACKED_CONSUMERS_BARRIER_ID, Config::kWarps + 1);

@@ -7,7 +7,7 @@
 
 #include <cuda_runtime.h>
 
-/* As trf_packed_bulk_launch, of a partition with a wgmma kernel. */
+/* Does what trf_packed_bulk_launch does, for a partition with a wgmma kernel. */
 cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_product *product,
                                     const trf_packed_partition *partition, const trf_operands *operands, const void *x,
                                     uint32_t x_stride, void *handover, cudaStream_t stream);

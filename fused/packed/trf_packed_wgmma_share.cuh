@@ -29,7 +29,7 @@
 #include "trf_ptx_sm90.cuh"
 #include "trf_tensor_map.cuh"
 
-/* By value to every wgmma kernel. */
+/* Every wgmma kernel takes it by value. */
 struct trf_packed_wgmma_args {
     /* Boxes of 64 columns by a tile's rows of x, in the last x block by those that there are, under the swizzle of 128
      * bytes. What a stage has room for beyond is not written, and only y's rows beyond come of it. */
@@ -45,8 +45,8 @@ struct trf_packed_wgmma_args {
     /* For trf_share_begin: of a cluster's block, a tile's k blocks. If blocks stay, whole tiles of each. */
     uint32_t share_quotient, share_remainder;
     uint32_t whole_tiles; /* of the product: the first tiles, which are not shared, if blocks stay */
-    /* Of the other tiles. front_k_blocks: 0: they have no fronts, and are all back. back_blocks: the first blocks,
-     * which share the backs; each of those behind has a front. */
+    /* What cuts the other tiles. front_k_blocks: 0 means that they have no fronts, and are all back. back_blocks:
+     * the first blocks, which share the backs; each block after them has a front. */
     uint32_t front_k_blocks, back_blocks;
     trf_divisor back_k_blocks; /* of one tile */
     trf_stream_k backs;
@@ -104,7 +104,7 @@ template <int kShape> struct trf_packed_wgmma_config {
                               kSumsAt = kLinesAt + kStages * kLinesBytes,
                               kBarriersAt = kSumsAt + trf_packed_wgmma_sums_bytes(kShape),
                               kSumBarriersAt = kBarriersAt + 16 * kStages;
-    /* Of a consumer and of a producer, where they are moved. */
+    /* A consumer's registers and a producer's, where they are moved. */
     static constexpr bool kMovesRegisters = trf_packed_wgmma_moves_registers(kShape);
     static constexpr int kRegisters = kMovesRegisters ? (kBands > 2 ? 160 : 232) : 0,
                          kProducerRegisters = kMovesRegisters ? (kBands > 2 ? 32 : 40) : 0;
@@ -132,7 +132,7 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_own_whole_tiles(cons
     return a.share_quotient + (blockIdx.x < a.share_remainder ? 1 : 0);
 }
 
-/* Of one of the back_blocks. The last one has share 0. */
+/* The share of one of the back_blocks. The last one has share 0. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_back_share(const trf_packed_wgmma_args &a) {
     return a.back_blocks - 1 - blockIdx.x;
 }

@@ -74,7 +74,7 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_weight_bytes(int shape) {
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_lines_bytes(int shape) {
     return trf_packed_wgmma_bands(shape) * TRF_PACKED_LINE_BYTES;
 }
-/* Of all warps: an accumulator tile each, and a barrier for a cluster's sums. */
+/* Bytes for all warps: an accumulator tile each, and a barrier for a cluster's sums. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_sums_bytes(int shape) {
     return trf_packed_wgmma_warps(shape) * TRF_ACC_TILE_BYTES;
 }

@@ -70,7 +70,7 @@ struct trf_wide_partition_args {
     __device__ __forceinline__ uint32_t k_split() const { return blockIdx.x & (k_splits() - 1); } /* this block's */
 };
 
-/* By value to every wide kernel. */
+/* Every wide kernel takes it by value. */
 struct trf_wide_args {
     trf_tensor_map x_map; /* of x: boxes of 32 columns by a block's rows, under the swizzle of 64 bytes */
     trf_product_args product;
@@ -327,8 +327,8 @@ static __device__ __forceinline__ void trf_write_two_sums(const trf_product_args
     *reinterpret_cast<uint32_t *>(to) = trf_round_two(a.y_dtype, odd ? other : first, odd ? second : other);
 }
 
-/* Of blocks that split a work item: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Those of every
- * so many x tiles are a block's, of which each block sends its own: [x tile][16 rows][block] of
+/* Where blocks that split a work item send sums: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Those
+ * of every so many x tiles are a block's, of which each block sends its own: [x tile][16 rows][block] of
  * TRF_ACC_TILE_BYTES, where stages were. */
 static __device__ __forceinline__ uint32_t trf_acc_tile_at(const trf_wide_partition_args &p, uint32_t acc_tile,
                                                            uint32_t from) {
@@ -448,7 +448,7 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
             release_stage(unreleased);
     }
 
-    /* Of as many rows of x as the block has. */
+    /* Multiplies as many rows of x as the block has. */
     __device__ __forceinline__ void multiply_rows(const trf_wide_k_range &k_range) {
         if constexpr (kXRows == 64) {
             if (p.x_rows == 48)

@@ -28,7 +28,7 @@ static void lay_out(trf_wide_partition *c, const trf_product_request *request) {
     c->shared_bytes = trf_max_u32(sums, c->x_stages_offset + c->producers * c->x_stage_bytes);
 }
 
-/* Of at most so many producers; of fewer, if these need no more turns. */
+/* Makes a partition of at most so many producers; of fewer, if these need no more turns. */
 static trf_wide_partition make_partition(const trf_product_request *request, uint32_t decoding_blocks,
                                          uint32_t k_splits, uint32_t clusters, uint32_t producers) {
     const trf_device_view *view = request->view;

@@ -66,7 +66,7 @@ TRF_API trf_status trf_experts_decode(const trf_experts *experts, trf_decode_as 
                                       uint64_t expert_stride, uint64_t weights_bytes, trf_stream stream,
                                       trf_error *err);
 
-/* As trf_device_layer_check, of the first expert that met a corrupt tile; the message names it. */
+/* Does what trf_device_layer_check does for the first expert that met a corrupt tile; the message names it. */
 TRF_API trf_status trf_experts_check(const trf_experts *experts, trf_error *err);
 
 #ifdef __cplusplus

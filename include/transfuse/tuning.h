@@ -48,7 +48,7 @@ TRF_API void trf_tune_options_init(trf_tune_options *options);
 TRF_API trf_status trf_tuning_measure(trf_device_layer *const *layers, uint32_t num_layers,
                                       const trf_tune_options *options, trf_tuning **tuning, trf_error *err);
 
-/* As JSON (docs/guide.md), whole or not at all. Errors: TRF_ERR_EXISTS, TRF_ERR_IO. */
+/* Writes JSON (docs/guide.md), whole or not at all. Errors: TRF_ERR_EXISTS, TRF_ERR_IO. */
 TRF_API trf_status trf_tuning_write(const trf_tuning *tuning, const char *path, int overwrite, trf_error *err);
 
 /* Errors: TRF_ERR_NOT_FOUND, TRF_ERR_IO, TRF_ERR_FORMAT, TRF_ERR_VERSION (written by another version of transfuse:

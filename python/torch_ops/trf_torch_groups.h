@@ -26,8 +26,8 @@ struct expert_decode_request {
 /* @return [count][rows][cols] */
 Tensor decode_experts(const expert_decode_request &of);
 
-/* As decode_experts, to memory that is there. out: [count][rows][cols] of the weights' own dtype, each expert's matrix
- * contiguous, the experts apart as they like. */
+/* Does what decode_experts does, to memory that is there. out: [count][rows][cols] of the weights' own dtype, each
+ * expert's matrix contiguous, the experts apart as they like. */
 void decode_experts_into(const Tensor &container, const Tensor &out);
 
 } // namespace trf_torch

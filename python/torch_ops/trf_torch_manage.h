@@ -41,9 +41,9 @@ TRF_TORCH_API trf_status trf_torch_pack(int device, const trf_device_matrix *den
                                         trf_stream stream, uint64_t stored_room, const void *like, uint64_t like_bytes,
                                         trf_error *err);
 
-/* As trf_torch_get_converted_size and _convert, of a tensor of a checkpoint, which is read to the memory that is given:
- * *size is what it takes. first_row to num_cols: the part to load, as trf_load_options has it; zeros: the whole tensor.
- * cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */
+/* They do what trf_torch_get_converted_size and _convert do for a tensor of a checkpoint, which is read to the
+ * memory that is given: *size is what it takes. first_row to num_cols: the part to load, as trf_load_options has it;
+ * zeros: the whole tensor. cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */
 TRF_TORCH_API trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const char *tensor,
                                                  trf_layout layout, uint32_t first_row, uint32_t num_rows,
                                                  uint32_t first_col, uint32_t num_cols, trf_layer_size *size,

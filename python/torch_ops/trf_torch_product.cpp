@@ -132,7 +132,7 @@ uint32_t check_ids(const Tensor &ids, int device, const decode_request &of) {
 
 std::atomic<bool> is_exact{false};
 
-/* Of bytes that are part of a buffer nothing can be adopted. */
+/* Nothing can be adopted of bytes that are a part of a buffer. */
 found_layer find_by_key(const Tensor &layer_key, int device, const char *op, const plan_key *key) {
     if (layer_key.numel() != kKeyBytes)
         throw bad_argument(op, "a key has " + std::to_string(kKeyBytes) + " bytes, this tensor has " +

@@ -127,8 +127,8 @@ struct layer {
     uint64_t buffer_bytes = 0;
     trf_device_layer *handle = nullptr;
     trf_layer_info info = {};
-    /* Of the buffer, on the CPU: a blob's have a checksum of all of it; those of a buffer of another layout have one
-     * that the head of its blob goes into. */
+    /* The first bytes of the buffer, on the CPU: a blob's have a checksum of all of it; those of a buffer of another
+     * layout have one that the head of its blob goes into. */
     uint8_t first_bytes[64] = {};
     uint64_t number = 0;          /* none has it a second time */
     uint32_t fork_generation = 0; /* forks that led to the process that made it */
@@ -138,7 +138,7 @@ struct layer {
     layer &operator=(const layer &) = delete;
     ~layer();
 
-    /* Of the registry alone, under its lock. */
+    /* The registry alone has it, under its lock. */
     bounded_cache<plan_key, plan> plans;
     bounded_cache<group_key, group> groups;
     std::vector<std::weak_ptr<layer>> grouped_under; /* whose groups it is in */
@@ -161,7 +161,7 @@ found_layer find_layer(int device, const void *buffer, uint64_t buffer_bytes, co
  * `plan`. */
 std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op);
 
-/* As make_plan, or the plan that was made before. */
+/* Does what make_plan does, or returns the plan that was made before. */
 std::shared_ptr<plan> find_or_make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op);
 
 /* The group of these layers, two at least, of one device. Throws as make_plan. */

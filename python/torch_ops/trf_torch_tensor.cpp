@@ -137,7 +137,7 @@ bool is_capturing(int device) {
     if (device == TRF_DEVICE_CPU)
         return false;
     static const auto query = reinterpret_cast<capture_function>(find_loaded("libcuda.so.1", "cuStreamIsCapturing"));
-    // Of the default stream, if another one is captured that waits for it: cudaErrorStreamCaptureImplicit.
+    // What the default stream gives if another one that waits for it is captured: cudaErrorStreamCaptureImplicit.
     constexpr int kImplicit = 906;
     int status = 0;
     const int error = query(current_stream(device), &status);

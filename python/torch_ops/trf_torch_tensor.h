@@ -18,7 +18,7 @@ namespace trf_torch {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-/* As transfuse and torch name dtypes; `torch_dtype` is the code of the stable ABI's functions. */
+/* How transfuse and torch name dtypes; `torch_dtype` is the code of the stable ABI's functions. */
 struct dtype_codes {
     trf_dtype dtype; /* NONE: one that transfuse does not know */
     int32_t torch_dtype;

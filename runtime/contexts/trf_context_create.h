@@ -6,7 +6,7 @@
 
 #include "trf_error.h"
 
-/* As trf_context_create. */
+/* They do what trf_context_create does. */
 trf_status trf_cpu_context_create(trf_context **context, trf_error *err);
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err);
 

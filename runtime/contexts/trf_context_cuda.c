@@ -51,8 +51,8 @@ static trf_status find_device(int device, struct cudaDeviceProp *properties, trf
     return TRF_OK;
 }
 
-/* By the driver's peak clock and width of the memory, at two transfers a clock. CUDA 13 has no properties for them any
- * more, and the attributes may be 0, or fail: then it is not known, which is no error. */
+/* It follows from the driver's peak clock and width of the memory, at two transfers a clock. CUDA 13 has no
+ * properties for them any more, and the attributes may be 0, or fail: then it is not known, which is no error. */
 static uint32_t memory_gb_per_second(int device) {
     int kilohertz = 0, bits = 0;
     if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device) != cudaSuccess ||

@@ -140,7 +140,8 @@ static trf_status time_plan(const trf_measurement *measurement, const trf_plan *
     return TRF_OK;
 }
 
-/* Of a plan with the packed path, which goes from one kernel and cut to the next, whatever the context's tuning has. */
+/* Times a plan with the packed path, which goes from one kernel and cut to the next, whatever the context's tuning
+ * has. */
 static trf_status time_packed(const trf_measurement *measurement, trf_plan *plan, trf_tuned_point *point,
                               trf_error *err) {
     trf_packed_partition candidates[TRF_PACKED_MAX_CANDIDATES];

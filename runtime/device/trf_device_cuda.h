@@ -9,7 +9,7 @@
 #include "trf_device_layer.h"
 #include "trf_error.h"
 
-/* As trf_cuda_allocate, on the device that is current. */
+/* Does what trf_cuda_allocate does, on the device that is current. */
 trf_status trf_cuda_allocate_here(uint64_t bytes, void **memory, trf_error *err);
 
 trf_status trf_cuda_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);

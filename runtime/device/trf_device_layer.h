@@ -31,7 +31,7 @@ struct trf_device_layer {
     trf_layer_traits traits;
     int is_of_stack;          /* its blob need not be there */
     uint64_t directory_bytes; /* its blob is at view.buffer, its directory at view.slabs; 0: of a stack, or not coded */
-    /* Of a coded layer, the CPU's; on a GPU, of an offloaded layer: where its blob lies in host memory. */
+    /* A coded layer's on the CPU; an offloaded layer's on a GPU: where its blob lies in host memory. */
     trf_layer *host;
     struct trf_cpu_fault *fault;
 };

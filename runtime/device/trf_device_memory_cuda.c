@@ -30,7 +30,7 @@ void trf_cuda_release(const trf_context *context, void *memory) {
     trf_leave_device(&scope);
 }
 
-/* Behind all that the device has been given before. */
+/* The copy follows all that the device has been given before. */
 static trf_status cuda_copy(const trf_context *context, void *to, const void *from, uint64_t bytes,
                             enum cudaMemcpyKind kind, trf_error *err) {
     trf_device_scope scope;

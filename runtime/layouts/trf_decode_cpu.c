@@ -68,7 +68,7 @@ typedef struct trf_cpu_row_work {
     const trf_row_request *request;
 } trf_cpu_row_work;
 
-/* As trf_row_crossing_at, with the tile's own slab table in place of the directory. */
+/* Does what trf_row_crossing_at does, with the tile's own slab table in place of the directory. */
 static trf_row_crossing find_row_segment(const trf_device_layer *layer, uint32_t row, uint32_t panel) {
     const trf_layer *host = layer->host;
     const trf_header *header = &host->view.header;

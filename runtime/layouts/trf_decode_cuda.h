@@ -5,11 +5,11 @@
 
 #include "transfuse/device_memory.h"
 
-/* As trf_device_layer_decode, arguments checked. */
+/* Does what trf_device_layer_decode does, with checked arguments. */
 trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                            trf_error *err);
 
-/* As trf_decode_rows, arguments checked. */
+/* Does what trf_decode_rows does, with checked arguments. */
 trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                 trf_error *err);
 

@@ -187,7 +187,7 @@ static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout
     return status;
 }
 
-/* As trf_device_layer_get_size. */
+/* Does what trf_device_layer_get_size does. */
 static trf_status get_size_of_buffer(const trf_context *context, const trf_layout_ops *layout,
                                      const trf_given_buffer *given, const trf_load_options *options,
                                      trf_layer_size *size, trf_error *err) {

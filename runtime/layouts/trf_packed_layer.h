@@ -19,9 +19,9 @@ trf_pack_request trf_pack_request_of_layer(const trf_device_layer *from);
 /* Sizes of the largest packed layer that it may become. Errors: TRF_ERR_UNSUPPORTED (codec, shape). */
 trf_status trf_packed_size_most(const trf_pack_request *request, trf_packed_head *head, trf_error *err);
 
-/* As trf_layout_ops has them. How much a layer takes is known once its weights are: what is said is the most that a
- * layer of its shape may, as trf_packed_pays has it, and what it took is its memory_bytes. Adopting looks at the head
- * alone. */
+/* What trf_layout_ops has. How much a layer takes is known once its weights are: what is said is the most that a
+ * layer of its shape may, as trf_packed_pays has it, and what it took is its memory_bytes. Adopting looks at the
+ * head alone. */
 trf_status trf_packed_get_size(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                                trf_error *err);
 trf_status trf_packed_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err);

@@ -24,7 +24,8 @@ enum {
     REGULAR_COLS = 64      /* of which those of regular slabs are multiples */
 };
 
-/* Of rows of what is packed for which the kernels are to have room at once, or 0: dense weights. */
+/* Bytes for so many rows of what is packed, for which the kernels are to have room at once; 0 rows mean dense
+ * weights. */
 static uint64_t work_bytes(const trf_packed_maker *maker, const trf_device_layer *coded, uint32_t rows) {
     const uint64_t looking = trf_cuda_sample_bytes(coded), packing = trf_packed_maker_memory_bytes(maker, rows);
     return looking > packing ? looking : packing;
@@ -62,7 +63,7 @@ static trf_status pack_at_once(trf_packed_maker *maker, const trf_device_layer *
     return status;
 }
 
-/* As many as give all multiprocessors several slabs for each warp. */
+/* It is as many as give all multiprocessors several slabs for each warp. */
 static uint32_t part_tile_rows(const trf_device_view *view) {
     const uint64_t row_bytes = sizeof(uint16_t) * TRF_TILE_SIZE * view->cols,
                    fit = PART_BYTES / row_bytes < 1 ? 1 : PART_BYTES / row_bytes;

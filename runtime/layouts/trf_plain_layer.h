@@ -8,7 +8,7 @@
 #include "trf_device_layer.h"
 #include "trf_plain_head.h"
 
-/* As trf_layout_ops has them. */
+/* What trf_layout_ops has. */
 trf_status trf_plain_get_size(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                               trf_error *err);
 trf_status trf_plain_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err);

@@ -101,7 +101,7 @@ static trf_status unpack(const trf_device_layer *from, uint16_t *weights, trf_er
     return trf_check_cuda(error, "unpacking a layer", err);
 }
 
-/* As fill_buffer. */
+/* Does what fill_buffer does. */
 static trf_status convert_buffer(const trf_device_layer *made, const trf_device_layer *from, uint8_t *buffer,
                                  trf_error *err) {
     uint16_t *const weights = (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET);

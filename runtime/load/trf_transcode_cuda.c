@@ -48,7 +48,7 @@ typedef struct trf_tile_range {
     uint64_t first, end;
 } trf_tile_range;
 
-/* As many rows of tiles as PART_BYTES hold of average ones, or one; fewer where that gives as many parts. */
+/* It is as many rows of tiles as PART_BYTES hold of average ones, or one; fewer where that gives as many parts. */
 static uint32_t tile_rows_of_part(const trf_blob_view *view) {
     const uint32_t all = view->header.num_tile_rows;
     const uint64_t bytes = view->header.blob_bytes - view->extension.data_offset;
@@ -188,7 +188,7 @@ static cudaError_t end_part(const trf_transcoding *t, uint32_t number) {
     return error;
 }
 
-/* As trf_part_buffers has it. */
+/* A function that trf_part_buffers takes. */
 static trf_status take_part(void *context, uint32_t number, const trf_layer_traits *traits, trf_error *err) {
     trf_transcoding *t = context;
     trf_coded_part part = {.traits = *traits};

@@ -324,7 +324,7 @@ static void abandon(trf_upload *upload) {
     pthread_mutex_unlock(&upload->lock);
 }
 
-/* Of the caller's thread: asks for the target, and sends the transfers that wait for it. */
+/* The caller's thread asks for the target, and sends the transfers that wait for it. */
 static trf_status find_target(trf_upload *upload, trf_error *err) {
     if (upload->asked_target || !upload->target)
         return TRF_OK;

@@ -12,8 +12,8 @@
  * TRF_ERR_CUDA. */
 trf_status trf_plan_dense_product(trf_plan *plan, uint64_t first_bytes, trf_error *err);
 
-/* As trf_linear, of the plan's tiles_product, arguments checked. weights: [rows][cols] of x's type, 16-byte aligned.
- * The layer's device is current. */
+/* Does what trf_linear does for the plan's tiles_product, with checked arguments. weights: [rows][cols] of x's type,
+ * 16-byte aligned. The layer's device is current. */
 trf_status trf_multiply_by_dense(const trf_plan *plan, const void *weights, const trf_operands *operands,
                                  void *workspace, trf_stream stream, trf_error *err);
 

@@ -71,7 +71,7 @@ typedef struct trf_group_ops {
     trf_status (*create_experts_plan)(trf_experts_plan *plan, trf_error *err);
     trf_status (*linear_experts)(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
                                  void *workspace, trf_stream stream, trf_error *err);
-    /* As trf_experts_decode, arguments checked. */
+    /* Does what trf_experts_decode does, with checked arguments. */
     trf_status (*decode_experts)(const trf_experts *experts, trf_decode_as as, void *weights, uint64_t expert_stride,
                                  trf_stream stream, trf_error *err);
 } trf_group_ops;

@@ -206,7 +206,7 @@ static int overlaps(const trf_operand_rows *operand, const trf_operand_rows *y) 
     return from_row < y->row_bytes || operand->row_bytes > y->stride - from_row;
 }
 
-/* Of an epilogue's operand. is_there: whether the plan has it. may_be_y: whether it may be all of y. */
+/* Checks an epilogue's operand. is_there: whether the plan has it. may_be_y: whether it may be all of y. */
 static trf_status check_operand(const char *name, int is_there, const trf_operand_rows *operand,
                                 const trf_operand_rows *y, int may_be_y, trf_error *err) {
     if (!is_there != !operand->at)
@@ -302,7 +302,7 @@ static trf_status take_rows(const trf_plan *plan, const trf_operands *operands, 
     return ops->copy_rows(layer->context, &copy, stream, err);
 }
 
-/* Of a shard that cuts tiles. */
+/* Multiplies by a shard that cuts tiles. */
 static trf_status multiply_shard(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                  trf_error *err) {
     const trf_device_layer *layer = plan->layer;

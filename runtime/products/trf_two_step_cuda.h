@@ -10,7 +10,7 @@
  * TRF_ERR_CUDA. */
 trf_status trf_plan_two_step(trf_plan *plan, trf_error *err);
 
-/* As trf_linear, of the plan's tiles_product, arguments checked. The layer's device is current. */
+/* Does what trf_linear does for the plan's tiles_product, with checked arguments. The layer's device is current. */
 trf_status trf_multiply_two_step(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                  trf_error *err);
 

@@ -40,7 +40,7 @@ typedef struct trf_stack_ops {
     trf_status (*prepare)(trf_stack *stack, uint64_t budget_bytes, trf_error *err);
     /* Frees the layers and whatever prepare has made; waits for the device. */
     void (*destroy)(trf_stack *stack);
-    /* As trf_stack_actions. */
+    /* A copy of trf_stack_actions. */
     trf_status (*copy)(trf_stack *stack, uint32_t index, trf_error *err);
     trf_status (*wait)(trf_stack *stack, uint32_t index, trf_error *err);
     /* Lets what follows on `stream` wait for the layer's copy. */

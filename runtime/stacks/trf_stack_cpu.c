@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-/* As trf_cpu_take_layer counts it. */
+/* Counts as trf_cpu_take_layer does. */
 static trf_status cpu_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     (void)err;
     *bytes = layer->view.header.blob_bytes + sizeof *layer;

@@ -351,7 +351,7 @@ static trf_status cuda_mark_use(trf_stack *stack, uint32_t index, int again, trf
     trf_status status = trf_enter_device(stack->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    /* Of an earlier use, which may have been on another stream: the event is to stand for both. */
+    /* An earlier use may have been on another stream: the event is to stand for both. */
     cudaError_t error = again ? cudaStreamWaitEvent(stream, used, 0) : cudaSuccess;
     if (!error)
         error = cudaEventRecord(used, stream);

@@ -14,7 +14,7 @@ typedef struct trf_stack_usage {
     uint8_t present;  /* its copy has been queued, and none to its place since */
     uint8_t spent;    /* may go: used since, or passed over */
     uint8_t released; /* at least once since its copy */
-    /* Of layers that are present and not spent, the one that is to be used next has the least. */
+    /* The layer that is to be used next has the least of those that are present and not spent. */
     uint64_t turn;
 } trf_stack_usage;
 

@@ -229,7 +229,7 @@ static trf_status read_layer(const json_t *from, trf_tuning_place *at, trf_tuned
     return TRF_OK;
 }
 
-/* By key; layers of one key by their place. */
+/* Orders by key; layers of one key by their place. */
 static int compare_layers(const void *a, const void *b) {
     const trf_tuned_layer *const left = *(const trf_tuned_layer *const *)a, *const right =
                                                                                 *(const trf_tuned_layer *const *)b;

@@ -21,7 +21,7 @@ static inline int test_quick(void) {
     return quick && *quick && strcmp(quick, "0") != 0;
 }
 
-/* Of so many rounds with other random numbers, those to do. */
+/* How many of so many rounds with other random numbers are to be done. */
 static inline int test_rounds(int rounds) { return test_quick() ? (rounds + 3) / 4 : rounds; }
 
 /* Whether case i of a list is tried. */

@@ -326,7 +326,7 @@ static void CUDART_CB wait_at_gate(void *context) {
         atomic_store(&gave_up, 1);
 }
 
-/* Of the device's default pool, from which stream-ordered allocations come. */
+/* Bytes of the device's default pool, from which stream-ordered allocations come. */
 static uint64_t pool_bytes(void) {
     cudaMemPool_t pool;
     uint64_t bytes = 0;

@@ -85,8 +85,8 @@ enum {
     QUICK_SHAPES = 3 /* the first ones */
 };
 
-/* Of kGpuRecipes: some of their layers have codes of more than 8 bits, offsets of columns, or scale groups that are no
- * multiples of 32. */
+/* Those of kGpuRecipes some of whose layers have codes of more than 8 bits, offsets of columns, or scale groups that
+ * are no multiples of 32. */
 static const int kMayBeRefused[GPU_RECIPES] = {[7] = 1, [9] = 1, [10] = 1, [11] = 1, [13] = 1, [14] = 1, [17] = 1};
 
 START_TEST(near_f64) {

@@ -16,13 +16,13 @@ enum {
     WIDE_FLOATS = 3, /* of kWideRecipes, the first ones */
     MOST_ROWS = 96   /* of a layer that are computed in F64 */
 };
-/* Of kGpuRecipes those without scale groups and of another codec than bf16, which has no wide kernels. */
+/* Those of kGpuRecipes without scale groups and with another codec than bf16, which has no wide kernels. */
 static const int kWideRecipes[] = {FP16, 2, 3, 5, 6, 7, 8};
 static const trf_dtype kXTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
 static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
 /* One band and many; fewer columns than producers, uneven ones, a narrow last one; several work items a block. */
 static const gpu_shape kShapes[] = {{32, 512}, {160, 2048}, {96, 8192}, {256, 2112}, {1056, 1344}, {20000, 512}};
-/* Of every size of a block's part of x, in one block and in two; several such parts. */
+/* Every size of a block's part of x, in one block and in two; several such parts. */
 static const uint32_t kBatches[] = {1, 40, 48, 64, 65, 96, 110, 128, 130, 190, 224, 256, 300, 384, 512};
 enum {
     WIDE_RECIPES = sizeof kWideRecipes / sizeof kWideRecipes[0],
@@ -66,7 +66,7 @@ START_TEST(near_f64) {
         gpu_layer_free(&layer);
     }
     printf("%s: the wide path took %d products\n", recipe->name, taken);
-    /* Of 8-bit codes of raw integers, and of small layers of some codecs, it may refuse the tables. */
+    /* It may refuse the tables of 8-bit codes of raw integers, and of small layers of some codecs. */
     if (!taken && recipe->codec == TRF_CODEC_AUTO && recipe->dtype != TRF_DTYPE_I8)
         ck_abort_msg("%s: no wide product", recipe->name);
 }

@@ -132,7 +132,7 @@ END_TEST
 
 /* ---- windows ---- */
 
-/* By the definition: the weights of 128 rows of a shard, or of all rows of fewer, one by one. */
+/* The definition: the weights of 128 rows of a shard, or of all rows of fewer, one by one. */
 static trf_packed_window count_window(const uint16_t *weights, uint32_t cols, const trf_shard_range *shard,
                                       uint32_t first_col, const int8_t *offsets) {
     uint64_t exponents[256] = {0}, zeros = 0, all = 0;
@@ -270,15 +270,15 @@ static uint8_t *read_buffer(const trf_device_layer *packed) {
     return bytes;
 }
 
-/* Of a GPU: all that the CPU makes of the same blob, heads and row offsets included; of a blob in the device's memory,
- * too. */
+/* A GPU makes all that the CPU makes of the same blob, heads and row offsets included; of a blob in the device's
+ * memory, too. */
 START_TEST(the_bytes_of_the_cpu) {
     static const uint32_t shapes[][2] = {{333, 77}, {600, 520}, {1088, 1472}};
     static const uint32_t shards[][4] = {{0, 0, 0, 0}, {48, 272, 16, 48}};
     const weight_kind kind = _i / 2 == WILD ? BURSTS : (weight_kind)(_i / 2);
     trf_context *cpu;
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
-    /* Of bursts a tile has to be stored, for which small layers have no room. */
+    /* A tile of bursts has to be stored, for which small layers have no room. */
     for (int shape = kind == BURSTS ? 2 : 0; shape < 3; shape++) {
         const made_blob blob = encode(kind, shapes[shape][0], shapes[shape][1], (trf_favor)(_i % 2));
         uint8_t *blob_dev = device_upload(device, blob.at, blob.bytes);
@@ -598,7 +598,7 @@ START_TEST(heads_that_are_not_good) {
 }
 END_TEST
 
-/* Behind the head, one wrong bit is refused, or nothing is wrong with the buffer but other weights. */
+/* After the head, one wrong bit is refused, or nothing is wrong with the buffer but other weights. */
 START_TEST(mutated_buffers) {
     test_rng rng = {11 + (uint64_t)_i};
     const made_blob blob = encode(_i ? SCALED_ROWS : OUTLIERS, 333, 300, TRF_FAVOR_SPEED);

@@ -134,8 +134,8 @@ static trf_dtype x_dtype_of(const trf_layer_info *info) {
     return info->codec == TRF_CODEC_FP16 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16;
 }
 
-/* Of a whole layer, y is that of the same weights decoded by the call, bit for bit: of two-step, or on the CPU of the
- * coded layer's only path. */
+/* A whole layer's y is that of the same weights decoded by the call, bit for bit: two-step's, or on the CPU that of
+ * the coded layer's only path. */
 START_TEST(the_products_of_the_coded_layer) {
     static const uint32_t batches[] = {1, 3, 33, 70};
     trf_device_layer *plain = load_part(kNames[_i], 0, TRF_LAYOUT_PLAIN);

@@ -143,7 +143,7 @@ static float *multiply(trf_device_layer *layer, const uint16_t *x, trf_path path
     return y;
 }
 
-/* Of the whole layer, or by its rows one by one, in binary64. */
+/* Decodes the whole layer, or its rows one by one, in binary64. */
 static double *decode(const trf_device_layer *layer, int by_rows) {
     const trf_layer_info info = test_layer_info(layer);
     const size_t count = (size_t)info.rows * info.cols, each = trf_dtype_bytes(info.dtype);

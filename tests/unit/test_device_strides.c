@@ -383,7 +383,7 @@ START_TEST(every_epilogue) {
 }
 END_TEST
 
-/* Of a shard that cuts tiles y is taken from rows of whole ones. loop: shards. */
+/* A shard that cuts tiles takes y from rows of whole ones. loop: shards. */
 START_TEST(shards) {
     static const uint32_t parts[][4] = {{16, 400, 0, 0}, {0, 0, 272, 560}, {48, 416, 272, 560}, {256, 256, 0, 0}};
     trf_device_layer *layer = make_layer(&kKinds[0], 600, 1100, parts[_i]);

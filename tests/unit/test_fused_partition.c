@@ -50,7 +50,7 @@ static trf_layer_traits traits_of(uint32_t kind) {
                               .exceptions_fit_fragments = 1};
 }
 
-/* Of one of NUM_CASES. @return the batch. */
+/* Makes one of NUM_CASES. @return the batch. */
 static uint32_t case_of(uint32_t kind, uint32_t i, trf_device_view *view) {
     *view = view_of(kind, kRows[i / NUM_BATCHES / NUM_COLS], kCols[i / NUM_BATCHES % NUM_COLS]);
     return kBatches[i % NUM_BATCHES];

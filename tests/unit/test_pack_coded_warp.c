@@ -85,7 +85,7 @@ static coded_layer encode(const packed_layer *source, trf_favor favor, uint32_t 
     return coded;
 }
 
-/* As trf_can_pack_coded says. Small layers may have other probability bits. */
+/* Says what trf_can_pack_coded says. Small layers may have other probability bits. */
 static int is_taken(const coded_layer *coded) {
     trf_layer_info info;
     uint32_t max_frequency = 0;
@@ -248,7 +248,7 @@ static trf_device_view tile_rows_of(const coded_layer *coded, uint32_t first, ui
     return view;
 }
 
-/* As a layer is loaded: some rows of tiles at a time, and again from dense rows if lines are left, or by chance. */
+/* It goes as a load does: some rows of tiles at a time, and again from dense rows if lines are left, or by chance. */
 static trf_pack_state pack_in_parts(test_rng *rng, const packed_layer *layer, const coded_layer *coded,
                                     const target *to) {
     trf_pack_state state = {0, 0, 0};

@@ -463,7 +463,7 @@ START_TEST(wgmma_sums_are_exact) {
 }
 END_TEST
 
-/* By the general kernel (way 0 and 1), or by a wgmma kernel, cut in each way. */
+/* Multiplies by the general kernel (way 0 and 1), or by a wgmma kernel, cut in each way. */
 static void multiply_in_way(const product_run *run, const trf_epilogue *epilogue, int way, uint32_t order) {
     trf_device_limits limits = hopper();
     trf_packed_partition partition;

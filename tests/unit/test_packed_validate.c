@@ -208,7 +208,7 @@ START_TEST(tiles_and_padding_are_checked) {
 }
 END_TEST
 
-/* Behind a head that is all right, anything: readers stay inside of the buffer (the sanitizer says). */
+/* After a head that is all right comes anything: readers stay inside of the buffer (the sanitizer says). */
 START_TEST(readers_stay_inside) {
     test_rng rng = {2000 + (uint64_t)_i};
     packed_layer layer = make_layer(_i % 2);

@@ -57,7 +57,7 @@ static void count_exception(const trf_layer *layer, uint64_t tile, uint32_t row,
         c->traits.exceptions_fit_fragments = 0;
 }
 
-/* Of the slab at (row, col) of a tile's coded region. */
+/* The shape of the slab at (row, col) of a tile's coded region. */
 static trf_slab_shape shape_of(const trf_blob_view *view, const trf_tile_shape *tile, uint32_t row, uint32_t col) {
     const uint32_t left = tile->coded_cols - col, slab_cols = view->header.slab_cols;
     return (trf_slab_shape){tile->coded_rows - row < 32 ? 1 : 2, (left < slab_cols ? left : slab_cols) / 16};

@@ -176,7 +176,7 @@ START_TEST(choices) {
 }
 END_TEST
 
-/* By the nearest shape, as paths go, but not for shapes that are far away; whatever the classes were. */
+/* The nearest shape says, as for paths, but none that is far away; whatever the classes were. */
 START_TEST(choices_of_packed_layers) {
     trf_tuning *made = make_tuning();
     static const struct {

@@ -256,7 +256,7 @@ static trf_layer *open_layer(const char *tensor, const trf_load_options *options
     return layer;
 }
 
-/* As the loader for the CPU has it, mapped and checked in another way; and any reader takes it. */
+/* It is what the loader for the CPU has, mapped and checked in another way; and any reader takes it. */
 static void check_arrival(const arrival *a, const char *tensor, const trf_load_options *options) {
     trf_shard_range shard;
     trf_layer_traits traits;
@@ -337,7 +337,7 @@ static void copy_part(const part_taker *taker, uint32_t part) {
     memcpy(taker->to->memory + tiles[first].data_offset, in->memory + part % in->buffers * in->buffer_bytes, bytes);
 }
 
-/* As trf_part_buffers has it. */
+/* A function that trf_part_buffers takes. */
 static trf_status take_part(void *context, uint32_t part, const trf_layer_traits *traits, trf_error *error) {
     part_taker *taker = context;
     EXPECT(!taker->is_inside && part == taker->taken);

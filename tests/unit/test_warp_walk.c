@@ -186,8 +186,8 @@ static void check_elements(const walked_layer *t, const warp_walk *walk) {
         }
 }
 
-/* By every kernel that takes the layer. intact: it has the elements that are due. ran: [2][WARP_WALK_VARIANTS], counted
- * up. */
+/* Every kernel that takes the layer walks it. intact: it has the elements that are due. ran:
+ * [2][WARP_WALK_VARIANTS], counted up. */
 static void check_walks(test_rng *rng, walked_layer *t, int intact, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     static const uint32_t kWarps[] = {1, 1, 2, 3, 5, 8};
     const trf_device_view *view = &t->host->view;

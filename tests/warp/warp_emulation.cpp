@@ -73,7 +73,8 @@ struct thread {
     std::vector<std::vector<copy>> groups;
 };
 
-/* Of four bytes of shared memory. Times are of the block's clock, which each meeting puts on; 0: never. */
+/* What is known of four bytes of shared memory. Times are of the block's clock, which each meeting puts on; 0:
+ * never. */
 struct note {
     uint32_t writer, written; /* by a lane's own store, or when it had waited for its copy */
     uint32_t pending;         /* copies on their way */
@@ -238,7 +239,8 @@ bool open_barriers() {
     for (uint32_t w = 0; w < all_warps(); w++) {
         if (!opens[w])
             continue;
-        /* Of more than have met, if not all have: a race between others is not seen. Products order no memory. */
+        /* If not all have met, more may have been written: a race between others is not seen. Products order no
+         * memory. */
         if (stop_of(w) != AT_PRODUCTS)
             (stop_of(w) == AT_CLUSTER ? b.all_met : b.block_met[block_of(w)]) = b.clock + 1;
         for (uint32_t i = 0; i < kLanes; i++)

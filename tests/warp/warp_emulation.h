@@ -91,7 +91,7 @@ uint32_t warp_thread();                                        /* counted throug
 #define __host__
 #define __forceinline__ inline
 
-/* Of kernels, which nobody calls here: what they declare is enough. */
+/* Nobody calls kernels here: what they declare is enough. */
 #define __global__
 #define __launch_bounds__(...)
 #define __grid_constant__

@@ -106,7 +106,7 @@ static inline void trf_st_async128f(uint32_t at, uint32_t barrier, uint32_t rank
 /* Who arrives does not go on before all have come, which it might. */
 static inline void trf_named_barrier_arrive(uint32_t barrier, uint32_t warps) { warp_meet_warps(barrier, warps); }
 
-/* As trf_cluster_arrive: all meet in the wait. */
+/* Does what trf_cluster_arrive does: all meet in the wait. */
 static inline void trf_cluster_arrive_relaxed(uint32_t) {}
 
 template <int kRegisters> static inline void trf_take_registers() {}

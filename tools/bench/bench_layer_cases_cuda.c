@@ -158,7 +158,7 @@ static const char *why_not(const bench_layer_case *c, trf_device_layer *layer) {
     return reason ? reason : "not supported";
 }
 
-/* Of packed layers: which kernel, and how it cuts; below the row of the table, and in the files. */
+/* Notes which kernel a packed layer's product takes, and how it cuts; below the row of the table, and in the files. */
 static void note_kernel(bench_layer_case *c) {
     bench_figure *figure = c->figure;
     const char *kernel, *cut;

@@ -83,7 +83,7 @@ static int upload_copies(const bench_layer_session *session, bench_compressed *c
     return 0;
 }
 
-/* As the CPU does it. */
+/* Decodes as the CPU does. */
 static int decode_on_host(const bench_layer_session *session, bench_compressed *compressed) {
     const uint64_t bytes = session->num_weights * trf_dtype_bytes(session->input->dtype);
     trf_layer *layer = NULL;

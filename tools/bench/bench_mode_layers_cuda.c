@@ -33,7 +33,7 @@ static const bench_figure *find_blob(const bench_subject *subject, const bench_f
     return NULL;
 }
 
-/* Of weights in the form that the case reads; of what decoding and copying read and write. */
+/* Bytes of weights in the form that the case reads; of decoding and copying those that are read and written. */
 static double bytes_a_second(const bench_figure *figure) {
     const uint64_t bytes =
         bench_integer_of(&figure->details, "bytes_read") + bench_integer_of(&figure->details, "bytes_written");
@@ -209,7 +209,7 @@ static int add_case(case_list *list, bench_layer_session *session, bench_subject
     return 0;
 }
 
-/* Of one batch and compressed layer. */
+/* Lists the paths of one batch and compressed layer. */
 static int list_paths(case_list *list, bench_layer_session *session, bench_subject *subject, int compressed,
                       uint32_t batch) {
     const int sweeps = session->options->mode == CLI_BENCH_SWEEP;

@@ -136,8 +136,8 @@ static int make_grouped_timer(bench_moe_session *s, bench_timer *timer) {
     return -1;
 }
 
-/* Of the last call of the graph that is timed. A call outside of it comes first: if what was captured depends on memory
- * of the host that a library uses again, that is the other call's by then, and the error shows it. */
+/* Measures the last call of the graph that is timed. A call outside of it comes first: if what was captured depends
+ * on memory of the host that a library uses again, that is the other call's by then, and the error shows it. */
 static int measure_error(bench_moe_session *s, const moe_case *c, const bench_timer *timer) {
     const cudaStream_t stream = s->device->stream;
     const bench_moe_route *const route = &s->routes[BENCH_MOE_CALLS - 1];

@@ -232,7 +232,7 @@ static void unplan_batch(overlap_session *s) {
     s->workspace = NULL;
 }
 
-/* Of one call. */
+/* Measures the error of one call. */
 static int measure_error(overlap_session *s, bench_queue_fn *queue, bench_figure *figure) {
     const cudaStream_t stream = s->device->stream;
     bench_error error = {0};

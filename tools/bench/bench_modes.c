@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_modes.h"
 
-/* By device and mode. */
+/* The modes by device, and by their number. */
 static const bench_mode *const kModes[][CLI_BENCH_OFFLOAD + 1] = {
     [CLI_DEVICE_CPU] = {[CLI_BENCH_LAYERS] = &bench_mode_layers_cpu},
 #ifdef TRF_HAVE_CUDA

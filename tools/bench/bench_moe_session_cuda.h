@@ -36,7 +36,7 @@ typedef struct bench_moe_session {
     cudaEvent_t fork, join[BENCH_MOE_STREAMS];
     bench_grouped *grouped; /* not owned; NULL: there is none, and no calls */
 
-    /* Of a batch. */
+    /* What a batch has. */
     uint32_t batch, rows; /* tokens; rows of x, BENCH_MOE_ROUTED for each */
     bench_moe_route routes[BENCH_MOE_CALLS];
     uint32_t *offsets_dev; /* [BENCH_MOE_CALLS][BENCH_MOE_EXPERTS + 1] */

@@ -10,7 +10,7 @@ typedef struct dense_layer {
     const void *host_weights;
     uint64_t bytes, offset; /* in device memory */
     int resident;
-    /* Of those that are offloaded. */
+    /* What those that are offloaded have. */
     uint32_t turn;   /* among them: 0 ... offloaded - 1 */
     uint32_t behind; /* how many turns before it the last layer in its place comes, 1 ... offloaded */
     cudaEvent_t copied, used;

@@ -349,7 +349,7 @@ static int is_of_bulk(int constant) {
     return (size_t)constant < offsetof(trf_packed_costs, wgmma_start) / sizeof(double);
 }
 
-/* As trf_packed_estimate.c has them, but for white space. */
+/* Prints them as trf_packed_estimate.c has them, but for white space. */
 static void print_constants(const trf_packed_costs *costs) {
     static const char *const shapes[TRF_PACKED_BULK_SHAPES] = {"TRF_PACKED_BULK_256", "TRF_PACKED_BULK_128",
                                                                "TRF_PACKED_BULK_64", "TRF_PACKED_BULK_32"};
