@@ -2,7 +2,7 @@
 """Whatever the pages show as Python or as a command runs as it stands, in order, beside the sample model.
 
 The wheel with the ops for PyTorch is tried, on the CPU: it has no device code, so that "cuda" in a snippet becomes
-"cpu". C is compiled by tests/installed; here the README's program is built and run as its page says. What is not run
+"cpu". C is compiled by tests/installed; here the README's program is built and run as that says. What is not run
 stands in SKIPPED, with the reason. Without torch and transformers (tests/torch_requirements.txt) this skips.
 """
 
@@ -159,9 +159,6 @@ def test_the_sample_loads_like_its_source(environment: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("page", MODELS)
 def test_the_page_runs(environment: Path, prefix: Path, tmp_path: Path, page: str) -> None:
     make_folder(environment, tmp_path, MODELS[page])
-    if page == "README.md":
-        programs = [text for language, _, text in find_blocks((ROOT / page).read_text()) if language == "c"]
-        (tmp_path / "product.c").write_text(programs[0])
     libraries = [path.parent for path in prefix.rglob("pkgconfig")]
     environ = {
         **os.environ,
