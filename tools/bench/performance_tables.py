@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/performance.md, docs/packed-performance.md and README.md from the medians in
-docs/performance.
+"""Writes the tables of docs/performance.md and README.md from the medians in docs/performance.
 
     python3 tools/bench/performance_tables.py            # into the pages, in place of the tables between marks
     python3 tools/bench/performance_tables.py --check    # exit status 1 if a page has others
@@ -22,11 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "performance"
-PAGES = [ROOT / name for name in ("docs/performance.md", "docs/packed-performance.md", "README.md")]
+PAGES = [ROOT / name for name in ("docs/performance.md", "README.md")]
 CARDS = {"NVIDIA H200": "H200", "NVIDIA H100": "H100"}  # beginnings of names as the driver has them
-LAYERS = ["65536x8192", "28672x8192", "8192x8192", "14336x4096", "4096x14336", "4096x4096", "2048x5632", "1024x4096"]
-SMALL = [1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
-LARGE = [384, 512, 1024, 1536, 2048, 4096, 8192]
+LAYERS = ["28672x8192", "8192x8192", "14336x4096", "5120x5120", "4096x4096", "2048x5632", "1024x4096"]
+BATCHES = [1, 8, 32, 64, 128, 512]
 CODECS = {
     "fp16": "F16, lossless",
     "fp8_e4m3": "FP8 E4M3, lossless",
@@ -34,10 +32,11 @@ CODECS = {
     "int8": "INT8, absmax a channel",
     "bits:4.25": "`--bits 4.25`",
 }
+# Of packed layers, the batches that both cards have been measured at: those of the plot.
 PACKED = [1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]
-PACKED_BETWEEN = [20, 56, 72, 100, 130, 160, 200, 260, 300, 400, 520, 600, 1000, 1500]
+DECODED = [1, 8, 16, 32, 64]  # of whole models: batches of decoding steps
+PROMPTS = [512, 2048, 8192]  # and tokens of a prompt
 FIRST = {"packed": [1, 8, 16, 32, 64, 128, 256], "coded": [1, 8, 16, 32, 64]}  # of README.md
-MARKS = {"fused": "", "two-step": " t", None: " ?"}  # None: of a card without crossovers
 NONE = "–"
 
 
@@ -79,8 +78,8 @@ def path_of(crossovers: list[tuple], layer: str, batch: int) -> str | None:
     return "fused" if batch <= fused_to else "two-step"
 
 
-def plan_ratio(times: dict, crossovers: dict, card: str, layer: str, batch: int) -> tuple[float, str | None] | None:
-    """cuBLASLt's time by that of what a plan takes, and its path; None where it was not measured.
+def plan_ratio(times: dict, crossovers: dict, card: str, layer: str, batch: int) -> float | None:
+    """cuBLASLt's time by that of what a plan takes; None where it was not measured.
 
     A sweep has timed "auto", which is a plan's choice. Elsewhere it is the path that the card's table names.
     """
@@ -88,12 +87,12 @@ def plan_ratio(times: dict, crossovers: dict, card: str, layer: str, batch: int)
     dense = measured.get("cublaslt")
     path = path_of(crossovers.get(card, []), layer, batch)
     time = measured.get("auto/speed") or measured.get(f"{path}/speed")
-    return (dense / time, path) if dense and time else None
+    return dense / time if dense and time else None
 
 
-def bold(ratio: float, mark: str = "") -> str:
+def bold(ratio: float) -> str:
     text = f"{ratio:.2f}"
-    return (f"**{text}**" if float(text) >= 1 else text) + mark
+    return f"**{text}**" if float(text) >= 1 else text
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -106,6 +105,10 @@ def measured_rows(rows: list[list[str]]) -> list[list[str]]:
     return [row for row in rows if set(row[2:]) != {NONE}]
 
 
+def weights_of(layer: str) -> int:
+    return math.prod(map(int, layer.split("x")))
+
+
 def shape(layer: str) -> str:
     return layer.replace("x", "×")
 
@@ -115,11 +118,11 @@ def coded_points(card: str, layer: str) -> list[tuple[int, float]]:
     times, crossovers = times_of(read("speed.csv")), read_crossovers()
     batches = sorted(key[3] for key in times if key[:3] == (card, layer, "bf16"))
     found = [(batch, plan_ratio(times, crossovers, card, layer, batch)) for batch in batches]
-    return [(batch, ratio[0]) for batch, ratio in found if ratio]
+    return [(batch, ratio) for batch, ratio in found if ratio]
 
 
 def packed_points(card: str, layer: str) -> list[tuple[int, float]]:
-    """The same of packed layers, of the batches that their page begins with, without early launches and pauses."""
+    """The same of packed layers, without early launches and pauses."""
     rows = [
         row
         for row in read("packed.csv")
@@ -144,48 +147,40 @@ def first_table() -> str:
     return table(["layer", "GPU", *heads], rows)
 
 
-def speed_table() -> str:
-    times, crossovers = times_of(read("speed.csv")), read_crossovers()
+def layouts_table() -> str:
+    """Packed and coded layers side by side."""
     rows = []
     for layer in LAYERS:
         for card, name in CARDS.items():
+            packed, coded = dict(packed_points(card, layer)), dict(coded_points(card, layer))
             cells = []
-            for batch in SMALL:
-                found = plan_ratio(times, crossovers, card, layer, batch)
-                cells.append(bold(found[0], MARKS[found[1]]) if found else NONE)
+            for batch in BATCHES:
+                found = [bold(points[batch]) if batch in points else NONE for points in (packed, coded)]
+                cells.append(NONE if set(found) == {NONE} else "/".join(found))
             rows.append([shape(layer), name, *cells])
-    return table(["layer", "card", *map(str, SMALL)], measured_rows(rows))
+    return table(["packed / coded", "card", *map(str, BATCHES)], measured_rows(rows))
 
 
-def large_table() -> str:
-    times, crossovers = times_of(read("speed.csv")), read_crossovers()
-    rows = []
-    for layer in ("8192x8192", "14336x4096"):
-        for card, name in CARDS.items():
-            found = [plan_ratio(times, crossovers, card, layer, batch) for batch in LARGE]
-            rows.append([shape(layer), name, *(bold(ratio[0]) if ratio else NONE for ratio in found)])
-    return table(["layer", "card", *map(str, LARGE)], measured_rows(rows))
-
-
-def microseconds_table() -> str:
-    times, crossovers = times_of(read("speed.csv")), read_crossovers()
-    batches = [1, 8, 16, 32, 64, 128]
-    rows = []
-    for layer in ("65536x8192", "8192x8192", "4096x4096"):
-        for card, name in CARDS.items():
-            cells = []
-            for batch in batches:
-                found = plan_ratio(times, crossovers, card, layer, batch)
-                dense = times.get((card, layer, "bf16", batch), {}).get("cublaslt")
-                cells.append(f"{dense / found[0]:.1f} / {dense:.1f}" if found else NONE)
-            rows.append([shape(layer), name, *cells])
-    return table(["µs: a plan / cuBLASLt", "card", *map(str, batches)], measured_rows(rows))
+def models_table() -> str:
+    """Whole models: ratios by layout and card."""
+    ratios = defaultdict(dict)
+    for row in read("models.csv"):
+        if row["ratio"]:
+            ratios[row["model"], row["layout"], row["card"]][row["what"], int(row["size"])] = float(row["ratio"])
+    columns = [("decode", size) for size in DECODED] + [("prompt", size) for size in PROMPTS]
+    rows = [
+        [model, layout, card, *(bold(found[column]) if column in found else NONE for column in columns)]
+        for (model, layout, card), found in ratios.items()
+    ]
+    heads = [f"prompt of {size:,}" if what == "prompt" else str(size) for what, size in columns]
+    heads[0] = f"batch {heads[0]}"
+    return table(["model", "layout", "card", *heads], rows)
 
 
 def codecs_table() -> str:
     times = times_of(read("codecs.csv"))
     sizes = {(row["codec"], row["favor"]): row["bits"] for row in read("sizes.csv") if row["subject"] == "8192x8192"}
-    points = [("28672x8192", batch) for batch in (1, 8)] + [("8192x8192", batch) for batch in (1, 8, 16, 24, 32)]
+    points = [("28672x8192", batch) for batch in (1, 8)] + [("8192x8192", batch) for batch in (1, 8, 16, 32)]
     rows = []
     for codec, name in CODECS.items():
         bits = f"{float(sizes[codec, 'speed']):.2f} / {float(sizes[codec, 'size']):.2f}"
@@ -265,19 +260,13 @@ def decode_cells(card: str) -> dict[str, str]:
     """Decoding to memory, alone."""
     decode = times_of(read("decode.csv"))
     bits = {(row["subject"], row["codec"], row["favor"]): float(row["bits"]) for row in read("sizes.csv")}
-    cells = {}
-    for layer in ("65536x8192", "8192x8192"):
-        measured = decode.get((card, layer, "bf16", 0), {})
-        if not measured.keys() >= {"decode/speed", "copy"}:
-            continue
-        weights = math.prod(map(int, layer.split("x")))
-        both_ways = (16 + bits[layer, "bf16", "speed"]) / 8 * weights / measured["decode/speed"] / 1e6
-        copy = 2 * 2**30 / measured["copy"] / 1e6
-        written = 2 * weights / measured["decode/speed"] / 1e6
-        cells[f"decoding alone, {shape(layer)}: TB/s written (read and written / by a copy)"] = (
-            f"{written:.2f} ({both_ways:.2f} / {copy:.2f})"
-        )
-    return cells
+    layer = "8192x8192"
+    measured = decode.get((card, layer, "bf16", 0), {})
+    if not measured.keys() >= {"decode/speed", "copy"}:
+        return {}
+    both_ways = (16 + bits[layer, "bf16", "speed"]) / 8 * weights_of(layer) / measured["decode/speed"] / 1e6
+    copy = 2 * 2**30 / measured["copy"] / 1e6
+    return {f"decoding {shape(layer)}: TB/s read and written": f"{both_ways:.2f} / {copy:.2f}"}
 
 
 def load_times(card: str) -> dict:
@@ -297,6 +286,15 @@ def load_cells(card: str) -> dict[str, str]:
     return {"loading 3.28 GB from the page cache, all checked": f"{ratio:.2f}"}
 
 
+def packing_cells(card: str) -> dict[str, str]:
+    """Packing dense weights that lie on the device."""
+    rows = [row for row in read("packing.csv") if (row["card"], row["run"]) == (CARDS[card], "1")]
+    times = {row["layer"]: int(row["us"]) for row in rows if row["what"] == "pack dense"}
+    layers = [layer for layer in ("28672x8192", "8192x8192", "4096x4096") if layer in times]
+    name = f"packing plain {', '.join(map(shape, layers))}, µs"
+    return {name: ", ".join(str(times[layer]) for layer in layers)} if layers else {}
+
+
 def rows_cells(card: str) -> dict[str, str]:
     """Look-ups of single rows."""
     times = load_times(card)
@@ -307,75 +305,46 @@ def rows_cells(card: str) -> dict[str, str]:
     return {"1, 64, 4096 random rows of 32768×4096, µs": ", ".join(pairs)}
 
 
-COMPARED_WITH = {
+PRODUCTS = {
     pairs_cells: "cuBLASLt",
     groups_cells: "the same layers one after another",
     experts_cells: "the fastest of cuBLAS and cuBLASLt",
     offload_cells: "plain BF16",
-    decode_cells: "a copy within the device",
+}
+TRANSFERS = {
     load_cells: "a copy of page-locked memory, 16 threads",
-    rows_cells: "a gather from the plain table",
+    decode_cells: "after the slash: a copy within the device",
+    packing_cells: NONE,
+    rows_cells: "after the slash: a gather from the plain table",
 }
 
 
-def others_table() -> str:
-    """What does not fit in the other tables."""
+def cells_table(makers: dict) -> str:
     rows = []
-    for make_cells, compared_with in COMPARED_WITH.items():
+    for make_cells, compared_with in makers.items():
         cells = {name: make_cells(card) for card, name in CARDS.items()}
         for row in dict.fromkeys(row for of_card in cells.values() for row in of_card):
             rows.append([row, *(cells[name].get(row, NONE) for name in CARDS.values()), compared_with])
     return table(["ratio, unless it says otherwise", *CARDS.values(), "compared with"], rows)
 
 
-def sides(layer: str) -> list[int]:
-    return [int(side) for side in layer.split("x")]
+def products_table() -> str:
+    """Products of coded layers that do not fit in the other tables."""
+    return cells_table(PRODUCTS)
 
 
-def packed_rows(batches: list[int], early_launch: bool = False, pause: bool = False, cards: bool = True) -> list:
-    """Ratios of packed layers by layer and card, of those that have one; without `cards` the H100's alone."""
-    ratios: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
-    for row in read("packed.csv"):
-        if (row["early_launch"] == "1", float(row["pause_s"]) > 0) == (early_launch, pause):
-            ratio = float(row["cublaslt_us"]) / float(row["packed_us"])
-            ratios[row["layer"]][row["card"], int(row["batch"])] = ratio
-    rows = []
-    for layer, of_layer in sorted(ratios.items(), key=lambda item: [-math.prod(sides(item[0])), -sides(item[0])[0]]):
-        for name in CARDS.values() if cards else ["H100"]:
-            cells = [bold(of_layer[name, batch]) if (name, batch) in of_layer else NONE for batch in batches]
-            rows.append([shape(layer), name, *cells])
-    return [row if cards else [row[0], *row[2:]] for row in measured_rows(rows)]
-
-
-def packed_table() -> str:
-    return table(["layer", "card", *map(str, PACKED)], packed_rows(PACKED))
-
-
-def packed_between_table() -> str:
-    return table(["layer", *map(str, PACKED_BETWEEN)], packed_rows(PACKED_BETWEEN, cards=False))
-
-
-def packed_pauses_table() -> str:
-    batches = [batch for batch in PACKED if 64 <= batch <= 2048]
-    return table(["layer", *map(str, batches)], packed_rows(batches, pause=True, cards=False))
-
-
-def packed_early_table() -> str:
-    batches = PACKED[:4]
-    return table(["layer", "card", *map(str, batches)], packed_rows(batches, early_launch=True))
+def transfers_table() -> str:
+    """What is not a product: loading, decoding, packing and look-ups."""
+    return cells_table(TRANSFERS)
 
 
 TABLES = {
     "first": first_table,
-    "speed": speed_table,
-    "microseconds": microseconds_table,
-    "large": large_table,
+    "layouts": layouts_table,
+    "models": models_table,
     "codecs": codecs_table,
-    "others": others_table,
-    "packed": packed_table,
-    "packed-between": packed_between_table,
-    "packed-pauses": packed_pauses_table,
-    "packed-early": packed_early_table,
+    "products": products_table,
+    "transfers": transfers_table,
 }
 
 

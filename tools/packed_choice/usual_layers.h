@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The layers of docs/packed-performance.md, as options name them (cli_parse_list, cli_parse_shape). */
+/* The layers of docs/performance/packed.csv, as options name them (cli_parse_list, cli_parse_shape). */
 #ifndef USUAL_LAYERS_H
 #define USUAL_LAYERS_H
 
