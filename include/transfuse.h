@@ -3,7 +3,7 @@
  *
  * The core of the library: encode and decode a layer, checkpoints, and y = x . W^T on a device from a compressed W.
  * C11, usable from C++ and through FFI. What fewer programs need stands in headers of its own:
- *   transfuse/device_memory.h   memory without CUDA calls of one's own, look-ups of rows, other layouts, blobs
+ *   transfuse/device_memory.h   device memory without CUDA calls, look-ups of rows, other layouts, blobs
  *   transfuse/tuning.h   measuring which path is the fastest on this device
  *   transfuse/groups.h   layers that do not wait for each other in one launch
  *   transfuse/experts.h  mixtures of experts whose counts of tokens only the device knows
@@ -23,9 +23,9 @@
  * - The library never prints or exits, and keeps no pointer of the caller's beyond the call unless a comment says so.
  * - Functions that take a const object are thread-safe on it. Destroying NULL does nothing.
  * - "Device memory" is that of the context's device: a GPU's, or the process's own on the CPU. Work is ordered on
- *   `stream`. On a GPU a call that takes one returns before its work is done, never allocates, synchronizes or reads
- *   back, and can be captured in a CUDA graph (but for trf_stack_acquire and what goes with it, of offloaded layers:
- *   transfuse/stacks.h). On the CPU streams are ignored, and calls are done when they return. */
+ *   `stream`. On a GPU a call that takes a stream returns before its work is done. It never allocates, synchronizes or
+ *   reads back, and can be captured in a CUDA graph, except for trf_stack_acquire and the calls that go with it
+ *   (transfuse/stacks.h). On the CPU streams are ignored, and calls are done when they return. */
 #ifndef TRANSFUSE_H
 #define TRANSFUSE_H
 
@@ -46,12 +46,13 @@ extern "C" {
 #define TRF_VERSION_MINOR 3
 #define TRF_VERSION_PATCH 0
 
-/* @return the version of the library that runs, such as "0.3.0". While MAJOR is 0, MINOR tells what is compatible. */
+/* @return the version of the library that runs, such as "0.3.0". While MAJOR is 0, versions of one MINOR are
+ * compatible. */
 TRF_API const char *trf_version(void);
 
 /* ---- status ---- */
 
-/* Values are append-only; 0 is success. trf_status_name gives the string of each. */
+/* New values are appended, and none ever changes. 0 is success. trf_status_name gives the name of each. */
 typedef enum trf_status {
     TRF_OK = 0,
     TRF_ERR_ARGUMENT = 1,     /* a parameter of the call is out of its documented range */
@@ -77,21 +78,21 @@ typedef enum trf_status {
     TRF_STATUS_COUNT = 21
 } trf_status;
 
-/* Where offset does not apply it is TRF_NO_OFFSET. */
+/* The offset of an error that lies at no byte of a file or blob. */
 #define TRF_NO_OFFSET UINT64_MAX
 typedef struct trf_error {
     trf_status status;
-    int32_t cuda;       /* cudaError_t of a TRF_ERR_CUDA, else 0 */
+    int32_t cuda;       /* the cudaError_t where status is TRF_ERR_CUDA, else 0 */
     uint64_t offset;    /* byte offset in the file or blob at fault */
     char message[1024]; /* one line: file, tensor, offset, what was expected and what was found */
 } trf_error;
 
-/* @return the constant's name, such as "TRF_ERR_TABLE"; "TRF_ERR_?" for a value that is none. Never NULL. */
+/* @return the constant's name, such as "TRF_ERR_TABLE", or "TRF_ERR_?" for a value that is no status. Never NULL. */
 TRF_API const char *trf_status_name(trf_status status);
 
 /* ---- what a weight matrix is made of ---- */
 
-/* Values are those of the format's header fields. */
+/* The values are those of the format's header fields. */
 typedef enum trf_dtype {
     TRF_DTYPE_NONE = 0,
     TRF_DTYPE_F32 = 1,
@@ -103,7 +104,7 @@ typedef enum trf_dtype {
 } trf_dtype;
 
 typedef enum trf_codec {
-    TRF_CODEC_AUTO = 0, /* options only: the lossless codec of the source's dtype (none for F32) */
+    TRF_CODEC_AUTO = 0, /* in options only: the lossless codec for the source's dtype; F32 has none */
     TRF_CODEC_BF16 = 1,
     TRF_CODEC_FP16 = 2,
     TRF_CODEC_E4M3 = 3,
@@ -113,22 +114,22 @@ typedef enum trf_codec {
 
 /* Which weights share a scale. */
 typedef enum trf_granularity {
-    TRF_GRANULARITY_NONE = 0, /* no scales: the codes are the weights */
-    TRF_GRANULARITY_TENSOR = 1,
-    TRF_GRANULARITY_CHANNEL = 2,     /* a scale for each output row */
-    TRF_GRANULARITY_SCALE_GROUP = 3, /* for each scale_group_size weights along K */
-    TRF_GRANULARITY_SCALE_BLOCK = 4  /* for each square of scale_group_size rows and columns */
+    TRF_GRANULARITY_NONE = 0,        /* there are no scales: the codes are the weights */
+    TRF_GRANULARITY_TENSOR = 1,      /* all of them */
+    TRF_GRANULARITY_CHANNEL = 2,     /* the weights of an output row */
+    TRF_GRANULARITY_SCALE_GROUP = 3, /* scale_group_size weights along K */
+    TRF_GRANULARITY_SCALE_BLOCK = 4  /* a square of scale_group_size rows and columns */
 } trf_granularity;
 
 typedef enum trf_favor {
-    TRF_FAVOR_SPEED = 0, /* quads: four weights a decode step */
-    TRF_FAVOR_SIZE = 1   /* pairs: two */
+    TRF_FAVOR_SPEED = 0, /* a decode step gives four weights */
+    TRF_FAVOR_SIZE = 1   /* a decode step gives two weights, and the blob is smaller */
 } trf_favor;
 
-/* @return the safetensors name of a dtype, such as "BF16"; "?" for a value that is none. */
+/* @return the safetensors name of a dtype, such as "BF16", or "?" for a value that is no dtype. */
 TRF_API const char *trf_dtype_name(trf_dtype dtype);
 
-/* @return bytes of one element of a dtype; 0 for a value that is none. */
+/* @return the bytes of one element of a dtype, or 0 for a value that is no dtype. */
 TRF_API size_t trf_dtype_bytes(trf_dtype dtype);
 
 /* @return "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int", "auto" or "?". */
@@ -136,7 +137,7 @@ TRF_API const char *trf_codec_name(trf_codec codec);
 
 /* ---- one layer in host memory ---- */
 
-/* A dense matrix in host memory, row-major [rows][cols]; the caller's. */
+/* A dense matrix in the caller's host memory, row-major [rows][cols]. */
 typedef struct trf_matrix {
     size_t struct_bytes;
     const void *weights;
@@ -146,20 +147,21 @@ typedef struct trf_matrix {
 
 TRF_API void trf_matrix_init(trf_matrix *matrix);
 
-/* How to encode. Defaults: lossless, favouring speed, all cores. */
+/* How to encode. The defaults are lossless, favour speed, and use all cores. */
 typedef struct trf_encode_options {
     size_t struct_bytes;
-    trf_codec codec; /* AUTO: lossless for the dtype; F32 needs BF16 (rounds to nearest even) or INT */
+    trf_codec codec; /* AUTO is lossless for the dtype. F32 needs BF16, which rounds to nearest even, or INT */
     trf_favor favor;
-    /* int codec on float weights: bits a weight of the whole blob, 2..8; 0 = absmax INT8. The blob of a small or narrow
-     * matrix is larger: what its head, row scales and edges take beyond 5 % of the bits is not taken from its codes. */
+    /* The bits that a weight takes in the whole blob, 2 to 8, where the codec int quantizes floats; 0 is absmax INT8.
+     * The blob of a small or narrow matrix is larger: what its head, row scales and edges take beyond 5 % of the bits
+     * is not taken from its codes. */
     double bits;
-    trf_granularity granularity; /* int codec on float weights; NONE = channel */
-    uint32_t scale_group_size;   /* of SCALE_GROUP and SCALE_BLOCK: a multiple of 16, 16..2^20 */
-    int threads;                 /* 0 = one for each core that the process may run on */
-    int verify;                  /* decode and compare each tile before it is handed out; default 1 */
-    uint32_t probability_bits;   /* 9..12; 0 = the encoder's choice */
-    uint32_t slab_cols;          /* columns that are coded together: 128 or 256; 0 = the encoder's choice */
+    trf_granularity granularity; /* where the codec int quantizes floats; NONE is a channel */
+    uint32_t scale_group_size;   /* for SCALE_GROUP and SCALE_BLOCK: a multiple of 16, 16 to 2^20 */
+    int threads;                 /* 0 is one for each core that the process may run on */
+    int verify;                  /* decode and compare each tile before it is handed out; the default is 1 */
+    uint32_t probability_bits;   /* 9 to 12; 0 is the encoder's choice */
+    uint32_t slab_cols;          /* columns that are coded together, 128 or 256; 0 is the encoder's choice */
 } trf_encode_options;
 
 TRF_API void trf_encode_options_init(trf_encode_options *options);
@@ -170,15 +172,17 @@ typedef struct trf_layer_report {
     uint64_t source_bytes;
     uint64_t blob_bytes;
     uint64_t exceptions;
-    double entropy_bits; /* bits a weight: order-0 entropy of exponents + sign and mantissa bits; int: of the codes */
+    /* Bits a weight: the order-0 entropy of the exponents, and the sign and mantissa bits; for int that of the codes.
+     */
+    double entropy_bits;
     double relative_rms_error; /* sqrt(sum (w - w')^2 / sum w^2); 0 for lossless codecs */
     double weight_energy;      /* sum w^2 of a lossy codec's source; 0 for lossless codecs */
-    uint32_t predictor_modes;  /* of all tiles, or-ed: 1 exponent offsets of rows, 2 of columns */
+    uint32_t predictor_modes;  /* those of all tiles, or-ed: 1 is exponent offsets of rows, 2 of columns */
 } trf_layer_report;
 
-/* Encodes a matrix. *blob is malloc'd (release with trf_free). report may be NULL. The bytes do not depend on
- * options->threads. options: NULL for the defaults. Errors: TRF_ERR_ARGUMENT also for a dtype that the codec does not
- * take; TRF_ERR_MISMATCH (the encoder's own check). */
+/* Encodes a matrix. The caller releases *blob with trf_free. The bytes do not depend on options->threads. options may
+ * be NULL for the defaults, and report may be NULL. Errors: TRF_ERR_ARGUMENT also for a dtype that the codec does not
+ * take; TRF_ERR_MISMATCH where the encoder's own check fails. */
 TRF_API trf_status trf_encode_layer(const trf_matrix *matrix, const trf_encode_options *options, void **blob,
                                     uint64_t *blob_bytes, trf_layer_report *report, trf_error *err);
 
@@ -187,7 +191,7 @@ TRF_API void trf_free(void *memory);
 /* What a blob says of itself. */
 typedef struct trf_layer_info {
     uint32_t rows, cols;
-    trf_dtype dtype; /* of the source, and of what decoding gives back */
+    trf_dtype dtype; /* the source's, which decoding gives back */
     trf_codec codec;
     uint32_t class_bits, raw_bits, probability_bits, state_bits /* L */, slab_cols;
     trf_granularity granularity;
@@ -199,7 +203,7 @@ typedef struct trf_layer_info {
 /* A compressed layer in host memory, validated. */
 typedef struct trf_layer trf_layer;
 
-/* Wraps a blob, which stays the caller's, 16-byte aligned, and must outlive the layer. Validates all of it.
+/* Wraps a blob and validates all of it. The blob is 16-byte aligned, stays the caller's, and must outlive the layer.
  * Errors: those of a malformed blob (TRF_ERR_TRUNCATED to TRF_ERR_RANS). */
 TRF_API trf_status trf_layer_from_memory(const void *blob, uint64_t blob_bytes, trf_layer **layer, trf_error *err);
 
@@ -208,42 +212,44 @@ TRF_API trf_status trf_layer_open(const char *path, trf_layer **layer, trf_error
 TRF_API void trf_layer_free(trf_layer *layer);
 TRF_API void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info);
 
-/* Decodes the whole layer to host memory, row-major [rows][cols] of the layer's dtype, weights_bytes large. Lossless
- * codecs give the source's bits; the int codec on floats the dequantized weights, rounded once. threads: 0 = all cores.
- * Errors: TRF_ERR_SHAPE (size), TRF_ERR_RANS. */
+/* Decodes the whole layer to host memory of weights_bytes, row-major [rows][cols] in the layer's dtype. Lossless codecs
+ * give the source's bits, and quantized floats come back dequantized and rounded once. threads: 0 is all cores.
+ * Errors: TRF_ERR_SHAPE for another size, TRF_ERR_RANS. */
 TRF_API trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint64_t weights_bytes, int threads,
                                     trf_error *err);
 
 /* ---- checkpoints: a .safetensors file, a model.safetensors.index.json, or a directory that holds either ---- */
 
-/* Called from one thread at a time, now and then; nonzero asks to stop (TRF_ERR_CANCELLED).
- * tensor: the one at work. done and total count bytes of the source checkpoint. */
+/* It is called now and then, from one thread at a time, with the tensor at work and bytes of the source checkpoint.
+ * Returning nonzero asks to stop (TRF_ERR_CANCELLED). */
 typedef int (*trf_progress_fn)(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes);
 
-/* Called with a line for the user: what stays uncompressed and why, what a config.json lacks, what will not load. It
- * comes from the calling thread, during the call. line: valid for the time of the call. */
+/* It is called with a line for the user: what stays uncompressed and why, what a config.json lacks, what will not load.
+ * The calling thread calls it, during the call; line is valid until it returns. */
 typedef void (*trf_note_fn)(void *context, const char *line);
 
 typedef struct trf_checkpoint_options {
     size_t struct_bytes;
-    /* compress only; encode.threads serves the others too. The codecs E4M3 and E5M2 each stand for both: every FP8
-     * tensor takes its own. */
+    /* For compressing; encode.threads is for all calls. The codecs E4M3 and E5M2 each stand for both: every FP8 tensor
+     * takes its own. */
     trf_encode_options encode;
-    const char *const *include; /* compress: globs of tensors to compress, NULL-terminated; NULL = the usual choice;
-                                 * each has to match a tensor's name */
-    const char *const *exclude; /* compress: globs of tensors to leave as they are, NULL-terminated; or NULL; each has
-                                 * to match a tensor's name */
+    /* For compressing: globs of the tensors to compress, NULL-terminated, each of which has to match a tensor's name.
+     * NULL is the usual choice. */
+    const char *const *include;
+    const char *const *exclude; /* globs of the tensors to leave as they are, in the same way, or NULL */
     int overwrite;              /* replace an existing output, atomically */
     trf_progress_fn progress;   /* or NULL */
     void *progress_context;
-    int embeddings; /* compress: without `include`, embeddings and an output layer tied to them, too */
-    int store_only; /* compress: take what cannot be loaded afterwards, too: quantized checkpoints and adapters; they
-                     * are compressed bit for bit, and have to be decompressed before they are loaded */
-    int dry_run;    /* compress: write nothing; sizes in the report are estimates, from a sample of each tensor */
-    const char *const *skip_extra; /* compress, decompress: globs of files to leave out, by their path below the folder
-                                    * ("original" takes all that is below it), NULL-terminated; or NULL. verify: ...
-                                    * not to compare. Files that the checkpoint consists of are never left out */
-    trf_note_fn note;              /* or NULL */
+    int embeddings; /* compress embeddings and an output layer tied to them, too, where `include` is NULL */
+    /* Compress what cannot be loaded afterwards, too: quantized checkpoints and adapters. They are compressed bit for
+     * bit, and have to be decompressed before they are loaded. */
+    int store_only;
+    int dry_run; /* for compressing: write nothing, and estimate the report's sizes from a sample of each tensor */
+    /* Globs of files that compressing and decompressing leave out, and verifying does not compare, by their path below
+     * the folder ("original" takes all that is below it), NULL-terminated; or NULL. Files that the checkpoint consists
+     * of are never left out. */
+    const char *const *skip_extra;
+    trf_note_fn note; /* or NULL */
     void *note_context;
 } trf_checkpoint_options;
 
@@ -268,12 +274,12 @@ typedef struct trf_left_tensors {
     uint64_t tensors, bytes;
 } trf_left_tensors;
 
-/* Totals over a checkpoint; over all models of a pipeline. */
+/* Totals over a checkpoint, or over all models of a pipeline. */
 typedef struct trf_checkpoint_report {
     uint64_t tensors, compressed_tensors;
-    uint64_t source_bytes;            /* of all tensors, uncompressed */
-    uint64_t output_bytes;            /* of all tensors as the compressed checkpoint holds them */
-    uint64_t compressed_source_bytes; /* of the tensors that are compressed, uncompressed ... */
+    uint64_t source_bytes;            /* what all tensors take uncompressed */
+    uint64_t output_bytes;            /* what they take as the compressed checkpoint holds them */
+    uint64_t compressed_source_bytes; /* what the tensors that are compressed take uncompressed ... */
     uint64_t compressed_bytes;        /* ... and compressed */
     uint64_t compressed_weights;
     uint64_t rounded_tensors;   /* F32 tensors that the codec bf16 rounded */
@@ -363,11 +369,12 @@ typedef struct CUstream_st *trf_stream;
 /* In place of a CUDA ordinal. */
 enum {
     TRF_DEVICE_CPU = -1,
-    TRF_DEVICE_AUTO = -2 /* CUDA device 0 if there is one, else (where 0 itself would be TRF_ERR_DEVICE) the CPU */
+    TRF_DEVICE_AUTO = -2 /* CUDA device 0, or the CPU where that would be TRF_ERR_DEVICE */
 };
 
-/* One device, and what layers on it share: limits, cuBLASLt if it is found, the staging memory and threads of loads.
- * Thread-safe after creation. Outlives its layers. A GPU that is lost is lost to the process (docs/guide.md). */
+/* One device, and what layers on it share: limits, cuBLASLt if it is found, the staging memory and threads of loads. It
+ * is thread-safe after creation, and must outlive its layers. A GPU that is lost is lost to the process
+ * (docs/guide.md). */
 typedef struct trf_context trf_context;
 
 typedef struct trf_context_info {
@@ -376,9 +383,9 @@ typedef struct trf_context_info {
     char name[256]; /* such as "NVIDIA H200" */
 } trf_context_info;
 
-/* device: CUDA ordinal, or one of the constants above. Errors: TRF_ERR_DEVICE (no device code in the build, no such
- * device, no driver, or compute capability below 8.0; not with AUTO). A GPU that is there and fails is TRF_ERR_CUDA,
- * with AUTO, too. */
+/* device is a CUDA ordinal, or one of the constants above. Errors: TRF_ERR_DEVICE, but not with AUTO, where the build
+ * has no device code, there is no such device or no driver, or its compute capability is below 8.0. A GPU that is there
+ * and fails is TRF_ERR_CUDA, also with AUTO. */
 TRF_API trf_status trf_context_create(int device, trf_context **context, trf_error *err);
 TRF_API void trf_context_destroy(trf_context *context);
 TRF_API void trf_context_get_info(const trf_context *context, trf_context_info *info);
@@ -412,25 +419,26 @@ typedef struct trf_layer_memory {
     uint64_t directory_bytes;
 } trf_layer_memory;
 
-/* How to load. Defaults: the whole matrix, coded, in memory of the library's, all cores, no progress. */
+/* How to load. The defaults are the whole matrix, coded, in the library's memory, by all cores, without progress. */
 typedef struct trf_load_options {
     size_t struct_bytes;
     trf_layout layout;
-    /* A shard (tensor parallelism): these rows and columns alone, multiples of 16; num_rows, num_cols 0: up to the last
-     * one, which need be none. Only tiles of 256x256 that they touch are read, checked and kept. Where a coded shard
-     * does not begin and end at multiples of 256 (or with the matrix), products take a copy of x or y, and
-     * trf_device_layer_decode refuses it. Of another layout it has its rows and columns alone. */
+    /* A shard for tensor parallelism: these rows and columns alone, in multiples of 16. 0 rows or columns mean to the
+     * end, which need not be a multiple of 16. Only the tiles of 256x256 that the shard touches are read, checked and
+     * kept. Where a coded shard does not begin and end at multiples of 256, or with the matrix, products take a copy of
+     * x or y, and trf_device_layer_decode refuses it. Plain and packed shards have their rows and columns alone. */
     uint32_t first_row, num_rows, first_col, num_cols;
-    /* In place of first_row and num_rows: several ranges of rows, one after the other (a part of q, k and v that are
-     * stored as one matrix), in any order, none twice. Two or more begin and end at multiples of 256 (or with the
-     * matrix, the last one); others are TRF_ERR_UNSUPPORTED: load each as a layer of its own, and let them write into
-     * one y (trf_plan_options). A single range is the shard of its rows, as by first_row and num_rows. */
+    /* Several ranges of rows in place of first_row and num_rows, one after the other, in any order, none twice: for
+     * example a part of q, k and v that are stored as one matrix. Two or more ranges have to begin and end at multiples
+     * of 256, or with the matrix. Others are TRF_ERR_UNSUPPORTED: load each as a layer of its own, and let them write
+     * into one y (trf_plan_options). A single range is the shard of its rows, as by first_row and num_rows. */
     const trf_row_range *row_ranges;
     uint32_t num_row_ranges;
-    int buffer_is_on_device;  /* trf_device_layer_create and _get_size: what is passed in is in device memory */
-    trf_layer_memory memory;  /* trf_device_layer_create and _load: the caller's; zeros: the library allocates */
-    int threads;              /* that read and check the blob: 0 = one for each core */
-    trf_progress_fn progress; /* or NULL; called by the thread that loads; done and total: bytes of the tiles read */
+    int buffer_is_on_device; /* what trf_device_layer_create and _get_size are given is in device memory */
+    trf_layer_memory memory; /* the caller's, for trf_device_layer_create and _load; zeros: the library allocates */
+    int threads;             /* the threads that read and check the blob; 0 is one for each core */
+    trf_progress_fn
+        progress; /* or NULL; the thread that loads calls it, with the bytes of the tiles that it has read */
     void *progress_context;
 } trf_load_options;
 
@@ -445,25 +453,26 @@ typedef struct trf_layer_size {
     uint64_t directory_bytes; /* 0 on the CPU, and of layers that are not coded */
 } trf_layer_size;
 
-/* The memory that a layer will take with these options (NULL: the defaults). buffer: as in trf_device_layer_create; of
- * a shard that cuts tiles of float weights, tiles are read and checked. Errors: those of a malformed blob's head. */
+/* Says what memory a layer will take with these options (NULL: the defaults). buffer is that of
+ * trf_device_layer_create. The tiles of a shard that cuts tiles of float weights are read and checked. Errors: those of
+ * a malformed blob's head. */
 TRF_API trf_status trf_device_layer_get_size(const trf_context *context, const void *buffer, uint64_t buffer_bytes,
                                              const trf_load_options *options, trf_layer_size *size, trf_error *err);
 
-/* Makes a layer of a buffer: a blob in host memory, 16-byte aligned, which is not needed afterwards, or, with
- * options->buffer_is_on_device, one in device memory, aligned as trf_layer_memory. The latter is read back to be
- * checked; where the whole of it is loaded and options->memory.buffer is NULL or the same, it is not copied but used
- * where it lies, and must stay. So is, with a layout of PLAIN or PACKED, what such a layer has had as its buffer,
- * whole, wherever it was copied since. Validates the head and the tiles that are loaded. Synchronous: any stream may
- * use the layer then. options: NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT also for
- * memory that is too small or misaligned; TRF_ERR_UNSUPPORTED (row_ranges; a codec that the layout does not take;
- * weights that cannot be packed; a GPU: a blob of more than 512 GiB); PLAIN, PACKED: TRF_ERR_RANS (a tile that does not
- * decode); TRF_ERR_CANCELLED. */
+/* Makes a layer from a buffer, and validates the head and the tiles that are loaded. The buffer is a blob in host
+ * memory, 16-byte aligned, which is not needed afterwards. With options->buffer_is_on_device it is a blob in device
+ * memory, aligned as trf_layer_memory, which is read back to be checked. Where all of that is loaded, and
+ * options->memory.buffer is NULL or the same, it is used where it lies, and must stay. With the layout PLAIN or PACKED
+ * it may also be a copy of the whole buffer of such a layer, which is used in the same way. When the call returns any
+ * stream may use the layer. options may be NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT
+ * also for memory that is too small or misaligned; TRF_ERR_UNSUPPORTED (row_ranges, a codec that the layout does not
+ * take, weights that cannot be packed, on a GPU a blob of more than 512 GiB); for PLAIN and PACKED TRF_ERR_RANS (a tile
+ * that does not decode); TRF_ERR_CANCELLED. */
 TRF_API trf_status trf_device_layer_create(trf_context *context, const void *buffer, uint64_t buffer_bytes,
                                            const trf_load_options *options, trf_device_layer **layer, trf_error *err);
 
-/* Loads a compressed tensor of a checkpoint, to memory of the library's or to options->memory, whose content is
- * unspecified after a failure. tensor: the source's name, with or without _trf; an expert of a 3-D tensor is
+/* Loads a compressed tensor of a checkpoint to the library's memory, or to options->memory, whose content is
+ * unspecified after a failure. tensor is the source's name, with or without _trf; an expert of a 3-D tensor is
  * "name[3]". The checkpoint may be closed afterwards. Several threads may load from one checkpoint to one context at
  * once. On the CPU the file is mapped while a coded layer lives, unless a shard or options->memory was asked for.
  * Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a
@@ -479,8 +488,8 @@ TRF_API void trf_device_layer_destroy(trf_device_layer *layer);
 typedef struct trf_device_layer_info {
     trf_layer_info layer; /* rows and cols: the shard's */
     trf_layout layout;
-    uint64_t memory_bytes; /* of device memory, the caller's included */
-    uint32_t plans;        /* that have been created and not yet destroyed */
+    uint64_t memory_bytes; /* the device memory that it takes, the caller's included */
+    uint32_t plans;        /* how many have been created and not yet destroyed */
 } trf_device_layer_info;
 
 TRF_API void trf_device_layer_get_info(const trf_device_layer *layer, trf_device_layer_info *info);
@@ -493,43 +502,44 @@ typedef enum trf_decode_as {
     TRF_DECODE_F16 = 3       /* the value rounded once; exact for fp16, fp8, and codes without scales */
 } trf_decode_as;
 
-/* Decodes the whole layer. weights: device, row-major [rows][cols], 16-byte aligned, weights_bytes large. Corrupt slabs
- * (which validation cannot see) become NaN, or zero where integers are written; see trf_device_layer_check. On the CPU
- * the call fails with TRF_ERR_RANS, and what it has written is unspecified.
+/* Decodes the whole layer to device memory of weights_bytes, row-major [rows][cols], 16-byte aligned. Corrupt slabs,
+ * which validation cannot see, become NaN, or zero where integers are written (trf_device_layer_check). On the CPU the
+ * call fails with TRF_ERR_RANS then, and what it has written is unspecified.
  * Errors: TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of the other 16-bit float codec; a coded shard that
  * does not begin and end at multiples of 256 or with the matrix: trf_decode_rows takes it). */
 TRF_API trf_status trf_device_layer_decode(const trf_device_layer *layer, trf_decode_as as, void *weights,
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);
 
-/* Waits for the device, and says whether any call since creation met a corrupt tile: TRF_ERR_RANS (message: the tile;
- * offset: its place in the blob, of a shard among its own tiles). The fault stays. Only coded layers have one. */
+/* Waits for the device, and says whether any call since creation met a corrupt tile: TRF_ERR_RANS, whose message names
+ * the tile, and whose offset is its place in the blob, or among a shard's own tiles. The fault stays. Only coded layers
+ * can have one. */
 TRF_API trf_status trf_device_layer_check(const trf_device_layer *layer, trf_error *err);
 
 /* ---- products ---- */
 
 /* How y = x . W^T is computed. */
 typedef enum trf_path {
-    /* The context's tuning decides, else a table of crossovers that the library brings along: the GPU's own, or that of
-     * the most similar GPU of its generation; where none has anything: FUSED if it takes the product, else TWO_STEP;
-     * PACKED of packed layers. These have PACKED, too, where the product has an epilogue, or y is F16. */
+    /* The context's tuning decides, or else a table that the library brings along: the GPU's own, or that of the most
+     * similar GPU of its generation. Where neither says anything it is FUSED if that takes the product, else TWO_STEP,
+     * and PACKED for packed layers. These have PACKED, too, where the product has an epilogue, or y is F16. */
     TRF_PATH_AUTO = 0,
-    /* Decoded inside the product. On a GPU m up to TRF_FUSED_MAX_M, and docs/guide.md says which layers; AUTO takes it
-     * for a larger m, too, where TWO_STEP is not possible: in passes of so many rows, each of which decodes the layer
-     * again. On the CPU the only path, for every m. */
+    /* A coded layer is decoded inside the product. On a GPU m is TRF_FUSED_MAX_M at most, and docs/guide.md says which
+     * layers it takes; where TWO_STEP is not possible AUTO takes it for a larger m, too, in passes of so many rows,
+     * each of which decodes the layer again. On the CPU it is the only path, for every m. */
     TRF_PATH_FUSED = 1,
-    TRF_PATH_TWO_STEP = 2, /* of coded and packed layers: decoded to the workspace, then multiplied by cuBLASLt; not on
-                              the CPU */
-    TRF_PATH_WIDE = 3,     /* decoded inside a product of warpgroups, every m: compute capability 9.0, not bf16 */
-    TRF_PATH_DENSE = 4,    /* of plain layers, which have no other: by cuBLASLt; on the CPU dot products */
-    TRF_PATH_PACKED = 5    /* of packed layers, for every m; on the CPU they have no other */
+    /* A coded or packed layer is decoded to the workspace, then multiplied by cuBLASLt. The CPU does not have it. */
+    TRF_PATH_TWO_STEP = 2,
+    TRF_PATH_WIDE = 3,  /* decoded inside a product of warpgroups, for every m: compute capability 9.0, not bf16 */
+    TRF_PATH_DENSE = 4, /* the only path of plain layers: cuBLASLt, and dot products on the CPU */
+    TRF_PATH_PACKED = 5 /* for packed layers and every m; on the CPU they have no other */
 } trf_path;
 
 enum {
     TRF_FUSED_MAX_M = 64 /* rows of x, on a GPU */
 };
 
-/* Applied to x . W^T + bias, in F32. The error is at most 2^-20 of the value plus 2^-145. Of -infinity all but NONE are
- * 0. */
+/* What is applied to x . W^T + bias, in F32. The error is at most 2^-20 of the value plus 2^-145. All but NONE give 0
+ * for -infinity. */
 typedef enum trf_activation {
     TRF_ACTIVATION_NONE = 0,
     TRF_ACTIVATION_SILU = 1,     /* v / (1 + exp(-v)) */
@@ -537,7 +547,8 @@ typedef enum trf_activation {
     TRF_ACTIVATION_GELU_TANH = 3 /* v / 2 * (1 + tanh(sqrt(2 / pi) * (v + 0.044715 v^3))) */
 } trf_activation;
 
-/* What a plan fixes. Defaults: m 1, types NONE (set them), AUTO, no epilogue, rows that lie one behind the other. */
+/* What a plan fixes. The defaults are m 1, the path AUTO, no epilogue, and rows without gaps; the types have to be set.
+ */
 typedef struct trf_plan_options {
     size_t struct_bytes;
     uint32_t m;        /* rows of x and y, at least 1 */
@@ -546,18 +557,20 @@ typedef struct trf_plan_options {
     trf_path path;
     trf_activation activation;
     int has_bias, has_multiplier, has_residual; /* operands that calls will have */
-    /* Leading dimensions: elements from a row to the next, at least the layer's rows and below 2^32; 0: its rows. So
-     * several layers can write side by side into one wider y. */
+    /* Leading dimensions: elements from a row to the next, at least the layer's rows and below 2^32. 0 is the layer's
+     * rows. With these several layers can write side by side into one wider y. */
     uint64_t y_stride, multiplier_stride, residual_stride;
 } trf_plan_options;
 
 TRF_API void trf_plan_options_init(trf_plan_options *options);
 
-/* A product of one layer, prepared. Immutable: several threads may use it at once, with workspaces of their own. */
+/* A prepared product of one layer. It never changes, so that several threads may use it at once, with workspaces of
+ * their own. */
 typedef struct trf_plan trf_plan;
 
-/* Does not touch the device. The layer must outlive the plan, and counts its plans. Errors: TRF_ERR_UNSUPPORTED (the
- * path that was asked for does not take the product, or with AUTO none does; the message says why). */
+/* Prepares a product, and does not touch the device. The layer counts its plans, and must outlive them. Errors:
+ * TRF_ERR_UNSUPPORTED where the path that was asked for does not take the product, or with AUTO none does; the message
+ * says why. */
 TRF_API trf_status trf_plan_create(trf_device_layer *layer, const trf_plan_options *options, trf_plan **plan,
                                    trf_error *err);
 TRF_API void trf_plan_destroy(trf_plan *plan); /* waits for nothing */
@@ -565,32 +578,33 @@ TRF_API void trf_plan_destroy(trf_plan *plan); /* waits for nothing */
 typedef struct trf_plan_info {
     uint32_t m;
     trf_dtype x_dtype, y_dtype;
-    trf_path path;            /* the one that runs: not AUTO */
+    trf_path path;            /* the one that runs, never AUTO */
     const char *path_name;    /* "fused", "two-step", "wide", "dense" or "packed": a static string */
     const char *reason;       /* why not FUSED, and whether a tuning has chosen: a static string; NULL if FUSED */
-    uint64_t workspace_bytes; /* that trf_linear needs, in device memory */
+    uint64_t workspace_bytes; /* the device memory that trf_linear needs */
 } trf_plan_info;
 
 TRF_API void trf_plan_get_info(const trf_plan *plan, trf_plan_info *info);
 
-/* The pointers of one product: device memory, of the plan's types, aligned to their elements. */
+/* The pointers of one product. They point to device memory with elements of the plan's types, aligned to these. */
 typedef struct trf_operands {
     size_t struct_bytes;
-    const void *x;          /* [m][cols]; apart from all others */
-    void *y;                /* [m] rows, y_stride apart */
-    const void *bias;       /* [rows] of y's dtype, apart from y; NULL if and only if the plan has none, as below */
-    const void *multiplier; /* [m] rows of y's dtype, multiplier_stride apart; apart from y, or y itself */
-    const void *residual;   /* [m] rows of y's dtype, residual_stride apart; apart from y, or y itself */
+    const void *x; /* [m][cols]; it overlaps nothing else */
+    void *y;       /* [m] rows, y_stride apart */
+    /* NULL if and only if the plan has none. */
+    const void *bias;       /* [rows] of y's dtype; it does not overlap y */
+    const void *multiplier; /* [m] rows of y's dtype, multiplier_stride apart; it does not overlap y, or is y itself */
+    const void *residual;   /* [m] rows of y's dtype, residual_stride apart; it does not overlap y, or is y itself */
 } trf_operands;
 
 TRF_API void trf_operands_init(trf_operands *operands);
 
-/* y = activation(x . W^T + bias) * multiplier + residual, accumulated in F32 and rounded once to y's dtype. A
- * multiplier or residual that is y (with its stride) is overwritten in place. workspace: device, 256-byte aligned, of
- * the plan's workspace_bytes or more (NULL if 0), in use by one call at a time; it needs no preparation.
- * The same bits on every run of a plan with operands of one alignment (docs/guide.md: exactness of each path). A
- * corrupt slab makes its rows of y NaN, possibly its neighbours' in the tile; see trf_device_layer_check. On the CPU
- * all of y is NaN then, and the call returns TRF_ERR_RANS.
+/* Computes y = activation(x . W^T + bias) * multiplier + residual, accumulated in F32 and rounded once to y's dtype. A
+ * multiplier or residual that is y, with its stride, is overwritten in place. workspace is device memory, 256-byte
+ * aligned, of the plan's workspace_bytes or more (NULL if these are 0), which one call at a time may use; it needs no
+ * preparation. Every run of a plan with operands of one alignment gives the same bits (docs/guide.md has the exactness
+ * of each path). A corrupt slab makes its rows of y NaN, possibly its neighbours' in the tile (trf_device_layer_check).
+ * On the CPU all of y is NaN then, and the call returns TRF_ERR_RANS.
  * Errors: TRF_ERR_ARGUMENT for operands other than the plan's, misaligned, or overlapping y in another way;
  * TRF_ERR_UNSUPPORTED (TWO_STEP: cuBLASLt has no algorithm for such alignments). */
 TRF_API trf_status trf_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
