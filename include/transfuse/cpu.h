@@ -11,13 +11,13 @@
 extern "C" {
 #endif
 
-/* y[m][rows] = x[m][cols] . W^T, decoding tile by tile; the matrix is never held whole. x, y: host, F32, row-major.
- * Results do not depend on threads (0 = all cores). Errors: TRF_ERR_RANS. */
+/* Computes y[m][rows] = x[m][cols] . W^T, decoding tile by tile, so that the matrix is never held whole. x and y are
+ * F32 in host memory, row-major. Results do not depend on threads (0 is all cores). Errors: TRF_ERR_RANS. */
 TRF_API trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
                                         trf_error *err);
 
-/* Threads of each call on a context of the CPU that follows, and of plans made from here on; 0, the default: one for
- * each core. Not while other threads use the context. */
+/* Sets how many threads later calls on a context of the CPU have, and plans that are made from here on. 0, the default,
+ * is one for each core. No other thread may use the context meanwhile. */
 TRF_API void trf_context_set_threads(trf_context *context, int threads);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups: products that do not depend on each other, such as q, k and v, or gate and up, in shared launches. One needs
- * them at small batches of small layers, which alone do not fill a GPU. Conventions: transfuse.h. */
+/* Groups: products that do not depend on each other, such as q, k and v, or gate and up, in shared launches. They are
+ * for small batches of small layers, which alone do not fill a GPU. transfuse.h has the conventions. */
 #ifndef TRANSFUSE_GROUPS_H
 #define TRANSFUSE_GROUPS_H
 
@@ -12,7 +12,7 @@ extern "C" {
 
 typedef struct trf_layer_group trf_layer_group;
 
-/* One product of a group; m, types and y_stride (0: the layer's rows) as in trf_plan_options. */
+/* One product of a group. m, the types and y_stride (0: the layer's rows) are as in trf_plan_options. */
 typedef struct trf_group_member {
     size_t struct_bytes;
     trf_device_layer *layer;
@@ -23,10 +23,11 @@ typedef struct trf_group_member {
 
 TRF_API void trf_group_member_init(trf_group_member *member);
 
-/* Prepares a group. members: host, [count], of one context; the layers outlive the group, which counts as a plan of
- * each, and one layer may be there more than once. On a GPU those that allow it (docs/guide.md says which) share
- * launches, up to 8 in each, where that is estimated to be faster than one after another; all others run as trf_linear
- * would. Does not touch the device. Errors: as trf_plan_create; TRF_ERR_ARGUMENT (layers of several contexts). */
+/* Prepares a group, and does not touch the device. members is an array [count] in host memory, with layers of one
+ * context. The layers must outlive the group, which counts as a plan of each; one layer may be there more than once. On
+ * a GPU those that allow it (docs/guide.md says which) share launches, up to 8 in each, where that is estimated to be
+ * faster than one after another; all others run as trf_linear would. Errors: those of trf_plan_create; TRF_ERR_ARGUMENT
+ * for layers of several contexts. */
 TRF_API trf_status trf_layer_group_create(const trf_group_member *members, uint32_t count, trf_layer_group **group,
                                           trf_error *err);
 TRF_API void trf_layer_group_destroy(trf_layer_group *group); /* waits for nothing */
@@ -40,11 +41,11 @@ typedef struct trf_layer_group_info {
 
 TRF_API void trf_layer_group_get_info(const trf_layer_group *group, trf_layer_group_info *info);
 
-/* y[i] = x[i] . W^T for each member i, in any order or at once. x, y: host arrays, [members], of pointers as in
- * trf_operands; read by the call alone. No element of y is another's or any x; members may have the same x. workspace,
- * stream, corrupt slabs and errors: as trf_linear. The same bits on every run of a group with one alignment of x and y;
- * where members share a launch, they need not be those of trf_linear, whose sums are added in another order. On the CPU
- * all of y are computed before a corrupt layer is reported. */
+/* Computes y[i] = x[i] . W^T for each member i, in any order or at once. x and y are arrays [members] in host memory,
+ * of pointers as in trf_operands, which only the call reads. No element of y is another's or any x; members may have
+ * the same x. workspace, stream, corrupt slabs and errors are those of trf_linear. Every run of a group with one
+ * alignment of x and y gives the same bits; where members share a launch they need not be those of trf_linear, whose
+ * sums are added in another order. On the CPU all of y are computed before a corrupt layer is reported. */
 TRF_API trf_status trf_linear_group(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
                                     trf_stream stream, trf_error *err);
 

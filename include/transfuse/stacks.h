@@ -15,26 +15,27 @@ extern "C" {
 
 typedef struct trf_stack trf_stack;
 
-/* context: outlives the stack. */
+/* Makes an empty stack. The context must outlive it. */
 TRF_API trf_status trf_stack_create(trf_context *context, trf_stack **stack, trf_error *err);
 /* Waits for the device. The plans of its layers must have been destroyed. */
 TRF_API void trf_stack_destroy(trf_stack *stack);
 
-/* Appends a layer: index 0, 1, 2 ... Not after trf_stack_prepare, which is what copies it. `layer` stays the caller's,
- * and as it is until trf_stack_prepare has returned; it may be added several times. */
+/* Appends a layer, with the index 0, 1, 2 ..., before trf_stack_prepare, which is what copies it. `layer` stays the
+ * caller's, and must not change until trf_stack_prepare has returned; it may be added several times. */
 TRF_API trf_status trf_stack_add(trf_stack *stack, const trf_layer *layer, trf_error *err);
 
-/* Appends a tensor of a checkpoint, or a shard of it, validated now, as trf_device_layer_load. The checkpoint may be
- * closed afterwards; its file must not change until trf_stack_prepare has returned (on the CPU while the stack lives).
- * TRF_ERR_ARGUMENT for options->memory, TRF_ERR_UNSUPPORTED for a layout other than CODED. */
+/* Appends a tensor of a checkpoint, or a shard of it, which is validated now, as by trf_device_layer_load. The
+ * checkpoint may be closed afterwards; its file must not change until trf_stack_prepare has returned, or on the CPU
+ * while the stack lives. It is TRF_ERR_ARGUMENT for options->memory, and TRF_ERR_UNSUPPORTED for a layout other than
+ * CODED. */
 TRF_API trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const char *tensor,
                                   const trf_load_options *options, trf_error *err);
 
-/* Decides which layers stay, spread evenly over the order, and copies all of them. Synchronous. budget_bytes: of device
- * memory, for layers and buffers; workspaces are the program's own. Nothing else is allocated there, now or later. On
- * the CPU it does not matter. After a failure other than TRF_ERR_CUDA layers may be added, and it may be called again.
- * Errors: TRF_ERR_ARGUMENT (no layers; prepared already; a budget below trf_stack_info.least_bytes, which the message
- * tells). */
+/* Decides which layers stay, spread evenly over the order, copies all of them, and waits for that. budget_bytes is how
+ * much device memory layers and buffers may take; workspaces are the program's own. Nothing else is allocated there,
+ * now or later. On the CPU it does not matter. After a failure other than TRF_ERR_CUDA layers may be added, and it may
+ * be called again. Errors: TRF_ERR_ARGUMENT without layers, when it has been prepared already, and for a budget below
+ * trf_stack_info.least_bytes, which the message tells. */
 TRF_API trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err);
 
 typedef struct trf_stack_info {
@@ -49,24 +50,24 @@ typedef struct trf_stack_info {
 
 TRF_API void trf_stack_get_info(const trf_stack *stack, trf_stack_info *info);
 
-/* @return a layer, for plans (wherever it lies) and trf_device_layer_check (any time). Calls that read its weights only
- * between trf_stack_acquire and trf_stack_release. The stack's; the same for its whole life. NULL before
- * trf_stack_prepare, and for an index that there is not. */
+/* @return a layer, for plans, wherever it lies, and for trf_device_layer_check at any time. Calls may read its weights
+ * only between trf_stack_acquire and trf_stack_release. It is the stack's, and the same one for its whole life. NULL
+ * before trf_stack_prepare, and for an index that there is not. */
 TRF_API trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index);
 
 /* Lets what follows on `stream` use a layer: the stream waits for its copy, the host does not. In order (0, 1, 2 ...,
- * and 0 again after the last one) layers are there or on their way; layers may be passed over. For any other order the
- * results are the same, but the layer is copied from then on. A layer may be acquired several times, on several
- * streams. Layers that stay cost nothing and may be captured in a CUDA graph; those that are offloaded may not.
- * Errors: TRF_ERR_ARGUMENT (not prepared; no such layer; its place in a buffer is taken by a layer that has not been
- * released), TRF_ERR_UNSUPPORTED (captured). */
+ * and 0 again after the last one) layers are there or on their way, and layers may be passed over. In any other order
+ * the results are the same, but the copy of the layer begins only then. A layer may be acquired several times, on
+ * several streams. Layers that stay cost nothing and may be captured in a CUDA graph; those that are offloaded may not.
+ * Errors: TRF_ERR_ARGUMENT when it is not prepared, when there is no such layer, and when its place in a buffer is
+ * taken by a layer that has not been released; TRF_ERR_UNSUPPORTED when it would be captured. */
 TRF_API trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err);
 
 /* Undoes one trf_stack_acquire. What `stream` has been given before may still use the layer; what comes later may not.
  * Starts copies of layers ahead where there is room now. Errors: TRF_ERR_ARGUMENT (not acquired). */
 TRF_API trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err);
 
-/* trf_stack_acquire, trf_linear and trf_stack_release of layer `index`, whose plan it is. Errors: theirs. */
+/* Does trf_stack_acquire, trf_linear and trf_stack_release for layer `index`, whose plan it is, with their errors. */
 TRF_API trf_status trf_stack_linear(trf_stack *stack, uint32_t index, const trf_plan *plan,
                                     const trf_operands *operands, void *workspace, trf_stream stream, trf_error *err);
 

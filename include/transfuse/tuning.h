@@ -21,10 +21,11 @@ TRF_API const char *trf_path_name(trf_path path);
  * other plans, and the cut of "general". */
 TRF_API void trf_plan_get_kernel(const trf_plan *plan, const char **kernel, const char **cut);
 
-/* For layers of a codec and shape, the path for each batch, and the kernel of packed ones. Immutable. */
+/* The path for each batch of layers of a codec and shape, and the kernel of packed ones. It never changes. */
 typedef struct trf_tuning trf_tuning;
 
-/* Called before each batch of each layer, by the thread that measures; nonzero asks to stop. done, total: these. */
+/* It is called before each batch of each layer, by the thread that measures, with how many of these are done and how
+ * many there are. Returning nonzero asks to stop. */
 typedef int (*trf_tune_fn)(void *context, uint32_t done, uint32_t total);
 
 typedef struct trf_tune_options {
@@ -37,35 +38,35 @@ typedef struct trf_tune_options {
 
 TRF_API void trf_tune_options_init(trf_tune_options *options);
 
-/* Times every path that takes a layer, for each batch, with the weights in no cache of a GPU: the median of 9 calls. Of
- * the packed path those kernels and cuts, 8 at most, that should take no more than 15 % longer than the one that plans
- * take without a tuning; another one has to be 1 % faster than that. Of layers with one codec, class bits, raw bits and
- * shape (in whole tiles), all with scale groups or scale blocks or all without, the first is measured. layers:
- * [num_layers], of one context, not of a stack; the device should have nothing else to do. options: NULL for the
- * defaults. Takes device memory for max_m rows of x, of y, the workspace, and twice the L2 cache; allocates and waits.
- * A batch that no path takes is left out.
- * Errors: TRF_ERR_CANCELLED; CPU: TRF_ERR_RANS. */
+/* Times every path that takes a layer, for each batch, as the median of 9 calls with the weights in no cache of a GPU.
+ * For the packed path it times those kernels and cuts, 8 at most, that should take no more than 15 % longer than the
+ * one that plans take without a tuning; another one has to be 1 % faster than that. Of layers with one codec, class
+ * bits, raw bits and shape (in whole tiles), all with scale groups or scale blocks or all without, the first is
+ * measured. layers is an array [num_layers] with layers of one context that are not a stack's; the device should have
+ * nothing else to do. options may be NULL for the defaults. It takes device memory for max_m rows of x, of y, the
+ * workspace, and twice the L2 cache; it allocates and waits. A batch that no path takes is left out. Errors:
+ * TRF_ERR_CANCELLED; on the CPU TRF_ERR_RANS. */
 TRF_API trf_status trf_tuning_measure(trf_device_layer *const *layers, uint32_t num_layers,
                                       const trf_tune_options *options, trf_tuning **tuning, trf_error *err);
 
 /* Writes JSON (docs/guide.md), whole or not at all. Errors: TRF_ERR_EXISTS, TRF_ERR_IO. */
 TRF_API trf_status trf_tuning_write(const trf_tuning *tuning, const char *path, int overwrite, trf_error *err);
 
-/* Errors: TRF_ERR_NOT_FOUND, TRF_ERR_IO, TRF_ERR_FORMAT, TRF_ERR_VERSION (written by another version of transfuse:
- * measure again); messages name the file and the entry. */
+/* Reads a file that trf_tuning_write wrote. Errors: TRF_ERR_NOT_FOUND, TRF_ERR_IO, TRF_ERR_FORMAT, TRF_ERR_VERSION (it
+ * was written by another version of transfuse: measure again); messages name the file and the entry. */
 TRF_API trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err);
 TRF_API void trf_tuning_free(trf_tuning *tuning);
 
-/* @return the path that it has for a product: of the layer that is the nearest in shape and raw bits, among those of
- * the same layout, codec and class bits, with scale groups or scale blocks or without; TRF_PATH_AUTO if it has none, or
- * for a batch beyond those measured. Class bits and raw bits count for coded layers alone. */
+/* @return the path that it has for a product: that of the layer which is the nearest in shape and raw bits, among those
+ * of the same layout, codec and class bits, with scale groups or scale blocks or without; TRF_PATH_AUTO if there is
+ * none, or for a batch beyond those measured. Class bits and raw bits count for coded layers alone. */
 TRF_API trf_path trf_tuning_path(const trf_tuning *tuning, const trf_device_layer *layer, uint32_t m);
 
-/* Plans with TRF_PATH_AUTO that are made from here on follow the tuning, which is copied; a path that does not take a
- * product after all gives way. All plans of packed layers take its kernel and cut on a GPU, where these run, if it has
- * a layer of nearly the same shape (the factors between their rows and between their columns, multiplied, are at most
- * the square root of 2): the bits of y may change with them. NULL: none any more. Not while other threads use the
- * context. Errors: TRF_ERR_DEVICE (measured on a device of another name). */
+/* Gives a context a copy of a tuning, or none with NULL. Plans with TRF_PATH_AUTO that are made from here on follow it;
+ * a path that does not take a product after all gives way. All plans of packed layers take its kernel and cut on a GPU,
+ * where these run, if it has a layer of nearly the same shape (the factors between their rows and between their
+ * columns, multiplied, are at most the square root of 2): the bits of y may change with them. No other thread may use
+ * the context meanwhile. Errors: TRF_ERR_DEVICE for a tuning that was measured on a device of another name. */
 TRF_API trf_status trf_context_set_tuning(trf_context *context, const trf_tuning *tuning, trf_error *err);
 
 #ifdef __cplusplus
