@@ -28,9 +28,7 @@ HERE = Path(__file__).resolve().parent
 MODELS = {  # what is there before a page begins
     "README.md": [],
     "docs/guide.md": [],
-    "docs/python.md": ["llama"],
-    "docs/transformers.md": ["llama", "pipeline"],
-    "docs/modules.md": [],
+    "docs/python.md": ["llama", "pipeline"],
     "docs/torch.md": ["llama", "llama-trf"],
 }
 # Lines of shell that begin so, and why they are not run.
@@ -41,8 +39,7 @@ SKIPPED = {
     "ctest ": "is what runs this",
     "sudo ": "needs root; the fixture installs the build to a folder of its own",
     "python3 -m venv": "is for the pip that follows",
-    "venv/bin/": "pip wants the network; wheel_environment.py does the same without it",
-    "pip install": "wants the network",
+    "pip install": "wants the network; wheel_environment.py does the same without it",
     "transfuse doctor": "takes half a minute, and tests/python/test_torch.py runs it",
     "transfuse matmul up.trf x.npy -o y.npy -f --device cuda --tuning": "a tuning is for a GPU",
 }
@@ -141,7 +138,7 @@ def page_blocks(page: str) -> list[dict[str, object]]:
     for language, line, text in find_blocks((ROOT / page).read_text(encoding="utf-8")):
         if language == "sh":
             text = shorten(text)
-        needs_diffusers = page == "docs/transformers.md" and "pipeline" in text
+        needs_diffusers = page == "docs/python.md" and "pipeline" in text
         if language == "c" or not text or needs_diffusers and not importlib.util.find_spec("diffusers"):
             continue
         text = re.sub(r"\bcuda\b", "cpu", text)
