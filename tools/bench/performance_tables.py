@@ -36,7 +36,7 @@ CODECS = {
 PACKED = [1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]
 DECODED = [1, 8, 16, 32, 64]  # of whole models: batches of decoding steps
 PROMPTS = [512, 2048, 8192]  # and tokens of a prompt
-FIRST = {"packed": [1, 8, 16, 32, 64, 128, 256], "coded": [1, 8, 16, 32, 64]}  # of README.md
+FIRST = {"packed": [1, 8, 32, 64, 128, 256], "coded": [1, 8, 16, 64]}  # of README.md
 NONE = "–"
 
 
