@@ -392,7 +392,16 @@ def test_rows_that_follow_each_other_are_joined(
     target: Path, lazy: dict[str, Tensor], dense: dict[str, Tensor]
 ) -> None:
     weight, other, experts = lazy["bf16"], lazy["wide"], lazy["experts"]
-    parts = [weight[:100], weight[100:100], weight[100:300], weight[300:], weight[:5], weight[6:9], other[9:12]]
+    assert isinstance(weight, LazyWeight)
+    parts: list[Tensor] = [
+        weight[:100],
+        weight[100:100],
+        weight[100:300],
+        weight[300:],
+        weight[:5],
+        weight[6:9],
+        other[9:12],
+    ]
     parts += [weight[12:20, 3:9], weight[20:30, 3:9], weight[30:40, 3:8], dense["bf16"][:3], weight[3:6]]
     parts += [experts[0][:7], experts[0][7:], experts[1][:9], experts[:2], experts[2:]]
     parts += [LazyWeight(tt.Checkpoint(target), weight.info)[6:9]]  # the same tensor by another opening of its file
