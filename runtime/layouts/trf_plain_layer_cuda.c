@@ -12,7 +12,7 @@
 #include "trf_plain_layer.h"
 #include "trf_plain_rows.h"
 #include "trf_staging_cuda.h"
-#include "trf_transcode_cuda.h"
+#include "trf_transcode_layer_cuda.h"
 
 #include <cuda_runtime_api.h>
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Coded layers that become something else on a GPU. While they are loaded some rows of tiles at a time are uploaded,
  * checked as ever, and handed to what decodes them. No more than two such parts (of 16 MiB, or one row of tiles) are
- * on the device at a time, and the slab directory. Layers that are on the device are handed over likewise, where they
- * lie.
- */
+ * on the device at a time, and the slab directory. */
 #ifndef TRF_TRANSCODE_CUDA_H
 #define TRF_TRANSCODE_CUDA_H
 
@@ -34,14 +32,5 @@ uint32_t trf_most_part_rows(const trf_blob_view *view);
  * TRF_ERR_CANCELLED, TRF_ERR_MEMORY, TRF_ERR_CUDA. */
 trf_status trf_cuda_transcode(const trf_context *of, trf_layer_feed *feed, trf_take_part_fn *take, void *context,
                               trf_error *err);
-
-/* The same for a coded layer of no stack, in parts of so many rows of tiles. context: take's. Errors: those of take;
- * TRF_ERR_RANS, and the layer's fault is set then; TRF_ERR_MEMORY, TRF_ERR_CUDA. */
-trf_status trf_cuda_transcode_layer(const trf_device_layer *layer, uint32_t tile_rows_each, trf_take_part_fn *take,
-                                    void *context, trf_error *err);
-
-/* Has a layer remember a tile that does not decode, as it would from any other call, unless it knows one already.
- * found: with `set`. @return what the layer says of it. Errors: TRF_ERR_RANS, TRF_ERR_CUDA. */
-trf_status trf_cuda_note_fault(const trf_device_layer *layer, trf_device_fault found, trf_error *err);
 
 #endif

@@ -334,6 +334,7 @@ static int measure_batch(const settings *s, layer *l, uint32_t m) {
     int failed = add_cublaslt(&cases[0], l, m);
     for (uint32_t i = 0; !failed && i < l->num_copies; i++)
         failed = bench_plan_make(&plans[i], l->packed[i], m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_PACKED) != TRF_OK;
+    failed = failed || !plans[0].plan; /* as if there were no copies */
     if (!failed)
         count = add_kernels(cases, l, plans, m);
     if (count == 1)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of a coded layer that is on a GPU. Each has a fault of its own, since tiles are numbered from a part's
  * first one. */
+#include "trf_transcode_layer_cuda.h"
+
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_staging_cuda.h"
-#include "trf_transcode_cuda.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
