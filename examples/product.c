@@ -33,7 +33,7 @@ int main(int argc, char **argv) {
     uint16_t *x = malloc(cols * sizeof *x);
     float *y = malloc(rows * sizeof *y);
     if (!x || !y)
-        return 1;
+        exit(1);
     for (uint32_t i = 0; i < cols; i++)
         x[i] = 0x3F80; /* 1.0 in BF16 */
 
