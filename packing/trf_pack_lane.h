@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What one lane does when a device packs and unpacks, in C and CUDA: two weights at a time in a register, eight of a
  * row at a time from memory and to it, the order of records, and the choice of stored tiles. The same as
- * decoder_cpu/trf_pack.c does weight by weight.
+ * trf_pack.c does weight by weight.
  *
  * An *octet* is eight weights of a row, 16 bytes; a packed slab's 16 rows have four each. Lane 4r + c takes octet c of
  * rows r and r + 8 from memory, where a warp then reads runs of 64 bytes, and its quartet (lanes 4r to 4r + 3)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing dense rows on the device: what decoder_cpu/trf_pack.c does, byte for byte, for any range of packed bands.
+/* Packing dense rows on the device: what trf_pack.c does, byte for byte, for any range of packed bands.
  *
  * Three kernels, one behind the other. Their bodies stand here, and run on the CPU in emulated warps, too.
  *

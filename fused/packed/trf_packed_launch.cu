@@ -8,6 +8,7 @@
 #include "trf_packed_wgmma_launch.cuh"
 #include "trf_packed_wgmma_sizes.h"
 #include "trf_pad_x.h"
+#include "trf_planning.h"
 
 static constexpr uint32_t kFinishThreads = 256, kMostGridRows = 65535;
 
@@ -48,7 +49,7 @@ static int launch_bulk(const trf_packed_view *view, const trf_product *product, 
     const void *x = operands->x;
     uint32_t x_stride = view->cols;
     if ((uintptr_t)x % 16 || view->cols % 8) {
-        x_stride = (view->cols + 7) / 8 * 8;
+        x_stride = trf_padded_x_stride(view->cols);
         const int status = trf_launch_pad_x(x, product->m, view->cols, workspace, x_stride, stream);
         if (status)
             return status;

@@ -11,7 +11,7 @@
 
 /* ---- weights ---- */
 
-/* A lane's words of a packed slab, in the vectors in which kernels of products load them (decoder_gpu has
+/* A lane's words of a packed slab, in the vectors in which kernels of products load them (packing has
  * trf_unpack_words). */
 struct trf_packed_product_words {
     uint4 raw;
@@ -32,7 +32,7 @@ static __device__ __forceinline__ void trf_packed_form_slab(uint32_t (&a)[2][4],
 }
 
 /* The exception line that a warp of a product is in, a word in each lane: it patches in the window's scale
- * (decoder_gpu has trf_unpack_line.cuh, which does so in weights' own). All lanes call all of it. */
+ * (trf_unpack_line.cuh has one that does so in weights' own). All lanes call all of it. */
 struct trf_packed_product_line {
     uint32_t word; /* lane l: word l */
     uint32_t records;
