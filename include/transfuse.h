@@ -43,10 +43,10 @@ extern "C" {
 #endif
 
 #define TRF_VERSION_MAJOR 0
-#define TRF_VERSION_MINOR 3
+#define TRF_VERSION_MINOR 2
 #define TRF_VERSION_PATCH 0
 
-/* @return the version of the library that runs, such as "0.3.0". While MAJOR is 0, versions of one MINOR are
+/* @return the version of the library that runs, such as "0.2.0". While MAJOR is 0, versions of one MINOR are
  * compatible. */
 TRF_API const char *trf_version(void);
 

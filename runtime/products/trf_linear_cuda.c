@@ -124,17 +124,22 @@ static trf_status launch_product(const trf_plan *plan, const trf_operands *opera
     return launch_fused(plan, operands, workspace, stream, err);
 }
 
-trf_status trf_cuda_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
-                           trf_error *err) {
+trf_status trf_cuda_launch_product(const trf_plan *plan, trf_cuda_launch *launch, const trf_operands *operands,
+                                   void *workspace, trf_stream stream, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(plan->layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_nvtx_push(trf_path_name(plan->path));
-    status = launch_product(plan, operands, workspace, stream, err);
+    status = launch(plan, operands, workspace, stream, err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;
+}
+
+trf_status trf_cuda_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                           trf_error *err) {
+    return trf_cuda_launch_product(plan, launch_product, operands, workspace, stream, err);
 }
 
 trf_status trf_cuda_round_sums(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,

@@ -7,6 +7,15 @@
 
 #include "trf_context.h"
 
+/* Launches what a plan's path needs; the layer's device is the current one. */
+typedef trf_status trf_cuda_launch(const trf_plan *plan, const trf_operands *operands, void *workspace,
+                                   trf_stream stream, trf_error *err);
+
+/* Calls launch on the layer's device, within a range of NVTX that has the path's name. The device that was current is
+ * so again afterwards. */
+trf_status trf_cuda_launch_product(const trf_plan *plan, trf_cuda_launch *launch, const trf_operands *operands,
+                                   void *workspace, trf_stream stream, trf_error *err);
+
 trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err);
 trf_status trf_cuda_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                            trf_error *err);

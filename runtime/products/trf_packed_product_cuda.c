@@ -3,7 +3,7 @@
 
 #include "trf_cuda_call.h"
 #include "trf_layout_plans.h"
-#include "trf_nvtx.h"
+#include "trf_linear_cuda.h"
 #include "trf_packed_launch.h"
 #include "trf_two_step_cuda.h"
 
@@ -29,13 +29,5 @@ static trf_status launch_product(const trf_plan *plan, const trf_operands *opera
 
 trf_status trf_cuda_linear_packed(const trf_plan *plan, const trf_operands *operands, void *workspace,
                                   trf_stream stream, trf_error *err) {
-    trf_device_scope scope;
-    trf_status status = trf_enter_device(plan->layer->device, &scope, err);
-    if (status != TRF_OK)
-        return status;
-    trf_nvtx_push(trf_path_name(plan->path));
-    status = launch_product(plan, operands, workspace, stream, err);
-    trf_nvtx_pop();
-    trf_leave_device(&scope);
-    return status;
+    return trf_cuda_launch_product(plan, launch_product, operands, workspace, stream, err);
 }

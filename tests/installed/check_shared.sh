@@ -16,7 +16,7 @@ trap 'rm -f "$log"' EXIT
     "$cmake" --build "$build_dir" >>"$log" 2>&1 || { cat "$log"; exit 1; }
 
 # While the major version is 0, the minor one tells what is compatible.
-soname=libtransfuse.so.0.3
+soname=libtransfuse.so.0.2
 readelf -d "$build_dir/libtransfuse.so" | grep SONAME | tee "$log"
 grep -qF "[$soname]" "$log" || { echo "the soname is not $soname"; exit 1; }
 [ -e "$build_dir/$soname" ] || { echo "there is no $soname beside the library"; exit 1; }

@@ -129,7 +129,7 @@ def find_bare_options(prose: str) -> set[str]:
 
 
 def find_installs(text: str) -> list[str]:
-    """Returns the calls of pip that would ask PyPI for transfuse; paths and wheels (./transfuse-0.3.whl) do not."""
+    """Returns the calls of pip that would ask PyPI for transfuse; paths and wheels (./transfuse-0.2.whl) do not."""
     found = []
     for call in re.findall(r"\bpip3? install\b[^\n`;#]*", text):
         words = re.findall(r"[^\s'\"\\]+", call)[2:]
@@ -304,9 +304,9 @@ def test_finds_links() -> None:
 
 
 def test_finds_installs() -> None:
-    right = "`pip install .` brings transfuse\npip install -U torch  # not transfuse\npip install './transfuse-0.3.whl'"
+    right = "`pip install .` brings transfuse\npip install -U torch  # not transfuse\npip install './transfuse-0.2.whl'"
     assert find_installs(right) == [], find_installs(right)
-    for words in ("transfuse", "'transfuse[torch]'", "-q --upgrade transfuse==0.3", "torch transfuse   # or so"):
+    for words in ("transfuse", "'transfuse[torch]'", "-q --upgrade transfuse==0.2", "torch transfuse   # or so"):
         assert len(find_installs(f"run: pip install {words}")) == 1, words
 
 

@@ -31,7 +31,7 @@ static void begin(void) {
                                           "site/other"};
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++)
         fixture_make_folder(fixture_path("%s", folders[i]));
-    own_path = fixture_path("site/transfuse/lib/libtransfuse.so.0.3");
+    own_path = fixture_path("site/transfuse/lib/libtransfuse.so.0.2");
     maths = dlopen("libm.so.6", RTLD_NOW);
     ck_assert_ptr_nonnull(maths);
 }
@@ -54,7 +54,7 @@ START_TEST(beside_the_package) {
         ck_assert_ptr_eq(trf_open_library_beside(own_path, kName, kFolders), maths);
         /* The way from the command to the library, as the linker writes it. */
         ck_assert_ptr_eq(
-            trf_open_library_beside(fixture_path("site/transfuse/bin/../lib/libtransfuse.so.0.3"), kName, kFolders),
+            trf_open_library_beside(fixture_path("site/transfuse/bin/../lib/libtransfuse.so.0.2"), kName, kFolders),
             maths);
         ck_assert_ptr_null(trf_open_library_beside(own_path, "libtrf-other.so.13", kFolders));
         remove_library(kFolders[i]);

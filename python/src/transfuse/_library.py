@@ -12,7 +12,7 @@ from transfuse import _structs as s
 from transfuse._errors import Status, make_error
 
 # The name says which minor version of the library this package goes with.
-LIBRARY_NAME = "libtransfuse.so.0.3"
+LIBRARY_NAME = "libtransfuse.so.0.2"
 
 
 def find_installed(folder: str, name: str) -> Path:
