@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Timing products on a GPU, as trf_device_ops has it. */
+/* Times products on a GPU: the member `time` of trf_device_ops. */
 #ifndef TRF_TIME_CUDA_H
 #define TRF_TIME_CUDA_H
 

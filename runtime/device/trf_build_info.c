@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this build has. The macros are cmake/TransfuseCuda.cmake's, for this file alone. */
+/* What this build contains. cmake/TransfuseCuda.cmake defines the macros for this file alone. */
 #include "transfuse/device_memory.h"
 
 #ifdef TRF_HAVE_CUDA

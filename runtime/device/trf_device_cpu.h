@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the CPU does as a device: allocates and copies host memory as if it were a device's, and fills, checks, decodes
  * and multiplies by layers of each layout. trf_context_cpu.c puts the functions into the tables of device ops and
- * layout ops; where nothing is said here, that stands at the members of these: trf_context.h and trf_layout.h. */
+ * layout ops. A function that has no comment here does what the comment at its member in these tables says
+ * (trf_context.h, trf_layout.h). */
 #ifndef TRF_DEVICE_CPU_H
 #define TRF_DEVICE_CPU_H
 
@@ -20,13 +21,13 @@ trf_status trf_cpu_get_layer_size(const struct trf_blob_view *view, const trf_sh
                                   trf_error *err);
 trf_status trf_cpu_fill_layer(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                               trf_error *err);
-/* Makes a layer in host memory the CPU's, which is released with it. Errors: TRF_ERR_MEMORY; it is still the caller's
- * then. */
+/* Makes *made a device layer of the CPU from a layer in host memory, which is released together with it. Errors:
+ * TRF_ERR_MEMORY; the caller still owns the host layer then. */
 trf_status trf_cpu_take_layer(trf_device_layer *made, trf_layer *host, trf_error *err);
 void trf_cpu_destroy_layer(trf_device_layer *layer);
 trf_status trf_cpu_check_layer(const trf_device_layer *layer, trf_error *err);
 
-/* Keeps the first failure that is the data's. @return status, with err filled. */
+/* Remembers the layer's first failure that is due to its data. @return status, with err filled. */
 trf_status trf_cpu_note_fault(const trf_device_layer *layer, trf_status status, const trf_error *failure,
                               trf_error *err);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a GPU does as a device, but for products (trf_linear_cuda.h): allocates and copies its memory, fills and checks
- * coded layers, and destroys those of any layout. trf_context_cuda.c puts the functions into the tables of device ops
- * and layout ops; what each does and returns is said at the members of these: trf_context.h and trf_layout.h. */
+/* What a GPU does as a device, except products (trf_linear_cuda.h): it allocates and copies its memory, fills and
+ * checks coded layers, and destroys layers of any layout. trf_context_cuda.c puts the functions into the tables of
+ * device ops and layout ops. The comments at the members of these tables say what each function does and returns:
+ * trf_context.h and trf_layout.h. */
 #ifndef TRF_DEVICE_CUDA_H
 #define TRF_DEVICE_CUDA_H
 
@@ -9,7 +10,7 @@
 #include "trf_device_layer.h"
 #include "trf_error.h"
 
-/* Does what trf_cuda_allocate does, on the device that is current. */
+/* Does what trf_cuda_allocate does, on the current device. */
 trf_status trf_cuda_allocate_here(uint64_t bytes, void **memory, trf_error *err);
 
 trf_status trf_cuda_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
@@ -26,12 +27,14 @@ trf_status trf_cuda_get_layer_size(const struct trf_blob_view *view, const trf_s
 trf_status trf_cuda_fill_layer(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                                trf_error *err);
 
-/* Finds the memory of a coded layer: memory->directory, and memory->buffer unless the blob has a place already. */
+/* Finds the memory of a coded layer: it sets memory->directory, and memory->buffer unless the blob has a place
+ * already. */
 typedef trf_status trf_cuda_find_memory_fn(void *context, trf_layer_memory *memory, trf_error *err);
 
-/* The same as trf_cuda_fill_layer for memory that `find` has: it is called once, by the caller's thread, while others
- * read the first tiles. blob_dev: where the blob is to be, or stays; NULL: `find` says. The device is current. Errors:
- * as trf_cuda_fill_layer, and those of find; the memory is unused by then. */
+/* Does what trf_cuda_fill_layer does, with memory that `find` provides. The caller's thread calls `find` once, while
+ * other threads read the first tiles. blob_dev is the place of the blob, which may lie there already; NULL means that
+ * `find` says where the blob goes. The device is current. Errors: those of trf_cuda_fill_layer and of find. Nothing
+ * uses the memory any more after a failure. */
 trf_status trf_cuda_fill_layer_later(trf_device_layer *made, struct trf_layer_feed *feed, void *blob_dev,
                                      trf_cuda_find_memory_fn *find, void *context, trf_error *err);
 void trf_cuda_destroy_layer(trf_device_layer *layer);

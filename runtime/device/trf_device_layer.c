@@ -43,7 +43,7 @@ uint64_t trf_decoded_weight_bytes_of_info(const trf_layer_info *info, trf_decode
     return as == TRF_DECODE_SOURCE ? trf_dtype_bytes(info->dtype) : 2;
 }
 
-/* rows: that are decoded. alignment: of weights. */
+/* rows: how many are decoded. alignment: what weights needs. */
 trf_status trf_check_decode_target(const trf_layer_info *info, trf_decode_as as, uint64_t rows, const void *weights,
                                    uint64_t weights_bytes, uint64_t alignment, trf_error *err) {
     if (!weights || (uintptr_t)weights % alignment)

@@ -30,7 +30,7 @@ void trf_cuda_release(const trf_context *context, void *memory) {
     trf_leave_device(&scope);
 }
 
-/* The copy follows all that the device has been given before. */
+/* The copy runs after all work that was queued on the device before. */
 static trf_status cuda_copy(const trf_context *context, void *to, const void *from, uint64_t bytes,
                             enum cudaMemcpyKind kind, trf_error *err) {
     trf_device_scope scope;

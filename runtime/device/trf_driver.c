@@ -8,8 +8,8 @@ enum {
     VERSION_BYTES = 32
 };
 
-/* Its first line is such as "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ..."; version is " "
- * and that number, or "". */
+/* The file's first line looks like "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ...". version
+ * becomes " " and that number, or "" if there is none. */
 static void read_version(const char *module_file, char version[VERSION_BYTES]) {
     char line[256] = "";
     version[0] = 0;
@@ -22,7 +22,7 @@ static void read_version(const char *module_file, char version[VERSION_BYTES]) {
     fclose(file);
 }
 
-/* The oldest driver for a major version of CUDA; one serves all of its minor versions. */
+/* Names the oldest driver for a major version of CUDA. It serves all of its minor versions. */
 static const char *name_needed(int cuda_major) {
     return cuda_major == 12 ? " (525.60.13 or newer)" : cuda_major == 13 ? " (580 or newer)" : "";
 }

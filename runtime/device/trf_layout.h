@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layout is to a kind of device: how large layers of it are, and how they are filled, decoded and multiplied by.
- * Each kind of device has a table for each layout that it has (trf_device_ops.layouts), and a layer points to its own.
- * The public functions have checked the arguments, and taken the structs that callers fill. */
+/* What a kind of device does with the layers of a layout: how large they are, and how they are filled, decoded and
+ * multiplied. Each kind of device has one table for each of its layouts (trf_device_ops.layouts), and a layer points to
+ * its table. The public functions have already checked the arguments and read the structs that callers fill. */
 #ifndef TRF_LAYOUT_H
 #define TRF_LAYOUT_H
 
@@ -14,29 +14,30 @@ struct trf_layer_feed;
 
 typedef struct trf_layout_ops {
     trf_layout layout;
-    /* Whether plans with TRF_PATH_AUTO follow tunings and crossovers; else there is one path only. */
+    /* Whether plans with TRF_PATH_AUTO follow tunings and crossovers. Otherwise there is only one path. */
     int has_several_paths;
-    /* Whether products of experts, and stacks, take its layers. */
+    /* Whether products of experts take its layers, and whether stacks do. */
     int has_experts, has_stacks;
-    /* What memory a layer takes. shard: what is meant of the view. Errors: TRF_ERR_UNSUPPORTED (its codec, too). */
+    /* Computes the memory that a layer takes. shard is the part of the view that is loaded. Errors: TRF_ERR_UNSUPPORTED
+     * (also for its codec). */
     trf_status (*get_size)(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                            trf_error *err);
-    /* Fills a layer whose context, layout, info and shard are set. memory: the caller's, large enough, whose buffer may
-     * be the feed's own; NULL for what the library is to allocate: both, or the directory. */
+    /* Fills a layer whose context, layout, info and shard are set. memory is the caller's and large enough; its buffer
+     * may be the feed's own. NULL in it means that the library allocates: both parts, or the directory alone. */
     trf_status (*fill)(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                        trf_error *err);
-    /* The same for a layer whose context and layout are set, of a buffer of this layout that lies in the device's
-     * memory, and stays there; sets info and shard. NULL: such buffers are blobs, which have feeds. */
+    /* Fills a layer whose context and layout are set from a buffer of this layout that lies in the device's memory and
+     * stays there. Sets info and shard. NULL means that the buffers of this layout are blobs, which have feeds. */
     trf_status (*adopt)(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err);
-    /* What memory a layer takes that is made of one in another layout (trf_device_layer_convert). NULL, as convert:
-     * none is. Errors: TRF_ERR_UNSUPPORTED (its codec, too). */
+    /* Computes the memory of a layer that is converted from another layout (trf_device_layer_convert). This and
+     * `convert` are NULL if no layer is converted to this layout. Errors: TRF_ERR_UNSUPPORTED (also for its codec). */
     trf_status (*get_converted_size)(const trf_device_layer *from, trf_layer_size *size, trf_error *err);
-    /* Fills a layer whose context, layout, info and header are set from such a one, which is no stack's. memory: as for
-     * fill. `from` is only read, but for its fault. */
+    /* Fills a layer whose context, layout, info and header are set from a layer in another layout, which is not a
+     * stack's. memory: as for fill. `from` is only read, except for its fault. */
     trf_status (*convert)(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
                           trf_error *err);
-    /* Fills a layer whose context, layout, info and header are set from dense weights, which are checked. NULL: none is
-     * made so. */
+    /* Fills a layer whose context, layout, info and header are set from dense weights, which have been checked. NULL
+     * means that no layer of this layout is made from dense weights. */
     trf_status (*pack)(trf_device_layer *made, const trf_device_matrix *matrix, const trf_pack_options *options,
                        trf_error *err);
     void (*destroy)(trf_device_layer *layer);
@@ -45,15 +46,15 @@ typedef struct trf_layout_ops {
                          trf_error *err);
     trf_status (*decode_rows)(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                               trf_error *err);
-    /* Sets path, reason, device_workspace_bytes and partition of a plan whose layer and products are set. path: what
-     * was asked for. */
+    /* Sets path, reason, device_workspace_bytes and partition of a plan whose layer and products are set. path is the
+     * one that was asked for. */
     trf_status (*create_plan)(trf_plan *plan, trf_path path, trf_error *err);
-    /* Computes plan->tiles_product. workspace: the device's part. */
+    /* Computes plan->tiles_product. workspace is the device's part of the plan's workspace. */
     trf_status (*linear)(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                          trf_error *err);
 } trf_layout_ops;
 
-/* The context's device's table for a layout. Errors: TRF_ERR_UNSUPPORTED. */
+/* Finds the table that the context's device has for a layout. Errors: TRF_ERR_UNSUPPORTED. */
 trf_status trf_find_layout(const trf_context *context, trf_layout layout, const trf_layout_ops **ops, trf_error *err);
 
 #endif

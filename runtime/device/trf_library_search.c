@@ -13,7 +13,7 @@ static const char kPackageFolder[] = "/transfuse/lib";
 static char *find_site(const char *own_path) {
     const char *slash = strrchr(own_path, '/');
     char *folder = slash ? strndup(own_path, (size_t)(slash - own_path) + 1) : NULL;
-    /* Not of the file: a package manager may link each file to its cache. */
+    /* The folder is resolved, not the file: a package manager may link each file to its cache. */
     char *real = folder ? realpath(folder, NULL) : NULL;
     free(folder);
     const size_t length = real ? strlen(real) : 0, tail = sizeof kPackageFolder - 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decoding layers and rows on a GPU, as contexts and the two-step path ask for it. */
+/* Decodes layers and rows on a GPU, for contexts and for the two-step path. */
 #ifndef TRF_DECODE_CUDA_H
 #define TRF_DECODE_CUDA_H
 

@@ -7,7 +7,7 @@ trf_pack_request trf_pack_request_of_shard(const trf_blob_view *view, const trf_
     return (trf_pack_request){view->header.codec, shard->rows, shard->cols, view->row_offsets != NULL};
 }
 
-/* Layers of other layouts than the coded one have no row offsets in their view. */
+/* Only layers of the coded layout have row offsets in their view. */
 trf_pack_request trf_pack_request_of_layer(const trf_device_layer *from) {
     const trf_layer_info *info = &from->info;
     return (trf_pack_request){info->codec, info->rows, info->cols, from->view.row_offsets != NULL};

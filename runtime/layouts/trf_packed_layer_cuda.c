@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers in a GPU's memory, once they are loaded (trf_packed_load_cuda.c). */
+/* Decodes packed layers in a GPU's memory. trf_packed_load_cuda.c makes them. */
 #include "trf_packed_layer_cuda.h"
 
 #include "trf_cuda_call.h"

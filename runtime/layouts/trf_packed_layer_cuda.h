@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers in a GPU's memory, as trf_layout_ops has them. Sizes, adopting, destroying and checking are those
- * of trf_packed_layer.h and of plain layers. */
+/* Packed layers in a GPU's memory: members of trf_layout_ops. Sizes and adopting are in trf_packed_layer.h; destroying
+ * and checking are the same functions as for plain layers. */
 #ifndef TRF_PACKED_LAYER_CUDA_H
 #define TRF_PACKED_LAYER_CUDA_H
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers on a GPU, loaded or made of layers and weights that are there. A blob is loaded as a coded layer first,
- * to memory of a load scratch: the window comes of rows that lie all over the layer, the last of them near its end, so
- * that nothing can be packed before all is there. From then on loading is converting. A coded layer of whole bands and
- * regular slabs is packed in one launch, if no tile has to be stored; others go in parts (trf_packed_maker_cuda.c says
- * which way).
+/* Makes packed layers on a GPU, by loading blobs or from layers and dense weights that are on the device. A blob is
+ * first loaded as a coded layer, to the memory of a load scratch: the window is chosen by rows all over the layer, the
+ * last of them near its end, so nothing can be packed before all of it has arrived. From then on loading is the same as
+ * converting. A coded layer of whole bands and regular slabs is packed in one launch if no tile has to be stored.
+ * Others are packed in parts, in the ways that trf_packed_maker_cuda.c describes.
  *
- * A load scratch:    blob | directory | what looking at the rows takes, and then what packing takes
- *                    (of a load; the blob unless it is on the device already) */
+ * A load scratch:    blob | directory | what sampling takes, and then what packing takes
+ *                    (for a load; no blob if that is on the device already) */
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_layer_feed.h"
@@ -25,14 +25,14 @@ enum {
     REGULAR_COLS = 64      /* of which those of regular slabs are multiples */
 };
 
-/* Bytes for so many rows of what is packed, for which the kernels are to have room at once; 0 rows mean dense
- * weights. */
+/* @return bytes that sampling and then packing need, with room for the kernels to pack so many rows at once. 0 rows
+ * mean dense weights. */
 static uint64_t work_bytes(const trf_packed_maker *maker, const trf_device_layer *coded, uint32_t rows) {
     const uint64_t looking = trf_cuda_sample_bytes(coded), packing = trf_packed_maker_memory_bytes(maker, rows);
     return looking > packing ? looking : packing;
 }
 
-/* Completes the layer whose rows have been packed, if they have, and releases the maker. @return what it came to. */
+/* If the rows have been packed, completes the layer. Releases the maker in any case. @return the outcome. */
 static trf_status finish(trf_packed_maker *maker, trf_status status, trf_error *err) {
     if (status == TRF_OK) {
         trf_packed_maker_read_results(maker);
@@ -44,7 +44,8 @@ static trf_status finish(trf_packed_maker *maker, trf_status status, trf_error *
 
 /* ---- coded layers that are on the device ---- */
 
-/* Packs all rows straight from their slabs. *done: whether that did: no tile has to be stored. */
+/* Packs all rows straight from their slabs. *done says whether that packed them all, because no tile has to be
+ * stored. */
 static trf_status pack_at_once(trf_packed_maker *maker, const trf_device_layer *from, int *done, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
     trf_pack_results *const results = maker->device_results;
@@ -64,7 +65,7 @@ static trf_status pack_at_once(trf_packed_maker *maker, const trf_device_layer *
     return status;
 }
 
-/* It is as many as give all multiprocessors several slabs for each warp. */
+/* The number gives every multiprocessor several slabs for each warp. */
 static uint32_t part_tile_rows(const trf_device_view *view) {
     const uint64_t row_bytes = sizeof(uint16_t) * TRF_TILE_SIZE * view->cols,
                    fit = PART_BYTES / row_bytes < 1 ? 1 : PART_BYTES / row_bytes;
@@ -75,7 +76,7 @@ static int is_direct(const trf_device_layer *from) {
     return !trf_shard_cuts_rows(from) && !trf_shard_cuts_cols(from) && trf_can_pack_coded(&from->view, &from->traits);
 }
 
-/* A maker that has its window and its buffer packs a layer. memory: of the scratch, work_bytes for all rows. */
+/* Packs a layer with a maker that has its window and its buffer. memory: of the scratch, work_bytes for all rows. */
 static trf_status pack_coded(trf_packed_maker *maker, const trf_device_layer *from, const trf_load_scratch *scratch,
                              uint8_t *memory, trf_error *err) {
     const uint32_t tile_rows = part_tile_rows(&from->view);
@@ -94,11 +95,11 @@ typedef struct trf_packed_load {
     trf_layer_feed *feed;
     const trf_layer_memory *memory; /* the layer's */
     trf_device_layer coded;         /* what is loaded, in the scratch's memory */
-    trf_load_scratch *scratch;      /* NULL: none yet */
-    uint8_t *work;                  /* of its memory */
+    trf_load_scratch *scratch;      /* NULL until it is taken */
+    uint8_t *work;                  /* in the scratch's memory: what sampling and packing use */
 } trf_packed_load;
 
-/* Whether the layer will be packed at once, as far as its head tells. */
+/* Whether the layer's head allows that it is packed in one launch. */
 static int may_be_direct(const trf_layer_feed *feed) {
     const trf_header *header = &feed->view->header;
     return !feed->view->row_offsets && feed->shard.rows == header->rows && feed->shard.cols == header->cols &&
@@ -108,7 +109,7 @@ static int may_be_direct(const trf_layer_feed *feed) {
 /* A whole blob that is on the device already stays where it lies. */
 static void *blob_in_place(const trf_layer_feed *feed) { return feed->is_whole ? (void *)feed->dev : NULL; }
 
-/* A trf_cuda_find_memory_fn: all that the load takes, the layer's own memory included. */
+/* A trf_cuda_find_memory_fn. It finds all that the load takes, and the layer's own memory, too. */
 static trf_status find_memory(void *context, trf_layer_memory *found, trf_error *err) {
     trf_packed_load *load = context;
     const trf_layer_feed *feed = load->feed;
@@ -131,7 +132,7 @@ static trf_status find_memory(void *context, trf_layer_memory *found, trf_error 
                                   offsets ? offsets + feed->shard.row : NULL, err);
 }
 
-/* What a conversion of the coded layer says, of the feed. */
+/* Converts the coded layer that has been loaded, and reports errors in terms of the feed. */
 static trf_status convert_loaded(trf_packed_load *load, trf_error *err) {
     const trf_device_layer *coded = &load->coded;
     trf_packed_window window;
@@ -187,14 +188,14 @@ trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fe
 
 /* ---- dense weights ---- */
 
-/* What dense weights become, and who has written them. */
+/* The dense weights to pack, the stream that writes them, and the options. */
 typedef struct trf_dense_input {
     trf_rows_to_pack rows;
     trf_stream written;
     const trf_pack_options *options;
 } trf_dense_input;
 
-/* All rows, to a layer that has room for stored tiles. */
+/* Packs all rows, to a layer that has room for stored tiles. */
 static trf_status pack_rows(trf_packed_maker *maker, const trf_dense_input *from, const trf_load_scratch *scratch,
                             trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(maker->made->context->copier);
@@ -223,7 +224,7 @@ static trf_status pack_dense(trf_device_layer *made, const trf_dense_input *from
     trf_status status = trf_load_scratch_take(context->load_scratches, work_bytes(&maker, NULL, 0), &scratch, err);
     if (status != TRF_OK)
         return status;
-    /* For a window that is known, too: it has packing wait for what writes the weights. */
+    /* This call is needed also when the window is known: it makes packing wait for what writes the weights. */
     status = trf_cuda_sample_rows(context, rows, from->written, scratch, &maker.window, err);
     if (like)
         maker.window = trf_packed_window_of_view(&like->packed);

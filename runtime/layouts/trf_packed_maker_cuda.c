@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each part of a coded layer that can be is packed straight from its slabs. Others are decoded to dense rows, and the
- * packed bands that are whole by then are packed from there:
+/* Each part of a coded layer is packed straight from its slabs if it can be. Other parts are decoded to dense rows, and
+ * the packed bands that are complete by then are packed from there:
  *
  *   dense    64 rows  |  a part's rows
  *              [left] |  [part ....................]      left: rows of the band that the part before began
  *
- * What is left over is copied in front of the next part, so that a band's rows lie one behind the other. A shard's
- * bands begin with its first row, wherever that is in its part.
+ * Rows that are left over are copied in front of the next part, so that the rows of a band are contiguous. A shard's
+ * bands begin with its first row, wherever that row is in its part.
  *
  *   part                        packed from
  *   ------------------------    -------------------------------------------------------------------
@@ -14,7 +14,7 @@
  *   ... and lines are left      dense rows after all, when the part behind is there (trf_pack_coded_counts)
  *   any other                   dense rows
  *
- * What the slabs' kernels could not do is looked at a part late, so that nobody waits for them. */
+ * The host looks one part later at what the kernels for slabs could not pack, so that it does not wait for them. */
 #include "trf_packed_maker_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -38,7 +38,7 @@ static trf_status lay_out(trf_packed_maker *maker, uint64_t room, trf_error *err
     return TRF_OK;
 }
 
-/* row_offsets: as trf_packed_maker_begin has them. */
+/* row_offsets: those of trf_packed_maker_begin. */
 static trf_status write_rest(const trf_packed_maker *maker, const int8_t *row_offsets, cudaStream_t stream,
                              trf_error *err) {
     const trf_packed_head *head = &maker->head;
@@ -79,8 +79,8 @@ trf_status trf_packed_maker_set_window(trf_packed_maker *maker, trf_packed_windo
     return lay_out(maker, maker->head.num_stored, err);
 }
 
-/* Replaces the layer's memory. bytes: of what is in there, but for the head; all that was queued is done when it
- * returns. */
+/* Replaces the layer's memory by room_bytes, and copies the first `bytes` bytes except the head. All queued work is
+ * done when it returns. */
 static trf_status move_buffer(trf_packed_maker *maker, uint64_t bytes, uint64_t room_bytes, cudaStream_t stream,
                               trf_error *err) {
     void *larger;
@@ -101,7 +101,7 @@ static trf_status move_buffer(trf_packed_maker *maker, uint64_t bytes, uint64_t 
     return TRF_OK;
 }
 
-/* Stored tiles, which come last in a buffer, may be needed now. */
+/* Makes room for stored tiles, which come last in a buffer and may be needed from now on. */
 static trf_status make_room(trf_packed_maker *maker, cudaStream_t stream, trf_error *err) {
     trf_packed_head most;
     trf_status status = trf_packed_size_most(&maker->request, &most, err);
@@ -147,7 +147,8 @@ void trf_packed_maker_release(trf_packed_maker *maker, trf_status status) {
 
 /* ---- parts, from dense rows ---- */
 
-/* Packs what is whole of `count` rows of the shard from `rows` on, and keeps the rest in front of `part`. */
+/* Packs the complete packed bands among `count` rows of the shard, which begin at `rows`, and keeps the rest in front
+ * of `part`. */
 static int pack_rows(trf_packed_maker *maker, const uint16_t *rows, uint32_t count, uint16_t *part, trf_stream stream) {
     const trf_shard_range *shard = maker->shard;
     const uint64_t cols = maker->cols;
@@ -186,7 +187,7 @@ static trf_status pack_dense(trf_packed_maker *maker, const trf_coded_part *code
 
 /* ---- parts, from their slabs ---- */
 
-/* Whether a part is all of some packed bands. */
+/* Whether a part can be packed from its slabs: it lies in the shard, and no rows are left over from the part before. */
 static int is_direct(const trf_packed_maker *maker, const trf_coded_part *part) {
     const trf_shard_range *shard = maker->shard;
     return maker->left == 0 && shard->col == 0 && shard->cols == maker->cols && part->first_row >= shard->row &&
@@ -210,7 +211,7 @@ static trf_status pack_directly(trf_packed_maker *maker, const trf_coded_part *p
     return trf_check_cuda(error, "packing a part of a layer", err);
 }
 
-/* Looks at what has become of the open part, which is packed again if lines are left. */
+/* Checks whether the open part was packed completely. It is packed again, from dense rows, if lines are left. */
 static trf_status settle(trf_packed_maker *maker, trf_stream stream, trf_error *err) {
     const trf_coded_part part = maker->open;
     if (part.view.rows == 0)
@@ -240,7 +241,7 @@ trf_status trf_packed_maker_take_part(void *context, const trf_coded_part *part,
 
 /* ---- the end ---- */
 
-/* What packing came to: the layer's head, or why it cannot be packed. */
+/* Turns the outcome of packing into the layer's head, or into the reason why the layer cannot be packed. */
 static trf_status judge_state(trf_packed_maker *maker, trf_error *err) {
     const trf_pack_state state = maker->state;
     trf_packed_head *head = &maker->head;
@@ -265,7 +266,7 @@ static trf_status judge_state(trf_packed_maker *maker, trf_error *err) {
     return status;
 }
 
-/* Queues zeros where there is room for stored tiles that there are none of. @return a cudaError_t. */
+/* Queues zeros for the room of stored tiles that is not used. @return a cudaError_t. */
 static int clear_room(const trf_packed_maker *maker, cudaStream_t stream) {
     const trf_packed_head *head = &maker->head;
     const uint64_t empty = head->num_stored - maker->state.num_stored;
@@ -275,8 +276,8 @@ static int clear_room(const trf_packed_maker *maker, cudaStream_t stream) {
                  : cudaSuccess;
 }
 
-/* Leaves the library's memory no more room than the layer takes; where there is no memory to move it to, it stays.
- * @return how many bytes the layer has. */
+/* Shrinks memory that the library allocated to what the layer takes. If there is no memory to move the layer to, it
+ * stays where it is. @return how many bytes the layer has. */
 static uint64_t fit_memory(trf_packed_maker *maker) {
     trf_device_layer *made = maker->made;
     const uint64_t bytes = maker->head.common.buffer_bytes;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of a coded layer are looked up, dense ones counted where they lie: as a matrix with a larger stride. What is on
- * the device meanwhile:
+/* The sampled rows of a coded layer are decoded. Those of dense weights are counted where they lie, as a matrix with a
+ * larger stride. The device memory holds, each at a multiple of 256 bytes:
  *   histogram | the rows' numbers | their offsets | the rows
- * each at a multiple of 256 bytes; of dense weights the histogram alone. */
+ * Dense weights need the histogram alone. */
 #include "trf_packed_sample_cuda.h"
 
 #include "trf_context.h"
@@ -14,7 +14,7 @@
 
 TRF_STATIC_ASSERT((int)sizeof(trf_window_histogram) <= (int)TRF_LOAD_SCRATCH_RESULT_BYTES, "a copy arrives there");
 
-/* Where things lie in the scratch. */
+/* Offsets in the scratch memory. */
 typedef struct sample_places {
     uint64_t ids_at, offsets_at, rows_at, bytes;
 } sample_places;
@@ -35,8 +35,8 @@ uint64_t trf_cuda_sample_bytes(const trf_device_layer *layer) {
     return places_of(&chosen, layer->info.cols).bytes;
 }
 
-/* Counts rows, waits for what they came to, and chooses. offsets: device, or NULL; memory: of the histogram. error: 0,
- * or of what has been queued before. */
+/* Counts the exponents of rows, waits for the counts, and chooses the window. offsets: device, or NULL. memory: of the
+ * histogram. error: 0, or the error of what was queued before. */
 static trf_status count(const trf_rows_to_pack *rows, const int8_t *offsets, const trf_load_scratch *scratch,
                         uint8_t *memory, int error, cudaStream_t stream, trf_packed_window *window, trf_error *err) {
     trf_window_histogram *const histogram = (trf_window_histogram *)memory;
@@ -70,7 +70,7 @@ trf_status trf_cuda_sample_rows(const trf_context *context, const trf_rows_to_pa
 
 /* ---- coded layers ---- */
 
-/* Decodes the rows, and collects their offsets. @return a cudaError_t. */
+/* Queues the decoding of the rows, and the copies of their offsets. @return a cudaError_t. */
 static int look_up(const trf_device_layer *layer, const trf_packed_window_rows *chosen, const sample_places *places,
                    uint8_t *memory, cudaStream_t stream) {
     int32_t ids[TRF_PACKED_WINDOW_ROWS];

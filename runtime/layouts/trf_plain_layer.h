@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What plain layers have in common on every kind of device: a buffer as format/trf_plain_head.h has it, and no
- * directory. */
+/* What plain layers have in common on every kind of device. Such a layer is a buffer that format/trf_plain_head.h
+ * describes, and has no directory. */
 #ifndef TRF_PLAIN_LAYER_H
 #define TRF_PLAIN_LAYER_H
 
@@ -8,20 +8,20 @@
 #include "trf_device_layer.h"
 #include "trf_plain_head.h"
 
-/* What trf_layout_ops has. */
+/* Members of trf_layout_ops. */
 trf_status trf_plain_get_size(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                               trf_error *err);
 trf_status trf_plain_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err);
 trf_status trf_plain_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err);
 
-/* Sets what a layer has of its buffer, once info has its rows and columns: all of its matrix. */
+/* Sets the fields of a layer that describe its buffer, for all of its matrix. info has its rows and columns. */
 void trf_plain_set_buffer(trf_device_layer *layer, const void *buffer);
 
 static inline const uint16_t *trf_plain_weights(const trf_device_layer *layer) {
     return (const uint16_t *)(layer->view.buffer + TRF_PLAIN_WEIGHTS_OFFSET);
 }
 
-/* Whether what a decoding writes is the weights as they lie; else they are widened to F32. */
+/* Whether decoding copies the weights unchanged. Otherwise it widens them to F32. */
 int trf_plain_is_copied(const trf_device_layer *layer, trf_decode_as as);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain layers in a GPU's memory, as trf_layout_ops has them. */
+/* Plain layers in a GPU's memory: members of trf_layout_ops. */
 #ifndef TRF_PLAIN_LAYER_CUDA_H
 #define TRF_PLAIN_LAYER_CUDA_H
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of a coded layer that is on a GPU. Each has a fault of its own, since tiles are numbered from a part's
- * first one. */
+/* Each part of the layer has a fault of its own, since its tiles are numbered from its first one. */
 #include "trf_transcode_layer_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -74,7 +73,7 @@ static trf_status take_parts(const trf_device_layer *layer, uint32_t tile_rows_e
     }
     if (status == TRF_OK)
         status = take(context, NULL, stream, err);
-    const cudaError_t error = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
+    const cudaError_t error = cudaStreamSynchronize(stream); /* also after a failure: memory is released next */
     return status == TRF_OK ? trf_check_cuda(error, "converting a layer", err) : status;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer as it lies in a GPU's memory: its blob, and a directory that the host makes of it:
  *   slab directory | decode table | fault
- * each at a multiple of 256 bytes; zeros between. An offloaded layer is one allocation: the blob, and, at the next
- * multiple of 256, the directory but for its fault, which stands elsewhere. No CUDA in here. */
+ * Each begins at a multiple of 256 bytes, with zeros between them. An offloaded layer is one allocation: the blob, and
+ * at the next multiple of 256 the directory without its fault, which lies elsewhere. No CUDA in here. */
 #ifndef TRF_LAYER_DIRECTORY_H
 #define TRF_LAYER_DIRECTORY_H
 
@@ -24,8 +24,8 @@ typedef struct trf_offloaded_layer_offsets {
 
 trf_offloaded_layer_offsets trf_offloaded_layer_offsets_of(const trf_header *header);
 
-/* Writes an offloaded layer's directory: memory_bytes - directory_offset bytes of trf_offloaded_layer_offsets, zeros
- * before. layer: as trf_describe_layer. */
+/* Writes an offloaded layer's directory: memory_bytes - directory_offset bytes of trf_offloaded_layer_offsets, which
+ * are zeros before. layer: as for trf_describe_layer. */
 void trf_write_layer_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits);
 
 /* The view of `blob` at blob_dev, with a directory. */

@@ -9,14 +9,15 @@
 #include <stdlib.h>
 
 enum {
-    GRANULE_BYTES = 2 << 20 /* in which CUDA gives memory out: layers of nearly the same size want the same */
+    GRANULE_BYTES = 2 << 20 /* the units in which CUDA gives out memory; layers of nearly the same size need equally
+                             * many */
 };
 
 struct trf_load_scratches {
     pthread_mutex_t lock;
-    trf_load_scratch *first; /* that nobody uses */
+    trf_load_scratch *first; /* the list of those that nobody uses */
     uint32_t used;
-    uint64_t most_bytes; /* that anybody has taken, but for what would not be kept */
+    uint64_t most_bytes; /* the most that was ever taken, apart from sizes that would not be kept */
 };
 
 /* ---- one of them ---- */
@@ -35,7 +36,7 @@ static trf_status make_event(void **event, trf_error *err) {
     return trf_check_cuda(cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming), "making events", err);
 }
 
-/* Without device memory. */
+/* Makes a scratch without device memory. */
 static trf_status create(trf_load_scratch **scratch, trf_error *err) {
     trf_load_scratch *made = calloc(1, sizeof *made);
     if (!made)
@@ -60,7 +61,7 @@ static void release_memory(trf_load_scratch *scratch) {
     scratch->bytes = 0;
 }
 
-/* Gives it so much device memory in place of what it has. */
+/* Replaces the scratch's device memory by so many bytes. */
 static trf_status replace_memory(trf_load_scratch *scratch, uint64_t bytes, trf_error *err) {
     release_memory(scratch);
     bytes = (bytes + GRANULE_BYTES - 1) / GRANULE_BYTES * GRANULE_BYTES;
@@ -95,8 +96,8 @@ void trf_load_scratches_destroy(trf_load_scratches *scratches) {
     free(scratches);
 }
 
-/* The smallest one that is large enough, or any other, whose memory is to be replaced; NULL: there is none. The lock is
- * held. */
+/* Finds the smallest scratch that is large enough, or else any other, whose memory the caller replaces, and takes it
+ * from the list. @return NULL if the list is empty. The lock is held. */
 static trf_load_scratch *find(trf_load_scratches *scratches, uint64_t bytes) {
     trf_load_scratch **best = NULL;
     for (trf_load_scratch **at = &scratches->first; *at; at = &(*at)->next) {
@@ -110,7 +111,7 @@ static trf_load_scratch *find(trf_load_scratches *scratches, uint64_t bytes) {
     return found;
 }
 
-/* Leaves memory to one of those that nobody uses. The lock is held. */
+/* Releases the device memory of all but one of the scratches that nobody uses. The lock is held. */
 static void release_surplus(const trf_load_scratches *scratches) {
     const trf_load_scratch *kept = NULL;
     for (const trf_load_scratch *at = scratches->first; at; at = at->next)

@@ -17,7 +17,8 @@ struct trf_cuda_copier {
     cudaEvent_t arrived[TRF_STAGING_BUFFERS];
 };
 
-/* Large pages where the system has them, which then are locked as they are: what CUDA allocates comes in small ones. */
+/* Uses large pages where the system has them; they are page-locked as they are. What CUDA allocates itself comes in
+ * small pages. */
 static void *pin_memory(void *context, uint64_t bytes) {
     (void)context;
     void *memory =
@@ -75,7 +76,7 @@ trf_status trf_cuda_copy_back(void *copier, void *to_host, const void *from, uin
     trf_status status = trf_enter_device(((const trf_cuda_copier *)copier)->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    /* Each thread's own stream: none waits for another's copies, nor for layers that are on their way in. */
+    /* Each thread has its own stream, so no thread waits for another's copies, nor for layers that are being loaded. */
     cudaError_t error = cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, cudaStreamPerThread);
     if (!error)
         error = cudaStreamSynchronize(cudaStreamPerThread);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts go through two buffers in turns (trf_upload_in_parts): one is filled, on the stream of the copier's copies,
- * while the other one's part is taken, on its work stream; it is still there when the next part is taken, and may be
- * looked at again. What is on the device meanwhile is the memory of one load scratch, which the context keeps for the
- * next layer: head | slab directory, decode table | a fault for each part | two buffers each at a
- * multiple of 256 bytes. Events order the streams: what is made of a part waits until its copies have arrived, and
- * copies to its buffer until that is made. The host waits for neither: its threads go on reading. */
+/* Parts use two buffers in turns (trf_upload_in_parts). One buffer is filled on the copier's stream for copies while
+ * the other one's part is taken on its work stream. That part is still there when the next part is taken, and may be
+ * used again. The device memory is that of one load scratch, which the context keeps for the next layer. It holds, each
+ * at a multiple of 256 bytes:
+ *   head | slab directory, decode table | a fault for each part | two buffers
+ * Events order the streams: the work on a part waits until its copies have arrived, and copies to its buffer wait until
+ * that work is done. The host waits for neither: its threads go on reading. */
 #include "trf_transcode_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -19,17 +20,17 @@
 #include <string.h>
 
 enum {
-    /* 320 us over PCIe 5, beside which the dozen calls of a part are little; each of them has to have a lock that all
-     * loads of a process share. Four staging buffers. */
+    /* Four staging buffers, which take 320 us over PCIe 5. The dozen CUDA calls for a part are little beside that; each
+     * of them takes a lock that all loads of a process share. */
     PART_BYTES = 16 << 20,
     BUFFERS = 2,
-    EVENTS = 2 /* a load scratch's `taken`: of the part that is taken and the one before */
+    EVENTS = 2 /* a load scratch's `taken`: for the part that is taken and for the one before */
 };
 
 typedef struct trf_transcoding {
     const trf_context *context;
     trf_layer_feed *feed;
-    trf_layer_directory_offsets offsets; /* in the directory; fault_offset: of the first part's fault */
+    trf_layer_directory_offsets offsets; /* in the directory; fault_offset is that of the first part's fault */
     uint32_t tile_rows_each, num_parts;  /* rows of tiles of a part; the last one may have fewer */
     uint64_t directory_bytes;            /* faults included */
     uint64_t directory_offset, buffers_offset, buffer_bytes;
@@ -43,12 +44,13 @@ typedef struct trf_transcoding {
 
 /* ---- parts ---- */
 
-/* Tiles [first, end) of what is loaded. */
+/* The tiles [first, end) of what is loaded. */
 typedef struct trf_tile_range {
     uint64_t first, end;
 } trf_tile_range;
 
-/* It is as many rows of tiles as PART_BYTES hold of average ones, or one; fewer where that gives as many parts. */
+/* A part has as many rows of tiles as PART_BYTES hold if all have average size, but at least one; and fewer where that
+ * does not change the number of parts. */
 static uint32_t tile_rows_of_part(const trf_blob_view *view) {
     const uint32_t all = view->header.num_tile_rows;
     const uint64_t bytes = view->header.blob_bytes - view->extension.data_offset;
@@ -77,7 +79,7 @@ static uint64_t bytes_of_part(const trf_transcoding *t, uint32_t part) {
     return last->data_offset + last->data_size - first->data_offset;
 }
 
-/* Its entries in the slab directory. */
+/* Finds the part's entries in the slab directory. */
 static void find_part_slabs(const trf_transcoding *t, const trf_device_view *part, uint32_t first_row, uint64_t *at,
                             uint64_t *bytes) {
     const uint64_t band_bytes = sizeof(trf_device_slab) * trf_count_panels(&t->feed->view->header);
@@ -85,7 +87,8 @@ static void find_part_slabs(const trf_transcoding *t, const trf_device_view *par
     *bytes = part->num_bands * band_bytes;
 }
 
-/* Where the blob would begin if it lay around the part: slabs and tiles have their places in it. */
+/* @return where the blob would begin if the part lay in it at its place: slabs and tiles have their offsets from
+ * there. */
 static const uint8_t *blob_around(const uint8_t *part_dev, uint64_t data_offset) {
     return (const uint8_t *)((uintptr_t)part_dev - (uintptr_t)data_offset);
 }
@@ -145,9 +148,9 @@ static void release(trf_transcoding *t) {
     free(t->directory);
 }
 
-/* The head, and of the directory what does not depend on tiles. A slice's head lacks checksums yet, which no kernel
- * looks at. Both come from ordinary memory, of which CUDA has a copy when it returns: staging buffers would be taken
- * for a few KiB while others wait for them. */
+/* Sends the head, and the part of the directory that does not depend on tiles. The head of a slice has no checksums
+ * yet, but no kernel reads them. Both come from ordinary memory, which CUDA has copied when the call returns: staging
+ * buffers would be taken for a few KiB while others wait for them. */
 static trf_status send_head(trf_transcoding *t, trf_error *err) {
     const trf_blob_view *view = t->feed->view;
     trf_decode_table table;
@@ -165,8 +168,8 @@ static trf_status send_head(trf_transcoding *t, trf_error *err) {
 
 /* ---- the way of a part ---- */
 
-/* Lets what is made of a part wait for its bytes, and sends its entries of the slab directory: they come from ordinary
- * memory, of which CUDA has a copy when it returns. */
+/* Makes the work on a part wait for its bytes, and sends its entries of the slab directory. They come from ordinary
+ * memory, which CUDA has copied when the call returns. */
 static cudaError_t begin_part(const trf_transcoding *t, const trf_coded_part *part) {
     uint64_t slabs_offset, slabs_bytes;
     find_part_slabs(t, &part->view, part->first_row, &slabs_offset, &slabs_bytes);
@@ -179,7 +182,7 @@ static cudaError_t begin_part(const trf_transcoding *t, const trf_coded_part *pa
     return error;
 }
 
-/* Lets copies that begin from now on wait for the part before. The first of them that go to its buffer do. */
+/* Makes copies that begin from now on wait for the part before. They are the first ones that go to its buffer. */
 static cudaError_t end_part(const trf_transcoding *t, uint32_t number) {
     void *const *taken = t->scratch->taken;
     cudaError_t error = cudaEventRecord(taken[number % EVENTS], t->work);
@@ -188,13 +191,13 @@ static cudaError_t end_part(const trf_transcoding *t, uint32_t number) {
     return error;
 }
 
-/* A function that trf_part_buffers takes. */
+/* The member `take` of trf_part_buffers. */
 static trf_status take_part(void *context, uint32_t number, const trf_layer_traits *traits, trf_error *err) {
     trf_transcoding *t = context;
     trf_coded_part part = {.traits = *traits};
     trf_device_scope scope;
     view_part(t, number, &part);
-    trf_status status = trf_enter_device(t->context->device, &scope, err); /* of any thread */
+    trf_status status = trf_enter_device(t->context->device, &scope, err); /* any thread may call this */
     if (status != TRF_OK)
         return status;
     status = trf_check_cuda(begin_part(t, &part), "sending a part of a layer", err);
@@ -206,14 +209,15 @@ static trf_status take_part(void *context, uint32_t number, const trf_layer_trai
     return status;
 }
 
-/* Where the parts' faults go on the host: page-locked memory, of which there is some for a few hundred parts. */
+/* @return where the parts' faults go on the host. It is page-locked memory if they fit there, which a few hundred
+ * do. */
 static trf_device_fault *faults_on_host(const trf_transcoding *t) {
     const int fits = t->num_parts * sizeof(trf_device_fault) <= TRF_LOAD_SCRATCH_RESULT_BYTES;
     uint8_t *const at = fits ? t->scratch->results : t->directory + t->offsets.fault_offset;
     return (trf_device_fault *)at;
 }
 
-/* Waits until all that was queued for the parts is done, and has their faults. */
+/* Waits until all work that was queued for the parts is done, and their faults are on the host. */
 static trf_status await_parts(const trf_transcoding *t, trf_error *err) {
     cudaError_t error = cudaMemcpyAsync(faults_on_host(t), t->memory + t->directory_offset + t->offsets.fault_offset,
                                         t->num_parts * sizeof(trf_device_fault), cudaMemcpyDeviceToHost, t->work);
@@ -224,7 +228,7 @@ static trf_status await_parts(const trf_transcoding *t, trf_error *err) {
     return trf_check_cuda(error, "decoding a layer while it is loaded", err);
 }
 
-/* The first part of which a tile did not decode, once all are done. */
+/* Reports the first tile that did not decode. All parts are done. */
 static trf_status check_faults(const trf_transcoding *t, trf_error *err) {
     const trf_device_fault *faults = faults_on_host(t);
     trf_status status = TRF_OK;
@@ -252,7 +256,7 @@ static trf_status run_parts(trf_transcoding *t, trf_error *err) {
         status = check_faults(t, err);
     if (status == TRF_OK)
         status = t->take(t->take_context, NULL, t->work, err);
-    if (status != TRF_OK) { /* all memory may be used for something else then */
+    if (status != TRF_OK) { /* the memory may be reused after this */
         trf_staging_drain(t->context->staging);
         cudaStreamSynchronize(t->work);
     }
