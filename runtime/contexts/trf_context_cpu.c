@@ -61,12 +61,12 @@ static const trf_layout_ops *const cpu_layouts[] = {&coded_layout, &plain_layout
 
 static const trf_device_ops cpu_device_ops = {
     .destroy = cpu_destroy,
-    .alignment = TRF_ALIGNMENT, /* as any blob's in host memory */
+    .alignment = TRF_ALIGNMENT, /* as for any blob in host memory */
     .open_device_blob = trf_cpu_open_device_blob,
     .layouts = cpu_layouts,
     .round_sums = trf_cpu_round_sums,
     .time = trf_cpu_time,
-    .timed_repeats = 3, /* of one path */
+    .timed_repeats = 3, /* the CPU has one path */
     .allocate = trf_cpu_allocate,
     .release = trf_cpu_release,
     .upload = trf_cpu_copy,

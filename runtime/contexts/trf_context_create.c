@@ -20,7 +20,7 @@ trf_status trf_context_create(int device, trf_context **context, trf_error *err)
     if (status == TRF_ERR_DEVICE)
         return trf_cpu_context_create(context, err);
     if (status != TRF_OK && err)
-        *err = failure; /* a GPU that is there and fails: the caller has to know */
+        *err = failure; /* a GPU exists and fails: the caller has to know */
     return status;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU as a device: contexts, and the operations that they have. */
+/* A GPU as a device: its contexts, and their operations. */
 #include "trf_context_create.h"
 #include "trf_cuda_call.h"
 #include "trf_decode_cuda.h"
@@ -32,7 +32,7 @@ static trf_status find_device(int device, struct cudaDeviceProp *properties, trf
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess) {
-        int driver_cuda = 0; /* 0 where there is no driver at all, which is the same error */
+        int driver_cuda = 0; /* stays 0 if there is no driver at all, which gives the same error */
         cudaGetLastError();
         if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver_cuda) == cudaSuccess && driver_cuda)
             return trf_fail_old_driver(driver_cuda, CUDART_VERSION, TRF_DRIVER_MODULE_FILE, err);
@@ -51,8 +51,9 @@ static trf_status find_device(int device, struct cudaDeviceProp *properties, trf
     return TRF_OK;
 }
 
-/* It follows from the driver's peak clock and width of the memory, at two transfers a clock. CUDA 13 has no
- * properties for them any more, and the attributes may be 0, or fail: then it is not known, which is no error. */
+/* Computes the bandwidth from the peak clock and the width of the memory, which the driver gives, at two transfers a
+ * clock. CUDA 13 no longer has these two among the device's properties, and the attributes may be 0 or fail. Then the
+ * bandwidth is not known, which is no error. */
 static uint32_t memory_gb_per_second(int device) {
     int kilohertz = 0, bits = 0;
     if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device) != cudaSuccess ||
@@ -139,9 +140,9 @@ static const trf_device_ops cuda_device_ops = {
     .groups = &trf_cuda_group_ops,
 };
 
-/* All that needs CUDA at work. The device is current. */
+/* Makes all that needs a running CUDA. The device is current. */
 static trf_status start_context(trf_context *made, trf_error *err) {
-    /* Starts CUDA on the device here, where it can fail with a message of its own. */
+    /* CUDA starts on the device here, where a failure gets a message of its own. */
     trf_status status = trf_check_cuda(cudaFree(NULL), "starting CUDA on the device", err);
     if (status == TRF_OK)
         status = trf_check_cuda((cudaError_t)trf_find_device_limits(&made->limits),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands in for the CUDA device in a build without device code. */
+/* Replaces the CUDA device in a build without device code. */
 #include "trf_context_create.h"
 
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Timing products on a GPU: graphs of products by copies of the layer, which together are larger than the L2 cache, one
- * behind the other as in a stream of layers. A call alone would begin later, and leave others to wait until what it has
- * left in the cache is written: by path that differs by 3 to 9 us. */
+/* Times products on a GPU. A graph multiplies copies of the layer, which together are larger than the L2 cache, one
+ * after the other as a model does. A call alone would begin later, and would make others wait until what it left in the
+ * cache is written back: 3 to 9 us, depending on the path. */
 #include "trf_time_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -23,8 +23,8 @@ typedef struct trf_timer {
     cudaEvent_t begin, end;
     cudaGraphExec_t graph;
     uint32_t num_copies;
-    trf_device_layer copies[MOST_COPIES]; /* the layer, and those in the product's memory */
-    trf_plan plans[MOST_COPIES];          /* of each */
+    trf_device_layer copies[MOST_COPIES]; /* the layer, and its copies in the product's memory */
+    trf_plan plans[MOST_COPIES];          /* one for each copy */
 } trf_timer;
 
 static void timer_free(trf_timer *timer) {
@@ -41,12 +41,13 @@ static void timer_free(trf_timer *timer) {
     free(timer);
 }
 
-/* Where a copy that begins at `to` has what the layer has at `at`, which may be NULL; from: what is copied there. */
+/* @return the place in the copy that corresponds to the layer's `at`, which may be NULL. The copy begins at `to`, and
+ * what it copies at `from`. */
 static const void *place_in_copy(const void *from, const char *to, const void *at) {
     return at ? to + ((const char *)at - (const char *)from) : NULL;
 }
 
-/* to: of the copy's blob; its directory follows at the next multiple of 256. */
+/* to: the copy's blob. Its directory follows at the next multiple of 256. */
 static void point_into(trf_device_layer *copy, const trf_device_layer *layer, char *to) {
     const void *const blob = layer->view.buffer, *const directory = layer->view.slabs;
     char *const directory_to = to + trf_device_align(layer->view.buffer_bytes);
@@ -154,7 +155,7 @@ trf_status trf_cuda_time(const trf_timed_product *product, uint32_t repeats, dou
     if (status == TRF_OK)
         status = capture_calls(timer, err);
     if (status == TRF_OK)
-        status = time_calls(timer, &microseconds[0], err); /* to warm up */
+        status = time_calls(timer, &microseconds[0], err); /* warms up */
     for (uint32_t repeat = 0; status == TRF_OK && repeat < repeats; repeat++)
         status = time_calls(timer, &microseconds[repeat], err);
     timer_free(timer);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tunings by measurement: every path that takes a layer, batch by batch, and of packed layers the kernels and cuts that
- * may be the fastest. The device times the calls. */
+/* Makes tunings by measuring every path that takes a layer, batch by batch, and for packed layers the kernels and cuts
+ * that may be the fastest. The device times the calls. */
 #include "trf_context.h"
 #include "trf_layout_plans.h"
 #include "trf_number_formats.h"
@@ -21,7 +21,7 @@ void trf_tune_options_init(trf_tune_options *options) {
 
 /* ---- what is to be measured ---- */
 
-/* The next batch of 1, 2, 3, 4, 6, 8, 12 ... */
+/* @return the next batch in the sequence 1, 2, 3, 4, 6, 8, 12 ... */
 static uint32_t next_batch(uint32_t m) {
     if (m < 2)
         return m + 1;
@@ -35,7 +35,7 @@ static uint32_t count_batches(uint32_t max_m) {
     return count;
 }
 
-/* Layers of one key are measured once: the first of them. */
+/* Whether an earlier layer has the same key. Only the first layer of a key is measured. */
 static int is_repeated(trf_device_layer *const *layers, uint32_t i) {
     const trf_tuning_key key = trf_tuning_key_of(layers[i]);
     for (uint32_t k = 0; k < i; k++) {
@@ -70,9 +70,9 @@ typedef struct trf_measurement {
     trf_device_layer *layer;
     trf_context *context;
     trf_dtype dtype; /* of x and y */
-    uint32_t max_m;  /* that there is memory for */
+    uint32_t max_m;  /* the largest batch for which there is memory */
     void *x, *y;     /* [max_m][cols], [max_m][rows] */
-    void *copies;    /* of the layer, which throw each other out of the cache */
+    void *copies;    /* of the layer; they evict each other from the cache */
 } trf_measurement;
 
 static void measurement_end(trf_measurement *measurement) {
@@ -81,7 +81,8 @@ static void measurement_end(trf_measurement *measurement) {
     trf_device_free(measurement->context, measurement->copies);
 }
 
-/* Values between -1 and 1, as activations are: power, and so clocks, depend on them. */
+/* Fills x with values between -1 and 1, like activations: the power that a GPU takes, and so its clock, depends on
+ * them. */
 static trf_status upload_x(const trf_measurement *measurement, trf_error *err) {
     const uint64_t count = (uint64_t)measurement->max_m * measurement->layer->info.cols;
     uint16_t *x = malloc(count * sizeof *x);
@@ -121,7 +122,7 @@ static int compare_times(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* *microseconds: median of a call. */
+/* *microseconds is the median time of a call. */
 static trf_status time_plan(const trf_measurement *measurement, const trf_plan *plan, double *microseconds,
                             trf_error *err) {
     const trf_device_ops *ops = measurement->context->ops;
@@ -140,8 +141,7 @@ static trf_status time_plan(const trf_measurement *measurement, const trf_plan *
     return TRF_OK;
 }
 
-/* Times a plan with the packed path, which goes from one kernel and cut to the next, whatever the context's tuning
- * has. */
+/* Times a plan with the packed path with one kernel and cut after the other, whatever the context's tuning has. */
 static trf_status time_packed(const trf_measurement *measurement, trf_plan *plan, trf_tuned_point *point,
                               trf_error *err) {
     trf_packed_partition candidates[TRF_PACKED_MAX_CANDIDATES];
@@ -165,7 +165,7 @@ static trf_status time_packed(const trf_measurement *measurement, trf_plan *plan
     return TRF_OK;
 }
 
-/* Leaves the path's time 0 if it does not take the product. */
+/* Times a path. Its time stays 0 if it does not take the product. */
 static trf_status time_path(const trf_measurement *measurement, trf_tuned_point *point, trf_path path, trf_error *err) {
     trf_plan_options options;
     trf_plan *plan;
@@ -217,7 +217,7 @@ static trf_status measure_layer(trf_device_layer *layer, trf_tune_progress *prog
         point->m = m;
         status = measure_point(&measurement, point, err);
         progress->done++;
-        if (status == TRF_OK && point->path != TRF_PATH_AUTO) /* a batch may be beyond all of them */
+        if (status == TRF_OK && point->path != TRF_PATH_AUTO) /* no path may take the batch */
             tuned->num_points++;
     }
     measurement_end(&measurement);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The workspace: what is the caller's | F32 sums [m][rows], if there is an epilogue or y's type is not one that
- * cuBLASLt writes for x's | cuBLASLt's own. Each part begins at a multiple of 256 bytes. */
+/* The workspace: first_bytes for the caller of this file | F32 sums [m][rows], if there is an epilogue or cuBLASLt does
+ * not write y's type for x's type | cuBLASLt's own workspace. Each part begins at a multiple of 256 bytes. */
 #include "trf_dense_product_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -8,7 +8,7 @@
 #include "trf_nvtx.h"
 #include "trf_round_sums.h"
 
-/* Sizes are bounded. */
+/* No sum here overflows, since sizes are bounded. */
 static trf_dense_workspace workspace_of(const trf_plan *plan, uint64_t first_bytes) {
     const trf_product *product = &plan->tiles_product;
     const uint64_t rows = plan->layer->view.rows;

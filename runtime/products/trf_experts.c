@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mixtures of experts: the public functions, and how a device without kernels for them goes through the experts. */
+/* Mixtures of experts: the public functions, and what a device without kernels for experts does, one expert after the
+ * other. */
 #include "trf_context.h"
 #include "trf_device_layer.h"
 #include "trf_layer_feed.h"
@@ -85,7 +86,7 @@ trf_device_layer *trf_experts_layer(const trf_experts *experts, uint32_t index) 
 
 /* ---- loading ---- */
 
-/* The expert tensor's name, without _trf, and how many experts it has. name: the checkpoint's. */
+/* Finds the expert tensor's name, without _trf, and how many experts it has. *name is the checkpoint's. */
 static trf_status find_expert_tensor(trf_checkpoint *checkpoint, const char *tensor, const char **name, uint32_t *count,
                                      trf_error *err) {
     static const char suffix[] = "_trf";
@@ -108,7 +109,7 @@ static trf_status find_expert_tensor(trf_checkpoint *checkpoint, const char *ten
     return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "there is no tensor '%s'", tensor);
 }
 
-/* Fills layers[count]; *loaded of them are there, also after a failure. */
+/* Fills layers[count]. *loaded says how many of them have been loaded, also after a failure. */
 static trf_status load_expert_tensor(trf_context *context, trf_checkpoint *checkpoint, const char *name, uint32_t count,
                                      const trf_load_options *options, trf_device_layer **layers, uint32_t *loaded,
                                      trf_error *err) {
@@ -138,7 +139,7 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
         status = trf_find_layout(context, taken.layout, &layout, err);
-    if (status == TRF_OK && !layout->has_experts) /* rather than when all of them are there */
+    if (status == TRF_OK && !layout->has_experts) /* fails here rather than when all have been loaded */
         status = fail_layout(0, taken.layout, err);
     if (status == TRF_OK && trf_has_memory(&taken.memory))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
@@ -165,7 +166,8 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
 
 /* ---- products ---- */
 
-/* On a device without kernels for experts: the product of any of them, which are of one shape, by all tokens. */
+/* Makes the plan for a device without kernels for experts: the product of one expert and all tokens. The experts have
+ * one shape, so it fits any of them. */
 static trf_status plan_one(trf_experts_plan *plan, trf_error *err) {
     const trf_experts *experts = plan->experts;
     trf_plan *const one = &plan->one;
@@ -209,7 +211,7 @@ void trf_experts_plan_destroy(trf_experts_plan *plan) { free(plan); }
 
 uint64_t trf_experts_plan_workspace_bytes(const trf_experts_plan *plan) { return plan->workspace_bytes; }
 
-/* One expert after the other, with offsets that this process reads. */
+/* Multiplies one expert after the other. This process reads the offsets. */
 static trf_status multiply_experts(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
                                    void *workspace, trf_stream stream, trf_error *err) {
     const trf_experts *experts = plan->experts;
@@ -252,7 +254,7 @@ trf_status trf_experts_linear(const trf_experts_plan *plan, const void *x, const
 
 /* ---- decoding ---- */
 
-/* Where the experts' weights go: as a layer's, but for what lies between them. */
+/* Checks the place for the experts' weights as that for a layer's, and the distances between experts. */
 static trf_status check_expert_targets(const trf_experts *experts, trf_decode_as as, const void *weights,
                                        uint64_t expert_stride, uint64_t weights_bytes, trf_error *err) {
     const trf_layer_info *info = &experts->info;
@@ -281,7 +283,7 @@ static trf_status check_expert_targets(const trf_experts *experts, trf_decode_as
     return TRF_OK;
 }
 
-/* One expert after the other; a corrupt one does not keep the others from being decoded. */
+/* Decodes one expert after the other. The others are still decoded if one is corrupt. */
 static trf_status decode_each(const trf_experts *experts, trf_decode_as as, void *weights, uint64_t expert_stride,
                               trf_stream stream, trf_error *err) {
     trf_status status = TRF_OK;
@@ -304,7 +306,7 @@ trf_status trf_experts_decode(const trf_experts *experts, trf_decode_as as, void
     if (status != TRF_OK)
         return status;
     if (experts->count == 1)
-        expert_stride = 0; /* whatever it is */
+        expert_stride = 0; /* the caller's value does not matter */
     const trf_group_ops *groups = experts->context->ops->groups;
     if (groups)
         return groups->decode_experts(experts, as, weights, expert_stride, stream, err);

@@ -18,8 +18,8 @@
 #define TRF_CUBLASLT_FILE "libcublasLt.so." TRF_STRING(CUBLAS_VER_MAJOR)
 
 enum {
-    CHOICES = 512,       /* algorithms kept; another shape in a slot replaces the one there */
-    FULL_ALIGNMENT = 16, /* bytes; more gains nothing: no instruction moves more at once */
+    CHOICES = 512,       /* algorithms that are kept; another shape in a slot replaces the one there */
+    FULL_ALIGNMENT = 16, /* bytes; more gains nothing, since no instruction moves more at once */
     WORKSPACE_LIMIT = 32 << 20
 };
 
@@ -57,7 +57,7 @@ static void find_function(void *library, const char *name, void *function, size_
 }
 
 static void load_lt(void) {
-    /* Those of NVIDIA's packages, on which PyTorch depends: from CUDA 13 on, and before. */
+    /* The folders of NVIDIA's packages, on which PyTorch depends: the first from CUDA 13 on, the second before that. */
     static const char *const folders[] = {"nvidia/cu" TRF_STRING(CUBLAS_VER_MAJOR) "/lib", "nvidia/cublas/lib", NULL};
     void *library = trf_open_library(TRF_CUBLASLT_FILE, folders);
     if (!library) {
@@ -76,10 +76,10 @@ static const trf_lt *lt_get(void) {
 
 /* ---- choices ---- */
 
-/* All that an algorithm depends on. Without padding: keys are compared byte by byte. */
+/* All that an algorithm depends on. It has no padding, because keys are compared byte by byte. */
 typedef struct trf_gemm_key {
     trf_gemm_shape shape;
-    uint32_t aligned; /* x and y to FULL_ALIGNMENT, else to their elements */
+    uint32_t aligned; /* 1: x and y to FULL_ALIGNMENT; 0: to their elements */
 } trf_gemm_key;
 _Static_assert(sizeof(trf_gemm_key) == 6 * sizeof(uint32_t), "a key has no padding");
 
@@ -131,7 +131,7 @@ void trf_gemm_destroy(trf_gemm *gemm) {
     free(gemm);
 }
 
-/* ---- one product, as cuBLASLt describes it; on the stack, so that no call allocates ---- */
+/* ---- one product, as cuBLASLt describes it; it is on the stack, so that no call allocates ---- */
 
 typedef struct trf_gemm_problem {
     cublasLtMatmulDescOpaque_t operation;
@@ -189,7 +189,7 @@ static cublasStatus_t describe_preference(const trf_lt *lt, const trf_gemm_key *
     return error;
 }
 
-/* Asks the library's heuristics, which run on the host. */
+/* Asks the library's heuristics for an algorithm. They run on the host. */
 static trf_status ask_heuristics(trf_gemm *gemm, trf_gemm_problem *problem, trf_gemm_choice *choice, trf_error *err) {
     const trf_lt *lt = lt_get();
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -210,7 +210,7 @@ static trf_status ask_heuristics(trf_gemm *gemm, trf_gemm_problem *problem, trf_
     return TRF_OK;
 }
 
-/* FNV-1a. */
+/* Finds the key's slot by its FNV-1a hash. */
 static trf_gemm_choice *choice_slot(trf_gemm *gemm, const trf_gemm_key *key) {
     const uint8_t *bytes = (const uint8_t *)key;
     uint32_t hash = 2166136261u;
@@ -219,8 +219,8 @@ static trf_gemm_choice *choice_slot(trf_gemm *gemm, const trf_gemm_key *key) {
     return &gemm->choices[(hash ^ hash >> 16) % CHOICES];
 }
 
-/* The algorithm for choice->key: the one kept, or else a new one, which is kept. The heuristics give the same answer
- * each time. */
+/* Finds the algorithm for choice->key: the one that is kept, or else a new one, which is kept from then on. The
+ * heuristics give the same answer each time. */
 static trf_status choose_algorithm(trf_gemm *gemm, trf_gemm_problem *problem, trf_gemm_choice *choice, trf_error *err) {
     trf_gemm_choice *slot = choice_slot(gemm, &choice->key);
     pthread_mutex_lock(&gemm->mutex);
@@ -258,7 +258,7 @@ trf_status trf_gemm_workspace(trf_gemm *gemm, const trf_gemm_shape *shape, uint6
         status = choose_algorithm(gemm, &problem, &aligned, err);
     if (status != TRF_OK)
         return status;
-    /* If there is none for this one, a call with such an x or y says so. */
+    /* If there is no algorithm for this alignment, a call with such an x or y reports it. */
     if (choose_algorithm(gemm, &problem, &unaligned, NULL) != TRF_OK)
         unaligned.workspace_bytes = 0;
     *workspace_bytes =
@@ -266,7 +266,7 @@ trf_status trf_gemm_workspace(trf_gemm *gemm, const trf_gemm_shape *shape, uint6
     return TRF_OK;
 }
 
-/* Whether whole vectors can be moved of x and of each row of y. */
+/* Whether x and each row of y can be moved in whole vectors. */
 static int is_aligned(const trf_gemm_shape *shape, const trf_gemm_operands *operands) {
     const uint64_t row_bytes = operands->y_stride * trf_dtype_bytes((trf_dtype)shape->out_dtype);
     const int has_padding = operands->y_stride != shape->rows && shape->m > 1;

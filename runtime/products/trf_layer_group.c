@@ -8,7 +8,7 @@
 
 void trf_group_member_init(trf_group_member *member) { *member = (trf_group_member){.struct_bytes = sizeof *member}; }
 
-/* Member `index` of the caller's array, whose elements have the size that the first one says. */
+/* Reads member `index` of the caller's array, whose first element says which size the elements have. */
 static trf_status take_member(const trf_group_member *members, uint32_t index, trf_group_member *member,
                               trf_error *err) {
     static const trf_struct_type type = {"trf_group_member", sizeof *member,
@@ -23,7 +23,7 @@ static trf_status take_member(const trf_group_member *members, uint32_t index, t
     return status;
 }
 
-/* The plan of one layer alone. */
+/* Makes the plan of one layer alone. */
 static trf_status plan_member(trf_layer_group *group, const trf_group_member *members, uint32_t index, trf_error *err) {
     trf_group_member member;
     trf_plan_options options;
@@ -42,7 +42,7 @@ static trf_status plan_member(trf_layer_group *group, const trf_group_member *me
     return trf_plan_create(member.layer, &options, &group->members[index].plan, err);
 }
 
-/* Plans of all members, and the workspace that those need which no launch has. */
+/* Makes the plans of all members, and counts the workspace of those that are in no launch. */
 static trf_status plan_members(trf_layer_group *group, const trf_group_member *members, trf_error *err) {
     for (uint32_t i = 0; i < group->count; i++) {
         trf_status status = plan_member(group, members, i, err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands behind trf_layer_group and trf_experts; trf_layer_group.c and trf_experts.c have the public functions. */
+/* The inside of trf_layer_group and trf_experts. trf_layer_group.c and trf_experts.c have the public functions. */
 #ifndef TRF_LAYER_GROUP_H
 #define TRF_LAYER_GROUP_H
 
@@ -12,13 +12,13 @@
 /* A member of a group, and the plan of its product. */
 typedef struct trf_planned_member {
     trf_plan *plan;   /* the layer's alone */
-    int is_in_launch; /* the device's launches have it; else trf_linear */
+    int is_in_launch; /* whether one of the device's launches computes it; otherwise trf_linear does */
 } trf_planned_member;
 
-/* A launch of several members. */
+/* One launch for several members. */
 typedef struct trf_shared_launch {
     trf_group_partition partition;
-    uint32_t count, member_index[TRF_GROUP_MAX_LAYERS]; /* which members of the group it has */
+    uint32_t count, member_index[TRF_GROUP_MAX_LAYERS]; /* indices of its members in the group */
 } trf_shared_launch;
 
 struct trf_layer_group {
@@ -33,16 +33,17 @@ struct trf_experts {
     trf_context *context;
     trf_device_layer **layers; /* [count] */
     uint32_t count;
-    int owns_layers;     /* they go with it */
+    int owns_layers;     /* they are destroyed with it */
     trf_layer_info info; /* of the first one */
-    /* A GPU's. */
+    /* The following fields are a GPU's. */
     struct trf_expert *experts_dev; /* [count] */
-    uint32_t max_rans_bytes;        /* of a slab's rANS streams, the most of any expert; a multiple of 16 */
-    uint32_t max_frequency;         /* of a symbol of any */
+    uint32_t max_rans_bytes;        /* most bytes of a slab's rANS streams in any expert; a multiple of 16 */
+    uint32_t max_frequency;         /* the largest of any symbol in any expert */
     int has_edges;                  /* whether any expert has some */
-    int decode_alike;               /* all have slabs, and are alike for decoding (trf_decode_choice.h) */
-    const char *refusals[2];        /* of x in F16, in BF16; NULL: taken */
-    uint32_t refused_experts[2];    /* the first one for which that holds */
+    int decode_alike;               /* all have coded slabs and can share a launch that decodes them
+                                     * (trf_decode_choice.h) */
+    const char *refusals[2];        /* why kernels do not take x in F16, and in BF16; NULL: they do */
+    uint32_t refused_experts[2];    /* the first expert with that reason */
 };
 
 /* Never changes once it is made. */
@@ -58,16 +59,16 @@ struct trf_experts_plan {
 };
 
 typedef struct trf_group_ops {
-    /* Decides which members run together: sets their is_in_launch, launches and num_launches, and raises
-     * workspace_bytes to what these need. */
+    /* Decides which members run together. Sets their is_in_launch, launches and num_launches, and raises
+     * workspace_bytes to what the launches need. */
     void (*choose_launches)(trf_layer_group *group);
-    /* The launches alone. x, y: of all members. */
+    /* Runs the launches alone. x and y have entries for all members. */
     trf_status (*launch)(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
                          trf_stream stream, trf_error *err);
-    /* Fills what is the device's. */
+    /* Fills the fields that are the device's. */
     trf_status (*fill_experts)(trf_experts *experts, trf_error *err);
     void (*destroy_experts)(trf_experts *experts);
-    /* Sets workspace_bytes and partition, or one; all else is set. */
+    /* Sets workspace_bytes, and either partition or one. All else is set. */
     trf_status (*create_experts_plan)(trf_experts_plan *plan, trf_error *err);
     trf_status (*linear_experts)(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
                                  void *workspace, trf_stream stream, trf_error *err);

@@ -20,7 +20,8 @@ static trf_group_product product_of(const trf_planned_member *member) {
                                product->x_dtype, product->y_dtype, product->y_stride};
 }
 
-/* Whether the grouped kernels take a member: a whole layer, on their fused path. What edges add lies without gaps. */
+/* Whether the grouped kernels take a member. It must be a whole layer on its fused path, and if it has edges, its y
+ * must have no gaps between rows. */
 static int can_group(const trf_planned_member *member) {
     const trf_device_layer *layer = member->plan->layer;
     const trf_product *product = &member->plan->product;
@@ -29,7 +30,7 @@ static int can_group(const trf_planned_member *member) {
            !trf_group_refusal(&layer->view, &layer->traits, &layer->context->limits, product->m, product->x_dtype);
 }
 
-/* Adds a launch of these members if it is estimated to be faster than they are one after another. */
+/* Adds a launch of these members if its estimated time is shorter than that of running them one after another. */
 static void add_launch(trf_layer_group *group, const uint32_t *member_index, uint32_t count) {
     const trf_device_limits *limits = &group->context->limits;
     trf_shared_launch made = {.count = count};
@@ -93,14 +94,14 @@ static trf_status cuda_launch_group(const trf_layer_group *group, const void *co
 
 /* ---- experts ---- */
 
-/* The partition for calls of so many tokens. @return whether there is one. */
+/* Chooses the partition for calls of so many tokens. @return whether there is one. */
 static int choose_experts_partition(const trf_experts *experts, uint32_t tokens, trf_experts_partition *partition) {
     *partition =
         (trf_experts_partition){.max_rans_bytes = experts->max_rans_bytes, .has_edges = experts->has_edges != 0};
     return trf_experts_choose(&experts->layers[0]->view, experts->count, tokens, &experts->context->limits, partition);
 }
 
-/* Why the kernels do not take these experts, if they do not. */
+/* Finds out whether the kernels take these experts, and why if they do not. */
 static void find_refusals(trf_experts *experts) {
     const trf_device_layer *first = experts->layers[0];
     trf_experts_partition partition;
@@ -125,7 +126,7 @@ static void find_refusals(trf_experts *experts) {
             experts->refusals[bf16_x] = "the streams of all experts do not fit this device's shared memory";
 }
 
-/* What decoding all of them in one launch depends on. */
+/* Sets the fields that decide whether one launch can decode all experts. */
 static void compare_for_decoding(trf_experts *experts) {
     experts->decode_alike = 1;
     for (uint32_t i = 0; i < experts->count; i++) {
@@ -204,7 +205,7 @@ static trf_status cuda_linear_experts(const trf_experts_plan *plan, const void *
     return status;
 }
 
-/* How one launch decodes them. @return whether it does. */
+/* Chooses how one launch decodes all experts. @return whether it can. */
 static int choose_decode(const trf_experts *experts, trf_decode_as as, const void *weights, uint64_t expert_stride,
                          trf_expert_decode_choice *chosen) {
     const trf_device_view *view = &experts->layers[0]->view;
@@ -222,7 +223,8 @@ static int choose_decode(const trf_experts *experts, trf_decode_as as, const voi
     return experts->decode_alike && trf_choose_expert_decode(view, &largest, &request, chosen);
 }
 
-/* All regular slabs in one launch, or each expert's in one of its own; edges in one for each expert that has some. */
+/* Decodes all regular slabs in one launch, or those of each expert in a launch of its own. Edges take one launch for
+ * each expert that has some. */
 static int launch_decode(const trf_experts *experts, trf_decode_as as, void *weights, uint64_t expert_stride,
                          trf_stream stream) {
     trf_expert_decode_choice chosen;

@@ -28,7 +28,7 @@ void trf_packed_set_partition(trf_plan *plan, const trf_packed_partition *partit
     plan->workspace_bytes = plan->device_workspace_offset + partition->workspace_bytes;
 }
 
-/* @return 0 where the context's tuning has nothing for the plan that runs, else 1. */
+/* @return 1 if the context's tuning has a choice for the plan, and it runs; else 0. */
 static int choose_tuned(const trf_plan *plan, trf_packed_partition *partition) {
     const trf_device_layer *layer = plan->layer;
     const trf_context *context = layer->context;

@@ -8,14 +8,15 @@
 /* Sets the path and reason of a plain layer's plan. Errors: TRF_ERR_UNSUPPORTED (another path was asked for). */
 trf_status trf_plain_take_path(trf_plan *plan, trf_path path, trf_error *err);
 
-/* The same for a packed layer, which has the packed path. Errors: TRF_ERR_UNSUPPORTED (another path was asked for). */
+/* Does the same for a packed layer, whose path is the packed one. Errors: TRF_ERR_UNSUPPORTED (another path was asked
+ * for). */
 trf_status trf_packed_take_path(trf_plan *plan, trf_path path, trf_error *err);
 
-/* Sets what a plan on a GPU has of its partition. */
+/* Sets the fields of a plan on a GPU that follow from its partition. */
 void trf_packed_set_partition(trf_plan *plan, const trf_packed_partition *partition);
 
-/* Sets the partition of a plan on a GPU that has the packed path: by the kernel and cut of the context's tuning, where
- * it has some and they run, which the reason then says; else the one that should be the fastest. Errors:
+/* Sets the partition of a plan on a GPU that has the packed path. If the context's tuning has a kernel and a cut, and
+ * these run, the plan uses them and its reason says so; otherwise it uses those that should be the fastest. Errors:
  * TRF_ERR_UNSUPPORTED (too many rows of x). */
 trf_status trf_packed_choose_partition(trf_plan *plan, trf_error *err);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products on the CPU.
- * The workspace: x as F32, of packed layers with zeros to whole packed tiles | y as F32, if that is not what the
- * caller's y is | what the workers need. Each part begins at a multiple of 256 bytes. */
+ * The workspace: x as F32, with zeros up to whole packed tiles for packed layers | y as F32, if the caller's y has
+ * another type | what the workers need. Each part begins at a multiple of 256 bytes. */
 #include "trf_device_cpu.h"
 #include "trf_epilogue.h"
 #include "trf_layer.h"
@@ -20,7 +20,7 @@ typedef struct trf_cpu_workspace {
     uint64_t y_offset, scratch_offset, bytes; /* x is at 0; the offsets are the same if there is no y */
 } trf_cpu_workspace;
 
-/* F32 values from one row of x to the next. */
+/* @return how many F32 values lie from one row of x to the next. */
 static uint32_t x_stride_of(const trf_device_layer *layer) {
     return layer->layout->layout == TRF_LAYOUT_PACKED ? trf_packed_padded_cols(&layer->packed) : layer->view.cols;
 }
@@ -83,7 +83,7 @@ static void widen(const uint16_t *from, trf_dtype dtype, uint64_t count, float *
             to[i] = trf_f16_to_f32(from[i]);
 }
 
-/* x as products take it. */
+/* Writes x in the form that the products take. */
 static void widen_x(const trf_plan *plan, const uint16_t *x, float *to) {
     const size_t cols = plan->layer->view.cols, stride = x_stride_of(plan->layer);
     for (size_t n = 0; n < plan->tiles_product.m; n++, x += cols, to += stride) {
@@ -101,7 +101,7 @@ static void narrow_words(const float *from, trf_dtype dtype, uint64_t count, uin
             to[i] = (uint16_t)trf_f32_to_f16(from[i]);
 }
 
-/* y = the sums, rounded. */
+/* Rounds the sums to y. */
 static void store_sums(const trf_sums *sums, const trf_product *product, void *y) {
     for (uint32_t n = 0; n < sums->m; n++) {
         const float *from = sums->at + n * sums->stride;
@@ -126,7 +126,7 @@ trf_status trf_cpu_round_sums(const trf_context *context, const trf_sums *sums, 
     return TRF_OK;
 }
 
-/* How a layout's product is computed: y in F32, whole. scratch: the workers'. */
+/* Computes a layout's product: all of y, in F32. scratch: the workers'. */
 typedef trf_status trf_cpu_multiply_fn(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err);
 
 static trf_status multiply_coded(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = x . W^T by coded layers on a GPU: plans, and which path runs them. */
+/* Products y = x . W^T of coded layers on a GPU: how they are planned, and which path runs them. */
 #include "trf_linear_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -29,10 +29,10 @@ static const char *fused_refusal(const trf_plan *plan, uint32_t m) {
     return trf_fused_refusal(&layer->view, &layer->traits, &layer->context->limits, m, plan->tiles_product.x_dtype);
 }
 
-/* Rows of x of the last of a plan's fused passes. */
+/* @return the rows of x in the last fused pass of a plan. */
 static uint32_t last_pass_rows(uint32_t m) { return (m - 1) % TRF_FUSED_MAX_M + 1; }
 
-/* Whether fused kernels take a product of too many rows for one of them in passes. */
+/* Whether fused kernels take, in passes, a product with too many rows for one of them. */
 static int takes_passes(const trf_plan *plan) {
     const uint32_t m = plan->tiles_product.m;
     return m > TRF_FUSED_MAX_M && !fused_refusal(plan, TRF_FUSED_MAX_M) && !fused_refusal(plan, last_pass_rows(m));
@@ -56,8 +56,8 @@ static void plan_fused(trf_plan *plan) {
         plan->device_workspace_bytes = passes->full.workspace_bytes;
 }
 
-/* AUTO: which path is the fastest is found before (trf_plan_create); here it is FUSED where that takes the product,
- * else TWO_STEP, or FUSED in passes where there is no TWO_STEP either. */
+/* trf_plan_create has looked up the fastest path before. If that found none, AUTO is FUSED where that takes the
+ * product, and else TWO_STEP; or FUSED in passes if there is no TWO_STEP either. */
 trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path == TRF_PATH_WIDE)
         return plan_wide(plan, err);
@@ -84,7 +84,8 @@ trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     return status;
 }
 
-/* Moves operands on by a pass. Its rows are a multiple of 64, so addresses keep their alignment, and y its bits. */
+/* Advances the operands by one pass. A pass has a multiple of 64 rows, so addresses keep their alignment, and the bits
+ * of y do not change. */
 static void skip_rows(trf_operands *operands, const trf_product *pass, uint32_t cols) {
     const uint64_t y_bytes = trf_dtype_bytes(pass->y_dtype) * pass->m;
     operands->x = (const uint8_t *)operands->x + trf_dtype_bytes(pass->x_dtype) * pass->m * cols;

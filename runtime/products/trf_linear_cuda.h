@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products on a GPU: plans and products of coded layers, for their table of layout ops, and the rounding of sums of any
- * layer, for that of device ops. What each does and returns is said at the member of its name: create_plan and linear
- * in trf_layout.h, round_sums in trf_context.h. */
+ * layer, for that of device ops. The comment at the member of the same name says what each does and returns:
+ * create_plan and linear in trf_layout.h, round_sums in trf_context.h. */
 #ifndef TRF_LINEAR_CUDA_H
 #define TRF_LINEAR_CUDA_H
 

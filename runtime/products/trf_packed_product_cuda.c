@@ -7,7 +7,7 @@
 #include "trf_packed_launch.h"
 #include "trf_two_step_cuda.h"
 
-/* AUTO: whether TWO_STEP is faster is found before (trf_plan_create); here it is PACKED. */
+/* trf_plan_create has looked up before whether TWO_STEP is faster. Here AUTO means PACKED. */
 trf_status trf_cuda_create_packed_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path == TRF_PATH_TWO_STEP) {
         plan->path = TRF_PATH_TWO_STEP;

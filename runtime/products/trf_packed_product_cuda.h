@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of packed layers in a GPU's memory, as trf_layout_ops has them. */
+/* Products of packed layers in a GPU's memory: members of trf_layout_ops. */
 #ifndef TRF_PACKED_PRODUCT_CUDA_H
 #define TRF_PACKED_PRODUCT_CUDA_H
 

@@ -30,10 +30,10 @@ trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_d
     return TRF_OK;
 }
 
-/* *stride: what the caller has set, then the elements from row to row. */
+/* *stride is the caller's value before the call, and the number of elements from row to row after it. */
 static trf_status take_stride(const char *of, uint32_t m, uint32_t rows, uint64_t *stride, trf_error *err) {
-    const uint64_t addressable = (UINT64_MAX >> 4) / m; /* so that no place in memory overflows */
-    const uint64_t most = addressable < UINT32_MAX ? addressable : UINT32_MAX; /* which kernels take */
+    const uint64_t addressable = (UINT64_MAX >> 4) / m;                        /* so that no address overflows */
+    const uint64_t most = addressable < UINT32_MAX ? addressable : UINT32_MAX; /* the most that kernels take */
     if (*stride == 0)
         *stride = rows;
     if (*stride < rows || *stride > most)
@@ -42,7 +42,7 @@ static trf_status take_stride(const char *of, uint32_t m, uint32_t rows, uint64_
     return TRF_OK;
 }
 
-/* What the options say of the product. */
+/* Fills *product from the options. */
 static trf_status take_product(const trf_layer_info *info, const trf_plan_options *options, trf_product *product,
                                trf_error *err) {
     trf_status status = trf_check_types(info, options->m, options->x_dtype, options->y_dtype, err);
@@ -70,7 +70,7 @@ static trf_status take_product(const trf_layer_info *info, const trf_plan_option
     return status;
 }
 
-/* tiles_product, and where in the workspace it has its x and y. */
+/* Sets tiles_product, and where in the workspace its x and y are. */
 static void set_tiles_product(trf_plan *plan) {
     const trf_device_layer *layer = plan->layer;
     trf_product *const tiles = &plan->tiles_product;
@@ -90,14 +90,14 @@ static void set_tiles_product(trf_plan *plan) {
         trf_device_align((uint64_t)tiles->m * layer->view.rows * trf_dtype_bytes(tiles->y_dtype));
 }
 
-/* The path that AUTO stands for, and why; TRF_PATH_AUTO: the layout's plan operation knows. */
+/* @return the path that AUTO stands for, with its reason; or TRF_PATH_AUTO if the layout's create_plan decides. */
 static trf_path path_for(const trf_plan *plan, const char **reason) {
     const trf_device_layer *layer = plan->layer;
     const trf_context *context = layer->context;
     const uint32_t m = plan->product.m;
-    /* Tunings and tables are of products without an epilogue. Packed kernels apply one on the way, where the two-step
-     * path writes and reads all sums once more. By bytes and FLOPs that is 8 % of the time of 8,192 columns, which is
-     * more than it gains. */
+    /* Tunings and tables were measured without an epilogue. Packed kernels apply it to the sums that they hold, while
+     * the two-step path writes and reads all sums once more. By bytes and FLOPs that takes 8 % of the time at 8,192
+     * columns, which is more than that path gains. */
     if (layer->layout->layout == TRF_LAYOUT_PACKED && trf_dense_product_has_sums(&plan->product))
         return TRF_PATH_AUTO;
     const trf_tuning_key key = trf_tuning_key_of(layer);
@@ -118,7 +118,8 @@ static trf_status choose_path(trf_plan *plan, trf_path path, trf_error *err) {
     const char *reason = NULL;
     const trf_path found = looks_up ? path_for(plan, &reason) : TRF_PATH_AUTO;
     trf_plan made = *plan;
-    /* What was found may be refused: for a layer that is like the one measured, not the same. */
+    /* The path that was found may be refused, since the layer that was measured is only like this one, and not the
+     * same. */
     if (found == TRF_PATH_AUTO || layout->create_plan(&made, found, NULL) != TRF_OK)
         return layout->create_plan(plan, path, err);
     *plan = made;
@@ -186,14 +187,14 @@ void trf_plan_get_kernel(const trf_plan *plan, const char **kernel, const char *
 
 void trf_operands_init(trf_operands *operands) { *operands = (trf_operands){.struct_bytes = sizeof *operands}; }
 
-/* Rows of one operand in memory; bytes. */
+/* The rows of one operand in memory. Sizes are in bytes. */
 typedef struct trf_operand_rows {
     const void *at;
     uint64_t count, row_bytes, stride;
 } trf_operand_rows;
 
-/* Whether an operand shares bytes with y. Rows with y's stride may lie between its rows, as may a single one: the
- * operand of a layer that writes beside y, into the same wider rows. */
+/* Whether an operand shares bytes with y. Rows that have y's stride may lie between y's rows, and so may a single row:
+ * they are the operand of a layer that writes beside y, into the same wider rows. */
 static int overlaps(const trf_operand_rows *operand, const trf_operand_rows *y) {
     const uintptr_t at = (uintptr_t)operand->at, y_at = (uintptr_t)y->at;
     const uint64_t bytes = (operand->count - 1) * operand->stride + operand->row_bytes,
@@ -206,7 +207,7 @@ static int overlaps(const trf_operand_rows *operand, const trf_operand_rows *y) 
     return from_row < y->row_bytes || operand->row_bytes > y->stride - from_row;
 }
 
-/* Checks an epilogue's operand. is_there: whether the plan has it. may_be_y: whether it may be all of y. */
+/* Checks an epilogue's operand. is_there: whether the plan has it. may_be_y: whether it may be the whole of y. */
 static trf_status check_operand(const char *name, int is_there, const trf_operand_rows *operand,
                                 const trf_operand_rows *y, int may_be_y, trf_error *err) {
     if (!is_there != !operand->at)
@@ -266,7 +267,7 @@ static trf_status check_call(const trf_plan *plan, const trf_operands *operands,
 
 /* ---- products ---- */
 
-/* x of whole tiles: zeros but for the shard's columns. */
+/* Writes x for whole tiles: zeros except in the shard's columns. */
 static trf_status spread_x(const trf_plan *plan, const void *x, void *tiles_x, trf_stream stream, trf_error *err) {
     const trf_device_layer *layer = plan->layer;
     const trf_device_ops *ops = layer->context->ops;
@@ -281,7 +282,7 @@ static trf_status spread_x(const trf_plan *plan, const void *x, void *tiles_x, t
     return ops->copy_rows(layer->context, &copy, stream, err);
 }
 
-/* The shard's rows of y out of those of its whole tiles, with the epilogue. */
+/* Copies the shard's rows of y out of those of its whole tiles, and applies the epilogue. */
 static trf_status take_rows(const trf_plan *plan, const trf_operands *operands, const void *tiles_y, trf_stream stream,
                             trf_error *err) {
     const trf_device_layer *layer = plan->layer;
@@ -318,7 +319,7 @@ static trf_status multiply_shard(const trf_plan *plan, const trf_operands *opera
         tiles = (trf_operands){.struct_bytes = sizeof tiles, .x = tiles.x, .y = tiles_y};
     if (status == TRF_OK)
         status = layer->layout->linear(plan, &tiles, base + plan->device_workspace_offset, stream, err);
-    if ((status == TRF_OK || status == TRF_ERR_RANS) && cuts_rows) { /* in the latter case y is NaN */
+    if ((status == TRF_OK || status == TRF_ERR_RANS) && cuts_rows) { /* with TRF_ERR_RANS y is NaN */
         trf_status taken = take_rows(plan, operands, tiles_y, stream, status == TRF_OK ? err : NULL);
         status = status == TRF_OK ? taken : status;
     }
@@ -332,7 +333,7 @@ trf_status trf_linear(const trf_plan *plan, const trf_operands *operands, void *
     trf_status status = TRF_OK;
     if (!plan || !operands)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a plan and operands");
-    if (operands->struct_bytes != sizeof taken) { /* of another version's program */
+    if (operands->struct_bytes != sizeof taken) { /* from a program of another version */
         trf_operands_init(&taken);
         status = trf_take_struct(&type, &taken, operands, err);
         operands = &taken;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A product of one layer, prepared: the handle of that name in transfuse.h. */
+/* The inside of trf_plan (transfuse.h): one layer's product, prepared. */
 #ifndef TRF_PLAN_H
 #define TRF_PLAN_H
 
@@ -9,24 +9,25 @@
 #include "trf_packed_partition.h"
 #include "trf_wide_partition.h"
 
-/* Where a dense product has what in its workspace (trf_dense_product_cuda.h). */
+/* Where the parts of a dense product's workspace are (trf_dense_product_cuda.h). */
 typedef struct trf_dense_workspace {
     trf_gemm_shape shape;
-    uint64_t sums_offset, gemm_offset; /* gemm: cuBLASLt's own; equal if there are no sums */
+    uint64_t sums_offset, gemm_offset; /* gemm is cuBLASLt's own part; the offsets are equal if there are no sums */
 } trf_dense_workspace;
 
-/* Whether the dense product of cuBLASLt leaves F32 sums in the workspace, which a pass of its own rounds. */
+/* Whether cuBLASLt leaves F32 sums in the workspace, which a pass of its own then rounds. */
 static inline int trf_dense_product_has_sums(const trf_product *product) {
     return trf_has_epilogue(product) || (product->y_dtype != product->x_dtype && product->y_dtype != TRF_DTYPE_F32);
 }
 
-/* Fused kernels take TRF_FUSED_MAX_M rows of x. Where nothing takes more at once they run in passes. */
+/* A fused kernel takes up to TRF_FUSED_MAX_M rows of x. Where no path takes more at once, it runs in passes. */
 typedef struct trf_fused_passes {
-    trf_fused_partition last; /* of the last pass, mostly the only one */
-    trf_fused_partition full; /* of each pass in front of it, of TRF_FUSED_MAX_M rows; not set if there is none */
+    trf_fused_partition last; /* of the last pass, which mostly is the only one */
+    trf_fused_partition full; /* of each earlier pass, of TRF_FUSED_MAX_M rows; not set if there is none */
 } trf_fused_passes;
 
-/* How a plan of one device and path cuts its product, and what that needs, beyond what all plans have. */
+/* How a plan cuts its product, and what that needs beyond what all plans have. The device and the path decide which
+ * member is set. */
 typedef union trf_plan_partition {
     trf_fused_passes fused;
     trf_wide_partition wide;
@@ -38,26 +39,26 @@ typedef union trf_plan_partition {
 /* Never changes once it is made. */
 struct trf_plan {
     trf_device_layer *layer;
-    trf_product product; /* as the caller's operands have it */
-    /* What the device computes: the product of whole tiles. The same, but for a shard that cuts rows of tiles: y is one
-     * of all their rows in the workspace, in F32 and without an epilogue if `product` has one. */
+    trf_product product; /* with the caller's operands */
+    /* What the device computes: the product of whole tiles. It equals `product` unless a shard cuts rows of tiles. Then
+     * y has all rows of these tiles and lies in the workspace, in F32 and without an epilogue if `product` has one. */
     trf_product tiles_product;
     trf_path path;
     const char *reason;       /* as in trf_plan_info */
-    const char *kernel, *cut; /* as trf_plan_get_kernel says */
-    /* The workspace: x of whole tiles, at 0 | y of whole tiles | what the device wants. The first two are there for
-     * shards that cut tiles only. */
+    const char *kernel, *cut; /* what trf_plan_get_kernel gives */
+    /* The workspace: x of whole tiles, at 0 | y of whole tiles | the device's part. The first two exist only for shards
+     * that cut tiles. */
     uint64_t tiles_y_offset, device_workspace_offset;
-    uint64_t device_workspace_bytes, workspace_bytes; /* of the last part; of all */
+    uint64_t device_workspace_bytes, workspace_bytes; /* of the last part, and of all parts */
     trf_plan_partition partition;
 };
 
-/* Whether a layer multiplies m rows of x of one type to y of another. Errors: TRF_ERR_ARGUMENT. */
+/* Checks that a layer can multiply m rows of x, and that it takes these types of x and y. Errors: TRF_ERR_ARGUMENT. */
 trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
                            trf_error *err);
 
-/* Whether a workspace is one of so many bytes, as far as a pointer tells. whose: for the message. Errors:
- * TRF_ERR_ARGUMENT. */
+/* Checks a pointer to a workspace of so many bytes: that it is not NULL, and its alignment. whose: for the message.
+ * Errors: TRF_ERR_ARGUMENT. */
 trf_status trf_check_workspace(const char *whose, const void *workspace, uint64_t workspace_bytes, trf_error *err);
 
 #endif

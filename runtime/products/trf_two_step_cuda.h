@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two-step path of coded and packed layers: the layer is decoded to the workspace, then a dense product follows. */
+/* The two-step path of coded and packed layers: the layer is decoded to the workspace, and a dense product follows. */
 #ifndef TRF_TWO_STEP_CUDA_H
 #define TRF_TWO_STEP_CUDA_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks: the public functions. They check arguments; trf_stack_order.c says what is copied when, the device's
+/* Stacks: the public functions. They check arguments; trf_stack_order.c decides what is copied when, and the device's
  * operations do it. */
 #include "trf_stack.h"
 
@@ -52,7 +52,7 @@ static trf_status grow_stack(trf_stack *stack, trf_error *err) {
     return TRF_OK;
 }
 
-/* owns_host: host is the stack's if this succeeds. */
+/* owns_host: whether host belongs to the stack if this succeeds. */
 static trf_status append(trf_stack *stack, trf_layer *host, const trf_shard_range *shard, int owns_host,
                          trf_error *err) {
     uint64_t bytes;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks on the CPU: device memory is the process's, so that every layer simply stays, whatever the budget. */
+/* Stacks on the CPU. Device memory is the process's memory, so every layer simply stays, whatever the budget. */
 #include "trf_device_cpu.h"
 #include "trf_layer_from_feed.h"
 #include "trf_stack.h"
 
 #include <stdlib.h>
 
-/* Counts as trf_cpu_take_layer does. */
+/* Counts the bytes that trf_cpu_take_layer counts. */
 static trf_status cpu_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     (void)err;
     *bytes = layer->view.header.blob_bytes + sizeof *layer;
     return TRF_OK;
 }
 
-/* A layer of its own, with the same blob. */
+/* Makes another layer from the same blob. */
 static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error *err) {
     trf_load_options options;
     trf_layer_feed feed;
@@ -43,7 +43,7 @@ static trf_status cpu_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error
     (void)budget_bytes;
     for (uint32_t i = 0; i < stack->count; i++) {
         trf_stacked_layer *layer = &stack->layers[i];
-        if (!layer->host) /* made before an earlier attempt failed */
+        if (!layer->host) /* an earlier attempt made this layer before it failed */
             continue;
         trf_status status = fill_layer(layer, err);
         if (status != TRF_OK)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks on a GPU. Its memory is one allocation, inside the budget: a fault for each layer | two buffers | layers
- * that stay. So every layer has one place, and its view and plans stay good; the faults outlast what is copied
- * through the buffers. The images of offloaded layers lie in pinned memory, each contiguous for one copy; copies have a
- * stream of their own. */
+/* Stacks on a GPU. The device memory is one allocation, inside the budget: a fault for each layer | two buffers |
+ * layers that stay. So every layer has one place, and its view and plans stay valid; the faults are not overwritten
+ * when layers are copied to the buffers. The images of offloaded layers lie in pinned memory, each of them contiguous,
+ * so that one copy moves it. Copies have a stream of their own. */
 #include "trf_cuda_call.h"
 #include "trf_layer_directory.h"
 #include "trf_nvtx.h"
@@ -13,16 +13,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pinning is slow by the call; a segment is at least as large as a layer. */
+/* Each call that pins memory is slow, so images share segments of this size. A segment is at least as large as a
+ * layer. */
 static const uint64_t kSegmentBytes = 1ull << 30;
-/* Through which layers that stay are copied, unless one needs more. */
+/* The scratch memory through which layers that stay are copied. It is larger if one layer needs more. */
 static const uint64_t kScratchBytes = 256 << 20;
 
-/* What an offloaded layer has, but for the image. */
+/* What an offloaded layer needs. A layer that stays has only the image, and that while it is copied. */
 typedef struct trf_stack_copy {
-    uint8_t *image;     /* pinned; of a layer that stays, while it is copied */
-    cudaEvent_t copied; /* on the stream of copies */
-    cudaEvent_t used;   /* on the stream that released it last */
+    uint8_t *image;     /* pinned */
+    cudaEvent_t copied; /* recorded on the stream of copies */
+    cudaEvent_t used;   /* recorded on the stream that released it last */
 } trf_stack_copy;
 
 typedef struct trf_stack_device {
@@ -108,14 +109,14 @@ static trf_status pin_images(trf_stack *stack, trf_error *err) {
 
 /* ---- images ---- */
 
-/* Layers first to end - 1, of those that stay, or of those that are offloaded. */
+/* Work on the layers first to end - 1: on those that stay, or on those that are offloaded. */
 typedef struct trf_image_work {
     trf_stack *stack;
     uint32_t first, end;
     int is_resident;
 } trf_image_work;
 
-/* The layer in host memory of one that is offloaded, once its image is written. */
+/* Opens an offloaded layer's image, which has been written, as a layer in host memory. */
 static trf_status open_image(const uint8_t *image, const trf_layer *from, trf_layer **host, trf_error *err) {
     const uint64_t blob_bytes = from->view.header.blob_bytes;
     trf_layer *made = calloc(1, sizeof *made);
@@ -127,7 +128,7 @@ static trf_status open_image(const uint8_t *image, const trf_layer *from, trf_la
     return trf_blob_open(image, blob_bytes, blob_bytes, &made->view, err);
 }
 
-/* A trf_parallel_fn; index: from the first layer on. */
+/* A trf_parallel_fn; index: counted from the first layer of the work. */
 static trf_status write_image(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_image_work *work = context;
     const uint32_t i = work->first + (uint32_t)index;
@@ -153,8 +154,8 @@ static trf_status write_images(trf_image_work work, trf_error *err) {
     return trf_parallel_for(work.stack->context->threads, work.end - work.first, write_image, &work, err);
 }
 
-/* Gives layers that stay, from the first-th on, places in the scratch memory. @return the end of those that have
- * one. */
+/* Gives the layers that stay, from number `first` on, places in the scratch memory, as long as there is room. @return
+ * the number of the first layer without a place. */
 static uint32_t fill_scratch(const trf_stack *stack, uint32_t first, uint8_t *scratch, uint64_t scratch_bytes) {
     uint64_t used = 0;
     uint32_t i = first;
@@ -169,7 +170,7 @@ static uint32_t fill_scratch(const trf_stack *stack, uint32_t first, uint8_t *sc
     return i;
 }
 
-/* Copies layers that stay, group by group. */
+/* Copies the layers that stay, as many at a time as the scratch memory holds. */
 static trf_status copy_residents(trf_stack *stack, uint8_t *scratch, uint64_t scratch_bytes, trf_error *err) {
     const trf_stack_device *device = stack->device;
     trf_status status = TRF_OK;
@@ -181,7 +182,8 @@ static trf_status copy_residents(trf_stack *stack, uint8_t *scratch, uint64_t sc
             if (stack->places[i].is_resident)
                 error = cudaMemcpyAsync(device->memory_dev + stack->places[i].offset, device->copies[i].image,
                                         stack->places[i].bytes, cudaMemcpyHostToDevice, device->stream);
-        const cudaError_t waited = cudaStreamSynchronize(device->stream); /* after a failure, too: scratch is freed */
+        const cudaError_t waited = cudaStreamSynchronize(device->stream); /* also after a failure: scratch is freed
+                                                                           * next */
         if (status == TRF_OK)
             status = trf_check_cuda(error ? error : waited, "copying layers to the device", err);
     }
@@ -218,12 +220,12 @@ static trf_status make_events(trf_stack *stack, trf_error *err) {
         if (!error)
             error = cudaEventCreateWithFlags(&copy->used, cudaEventDisableTiming);
     }
-    if (!error) /* clearing faults, too */
+    if (!error) /* waits for the clearing of faults, too */
         error = cudaStreamSynchronize(NULL);
     return trf_check_cuda(error, "making events", err);
 }
 
-/* Undoes all that follows; the device is current. */
+/* Undoes all that preparing has done. The device is current. */
 static void free_stack_device(trf_stack *stack) {
     trf_stack_device *device = stack->device;
     for (uint32_t i = 0; i < stack->count; i++) {
@@ -293,7 +295,7 @@ static void cuda_destroy_stack(trf_stack *stack) {
     trf_enter_device(stack->context->device, &scope, NULL);
     if (stack->device)
         cudaDeviceSynchronize();
-    free_stack_device(stack); /* of a lost device, too: some of it is the host's */
+    free_stack_device(stack); /* also if the device is lost: some of the memory is the host's */
     trf_leave_device(&scope);
     for (uint32_t i = 0; i < stack->count; i++)
         free(stack->layers[i].device_layer);
@@ -351,7 +353,7 @@ static trf_status cuda_mark_use(trf_stack *stack, uint32_t index, int again, trf
     trf_status status = trf_enter_device(stack->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    /* An earlier use may have been on another stream: the event is to stand for both. */
+    /* An earlier use may have been on another stream. The event must stand for both uses. */
     cudaError_t error = again ? cudaStreamWaitEvent(stream, used, 0) : cudaSuccess;
     if (!error)
         error = cudaEventRecord(used, stream);

@@ -6,7 +6,7 @@ static int shares_place(const trf_stack_order *order, uint32_t a, uint32_t b) {
     return a != b && order->usage[a].present && p->offset < q->offset + q->bytes && q->offset < p->offset + p->bytes;
 }
 
-/* Only if there is one that is offloaded. */
+/* At least one layer is offloaded. */
 static uint32_t next_offloaded(const trf_stack_order *order, uint32_t layer) {
     do
         layer = layer + 1 < order->count ? layer + 1 : 0;
@@ -14,7 +14,7 @@ static uint32_t next_offloaded(const trf_stack_order *order, uint32_t layer) {
     return layer;
 }
 
-/* @return whether all that lies in a layer's place may go. */
+/* @return whether all layers that lie in this layer's place may be replaced. */
 static int has_room(const trf_stack_order *order, uint32_t layer) {
     for (uint32_t i = 0; i < order->count; i++)
         if (shares_place(order, i, layer) && (order->usage[i].uses || !order->usage[i].spent))
@@ -22,7 +22,7 @@ static int has_room(const trf_stack_order *order, uint32_t layer) {
     return 1;
 }
 
-/* Copies a layer over whatever lies in its place, none of which is in use. */
+/* Copies a layer to its place. No layer that lies there is in use. */
 static trf_status copy_to_place(trf_stack_order *order, uint32_t layer, trf_error *err) {
     const trf_stack_actions *actions = &order->actions;
     trf_stack_usage *usage = &order->usage[layer];
@@ -42,7 +42,7 @@ static trf_status copy_to_place(trf_stack_order *order, uint32_t layer, trf_erro
     return status;
 }
 
-/* Copies ahead until a layer has no room. */
+/* Copies layers ahead until there is no room for the next one. */
 static trf_status copy_ahead(trf_stack_order *order, trf_error *err) {
     for (uint32_t i = 0; i < order->count; i++) {
         trf_stack_usage *usage = &order->usage[order->next];
@@ -61,13 +61,13 @@ static trf_status copy_ahead(trf_stack_order *order, trf_error *err) {
     return TRF_OK;
 }
 
-/* Copies a layer that was not to be next, and goes on from there. */
+/* Copies a layer that was not the next one, and continues the order from there. */
 static trf_status copy_out_of_order(trf_stack_order *order, uint32_t layer, trf_error *err) {
     for (uint32_t i = 0; i < order->count; i++)
         if (shares_place(order, i, layer) && order->usage[i].uses)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                             "layer %u needs the place of layer %u, which has not been released", layer, i);
-    for (uint32_t i = 0; i < order->count; i++) /* what was copied for another order */
+    for (uint32_t i = 0; i < order->count; i++) /* the others were copied for another order */
         order->usage[i].spent = 1;
     trf_status status = copy_to_place(order, layer, err);
     if (status == TRF_OK)

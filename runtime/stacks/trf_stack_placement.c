@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_stack_placement.h"
 
-/* A buffer of this size is copied to in about half a millisecond: longer than what layers that stay keep a GPU busy
- * between two that are offloaded. */
+/* Copying this many bytes takes about half a millisecond. That is longer than the layers that stay keep a GPU busy
+ * between two offloaded ones. */
 static const uint64_t kAmpleBufferBytes = 32 << 20;
 
-/* Sizes of layers that a buffer may have: those of kAmpleBufferBytes or more, and the largest below. */
+/* Whether a buffer may have this size of a layer: it is kAmpleBufferBytes or more, or the largest one below that. */
 static int is_buffer_size(const trf_stack_place *places, uint32_t count, uint64_t bytes) {
     for (uint32_t i = 0; bytes < kAmpleBufferBytes && i < count; i++)
         if (places[i].bytes > bytes && places[i].bytes < kAmpleBufferBytes)
@@ -20,8 +20,8 @@ static uint64_t sum_above(const trf_stack_place *places, uint32_t count, uint64_
     return sum;
 }
 
-/* The smallest size of buffers that a budget for layers and buffers has room for; 0: none. *least: the least such
- * budget. */
+/* Chooses the smallest size of buffers for which a budget for layers and buffers has room; 0 if there is none. *least
+ * is the smallest budget that works. */
 static uint64_t choose_buffer(const trf_stack_place *places, uint32_t count, uint64_t budget, uint64_t *least) {
     uint64_t chosen = 0;
     *least = sum_above(places, count, 0);
@@ -44,8 +44,8 @@ uint64_t trf_stack_least_bytes(const trf_stack_place *places, uint32_t count, ui
     return fixed_bytes + least;
 }
 
-/* Marks layers that stay, of `room` bytes in all besides those too large for a buffer: in order, each when the share of
- * the bytes so far allows it; then whatever still fits. */
+/* Marks the layers that stay: those too large for a buffer, and others of `room` bytes in all. These are chosen in
+ * order, each when the share of the bytes so far allows it, and at the end whatever still fits. */
 static void choose_residents(trf_stack_place *places, uint32_t count, uint64_t buffer, uint64_t room) {
     const uint64_t all = sum_above(places, count, 0) - sum_above(places, count, buffer);
     const double share = (double)room / (double)all;
@@ -69,7 +69,7 @@ static void choose_residents(trf_stack_place *places, uint32_t count, uint64_t b
         }
 }
 
-/* Sets offsets, and what the placement sums up. */
+/* Sets the offsets, and the sums in the placement. */
 static void lay_out_stack(trf_stack_place *places, uint32_t count, uint64_t fixed_bytes,
                           trf_stack_placement *placement) {
     const uint64_t buffer = placement->buffer_bytes;

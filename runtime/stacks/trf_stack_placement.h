@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which layers of a stack stay in device memory, and where each of them lies when it is there. No CUDA in here. */
+/* Decides which layers of a stack stay in device memory, and where each of them lies when it is there. No CUDA in
+ * here. */
 #ifndef TRF_STACK_PLACEMENT_H
 #define TRF_STACK_PLACEMENT_H
 
@@ -7,9 +8,9 @@
 
 /* A layer's place in the device memory of its stack. */
 typedef struct trf_stack_place {
-    uint64_t bytes;  /* at least 1; known before */
+    uint64_t bytes;  /* at least 1; set by the caller */
     uint64_t offset; /* from the first byte of the stack's memory */
-    int is_resident; /* stays there; else shares its place with others */
+    int is_resident; /* whether the layer stays there; otherwise it shares its place with others */
 } trf_stack_place;
 
 typedef struct trf_stack_placement {
@@ -22,14 +23,14 @@ typedef struct trf_stack_placement {
 /* @return the least budget that trf_stack_placement_make takes. */
 uint64_t trf_stack_least_bytes(const trf_stack_place *places, uint32_t count, uint64_t fixed_bytes);
 
-/* Fills *placement, and of each place all but its bytes. The memory: fixed_bytes that are none of a layer's | two
- * buffers | layers that stay.
+/* Fills *placement, and all fields of the places but `bytes`. The memory is laid out as: fixed_bytes that belong to no
+ * layer | two buffers | layers that stay.
  *
- * As many bytes as the budget allows stay, spread evenly over the order, so that copies always have products to hide
- * behind. A buffer is as large as one of the layers, those that are larger stay in any case: the smallest that the
- * budget allows, since that leaves most room, but not below 32 MiB if there is a choice. Offloaded layers take the two
- * buffers in turns; neighbours that fit into one share it. So of two neighbours neither is in the other's place, unless
- * the last and the first one take the same buffer. Errors: TRF_ERR_ARGUMENT (budget). */
+ * As many bytes as the budget allows stay. They are spread evenly over the order, so that copies always overlap with
+ * products. A buffer has the size of one of the layers; layers that are larger than it stay in any case. The size is
+ * the smallest that the budget allows, since that leaves the most room, but not below 32 MiB if there is a choice.
+ * Offloaded layers use the two buffers in turns, and neighbours that fit into one buffer share it. So no layer lies in
+ * its neighbour's place, unless the last and the first one use the same buffer. Errors: TRF_ERR_ARGUMENT (budget). */
 trf_status trf_stack_placement_make(trf_stack_place *places, uint32_t count, uint64_t fixed_bytes,
                                     uint64_t budget_bytes, trf_stack_placement *placement, trf_error *err);
 

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tables of crossovers that the library brings along: which path a product gets on a GPU that nobody has tuned.
- * There is one for each card that was measured, and other cards of its generation go by the one that is the most like
- * them.
+ * There is one for each card that was measured. Other cards of its generation use the table of the card that is the
+ * most like them.
  *
- * What moves a crossover between cards of one generation is how fast memory is beside the multiprocessors: where memory
- * is slower, reading fewer bytes is worth more, and decoding costs less in comparison. So the distance of two cards is
- * that of their memory bandwidths a multiprocessor. */
+ * Crossovers differ between cards of one generation because of how fast memory is compared with the multiprocessors:
+ * where memory is slower, reading fewer bytes is worth more, and decoding costs less in comparison. So the distance of
+ * two cards is that of their memory bandwidths for each multiprocessor. */
 #include "trf_tuning.h"
 
 #include <math.h>
 #include <string.h>
 
-/* kTables. runtime/tuning/crossovers/make_crossovers.py makes it of the cards beside itself. */
+/* Defines kTables. runtime/tuning/crossovers/make_crossovers.py makes this file from those of the cards in its
+ * folder. */
 #include "trf_crossovers.inc"
 
 const trf_crossover_table *trf_crossover_tables(uint32_t *num_tables) {
@@ -19,7 +20,8 @@ const trf_crossover_table *trf_crossover_tables(uint32_t *num_tables) {
     return kTables;
 }
 
-/* Octaves of memory bandwidth a multiprocessor; 0 where a card's is not known. */
+/* @return the distance of two cards in octaves of memory bandwidth for each multiprocessor; 0 if a card's is not
+ * known. */
 static double card_distance(const trf_card *a, const trf_card *b) {
     if (!a->memory_gb_per_second || !b->memory_gb_per_second || !a->multiprocessors || !b->multiprocessors)
         return 0;

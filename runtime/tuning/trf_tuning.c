@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tunings: what they hold, and which path they give a product. */
+/* Tunings: making them, and finding the path that they give a product. */
 #include "trf_tuning.h"
 
 #include "trf_context.h"
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Octaves, a little more than a half so that a half itself counts. A cut goes by how many blocks a device runs at once:
- * for a layer of another size it is soon the wrong one. */
+/* In octaves, a little more than a half so that a half itself counts. The best cut depends on how many blocks a device
+ * runs at once, so it is soon wrong for a layer of another size. */
 static const double kPackedWithin = 0.51;
 
 trf_status trf_tuning_create(const trf_card *card, uint32_t num_layers, trf_tuning **tuning, trf_error *err) {
@@ -63,7 +63,8 @@ double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b)
            (is_coded ? fabs((double)a->raw_bits - b->raw_bits) : 0);
 }
 
-/* What the nearest layer, less than `within` away, has for a batch; NULL where there is nothing. */
+/* @return the point that the nearest layer has for a batch, if that layer is less than `within` away; NULL if there is
+ * none. */
 static const trf_tuned_point *find_point(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m,
                                          double within) {
     const trf_tuned_layer *nearest = NULL;
@@ -104,7 +105,7 @@ uint32_t trf_fastest_candidate(const double *microseconds, uint32_t num_candidat
 
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]) {
     static const trf_path order[TRF_TUNED_PATHS] = {TRF_PATH_FUSED, TRF_PATH_WIDE, TRF_PATH_PACKED, TRF_PATH_TWO_STEP,
-                                                    TRF_PATH_DENSE}; /* by memory that they take */
+                                                    TRF_PATH_DENSE}; /* in the order of the memory that they take */
     trf_path fastest = TRF_PATH_AUTO;
     for (int i = 0; i < TRF_TUNED_PATHS; i++) {
         const double time = microseconds[order[i] - 1];

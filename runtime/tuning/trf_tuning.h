@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tunings: for layers of a codec and a shape, which path is the fastest at which batch. */
+/* Tunings: which path is the fastest at which batch, for layers of a codec and a shape. */
 #ifndef TRF_TUNING_H
 #define TRF_TUNING_H
 
@@ -13,22 +13,22 @@ enum {
     TRF_TUNING_MAX_LAYERS = 65536
 };
 
-/* The kernel of a packed product, by its shape, and its cut: as trf_packed_choose_shape takes them. */
+/* A packed product's kernel, given by its shape, and its cut, as trf_packed_choose_shape takes them. */
 typedef struct trf_tuned_kernel {
     int shape;
     uint32_t cut;
 } trf_tuned_kernel;
 
-/* Batches from the point before up to this one. */
+/* What holds for batches above the point before, up to this one. */
 typedef struct trf_tuned_point {
     uint32_t m;
     trf_path path;
-    double microseconds[TRF_TUNED_PATHS]; /* of a call, median; 0: the path does not take it, or nobody measured */
+    double microseconds[TRF_TUNED_PATHS]; /* median of a call; 0: the path does not take it, or nobody measured it */
     int has_packed;                       /* whether somebody measured kernels and cuts of the packed path */
     trf_tuned_kernel packed;              /* the fastest */
 } trf_tuned_point;
 
-/* What a layer is to a tuning. rows, cols: as the kernels have them; of a coded layer, of whole tiles. */
+/* What a tuning knows of a layer. rows and cols are the kernels': of a coded layer, those of whole tiles. */
 typedef struct trf_tuning_key {
     trf_layout layout;
     trf_codec codec;
@@ -68,16 +68,16 @@ trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer);
  * scale groups differ. Classes and raw bits count for coded layers alone, since others have none in memory. */
 double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b);
 
-/* The path for a batch: of the layer whose key is the nearest (trf_tuning_key_distance). @return TRF_PATH_AUTO where
- * there is none, or for a batch beyond its last point. */
+/* @return the path for a batch, taken from the layer with the nearest key (trf_tuning_key_distance); TRF_PATH_AUTO if
+ * there is no such layer, or if the batch is beyond its last point. */
 trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m);
 
-/* The packed path's kernel and cut for a batch: those of the nearest layer, too, if it is at most half an octave away.
- * @return 0 where it has none, or for a batch beyond its last point; else 1. */
+/* Finds the packed path's kernel and cut for a batch, also from the nearest layer, if it is at most half an octave
+ * away. @return 1; or 0 if that layer has none, or the batch is beyond its last point. */
 int trf_tuned_packed(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m, trf_tuned_kernel *kernel);
 
-/* The two crossovers of a coded layer: FUSED is the fastest path up to a batch, WIDE from there up to another one, and
- * then TWO_STEP. */
+/* The two crossovers of a coded layer: FUSED is the fastest path up to the first batch, WIDE from there up to the
+ * second, and TWO_STEP after that. */
 typedef struct trf_layer_crossovers {
     trf_tuning_key key;
     uint32_t fused_to, wide_to;
@@ -88,29 +88,29 @@ typedef struct trf_crossover_table {
     trf_card card;
     const trf_layer_crossovers *layers;
     uint32_t num_layers;
-    /* PACKED is the fastest path of packed layers up to this batch, whatever the layer, and then TWO_STEP; 0: nobody
-     * measured where. Products whose sums cuBLASLt would leave to a pass of their own stay with PACKED. */
+    /* Up to this batch PACKED is the fastest path of packed layers, whatever the layer, and after it TWO_STEP; 0:
+     * nobody measured this. PACKED is used at all batches if cuBLASLt would leave the sums to a pass of its own. */
     uint32_t packed_to;
 } trf_crossover_table;
 
-/* @return the tables that the library brings along (runtime/tuning/crossovers), one a card that was measured. */
+/* @return the tables that the library brings along (runtime/tuning/crossovers), one for each card that was measured. */
 const trf_crossover_table *trf_crossover_tables(uint32_t *num_tables);
 
-/* @return the table for a card: the one of its name; else, of those of its compute capability, the one whose memory
- * bandwidth a multiprocessor is the nearest (in octaves, the first of those that are equally near; of a bandwidth that
- * is not known the first of all); NULL where there is none. */
+/* @return the table for a card: the one with its name; else, among those of its compute capability, the one whose
+ * memory bandwidth for each multiprocessor is the nearest, in octaves. If several are equally near, it is the first of
+ * them; if a bandwidth is not known, it is the first of all. NULL if there is none. */
 const trf_crossover_table *trf_crossovers_for(const trf_crossover_table *tables, uint32_t num_tables,
                                               const trf_card *card);
 
-/* trf_tuned_path, by a table of crossovers. @return TRF_PATH_AUTO where it has no layer of this kind; table may be
- * NULL. */
+/* Does what trf_tuned_path does, by a table of crossovers. @return TRF_PATH_AUTO if the table has no layer of this
+ * kind. table may be NULL. */
 trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_key *key, uint32_t m);
 
-/* @return the candidate that the times speak for: the first, unless others beat it by 1 %; then the fastest. */
+/* @return the best candidate by its time: the first one, unless others are faster by 1 %; then the fastest. */
 uint32_t trf_fastest_candidate(const double *microseconds, uint32_t num_candidates);
 
-/* @return the path that the times speak for: of FUSED, WIDE, PACKED, TWO_STEP and DENSE, in this order, each that beats
- * the best before it by more than 1 % takes its place; AUTO if there are none. */
+/* @return the best path by its time. FUSED, WIDE, PACKED, TWO_STEP and DENSE are compared in this order, and each that
+ * beats the best before it by more than 1 % takes its place. AUTO if there are none. */
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]);
 
 #endif

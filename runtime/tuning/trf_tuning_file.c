@@ -8,11 +8,11 @@
  *                "batches": [{"to": 1, "path": "fused", "microseconds": {"fused": 24.5, "two-step": 98.1}}, ...]},
  *                ...]}
  *
- * "path" decides; "microseconds" tells why, and may be missing. So may what packed layers have beside them, which
- * kernel is the fastest with which cut: "packed": {"kernel": "wgmma-128", "cut": 2}, or "cut": "stream-k". A kernel
- * that the library had in former versions counts as missing. A layer without "layout" is coded, as all were before
- * there were others. Missing may also be the three numbers of the device, of which the library's tables of crossovers
- * are made (runtime/tuning/crossovers). */
+ * "path" decides; "microseconds" tells why, and may be missing. Batches of packed layers may also have the fastest
+ * kernel with its cut: "packed": {"kernel": "wgmma-128", "cut": 2}, or "cut": "stream-k". A kernel that only former
+ * versions of the library had counts as missing. A layer without "layout" is coded, as all were before there were other
+ * layouts. The three numbers of the device may be missing, too; the library's tables of crossovers
+ * (runtime/tuning/crossovers) are made with them. */
 #include "transfuse/device_memory.h"
 #include "trf_checkpoint.h"
 #include "trf_json.h"
@@ -33,7 +33,7 @@ enum {
 
 /* ---- writing ---- */
 
-/* All @return NULL without memory. */
+/* All of these return NULL without memory. */
 static json_t *packed_to_json(const trf_tuned_kernel *packed) {
     return json_pack("{s:s, s:o}", "kernel", trf_packed_kernel_name(packed->shape), "cut",
                      packed->cut == TRF_PACKED_STREAM_K ? json_string(trf_packed_cut_name(packed->cut))
@@ -109,7 +109,7 @@ trf_status trf_tuning_write(const trf_tuning *tuning, const char *path, int over
 
 /* ---- reading ---- */
 
-/* Where in the file, for messages. */
+/* A place in the file, for messages. */
 typedef struct trf_tuning_place {
     const char *path;
     size_t layer, batch;
@@ -149,7 +149,7 @@ static trf_status read_packed(const json_t *from, const trf_tuning_place *at, tr
                *cut = json_string_value(json_object_get(packed, "cut"));
     const int is_former = kernel && trf_packed_is_former_kernel(kernel);
     point->has_packed = !is_former;
-    /* Where the general kernel runs there is nothing to choose. */
+    /* The general kernel is refused: where it runs there is nothing to choose. */
     point->packed.shape = kernel ? trf_packed_find_kernel(kernel) : TRF_PACKED_GENERAL;
     if (point->packed.shape == TRF_PACKED_GENERAL && !is_former)
         return fail_batch(at,
@@ -189,7 +189,7 @@ static int read_codec(const json_t *from, trf_codec *codec) {
     return -1;
 }
 
-/* A layer without one is coded. */
+/* A layer without a layout is coded. */
 static int read_layout(const json_t *from, trf_layout *layout) {
     const json_t *text = json_object_get(from, "layout");
     const char *name = text ? json_string_value(text) : trf_layout_name(TRF_LAYOUT_CODED);
@@ -229,7 +229,7 @@ static trf_status read_layer(const json_t *from, trf_tuning_place *at, trf_tuned
     return TRF_OK;
 }
 
-/* Orders by key; layers of one key by their place. */
+/* Orders layers by key, and layers of one key by their place. */
 static int compare_layers(const void *a, const void *b) {
     const trf_tuned_layer *const left = *(const trf_tuned_layer *const *)a, *const right =
                                                                                 *(const trf_tuned_layer *const *)b;
@@ -237,7 +237,7 @@ static int compare_layers(const void *a, const void *b) {
     return order ? order : (left > right) - (left < right);
 }
 
-/* That no layer is there twice: only the first would count. */
+/* Checks that no layer is listed twice: only the first one would count. */
 static trf_status check_distinct(const trf_tuning *tuning, const char *path, trf_error *err) {
     const uint32_t count = tuning->num_layers;
     const trf_tuned_layer **sorted = malloc((count + 1ull) * sizeof *sorted);
@@ -259,7 +259,7 @@ static trf_status check_distinct(const trf_tuning *tuning, const char *path, trf
 }
 
 static trf_status check_version(const json_t *version, const char *path, trf_error *err) {
-    const json_int_t found = json_integer_value(version); /* 0 of anything but an integer */
+    const json_int_t found = json_integer_value(version); /* 0 unless it is an integer */
     if (found == TRF_TUNING_VERSION)
         return TRF_OK;
     if (found > 0 && found < TRF_TUNING_VERSION)
@@ -271,7 +271,7 @@ static trf_status check_version(const json_t *version, const char *path, trf_err
                     TRF_TUNING_VERSION);
 }
 
-/* What is missing is not known, and 0. */
+/* Numbers that are missing are not known, and become 0. */
 static trf_status read_card(const json_t *root, const char *path, trf_card *card, trf_error *err) {
     const char *name = json_string_value(json_object_get(root, "device"));
     const struct {
