@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* XXH3-64, compiled for several instruction sets: it is half of what checking a tile costs. */
+/* XXH3-64, compiled for several instruction sets, since it is half the cost of checking a tile. */
 #ifndef TRF_CHECKSUM_H
 #define TRF_CHECKSUM_H
 
@@ -13,7 +13,7 @@ trf_checksum_fn trf_checksum_portable;
 trf_checksum_fn trf_checksum_avx2, trf_checksum_avx512;
 #endif
 
-/* The fastest one that this CPU has. All give the same. */
+/* @return the fastest function that this CPU can run. All give the same result. */
 trf_checksum_fn *trf_checksum_best(void);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this CPU has, for functions that are compiled several times (cmake: TRF_HAVE_X86_SIMD, whose compiler flags
- * these are). */
+/* Which instruction sets this CPU has, for functions that are compiled several times. These are the ones that the
+ * compiler flags for TRF_HAVE_X86_SIMD (cmake) name. */
 #ifndef TRF_CPU_H
 #define TRF_CPU_H
 

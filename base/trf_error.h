@@ -12,8 +12,8 @@
 __attribute__((format(printf, 4, 5))) trf_status trf_fail(trf_error *err, trf_status status, uint64_t offset,
                                                           const char *format, ...);
 
-/* Puts the formatted text and ": " before err's message: what the function that failed does not know, such as the file
- * and the tensor. @return err->status, or status where err is NULL. */
+/* Puts the formatted text and ": " before err's message. The text says what the function that failed does not know,
+ * such as the file and the tensor. @return err->status, or status if err is NULL. */
 __attribute__((format(printf, 3, 4))) trf_status trf_prefix_error(trf_error *err, trf_status status, const char *format,
                                                                   ...);
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum {
-    MOST_BYTES = 4096 /* of any version to come; more is no size, and is not looked at */
+    MOST_BYTES = 4096 /* the most that any future version has; more cannot be a size, and no field is read then */
 };
 
 static size_t struct_bytes_of(const void *from) {

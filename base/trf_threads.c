@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parallel loop, on POSIX threads that live for one loop, or on ones that stay. */
+/* The parallel loop, on POSIX threads that live for one loop, or on threads that stay. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_getaffinity */
 #endif
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 typedef struct trf_loop {
-    pthread_mutex_t mutex; /* over next, failed_index and failure */
+    pthread_mutex_t mutex; /* protects next, failed_index and failure */
     uint64_t next, count;
     uint64_t failed_index; /* lowest that failed, or UINT64_MAX */
     trf_error failure;
@@ -71,7 +71,7 @@ static void *work_on_loop(void *argument) {
     return NULL;
 }
 
-/* @return its outcome, once all workers have ended; releases it. */
+/* Releases a loop whose workers have all ended. @return its outcome. */
 static trf_status loop_end(trf_loop *loop, trf_error *err) {
     pthread_mutex_destroy(&loop->mutex);
     if (loop->failed_index == UINT64_MAX)
@@ -81,7 +81,7 @@ static trf_status loop_end(trf_loop *loop, trf_error *err) {
     return loop->failure.status;
 }
 
-/* Workers that a loop has something to do for. */
+/* @return how many workers a loop has work for. */
 static int loop_workers(int threads, uint64_t count) {
     const int wanted = trf_thread_count(threads);
     return (uint64_t)wanted <= count ? wanted : count ? (int)count : 1;
@@ -108,17 +108,17 @@ trf_status trf_parallel_for(int threads, uint64_t count, trf_parallel_fn *fn, vo
 
 /* ---- a pool ---- */
 
-/* A loop that wants helpers, or has some. */
+/* A loop that wants helper threads, or has some. */
 typedef struct trf_pool_loop {
     trf_loop *loop;
     int wanted;      /* helpers that may still join */
     int next_number; /* of the next one to join */
     int num_inside;
-    struct trf_pool_loop *next; /* that wants helpers */
+    struct trf_pool_loop *next; /* the next loop that wants helpers */
 } trf_pool_loop;
 
 struct trf_pool {
-    pthread_mutex_t mutex; /* over all of this, and the loops in the list but for what they point to */
+    pthread_mutex_t mutex; /* protects all of this struct, and the loops in the list except what they point to */
     pthread_cond_t work, helper_left;
     trf_pool_loop *first;
     pthread_t threads[TRF_MAX_THREADS];

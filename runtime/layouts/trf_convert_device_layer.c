@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers in another layout, made of ones that are on the device: the public functions. */
+/* Converts layers on the device to another layout: the public functions. */
 #include "trf_context.h"
 #include "trf_device_layer.h"
 #include "trf_layer_feed.h"
 
 #include <stdlib.h>
 
-/* The table of the layout that a layer is to have. */
+/* Finds the table of the layout that a layer is converted to. */
 static trf_status find_target(const trf_device_layer *layer, trf_layout layout, const trf_layout_ops **ops,
                               trf_error *err) {
     if (layout < TRF_LAYOUT_CODED || layout > TRF_LAYOUT_PACKED)
@@ -37,7 +37,7 @@ trf_status trf_device_layer_get_converted_size(const trf_device_layer *layer, tr
     return status;
 }
 
-/* Whether there is memory enough, if the caller supplies it. */
+/* Checks that there is enough memory, if the caller supplies it. */
 static trf_status check_memory(const trf_device_layer *layer, const trf_layout_ops *ops, const trf_layer_memory *memory,
                                trf_error *err) {
     const trf_given_buffer from = {layer->view.buffer, layer->view.buffer_bytes};

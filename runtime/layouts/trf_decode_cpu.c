@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers and rows decoded on the CPU. */
+/* Decodes layers and rows on the CPU. */
 #include "trf_decoded_bits.h"
 #include "trf_device_cpu.h"
 #include "trf_layer_feed.h"
@@ -68,7 +68,7 @@ typedef struct trf_cpu_row_work {
     const trf_row_request *request;
 } trf_cpu_row_work;
 
-/* Does what trf_row_crossing_at does, with the tile's own slab table in place of the directory. */
+/* Does what trf_row_crossing_at does, with the tile's own slab table instead of the slab directory. */
 static trf_row_crossing find_row_segment(const trf_device_layer *layer, uint32_t row, uint32_t panel) {
     const trf_layer *host = layer->host;
     const trf_header *header = &host->view.header;
@@ -91,7 +91,7 @@ static trf_row_crossing find_row_segment(const trf_device_layer *layer, uint32_t
     return crossing;
 }
 
-/* A trf_parallel_fn; index: of a row id. */
+/* A trf_parallel_fn; index: the position of a row id. */
 static trf_status cpu_decode_row(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_cpu_row_work *work = context;
     const trf_device_layer *layer = work->layer;

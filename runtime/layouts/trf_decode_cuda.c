@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPU's decode and decode_rows (trf_context.h): the layer's device is made current, the kernels are launched. */
+/* The operations decode and decode_rows of a GPU (trf_layout.h): they make the layer's device current and launch the
+ * kernels. */
 #include "trf_decode_cuda.h"
 
 #include "trf_cuda_call.h"

@@ -64,7 +64,7 @@ trf_status trf_cpu_check_layer(const trf_device_layer *layer, trf_error *err) {
     return fault.status == TRF_OK ? TRF_OK : trf_fail(err, fault.status, fault.offset, "%s", fault.message);
 }
 
-/* Keeps the first failure that is the data's. @return status, with err filled. */
+/* Remembers the layer's first failure that is due to its data. @return status, with err filled. */
 trf_status trf_cpu_note_fault(const trf_device_layer *layer, trf_status status, const trf_error *failure,
                               trf_error *err) {
     if (status == TRF_OK)

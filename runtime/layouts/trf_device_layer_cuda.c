@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Coded layers in a GPU's memory. What the library allocates is one allocation: blob | directory
- * (trf_layer_directory.h), each at a multiple of 256 bytes, or the directory alone of a blob that stays where it lies.
- */
+/* Coded layers in a GPU's memory. The library makes one allocation: blob | directory (trf_layer_directory.h), each at a
+ * multiple of 256 bytes; or the directory alone, if the blob stays where it lies. */
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_layer_directory.h"
@@ -20,7 +19,7 @@ trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blo
     trf_status status = trf_enter_device(context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    /* What writes the blob may still be under way, on any stream. */
+    /* Work that writes the blob may still be under way, on any stream. */
     status = trf_check_cuda(cudaDeviceSynchronize(), "waiting for a layer on the device", err);
     trf_leave_device(&scope);
     if (status != TRF_OK)
@@ -39,12 +38,12 @@ trf_status trf_cuda_get_layer_size(const trf_blob_view *view, const trf_shard_ra
     return TRF_OK;
 }
 
-/* Where a layer goes; what is the library's is allocated while its first tiles are read. */
+/* Where a layer goes. The library allocates its part while the layer's first tiles are read. */
 typedef struct trf_layer_target {
     trf_layer_size size;
-    uint8_t *blob, *directory;     /* NULL: none yet */
-    void *memory;                  /* the library's; NULL: none, or none yet */
-    trf_cuda_find_memory_fn *find; /* or NULL: what is missing is allocated */
+    uint8_t *blob, *directory;     /* NULL until there is one */
+    void *memory;                  /* what the library has allocated; NULL: nothing, or nothing yet */
+    trf_cuda_find_memory_fn *find; /* NULL: the library allocates what is missing */
     void *find_context;
 } trf_layer_target;
 
@@ -79,8 +78,8 @@ static uint8_t *find_target(void *context, trf_error *err) {
     return complete_target(target, err) == TRF_OK ? target->blob : NULL;
 }
 
-/* Copies the blob, unless it is there, and then what is made of it, to the device. directory: its bytes, all zero so
- * far. */
+/* Copies the blob to the device, unless it is there already, and then the directory. directory: memory of its size, all
+ * zeros so far. */
 static trf_status send_layer(trf_device_layer *made, trf_layer_feed *feed, uint8_t *directory, trf_layer_target *target,
                              trf_error *err) {
     trf_staging *staging = made->context->staging;
@@ -150,7 +149,7 @@ trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer_feed *feed, con
     return status;
 }
 
-/* Where all memory is the caller's, nothing is asked of the device: the caller may be capturing a graph. */
+/* If all memory is the caller's, the device is not called: the caller may be capturing a graph. */
 void trf_cuda_destroy_layer(trf_device_layer *layer) {
     trf_device_scope scope;
     if (!layer->memory)
@@ -161,8 +160,8 @@ void trf_cuda_destroy_layer(trf_device_layer *layer) {
     trf_leave_device(&scope);
 }
 
-/* Reads the fault once the device is idle, and the metadata of the tile that it names: from host memory if the
- * layer is offloaded. */
+/* Reads the fault once the device is idle, and the metadata of the tile that it names. If the layer is offloaded, these
+ * come from host memory. */
 static cudaError_t read_fault(const trf_device_layer *layer, trf_device_fault *fault, trf_tile_meta *meta) {
     const trf_device_view *view = &layer->view;
     cudaError_t error = cudaDeviceSynchronize();

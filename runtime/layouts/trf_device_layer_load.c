@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making layers on devices: from blobs in memory, and from checkpoints, in the library's memory or the caller's. */
+/* Makes layers on devices, from blobs in memory and from checkpoints, in the library's memory or the caller's. */
 #include "trf_context.h"
 #include "trf_device_layer.h"
 #include "trf_layer.h"
@@ -10,7 +10,7 @@
 
 /* ---- the caller's memory ---- */
 
-/* One buffer. alignment: the device's. */
+/* Checks one buffer. alignment: the device's. */
 static trf_status check_buffer(const char *what, const void *at, uint64_t bytes, uint64_t needed, uint32_t alignment,
                                trf_error *err) {
     if ((uintptr_t)at % alignment)
@@ -47,8 +47,8 @@ trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_laye
     return TRF_OK;
 }
 
-/* What `fill` is to use. A blob that is on the device and loaded as it is stays where it lies, unless there is a place
- * for it elsewhere. */
+/* Finds the memory that `fill` is to use. A blob that is on the device and is loaded as it is stays where it lies,
+ * unless the caller supplies another place for it. */
 static trf_status find_memory(const trf_context *context, const trf_layout_ops *layout, const trf_layer_feed *feed,
                               const trf_given_buffer *given, const trf_load_options *options, trf_layer_memory *memory,
                               trf_error *err) {
@@ -59,7 +59,7 @@ static trf_status find_memory(const trf_context *context, const trf_layout_ops *
         return status;
     *memory = options->memory;
     if (may_stay && !memory->buffer) {
-        memory->buffer = (void *)given->at; /* which nobody writes to */
+        memory->buffer = (void *)given->at; /* nobody writes to it */
         memory->buffer_bytes = given->bytes;
     }
     if (!trf_has_memory(memory))
@@ -90,7 +90,7 @@ void trf_set_device_layer_info(const trf_blob_view *view, const trf_shard_range 
     layer->info.cols = shard->cols;
 }
 
-/* What a feed loads, which is closed. */
+/* Makes a layer of what a feed loads, and closes the feed. */
 static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, const trf_given_buffer *given,
                                     const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_layer_memory memory;
@@ -115,7 +115,7 @@ static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, 
     return status;
 }
 
-/* The memory that a feed's layer takes; closes the feed. */
+/* Computes the memory that a feed's layer takes, and closes the feed. */
 static trf_status get_size_of_feed(const trf_context *context, const trf_load_options *options, trf_layer_feed *feed,
                                    trf_layer_size *size, trf_error *err) {
     trf_layer_size found;
@@ -139,8 +139,8 @@ static trf_status check_alignment(const trf_given_buffer *buffer, uint32_t align
     return TRF_OK;
 }
 
-/* *layout: the options' one, if what is given is a buffer with a head of such a layout, on the device; else NULL. Blobs
- * of coded layers are not looked at: they are opened. */
+/* *layout is the options' layout if the given buffer is on the device and has a head of that layout; else NULL. Blobs
+ * are not examined here: opening them does that. */
 static trf_status look_for_head(const trf_context *context, const trf_given_buffer *given,
                                 const trf_load_options *options, const trf_layout_ops **layout, trf_error *err) {
     trf_layout_head_common head = {0};
@@ -157,7 +157,7 @@ static trf_status look_for_head(const trf_context *context, const trf_given_buff
     return status;
 }
 
-/* Such a buffer is used as it is, where it lies. */
+/* Checks that the options ask for nothing but the buffer as it is, where it lies. */
 static trf_status check_adoption(const trf_layer_info *info, const trf_given_buffer *given,
                                  const trf_load_options *options, trf_error *err) {
     if (options->memory.buffer && options->memory.buffer != given->at)
@@ -192,7 +192,8 @@ static trf_status get_size_of_buffer(const trf_context *context, const trf_layou
                                      const trf_given_buffer *given, const trf_load_options *options,
                                      trf_layer_size *size, trf_error *err) {
     trf_device_layer *layer = NULL;
-    trf_status status = adopt_layer((trf_context *)context, layout, given, options, &layer, err); /* and not kept */
+    trf_status status = adopt_layer((trf_context *)context, layout, given, options, &layer, err); /* the layer is not
+                                                                                                   * kept */
     if (status != TRF_OK)
         return status;
     *size = (trf_layer_size){.buffer_bytes = layer->view.buffer_bytes};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device layer's coded blob, whatever its layout. */
+/* Makes a coded blob from a device layer in any layout. */
 #include "trf_context.h"
 #include "trf_device_layer.h"
 #include "trf_layer.h"
@@ -25,7 +25,7 @@ static trf_status copy_blob(const trf_device_layer *layer, void **blob, uint64_t
     trf_status status = allocate_host(bytes, &copy, err);
     if (status != TRF_OK)
         return status;
-    if (layer->host) /* the CPU's, or a stack's that need not be on the device */
+    if (layer->host) /* a layer of the CPU; or a stack's, which need not be on the device */
         memcpy(copy, layer->host->blob, bytes);
     else
         status = context->ops->download(context, copy, layer->view.buffer, bytes, err);
@@ -38,7 +38,7 @@ static trf_status copy_blob(const trf_device_layer *layer, void **blob, uint64_t
     return TRF_OK;
 }
 
-/* The dense weights in host memory, in the source's dtype. */
+/* Decodes the weights to host memory, dense and in the source's dtype. */
 static trf_status decode_to_host(const trf_device_layer *layer, void *weights, uint64_t bytes, trf_error *err) {
     const trf_context *context = layer->context;
     void *decoded;
@@ -54,7 +54,7 @@ static trf_status decode_to_host(const trf_device_layer *layer, void *weights, u
     return status;
 }
 
-/* With the options that the blob was encoded with. */
+/* Encodes the weights with the options that the layer's blob was encoded with. */
 static trf_status encode_weights(const trf_layer_info *info, const void *weights, int threads, void **blob,
                                  uint64_t *blob_bytes, trf_error *err) {
     trf_matrix matrix;

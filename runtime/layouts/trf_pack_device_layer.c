@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers of dense weights that are on the device: the public functions. */
+/* Makes packed layers from dense weights that are on the device: the public functions. */
 #include "trf_context.h"
 #include "trf_device_layer.h"
 #include "trf_layer_feed.h"
@@ -16,7 +16,7 @@ void trf_pack_options_init(trf_pack_options *options) {
     *options = (trf_pack_options){.struct_bytes = sizeof *options};
 }
 
-/* Takes the caller's matrix; its weights are not looked at. */
+/* Reads and checks the caller's matrix, except its weights. */
 static trf_status take_matrix(const trf_device_matrix *matrix, trf_device_matrix *taken, trf_error *err) {
     static const trf_struct_type type = {"trf_device_matrix", sizeof *matrix, TRF_STRUCT_BYTES(trf_device_matrix, ld)};
     if (!matrix)
@@ -66,7 +66,7 @@ static trf_status check_like(const trf_context *context, const trf_device_matrix
     return TRF_OK;
 }
 
-/* Whether the weights are there, and the layer's memory, if the caller supplies it. */
+/* Checks that the weights are given, and the layer's memory, if the caller supplies it. */
 static trf_status check_memory(const trf_context *context, const trf_device_matrix *matrix,
                                const trf_layer_memory *memory, trf_error *err) {
     const uint64_t weights = (uint64_t)(matrix->rows - 1) * matrix->ld + matrix->cols;
@@ -82,7 +82,7 @@ static trf_status check_memory(const trf_context *context, const trf_device_matr
     return trf_check_layer_memory(memory, &size, &given, context->ops->alignment, 0, err);
 }
 
-/* That of a coded layer which never was. */
+/* @return the header that a coded layer of this matrix would have. None was ever made. */
 static trf_header header_of(const trf_device_matrix *matrix) {
     return (trf_header){.magic = TRF_MAGIC,
                         .version = TRF_FORMAT_VERSION,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers on the CPU: tiles are decoded to dense weights when a layer is loaded, which are packed and not kept.
- */
+/* Packed layers on the CPU. When a layer is loaded, its tiles are decoded to dense weights; these are packed, and not
+ * kept. */
 #include "trf_decoded_bits.h"
 #include "trf_device_cpu.h"
 #include "trf_layer_feed.h"
@@ -17,7 +17,7 @@
 
 /* ---- loading ---- */
 
-/* Makes the head one of a layer with room for more stored tiles. */
+/* Changes the head to that of a layer with room for more stored tiles. */
 static trf_status make_room(const trf_pack_input *from, uint64_t stored_room, const trf_packed_view *like,
                             trf_packed_head *head, trf_error *err) {
     const trf_packed_head needed = *head;
@@ -28,8 +28,8 @@ static trf_status make_room(const trf_pack_input *from, uint64_t stored_room, co
     return status;
 }
 
-/* Finds out how the weights are packed. The coded layer's row offsets are taken out, since its rows may have very
- * different scales; where a weight is none of BF16 then, they stay in. options: or NULL. */
+/* Finds out how the weights are packed. The row offsets of the coded layer are taken out of the weights, since its rows
+ * may have very different scales; if some weight is no BF16 number then, they stay in. options: or NULL. */
 static trf_status choose_packing(trf_pack_input *from, const trf_pack_options *options, trf_packed_head *head,
                                  trf_error *err) {
     const trf_packed_view *like = options && options->like ? &options->like->packed : NULL;
@@ -65,7 +65,7 @@ static trf_status pack_rows(trf_device_layer *made, trf_pack_input from, const t
     return TRF_OK;
 }
 
-/* weights: without padding. row_offsets: of the layer's rows, or NULL. */
+/* Packs weights without padding. row_offsets: of the layer's rows, or NULL. */
 static trf_status pack_weights(trf_device_layer *made, const uint16_t *weights, const int8_t *row_offsets, uint8_t *at,
                                trf_error *err) {
     const trf_pack_input from = {.weights = weights,
@@ -115,7 +115,7 @@ trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_la
     return status;
 }
 
-/* All of the buffer is looked at: what is behind the head decides what is read, and here it costs little. */
+/* Checks all of the buffer: what follows the head decides what is read, and on the CPU the check costs little. */
 trf_status trf_cpu_adopt_packed_layer(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes,
                                       trf_error *err) {
     trf_packed_view view;
@@ -125,7 +125,7 @@ trf_status trf_cpu_adopt_packed_layer(trf_device_layer *made, const void *buffer
 
 void trf_cpu_destroy_packed_layer(trf_device_layer *layer) { free(layer->memory); }
 
-/* What is loaded or adopted has been checked. */
+/* Loading and adopting have checked everything. */
 trf_status trf_cpu_check_packed_layer(const trf_device_layer *layer, trf_error *err) {
     (void)layer, (void)err;
     return TRF_OK;
@@ -133,21 +133,21 @@ trf_status trf_cpu_check_packed_layer(const trf_device_layer *layer, trf_error *
 
 /* ---- decoding ---- */
 
-/* Rows that are decoded: all of them, or those of a request. */
+/* The rows to decode: all of them, or those of a request. */
 typedef struct trf_packed_rows {
     const trf_device_layer *layer;
     const trf_row_request *request; /* or NULL */
     trf_decode_as as;
     uint64_t count;
     uint8_t *to;
-    uint16_t *rows; /* for each worker one of elements; NULL: those are what is written */
+    uint16_t *rows; /* a row of elements for each worker; NULL: elements are written straight to `to` */
 } trf_packed_rows;
 
 enum {
     ROWS_AT_A_TIME = TRF_PACKED_TILE_ROWS
 };
 
-/* Writes row `id` of the layer as number `index`; elements: room for them, or NULL. */
+/* Writes row `id` of the layer as number `index` of the result. elements: room for one row, or NULL. */
 static void put_row(const trf_packed_rows *work, int64_t id, uint64_t index, uint16_t *elements) {
     const trf_device_view *view = &work->layer->view;
     const uint32_t weight_bytes = trf_decoded_weight_bytes(view, work->as);
@@ -161,7 +161,7 @@ static void put_row(const trf_packed_rows *work, int64_t id, uint64_t index, uin
                                is_there ? trf_decoded_bits(view, work->as, elements[col], row, col) : missing);
 }
 
-/* A trf_parallel_fn; index: of so many rows. */
+/* A trf_parallel_fn; index: number of a group of ROWS_AT_A_TIME rows. */
 static trf_status put_rows(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_packed_rows *work = context;
     uint16_t *const elements = work->rows ? work->rows + (size_t)worker * work->layer->view.cols : NULL;

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where the layer's buffer is to be: *buffer is the caller's memory, or made->memory. */
+/* Finds the layer's buffer: *buffer is the caller's memory, or made->memory, which this allocates. */
 static trf_status find_buffer(trf_device_layer *made, const trf_layer_memory *memory, uint8_t **buffer,
                               trf_error *err) {
     *buffer = memory->buffer;
@@ -22,7 +22,8 @@ static trf_status find_buffer(trf_device_layer *made, const trf_layer_memory *me
     return status;
 }
 
-/* Once the weights are there, if they are. The head comes last: a buffer that has one is whole. @return status. */
+/* Completes the buffer if the weights have been written, or else releases it. The head is written last, so a buffer
+ * that has a head is complete. @return status. */
 static trf_status finish_buffer(trf_device_layer *made, uint8_t *buffer, trf_status status) {
     if (status == TRF_OK) {
         trf_plain_head_write(&made->header, &made->info, (trf_plain_head *)buffer);
@@ -55,13 +56,13 @@ trf_status trf_cpu_convert_to_plain(trf_device_layer *made, const trf_device_lay
 
 void trf_cpu_destroy_plain_layer(trf_device_layer *layer) { free(layer->memory); }
 
-/* What is loaded has been checked. */
+/* Loading has checked everything. */
 trf_status trf_cpu_check_plain_layer(const trf_device_layer *layer, trf_error *err) {
     (void)layer, (void)err;
     return TRF_OK;
 }
 
-/* One row of values; row: of the layer. */
+/* Writes one row of the layer. */
 static void put_row(const trf_device_layer *layer, trf_decode_as as, uint32_t row, void *to) {
     const trf_device_view *view = &layer->view;
     const uint16_t *from = trf_plain_weights(layer) + (size_t)row * view->cols;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plain layers in a GPU's memory. A part of a coded layer (trf_transcode_cuda.h) is decoded to its place in the dense
- * matrix; that of a shard which cuts tiles to memory of its own, from which the shard's rows and columns are copied. */
+ * matrix. If the shard cuts tiles, it is decoded to memory of its own, from which the shard's rows and columns are
+ * copied. */
 #include "trf_plain_layer_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -24,7 +25,7 @@ typedef struct trf_plain_target {
     uint16_t *part;    /* a part's rows and columns; NULL: the shard is all of the feed's tiles */
 } trf_plain_target;
 
-/* Copies what the shard has of a decoded part to its place. cols: of the part. */
+/* Copies the shard's share of a decoded part to its place. cols: of the part. */
 static cudaError_t copy_from_part(const trf_plain_target *target, uint32_t first_row, uint32_t rows, uint32_t cols,
                                   cudaStream_t stream) {
     const trf_shard_range *shard = target->shard;
@@ -41,7 +42,7 @@ static cudaError_t copy_from_part(const trf_plain_target *target, uint32_t first
 /* A trf_take_part_fn. */
 static trf_status decode_part(void *context, const trf_coded_part *part, trf_stream stream, trf_error *err) {
     const trf_plain_target *target = context;
-    if (!part) /* behind the last one */
+    if (!part) /* after the last part */
         return TRF_OK;
     const trf_device_view *view = &part->view;
     uint16_t *const to = target->part ? target->part : target->weights + (size_t)part->first_row * view->cols;
@@ -51,7 +52,8 @@ static trf_status decode_part(void *context, const trf_coded_part *part, trf_str
     return trf_check_cuda(error, "decoding a part of a layer", err);
 }
 
-/* buffer: the layer's. The device is current. The head comes last: a buffer that has one is whole. */
+/* Fills the layer's buffer from a feed. The device is current. The head is written last, so a buffer that has a head is
+ * complete. */
 static trf_status fill_buffer(const trf_device_layer *made, trf_layer_feed *feed, uint8_t *buffer, trf_error *err) {
     const trf_context *context = made->context;
     const trf_header *header = &feed->view->header;
@@ -74,7 +76,7 @@ static trf_status fill_buffer(const trf_device_layer *made, trf_layer_feed *feed
 /* ---- converting ---- */
 
 enum {
-    PART_TILE_ROWS = 16 /* of a shard that cuts tiles: enough for all multiprocessors */
+    PART_TILE_ROWS = 16 /* for a shard that cuts tiles: enough for all multiprocessors */
 };
 
 static trf_status decode_coded(const trf_device_layer *from, uint16_t *weights, trf_error *err) {
@@ -101,7 +103,7 @@ static trf_status unpack(const trf_device_layer *from, uint16_t *weights, trf_er
     return trf_check_cuda(error, "unpacking a layer", err);
 }
 
-/* Does what fill_buffer does. */
+/* Does what fill_buffer does, from a device layer. */
 static trf_status convert_buffer(const trf_device_layer *made, const trf_device_layer *from, uint8_t *buffer,
                                  trf_error *err) {
     uint16_t *const weights = (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET);
@@ -114,7 +116,7 @@ static trf_status convert_buffer(const trf_device_layer *made, const trf_device_
     return trf_check_cuda(cudaMemcpy(buffer, &head, sizeof head, cudaMemcpyHostToDevice), "converting a layer", err);
 }
 
-/* ---- memory, of loads and conversions ---- */
+/* ---- memory for loads and conversions ---- */
 
 /* What a buffer is filled from: a feed, or a layer. */
 typedef struct trf_plain_input {
@@ -122,7 +124,7 @@ typedef struct trf_plain_input {
     const trf_device_layer *layer;
 } trf_plain_input;
 
-/* bytes: of the buffer. */
+/* Makes the layer. bytes: of its buffer. */
 static trf_status make_plain(trf_device_layer *made, const trf_plain_input *input, const trf_layer_memory *memory,
                              uint64_t bytes, trf_error *err) {
     uint8_t *buffer = memory->buffer;
@@ -159,7 +161,7 @@ trf_status trf_cuda_convert_to_plain(trf_device_layer *made, const trf_device_la
     return make_plain(made, &input, memory, trf_plain_buffer_bytes(made->info.rows, made->info.cols), err);
 }
 
-/* What is loaded has been checked; the device may fail nevertheless. */
+/* Loading has checked the data. The device may fail nevertheless. */
 trf_status trf_cuda_check_plain_layer(const trf_device_layer *layer, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(layer->device, &scope, err);

@@ -8,11 +8,11 @@
 #include <string.h>
 
 enum {
-    SPAN_BYTES = 64 << 20, /* of tiles, that are decoded between two calls of progress */
+    SPAN_BYTES = 64 << 20, /* bytes of tiles that are decoded between two calls of progress */
     ALIGNMENT = 128
 };
 
-/* What a worker has to itself. */
+/* The memory of one worker. */
 typedef struct trf_dense_scratch {
     _Alignas(ALIGNMENT) uint8_t tile[TRF_MAX_TILE_BYTES];
     uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE];
@@ -23,16 +23,17 @@ typedef struct trf_dense_load {
     trf_decode_table table;
     uint16_t *weights;          /* [shard.rows][shard.cols] */
     trf_dense_scratch *scratch; /* [workers] */
-    uint64_t first;             /* tile of the span at work */
+    uint64_t first;             /* the first tile of the current span */
 } trf_dense_load;
 
-/* [*begin, *end): which of `count` rows or columns from `first` on are among `wanted` ones from `from` on. */
+/* Sets [*begin, *end) to those of `count` rows or columns from `first` on that are among the `wanted` ones from `from`
+ * on. */
 static void clip(uint32_t first, uint32_t count, uint32_t from, uint32_t wanted, uint32_t *begin, uint32_t *end) {
     *begin = first < from ? from : first;
     *end = first + count < from + wanted ? first + count : from + wanted;
 }
 
-/* Puts what the shard has of a tile in its place. */
+/* Copies the shard's share of a tile to its place. */
 static void place_elements(const trf_dense_load *load, const trf_tile_shape *tile, const uint16_t *elements) {
     const trf_shard_range *shard = &load->feed->shard;
     uint32_t row, row_end, col, col_end;
@@ -44,7 +45,7 @@ static void place_elements(const trf_dense_load *load, const trf_tile_shape *til
                (col_end - col) * sizeof *elements);
 }
 
-/* A trf_parallel_fn; index: from the span's first tile on. */
+/* A trf_parallel_fn; index: counted from the span's first tile. */
 static trf_status load_tile(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_dense_load *load = context;
     const trf_layer_feed *feed = load->feed;
@@ -98,7 +99,7 @@ trf_status trf_cpu_load_dense(const trf_layer_feed *feed, uint16_t *weights, trf
     return status;
 }
 
-/* ---- of a layer that is loaded ---- */
+/* ---- a layer that has been loaded ---- */
 
 trf_status trf_cpu_decode_dense(const trf_device_layer *layer, uint16_t *weights, trf_error *err) {
     const uint32_t rows = layer->info.rows;

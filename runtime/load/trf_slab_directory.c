@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A tile at work. */
+/* The tile that is being described. */
 typedef struct trf_described_tile {
     const trf_blob_view *view;
     const trf_tile_meta *meta;
@@ -26,8 +26,8 @@ uint64_t trf_count_device_slabs(const trf_header *header) {
 
 /* ---- exceptions as matrix fragments hold them ---- */
 
-/* Whether a float element times 2^exponent is exact in the 16-bit type that its codec's fragments have: its own, F16
- * for FP8. All values and products are exact in binary64. */
+/* Whether a float element times 2^exponent is exact in the 16-bit type of its codec's fragments, which is the codec's
+ * own type, or F16 for FP8. All values and products are exact in binary64. */
 static int fits_fragment(uint32_t codec, uint32_t element, int exponent) {
     const double value = (double)trf_element_to_f32(codec, element);
     if (!isfinite(value))
@@ -37,7 +37,7 @@ static int fits_fragment(uint32_t codec, uint32_t element, int exponent) {
                                                       : trf_f16_to_f32(trf_f64_to_f16(scaled)));
 }
 
-/* Exponent offset of the weight in (row, col) of a tile: D and what the tile's predictor mode adds. */
+/* @return the exponent offset of the weight at (row, col) of a tile: D plus what the tile's predictor mode adds. */
 static int offset_at(const trf_described_tile *tile, uint32_t row, uint32_t col) {
     const trf_blob_view *view = tile->view;
     int offset = view->extension.exponent_offset;
@@ -48,7 +48,7 @@ static int offset_at(const trf_described_tile *tile, uint32_t row, uint32_t col)
     return offset;
 }
 
-/* Smallest and largest of `count` offsets; 0, 0 without any. */
+/* The smallest and the largest of some offsets; 0 and 0 if there are none. */
 typedef struct trf_offset_range {
     int lowest, highest;
 } trf_offset_range;
@@ -64,7 +64,7 @@ static trf_offset_range range_of(const int8_t *offsets, uint32_t count) {
     return range;
 }
 
-/* Every row of the coded region meets every column, so the extremes add up. */
+/* Notes the largest offset. Every row of the coded region crosses every column, so the extremes of both add up. */
 static void note_offsets(const trf_described_tile *tile, trf_layer_traits *traits) {
     const trf_blob_view *view = tile->view;
     const int by_row = tile->meta->predictor_mode & TRF_PREDICT_ROW,
@@ -109,8 +109,8 @@ static void note_exceptions(const trf_described_tile *tile, uint32_t slab, trf_s
 
 /* ---- the directory ---- */
 
-/* Fills the entries of a tile's slabs; slabs: its first one, `stride` from one to the next below. @return where its
- * slivers begin, from its first byte. */
+/* Fills the entries of a tile's slabs. slabs: the entry of its first slab; the entry of the slab below is `stride`
+ * further on. @return where the tile's slivers begin, from its first byte. */
 static uint32_t describe_slabs(const trf_described_tile *tile, trf_device_slab *slabs, uint64_t stride,
                                trf_layer_traits *traits) {
     uint32_t slivers = 0;
@@ -135,7 +135,7 @@ static uint32_t describe_slabs(const trf_described_tile *tile, trf_device_slab *
     return slivers;
 }
 
-/* Codes that stand uncoded in a tile of the int codec. */
+/* Notes the codes that lie uncoded in a tile of the int codec. */
 static void note_stored_codes(const trf_described_tile *tile, uint32_t begin, trf_layer_traits *traits) {
     const uint32_t bytes = tile->view->header.stored_element_bytes, weights = tile->shape.rows * tile->shape.cols,
                    stored = weights - tile->shape.coded_rows * tile->shape.coded_cols;
@@ -149,14 +149,14 @@ static void note_stored_codes(const trf_described_tile *tile, uint32_t begin, tr
     }
 }
 
-/* Bits of `modes`: the predictor modes of coded tiles so far. */
+/* Whether coded tiles have different predictor modes. Each bit of `modes` stands for a mode that some tile has. */
 static int are_mixed(uint32_t modes) { return (modes & (modes - 1)) != 0; }
 
 void trf_describe_head(const trf_blob_view *view, trf_layer_traits *traits) {
     const trf_header *header = &view->header;
     uint32_t modes = 0;
     *traits = (trf_layer_traits){
-        .irregular_weights = (uint64_t)header->rows * header->cols, /* regular slabs take theirs away */
+        .irregular_weights = (uint64_t)header->rows * header->cols, /* regular slabs subtract theirs */
         .predictor_modes = header->predictor_modes,
         .exceptions_fit_fragments = 1,
     };
@@ -189,7 +189,7 @@ void trf_describe_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *
 static uint32_t larger_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 void trf_traits_add(trf_layer_traits *traits, const trf_layer_traits *tiles) {
-    traits->irregular_weights += tiles->irregular_weights; /* which counts below zero, and wraps */
+    traits->irregular_weights += tiles->irregular_weights; /* the sum of tiles is below zero, and wraps around */
     traits->coded_slabs += tiles->coded_slabs;
     traits->max_rans_bytes = larger_of(traits->max_rans_bytes, tiles->max_rans_bytes);
     traits->max_abs_offset = larger_of(traits->max_abs_offset, tiles->max_abs_offset);
@@ -207,7 +207,7 @@ void trf_describe_layer(const trf_layer *layer, trf_device_slab *slabs, trf_laye
 
 /* ---- the view ---- */
 
-/* A host view's pointer into the head as one into its copy; NULL stays NULL. */
+/* Turns a host view's pointer into the head into one into the head's copy on the device. NULL stays NULL. */
 static const void *relocate(const trf_blob_view *view, const void *host, const uint8_t *blob_dev) {
     return host ? blob_dev + ((const uint8_t *)host - view->head) : NULL;
 }

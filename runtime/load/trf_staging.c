@@ -9,17 +9,18 @@ enum {
     PAGE_BYTES = 4096
 };
 
-/* A buffer is free, taken, or under way; those under way stand in a queue in the order in which they were sent, which
- * is that in which they arrive. */
+/* A buffer is free, taken, or under way. Those under way are in a queue, in the order in which they were sent, which is
+ * also the order in which they arrive. */
 struct trf_staging {
     const trf_copy_engine *engine;
     void *context;
     trf_pool *pool;
-    pthread_mutex_t sending; /* held while a copy begins, so that copies begin in the order of the queue; before lock */
-    pthread_mutex_t lock;    /* over all that follows */
+    pthread_mutex_t sending; /* held while a copy begins, so that copies begin in the order of the queue; locked before
+                              * `lock` */
+    pthread_mutex_t lock;    /* protects all that follows */
     pthread_cond_t returned; /* a buffer has become free or is under way */
-    void **scratches;        /* free ones: each begins with the next */
-    uint8_t *memory;         /* of all buffers; NULL: not open */
+    void **scratches;        /* the free ones: each begins with a pointer to the next */
+    uint8_t *memory;         /* all buffers; NULL: not open */
     int is_pinned;
     uint32_t free_buffers[TRF_STAGING_BUFFERS], num_free;
     uint32_t sent[TRF_STAGING_BUFFERS], first_sent, num_sent; /* a ring */
@@ -125,7 +126,7 @@ trf_status trf_staging_take(trf_staging *staging, uint32_t *buffer, uint8_t **me
 
 trf_status trf_staging_send(trf_staging *staging, uint32_t buffer, void *to, uint64_t bytes, trf_error *err) {
     const uint8_t *from = staging->memory + (size_t)buffer * TRF_STAGING_BUFFER_BYTES;
-    pthread_mutex_lock(&staging->sending); /* which may take a while, in which others take buffers */
+    pthread_mutex_lock(&staging->sending); /* the copy may take a while; others can take buffers meanwhile */
     trf_status status = staging->engine->copy(staging->context, buffer, to, from, bytes, err);
     pthread_mutex_lock(&staging->lock);
     if (status == TRF_OK)
@@ -156,7 +157,7 @@ trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, 
         memcpy(memory, (const uint8_t *)from + at, part);
         if (at + part < bytes) {
             status = trf_staging_send(staging, buffer, (uint8_t *)to + at, part, err);
-        } else { /* the last one stays ours until it has arrived, so that its mark is that of this copy */
+        } else { /* the last buffer stays taken until it has arrived, so that its mark belongs to this copy */
             status = staging->engine->copy(staging->context, buffer, (uint8_t *)to + at, memory, part, err);
             if (status == TRF_OK)
                 status = staging->engine->wait(staging->context, buffer, err);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A blob is cut into *spans* of some tiles side by side (or of a part of the head), which threads take in order, and
- * these into *transfers*, which are what one staging buffer holds. The thread that comes to a transfer first takes a
- * buffer for it; the one that finishes its last span sends it. Spans of a transfer are handed out before those of the
- * next one, so a thread that waits for a buffer never keeps one from being completed, whatever other loads do; and what
- * is complete waits only for the caller's thread, which asks for the target before it takes a buffer itself. A slice's
- * head has its tiles' checksums, and so follows the last of them.
+/* A blob is cut into *spans* of some consecutive tiles (or of a part of the head), which threads take in order. Spans
+ * are grouped into *transfers*; a transfer is what one staging buffer holds. The first thread that reaches a transfer
+ * takes a buffer for it, and the thread that finishes its last span sends it. The spans of a transfer are handed out
+ * before those of the next one. So a thread that waits for a buffer never keeps another buffer from being completed,
+ * whatever other loads do; and a complete transfer waits only for the caller's thread, which asks for the target before
+ * it takes a buffer itself. The head of a slice contains its tiles' checksums, so it is sent after the last of them.
  *
- * Where a layer goes in *parts* through buffers on the device, a transfer that is complete may also have to wait until
- * its part has a buffer there. That is when earlier parts have been taken, and so when earlier transfers are sent:
- * these take their staging buffers first, so that those which wait never have all of them. */
+ * Where a layer goes in *parts* through buffers on the device, a complete transfer may also have to wait until its part
+ * has a buffer there. That is so once earlier parts have been taken, and so once earlier transfers have been sent.
+ * Earlier transfers take their staging buffers first, so the waiting ones never hold all of them. */
 #include "trf_upload_layer.h"
 
 #include "trf_slab_directory.h"
@@ -23,7 +23,7 @@
 #endif
 
 enum {
-    /* Two BF16 tiles: stays in a core's own cache while it is read, checked and described. */
+    /* Two BF16 tiles, which stay in a core's own cache while they are read, checked and described. */
     SPAN_BYTES = 256 << 10,
     WORKER_BYTES = 2 * SPAN_BYTES, /* a thread's start takes about as long as reading these */
 };
@@ -34,7 +34,7 @@ TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_STAGING_SCRATCH_BYTES &&
 
 typedef struct trf_upload_span {
     uint64_t offset; /* in the blob */
-    uint64_t first;  /* tile */
+    uint64_t first;  /* its first tile */
     uint32_t tiles;  /* 0: a part of the head */
     uint32_t bytes;
     uint64_t transfer;
@@ -45,23 +45,23 @@ typedef enum trf_transfer_state {
     TRF_TRANSFER_TAKING, /* a thread is taking a buffer for it */
     TRF_TRANSFER_OPEN,
     TRF_TRANSFER_FULL, /* not sent yet: there is no target, or no buffer on the device for its part */
-    TRF_TRANSFER_DONE  /* sent, or without a buffer after a failure */
+    TRF_TRANSFER_DONE  /* sent; or without a buffer, after a failure */
 } trf_transfer_state;
 
 typedef struct trf_transfer {
     uint64_t offset; /* in the blob */
     uint32_t bytes;
-    uint32_t spans; /* that are not finished */
+    uint32_t spans; /* how many are not finished */
     uint32_t part;
     trf_transfer_state state;
     uint32_t buffer;
     uint8_t *memory;
 } trf_transfer;
 
-/* What is taken at a time; a layer that is not cut is one part. */
+/* A part, which is taken as a whole. A layer that does not go in parts is one part. */
 typedef struct trf_upload_part {
-    trf_layer_traits traits; /* to which those of finished spans are added */
-    uint32_t unsent;         /* transfers */
+    trf_layer_traits traits; /* the sum for the spans that are finished */
+    uint32_t unsent;         /* how many transfers are not sent */
 } trf_upload_part;
 
 typedef struct trf_upload {
@@ -69,31 +69,33 @@ typedef struct trf_upload {
     const trf_layer_feed *feed;
     int copies;                         /* whether transfers get buffers */
     trf_target_fn *target;              /* or NULL: the layer goes in parts, or nothing is copied */
-    const trf_part_buffers *in_buffers; /* where parts go; NULL: there is one, which goes to `to` */
+    const trf_part_buffers *in_buffers; /* where parts go; NULL: there is one part, which goes to `to` */
     void *target_context;
     trf_device_slab *slabs;
     trf_upload_span *spans;
     trf_transfer *transfers;
     trf_upload_part *parts;
-    uint8_t **scratches; /* [workers]: each one's, NULL until it has something to read */
+    uint8_t **scratches; /* [workers]; NULL until the worker has something to read */
     uint64_t num_spans, num_transfers;
     uint32_t num_parts;
     int workers;
-    uint64_t reported_bytes; /* of tiles, that the caller has been told of; of the caller's thread, as asked_target */
+    uint64_t reported_bytes; /* bytes of tiles that progress has been told; only the caller's thread uses it, as
+                              * asked_target */
     int asked_target;
-    pthread_mutex_t lock;  /* over what follows, the transfers and the parts */
+    pthread_mutex_t lock;  /* protects what follows, the transfers and the parts */
     pthread_cond_t opened; /* a transfer has left TRF_TRANSFER_TAKING, or the upload is abandoned */
-    uint8_t *to;           /* NULL until there is one */
+    uint8_t *to;           /* NULL until the target is known */
     int is_abandoned;      /* after a failure nothing more is sent */
-    uint32_t taken;        /* parts */
-    int is_taking;         /* a thread is, the one behind them */
+    uint32_t taken;        /* how many parts have been taken */
+    int is_taking;         /* a thread is taking the part after these */
     uint64_t done_bytes;   /* of tiles */
     trf_error failure;     /* why a transfer has no buffer */
 } trf_upload;
 
 /* ---- cutting ---- */
 
-/* The span that begins at a place in the blob, or at a tile if the head is behind it. end: of the tiles. */
+/* Cuts the span that begins at an offset in the blob, or at a tile if the head lies before that offset. end: the end of
+ * the tiles. */
 static trf_upload_span cut_span(const trf_blob_view *view, uint64_t offset, uint64_t tile, uint64_t end) {
     trf_upload_span span = {.offset = offset, .first = tile};
     if (offset < view->extension.data_offset) {
@@ -113,13 +115,13 @@ static uint64_t tiles_of_part(const trf_upload *upload) {
     return upload->in_buffers ? upload->in_buffers->tiles_each : upload->feed->view->num_tiles;
 }
 
-/* The tile behind a part's last one. */
+/* @return the tile after a part's last one. */
 static uint64_t end_of_part(const trf_upload *upload, uint32_t part) {
     const uint64_t end = (part + 1) * tiles_of_part(upload), all = upload->feed->view->num_tiles;
     return end < all ? end : all;
 }
 
-/* Counts spans and transfers, and fills the upload's lists if they are there. */
+/* Counts spans and transfers, and fills the upload's lists if they exist. */
 static void cut_blob(trf_upload *upload) {
     const trf_blob_view *view = upload->feed->view;
     const int sends_head = upload->target && upload->feed->is_whole;
@@ -157,7 +159,7 @@ static uint64_t count_weights(const trf_blob_view *view, uint64_t first, uint64_
     return weights;
 }
 
-/* All weights count as irregular first: regular slabs take theirs away. */
+/* All weights count as irregular first; regular slabs subtract theirs. */
 static void begin_traits(trf_upload *upload) {
     const trf_blob_view *view = upload->feed->view;
     for (uint32_t p = 0; p < upload->num_parts; p++) {
@@ -186,7 +188,8 @@ static trf_status make_lists(trf_upload *upload, trf_error *err) {
 
 /* ---- spans ---- */
 
-/* Whether a transfer's buffer is somebody else's to take, or not yet to be taken. The lock is held. */
+/* Whether a thread must wait before it takes a transfer's buffer: another thread is taking it, or it is not yet this
+ * transfer's turn. The lock is held. */
 static int waits_to_open(const trf_upload *upload, const trf_transfer *transfer) {
     if (transfer->state == TRF_TRANSFER_TAKING)
         return 1;
@@ -196,7 +199,7 @@ static int waits_to_open(const trf_upload *upload, const trf_transfer *transfer)
     return transfer[-1].state == TRF_TRANSFER_NEW || transfer[-1].state == TRF_TRANSFER_TAKING;
 }
 
-/* Sees that a transfer has a buffer. err: not NULL. */
+/* Makes sure that a transfer has a buffer. err: not NULL. */
 static trf_status open_transfer(trf_upload *upload, trf_transfer *transfer, trf_error *err) {
     pthread_mutex_lock(&upload->lock);
     while (waits_to_open(upload, transfer))
@@ -228,11 +231,12 @@ static int has_place(const trf_upload *upload, uint32_t part) {
     const trf_part_buffers *in = upload->in_buffers;
     if (!in)
         return upload->to != NULL;
-    /* the part that was there before is done with once the one behind it has been taken */
+    /* the part that was in this buffer before is no longer needed once the part after that one has been taken */
     return part < in->buffers || part - in->buffers + 2 <= upload->taken;
 }
 
-/* What becomes of a transfer whose spans are all there. The lock is held. @return whether the caller is to send it. */
+/* Decides what to do with a transfer whose spans are all finished. The lock is held. @return whether the caller sends
+ * it. */
 static int complete_transfer(trf_upload *upload, trf_transfer *transfer) {
     if (!upload->is_abandoned && !has_place(upload, transfer->part)) {
         transfer->state = TRF_TRANSFER_FULL;
@@ -255,7 +259,7 @@ static trf_status send_transfer(trf_upload *upload, const trf_transfer *transfer
     return trf_staging_send(upload->staging, transfer->buffer, to + (transfer->offset - begin), transfer->bytes, err);
 }
 
-/* Sends the transfers that have waited for a place which there is now. The lock is held. */
+/* Sends the transfers that have waited for a place on the device and have one now. The lock is held. */
 static trf_status send_waiting(trf_upload *upload, trf_error *err) {
     trf_status status = TRF_OK;
     for (uint64_t c = 0; c < upload->num_transfers; c++) {
@@ -270,8 +274,8 @@ static trf_status send_waiting(trf_upload *upload, trf_error *err) {
     return status;
 }
 
-/* Hands over the parts of which all has been sent, in order, and so makes room for others. The lock is held, but while
- * a part is taken. */
+/* Takes the parts of which all transfers have been sent, in order, which makes room for others. The lock is held,
+ * except while a part is being taken. */
 static trf_status take_parts(trf_upload *upload, trf_error *err) {
     const trf_part_buffers *in = upload->in_buffers;
     trf_status status = TRF_OK;
@@ -290,7 +294,7 @@ static trf_status take_parts(trf_upload *upload, trf_error *err) {
     return status;
 }
 
-/* Notes that a span is in its transfer's buffer, and sends the transfer with its last one. */
+/* Notes that a span is in its transfer's buffer. If it was the transfer's last span, sends the transfer. */
 static trf_status close_span(trf_upload *upload, const trf_upload_span *span, const trf_layer_traits *traits,
                              trf_error *err) {
     trf_transfer *transfer = &upload->transfers[span->transfer];
@@ -313,7 +317,7 @@ static trf_status close_span(trf_upload *upload, const trf_upload_span *span, co
     return status;
 }
 
-/* After a failure: nothing is to wait for a place any more, which it may never come to. */
+/* Abandons the upload after a failure, so that nothing waits any longer for a place that may never come. */
 static void abandon(trf_upload *upload) {
     pthread_mutex_lock(&upload->lock);
     upload->is_abandoned = 1;
@@ -339,7 +343,7 @@ static trf_status find_target(trf_upload *upload, trf_error *err) {
     return status;
 }
 
-/* What the caller's thread does beside its spans: tells of transfers that have been finished. */
+/* Tells progress what has been finished. The caller's thread does this between its spans. */
 static trf_status report_new_bytes(trf_upload *upload, trf_error *err) {
     pthread_mutex_lock(&upload->lock);
     const uint64_t done_bytes = upload->done_bytes;
@@ -350,7 +354,7 @@ static trf_status report_new_bytes(trf_upload *upload, trf_error *err) {
     return trf_layer_feed_progress(upload->feed, done_bytes, err);
 }
 
-/* A span's tiles, in the worker's scratch or where they are anyway. */
+/* Reads a span's tiles, to the worker's scratch, or finds them where they are in memory anyway. */
 static trf_status read_tiles(trf_upload *upload, const trf_upload_span *span, int worker, const uint8_t **tiles,
                              trf_error *err) {
     const trf_layer_feed *feed = upload->feed;
@@ -362,13 +366,13 @@ static trf_status read_tiles(trf_upload *upload, const trf_upload_span *span, in
     return feed->read(feed->read_context, span->first, span->tiles, upload->scratches[worker], tiles, err);
 }
 
-/* Copies bytes, a multiple of 16 as both places are, that this thread and its neighbours will not need again: the
- * device reads them from memory, and finds them there at once. */
+/* Copies bytes past the caches, since this thread and its neighbours will not need them again: the device reads them
+ * from memory, and finds them there at once. The number and both addresses are multiples of 16. */
 static void copy_past_caches(uint8_t *to, const uint8_t *from, size_t bytes) {
 #ifdef __SSE2__
     for (size_t i = 0; i < bytes; i += 16)
         _mm_stream_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(from + i)));
-    _mm_sfence(); /* before others are told */
+    _mm_sfence(); /* the bytes are in memory before others are told */
 #else
     memcpy(to, from, bytes);
 #endif
@@ -416,7 +420,7 @@ static trf_status upload_spans(trf_upload *upload, trf_error *err) {
     if (status == TRF_OK)
         status = trf_pool_for(trf_staging_pool(upload->staging), upload->workers, upload->num_spans, upload_next,
                               upload, err);
-    if (status == TRF_OK) /* others have been faster than the caller's thread */
+    if (status == TRF_OK) /* the others may have left no span to the caller's thread */
         status = find_target(upload, err);
     for (int w = 0; w < upload->workers; w++)
         trf_staging_give_scratch(upload->staging, upload->scratches[w]);

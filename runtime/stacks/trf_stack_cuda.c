@@ -182,8 +182,7 @@ static trf_status copy_residents(trf_stack *stack, uint8_t *scratch, uint64_t sc
             if (stack->places[i].is_resident)
                 error = cudaMemcpyAsync(device->memory_dev + stack->places[i].offset, device->copies[i].image,
                                         stack->places[i].bytes, cudaMemcpyHostToDevice, device->stream);
-        const cudaError_t waited = cudaStreamSynchronize(device->stream); /* also after a failure: scratch is freed
-                                                                           * next */
+        const cudaError_t waited = cudaStreamSynchronize(device->stream); /* after a failure, too: scratch is freed */
         if (status == TRF_OK)
             status = trf_check_cuda(error ? error : waited, "copying layers to the device", err);
     }
