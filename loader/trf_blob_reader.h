@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading blobs where they lie in a file: the head at once, tiles in spans, so that memory does not grow with the
- * layer.
- * */
+/* Reads blobs where they lie in a file. The head is read at once and tiles are read in spans, so that memory does not
+ * grow with the layer. */
 #ifndef TRF_BLOB_READER_H
 #define TRF_BLOB_READER_H
 
@@ -13,14 +12,13 @@ typedef struct trf_blob_reader {
     const trf_file *file;
     uint64_t offset; /* of the blob's first byte in the file */
     uint64_t bytes;  /* of the blob */
-    void *head;      /* aligned; view leads into it */
+    void *head;      /* aligned; view points into it */
     uint64_t head_bytes;
     trf_blob_view view;
 } trf_blob_reader;
 
 /* Opens the blob in `bytes` bytes at `offset`; file must outlive the reader. Release with trf_blob_reader_close on
- * success only.
- * Errors: those of a malformed head, with offsets in the file; TRF_ERR_IO, TRF_ERR_MEMORY. */
+ * success only. Errors: those of a malformed head, with offsets in the file; TRF_ERR_IO, TRF_ERR_MEMORY. */
 trf_status trf_blob_reader_open(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_reader *reader,
                                 trf_error *err);
 void trf_blob_reader_close(trf_blob_reader *reader);
@@ -33,14 +31,15 @@ typedef struct trf_rectangle {
 
 typedef trf_status trf_rectangle_fn(void *context, const trf_rectangle *rectangle, trf_error *err);
 
-/* Checks and decodes every tile, and hands the weights to fn: from left to right, then downwards, each weight once; one
- * call at a time. With fn NULL the tiles are only checked and decoded. threads: as trf_thread_count takes it.
- * *buffer_bytes, if not NULL: what it allocated.
+/* Checks and decodes every tile, and hands the weights to fn: from left to right, then downwards, each weight once, one
+ * call at a time. If fn is NULL the tiles are only checked and decoded. threads: as trf_thread_count takes it.
+ * *buffer_bytes, if not NULL: the bytes that were allocated.
  * Errors: those of tiles, with offsets in the file; whatever fn returns; TRF_ERR_IO, TRF_ERR_MEMORY. */
 trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, trf_rectangle_fn *fn, void *context,
                                   uint64_t *buffer_bytes, trf_error *err);
 
-/* Where the blobs of a stored tensor lie: one, or behind the index of an expert tensor (FORMAT.md section 10). */
+/* Where the blobs of a stored tensor lie: it is one blob, or an expert tensor's index and the blobs after it (FORMAT.md
+ * section 10). */
 typedef struct trf_blob_list {
     uint64_t count;
     uint64_t *offsets; /* [count + 1] from the tensor's first byte; the last is its size */
@@ -54,7 +53,7 @@ trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t by
                               trf_error *err);
 void trf_blob_list_free(trf_blob_list *list);
 
-/* Bytes of the index in front of `count` blobs. count is at most 2^31 - 1. */
+/* @return the bytes of the index in front of `count` blobs. count is at most 2^31 - 1. */
 static inline uint64_t trf_expert_index_bytes(uint64_t count) { return trf_align(16 + 8 * count); }
 
 /* Fills an index: offsets[count]; index: trf_expert_index_bytes(count) bytes. */

@@ -5,7 +5,7 @@
 
 #include "trf_checkpoint_file.h"
 
-/* Where, under "metadata", the index of a compressed checkpoint keeps the source's index. */
+/* The member of "metadata" in which the index of a compressed checkpoint keeps the source's index. */
 #define TRF_METADATA_INDEX "transfuse_source_index"
 
 typedef struct trf_checkpoint_index {
@@ -14,11 +14,12 @@ typedef struct trf_checkpoint_index {
     trf_file_stamp stamp; /* when it was read */
     json_t *root;
     json_t *weight_map; /* within root */
-    int has_mark;       /* it begins with a byte order mark, and is not parsed: those who load by it raise an error */
+    int has_mark;       /* it begins with a byte order mark, and is not parsed: programs that load by it raise an
+                         * error */
 } trf_checkpoint_index;
 
-/* Reads and parses. Release with trf_checkpoint_index_free on success only. Errors: TRF_ERR_NOT_FOUND, _IO, _FORMAT,
- * _MEMORY. */
+/* Reads and parses an index. Release with trf_checkpoint_index_free on success only. Errors: TRF_ERR_NOT_FOUND, _IO,
+ * _FORMAT, _MEMORY. */
 trf_status trf_checkpoint_index_open(const char *path, trf_checkpoint_index *index, trf_error *err);
 void trf_checkpoint_index_free(trf_checkpoint_index *index);
 
@@ -27,21 +28,21 @@ void trf_checkpoint_index_free(trf_checkpoint_index *index);
 trf_status trf_checkpoint_index_check(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
                                       size_t num_files, trf_error *err);
 
-/* @return why nothing is loaded by it, a static string: none of the files that it names is there, or nobody can read
- * it; or NULL. */
+/* @return a static string that says why nothing is loaded by the index: none of the files that it names exists, or
+ * nobody can read it; or NULL. */
 const char *trf_checkpoint_index_why_idle(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
                                           size_t num_files);
 
-/* @return the text of the source's index that it keeps, and its *bytes; NULL: none. */
+/* @return the text of the source's index that the index keeps, with its *bytes; NULL if it keeps none. */
 const char *trf_checkpoint_index_kept(const trf_checkpoint_index *index, size_t *bytes);
 
-/* Whether the source's index that it keeps, if it does, goes with the source's tensors. files: those of the folder.
+/* Checks that the source's index, if the index keeps one, fits the source's tensors. files: those of the folder.
  * Errors: TRF_ERR_FORMAT, _MEMORY. */
 trf_status trf_checkpoint_index_check_kept(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
                                            size_t num_files, trf_error *err);
 
-/* The text of the index that goes with `out`, the files that the ones of `in` became (same names, same order).
- * Compressing keeps the text of this index in it; decompressing gives that text back. *text is malloc'd.
+/* Makes the text of the index for `out`, the files that those of `in` became (same names, same order). Compressing
+ * keeps the text of this index in it, and decompressing gives that text back. *text is malloc'd.
  * Errors: TRF_ERR_FORMAT (a kept index that does not fit), _IO, _MEMORY. */
 trf_status trf_checkpoint_index_rewrite(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
                                         const trf_checkpoint_file *out, size_t num_files, char **text, size_t *bytes,

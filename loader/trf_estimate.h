@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How large a blob would be, from a sample of the matrix's weights. */
+/* Estimates how large a blob would be, from a sample of the matrix's weights. */
 #ifndef TRF_ESTIMATE_H
 #define TRF_ESTIMATE_H
 
 #include "trf_file.h"
 
 enum {
-    TRF_SAMPLED_EXPERTS = 4 /* of an expert tensor, which stand for all */
+    TRF_SAMPLED_EXPERTS = 4 /* the experts of an expert tensor that stand for all */
 };
 
 /* A matrix as it lies in a file. */
@@ -17,9 +17,9 @@ typedef struct trf_sampled_matrix {
     uint64_t rows, cols;
 } trf_sampled_matrix;
 
-/* Encodes tiles, or rows to quantize, that are evenly spread over it, and scales. The result is within 2 % for normally
- * distributed weights, and within 3 % if halves or quarters of them are of another kind. report: of the sample.
- * Errors: as trf_encode_source. */
+/* Encodes tiles, or rows to quantize, that are evenly spread over the matrix, and scales their size up. The result is
+ * within 2 % for normally distributed weights, and within 3 % if halves or quarters of them are of another kind.
+ * report: of the sample. Errors: as trf_encode_source. */
 trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, uint64_t *blob_bytes,
                              trf_layer_report *report, trf_error *err);
 

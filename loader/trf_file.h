@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files and paths: whole reads and writes at an offset, with failures that name the file and the byte. */
+/* Files and paths: reads and writes at an offset that are complete or fail. Messages name the file and the byte. */
 #ifndef TRF_FILE_H
 #define TRF_FILE_H
 
 #include "trf_error.h"
 
-/* An open file and what messages call it: an output's final name, although it still has a temporary one. path is not
- * owned. */
+/* An open file, and the path that messages give it: for an output the final name, although the file still has a
+ * temporary one. path is not owned. */
 typedef struct trf_file {
     int fd;
     const char *path;
@@ -15,10 +15,10 @@ typedef struct trf_file {
 /* Opens a regular file for reading. Errors: TRF_ERR_NOT_FOUND, _IO (also for what is not a regular file). */
 trf_status trf_file_open(const char *path, trf_file *file, uint64_t *size, trf_error *err);
 
-/* What tells that a file was written to. */
+/* The stamp of a file, which shows whether it was written to. */
 typedef struct trf_file_stamp {
     uint64_t bytes;
-    int64_t seconds, nanoseconds; /* since when it is as it is */
+    int64_t seconds, nanoseconds; /* when it was changed last */
 } trf_file_stamp;
 
 struct stat;
@@ -31,14 +31,14 @@ trf_status trf_path_check_stamp(const char *path, const trf_file_stamp *stamp, t
 /* Errors: TRF_ERR_IO. */
 trf_status trf_file_take_stamp(const trf_file *file, trf_file_stamp *stamp, trf_error *err);
 
-/* Whether a file, opened again perhaps, is what it was. Errors: TRF_ERR_IO. */
+/* Checks that a file, which may have been opened again, is what it was. Errors: TRF_ERR_IO. */
 trf_status trf_file_check_stamp(const trf_file *file, const trf_file_stamp *stamp, trf_error *err);
 
-/* Creates a file that must not exist yet, for writing and reading back. It has exactly this mode, and never a more open
- * one. */
+/* Creates a file that must not exist yet, for writing and reading back. It has exactly this mode from the beginning,
+ * and never a more open one. */
 trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err);
 
-/* Closes; a file that is not open (fd < 0) is allowed. Call trf_file_sync first where the contents matter. */
+/* Closes a file; fd < 0 (not open) is allowed. Call trf_file_sync first where the contents matter. */
 void trf_file_close(trf_file *file);
 
 /* Makes contents and size durable. */
@@ -49,21 +49,21 @@ trf_status trf_file_read(const trf_file *file, uint64_t offset, void *dst, uint6
 trf_status trf_file_write(const trf_file *file, uint64_t offset, const void *src, uint64_t size, trf_error *err);
 trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err);
 
-/* Reads a whole file of at most max_bytes. *text is malloc'd and has a NUL behind its *bytes bytes. Errors: also
+/* Reads a whole file of at most max_bytes. *text is malloc'd and ends with a NUL after its *bytes bytes. Errors: also
  * TRF_ERR_FORMAT if it is larger. */
 trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size_t *bytes, trf_error *err);
 
-/* Gives a file or folder exactly these permissions; what else its mode holds stays. */
+/* Gives a file or folder exactly these permissions. The rest of its mode stays. */
 trf_status trf_file_set_mode(int fd, const char *path, unsigned mode, trf_error *err);
 
-/* @return bytes that may still be written to the file system of a folder; UINT64_MAX if that is not known, as where it
- * has no size. */
+/* @return bytes that may still be written to the file system of a folder; UINT64_MAX if that is not known, as on a file
+ * system without a size. */
 uint64_t trf_free_bytes(const char *folder);
 
 /* Makes the entries of a folder durable. */
 trf_status trf_folder_sync(const char *path, trf_error *err);
 
-/* Names in a folder but for "." and "..", in byte order. Release with trf_folder_free. */
+/* The names in a folder except "." and "..", in byte order. Release with trf_folder_free. */
 typedef struct trf_folder {
     char **names;
     size_t count;
@@ -72,14 +72,14 @@ typedef struct trf_folder {
 trf_status trf_folder_list(const char *path, trf_folder *folder, trf_error *err);
 void trf_folder_free(trf_folder *folder);
 
-/* malloc'd, or NULL without memory. */
+/* @return a malloc'd path, or NULL without memory. */
 char *trf_path_join(const char *folder, const char *name);
 char *trf_path_parent(const char *path);
 
-/* @return the part behind the last slash. */
+/* @return the part after the last slash. */
 const char *trf_path_basename(const char *path);
 
-/* TRF_ERR_NOT_FOUND or _IO after a system call failed, with errno's text. what: such as "cannot open". */
+/* @return TRF_ERR_NOT_FOUND or _IO after a system call failed, with errno's text. what: such as "cannot open". */
 trf_status trf_fail_errno(trf_error *err, const char *path, uint64_t offset, const char *what);
 
 trf_status trf_fail_memory(trf_error *err, uint64_t bytes);

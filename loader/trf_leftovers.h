@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Temporary files and folders that a run left when it was killed. A run holds a lock on its own as long as it lives, so
+/* Temporary files and folders that a run left behind when it was killed. A run locks its own as long as it lives, so
  * one that nobody locks is a leftover. */
 #ifndef TRF_LEFTOVERS_H
 #define TRF_LEFTOVERS_H
 
 #include "trf_job.h"
 
-/* What is appended to an output's path, with a dot before and a dash and eight hexadecimal digits behind: for what is
- * being built, and for a folder that makes place. A file of the user's does not have such a name by chance. */
+/* These labels are appended to an output's path, with a dot before them and a dash and eight hexadecimal digits after
+ * them: for what is being built, and for a folder that gives way to it. No file of a user has such a name by chance. */
 #define TRF_TEMPORARY_LABEL "transfuse-tmp"
 #define TRF_FORMER_LABEL "transfuse-old"
 
@@ -15,13 +15,13 @@ enum {
     TRF_TEMPORARY_DIGITS = 8
 };
 
-/* Locks what is being built, for as long as fd is open. path: what fd was opened by. @return 0 if another run took it
- * for a leftover in the meantime. */
+/* Locks what is being built, for as long as fd is open. path: the path that fd was opened with. @return 0 if another
+ * run took it for a leftover in the meantime. */
 int trf_temporary_lock(int fd, const char *path);
 
-/* Looks for leftovers beside an output, and tells each in a note; removes them with `overwrite`. A former folder stays
- * as long as there is none under the output's own name, since it is the only one then. Errors: TRF_ERR_MEMORY.
- */
+/* Looks for leftovers beside an output, and mentions each in a note; removes them with `overwrite`. A folder that gave
+ * way stays as long as there is none under the output's own name, since it is the only one then. Errors:
+ * TRF_ERR_MEMORY. */
 trf_status trf_leftovers_clear(const char *path, int overwrite, trf_job *job, trf_error *err);
 
 /* Removes a file, or a folder with all below it, as far as that can be done. Links are not followed. */

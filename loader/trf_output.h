@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Outputs that appear whole or not at all: built under a temporary name beside the final one, synced, then renamed. */
+/* Outputs that appear whole or not at all: they are built under a temporary name beside the final one, synced, then
+ * renamed. */
 #ifndef TRF_OUTPUT_H
 #define TRF_OUTPUT_H
 
 #include "trf_job.h"
 
-/* What may be replaced: an existing file, or an entry of an existing folder, which is a file, a link, or a folder
- * without entries. below: the entry's path below the folder, or the file's name; path: the whole of it.
+/* Decides what may be replaced: an existing file, or an entry of an existing folder, which is a file, a link, or a
+ * folder without entries. below: the entry's path below the folder, or the file's name; path: the whole path.
  * @return 1 if it may be replaced, 0 if not, -1 without memory. */
 typedef int trf_may_replace_fn(void *context, const char *below, const char *path, int is_folder);
 
@@ -20,33 +21,33 @@ typedef struct trf_output_place {
     int is_folder;
     int overwrite;
     unsigned mode;                   /* permissions that it gets, exactly; or TRF_MODE_OF_NEW_FILES */
-    trf_job *job;                    /* for notes; NULL: leftovers are nobody's concern */
-    trf_may_replace_fn *may_replace; /* NULL: nothing may be in a folder; a file may be no part of a checkpoint */
+    trf_job *job;                    /* for notes; NULL: leftovers are ignored */
+    trf_may_replace_fn *may_replace; /* NULL: a folder must be empty, and a file must not be part of a checkpoint */
     void *context;
 } trf_output_place;
 
 typedef struct trf_output {
     trf_output_place place;
-    char *path;      /* the final one, without slashes at its end; where a link leads */
+    char *path;      /* the final one, without slashes at its end and with links followed */
     char *temporary; /* what is being built, until it is published */
-    trf_file file;   /* what is being built, and locked: a file, open for writing, or the folder */
+    trf_file file;   /* what is being built, which is locked: a file, open for writing, or the folder */
 } trf_output;
 
-/* Begins an output. With `overwrite` an existing file is replaced if it may be, an existing folder if each entry in it
- * may be (-f must not cost somebody work), anything else never. A symbolic link stays: the output is what it leads to.
- * What runs that were killed left beside it is told and, with `overwrite`, removed. place: copied; its path too. Call
- * trf_output_end in every case. Errors: TRF_ERR_EXISTS, _NOT_FOUND (a link leads nowhere), _IO, _ARGUMENT (empty path),
- * _MEMORY. */
+/* Begins an output. With `overwrite` an existing file is replaced if it may be, and an existing folder if each entry in
+ * it may be (-f must not destroy anybody's work); nothing else is ever replaced. A symbolic link stays: the output is
+ * what it leads to. What killed runs left beside it is mentioned in notes and, with `overwrite`, removed. place:
+ * copied, and so is its path. Call trf_output_end in every case. Errors: TRF_ERR_EXISTS, _NOT_FOUND (a link leads
+ * nowhere), _IO, _ARGUMENT (empty path), _MEMORY. */
 trf_status trf_output_begin(trf_output *output, const trf_output_place *place, trf_error *err);
 
-/* The same for a file, with the permissions that new files get. */
+/* Does the same for a file, with the permissions that new files get. */
 trf_status trf_output_begin_file(trf_output *output, const char *path, int overwrite, trf_error *err);
 
-/* What trf_output_begin would say, but for leftovers; nothing is begun. */
+/* Returns what trf_output_begin would return, apart from leftovers. Nothing is begun. */
 trf_status trf_output_check(const trf_output_place *place, trf_error *err);
 
-/* Syncs what was built and gives it its final name, atomically; without `overwrite` nothing is clobbered even by
- * something that came into being meanwhile. Files and folders inside a folder are the caller's to sync.
+/* Syncs what was built and gives it its final name, atomically. Without `overwrite` nothing is replaced, not even
+ * something that was created meanwhile. The caller must sync files and folders inside a folder.
  * Errors: TRF_ERR_EXISTS, _IO. */
 trf_status trf_output_publish(trf_output *output, trf_error *err);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The header of a safetensors file: reading it as strictly as the reference implementation does, and writing one.
+/* The header of a safetensors file. It is read as strictly as by the reference implementation; the second half writes
+ * one.
  *
  * A file is a u64 length, that many bytes of JSON, and the tensors' data without holes. */
 #ifndef TRF_SAFETENSORS_H
@@ -14,7 +15,7 @@
 
 typedef struct trf_tensor {
     char *name;
-    char *dtype;     /* as the file spells it; types that we do not know are carried as bytes */
+    char *dtype;     /* as the file spells it; types that we do not know are treated as bytes */
     uint64_t *shape; /* [num_dims] */
     uint32_t num_dims;
     uint64_t begin, end; /* in the data */
@@ -30,9 +31,9 @@ typedef struct trf_safetensors {
     trf_tensor **by_name; /* the same, in the order of strcmp */
 } trf_safetensors;
 
-/* Parses a header. text: malloc'd, text_bytes long; taken over on success and on failure. data_bytes: what follows it
- * in the file, or UINT64_MAX where there is no file to compare with. Release with trf_safetensors_free on success only.
- * Errors: TRF_ERR_FORMAT (offsets count from the file's first byte), TRF_ERR_MEMORY. */
+/* Parses a header. text: malloc'd, text_bytes long; it is taken over on success and on failure. data_bytes: the bytes
+ * after it in the file, or UINT64_MAX if there is no file to compare with. Release with trf_safetensors_free on success
+ * only. Errors: TRF_ERR_FORMAT (offsets count from the file's first byte), TRF_ERR_MEMORY. */
 trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_bytes, trf_safetensors *header,
                                  trf_error *err);
 
@@ -48,14 +49,14 @@ const trf_tensor *trf_safetensors_find(const trf_safetensors *header, const char
 /* @return a metadata string, or NULL. */
 const char *trf_safetensors_metadata(const trf_safetensors *header, const char *key);
 
-/* First byte of the data in the file. */
+/* @return where the data begins in the file. */
 static inline uint64_t trf_safetensors_data_offset(const trf_safetensors *header) {
     return 8 + (uint64_t)header->text_bytes;
 }
 
 static inline uint64_t trf_tensor_bytes(const trf_tensor *tensor) { return tensor->end - tensor->begin; }
 
-/* @return the weights' type of a safetensors dtype, TRF_DTYPE_NONE if no codec takes it. */
+/* @return the weights' type for a safetensors dtype; TRF_DTYPE_NONE if no codec takes it. */
 trf_dtype trf_dtype_of_name(const char *name);
 
 /* @return bits of an element of a safetensors dtype; 0 for one that is not known. */
@@ -63,7 +64,7 @@ uint32_t trf_dtype_bits_of_name(const char *name);
 
 /* ---- writing ---- */
 
-/* Text that grows. An allocation that fails is remembered in `failed`, to be looked at once at the end. */
+/* A text that grows. `failed` remembers that an allocation failed, so that it can be checked once at the end. */
 typedef struct trf_text {
     char *bytes;
     size_t size, capacity;
@@ -85,8 +86,8 @@ void trf_safetensors_add_tensor(trf_text *text, const char *name, const char *su
 /* Ends a header and pads it with spaces until 8 + size is a multiple of `alignment`. */
 void trf_safetensors_end_header(trf_text *text, uint32_t alignment);
 
-/* Largest size that trf_safetensors_add_tensor can add for this tensor, whatever its offsets, as itself or as
- * U8 with `suffix` behind its name. @return 0 without memory. */
+/* @return the largest size that trf_safetensors_add_tensor can add for this tensor, whatever its offsets, as itself or
+ * as U8 with `suffix` after its name; 0 without memory. */
 size_t trf_safetensors_entry_bound(const trf_tensor *tensor, const char *suffix);
 
 #endif

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the names, types and shapes of a source's tensors tell: that the model is quantized already, or that a file
+/* Finds out from the names, types and shapes of a source's tensors whether the model is quantized already, or a file
  * holds an adapter. FORMAT.md, section 10. */
 #ifndef TRF_SOURCE_TENSORS_H
 #define TRF_SOURCE_TENSORS_H
 
 #include "trf_checkpoint.h"
 
-/* Finds a tensor that only quantized models have. *file, *tensor: it and its file, the checkpoint's; or NULL. Errors:
- * TRF_ERR_MEMORY. */
+/* Finds a tensor that only quantized models have. *file, *tensor: the tensor and its file, which are the checkpoint's;
+ * or NULL. Errors: TRF_ERR_MEMORY. */
 trf_status trf_find_quantized_tensor(const trf_checkpoint *checkpoint, const trf_checkpoint_file **file,
                                      const trf_tensor **tensor, trf_error *err);
 
