@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small parts of the public interface: names and sizes of dtypes, codecs, layouts and paths, why tensors are left,
- * the version, release of memory. */
+/* Small parts of the public interface: names and sizes of dtypes, codecs, layouts and paths; the reasons why tensors
+ * are left as they are; the version; and the release of memory. */
 #include "transfuse/checkpoints.h"
 #include "transfuse/device_memory.h"
 #include "transfuse/tuning.h"

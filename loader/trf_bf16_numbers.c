@@ -38,14 +38,14 @@ trf_status trf_may_be_bf16_numbers(const trf_file *file, uint64_t offset, uint64
     return TRF_OK;
 }
 
-/* Weights that several threads look through. */
+/* Weights that several threads search. */
 typedef struct trf_number_search {
     const trf_file *file;
     uint64_t offset, bytes;
     uint32_t **buffers; /* one for each worker */
 } trf_number_search;
 
-/* Errors: also TRF_ERR_MISMATCH, which ends the search: there is another number. */
+/* Searches one piece. Errors: also TRF_ERR_MISMATCH if a weight is another number, which ends the search. */
 static trf_status look_through_piece(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_number_search *search = context;
     const uint64_t begin = index * TRF_PIECE_BYTES, left = search->bytes - begin,

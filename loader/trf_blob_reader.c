@@ -16,11 +16,11 @@ enum {
     TRF_CACHE_LINE = 64,
 };
 
-/* Tiles that are read and decoded together: whole strips, or a part of one where strips are wide. */
+/* Tiles that are read and decoded together: whole strips, or a part of one if strips are wide. */
 typedef struct trf_read_span {
     const trf_blob_view *view;
     const trf_decode_table *table;
-    uint64_t first; /* tile */
+    uint64_t first; /* the first tile */
     uint64_t tiles;
     uint64_t data_offset; /* of the first tile in the blob */
     trf_rectangle rectangle;
@@ -109,7 +109,7 @@ static trf_status grow_buffer(uint8_t **buffer, size_t *capacity, uint64_t bytes
     return TRF_OK;
 }
 
-/* Reads the span's tiles, which lie in order without gaps. */
+/* Reads the span's tiles, which are contiguous and in order. */
 static trf_status read_span(const trf_blob_reader *reader, trf_read_span *span, trf_error *err) {
     uint64_t bytes = 0;
     for (uint64_t t = span->first; t < span->first + span->tiles; t++) {
@@ -192,7 +192,8 @@ done:
     return status;
 }
 
-/* Checks the offsets of an expert index: blobs back to back, aligned, each with room for a head. */
+/* Checks the offsets of an expert index: the blobs must be contiguous and aligned, and each must have room for a
+ * head. */
 static trf_status check_expert_index(const trf_blob_list *list, uint64_t offset, trf_error *err) {
     if (list->offsets[0] != trf_expert_index_bytes(list->count))
         return trf_fail(err, TRF_ERR_HEADER, offset + 16, "expert index: the first blob is not right behind the index");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening a checkpoint and listing what is in it. */
+/* Opens a checkpoint and lists what is in it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* realpath */
 #endif
@@ -68,7 +68,7 @@ trf_tree_owner trf_checkpoint_owner(const void *context, const char *path) {
     return TRF_TREE_OTHERS;
 }
 
-/* @return whether a path is a symbolic link to another file of the same folder, which then stands for both. */
+/* @return whether a path is a symbolic link to another file of the same folder. That file then stands for both. */
 static int is_alias(const char *root, const char *path) {
     struct stat info;
     if (lstat(path, &info) != 0 || !S_ISLNK(info.st_mode))
@@ -95,7 +95,7 @@ static trf_status checkpoint_add(trf_checkpoint *checkpoint, const char *name, t
         status = trf_fail_errno(err, path, TRF_NO_OFFSET,
                                 lstat(path, &info) == 0 ? "cannot follow the link" : "cannot examine");
     else if (S_ISDIR(info.st_mode) || (!is_index && is_alias(checkpoint->root, path)))
-        ; /* copied with the other entries */
+        ; /* it is copied with the other entries */
     else if (is_index &&
              (status = trf_checkpoint_index_open(path, &checkpoint->indexes[checkpoint->num_indexes], err)) == TRF_OK)
         checkpoint->num_indexes++;
@@ -106,7 +106,7 @@ static trf_status checkpoint_add(trf_checkpoint *checkpoint, const char *name, t
     return status;
 }
 
-/* Puts aside the indexes that nothing is loaded by, as after a download of one variant alone. */
+/* Puts aside the indexes by which nothing is loaded, as after a download of one variant alone. */
 static trf_status put_idle_indexes_aside(trf_checkpoint *checkpoint, trf_error *err) {
     size_t kept = 0;
     trf_status status = TRF_OK;
@@ -130,7 +130,7 @@ static trf_status put_idle_indexes_aside(trf_checkpoint *checkpoint, trf_error *
     return status;
 }
 
-/* Before config.json is read. */
+/* Takes the stamp of config.json, which must not have been read yet. */
 static trf_status take_config_stamp(trf_checkpoint *checkpoint, trf_error *err) {
     char *path = trf_path_join(checkpoint->root, "config.json");
     if (!path)
@@ -174,7 +174,8 @@ static trf_status checkpoint_open_folder(trf_checkpoint *checkpoint, trf_error *
     for (size_t i = 0; i < folder.count && status == TRF_OK; i++)
         status = checkpoint_add(checkpoint, folder.names[i], err);
     trf_folder_free(&folder);
-    if (status == TRF_OK && checkpoint->num_files) /* without any file an index that names some is an error */
+    if (status == TRF_OK && checkpoint->num_files) /* if there is no file at all, an index that names some is an
+                                                    * error */
         status = put_idle_indexes_aside(checkpoint, err);
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
         status = trf_checkpoint_index_check(&checkpoint->indexes[i], checkpoint->files, checkpoint->num_files, err);
@@ -184,8 +185,8 @@ static trf_status checkpoint_open_folder(trf_checkpoint *checkpoint, trf_error *
     return status == TRF_OK ? take_config_stamp(checkpoint, err) : status;
 }
 
-/* @return whether a folder holds a config.json and a *.safetensors file, and is none that a link in the pipeline leads
- * to, which stands for both. */
+/* Sets *is to whether a folder holds a config.json and a *.safetensors file. A link to another folder of the pipeline
+ * is no part, since that folder stands for both. */
 static trf_status is_part(const char *root, const char *path, int *is, trf_error *err) {
     struct stat info;
     trf_folder folder;
@@ -335,7 +336,7 @@ static size_t split_expert_name(const char *tensor, uint64_t *matrix) {
     return errno == 0 && strcmp(end, "]") == 0 ? (size_t)(bracket - tensor) : 0;
 }
 
-/* Finds a tensor by its source's name, with or without the suffix of blobs: matrix->checkpoint_file stays NULL if there
+/* Finds a tensor by its source's name, with or without the suffix of blobs. matrix->checkpoint_file stays NULL if there
  * is none. */
 static trf_status find_named(const trf_checkpoint *checkpoint, const char *name, size_t length,
                              trf_checkpoint_matrix *matrix, trf_error *err) {
@@ -356,11 +357,11 @@ static trf_status find_named(const trf_checkpoint *checkpoint, const char *name,
     return TRF_OK;
 }
 
-/* In one model: matrix->checkpoint_file stays NULL if it has none of the name. */
+/* Finds a name in one model. matrix->checkpoint_file stays NULL if the model does not have it. */
 static trf_status find_in_model(const trf_checkpoint *model, const char *name, trf_checkpoint_matrix *matrix,
                                 trf_error *err) {
     *matrix = (trf_checkpoint_matrix){0};
-    /* A name may end in brackets of its own. */
+    /* The whole name is tried first, since a name may end in brackets of its own. */
     trf_status status = find_named(model, name, strlen(name), matrix, err);
     if (status == TRF_OK && !matrix->checkpoint_file) {
         const size_t stem = split_expert_name(name, &matrix->expert);
@@ -371,7 +372,7 @@ static trf_status find_in_model(const trf_checkpoint *model, const char *name, t
     return status;
 }
 
-/* Does what find_in_model does; in a pipeline's part a name may also begin with the part's. */
+/* Does what find_in_model does. In a pipeline's part a name may also begin with the part's name. */
 static trf_status find_in_part(const trf_checkpoint *part, const char *name, trf_checkpoint_matrix *matrix,
                                trf_error *err) {
     const size_t length = part->name ? strlen(part->name) : 0;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the first header among a stored tensor's blobs says. */
+/* What the header of a stored tensor's first blob says. */
 typedef struct trf_blob_shape {
     trf_dtype dtype;
     uint64_t shape[3]; /* [blobs][rows][cols] for an expert tensor, else [rows][cols] */
@@ -59,7 +59,7 @@ static trf_status read_blob_shape(const trf_file *file, uint64_t offset, uint64_
     return status;
 }
 
-/* *begins: whether a tensor of the file begins as blobs do, going by type and magic. */
+/* Sets *begins to whether a tensor of the file begins as blobs do, judging by type and magic. */
 static trf_status begins_as_blob(const trf_file *file, const trf_checkpoint_file *checkpoint_file,
                                  const trf_tensor *tensor, int *begins, trf_error *err) {
     uint32_t magic = 0;
@@ -71,7 +71,7 @@ static trf_status begins_as_blob(const trf_file *file, const trf_checkpoint_file
     return status;
 }
 
-/* *is_blob: whether a tensor of the file is stored as blobs, going by suffix, type and magic. */
+/* Sets *is_blob to whether a tensor of the file is stored as blobs, judging by suffix, type and magic. */
 static trf_status is_blob_tensor(const trf_file *file, const trf_checkpoint_file *checkpoint_file,
                                  const trf_tensor *tensor, int *is_blob, trf_error *err) {
     size_t length = strlen(tensor->name), suffix = strlen(TRF_BLOB_SUFFIX);
@@ -81,7 +81,8 @@ static trf_status is_blob_tensor(const trf_file *file, const trf_checkpoint_file
     return begins_as_blob(file, checkpoint_file, tensor, is_blob, err);
 }
 
-/* What a tensor of a compressed file without a kept header was: of blobs what they say, else what it is (blobs = 0). */
+/* Finds out what a tensor was before, in a compressed file that keeps no source header. The blobs of a tensor say it;
+ * another tensor is what it was (blobs = 0). */
 static trf_status read_source_shape(const trf_file *file, const trf_checkpoint_file *checkpoint_file,
                                     const trf_tensor *tensor, trf_blob_shape *blob_shape, trf_error *err) {
     int is_blob;
@@ -94,7 +95,7 @@ static trf_status read_source_shape(const trf_file *file, const trf_checkpoint_f
     return status == TRF_OK ? TRF_OK : trf_prefix_error(err, status, "tensor '%s'", tensor->name);
 }
 
-/* Adds a tensor to a header that is being made up, behind those that end at *end. */
+/* Adds a tensor to a header that is being rebuilt. Its data follows that of the tensors before, which ends at *end. */
 static trf_status add_source_tensor(trf_text *text, const char *name, const trf_tensor *own,
                                     const trf_blob_shape *blob_shape, uint64_t *end, trf_error *err) {
     uint64_t begin = *end, bytes = own ? trf_tensor_bytes(own) : 0;
@@ -175,7 +176,7 @@ done:
     return status;
 }
 
-/* Takes the source header that the compressor kept, if it did. */
+/* Reads the source header that the compressor kept, or rebuilds it. */
 static trf_status read_source_header(const trf_file *file, trf_checkpoint_file *checkpoint_file, trf_error *err) {
     const char *kept = trf_safetensors_metadata(&checkpoint_file->own_header, TRF_METADATA_HEADER);
     if (!kept)
@@ -187,7 +188,7 @@ static trf_status read_source_header(const trf_file *file, trf_checkpoint_file *
     if (status == TRF_OK)
         return TRF_OK;
     if (err)
-        err->offset = TRF_NO_OFFSET; /* it counted in the source */
+        err->offset = TRF_NO_OFFSET; /* the offset is one in the source */
     return trf_prefix_error(err, status, "the kept source header");
 }
 
@@ -263,7 +264,7 @@ static trf_status map_tensors(const trf_file *file, trf_checkpoint_file *checkpo
     return TRF_OK;
 }
 
-/* Decides whether a safetensors file is a compressed one: it says so, or one of its tensors is a blob. */
+/* Decides whether a safetensors file is compressed: it says so, or one of its tensors is a blob. */
 static trf_status detect_compressed(const trf_file *file, trf_checkpoint_file *checkpoint_file, trf_error *err) {
     const char *format = trf_safetensors_metadata(&checkpoint_file->own_header, TRF_METADATA_FORMAT);
     if (format && strcmp(format, "1") != 0)
@@ -286,8 +287,8 @@ static trf_status parse_checkpoint_file(const trf_file *file, trf_checkpoint_fil
         status = trf_file_read(file, 0, &magic, sizeof magic, err);
     if (status != TRF_OK)
         return status;
-    /* Read as a safetensors file's first bytes, the magic would be a header far above the limit. A .trf file without
-     * it is a broken blob. */
+    /* The magic, if it were read as the first bytes of a safetensors file, would be a header size far above the limit.
+     * A .trf file without the magic is a broken blob. */
     size_t length = strlen(checkpoint_file->path);
     int named_trf = length > 4 && strcmp(checkpoint_file->path + length - 4, ".trf") == 0;
     checkpoint_file->is_layer = checkpoint_file->compressed = magic == TRF_MAGIC || named_trf;
@@ -315,7 +316,7 @@ trf_status trf_checkpoint_file_open(const char *path, trf_checkpoint_file *check
         status = trf_file_take_stamp(&file, &checkpoint_file->stamp, err);
         if (status == TRF_OK)
             status = parse_checkpoint_file(&file, checkpoint_file, err);
-        /* Failures of the system name the file already. */
+        /* Messages about failures of the system name the file already. */
         if (status != TRF_OK && status != TRF_ERR_IO)
             trf_prefix_error(err, status, "%s", path);
         trf_file_close(&file);

@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The limit is that of a file's header. A compressed index holds the source's besides itself. */
+/* An index has the limit of a file's header. A compressed index also holds the source's index. */
 #define TRF_MAX_INDEX_BYTES (4ull * TRF_MAX_SAFETENSORS_HEADER_BYTES)
 
 static trf_status index_parse(const char *path, const char *text, size_t bytes, trf_checkpoint_index *index,
                               trf_error *err) {
     char *strict;
-    json_t *reals; /* of all numbers, but the index is written again with its integers */
+    json_t *reals; /* here all numbers are reals, but the index is written again with its integers */
     trf_status status = trf_json_parse_python(path, text, bytes, &reals, &strict, err);
     if (status == TRF_OK)
         status = trf_json_parse(path, strict, bytes, JSON_REJECT_DUPLICATES, &index->root, err);
@@ -90,7 +90,7 @@ const char *trf_checkpoint_index_kept(const trf_checkpoint_index *index, size_t 
     return json_string_value(kept);
 }
 
-/* The other direction: a file's tensors in the map. */
+/* Checks the other direction: that a file's tensors are in the map. */
 static trf_status index_check_file(const trf_checkpoint_index *index, const trf_checkpoint_file *checkpoint_file,
                                    trf_error *err) {
     for (size_t i = 0; i < checkpoint_file->own_header.num_tensors; i++) {
@@ -155,8 +155,8 @@ trf_status trf_checkpoint_index_check(const trf_checkpoint_index *index, const t
     return status;
 }
 
-/* The name under which file `out` stores what file `in` stores as `name`. @return malloc'd; NULL without memory or
- * tensor. */
+/* Makes the name under which file `out` stores what file `in` stores as `name`. @return malloc'd; NULL without memory
+ * or tensor. */
 static char *rewritten_name(const trf_checkpoint_file *in, const trf_checkpoint_file *out, const char *name) {
     const trf_file_tensor *tensor = trf_checkpoint_file_find(in, name);
     size_t length = strlen(name), suffix = strlen(TRF_BLOB_SUFFIX);
@@ -200,7 +200,7 @@ static json_t *rewrite_map(const trf_checkpoint_index *index, const trf_checkpoi
     return NULL;
 }
 
-/* The index with its map rewritten. kept: this index's text, to be kept within; or NULL. */
+/* Makes the index with its map rewritten. kept: this index's text, which is kept in it; or NULL. */
 static trf_status index_rewrite(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
                                 const trf_checkpoint_file *out, size_t num_files, const json_t *kept, char **text,
                                 size_t *bytes, trf_error *err) {
@@ -222,7 +222,7 @@ static trf_status index_rewrite(const trf_checkpoint_index *index, const trf_che
     return TRF_OK;
 }
 
-/* Whether the index that the compressor kept goes with files of which only names and headers count. */
+/* Checks that the index that the compressor kept fits these files. Only their names and headers are used. */
 static trf_status check_kept_text(const trf_checkpoint_index *index, const char *text, size_t bytes,
                                   const trf_checkpoint_file *files, size_t num_files, trf_error *err) {
     trf_checkpoint_index source_index = {.path = index->path};
@@ -245,7 +245,7 @@ trf_status trf_checkpoint_index_check_kept(const trf_checkpoint_index *index, co
     trf_checkpoint_file *sources = calloc(num_files + 1, sizeof *sources);
     if (!sources)
         return trf_fail_memory(err, num_files * sizeof *sources);
-    for (size_t i = 0; i < num_files; i++) /* as they will be once decompressed; nothing in them is owned */
+    for (size_t i = 0; i < num_files; i++) /* the files as they will be after decompressing; they own nothing */
         sources[i] = (trf_checkpoint_file){
             .path = files[i].path, .name = files[i].name, .own_header = *trf_checkpoint_file_source_header(&files[i])};
     trf_status status = check_kept_text(index, text, bytes, sources, num_files, err);
@@ -253,7 +253,7 @@ trf_status trf_checkpoint_index_check_kept(const trf_checkpoint_index *index, co
     return status;
 }
 
-/* Gives back the index that the compressor kept, if it goes with the restored files. */
+/* Restores the index that the compressor kept, if it fits the restored files. */
 static trf_status index_restore(const trf_checkpoint_index *index, const json_t *kept, const trf_checkpoint_file *out,
                                 size_t num_files, char **text, size_t *bytes, trf_error *err) {
     const char *content = json_string_value(kept);

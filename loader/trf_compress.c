@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compressing a checkpoint: tensor by tensor, from the source file into the output, where a blob's size is known only
- * once it is written. So blobs come first, each where the last one that was worth keeping ended; then the other
- * tensors; and the header, for which room was left, last. */
+/* Compresses a checkpoint tensor by tensor, from the source file to the output. A blob's size is known only once it is
+ * written. So blobs are written first, each where the last one that was worth keeping ended; then the other tensors;
+ * and the header, for which room was left, last. */
 #include "trf_bf16_numbers.h"
 #include "trf_encode.h"
 #include "trf_estimate.h"
@@ -19,12 +19,12 @@
 typedef struct trf_compressed_tensor {
     const trf_tensor *source;
     trf_tensor_selection selection;
-    trf_left_reason reason; /* why it stays as it was, if it does */
+    trf_left_reason reason; /* why the tensor stays as it was, if it does */
     uint64_t begin, end;    /* in the output's data */
     int is_blob;
 } trf_compressed_tensor;
 
-/* One file on its way into the output. */
+/* One file that is written to the output. */
 typedef struct trf_file_compressor {
     trf_job *job;
     const trf_checkpoint_file *file;
@@ -33,11 +33,11 @@ typedef struct trf_file_compressor {
     trf_file in;
     const trf_file *out;            /* NULL: only sizes are asked for */
     trf_compressed_tensor *tensors; /* [file->num_tensors] */
-    uint64_t data_offset;           /* of the output's data: the room for its header */
+    uint64_t data_offset;           /* of the output's data, which follows the room for the header */
     uint64_t end;                   /* of what has been placed in the data */
     size_t blobs;
-    int always;               /* whether one of them is there whatever its size */
-    int config_is_unreadable; /* it is carried over */
+    int always;               /* whether one of the blobs is kept whatever its size */
+    int config_is_unreadable; /* and so is carried over */
 } trf_file_compressor;
 
 /* The weights of one matrix, in the source file. */
@@ -82,7 +82,7 @@ static int report_matrix_progress(void *context, uint64_t done_weights, uint64_t
     return trf_job_progress(progress->job, progress->tensor, done_weights * progress->weight_bytes);
 }
 
-/* Encodes the matrix of a tensor that has a number, from 0 on, to byte out_offset of the output. */
+/* Encodes matrix number `number`, from 0 on, of a tensor, to byte out_offset of the output. */
 static trf_status compress_matrix(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t number,
                                   uint64_t out_offset, uint64_t *blob_bytes, trf_error *err) {
     trf_encode_options options;
@@ -110,7 +110,7 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     return status;
 }
 
-/* The size of an expert tensor: a few of its matrices stand for all. */
+/* Estimates the size of an expert tensor: a few of its matrices stand for all. */
 static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t *bytes,
                                          trf_error *err) {
     const uint64_t count = tensor->shape[0], most = count < TRF_SAMPLED_EXPERTS ? count : TRF_SAMPLED_EXPERTS;
@@ -125,7 +125,7 @@ static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const 
     return status;
 }
 
-/* Encodes an expert tensor: an index, and its matrices behind it. */
+/* Encodes an expert tensor: an index, followed by its matrices. */
 static trf_status compress_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t out_offset,
                                          uint64_t *bytes, trf_error *err) {
     if (!compressor->out)
@@ -154,7 +154,7 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     return status;
 }
 
-/* *exact: whether an F32 tensor holds BF16 numbers alone; where it has to, and does not, it is no longer selected. */
+/* Sets *exact to whether an F32 tensor holds BF16 numbers alone. If it must but does not, it is no longer selected. */
 static trf_status settle_f32(trf_file_compressor *compressor, trf_compressed_tensor *compressed, int *exact,
                              trf_error *err) {
     const trf_tensor *tensor = compressed->source;
@@ -195,7 +195,7 @@ static void count_blob(trf_file_compressor *compressor, const trf_tensor *tensor
     report->rounded_tensors += dtype == TRF_DTYPE_F32 && options.codec == TRF_CODEC_BF16 && !exact;
 }
 
-/* Encodes one tensor behind the blobs before it, and keeps the result if it is worth it. */
+/* Encodes one tensor after the blobs before it, and keeps the result if it is worth it. */
 static trf_status compress_tensor(trf_file_compressor *compressor, trf_compressed_tensor *compressed, trf_error *err) {
     const trf_tensor *tensor = compressed->source;
     double error_energy = compressor->job->error_energy, weight_energy = compressor->job->weight_energy;
@@ -211,9 +211,10 @@ static trf_status compress_tensor(trf_file_compressor *compressor, trf_compresse
         return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, compressor->file->path, tensor->name,
                                 trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin);
     compressed->is_blob = compressed->selection == TRF_SELECT_ALWAYS || bytes < trf_tensor_bytes(tensor);
-    if (!compressed->is_blob || exact) /* what came back bit for bit is not among what a lossy codec took */
+    if (!compressed->is_blob || exact) /* the sums are only about blobs of a lossy codec that do not come back bit for
+                                        * bit */
         compressor->job->error_energy = error_energy, compressor->job->weight_energy = weight_energy;
-    if (!compressed->is_blob) { /* the next one is written over it */
+    if (!compressed->is_blob) { /* the next blob overwrites it */
         compressed->reason = TRF_LEFT_NOT_SMALLER;
         return TRF_OK;
     }
@@ -239,7 +240,7 @@ static trf_status copy_other_tensors(trf_file_compressor *compressor, trf_error 
                 compressor->end += bytes;
                 continue;
             }
-            /* Those that were encoded in vain have been counted as done. */
+            /* Tensors that were encoded in vain have been counted as done already. */
             const char *counted = compressed->selection == TRF_SELECT_KEEP ? compressed->source->name : NULL;
             trf_status status =
                 trf_job_copy(compressor->job, counted, &compressor->in, in_data + compressed->source->begin,
@@ -252,7 +253,7 @@ static trf_status copy_other_tensors(trf_file_compressor *compressor, trf_error 
     return TRF_OK;
 }
 
-/* The source's metadata and ours. @return a new reference, or NULL without memory. */
+/* Joins the source's metadata and ours. @return a new reference, or NULL without memory. */
 static json_t *compressed_metadata(const trf_checkpoint_file *file, int config_is_unreadable) {
     json_t *metadata = file->own_header.metadata ? json_copy(file->own_header.metadata) : json_object();
     json_t *kept = json_stringn(file->own_header.text, file->own_header.text_bytes);
@@ -342,7 +343,7 @@ static int file_is_smaller(const trf_file_compressor *compressor) {
     return bytes < compressor->file->file_bytes;
 }
 
-/* Takes its blobs out of the report, which then says what `before` did. */
+/* Takes the file's blobs out of the report, whose totals are those of `before` again. */
 static void give_file_up(trf_file_compressor *compressor, const trf_job *before) {
     trf_job *job = compressor->job;
     for (size_t i = 0; i < compressor->file->num_tensors; i++)
@@ -360,7 +361,8 @@ static void give_file_up(trf_file_compressor *compressor, const trf_job *before)
     compressor->blobs = 0;
 }
 
-/* Once the blobs stand: the other tensors and the header; or the source's file, if nothing is gained. */
+/* Completes a file whose blobs have been written: writes the other tensors and the header; or copies the source's file
+ * if nothing is gained. */
 static trf_status finish_file(trf_file_compressor *compressor, const json_t *metadata, uint64_t kept_bytes,
                               uint64_t *bytes, trf_error *err) {
     const trf_checkpoint_file *file = compressor->file;
@@ -379,7 +381,7 @@ static trf_status finish_file(trf_file_compressor *compressor, const json_t *met
     return status;
 }
 
-/* Adds the tensors that stay to the report. *kept_bytes: of those that were not even tried. */
+/* Adds the tensors that stay to the report. *kept_bytes: the bytes of those that were not even tried. */
 static void count_left(trf_file_compressor *compressor, uint64_t *kept_bytes) {
     for (size_t i = 0; i < compressor->file->num_tensors; i++) {
         const trf_compressed_tensor *compressed = &compressor->tensors[i];
@@ -431,12 +433,12 @@ typedef struct trf_compression {
     trf_model_config config;
     const trf_checkpoint *model;
     trf_blob_counts *counts; /* [model->num_files] */
-    uint8_t *is_adapter;     /* the same */
+    uint8_t *is_adapter;     /* [model->num_files] */
     const char *dtype;       /* trf_source_find_dtype */
     char obstacle[TRF_OBSTACLE_BYTES];
 } trf_compression;
 
-/* Those for the tensors of one file. */
+/* @return the rules for the tensors of one file. */
 static trf_selection_rules get_rules(const trf_compression *work, size_t file) {
     trf_selection_rules rules = work->rules;
     rules.is_adapter = work->is_adapter[file];
@@ -456,7 +458,7 @@ static trf_status compress_file(void *context, const trf_checkpoint_file *file, 
                                       .out = out,
                                       .config_is_unreadable =
                                           work->model->is_folder && work->source.failure.status != TRF_OK};
-    work->counts[number] = (trf_blob_counts){0}; /* it may have been estimated before */
+    work->counts[number] = (trf_blob_counts){0}; /* an estimate may have filled it before */
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
@@ -489,8 +491,8 @@ static trf_status check_collision(const trf_checkpoint *checkpoint, const trf_ch
                     tensor->name, tensor->name);
 }
 
-/* What a few weights of an F32 tensor that has to be of BF16 numbers tell already: it stays, or cannot be compressed.
- */
+/* Checks a few weights of an F32 tensor that must hold BF16 numbers alone. If they show that it does not, the tensor
+ * stays as it is, or cannot be compressed. */
 static trf_status check_f32(const trf_checkpoint_file *file, const trf_selection_rules *rules, const trf_tensor *tensor,
                             trf_tensor_selection *selection, trf_error *err) {
     trf_file in;
@@ -537,7 +539,7 @@ static trf_status check_compressible_file(const trf_checkpoint *checkpoint, cons
     return TRF_OK;
 }
 
-/* @return whether a pattern stands for a tensor of a model; -1 without memory. */
+/* @return whether a pattern matches a tensor of a model; -1 without memory. */
 static int has_match(const trf_checkpoint *model, const char *pattern) {
     int found = 0;
     for (size_t i = 0; i < model->num_files && !found; i++)
@@ -550,8 +552,8 @@ static int has_match(const trf_checkpoint *model, const char *pattern) {
     return found;
 }
 
-/* A name or glob in `include` or `exclude` that is no tensor's is a mistake; better to hear of it now. verb: such as
- * "include". */
+/* Checks that each name or glob in `include` or `exclude` matches a tensor. One that does not is a mistake, which the
+ * user should hear of now. verb: such as "include". */
 static trf_status check_patterns(const trf_checkpoint *checkpoint, const char *const *patterns, const char *verb,
                                  trf_error *err) {
     for (size_t p = 0; patterns && patterns[p]; p++) {
@@ -583,7 +585,8 @@ static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf
     return status;
 }
 
-/* Looks for adapters beside a model, which are left to the programs that read them unless all is only stored. */
+/* Looks for adapters beside a model. They stay as they are, for the programs that read them, unless all is only
+ * stored. */
 static trf_status find_adapters(const trf_checkpoint *checkpoint, trf_compression *work, trf_error *err) {
     const size_t count = checkpoint->num_files;
     trf_status status = TRF_OK;
@@ -602,13 +605,13 @@ static trf_status find_adapters(const trf_checkpoint *checkpoint, trf_compressio
     return status;
 }
 
-/* Takes from config.json and the tensors what the choice of tensors rests on. */
+/* Reads from config.json and the tensors what the choice of tensors depends on. */
 static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *work, trf_error *err) {
     const trf_checkpoint_options *options = &work->job->options;
     trf_status status = trf_source_config_read(checkpoint, &work->source, err);
     if (status == TRF_OK)
         status = trf_source_find_obstacle(checkpoint, &work->source, work->obstacle, err);
-    /* What could be loaded of a pipeline can be loaded afterwards. */
+    /* The models of a pipeline that could be loaded before can still be loaded after compressing. */
     const int needs_storing = !checkpoint->name || *work->obstacle || work->source.failure.status != TRF_OK;
     work->rules = (trf_selection_rules){.options = options,
                                         .part = checkpoint->name,
@@ -616,7 +619,8 @@ static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *
                                         .is_stored = options->store_only && needs_storing};
     if (status == TRF_OK)
         status = find_adapters(checkpoint, work, err);
-    /* With `include` or `embeddings` it would not have been asked; a folder is refused. */
+    /* With `include` or `embeddings` config.json would not have been used. A folder whose config.json cannot be read is
+     * refused. */
     if (status == TRF_OK && work->source.failure.status != TRF_OK && !checkpoint->is_folder && !options->embeddings &&
         (!options->include || !options->include[0]))
         trf_job_note(work->job, "%.700s; it counts as missing, and a tied output as any other matrix",
@@ -624,8 +628,8 @@ static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *
     return status;
 }
 
-/* All that is read and checked of one model before anything is written. work: release with free_model in every case.
- * Errors: TRF_ERR_UNSUPPORTED if nothing could load it once compressed; the message says why. */
+/* Reads and checks one model before anything is written. work: release with free_model in every case. Errors:
+ * TRF_ERR_UNSUPPORTED if no program could load it once it is compressed; the message says why. */
 static trf_status prepare_model(const trf_checkpoint *model, trf_job *job, trf_compression *work, trf_error *err) {
     *work = (trf_compression){.job = job, .model = model};
     trf_status status = read_rules(model, work, err);
@@ -648,8 +652,8 @@ static void free_model(trf_compression *work) {
     free(work->is_adapter);
 }
 
-/* Prepares the models, of which a pipeline's that cannot be compressed are carried over. parts: [number of models],
- * and *num_parts of them are to be written; works: their contexts. */
+/* Prepares the models. Models of a pipeline that cannot be compressed are carried over. parts: [number of models], of
+ * which *num_parts are to be written; works: their contexts. */
 static trf_status prepare_models(trf_checkpoint *checkpoint, trf_job *job, trf_compression *works,
                                  trf_rewrite_part *parts, size_t *num_parts, trf_error *err) {
     trf_status status = check_patterns(checkpoint, job->options.include, "include", err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decompressing a checkpoint: each source tensor goes back to where the source's header says it was. */
+/* Decompresses a checkpoint: each source tensor goes back to the place that the source's header gives it. */
 #include "trf_model_config.h"
 
 #include <inttypes.h>
@@ -8,11 +8,11 @@
 /* What all models share. */
 typedef struct trf_decompression {
     trf_job *job;
-    int rounds;                  /* F32 tensors may have been rounded: no config.json says that all is lossless */
+    int rounds;                  /* F32 tensors may have been rounded, since no config.json says that all is lossless */
     uint64_t quantized, rounded; /* tensors that do not come back bit for bit, or may not */
 } trf_decompression;
 
-/* One matrix on its way to its place in the output. */
+/* One matrix that is written to its place in the output. */
 typedef struct trf_matrix_target {
     trf_job *job;
     const char *tensor;
@@ -37,7 +37,7 @@ static trf_status write_rectangle(void *context, const trf_rectangle *rectangle,
     return status == TRF_OK ? trf_job_advance(target->job, target->tensor, row_bytes * rectangle->rows, err) : status;
 }
 
-/* Counts a tensor, by its first blob, among those that are not the source's. */
+/* Counts a tensor, judging by its first blob, among those that are not the source's. */
 static void count_lossy(trf_decompression *work, const trf_header *header) {
     work->quantized += header->codec == TRF_CODEC_INT && header->source_dtype != TRF_DTYPE_I8;
     work->rounded += work->rounds && header->codec != TRF_CODEC_INT && header->source_dtype == TRF_DTYPE_F32;
@@ -93,7 +93,7 @@ static trf_status decompress_tensors(trf_decompression *work, const trf_checkpoi
     return status;
 }
 
-/* Says of the first one in a file that it does not come back. */
+/* Notes that the first bare blob of a file stays as it is. */
 static void note_bare_blobs(trf_job *job, const trf_checkpoint_file *file) {
     trf_error failure;
     for (size_t i = 0; i < file->num_tensors; i++) {
@@ -142,7 +142,7 @@ static void tell_lossy(const trf_decompression *work) {
         trf_job_note(work->job, "not the source's, bit for bit: %s%s", quantized, rounded);
 }
 
-/* Restores each model's config.json, and writes the whole. */
+/* Restores each model's config.json, and writes the output. */
 static trf_status decompress_models(const trf_checkpoint *checkpoint, const char *out_path, trf_job *job,
                                     trf_error *err) {
     trf_decompression work = {.job = job};

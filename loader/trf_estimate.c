@@ -9,11 +9,11 @@
 
 enum {
     TRF_SAMPLE_WINDOWS = 8, /* tiles of a matrix */
-    TRF_SAMPLE_ROWS = 4,    /* of each of the windows where rows are taken whole */
+    TRF_SAMPLE_ROWS = 4,    /* rows of each window, where rows are taken whole */
     TRF_SAMPLE_WEIGHTS = 1 << 16
 };
 
-/* Windows of a matrix, put together to a smaller one: below each other, or side by side if each has all its rows. */
+/* Windows of a matrix, joined to a smaller matrix: one below the other, or side by side if each window has all rows. */
 typedef struct trf_sample {
     uint8_t *weights; /* [rows][cols] */
     uint32_t rows, cols;
@@ -33,7 +33,7 @@ static trf_status read_sample(void *context, uint32_t row, uint32_t num_rows, ui
     return TRF_OK;
 }
 
-/* Tile data comes first: nothing that is written ahead of it but the head, which begins at 0. */
+/* Finds where tile data begins. Of all that is written, only the head lies before it, and that begins at 0. */
 static trf_status pass_over(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err) {
     uint64_t *data_offset = context;
     (void)bytes, (void)size, (void)err;
@@ -46,15 +46,16 @@ static uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-/* Whole tiles, since each is coded or stored as a whole, and has costs besides its weights; or whole rows, where scales
- * may be those of rows. A small matrix is its own sample. */
+/* Chooses the windows of a sample. They are whole tiles, since a tile is coded or stored as a whole, and costs bytes
+ * besides its weights; or whole rows, if scales may be those of rows. A small matrix is its own sample. */
 static void choose_windows(const trf_sampled_matrix *matrix, int takes_rows, trf_sample *sample) {
     const uint32_t rows = (uint32_t)matrix->rows, cols = (uint32_t)matrix->cols;
     sample->window_rows = smaller(rows, takes_rows ? TRF_SAMPLE_ROWS : TRF_TILE_SIZE);
     sample->window_cols = takes_rows ? cols : smaller(cols, TRF_TILE_SIZE);
     sample->windows = takes_rows ? TRF_SAMPLE_WEIGHTS / TRF_SAMPLE_ROWS / matrix->cols : 0;
     if (sample->windows < TRF_SAMPLE_WINDOWS) {
-        const uint64_t down = divide_up(rows, sample->window_rows); /* where these are few, each gets as many */
+        const uint64_t down = divide_up(rows, sample->window_rows); /* if there are few of these, each gets equally many
+                                                                     * windows */
         sample->windows = down < TRF_SAMPLE_WINDOWS ? divide_up(TRF_SAMPLE_WINDOWS, down) * down : TRF_SAMPLE_WINDOWS;
     }
     if (sample->windows * sample->window_rows * sample->window_cols >= matrix->rows * matrix->cols)
@@ -71,8 +72,8 @@ static uint32_t reverse_bits(uint32_t bits) {
     return reversed;
 }
 
-/* The windows lie like the points of a Hammersley set: halves and quarters of the matrix, by rows, by columns or by
- * both, have equal shares of them. A window at an end overlaps the one before. */
+/* Reads the windows of a sample. They lie like the points of a Hammersley set, so that halves and quarters of the
+ * matrix, by rows, by columns or by both, have equal shares of them. A window at an end overlaps the one before. */
 static trf_status take_sample(const trf_sampled_matrix *matrix, const trf_sample *sample, trf_error *err) {
     const uint32_t last_row = (uint32_t)matrix->rows - sample->window_rows,
                    last_col = (uint32_t)matrix->cols - sample->window_cols;
@@ -110,7 +111,7 @@ trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_
     const trf_source source = {matrix->dtype, sample.rows, sample.cols, &sample, read_sample, sample.weights};
     const trf_sink sink = {&data_offset, pass_over};
     trf_encode_options as_whole = *options;
-    if (!options->slab_cols) /* the choice goes by the size of the layer */
+    if (!options->slab_cols) /* the encoder's choice depends on the size of the layer, not of the sample */
         as_whole.slab_cols = trf_choose_slab_cols(options->codec, options->favor == TRF_FAVOR_SIZE ? 4 : 2,
                                                   (uint32_t)matrix->rows, (uint32_t)matrix->cols);
     if (status == TRF_OK)
@@ -121,7 +122,7 @@ trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_
     const uint64_t taken = tiles_of(sample.rows, sample.cols), tiles = tiles_of(matrix->rows, matrix->cols);
     const uint64_t head = data_offset < bytes ? data_offset : bytes;
     const double share = (double)matrix->rows * (double)matrix->cols / ((double)sample.rows * sample.cols);
-    if (options->bits > 0) { /* the rate holds for the whole blob, its head included */
+    if (options->bits > 0) { /* the rate is that of the whole blob, its head included */
         *blob_bytes = (uint64_t)(options->bits / 8 * (double)matrix->rows * (double)matrix->cols);
         return TRF_OK;
     }

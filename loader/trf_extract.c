@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Taking one blob out of a checkpoint, as a .trf file. */
+/* Copies one blob out of a checkpoint to a .trf file. */
 #include "trf_checkpoint.h"
 #include "trf_output.h"
 
@@ -51,7 +51,8 @@ static trf_status extract_from(const trf_checkpoint_matrix *matrix, const char *
     return status;
 }
 
-/* Nothing of the checkpoint is replaced: not what is in its folder, nor its files where these lie elsewhere. */
+/* Checks that the output replaces nothing of the checkpoint: neither what is in its folder, nor its files if these lie
+ * elsewhere. */
 static trf_status check_apart(const trf_checkpoint *checkpoint, const char *out_path, trf_error *err) {
     const trf_checkpoint *model;
     struct stat info;

@@ -20,7 +20,7 @@
 #undef trf_fail_errno
 #undef trf_fail_memory
 
-/* A system call that moves data may be asked for no more than SSIZE_MAX. */
+/* A system call that moves data takes no more than SSIZE_MAX bytes. */
 enum {
     TRF_MAX_TRANSFER = 1 << 30
 };
@@ -105,7 +105,7 @@ trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_
     }
     trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot create");
     if (err)
-        err->status = TRF_ERR_IO; /* a missing folder of an output is not a missing input */
+        err->status = TRF_ERR_IO; /* a missing folder of an output must not look like a missing input */
     return TRF_ERR_IO;
 }
 
@@ -114,7 +114,7 @@ trf_status trf_file_set_mode(int fd, const char *path, unsigned mode, trf_error 
     if (fstat(fd, &info) != 0)
         return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot examine");
     const mode_t wanted = (info.st_mode & 07000) | (mode & 0777);
-    /* A file system without permissions refuses; then there is nothing to keep. */
+    /* A file system without permissions refuses; there is nothing to keep then. */
     if ((info.st_mode & 07777) != wanted && fchmod(fd, wanted) != 0 && errno != EPERM && errno != ENOTSUP)
         return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot set the permissions");
     return TRF_OK;
@@ -223,7 +223,7 @@ static int is_entry(const struct dirent *entry) {
     return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
 }
 
-/* Not alphasort: its order depends on the locale. */
+/* Compares byte by byte. The order of alphasort would depend on the locale. */
 static int compare_entries(const struct dirent **a, const struct dirent **b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files that hold weights, or are left out, as a user is told of them: by the entry at the folder's top. */
+/* Groups of files that hold weights, or are left out. The user is told of them by the entry at the top of the
+ * folder. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* strndup */
 #endif

@@ -16,7 +16,8 @@ void trf_checkpoint_options_init(trf_checkpoint_options *options) {
     trf_encode_options_init(&options->encode);
 }
 
-/* What stands behind `encode` begins where the caller's encode options end, which have a size of their own. */
+/* Reads the caller's options. The fields after `encode` begin where the caller's encode options end, which have a size
+ * of their own. */
 static trf_status take_options(const trf_checkpoint_options *options, trf_checkpoint_options *taken, trf_error *err) {
     trf_checkpoint_options_init(taken);
     trf_status status = trf_take_encode_options(&options->encode, &taken->encode, err);

@@ -18,9 +18,9 @@ trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size
                     json_error.text, json_error.position);
 }
 
-/* ---- as Python reads it ---- */
+/* ---- JSON as Python reads it ---- */
 
-/* What stands for a number that is none in strict JSON, or that no double holds; spaces fill its place. */
+/* Replaces a number that strict JSON does not allow, or that no double holds. Spaces fill the rest of its place. */
 #define TRF_STAND_IN "1e308"
 #define TRF_STAND_IN_NAN "9e9"
 enum {
@@ -79,7 +79,7 @@ static int is_word_part(char c) {
     return is_digit(c) || ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '+' || c == '-' || c == '.';
 }
 
-/* Makes strict the word or number at text. @return its bytes, or 1 for another character. */
+/* Makes the word or number at text strict JSON. @return its bytes, or 1 for another character. */
 static size_t mend_word(char *text, size_t bytes) {
     const size_t sign = text[0] == '-';
     size_t size = 0;
@@ -108,7 +108,7 @@ static long escaped_code(const char *text, size_t bytes) {
     return strtol(digits, &end, 16);
 }
 
-/* @return the bytes of a string, quotes included; of one that does not end, all. */
+/* @return the bytes of a string, quotes included; if it does not end, all bytes. */
 static size_t string_size(const char *text, size_t bytes) {
     size_t at = 1;
     while (at < bytes && text[at] != '"')
@@ -116,7 +116,7 @@ static size_t string_size(const char *text, size_t bytes) {
     return at < bytes ? at + 1 : bytes;
 }
 
-/* Makes strict the string at text. @return its bytes. */
+/* Makes the string at text strict JSON. @return its bytes. */
 static size_t mend_string(char *text, size_t bytes) {
     const size_t size = string_size(text, bytes);
     size_t behind = size;
@@ -134,7 +134,7 @@ static size_t mend_string(char *text, size_t bytes) {
         else if ((code >= 0xD800 && code < 0xE000) || (code == 0 && is_key))
             memcpy(text + at + 2, "fffd", 4);
         else
-            at++; /* what is escaped may be a backslash */
+            at++; /* the escaped character may be a backslash */
     }
     return size;
 }
@@ -170,7 +170,7 @@ static size_t skip_space(const char *text, size_t at) {
     return at;
 }
 
-/* @return where the value at `at` ends, in strict JSON: before a comma or bracket of what it stands in. */
+/* @return where the value at `at` ends, in strict JSON: before the comma or bracket that follows it. */
 static size_t value_end(const char *text, size_t bytes, size_t at) {
     size_t depth = 0, end = at;
     while (at < bytes) {
@@ -201,7 +201,7 @@ size_t trf_json_find_member(const char *strict, size_t bytes, const char *key, s
     size_t found = 0, at = skip_space(strict, 0) + 1;
     for (at = skip_space(strict, at); at < bytes && strict[at] == '"';) {
         const size_t key_at = at, key_bytes = string_size(strict + at, bytes - at);
-        at = skip_space(strict, at + key_bytes) + 1; /* behind the colon */
+        at = skip_space(strict, at + key_bytes) + 1; /* after the colon */
         const size_t last = value_end(strict, bytes, skip_space(strict, at));
         const int same = is_string(strict + key_at, key_bytes, key);
         if (same < 0)

@@ -24,7 +24,7 @@ trf_status trf_take_load_options(const trf_load_options *options, trf_load_optio
 
 /* ---- what messages say ---- */
 
-/* Makes err's offset in the blob one in the file, if it is in one, and puts it into the message. */
+/* If the blob is in a file, makes err's offset one in the file. Puts the offset into the message. */
 static trf_status fail_in_blob(const trf_layer_feed *feed, trf_status status, trf_error *err) {
     if (!err || err->offset == TRF_NO_OFFSET)
         return status;
@@ -73,7 +73,7 @@ static uint64_t count_tile_bytes(const trf_blob_view *view, uint64_t first, uint
     return last->data_offset + last->data_size - view->tiles[first].data_offset;
 }
 
-/* A trf_read_tiles_fn, as the next two. */
+/* This and the next two are of type trf_read_tiles_fn. */
 static trf_status read_tiles_of_file(void *read_context, uint64_t first, uint64_t count, uint8_t *scratch,
                                      const uint8_t **tiles, trf_error *err) {
     const trf_layer_feed *feed = read_context;
@@ -107,7 +107,7 @@ static trf_status read_tiles_of_device(void *read_context, uint64_t first, uint6
 
 /* ---- what is loaded ---- */
 
-/* That every tile fits where tiles are read to; the metadata's own checks bound them by the blob only. */
+/* Checks that every tile fits into the buffers for tiles. The checks of the metadata only bound them by the blob. */
 static trf_status check_sizes(const trf_blob_view *view, trf_error *err) {
     for (uint64_t t = 0; t < view->num_tiles; t++)
         if (view->tiles[t].data_size > TRF_MAX_TILE_BYTES)
@@ -117,7 +117,7 @@ static trf_status check_sizes(const trf_blob_view *view, trf_error *err) {
     return TRF_OK;
 }
 
-/* Makes the feed that of the selection's slice. */
+/* Makes the feed load the selection's slice. */
 static trf_status take_slice(trf_layer_feed *feed, trf_error *err) {
     trf_slice *slice = &feed->slice;
     *slice = (trf_slice){
@@ -144,7 +144,7 @@ trf_status trf_layer_feed_complete_head(trf_layer_feed *feed, trf_error *err) {
                          &feed->slice_view, err);
 }
 
-/* Once the blob's head is there: finds out what is loaded. Offsets of errors are the blob's. */
+/* Finds out what is loaded, once the blob's head has been read. Offsets of errors are the blob's. */
 static trf_status take_blob(trf_layer_feed *feed, trf_read_tiles_fn *read, const trf_load_options *options,
                             trf_error *err) {
     feed->view = &feed->blob.view;
@@ -167,7 +167,7 @@ static trf_layer_feed begin_feed(const trf_load_options *options, const char *te
                             .file = {.fd = -1}};
 }
 
-/* What opens a feed ends with it: after a failure nothing of it is left. */
+/* Every function that opens a feed ends with this one. After a failure it releases everything. */
 static trf_status finish_opening(trf_layer_feed *feed, trf_status status) {
     if (status != TRF_OK)
         trf_layer_feed_close(feed);
@@ -182,7 +182,7 @@ void trf_layer_feed_close(trf_layer_feed *feed) {
     trf_file_close(&feed->file);
 }
 
-/* All but the file, which is open. */
+/* Opens all but the file, which is open already. */
 static trf_status open_file_blob(trf_layer_feed *feed, const trf_checkpoint_matrix *matrix,
                                  const trf_load_options *options, trf_error *err) {
     trf_blob_list list;
@@ -220,7 +220,7 @@ trf_status trf_layer_feed_open_memory(const void *blob, uint64_t blob_bytes, con
     return finish_opening(feed, status == TRF_OK ? TRF_OK : trf_layer_feed_fail(feed, status, err));
 }
 
-/* Reads the head back: first as much as says how large it is. */
+/* Reads the head back, first the part that says how large it is. */
 static trf_status read_head_of_device(trf_layer_feed *feed, uint64_t blob_bytes, trf_error *err) {
     trf_blob_reader *blob = &feed->blob;
     uint64_t start[(TRF_EXTENSION_OFFSET + sizeof(trf_extension)) / sizeof(uint64_t)] = {0};

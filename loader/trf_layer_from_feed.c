@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A blob is put where the layer has it, and checked, span by span of tiles; its head comes last. */
+/* Copies a blob to the layer's memory and checks it, span by span of tiles. The head is written last. */
 #include "trf_layer_from_feed.h"
 
 #include "trf_threads.h"
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 enum {
-    SPAN_BYTES = 64 << 20 /* that are checked between two calls of progress */
+    SPAN_BYTES = 64 << 20 /* bytes that are checked between two calls of progress */
 };
 
 /* ---- where the blob is to be ---- */
@@ -35,7 +35,7 @@ static trf_status map_blob(trf_layer_feed *feed, trf_layer *layer, trf_error *er
     return TRF_OK;
 }
 
-/* Finds the place of the layer's blob. *to: NULL where the blob is there already, and only has to be checked. */
+/* Finds the place of the layer's blob. *to: NULL if the blob is there already, and only has to be checked. */
 static trf_status find_place(trf_layer_feed *feed, trf_layer *layer, uint8_t **to, trf_error *err) {
     if (*to) {
         layer->blob = *to;
@@ -51,15 +51,15 @@ static trf_status find_place(trf_layer_feed *feed, trf_layer *layer, uint8_t **t
 
 /* ---- tiles ---- */
 
-/* Tiles from `first` on, of a blob that is in the layer's place already, or is read there. */
+/* Work on tiles from `first` on. Their blob is in the layer's place already, or they are read to that place. */
 typedef struct trf_tile_work {
     const trf_layer_feed *feed;
     const trf_layer *layer;
-    uint8_t *to; /* NULL: it is there */
+    uint8_t *to; /* NULL: the blob is there already */
     uint64_t first;
 } trf_tile_work;
 
-/* A trf_parallel_fn; index: from the first tile on. */
+/* A trf_parallel_fn; index: counted from the first tile. */
 static trf_status place_tile(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_tile_work *work = context;
     const trf_layer_feed *feed = work->feed;
@@ -75,7 +75,7 @@ static trf_status place_tile(void *context, uint64_t index, int worker, trf_erro
     return status;
 }
 
-/* Span by span, each of tiles of one row of tiles. */
+/* Reads and checks the tiles span by span. A span lies in one row of tiles. */
 static trf_status place_tiles(trf_tile_work work, trf_error *err) {
     const trf_blob_view *view = work.feed->view;
     const trf_tile_meta *metas = view->tiles;
@@ -99,7 +99,7 @@ static trf_status open_head(trf_layer *layer, uint64_t blob_bytes, trf_error *er
     return trf_blob_open(layer->blob, blob_bytes, blob_bytes, &layer->view, err);
 }
 
-/* A blob that is where it is to be has its head as well: what tiles are checked by is that one. */
+/* Fills the layer. A blob that is in its place already has its head there, too; its tiles are checked by that head. */
 static trf_status fill_layer(trf_layer_feed *feed, trf_layer *layer, uint8_t *to, trf_error *err) {
     const uint64_t blob_bytes = feed->view->header.blob_bytes;
     trf_status status = TRF_OK;

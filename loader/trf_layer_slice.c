@@ -19,22 +19,22 @@ static uint32_t common_divisor(uint32_t a, uint32_t b) {
     return a;
 }
 
-/* Weights of a dimension that tiles [first, end) hold. */
+/* @return how many rows or columns the tiles [first, end) of a dimension hold. */
 static uint32_t tile_span(uint32_t first, uint32_t end, uint32_t total) {
     const uint64_t behind = (uint64_t)end * TRF_TILE_SIZE;
     return (uint32_t)(behind < total ? behind : total) - first * TRF_TILE_SIZE;
 }
 
-/* The layer's row that is the slice's row `row`. */
+/* @return the number in the layer of the slice's row `row`. */
 static uint64_t source_row(const trf_slice *s, uint32_t row) {
     return (uint64_t)s->selection->tile_rows[row / TRF_TILE_SIZE] * TRF_TILE_SIZE + row % TRF_TILE_SIZE;
 }
 
 /* ---- scales and offsets ---- */
 
-/* Rows of a block of scales. A block that the slice begins in the middle of, or leaps out of, is cut: blocks of a
- * common divisor of its size and of these places, in the layer and in the slice, have boundaries wherever the old ones
- * had. */
+/* @return the rows of a scale block in the slice. If the slice begins in the middle of a block, or skips rows of it,
+ * blocks are cut. Their new size is a common divisor of the old size and of these places in the layer and in the slice,
+ * so that blocks have boundaries wherever the old ones had them. */
 static uint32_t find_block_rows(const trf_slice *s, uint32_t block_rows) {
     const uint32_t *rows = s->selection->tile_rows;
     for (uint32_t i = 0; i < s->selection->num_tile_rows; i++)
@@ -45,8 +45,8 @@ static uint32_t find_block_rows(const trf_slice *s, uint32_t block_rows) {
     return block_rows;
 }
 
-/* The slice's scale table, s->scales; NULL for none. Its scale_group_size goes into the extension, whose scale groups
- * along columns are cut as blocks are along rows. */
+/* Makes the slice's scale table, s->scales; NULL if there is none. Its scale_group_size is set in the extension. Scale
+ * groups are cut along columns as blocks are along rows. */
 static trf_status slice_scales(trf_slice *s, uint64_t *bytes, trf_error *err) {
     const trf_header *h = &s->header;
     trf_extension *extension = &s->extension;
@@ -105,13 +105,13 @@ static uint64_t source_tile(const trf_slice *s, uint32_t i, uint32_t j) {
     return (uint64_t)s->selection->tile_rows[i] * s->view->header.num_tile_cols + s->selection->tile_col + j;
 }
 
-/* Data with zeros in it that stand for tile (i, j)'s, or NULL. */
+/* @return the data with zeros in it that replaces that of tile (i, j), or NULL. */
 static const uint8_t *cleared_tile(const trf_slice *s, uint32_t i, uint32_t j) {
     const uint32_t across = s->header.num_tile_cols;
     return j == 0 ? s->cleared[2 * i] : j + 1 == across ? s->cleared[2 * i + 1] : NULL;
 }
 
-/* Elements of a tile to what a stored tile of them holds. @return malloc'd, *size bytes, or NULL. */
+/* Turns a tile's elements into the data of a stored tile. @return malloc'd, *size bytes, or NULL. */
 static uint8_t *store_elements(const trf_blob_view *view, const trf_tile_shape *shape, const uint16_t *elements,
                                uint32_t *size) {
     const uint32_t element_bytes = view->header.stored_element_bytes;
@@ -138,7 +138,7 @@ static int clear_elements(const trf_slice *s, const trf_tile_shape *shape, uint1
     return any;
 }
 
-/* What a thread needs to look into a tile. */
+/* Memory that a thread needs to decode a tile. */
 typedef struct trf_clearing_scratch {
     uint8_t bytes[TRF_MAX_TILE_BYTES] __attribute__((aligned(64)));
     uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE];
@@ -151,7 +151,7 @@ typedef struct trf_clearing {
     int first, last;                 /* which of a row's tiles are cut */
 } trf_clearing;
 
-/* Clears what is to be cleared of tile (i, j), if there is something. */
+/* Decodes tile (i, j), and makes a stored tile of it if some of its weights have to be cleared. */
 static trf_status clear_tile(const trf_clearing *work, uint32_t i, uint32_t j, trf_clearing_scratch *scratch,
                              trf_error *err) {
     trf_slice *s = work->slice;
@@ -171,7 +171,7 @@ static trf_status clear_tile(const trf_clearing *work, uint32_t i, uint32_t j, t
     return data ? TRF_OK : trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a tile");
 }
 
-/* A trf_parallel_fn; index: of a row of tiles. */
+/* A trf_parallel_fn; index: number of a row of tiles. */
 static trf_status clear_row(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_clearing *work = context;
     const uint32_t last = work->slice->header.num_tile_cols - 1;
@@ -183,7 +183,7 @@ static trf_status clear_row(void *context, uint64_t index, int worker, trf_error
     return status;
 }
 
-/* Tiles that the used columns cut, of floats, which alone have infinities. */
+/* Clears the tiles that the used columns cut, if weights are floats, since only floats have infinities. */
 static trf_status clear_edges(trf_slice *s, int threads, trf_error *err) {
     const uint32_t first_col = s->selection->tile_col * TRF_TILE_SIZE, across = s->header.num_tile_cols;
     const int cuts_first = s->selection->used_col > first_col,
@@ -209,7 +209,8 @@ static trf_status clear_edges(trf_slice *s, int threads, trf_error *err) {
     return status;
 }
 
-/* Gives the tiles their places, and the head what it sums up of them. scales_bytes: of the slice's table. */
+/* Sets the offsets of tiles, and the fields of the head that depend on all tiles. scales_bytes: of the slice's
+ * table. */
 static void place_tiles(trf_slice *s, uint64_t scales_bytes) {
     const uint64_t tiles = (uint64_t)s->header.num_tile_rows * s->header.num_tile_cols;
     s->header.predictor_modes = 0;
@@ -234,7 +235,7 @@ static void place_tiles(trf_slice *s, uint64_t scales_bytes) {
 
 /* ---- the slice ---- */
 
-/* What its header says of its size. */
+/* Sets the fields of the slice's header that give its size. */
 static void size_slice(trf_slice *s) {
     const trf_tile_selection *selection = s->selection;
     const uint32_t last = selection->tile_rows[selection->num_tile_rows - 1];
@@ -294,8 +295,8 @@ uint64_t trf_slice_layer_tile(const trf_slice *s, uint64_t tile) {
     return source_tile(s, (uint32_t)(tile / s->header.num_tile_cols), (uint32_t)(tile % s->header.num_tile_cols));
 }
 
-/* Tiles that lie side by side in the slice: as many of `count` from tile t on as the layer has side by side, too, or
- * one with zeros in it. */
+/* @return how many of `count` tiles from tile t on can be read at once: those that are adjacent in the layer, too, and
+ * none of which has zeros; or 1. */
 static uint32_t count_adjacent(const trf_slice *s, uint64_t t, uint64_t count) {
     const uint32_t across = s->header.num_tile_cols, i = (uint32_t)(t / across), j = (uint32_t)(t % across);
     uint32_t adjacent = 1;
@@ -323,7 +324,8 @@ trf_status trf_slice_read(void *read_context, uint64_t first, uint64_t count, ui
         }
         if (from != to)
             memcpy(to, from, s->metas[end - 1].data_offset + s->metas[end - 1].data_size - s->metas[t].data_offset);
-        for (uint64_t read = t; read < end; read++) { /* which is bound to the tile's number, and so another one */
+        for (uint64_t read = t; read < end; read++) { /* the checksum depends on the tile's number, so it is a new
+                                                       * one */
             trf_tile_meta *meta = &s->metas[read];
             meta->checksum = trf_tile_checksum(scratch + (meta->data_offset - begin), meta->data_size, read);
         }

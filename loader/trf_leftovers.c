@@ -20,7 +20,7 @@ enum {
 
 int trf_temporary_lock(int fd, const char *path) {
     struct stat opened, named;
-    /* Some file systems have no locks: without one, nobody takes it for a leftover either. */
+    /* Some file systems have no locks. Without locks, no run takes the file for a leftover either. */
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return 0;
     return fstat(fd, &opened) == 0 && stat(path, &named) == 0 && opened.st_dev == named.st_dev &&
@@ -40,7 +40,7 @@ static int remove_entry(const char *path, const struct stat *info, int type, str
 }
 
 void trf_remove_tree(const char *path) {
-    nftw(path, open_entry, TRF_WALK_DESCRIPTORS, FTW_PHYS); /* a folder that may not be written loses no entry */
+    nftw(path, open_entry, TRF_WALK_DESCRIPTORS, FTW_PHYS); /* a folder must be writable to lose its entries */
     nftw(path, remove_entry, TRF_WALK_DESCRIPTORS, FTW_DEPTH | FTW_PHYS);
 }
 
@@ -53,7 +53,7 @@ static int is_temporary_name(const char *name, const char *base, const char *lab
     return strspn(name + stem + 1 + length + 1, "0123456789abcdef") == TRF_TEMPORARY_DIGITS;
 }
 
-/* @return whether nobody locks it; it is removed meanwhile if `removes`. */
+/* @return whether nobody locks it. If so, and if `removes` is set, it is removed. */
 static int clear_one(const char *path, int removes) {
     struct stat info;
     if (lstat(path, &info) != 0 || !(S_ISDIR(info.st_mode) || S_ISREG(info.st_mode)))
@@ -92,7 +92,7 @@ trf_status trf_leftovers_clear(const char *path, int overwrite, trf_job *job, tr
     if (!parent)
         return trf_fail_memory(err, strlen(path));
     trf_status status = trf_folder_list(parent, &folder, NULL);
-    if (status != TRF_OK) { /* whether anything can be made there is told by whoever makes it */
+    if (status != TRF_OK) { /* the code that makes something there reports whether that is possible */
         free(parent);
         return status == TRF_ERR_MEMORY ? trf_fail_memory(err, strlen(path)) : TRF_OK;
     }

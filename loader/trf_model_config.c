@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of a config.json is edited as text: what is not ours keeps its layout, and its numbers every digit. */
+/* A config.json is edited as text, so that all that is not ours keeps its layout, and numbers keep every digit. */
 #include "trf_model_config.h"
 
 #include "trf_blob.h"
@@ -18,14 +18,16 @@
 #define TRF_CONFIG_OLD_DTYPE "torch_dtype"
 #define TRF_CONFIG_WEIGHTS "transformers_weights"
 
-/* transformers takes this for the name of a file of weights, and quotes it as a wrong one. */
+/* transformers takes this sentence for the name of a file of weights, and quotes it in its message about a wrong
+ * name. */
 static const char kNeeds[] = "this folder is compressed by transfuse; install transfuse to load it, or run 'transfuse "
                              "decompress' to get the original files back";
 static const char kNeedsDecompressing[] =
     "this folder is stored only, compressed by transfuse; run 'transfuse decompress' to get the original files back, "
     "and load those";
 
-/* With the source's text in it, escaped, it is up to three times as long, and may have been laid out anew. */
+/* A compressed config.json contains the source's text, escaped, so it is up to three times as long, and its layout may
+ * have been changed. */
 enum {
     TRF_MAX_COMPRESSED_CONFIG_BYTES = 8 * TRF_MAX_MODEL_CONFIG_BYTES
 };
@@ -38,8 +40,8 @@ static void free_file(trf_config_file *file) {
     *file = (trf_config_file){0};
 }
 
-/* That in the checkpoint's folder, or beside its file. Release with free_file in every case. Errors: as
- * trf_file_load. */
+/* Reads the config.json in the checkpoint's folder, or beside its file. Release with free_file in every case. Errors:
+ * as trf_file_load. */
 static trf_status load_file(const trf_checkpoint *checkpoint, uint64_t max_bytes, trf_config_file *file,
                             trf_error *err) {
     struct stat info;
@@ -56,7 +58,7 @@ static trf_status load_file(const trf_checkpoint *checkpoint, uint64_t max_bytes
     return trf_file_load(file->path, max_bytes, &file->text, &file->bytes, err);
 }
 
-/* The same, and parses it. Errors: also TRF_ERR_FORMAT (no JSON object). */
+/* Does the same, and parses it. Errors: also TRF_ERR_FORMAT (no JSON object). */
 static trf_status read_file(const trf_checkpoint *checkpoint, uint64_t max_bytes, trf_config_file *file,
                             trf_error *err) {
     trf_status status = load_file(checkpoint, max_bytes, file, err);
@@ -104,7 +106,8 @@ static char *describe(const trf_config_file *source, const trf_encode_options *e
     return text;
 }
 
-/* A config.json being edited: its text, and the same as strict JSON, byte below byte. */
+/* A config.json that is being edited: its text, and the same text as strict JSON. Each byte has the same place in
+ * both. */
 typedef struct trf_config_text {
     char *text, *strict;
     size_t bytes;
@@ -127,7 +130,7 @@ static trf_status cut_member(trf_config_text *config, const char *key, trf_error
             comma++;
         if (config->strict[comma] == ',') {
             cut_bytes(config, comma, comma + 1);
-        } else { /* the last one: the comma before it, if it is not the only one */
+        } else { /* the last member: cuts the comma before it, unless it is the only one */
             for (comma = begin; is_space(config->strict[comma - 1]);)
                 comma--;
             if (config->strict[comma - 1] == ',') {
@@ -140,7 +143,7 @@ static trf_status cut_member(trf_config_text *config, const char *key, trf_error
     return TRF_OK;
 }
 
-/* @return the first byte within the braces of a member whose value is an object. begin: of the member. */
+/* @return the first byte inside the braces of a member whose value is an object. begin: where the member begins. */
 static size_t find_object(const char *strict, size_t begin) {
     size_t at = begin + 1;
     for (; strict[at] != '"'; at++) /* its name */
@@ -166,8 +169,8 @@ static int is_part(const char *key, const json_t *value) {
     return strcmp(key, TRF_CONFIG_KEY) != 0 && json_is_string(json_object_get(value, "model_type"));
 }
 
-/* The configs of a model's parts get the sentence, too (text_config, vision_config ...), since a part may be loaded by
- * its own alone. */
+/* Adds the sentence to the configs of a model's parts, too (text_config, vision_config ...), since a part may be loaded
+ * by its own config alone. */
 static trf_status add_to_parts(const trf_config_file *source, const char *weights, trf_config_text *config,
                                trf_error *err) {
     const char *key;
@@ -199,13 +202,13 @@ static trf_status begin_edit(const trf_config_file *source, trf_config_text *con
         return trf_fail_memory(err, source->bytes);
     memcpy(config->text, source->text, source->bytes + 1);
     memcpy(config->strict, source->strict, source->bytes + 1);
-    if ((uint8_t)config->text[0] == 0xEF) /* what else can stand before an object */
+    if ((uint8_t)config->text[0] == 0xEF) /* nothing else can come before an object */
         cut_bytes(config, 0, 3);
     return TRF_OK;
 }
 
-/* Writes the text with members added at its end, each in a line of its own if its brace stands in one. dtype, weights:
- * or NULL; ours: JSON. */
+/* Writes the text with members added at its end, each in a line of its own if the closing brace has one. dtype,
+ * weights: or NULL; ours: JSON. */
 static trf_status add_members(const trf_config_text *source, const char *dtype, const char *weights, const char *ours,
                               trf_model_config *config, trf_error *err) {
     const struct {
@@ -317,7 +320,7 @@ trf_status trf_model_config_compress(const trf_source_config *source, const trf_
 
 /* ---- decompressing ---- */
 
-/* Takes the sentence, or what stood in its place, out of a config and those of its parts. */
+/* Removes the sentence, or the value that was in its place, from a config and from those of its parts. */
 static void forget_weights(json_t *root) {
     const char *key;
     json_t *value;
@@ -328,7 +331,8 @@ static void forget_weights(json_t *root) {
     }
 }
 
-/* @return whether a config.json says what the source's did, but for the members that compressing adds or replaces. */
+/* @return whether a config.json says what the source's did, apart from the members that compressing adds or
+ * replaces. */
 static int is_unchanged(json_t *root, json_t *source) {
     json_object_del(root, TRF_CONFIG_KEY);
     json_object_del(source, TRF_CONFIG_KEY);
@@ -336,13 +340,13 @@ static int is_unchanged(json_t *root, json_t *source) {
         json_object_del(root, TRF_CONFIG_DTYPE);
         json_object_del(source, TRF_CONFIG_DTYPE);
     }
-    /* Whoever has written it anew may have left it out, as transformers does, or kept it. */
+    /* A program that wrote the config anew may have left the sentence out, as transformers does, or kept it. */
     forget_weights(root);
     forget_weights(source);
     return json_equal(root, source);
 }
 
-/* @return whether files are compressed, which a config.json with the source's text goes with. */
+/* @return whether files are compressed that belong to a config.json with the source's text. */
 static int needs_kept_text(const trf_checkpoint *checkpoint) {
     int compressed = 0;
     for (size_t i = 0; i < checkpoint->num_files; i++) {
@@ -353,7 +357,8 @@ static int needs_kept_text(const trf_checkpoint *checkpoint) {
     return compressed;
 }
 
-/* why: a failure in its own words. */
+/* Notes that the config.json stays as it is, and fails if the source's text is lost with it. why: the message of the
+ * cause. */
 static void lose_text(const trf_checkpoint *checkpoint, trf_status status, uint64_t offset, const char *why,
                       trf_model_config *config) {
     snprintf(config->note, sizeof config->note, "%.500s; it stays as it is", why);
@@ -387,14 +392,15 @@ static trf_status take_kept(const trf_checkpoint *checkpoint, const trf_config_f
     }
     memcpy(config->text, text, bytes + 1);
     config->bytes = bytes;
-    if (!is_unchanged(file->root, source)) /* it takes the member away, and with it `text` */
+    if (!is_unchanged(file->root, source)) /* is_unchanged removes the member, and `text` with it */
         snprintf(config->note, sizeof config->note,
                  "%.500s: was changed after compressing; the source's text counts, without the changes", file->path);
     json_decref(source);
     return TRF_OK;
 }
 
-/* Also gives the file itself, to be released with free_file in every case, and why it cannot be read. */
+/* Restores the source's text. Also gives the file itself, which the caller releases with free_file in every case, and
+ * why it cannot be read. */
 static trf_status restore_file(const trf_checkpoint *checkpoint, trf_config_file *file, trf_model_config *config,
                                trf_error *failure, trf_error *err) {
     trf_status status = read_file(checkpoint, TRF_MAX_COMPRESSED_CONFIG_BYTES, file, failure);
@@ -503,7 +509,7 @@ trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_ch
         status = trf_fail(err, failure.status, failure.offset, "%s", failure.message);
     if (status == TRF_OK)
         status = compare_texts(&ours, &restored, &source, err);
-    /* A text that cannot be read and is the source's is no failure of ours. */
+    /* If a text cannot be read but is equal to the source's, that is no failure of ours. */
     if (status == TRF_OK && restored.text)
         status = trf_model_config_tell(&restored, job, err);
     trf_model_config_free(&restored);

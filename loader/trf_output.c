@@ -21,8 +21,8 @@ enum {
     TRF_TEMPORARY_TRIES = 100
 };
 
-/* Whoever has a link as an output wants the output where it leads, often to another file system: the link stays. What
- * it leads to is replaced if it is a file or a folder, which is seen later. */
+/* Follows a link. A user who names a link as the output wants the output where it leads, often on another file system,
+ * so the link stays. What it leads to is replaced if it is a file or a folder, which is checked later. */
 static trf_status output_follow_link(trf_output *output, trf_error *err) {
     struct stat info;
     if (lstat(output->path, &info) != 0 || !S_ISLNK(info.st_mode))
@@ -40,7 +40,7 @@ static trf_status output_follow_link(trf_output *output, trf_error *err) {
     return TRF_OK;
 }
 
-/* The final path without slashes at its end, so that a temporary name can be made by appending to it. */
+/* Sets the final path, without slashes at its end, so that a temporary name can be made by appending to it. */
 static trf_status output_set_path(trf_output *output, const char *path, trf_error *err) {
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/')
@@ -58,7 +58,7 @@ static trf_status output_set_path(trf_output *output, const char *path, trf_erro
 static trf_status check_entries(const trf_output_place *place, const char *folder_path, const char *below,
                                 trf_error *err);
 
-/* One entry of a folder that is to be replaced. below: its path in it. */
+/* Checks one entry of a folder that is to be replaced. below: its path in the folder. */
 static trf_status check_entry(const trf_output_place *place, const char *path, const char *below, trf_error *err) {
     struct stat info;
     trf_folder folder;
@@ -102,7 +102,7 @@ static trf_status check_entries(const trf_output_place *place, const char *folde
     return status;
 }
 
-/* A folder on which another file system is mounted cannot be renamed. */
+/* Refuses a folder on which another file system is mounted: it cannot be renamed. */
 static trf_status check_no_mount_point(const char *path, const struct stat *info, trf_error *err) {
     struct stat outer;
     char *parent = trf_path_parent(path);
@@ -116,7 +116,7 @@ static trf_status check_no_mount_point(const char *path, const struct stat *info
                     "%s: exists and is a mount point, which cannot be replaced; name a directory in it", path);
 }
 
-/* A file that the user has named is replaced, unless it holds weights that would be lost. */
+/* Checks the file that the user has named: it is replaced unless it holds weights that would be lost. */
 static trf_status check_file(const trf_output *output, trf_error *err) {
     const trf_output_place *place = &output->place;
     int may;
@@ -156,7 +156,7 @@ static trf_status output_check_existing(const trf_output *output, trf_error *err
     return place->is_folder ? check_entries(place, output->path, "", err) : check_file(output, err);
 }
 
-/* A name beside the final one, on the same file system. @return malloc'd, or NULL without memory. */
+/* Makes a name beside the final one, on the same file system. @return malloc'd, or NULL without memory. */
 static char *output_temporary_name(const trf_output *output, const char *label, unsigned attempt) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -241,7 +241,7 @@ static trf_status rename_exclusive(const trf_output *output, trf_error *err) {
     if (errno != EINVAL && errno != ENOSYS)
         return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot rename to this");
 #endif
-    /* Not every file system has it. A hard link fails on an existing name too, but there is none to a folder. */
+    /* Not every file system can do that. A hard link, too, fails if the name exists, but a folder cannot have one. */
     if (!output->place.is_folder) {
         if (link(output->temporary, output->path) == 0) {
             unlink(output->temporary);
@@ -258,7 +258,7 @@ static trf_status rename_exclusive(const trf_output *output, trf_error *err) {
     return TRF_OK;
 }
 
-/* Puts the new folder in place of one that exists. After it, output->temporary is the old one's name. */
+/* Puts the new folder in place of one that exists. After that, output->temporary is the name of the old one. */
 static trf_status exchange_folder(trf_output *output, trf_error *err) {
 #ifdef RENAME_EXCHANGE
     if (renameat2(AT_FDCWD, output->temporary, AT_FDCWD, output->path, RENAME_EXCHANGE) == 0)
@@ -290,7 +290,7 @@ static trf_status output_rename(trf_output *output, trf_error *err) {
     struct stat info;
     if (!output->place.overwrite || lstat(output->path, &info) != 0)
         return rename_exclusive(output, err);
-    trf_status status = output_check_existing(output, err); /* it may be another one by now */
+    trf_status status = output_check_existing(output, err); /* something else may exist there by now */
     if (status != TRF_OK)
         return status;
     if (output->place.is_folder) {
@@ -333,7 +333,8 @@ void trf_output_end(trf_output *output) {
     *output = (trf_output){.file = {.fd = -1}};
 }
 
-/* The path with all links resolved but one that it is itself; malloc'd, or NULL if its folder does not exist. */
+/* Resolves all links in a path, except that the path itself may be a link. *resolved: malloc'd, or NULL if its folder
+ * does not exist. */
 static trf_status resolve_folder(const char *path, char **resolved, trf_error *err) {
     int lacks_memory = 0;
     *resolved = NULL;
@@ -353,8 +354,8 @@ static trf_status resolve_folder(const char *path, char **resolved, trf_error *e
     return lacks_memory ? trf_fail_memory(err, length) : TRF_OK;
 }
 
-/* The path with all links resolved, of something that need not exist itself; malloc'd, or NULL if its folder does not
- * either. */
+/* Resolves all links in a path to something that need not exist. *resolved: malloc'd, or NULL if its folder does not
+ * exist either. */
 static trf_status resolve(const char *path, char **resolved, trf_error *err) {
     *resolved = realpath(path, NULL);
     if (*resolved)
@@ -371,7 +372,7 @@ static int path_holds(const char *outer, const char *inner) {
 
 trf_status trf_output_check_apart(const char *in_path, const char *out_path, trf_error *err) {
     struct stat in_info = {0}, out_info = {0};
-    char *in = NULL, *out = NULL, *link = NULL; /* a link in a folder belongs to it, wherever it leads */
+    char *in = NULL, *out = NULL, *link = NULL; /* a link in a folder belongs to the folder, wherever it leads */
     trf_status status = resolve(in_path, &in, err);
     if (status == TRF_OK)
         status = resolve(out_path, &out, err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Telling files that transfuse wrote from others, before one is replaced. */
+/* Tells files that transfuse wrote from others, before one is replaced. */
 #include "trf_checkpoint.h"
 #include "trf_json.h"
 

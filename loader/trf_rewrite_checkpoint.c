@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From one checkpoint to another: the files of the output, whatever is done to the tensors. */
+/* Makes one checkpoint from another: the files of the output, whatever is done to the tensors. */
 #include "trf_model_config.h"
 #include "trf_output.h"
 
@@ -9,19 +9,20 @@
 #include <sys/stat.h>
 
 enum {
-    TRF_NOTED_BYTES = 1000000 /* what .git and caches may hold without a word */
+    TRF_NOTED_BYTES = 1000000 /* what .git and caches may hold without a note */
 };
 
 /* An output under construction. */
 typedef struct trf_rewriting {
     const trf_rewrite *plan;
     trf_job *job;
-    trf_tree tree; /* of a folder: what goes into it */
+    trf_tree tree; /* of a folder: what goes into the output */
     trf_output output;
     const char *folder; /* where the output is being built; NULL: only sizes are asked for */
 } trf_rewriting;
 
-/* One model of it. Its files are opened again once written, since the indexes tell what is in them. */
+/* One model of the output. Its files are opened again after they have been written, since the indexes describe what is
+ * in them. */
 typedef struct trf_rewriting_part {
     trf_rewriting *work;
     const trf_rewrite_part *part;
@@ -29,18 +30,18 @@ typedef struct trf_rewriting_part {
     size_t num_written;
 } trf_rewriting_part;
 
-/* The report of a run that decompresses has the input's size already. */
+/* Counts bytes of the output. When decompressing, that field of the report has the input's size already. */
 static void count_output(trf_rewriting *work, uint64_t bytes) {
     work->job->report.output_file_bytes += work->plan->compresses ? bytes : 0;
 }
 
-/* Where an entry of the model lies below the whole. @return malloc'd, or NULL without memory. */
+/* Makes the path of a model's entry below the whole checkpoint. @return malloc'd, or NULL without memory. */
 static char *path_below(const trf_rewriting_part *at, const char *name) {
     const char *part = at->part->checkpoint->name;
     return trf_path_join(part ? part : "", name);
 }
 
-/* The permissions of the entry that the output's stands for. */
+/* @return the permissions of the source's entry that the output's entry replaces. */
 static unsigned mode_of(const trf_rewriting *work, const char *below) {
     const trf_tree_entry *entry = trf_tree_find(&work->tree, below);
     return entry && entry->kind != TRF_TREE_FOLDER ? entry->mode : 0600;
@@ -108,7 +109,8 @@ static trf_status rewrite_index(trf_rewriting_part *at, const trf_checkpoint_ind
     return status;
 }
 
-/* An index that keeps the source's has its text twice, and as many escapes as lines; names grow a little. */
+/* Estimates the size of an index. One that keeps the source's index has its text twice, and an escape for each line;
+ * names grow a little. */
 static void estimate_index(const trf_rewriting_part *at, const trf_checkpoint_index *index, int compressed) {
     struct stat info;
     const uint64_t bytes = stat(index->path, &info) == 0 ? (uint64_t)info.st_size : 0;
@@ -121,7 +123,7 @@ static trf_status copy_entry(trf_rewriting *work, const trf_tree_entry *entry, t
     return work->folder ? trf_tree_copy(&work->tree, entry, work->folder, work->job, err) : TRF_OK;
 }
 
-/* Comes behind the tensors: whether there are blobs is known by then. */
+/* Writes config.json. This follows the tensors, since it is known only then whether there are blobs. */
 static trf_status rewrite_config(trf_rewriting_part *at, int compressed, trf_error *err) {
     const trf_model_config *config = at->part->config;
     if (config->text && (compressed || !config->for_blobs_only))
@@ -161,7 +163,7 @@ static trf_status rewrite_part(trf_rewriting *work, const trf_rewrite_part *part
 /* Builds the folder, or counts what it would hold. */
 static trf_status rewrite_folder(trf_rewriting *work, trf_error *err) {
     trf_status status = TRF_OK;
-    /* The small files first: one that cannot be carried over should show before hours of encoding. */
+    /* Small files go first: one that cannot be carried over should show before hours of encoding. */
     for (int large = 0; large < 2; large++)
         for (size_t i = 0; i < work->tree.count && status == TRF_OK; i++) {
             const trf_tree_entry *entry = &work->tree.entries[i];
@@ -177,7 +179,8 @@ static trf_status rewrite_folder(trf_rewriting *work, trf_error *err) {
 
 /* ---- before anything is written ---- */
 
-/* Who names an index as the output means a folder, but would get one of that name. */
+/* Refuses a folder's output that is named like a file: a user who names an index means its folder, but would get a
+ * folder of that name. */
 static trf_status check_out_name(const trf_checkpoint *checkpoint, const char *out_path, trf_error *err) {
     if (checkpoint->is_folder && (trf_name_is_index(out_path) || trf_name_is_safetensors(out_path)))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
@@ -217,7 +220,7 @@ static trf_status count_extra(trf_rewriting *work, trf_error *err) {
     return status;
 }
 
-/* Bytes of the indexes and config.json of a model, as the source has them. */
+/* @return the bytes of a model's indexes and config.json, as they are in the source. */
 static uint64_t source_text_bytes(const trf_tree *tree, const trf_rewrite_part *part, int compresses) {
     uint64_t total = 0;
     struct stat info;
@@ -294,7 +297,7 @@ static trf_status survey(trf_rewriting *work, trf_error *err) {
     return TRF_OK;
 }
 
-/* Sizes, without writing anything. */
+/* Estimates the sizes, without writing anything. */
 static trf_status estimate(trf_rewriting *work, trf_error *err) {
     const char *folder = work->folder;
     work->folder = NULL;
@@ -310,7 +313,8 @@ static trf_status estimate(trf_rewriting *work, trf_error *err) {
     return status;
 }
 
-/* A full disk after hours could have been foreseen. Where the source would fit, so does whatever becomes of it. */
+/* Checks that the disk has room, so that it is not full only after hours. If the source would fit, so does whatever it
+ * becomes. */
 static trf_status check_space(trf_rewriting *work, trf_error *err) {
     char *parent = trf_path_parent(work->output.path);
     if (!parent)
@@ -336,7 +340,8 @@ static trf_status check_space(trf_rewriting *work, trf_error *err) {
                     trf_size_text(needed, needed_text), trf_size_text(available, free_text));
 }
 
-/* @return whether a file is the source's, byte for byte: an earlier run carried it over, and this one leaves it out. */
+/* @return whether a file is equal to the source's, byte for byte, as if an earlier run had carried it over, and this
+ * one leaves it out. */
 static int is_copy(const trf_rewriting *work, const char *below, const char *path) {
     enum {
         PART = TRF_COPY_BYTES / 2
@@ -361,7 +366,7 @@ static int is_copy(const trf_rewriting *work, const char *below, const char *pat
     return same;
 }
 
-/* @return whether a file of weights holds none that the file which is decompressed does not; -1 without memory. */
+/* @return whether a file of weights holds only tensors that the file being decompressed has, too; -1 without memory. */
 static int is_written_again(const trf_checkpoint_file *source, const char *path) {
     trf_checkpoint_file file;
     trf_error failure = {0};
@@ -374,7 +379,8 @@ static int is_written_again(const trf_checkpoint_file *source, const char *path)
     return found;
 }
 
-/* A single file that is replaced, by its name: all but weights that are not compressed, and would be lost. */
+/* Decides whether a single file that the user has named may be replaced: any file, except uncompressed weights that
+ * would be lost. */
 static int may_replace_file(const trf_rewriting *work, const char *name, const char *path) {
     const trf_file_sort sort = trf_file_sort_of(path);
     if (sort != TRF_FILE_WEIGHTS)
@@ -383,8 +389,8 @@ static int may_replace_file(const trf_rewriting *work, const char *name, const c
     return again ? again : is_copy(work, name, path);
 }
 
-/* In a folder that is replaced: what this run would write, what transfuse wrote, and what the source has as well. Who
- * compresses does not get rid of weights that are not compressed: they may be a model of the user's. */
+/* Decides what may be replaced in a folder: what this run would write, what transfuse wrote, and what the source has as
+ * well. Compressing does not replace weights that are not compressed: they may be another model of the user's. */
 static int may_replace(void *context, const char *below, const char *path, int is_folder) {
     const trf_rewriting *work = context;
     if (!work->plan->checkpoint->is_folder)
@@ -416,8 +422,8 @@ static trf_status make_place(trf_rewriting *work, trf_output_place *place, trf_e
     return TRF_OK;
 }
 
-/* What came of a source that was written to meanwhile may be nobody's. Other files, such as a log that grows, may
- * change: each is copied as it is then. */
+/* Checks that the source was not written to meanwhile: the output might then belong to neither version. Other files,
+ * such as a log that grows, may change; each is copied as it is at that time. */
 static trf_status check_unchanged(const trf_rewriting *work, trf_error *err) {
     trf_status status = trf_checkpoint_check_unchanged(work->plan->checkpoint, err);
     for (size_t i = 0; i < work->tree.count && status == TRF_OK; i++) {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* While parsing: a tensor and its place in the header, which breaks ties among tensors without data. */
+/* A tensor during parsing, and its place in the header, which breaks ties among tensors without data. */
 typedef struct trf_parsed_tensor {
     trf_tensor tensor;
     size_t place;
@@ -92,7 +92,7 @@ static trf_status check_size(const trf_tensor *tensor, uint64_t elements, trf_er
     return TRF_OK;
 }
 
-/* On failure the caller frees what has been set. */
+/* Parses one tensor. On failure the caller frees what has been set. */
 static trf_status parse_tensor(const char *name, const json_t *value, trf_tensor *tensor, trf_error *err) {
     if (!(tensor->name = strdup(name)))
         return trf_fail_memory(err, strlen(name));
@@ -115,7 +115,7 @@ static trf_status parse_tensor(const char *name, const json_t *value, trf_tensor
 }
 
 static trf_status parse_metadata(const json_t *value, trf_safetensors *header, trf_error *err) {
-    if (json_is_null(value)) /* which the reference implementation takes for none */
+    if (json_is_null(value)) /* the reference implementation treats it as missing */
         return TRF_OK;
     if (!json_is_object(value))
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "__metadata__ is not an object");
@@ -140,7 +140,7 @@ static int compare_names(const void *a, const void *b) {
     return strcmp((*(trf_tensor *const *)a)->name, (*(trf_tensor *const *)b)->name);
 }
 
-/* Sorts the tensors by their data, which has to be covered without holes. */
+/* Sorts the tensors by their data, and checks that they cover it without holes. */
 static trf_status order_tensors(trf_parsed_tensor *parsed, trf_safetensors *header, trf_error *err) {
     qsort(parsed, header->num_tensors, sizeof *parsed, compare_places);
     for (size_t i = 0; i < header->num_tensors; i++)
@@ -198,7 +198,7 @@ static trf_status parse_object(json_t *root, trf_safetensors *header, trf_error 
     if (status == TRF_OK) {
         header->num_tensors = count;
         status = order_tensors(parsed, header, err);
-    } else { /* hands the tensors over, so that freeing the header frees them */
+    } else { /* moves the tensors to the header, so that freeing it frees them */
         for (header->num_tensors = 0; header->num_tensors < count; header->num_tensors++)
             header->tensors[header->num_tensors] = parsed[header->num_tensors].tensor;
     }
@@ -228,7 +228,7 @@ trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_by
     return status;
 }
 
-/* What somebody who cloned a model without Git LFS has in place of the file. */
+/* Whether the file is a pointer of Git LFS, which a user who cloned a model without Git LFS has instead of the file. */
 static int is_lfs_pointer(const uint8_t *first, uint64_t size) {
     static const char pointer[] = "version ";
     return size >= sizeof pointer - 1 && memcmp(first, pointer, sizeof pointer - 1) == 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing the header of a safetensors file. */
+/* Writes the header of a safetensors file. */
 #include "trf_safetensors.h"
 
 #include <inttypes.h>

@@ -18,7 +18,7 @@
 /* Members of config.json, at any depth, that say that the weights are quantized. */
 static const char *const kConfigKeys[] = {"quantization_config", "compression_config", "quip_params"};
 
-/* MLX has it under this name, and then with one of these in it; others use the name for what is no such thing. */
+/* MLX uses this name, and then has one of these members in it. Others use the name for something else. */
 static const char kShortKey[] = "quantization";
 static const char *const kShortKeyMembers[] = {"bits", "group_size", "quant_algo", "quant_method", "mode"};
 
@@ -52,7 +52,8 @@ static int is_quantization(const char *key, const json_t *value) {
     return 0;
 }
 
-/* @return the name of a member that says so, at any depth, and its value; or NULL. Jansson bounds the depth. */
+/* @return the name of a member, at any depth, that says that the weights are quantized, and its value; or NULL. Jansson
+ * bounds the depth. */
 static const char *find_in_config(json_t *value, const json_t **found) {
     const char *key, *name;
     json_t *part;
@@ -92,10 +93,10 @@ static trf_status find_in_tensors(const trf_checkpoint *checkpoint, char text[TR
     return status;
 }
 
-/* ---- what is in the way ---- */
+/* ---- obstacles ---- */
 
-/* Names of weights that a model's config.json is about; what else lies beside one, such as an adapter or a file for
- * another program, need not have to do with it. */
+/* Whether a file has a name of weights that a model's config.json describes. Other files beside one, such as an adapter
+ * or a file for another program, may be unrelated to it. */
 static int has_model_name(const char *name) {
     static const char *const begins[] = {"model", "pytorch_model", "diffusion_pytorch_model"};
     for (size_t i = 0; i < TRF_COUNT(begins); i++) {
@@ -106,35 +107,35 @@ static int has_model_name(const char *name) {
     return 0;
 }
 
-/* Where a checkpoint's other files lie, and which of them say what it is. */
+/* Where a checkpoint's other files are, and which of them say what it is. */
 typedef struct trf_beside {
     char *folder;
     int has_config; /* config.json and the quantizers' files count */
     int has_adapter_config;
 } trf_beside;
 
-/* Release beside->folder with free. */
+/* Finds the checkpoint's other files. Release beside->folder with free. */
 static trf_status look_beside(const trf_checkpoint *checkpoint, const trf_source_config *source, trf_beside *beside,
                               trf_error *err) {
     *beside = (trf_beside){NULL, 1, 1};
     if (checkpoint->is_folder) {
         beside->folder = strdup(checkpoint->root);
-        /* Beside a model's config and weights it is a part of an adapter that lies there as well. */
+        /* An adapter's config beside a model's config and weights belongs to an adapter that is also there. */
         for (size_t i = 0; i < checkpoint->num_files && source->file.root; i++)
             beside->has_adapter_config &= !has_model_name(checkpoint->files[i].name);
     } else {
         const char *name = checkpoint->files[0].name;
         static const char adapter[] = "adapter_model.";
         beside->folder = trf_path_parent(checkpoint->root);
-        /* In a compressed folder a file that is not compressed is no quantized one. */
+        /* A file that is not compressed, in a compressed folder, is not a quantized one. */
         beside->has_config = has_model_name(name) && !trf_source_config_find_ours(source);
         beside->has_adapter_config = strncmp(name, adapter, strlen(adapter)) == 0;
     }
     return beside->folder ? TRF_OK : trf_fail_memory(err, strlen(checkpoint->root));
 }
 
-/* Reads a JSON file as Python does. *root: NULL if it is none; failure: why. *has_mark: whether it begins with a byte
- * order mark, which not every program passes over. Errors: as trf_json_parse_python, and those of trf_file_load. */
+/* Reads a JSON file as Python does. *root: NULL if it is no JSON; failure says why. *has_mark: whether it begins with a
+ * byte order mark, which not every program skips. Errors: as trf_json_parse_python, and those of trf_file_load. */
 static trf_status read_json(const char *path, json_t **root, int *has_mark, trf_error *failure) {
     static const char mark[] = "\xEF\xBB\xBF";
     char *text = NULL;
@@ -149,7 +150,7 @@ static trf_status read_json(const char *path, json_t **root, int *has_mark, trf_
     return status;
 }
 
-/* *found: whether it is not one of a model that modelopt has exported without quantizing it. */
+/* Sets *found to 0 if this is the file of a model that modelopt has exported without quantizing it; else to 1. */
 static trf_status ask_algorithms(const char *path, int *found, trf_error *err) {
     json_t *root;
     int has_mark;
@@ -164,7 +165,7 @@ static trf_status ask_algorithms(const char *path, int *found, trf_error *err) {
     return TRF_OK;
 }
 
-/* *found: whether the folder has a file of this name, which says that the model is quantized or an adapter. */
+/* Sets *found to whether the folder has a file of this name, which says that the model is quantized or an adapter. */
 static trf_status ask_file(const trf_beside *beside, const char *name, int *found, trf_error *err) {
     char *path = trf_path_join(beside->folder, name);
     if (!path)
@@ -177,7 +178,7 @@ static trf_status ask_file(const trf_beside *beside, const char *name, int *foun
     return status;
 }
 
-/* Looks at the files of quantizers and PEFT. */
+/* Looks for files of quantizers and of PEFT. */
 static trf_status find_in_files(const trf_checkpoint *checkpoint, const trf_beside *beside,
                                 char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     static const char adapter[] = "adapter_config.json";
@@ -208,7 +209,7 @@ static void tell_config(const trf_checkpoint *checkpoint, const trf_source_confi
                  checkpoint->is_folder ? "" : " in the " TRF_MODEL_CONFIG_NAME " beside it");
 }
 
-/* Looks at tensors: it is an adapter if each of its files is one. */
+/* Looks at tensors. The checkpoint is an adapter if each of its files is one. */
 static trf_status find_adapter(const trf_checkpoint *checkpoint, char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     const trf_tensor *tensor = NULL;
     for (size_t i = 0; i < checkpoint->num_files; i++) {
@@ -289,7 +290,7 @@ static const char *find_float(const char *torch) {
     return NULL;
 }
 
-/* @return that of the first tensor, in the order of names, that has one; or NULL. */
+/* @return the dtype of the first tensor, in the order of names, that has one of these; or NULL. */
 static const char *first_float(const trf_checkpoint_file *file) {
     for (size_t i = 0; i < file->own_header.num_tensors; i++)
         for (size_t f = 0; f < TRF_COUNT(kFloats); f++)
@@ -352,9 +353,9 @@ const char *trf_source_find_dtype(const trf_checkpoint *checkpoint, const trf_so
 
 /* ---- what will happen ---- */
 
-/* @return the variant of a file of weights, as "fp16" of "model.fp16.safetensors",
+/* @return the variant in the name of a file of weights, such as "fp16" in "model.fp16.safetensors",
  * "model.fp16-00001-of-00002.safetensors" and "model-00001-of-00002.fp16.safetensors"; or NULL if it has none. *length:
- * of it. */
+ * the variant's. */
 static const char *find_variant(const char *name, size_t *length) {
     const char *variant = strchr(name, '.') + 1, *end = name + strlen(name) - strlen(".safetensors");
     *length = strcspn(variant, ".-");
@@ -369,7 +370,7 @@ static int is_same_variant(const char *name, const char *other) {
     return length == other_length && strncmp(variant, other_variant, length) == 0;
 }
 
-/* Tells the dtype of the files of one variant, which are loaded together, the first one being `first`. */
+/* Tells the user the dtype of the files of one variant, which are loaded together. `first` is the first of them. */
 static void tell_dtype(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *dtype,
                        const trf_blob_counts *blobs, size_t first, trf_job *job) {
     size_t length, files = 0;
@@ -379,7 +380,7 @@ static void tell_dtype(const trf_checkpoint *checkpoint, const trf_source_config
         if (!is_same_variant(checkpoint->files[i].name, name))
             continue;
         if (i < first)
-            return; /* told already */
+            return; /* this variant was told already */
         files++;
         sum.bf16 += blobs[i].bf16, sum.fp16 += blobs[i].fp16;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A name alone is no evidence, since models learn scales, count with indices and keep maxima, too: a packed weight
- * needs its type, and what accompanies a quantized weight needs that weight. */
+/* A name alone is no evidence: models that are not quantized also learn scales, have indices and keep maxima. So a
+ * packed weight must have a type of packed weights, and a tensor that accompanies a quantized weight counts only
+ * together with that weight. */
 #include "trf_source_tensors.h"
 
 #include <stdlib.h>
@@ -8,28 +9,28 @@
 
 #define TRF_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Last parts of the names of packed weights, of a type that weights are quantized to: GPTQ, AWQ and nunchaku;
- * compressed-tensors; EXL2, HQQ, EXL3, QuIP; torchao; and ComfyUI's mark. */
+/* The last parts of the names of packed weights, which have a type that weights are quantized to: GPTQ, AWQ and
+ * nunchaku; compressed-tensors; EXL2, HQQ, EXL3, QuIP; torchao; and ComfyUI's mark. */
 static const char *const kPackedParts[] = {
     "qweight", "weight_packed", "q_weight", "W_q", "trellis", "Qidxs", "weight_qdata", "_weight_qdata", "scaled_fp8",
 };
 static const char kQuantoPacked[] = "._data._data";         /* the end of a name */
 static const char kBitsandbytes[] = "bitsandbytes__";       /* the beginning of a name's last part */
-static const char *const kBlocks[] = {"_blocks", "blocks"}; /* of gpt-oss: U8[..][16], 4-D, of 32 weights each */
+static const char *const kBlocks[] = {"_blocks", "blocks"}; /* gpt-oss: U8[..][16], 4-D; each block has 32 weights */
 
-/* Ends of the names of what accompanies quantized weights: scales and zero points of any name; bitsandbytes; Mistral's
- * FP8; ComfyUI; SmoothQuant. They count beside a tensor of a type that weights are quantized to: one of the same name
- * without the end, or with one of kQuantizedEnds. */
+/* The ends of the names of tensors that accompany quantized weights: scales and zero points of any name; bitsandbytes;
+ * Mistral's FP8; ComfyUI; SmoothQuant. They count if there is a tensor of a type that weights are quantized to, whose
+ * name is the same without the end, or with one of kQuantizedEnds instead. */
 static const char *const kCompanionEnds[] = {
     "_scale",      "_scales",       "_scale_inv", "_scale_2", "_global_scale", "_zero_point",
     "_zeros",      "_absmax",       "scale",      "scales",   "scale_inv",     "zero",
     "zero_point",  "zeros",         "absmax",     "SCB",      "qscale_weight", "scale_weight",
-    "comfy_quant", "dequant_scale", ":scale", /* of torchao's older files: "a.weight:scale" */
+    "comfy_quant", "dequant_scale", ":scale", /* torchao's older files: "a.weight:scale" */
 };
 static const char *const kQuantizedEnds[] = {"", "weight", "_blocks", "blocks", "_data", "_packed", "W_q", ":qdata"};
 
-/* The same for pairs of names that mean something only together: VPTQ; SpQR; Marlin, also 2:4 sparse, and QQQ; AQLM;
- * QuIP#. The second one is of integers, and there is no "weight" beside. */
+/* The same for pairs of names that have a meaning only together: VPTQ; SpQR; Marlin, also 2:4 sparse, and QQQ; AQLM;
+ * QuIP#. The second tensor of a pair has integers, and there is no "weight" beside it. */
 static const struct {
     const char *companion, *packed;
 } kPairs[] = {
@@ -43,21 +44,23 @@ static const struct {
     {"SU", "Qidxs_0"},
 };
 
-/* Maxima of weights that stay floats, which are quantized while they are multiplied: modelopt, pytorch-quantization. */
+/* The ends of the names of maxima. Their weights stay floats, and are quantized when they are multiplied: modelopt,
+ * pytorch-quantization. */
 static const char *const kSimulated[] = {"weight_quantizer._amax", "_weight_quantizer._amax"};
 
-/* Beginnings of the names of adapters' tensors as kohya's scripts and LyCORIS have them, the module's name flattened
- * behind; and of the part of a name that stands behind the module's: PEFT's LoRA, VeRA, OFT and BOFT; LoHa, LoKr,
- * DoRA. */
+/* The beginnings of the names of adapters' tensors in files of kohya's scripts and LyCORIS, where the module's
+ * flattened name follows; and the beginnings of the part that follows the module's name in other files: PEFT's LoRA,
+ * VeRA, OFT and BOFT; LoHa, LoKr, DoRA. */
 static const char *const kAdapterNames[] = {"lora_unet_", "lora_te", "lora_transformer_", "lora_prior_", "lycoris_"};
 static const char *const kAdapterParts[] = {"lora_", "vera_", "oft_", "boft_", "hada_", "lokr_", "dora_scale"};
-/* Ends of that part before a part "down" or "up", as diffusers and XLabs have them: "to_q.lora.down.weight", older
- * "to_q_lora.down.weight", and "qkv_lora1.up.weight". Models have LoRA of their own, such as RWKV's "w_lora.lora.0". */
+/* The ends of that part where a part "down" or "up" follows, in files of diffusers and XLabs: "to_q.lora.down.weight",
+ * older "to_q_lora.down.weight", and "qkv_lora1.up.weight". Models may have LoRA of their own, such as RWKV's
+ * "w_lora.lora.0". */
 static const char *const kAdapterPartEnds[] = {"lora", "_lora", "_lora1", "_lora2"};
 static const char *const kAdaptedEnds[] = {"weight", "base_layer.weight"};
 
 enum {
-    TRF_LONGEST_END = 32, /* what is put behind a stem, and more */
+    TRF_LONGEST_END = 32, /* at least the longest text that is appended to a stem */
     TRF_BLOCK_BYTES = 16
 };
 
@@ -83,7 +86,7 @@ static int is_quantized_dtype(const char *dtype) {
 
 static int is_integer(const char *dtype) { return dtype[0] == 'I' || dtype[0] == 'U'; }
 
-/* Types that only blocks of scaled weights, and their scales, have. */
+/* Whether only blocks of scaled weights, and their scales, have this type. */
 static int is_block_dtype(const char *dtype) {
     return begins_with(dtype, "F4") || begins_with(dtype, "F6_") || strcmp(dtype, "F8_E8M0") == 0;
 }
@@ -95,7 +98,7 @@ typedef struct trf_stem {
     size_t bytes;
 } trf_stem;
 
-/* @return the tensor whose name is the stem, without its last `less` bytes, and an end; or NULL. */
+/* @return the tensor whose name is the stem without its last `less` bytes, followed by `end`; or NULL. */
 static const trf_tensor *find_beside(const trf_stem *stem, size_t less, const char *end) {
     strcpy(stem->name + stem->bytes - less, end);
     for (size_t i = 0; i < stem->checkpoint->num_files; i++) {
@@ -106,8 +109,8 @@ static const trf_tensor *find_beside(const trf_stem *stem, size_t less, const ch
     return NULL;
 }
 
-/* Sets the stem to a name without its end. @return whether it has the end, at the beginning of a part unless the end
- * begins with '_' or ':'. */
+/* Sets the stem to a name without `end`. @return whether the name has that end. Unless the end begins with '_' or ':',
+ * it must be at the beginning of a part of the name. */
 static int take_stem(trf_stem *stem, const char *name, const char *end) {
     const size_t length = strlen(name);
     if (!ends_with(name, end))
@@ -119,7 +122,8 @@ static int take_stem(trf_stem *stem, const char *name, const char *end) {
     return 1;
 }
 
-/* @return whether a quantized tensor has the stem, such as "a." of "a.scale" and "a.weight", or it without its dot. */
+/* @return whether there is a quantized tensor with the stem, such as "a." for "a.scale" and "a.weight", or with the
+ * stem without its dot. */
 static int has_quantized(const trf_stem *stem) {
     const size_t dots = stem->bytes && stem->name[stem->bytes - 1] == '.';
     for (size_t less = 0; less <= dots; less++)
@@ -153,7 +157,7 @@ static int is_blocks(const trf_tensor *tensor, const char *part) {
     return ends_with(part, kBlocks[0]) || strcmp(part, kBlocks[1]) == 0;
 }
 
-/* @return whether a tensor is by itself one of a quantized model. */
+/* @return whether a tensor alone shows that the model is quantized. */
 static int is_packed(const trf_tensor *tensor) {
     const char *dot = strrchr(tensor->name, '.');
     const char *part = dot ? dot + 1 : tensor->name;
@@ -193,7 +197,7 @@ trf_status trf_find_quantized_tensor(const trf_checkpoint *checkpoint, const trf
 
 /* ---- adapters ---- */
 
-/* @return whether a part of a name, `bytes` long, is one of an adapter's. */
+/* @return whether a part of a name, `bytes` long, is a part of an adapter's names. */
 static int is_adapter_part(const char *part, size_t bytes) {
     for (size_t i = 0; i < TRF_COUNT(kAdapterParts); i++)
         if (bytes >= strlen(kAdapterParts[i]) && begins_with(part, kAdapterParts[i]))
@@ -209,7 +213,7 @@ static int is_adapter_part(const char *part, size_t bytes) {
     return 0;
 }
 
-/* Sets the stem to the name of the module whose weight a tensor changes, with a dot. @return whether it is an
+/* Sets the stem to the name of the module whose weight a tensor changes, with a dot. @return whether the tensor is an
  * adapter's. */
 static int take_adapted(trf_stem *stem, const char *name) {
     const char *behind = NULL, *dot = strchr(name, '.');

@@ -6,23 +6,23 @@
 #include <string.h>
 
 enum {
-    TRF_LEAST_ROWS = 16, /* below the size of a coded tile nothing shrinks */
+    TRF_LEAST_ROWS = 16, /* nothing smaller than a coded tile shrinks */
     TRF_LEAST_COLS = 16,
 };
 
-/* Last parts of names, without ".weight": of tables that are looked up by row, for which single rows of a blob have to
- * be decoded ... */
+/* The last parts of names, without ".weight", of tables that are looked up by row. For these single rows of a blob have
+ * to be decoded ... */
 static const char *const kEmbeddingParts[] = {
     "embed_tokens*", "embed_positions*", "embed_in",   "wte",         "wpe",        "emb",
     "embed",         "shared",           "*embedding", "*embeddings", "*pos_embed", "*_embed",
 };
 
-/* ... and of the side tables of quantized checkpoints, which other code reads. */
+/* ... and the last parts of the names of quantized checkpoints' side tables, which other code reads. */
 static const char *const kSideParts[] = {
     "*_scale", "*_scale_inv", "*_scales", "scale", "scales", "*_zero_point",
 };
 
-/* Tensors that share the input embedding's memory where the config ties them. */
+/* Tensors that share the input embedding's memory if the config ties them. */
 static const char *const kTiedNames[] = {
     "lm_head.weight",     "*.lm_head.weight", "embed_out.weight",
     "*.embed_out.weight", "output.weight",    "cls.predictions.decoder.weight",
@@ -41,7 +41,7 @@ static int matches(const char *const *patterns, size_t count, const char *name) 
     return 0;
 }
 
-/* *kept: whether a tensor is one that is kept by default, going by its name; and why. */
+/* Sets *kept to whether a tensor is kept as it is by default, judging by its name, and says why. */
 static trf_status ask_name(const trf_selection_rules *rules, const char *name, int *kept, trf_left_reason *reason,
                            trf_error *err) {
     const int stored = rules->is_stored, embeddings = stored || rules->options->embeddings;
@@ -77,7 +77,7 @@ int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf
     switch (asked->codec) {
     case TRF_CODEC_AUTO:
         break;
-    case TRF_CODEC_E4M3: /* either one stands for both */
+    case TRF_CODEC_E4M3: /* each of the two stands for both */
     case TRF_CODEC_E5M2:
         taken = dtype == TRF_DTYPE_F8_E4M3 || dtype == TRF_DTYPE_F8_E5M2;
         break;
@@ -131,7 +131,8 @@ static const char *find_obstacle(const trf_selection_rules *rules, const trf_ten
                                                                             : "its dtype does not go with the codec";
 }
 
-/* What is stored only comes back bit for bit. Of F32 with the codec bf16 the weights decide. */
+/* Checks that the codec is lossless for the tensor, since a checkpoint that is only stored must come back bit for bit.
+ * For F32 with the codec bf16 the weights decide that. */
 static trf_status check_lossless(const trf_selection_rules *rules, const trf_tensor *tensor, trf_error *err) {
     if (!rules->options->store_only || rules->options->encode.codec != TRF_CODEC_INT ||
         trf_dtype_of_name(tensor->dtype) == TRF_DTYPE_I8)
@@ -142,7 +143,7 @@ static trf_status check_lossless(const trf_selection_rules *rules, const trf_ten
                     tensor->name, tensor->dtype);
 }
 
-/* The usual choice, of what has no obstacle. */
+/* Makes the usual choice for a tensor that can be compressed. */
 static trf_status select_usual(const trf_selection_rules *rules, const trf_tensor *tensor,
                                trf_tensor_selection *selection, trf_left_reason *reason, trf_error *err) {
     int kept = 0;

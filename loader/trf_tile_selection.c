@@ -5,7 +5,7 @@
 
 /* ---- a range of rows, and of columns ---- */
 
-/* One dimension of a shard. *end: behind its last row or column. */
+/* Checks one dimension of a shard. *end: the row or column after its last one. */
 static trf_status check_span(const char *what, uint32_t first, uint32_t count, uint32_t total, uint32_t *end,
                              trf_error *err) {
     if (first >= total || (count && count > total - first))
@@ -27,7 +27,7 @@ static trf_status allocate_rows(trf_tile_selection *selection, trf_error *err) {
     return TRF_OK;
 }
 
-/* num_rows: 0 for all from `first` on. */
+/* Selects one range of rows. num_rows: 0 means all rows from `first` on. */
 static trf_status select_row_span(const trf_header *header, uint32_t first, uint32_t num_rows,
                                   trf_tile_selection *selection, trf_shard_range *shard, trf_error *err) {
     uint32_t end = 0;
@@ -53,8 +53,8 @@ static trf_status check_row_range(const trf_header *header, const trf_row_range 
     return TRF_OK;
 }
 
-/* Whether a range can be one of several: whole rows of tiles, in which only the last range may have the layer's last
- * ones, if these are fewer than a tile has. */
+/* Checks that a range can be one of several. It must be whole rows of tiles. If the layer's last row of tiles has fewer
+ * rows than others, only the last range may have it. */
 static trf_status check_one_of_several(const trf_header *header, const trf_row_range *range, uint32_t number,
                                        int is_last, trf_error *err) {
     const uint32_t end = range->first + range->count;
@@ -81,7 +81,7 @@ static trf_status check_row_ranges(const trf_header *header, const trf_load_opti
             return status;
         *rows += options->row_ranges[i].count;
     }
-    /* More than there are: some twice. What follows needs the bound. */
+    /* More rows than there are mean that some are there twice. The code that follows needs this bound. */
     if (*rows > header->rows)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ranges of %llu rows altogether, of %u",
                         (unsigned long long)*rows, header->rows);

@@ -14,13 +14,13 @@
 #include <unistd.h>
 
 enum {
-    TRF_MOST_LEVELS = 64 /* a link that is followed may lead to a folder that holds it */
+    TRF_MOST_LEVELS = 64 /* a link that is followed may lead to a folder that contains the link */
 };
 
 typedef struct trf_tree_walk {
     trf_tree *tree;
     const char *const *skip;
-    uint8_t *skip_used; /* by glob */
+    uint8_t *skip_used; /* [number of globs]: whether each has left something out */
     trf_tree_owner_fn *owner;
     const void *context;
 } trf_tree_walk;
@@ -124,7 +124,7 @@ trf_link_action trf_link_classify(const char *root, const char *path) {
     return action;
 }
 
-/* Adds a link that is made anew: *added. Else it is one to follow. */
+/* Adds a link if it is one that is made anew, and sets *added. Otherwise the link has to be followed. */
 static trf_status walk_link(trf_tree_walk *walk, const char *path, const char *below, int *added, trf_error *err) {
     char text[PATH_MAX];
     ssize_t length = readlink(path, text, sizeof text - 1);
@@ -148,7 +148,7 @@ static trf_status walk_link(trf_tree_walk *walk, const char *path, const char *b
     return TRF_OK;
 }
 
-/* Counts a file that is left out, under `name` unless that is its own. */
+/* Counts a file that is left out, in the group `name`. */
 static trf_status count_left_out(trf_tree_walk *walk, const char *name, int is_folder, const struct stat *info,
                                  int asked, trf_error *err) {
     const trf_file_group file = {.is_folder = is_folder,
@@ -158,7 +158,8 @@ static trf_status count_left_out(trf_tree_walk *walk, const char *name, int is_f
     return trf_file_groups_add(&walk->tree->skipped, name, strlen(name), &file, err);
 }
 
-/* Counts what is never carried over, such as .git. No link is followed, and what cannot be read counts nothing. */
+/* Counts files that are never carried over, such as those in .git. No link is followed, and what cannot be read is not
+ * counted. */
 static trf_status count_unwanted(trf_tree_walk *walk, const char *path, const char *name, int level, trf_error *err) {
     struct stat info;
     trf_folder folder;

@@ -89,7 +89,8 @@ trf_status trf_file_groups_add(trf_file_groups *groups, const char *name, size_t
                                trf_error *err);
 void trf_file_groups_free(trf_file_groups *groups);
 
-/* Notes each group as "<what>: 47.1 GB in 4 files under original/". asked: which of the groups are noted. */
+/* Notes each group as "<what>: 47.1 GB in 4 files under original/", if its `asked` is this one and it has at least
+ * least_bytes. */
 void trf_file_groups_note(const trf_file_groups *groups, int asked, uint64_t least_bytes, const char *what,
                           trf_job *job);
 

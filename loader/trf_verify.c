@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Verifying a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is
+/* Verifies a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is
  * one. */
 #include "trf_model_config.h"
 #include "trf_number_formats.h"
@@ -16,14 +16,14 @@ enum {
     TRF_COMPARE_COUNT = 4096
 };
 
-/* How decoded weights have to agree with the source's. */
+/* How decoded weights must agree with the source's. */
 typedef enum trf_agreement {
     TRF_AGREE_BITS,    /* lossless codecs */
     TRF_AGREE_ROUNDED, /* F32 weights through the bf16 codec: the source's, rounded to nearest even */
     TRF_AGREE_NEAR     /* int codec on floats: the error is measured */
 } trf_agreement;
 
-/* One matrix being verified. */
+/* One matrix that is being verified. */
 typedef struct trf_comparison {
     trf_job *job;
     const char *tensor;
@@ -34,7 +34,7 @@ typedef struct trf_comparison {
     trf_dtype dtype;
     size_t value_bytes;
     trf_agreement agreement;
-    int differs;     /* a weight of the source was not what was decoded, but agrees */
+    int differs;     /* a weight of the source differs from the decoded one, but agrees with it */
     uint8_t *source; /* one rectangle of the source's weights */
     uint64_t capacity;
 } trf_comparison;
@@ -128,8 +128,9 @@ static trf_agreement agreement_of(const trf_job *job, const trf_header *header) 
     return is_rounded(header) && !job->is_lossless ? TRF_AGREE_ROUNDED : TRF_AGREE_BITS;
 }
 
-/* Counts an F32 tensor of the codec bf16, which was rounded or held BF16 numbers alone. The blob does not say which:
- * the source does, or config.json; without either it counts as rounded. Of exact ones no error was measured. */
+/* Counts an F32 tensor of the codec bf16, which was rounded or held BF16 numbers alone. The blob does not say which of
+ * the two; the source says it, or config.json. Without either it counts as rounded. No error is measured for exact
+ * tensors. */
 static void count_f32(trf_job *job, const trf_comparison *comparison, double weight_energy) {
     if (comparison->against ? comparison->differs : !job->is_lossless) {
         job->report.rounded_tensors++;
@@ -139,7 +140,7 @@ static void count_f32(trf_job *job, const trf_comparison *comparison, double wei
     job->weight_energy = weight_energy;
 }
 
-/* against: the source's file, or NULL; offset: of the tensor in it. */
+/* Verifies the blobs of a tensor. against: the source's file, or NULL; offset: the tensor's in that file. */
 static trf_status verify_blobs(trf_job *job, const trf_file *file, const trf_file_tensor *tensor,
                                const trf_file *against, uint64_t offset, trf_error *err) {
     trf_blob_list list;
@@ -261,7 +262,7 @@ static trf_status verify_tensor(trf_job *job, const trf_file *file, const trf_ch
     return status;
 }
 
-/* Tensors may lie otherwise than in the source, whose file then does not come back byte for byte. */
+/* Notes that tensors lie in other places than in the source, if so: its file then does not come back byte for byte. */
 static void compare_layout(trf_job *job, const trf_checkpoint_file *checkpoint_file, const trf_checkpoint *against) {
     const trf_safetensors *ours = trf_checkpoint_file_source_header(checkpoint_file);
     int same = checkpoint_file->is_layer;
@@ -298,9 +299,9 @@ static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoin
     return status;
 }
 
-/* Whether the source holds a tensor that the checkpoint lacks. */
+/* Checks that the source holds no tensor that the checkpoint lacks. */
 static trf_status check_missing(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_error *err) {
-    int is_layer = checkpoint->files[0].is_layer; /* one tensor of many, by nature */
+    int is_layer = checkpoint->files[0].is_layer; /* a .trf file is always one tensor of many */
     for (size_t i = 0; i < against->num_files && !is_layer; i++)
         for (size_t t = 0; t < against->files[i].num_tensors; t++) {
             const trf_file_tensor *found;
@@ -327,7 +328,7 @@ static trf_status open_against(const char *path, trf_checkpoint **against, trf_e
 
 /* ---- a pipeline's models ---- */
 
-/* @return the model of that name, or NULL. What is no pipeline has one without a name. */
+/* @return the model with that name, or NULL. A checkpoint that is no pipeline has one model, without a name. */
 static const trf_checkpoint *find_model(const trf_checkpoint *checkpoint, const char *name) {
     const trf_checkpoint *model;
     for (size_t i = 0; (model = trf_checkpoint_model(checkpoint, i)); i++)
@@ -336,7 +337,7 @@ static const trf_checkpoint *find_model(const trf_checkpoint *checkpoint, const 
     return NULL;
 }
 
-/* Names the model that is missing, or its config.json if only that is. */
+/* Fails with a message that names the missing model, or its config.json if only that is missing. */
 static trf_status fail_model(const trf_checkpoint *checkpoint, const trf_checkpoint *against, const char *name,
                              trf_error *err) {
     struct stat info;
@@ -354,7 +355,7 @@ static trf_status fail_model(const trf_checkpoint *checkpoint, const trf_checkpo
     return status;
 }
 
-/* Whether the source is of the same sort, and has no model that is missing here. */
+/* Checks that both are pipelines or neither is, and that the source has no model that is missing here. */
 static trf_status check_models(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_error *err) {
     if (!checkpoint->num_parts != !against->num_parts)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s is %s pipeline, and %s is %s", checkpoint->root,
@@ -366,7 +367,7 @@ static trf_status check_models(const trf_checkpoint *checkpoint, const trf_check
     return TRF_OK;
 }
 
-/* Whether what decompressing gives back besides tensors can be the source's. */
+/* Checks that what decompressing gives back besides tensors can be the source's. */
 static trf_status check_kept(const trf_checkpoint *model, trf_job *job, trf_error *err) {
     trf_status status = trf_model_config_check_kept(model, job, err);
     for (size_t i = 0; i < model->num_indexes && status == TRF_OK; i++)
@@ -374,7 +375,7 @@ static trf_status check_kept(const trf_checkpoint *model, trf_job *job, trf_erro
     return status;
 }
 
-/* Looks at what the whole holds besides tensors. against: or NULL. */
+/* Checks what a model holds besides tensors. against: or NULL. */
 static trf_status check_model(const trf_checkpoint *model, const trf_checkpoint *against, trf_job *job,
                               trf_error *err) {
     if (!against)

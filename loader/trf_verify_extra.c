@@ -19,7 +19,7 @@ enum {
     TRF_COMPARED_BYTES = TRF_COPY_BYTES / 2
 };
 
-/* Names of files for a line, as many as fit. */
+/* Names of files for one line, as many as fit. */
 typedef struct trf_name_list {
     char text[TRF_NAMES_BYTES];
     size_t length, count, listed;
@@ -34,7 +34,7 @@ static void add_name(trf_name_list *list, const char *name) {
     list->listed++;
 }
 
-/* Ends the list; none can be added behind it. @return the names. */
+/* Ends the list; no name can be added after that. @return the names. */
 static const char *end_names(trf_name_list *list) {
     if (list->listed < list->count)
         snprintf(list->text + list->length, sizeof list->text - list->length, " and %zu more",
@@ -42,7 +42,7 @@ static const char *end_names(trf_name_list *list) {
     return list->text;
 }
 
-/* What the report says of whole files: the source's sizes as decompressing would have them. */
+/* Fills in what the report says of whole files. The source's sizes are those that decompressing would give. */
 static trf_status count_whole(const trf_checkpoint *checkpoint, const trf_tree *ours, trf_job *job, trf_error *err) {
     trf_restored_models models;
     trf_status status = trf_restored_models_read(checkpoint, NULL, &models, err);
@@ -63,7 +63,7 @@ trf_status trf_extra_files_list(const trf_checkpoint *checkpoint, const trf_chec
     trf_error failure = {0};
     if (checkpoint->is_folder)
         status = trf_tree_list(checkpoint->root, NULL, trf_checkpoint_owner, checkpoint, &files->ours, &failure);
-    if (status == TRF_ERR_UNSUPPORTED && !against) { /* what could not be carried over does no harm here */
+    if (status == TRF_ERR_UNSUPPORTED && !against) { /* it could not be carried over, but that does not matter here */
         trf_job_note(job, "%s: not counted, nor what comes behind it", failure.message);
         status = TRF_OK;
     }
@@ -90,7 +90,7 @@ void trf_extra_files_free(trf_extra_files *files) {
     trf_tree_free(&files->source);
 }
 
-/* *offset: of the first byte that differs, or UINT64_MAX. */
+/* Compares two files. *offset: the first byte that differs, or UINT64_MAX. */
 static trf_status compare_files(const char *ours_path, const char *source_path, const char *name, trf_job *job,
                                 uint64_t *offset, trf_error *err) {
     trf_file ours, source;
@@ -124,7 +124,7 @@ static trf_status compare_files(const char *ours_path, const char *source_path, 
     return status;
 }
 
-/* What became of the source's files. */
+/* The differences from the source's files. */
 typedef struct trf_findings {
     trf_name_list differing, missing, added;
     uint64_t offset; /* of the first byte that differs, in the first file that does */
@@ -135,7 +135,7 @@ static int is_regular(const char *path) {
     return stat(path, &info) == 0 && S_ISREG(info.st_mode);
 }
 
-/* A link agrees with one that holds the same, and with what it leads to. */
+/* Compares one entry. A link agrees with a link of the same text, and with a copy of what it leads to. */
 static trf_status verify_one(const trf_extra_files *files, const trf_tree_entry *ours, const trf_tree_entry *source,
                              trf_job *job, trf_findings *findings, trf_error *err) {
     uint64_t offset = ours->link && source->link && strcmp(ours->link, source->link) == 0 ? UINT64_MAX : 0;
@@ -160,7 +160,7 @@ static trf_status verify_one(const trf_extra_files *files, const trf_tree_entry 
     return TRF_OK;
 }
 
-/* @return whether it is known where a file's tensors come from: the source has the model. */
+/* @return whether the source of a file's tensors is known, because the source has the model. */
 static int is_known_model(const trf_extra_files *files, const trf_tree_entry *ours) {
     char top[PATH_MAX];
     const size_t length = strcspn(ours->path, "/");
@@ -172,7 +172,7 @@ static int is_known_model(const trf_extra_files *files, const trf_tree_entry *ou
     return trf_tree_find(&files->source, top) != NULL;
 }
 
-/* Files that decompressing would give back, and that the source does not have. */
+/* Finds files that decompressing would give back, but that the source does not have. */
 static void find_added(const trf_extra_files *files, trf_job *job, trf_findings *findings) {
     for (size_t i = 0; i < files->ours.count && files->compares; i++) {
         const trf_tree_entry *ours = &files->ours.entries[i];
@@ -228,7 +228,7 @@ trf_status trf_extra_files_verify(const trf_extra_files *files, trf_job *job, tr
 
 /* ---- indexes ---- */
 
-/* The text that decompressing would give back. *text: malloc'd if *owned. */
+/* Makes the index's text that decompressing would give back. *text: malloc'd if *owned. */
 static trf_status restored_index(const trf_checkpoint_index *index, char **owned, const char **text, size_t *bytes,
                                  trf_error *err) {
     *owned = NULL;
@@ -256,7 +256,7 @@ static trf_status verify_index(const trf_checkpoint_index *ours, const trf_check
     return status;
 }
 
-/* @return the index of that name, or NULL. */
+/* @return the index with that name, or NULL. */
 static const trf_checkpoint_index *find_index(const trf_checkpoint *checkpoint, const char *name) {
     for (size_t i = 0; i < checkpoint->num_indexes; i++)
         if (strcmp(checkpoint->indexes[i].name, name) == 0)
