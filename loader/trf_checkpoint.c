@@ -439,7 +439,7 @@ void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor) {
     report->compressed_weights += bytes / trf_dtype_bytes(trf_dtype_of_name(tensor->source->dtype));
 }
 
-/* Opens every blob of a tensor and sums what they say. */
+/* Opens every blob of a tensor, and sums up what their headers say. */
 static trf_status describe_blobs(const trf_checkpoint_file *checkpoint_file, const trf_file_tensor *tensor,
                                  trf_layer_info *info, trf_error *err) {
     trf_file file;

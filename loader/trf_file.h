@@ -24,7 +24,7 @@ typedef struct trf_file_stamp {
 struct stat;
 trf_file_stamp trf_stamp_of(const struct stat *info);
 
-/* Takes the stamp of a path, links followed. Errors: TRF_ERR_NOT_FOUND, _IO. */
+/* Takes or checks the stamp of a path; links are followed. Errors: TRF_ERR_NOT_FOUND, _IO. */
 trf_status trf_path_take_stamp(const char *path, trf_file_stamp *stamp, trf_error *err);
 trf_status trf_path_check_stamp(const char *path, const trf_file_stamp *stamp, trf_error *err);
 
@@ -44,7 +44,8 @@ void trf_file_close(trf_file *file);
 /* Makes contents and size durable. */
 trf_status trf_file_sync(const trf_file *file, trf_error *err);
 
-/* Errors: TRF_ERR_TRUNCATED if the file ends before offset + size, TRF_ERR_IO. Thread-safe. */
+/* These read and write `size` bytes, and change a file's size. Errors: TRF_ERR_TRUNCATED if the file ends before offset
+ * + size, TRF_ERR_IO. Thread-safe. */
 trf_status trf_file_read(const trf_file *file, uint64_t offset, void *dst, uint64_t size, trf_error *err);
 trf_status trf_file_write(const trf_file *file, uint64_t offset, const void *src, uint64_t size, trf_error *err);
 trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err);

@@ -43,7 +43,7 @@ static size_t count_digits(const char *text, size_t bytes) {
     return digits;
 }
 
-/* @return whether an unsigned token is a number as JSON has them, of 10^308 or above. */
+/* @return whether an unsigned token is a JSON number of 10^308 or above. */
 static int is_too_large(const char *token, size_t bytes) {
     size_t whole = count_digits(token, bytes), at = whole, fraction = 0;
     const size_t fraction_at = whole + 1;

@@ -72,7 +72,7 @@ static trf_status read_file(const trf_checkpoint *checkpoint, uint64_t max_bytes
     return status;
 }
 
-/* @return its quantization_config if that is ours, or NULL. */
+/* @return the root's quantization_config if that is ours, or NULL. */
 static json_t *find_ours(const json_t *root) {
     json_t *ours = json_object_get(root, TRF_CONFIG_KEY);
     const char *method = json_string_value(json_object_get(ours, "quant_method"));
@@ -119,7 +119,7 @@ static void cut_bytes(trf_config_text *config, size_t begin, size_t end) {
     config->bytes -= end - begin;
 }
 
-/* Takes all members of a name out, each with one comma. */
+/* Cuts out all members with a name, each with one comma. */
 static trf_status cut_member(trf_config_text *config, const char *key, trf_error *err) {
     size_t begin, end, found;
     while ((found = trf_json_find_member(config->strict, config->bytes, key, &begin, &end)) != 0) {
@@ -369,7 +369,7 @@ static void lose_text(const trf_checkpoint *checkpoint, trf_status status, uint6
                  why);
 }
 
-/* Takes the text that is kept in `ours`. */
+/* Restores the text that is kept in `ours`. */
 static trf_status take_kept(const trf_checkpoint *checkpoint, const trf_config_file *file, const json_t *ours,
                             trf_model_config *config, trf_error *err) {
     const json_t *kept = json_object_get(ours, TRF_CONFIG_SOURCE);

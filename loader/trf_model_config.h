@@ -93,8 +93,8 @@ void trf_restored_models_free(trf_restored_models *models);
 
 void trf_model_config_free(trf_model_config *config);
 
-/* Whether the checkpoint is a folder whose config.json says that every tensor has its own lossless codec. Errors:
- * TRF_ERR_MEMORY. */
+/* Sets *lossless to whether the checkpoint is a folder whose config.json says that every tensor has its own lossless
+ * codec. Errors: TRF_ERR_MEMORY. */
 trf_status trf_model_config_is_lossless(const trf_checkpoint *checkpoint, int *lossless, trf_error *err);
 
 /* Passes the config's note to the user. Errors: the config's failure. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading tiles of a layer's blob, wherever that lies. */
+/* Reads tiles of a layer's blob, wherever that lies. */
 #ifndef TRF_READ_TILES_H
 #define TRF_READ_TILES_H
 

@@ -340,8 +340,8 @@ static trf_status check_space(trf_rewriting *work, trf_error *err) {
                     trf_size_text(needed, needed_text), trf_size_text(available, free_text));
 }
 
-/* @return whether a file is equal to the source's, byte for byte, as if an earlier run had carried it over, and this
- * one leaves it out. */
+/* @return whether a file is equal to the source's, byte for byte. Such a file is one that an earlier run carried over
+ * and this run leaves out. */
 static int is_copy(const trf_rewriting *work, const char *below, const char *path) {
     enum {
         PART = TRF_COPY_BYTES / 2

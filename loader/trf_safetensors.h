@@ -43,7 +43,7 @@ trf_status trf_safetensors_read(const trf_file *file, uint64_t file_bytes, trf_s
 
 void trf_safetensors_free(trf_safetensors *header);
 
-/* @return the tensor of that name, or NULL. */
+/* @return the tensor with that name, or NULL. */
 const trf_tensor *trf_safetensors_find(const trf_safetensors *header, const char *name);
 
 /* @return a metadata string, or NULL. */

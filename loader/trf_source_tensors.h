@@ -11,8 +11,9 @@
 trf_status trf_find_quantized_tensor(const trf_checkpoint *checkpoint, const trf_checkpoint_file **file,
                                      const trf_tensor **tensor, trf_error *err);
 
-/* Whether a file of the checkpoint holds an adapter: at least half of its tensors are updates, such as LoRA's, of
- * weights that the checkpoint does not have. *tensor: one of them, the file's; or NULL. Errors: TRF_ERR_MEMORY. */
+/* Finds out whether a file of the checkpoint holds an adapter: at least half of its tensors are updates, such as
+ * LoRA's, of weights that the checkpoint does not have. *tensor: one of these tensors, which is the file's; or NULL.
+ * Errors: TRF_ERR_MEMORY. */
 trf_status trf_find_adapter_tensor(const trf_checkpoint *checkpoint, const trf_checkpoint_file *file,
                                    const trf_tensor **tensor, trf_error *err);
 

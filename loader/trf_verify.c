@@ -205,8 +205,8 @@ static trf_status compare_plain(trf_job *job, const trf_file *file, const trf_fi
     return TRF_OK;
 }
 
-/* Finds the source of a tensor: in the file of the same name, else in any. A .trf file does not know its tensor's
- * name: a lone tensor will do. */
+/* Finds the source of a tensor: in the file of the same name, else in any file. A .trf file does not know its tensor's
+ * name, so if the source has only one tensor, that is taken. */
 static const trf_checkpoint_file *find_source(const trf_checkpoint *against, const trf_checkpoint_file *checkpoint_file,
                                               const char *name, const trf_file_tensor **found) {
     const trf_checkpoint_file *fallback = NULL;

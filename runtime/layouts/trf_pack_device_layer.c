@@ -52,7 +52,7 @@ static trf_status take_options(const trf_pack_options *options, trf_pack_options
     return options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
 }
 
-/* Whether a layer can be packed like another one. */
+/* Checks that a layer can be packed like another one. */
 static trf_status check_like(const trf_context *context, const trf_device_matrix *matrix, const trf_device_layer *like,
                              trf_error *err) {
     if (!like)

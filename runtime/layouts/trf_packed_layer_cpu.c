@@ -161,7 +161,7 @@ static void put_row(const trf_packed_rows *work, int64_t id, uint64_t index, uin
                                is_there ? trf_decoded_bits(view, work->as, elements[col], row, col) : missing);
 }
 
-/* A trf_parallel_fn; index: number of a group of ROWS_AT_A_TIME rows. */
+/* A trf_parallel_fn; index: number of a run of ROWS_AT_A_TIME rows. */
 static trf_status put_rows(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_packed_rows *work = context;
     uint16_t *const elements = work->rows ? work->rows + (size_t)worker * work->layer->view.cols : NULL;

@@ -21,8 +21,8 @@
 #include <cuda_runtime_api.h>
 
 enum {
-    PART_BYTES = 64 << 20, /* dense, of a layer that goes in parts */
-    REGULAR_COLS = 64      /* of which those of regular slabs are multiples */
+    PART_BYTES = 64 << 20, /* of dense rows in a part, if the layer is packed in parts */
+    REGULAR_COLS = 64      /* the columns of a layer of regular slabs are a multiple of this */
 };
 
 /* @return bytes that sampling and then packing need, with room for the kernels to pack so many rows at once. 0 rows

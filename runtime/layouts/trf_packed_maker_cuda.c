@@ -11,7 +11,7 @@
  *   part                        packed from
  *   ------------------------    -------------------------------------------------------------------
  *   trf_can_pack_coded           its slabs, if it is all in the shard and no rows are left over; and
- *   ... and lines are left      dense rows after all, when the part behind is there (trf_pack_coded_counts)
+ *   ... and lines are left      dense rows after all, when the next part is there (trf_pack_coded_counts)
  *   any other                   dense rows
  *
  * The host looks one part later at what the kernels for slabs could not pack, so that it does not wait for them. */
@@ -135,7 +135,7 @@ int trf_packed_maker_fetch(const trf_packed_maker *maker, trf_stream stream) {
 }
 
 void trf_packed_maker_release(trf_packed_maker *maker, trf_status status) {
-    if (status != TRF_OK) /* what is queued may write to the caller's memory, too */
+    if (status != TRF_OK) /* queued work may write to the caller's memory, too */
         cudaStreamSynchronize(trf_cuda_copier_work_stream(maker->made->context->copier));
     if (maker->dense)
         cudaFree(maker->dense);

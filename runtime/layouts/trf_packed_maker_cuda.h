@@ -11,9 +11,9 @@
 
 /* What kernels write besides the layer. It lies in device memory, and the host has a copy. */
 typedef struct trf_pack_results {
-    trf_pack_state state;         /* of all rows that were packed from dense ones */
-    trf_pack_coded_counts counts; /* of the layer, or of the last part, that was packed straight from its slabs */
-    trf_device_fault fault;       /* of the layer, where it is packed whole */
+    trf_pack_state state;         /* counts what was packed from dense rows; its inexact weight may be in any row */
+    trf_pack_coded_counts counts; /* of the layer, or of the last part, if that was packed from its slabs */
+    trf_device_fault fault;       /* of the layer, if it is packed at once */
 } trf_pack_results;
 TRF_STATIC_ASSERT((int)sizeof(trf_pack_results) <= (int)TRF_LOAD_SCRATCH_RESULT_BYTES, "there is a place for a copy");
 

@@ -28,7 +28,7 @@ trf_offloaded_layer_offsets trf_offloaded_layer_offsets_of(const trf_header *hea
  * are zeros before. layer: as for trf_describe_layer. */
 void trf_write_layer_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits);
 
-/* The view of `blob` at blob_dev, with a directory. */
+/* @return the view of `blob` at blob_dev, with a directory. */
 trf_device_view trf_device_view_of_layer(const trf_blob_view *blob, const uint8_t *blob_dev,
                                          const uint8_t *directory_dev, trf_device_fault *fault_dev);
 

@@ -54,7 +54,7 @@ struct trf_experts_plan {
     uint64_t workspace_bytes;
     union {
         trf_experts_partition partition; /* a GPU's */
-        trf_plan one;                    /* the CPU's: the product of any one expert by all tokens */
+        trf_plan one;                    /* the CPU's: the product of any one expert and all tokens */
     };
 };
 

@@ -24,7 +24,7 @@ typedef struct trf_tuned_point {
     uint32_t m;
     trf_path path;
     double microseconds[TRF_TUNED_PATHS]; /* median of a call; 0: the path does not take it, or nobody measured it */
-    int has_packed;                       /* whether somebody measured kernels and cuts of the packed path */
+    int has_packed;                       /* whether kernels and cuts of the packed path were measured */
     trf_tuned_kernel packed;              /* the fastest */
 } trf_tuned_point;
 
@@ -57,15 +57,16 @@ struct trf_tuning {
     trf_tuned_layer *layers;
 };
 
-/* A tuning of a card for so many layers, all zeros. Errors: TRF_ERR_MEMORY. */
+/* Makes a tuning of a card for so many layers, which are all zeros. Errors: TRF_ERR_MEMORY. */
 trf_status trf_tuning_create(const trf_card *card, uint32_t num_layers, trf_tuning **tuning, trf_error *err);
 
 trf_card trf_card_of(const trf_context *context);
 
 trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer);
 
-/* How far apart two keys are: octaves of rows and columns, and raw bits; infinitely, if layout, codec, classes or
- * scale groups differ. Classes and raw bits count for coded layers alone, since others have none in memory. */
+/* @return the distance of two keys: octaves of rows and of columns, and raw bits; infinity if layout, codec, classes or
+ * the presence of scale groups differ. Classes and raw bits count for coded layers alone, since others have none in
+ * memory. */
 double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b);
 
 /* @return the path for a batch, taken from the layer with the nearest key (trf_tuning_key_distance); TRF_PATH_AUTO if
