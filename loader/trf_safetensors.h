@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The header of a safetensors file. It is read as strictly as by the reference implementation; the second half writes
- * one.
+/* The header of a safetensors file. Reading is as strict as in the reference implementation. The second half of this
+ * file is for writing one.
  *
  * A file is a u64 length, that many bytes of JSON, and the tensors' data without holes. */
 #ifndef TRF_SAFETENSORS_H

@@ -7,7 +7,7 @@
  * it takes a buffer itself. The head of a slice contains its tiles' checksums, so it is sent after the last of them.
  *
  * Where a layer goes in *parts* through buffers on the device, a complete transfer may also have to wait until its part
- * has a buffer there. That is so once earlier parts have been taken, and so once earlier transfers have been sent.
+ * has a buffer there. It gets one once earlier parts have been taken, and so once earlier transfers have been sent.
  * Earlier transfers take their staging buffers first, so the waiting ones never hold all of them. */
 #include "trf_upload_layer.h"
 
