@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The edges' part of a product: edge_sums[m][rows] = x . W^T over the weights outside regular slabs.
  *
- * A block takes a band of 32 rows. Round by round, each of its warps decodes one segment (1024 weights) of its own
- * edges to shared memory; warp w owns the columns of tiles w, w + kWarps, ... Then the segments are multiplied: a lane
- * holds one row of a segment, or half a row of a segment of 64 columns, in registers as F32. With m >= kWarps each warp
- * goes through all segments for its own rows of x; with fewer rows of x the segments are shared out as well, and
- * partial sums are added at the end, slice by slice. Which warp adds what, and in which order, depends on the layer and
- * on m alone, so the same input gives the same bits.
+ * A block takes a band of 32 rows. In each round, each of its warps decodes one segment (1024 weights) of its own edges
+ * to shared memory; warp w has the columns of tiles w, w + kWarps, ... Then the segments are multiplied: a lane holds
+ * one row of a segment, or half a row of a segment of 64 columns, in registers as F32. With m >= kWarps each warp goes
+ * through all segments for its own rows of x. With fewer rows of x the segments are shared out as well, in slices, and
+ * the partial sums of slices are added at the end, one after the other. Which warp adds what, and in which order,
+ * depends on the layer and on m alone, so the same input gives the same bits.
  *
- * Scales are applied to sums over 8 columns, which always lie in one scale group. A corrupt slab makes its band's
- * rows NaN.
+ * Scales are applied to sums over 8 columns, which always lie in one scale group. A corrupt slab makes its band's rows
+ * NaN.
  *
- * Shared memory: kWarps * (2176 + 24 + 128) + 32 bytes: 9.3 KB with 4 warps, 37.3 KB with 16. Limit: latency, of the
- * longest chain of states in a band and of one block's way through it; so a layer whose last band has edges in every
- * column of tiles gets 16 warps. */
+ * Shared memory: kWarps * (2176 + 24 + 128) + 32 bytes: 9.3 KB with 4 warps, 37.3 KB with 16. The limit is the latency
+ * of the longest chain of states in a band, and of one block's way through it; so a layer whose last band has edges in
+ * every column of tiles gets 16 warps. */
 #ifndef TRF_EDGE_BAND_CUH
 #define TRF_EDGE_BAND_CUH
 
@@ -37,8 +37,8 @@ struct edge_walk {
     bool corrupt;
 };
 
-/* Decodes the warp's next segment. @return its place, with no columns if there is none left. col is then the
- * layer's. */
+/* Decodes the warp's next segment. @return its place, where col is a column of the layer; it has no columns if no
+ * segment is left. */
 template <uint32_t kWarps>
 __device__ trf_edge_segment decode_next(edge_walk &walk, const trf_device_view &view, const int16_t *class_value,
                                         uint32_t band, uint32_t lane, uint16_t *decoded) {
@@ -63,7 +63,7 @@ __device__ trf_edge_segment decode_next(edge_walk &walk, const trf_device_view &
 
 /* ---- the product ---- */
 
-/* Adds a decoded segment's products to sum[k], for the lane's row and rows first + step * k of x. */
+/* Adds a decoded segment's products to sum[k]: the lane's row of it by row first + step * k of x. */
 template <bool kBf16, uint32_t kPerWarp>
 __device__ __forceinline__ void
 add_segment(float (&sum)[kPerWarp], const trf_device_view &view, const trf_edge_segment &segment, uint32_t band,
@@ -92,7 +92,7 @@ __device__ bool find_edges(const trf_device_view &view, uint32_t band) {
     return __syncthreads_or(found);
 }
 
-/* A block's work. step: rows of x at a time, a power of two up to kWarps. */
+/* What a block does. step: rows of x at a time, a power of two up to kWarps. */
 template <bool kBf16, uint32_t kWarps>
 __device__ __forceinline__ void edges_of_band(const trf_device_view &view, const x_rows &x, uint32_t m, uint32_t step,
                                               uint32_t band, float *edge_sums) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void edges_of_band(const trf_device_view &view, const
     if (threadIdx.x < 16)
         class_value[threadIdx.x] = view.class_value[threadIdx.x];
 
-    float sum[kPerWarp] = {}; /* of row `lane` of the band, for rows first + step * k of x */
+    float sum[kPerWarp] = {}; /* of the lane's row of the band and row first + step * k of x */
     bool corrupt = false;
     if (find_edges(view, band)) { /* also orders class_value */
         edge_walk walk = {};
@@ -121,14 +121,14 @@ __device__ __forceinline__ void edges_of_band(const trf_device_view &view, const
             for (uint32_t p = slice; p < kWarps; p += slices)
                 if (segments[p].cols)
                     add_segment<kBf16>(sum, view, segments[p], band, lane, decoded[p], x, m, first, step);
-            __syncthreads(); /* before segments are decoded over */
+            __syncthreads(); /* all have read the segments before the next round overwrites them */
         }
         corrupt = __syncthreads_or(walk.corrupt);
     }
 
     slice_sum[warp][lane] = sum[0];
     __syncthreads();
-    for (uint32_t s = 1; s < slices && slice == 0; s++) /* then kPerWarp rows of x are not needed, one is enough */
+    for (uint32_t s = 1; s < slices && slice == 0; s++) /* with several slices a warp has one row of x at most */
         sum[0] += slice_sum[first + step * s][lane];
     const uint32_t row = band * TRF_SLAB_ROWS + lane;
 #pragma unroll
@@ -139,7 +139,7 @@ __device__ __forceinline__ void edges_of_band(const trf_device_view &view, const
     }
 }
 
-/* Rows of x at a time. */
+/* How many rows of x the warps take at a time. */
 template <uint32_t kWarps> __host__ __device__ uint32_t step_of(uint32_t m) {
     uint32_t step = 1;
     while (step < m && step < kWarps)

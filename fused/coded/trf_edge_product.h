@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A lane's part of multiplying a decoded segment of an edge (trf_edges.h) by rows of x. C and CUDA.
  *
- * A lane holds 32 columns of one row: row `lane` of the band, or, of a segment of 64 columns, one half of row lane %
- * 16, lanes 0 to 15 the left one. */
+ * A lane holds 32 columns of one row. In a segment of 32 columns it has row `lane` of the band. In a segment of 64
+ * columns it has one half of row lane % 16: lanes 0 to 15 have the left half. */
 #ifndef TRF_EDGE_PRODUCT_H
 #define TRF_EDGE_PRODUCT_H
 
@@ -21,14 +21,14 @@
 #endif
 
 enum {
-    TRF_EDGE_VECTOR_COLS = 8, /* columns of x in 16 bytes; they have one scale */
+    TRF_EDGE_VECTOR_COLS = 8, /* columns of x in 16 bytes; the weights of these have one scale */
     TRF_EDGE_LANE_COLS = 32,
     TRF_EDGE_VECTORS = TRF_EDGE_LANE_COLS / TRF_EDGE_VECTOR_COLS,
 };
 
 /* What a lane holds of a segment. */
 typedef struct trf_edge_weights {
-    float unscaled[TRF_EDGE_LANE_COLS]; /* without scales; 0 behind the last column */
+    float unscaled[TRF_EDGE_LANE_COLS]; /* without scales; 0 after the last column */
     float scale[TRF_EDGE_VECTORS];
     uint32_t col;  /* of the layer, a multiple of 8 */
     uint32_t cols; /* 0 if the lane has no row */
@@ -38,7 +38,8 @@ TRF_HD int trf_edge_segment_has_halves(const trf_edge_segment *segment) {
     return segment->width == 2 * TRF_EDGE_LANE_COLS;
 }
 
-/* row, col: of the layer, where row 0 of the band and column 0 of the tile lie. decoded: 4-byte aligned. */
+/* row, col: the layer's row and column that row 0 of the band and column 0 of the tile lie at. decoded: 4-byte
+ * aligned. */
 TRF_HD void trf_edge_weights_load(trf_edge_weights *w, const trf_device_view *view, const trf_edge_segment *segment,
                                   uint32_t row, uint32_t col, uint32_t lane, const uint16_t *decoded) {
     const int halves = trf_edge_segment_has_halves(segment);
@@ -49,7 +50,7 @@ TRF_HD void trf_edge_weights_load(trf_edge_weights *w, const trf_device_view *vi
     w->cols = left < TRF_EDGE_LANE_COLS ? left : (uint32_t)TRF_EDGE_LANE_COLS;
     w->col = col + segment->col + first;
     TRF_UNROLL
-    for (uint32_t c = 0; c < TRF_EDGE_LANE_COLS; c += 2) { /* what is not decoded is read, but not used */
+    for (uint32_t c = 0; c < TRF_EDGE_LANE_COLS; c += 2) { /* elements beyond w->cols are read, but not used */
         w->unscaled[c] = c < w->cols ? trf_element_to_f32(view->codec, two[c / 2] & 0xFFFF) : 0.0f;
         w->unscaled[c + 1] = c + 1 < w->cols ? trf_element_to_f32(view->codec, two[c / 2] >> 16) : 0.0f;
     }
@@ -71,7 +72,8 @@ TRF_HD float trf_x_to_f32(uint32_t bits, int bf16) {
 #endif
 }
 
-/* 8 values of x, two a word; zeros behind the first `count`. aligned: x is to 16 bytes. */
+/* Loads 8 values of x, two to a word; those after the first `count` become zeros. aligned: whether x is 16-byte
+ * aligned. */
 TRF_HD void trf_x_load(uint32_t word[4], const uint16_t *x, uint32_t count, int aligned) {
 #ifdef __CUDA_ARCH__
     if (aligned && count >= TRF_EDGE_VECTOR_COLS) {
@@ -89,8 +91,8 @@ TRF_HD void trf_x_load(uint32_t word[4], const uint16_t *x, uint32_t count, int 
             word[i / 2] |= (uint32_t)x[i] << (16 * (i % 2));
 }
 
-/* Sum of the lane's weights times a row of x, of which x is the first element; none behind the lane's last column is
- * read. bf16: what x is, else F16. aligned: x is to 16 bytes. */
+/* Returns the sum of the lane's weights times a row of x. x points to the row's first element; nothing after the lane's
+ * last column is read. bf16: whether x is BF16, else it is F16. aligned: whether x is 16-byte aligned. */
 TRF_HD float trf_edge_weights_multiply(const trf_edge_weights *w, const uint16_t *x, int bf16, int aligned) {
     float sum = 0;
     TRF_UNROLL

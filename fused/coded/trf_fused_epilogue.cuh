@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Epilogues of fused products.
  *
- * Kernels have no registers to spare where their sums are ready, and another wave of units may follow. So with an
- * epilogue the sums go to the workspace, as they would go to an F32 y, and behind its last wave a cluster shares out
- * its rows among its threads: they read the sums back, apply the epilogue and write y. Where the partition is stream-K,
- * the second kernel does so. An element's operands are read, and the element is written after that, by one thread
- * alone: they may be y.
+ * Kernels have no registers to spare when their sums are ready, and another wave of units may follow. So with an
+ * epilogue the sums go to the workspace, as they would go to an F32 y. After its last wave a cluster shares out its
+ * rows among its threads, which read the sums back, apply the epilogue and write y. If the partition is stream-K, the
+ * second kernel does this. A single thread reads an element's operands and then writes the element, so that operands
+ * may be y itself.
  *
- * A thread takes four elements at once, and loads all that it needs of them before it waits for any: with 8 warps a
- * multiprocessor latency is what it takes. */
+ * A thread takes four elements at once, and loads all that it needs for them before it waits for any: with 8 warps a
+ * multiprocessor, latency is the limit. */
 #ifndef TRF_FUSED_EPILOGUE_CUH
 #define TRF_FUSED_EPILOGUE_CUH
 
 #include "trf_warp_product.cuh"
 
-/* Out of line, since it is long, and kernels call it from several places. */
+/* Not inlined, since it is long and kernels call it from several places. */
 static __device__ __noinline__ float4 trf_activate_elements_of_thread(uint32_t activation, float4 v) {
     switch (activation) {
     case TRF_ACTIVATION_SILU:
@@ -42,7 +42,7 @@ struct trf_epilogue_elements {
         inputs[i] = {0, 0, 0};
     }
 
-    /* Element (n, row), of this sum. */
+    /* Loads what element (n, row) needs; value is its sum. */
     __device__ __forceinline__ void load(int i, const trf_epilogue &epilogue, uint32_t n, uint32_t row, float value) {
         at[i] = n * epilogue.y_stride + row;
         is_valid[i] = true;
@@ -67,7 +67,7 @@ struct trf_epilogue_elements {
     }
 };
 
-/* Rows [first, end) of y, shared out among `threads`. */
+/* Writes rows [first, end) of y, shared out among `threads`. */
 static __device__ __forceinline__ void trf_apply_epilogue_of_rows(const trf_epilogue &epilogue, const trf_sums &sums,
                                                                   uint32_t first, uint32_t end, uint32_t thread,
                                                                   uint32_t threads) {
@@ -92,16 +92,16 @@ static __device__ __forceinline__ void trf_apply_epilogue_of_rows(const trf_epil
     }
 }
 
-/* Follows a block's last wave: the cluster's rows [first, end), if there are any, and the thread's share of those
- * after whole_rows. All threads of the cluster call it. Arguments are copied to registers: out of line, each access
- * to one is a load. */
+/* Applies the epilogue after a block's last wave: to the cluster's rows [first, end), if there are any, and to the
+ * thread's share of the rows from whole_rows on. All threads of the cluster call it. Arguments are copied to registers,
+ * since in a function that is not inlined each access to one is a load. */
 static __device__ __noinline__ void trf_apply_epilogue_of_block(const trf_fused_args &args, uint32_t first,
                                                                 uint32_t end) {
     const trf_product_args &a = args.product;
     const uint32_t cluster_size = args.partition.cluster_size;
     if (!args.partition.is_stream_k && first < end) {
         trf_cluster_arrive(cluster_size);
-        trf_cluster_wait(cluster_size); /* all sums are there */
+        trf_cluster_wait(cluster_size); /* now all sums are there */
         const trf_epilogue epilogue = args.epilogue;
         const trf_sums sums = {(const float *)a.y, a.y_stride, a.m, a.view.rows};
         trf_apply_epilogue_of_rows(epilogue, sums, first, end, blockIdx.x % cluster_size * blockDim.x + threadIdx.x,
@@ -118,7 +118,7 @@ static __device__ __noinline__ void trf_apply_epilogue_of_block(const trf_fused_
     });
 }
 
-/* A lane's four elements of an accumulator tile, in the second kernel. */
+/* Applies the epilogue to a lane's four elements of an accumulator tile; for the second kernel. */
 static __device__ __forceinline__ void trf_apply_epilogue_of_acc_tile(const trf_fused_args &args, uint32_t lane,
                                                                       uint32_t first_row, uint32_t b, uint32_t t) {
     const trf_product_args &a = args.product;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of fused kernels, and how to get at them. Each .cu of the family instantiates its own codecs, with quads and
- * pairs:
+/* The list of fused kernels, and functions that choose one. Each .cu of the family instantiates its own codecs, with
+ * quads and pairs:
  *
  *   codec                       type of x
  *   bf16, fp16                  its own
  *   e4m3, e5m2                  F16, BF16
  *   int; int with scale groups  F16, BF16
  *
- * each in the variants below; x tiles: of 8 rows of x. With two slabs a warp, int has kernels for the raw bits that it
- * mostly has, too. */
+ * Each has the variants below; an x tile is 8 rows of x. With two slabs a warp, int also has kernels made for the raw
+ * bits that it mostly has. */
 #ifndef TRF_FUSED_INSTANCES_CUH
 #define TRF_FUSED_INSTANCES_CUH
 
@@ -23,7 +23,7 @@ static trf_fused_kernel trf_fused_pick_instance() {
                      trf_fused_warps(Codec::kCodec, Codec::kClassBits, kScaleGroups, kXTiles, kVariant)>;
 }
 
-/* x_tiles: that there are. */
+/* x_tiles: a number that there are kernels for. */
 template <class Codec, class Type, bool kScaleGroups> static trf_fused_kernel trf_fused_pick_two_slabs(int x_tiles) {
     constexpr int kMost = trf_fused_two_slab_max_x_tiles(Codec::kCodec, Codec::kClassBits,
                                                          Codec::kKnownRaw ? Codec::raw(0) : 0, kScaleGroups);
@@ -68,7 +68,7 @@ static trf_fused_kernel trf_fused_pick_codec(int class_bits, int bf16_x, int x_t
                   : trf_fused_pick<Pairs, trf_f16_type, kScaleGroups>(x_tiles, variant);
 }
 
-/* One for each .cu. bf16_x: the type of x where the codec takes both. */
+/* One function for each .cu. bf16_x: whether x is BF16, for codecs that take both types. */
 trf_fused_kernel trf_fused_bf16(int class_bits, int x_tiles, int variant);
 trf_fused_kernel trf_fused_fp16(int class_bits, int x_tiles, int variant);
 trf_fused_kernel trf_fused_e4m3(int class_bits, int bf16_x, int x_tiles, int variant);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What planning of the fused and of the wide family begins with: the product that is asked for, and what keeps a layer
- * from either. Plain C: nothing here touches a device. */
+/* What planning begins with in the fused and in the wide family: the product that is asked for, and what keeps a layer
+ * from either family. Plain C: nothing here touches a device. */
 #ifndef TRF_PRODUCT_REQUEST_H
 #define TRF_PRODUCT_REQUEST_H
 
@@ -18,8 +18,8 @@ typedef struct trf_product_request {
     uint32_t m;
 } trf_product_request;
 
-/* Whether a layer's weights cannot be decoded to exact fragments for x of a type, whatever the kernel family. @return
- * NULL, or why not: a static string. */
+/* Checks whether a layer's weights can be decoded to exact fragments for x of a type, whatever the kernel family.
+ * @return NULL if they can, else why not: a static string. */
 const char *trf_fragment_refusal(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype);
 
 #ifdef __cplusplus

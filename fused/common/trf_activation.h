@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The activations of an epilogue, in F32. C and CUDA; the two differ by what their expf, erfcf and divisions do.
+/* The activations of an epilogue, in F32. C and CUDA; results of the two differ as far as their expf, erfcf and
+ * divisions do.
  *
- * They err by a few units of 2^-24 of the value, everywhere but among denormals: sums that would cancel are written as
- * products, and where an argument of exp or erfc is itself rounded, what it lacks is carried along. Nothing overflows
- * in between; NaN stays NaN. */
+ * The error is a few units of 2^-24 of the value everywhere but among denormals: sums that would cancel are written as
+ * products, and where an argument of exp or erfc is itself rounded, its rounding error is carried along. No
+ * intermediate value overflows; NaN stays NaN. */
 #ifndef TRF_ACTIVATION_H
 #define TRF_ACTIVATION_H
 
@@ -12,33 +13,34 @@
 
 #include <math.h>
 
-/* x / y, y from 1 to 2. */
+/* Returns x / y, for y from 1 to 2. */
 TRF_HD float trf_divide_floats(float x, float y) {
 #ifdef __CUDA_ARCH__
-    return __fdividef(x, y); /* within 2 units in the last place, and without a branch */
+    return __fdividef(x, y); /* within 2 units in the last place, and has no branch */
 #else
     return x / y;
 #endif
 }
 
-/* v / (1 + exp(-(t + t_rest))), t_rest far below t, v and t of one sign. The exponential of -|t|, which is at most 1,
- * in two factors, of which none is ever denormal where the product with v is not. */
+/* Returns v / (1 + exp(-(t + t_rest))), where t_rest is far smaller than t, and v and t have the same sign. exp(-|t|),
+ * which is at most 1, is computed as two factors; neither is denormal unless the product with v is. */
 TRF_HD float trf_times_sigmoid(float v, float t, float t_rest) {
     const float root = expf(-0.5f * fabsf(t)), other = fmaf(t < 0 ? t_rest : -t_rest, root, root);
     const float quotient = trf_divide_floats(t < 0 ? v * root * other : v, fmaf(root, other, 1.0f));
-    return t < -250.0f ? -0.0f : quotient; /* of -infinity, too */
+    return t < -250.0f ? -0.0f : quotient; /* this includes -infinity */
 }
 
 TRF_HD float trf_silu(float v) { return trf_times_sigmoid(v, v, 0.0f); }
 
 /* v / 2 * erfc(-v / sqrt 2) */
 TRF_HD float trf_gelu(float v) {
-    const float root_half = 0x1.6a09e6p-1f, root_half_rest = 0x1.9fcef4p-27f; /* sqrt(1/2) and what F32 lacks of it */
+    /* sqrt(1/2), and its rounding error in F32 */
+    const float root_half = 0x1.6a09e6p-1f, root_half_rest = 0x1.9fcef4p-27f;
     const float z = -v * root_half, z_rest = fmaf(-v, root_half_rest, fmaf(-v, root_half, -z));
     const float e = erfcf(z);
-    /* erfc'(z) / erfc(z) is near -2z where the rest counts */
+    /* erfc'(z) / erfc(z) is near -2z wherever z_rest matters */
     const float product = 0.5f * v * (z > 0.5f ? fmaf(-2.0f * z * z_rest, e, e) : e);
-    return v < -20.0f ? -0.0f : product; /* of -infinity, too */
+    return v < -20.0f ? -0.0f : product; /* this includes -infinity */
 }
 
 /* v / 2 * (1 + tanh u) = v / (1 + exp(-2u)), u = sqrt(2 / pi) * (v + 0.044715 v^3) */
@@ -51,7 +53,7 @@ TRF_HD float trf_gelu_tanh(float v) {
         (k1 - (q - added)) + fmaf(k3, square, -added) + fmaf(k3, square_rest, fmaf(k3_rest, square, k1_rest));
     const float t = v * q, t_rest = fmaf(v, q_rest, fmaf(v, q, -t));
     const float product = trf_times_sigmoid(v, t, t_rest);
-    return v > 20.0f ? v : v < -20.0f ? -0.0f : product; /* there the square may be infinite */
+    return v > 20.0f ? v : v < -20.0f ? -0.0f : product; /* beyond these limits the square may be infinite */
 }
 
 /* activation: a trf_activation. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looking for what a device can do. */
+/* Finds out what a device can do. */
 #include "trf_device_limits.h"
 
 #include "trf_kernel_launch.cuh"
 #include "trf_ptx.cuh"
 
-/* Shared memory of probe_compiled_code, which tells the host what the code that the device runs was compiled for: none
- * of it needs to run. */
+/* The amount of static shared memory of probe_compiled_code tells the host what the code that the device runs was
+ * compiled for. The kernel never needs to run. */
 static constexpr uint32_t kProbeStepBytes = 16;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 static constexpr uint32_t kProbeBytes = kProbeStepBytes * (1 + TRF_KERNELS_LARGE_SMEM + TRF_KERNELS_SM_90A);
@@ -27,7 +27,7 @@ int trf_find_device_limits(trf_device_limits *limits) {
     const void *const kernel = (const void *)probe_compiled_code;
     cudaFuncAttributes attributes = {};
     cudaError_t status = trf_allow_all_shared(kernel, &attributes);
-    /* The system's own kilobyte may be counted in. */
+    /* The kilobyte that the system reserves may be included. */
     const uint32_t marks = (uint32_t)attributes.sharedSizeBytes % 1024 / kProbeStepBytes;
     limits->missing_kernels = (TRF_KERNELS_LARGE_SMEM | TRF_KERNELS_SM_90A) & ~(marks - 1);
     limits->clusters_of[1] = (uint32_t)limits->multiprocessors;

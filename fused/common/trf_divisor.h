@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Division by a number that the host knows when it launches a kernel, as a product and a shift: Granlund and
+/* Division by a number that the host knows when it launches a kernel: a multiplication and a shift, after Granlund and
  * Montgomery, "Division by Invariant Integers using Multiplication" (1994). C and CUDA. */
 #ifndef TRF_DIVISOR_H
 #define TRF_DIVISOR_H
@@ -19,11 +19,11 @@ static inline trf_divisor trf_divisor_of(uint32_t by) {
     return divisor;
 }
 
-/* n / by; n below 2^31. */
+/* Returns n / by, for n below 2^31. */
 TRF_HD uint32_t trf_quotient(uint32_t n, trf_divisor divisor) {
     return (uint32_t)((uint64_t)n * divisor.factor >> divisor.shift);
 }
-/* n % by, of n / by. */
+/* Returns n % by, given quotient = n / by. */
 TRF_HD uint32_t trf_rest(uint32_t n, uint32_t quotient, trf_divisor divisor) { return n - quotient * divisor.by; }
 
 #endif

@@ -12,7 +12,8 @@
 #include <cuda_fp16.h>
 #endif
 
-/* An operand's element, of y's dtype, as it lies in memory. On a GPU an ordinary load: the operand may be y. */
+/* The bits of an operand's element, which has y's dtype. On a GPU this is an ordinary load, since the operand may be
+ * y. */
 TRF_HD uint32_t trf_operand_bits(const void *values, uint32_t dtype, uint64_t at) {
     return dtype == TRF_DTYPE_F32 ? ((const uint32_t *)values)[at] : ((const uint16_t *)values)[at];
 }
@@ -54,13 +55,14 @@ TRF_HD uint32_t trf_round_two(uint32_t dtype, float low, float high) {
 #endif
 }
 
-/* An element's operands, as they lie in memory: loading waits for none of them. Where one is not there, its place is
- * taken by what changes no value, signs of zeros and NaNs included: -0, 1 and -0. */
+/* An element's operands as they lie in memory, so that loading one does not wait for another. An operand that is
+ * missing is replaced by a value that changes no result, signs of zeros and NaNs included: -0 for bias, 1 for
+ * multiplier and -0 for residual. */
 typedef struct trf_epilogue_inputs {
     uint32_t bias, multiplier, residual;
 } trf_epilogue_inputs;
 
-/* The inputs of y's element (n, row): row n of x, row `row` of W. */
+/* The inputs of element (n, row) of y, for row n of x and row `row` of W. */
 TRF_HD trf_epilogue_inputs trf_epilogue_inputs_of(const trf_epilogue *epilogue, uint32_t n, uint32_t row) {
     const uint32_t dtype = epilogue->y_dtype, zero = dtype == TRF_DTYPE_F32 ? 0x80000000u : 0x8000u,
                    one = dtype == TRF_DTYPE_F32    ? 0x3F800000u
@@ -76,7 +78,7 @@ TRF_HD trf_epilogue_inputs trf_epilogue_inputs_of(const trf_epilogue *epilogue, 
     return inputs;
 }
 
-/* What goes into the activation, and what is rounded to y behind it. */
+/* trf_add_bias gives what the activation is applied to; trf_after_activation gives what is rounded to y. */
 TRF_HD float trf_add_bias(const trf_epilogue_inputs *inputs, uint32_t dtype, float sum) {
     return sum + trf_operand_value(inputs->bias, dtype);
 }

@@ -9,7 +9,7 @@
 
 /* ---- attributes of a launch; config->attrs has room for them ---- */
 
-/* The kernel may start before the one in front of it ends. */
+/* Lets the kernel start before the preceding one ends. */
 static inline void trf_launch_allow_early(cudaLaunchConfig_t *config) {
     cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
     attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -23,15 +23,16 @@ static inline void trf_launch_set_cluster(cudaLaunchConfig_t *config, uint32_t b
     attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
 }
 
-/* What a launch takes beside its arguments. */
+/* What a launch takes besides the kernel's arguments. */
 struct trf_launch_config {
     uint32_t blocks, threads, shared_bytes;
     uint32_t cluster_size; /* blocks of a cluster */
     cudaStream_t stream;
 };
 
-/* early: whether the kernel may start before the one in front of it ends, and one behind it, likewise: not where the
- * driver has made its code from older PTX, which does not wait for its predecessor. */
+/* Sets *early to whether the kernel may start before the preceding one ends, and the following kernel before this one
+ * ends. They may not if the driver has compiled the code from PTX for an architecture below 9.0, which does not wait
+ * for its predecessor. */
 template <class Args>
 static cudaError_t trf_launch_kernel(void (*kernel)(Args), const Args &args, const trf_launch_config &launch,
                                      bool *early) {
@@ -54,7 +55,7 @@ static cudaError_t trf_launch_kernel(void (*kernel)(Args), const Args &args, con
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
-/* The second kernel of a product. early: whether it may start before the kernel in front of it ends. */
+/* Launches the second kernel of a product. early: whether it may start before the preceding kernel ends. */
 template <class Args>
 static cudaError_t trf_launch_finish(void (*kernel)(Args), const Args &args, dim3 blocks, uint32_t threads, bool early,
                                      cudaStream_t stream) {

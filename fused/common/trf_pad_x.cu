@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kPadThreads)
             padded[row * stride + col] = col < cols ? x[(uint64_t)row * cols + col] : 0;
 }
 
-/* Rows are counted on the device. */
+/* The same, with the number of rows in device memory. */
 __global__ void __launch_bounds__(kPadThreads) pad_tokens(const uint16_t *x, const uint32_t *end, uint32_t max_tokens,
                                                           uint32_t cols, uint16_t *padded, uint64_t stride) {
     const uint64_t col = (uint64_t)blockIdx.x * kPadThreads + threadIdx.x;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of x whose rows begin at multiples of 16 bytes. C and CUDA; each launcher returns a cudaError_t as an int, and
- * only enqueues work on `stream`. */
+/* Kernels that copy x to rows that begin at multiples of 16 bytes. C and CUDA; each launcher returns a cudaError_t as
+ * an int, and only enqueues work on `stream`. */
 #ifndef TRF_PAD_X_H
 #define TRF_PAD_X_H
 
@@ -10,11 +10,12 @@
 extern "C" {
 #endif
 
-/* Copies x[m][cols] of 16-bit values to padded[m][stride], stride a multiple of 8; what lies behind the columns becomes
- * 0. */
+/* Copies x[m][cols] of 16-bit values to padded[m][stride]. stride is a multiple of 8; the elements after the last
+ * column of each row become 0. */
 int trf_launch_pad_x(const void *x, uint32_t m, uint32_t cols, void *padded, uint64_t stride, trf_stream stream);
 
-/* Does what trf_launch_pad_x does for *end rows of x, a number in device memory, and for max_tokens at most. */
+/* Does what trf_launch_pad_x does for the first *end_dev rows of x, at most max_tokens. *end_dev is in device
+ * memory. */
 int trf_launch_pad_tokens(const void *x, const uint32_t *end_dev, uint32_t max_tokens, uint32_t cols, void *padded,
                           uint64_t stride, trf_stream stream);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What planning of every family of kernels asks. C and CUDA, host code. */
+/* What the planning of every family of kernels needs. C and CUDA, host code. */
 #ifndef TRF_PLANNING_H
 #define TRF_PLANNING_H
 
@@ -14,13 +14,13 @@ static inline uint64_t trf_ceil_div(uint64_t a, uint64_t b) {
 static inline uint32_t trf_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t trf_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* Or scale blocks. */
+/* Whether the layer has scale groups or scale blocks. */
 static inline int trf_has_scale_groups(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
 }
 
-/* The copy of x with rows of whole 16 bytes, which is made of misaligned x: elements of a row, and bytes in a
- * workspace. */
+/* Where x is misaligned, it is copied to rows of whole 16 bytes: how many elements such a row has, and how many bytes
+ * the copy takes in a workspace. */
 static inline uint32_t trf_padded_x_stride(uint32_t cols) { return (cols + 7) / 8 * 8; }
 static inline uint64_t trf_padded_x_bytes(uint32_t cols, uint32_t m) {
     return trf_device_align(2ull * m * trf_padded_x_stride(cols));

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A product as the kernels see it: what is computed (trf_product), and what follows it (trf_epilogue). How the work
- * is cut over a device is each kernel family's partition. C and CUDA. */
+/* A product as the kernels see it: what is computed (trf_product), and what follows the sums (trf_epilogue). Each
+ * kernel family has a partition of its own, which says how the work is cut over a device. C and CUDA. */
 #ifndef TRF_PRODUCT_H
 #define TRF_PRODUCT_H
 
 #include "transfuse.h"
 #include "trf_blob.h"
 
-/* What a plan fixes of y = activation(x . W^T + bias) * multiplier + residual. Strides: elements from row to row,
- * never 0. */
+/* What a plan fixes of y = activation(x . W^T + bias) * multiplier + residual. Strides are elements from row to row,
+ * and never 0. */
 typedef struct trf_product {
     uint32_t m;
     trf_dtype x_dtype, y_dtype;
@@ -22,9 +22,11 @@ static inline int trf_has_epilogue(const trf_product *product) {
            product->has_residual;
 }
 
-/* What follows the sums, as kernels take it. Pointers: device; those that are not there are NULL. */
+/* What follows the sums, as kernels take it. Pointers are to device memory; those of missing operands are NULL. */
 typedef struct trf_epilogue {
-    void *y; /* the product's. NULL, of fused kernels alone: these write their sums to y straight (trf_product_args) */
+    /* The y of the product. Fused kernels take NULL, too: they then write their sums straight to y
+     * (trf_product_args). */
+    void *y;
     const void *bias, *multiplier, *residual;
     uint64_t y_stride, multiplier_stride, residual_stride;
     uint32_t activation, y_dtype;
@@ -44,8 +46,8 @@ static inline trf_epilogue trf_epilogue_of(const trf_product *product, const trf
     return epilogue;
 }
 
-/* Sums of a product that wait for an epilogue, or to be rounded: F32 [m][rows], `stride` elements from one row to the
- * next. */
+/* Sums of a product that are still to be rounded, or to go through an epilogue: F32 [m][rows], `stride` elements from
+ * one row to the next. */
 typedef struct trf_sums {
     const float *at;
     uint64_t stride;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels use of sm_90a: barriers in shared memory, the tensor memory accelerator, clusters, products of
- * warpgroups. What older devices have, too, is in trf_ptx.cuh. Addresses are 32-bit (shared window). */
+/* What kernels use of sm_90a: barriers in shared memory, the tensor memory accelerator (TMA), clusters, products of
+ * warpgroups. trf_ptx.cuh has what older devices can do, too. Addresses have 32 bits and are in the shared window. */
 #ifndef TRF_PTX_SM90_CUH
 #define TRF_PTX_SM90_CUH
 
 #include "trf_ptx.cuh"
 
-/* Whether this is compiled for sm_90a, whose barriers, copies and wgmma what follows uses. */
+/* Whether this is compiled for sm_90a, which has the barriers, copies and wgmma that are used below. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define TRF_HAS_SM_90A 1
 #else
@@ -21,18 +21,19 @@ static __device__ __forceinline__ void trf_mbarrier_init(uint32_t at, uint32_t a
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
 
-/* Barriers that one thread has set up are there for all of the cluster's threads, once they have met. */
+/* Makes the barriers that one thread has initialized visible to all threads of the cluster, after the cluster's next
+ * barrier. */
 static __device__ __forceinline__ void trf_mbarrier_publish() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* Arriving and waiting order memory of the block only: for a cluster each would be a fence of the whole device (1.5 us
- * a stage were measured). */
+/* Arriving and waiting order memory within the block only. For a cluster each of them would be a fence of the whole
+ * device, which took 1.5 us a stage when measured. */
 static __device__ __forceinline__ void trf_mbarrier_arrive(uint32_t at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
 
-/* At the barrier with this address in the cluster's block `rank`. */
+/* Arrives at the barrier that has this address in the cluster's block `rank`. */
 static __device__ __forceinline__ void trf_mbarrier_arrive_cluster(uint32_t at, uint32_t rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(at),
@@ -40,7 +41,7 @@ static __device__ __forceinline__ void trf_mbarrier_arrive_cluster(uint32_t at, 
                  : "memory");
 }
 
-/* Arrives, and has the barrier wait for so many bytes of copies, too. */
+/* Arrives, and has the barrier wait for so many bytes of copies as well. */
 static __device__ __forceinline__ void trf_mbarrier_arrive_expect_tx(uint32_t at, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
@@ -54,14 +55,15 @@ static __device__ __forceinline__ void trf_mbarrier_wait(uint32_t at, uint32_t p
                  : "memory");
 }
 
-/* What the thread has read and written in shared memory, or was ordered behind, comes in front of what products of
- * warpgroups and copies by TMA do there that are ordered behind it. Of all memory it would be a fence of the device. */
+/* Orders shared memory accesses of the thread, and those that it has synchronized with, before the accesses that later
+ * wgmma instructions and TMA copies make there. A fence of all memory, in place of shared memory, would be one of the
+ * whole device. */
 static __device__ __forceinline__ void trf_fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Stores to the shared address `at` of the cluster's block `rank`, and counts the 16 bytes at the barrier there once
- * they have arrived. */
+/* Stores 16 bytes to the shared address `at` of the cluster's block `rank`. The barrier there counts them once they
+ * have arrived. */
 static __device__ __forceinline__ void trf_st_async128(uint32_t at, uint32_t barrier, uint32_t rank, uint4 v) {
     asm volatile(
         "{ .reg .b32 there, bar; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 bar, %1, %2;\n"
@@ -71,7 +73,7 @@ static __device__ __forceinline__ void trf_st_async128(uint32_t at, uint32_t bar
         : "memory");
 }
 
-/* What the thread has stored in other blocks of the cluster is there before what it does next. Slow. */
+/* Makes what the thread has stored in other blocks of the cluster visible before what it does next. Slow. */
 static __device__ __forceinline__ void trf_fence_cluster() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }
 
 static __device__ __forceinline__ void trf_sts8_cluster(uint32_t at, uint32_t rank, uint32_t v) {
@@ -91,7 +93,7 @@ static __device__ __forceinline__ void trf_tma_load_box(uint32_t to, const void 
                  : "memory");
 }
 
-/* The same by a policy. */
+/* The same, with an L2 cache policy. */
 static __device__ __forceinline__ void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, uint32_t row,
                                                         uint32_t barrier, uint64_t policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
@@ -106,28 +108,29 @@ static __device__ __forceinline__ void trf_prefetch_map(const void *map) {
 
 /* ---- copies of bytes in a row ---- */
 
-/* For what is read once: it is the first to leave the L2 cache. */
+/* For data that is read once: it is the first to leave the L2 cache. */
 static __device__ __forceinline__ uint64_t trf_policy_read_once() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
     return policy;
 }
 
-/* For what other blocks read again. */
+/* For data that other blocks read again. */
 static __device__ __forceinline__ uint64_t trf_policy_read_again() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
     return policy;
 }
 
-/* For what all blocks read: it is the last to leave. */
+/* For data that all blocks read: it is the last to leave the L2 cache. */
 static __device__ __forceinline__ uint64_t trf_policy_keep() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
     return policy;
 }
 
-/* bytes: a multiple of 16, as `from` and `to` are. They count at the barrier of this block. */
+/* Copies from global to shared memory. `bytes`, `from` and `to` are multiples of 16. The bytes count at this block's
+ * `barrier`. */
 static __device__ __forceinline__ void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
                                                      uint64_t policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
@@ -138,7 +141,8 @@ static __device__ __forceinline__ void trf_bulk_load(uint32_t to, const void *fr
 
 /* ---- blocks of a cluster ---- */
 
-/* trf_cluster_arrive that orders no memory but what trf_mbarrier_publish has: that would be a fence of the device. */
+/* Like trf_cluster_arrive, but orders no memory except what trf_mbarrier_publish does; anything more would be a fence
+ * of the device. */
 static __device__ __forceinline__ void trf_cluster_arrive_relaxed(uint32_t blocks) {
     if (blocks > 1) {
         __syncwarp();
@@ -156,7 +160,7 @@ static __device__ __forceinline__ void trf_sts128f(uint32_t at, float4 v) {
                  : "memory");
 }
 
-/* Loads of what other threads have written behind a barrier: not moved in front of that. */
+/* Loads of what other threads have written before a barrier. The compiler does not move them before that barrier. */
 static __device__ __forceinline__ float trf_lds32f_of_others(uint32_t at) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
@@ -181,13 +185,13 @@ static __device__ __forceinline__ float4 trf_lds128f_of_others(uint32_t at) {
 
 /* ---- what blocks hand to each other through memory ---- */
 
-/* What the calling thread has written, or has seen written by a meeting of its warp, is there for whoever sees the
- * value. */
+/* Sets the flag. Whoever sees its value also sees what the calling thread has written, and what the thread's warp had
+ * written before the warp's last synchronization. */
 static __device__ __forceinline__ void trf_publish(uint64_t *flag, uint64_t value) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
-/* All lanes call it: a loop in which lanes part makes the compiler take nothing around it for the same in all of
- * them. */
+/* Waits until the flag has the value. All lanes call it: if only some of them looped, the compiler could no longer take
+ * anything nearby to be the same in all lanes. */
 static __device__ __forceinline__ void trf_await(const uint64_t *flag, uint64_t value) {
     asm volatile("{ .reg .pred other; .reg .b64 found;\n"
                  "again_%=: ld.acquire.gpu.global.u64 found, [%0];\n"
@@ -197,7 +201,7 @@ static __device__ __forceinline__ void trf_await(const uint64_t *flag, uint64_t 
                  : "memory");
 }
 
-/* From the L2 cache: what another block may have written. */
+/* Loads from the L2 cache what another block may have written. */
 static __device__ __forceinline__ float4 trf_ldg128f_of_others(const float4 *at) {
     float4 v;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -209,7 +213,7 @@ static __device__ __forceinline__ float4 trf_ldg128f_of_others(const float4 *at)
 
 /* ---- fragments ---- */
 
-/* Four matrices of 8x8 halves; lane l gives the address of row l % 8 of matrix l / 8. */
+/* Loads four matrices of 8x8 16-bit values; lane l gives the address of row l % 8 of matrix l / 8. */
 static __device__ __forceinline__ uint4 trf_ldmatrix4(uint32_t at) {
     uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -225,8 +229,8 @@ static __device__ __forceinline__ void trf_stmatrix4_transposed(uint32_t at, uin
                  : "memory");
 }
 
-/* ---- registers: all warps of a warpgroup call it; there is nothing to wait for if the block has so many. 0: a warp
- * keeps what it has, which is a microsecond less at a block's start ---- */
+/* ---- registers. All warps of a warpgroup call these. Nobody waits if the block has enough registers. With 0 a warp
+ * keeps what it has, which makes the start of a block a microsecond shorter ---- */
 
 template <int kRegisters> static __device__ __forceinline__ void trf_take_registers() {
     if constexpr (kRegisters > 0)
@@ -239,22 +243,22 @@ template <int kRegisters> static __device__ __forceinline__ void trf_give_regist
 
 /* ---- warps of a block ---- */
 
-/* A value that the compiler has to keep: it makes the address of shared memory anew wherever it is used, in loops too
- * (7 % of a product by 32 rows of x). */
+/* Makes the compiler keep a value in a register. Otherwise it recomputes addresses of shared memory wherever they are
+ * used, in loops too, which cost 7 % of a product by 32 rows of x. */
 static __device__ __forceinline__ uint32_t trf_keep_in_register(uint32_t v) {
     asm volatile("" : "+r"(v));
     return v;
 }
 
-/* The warp has come to the barrier, of so many warps, and does not wait for the others. */
+/* Arrives at a named barrier that `warps` warps take part in, and does not wait for the others. */
 static __device__ __forceinline__ void trf_named_barrier_arrive(uint32_t barrier, uint32_t warps) {
     asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");
 }
 
 /* ---- products of a warpgroup ---- */
 
-/* An operand in shared memory, rows of 64 bytes under the swizzle of 64: atoms of 8 rows, one behind the other. at: a
- * multiple of 512, plus 32 for the second 16 columns. */
+/* Describes an operand in shared memory: rows of 64 bytes under the swizzle of 64 bytes, in atoms of 8 rows that follow
+ * one another. at: a multiple of 512, plus 32 for the second 16 columns. */
 static __device__ __forceinline__ uint64_t trf_wgmma_descriptor(uint32_t at) {
     return (uint64_t)(at >> 4 & 0x3FFF) | 1ull << 16 | (uint64_t)(512 >> 4) << 32 | 2ull << 62;
 }
@@ -267,7 +271,7 @@ template <int kPending> static __device__ __forceinline__ void trf_wgmma_wait() 
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/* It follows the wait: the compiler may not read sums before it. */
+/* To be called after the wait, so that the compiler does not read sums before it. */
 template <int kWgmmaRows64, int kSums>
 static __device__ __forceinline__ void trf_wgmma_settle_sums(float (&d)[kWgmmaRows64][kSums]) {
 #pragma unroll
@@ -283,7 +287,7 @@ template <int kSums> static __device__ __forceinline__ void trf_wgmma_settle_sum
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* Text of asm: a thread's sums as its first operands, and the numbers by which instructions name these. */
+/* Text for asm statements: a thread's sums as the first operands, and the numbers by which instructions name these. */
 #define TRF_SUM_OPERANDS_8(i)                                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
@@ -316,7 +320,8 @@ template <int kSums> static __device__ __forceinline__ void trf_wgmma_settle_sum
 #define TRF_SUM_NUMBERS_112 TRF_SUM_NUMBERS_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define TRF_SUM_NUMBERS_120 TRF_SUM_NUMBERS_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define TRF_SUM_NUMBERS_128 TRF_SUM_NUMBERS_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
-/* rows of B, sums of a thread, and the operands behind them: text. */
+/* All arguments are text: the rows of B, the number of sums of a thread, and the numbers of the operands that follow
+ * these. */
 #define TRF_WGMMA(types, rows, sums, at_a, at_b)                                                                       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" rows "k16.f32." types " {" TRF_SUM_NUMBERS_##sums                 \
                  "}, %" at_a ", %" at_b ", 1, 1, 1, 0, 0;"                                                             \
@@ -338,8 +343,8 @@ template <int kSums> static __device__ __forceinline__ void trf_wgmma_settle_sum
             TRF_WGMMA(types, "128", 64, "64", "65");                                                                   \
     } while (0)
 
-/* d[64][kRows] += A[64][16] * B[kRows][16]^T. Element (16 * warp + lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane
- * % 4) + i % 2) is the lane's d[i]; there may be more. */
+/* Computes d[64][kRows] += A[64][16] * B[kRows][16]^T. The lane's d[i] is element (16 * warp + lane / 4 + 8 * (i / 2 %
+ * 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2). d may be longer than needed. */
 template <int kRows, int kSums>
 static __device__ __forceinline__ void trf_wgmma(trf_bf16_type, float (&d)[kSums], uint64_t a, uint64_t b) {
     static_assert(kRows / 2 <= kSums, "a thread has a half of its warp's rows of sums");
@@ -351,16 +356,17 @@ static __device__ __forceinline__ void trf_wgmma(trf_f16_type, float (&d)[kSums]
     TRF_WGMMA_OF_ROWS("f16.f16");
 }
 
-/* rows of B, sums of a thread, and the numbers of the operands behind them: text. */
+/* All arguments are text: the rows of B, the number of sums of a thread, and the numbers of the operands that follow
+ * these. */
 #define TRF_WGMMA_RS(rows, sums, a0, a1, a2, a3, at_b)                                                                 \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" rows "k16.f32.bf16.bf16 {" TRF_SUM_NUMBERS_##sums                 \
                  "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" at_b ", 1, 1, 1, 0;"                                     \
                  : TRF_SUM_OPERANDS_##sums                                                                             \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-/* d[64][kRows] += A[64][16] * B[kRows][16]^T, where warp w of the warpgroup has rows 16 * w to 16 * w + 15 of A as the
- * fragment of an mma.m16n8k16, and of d an mma's sums by each 8 rows of B: d[4 * t] to d[4 * t + 3]. Neither a nor what
- * b says may change before the wait, nor d be looked at. */
+/* Computes d[64][kRows] += A[64][16] * B[kRows][16]^T. Warp w of the warpgroup has rows 16 * w to 16 * w + 15: of A as
+ * the fragment of an mma.m16n8k16, and of d as an mma's sums for each 8 rows of B, d[4 * t] to d[4 * t + 3]. Until the
+ * wait, neither a nor what b describes may change, and d may not be read. */
 template <int kRows>
 static __device__ __forceinline__ void trf_wgmma_of_registers(float (&d)[kRows / 2], const uint32_t (&a)[4],
                                                               uint64_t b) {

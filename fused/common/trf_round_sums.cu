@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* F32 sums to y: with an epilogue, or where cuBLASLt does not write y's type. A thread takes a few elements of a row of
- * y, and loads all that it needs of them before it stores any; each element's operands are read and the element is
- * written by one thread, so that they may be y. Limited by memory. */
+/* Brings F32 sums to y, with an epilogue or where cuBLASLt does not write y's type. A thread takes a few elements of a
+ * row of y, and loads all that it needs for them before it stores any. The thread that writes an element is also the
+ * only one that reads the element's operands, so that operands may be y itself. The limit is memory bandwidth. */
 #include "trf_round_sums.h"
 
 #include "trf_epilogue.h"
 
 static constexpr uint32_t kThreads = 256, kEach = 4;
-static constexpr uint32_t kMaxRows = 65535; /* of a grid */
+static constexpr uint32_t kMaxRows = 65535; /* that a grid may have in y */
 
 static __global__ void __launch_bounds__(kThreads) trf_round_sums(const trf_sums sums, const trf_epilogue epilogue) {
     const uint32_t first = blockIdx.x * kThreads * kEach + threadIdx.x, dtype = epilogue.y_dtype;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel behind sums in F32: an epilogue, or rounding alone. C and CUDA. */
+/* The kernel that follows F32 sums: it applies an epilogue, or rounds only. C and CUDA. */
 #ifndef TRF_ROUND_SUMS_H
 #define TRF_ROUND_SUMS_H
 
@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* epilogue->y = the sums with the epilogue, rounded to its type, to nearest even; it may have no operands and no
- * activation. All in device memory; only enqueues. @return a cudaError_t. */
+/* Applies the epilogue to the sums and writes epilogue->y, rounded to its type, to nearest even. The epilogue may have
+ * no operands and no activation. All pointers are to device memory; the call only enqueues. @return a cudaError_t. */
 int trf_launch_round_sums(const trf_sums *sums, const trf_epilogue *epilogue, trf_stream stream);
 
 #ifdef __cplusplus

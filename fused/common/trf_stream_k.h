@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stream-K: how sums are shared evenly. Each sum takes a number of k blocks, one after the other; the k blocks of all
- * sums, one sum behind the other, are cut into equal shares. "A sum" is here all that has the same k blocks: the sums
- * of a unit, whose k blocks are its panels and whose shares a block's warps have (trf_group_kernel.cuh), or those of a
- * block tile, with a share for each block (trf_packed_handover.cuh). C and CUDA.
+/* Stream-K: how sums are shared evenly. Each sum takes a number of k blocks, one after the other. The k blocks of all
+ * sums, one sum after the other, are cut into equal shares. "A sum" means here everything that has the same k blocks:
+ * either the sums of a unit, whose k blocks are its panels, with a share for each warp of a block
+ * (trf_group_kernel.cuh); or the sums of a block tile, with a share for each block (trf_packed_handover.cuh). C and
+ * CUDA.
  *
- * A share finishes the sums that it has all k blocks of. Of the sum that it begins in, and of the one that it ends in,
- * it may have some, and leaves what they add up to; that is added up by those who share the sum, in the order of
- * shares. */
+ * A share finishes the sums of which it has all k blocks. It may have only some k blocks of the sum that it begins in
+ * and of the one that it ends in; it leaves its partial result of these, and those who share the sum add the partial
+ * results up in the order of shares. */
 #ifndef TRF_STREAM_K_H
 #define TRF_STREAM_K_H
 
 #include "trf_blob.h"
 
-/* Where the i-th share of things begins that are cut as evenly as may be: `quotient` a share, one more in the first
- * `remainder`. */
+/* Where the i-th share begins when things are cut as evenly as possible: each share has `quotient` of them, and the
+ * first `remainder` shares have one more. */
 TRF_HD uint32_t trf_share_begin(uint32_t quotient, uint32_t remainder, uint32_t i) {
     return quotient * i + (i < remainder ? i : remainder);
 }
 
-/* Which share the thing at `at` is in. */
+/* Which share has the thing number `at`. */
 TRF_HD uint32_t trf_share_of(uint32_t quotient, uint32_t remainder, uint32_t at) {
     const uint32_t longer = remainder * (quotient + 1);
     return at < longer ? at / (quotient + 1) : remainder + (at - longer) / quotient;
@@ -27,7 +28,7 @@ TRF_HD uint32_t trf_share_of(uint32_t quotient, uint32_t remainder, uint32_t at)
 typedef struct trf_stream_k {
     uint32_t k_blocks;            /* of a sum, at least 1 */
     uint32_t all;                 /* k blocks of all sums */
-    uint32_t quotient, remainder; /* a share's k blocks, one more in the first `remainder` shares */
+    uint32_t quotient, remainder; /* k blocks of a share; one more in the first `remainder` shares */
 } trf_stream_k;
 
 TRF_HD trf_stream_k trf_stream_k_of(uint32_t sums, uint32_t k_blocks, uint32_t shares) {
@@ -39,29 +40,30 @@ TRF_HD trf_stream_k trf_stream_k_of(uint32_t sums, uint32_t k_blocks, uint32_t s
     return stream_k;
 }
 
-/* The first k block of a share, counted through all sums; it ends where the next share begins. */
+/* The first k block of a share, counted through all sums. The share ends where the next one begins. */
 TRF_HD uint32_t trf_stream_k_begin(const trf_stream_k *stream_k, uint32_t share) {
     return trf_share_begin(stream_k->quotient, stream_k->remainder, share);
 }
 
-/* Whether a sum that the share touches is all its own. */
+/* Whether the share has all k blocks of a sum, of which it has some. */
 TRF_HD int trf_stream_k_owns_sum(const trf_stream_k *stream_k, uint32_t share, uint32_t sum) {
     const uint32_t first = sum * stream_k->k_blocks;
     return trf_stream_k_begin(stream_k, share) <= first &&
            trf_stream_k_begin(stream_k, share + 1) >= first + stream_k->k_blocks;
 }
 
-/* Whether a sum that the share has a part of is the one that it begins in; else it ends there. */
+/* Whether a sum that the share has only a part of is the one that it begins in; otherwise it is the one that it ends
+ * in. */
 TRF_HD int trf_stream_k_begins_in(const trf_stream_k *stream_k, uint32_t share, uint32_t sum) {
     return trf_stream_k_begin(stream_k, share) >= sum * stream_k->k_blocks;
 }
 
-/* The share that has a k block; there is one. */
+/* The share that has a k block; exactly one does. */
 TRF_HD uint32_t trf_stream_k_share_of(const trf_stream_k *stream_k, uint32_t k_block) {
     return trf_share_of(stream_k->quotient, stream_k->remainder, k_block);
 }
 
-/* The shares that have a sum: *first to *last. */
+/* The shares that have k blocks of a sum: *first to *last. */
 TRF_HD void trf_stream_k_sharers(const trf_stream_k *stream_k, uint32_t sum, uint32_t *first, uint32_t *last) {
     *first = trf_stream_k_share_of(stream_k, sum * stream_k->k_blocks);
     *last = trf_stream_k_share_of(stream_k, (sum + 1) * stream_k->k_blocks - 1);

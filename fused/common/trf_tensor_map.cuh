@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How TMA (compute capability 9.0) is told of x, which it copies in boxes. */
+/* The descriptor of x for TMA (compute capability 9.0), which copies x in boxes. */
 #ifndef TRF_TENSOR_MAP_CUH
 #define TRF_TENSOR_MAP_CUH
 
@@ -14,9 +14,9 @@ struct alignas(64) trf_tensor_map {
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-/* x, device, [m][cols] of 16-bit floats, `stride` elements from row to row, whose rows begin at multiples of 16 bytes,
- * as boxes of box_cols columns by box_rows rows; what lies outside of x is zeros. The driver's function for it is found
- * by the runtime. */
+/* Describes x, which is in device memory: [m][cols] 16-bit floats, `stride` elements from row to row, rows that begin
+ * at multiples of 16 bytes. TMA copies boxes of box_cols columns by box_rows rows, with zeros outside of x. The runtime
+ * looks up the driver's function that makes the map. */
 static inline cudaError_t trf_make_x_map(const void *x, uint32_t m, uint32_t cols, uint32_t stride, uint32_t box_rows,
                                          uint32_t box_cols, bool bf16, trf_tensor_map *map) {
     static_assert(sizeof(CUtensorMap) == sizeof(trf_tensor_map), "a tensor map has 128 bytes");
