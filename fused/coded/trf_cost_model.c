@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A multiprocessor's warps take turns at its four schedulers. While enough of them are at work, a step (each warp walks
- * one panel of its unit) takes as long as the schedulers need for all their slabs: `decoding`. With fewer, it takes
- * what one warp's chain of rANS states needs, whatever the others do: `waiting`. What follows the walk is added. */
+/* A multiprocessor's warps take turns at its four schedulers. While enough warps are at work, a step, in which each
+ * warp walks one panel of its unit, takes as long as the schedulers need for all slabs: `decoding`. With fewer warps,
+ * it takes as long as one warp's chain of rANS states needs, whatever the others do: `waiting`. The time of what
+ * follows the walk is added. */
 #include "trf_cost_model.h"
 
 #include "trf_planning.h"
@@ -10,47 +11,50 @@
 
 /* ---- constants: microseconds unless the name says otherwise; slabs are 256 columns wide ---- */
 
-/* A slab of a multiprocessor whose warps are all at work, 1 row of x; and what each of up to 7 more rows adds. */
+/* The time of a slab on a multiprocessor whose warps are all at work, with 1 row of x; and what each of up to 7 more
+ * rows adds. */
 static const double kOneSlabUs = 0.365, kOneSlabRowUs = 0.0040, kTwoSlabsUs = 0.340, kTwoSlabsRowUs = 0.0020;
-/* With two slabs a warp and more x tiles: of none, and of each. */
+/* The same with two slabs a warp and several x tiles: a constant, and what each x tile adds. */
 static const double kTwoSlabsTiledUs = 0.30, kTwoSlabsTileUs = 0.04;
-/* With one slab a warp and 2, 4 and 8 x tiles. */
+/* The same with one slab a warp and 2, 4 and 8 x tiles. */
 static const double kOneSlabUs2Tiles = 0.41, kOneSlabUs4Tiles = 0.47, kOneSlabUs8Tiles = 0.82;
-/* General kernels: 1 x tile, 8 x tiles. */
+/* The same in general kernels, with 1 and 8 x tiles. */
 static const double kGeneralUs = 1.0, kGeneralUs8Tiles = 1.5;
 /* How much longer decoding takes with pairs, and with quads of FP16, than with other quads. */
 static const double kPairsFactor = 1.2, kFp16Factor = 1.25;
 
-/* A warp's slab, or two side by side, with little else to do; and how much longer pairs take. A block of a single
- * layer's product waits for warps only where these are few; grouped launches wait with more of them at work, which is
- * where 5.8 was measured. */
+/* The time of a warp's slab, or of two at the same time, when the warp has the multiprocessor almost to itself; and how
+ * much longer pairs take. A block of a single layer's product waits for warps only where there are few of them. Grouped
+ * launches wait with more warps at work, which is where 5.8 was measured. */
 static const double kAloneSlabUs = 5.0, kGroupAloneSlabUs = 5.8, kAloneTwoSlabsUs = 6.5, kAlonePairsFactor = 1.8;
 
-/* The second kernel of a stream-K partition: its launch and its work, with x pipelined, with more x tiles, with one;
- * and the speed at which it reads sums. */
+/* The second kernel of a stream-K partition: its launch and its work, if x is pipelined, with several x tiles, and with
+ * one; and the speed at which it reads sums. */
 static const double kFinishPipelinedUs = 6.5, kFinishTilesUs = 3, kFinishUs = 5, kFinishBytesPerUs = 4e6;
 
-/* With several x tiles: fewer warps hide less of each other's latencies. The factor of a full block is their sum. */
+/* With several x tiles, fewer warps hide less of each other's latencies. For a full block the two shares add up to
+ * 1. */
 static const double kLatencyShare = 0.88, kLatencyOfWarpsShare = 0.12;
 
-/* Where memory is the limit, blocks with less to do leave it to the others: this share of the time is the fullest
- * block's decoding, and that share the mean of all multiprocessors. */
+/* Where memory is the limit, blocks with less to do leave bandwidth to the others. The time is then the first share
+ * times the fullest block's decoding, plus the second share times the mean of all multiprocessors. */
 static const double kDecodingShare = 0.2, kMemoryShare = 0.8;
 
-/* More than a tile's rows of slabs at once are read a little slower. */
+/* If slabs of more than a tile's rows are read at once, reading is a little slower. */
 static const double kManyRowsFactor = 1.03;
 
-/* At the end of a wave: to meet, for a block alone and for clusters of two and of more; for each warp that leaves
- * sums; and the speed at which a block reads what they have left, within a block and within a cluster. */
+/* Costs at the end of a wave: the barrier of a block alone, of a cluster of two blocks, and of larger clusters; a cost
+ * for each warp that leaves sums; and the speed at which a block reads these sums, within a block and within a
+ * cluster. */
 static const double kMeetBlockUs = 0.4, kMeetPairUs = 1.35, kMeetClusterUs = 2.4, kMeetWarpUs = 0.02,
                     kBlockBytesPerUs = 150e3, kClusterBytesPerUs = 40e3;
 
-/* Sums that take the place of x wait for the last block: in place of x's pipeline a microsecond for so many tiles
- * squared, in place of buffers so long. */
+/* Sums that take the place of other buffers wait for the last block. If they replace the pipeline of x, this takes
+ * x_tiles^2 divided by the first number; if they replace warps' buffers, it takes the second. */
 static const double kSumsOverXTilesSquaredPerUs = 6.0, kSumsOverBuffersUs = 0.6;
 
-/* That grouped launches of clusters of several blocks take longer. A single layer's estimate has this in what meeting
- * takes. */
+/* How much longer grouped launches take with clusters of several blocks. In a single layer's estimate this is part of
+ * the barriers' costs. */
 static const double kGroupClusterUs = 0.5;
 
 /* ---- slabs ---- */
@@ -84,8 +88,8 @@ static int shares_units(const trf_fused_partition *c) { return c->cluster_size *
 
 static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->unit_slabs, (int)c->x_tiles); }
 
-/* Slabs of the warps of a multiprocessor's fullest quarter: warps' instructions are issued by four schedulers, every
- * fourth warp's by the same. */
+/* The number of slabs of the warps of a multiprocessor's fullest quarter. Four schedulers issue the warps'
+ * instructions, and each has every fourth warp. */
 static double fullest_quarter(const trf_fused_partition *c) {
     uint32_t num_slabs[4] = {0}, fullest = 0;
     for (uint32_t warp = 0; warp < c->wave_units * c->k_splits; warp++) {
@@ -108,11 +112,11 @@ static double cost_of_stream_k_blocks(const trf_fused_partition *c, double each_
            sums / kFinishBytesPerUs;
 }
 
-/* The cost of a step in blocks with one tile of x. mean: slabs of a multiprocessor. */
+/* The cost of the steps of a block with one x tile. mean: slabs of a multiprocessor, on average. */
 static double cost_of_one_tile(const trf_device_view *view, const trf_fused_partition *c, double steps, double mean,
                                double each_us) {
-    /* Quads of BF16 are bound by memory, and those of FP16 with nearly all warps and one slab each. Fewer warps are a
-     * little faster each. */
+    /* Quads of BF16 are bound by memory; quads of FP16 are, too, with one slab a warp and nearly all warps at work.
+     * With fewer warps at work, each one is a little faster. */
     const int nearly_all = 8 * c->wave_units * c->k_splits >= 7 * c->warps,
               by_memory =
                   view->class_bits == 2 && (view->codec == TRF_CODEC_BF16 ||
@@ -130,7 +134,7 @@ static double cost_of_meeting(const trf_fused_partition *c, uint32_t m) {
                                                  : kMeetBlockUs,
                  bytes_per_us = c->cluster_size > 1 ? kClusterBytesPerUs : kBlockBytesPerUs,
                  left = c->wave_units * c->k_splits * trf_fused_sum_bytes(c->unit_slabs, c->x_tiles) *
-                        (m < 8 ? m / 8.0 : 1.0); /* bytes that a block reads */
+                        (m < 8 ? m / 8.0 : 1.0); /* bytes of sums that a block reads */
     return c->waves * (meeting + kMeetWarpUs * c->cluster_size * c->k_splits + left / bytes_per_us);
 }
 
@@ -141,9 +145,9 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
     if (c->is_stream_k)
         return cost_of_stream_k_blocks(c, each_us, waiting_us);
     const double steps = (double)c->waves * trf_ceil_div(c->block_panels, c->k_splits), waiting = steps * waiting_us;
-    const double mean = (double)c->units * c->panels * c->unit_slabs / multiprocessors; /* slabs */
+    const double mean = (double)c->units * c->panels * c->unit_slabs / multiprocessors; /* slabs of a multiprocessor */
     double cost;
-    if (pipelines_x(c)) { /* bound by what a warp takes */
+    if (pipelines_x(c)) { /* the limit is the time that a warp takes */
         cost = steps * c->warps * each_us;
     } else if (c->x_tiles > 1) {
         const double fewer = kLatencyShare + kLatencyOfWarpsShare * c->warps / (c->wave_units * c->k_splits);
@@ -153,7 +157,7 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
     }
     if (shares_units(c))
         cost += cost_of_meeting(c, m);
-    if (c->cluster_sums_replace_buffers) /* what is sent waits for the last block */
+    if (c->cluster_sums_replace_buffers) /* sums cannot be sent before the last block is ready */
         cost += pipelines_x(c) ? c->x_tiles * c->x_tiles / kSumsOverXTilesSquaredPerUs : kSumsOverBuffersUs;
     return cost;
 }
@@ -177,7 +181,7 @@ double trf_cost_of_step(const trf_cost_layer *layer, double warps_at_work) {
     return fmax(warps_at_work * layer->unit_slabs * layer->slab_us, layer->lone_step_us);
 }
 
-/* Half of the warps may have a step less, which is time for the others unless each waits for itself. */
+/* Half of the warps may have one step less. The others gain time from this, unless each waits for its own chain. */
 double trf_cost_of_stream_k(const trf_cost_layer *layer, uint32_t units) {
     const double panels_per_warp = (double)units * layer->panels / layer->warps, steps = ceil(panels_per_warp),
                  decoding = 0.5 * (panels_per_warp + steps) * layer->warps * layer->unit_slabs * layer->slab_us,

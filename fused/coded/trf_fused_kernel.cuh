@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = x . W^T from the blob.
+/* Computes y = x . W^T from the blob.
  *
- * Clusters of blocks, one block a multiprocessor. A cluster has consecutive units; its blocks cut the panels
- * among them. A block walks a *wave* of its units at once: `k_splits` warps a unit (split-K), a range of the block's
- * columns each. Behind each wave the warps of the cluster add up the sums of those that share a unit, through shared
- * memory, and write y. Where one warp has all columns of a unit it writes y itself.
+ * The work is done by clusters of blocks, one block a multiprocessor. A cluster has consecutive units; its blocks share
+ * the panels of these. A block walks a *wave* of its units at once, with `k_splits` warps for each unit (split-K), each
+ * of which has a range of the block's columns. After each wave the warps of the cluster add up, through shared memory,
+ * the sums of warps that share a unit, and write y. A warp that has all columns of a unit writes y itself.
  *
- * 8192 x 8192 in BF16 (quads), a row of x, 132 multiprocessors: 128 units of 64 rows, each one block's; clusters of one
- * block, one wave of one unit; 16 splits of its 32 panels.
+ * Example: 8192 x 8192 in BF16 (quads), one row of x, 132 multiprocessors. There are 128 units of 64 rows, one for each
+ * block; clusters of one block; one wave of one unit; and 16 splits of its 32 panels.
  *
  *          columns of W:  0       512     1024             7680    8192
  *                         +-------+-------+--   ...   --+-------+
@@ -29,19 +29,21 @@
  *     shared memory, bytes    table 32768 | masks 512 | guard 544 | 16 warps x 2 slabs x 4416 | guard 544: 175680
  *       a slab's 4416         ring of 4 steps 2048 | narrow planes 512 | two of rANS streams, 928 each
  *
- * The partition may also be *stream-K*: waves times columns are cut evenly among blocks, whose first and last waves may
- * be shared with others. Sums of those go to the workspace, and a second kernel adds them up, in the order of blocks.
+ * The partition may also be *stream-K*: all wave panels (one panel of all units of a wave) are cut evenly among blocks.
+ * Then a block may share its first and its last wave with other blocks. The sums of shared waves go to the workspace,
+ * and a second kernel adds them up, in the order of blocks.
  *
- * No sum depends on timing: who adds does not either. With an epilogue what is y here are sums in the workspace
- * (trf_fused_epilogue.cuh).
+ * Neither the order of additions nor which block adds depends on timing. With an epilogue, "y" means here sums in the
+ * workspace (trf_fused_epilogue.cuh).
  *
- * x: the smallest batches read it through the L1 cache, a block's columns only; larger ones have it in shared memory: a
- * copy for each warp that walks two slabs (trf_copies_x_by_warp), or a pipeline of stages that warps share
- * (trf_pipelines_x; trf_fused_x_pipeline.cuh).
+ * x: the smallest batches read it through the L1 cache, and only a block's own columns. Larger ones have x in shared
+ * memory: as a copy for each warp that walks two slabs (trf_copies_x_by_warp), or in a pipeline of stages that warps
+ * share (trf_pipelines_x; trf_fused_x_pipeline.cuh).
  *
- * Shared memory: trf_smem_layout, with warps' copies of x in it, then stages of x, then sums if they cannot lie in the
- * warps' buffers or, behind one meeting more, in place of those or of stages of x. Registers: 96 to 128 a thread with
- * 16 to 20 warps, 168 with 12, 255 with 8. What limits it: docs/notebook/2026-11-22-fused-kernel.md. */
+ * Shared memory: trf_smem_layout, which includes the warps' copies of x; then the stages of x; then the sums, unless
+ * they can lie in the warps' buffers or, after one more barrier, in place of these or of the stages of x. Registers: 96
+ * to 128 a thread with 16 to 20 warps, 168 with 12, 255 with 8. What limits it:
+ * docs/notebook/2026-11-22-fused-kernel.md. */
 #ifndef TRF_FUSED_KERNEL_CUH
 #define TRF_FUSED_KERNEL_CUH
 
@@ -49,10 +51,10 @@
 #include "trf_fused_x_pipeline.cuh"
 #include "trf_stream_k.h"
 
-/* What a block has: wave panels [begin, end), a wave panel being one panel of all units of a wave. */
+/* A block's share of the work: wave panels [begin, end). A wave panel is one panel of all units of a wave. */
 struct trf_block_share {
-    uint32_t unit, units;   /* first unit of wave 0; units from there on */
-    uint32_t panel, panels; /* first panel; panels of a wave, at least 1 */
+    uint32_t unit, units;   /* first unit of wave 0; number of units from there on */
+    uint32_t panel, panels; /* first panel; number of panels of a wave, at least 1 */
     uint32_t begin, end;
 
     __device__ __forceinline__ void find(const trf_fused_partition_args &p) {
@@ -60,7 +62,8 @@ struct trf_block_share {
             unit = panel = 0;
             units = p.units;
             panels = max(p.panel_quotient, 1u);
-            begin = trf_share_begin(p.share_quotient, p.share_remainder, blockIdx.x); /* wave panels here */
+            /* the share is of wave panels here */
+            begin = trf_share_begin(p.share_quotient, p.share_remainder, blockIdx.x);
             end = trf_share_begin(p.share_quotient, p.share_remainder, blockIdx.x + 1);
             return;
         }
@@ -70,27 +73,27 @@ struct trf_block_share {
         panel = trf_share_begin(p.panel_quotient, p.panel_remainder, rank);
         panels = max(p.panel_quotient + (rank < p.panel_remainder ? 1 : 0), 1u);
         begin = 0;
-        end = (units + p.wave_units - 1) / p.wave_units * panels; /* no panels, no units */
+        end = (units + p.wave_units - 1) / p.wave_units * panels; /* if there are no panels, there are no units */
     }
 
-    /* Panels of wave g that are the block's, from the first of `panels`. */
+    /* The panels of wave g that the block has, [from, to), counted from the first of `panels`. */
     __device__ __forceinline__ uint32_t from(uint32_t g) const { return max(begin, g * panels) - g * panels; }
     __device__ __forceinline__ uint32_t to(uint32_t g) const { return min(end, (g + 1) * panels) - g * panels; }
 };
 
-/* A warp's way: of each of the block's waves one unit, a range of the block's panels. */
+/* A warp's way: one unit of each of the block's waves, and a range of the block's panels. */
 struct trf_split_k_unit_order {
     const trf_block_share &share;
     uint32_t wave_units, k_split, k_splits;
 
-    /* The split's panels [panel, stop) of wave g. */
+    /* Sets the split's panels [panel, stop) of wave g. */
     __device__ __forceinline__ void enter_wave(trf_walk &walk, uint32_t g) const {
         const uint32_t from = share.from(g), count = share.to(g) - from;
         walk.panel = share.panel + from + count * k_split / k_splits;
         walk.stop = share.panel + from + count * (k_split + 1) / k_splits;
     }
 
-    /* To the next wave in which the split has columns; there is one. */
+    /* Goes to the next wave in which the split has columns; there is one. */
     __device__ __forceinline__ void next_unit(trf_walk &walk) const {
         do {
             walk.unit += wave_units;
@@ -98,7 +101,7 @@ struct trf_split_k_unit_order {
         } while (walk.panel == walk.stop);
     }
 
-    /* unit_in_wave: the warp's. */
+    /* Returns the beginning of the way. unit_in_wave: which unit of each wave the warp has. */
     __device__ __forceinline__ trf_walk start(uint32_t unit_in_wave) const {
         trf_walk walk = {share.unit + unit_in_wave, 0, 0, 0};
         for (uint32_t g = share.begin / share.panels;
@@ -116,19 +119,19 @@ struct trf_split_k_unit_order {
     }
 };
 
-/* Fills of x's stages that a warp's way through so many panels takes, one after the other. */
+/* How many fills of the stages of x a warp's way through so many panels takes. */
 static __device__ __forceinline__ uint32_t trf_x_fills_of(const trf_product_args &a, uint32_t x_stage_cols,
                                                           uint32_t num_panels) {
     return a.view.slab_cols > x_stage_cols ? 2 * num_panels : num_panels;
 }
 
-/* The product of a warp, with x from where it is. */
+/* The product of a warp, which takes x from the pipeline if there is one. */
 template <class Product, int kXTiles> struct trf_fused_sink : Product {
     const trf_fused_partition_args &p;
     trf_x_pipeline<kXTiles> x_pipeline;
-    uint32_t walk_panels; /* on the warp's way, of one unit after the other */
-    uint32_t next;        /* fill of x's stages */
-    uint32_t chunks;      /* left of the fill at hand */
+    uint32_t walk_panels; /* panels on the warp's whole way, unit after unit */
+    uint32_t next;        /* the next fill of the stages of x */
+    uint32_t chunks;      /* chunks left of the current fill */
 
     __device__ __forceinline__ trf_fused_sink(const trf_product_args &args, const trf_fused_partition_args &partition,
                                               uint32_t lane, const trf_x_pipeline_params &params, uint32_t walk_panels_)
@@ -156,17 +159,18 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
     }
 };
 
-/* Where a block leaves the sums of a unit that it shares with others: its own partials of wave g, of which it has two
- * at most. */
+/* Where a block leaves the sums of a unit that it shares with other blocks. A block has partials of two waves at most:
+ * its first and its last one. */
 static __device__ __forceinline__ float *trf_partial_of(const trf_fused_partition_args &p, uint32_t block,
                                                         bool first_wave, uint32_t unit_in_wave, uint32_t acc_tiles) {
     return p.partials + ((uint64_t)(2 * block + (first_wave ? 0 : 1)) * p.wave_units + unit_in_wave) * acc_tiles * 128;
 }
 
 /* ---- sums of warps that share a unit ----
+ *
  * A *task* is one accumulator tile of one unit of the wave; block `task % cluster_size` adds it up. In clusters of
- * several blocks warps send their sums there, where [task / cluster_size] [block][k_split] stand side by side; a block
- * alone has them where its warps left them. */
+ * several blocks, warps send their sums to that block, where they lie as [task / cluster_size][block][k_split]. If a
+ * block is alone, the sums stay where its warps left them. */
 
 template <class Product>
 static __device__ __forceinline__ void trf_send_partial_sums(Product &product, const trf_partition_args &p,
@@ -185,9 +189,9 @@ static __device__ __forceinline__ void trf_send_partial_sums(Product &product, c
     });
 }
 
-/* Adds up what lies at shared addresses at(0) ... at(count - 1), in order, kAtOnce loads at a time; each of `adders`
- * lanes has every so many of them from `adder` on. All lanes of the warp call it; those with adder 0 have the
- * sum. */
+/* Adds up what lies at shared addresses at(0) ... at(count - 1), in order, with kAtOnce loads at a time. Each of
+ * `adders` lanes adds every adders-th of them from number `adder` on. All lanes of the warp call it; those with adder 0
+ * get the sum. */
 template <int kAtOnce, class At>
 static __device__ __forceinline__ float4 trf_add_partials(uint32_t count, uint32_t adder, uint32_t adders, At at) {
     float4 sum = {};
@@ -210,15 +214,15 @@ static __device__ __forceinline__ float4 trf_add_partials(uint32_t count, uint32
     return sum;
 }
 
-/* Adds up the block's tasks of units [first, first + units), by blocks and splits in order, and writes y, or the
- * block's partials if it has not all columns of these units. For the smallest batches, of which few lanes have sums,
- * others add some of them. */
+/* Adds up the block's tasks of units [first, first + units), in the order of blocks and splits. Writes y, or the
+ * block's partials if it does not have all columns of these units. In the smallest batches few lanes have sums of their
+ * own; other lanes add some for them. */
 template <class Product>
 static __device__ __forceinline__ void trf_finish_wave(const trf_product_args &a, const trf_partition_args &p,
                                                        uint32_t sums, uint32_t first, uint32_t units, float *partials) {
     const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
     const uint32_t rank = blockIdx.x % p.cluster_size, count = p.cluster_size * p.k_splits;
-    const uint32_t adders = a.m <= 2 ? 4 : a.m <= 4 ? 2 : 1; /* lanes that add for one */
+    const uint32_t adders = a.m <= 2 ? 4 : a.m <= 4 ? 2 : 1; /* lanes that add for each lane's sums */
     const uint32_t q = lane % (4 / adders), adder = lane % 4 / (4 / adders);
     const uint32_t in_tile = sums + trf_acc_tile_offset(a.m, lane, q);
     const uint32_t step = p.cluster_size > 1 ? TRF_ACC_TILE_BYTES : p.wave_units * p.sums_stride;
@@ -241,20 +245,21 @@ static __device__ __forceinline__ void trf_finish_wave(const trf_product_args &a
 
 /* ---- the steps of a block ---- */
 
-/* A warp of a block. */
+/* What a warp of a block knows of itself. */
 struct trf_fused_warp {
     uint32_t shared; /* address of the block's dynamic shared memory */
     uint32_t warp, lane;
-    uint32_t unit_in_wave,
-        k_split; /* of the warp's unit in each wave; of the block's columns of it, k_splits and more: none */
+    /* The warp's unit in each wave, and the warp's split of the block's columns of it. Warps from split k_splits on
+     * have no work. */
+    uint32_t unit_in_wave, k_split;
 
     __device__ __forceinline__ trf_fused_warp(const trf_partition_args &p, const uint8_t *shared_memory)
         : shared(trf_shared_address(shared_memory)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
           unit_in_wave(warp % p.wave_units), k_split(warp / p.wave_units) {}
 };
 
-/* The pipeline of x of one split. Barriers are unused where a split is one warp: there may be more of these than
- * barriers. */
+/* Sets up the pipeline of x of one split. If a split has only one warp, its barrier is unused: there may be more such
+ * splits than barriers. */
 template <int kXTiles>
 static __device__ __forceinline__ trf_x_pipeline_params trf_x_pipeline_of(const trf_product_args &a,
                                                                           const trf_fused_partition_args &p,
@@ -272,7 +277,8 @@ static __device__ __forceinline__ trf_x_pipeline_params trf_x_pipeline_of(const 
             of_split.left * x_fills_per_slab};
 }
 
-/* The warp has all columns of `unit`, or all that the block has. partials: NULL, or where the latter's sums go. */
+/* Ends a wave for a warp that has all columns of `unit`, or all that the block has of it. partials: where the sums go
+ * in the latter case, else NULL. */
 template <class Product>
 static __device__ __forceinline__ void trf_end_wave_alone(Product &product, uint32_t lane, uint32_t unit_in_wave,
                                                           uint32_t unit, float *partials) {
@@ -285,21 +291,22 @@ static __device__ __forceinline__ void trf_end_wave_alone(Product &product, uint
     });
 }
 
-/* Warps that share units add up the sums of units [first, first + units). is_first, is_last: of the block's waves. a is
- * not taken from product: by a reference in there the compiler takes 14 registers more. */
+/* Warps that share units add up the sums of units [first, first + units). is_first, is_last: whether this is the first
+ * or last of the block's waves. `a` is a parameter, since taking it from `product` costs 14 more registers. */
 template <class Product>
 static __device__ __forceinline__ void trf_end_wave_shared(Product &product, const trf_product_args &a,
                                                            const trf_fused_partition_args &p, const trf_fused_warp &w,
                                                            uint32_t first, uint32_t units, float *partials,
                                                            bool is_first, bool is_last) {
-    if (is_last) { /* sums may lie in the warps' buffers */
+    if (is_last) { /* the sums may lie in the warps' buffers */
         trf_cp_async_wait<0>();
         __syncwarp();
     }
     if (p.cluster_sums_replace_buffers)
         trf_cluster_arrive(p.cluster_size);
     if (p.cluster_size > 1 || !is_first)
-        trf_cluster_wait(p.cluster_size); /* the blocks are there; sums of the wave before are read */
+        /* the cluster's blocks have started; sums of the wave before have been read */
+        trf_cluster_wait(p.cluster_size);
     if (w.k_split < p.k_splits)
         trf_send_partial_sums<Product>(product, p, w.shared + p.sums_offset, w.warp, w.unit_in_wave, w.k_split);
     trf_cluster_arrive(p.cluster_size);
@@ -309,8 +316,8 @@ static __device__ __forceinline__ void trf_end_wave_shared(Product &product, con
         trf_cluster_arrive(p.cluster_size);
 }
 
-/* Keeps the pipeline of x going to the end of wave g: other warps of the split may still want what this one copies.
- * walk_panels: of the split, up to the wave's end. */
+/* Keeps the pipeline of x going to the end of wave g: other warps of the split may still need what this one copies.
+ * walk_panels: the split's panels up to the end of the wave. */
 template <class Sink>
 static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_fused_partition_args &p,
                                                          const trf_split_k_unit_order &unit_order, uint32_t g,
@@ -318,22 +325,22 @@ static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_f
     trf_walk of_wave;
     unit_order.enter_wave(of_wave, g);
     *walk_panels += of_wave.stop - of_wave.panel;
-    sink.x_pipeline.copies_waited_for = false; /* the way may have ended soon behind a copy */
+    sink.x_pipeline.copies_waited_for = false; /* the way may have ended shortly after a copy */
     sink.x_pipeline.need(sink.a, p, trf_x_fills_of(sink.a, p.x_stage_cols, *walk_panels));
 }
 
-/* The block's waves: walk(unit) is the warp's walk through a unit, as far as it has some of it. */
+/* Goes through the block's waves. walk(unit) walks the warp's part of a unit, if it has one. */
 template <class Sink, class Walk>
 static __device__ __forceinline__ void
 trf_walk_waves(Sink &sink, const trf_product_args &a, const trf_fused_partition_args &p, const trf_fused_warp &w,
                const trf_block_share &share, const trf_split_k_unit_order &unit_order, Walk walk) {
     const bool joins = p.cluster_size * p.k_splits > 1;
     const uint32_t first_wave = share.begin / share.panels;
-    uint32_t walk_panels = 0; /* of the split, up to the end of the wave at hand */
+    uint32_t walk_panels = 0; /* panels of the split up to the end of the current wave */
 #pragma unroll 1
     for (uint32_t g = first_wave; g * share.panels < share.end; g++) {
         const uint32_t first = share.unit + g * p.wave_units, units = min(p.wave_units, share.units - g * p.wave_units);
-        const bool is_partial = share.to(g) - share.from(g) < share.panels; /* other blocks have the rest */
+        const bool is_partial = share.to(g) - share.from(g) < share.panels; /* other blocks have the other panels */
         walk(first + w.unit_in_wave);
         if (Sink::kPipelinedX && w.k_split < p.k_splits)
             trf_end_x_of_wave(sink, p, unit_order, g, &walk_panels);
@@ -360,13 +367,14 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     static_assert(!Product::kPipelinedX || kWarps / 2 <= 15, "a barrier for each split of two warps or more");
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants[2];
-    __shared__ trf_block_share share; /* here, since the loop over slabs has no registers to spare */
+    __shared__ trf_block_share share; /* in shared memory, since the loop over slabs has no registers to spare */
     __shared__ trf_x_pipeline_params x_pipelines[Product::kPipelinedX ? kWarps : 1];
     const trf_fused_warp w(p, shared_memory);
 
-    /* First slabs and the table are on their way while the block finds its share. */
+    /* The first slabs and the table are loaded while the block finds its share. */
     trf_allow_successor();
-    /* Where sums replace x or buffers, blocks may send them when all are done with these, not when all are there. */
+    /* Other blocks may send sums once this block has started, or, where sums replace x or buffers, once it is done with
+     * these. */
     if (!p.cluster_sums_replace_buffers)
         trf_cluster_arrive(p.cluster_size);
     const trf_table_slots<kP> table_source(a.view);
@@ -386,7 +394,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     __syncthreads();
     trf_wait_for_predecessor();
 
-    /* x from here on: the kernel before this one may have made it. */
+    /* x is read only from here on: the preceding kernel may have made it. */
     const trf_split_k_unit_order unit_order = {share, p.wave_units, w.k_split, p.k_splits};
     trf_fused_sink<Product, kXTiles> sink(
         a, p, w.lane, x_pipelines[Product::kPipelinedX ? min(w.k_split, p.k_splits - 1) : 0], walk.left);
@@ -420,8 +428,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constan
         trf_fused_block<Codec, Type, kP, kSlabs, kXTiles, kScaleGroups, kWarps>(args);
 }
 
-/* Adds up the partials of units that blocks share, and writes their y; with an epilogue that of all units. A warp for
- * each accumulator tile of each unit of the layer. */
+/* Adds up the partials of units that blocks share, and writes y of these; with an epilogue, y of all units. There is a
+ * warp for each accumulator tile of each unit of the layer. */
 static __global__ void __launch_bounds__(256)
     trf_fused_finish(const __grid_constant__ trf_fused_args args, uint32_t unit_slabs, uint32_t x_tiles) {
     const trf_product_args &a = args.product;
@@ -441,7 +449,7 @@ static __global__ void __launch_bounds__(256)
         float4 sum = {};
 #pragma unroll 4
         for (uint32_t block = first; block <= last; block++) {
-            /* Those behind the first block begin inside the wave. */
+            /* Blocks after the first one begin inside the wave. */
             const bool its_first =
                 block > first || trf_share_begin(p.share_quotient, p.share_remainder, block) >= begin;
             sum = trf_add4(sum, __ldcg(reinterpret_cast<const float4 *>(

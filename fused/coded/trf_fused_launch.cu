@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launch of a fused product: x in whole 16 bytes where it is not, the edges' part, the kernel, and behind a
- * stream-K partition the kernel that adds up what blocks share. */
+/* Launches a fused product: copies x to rows of whole 16 bytes if it is misaligned, computes the edges' part, launches
+ * the kernel, and for a stream-K partition the second kernel, which adds up the sums of units that blocks share. */
 #include "trf_fused_launch.h"
 
 #include "trf_fused_instances.cuh"
@@ -26,7 +26,8 @@ static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_fused_p
     }
 }
 
-/* Adds up what blocks share, behind the kernel that left it. early: whether it may start before that one ends. */
+/* Launches the kernel that adds up the sums of units that blocks share. early: whether it may start before the
+ * preceding kernel ends. */
 static cudaError_t launch_finish(const trf_fused_args &args, const trf_fused_partition &c, bool early,
                                  cudaStream_t stream) {
     cudaLaunchAttribute attribute;
@@ -51,7 +52,7 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, c
     return status;
 }
 
-/* base: of the workspace. */
+/* base: the workspace. */
 static trf_fused_partition_args partition_args(const trf_fused_partition &c, uint8_t *base) {
     const uint32_t shared_out = c.is_stream_k ? c.wave_panels : c.units;
     trf_fused_partition_args args = {};
@@ -74,7 +75,7 @@ static trf_fused_partition_args partition_args(const trf_fused_partition &c, uin
     return args;
 }
 
-/* y, or sums in the workspace that wait for an epilogue. */
+/* Sets where the kernel writes: to y, or to sums in the workspace to which an epilogue is then applied. */
 static void set_y(const trf_layer_traits *traits, const trf_product *product, const trf_fused_partition &c,
                   const trf_operands *operands, uint8_t *base, trf_fused_args *args) {
     args->product.y = operands->y;
@@ -88,7 +89,7 @@ static void set_y(const trf_layer_traits *traits, const trf_product *product, co
     args->product.y_dtype = TRF_DTYPE_F32;
 }
 
-/* x in whole 16 bytes, and the edges' part of y. */
+/* Copies x to rows of whole 16 bytes if it is misaligned, and computes the edges' part of y. */
 static int prepare_x_and_edges(const trf_layer_traits *traits, trf_dtype x_dtype, const trf_fused_partition &c,
                                uint8_t *base, trf_product_args *args, trf_stream stream) {
     const trf_device_view *view = &args->view;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every way to cut a product that the kernels know is tried: variants, sizes of clusters, splits of a unit's columns
- * among warps (split-K), columns cut evenly among blocks (stream-K). The cheapest by the cost model whose shared memory
- * a block can have is the choice. */
+/* Tries every way to cut a product that the kernels can do: variants, sizes of clusters, splits of a unit's columns
+ * among warps (split-K), columns cut evenly among blocks (stream-K). The choice is the cheapest one by the cost model
+ * among those whose shared memory a block can have. */
 #include "trf_fused_partition.h"
 
 #include "trf_cost_model.h"
@@ -32,20 +32,22 @@ static int variant_takes(const trf_product_request *request, uint32_t variant) {
 
 /* ---- the partition ---- */
 
-/* Whether warps do. */
+/* Whether warps share units. */
 static int shares_units(const trf_fused_partition *c) { return c->cluster_size * c->k_splits > 1; }
 
 static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->unit_slabs, (int)c->x_tiles); }
 
 static uint32_t sum_bytes(const trf_fused_partition *c) { return trf_fused_sum_bytes(c->unit_slabs, c->x_tiles); }
 
-/* With a pipeline of x all of the kernel's, else those at work, and so many that the table is soon made. */
+/* With a pipeline of x, a block has all warps that the kernel is made for. Otherwise it has those with work, and at
+ * least so many that the table is made quickly. */
 uint32_t trf_fused_block_warps(const trf_fused_partition *c) {
     const uint32_t at_work = c->wave_units * c->k_splits, least = trf_min_u32(c->warps, 8);
     return pipelines_x(c) ? c->warps : trf_max_u32(at_work, least);
 }
 
-/* The partition that these lead to; what depends on shared memory is left out. clusters: at most. */
+/* Makes the partition that these choices lead to, without the fields that depend on shared memory. clusters: the most
+ * that there may be. */
 static trf_fused_partition make_partition(const trf_product_request *request, uint32_t variant, uint32_t cluster_size,
                                           uint32_t clusters, uint32_t k_splits, uint32_t flags) {
     const trf_device_view *view = request->view;
@@ -79,7 +81,8 @@ static int lay_out(trf_fused_partition *c, const trf_product_request *request, u
                    uint32_t x_stage_cols) {
     const trf_device_view *view = request->view;
     const int in_buffers =
-        c->k_splits > 1 && c->cluster_size == 1 && c->waves == 1; /* those of the warps that left them */
+        /* Sums lie in the buffers of the warps that left them. */
+        c->k_splits > 1 && c->cluster_size == 1 && c->waves == 1;
     c->x_stage_cols = x_stage_cols;
     c->smem = trf_smem_layout_of(view->raw_bits, request->traits->max_rans_bytes, trf_fused_block_warps(c),
                                  c->unit_slabs, table_log, in_buffers ? sum_bytes(c) : 0,
@@ -89,7 +92,7 @@ static int lay_out(trf_fused_partition *c, const trf_product_request *request, u
     const uint32_t in_place_of = pipelines_x(c) ? c->x_stages_offset : c->smem.first_warp;
     c->sums_offset = in_buffers ? c->smem.first_warp : c->cluster_sums_replace_buffers ? in_place_of : c->shared_bytes;
     c->sums_stride = in_buffers ? c->smem.warp_bytes : sum_bytes(c);
-    if (shares_units(c) && !in_buffers) { /* tasks of a block, rounded up */
+    if (shares_units(c) && !in_buffers) { /* room for the tasks of a block, rounded up */
         const uint32_t end =
             c->sums_offset + c->k_splits * (c->wave_units * c->sums_stride + c->cluster_size * TRF_ACC_TILE_BYTES);
         c->shared_bytes = trf_max_u32(end, c->shared_bytes);
@@ -97,13 +100,13 @@ static int lay_out(trf_fused_partition *c, const trf_product_request *request, u
     return trf_smem_fits(c->shared_bytes, request->limits);
 }
 
-/* With the largest table that fits. @return whether one does. */
+/* Lays out shared memory with the largest table that fits. @return whether one does. */
 static int fit(trf_fused_partition *c, const trf_product_request *request) {
     const trf_device_view *view = request->view;
     const int any = c->variant == TRF_VARIANT_GENERAL;
     const uint32_t largest = any ? TRF_TABLE_LOG : trf_fused_table_log((int)view->class_bits, (int)c->unit_slabs),
                    smallest = any ? view->probability_bits + 4 : largest;
-    for (uint32_t log = largest; log >= smallest; log--) /* stages of whole slabs if there is room */
+    for (uint32_t log = largest; log >= smallest; log--) /* stages hold whole slabs if there is room */
         if (lay_out(c, request, log, pipelines_x(c) ? view->slab_cols : 0) ||
             (pipelines_x(c) && lay_out(c, request, log, TRF_MIN_SLAB_COLS)))
             return 1;
@@ -115,7 +118,7 @@ static int fit(trf_fused_partition *c, const trf_product_request *request) {
 typedef struct fused_search {
     const trf_product_request *request;
     trf_fused_partition best;
-    double least_us; /* infinite: there is none yet */
+    double least_us; /* infinite: no partition was found yet */
 } fused_search;
 
 static void consider(fused_search *search, trf_fused_partition candidate) {
@@ -128,13 +131,13 @@ static void consider(fused_search *search, trf_fused_partition candidate) {
     }
 }
 
-/* Clusters of 1 << log_cluster blocks, with up to `warps` of these to a unit. */
+/* Considers clusters of 1 << log_cluster blocks, with up to `warps` warps a unit. */
 static void consider_clusters(fused_search *search, uint32_t variant, uint32_t log_cluster, uint32_t warps) {
     const uint32_t cluster_size = 1u << log_cluster, clusters = search->request->limits->clusters_of[cluster_size];
     for (uint32_t k_splits = 1; k_splits <= warps; k_splits++) {
         const trf_fused_partition c = make_partition(search->request, variant, cluster_size, clusters, k_splits, 0);
         if ((cluster_size > 1 && cluster_size > c.panels) || (k_splits > 1 && k_splits > c.block_panels))
-            break; /* a block, or a warp, without panels */
+            break; /* a block or a warp would have no panels */
         consider(search, c);
         if (c.x_tiles > 1 && cluster_size > 1 && c.waves == 1 && k_splits <= c.panels / cluster_size)
             consider(search, make_partition(search->request, variant, cluster_size, clusters, k_splits,
@@ -142,13 +145,13 @@ static void consider_clusters(fused_search *search, uint32_t variant, uint32_t l
     }
 }
 
-/* The best of all. @return whether there is one. */
+/* Finds the best partition of all. @return whether there is one. */
 static int find_partition(const trf_product_request *request, trf_fused_partition *best) {
     const trf_device_limits *limits = request->limits;
     fused_search search = {.request = request, .least_us = HUGE_VAL};
     for (uint32_t variant = 0; variant < TRF_FUSED_VARIANTS; variant++) {
         if (variant == TRF_VARIANT_GENERAL && search.least_us < HUGE_VAL)
-            break; /* the slowest */
+            break; /* general kernels are the slowest */
         if (!variant_takes(request, variant))
             continue;
         const trf_fused_partition stream_k =

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels are told of a product and of its partition, a warp's accumulators, and how a finished sum gets to y.
+/* What kernels are told about a product and its partition, a warp's accumulators, and how a finished sum gets to y.
  *
- * Decoded weights are the A fragments of mma.m16n8k16, x is B. A *unit* is the one or two bands of 32 rows that a warp
- * walks at the same time. */
+ * Decoded weights are the A fragments of mma.m16n8k16, and x is B. A *unit* is the one or two bands of 32 rows that a
+ * warp walks at the same time. */
 #ifndef TRF_WARP_PRODUCT_CUH
 #define TRF_WARP_PRODUCT_CUH
 
@@ -12,48 +12,52 @@
 #include "trf_layer_traits.h"
 #include "trf_slab_walk.cuh"
 
-/* What is computed. By value to every kernel, as what follows. */
+/* What is computed. Every kernel gets it by value, and the partition below, too. */
 struct trf_product_args {
     trf_device_view view;
     const void *x;               /* [m][x_stride], 16-bit, 16-byte aligned rows */
-    void *y;                     /* [m] rows; with an epilogue its sums, in the workspace, and y_dtype is F32 */
-    const float *edge_sums;      /* what the edges add, placed as y, or NULL */
+    void *y;                     /* [m][y_stride]; with an epilogue the sums in the workspace, and y_dtype is F32 */
+    const float *edge_sums;      /* what the edges add, laid out like y, or NULL */
     uint32_t x_stride, y_stride; /* elements */
     uint32_t m, y_dtype;
-    uint32_t whole_rows; /* of whole bands: a multiple of 32; 0 if a fused or grouped product has no regular panels */
+    /* rows in whole bands: a multiple of 32; 0 if a fused or grouped product has no regular panels */
+    uint32_t whole_rows;
     uint32_t use_row_offsets;
-    /* Warps that copy the same columns of x, by way of the L1 cache; 0: fewer than three, which go past it. */
+    /* How many warps copy the same columns of x, by way of the L1 cache. 0: fewer than three; they bypass the L1
+     * cache. */
     uint32_t x_sharers;
 };
 
-/* How a layer's units are cut over clusters, their columns over the blocks of a cluster, and both over warps
+/* How a layer's units are cut over clusters, a cluster's columns over its blocks, and a block's share over its warps
  * (trf_fused_kernel.cuh has a picture). */
 struct trf_partition_args {
     uint32_t cluster_size; /* blocks of a cluster */
-    uint32_t k_splits;     /* split-K in a block: warps that share a unit's columns */
-    uint32_t wave_units;   /* a wave: units that a block walks at once; wave_units * k_splits warps are at work */
+    uint32_t k_splits;     /* split-K within a block: warps that share a unit's columns */
+    uint32_t wave_units;   /* units of a wave, which a block walks at once; wave_units * k_splits warps have work */
     uint32_t units;        /* of the layer, of whole bands */
-    /* What a cluster has of the layer: share_quotient units, and one more in the first share_remainder clusters. Where
-     * is_stream_k, what a block has, counted in wave panels. */
+    /* A cluster's share of the layer: share_quotient units, and one more in the first share_remainder clusters. With
+     * stream-K it is a block's share, counted in wave panels. */
     uint32_t share_quotient, share_remainder;
-    /* Which panels of its cluster's units a block has: likewise. Where is_stream_k, the panels of a wave, and 0. */
+    /* A block's share of the panels of its cluster's units, in the same way. With stream-K: the panels of a wave, and
+     * 0. */
     uint32_t panel_quotient, panel_remainder;
-    uint32_t sums_stride; /* of sums in shared memory, from warp to warp: blocks alone */
+    uint32_t sums_stride; /* from one warp's sums to the next in shared memory, if a block is alone */
 };
 
-/* The same for the kernels of one layer. */
+/* The partition for kernels of one layer. */
 struct trf_fused_partition_args : trf_partition_args {
     trf_smem_layout smem;
-    uint32_t is_stream_k; /* units of a wave may have their columns in several clusters (of one block) */
+    uint32_t is_stream_k; /* the columns of a wave's units may be shared by several blocks */
     float *partials;      /* is_stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
     uint32_t sums_offset; /* in shared memory */
-    /* Sums of clusters lie where stages of x were, or, without a pipeline of x, the warps' buffers: less space, a
-     * meeting more. */
+    /* Whether a cluster's sums take the place of the stages of x or, without a pipeline of x, of the warps' buffers.
+     * That needs less space, but one more barrier. */
     uint32_t cluster_sums_replace_buffers;
-    uint32_t x_stages_offset, x_stage_cols; /* batches above 8: a pipeline in shared memory for each split; columns */
+    uint32_t x_stages_offset, x_stage_cols; /* batches above 8: of the pipelines in shared memory, one for each split */
 };
 
-/* The kernels of one layer take it by value. One parameter: with three the compiler keeps more in registers. */
+/* The kernels of one layer take it by value. It is one parameter, since with three the compiler keeps more in
+ * registers. */
 struct trf_fused_args {
     trf_product_args product;
     trf_fused_partition_args partition;
@@ -68,7 +72,8 @@ template <> __device__ __forceinline__ uint32_t trf_to_type<trf_bf16_type>(uint3
     return trf_f16x2_to_bf16x2(f16x2);
 }
 
-/* The exponent that the coded weights lack, in every row, and in one; within +-126, or the layer would not be here. */
+/* The exponent that decoded weights lack: trf_layer_exponent is the same in every row, trf_row_exponent is that of one
+ * row. They are within +-126, or the product would have been refused. */
 static __device__ __forceinline__ int trf_layer_exponent(const trf_device_view &view) {
     return view.exponent_offset + trf_fragment_exponent(view.codec);
 }
@@ -77,7 +82,7 @@ static __device__ __forceinline__ int trf_row_exponent(const trf_product_args &a
     return trf_layer_exponent(a.view) + (a.use_row_offsets ? (int)__ldg(a.view.row_offsets + row) : 0);
 }
 
-/* A row's sum with what its weights lacked: their exponent, or their scale where a row has one. */
+/* Applies to a row's sum what its weights lack: their exponent, or their scale if the whole row has one. */
 static __device__ __forceinline__ float trf_scale_sum(const trf_product_args &a, uint32_t row, float sum) {
     if (a.view.codec != TRF_CODEC_INT)
         return sum * __uint_as_float((uint32_t)(127 + trf_row_exponent(a, row)) << 23);
@@ -88,12 +93,12 @@ static __device__ __forceinline__ float trf_scale_sum(const trf_product_args &a,
     return sum;
 }
 
-/* Where element (n, row) of y is, and the sum that the edges add to it. */
+/* Where element (n, row) of y is, and also the sum of the edges that is added to it. */
 static __device__ __forceinline__ uint64_t trf_y_place(const trf_product_args &a, uint32_t n, uint32_t row) {
     return (uint64_t)n * a.y_stride + row;
 }
 
-/* A sum with what the edges add to it. */
+/* Returns a sum plus what the edges add to it. */
 static __device__ __forceinline__ float trf_add_edges(const trf_product_args &a, uint64_t at, float value) {
     return a.edge_sums ? value + a.edge_sums[at] : value;
 }
@@ -103,8 +108,8 @@ static __device__ __forceinline__ void trf_write_y(const trf_product_args &a, ui
     trf_write_rounded(a.y, a.y_dtype, at, trf_add_edges(a, at, value));
 }
 
-/* Where the i-th sum of a lane belongs: row of x, of lane % 4 = q and x tile t; row of the layer, of row block b of the
- * unit that begins at `first_row`. */
+/* Where the i-th sum of a lane belongs: the row of x, for lane % 4 = q and x tile t; and the layer's row, for row block
+ * b of the unit that begins at `first_row`. */
 static __device__ __forceinline__ uint32_t trf_n_of_sum(uint32_t q, uint32_t t, uint32_t i) {
     return 8 * t + 2 * q + i % 2;
 }
@@ -112,7 +117,8 @@ static __device__ __forceinline__ uint32_t trf_row_of_sum(uint32_t lane, uint32_
     return first_row + 16 * b + lane / 4 + 8 * (i / 2);
 }
 
-/* A sum to y: the i-th of lane (lane / 4, q), of x tile t and row block b of the unit that begins at `first_row`. */
+/* Writes a sum to y: the i-th one of lane (lane / 4, q), of x tile t and row block b of the unit that begins at
+ * `first_row`. */
 static __device__ __forceinline__ void trf_finish_sum(const trf_product_args &a, uint32_t lane, uint32_t q,
                                                       uint32_t first_row, uint32_t b, uint32_t t, uint32_t i,
                                                       float sum) {
@@ -129,55 +135,59 @@ static __device__ __forceinline__ void trf_finish_sums(const trf_product_args &a
     trf_finish_sum(a, lane, q, first_row, b, t, 3, sums.w);
 }
 
-/* v and that of lane ^ lane_mask, added up. */
+/* Returns v plus the v of lane ^ lane_mask. */
 static __device__ __forceinline__ float4 trf_add_of_lane(float4 v, uint32_t lane_mask) {
     return make_float4(
         v.x + __shfl_xor_sync(0xFFFFFFFFu, v.x, lane_mask), v.y + __shfl_xor_sync(0xFFFFFFFFu, v.y, lane_mask),
         v.z + __shfl_xor_sync(0xFFFFFFFFu, v.z, lane_mask), v.w + __shfl_xor_sync(0xFFFFFFFFu, v.w, lane_mask));
 }
 
-/* Where a lane's part of an accumulator tile lies in shared memory, q = lane % 4. For the smallest batches those of the
- * same rows of x are side by side. */
+/* Where a lane's part of an accumulator tile lies in shared memory; q is lane % 4. For the smallest batches, parts of
+ * the same rows of x lie side by side. */
 static __device__ __forceinline__ uint32_t trf_acc_tile_offset(uint32_t m, uint32_t lane, uint32_t q) {
     return 16 * (m <= 4 ? q * 8 + lane / 4 : lane / 4 * 4 + q);
 }
 
 /* ---- one warp's accumulators ----
- * sum[b][t][4], of row block b and x tile t: row 16b + lane/4 (+8 for 2, 3) of the unit, row of x 8t + 2(lane%4) (+1
- * for 1, 3). */
+ *
+ * sum[b][t][4] belongs to row block b and x tile t. Its elements are of row 16b + lane/4 of the unit (8 more for 2 and
+ * 3), and of row 8t + 2(lane%4) of x (1 more for 1 and 3). */
 template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaleGroups, bool kRowOffsets>
 struct trf_warp_product {
     static constexpr int kRowBlocks = 2 * kSlabs;
     static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
-    /* kXTiles for users: accumulator tiles are numbered [row block][x tile]. */
+    /* kXTiles, for users of this struct: accumulator tiles are numbered [row block][x tile]. */
     static constexpr int kAccTileXTiles = kXTiles;
     static constexpr bool kPipelinedX =
-        trf_pipelines_x(kSlabs, kXTiles); /* x comes from there, for two steps at once */
+        trf_pipelines_x(kSlabs, kXTiles); /* x comes from the pipeline, two steps at once */
     static constexpr bool kCopiesX = trf_copies_x_by_warp(Codec::kCodec, kSlabs, kXTiles);
-    /* x tiles that come through the L1 cache; 1 where none do, for the arrays' sake. */
+    /* x tiles that come through the L1 cache; 1 where none do, so that arrays are not empty. */
     static constexpr int kLoaded = kPipelinedX || kCopiesX ? 1 : kXTiles;
     const trf_product_args &a;
     uint32_t lane;
     float sum[kRowBlocks][kXTiles][4];
-    /* kScaleGroups: of the scale groups before this one. */
+    /* kScaleGroups: the scaled sums of the scale groups before this one. */
     float total[kScaleGroups ? kRowBlocks : 1][kScaleGroups ? kXTiles : 1][4];
-    float scale[kScaleGroups ? 2 * kRowBlocks : 1]; /* of rows lane/4 + 8i, in the scale group at hand */
-    uint32_t step_pairs_left; /* kScaleGroups: step pairs (32 columns) of the scale group at hand */
-    const uint8_t
-        *x_at[kLoaded];   /* not kPipelinedX: this lane's x of the chunk loaded ahead, or copied (then of x tile 0) */
-    uint4 ahead[kLoaded]; /* of the first two steps of a chunk to come */
-    uint4 x[kLoaded];     /* of two steps */
-    uint32_t
-        x_shared; /* shared address of this lane's x of the two steps to come, or of both copies: [kXTiles][8][64] */
-    uint32_t first_step[8]; /* the fragments of the first of them */
-    float exception_factor; /* of exceptions, since trf_scale_sum takes them for weights: 2^-trf_layer_exponent */
+    float scale[kScaleGroups ? 2 * kRowBlocks : 1]; /* of rows lane/4 + 8i, in the current scale group */
+    uint32_t step_pairs_left; /* kScaleGroups: step pairs (32 columns) left in the current scale group */
+    /* Without kPipelinedX: this lane's x in the chunk that is loaded ahead, for each x tile; or, if x is copied, in the
+     * chunk that is copied, for x tile 0. */
+    const uint8_t *x_at[kLoaded];
+    uint4 ahead[kLoaded]; /* x of the first two steps of the next chunk */
+    uint4 x[kLoaded];     /* x of the current two steps */
+    /* Shared address of this lane's x: of the next two steps in the pipeline, or of the warp's two copies;
+     * [kXTiles][8][64]. */
+    uint32_t x_shared;
+    uint32_t first_step[8]; /* with kPipelinedX: the fragments of the first of two steps */
+    /* 2^-trf_layer_exponent; exceptions are multiplied by it, since trf_scale_sum treats them like other weights */
+    float exception_factor;
 
     __device__ __forceinline__ trf_warp_product(const trf_product_args &args, uint32_t lane_) : a(args), lane(lane_) {
         exception_factor = __uint_as_float((uint32_t)(127 - trf_layer_exponent(a.view)) << 23);
         clear();
     }
 
-    /* f(b, t, i) for every sum. */
+    /* Calls f(b, t, i) for every sum. */
     template <class F> static __device__ __forceinline__ void every(F f) {
 #pragma unroll
         for (int b = 0; b < kRowBlocks; b++)
@@ -188,7 +198,7 @@ struct trf_warp_product {
                     f(b, t, i);
     }
 
-    /* What goes to y: with scale groups `total`, to which end_slab adds what is left; else `sum`. */
+    /* What goes to y: with scale groups `total`, to which end_slab adds the remaining sums; else `sum`. */
     __device__ __forceinline__ float &finished_sum(int b, int t, int i) {
         return kScaleGroups ? total[b][t][i] : sum[b][t][i];
     }
@@ -197,7 +207,7 @@ struct trf_warp_product {
         every([&](int b, int t, int i) { sum[b][t][i] = finished_sum(b, t, i) = 0; });
     }
 
-    /* Scales of the scale group that column `col` of the unit's rows lies in. */
+    /* Loads the scales of the scale group that column `col` of the unit's rows lies in. */
     __device__ __forceinline__ void load_scales(uint32_t unit, uint32_t col) {
         const uint32_t scale_group = a.view.scale_group_size, at = col / scale_group;
         step_pairs_left = ((at + 1) * scale_group - col) / 32;
@@ -218,24 +228,26 @@ struct trf_warp_product {
         });
     }
 
-    /* This lane's x of an x tile and a panel. Rows beyond the batch repeat its last; their sums are not used. */
+    /* Where this lane's x of an x tile and a panel is. Rows beyond the batch repeat its last one; their sums are not
+     * used. */
     __device__ __forceinline__ const uint8_t *x_of(int x_tile, uint32_t panel) const {
         return (const uint8_t *)a.x + 2 * ((uint64_t)min(8 * x_tile + lane / 4, a.m - 1) * a.x_stride +
                                            panel * a.view.slab_cols + 8 * (lane % 4));
     }
 
-    /* Where x tile t is in the copy of a chunk's first two steps, or its last. */
+    /* Where x tile t is in the copy of a chunk's first two steps (step_pair 0) or last two (step_pair 1). */
     static __device__ __forceinline__ constexpr uint32_t copied_at(int step_pair, int t) {
         return (step_pair * kXTiles + t) * TRF_X_TILE_BYTES;
     }
 
-    /* Starts the copy of two steps. What is behind the batch's rows, in the last x tile, stays as it was; its sums
-     * are not used. */
+    /* Starts the copy of two steps. Rows beyond the batch in the last x tile keep what they held; their sums are not
+     * used. */
     __device__ __forceinline__ void copy_x(int step_pair, const uint8_t *from) const {
 #pragma unroll
         for (int t = 0; t < kXTiles; t++) {
             const bool here = t + 1 < kXTiles || lane < 4 * (a.m - 8 * t);
-            /* Two ways to ask the same: each costs its kernels no registers, and the other one's would. */
+            /* Two ways to ask the same thing. Each costs no registers in the kernels that use it; the other one
+             * would. */
             const bool shared = kXTiles > 2 ? a.x_sharers != 0 : a.x_sharers > 2;
             trf_cp_async16_if(here, shared, x_shared + copied_at(step_pair, t), from + 16ull * t * a.x_stride);
         }
@@ -246,8 +258,8 @@ struct trf_warp_product {
             load_scales(walk.unit, walk.panel * a.view.slab_cols);
     }
 
-    /* Through the L1 cache a chunk's first 32 columns of x are loaded two steps before, since they are the first of a
-     * cache line; the others then come from there. */
+    /* Where x comes through the L1 cache, the first 32 columns of a chunk are loaded two steps ahead, since they are
+     * the first of a cache line; the other 32 columns then come from the cache. */
     __device__ __forceinline__ void begin_step_pair(int step_pair) {
         if constexpr (kCopiesX) {
             if (step_pair == 0)
@@ -268,7 +280,7 @@ struct trf_warp_product {
         }
     }
 
-    /* Also called before the first slab. */
+    /* It is also called before the first slab. */
     __device__ __forceinline__ void prefetch_slab(const trf_walk &walk) {
         if constexpr (!kPipelinedX) {
 #pragma unroll
@@ -293,7 +305,7 @@ struct trf_warp_product {
 #pragma unroll
             for (int g = 0; g < 4; g++) {
                 const uint32_t bytes = reg[2 * g];
-                if (Codec::kCodec == TRF_CODEC_E5M2) { /* the upper half of an F16 */
+                if (Codec::kCodec == TRF_CODEC_E5M2) { /* a byte is the upper half of an F16 */
                     reg[2 * g] = __byte_perm(bytes, 0, 0x2404);
                     reg[2 * g + 1] = __byte_perm(bytes, 0, 0x3414);
                 }
@@ -314,7 +326,7 @@ struct trf_warp_product {
         }
     }
 
-    /* The factor of an exception: 2^-trf_row_exponent of the row that it stands in. */
+    /* The factor of an exception: 2^-trf_row_exponent of the exception's row. */
     __device__ __forceinline__ float row_exception_factor(uint32_t s, uint32_t exception, const trf_walk &walk) const {
         if (!kRowOffsets || !a.use_row_offsets)
             return exception_factor;
@@ -323,7 +335,8 @@ struct trf_warp_product {
         return __uint_as_float((uint32_t)(127 - trf_row_exponent(a, min(row, a.view.rows - 1))) << 23);
     }
 
-    /* An exception's value, without its row's offset, in the fragment's type; exact, or the layer would not be here. */
+    /* An exception's value in the fragment's type, without its row's offset. It is exact, or the product would have
+     * been refused. */
     __device__ __forceinline__ uint32_t exception_bits(uint32_t s, uint32_t exception, const trf_walk &walk) const {
         if (Codec::kInt)
             return trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)exception)));
@@ -335,7 +348,7 @@ struct trf_warp_product {
         return trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled)));
     }
 
-    /* A step's x of x tile t, of the step pair's copy. */
+    /* Loads a step's x of x tile t from the copy of its step pair. */
     __device__ __forceinline__ uint2 copied_x(int t, uint32_t k) const {
         return trf_lds64(x_shared + copied_at(k / 2 % 2, t) + k % 2 * 8);
     }
@@ -365,7 +378,8 @@ struct trf_warp_product {
         }
     }
 
-    /* A step pair by all x tiles, each loaded one ahead. x's buffers move on. */
+    /* Multiplies a step pair by all x tiles, each of which is loaded while the one before is multiplied. Moves x_shared
+     * on. */
     __device__ __forceinline__ void multiply_step_pair(const uint32_t (*second)[8]) {
         uint4 next = trf_lds128(x_shared);
 #pragma unroll
@@ -406,14 +420,14 @@ struct trf_warp_product {
             add_scale_group();
     }
 
-    /* ---- sums as they lie in registers: 16 bytes a lane for each 16 rows and 8 of x ---- */
+    /* ---- sums as they lie in registers: 16 bytes a lane for each accumulator tile ---- */
 
     static constexpr uint32_t kAccTiles = kRowBlocks * kXTiles;
 
-    /* Whether any of the lane's sums are of the batch's rows. */
+    /* Whether any of the lane's sums belong to rows of the batch. */
     __device__ __forceinline__ bool has_sums() const { return 2 * (lane % 4) < a.m; }
 
-    /* put(accumulator tile, the lane's four sums of it) */
+    /* Calls put(accumulator tile, the lane's four sums of it) for every accumulator tile. */
     template <class Put> __device__ __forceinline__ void each_acc_tile(Put put) {
         if (!has_sums())
             return;
@@ -425,7 +439,7 @@ struct trf_warp_product {
                                                  finished_sum(b, t, 3)));
     }
 
-    /* The unit's sums to y. */
+    /* Writes the unit's sums to y. */
     __device__ __forceinline__ void finish(uint32_t unit) {
         every([&](int b, int t, int i) {
             trf_finish_sum(a, lane, lane % 4, unit * kRows, b, t, i, finished_sum(b, t, i));
@@ -433,7 +447,7 @@ struct trf_warp_product {
     }
 };
 
-/* Rows behind whole_rows have edges only. put(n, row), for the thread's share of them. */
+/* Calls put(n, row) for the thread's share of the elements of rows from whole_rows on, which have edges only. */
 template <class Put>
 static __device__ __forceinline__ void trf_each_remainder_element(const trf_product_args &a, Put put) {
     const uint32_t count = a.view.rows - a.whole_rows;
