@@ -7,7 +7,7 @@ namespace {
 
 constexpr uint32_t kMaxGridY = 65535;
 
-/* A block for a band of an expert; those of experts without tokens or edges have nothing to do. */
+/* Each block takes a band of an expert. Blocks of experts without tokens or edges have nothing to do. */
 template <bool kBf16, uint32_t kWarps>
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
     expert_edge_product(const trf_expert *experts, const uint32_t *offsets, uint32_t max_tokens,
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
         const uint64_t row = tokens.first + (uint64_t)done;
         const x_rows rows = {x.at + row * x.stride, x.stride, x.aligned};
         edges_of_band<kBf16, kWarps>(view, rows, m, step_of<kWarps>(m), blockIdx.x, edge_sums + row * view.rows);
-        __syncthreads(); /* sums of slices have been read */
+        __syncthreads(); /* all threads have read the sums of slices */
     }
 }
 

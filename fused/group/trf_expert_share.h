@@ -4,8 +4,8 @@
  *
  * A *work item* is one pass over an expert's weights, with up to TRF_EXPERT_PASS_TOKENS of its tokens. Work items are
  * numbered expert by expert; an expert without tokens has none. A block has consecutive units (trf_warp_product.cuh),
- * counted through all work items, so that it enters few experts; a block that enters one expert more gets fewer units.
- * All of a unit's columns are the block's. */
+ * counted through all work items, so that it enters few experts; the more experts it enters, the fewer units it gets. A
+ * block has all columns of its units. */
 #ifndef TRF_EXPERT_SHARE_H
 #define TRF_EXPERT_SHARE_H
 
@@ -13,16 +13,16 @@
 
 enum {
     TRF_EXPERT_PASS_TOKENS = 8,
-    TRF_EXPERTS_MAX_TOKENS = 1 << 26 /* of a call: 32 experts' passes fit 32 bits */
+    TRF_EXPERTS_MAX_TOKENS = 1 << 26 /* of a call, so that the passes of 32 experts fit 32 bits */
 };
 
-/* What an expert is to a block. */
+/* What an expert costs a block. */
 typedef struct trf_expert_cost_model {
-    uint32_t units, panels;  /* of an expert: of whole bands; regular ones; at least 1 of each */
-    uint32_t warps;          /* of a block: they share its units' columns evenly */
+    uint32_t units, panels;  /* of an expert: units of whole bands, regular panels; at least 1 of each */
+    uint32_t warps;          /* of a block; they share the columns of its units evenly */
     uint32_t step_ns;        /* estimated time of a step, in which each warp walks one panel of a unit */
-    uint32_t begin_ns;       /* and of entering an expert ... */
-    uint32_t begin_quarters; /* ... in quarters of a unit's time */
+    uint32_t begin_ns;       /* estimated time of entering an expert ... */
+    uint32_t begin_quarters; /* ... and the same in quarters of a unit's time */
 } trf_expert_cost_model;
 
 /* An expert's tokens: rows [first, first + count) of x. */
@@ -30,7 +30,7 @@ typedef struct trf_expert_tokens {
     uint32_t first, count;
 } trf_expert_tokens;
 
-/* The tokens of the expert between two offsets, which are data: ones that make no sense never lead beyond
+/* The tokens of the expert between two offsets. Offsets are data: with invalid ones the tokens still lie below
  * max_tokens. */
 TRF_HD trf_expert_tokens trf_expert_tokens_of(uint32_t offset, uint32_t next, uint32_t max_tokens) {
     const uint32_t first = offset < max_tokens ? offset : max_tokens, end = next < max_tokens ? next : max_tokens;
@@ -42,25 +42,26 @@ TRF_HD uint32_t trf_expert_passes(uint32_t count) {
     return count / TRF_EXPERT_PASS_TOKENS + (count % TRF_EXPERT_PASS_TOKENS != 0);
 }
 
-/* Where the i-th share of `count` things begins that are cut as evenly as may be among `shares`: longer ones first. */
+/* Where the i-th share begins when `count` things are cut as evenly as possible among `shares`; longer shares come
+ * first. */
 TRF_HD uint64_t trf_even_share_begin(uint64_t count, uint64_t shares, uint64_t i) {
     const uint64_t more = count % shares;
     return count / shares * i + (i < more ? i : more);
 }
 
-/* Estimated time of a block with so many units of one expert. */
+/* The estimated time of a block that has so many units of one expert. */
 TRF_HD uint64_t trf_expert_time(const trf_expert_cost_model *cost_model, uint64_t units) {
     return (units * cost_model->panels + cost_model->warps - 1) / cost_model->warps * cost_model->step_ns +
            cost_model->begin_ns;
 }
 
-/* What work items cost, in quarters of a unit. */
+/* The cost of work items, in quarters of a unit's time. */
 TRF_HD uint64_t trf_expert_quarters(const trf_expert_cost_model *cost_model, uint64_t work_items) {
     return work_items * (4ull * cost_model->units + cost_model->begin_quarters);
 }
 
-/* Estimated time of the block that has most to do. *one_work_item_each: whether blocks do better with one.
- * work_items, blocks: at least 1. */
+/* The estimated time of the block that has the most to do. *one_work_item_each becomes whether it is faster if each
+ * block has units of one work item only. work_items, blocks: at least 1. */
 TRF_HD uint64_t trf_expert_cost(const trf_expert_cost_model *cost_model, uint64_t work_items, uint32_t blocks,
                                 int *one_work_item_each) {
     const uint64_t most = (trf_expert_quarters(cost_model, work_items) + blocks - 1) / blocks,
@@ -74,19 +75,20 @@ TRF_HD uint64_t trf_expert_cost(const trf_expert_cost_model *cost_model, uint64_
     return *one_work_item_each ? apart : evenly;
 }
 
-/* A block's units [begin, end), unit u of work item i being i * units + u. */
+/* A block's units [begin, end). Unit u of work item i has number i * units + u. */
 typedef struct trf_expert_share {
     uint64_t begin, end;
 } trf_expert_share;
 
-/* The first unit from `quarters` on: a work item's first quarters are entering it. */
+/* The first unit from position `quarters` on. The first quarters of a work item stand for entering it. */
 TRF_HD uint64_t trf_expert_unit_at(const trf_expert_cost_model *cost_model, uint64_t quarters) {
     const uint64_t each = 4ull * cost_model->units + cost_model->begin_quarters, in_item = quarters % each;
     return quarters / each * cost_model->units +
            (in_item > cost_model->begin_quarters ? (in_item - cost_model->begin_quarters + 3) / 4 : 0);
 }
 
-/* one_work_item_each: blocks are cut among work items, and a work item among its blocks. */
+/* A block's share. With one_work_item_each, blocks are shared out among work items, and a work item is shared out among
+ * its blocks. */
 TRF_HD trf_expert_share trf_expert_share_of(const trf_expert_cost_model *cost_model, uint64_t work_items,
                                             uint32_t blocks, int one_work_item_each, uint32_t block) {
     trf_expert_share share;

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of several layers in one launch: y = x . W^T of each, batches up to 8.
+/* Products of several layers in one launch: computes y = x . W^T for each of them, for batches up to 8.
  *
- * Two uses. *Layers*: clusters of blocks are shared out among a few layers by the host, a cluster has units of one of
- * them. *Experts*: layers of one shape, of which only the device knows how many rows of x each one has; a block finds
- * its part from the counts (trf_expert_share.h), and goes through the experts that it touches, one after the other.
+ * There are two uses. *Layers*: the host shares out clusters of blocks among a few layers, and a cluster has units of
+ * one of them. *Experts*: layers of one shape, where only the device knows how many rows of x each one has. A block
+ * finds its part from the counts (trf_expert_share.h), and goes through the experts of that part, one after the other.
  * No unit lies in several clusters, and there is no second kernel: no sum depends on timing.
  *
- * How a block's units are walked. In clusters of several blocks, as trf_fused_kernel.cuh has it: waves of units at
- * once, with a meeting behind each. A block alone is *stream-K*: its units' panels, one unit behind the other, are cut
- * into as many equal shares as it has warps. A warp writes y of units that it has all panels of; of its first and its
- * last one it may have some, and leaves their sums, the first one's beside all buffers, the last one's in its own
- * buffers, which it needs no more. Then the block meets once, and adds them up in the order of warps.
+ * How a block's units are walked: clusters of several blocks work as trf_fused_kernel.cuh describes, in waves of units,
+ * with a barrier after each wave. A cluster of one block uses *stream-K*: the panels of its units, one unit after the
+ * other, are cut into as many equal shares as the block has warps. A warp writes y of the units of which it has all
+ * panels. Of its first and its last unit it may have only some panels. It leaves the sums of these: those of the first
+ * unit in a place beside all buffers, those of the last one in its own buffers, which it no longer needs. After one
+ * barrier the block adds them up in the order of warps.
  *
- * Three layers of 4096 x 4096 in BF16 (quads), a row of x each, 132 multiprocessors: 43 blocks a layer and 16 warps a
- * block, each warp with one slab at a time: units of 32 rows, 128 a layer, 16 panels each. Blocks have
- * two or three units.
+ * Example: three layers of 4096 x 4096 in BF16 (quads), with one row of x each, on 132 multiprocessors. There are 43
+ * blocks a layer and 16 warps a block. Each warp walks one slab at a time, so a unit has 32 rows; a layer has 128 units
+ * of 16 panels each. Blocks have two or three units.
  *
  *     layer 0: blocks 0 to 42           layer 1: blocks 43 to 85         layer 2: blocks 86 to 128     (three idle)
  *
@@ -26,11 +27,11 @@
  *     pipeline of a warp: as trf_fused_kernel.cuh has it
  *     shared memory, bytes   table 65536 | masks 512 | guard 544 | 16 warps x 4416 | guard 544 | sums 16 x 1024: 154176
  *
- * A layer's arguments lie in shared memory here, since they change from block to block; what the loop over slabs reads
- * of them it reads once a slab. The layout of shared memory, which it reads at every step, is the launch's.
- * trf_fused_kernel.cuh has a kernel for one layer, whose arguments are constants.
+ * A layer's arguments lie in shared memory here, since they change from block to block; the loop over slabs reads those
+ * that it needs once a slab. The layout of shared memory, which it reads at every step, is the same for the whole
+ * launch. trf_fused_kernel.cuh has a kernel for one layer, whose arguments are constants.
  *
- * Shared memory: trf_smem_layout, then the warps' sums. Registers: as the kernels of one x tile. */
+ * Shared memory: trf_smem_layout, then the warps' sums. Registers: as many as fused kernels with one x tile. */
 #ifndef TRF_GROUP_KERNEL_CUH
 #define TRF_GROUP_KERNEL_CUH
 
@@ -47,7 +48,7 @@ struct trf_group_layer_args {
 
 /* What experts have in common. */
 struct trf_expert_args {
-    trf_group_layer_args common; /* without m; x, y, edge_sums: of the first token; view: of any expert */
+    trf_group_layer_args common; /* m is not set; x, y, edge_sums: of the first token; view: of any expert */
     const trf_expert *experts;   /* device, [count] */
     const uint32_t *offsets;     /* device, [count + 1] */
     uint32_t count, max_tokens;
@@ -56,10 +57,10 @@ struct trf_expert_args {
 
 /* Every grouped kernel takes it by value. */
 struct trf_group_args {
-    trf_smem_layout smem;  /* of every layer */
+    trf_smem_layout smem;  /* the same for every layer */
     uint32_t sums_offset;  /* in shared memory */
     uint32_t cluster_size; /* blocks of a cluster; 1 for experts */
-    uint32_t count;        /* of layers; 0: these are experts */
+    uint32_t count;        /* number of layers; 0: these are experts */
     uint32_t first_cluster[TRF_GROUP_MAX_LAYERS + 1];
     union {
         trf_group_layer_args layers[TRF_GROUP_MAX_LAYERS];
@@ -70,25 +71,25 @@ static_assert(sizeof(trf_group_args) <= 4096, "kernels take 4 KiB of arguments e
 
 /* What the threads of a block share. */
 struct trf_group_block {
-    trf_group_layer_args layer; /* at hand */
+    trf_group_layer_args layer; /* the current layer */
     trf_block_share share;
     uint2 constants[2];
-    trf_stream_k stream_k; /* of warps, if they share units evenly */
-    /* The block stores this part of so many of the rows behind whole_rows. */
+    trf_stream_k stream_k; /* shares of the warps, in clusters of one block */
+    /* The block writes part number remainder_rank, out of remainder_blocks, of the rows from whole_rows on. */
     uint32_t remainder_rank, remainder_blocks;
-    uint32_t expert, pass, unit; /* experts: where the block goes on */
-    uint64_t left;               /* units */
+    uint32_t expert, pass, unit; /* experts: where the block continues */
+    uint64_t left;               /* units that the block still has to do */
 };
 
-/* Copies words from the kernel's arguments, which all lanes of a warp read at one place: that is one access to
- * constants. */
+/* Copies words from the kernel's arguments. All lanes of a warp read the same place, which is one access to constant
+ * memory. */
 static __device__ __forceinline__ void trf_copy_arguments(trf_group_layer_args &to, const trf_group_layer_args &from) {
     static_assert(sizeof to % 4 == 0, "whole words");
     constexpr uint32_t kWords = sizeof to / 4, kWarps = 8, kEach = (kWords + kWarps - 1) / kWarps;
     const uint32_t *const words = reinterpret_cast<const uint32_t *>(&from), warp = threadIdx.x / 32;
     if (warp >= kWarps)
         return;
-    uint32_t word[kEach]; /* all under way before the first is stored */
+    uint32_t word[kEach]; /* all loads are under way before the first word is stored */
 #pragma unroll
     for (uint32_t i = 0; i < kEach; i++)
         word[i] = words[min(warp + i * kWarps, kWords - 1)];
@@ -122,7 +123,7 @@ static __device__ __forceinline__ void trf_enter_layer(const trf_group_args &g, 
     __syncthreads();
 }
 
-/* ---- experts: warp 0 finds the way, for all ---- */
+/* ---- experts: warp 0 finds out for all warps what the block does ---- */
 
 static __device__ __forceinline__ trf_expert_tokens trf_tokens_of(const trf_expert_args &e, uint32_t expert) {
     if (expert >= e.count)
@@ -130,7 +131,8 @@ static __device__ __forceinline__ trf_expert_tokens trf_tokens_of(const trf_expe
     return trf_expert_tokens_of(e.offsets[expert], e.offsets[expert + 1], e.max_tokens);
 }
 
-/* Passes over the 32 experts from `first` on: this lane's, added up to it, and in all. */
+/* Counts passes over the 32 experts from `first` on. Returns those of this lane's expert; *up_to becomes the sum of
+ * these up to this lane, and *in_all the sum of all. */
 static __device__ __forceinline__ uint32_t trf_scan_passes(const trf_expert_args &e, uint32_t first, uint32_t lane,
                                                            uint32_t *up_to, uint32_t *in_all) {
     const uint32_t passes = trf_expert_passes(trf_tokens_of(e, first + lane).count);
@@ -155,7 +157,7 @@ static __device__ __forceinline__ uint64_t trf_count_work_items(const trf_expert
     return work_items;
 }
 
-/* Which expert and pass a work item is; there is one from expert `first` on. */
+/* Finds the expert and the pass of a work item, which is counted from expert `first` on and must exist. */
 static __device__ __forceinline__ void trf_find_work_item(const trf_expert_args &e, uint32_t first, uint64_t work_item,
                                                           uint32_t lane, uint32_t *expert, uint32_t *pass) {
     for (;; first += 32) {
@@ -168,7 +170,7 @@ static __device__ __forceinline__ void trf_find_work_item(const trf_expert_args 
             *pass = (uint32_t)work_item - __shfl_sync(0xFFFFFFFFu, up_to - passes, which);
             return;
         }
-        if (first + 32 >= e.count) { /* not reached unless offsets change while they are in use */
+        if (first + 32 >= e.count) { /* happens only if offsets change while they are in use */
             *expert = *pass = 0;
             return;
         }
@@ -176,7 +178,7 @@ static __device__ __forceinline__ void trf_find_work_item(const trf_expert_args 
     }
 }
 
-/* The block's way: its share, and the first work item. */
+/* Finds the block's share and its first work item. */
 static __device__ __forceinline__ void trf_find_expert_share(const trf_expert_args &e, trf_group_block &b,
                                                              uint32_t lane) {
     const uint64_t work_items = trf_count_work_items(e, lane);
@@ -194,7 +196,7 @@ static __device__ __forceinline__ void trf_find_expert_share(const trf_expert_ar
     b.left = share.end - share.begin;
 }
 
-/* Sets the block's arguments for the work item at hand: as many of its units as the block has. */
+/* Sets the block's arguments for the current work item: as many of its units as the block has. */
 static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e, trf_group_block &b) {
     const trf_expert &expert = e.experts[b.expert];
     const trf_product_args &common = e.common.product;
@@ -211,7 +213,7 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
         a.y = (uint8_t *)common.y + y_bytes * row * common.y_stride;
         a.edge_sums = __ldg(&expert.has_edges) ? common.edge_sums + row * common.view.rows : nullptr;
         b.share.unit = b.unit;
-        b.share.units = e.common.partition.units ? stop - b.unit : 0; /* there may be edges alone */
+        b.share.units = e.common.partition.units ? stop - b.unit : 0; /* a layer may have edges only */
         b.share.panel = 0;
         b.share.panels = e.cost_model.panels;
         b.stream_k = trf_stream_k_of(b.share.units, b.share.panels, blockDim.x / 32);
@@ -221,21 +223,23 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
     __syncthreads();
 }
 
-/* What blocks want of any expert that they enter is on its way to the L2 cache before they know which: all
- * of the array of trf_expert, and decode tables. */
+/* Starts to bring to the L2 cache what blocks need of an expert, before they know which one they enter: the whole array
+ * of trf_expert, and the decode tables. */
 static __device__ __forceinline__ void trf_prefetch_experts(const trf_expert_args &e) {
     const uint32_t lane = threadIdx.x % 32, decode_table_bytes = 4u << e.common.product.view.probability_bits,
                    at = blockIdx.x * blockDim.x + threadIdx.x;
     if ((uint64_t)at * 128 < (uint64_t)e.count * sizeof(trf_expert))
         trf_prefetch_l2(reinterpret_cast<const uint8_t *>(e.experts) + at * 128ull);
-    if (threadIdx.x / 32 != blockDim.x / 32 - 1 || blockIdx.x >= e.count) /* warp 0 looks for the way */
+    /* the last warp does this, as warp 0 finds out what the block does */
+    if (threadIdx.x / 32 != blockDim.x / 32 - 1 || blockIdx.x >= e.count)
         return;
     const uint8_t *const decode_table = reinterpret_cast<const uint8_t *>(e.experts[blockIdx.x].view.decode_table);
     if (lane * 128 < decode_table_bytes)
         trf_prefetch_l2(decode_table + lane * 128);
 }
 
-/* @return whether the block has anything to do. All threads call it, as the next. */
+/* Enters the block's first layer or work item. @return whether the block has anything to do. All threads call this and
+ * the next function. */
 static __device__ __forceinline__ bool trf_enter_first(const trf_group_args &g, trf_group_block &b) {
     if (g.count) {
         trf_enter_layer(g, b);
@@ -243,7 +247,7 @@ static __device__ __forceinline__ bool trf_enter_first(const trf_group_args &g, 
     }
     trf_prefetch_experts(g.experts);
     trf_copy_arguments(b.layer, g.experts.common);
-    trf_wait_for_predecessor(); /* which may have made the offsets */
+    trf_wait_for_predecessor(); /* it may have made the offsets */
     if (threadIdx.x < 32)
         trf_find_expert_share(g.experts, b, threadIdx.x);
     __syncthreads();
@@ -253,18 +257,18 @@ static __device__ __forceinline__ bool trf_enter_first(const trf_group_args &g, 
     return true;
 }
 
-/* @return whether there is more. */
+/* Enters the block's next work item. @return whether there is one. */
 static __device__ __forceinline__ bool trf_enter_next(const trf_group_args &g, trf_group_block &b) {
     if (g.count)
         return false;
-    __syncthreads(); /* sums and arguments have been read */
+    __syncthreads(); /* all threads have read sums and arguments */
     if (threadIdx.x < 32) {
         const trf_expert_args &e = g.experts;
         const uint64_t done = min((uint64_t)(e.cost_model.units - b.unit), b.left);
         uint32_t expert = b.expert, pass = b.pass + 1;
         if (b.left > done && pass >= trf_expert_passes(trf_tokens_of(e, expert).count))
             trf_find_work_item(e, expert + 1, 0, threadIdx.x, &expert, &pass);
-        __syncwarp(); /* all lanes have read */
+        __syncwarp(); /* all lanes have read b */
         if (threadIdx.x == 0) {
             b.left -= done;
             b.expert = expert;
@@ -281,7 +285,7 @@ static __device__ __forceinline__ bool trf_enter_next(const trf_group_args &g, t
 
 /* ---- the walk ---- */
 
-/* Rows behind whole_rows have edges only. */
+/* Writes the block's part of the rows from whole_rows on, which have edges only. */
 static __device__ __forceinline__ void trf_store_remainder(const trf_group_block &b) {
     const trf_product_args &a = b.layer.product;
     const uint32_t count = a.view.rows - a.whole_rows;
@@ -291,8 +295,8 @@ static __device__ __forceinline__ void trf_store_remainder(const trf_group_block
         trf_write_y(a, (uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count), 0.0f);
 }
 
-/* A warp's way: clusters of several blocks, see trf_split_k_unit_order; else a share of the panels, one unit behind
- * the other. */
+/* A warp's way. In clusters of several blocks see trf_split_k_unit_order; otherwise it is a share of the panels, one
+ * unit after the other. */
 struct trf_group_unit_order {
     const trf_group_block &b;
     bool is_stream_k;
@@ -320,16 +324,17 @@ struct trf_group_unit_order {
     }
 };
 
-/* ---- sums of blocks alone ---- */
+/* ---- sums in clusters of one block ---- */
 
-/* Shared address of the sums that a warp leaves of the unit that its share begins in, or of the one that it ends in. */
+/* Returns the shared address of the sums that a warp leaves for the unit that its share begins in, or for the one that
+ * it ends in. */
 static __device__ __forceinline__ uint32_t trf_partial_sums_at(const trf_group_args &g, const trf_group_block &b,
                                                                uint32_t shared, uint32_t warp, bool begins) {
     return shared + (begins ? g.sums_offset + warp * b.layer.partition.sums_stride
                             : g.smem.first_warp + warp * g.smem.warp_bytes);
 }
 
-/* The warp has walked its columns of the unit-th of the block's units. */
+/* Called when the warp has walked its columns of the block's unit number `unit`: writes y, or leaves the sums. */
 template <class Product>
 static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, const trf_group_block &b, Product &product,
                                                     uint32_t unit, uint32_t shared, uint32_t warp, uint32_t lane) {
@@ -338,7 +343,7 @@ static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, con
         return;
     }
     const bool begins = trf_stream_k_begins_in(&b.stream_k, warp, unit);
-    if (!begins) { /* these are the warp's buffers, and the share is at its end */
+    if (!begins) { /* sums go to the warp's own buffers, and the share ends here */
         trf_cp_async_wait<0>();
         __syncwarp();
     }
@@ -348,8 +353,8 @@ static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, con
         [&](uint32_t acc_tile, float4 v) { trf_cluster_store(to + acc_tile * TRF_ACC_TILE_BYTES, 0, v); });
 }
 
-/* Adds up what warps have left of a unit, in order, and writes y: this warp's accumulator tiles of it. For the smallest
- * batches, of which few lanes have sums, others add some of them. */
+/* Adds up, in order, what warps have left of a unit, and writes y, for this warp's accumulator tiles of it. In the
+ * smallest batches few lanes have sums of their own; other lanes add some for them. */
 template <class Product>
 static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, const trf_group_block &b, uint32_t unit,
                                                     uint32_t shared, uint32_t warp, uint32_t lane) {
@@ -359,7 +364,7 @@ static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, con
     const uint32_t count = last - first + 1,
                    adders = a.m <= 2   ? 4
                             : a.m <= 4 ? 2
-                                       : 1, /* lanes that add for one */
+                                       : 1, /* lanes that add for each lane's sums */
         q = lane % (4 / adders), adder = lane % 4 / (4 / adders);
     const bool first_begins = trf_stream_k_begins_in(&b.stream_k, first, unit);
 #pragma unroll 1
@@ -374,7 +379,7 @@ static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, con
     }
 }
 
-/* The units that the warp has some columns of: the ones that its share begins and ends in. */
+/* Adds up the units that the warp shares with others: the ones that its share begins and ends in. */
 template <class Product>
 static __device__ __forceinline__ void trf_add_shared_units(const trf_group_args &g, const trf_group_block &b,
                                                             uint32_t shared, uint32_t warp, uint32_t lane) {
@@ -389,13 +394,13 @@ static __device__ __forceinline__ void trf_add_shared_units(const trf_group_args
 
 /* ---- sums of clusters ---- */
 
-/* The block has walked its columns of the n-th wave. */
+/* Called when the block has walked its columns of wave n: the cluster adds up the sums and writes y. */
 template <class Product>
 static __device__ __forceinline__ void trf_end_wave(const trf_group_args &g, const trf_group_block &b, Product &product,
                                                     uint32_t n, uint32_t unit_in_wave, uint32_t k_split,
                                                     uint32_t shared, uint32_t warp) {
     const trf_partition_args &p = b.layer.partition;
-    trf_cluster_wait(g.cluster_size); /* the blocks are there; sums of the wave before are read */
+    trf_cluster_wait(g.cluster_size); /* the cluster's blocks have started; sums of the wave before have been read */
     if (k_split < p.k_splits)
         trf_send_partial_sums<Product>(product, p, shared + g.sums_offset, warp, unit_in_wave, k_split);
     trf_cluster_arrive(g.cluster_size);
@@ -433,7 +438,7 @@ static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_
         trf_rans_params_of<kP, kLog>(a.view, shared_memory, g.smem.table_log, trf_shared_address(b.constants), lane);
     if (prefetcher.bytes[0])
         product.prefetch_slab(prefetcher.entered);
-    /* units of the warp's share, or waves of the block */
+    /* n counts units of the warp's share, or waves of the block */
     uint32_t n = is_stream_k ? walk.unit - b.share.unit : 0;
     const uint32_t end = is_stream_k ? walk.left ? n + (walk.panel + walk.left - 1) / b.share.panels + 1 : n
                                      : b.share.end / b.share.panels;

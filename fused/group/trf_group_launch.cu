@@ -28,7 +28,7 @@ static cudaError_t launch(trf_group_kernel kernel, const trf_group_args &args, u
     return trf_launch_kernel(kernel, args, {blocks, 32 * warps, shared_bytes, args.cluster_size, stream}, &early);
 }
 
-/* What layers and experts have in common; y: rows without gaps, unless that is changed. */
+/* Sets what layers and experts have in common. The rows of y are contiguous, unless the caller changes that. */
 static trf_group_layer_args layer_args_of(const trf_device_view *view, uint32_t unit_slabs, trf_dtype y_dtype) {
     const uint32_t panels = trf_regular_panels(view);
     trf_group_layer_args args = {};
@@ -44,7 +44,7 @@ static trf_group_layer_args layer_args_of(const trf_device_view *view, uint32_t 
     return args;
 }
 
-/* Which clusters and panels are whose. */
+/* Sets how the layer's units and panels are cut over clusters and blocks. */
 static void cut_layer(const trf_group_layer_partition *layer, uint32_t cluster_size, trf_partition_args *args) {
     args->cluster_size = cluster_size;
     args->k_splits = layer->k_splits;
@@ -55,7 +55,7 @@ static void cut_layer(const trf_group_layer_partition *layer, uint32_t cluster_s
     args->panel_quotient /= cluster_size;
 }
 
-/* x in whole 16 bytes, and the edges' part of y. */
+/* Copies x to rows of whole 16 bytes if it is misaligned, and computes the edges' part of y. */
 static int prepare_layer(const trf_group_product *product, const trf_group_layer_partition *layer, const void *x,
                          uint8_t *base, trf_product_args *args, trf_stream stream) {
     const trf_device_view *view = product->view;
@@ -99,7 +99,7 @@ int trf_group_launch(const trf_group_product *products, uint32_t count, const tr
 
 /* ---- experts ---- */
 
-/* x in whole 16 bytes, and the edges' part of y, of all tokens. */
+/* Copies x to rows of whole 16 bytes if it is misaligned, and computes the edges' part of y, for all tokens. */
 static int prepare_tokens(const trf_experts_call *call, const trf_experts_partition *partition, trf_product_args *args,
                           trf_stream stream) {
     const trf_device_view *view = call->view;

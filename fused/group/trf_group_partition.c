@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers of a group: for each kernel, size of clusters and number of warps, the least time in which all layers can be
- * done is searched for by halving an interval; a layer needs the more clusters the less time there is, and all of them
- * must be there. Experts: the kernel that takes less time by the blocks' own estimates (trf_expert_share.h). */
+/* Chooses partitions of groups and of experts.
+ *
+ * Layers of a group: for each kernel, size of clusters and number of warps, a search that halves an interval finds the
+ * least time in which all layers can be done. The less time there is, the more clusters a layer needs, and there must
+ * be enough clusters for all layers.
+ *
+ * Experts: of the kernels, the one that takes less time by the estimate that blocks use, too (trf_expert_share.h). */
 #include "trf_group_partition.h"
 
 #include "trf_cost_model.h"
@@ -11,10 +15,10 @@
 #include <stdlib.h>
 
 enum {
-    MAX_CLUSTERS = 1024, /* that the search looks at */
+    MAX_CLUSTERS = 1024, /* the most that the search considers */
     LEAST_WARPS = 8,     /* of a block */
-    HALVINGS = 40,       /* of the interval that a launch's time lies in */
-    EXPERT_X_ROWS = 4    /* for estimates */
+    HALVINGS = 40,       /* of the interval in which a launch's time lies */
+    EXPERT_X_ROWS = 4    /* the rows of x that estimates assume */
 };
 
 /* ---- what the kernels take ---- */
@@ -38,7 +42,7 @@ const char *trf_group_refusal(const trf_device_view *view, const trf_layer_trait
     return trf_fused_refusal(view, traits, limits, m, x_dtype);
 }
 
-/* sums: bytes of them. */
+/* Lays out shared memory. sums: their bytes. */
 static trf_group_smem lay_out(const trf_device_view *view, uint32_t rans_bytes, uint32_t unit_slabs, uint32_t warps,
                               uint32_t sums) {
     trf_group_smem smem;
@@ -52,7 +56,7 @@ static trf_group_smem lay_out(const trf_device_view *view, uint32_t rans_bytes, 
 
 /* ---- layers ---- */
 
-/* A layer's best split for each number of clusters that it may get. */
+/* A layer's best split, for each number of clusters that it may get. */
 typedef struct layer_partitions {
     double us[MAX_CLUSTERS];
     uint8_t k_splits[MAX_CLUSTERS];
@@ -60,7 +64,7 @@ typedef struct layer_partitions {
 
 /* A kernel, and the clusters it is launched in. */
 typedef struct group_launch {
-    uint32_t unit_slabs, warps, cluster_size, clusters; /* clusters: at most */
+    uint32_t unit_slabs, warps, cluster_size, clusters; /* clusters: the most that there are */
 } group_launch;
 
 /* What is asked for, and the best partition so far. */
@@ -94,7 +98,7 @@ static void find_layer_partitions(const trf_cost_layer *layer, uint32_t cluster_
     }
 }
 
-/* The fewest clusters with which a layer takes `us` at most; 0: none. */
+/* The fewest clusters with which a layer takes at most `us` microseconds; 0 if there are none. */
 static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_layer *layer, uint32_t clusters,
                                 double us) {
     const uint32_t most = trf_max_u32(trf_min_u32(layer->units, clusters), 1);
@@ -104,7 +108,7 @@ static uint32_t clusters_within(const layer_partitions *partitions, const trf_co
     return 0;
 }
 
-/* Whether all layers can be done in `us`; then n[] are the clusters of each. */
+/* Whether all layers can be done in `us` microseconds. If so, n[] becomes the number of clusters of each. */
 static int share_clusters(const group_search *search, uint32_t clusters, double us, uint32_t *n) {
     uint32_t sum = 0;
     for (uint32_t i = 0; i < search->count; i++) {
@@ -116,7 +120,8 @@ static int share_clusters(const group_search *search, uint32_t clusters, double 
     return sum <= clusters;
 }
 
-/* The least time in which all layers can be done, with n[] clusters each. @return infinity if there is none. */
+/* Returns the least time in which all layers can be done, and sets n[] to the clusters of each; infinity if there is no
+ * such time. */
 static double find_least_us(const group_search *search, uint32_t clusters, uint32_t *n) {
     double low = 0, high = 0;
     for (uint32_t i = 0; i < search->count; i++)
@@ -134,13 +139,13 @@ static double find_least_us(const group_search *search, uint32_t clusters, uint3
     return high;
 }
 
-/* Bytes of sums of the launch. */
+/* Bytes of a block's sums in the launch. */
 static uint32_t sums_of(const trf_group_partition *partition, uint32_t count) {
     const uint32_t sum_bytes = trf_fused_sum_bytes(partition->unit_slabs, 1);
     if (partition->cluster_size == 1)
         return partition->warps * sum_bytes;
     uint32_t most = 0;
-    for (uint32_t i = 0; i < count; i++) { /* tasks of a block, rounded up */
+    for (uint32_t i = 0; i < count; i++) { /* room for the tasks of a block, rounded up */
         const trf_group_layer_partition *layer = &partition->layers[i];
         most = trf_max_u32(
             layer->k_splits * (layer->wave_units * sum_bytes + partition->cluster_size * TRF_ACC_TILE_BYTES), most);
@@ -148,7 +153,7 @@ static uint32_t sums_of(const trf_group_partition *partition, uint32_t count) {
     return most;
 }
 
-/* Takes this kernel and cluster size if they are better than the partition so far, and fit. */
+/* Takes this kernel and cluster size if they fit and are better than the best partition so far. */
 static void consider(group_search *search, const group_launch *launch) {
     trf_group_partition candidate = {
         .unit_slabs = launch->unit_slabs, .warps = launch->warps, .cluster_size = launch->cluster_size};
@@ -157,7 +162,7 @@ static void consider(group_search *search, const group_launch *launch) {
         const trf_group_product *product = &search->products[i];
         search->cost_layers[i] = trf_cost_layer_of(product->view, launch->unit_slabs, launch->warps, product->m);
         if (launch->cluster_size > 1 && launch->cluster_size > search->cost_layers[i].panels)
-            return; /* a block without panels */
+            return; /* a block would have no panels */
         candidate.max_rans_bytes =
             trf_max_u32((product->traits->max_rans_bytes + 15) / 16 * 16, candidate.max_rans_bytes);
     }
@@ -179,7 +184,7 @@ static void consider(group_search *search, const group_launch *launch) {
         search->best = candidate;
 }
 
-/* Edges' sums and x with whole 16 bytes, layer by layer. */
+/* Gives each layer room for the edges' sums and for x in rows of whole 16 bytes, layer by layer. */
 static void lay_out_workspace(const trf_group_product *products, uint32_t count, trf_group_partition *partition) {
     uint64_t at = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -198,7 +203,7 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
     group_search search = {.products = products, .count = count, .limits = limits, .best.microseconds = HUGE_VAL};
     search.partitions = malloc(TRF_GROUP_MAX_LAYERS * sizeof *search.partitions);
     if (!search.partitions)
-        return 0; /* then each of them runs alone */
+        return 0; /* then each layer is launched alone */
     for (uint32_t unit_slabs = 1; unit_slabs <= 2; unit_slabs++)
         for (uint32_t log_cluster = 0;
              log_cluster < TRF_CLUSTER_SIZES && trf_has_group_kernel(view->codec, view->class_bits, unit_slabs);
@@ -218,7 +223,7 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
 
 /* ---- experts ---- */
 
-/* Work items that a call of so many tokens may have. */
+/* The number of work items that a call of so many tokens may have. */
 static uint64_t work_items_of(uint32_t count, uint32_t tokens) {
     return trf_max_u32(trf_ceil_div(tokens, TRF_EXPERT_PASS_TOKENS), trf_min_u32(count, tokens));
 }

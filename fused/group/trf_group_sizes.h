@@ -4,7 +4,7 @@
 #define TRF_GROUP_SIZES_H
 
 enum {
-    TRF_GROUP_MAX_LAYERS = 8, /* whose arguments fit in a kernel's */
+    TRF_GROUP_MAX_LAYERS = 8, /* as many as fit into a kernel's arguments */
     TRF_GROUP_MAX_M = 8       /* rows of x */
 };
 

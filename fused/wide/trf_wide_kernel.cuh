@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = x . W^T by warpgroups (sm_90a), for larger batches; takes every m.
+/* Computes y = x . W^T by warpgroups (sm_90a), for larger batches; takes every m.
  *
  * A *work item* is 128 rows of W (4 bands of 32), a range of its columns, and 48 to 128 rows of x. A block has two
- * sorts of warps:
+ * kinds of warps:
  *   consumers  one or two warpgroups (wgmma): products of 64 rows of W by all rows of x, both operands in shared
  *              memory, sums in registers
- *   decoders   12 or 8 warps, each with slabs of a *unit*, two bands at a time; what they decode goes to a *stage*
- *              of 128 rows by 32 columns, to which x is copied beside
- * Decoders work in *producers* of 2 warps, one for each unit; each producer has consecutive panels, all go on
- * at once, and consumers take their stages one by one: turn by turn of slabs, then 32 columns of each producer after
- * the other.
+ *   decoders   12 or 8 warps, each with slabs of a *unit*, two bands at a time; they store what they decode in a
+ *              *stage* of 128 rows by 32 columns, beside which x is copied
+ * Decoders work in *producers* of one warp for each unit that the block decodes. Each producer has consecutive panels,
+ * and all producers work at the same time. Consumers take their stages one by one: turn by turn of slabs, and within a
+ * turn, 32 columns of each producer after the other.
  *
- * The two blocks of a cluster either decode for each other: both have the same work item but for the rows of x, each
- * decodes one of the units and stores it in both. Or `k_splits` blocks cut a work item's columns (split-K) among them;
- * at the end each sends its sums to those that add them up, in a fixed order.
+ * The blocks of a cluster share work in one of two ways. Two blocks may decode for each other: both have the same work
+ * item but different rows of x, and each decodes one of the units and stores it in both blocks. Or `k_splits` blocks
+ * share a work item's columns (split-K); at the end each sends its sums to the blocks that add them up, in a fixed
+ * order.
  *
- * 8192 x 8192 in FP8 E4M3 (quads), 256 rows of x, 132 multiprocessors: 64 work items, each a cluster of two blocks that
- * decode for each other; four multiprocessors idle.
+ * Example: 8192 x 8192 in FP8 E4M3 (quads), 256 rows of x, 132 multiprocessors. There are 64 work items, each for a
+ * cluster of two blocks that decode for each other; four multiprocessors idle.
  *
  *          columns of W:   0      1024     2048             7168    8192      (32 panels, 8 producers)
  *                          +--------+--------+--   ...   --+--------+
@@ -45,9 +46,10 @@
 
 /* kXRows: rows of x of a block, at most. kDecodingBlocks: blocks of a cluster that decode for each other, 1 or 2. */
 template <int kXRows, int kDecodingBlocks> struct trf_wide_shape {
-    static constexpr uint32_t kConsumers = trf_wide_consumers(kXRows);        /* warpgroups */
-    static constexpr uint32_t kWgmmaRows64 = 2 / kConsumers;                  /* of a consumer: so many times 64 */
-    static constexpr uint32_t kUnits = trf_wide_block_units(kDecodingBlocks); /* that the block decodes */
+    static constexpr uint32_t kConsumers = trf_wide_consumers(kXRows); /* warpgroups */
+    static constexpr uint32_t kWgmmaRows64 = 2 / kConsumers;           /* a consumer has so many times 64 rows of W */
+    /* units of a work item that the block decodes */
+    static constexpr uint32_t kUnits = trf_wide_block_units(kDecodingBlocks);
     static constexpr uint32_t kProducers = trf_wide_max_producers(kXRows, kDecodingBlocks); /* at most */
     static constexpr uint32_t kThreads = trf_wide_threads(kXRows);
     static_assert(kProducers <= TRF_WIDE_MAX_PRODUCERS, "flags and barriers of producers");
@@ -56,23 +58,23 @@ template <int kXRows, int kDecodingBlocks> struct trf_wide_shape {
 /* How work items are cut over clusters, blocks and producers. */
 struct trf_wide_partition_args {
     trf_smem_layout smem;
-    uint32_t panels;       /* of the layer, regular ones */
-    uint32_t log_k_splits; /* of k_splits() */
+    uint32_t panels;       /* regular panels of the layer */
+    uint32_t log_k_splits; /* the logarithm of k_splits() */
     uint32_t producers;
-    uint32_t x_rows, x_stage_bytes; /* of x: of a block; of these, in a stage */
-    uint32_t x_ranges;              /* ranges that x's rows are cut into, each of kDecodingBlocks times x_rows */
+    uint32_t x_rows, x_stage_bytes; /* rows of x of a block; the bytes that these take in a stage */
+    uint32_t x_ranges;              /* how many ranges x's rows are cut into, each of kDecodingBlocks * x_rows rows */
     uint32_t work_items, clusters;
     uint32_t stages_offset, x_stages_offset; /* in shared memory, multiples of 1024: [producer] */
 
-    /* Blocks of a cluster that share a work item's columns: 1, 2, 4 or 8. If several, they do not decode for each
-     * other, and have one work item. */
+    /* How many blocks of a cluster share a work item's columns: 1, 2, 4 or 8. If they are several, they do not decode
+     * for each other, and have one work item. */
     __device__ __forceinline__ uint32_t k_splits() const { return 1u << log_k_splits; }
     __device__ __forceinline__ uint32_t k_split() const { return blockIdx.x & (k_splits() - 1); } /* this block's */
 };
 
 /* Every wide kernel takes it by value. */
 struct trf_wide_args {
-    trf_tensor_map x_map; /* of x: boxes of 32 columns by a block's rows, under the swizzle of 64 bytes */
+    trf_tensor_map x_map; /* x as boxes of 32 columns by a block's rows, under the swizzle of 64 bytes */
     trf_product_args product;
     trf_wide_partition_args partition;
 };
@@ -81,10 +83,10 @@ struct trf_wide_args {
 
 /* ---- the order of things: the same for decoders and consumers ---- */
 
-/* A block's part of the panels, and how its producers cut it. */
+/* A block's part of the panels, and how it is cut over its producers. */
 struct trf_wide_k_range {
     uint32_t first, producers;
-    uint32_t each, more; /* producers have `each` panels, those below `more` one more */
+    uint32_t each, more; /* a producer has `each` panels; producers below `more` have one more */
 
     __device__ __forceinline__ explicit trf_wide_k_range(const trf_wide_partition_args &p) {
         first = p.panels * p.k_split() >> p.log_k_splits;
@@ -94,7 +96,8 @@ struct trf_wide_k_range {
         more = count % producers;
     }
 
-    /* A turn is one panel of each producer; in the last one only the first `more` producers have one. */
+    /* A turn is one panel of each producer; if `more` is not 0, only the first `more` producers have one in the
+     * last turn. */
     __device__ __forceinline__ uint32_t turns() const { return each + (more ? 1 : 0); }
     __device__ __forceinline__ uint32_t producers_in(uint32_t turn) const { return turn < each ? producers : more; }
     __device__ __forceinline__ uint32_t begin(uint32_t producer) const {
@@ -105,12 +108,12 @@ struct trf_wide_k_range {
     }
 };
 
-/* Fills of stages that a slab in this panel takes. */
+/* How many fills of stages a slab of this panel takes. */
 static __device__ __forceinline__ uint32_t trf_fills_of(const trf_device_view &view, uint32_t panel) {
     return 2 * trf_slab_chunks(view, panel);
 }
 
-/* What a work item is of. */
+/* The first band, and the first row of x, of a work item. */
 static __device__ __forceinline__ uint32_t trf_first_band(const trf_wide_partition_args &p, uint32_t work_item) {
     return work_item / p.x_ranges * TRF_WIDE_BANDS;
 }
@@ -119,7 +122,7 @@ static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_partition_
     return (work_item % p.x_ranges * kDecodingBlocks + blockIdx.x % kDecodingBlocks) * p.x_rows;
 }
 
-/* The block's first one. */
+/* The block's first work item. */
 template <int kDecodingBlocks>
 static __device__ __forceinline__ uint32_t trf_first_work_item(const trf_wide_partition_args &p) {
     return blockIdx.x / kDecodingBlocks >> p.log_k_splits;
@@ -128,8 +131,8 @@ static __device__ __forceinline__ uint32_t trf_first_work_item(const trf_wide_pa
 /* ---- barriers and flags of a block ---- */
 
 struct trf_wide_barriers {
-    uint64_t full[TRF_WIDE_MAX_PRODUCERS], empty[TRF_WIDE_MAX_PRODUCERS]; /* stages; with them x */
-    uint8_t corrupt[2][TRF_WIDE_UNITS][TRF_WIDE_MAX_PRODUCERS];           /* of an even and an odd work item */
+    uint64_t full[TRF_WIDE_MAX_PRODUCERS], empty[TRF_WIDE_MAX_PRODUCERS]; /* of the stages of weights and x */
+    uint8_t corrupt[2][TRF_WIDE_UNITS][TRF_WIDE_MAX_PRODUCERS];           /* for even and for odd work items */
 };
 
 template <class Shape, int kDecodingBlocks>
@@ -147,15 +150,16 @@ static __device__ __forceinline__ void trf_init_barriers(trf_wide_barriers &m) {
 
 /* ---- decoders ---- */
 
-/* A decoder's way: its producer's panels of each of the block's work items. */
+/* A decoder's way: the panels of its producer, in each of the block's work items. */
 struct trf_wide_unit_order {
     const trf_wide_partition_args &p;
     uint32_t whole_rows;         /* of the layer */
-    uint32_t unit, begin, count; /* unit of a work item; panels */
-    mutable uint32_t work_item;  /* of the slab that the prefetcher enters next, ahead of the one being decoded */
+    uint32_t unit, begin, count; /* the unit within a work item; first panel and number of panels */
+    /* the work item of the slab that the prefetcher enters next, which is ahead of the one being decoded */
+    mutable uint32_t work_item;
 
-    __device__ __forceinline__ uint32_t
-    unit_of(uint32_t work_item_) const { /* units that are not there: the last once more */
+    /* The layer's unit; in place of one that does not exist, the last one again. */
+    __device__ __forceinline__ uint32_t unit_of(uint32_t work_item_) const {
         return min(trf_first_band(p, work_item_) / TRF_WIDE_UNIT_SLABS + unit, (whole_rows - 1) / TRF_WIDE_UNIT_ROWS);
     }
     __device__ __forceinline__ void next_unit(trf_walk &walk) const {
@@ -171,8 +175,8 @@ struct trf_wide_unit_order {
     }
 };
 
-/* Leaves decoded weights in stages, and multiplies nothing: of the sink that does it takes how fragments are completed.
- * The block's first decoder of a producer has x copied to them, too. */
+/* Stores decoded weights in stages and multiplies nothing. It inherits from the sink that multiplies only for
+ * completing fragments. The block's first decoder of a producer also starts the copies of x. */
 template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink : Product {
     using Rows = uint4[TRF_WIDE_UNIT_SLABS][4];
     using Shape = trf_wide_shape<kXRows, kDecodingBlocks>;
@@ -180,19 +184,20 @@ template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink :
     const trf_wide_partition_args &p;
     trf_wide_barriers &barriers;
     const trf_wide_unit_order &unit_order;
-    uint32_t walk_panels, next;             /* panels of the whole way, of one unit after the other; the next one */
-    uint32_t producer, fills;               /* fills: of the producer's stage, so far */
-    uint32_t fills_left;                    /* of the slab */
+    uint32_t walk_panels, next;             /* panels of the whole way, unit after unit; the number of the next one */
+    uint32_t producer, fills;               /* fills: how often the producer's stage was filled so far */
+    uint32_t fills_left;                    /* fills left in the slab */
     uint32_t stage_address;                 /* shared address of the lane's first 16 bytes in the stage */
-    uint32_t x_stage_address, x_col, x_row; /* of x's copy; 0: another warp has it made */
-    uint32_t first[TRF_WIDE_UNIT_SLABS][8]; /* of two steps, the fragments of the first */
+    uint32_t x_stage_address, x_col, x_row; /* of the copy of x; the address is 0 if another warp makes the copy */
+    uint32_t first[TRF_WIDE_UNIT_SLABS][8]; /* the fragments of the first of two steps */
 
     __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_barriers &barriers_,
                                              const trf_wide_unit_order &unit_order_, uint32_t producer_,
                                              uint32_t walk_panels_, uint32_t shared)
         : Product(args.product, lane), x_map(args.x_map), p(args.partition), barriers(barriers_),
           unit_order(unit_order_), walk_panels(walk_panels_), next(0), producer(producer_), fills(0), fills_left(0) {
-        const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
+        /* row in an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
+        const uint32_t row = lane / 4;
         stage_address = shared + args.partition.stages_offset + producer * TRF_WIDE_STAGE_BYTES +
                         unit_order_.unit * (TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS) + 64 * row +
                         16 * (lane % 4 ^ row / 2);
@@ -201,7 +206,7 @@ template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink :
                               : 0;
     }
 
-    /* To the next slab, which lies in this panel. */
+    /* Goes to the next slab, which lies in this panel. */
     __device__ __forceinline__ void enter_slab(uint32_t panel) {
         const uint32_t work_item = trf_first_work_item<kDecodingBlocks>(p) + next / unit_order.count * p.clusters;
         x_col = panel * this->a.view.slab_cols;
@@ -210,7 +215,7 @@ template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink :
         next++;
     }
 
-    /* rows[s][i]: of row 8 * i + lane / 4 of slab s the columns from 8 * (lane % 4) on. */
+    /* Fills the stage. rows[s][i]: the columns from 8 * (lane % 4) on of row 8 * i + lane / 4 of slab s. */
     __device__ __forceinline__ void fill_stage(const Rows &rows) {
         const uint32_t full = trf_shared_address(&barriers.full[producer]);
         trf_mbarrier_wait(trf_shared_address(&barriers.empty[producer]), fills++ % 2 ^ 1);
@@ -230,8 +235,8 @@ template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink :
                     trf_st_async128(stage_address + 2048 * s + 512 * i, full, blockIdx.x % 2 ^ 1, rows[s][i]);
     }
 
-    /* Consumers may have the stage, once all that is on its way has arrived: x, and what a decoder of the other block
-     * sends. */
+    /* Gives the stage to the consumers. They get it once everything has arrived: x, and what a decoder of the other
+     * block sends. */
     __device__ __forceinline__ void commit_stage() {
         const uint32_t full = trf_shared_address(&barriers.full[producer]);
         const uint32_t expected = (x_stage_address ? p.x_stage_bytes : 0) +
@@ -245,7 +250,7 @@ template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink :
             trf_mbarrier_arrive_cluster(full, blockIdx.x % 2 ^ 1);
     }
 
-    /* Slabs that are not there are zeros. */
+    /* Fills stages with zeros for slabs that do not exist. */
     __device__ __forceinline__ void fill_zeros_until(uint32_t ordinal) {
 #pragma unroll 1
         while (next < ordinal) {
@@ -279,12 +284,12 @@ template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink :
         for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int r =
-                    i / 2 * 4 + i % 2; /* of fragments: rows lane / 4 and 8 further on, columns 2q and 2q + 8 */
+                /* A lane's registers of a fragment: rows lane / 4 and 8 below it, columns 2q and 2q + 8. */
+                const int r = i / 2 * 4 + i % 2;
                 rows[s][i] = make_uint4(first[s][r], first[s][r + 2], reg[s][r], reg[s][r + 2]);
             }
         fill_stage(rows);
-        if (--fills_left) /* the last one waits for the verdict */
+        if (--fills_left) /* the last fill is committed after the verdict */
             commit_stage();
     }
 
@@ -303,13 +308,13 @@ template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink :
 
 /* ---- sums to y ---- */
 
-/* Whether y takes two neighbours at once. */
+/* Whether two neighbouring elements of y can be written at once. */
 static __device__ __forceinline__ bool trf_writes_two_rows(const trf_product_args &a) {
     return a.y_dtype != TRF_DTYPE_F32 && (uintptr_t)a.y % 4 == 0 && a.y_stride % 2 == 0;
 }
 
-/* Two sums of a row of W, for rows n and n + 1 of x. Lanes that are 4 apart have neighbouring rows of W: for two_rows
- * they exchange sums, so that each has two neighbours, of one row of x. All lanes of the warp call it. */
+/* Writes two sums of a row of W, for rows n and n + 1 of x. Lanes that are 4 apart have neighbouring rows of W: for
+ * two_rows they exchange sums, so that each has two neighbours in one row of x. All lanes of the warp call it. */
 static __device__ __forceinline__ void trf_write_two_sums(const trf_product_args &a, bool two_rows, uint32_t n,
                                                           uint32_t row, float first, float second) {
     if (!two_rows) {
@@ -327,15 +332,15 @@ static __device__ __forceinline__ void trf_write_two_sums(const trf_product_args
     *reinterpret_cast<uint32_t *>(to) = trf_round_two(a.y_dtype, odd ? other : first, odd ? second : other);
 }
 
-/* Where blocks that split a work item send sums: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Those
- * of every so many x tiles are a block's, of which each block sends its own: [x tile][16 rows][block] of
- * TRF_ACC_TILE_BYTES, where stages were. */
+/* Where blocks that split a work item send sums. An *accumulator tile* is the sums of 16 rows of W by 8 rows of x. Each
+ * block adds up every k_splits-th x tile, and every block sends it its sums of these. They lie where the stages were,
+ * as [x tile][16 rows][sending block] of TRF_ACC_TILE_BYTES. */
 static __device__ __forceinline__ uint32_t trf_acc_tile_at(const trf_wide_partition_args &p, uint32_t acc_tile,
                                                            uint32_t from) {
     return p.stages_offset + ((acc_tile << p.log_k_splits) + from) * TRF_ACC_TILE_BYTES + 16 * (threadIdx.x % 32);
 }
 
-/* All warps of the block add up its accumulator tiles, by blocks in order, and write y. */
+/* All warps of the block add up its accumulator tiles, in the order of blocks, and write y. */
 static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &args, uint32_t shared) {
     const trf_product_args &a = args.product;
     const trf_wide_partition_args &p = args.partition;
@@ -351,7 +356,7 @@ static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &ar
             p.k_splits(), 0, 1, [&](uint32_t from) { return shared + trf_acc_tile_at(p, acc_tile, from); });
         const uint32_t row = first_row + acc_tile % kHigh * 16,
                        n = first_x + 8 * ((acc_tile / kHigh << p.log_k_splits) + rank);
-        if (row >= a.whole_rows) /* so are the other lanes' */
+        if (row >= a.whole_rows) /* this is the same for all lanes */
             continue;
         const float scale = trf_scale_sum(a, row, 1.0f), scale_below = trf_scale_sum(a, row + 8, 1.0f);
         trf_write_two_sums(a, two_rows, n, row, scale * sum.x, scale * sum.y);
@@ -364,13 +369,14 @@ static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &ar
 template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct trf_wide_consumer {
     using Shape = trf_wide_shape<kXRows, kDecodingBlocks>;
     static constexpr int kWgmmaRows64 = Shape::kWgmmaRows64, kProducers = Shape::kProducers;
-    static constexpr uint32_t warpgroup = kWarpgroup; /* warpgroup */
+    static constexpr uint32_t warpgroup = kWarpgroup;
     const trf_product_args &a;
     const trf_wide_partition_args &p;
     trf_wide_barriers &barriers;
     uint32_t shared;
-    uint32_t warp, lane;                 /* of the warpgroup: the warp */
-    float sum[kWgmmaRows64][kXRows / 2]; /* as trf_wgmma has them, of rows 64 * (kWgmmaRows64 * warpgroup + b) on */
+    uint32_t warp, lane; /* warp: its number in the warpgroup */
+    /* as trf_wgmma has them, for rows from 64 * (kWgmmaRows64 * warpgroup + b) on */
+    float sum[kWgmmaRows64][kXRows / 2];
 
     __device__ __forceinline__ trf_wide_consumer(const trf_wide_args &args, trf_wide_barriers &barriers_,
                                                  uint32_t shared_)
@@ -390,12 +396,12 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
             trf_mbarrier_arrive_cluster(empty, blockIdx.x % 2 ^ 1);
     }
 
-    /* Starts the products of a stage by kRows rows of x. The fills of a slab are even in number, so that index tells a
+    /* Starts the products of a stage by kRows rows of x. A slab has an even number of fills, so that index gives the
      * barrier's phase. */
     template <int kRows> __device__ __forceinline__ void multiply(uint32_t producer, uint32_t index) {
         trf_mbarrier_wait(trf_shared_address(&barriers.full[producer]), index % 2);
         if (kDecodingBlocks > 1)
-            trf_fence_async_proxy(); /* what the other block sent */
+            trf_fence_async_proxy(); /* orders what the other block sent */
         const uint64_t w = trf_wgmma_descriptor(shared + p.stages_offset + producer * TRF_WIDE_STAGE_BYTES +
                                                 warpgroup * (kWgmmaRows64 * 64 * 2 * TRF_WIDE_STAGE_COLS)),
                        x = trf_wgmma_descriptor(shared + p.x_stages_offset +
@@ -410,14 +416,15 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
         trf_wgmma_commit();
     }
 
-    /* The fills of a work item: in each turn, and for each index in it, one of each producer that has panels. */
+    /* Multiplies the fills of a work item: in each turn, and for each index in the turn, one fill of each producer that
+     * has a panel. */
     template <int kRows> __device__ __forceinline__ void multiply_work_item(const trf_wide_k_range &k_range) {
         constexpr uint32_t kNone = UINT32_MAX;
         const uint32_t all = a.view.slab_cols / TRF_WIDE_STAGE_COLS;
-        /* The layer's last panel may be narrow: of the last producer that has panels, the last one. */
+        /* The layer's last panel may be narrow. It is the last panel of the last producer that has panels. */
         const uint32_t narrow = trf_fills_of(a.view, k_range.begin(k_range.producers) - 1),
                        narrow_turn = k_range.each ? k_range.each - 1 : 0;
-        uint32_t unreleased = kNone; /* the producer of the stage before, which is to be released */
+        uint32_t unreleased = kNone; /* the producer of the previous stage, if that is still to be released */
 #pragma unroll 1
         for (uint32_t turn = 0; turn < k_range.turns(); turn++)
 #pragma unroll 1
@@ -428,7 +435,8 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
                     if (producer >= active)
                         break;
                     if (producer == 0 &&
-                        unreleased == 0) { /* the only one: its next stage may come when this one is free */
+                        /* it is the only producer: its next stage can come only when this one is free */
+                        unreleased == 0) {
                         trf_wgmma_wait<0>();
                         release_stage(0);
                         unreleased = kNone;
@@ -448,7 +456,7 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
             release_stage(unreleased);
     }
 
-    /* Multiplies as many rows of x as the block has. */
+    /* Multiplies by as many rows of x as the block has. */
     __device__ __forceinline__ void multiply_rows(const trf_wide_k_range &k_range) {
         if constexpr (kXRows == 64) {
             if (p.x_rows == 48)
@@ -464,7 +472,7 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
         multiply_work_item<kXRows>(k_range);
     }
 
-    /* All of the block's work items. */
+    /* Does all of the block's work items. */
     __device__ __forceinline__ void multiply_all(const trf_wide_k_range &k_range) {
 #pragma unroll 1
         for (uint32_t work_item = trf_first_work_item<kDecodingBlocks>(p), parity = 0; work_item < p.work_items;
@@ -485,7 +493,7 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
 
     /* ---- the end of a work item ---- */
 
-    /* NaN for rows of which a slab was corrupt. */
+    /* Sets the sums of rows to NaN if one of their slabs was corrupt. */
     __device__ __forceinline__ void mark_corrupt(uint32_t parity) {
         uint8_t(*const flags)[TRF_WIDE_MAX_PRODUCERS] = &barriers.corrupt[parity][kWgmmaRows64 * warpgroup];
 #pragma unroll
@@ -498,8 +506,8 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
                 for (int i = 0; i < kXRows / 2; i++)
                     sum[b][i] = __uint_as_float(0x7FC00000u);
         }
-        /* all have seen them; the next ones that are set are of a work item that decoders reach after these warps have
-         * released stages */
+        /* Now all warps have read the flags. The next flags that are set are for a work item that decoders reach only
+         * after these warps have released stages. */
         sync_warpgroup();
         if (threadIdx.x % 128 < sizeof flags[0] * kWgmmaRows64)
             flags[0][threadIdx.x % 128] = 0;
@@ -508,7 +516,7 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
     /* Sends the sums to the blocks that add them up. */
     __device__ __forceinline__ void send_acc_tiles() {
         const uint32_t at = shared + trf_acc_tile_at(p, 4 * kWgmmaRows64 * warpgroup + warp, p.k_split());
-        trf_cluster_arrive(p.k_splits()); /* all are done with stages */
+        trf_cluster_arrive(p.k_splits()); /* all blocks are done with their stages */
         trf_cluster_wait(p.k_splits());
 #pragma unroll
         for (int t = 0; t < kXRows / 8; t++) {
@@ -523,12 +531,12 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
         }
     }
 
-    /* The block's own sums to y. They go round, 8 rows of x at a time, with those at hand in sum[b][0 ... 3]: a loop,
-     * since code that runs once costs more than the moves. */
+    /* Writes the block's own sums to y, 8 rows of x at a time. The current ones are in sum[b][0 ... 3], and the others
+     * move up after each round. This is a loop, since code that runs once would cost more than these moves. */
     __device__ __forceinline__ void finish(uint32_t work_item) {
         const bool two_rows = trf_writes_two_rows(a);
         uint32_t n = trf_first_x<kDecodingBlocks>(p, work_item) + 2 * (lane % 4);
-        uint32_t row[kWgmmaRows64]; /* the first of two, 8 apart */
+        uint32_t row[kWgmmaRows64]; /* the first of two rows, which are 8 apart */
         float scale[kWgmmaRows64][2];
 #pragma unroll
         for (int b = 0; b < kWgmmaRows64; b++) {
@@ -543,7 +551,7 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
             for (int b = 0; b < kWgmmaRows64; b++) {
 #pragma unroll
                 for (int h = 0; h < 2; h++)
-                    if (row[b] < a.whole_rows) /* so are the other lanes' */
+                    if (row[b] < a.whole_rows) /* this is the same for all lanes */
                         trf_write_two_sums(a, two_rows, n, row[b] + 8 * h, scale[b][h] * sum[b][2 * h],
                                            scale[b][h] * sum[b][2 * h + 1]);
 #pragma unroll
@@ -553,15 +561,15 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
     }
 };
 
-/* Blocks of a cluster wait for each other; those that split a work item add up its sums. */
+/* Blocks of a cluster wait for each other; those that split a work item then add up its sums. */
 template <class Shape, int kDecodingBlocks>
 static __device__ __forceinline__ void trf_end_wide_cluster(const trf_wide_args &args, uint32_t shared) {
     const uint32_t k_splits = args.partition.k_splits();
-    if (kDecodingBlocks > 1) { /* others may arrive at this block's barriers until they are done */
+    if (kDecodingBlocks > 1) { /* the other block may arrive at this block's barriers until it is done */
         trf_cluster_arrive(kDecodingBlocks);
         trf_cluster_wait(kDecodingBlocks);
     } else if (k_splits > 1) {
-        if (threadIdx.x / 32 >= 4 * Shape::kConsumers) { /* consumers have, in send_acc_tiles */
+        if (threadIdx.x / 32 >= 4 * Shape::kConsumers) { /* consumers have done so in send_acc_tiles */
             trf_cluster_arrive(k_splits);
             trf_cluster_wait(k_splits);
         }
@@ -584,7 +592,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     __shared__ uint2 constants[2];
     __shared__ trf_wide_barriers barriers;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t decoder = warp - 4 * Shape::kConsumers; /* of other warps: large */
+    const uint32_t decoder = warp - 4 * Shape::kConsumers; /* a large number for warps that are no decoders */
     const trf_device_view &view = a.view;
     trf_allow_successor();
     const trf_table_slots<kP> table_source(view);
@@ -608,7 +616,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     trf_build_constants<Codec, kP, kLog>(view, table_source, shared, p.smem, constants);
     if (kDecodingBlocks == 1) {
         __syncthreads();
-    } else { /* barriers of the other block, too */
+    } else { /* the barriers of the other block must be set up, too */
         trf_cluster_arrive(kDecodingBlocks);
         trf_cluster_wait(kDecodingBlocks);
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launch of a wide product: x copied if it is misaligned, the kernel, and an epilogue behind its sums. */
+/* Launches a wide product: copies x if it is misaligned, launches the kernel, and applies an epilogue to its sums if
+ * there is one. */
 #include "trf_wide_launch.h"
 
 #include "trf_kernel_launch.cuh"

@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* Does what trf_linear does, with checked arguments; only enqueues. product, partition: as trf_wide_choose had and
- * made them. @return a cudaError_t. */
+/* Does what trf_linear does, with checked arguments; only enqueues. product: the one given to trf_wide_choose;
+ * partition: the one that it made. @return a cudaError_t. */
 int trf_wide_launch(const trf_device_view *view, const trf_product *product, const trf_wide_partition *partition,
                     const trf_operands *operands, void *workspace, trf_stream stream);
 

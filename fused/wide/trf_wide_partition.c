@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice among wide partitions: as few slabs one after another as possible, on as few blocks as that takes. */
+/* Chooses among wide partitions: the one whose decoders walk the fewest slabs one after another, on as few blocks as
+ * that takes. */
 #include "trf_wide_partition.h"
 
 #include "trf_fused_variant.h"
@@ -7,8 +8,8 @@
 #include "trf_product_request.h"
 #include "trf_wide_sizes.h"
 
-/* Rows of x of a block, where `decoding_blocks` blocks decode for each other: as even as multiples of 16 are, which is
- * what kernels have loops for. */
+/* The rows of x of a block, if `decoding_blocks` blocks decode for each other: as even as multiples of 16 allow, since
+ * kernels have loops for these. */
 static uint32_t x_rows_of(uint32_t m, uint32_t decoding_blocks) {
     if (m <= 64)
         return m <= 48 ? 48 : 64;
@@ -16,7 +17,8 @@ static uint32_t x_rows_of(uint32_t m, uint32_t decoding_blocks) {
     return trf_ceil_div(trf_ceil_div(m, blocks), 16) * 16;
 }
 
-/* Stages behind the decoders' buffers, and the sums of blocks that split a work item, which take the stages' place. */
+/* Lays out shared memory: the decoders' buffers, then stages. Sums of blocks that split a work item take the place of
+ * the stages. */
 static void lay_out(trf_wide_partition *c, const trf_product_request *request) {
     c->smem = trf_smem_layout_of(request->view->raw_bits, request->traits->max_rans_bytes,
                                  c->producers * trf_wide_block_units(c->decoding_blocks), TRF_WIDE_UNIT_SLABS,
@@ -28,7 +30,7 @@ static void lay_out(trf_wide_partition *c, const trf_product_request *request) {
     c->shared_bytes = trf_max_u32(sums, c->x_stages_offset + c->producers * c->x_stage_bytes);
 }
 
-/* Makes a partition of at most so many producers; of fewer, if these need no more turns. */
+/* Makes a partition with at most so many producers, and with fewer if these need no more turns. */
 static trf_wide_partition make_partition(const trf_product_request *request, uint32_t decoding_blocks,
                                          uint32_t k_splits, uint32_t clusters, uint32_t producers) {
     const trf_device_view *view = request->view;
@@ -48,7 +50,7 @@ static trf_wide_partition make_partition(const trf_product_request *request, uin
     return c;
 }
 
-/* With as many producers as there is room for. @return whether there is room for one. */
+/* Makes a partition with as many producers as there is room for. @return whether there is room for one. */
 static int fit(const trf_product_request *request, uint32_t decoding_blocks, uint32_t log_k_splits,
                trf_wide_partition *partition) {
     const uint32_t clusters = request->limits->clusters_of[decoding_blocks << log_k_splits];
@@ -60,12 +62,12 @@ static int fit(const trf_product_request *request, uint32_t decoding_blocks, uin
     return 0;
 }
 
-/* Slabs that a block's decoders walk one after another, in the longest case. */
+/* The number of slabs that a decoder walks one after another, in the longest case. */
 static uint32_t slabs_in_turn(const trf_wide_partition *c) {
     return trf_ceil_div(c->work_items, c->clusters) * trf_ceil_div(trf_ceil_div(c->panels, c->k_splits), c->producers);
 }
 
-/* The one with the least slabs in turn, of as few blocks as that takes. @return whether there is one. */
+/* Finds the partition with the fewest slabs in turn, on as few blocks as that takes. @return whether there is one. */
 static int find_partition(const trf_product_request *request, trf_wide_partition *best) {
     if (request->m > 128 && fit(request, 2, 0, best))
         return 1;
