@@ -304,8 +304,8 @@ static __device__ __forceinline__ void trf_end_wave_shared(Product &product, con
     }
     if (p.cluster_sums_replace_buffers)
         trf_cluster_arrive(p.cluster_size);
+    /* Waits until the cluster's blocks have started, and until sums of the wave before have been read. */
     if (p.cluster_size > 1 || !is_first)
-        /* the cluster's blocks have started; sums of the wave before have been read */
         trf_cluster_wait(p.cluster_size);
     if (w.k_split < p.k_splits)
         trf_send_partial_sums<Product>(product, p, w.shared + p.sums_offset, w.warp, w.unit_in_wave, w.k_split);

@@ -80,9 +80,8 @@ static trf_fused_partition make_partition(const trf_product_request *request, ui
 static int lay_out(trf_fused_partition *c, const trf_product_request *request, uint32_t table_log,
                    uint32_t x_stage_cols) {
     const trf_device_view *view = request->view;
-    const int in_buffers =
-        /* Sums lie in the buffers of the warps that left them. */
-        c->k_splits > 1 && c->cluster_size == 1 && c->waves == 1;
+    /* Whether sums lie in the buffers of the warps that left them. */
+    const int in_buffers = c->k_splits > 1 && c->cluster_size == 1 && c->waves == 1;
     c->x_stage_cols = x_stage_cols;
     c->smem = trf_smem_layout_of(view->raw_bits, request->traits->max_rans_bytes, trf_fused_block_warps(c),
                                  c->unit_slabs, table_log, in_buffers ? sum_bytes(c) : 0,

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = x . W^T of a packed BF16 layer by mma.sync, to 64 rows of x, for compute capability 9.0: TMA brings
- * weights and x to shared memory in large copies (bulk copies, TMA), so that warps do nothing but form and multiply.
+/* Computes y = x . W^T of a packed BF16 layer by mma.sync, for up to 64 rows of x, on compute capability 9.0. TMA
+ * brings weights and x to shared memory in large copies (bulk copies), so that the consumer warps only form fragments
+ * and multiply.
  *
- * A block has a *block tile* of 256, 128, 64 or 32 rows of W, all rows of x, and some of the tile's k blocks: 64 to 256
- * columns each. Its warps are cut over the tile's rows and over a k block's packed tiles (shape 128: 4 x 4 warps, 128
- * columns):
+ * A block has a *block tile* of 256, 128, 64 or 32 rows of W and all rows of x, and some of the tile's k blocks, which
+ * are 64 to 256 columns each. Its warps are cut over the tile's rows and over a k block's packed tiles (shape 128: 4 x
+ * 4 warps, 128 columns):
  *
  *        packed tile 0   1     2     3
  *      +---------+-----+-----+-----+-----+     a warp: 2 (or 4) packed slabs by one packed tile by all of x
@@ -14,23 +15,24 @@
  *      | slab 7  | w 3 | w 7 | w11 | w15 |
  *      +---------+-----+-----+-----+-----+
  *
- * A producer warp fills stages, each with a k block: the packed tiles of a band lie one after the other, so a band's
- * part of a stage is one copy; the band's exception line comes along, as waiting for it would cost more than its 128
- * bytes. Another one brings x as boxes of 64 columns under the swizzle of 128 bytes, which ldmatrix reads without
- * conflicts. full[i] counts bytes, empty[i] the warps that are done with a stage.
+ * A producer warp fills stages with weights, one k block for each stage. The packed tiles of a band lie one after the
+ * other, so that a band's part of a stage is one copy. The band's exception line is copied with it, since waiting for
+ * that later would cost more than its 128 bytes. Another producer warp brings x, as boxes of 64 columns under the
+ * swizzle of 128 bytes, which ldmatrix reads without bank conflicts. full[i] counts bytes, empty[i] counts the warps
+ * that are done with a stage.
  *
- * 256 rows: all k blocks of all tiles are cut into one equal share a block (stream-K), and blocks hand over the sums of
- * tiles that they share (trf_packed_handover.cuh). 28672x8192: 112 tiles of 128 k blocks of 64 columns, over 132 blocks
- * 108 or 109 k blocks each.
- * Others: a cluster of 1 to 8 blocks for each tile, which cut its k blocks. Each finishes another part of y, for which
- * the others send it their sums (st.async), to be added in the order of blocks; nobody waits for a meeting of the
- * cluster, as these sums have a place of their own, and all blocks met long before. 8192x8192: 128 tiles of 64 rows, a
- * block each; 4 multiprocessors idle.
+ * Shape 256: all k blocks of all tiles are cut into one equal share for each block (stream-K), and blocks hand over the
+ * sums of tiles that they share (trf_packed_handover.cuh). Example: 28672x8192 has 112 tiles of 128 k blocks of 64
+ * columns; each of 132 blocks has 108 or 109 k blocks. Other shapes: each tile has a cluster of 1 to 8 blocks, which
+ * share its k blocks. Each block finishes another part of y, and the others send it their sums of that part (st.async),
+ * which it adds in the order of blocks. No barrier of the cluster is needed then, since these sums have a place of
+ * their own, and all blocks have passed the cluster's barrier long before. Example: 8192x8192 has 128 tiles of 64 rows,
+ * one for each block; 4 multiprocessors idle.
  *
- * Shared memory: 3 or 4 stages of 26 to 57 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 168 a thread of 8
- * warps, 96 of 16; those with many sums have 232, which the producer's warpgroup gives away. Memory binds from 16 M
- * weights on: 28672x8192 by one row are read at 2.9 TB/s on an H100 and 4.1 on an H200, of 3.35 and 4.8. Below that it
- * is the microseconds in which a block begins and ends. */
+ * Shared memory: 3 or 4 stages of 26 to 57 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 168 a thread with
+ * 8 warps, 96 with 16. Those with many sums have 232, which the producers' warpgroup gives away.
+ * From 16 M weights on, memory is the limit: 28672x8192 by one row of x is read at 2.9 TB/s on an H100 and 4.1 on an
+ * H200, out of 3.35 and 4.8. For smaller layers the limit is the microseconds in which a block begins and ends. */
 #ifndef TRF_PACKED_BULK_CUH
 #define TRF_PACKED_BULK_CUH
 
@@ -45,10 +47,11 @@ struct trf_packed_bulk_args {
     trf_tensor_map x_map; /* boxes of 64 columns by m rows, under the swizzle of 128 bytes */
     trf_packed_view view;
     uint32_t m;
-    uint32_t cluster_size;                     /* blocks of a cluster; 1 if stream-K */
-    trf_divisor cluster_blocks, tile_k_blocks; /* the same; stream_k.k_blocks */
-    uint32_t share_quotient, share_remainder;  /* of a cluster's block: trf_share_begin, of a tile's k blocks */
-    trf_stream_k stream_k;                     /* of tiles over blocks; k_blocks also of clusters */
+    uint32_t cluster_size;                     /* blocks of a cluster; 1 with stream-K */
+    trf_divisor cluster_blocks, tile_k_blocks; /* divisors by cluster_size and by stream_k.k_blocks */
+    /* for trf_share_begin: the k blocks of a tile that a block of a cluster has */
+    uint32_t share_quotient, share_remainder;
+    trf_stream_k stream_k; /* tiles cut over blocks; k_blocks is used with clusters, too */
     trf_packed_handover handover;
     trf_epilogue epilogue;
     uint32_t is_bare; /* trf_packed_is_bare */
@@ -63,8 +66,8 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
                               kRows = trf_packed_bulk_rows(kShape), kBands = trf_packed_bulk_bands(kShape);
     static constexpr uint32_t kPackedTileSlabs = kRows < TRF_PACKED_TILE_ROWS ? kRows / TRF_PACKED_SLAB_ROWS
                                                                               : (uint32_t)TRF_PACKED_SLABS,
-                              kPackedTileBytes =
-                                  kPackedTileSlabs * TRF_PACKED_SLAB_BYTES; /* of a packed tile in a stage */
+                              /* bytes that a stage has of a packed tile */
+        kPackedTileBytes = kPackedTileSlabs * TRF_PACKED_SLAB_BYTES;
     static constexpr uint32_t kXBytes = trf_packed_bulk_x_bytes(kShape, kXTiles), kXBoxBytes = kXTiles * 1024,
                               kXBoxes = kXBytes / kXBoxBytes;
     static constexpr uint32_t kXAt = trf_packed_bulk_weight_bytes(kShape), kLinesAt = kXAt + kXBytes;
@@ -75,7 +78,8 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
                               kSumBarrierAt = kBarriersAt + 16 * TRF_PACKED_BULK_MAX_STAGES;
     static constexpr uint32_t kAccTiles = trf_packed_bulk_acc_tiles(kShape, kXTiles);
     static constexpr bool kStreamK = trf_packed_bulk_is_stream_k(kShape);
-    static constexpr bool kMovesRegisters = kSlabs * kXTiles >= 16; /* those that a thread has at launch do not do */
+    /* consumers need more registers than a thread has at launch */
+    static constexpr bool kMovesRegisters = kSlabs * kXTiles >= 16;
     static constexpr int kRegisters = !kMovesRegisters ? 0
                                       : kWarps == 8    ? 232
                                                        : 112,
@@ -92,7 +96,7 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
 
 /* ---- what a block works on ---- */
 
-/* The tile of a cluster's block, and its number in the cluster. */
+/* The tile that a block of a cluster works on, and the block's number in the cluster. */
 static __device__ __forceinline__ uint32_t trf_packed_bulk_tile(const trf_packed_bulk_args &a) {
     return trf_quotient(blockIdx.x, a.cluster_blocks);
 }
@@ -100,7 +104,7 @@ static __device__ __forceinline__ uint32_t trf_packed_bulk_rank(const trf_packed
     return trf_rest(blockIdx.x, trf_packed_bulk_tile(a), a.cluster_blocks);
 }
 
-/* K blocks, counted through all tiles. */
+/* A range of k blocks, counted through all tiles. */
 struct trf_packed_bulk_range {
     uint32_t begin, end;
 };
@@ -116,9 +120,9 @@ static __device__ __forceinline__ trf_packed_bulk_range trf_packed_bulk_range_of
             first + trf_share_begin(a.share_quotient, a.share_remainder, rank + 1)};
 }
 
-/* A k block: which tile of the block's rows, and which packed tiles of its bands. */
+/* Where a k block is: in which block tile, and at which packed tiles of the tile's bands. */
 struct trf_packed_bulk_place {
-    uint32_t tile, packed_tile; /* the k block's first one */
+    uint32_t tile, packed_tile; /* packed_tile: the first one of the k block */
 };
 
 template <class Config>
@@ -128,7 +132,7 @@ static __device__ __forceinline__ trf_packed_bulk_place trf_packed_bulk_place_of
     return {tile, trf_rest(k_block, tile, a.tile_k_blocks) * Config::kColWarps};
 }
 
-/* The next k block's. */
+/* Goes to the next k block. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_advance(const trf_packed_bulk_args &a,
                                                                trf_packed_bulk_place &place) {
@@ -139,7 +143,7 @@ static __device__ __forceinline__ void trf_packed_bulk_advance(const trf_packed_
     }
 }
 
-/* The first band of a tile, and the first packed slab of it that is the tile's. */
+/* The first band of a block tile, and the number in this band of the tile's first packed slab. */
 template <class Config> static __device__ __forceinline__ uint32_t trf_packed_bulk_band(uint32_t tile) {
     return tile * Config::kRows / TRF_PACKED_TILE_ROWS;
 }
@@ -149,7 +153,7 @@ template <class Config> static __device__ __forceinline__ uint32_t trf_packed_bu
 
 /* ---- the producer ---- */
 
-/* Bands of the tile that the layer has, and packed tiles of the k block. */
+/* How many bands of the block tile the layer has, and how many packed tiles the k block has. */
 template <class Config>
 static __device__ __forceinline__ uint32_t trf_packed_bulk_bands_of(const trf_packed_view &view,
                                                                     const trf_packed_bulk_place &place) {
@@ -161,8 +165,8 @@ static __device__ __forceinline__ uint32_t trf_packed_bulk_packed_tiles_of(const
     return min(Config::kColWarps, view.tiles_per_band - place.packed_tile);
 }
 
-/* What a lane copies of a stage: a band's packed tiles, or a part of one; and a band's exception line, the same for all
- * k blocks of its 1,024 columns. */
+/* What a lane copies to a stage: a band's packed tiles, or a part of one packed tile; and a band's exception line,
+ * which is the same for all k blocks of its 1,024 columns. */
 template <class Config> struct trf_packed_bulk_copy {
     const uint8_t *weights;
     const uint32_t *line;
@@ -189,7 +193,7 @@ template <class Config> struct trf_packed_bulk_copy {
             trf_mbarrier_arrive_expect_tx(ring.full(),
                                           bands * (packed_tiles * Config::kPackedTileBytes + TRF_PACKED_LINE_BYTES));
         __syncwarp();
-        if constexpr (Config::kPackedTileSlabs == TRF_PACKED_SLABS) { /* packed tiles in a row, band by band */
+        if constexpr (Config::kPackedTileSlabs == TRF_PACKED_SLABS) { /* a band's packed tiles are contiguous */
             if (lane < bands)
                 trf_bulk_load(ring.stage() + lane * Config::kColWarps * TRF_PACKED_TILE_BYTES, weights,
                               packed_tiles * TRF_PACKED_TILE_BYTES, ring.full(), policy);
@@ -204,10 +208,10 @@ template <class Config> struct trf_packed_bulk_copy {
     }
 };
 
-/* The blocks of a cluster meet once, and each warp says early that it is here: under compute-sanitizer one may wait
- * where it arrives, and consumers have to read before a producer is through. A producer does so when it has started the
- * copies that wait for nobody, of as many k blocks as there are stages; k_block: the one that it is at, or range.end
- * behind them all. */
+/* A cluster has one barrier, at which each warp arrives early: under compute-sanitizer arriving may block, and
+ * consumers must be able to read before a producer is through. A producer arrives when it has started the copies that
+ * wait for nobody, for as many k blocks as there are stages. k_block: the current one, or range.end after all of
+ * them. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_arrive(const trf_packed_bulk_args &a,
                                                               const trf_packed_bulk_range &range, uint32_t k_block) {
@@ -218,13 +222,14 @@ static __device__ __forceinline__ void trf_packed_bulk_arrive(const trf_packed_b
         trf_cluster_arrive_relaxed(a.cluster_size);
 }
 
-/* Fills the ring with weights. These do not wait for what may have made x. Addresses are made ahead: a block's first
- * copies are asked for 300 clocks sooner. */
+/* Fills the ring with weights, which do not wait for the kernel that may have made x. Addresses are computed one k
+ * block ahead, so that a block's first copies start 300 clocks sooner. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf_packed_bulk_args &a,
                                                                        const trf_packed_bulk_range &range,
                                                                        uint32_t shared, uint32_t lane) {
-    trf_packed_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
+    /* phase 1: a wait on a barrier that was never used returns at once */
+    trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
     const uint64_t policy = trf_policy_read_once(), line_policy = trf_policy_keep();
     trf_packed_bulk_copy<Config> copy(a.view, place, lane);
@@ -241,8 +246,8 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf
     trf_allow_successor();
 }
 
-/* Fills the ring with x, once it is there. By another warp: behind the weights of all k blocks, which take
- * microseconds, x of the first one would come when there is nothing left on its way. */
+/* Fills the ring with x, once x is there. This is another warp's work: if x followed the weights of all k blocks, which
+ * take microseconds, the first x would arrive when no other copies are left under way. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packed_bulk_args &a,
                                                                  const trf_packed_bulk_range &range, uint32_t shared,
@@ -280,15 +285,15 @@ template <class Config> struct trf_packed_bulk_warp {
     __device__ __forceinline__ explicit trf_packed_bulk_warp(uint32_t warp, uint32_t lane_)
         : lane(lane_), row_warp(warp % Config::kRowWarps), col_warp(warp / Config::kRowWarps) {}
 
-    __device__ __forceinline__ uint32_t first_slab() const { return row_warp * Config::kSlabs; } /* of the tile */
+    __device__ __forceinline__ uint32_t first_slab() const { return row_warp * Config::kSlabs; } /* in the tile */
     __device__ __forceinline__ uint32_t band() const { return first_slab() / TRF_PACKED_SLABS; }
 
-    /* Its slabs and its columns of x in a stage, and the line of its band. */
+    /* Where the warp's slabs are in a stage, and further below its columns of x and the line of its band. */
     __device__ __forceinline__ uint32_t weights(uint32_t stage) const {
         return stage + (band() * Config::kColWarps + col_warp) * Config::kPackedTileBytes +
                first_slab() % Config::kPackedTileSlabs * TRF_PACKED_SLAB_BYTES;
     }
-    /* ldmatrix: lane l has row l % 8 of an x tile, and an x octet of the packed tile's 32 columns. */
+    /* For ldmatrix: lane l gives row l % 8 of an x tile and octet l / 8 of the packed tile's 32 columns. */
     __device__ __forceinline__ uint32_t x(uint32_t stage) const {
         const uint32_t row = lane % 8, octet = col_warp % 2 * 4 + lane / 8;
         return stage + Config::kXAt + col_warp / 2 * Config::kXBoxBytes + row * 128 + ((octet ^ row) << 4);
@@ -298,7 +303,8 @@ template <class Config> struct trf_packed_bulk_warp {
     }
 };
 
-/* Puts exceptions over the fragments of a warp's slabs of a packed tile. slab: the first one, in its band. */
+/* Replaces weights in the fragments of a warp's slabs of a packed tile by exceptions. slab: the first one, in its
+ * band. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_patch(uint32_t (&a)[Config::kSlabs][2][4],
                                                              const trf_packed_view &view, uint32_t line_word,
@@ -313,7 +319,7 @@ static __device__ __forceinline__ void trf_packed_bulk_patch(uint32_t (&a)[Confi
     }
 }
 
-/* x tiles whose values are in registers at once. */
+/* How many x tiles have their values in registers at once. */
 template <class Config>
 static constexpr uint32_t kPackedBulkXAtOnce = Config::kXTiles < 4 ? Config::kXTiles : (uint32_t)4;
 
@@ -324,7 +330,7 @@ static __device__ __forceinline__ void trf_packed_bulk_load_x(uint4 (&x)[kPacked
         x[t] = trf_ldmatrix4(at + t * 1024);
 }
 
-/* Multiplies what is formed by x tiles `first` to first + at once - 1. */
+/* Multiplies the formed fragments by x tiles kFirst to kFirst + kPackedBulkXAtOnce - 1. */
 template <class Config, uint32_t kFirst>
 static __device__ __forceinline__ void trf_packed_bulk_multiply(float (&sums)[Config::kSlabs][Config::kXTiles][4],
                                                                 const uint32_t (&a)[Config::kSlabs][2][4],
@@ -341,7 +347,7 @@ static __device__ __forceinline__ void trf_packed_bulk_multiply(float (&sums)[Co
             trf_mma(trf_bf16_type(), sums[s][kFirst + t], a[s][1], x[t].z, x[t].w);
 }
 
-/* A warp's part of a stage. */
+/* Forms and multiplies a warp's part of a stage. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_bulk_args &args,
                                                                const trf_packed_bulk_warp<Config> &warp,
@@ -377,13 +383,13 @@ static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_
 
 /* ---- sums ---- */
 
-/* The elements of y of an accumulator tile: a packed slab of a tile by an x tile. */
+/* Writes the elements of y of an accumulator tile, which is a packed slab of a block tile by an x tile. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_write_acc_tile(const trf_packed_bulk_args &args, uint32_t tile,
                                                                       uint32_t acc_tile, uint32_t lane, float4 v) {
     const uint32_t first = tile * Config::kRows + acc_tile / Config::kXTiles * TRF_PACKED_SLAB_ROWS + lane / 4,
                    n = acc_tile % Config::kXTiles * 8 + 2 * (lane % 4);
-#pragma unroll 1 /* what is not bare is hundreds of instructions */
+#pragma unroll 1 /* writing a y that is not bare takes hundreds of instructions */
     for (uint32_t half = 0; half < 2; half++) {
         const uint32_t row = first + 8 * half;
         const float low = half ? v.z : v.x, high = half ? v.w : v.y;
@@ -405,10 +411,10 @@ static __device__ __forceinline__ void trf_packed_bulk_write_acc_tile(const trf_
     }
 }
 
-/* What a block does with the sums of a tile, of which it has some k blocks. */
+/* What a block does with the sums of a tile of which it has some k blocks. */
 struct trf_packed_bulk_sharing {
     bool hands_over;      /* another block finishes the tile */
-    uint32_t first, last; /* shares whose sums this block adds to its own; none if first > last */
+    uint32_t first, last; /* the shares whose sums this block adds to its own; none if first > last */
 
     __device__ __forceinline__ trf_packed_bulk_sharing(const trf_stream_k &stream_k, uint32_t tile) {
         const uint32_t share = trf_packed_share_of_block(blockIdx.x);
@@ -418,7 +424,7 @@ struct trf_packed_bulk_sharing {
     }
 };
 
-/* Adds what others have handed over of an accumulator tile. */
+/* Adds what other blocks have handed over of an accumulator tile. */
 template <class Config>
 static __device__ __forceinline__ float4 trf_packed_bulk_add_shares(const trf_packed_bulk_args &args,
                                                                     const trf_packed_bulk_sharing &sharing,
@@ -429,8 +435,8 @@ static __device__ __forceinline__ float4 trf_packed_bulk_add_shares(const trf_pa
     return v;
 }
 
-/* Stream-K: the warps' sums of a tile to y, or to the block that finishes it. All consumers call it; sums are
- * zero then. at: address of the sums' place. */
+/* With stream-K, brings the warps' sums of a tile to y, or to the block that finishes the tile, and sets them to zero.
+ * All consumers call it. at: address of the place of sums. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t tile,
@@ -444,7 +450,7 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
             trf_packed_take_over(args.handover, trf_packed_block_of_share(share), number, warp.lane);
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++) {
-        trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps); /* what stood there has been read */
+        trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps); /* all have read what was there */
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
             float(&v)[4] = sums[s][t];
@@ -481,14 +487,15 @@ static __device__ __forceinline__ uint32_t trf_packed_bulk_acc_tiles_of(const tr
     return trf_quotient(Config::kAccTiles + a.cluster_size - 1 - rank, a.cluster_blocks);
 }
 
-/* Adds the sums of the block's warps up, and sends them to where the blocks' are added: accumulator tile i of block r,
- * the k-th one that is finished there, to place r * most + k. A block that is alone writes them to y. */
+/* Adds up the sums of the block's warps, and sends them to the blocks that finish them. The k-th accumulator tile that
+ * is finished there goes to place r * most + k, where r is this block's rank and `most` is rank 0's number of
+ * accumulator tiles. A block that is alone writes its sums to y. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bulk_args &args,
                                                             const trf_packed_bulk_warp<Config> &warp, uint32_t shared,
                                                             const float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
     const uint32_t lane_at = shared + 16 * warp.lane;
-    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps); /* the stages have been read */
+    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps); /* all have read the stages */
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++)
 #pragma unroll
@@ -501,8 +508,9 @@ static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bul
     trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps);
     const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = trf_packed_bulk_rank(args),
                    from_rank = rank * trf_packed_bulk_acc_tiles_of<Config>(args, 0);
+    /* The warp arrived when it started; after the wait the other blocks' barriers are set up. */
     if (args.cluster_size > 1)
-        trf_cluster_wait(args.cluster_size); /* since its start: the others' barriers are there */
+        trf_cluster_wait(args.cluster_size);
 #pragma unroll 1
     for (uint32_t acc_tile = number; acc_tile < Config::kAccTiles; acc_tile += Config::kWarps) {
         const uint32_t k = trf_quotient(acc_tile, args.cluster_blocks);
@@ -518,7 +526,7 @@ static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bul
     }
 }
 
-/* Adds the blocks' sums in their order, once they are there, and writes them to y. */
+/* Adds the blocks' sums in the order of blocks, once they are there, and writes them to y. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_add_blocks(const trf_packed_bulk_args &args,
                                                                   const trf_packed_bulk_warp<Config> &warp,
@@ -526,7 +534,7 @@ static __device__ __forceinline__ void trf_packed_bulk_add_blocks(const trf_pack
     const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = trf_packed_bulk_rank(args),
                    acc_tiles = trf_packed_bulk_acc_tiles_of<Config>(args, rank),
                    block_bytes = trf_packed_bulk_acc_tiles_of<Config>(args, 0) * TRF_ACC_TILE_BYTES;
-    __syncwarp(); /* what its own lanes sent counts, too */
+    __syncwarp(); /* the warp's own lanes must have sent theirs, too */
     trf_mbarrier_wait(shared + Config::kSumBarrierAt, 0);
 #pragma unroll 1
     for (uint32_t k = number; k < acc_tiles; k += Config::kWarps) {
@@ -560,7 +568,7 @@ trf_packed_bulk_walk(const trf_packed_bulk_args &args, const trf_packed_bulk_ran
     }
 }
 
-/* The barriers, of stages and of a cluster's sums. */
+/* Sets up the barriers of stages and of a cluster's sums. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_set_up(const trf_packed_bulk_args &args, uint32_t shared,
                                                               uint32_t lane) {
@@ -604,7 +612,7 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
     float sums[Config::kSlabs][Config::kXTiles][4] = {};
     trf_packed_bulk_walk<Config, kZeroing>(args, range, shared, warp, sums);
     if constexpr (!Config::kStreamK) {
-        trf_wait_for_predecessor(); /* a block without k blocks has not */
+        trf_wait_for_predecessor(); /* a block without k blocks has not waited yet */
         trf_packed_bulk_send<Config>(args, warp, shared, sums);
         if (meets)
             trf_packed_bulk_add_blocks<Config>(args, warp, shared);

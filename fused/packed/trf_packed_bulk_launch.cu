@@ -19,7 +19,7 @@ static __global__ void __launch_bounds__(32 * (trf_packed_bulk_warps(kShape) + T
 #endif
 }
 
-/* The kernel for a layer that is zeroing, or not. */
+/* The kernel for a layer that is zeroing or not. */
 template <int kShape, uint32_t kXTiles> static trf_packed_bulk_kernel kernel_of(bool zeroing) {
     return zeroing ? trf_packed_bulk<kShape, kXTiles, true> : trf_packed_bulk<kShape, kXTiles, false>;
 }

@@ -10,13 +10,13 @@
 
 #include <stdbool.h>
 
-/* Shapes of blocks: rows of W, and consumer warps. The first one cuts k blocks evenly over blocks (stream-K), the
- * others have a cluster of blocks for each tile. */
+/* Shapes of blocks: rows of W, and consumer warps. With the first shape, k blocks are cut evenly over blocks
+ * (stream-K); with the others, each tile has a cluster of blocks. */
 enum trf_packed_bulk_shape {
-    TRF_PACKED_BULK_256, /* 256 rows, 8 warps, to 32 rows of x */
-    TRF_PACKED_BULK_128, /* 128 rows, 16 warps, likewise */
-    TRF_PACKED_BULK_64,  /* 64 rows, 16 warps, likewise */
-    TRF_PACKED_BULK_32,  /* 32 rows, 8 warps, to 64 rows of x */
+    TRF_PACKED_BULK_256, /* 256 rows, 8 warps, up to 32 rows of x */
+    TRF_PACKED_BULK_128, /* 128 rows, 16 warps, up to 32 rows of x */
+    TRF_PACKED_BULK_64,  /* 64 rows, 16 warps, up to 32 rows of x */
+    TRF_PACKED_BULK_32,  /* 32 rows, 8 warps, up to 64 rows of x */
     TRF_PACKED_BULK_SHAPES
 };
 
@@ -25,7 +25,8 @@ enum {
     TRF_PACKED_BULK_MAX_STAGES = 4 /* six are 1 to 3 % slower */
 };
 
-/* Packed slabs of a warp; warps with other rows; warps with other packed tiles of a stage. */
+/* The packed slabs of a warp; the number of warps that the block's rows are cut over; the number of warps that the
+ * packed tiles of a stage are cut over. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_warp_slabs(int shape) { return shape == TRF_PACKED_BULK_256 ? 4 : 2; }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_row_warps(int shape) {
     return shape == TRF_PACKED_BULK_256 || shape == TRF_PACKED_BULK_128 ? 4 : shape == TRF_PACKED_BULK_64 ? 2 : 1;
@@ -40,10 +41,10 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_warps(int shape) {
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_rows(int shape) {
     return TRF_PACKED_SLAB_ROWS * trf_packed_bulk_warp_slabs(shape) * trf_packed_bulk_row_warps(shape);
 }
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_bands(int shape) { /* that a block's rows are in */
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_bands(int shape) { /* the bands that a block's rows are in */
     return trf_packed_bulk_rows(shape) < TRF_PACKED_TILE_ROWS ? 1 : trf_packed_bulk_rows(shape) / TRF_PACKED_TILE_ROWS;
 }
-/* Sums of a block: packed slabs by x tiles. */
+/* The accumulator tiles of a block's sums: packed slabs times x tiles. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_acc_tiles(int shape, uint32_t x_tiles) {
     return trf_packed_bulk_rows(shape) / TRF_PACKED_SLAB_ROWS * x_tiles;
 }
@@ -67,14 +68,14 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stage_bytes(int shape, uint32_t x_tile
 
 TRF_HD_CONSTEXPR bool trf_packed_bulk_is_stream_k(int shape) { return shape == TRF_PACKED_BULK_256; }
 
-/* Sums of one slab of each warp, while the stages of the next tile arrive; of clusters those that the blocks send to
- * where they are added, each block the same number of accumulator tiles. */
+/* With stream-K, the sums of one slab of each warp; the stages hold the next tile by then. With clusters, the sums that
+ * blocks send to where they are added; each block has room for the same number of accumulator tiles. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_sums_bytes(int shape, uint32_t x_tiles) {
     return (trf_packed_bulk_is_stream_k(shape) ? trf_packed_bulk_warps(shape) * x_tiles
                                                : trf_packed_bulk_acc_tiles(shape, x_tiles) + TRF_MAX_CLUSTER - 1) *
            TRF_ACC_TILE_BYTES;
 }
-/* 1024: so that stages begin at a multiple of it. */
+/* 1024 bytes are added so that stages can begin at a multiple of 1024. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_other_bytes(int shape, uint32_t x_tiles) {
     return trf_packed_bulk_sums_bytes(shape, x_tiles) + 16 * TRF_PACKED_BULK_MAX_STAGES + 16 + 1024;
 }

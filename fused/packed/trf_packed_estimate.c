@@ -4,15 +4,15 @@
 #include "trf_planning.h"
 
 enum {
-    USUAL_GB = 3352 /* a second, where the driver does not say */
+    USUAL_GB = 3352 /* assumed bandwidth in GB/s, where the driver does not say it */
 };
 
-/* Fitted by tools/packed_choice/fit.c to 876 products of 28 layers by 1 to 8,192 rows of x and 434 with early launches,
- * on four H100s, each by all kernels in all cuts: the one with the least cost is at most 3 % slower than the fastest
- * for 1,241 of them. On other H100s it is for 566 of 582 products of half of the layers, and for 214 of 224 with early
- * launches; of 7 layers that nothing was fitted to for 142 of 147 and 100 of 105. Of 182 choices that an H200 takes at
- * batches of whole blocks the searches of that day let 162 stay, most of which had been fitted there to older kernels
- * (docs/notebook/2026-11-26-packed-choice.md). */
+/* tools/packed_choice/fit.c fitted these to 876 products of 28 layers by 1 to 8,192 rows of x, and to 434 with early
+ * launches, measured on four H100s with all kernels in all cuts. For 1,241 of these 1,310 products the kernel and cut
+ * with the least cost is at most 3 % slower than the fastest. On other H100s this is so for 566 of 582 products of half
+ * of the layers, and for 214 of 224 with early launches; for 7 layers that nothing was fitted to, it is so for 142 of
+ * 147, and for 100 of 105. On an H200, at batches of whole blocks, the searches of that day kept 162 of 182 choices,
+ * most of which had been fitted there to older kernels (docs/notebook/2026-11-26-packed-choice.md). */
 const trf_packed_costs trf_packed_sm_90_costs = {
     .bulk_start = 1949,
     .bulk_stream_k = 8536,
@@ -54,11 +54,12 @@ typedef struct product {
     const trf_device_limits *limits;
     const trf_packed_partition *p;
     uint32_t m;
-    uint32_t x_rows;   /* wgmma: of a tile */
-    double k_block_ns; /* wgmma: of one whose copies are there */
+    uint32_t x_rows;   /* wgmma: rows of x of a tile */
+    double k_block_ns; /* wgmma: time of a k block whose copies have arrived */
 } product;
 
-/* Nanoseconds that memory takes; passes: over the weights; share: of its bandwidth that is reached. */
+/* Returns the nanoseconds that memory takes. passes: how often the weights are read; share: of its bandwidth that is
+ * reached. */
 static double read_ns(const product *w, double passes, double share) {
     const trf_packed_view *view = w->view;
     const uint64_t known_gb = w->limits->memory_gb_per_second, gb = known_gb ? known_gb : USUAL_GB,
@@ -83,19 +84,19 @@ static double bulk_ns(const product *w) {
            (is_stream_k ? c->bulk_stream_k : c->bulk_cluster[p->cluster_size]);
 }
 
-/* What so many of the product's tiles take, by so many passes over their weights: what memory takes, or what k
- * blocks do. */
+/* Returns what so many of the product's tiles take, with so many passes over their weights: the time of memory, or of
+ * the k blocks if that is longer. */
 static double wgmma_copy_ns(const product *w, uint64_t tiles, double passes, double k_blocks_ns) {
     return larger(read_ns(w, passes, w->costs->wgmma_read) * (double)tiles / w->p->tiles, k_blocks_ns);
 }
 
-/* Blocks with the same weights read them at the same time. */
+/* How often weights are read, if blocks with the same weights read them at the same time. */
 static double shared_passes(const product *w) { return (double)trf_ceil_div(w->p->x_blocks, TRF_PACKED_WGMMA_X_RUN); }
 
-/* Rows of x of a tile, as two bands have them: by these goes what leaves a block. */
+/* A tile's rows of x, scaled to two bands: the time of what leaves a block is proportional to this. */
 static double rows_out(const product *w) { return (double)w->x_rows * trf_packed_wgmma_bands(w->p->shape) / 2; }
 
-/* What a tile that a block finishes takes beside its k blocks: its begin and end. */
+/* Returns what a tile that a block finishes takes besides its k blocks: its begin and end. */
 static double tile_ns(const product *w) { return w->costs->wgmma_tile + w->costs->wgmma_row * rows_out(w); }
 
 static double cluster_ns(const product *w) {
@@ -107,12 +108,12 @@ static double cluster_ns(const product *w) {
            (c->wgmma_row + c->wgmma_cluster_row * (blocks - 1)) * rows_out(w) / blocks;
 }
 
-/* What so many whole tiles take, which are no more than blocks. */
+/* Returns what so many whole tiles take, which are no more than blocks. */
 static double whole_tiles_ns(const product *w, uint64_t tiles) {
     return tiles ? wgmma_copy_ns(w, tiles, shared_passes(w), w->p->k_blocks * w->k_block_ns) + tile_ns(w) : 0;
 }
 
-/* What the shared tiles take, where they have no fronts. */
+/* Returns what the shared tiles take if they have no fronts. */
 static double equal_shares_ns(const product *w, uint64_t tiles) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;
@@ -121,12 +122,12 @@ static double equal_shares_ns(const product *w, uint64_t tiles) {
            c->wgmma_stream_k + 2 * tile_ns(w) + c->wgmma_sharer_row * w->x_rows * (double)p->blocks / (double)tiles;
 }
 
-/* ... where they have fronts. */
+/* Returns what the shared tiles take if they have fronts. */
 static double fronts_ns(const product *w, uint64_t tiles) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;
     const uint64_t others = p->blocks - tiles, back = trf_ceil_div(tiles * (p->k_blocks - p->front_k_blocks), others),
-                   backs = trf_ceil_div(tiles, others) + 1; /* of which a block has some */
+                   backs = trf_ceil_div(tiles, others) + 1; /* how many tiles' backs a block may have parts of */
     const double back_k_block_ns = w->k_block_ns * (p->x_blocks > 1 ? c->wgmma_back_k_block : 1),
                  back_ns = (double)back * back_k_block_ns + (double)backs * c->wgmma_back_row * w->x_rows;
     return wgmma_copy_ns(w, tiles, shared_passes(w), larger(p->front_k_blocks * w->k_block_ns, back_ns)) +

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The general kernel: y = x . W^T of a packed BF16 layer by mma.sync, on every device from compute capability 8.0 on,
- * for every batch and any alignment of x: what runs where no kernel made for the device takes the product.
+/* The general kernel: it computes y = x . W^T of a packed BF16 layer by mma.sync, on every device from compute
+ * capability 8.0 on, for every batch and any alignment of x. It runs where no kernel made for the device takes the
+ * product.
  *
- * A block has one packed band (64 rows of W), a k split of its packed tiles, and up to 64 rows of x. Its eight warps
- * have a packed slab (16 rows) each and one half of the k split's packed tiles:
+ * A block has one packed band (64 rows of W), one k split of its packed tiles, and up to 64 rows of x. Each of its
+ * eight warps has a packed slab (16 rows) and one half of the k split's packed tiles:
  *
  *                       k split 0                 k split 1
  *             +-----------+-----------+-----------+-----------+
@@ -14,31 +15,31 @@
  *             +-----------+-----------+-----------+-----------+
  *              32 columns a packed tile, 32 packed tiles an exception line
  *
- * A warp goes from packed tile to packed tile: 24 bytes a lane of weights from global memory straight to registers,
- * those of the next packed tile while this one is multiplied; x likewise, two values at a time, which the block's warps
- * find in the L1 cache. Four weights take 4.5 instructions (trf_packed_form.h). The 32 words of an exception line lie
- * in the warp's lanes while it is in the line's packed tiles; a ballot says whether one of these has records of this
- * slab.
+ * A warp goes from packed tile to packed tile. It loads 24 bytes of weights a lane from global memory straight to
+ * registers, and those of the next packed tile while it multiplies by this one. It loads x in the same way, two values
+ * at a time, which the block's warps find in the L1 cache. Four weights take 4.5 instructions (trf_packed_form.h). The
+ * 32 words of an exception line lie in the warp's lanes while it is in the line's packed tiles; a ballot finds out
+ * whether a packed tile has records for this slab.
  *
- * The halves' sums meet in shared memory, in the same order on every run. With one k split the block applies the
- * epilogue; with several it leaves F32 partial sums to trf_packed_general_finish, which adds them in the order of the k
- * splits.
+ * The sums of the two halves are added in shared memory, in the same order on every run. With one k split the block
+ * applies the epilogue; with several it leaves F32 partial sums to trf_packed_general_finish, which adds them in the
+ * order of the k splits.
  *
- * Shared memory: 4 warps' accumulator tiles, 512 bytes an x tile and warp, 16 KiB at most. What binds was not measured:
- * it runs where the others do not. */
+ * Shared memory: the accumulator tiles of 4 warps, 512 bytes for each x tile and warp, 16 KiB at most. What limits it
+ * was not measured: it runs where the others do not. */
 #ifndef TRF_PACKED_GENERAL_CUH
 #define TRF_PACKED_GENERAL_CUH
 
 #include "trf_packed_partition.h"
 #include "trf_packed_product.cuh"
 
-/* The general kernel takes it by value, and so does the one that finishes several k splits. */
+/* The general kernel takes it by value, and so does the kernel that finishes several k splits. */
 struct trf_packed_general_args {
     trf_packed_view view;
     const uint16_t *x; /* BF16 [m][cols] */
     uint32_t m;
     uint32_t x_blocks, k_splits;
-    float *partials; /* [k_splits][m][64 * bands] if there are several k splits */
+    float *partials; /* [k_splits][m][64 * bands], if there are several k splits */
     trf_epilogue epilogue;
 };
 
@@ -78,8 +79,8 @@ static __device__ __forceinline__ trf_packed_product_words trf_packed_general_lo
 
 /* ---- x ---- */
 
-/* Two neighbouring values of x, or zeros behind its last row or column. kTwoAtOnce: rows begin at multiples of four
- * bytes, and have an even number of columns. */
+/* Loads two neighbouring values of x; those after the last row or column are zeros. kTwoAtOnce: rows begin at multiples
+ * of four bytes, and have an even number of columns. */
 template <bool kTwoAtOnce>
 static __device__ __forceinline__ uint32_t trf_packed_general_load_x(const trf_packed_general_args &a, uint32_t row,
                                                                      uint32_t col) {
@@ -96,7 +97,7 @@ template <int kXTiles, bool kTwoAtOnce>
 static __device__ __forceinline__ void
 trf_packed_general_multiply(const trf_packed_general_args &args, float (&sums)[kXTiles][4], const uint32_t (&a)[2][4],
                             uint32_t x_row, uint32_t packed_tile, uint32_t lane) {
-    constexpr int kAtOnce = kXTiles < 4 ? kXTiles : 4; /* x tiles: registers do not suffice for more */
+    constexpr int kAtOnce = kXTiles < 4 ? kXTiles : 4; /* x tiles; there are not enough registers for more */
     const uint32_t row = x_row + lane / 4, col = packed_tile * TRF_PACKED_TILE_COLS + 2 * (lane % 4);
 #pragma unroll
     for (int first = 0; first < kXTiles; first += kAtOnce) {
@@ -116,7 +117,7 @@ trf_packed_general_multiply(const trf_packed_general_args &args, float (&sums)[k
 
 /* ---- the walk ---- */
 
-/* A warp's sums over its packed tiles, in the window's scale. */
+/* Computes a warp's sums over its packed tiles, in the window's scale. */
 template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
 static __device__ __forceinline__ void trf_packed_general_walk(const trf_packed_general_args &args,
                                                                const trf_packed_general_place &place, uint32_t lane,
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void trf_packed_general_walk(const trf_packed_
     trf_packed_product_words next = {};
     if (place.begin < place.end)
         next = trf_packed_general_load_words(view, place.band, place.begin, place.slab, lane);
-    trf_wait_for_predecessor(); /* which may have made x */
+    trf_wait_for_predecessor(); /* it may have made x */
     for (uint32_t packed_tile = place.begin; packed_tile < place.end; packed_tile++) {
         const trf_packed_product_words words = next;
         if (packed_tile + 1 < place.end)
@@ -172,7 +173,7 @@ static __device__ __forceinline__ bool trf_packed_general_add_upper_warps(float 
     return true;
 }
 
-/* A lane's sums to y, or to its part of the partial sums. */
+/* Writes a lane's sums to y, or to its part of the partial sums. */
 template <int kXTiles>
 static __device__ __forceinline__ void trf_packed_general_leave_sums(const trf_packed_general_args &a,
                                                                      const trf_packed_general_place &place,
@@ -206,7 +207,7 @@ static __device__ __forceinline__ void trf_packed_general_block(const trf_packed
         trf_packed_general_leave_sums(args, place, lane, sums);
 }
 
-/* Adds the k splits' sums of y's element (n, row), in their order. */
+/* Adds the k splits' sums for element (n, row) of y, in their order. */
 static __device__ __forceinline__ void trf_packed_general_finish_element(const trf_packed_general_args &a, uint32_t n,
                                                                          uint32_t row) {
     const uint64_t padded_rows = (uint64_t)a.view.bands * TRF_PACKED_TILE_ROWS, stride = padded_rows * a.m;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of packed layers: the kernels of trf_packed_general.cuh, and which of them runs. */
+/* Launches products of packed layers; it has the kernels of trf_packed_general.cuh, and chooses which kernel runs. */
 #include "trf_packed_launch.h"
 
 #include "trf_kernel_launch.cuh"
@@ -21,7 +21,7 @@ static __global__ void __launch_bounds__(32 * TRF_PACKED_GENERAL_WARPS, 2)
     trf_packed_general_block<kXTiles, kZeroing, kTwoAtOnce>(args, trf_shared_address(sums));
 }
 
-/* It follows a product of several k splits. */
+/* The second kernel of a product with several k splits. */
 static __global__ void __launch_bounds__(kFinishThreads) trf_packed_general_finish(const trf_packed_general_args args) {
     trf_wait_for_predecessor();
     const uint32_t row = blockIdx.x * kFinishThreads + threadIdx.x;
@@ -43,7 +43,7 @@ template <bool kZeroing, bool kTwoAtOnce> static trf_packed_general_kernel kerne
     }
 }
 
-/* With x of whole 16 bytes, in the workspace if it has to be. */
+/* Launches a bulk or wgmma kernel. x has rows of whole 16 bytes, and is copied to the workspace if necessary. */
 static int launch_bulk(const trf_packed_view *view, const trf_product *product, const trf_packed_partition *partition,
                        const trf_operands *operands, uint8_t *workspace, trf_stream stream) {
     const void *x = operands->x;

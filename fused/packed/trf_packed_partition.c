@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice among partitions of packed products: of bulk and wgmma kernels, each cut in each way, the one that should
- * take the least time; the general kernel where neither runs. */
+/* Chooses among partitions of packed products: the bulk or wgmma kernel and the cut that should take the least time;
+ * the general kernel where no other runs. */
 #include "trf_packed_partition.h"
 
 #include "trf_packed_estimate.h"
@@ -9,14 +9,14 @@
 #include <string.h>
 
 enum {
-    BLOCKS_A_MULTIPROCESSOR = 2, /* of the general kernel that run at once, by their registers */
-    LEAST_TILES = 16,            /* packed tiles of a k split: fewer are over before their sums are */
-    LEAST_K_BLOCKS = 4,          /* of a cluster's block, likewise */
-    MORE_K_BLOCKS = 6            /* of a front than an equal share */
+    BLOCKS_A_MULTIPROCESSOR = 2, /* blocks of the general kernel that run at once, limited by registers */
+    LEAST_TILES = 16,   /* the fewest packed tiles of a k split; fewer take less time than adding up the sums */
+    LEAST_K_BLOCKS = 4, /* the fewest k blocks of a block of a cluster, for the same reason */
+    MORE_K_BLOCKS = 6   /* a front has so many more k blocks than an equal share */
 };
 static const uint64_t kMostBlocks = 0x7FFFFFFF, kMostBytes = 1ull << 48;
 static const double kCandidateSlack =
-    1.15; /* of the least time: the estimate is wrong by less, but for a few products */
+    1.15; /* factor of the least time; the estimate is wrong by less, except for a few products */
 
 static uint32_t x_tiles_of(uint32_t m) {
     uint32_t x_tiles = 1;
@@ -54,7 +54,8 @@ int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limi
 
 static int has_kernel(int shape, uint32_t x_tiles) { return shape == TRF_PACKED_BULK_32 || x_tiles < 8; }
 
-/* Sets blocks and clusters, one for each tile. @return 0 if they do not all run at once, or have little to do. */
+/* Sets blocks and clusters, with one cluster for each tile. @return 0 if they do not all run at once, or have too
+ * little to do. */
 static int give_clusters(const trf_device_limits *limits, uint32_t blocks, trf_packed_partition *made) {
     made->cluster_size = blocks;
     made->blocks = (uint64_t)made->tiles * blocks;
@@ -62,7 +63,7 @@ static int give_clusters(const trf_device_limits *limits, uint32_t blocks, trf_p
            (blocks == 1 || made->k_blocks / blocks >= LEAST_K_BLOCKS);
 }
 
-/* Sets tiles, k blocks and the place of partial sums. @return 0 if there are too many. */
+/* Sets tiles, k blocks and where blocks hand sums over. @return 0 if there are too many. */
 static int count_k_blocks(const trf_packed_view *view, uint32_t m, uint64_t tiles, uint64_t k_blocks,
                           trf_packed_partition *made) {
     if (tiles > kMostBlocks || tiles * k_blocks > kMostBlocks)
@@ -94,9 +95,10 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
     return 1;
 }
 
-/* How many k blocks the front of a tile has, if blocks share so many; 0: none. With less than a third of a tile a
- * block, backs would be as scattered as equal shares are. A back's block has several beginnings and ends, each of which
- * takes as long as some k blocks: of 0, 3, 6, 10 and 16 more for fronts 6 were the best on an H100, for all shapes. */
+/* Returns how many k blocks the front of a tile has, if blocks share so many tiles; 0: tiles have no fronts. If there
+ * is less than a third of a tile for each block, backs would be as scattered as equal shares. A back's block has
+ * several beginnings and ends, each of which takes as long as some k blocks; so fronts get more k blocks than an equal
+ * share. Of 0, 3, 6, 10 and 16 more, 6 were the best on an H100, for all shapes. */
 static uint32_t front_k_blocks(uint64_t shared, const trf_packed_partition *p) {
     if (3 * shared < p->blocks)
         return 0;
@@ -141,8 +143,8 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
 
 /* ---- the choice ---- */
 
-/* Puts a partition among those of less time, of which there are `count`; the last of n falls out. @return how many
- * there are then. */
+/* Inserts a partition in the order of times among the `count` that there are; if there would be more than n, the last
+ * one is dropped. @return how many there are then. */
 static uint32_t insert(const trf_packed_partition *made, double made_ns, trf_packed_partition *out, double *ns,
                        uint32_t count, uint32_t n) {
     uint32_t at = count;

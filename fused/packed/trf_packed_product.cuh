@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all kernels of packed layers have in common: a lane's words and the fragments that it forms of them, the
- * exception line, and how sums are scaled and written to y. */
+/* What all product kernels of packed layers have in common: a lane's words and the fragments that it forms from them,
+ * the exception line, and how sums are scaled and written to y. */
 #ifndef TRF_PACKED_PRODUCT_CUH
 #define TRF_PACKED_PRODUCT_CUH
 
@@ -11,14 +11,13 @@
 
 /* ---- weights ---- */
 
-/* A lane's words of a packed slab, in the vectors in which kernels of products load them (packing has
- * trf_unpack_words). */
+/* A lane's words of a packed slab, in the vectors in which product kernels load them (packing has trf_unpack_words). */
 struct trf_packed_product_words {
     uint4 raw;
     uint2 index;
 };
 
-/* The fragments of a lane's words of one packed slab, of both column steps, without exceptions. */
+/* Forms the fragments of both column steps from a lane's words of one packed slab, without exceptions. */
 template <bool kZeroing>
 static __device__ __forceinline__ void trf_packed_form_slab(uint32_t (&a)[2][4],
                                                             const trf_packed_product_words &words) {
@@ -31,10 +30,10 @@ static __device__ __forceinline__ void trf_packed_form_slab(uint32_t (&a)[2][4],
     }
 }
 
-/* The exception line that a warp of a product is in, a word in each lane: it patches in the window's scale
- * (trf_unpack_line.cuh has one that does so in weights' own). All lanes call all of it. */
+/* The exception line that a warp of a product kernel is in, one word in each lane. It patches values in the window's
+ * scale (trf_unpack_line.cuh has a line that patches in the weights' own scale). All lanes call each function. */
 struct trf_packed_product_line {
-    uint32_t word; /* lane l: word l */
+    uint32_t word; /* lane l has word l */
     uint32_t records;
     uint32_t stored; /* mask of stored packed tiles */
 
@@ -50,7 +49,7 @@ struct trf_packed_product_line {
         return lane < records && trf_packed_record_tile(word) == packed_tile % TRF_PACKED_LINE_TILES;
     }
 
-    /* Puts the records of a packed tile's slab over what was formed. */
+    /* Replaces formed weights of a packed tile's slab by its records. */
     __device__ __forceinline__ void patch(uint32_t (&a)[2][4], uint32_t packed_tile, uint32_t slab,
                                           uint32_t lane) const {
         uint32_t lanes = __ballot_sync(0xFFFFFFFF, is_of(packed_tile, lane) && trf_packed_record_slab(word) == slab);
@@ -58,8 +57,8 @@ struct trf_packed_product_line {
         while (lanes) {
             const uint32_t record = __shfl_sync(0xFFFFFFFF, word, __ffs((int)lanes) - 1);
             lanes &= lanes - 1;
-            /* Each register is asked for by itself, so that none is indexed at run time, which would move all of them
-             * to local memory. */
+            /* Each register is compared by itself, so that none is indexed at run time, which would move all of them to
+             * local memory. */
             const uint32_t half = trf_packed_record_half(record), keep = 0xFFFF0000u >> 16 * half,
                            bits = trf_packed_record_bits(record) << 16 * half;
             const uint32_t at = trf_packed_record_lane(record) == lane
@@ -75,7 +74,7 @@ struct trf_packed_product_line {
         return stored >> packed_tile % TRF_PACKED_LINE_TILES & 1;
     }
 
-    /* A stored packed tile; one that the layer does not have is zeros. All lanes call it. */
+    /* Loads a slab of a stored packed tile; zeros if the layer does not have that tile. All lanes call it. */
     __device__ __forceinline__ void load_stored(uint32_t (&a)[2][4], const trf_packed_view &view, uint32_t packed_tile,
                                                 uint32_t slab, uint32_t lane) const {
         const uint32_t before = stored & ((1u << packed_tile % TRF_PACKED_LINE_TILES) - 1);
@@ -95,10 +94,10 @@ struct trf_packed_product_line {
     }
 };
 
-/* Whether a line has records of kSlabs slabs of a packed tile, neighbours from a multiple of kSlabs on, or the packed
- * tile is stored; it may say yes where there is none. All lanes call it. word: of the line, the lane's. Unused words
- * have zeros for a place, as no record but the first one may have, records being in order: so nobody has to know how
- * many there are. */
+/* Whether a line has records for kSlabs slabs of a packed tile (neighbours, the first one a multiple of kSlabs), or the
+ * packed tile is stored. It may say yes where there is no record. All lanes call it. word: the lane's word of the line.
+ * Unused words have place 0. Since records are in order, only the first record may have place 0; so nobody needs to
+ * know how many records there are. */
 template <uint32_t kSlabs>
 static __device__ __forceinline__ bool trf_packed_has_exceptions(uint32_t word, uint32_t packed_tile, uint32_t slab,
                                                                  uint32_t lane) {
@@ -113,7 +112,7 @@ static __device__ __forceinline__ bool trf_packed_has_exceptions(uint32_t word, 
 
 /* ---- y ---- */
 
-/* What takes a row's sums from the window's scale to y's. @return whether that is a normal F32. */
+/* Sets the factor that takes a row's sums from the window's scale to that of y. @return whether it is a normal F32. */
 static __device__ __forceinline__ bool trf_packed_get_row_factor(const trf_packed_view &view, uint32_t row,
                                                                  float *factor) {
     const int32_t exponent = trf_packed_row_exponent(&view, row);
@@ -121,12 +120,12 @@ static __device__ __forceinline__ bool trf_packed_get_row_factor(const trf_packe
     return exponent >= -126 && exponent <= 127;
 }
 
-/* Whether y is *bare*: the scaled sums in 16 bits, and nothing follows them. */
+/* Whether y is *bare*: it takes the scaled sums in 16 bits, and no epilogue. */
 static inline bool trf_packed_is_bare(const trf_epilogue &e) {
     return e.y_dtype != TRF_DTYPE_F32 && e.activation == TRF_ACTIVATION_NONE && !e.bias && !e.multiplier && !e.residual;
 }
 
-/* A finished sum in the window's scale to its element of y. */
+/* Writes a finished sum, which is in the window's scale, to its element of y. */
 static __device__ __forceinline__ void trf_packed_write_y(const trf_packed_view &view, const trf_epilogue &epilogue,
                                                           uint32_t n, uint32_t row, float sum) {
     const trf_epilogue_inputs inputs = trf_epilogue_inputs_of(&epilogue, n, row);

@@ -9,13 +9,14 @@
 
 enum {
     TRF_PACKED_SMEM_BYTES = 227 << 10, /* of a block, compute capability 9.0 */
-    TRF_PACKED_PRODUCER_WARPS = 4,     /* a warpgroup, for setmaxnreg; three of them work */
-    TRF_PACKED_X_BOX_COLS = 64,        /* of x, under the swizzle of 128 bytes */
+    TRF_PACKED_PRODUCER_WARPS = 4,     /* a whole warpgroup, because of setmaxnreg; three of them have work */
+    TRF_PACKED_X_BOX_COLS = 64,        /* columns of a box of x, under the swizzle of 128 bytes */
     TRF_PACKED_X_BOX_ROW_BYTES = 2 * TRF_PACKED_X_BOX_COLS,
-    TRF_PACKED_HANDOVER_WARPS = 12 /* the most of a block that hands sums over to another (trf_packed_handover.cuh) */
+    /* the most warps of a block that hands sums over to another (trf_packed_handover.cuh) */
+    TRF_PACKED_HANDOVER_WARPS = 12
 };
 
-/* Workspace in which so many blocks hand over so many accumulator tiles each. */
+/* The workspace that `blocks` blocks need to hand over acc_tiles accumulator tiles each. */
 TRF_HD_CONSTEXPR uint64_t trf_packed_handover_bytes(uint64_t blocks, uint32_t acc_tiles) {
     return blocks * (acc_tiles * (uint64_t)TRF_ACC_TILE_BYTES + TRF_PACKED_HANDOVER_WARPS * sizeof(uint64_t));
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = x . W^T of a packed BF16 layer by wgmma, for any number of rows of x, made for more than 64, for compute
- * capability 9.0: W is operand A, formed in registers; x is operand B, in shared memory as TMA leaves it there.
+/* Computes y = x . W^T of a packed BF16 layer by wgmma on compute capability 9.0, for any number of rows of x, though
+ * it is made for more than 64. W is operand A and is formed in registers; x is operand B, in shared memory as TMA
+ * leaves it there.
  *
- * A *block tile* is 128 rows of W, two packed bands, by 64 to 256 rows of x, in steps of 16; or 192 rows, three bands,
- * by 96 to 128. A block multiplies a tile in k blocks of 64 columns; each of its two or three consumer warpgroups has a
- * band, and each warp of it a packed slab (in the picture two bands):
+ * A *block tile* is 128 rows of W (two packed bands) by 64 to 256 rows of x, in steps of 16; or 192 rows (three bands)
+ * by 96 to 128. A block multiplies a tile in k blocks of 64 columns. Each of its two or three consumer warpgroups has a
+ * band, and each warp of the warpgroup has a packed slab (the picture has two bands):
  *
  *                       W: packed tiles t, t + 1                          x: 64 columns, as rows of 128 bytes
  *                     +-----------+-----------+                          +------------------------+
@@ -15,41 +16,42 @@
  *      warpgroup 1    | warps 4-7             |                            the same for all warpgroups
  *      (band 2i + 1)  +-----------+-----------+
  *
- * A warp forms a whole k block at a time: its slab of both packed tiles, 16 registers a lane. It patches them behind a
- * branch that one k block in 12 takes, and its warpgroup starts four wgmma on them. While these run it forms the next
- * k block's registers, a second set. So a stage is given back when the one behind it has been formed.
+ * A warp forms a whole k block at a time: its slab of both packed tiles, 16 registers a lane. It patches exceptions in
+ * a branch that one k block in 12 takes, and its warpgroup starts four wgmma on the fragments. While these run, the
+ * warp forms the next k block in a second set of registers. So a stage is given back when the next one has been formed.
  *
- * A producer warp fills the ring with weights, one copy a band and k block, and with a band's exception line (128
- * bytes) where one begins, every 16 k blocks; another one brings a box of x; a third one sets the barriers up at the
- * start, while the others find out what they do first. A consumer warp reads a line once, and finds which of its packed
- * tiles have exceptions, and in each lane the register that the lane's own record replaces.
+ * A producer warp fills the ring with weights: one copy for each band and k block, and a copy of a band's exception
+ * line (128 bytes) where one begins, every 16 k blocks. Another producer warp brings a box of x. A third warp sets the
+ * barriers up at the start, while the others find out what they do first. A consumer warp reads a line once. It finds
+ * out which packed tiles of the line have exceptions and, in each lane, which register the lane's own record replaces.
  *
- * Two ways to cut a product, which the partition says (trf_packed_partition.h):
+ * There are two ways to cut a product; the partition says which (trf_packed_partition.h):
  *   - a cluster of 2 to 8 blocks for each tile, which cut its k blocks; each finishes another part of y, for which the
  *     others send it their sums (st.async), to be added in the order of blocks;
  *   - blocks that stay: of `whole_tiles` block b has b, b + blocks, ...; the tiles that are left are cut into parts of
  *     equal length (trf_packed_wgmma_share.cuh), and blocks hand the sums of these over (trf_packed_handover.cuh).
  *     8192 rows of x by 8192x8192: 2,048 tiles of 256 rows of x, of which 132 blocks have 15 each. Of the 68 that are
  *     left, of 128 k blocks, 68 blocks have the first 72 each, and 64 blocks the others, 59 or 60 each.
- * Tiles lie in runs of 8 x blocks: in a run those with the same weights follow each other. So 132 tiles that are
- * under way have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many blocks.
+ * Tiles are ordered in runs of 8 x blocks: within a run, tiles with the same weights follow each other. So 132 tiles
+ * that are under way at once have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many
+ * blocks.
  *
  * Shared memory: 8 to 5 stages of 20 to 44 KiB, 272 or 400 bytes a stage for lines and barriers, 4 or 6 KiB for sums on
- * their way to y: 226 KiB at most. Registers: with two bands 168 a thread to 128 rows of x, above that 232 of the
- * consumers, of which sums take 72 to 128 and two sets of fragments 32; the producers' warpgroup keeps 40 then. With
- * three bands 160 and 32.
+ * their way to y: 226 KiB at most. Registers with two bands: 168 a thread up to 128 rows of x. Above that consumers
+ * have 232, of which sums take 72 to 128 and two sets of fragments 32, and the producers' warpgroup keeps 40. With
+ * three bands it is 160 and 32.
  *
- * y of 16 bits without an epilogue is *bare* and leaves 16 bytes at a time, of blocks that stay by way of the last
- * stage, which is given back after that; any other y takes some hundred instructions for four elements of a lane; what
- * that costs was not measured.
+ * A y of 16 bits without an epilogue is *bare* and is written 16 bytes at a time. Blocks that stay write it by way of
+ * the last stage, which is given back after that. Any other y takes some hundred instructions for four elements of a
+ * lane; what that costs was not measured.
  *
- * What binds, by leaving out parts (14336x4096 on an H200, microseconds by 64 / 128 / 192 / 256 rows of x): copies
- * alone take 24.2 / 25.9 / 28.2 / 31.5, forming and products without copies 18.6 / 24.4 / 32.8 / 42.4, all of it 27.4
- * / 31.5 / 38.5 / 48. So it is memory to 96 rows, the tensor cores from 192 on, and their overlap in between. Large
- * layers by 128 rows and more run into the power limit: at 693 W the clock falls from 1,980 to 1,590 MHz. In clocks, a
- * k block by 256 rows takes 1,053, of which the tensor cores need 1,024, and a tile's end 3,300 (H100). The loop has
- * no spills, and no R2UR in front of its HGMMA outside of the exceptions' branch (nvcc 13.0): they would cost 4 to 7 %.
- */
+ * What limits it, found by leaving out parts (14336x4096 on an H200, microseconds with 64 / 128 / 192 / 256 rows of x):
+ * copies alone take 24.2 / 25.9 / 28.2 / 31.5, forming and products without copies 18.6 / 24.4 / 32.8 / 42.4, all of it
+ * 27.4 / 31.5 / 38.5 / 48. So the limit is memory up to 96 rows, the tensor cores from 192 on, and their overlap in
+ * between. Large layers with 128 rows and more run into the power limit: at 693 W the clock falls from 1,980 to 1,590
+ * MHz. A k block by 256 rows takes 1,053 clocks, of which the tensor cores need 1,024, and a tile's end takes 3,300
+ * clocks (H100). The loop has no spills, and no R2UR before its HGMMA outside of the exceptions' branch (nvcc 13.0):
+ * they would cost 4 to 7 %. */
 #ifndef TRF_PACKED_WGMMA_CUH
 #define TRF_PACKED_WGMMA_CUH
 
@@ -59,15 +61,15 @@
 
 /* ---- the producer ---- */
 
-/* Where the producer is in its stints. */
+/* Where a producer is in its stints. */
 struct trf_packed_wgmma_cursor {
     trf_packed_wgmma_stint stint;
-    uint32_t number, stints, k_block; /* of the stint; the next k block */
+    uint32_t number, stints, k_block; /* the stint's number, and how many there are; the next k block */
 
     __device__ __forceinline__ explicit trf_packed_wgmma_cursor(const trf_packed_wgmma_args &a)
         : stint(trf_packed_wgmma_stint_of(a, 0)), number(0), stints(trf_packed_wgmma_stints(a)), k_block(stint.begin) {
         if (stints && k_block == stint.end)
-            stints = 0; /* a cluster's block without k blocks */
+            stints = 0; /* a block of a cluster may have no k blocks */
     }
     __device__ __forceinline__ bool is_there() const { return number < stints; }
     __device__ __forceinline__ void next(const trf_packed_wgmma_args &a) {
@@ -78,12 +80,13 @@ struct trf_packed_wgmma_cursor {
     }
 };
 
-/* Whether a k block brings its bands' exception lines, those of all k blocks up to the next line. */
+/* Whether the copies of a k block include its bands' exception lines, which hold for all k blocks up to the next line.
+ * first: the stint's first k block. */
 static __device__ __forceinline__ bool trf_packed_wgmma_brings_lines(uint32_t k_block, uint32_t first) {
     return k_block == first || k_block % TRF_PACKED_WGMMA_LINE_K_BLOCKS == 0;
 }
 
-/* Weights of a stage, and exception lines; all lanes call it, each copies another band's. */
+/* Copies the weights of a stage, and exception lines. All lanes call it; each copies another band. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmma_cursor &at,
@@ -102,8 +105,9 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
         view.tiles + trf_packed_tile_number(&view, band + lane, packed_tile) * TRF_PACKED_TILE_BYTES;
     if (packed_tile + 1 < view.tiles_per_band) {
         trf_bulk_load(to, from, TRF_PACKED_WGMMA_STAGE_BAND_BYTES, ring.full(), policy);
-    } else { /* After a band's last packed tile stands the same one again: finite weights, which x multiplies by zeros.
-              */
+        /* The band's last packed tile fills the place after it, too: its weights are finite, and x multiplies them by
+         * zeros. */
+    } else {
         trf_bulk_load(to, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
         trf_bulk_load(to + TRF_PACKED_TILE_BYTES, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
     }
@@ -112,12 +116,13 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
                       trf_packed_line_of(&view, band + lane, packed_tile), TRF_PACKED_LINE_BYTES, ring.full(), policy);
 }
 
-/* Fills the ring with weights. These do not wait for what may have made x. */
+/* Fills the ring with weights, which do not wait for the kernel that may have made x. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_produce_weights(const trf_packed_wgmma_args &a, uint32_t shared,
                                                                         uint32_t lane) {
     const uint64_t policy = a.x_blocks > 1 ? trf_policy_read_again() : trf_policy_read_once();
-    trf_packed_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
+    /* phase 1: a wait on a barrier that was never used returns at once */
+    trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_wgmma_cursor at(a);
     trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER_ID, 2);
     for (; at.is_there(); ring.next(), at.next(a)) {
@@ -127,7 +132,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_weights(const tr
     trf_allow_successor();
 }
 
-/* Fills the ring with x, once it is there. */
+/* Fills the ring with x, once x is there. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_packed_wgmma_args &a, uint32_t shared,
                                                                   uint32_t lane) {
@@ -171,17 +176,18 @@ trf_packed_wgmma_load_words(const trf_packed_ring<Config> &ring, const trf_packe
              {trf_lds128(raw + TRF_PACKED_TILE_BYTES), trf_lds64(index + TRF_PACKED_TILE_BYTES)}}};
 }
 
-/* What the exception line that a warp is in says of its slab. A lane has one record of the line as its own, already
- * taken apart; a packed tile for which that does not do is crowded: it is stored, or has a lane's second record. */
+/* What the exception line that a warp is in says about the warp's slab. Each lane has one record of the line as its
+ * own, already decoded. A packed tile for which these records are not enough is *crowded*: it is stored, or a lane has
+ * a second record in it. */
 struct trf_packed_wgmma_exceptions {
     trf_packed_product_line line;
-    uint32_t excepted, crowded; /* masks of the line's packed tiles that have exceptions; that are crowded */
-    uint32_t at;                /* of the lane's record: 8 * its packed tile + its register of that one's 8; or 256 */
-    uint32_t keep, bits;        /* of that register */
+    uint32_t excepted, crowded; /* masks of the line's packed tiles: those with exceptions; those that are crowded */
+    uint32_t at; /* place of the lane's record: 8 * its packed tile + its register out of 8; 256 if there is none */
+    uint32_t keep, bits; /* what that register keeps, and the bits that it gets */
 
-    /* All lanes call it. word: the lane's of the line. Without branches but the loop's: behind one in which lanes part,
-     * the compiler takes nothing in the loop for the same in all lanes, and moves descriptors to uniform registers for
-     * each wgmma. */
+    /* All lanes call it. word: the lane's word of the line. It has no branches except the loop's: after a branch in
+     * which lanes diverge, the compiler takes nothing in the loop to be the same in all lanes, and moves descriptors to
+     * uniform registers for each wgmma. */
     __device__ __forceinline__ void take(uint32_t word, uint32_t slab, uint32_t lane) {
         line.take(word);
         const bool is_record = (lane < line.records) & (trf_packed_record_slab(word) == slab);
@@ -205,7 +211,8 @@ struct trf_packed_wgmma_exceptions {
         crowded = __reduce_or_sync(0xFFFFFFFF, second);
     }
 
-    /* Puts them over what a stage was formed to. All lanes call it. packed_tile: the stage's first one. */
+    /* Replaces weights of a stage's formed fragments by exceptions. All lanes call it. packed_tile: the stage's first
+     * one. */
     __device__ __forceinline__ void patch(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
                                           const trf_packed_view &view, uint32_t packed_tile, uint32_t slab,
                                           uint32_t lane) const {
@@ -221,7 +228,7 @@ struct trf_packed_wgmma_exceptions {
                                                       uint32_t packed_tile, uint32_t slab, uint32_t lane) const {
         const uint32_t reg = at - 8 * (packed_tile % TRF_PACKED_LINE_TILES);
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++) /* each is asked for by itself, so that none is indexed at run time */
+        for (uint32_t i = 0; i < 8; i++) /* each register is compared by itself, so that none is indexed at run time */
             a[i / 4][i % 4] = reg == i ? trf_packed_and_or(a[i / 4][i % 4], keep, bits) : a[i / 4][i % 4];
         if ((crowded >> packed_tile % TRF_PACKED_LINE_TILES & 1) == 0)
             return;
@@ -231,7 +238,7 @@ struct trf_packed_wgmma_exceptions {
     }
 };
 
-/* The fragments of a warp's slab of a stage's packed tiles, without exceptions. */
+/* Forms the fragments of a warp's slab of a stage's packed tiles, without exceptions. */
 template <bool kZeroing>
 static __device__ __forceinline__ void trf_packed_wgmma_form(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
                                                              const trf_packed_wgmma_words &words) {
@@ -242,14 +249,14 @@ static __device__ __forceinline__ void trf_packed_wgmma_form(uint32_t (&a)[TRF_P
 
 /* ---- products ---- */
 
-/* Operand B in shared memory: rows of 64 columns under the swizzle of 128 bytes, atoms of 8 rows one behind the other,
- * as TMA leaves a box. at: a multiple of 1024. */
+/* Describes operand B in shared memory: rows of 64 columns under the swizzle of 128 bytes, in atoms of 8 rows that
+ * follow one another, as TMA leaves a box. at: a multiple of 1024. */
 static __device__ __forceinline__ uint64_t trf_packed_wgmma_descriptor(uint32_t at) {
     return (uint64_t)(at >> 4 & 0x3FFF) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-static constexpr uint32_t kWgmmaStep = 32 >> 4; /* 16 columns further */
+static constexpr uint32_t kWgmmaStep = 32 >> 4; /* added to a descriptor: 16 columns further */
 
-/* Starts a stage's products. */
+/* Starts the products of a stage. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_start(float (&sums)[Config::kXRows / 2],
@@ -264,13 +271,13 @@ trf_packed_wgmma_start(float (&sums)[Config::kXRows / 2],
 
 /* A warp's way through the k blocks of a stint. */
 template <class Config> struct trf_packed_wgmma_walk {
-    trf_packed_wgmma_words words;           /* of the stage that is formed next */
-    trf_packed_wgmma_exceptions exceptions; /* of its line */
-    uint32_t packed_tile;                   /* its first one */
-    uint32_t left;                          /* k blocks, it included */
-    uint32_t multiplied;                    /* barrier of the stage whose products run; 0: none do */
+    trf_packed_wgmma_words words;           /* words of the stage that is formed next */
+    trf_packed_wgmma_exceptions exceptions; /* of that stage's line */
+    uint32_t packed_tile;                   /* that stage's first packed tile */
+    uint32_t left;                          /* k blocks left, including that stage's */
+    uint32_t multiplied;                    /* the `empty` barrier of the stage whose products run; 0 if none do */
 
-    /* The next stage, which may not be there yet. */
+    /* Loads the words of the next stage, once it has arrived. */
     __device__ __forceinline__ void load(const trf_packed_ring<Config> &ring, const trf_packed_wgmma_warp &warp,
                                          bool with_line) {
         trf_mbarrier_wait(ring.full(), ring.phase);
@@ -282,8 +289,8 @@ template <class Config> struct trf_packed_wgmma_walk {
     }
 };
 
-/* Forms a stage and starts its products, takes the next stage's words meanwhile, and waits for the products in front,
- * whose registers are formed next. */
+/* Forms a stage and starts its products. Meanwhile loads the next stage's words. Then waits for the previous stage's
+ * products, whose registers are formed next. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void
 trf_packed_wgmma_multiply_stage(const trf_packed_view &view, const trf_packed_wgmma_warp &warp,
@@ -304,14 +311,14 @@ trf_packed_wgmma_multiply_stage(const trf_packed_view &view, const trf_packed_wg
     walk.multiplied = started;
 }
 
-/* Adds the products of a stint, which has k blocks, to the sums; they are all there then. The last stage is not given
- * back. */
+/* Adds the products of a stint to the sums, which are complete when it returns. The stint has at least one k block. The
+ * last stage is not given back. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void
 trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
                           const trf_packed_wgmma_stint &stint, trf_packed_ring<Config> &ring,
                           float (&sums)[Config::kXRows / 2]) {
-    uint32_t a[2][TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4]; /* of even k blocks, of odd ones */
+    uint32_t a[2][TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4]; /* for even and for odd k blocks of the stint */
     trf_packed_wgmma_walk<Config> walk;
     walk.packed_tile = stint.begin * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
     walk.left = stint.end - stint.begin;
@@ -330,7 +337,8 @@ trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wg
     trf_wgmma_settle_sums(sums);
 }
 
-/* In place of that where the layer has no band for the warpgroup. */
+/* Replaces trf_packed_wgmma_multiply where there is nothing to multiply: where the layer has no band for the warpgroup,
+ * or the stint has no k blocks. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_skip(const trf_packed_wgmma_stint &stint,
                                                              trf_packed_ring<Config> &ring, uint32_t lane) {
@@ -371,7 +379,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
     }
 }
 
-/* The barriers, of stages and of sums. */
+/* Sets up the barriers of stages and of sums. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_set_up(const trf_packed_wgmma_args &args, uint32_t shared,
                                                                uint32_t lane) {
@@ -388,7 +396,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_set_up(const trf_packed_
 /* shared: address of trf_packed_wgmma_shared_bytes, a multiple of 1024. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_wgmma_args &args, uint32_t shared) {
-    /* A shuffle tells the compiler that it is the same for all lanes: wgmma wants uniform registers. */
+    /* The shuffle tells the compiler that the warp's number is the same in all lanes: wgmma needs uniform registers. */
     const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
     if (warp < Config::kWarps) {
         trf_named_barrier_sync(TRF_PACKED_CONSUMERS_BARRIER_ID, Config::kWarps + 1);

@@ -22,7 +22,7 @@ static __global__ void __launch_bounds__(trf_packed_wgmma_threads(kShape), 1)
 #endif
 }
 
-/* zeroing: of the layer. */
+/* zeroing: whether the layer is. */
 template <int... kNumbers>
 static trf_packed_wgmma_kernel find_kernel(int shape, bool zeroing, std::integer_sequence<int, kNumbers...>) {
     static constexpr trf_packed_wgmma_kernel kKernels[] = {trf_packed_wgmma<TRF_PACKED_WGMMA_64 + kNumbers, false>...},

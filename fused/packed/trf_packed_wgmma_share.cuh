@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the wgmma kernels (trf_packed_wgmma.cuh) are told, and how their blocks share a product.
+/* The arguments of the wgmma kernels (trf_packed_wgmma.cuh), and how their blocks share a product.
  *
- * Blocks that stay have whole tiles first. The tiles that are left, fewer than blocks, they share, in one of two ways:
+ * Blocks that stay do whole tiles first. The tiles that are left are fewer than blocks; blocks share them in one of two
+ * ways:
  *   - few tiles: their k blocks, one tile behind the other, are cut into one equal share a block (stream-K);
  *   - more: a tile's *front*, its first k blocks, is one block's; the *backs* of all tiles, one behind the other, are
  *     cut into one equal share for each of the other blocks:
@@ -11,13 +12,15 @@
  *      | block 2    | b. 1       | block 3    | 1 | 0      | block 4    | b. 0
  *        front        back
  *
- * So the fronts' blocks go through the same columns at the same time, as those of whole tiles do, and those of backs
- * are at the last columns. With equal shares of whole tiles each is at columns of its own, and what of x the L2 cache
- * does not hold comes from memory for each: 3584x18944 by 2,048 rows takes 525 us that way, 411 with fronts (H100).
+ * So the blocks of fronts go through the same columns at the same time, like the blocks of whole tiles, and the blocks
+ * of backs are at the last columns. With equal shares of whole tiles each block is at other columns, and x comes from
+ * memory for each of them as far as the L2 cache does not hold it: 3584x18944 by 2,048 rows takes 525 us that way, and
+ * 411 us with fronts (H100).
  *
- * Who has a tile's first k blocks adds up the sums of the others (trf_packed_handover.cuh): in both ways blocks of
- * lower numbers. A back's block may hand over the sums of several tiles, a parcel of each. A parcel's number is that of
- * the share plus that of the tile, one or both of which grow from one to the next; there are fewer than blocks. */
+ * The block that has a tile's first k blocks adds up the sums of the others (trf_packed_handover.cuh), which in both
+ * ways are blocks of lower numbers. A back's block may hand over the sums of several tiles, in one parcel for each. A
+ * parcel's number is the share's number plus the tile's. From one parcel to the next one or both of these grow, so
+ * numbers are distinct; and they are smaller than the number of blocks. */
 #ifndef TRF_PACKED_WGMMA_SHARE_CUH
 #define TRF_PACKED_WGMMA_SHARE_CUH
 
@@ -31,32 +34,35 @@
 
 /* Every wgmma kernel takes it by value. */
 struct trf_packed_wgmma_args {
-    /* Boxes of 64 columns by a tile's rows of x, in the last x block by those that there are, under the swizzle of 128
-     * bytes. What a stage has room for beyond is not written, and only y's rows beyond come of it. */
+    /* Boxes of 64 columns by a block tile's rows of x, in the last x block by the rows that there are, under the
+     * swizzle of 128 bytes. The rest of a stage's room for x is not written; it only affects rows of y that do not
+     * exist. */
     trf_tensor_map x_map, last_x_map;
     trf_packed_view view;
     uint32_t m;
-    uint32_t x_blocks, whole_runs;        /* of all tiles; runs of TRF_PACKED_WGMMA_X_RUN x blocks */
-    uint32_t last_x_rows;                 /* rows of x of the last x block */
-    trf_divisor run_tiles, last_x_blocks; /* tiles of such a run; x blocks of the last run, which may have fewer */
-    uint32_t cluster_size;                /* blocks of a cluster, which has one tile; 0: blocks stay */
-    trf_divisor cluster_blocks;           /* the same; 1 if blocks stay */
-    uint32_t k_blocks;                    /* of a tile */
-    /* For trf_share_begin: of a cluster's block, a tile's k blocks. If blocks stay, whole tiles of each. */
+    /* x blocks of the product; number of whole runs of TRF_PACKED_WGMMA_X_RUN x blocks */
+    uint32_t x_blocks, whole_runs;
+    uint32_t last_x_rows;                 /* rows of x that the last x block has */
+    trf_divisor run_tiles, last_x_blocks; /* tiles of a whole run; x blocks of the last run, which may have fewer */
+    uint32_t cluster_size;                /* blocks of a cluster, which has one tile; 0 if blocks stay */
+    trf_divisor cluster_blocks;           /* divisor by the blocks of a cluster, or by 1 if blocks stay */
+    uint32_t k_blocks;                    /* k blocks of a tile */
+    /* For trf_share_begin: with clusters, a tile's k blocks that each block has; if blocks stay, the whole tiles that
+     * each has. */
     uint32_t share_quotient, share_remainder;
-    uint32_t whole_tiles; /* of the product: the first tiles, which are not shared, if blocks stay */
-    /* What cuts the other tiles. front_k_blocks: 0 means that they have no fronts, and are all back. back_blocks:
-     * the first blocks, which share the backs; each block after them has a front. */
+    uint32_t whole_tiles; /* if blocks stay: the number of tiles, from the first on, that are not shared */
+    /* How the other tiles are cut. front_k_blocks: 0 means that they have no fronts, and are all back. back_blocks: so
+     * many blocks, from the first on, share the backs; each block after them has a front. */
     uint32_t front_k_blocks, back_blocks;
-    trf_divisor back_k_blocks; /* of one tile */
+    trf_divisor back_k_blocks; /* divisor by the back's k blocks of one tile */
     trf_stream_k backs;
     trf_packed_handover handover;
     trf_epilogue epilogue;
-    /* Whether y is bare (trf_packed_is_bare), and 16 bytes of a row of y can be written at once. */
+    /* Whether y is bare (trf_packed_is_bare) and 16 bytes of a row of y can be written at once. */
     uint32_t writes_16_bytes;
 };
 
-/* All but the maps of x and handover. */
+/* Makes the arguments, except the maps of x and handover. */
 static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_view *view,
                                                              const trf_packed_partition *partition, uint32_t m,
                                                              const trf_epilogue &epilogue) {
@@ -104,7 +110,7 @@ template <int kShape> struct trf_packed_wgmma_config {
                               kSumsAt = kLinesAt + kStages * kLinesBytes,
                               kBarriersAt = kSumsAt + trf_packed_wgmma_sums_bytes(kShape),
                               kSumBarriersAt = kBarriersAt + 16 * kStages;
-    /* A consumer's registers and a producer's, where they are moved. */
+    /* The registers of consumers and of producers, if registers are moved. */
     static constexpr bool kMovesRegisters = trf_packed_wgmma_moves_registers(kShape);
     static constexpr int kRegisters = kMovesRegisters ? (kBands > 2 ? 160 : 232) : 0,
                          kProducerRegisters = kMovesRegisters ? (kBands > 2 ? 32 : 40) : 0;
@@ -119,10 +125,10 @@ template <int kShape> struct trf_packed_wgmma_config {
 
 /* ---- what a block works on ---- */
 
-/* Some k blocks of a tile. */
+/* A *stint*: some k blocks of a tile, which a block works on one after the other. */
 struct trf_packed_wgmma_stint {
-    uint32_t tile;     /* its number among those of all x blocks, by which blocks share them */
-    uint32_t row_tile; /* which 128 or 192 rows of W it has, whatever its x block */
+    uint32_t tile;     /* its number among the tiles of all x blocks, by which blocks share them */
+    uint32_t row_tile; /* which 128 or 192 rows of W it has, counted without regard to x blocks */
     uint32_t x_block;
     uint32_t begin, end; /* k blocks */
 };
@@ -132,12 +138,12 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_own_whole_tiles(cons
     return a.share_quotient + (blockIdx.x < a.share_remainder ? 1 : 0);
 }
 
-/* The share of one of the back_blocks. The last one has share 0. */
+/* The share of one of the back_blocks; the last of these has share 0. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_back_share(const trf_packed_wgmma_args &a) {
     return a.back_blocks - 1 - blockIdx.x;
 }
 
-/* How many stints a block has, with those of tiles that it shares. */
+/* How many stints a block has, including those of tiles that it shares. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_packed_wgmma_args &a) {
     if (a.cluster_size)
         return 1;
@@ -156,7 +162,7 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_parcel_of(const trf_
     return share + (a.front_k_blocks ? shared_tile : 0);
 }
 
-/* Sets row_tile and x_block of a stint by its tile: tiles lie in runs of x blocks. */
+/* Sets row_tile and x_block of a stint from its tile, since tiles lie in runs of x blocks. */
 static __device__ __forceinline__ void trf_packed_wgmma_set_place_of_tile(const trf_packed_wgmma_args &a,
                                                                           trf_packed_wgmma_stint &stint) {
     stint.row_tile = stint.tile;
@@ -204,8 +210,8 @@ static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_
 struct trf_packed_wgmma_warp {
     uint32_t warp, lane;
 
-    __device__ __forceinline__ uint32_t slab() const { return warp % TRF_PACKED_SLABS; } /* of the band */
-    __device__ __forceinline__ uint32_t band() const { return warp / TRF_PACKED_SLABS; } /* of the tile */
+    __device__ __forceinline__ uint32_t slab() const { return warp % TRF_PACKED_SLABS; } /* in the band */
+    __device__ __forceinline__ uint32_t band() const { return warp / TRF_PACKED_SLABS; } /* in the tile */
     template <class Config> __device__ __forceinline__ uint32_t band_of(const trf_packed_wgmma_stint &stint) const {
         return stint.row_tile * Config::kBands + band();
     }

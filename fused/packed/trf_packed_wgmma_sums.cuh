@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums of the wgmma kernels (trf_packed_wgmma.cuh) on their way to y: straight, by way of a cluster's other blocks, or
- * by way of the workspace. */
+/* How sums of the wgmma kernels (trf_packed_wgmma.cuh) get to y: directly, by way of a cluster's other blocks, or by
+ * way of the workspace. */
 #ifndef TRF_PACKED_WGMMA_SUMS_CUH
 #define TRF_PACKED_WGMMA_SUMS_CUH
 
@@ -10,15 +10,16 @@
 
 /* ---- to y ---- */
 
-/* What a warp needs to write its sums of a packed slab and an x block to y: where these begin, and by which factors. */
+/* What a warp needs to write its sums of a packed slab by an x block to y: where these begin in y, and the factors. */
 struct trf_packed_wgmma_y_writer {
     uint32_t at;          /* the warp's 512 bytes of shared memory */
-    uint32_t row, n;      /* of y: its first ones */
+    uint32_t row, n;      /* the first row of W and the first row of x */
     float factor[2];      /* of the lane's rows lane / 4 and lane / 4 + 8 */
-    bool writes_16_bytes; /* y is the sums by their factors, 16 bits each, 16 bytes of a row at a time */
+    bool writes_16_bytes; /* y is bare, and written 16 bytes of a row at a time */
 };
 
-/* All lanes call it. row: the slab's first one, of the layer's bands. A band's warps agree on writes_16_bytes. */
+/* All lanes call it. row: the slab's first row, which is in one of the layer's bands, but may be beyond its last row.
+ * The warps of a band agree on writes_16_bytes. */
 static __device__ __forceinline__ trf_packed_wgmma_y_writer trf_packed_wgmma_y_writer_of(const trf_packed_wgmma_args &a,
                                                                                          uint32_t row, uint32_t n,
                                                                                          uint32_t at, uint32_t lane) {
@@ -27,7 +28,7 @@ static __device__ __forceinline__ trf_packed_wgmma_y_writer trf_packed_wgmma_y_w
     writer.row = row;
     writer.n = n;
     const uint32_t band_row = row - row % TRF_PACKED_TILE_ROWS;
-    bool is_exact = true; /* the band's factors are normal F32 */
+    bool is_exact = true; /* whether all factors of the band are normal F32 */
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         float factor;
@@ -38,8 +39,8 @@ static __device__ __forceinline__ trf_packed_wgmma_y_writer trf_packed_wgmma_y_w
     return writer;
 }
 
-/* Puts the scaled sums of two x tiles that lie side by side to shared memory, transposed: lane l gives the address of
- * the 8 rows of W lane / 8 % 2 by row lane % 8 + lane / 16 * 8 of x. */
+/* Stores the scaled sums of two neighbouring x tiles to shared memory, transposed. to: lane l gives the address for the
+ * 8 rows of W number lane / 8 % 2, and for row lane % 8 + lane / 16 * 8 of x. */
 static __device__ __forceinline__ void trf_packed_wgmma_put_x_tile_pair(const trf_packed_wgmma_args &a,
                                                                         const trf_packed_wgmma_y_writer &writer,
                                                                         uint32_t to, float4 v0, float4 v1) {
@@ -57,8 +58,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_16_bytes(const trf
         *(uint4 *)((uint16_t *)a.epilogue.y + n * a.epilogue.y_stride + row) = values;
 }
 
-/* The sums of two x tiles that lie side by side, t and t + 1, to a bare y: a lane has 8 rows of W, and two lanes a
- * whole sector of y. Neighbours of 16 bytes are swapped in every other four rows of x, for the banks. */
+/* Writes the sums of two neighbouring x tiles, t and t + 1, to a bare y. A lane writes 8 rows of W, and two lanes write
+ * a whole sector of y. In every other four rows of x, neighbours of 16 bytes are swapped, to avoid bank conflicts. */
 static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_packed_wgmma_args &a,
                                                                    const trf_packed_wgmma_y_writer &writer, uint32_t t,
                                                                    float4 v0, float4 v1, uint32_t lane) {
@@ -71,14 +72,14 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_pac
     __syncwarp();
 }
 
-/* Where a lane's sums of an accumulator tile lie in the 512 bytes: places are swapped so that neither those who put
- * sums there nor those who write them to y come to a bank twice. */
+/* Where a lane's sums of an accumulator tile lie in the warp's 512 bytes. Places are swapped so that neither storing
+ * sums there nor reading them to write y causes bank conflicts. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_acc_tile_at(uint32_t of_lane) {
     return 16 * (of_lane ^ of_lane / 8);
 }
 
-/* The accumulator tile of x tile t, which stands in shared memory, to any y: 16 lanes have neighbouring rows, which are
- * whole sectors. All lanes call it, in turns with what puts it there. */
+/* Writes the accumulator tile of x tile t, which is in shared memory, to any y. 16 lanes have neighbouring rows, which
+ * are whole sectors. All lanes call it, in turns with put_acc_tile. */
 static __device__ __forceinline__ void trf_packed_wgmma_write_acc_tile(const trf_packed_wgmma_args &a,
                                                                        const trf_packed_wgmma_y_writer &writer,
                                                                        uint32_t t, uint32_t lane) {
@@ -96,15 +97,15 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_acc_tile(const trf
     __syncwarp();
 }
 
-/* A lane's sums of an accumulator tile. */
+/* Returns a lane's sums of an accumulator tile. */
 template <uint32_t kSums>
 static __device__ __forceinline__ float4 trf_packed_wgmma_acc_tile(const float (&sums)[kSums], uint32_t t) {
     return make_float4(sums[4 * t], sums[4 * t + 1], sums[4 * t + 2], sums[4 * t + 3]);
 }
 
-/* Puts the sums of x tile t, one of kCount from kFirst on, where write_acc_tile finds them. Registers cannot be
- * indexed at run time; a few branches find them, as write_acc_tile, once for each x tile, would be 10,000 instructions.
- */
+/* Stores the sums of x tile t, which is one of the kCount from kFirst on, where write_acc_tile finds them. Registers
+ * cannot be indexed at run time, so a few branches select them; calling write_acc_tile once for each x tile would take
+ * 10,000 instructions. */
 template <uint32_t kFirst, uint32_t kCount, uint32_t kSums>
 static __device__ __forceinline__ void trf_packed_wgmma_put_acc_tile(const float (&sums)[kSums], uint32_t t,
                                                                      uint32_t at) {
@@ -116,11 +117,11 @@ static __device__ __forceinline__ void trf_packed_wgmma_put_acc_tile(const float
         trf_packed_wgmma_put_acc_tile<kFirst + kCount / 2, kCount - kCount / 2>(sums, t, at);
 }
 
-/* A band's sums to a bare y, in whole cache lines of 128 bytes: 8 lanes have a row of x. They go by way of the band's
- * place in the stage whose products were the last ones (band_at), 48 rows of x at a time, where 16 bytes are turned by
- * XOR with row % 8, for the banks. All warps of the warpgroup call it, before they give the stage back. A tile of 256
- * rows of x takes 2,900 clocks for it while all multiprocessors write; by sectors and 16 rows at a time, as in
- * write_bare, it takes 4,400 (H100). */
+/* Writes a band's sums to a bare y, in whole cache lines of 128 bytes: 8 lanes write a row of x. The sums go through
+ * the band's place in the stage whose products were the last ones (band_at), 48 rows of x at a time. Pieces of 16 bytes
+ * are placed by XOR with row % 8 there, to avoid bank conflicts. All warps of the warpgroup call it, before they give
+ * the stage back. It takes 2,900 clocks for a tile of 256 rows of x while all multiprocessors write; by sectors and 16
+ * rows at a time, as in write_bare, it takes 4,400 (H100). */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_write_band(const trf_packed_wgmma_args &a, const trf_packed_wgmma_warp &warp,
@@ -146,12 +147,12 @@ trf_packed_wgmma_write_band(const trf_packed_wgmma_args &a, const trf_packed_wgm
                                             trf_lds128_of_others(band_at + 128 * n + 16 * (lane % 8 ^ n % 8)));
         }
     }
-    trf_fence_async_proxy(); /* what is copied there next comes after this */
+    trf_fence_async_proxy(); /* orders this before the next copy to that place */
     __syncwarp();
 }
 
-/* Blocks that stay, of a tile that they share. A warp that has not its first k blocks hands its sums over; the one that
- * has them adds the others'. @return whether the sums are complete. */
+/* For blocks that stay, and a tile that they share: a warp that does not have the tile's first k blocks hands its sums
+ * over, and the warp that has them adds the others' sums. @return whether the sums are complete. */
 template <class Config>
 static __device__ __forceinline__ bool
 trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
@@ -170,7 +171,7 @@ trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_
     uint32_t share, last;
     trf_stream_k_sharers(&args.backs, shared_tile, &share, &last);
     if (args.front_k_blocks == 0)
-        share++; /* the first one is this block's own */
+        share++; /* the first share is this block's own */
 #pragma unroll 1
     for (; share <= last; share++) {
         const uint32_t parcel = trf_packed_wgmma_parcel_of(args, shared_tile, share);
@@ -189,7 +190,8 @@ trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_
     return true;
 }
 
-/* Blocks that stay: a warp's sums of a stint to y, if they are complete. band_at: see trf_packed_wgmma_write_band. */
+/* For blocks that stay: brings a warp's sums of a stint to y, if they are complete. band_at: see
+ * trf_packed_wgmma_write_band. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_leave_sums(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
@@ -223,29 +225,29 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_x_tile_pairs_of(cons
     return trf_quotient(Config::kXTiles / 2 + a.cluster_size - 1 - rank, a.cluster_blocks);
 }
 
-/* What the other blocks send to a warp of this one. */
+/* How many bytes the other blocks send to a warp of this one. */
 template <class Config>
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_expected_bytes(const trf_packed_wgmma_args &a) {
     return (a.cluster_size - 1) * trf_packed_wgmma_x_tile_pairs_of<Config>(a, trf_packed_wgmma_rank(a)) *
            (2 * TRF_ACC_TILE_BYTES);
 }
 
-/* The accumulator tiles of x tiles t and t + 1. */
+/* Writes the accumulator tiles of x tiles t and t + 1 to y. */
 static __device__ __forceinline__ void trf_packed_wgmma_write_x_tile_pair(const trf_packed_wgmma_args &a,
                                                                           const trf_packed_wgmma_y_writer &writer,
                                                                           uint32_t t, const float4 (&v)[2],
                                                                           uint32_t lane) {
     if (writer.writes_16_bytes)
         return trf_packed_wgmma_write_bare(a, writer, t, v[0], v[1], lane);
-#pragma unroll 1 /* what is not bare is hundreds of instructions */
+#pragma unroll 1 /* writing a y that is not bare takes hundreds of instructions */
     for (uint32_t i = 0; i < 2; i++) {
         trf_sts128f(writer.at + trf_packed_wgmma_acc_tile_at(lane), i ? v[1] : v[0]);
         trf_packed_wgmma_write_acc_tile(a, writer, t + i, lane);
     }
 }
 
-/* Sends a warp's sums to where they are added, in the stages' place; then adds the blocks' sums in their order, and
- * writes them to y. All consumers of the cluster call it. */
+/* Sends a warp's sums to the blocks that add them, to where the stages were; then adds the blocks' sums in the order of
+ * blocks, and writes them to y. All consumers of the cluster call it. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
@@ -256,7 +258,7 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
                    barrier = shared + Config::kSumBarriersAt + 8 * warp.warp,
                    at = shared + warp.warp * cluster_size * most * (2 * TRF_ACC_TILE_BYTES) + 16 * warp.lane,
                    block_bytes = most * (2 * TRF_ACC_TILE_BYTES);
-    trf_cluster_arrive_relaxed(cluster_size); /* the stages have been read */
+    trf_cluster_arrive_relaxed(cluster_size); /* all have read the stages */
     trf_cluster_wait(cluster_size);
     if (!has_band)
         return;
@@ -276,7 +278,7 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
             to += 2 * TRF_ACC_TILE_BYTES;
         }
     }
-    trf_wait_for_predecessor(); /* a block without k blocks has not */
+    trf_wait_for_predecessor(); /* a block without k blocks has not waited yet */
     const uint32_t x_tile_pairs = trf_packed_wgmma_x_tile_pairs_of<Config>(args, rank);
     trf_mbarrier_wait(barrier, 0);
 #pragma unroll 1

@@ -434,9 +434,8 @@ template <class Type, int kXRows, int kDecodingBlocks, int kWarpgroup> struct tr
                 for (int producer = 0; producer < kProducers; producer++) {
                     if (producer >= active)
                         break;
-                    if (producer == 0 &&
-                        /* it is the only producer: its next stage can come only when this one is free */
-                        unreleased == 0) {
+                    /* If there is only one producer, its next stage can come only when this one is free. */
+                    if (producer == 0 && unreleased == 0) {
                         trf_wgmma_wait<0>();
                         release_stage(0);
                         unreleased = kNone;
