@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decoding single rows of a layer on the device. C and CUDA. */
+/* Decodes single rows of a layer on the device. C and CUDA. */
 #ifndef TRF_DECODE_ROWS_H
 #define TRF_DECODE_ROWS_H
 
@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/* What trf_decode_rows was asked for, arguments checked. */
+/* The request of a trf_decode_rows call, with checked arguments. */
 typedef struct trf_row_lookup {
     const void *ids; /* `count` signed integers of id_bytes, 4 or 8; device */
     uint32_t id_bytes, count;

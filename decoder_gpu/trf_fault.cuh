@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Setting a layer's fault, which tells of a corrupt tile and stays. */
+/* Sets a layer's fault, which names a corrupt tile and stays set. */
 #ifndef TRF_FAULT_CUH
 #define TRF_FAULT_CUH
 
 #include "trf_device_view.h"
 
-/* Notes the first corrupt tile; the ones behind it change nothing. One lane calls it. */
+/* Notes the first corrupt tile; later ones change nothing. One lane calls it. */
 static __device__ __forceinline__ void trf_note_fault(const trf_device_view &view, uint64_t tile) {
     if (atomicCAS(&view.fault->set, 0u, 1u) == 0) {
         view.fault->tile_low = (uint32_t)tile;

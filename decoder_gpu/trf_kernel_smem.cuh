@@ -5,8 +5,8 @@
 
 #include <cuda_runtime.h>
 
-/* Lets a kernel have all dynamic shared memory that there is: always the same, so that threads that launch it with
- * different needs do not take it from each other. attributes: its own, filled in. */
+/* Allows a kernel all dynamic shared memory that there is. The amount is always the same, so that threads that launch
+ * the kernel with different needs do not undo each other's setting. attributes: becomes the kernel's attributes. */
 static inline cudaError_t trf_allow_all_shared(const void *kernel, cudaFuncAttributes *attributes) {
     int device = 0, most = 0;
     cudaError_t status = cudaFuncGetAttributes(attributes, kernel);

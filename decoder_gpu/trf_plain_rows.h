@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of plain weights, as they lie or widened: what decoding and row look-ups of a plain layer come to. C and CUDA.
- */
+/* Copies rows of plain weights, as they are or widened: all that decoding and row look-ups of a plain layer have to do.
+ * C and CUDA. */
 #ifndef TRF_PLAIN_ROWS_H
 #define TRF_PLAIN_ROWS_H
 
@@ -14,9 +14,9 @@ typedef struct trf_plain_rows_request {
     const uint16_t *weights; /* device, [rows][cols], a float codec's elements; 16-byte aligned */
     uint32_t rows, cols, codec;
     uint32_t id_bytes, count;
-    const void *ids;       /* `count` signed integers of id_bytes, 4 or 8; device; NULL: rows 0 to count - 1 */
+    const void *ids;       /* device, `count` signed integers of id_bytes (4 or 8); NULL: rows 0 to count - 1 */
     uint32_t weight_bytes; /* 2: elements as they are; 4: their values in F32 */
-    uint32_t missing;      /* the bits of each weight of a row that there is not */
+    uint32_t missing;      /* the bits that are written for each weight of a row that does not exist */
     void *to;              /* device, [count][cols] */
 } trf_plain_rows_request;
 

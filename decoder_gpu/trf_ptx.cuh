@@ -67,15 +67,15 @@ static __device__ __forceinline__ void trf_sts128(uint32_t at, uint4 v) {
 
 /* ---- global memory ---- */
 
-/* Loads what no kernel writes, where it stands in the code. */
+/* Loads what no kernel writes, at this point in the code. */
 static __device__ __forceinline__ uint32_t trf_ldg32(const uint32_t *at) {
     uint32_t v;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(at));
     return v;
 }
 
-/* Loads what the kernel in front may have written. Compilers move loads of constant memory (__ldg) in front of
- * trf_wait_for_predecessor; this one stays after it. */
+/* Loads what the preceding kernel may have written. Compilers move loads of constant memory (__ldg) before
+ * trf_wait_for_predecessor; this load stays after it. */
 static __device__ __forceinline__ uint4 trf_ldg128(const void *at) {
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
@@ -88,8 +88,8 @@ static __device__ __forceinline__ void trf_cp_async16(uint32_t to, const void *f
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* The same if `here`; if `by_l1` by way of the L1 cache, for what other warps copy, too. Both are predicates: there is
- * no branch. */
+/* The same, but only if `here`; by way of the L1 cache if `by_l1`, for data that other warps copy, too. Both become
+ * predicates: there is no branch. */
 static __device__ __forceinline__ void trf_cp_async16_if(bool here, bool by_l1, uint32_t to, const void *from) {
     asm volatile("{\n\t.reg .pred direct, cached;\n\t"
                  "setp.ne.u32 direct, %2, 0;\n\t"
@@ -112,9 +112,10 @@ template <int kPending> static __device__ __forceinline__ void trf_cp_async_wait
 
 /* ---- warps of a block ---- */
 
-/* Waits for the others of `warps` warps of the block, all lanes of which call it: from different places in the code,
- * perhaps, so it is not .aligned. barrier: 1 to 15, the warps' own; __syncthreads has 0. A warp alone needs none; that
- * is asked in a way for which the compiler finds registers (it spills in the kernels of 4 x tiles otherwise). */
+/* Waits for the others of `warps` warps of the block. All lanes of these warps call it, perhaps from different places
+ * in the code, so it is not .aligned. barrier: 1 to 15, for these warps only; __syncthreads uses 0. A single warp needs
+ * no barrier. That is tested in a form for which the compiler finds registers; with others, kernels of 4 x tiles
+ * spill. */
 static __device__ __forceinline__ void trf_named_barrier_sync(uint32_t barrier, uint32_t warps) {
     __syncwarp();
     if (threadIdx.x % 32 < 32 * (warps - 1))
@@ -122,11 +123,12 @@ static __device__ __forceinline__ void trf_named_barrier_sync(uint32_t barrier, 
 }
 
 /* ---- blocks of a cluster ----
- * blocks: of the cluster. Threads of one block alone need no cluster; arriving is nothing then, and waiting is
- * __syncthreads. */
+ *
+ * blocks: number of blocks of the cluster. With one block no cluster is needed: arriving does nothing then, and waiting
+ * is __syncthreads. */
 
-/* What the thread wrote before is seen by all that have waited. All threads of the cluster's blocks arrive, then wait,
- * in turns. */
+/* What the thread wrote before is visible to all threads that have waited. All threads of the cluster's blocks arrive
+ * and then wait, alternately. */
 static __device__ __forceinline__ void trf_cluster_arrive(uint32_t blocks) {
 #if TRF_CLUSTERS
     if (blocks > 1) {
@@ -160,7 +162,7 @@ static __device__ __forceinline__ void trf_cluster_store(uint32_t at, uint32_t r
 #endif
 }
 
-/* ---- dependent launches: a kernel may start before the one in front of it is done, up to trf_wait_for_predecessor
+/* ---- dependent launches: a kernel may start before the preceding one is done, and runs up to trf_wait_for_predecessor
  * ---- */
 
 static __device__ __forceinline__ void trf_allow_successor() {
@@ -177,7 +179,7 @@ static __device__ __forceinline__ void trf_wait_for_predecessor() {
 
 /* ---- bits ---- */
 
-/* mask ? a : b, bit by bit. */
+/* Returns mask ? a : b, bit by bit. */
 static __device__ __forceinline__ uint32_t trf_select(uint32_t mask, uint32_t a, uint32_t b) {
     uint32_t d;
     asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
@@ -191,7 +193,8 @@ static __device__ __forceinline__ uint32_t trf_and_or(uint32_t a, uint32_t mask,
     return d;
 }
 
-/* Bytes of (b, a) that the four low nibbles of pick, each below 8, name; what stands above them does not matter. */
+/* Returns the bytes of (b, a) that the four low nibbles of pick name. Each of these is below 8; the bits above them do
+ * not matter. */
 static __device__ __forceinline__ uint32_t trf_permute(uint32_t a, uint32_t b, uint32_t pick) {
     uint32_t d;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(pick));
@@ -207,7 +210,7 @@ static __device__ __forceinline__ uint32_t trf_rotate_left(uint32_t a, int n) {
 struct trf_bf16_type {};
 struct trf_f16_type {};
 
-/* d[4] += A[4] * (b0, b1): m16n8k16, F32 accumulators. */
+/* Computes d[4] += A[4] * (b0, b1): m16n8k16, F32 accumulators. */
 static __device__ __forceinline__ void trf_mma(trf_bf16_type, float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
         "{%0,%1,%2,%3};"
@@ -224,7 +227,7 @@ static __device__ __forceinline__ void trf_mma(trf_f16_type, float *d, const uin
 
 /* ---- number formats ---- */
 
-/* Two F16 to two BF16; exact for FP8 values and for integers within +-256. */
+/* Converts two F16 to two BF16; exact for FP8 values and for integers within +-256. */
 static __device__ __forceinline__ uint32_t trf_f16x2_to_bf16x2(uint32_t v) {
     float2 f = __half22float2(*reinterpret_cast<const __half2 *>(&v));
     uint32_t d;
@@ -232,7 +235,7 @@ static __device__ __forceinline__ uint32_t trf_f16x2_to_bf16x2(uint32_t v) {
     return d;
 }
 
-/* Two FP8 values in the low 16 bits to two F16; exact, specials included. */
+/* Converts two FP8 values in the low 16 bits to two F16; exact, specials included. */
 template <bool kE5M2> static __device__ __forceinline__ uint32_t trf_fp8x2_to_f16x2(uint32_t v) {
     __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(v & 0xFFFF), kE5M2 ? __NV_E5M2 : __NV_E4M3);
     return (uint32_t)h.x | (uint32_t)h.y << 16;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One lane's rANS stream, and a slab's exceptions, in shared memory: begin, decode a symbol, verdict. The decode step
- * is that of trf_lane.h in the form that takes the fewest instructions. A corrupt rANS stream leads a lane no farther
- * than the guard bytes (TRF_GUARD_BYTES) around a block's buffers. */
+/* One lane's rANS stream, and a slab's exceptions, in shared memory: beginning, decoding a symbol, verdict. The decode
+ * step is that of trf_lane.h, in the form that takes the fewest instructions. A corrupt rANS stream leads a lane no
+ * farther than the guard bytes (TRF_GUARD_BYTES) around a block's buffers. */
 #ifndef TRF_RANS_STREAM_CUH
 #define TRF_RANS_STREAM_CUH
 
@@ -12,24 +12,25 @@
 
 struct trf_rans_stream {
     uint32_t x;     /* rANS state */
-    uint32_t next;  /* the word behind the ones taken, fetched ahead: its latency stays off the chain of states */
+    uint32_t next;  /* the word after those taken, loaded ahead, which keeps its latency off the chain of states */
     uint32_t at;    /* shared address of the word after that */
     int32_t stride; /* 2 or -2 */
 };
 
-/* What the steps need and never changes. kP: as the table; kLog: its table_log, or 0 with kP = 0. */
+/* What decode steps need and what never changes. kP: as for the table (trf_smem_table.cuh); kLog: its table_log, or 0
+ * with kP = 0. */
 template <int kP, int kLog> struct trf_rans_params {
     const uint8_t *table;     /* shared memory */
     uint32_t p, low;          /* probability bits; 2^L */
     uint32_t slot_shift;      /* slot -> byte offset in the table */
     uint32_t slot_mask, copy; /* (x << slot_shift & slot_mask) | copy is the entry's byte offset */
-    /* kP: the 1 above the quotient, by which dp2a multiplies slot offsets; trf_class_palette. */
+    /* With kP: the 1 above the quotient, which dp2a multiplies slot offsets by; and trf_class_palette. */
     uint32_t dot_one, palette;
 };
 
-/* constants: shared address of dot_one and palette, which stand there twice. Read by each lane from a copy that its
- * number picks they stay in vector registers, where the steps want them (kKeep): the compiler cannot know that all
- * lanes get the same. Otherwise it puts them into uniform registers, and copies them each time. */
+/* constants: shared address of two copies of dot_one and palette. If each lane reads the copy that its number selects,
+ * the values stay in vector registers, where the steps need them (kKeep), since the compiler cannot know that all lanes
+ * get the same values. Otherwise it puts them into uniform registers, and copies them each time. */
 template <int kP, int kLog, bool kKeep = true>
 static __device__ __forceinline__ trf_rans_params<kP, kLog> trf_rans_params_of(const trf_device_view &view,
                                                                                const uint8_t *table, uint32_t table_log,
@@ -59,22 +60,22 @@ static __device__ __forceinline__ void trf_lane_renormalize(trf_rans_stream &s,
     }
 }
 
-/* The state, with its slot as the byte offset in the table that it is; kP: and with its quotient right above the
- * offset, and params.dot_one above that where 32 bits have room for it. */
+/* The state, shifted so that its slot is the byte offset in the table. With kP the quotient is right above the offset,
+ * and params.dot_one above that if 32 bits have room for it. */
 template <int kP, int kLog>
 static __device__ __forceinline__ uint32_t trf_state_in_place(uint32_t x, const trf_rans_params<kP, kLog> &params) {
     return kLog == 15 ? x * (1u << (15 - kP)) + params.dot_one : x << params.slot_shift;
 }
 
-/* The quotient with a 1 above its 16 bits. */
+/* Returns the quotient with a 1 above its 16 bits. */
 template <int kP, int kLog>
 static __device__ __forceinline__ uint32_t trf_quotient_and_one(uint32_t in_place,
                                                                 const trf_rans_params<kP, kLog> &params) {
     return kLog == 15 ? in_place >> 15 : trf_permute(in_place, params.dot_one, 0x5432);
 }
 
-/* Decodes a symbol. @return the entry's class part.
- * With kP one dot product of two is frequency * quotient + slot_offset * 1. */
+/* Decodes a symbol. @return the entry's class part. With kP one dot product of two terms computes frequency * quotient
+ * + slot_offset * 1. */
 template <class Codec, int kP, int kLog>
 static __device__ __forceinline__ uint32_t trf_lane_decode_step(trf_rans_stream &s,
                                                                 const trf_rans_params<kP, kLog> &params) {
@@ -92,9 +93,9 @@ static __device__ __forceinline__ uint32_t trf_lane_decode_step(trf_rans_stream 
     return entry.y;
 }
 
-/* Begins the lane's rANS stream. rans_streams: shared address of the slab's rANS streams, `bytes` of them. exceptions:
- * their number. Counts of words that lead further begin at the rANS streams' end; from there a lane cannot get farther
- * than TRF_GUARD_BYTES. */
+/* Begins the lane's rANS stream. rans_streams: shared address of the slab's rANS streams, which have `bytes` bytes.
+ * exceptions: their number. If the counts of words lead beyond the end of the rANS streams, the lane begins at that
+ * end; from there it cannot get farther than TRF_GUARD_BYTES. */
 template <int kP, int kLog>
 static __device__ __forceinline__ void trf_lane_begin(trf_rans_stream &s, const trf_rans_params<kP, kLog> &params,
                                                       uint32_t rans_streams, uint32_t bytes, uint32_t exceptions,
@@ -113,8 +114,8 @@ static __device__ __forceinline__ void trf_lane_begin(trf_rans_stream &s, const 
     trf_lane_renormalize(s, params);
 }
 
-/* Whether the lane's rANS stream ends where it must: its state is 2^L, and it meets the other one of its lane pair. All
- * lanes of the warp call it. */
+/* Whether the lane's rANS stream ends as it must: its state is 2^L, and it meets the other rANS stream of its lane
+ * pair. All lanes of the warp call it. */
 template <int kP, int kLog>
 static __device__ __forceinline__ bool trf_lane_good(const trf_rans_stream &s,
                                                      const trf_rans_params<kP, kLog> &params) {
@@ -126,7 +127,7 @@ static __device__ __forceinline__ bool trf_lane_good(const trf_rans_stream &s,
 /* ---- exceptions: a cursor that all lanes share ---- */
 
 struct trf_exceptions {
-    uint32_t next;    /* exception, or ~0 behind the last one */
+    uint32_t next;    /* the next exception, or ~0 after the last one */
     uint32_t at, end; /* shared addresses */
 };
 
@@ -142,7 +143,7 @@ static __device__ __forceinline__ void trf_exceptions_advance(trf_exceptions &e)
 }
 
 /* Puts the lower half of value into a step's fragments reg[8] if the exception is this lane's. All lanes take the same
- * way. */
+ * branches. */
 static __device__ __forceinline__ void trf_patch_exception(uint32_t *reg, uint32_t exception, uint32_t value,
                                                            uint32_t lane) {
     const bool mine = ((exception ^ lane << 19) & (TRF_LANES - 1) << 19) == 0;

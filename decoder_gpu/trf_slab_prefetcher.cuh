@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which slabs a warp walks, and the copies of their bytes to shared memory: of a step, a chunk or a slab ahead of the
- * decoding. trf_slab_walk.cuh has the picture.
+/* Which slabs a warp walks, and the copies of their bytes to shared memory, which are a step, a chunk or a slab ahead
+ * of the decoding. trf_slab_walk.cuh has the picture.
  *
- * The prefetcher goes through the same sequence of slabs as the walk does, only earlier: when it enters a slab, the
- * copy of that slab's rANS streams starts; when it enters a chunk, that of its narrow planes; and with each step that
- * of the 8-bit plane's 512 bytes. Slabs that are not there (stored tiles) and entries that make no sense it leaves
- * out. */
+ * The prefetcher goes through the same sequence of slabs as the walk, only earlier. When it enters a slab, it starts
+ * the copy of that slab's rANS streams; when it enters a chunk, the copy of the chunk's narrow planes; and with each
+ * step, the copy of 512 bytes of the 8-bit plane. It leaves out slabs that are not there (stored tiles) and invalid
+ * entries. */
 #ifndef TRF_SLAB_PREFETCHER_CUH
 #define TRF_SLAB_PREFETCHER_CUH
 
@@ -19,14 +19,15 @@ static constexpr uint32_t kStepBytes = TRF_STEP_BYTES;                          
 /* ---- which slabs ---- */
 
 /* A sequence of panels: those of a unit, then those of others. A warp walks all slabs that a unit has in a panel, one
- * or two, at the same time: "the slab" is all of them. */
+ * or two, at the same time; "the slab" means all of them. */
 struct trf_walk {
-    uint32_t unit, panel; /* of the slab at hand; kSlabs bands are a unit */
-    uint32_t stop;        /* panel where the walk leaves the unit */
-    uint32_t left;        /* panels from here on, of this unit and others, it included */
+    uint32_t unit, panel; /* of the current slab; a unit is kSlabs bands */
+    uint32_t stop;        /* the panel before which the walk leaves the unit */
+    uint32_t left;        /* panels from this one on, of this unit and others */
 };
 
-/* Where a walk goes on: all panels of the next unit. Other unit orders have a function of this name, too. */
+/* Where a walk continues: here, with all panels of the next unit. Other unit orders have a function of this name,
+ * too. */
 struct trf_all_panels_order {
     uint32_t panels; /* regular ones */
 
@@ -42,7 +43,7 @@ static __device__ __forceinline__ void trf_walk_next(trf_walk &walk, const UnitO
         unit_order.next_unit(walk);
 }
 
-/* Chunks of a regular slab: fewer in the last panel. */
+/* The number of chunks of a regular slab; it is smaller in a narrow last panel. */
 static __device__ __forceinline__ uint32_t trf_slab_chunks(const trf_device_view &view, uint32_t panel) {
     return min(view.cols - panel * view.slab_cols, view.slab_cols) / 64;
 }
@@ -55,8 +56,8 @@ static __device__ __forceinline__ uint2 trf_slab_at(const trf_device_view &view,
     return __ldg(reinterpret_cast<const uint2 *>(view.slabs) + (uint64_t)band * view.num_panels + walk.panel);
 }
 
-/* Bytes of a slab's rANS streams, or 0 if the entry makes no sense or there is no slab. raw_bytes: of its raw bits.
- * limit: of the rANS streams. */
+/* The bytes of a slab's rANS streams, or 0 if the entry is invalid or there is no slab. raw_bytes: bytes of its raw
+ * bits. limit: the most bytes of rANS streams. */
 static __device__ __forceinline__ uint32_t trf_rans_bytes_of(const trf_device_view &view, uint2 slab,
                                                              uint32_t raw_bytes, uint32_t limit) {
     const uint32_t rans_streams = (slab.y & 0xFFFF) * TRF_ALIGNMENT, bytes = (slab.y >> 16) * TRF_ALIGNMENT;
@@ -68,22 +69,23 @@ static __device__ __forceinline__ uint32_t trf_rans_bytes_of(const trf_device_vi
 
 /* ---- prefetching: a chunk or a slab ahead of the decoding, through the same walk ---- */
 
-/* kSlabs: bands of a unit. kRingSteps: places of the 8-bit plane's ring, kRing or kShortRing. */
+/* kSlabs: bands of a unit. kRingSteps: places in the ring of the 8-bit plane, kRing or kShortRing. */
 template <int kSlabs, int kRingSteps = kRing> struct trf_prefetcher {
     static constexpr bool kRefillAfterRead =
-        kRingSteps != kRing; /* a step's place is filled again once it has been read */
+        kRingSteps != kRing; /* whether a step's place is filled again only when it has been read */
     static constexpr int kAhead = kRefillAfterRead ? kRingSteps : kRingSteps - 1; /* steps */
-    static constexpr int kEnterStep = (4 - kAhead) % 4; /* of a chunk: where the copies of the next chunk begin */
-    trf_walk walk;                                      /* of the slabs to enter next */
-    uint2 slab[kSlabs];                                 /* their entries, loaded ahead */
-    const uint8_t *next_raw[kSlabs];                    /* raw bits of the chunk that comes next, plus 16 * lane */
-    uint32_t chunks_left;                               /* of the slabs entered last, from that chunk on */
-    uint32_t buffer;        /* 0 or 1: where the rANS streams of the slabs to enter next go */
-    uint32_t bytes[kSlabs]; /* of the rANS streams of the slabs entered last; 0: there were no slabs left */
+    /* the step of a chunk at which the copies of the next chunk begin */
+    static constexpr int kEnterStep = (4 - kAhead) % 4;
+    trf_walk walk;                   /* the slabs to enter next */
+    uint2 slab[kSlabs];              /* their entries, loaded ahead */
+    const uint8_t *next_raw[kSlabs]; /* raw bits of the next chunk, plus 16 * lane */
+    uint32_t chunks_left;            /* chunks of the slabs entered last, from that chunk on */
+    uint32_t buffer;                 /* 0 or 1: where the rANS streams of the slabs to enter next go */
+    uint32_t bytes[kSlabs]; /* bytes of the rANS streams of the slabs entered last; 0: there were no slabs left */
     trf_walk entered;       /* the slabs entered last */
-    uint32_t narrow;        /* 0 or trf_narrow_stride: where the next chunk's narrow planes go */
-    uint32_t read_buffer;   /* where the slabs to decode next have their rANS streams */
-    uint32_t read_narrow;   /* and the chunk to decode next its narrow planes */
+    uint32_t narrow;        /* 0 or trf_narrow_stride: where the narrow planes of the next chunk go */
+    uint32_t read_buffer;   /* where the rANS streams of the slabs to decode next are */
+    uint32_t read_narrow;   /* where the narrow planes of the chunk to decode next are */
     uint32_t address;       /* shared address of the warp's buffers, plus 16 * lane */
 };
 
@@ -91,7 +93,7 @@ template <int kSlabs, int kRingSteps = kRing> struct trf_prefetcher {
 template <class Codec, int kSlabs, int kRingSteps>
 static __device__ __forceinline__ void trf_copy_rans_streams(const trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                              const trf_smem_layout &smem, int s, uint32_t lane) {
-    /* of a lane, which most slabs' rANS streams need; longer ones take a loop */
+    /* copies of a lane that are enough for most slabs' rANS streams; longer ones take a loop */
     constexpr uint32_t kCopies = Codec::kClassBits == 2 ? 2 : 3;
     const uint32_t to =
         prefetcher.address + s * smem.slab_bytes + smem.rans_streams + prefetcher.buffer * smem.rans_bytes;
@@ -105,7 +107,7 @@ static __device__ __forceinline__ void trf_copy_rans_streams(const trf_prefetche
         trf_cp_async16(to + i, from + i);
 }
 
-/* Moves on to the next slabs that are there, and starts the copy of their rANS streams. */
+/* Goes on to the next slabs that are there, and starts the copies of their rANS streams. */
 template <class Codec, int kSlabs, int kRingSteps, class UnitOrder>
 static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                       const trf_device_view &view, const trf_smem_layout &smem,
@@ -118,7 +120,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kRi
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
             prefetcher.bytes[s] = trf_rans_bytes_of(view, prefetcher.slab[s], chunks * chunk_bytes, smem.rans_bytes);
-            if (s && !prefetcher.bytes[s]) { /* an odd last band: its neighbour once more, unused */
+            if (s && !prefetcher.bytes[s]) { /* after an odd last band, the band itself is taken again, and not used */
                 prefetcher.slab[s] = prefetcher.slab[0];
                 prefetcher.bytes[s] = prefetcher.bytes[0];
             }
@@ -140,7 +142,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kRi
     }
 }
 
-/* Moves on to the next chunk. At the last one of all it stays: that chunk is loaded again, unused. */
+/* Goes on to the next chunk. After the last chunk of all it stays there: that chunk is loaded again, and not used. */
 template <class Codec, int kSlabs, int kRingSteps, class UnitOrder>
 static __device__ __forceinline__ void trf_enter_chunk(trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                        const trf_device_view &view, const trf_smem_layout &smem,
@@ -155,7 +157,7 @@ static __device__ __forceinline__ void trf_enter_chunk(trf_prefetcher<kSlabs, kR
     }
 }
 
-/* Starts the copy of step k of the chunk that prefetcher.next_raw points to; with step 0, of its narrow planes. */
+/* Starts the copy of step k of the chunk that prefetcher.next_raw points to and, with step 0, of its narrow planes. */
 template <class Codec, int kSlabs, int kRingSteps>
 static __device__ __forceinline__ void trf_prefetch_step(trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                          const trf_smem_layout &smem, int k, uint32_t lane,

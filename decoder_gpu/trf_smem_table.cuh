@@ -17,12 +17,12 @@
 
 static constexpr uint32_t kTableLog = TRF_TABLE_LOG, kSmallTableLog = TRF_SMALL_TABLE_LOG;
 
-/* p of the kernels made for one: what encoders choose. */
+/* p of the kernels that are made for one p: what encoders choose. */
 template <class Codec>
 constexpr int kDefaultP = Codec::kClassBits == 2 ? (int)TRF_QUADS_PROBABILITY_BITS : (int)TRF_PAIRS_PROBABILITY_BITS;
 
-/* A thread's slots of the table, on their way from the start of a kernel on; all of them if the block has 8 warps. kP =
- * 0: none. */
+/* A thread's slots of the table, which are loaded from the start of a kernel on: all of them if the block has 8 warps.
+ * With kP = 0 there are none. */
 template <int kP> struct trf_table_slots {
     static constexpr uint32_t kAhead = kP ? (1u << kP) / 256 : 1;
     uint32_t entry[kAhead];
@@ -48,7 +48,7 @@ static __device__ __forceinline__ void trf_build_slot(const trf_device_view &vie
     }
     copies.z = copies.x;
     copies.w = copies.y;
-    for (uint32_t c = 0; c < vectors; c++) /* turned by lane, so that a warp's stores fall on all banks */
+    for (uint32_t c = 0; c < vectors; c++) /* rotated by lane, so that a warp's stores use all banks */
         trf_sts128(table + 16 * (slot * vectors + (c + threadIdx.x) % vectors), copies);
 }
 
@@ -65,7 +65,8 @@ static __device__ __forceinline__ void trf_build_table(const trf_device_view &vi
         trf_build_slot<Codec, kP>(view, table, vectors, slot, __ldg(view.decode_table + slot));
 }
 
-/* Lane l's mask, 16 bytes of 0 or 1, picks the lane pairs whose words lie below its own first word. */
+/* Builds the masks. Lane l's mask, 16 bytes of 0 or 1, selects the lane pairs whose words lie before the lane's first
+ * word. */
 static __device__ __forceinline__ void trf_build_lane_pair_masks(uint32_t masks) {
     if (threadIdx.x < TRF_LANES) {
         const uint32_t lane = threadIdx.x, below = lane % TRF_LANE_PAIRS + lane / TRF_LANE_PAIRS;
@@ -79,7 +80,8 @@ static __device__ __forceinline__ void trf_build_lane_pair_masks(uint32_t masks)
     }
 }
 
-/* Builds all of it; the block meets afterwards. constants: two copies of dot_one and palette of trf_rans_params. */
+/* Builds all of these; the block needs a barrier afterwards. constants: two copies of dot_one and palette of
+ * trf_rans_params. */
 template <class Codec, int kP, int kLog>
 static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view,
                                                            const trf_table_slots<kP> &source, uint32_t shared,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the lanes of a warp do together. All 32 call each of these. */
+/* What the lanes of a warp do together. All 32 lanes call each function. */
 #ifndef TRF_WARP_CUH
 #define TRF_WARP_CUH
 
@@ -7,7 +7,7 @@
 
 static constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
-/* The sum of the lanes' values up to and with the lane's own. */
+/* Returns the sum of the lanes' values up to and including the lane's own. */
 static __device__ __forceinline__ uint32_t trf_warp_scan(uint32_t value, uint32_t lane) {
     for (uint32_t reach = 1; reach < TRF_LANES; reach *= 2) {
         const uint32_t other = __shfl_up_sync(kAllLanes, value, reach);
@@ -16,8 +16,8 @@ static __device__ __forceinline__ uint32_t trf_warp_scan(uint32_t value, uint32_
     return value;
 }
 
-/* Among the four lanes of a quartet, 4r to 4r + 3: lane c gives word w to lane w, where it becomes word c. Twice is
- * nothing. */
+/* Exchanges words among the four lanes of a quartet, 4r to 4r + 3: lane c gives word w to lane w, where it becomes word
+ * c. Doing it twice changes nothing. */
 static __device__ __forceinline__ void trf_quartet_transpose(uint32_t word[4], uint32_t lane) {
     const bool odd = lane & 1, upper = lane & 2;
     for (uint32_t i = 0; i < 4; i += 2) {

@@ -105,9 +105,9 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
         view.tiles + trf_packed_tile_number(&view, band + lane, packed_tile) * TRF_PACKED_TILE_BYTES;
     if (packed_tile + 1 < view.tiles_per_band) {
         trf_bulk_load(to, from, TRF_PACKED_WGMMA_STAGE_BAND_BYTES, ring.full(), policy);
+    } else {
         /* The band's last packed tile fills the place after it, too: its weights are finite, and x multiplies them by
          * zeros. */
-    } else {
         trf_bulk_load(to, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
         trf_bulk_load(to + TRF_PACKED_TILE_BYTES, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
     }
