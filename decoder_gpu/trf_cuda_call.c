@@ -20,7 +20,8 @@ trf_status trf_enter_device(int device, trf_device_scope *scope, trf_error *err)
     cudaError_t error = cudaGetDevice(&previous);
     if (error == cudaSuccess && previous != device)
         error = cudaSetDevice(device);
-    *scope = (trf_device_scope){error == cudaSuccess ? previous : device, device}; /* else there is nothing to undo */
+    /* on failure there is nothing to undo */
+    *scope = (trf_device_scope){error == cudaSuccess ? previous : device, device};
     return trf_check_cuda(error, "making the context's device current", err);
 }
 

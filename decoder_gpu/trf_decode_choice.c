@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_decode_choice.h"
 
-/* What kernels take, measured on an H200 (docs/notebook/2026-11-23-two-step-decoding.md). The unit of time is what
- * memory takes for the gathered weights of a slab of 256 columns a multiprocessor: 0.96 us. */
-static const double kSlabTimeOfWarp = 10.5; /* of a warp that gathers, at least, for such a slab */
-static const double kGatheredEnd = 2.2;     /* when the last slabs are there, memory waits */
-static const double kPlainTime = 1.14;      /* of memory, for such a slab, where warps do not gather */
+/* The times of kernels, measured on an H200 (docs/notebook/2026-11-23-two-step-decoding.md). The unit is the time that
+ * memory takes for the gathered weights of one slab of 256 columns on each multiprocessor: 0.96 us. */
+static const double kSlabTimeOfWarp = 10.5; /* the least time of a warp that gathers, for such a slab */
+static const double kGatheredEnd = 2.2;     /* time at the end in which memory waits for the last slabs */
+static const double kPlainTime = 1.14;      /* time of memory for such a slab, if warps do not gather */
 
 static int fits(const trf_device_view *view, const trf_layer_traits *traits, uint32_t warps, uint32_t table_log,
                 int gathers, int shared_bytes, trf_smem_layout *smem) {
@@ -28,7 +28,7 @@ static double plain_time(const trf_device_view *view, const trf_decode_request *
            TRF_TILE_SIZE;
 }
 
-/* The number of warps that gather, or 0 where the layer takes no less time so. */
+/* Returns the number of warps that gather, or 0 if gathering takes no less time. */
 static uint32_t gathering_warps(const trf_device_view *view, const trf_layer_traits *traits,
                                 const trf_decode_request *request) {
     uint32_t best = 0;
@@ -46,7 +46,7 @@ static uint32_t gathering_warps(const trf_device_view *view, const trf_layer_tra
     return best;
 }
 
-/* The kernel for any p: with the most warps, then the largest table, that fit. */
+/* Chooses the kernel for any p, with the most warps and then the largest table that fit. */
 static int find_general(const trf_device_view *view, const trf_layer_traits *traits, int shared_bytes,
                         trf_decode_choice *found) {
     found->default_p = 0;
@@ -96,7 +96,7 @@ int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits
         return 0;
     const uint32_t fewest = pieces_of(request->regular_slabs, chosen->kernel.warps),
                    blocks_each =
-                       request->multiprocessors / request->matrices; /* where there are blocks enough for more */
+                       request->multiprocessors / request->matrices; /* if there are enough blocks for more pieces */
     chosen->pieces = blocks_each < request->regular_slabs ? blocks_each : request->regular_slabs;
     if (chosen->pieces < fewest)
         chosen->pieces = fewest;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every edge weight of a layer, written to memory; or, by the same slow and general way, every weight of its regular
+/* Writes every edge weight of a layer to memory; or, in the same slow and general way, every weight of its regular
  * slabs.
  *
- * A block takes a band of 32 rows and, with its fellows in y, the band's columns of tiles; a warp takes a column of
- * tiles at a time, and decodes its edges to shared memory in segments of 1024 weights, from which rows are written
- * coalesced. Where a tile has no edges, which is nearly everywhere, the warp goes on after two loads.
+ * A block takes a band of 32 rows and shares the band's columns of tiles with the other blocks in y. A warp takes a
+ * column of tiles at a time and decodes its edges, in segments of 1024 weights, to shared memory, from which rows are
+ * written coalesced. Where a tile has no edges, which is nearly everywhere, the warp goes on after two loads.
  *
- * Shared memory: kWarps * TRF_EDGE_SEGMENT_ELEMENTS * 2 = 17,408 bytes, and 32. What binds is latency: a warp is one
- * slab's chain of states. */
+ * Shared memory: kWarps * TRF_EDGE_SEGMENT_ELEMENTS * 2 = 17,408 bytes, and 32. The limit is latency: a warp decodes
+ * the chain of states of one slab. */
 #include "trf_decode_launch.h"
 #include "trf_decoded_bits.h"
 #include "trf_edge_warp.cuh"
@@ -15,7 +15,7 @@
 namespace {
 
 constexpr uint32_t kWarps = 8;
-constexpr uint32_t kEnoughBlocks = 4096; /* beyond that, more blocks only take longer to find nothing */
+constexpr uint32_t kEnoughBlocks = 4096; /* more blocks than that only take longer to find nothing */
 
 /* Writes a decoded segment. */
 __device__ void write_segment(const trf_device_view &view, trf_decode_as as, const trf_edge &edge,
@@ -40,7 +40,7 @@ __device__ void write_corrupt(const trf_device_view &view, trf_decode_as as, con
         }
 }
 
-/* Edges first to end - 1 of all bands. */
+/* Decodes the edges with numbers first to end - 1 of all bands. */
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
     decode_edges(const __grid_constant__ trf_device_view view, trf_decode_as as, void *weights, uint32_t first,
                  uint32_t end) {
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
                 write_segment(view, as, edge, trf_edge_segment_at(&edge, segment), decoded[warp], lane, weights);
             }
             if (!trf_warp_edge_verdict(edge, view, lane)) {
-                __syncwarp(); /* behind the writes of all lanes */
+                __syncwarp(); /* all lanes have written */
                 write_corrupt(view, as, edge, lane, weights);
             }
         }

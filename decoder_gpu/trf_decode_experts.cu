@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The regular slabs of all experts of a tensor, decoded to memory in one launch, where one launch an expert would leave
- * most of a GPU idle: for the 16-bit float codecs, with their default p.
+/* Decodes the regular slabs of all experts of a tensor to memory in one launch, since one launch for each expert would
+ * leave most of a GPU idle. It is for the 16-bit float codecs, with their default p.
  *
- * trf_decode_slabs.cuh has the picture of how a layer's slabs are decoded. Here a block has several experts, one after
- * the other, since its decode table is of one. So that warps of a block end together, an expert is cut into pieces of a
- * slab for each warp, and it is pieces that blocks have equal shares of. An H200 has 132 multiprocessors; 128 experts
- * of 768 x 2048 in bf16 quads have 24 bands of 8 slabs, and 12 warps of a block gather:
+ * trf_decode_slabs.cuh has the picture of how a layer's slabs are decoded. Here a block does one expert after the
+ * other, since its decode table is for one expert. So that the warps of a block end together, an expert is cut into
+ * pieces, which have one slab for each warp, and blocks have equal shares of the pieces. Example: on an H200, which has
+ * 132 multiprocessors, 128 experts of 768 x 2048 in bf16 quads have 24 bands of 8 slabs each, and the 12 warps of a
+ * block gather:
  *
  *     expert 0, 192 slabs     | piece 0 | 1 | ... | 15 |     12 slabs each
  *     expert 1                | 16 | 17 | ...      | 31 |
  *     ...                                                    2,048 pieces: 15 or 16 for each block
  *     block 0: pieces 0 to 14, of expert 0; block 1: 15, of expert 0, and 16 to 30, of expert 1; ...
  *
- * Between two experts the block meets twice, builds a table and waits for the first slabs' bytes.
+ * Between two experts the block has two barriers, builds a table and waits for the bytes of the first slabs.
  *
- * Shared memory: as trf_decode_slabs.cuh has it; the expert's view is there, too. Registers: at most 128 a thread with
- * 16 warps. */
+ * Shared memory: as in trf_decode_slabs.cuh, and the expert's view. Registers: at most 128 a thread with 16 warps. */
 #include "trf_decode_launch.h"
 #include "trf_decode_slabs.cuh"
 #include "trf_kernel_smem.cuh"
@@ -27,10 +27,10 @@ struct expert_write_args {
     const trf_expert *experts; /* [count] */
     uint8_t *weights;
     uint64_t weights_stride; /* bytes */
-    uint32_t count, pieces;  /* of each */
+    uint32_t count, pieces;  /* pieces: of each expert */
 };
 
-/* Loads an expert's view, once the block has done with the one before. */
+/* Loads an expert's view, once the block is done with the one before. */
 __device__ __forceinline__ void enter_expert(const trf_expert *experts, uint32_t expert, trf_device_view &view) {
     static_assert(sizeof view % 4 == 0 && sizeof view / 4 <= 8 * TRF_LANES, "a word for each thread at most");
     __syncthreads();

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of a layer by number: an embedding's look-up.
+/* Decodes rows of a layer by number: the look-up of an embedding.
  *
- * A warp takes one row and eight panels, four lanes for each (trf_row_reader.h); warps go on by the grid's
- * size. A row is in a quarter of a lane's weights, or half of them, so the walk costs four times the weights that are
- * kept; but nothing else of the row's band is read or decoded.
+ * A warp takes one row and eight panels, with four lanes for each panel (trf_row_reader.h); warps go on in steps of the
+ * grid's size. A row is a quarter or a half of a lane's weights, so the walk decodes up to four times the weights that
+ * are kept; but nothing else of the row's band is read or decoded.
  *
- * Shared memory: the slots of the decode table, 16 KiB. What binds is latency, a lane's chain of states with a table
- * look-up in each; for small batches also the first touch of the raw bits, which are therefore asked for ahead. */
+ * Shared memory: the slots of the decode table, 16 KiB. The limit is latency: a lane's chain of states, with a table
+ * look-up in each; for small batches also the first access to the raw bits, which are therefore prefetched. */
 #include "trf_decode_rows.h"
 #include "trf_edge_warp.cuh"
 #include "trf_row_reader.h"
@@ -14,11 +14,12 @@
 namespace {
 
 constexpr uint32_t kWarps = 4;
-constexpr uint32_t kSlabs = TRF_LANES / TRF_ROW_LANES; /* of a warp */
-constexpr uint32_t kBlocksEach = 8;                    /* of a multiprocessor, beyond which warps take several rows */
+constexpr uint32_t kSlabs = TRF_LANES / TRF_ROW_LANES; /* that a warp takes at a time */
+/* the most blocks of a multiprocessor; if there is more to do, warps take several rows */
+constexpr uint32_t kBlocksEach = 8;
 
-/* Asks for the raw bits of a row's four lanes: of full chunks, in which they lie side by side in vectors of four words
- * a lane. */
+/* Prefetches the raw bits of a row's four lanes in full chunks, where they lie side by side in vectors of four words a
+ * lane. */
 __device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const trf_row_crossing &crossing,
                                              uint32_t quartet_lane) {
     const uint32_t row = crossing.row % TRF_SLAB_ROWS, lane = TRF_ROW_LANES * (row % 8), each = view.raw_bits / 2;
@@ -29,8 +30,8 @@ __device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const 
                         trf_plane_word_offset(4 * each, lane, 4 * (g % each)));
 }
 
-/* One lane's part of a row. All lanes of the warp call it. Inlined, so that it sees what the kernel knows of the
- * view. */
+/* Decodes one lane's part of a row. All lanes of the warp call it. It is inlined, so that it can use what the kernel
+ * knows about the view. */
 __device__ __forceinline__ void decode_row(const trf_device_view &view, const uint32_t *decode_table,
                                            const int16_t *class_value, int64_t id, const trf_shard_range &shard,
                                            uint32_t panel, uint32_t lane, const trf_row_target &target) {
@@ -54,7 +55,8 @@ __device__ __forceinline__ void decode_row(const trf_device_view &view, const ui
     }
 }
 
-/* Where codec and class bits are known, with which all planes of float codecs are, half of the instructions go. */
+/* Codec and class bits are known at compile time, and with them all planes of float codecs; this saves half of the
+ * instructions. */
 template <uint32_t kCodec, uint32_t kClassBits>
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
     decode_rows(const __grid_constant__ trf_device_view view_arg, const __grid_constant__ trf_shard_range shard,
@@ -69,8 +71,8 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     for (uint32_t s = threadIdx.x; s < 1u << view.probability_bits; s += blockDim.x)
         decode_table[s] = view.decode_table[s];
-    if (threadIdx.x < 16)
-        class_value[threadIdx.x] = view_arg.class_value[threadIdx.x]; /* not the copy, which is to stay in registers */
+    if (threadIdx.x < 16) /* not from the copy, which has to stay in registers */
+        class_value[threadIdx.x] = view_arg.class_value[threadIdx.x];
     __syncthreads();
 
     const uint32_t warps_per_row = (view.num_panels + kSlabs - 1) / kSlabs;
@@ -111,7 +113,8 @@ rows_kernel kernel_for(const trf_device_view *view) {
     }
 }
 
-/* Elements as they stand, where that is what values of 16 bits are: told once here instead of at each weight. */
+/* Returns TRF_DECODE_ELEMENTS where that gives the same 16-bit values; deciding this once here is cheaper than at each
+ * weight. */
 trf_decode_as simplest(const trf_device_view *view, trf_decode_as as) {
     const uint32_t dtype = trf_decoded_dtype(view, as);
     const bool same = dtype == TRF_DTYPE_NONE || (dtype == TRF_DTYPE_BF16 && view->codec == TRF_CODEC_BF16) ||

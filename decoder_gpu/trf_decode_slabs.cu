@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launch of the kernel that decodes a layer's regular slabs, as trf_choose_decode_kernel chooses it. */
+/* Launches the kernel that decodes a layer's regular slabs, as trf_choose_decode_kernel chooses it. */
 #include "trf_decode_launch.h"
 #include "trf_decode_slabs.cuh"
 #include "trf_kernel_smem.cuh"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every weight of a layer's regular slabs, written to memory.
+/* Decodes every weight of a layer's regular slabs and writes it to memory.
  *
- * One persistent block a multiprocessor. The slabs, band by band, are divided into equal shares, one a warp. An H200
- * has 132 multiprocessors, and gives bf16 quads of 8192 x 8192 (256 bands of 32 slabs of 256 columns) 13 warps in each:
- * 4.8 slabs for each of 1,716.
+ * There is one persistent block on each multiprocessor. The slabs, band by band, are divided into equal shares, one for
+ * each warp. Example: an H200 has 132 multiprocessors. With bf16 quads of 8192 x 8192 (256 bands of 32 slabs of 256
+ * columns) each of them gets 13 warps, which makes 4.8 slabs for each of 1,716 warps.
  *
  *     panel    0   1   2   3   4   5   6   7   8   9  10  11  12  13       31
  *     band 0           | warp 0        | warp 1            | warp 2            | ...   |  warps 0 to 12 are block 0's,
@@ -12,10 +12,10 @@
  *     band 255         |                                             ... |  warp 1715  |
  *
  * A warp decodes its share as the fused kernels do (trf_slab_walk.cuh has the picture), but stores the fragments. In
- * two steps a lane has 8 neighbouring columns of four rows, which are 16 bytes of each for 16-bit weights; the four
- * lanes of a row have 64 bytes. Memory takes 64 bytes at a time at 88 % of the rate of 256 at a time, so warps gather
- * those of eight steps in shared memory first, where there is space for it and work enough for the fewer warps that it
- * leaves (trf_decode_choice.c):
+ * two steps a lane gets 8 neighbouring columns of four rows, which are 16 bytes of each row for 16-bit weights; the
+ * four lanes of a row have 64 bytes. Stores of 64 bytes at a time reach 88 % of the rate of stores of 256 at a time. So
+ * warps first gather the weights of eight steps in shared memory, if there is space for that, and enough work for the
+ * fewer warps that then have room (trf_decode_choice.c):
  *
  *     steps       0, 1       2, 3       4, 5       6, 7
  *     row 0   | 64 bytes | 64 bytes | 64 bytes | 64 bytes |   ->  256 bytes of row 0 of the band: lanes 0 to 15
@@ -23,11 +23,11 @@
  *     ...
  *
  * Shared memory of a block, in bytes: what the walk takes, and 8,192 (TRF_GATHER_BYTES) for each warp that gathers.
- * With bf16 quads, the smaller table and rans_bytes = 912, as there, that is
+ * With bf16 quads, the smaller table and rans_bytes = 912, as in trf_slab_walk.cuh, that is
  *     13 warps that gather            32,768 + 512 + 544 + 13 * (4,384 + 8,192) + 544   = 197,856
  *     16 warps that do not            32,768 + 512 + 544 + 16 * 4,384 + 544             = 104,512
- * beside at most 1,024 static ones, of the 232,448 that a block of an H200 can have. More than 15 that gather find no
- * room.
+ * and at most 1,024 bytes of static shared memory, out of the 232,448 that a block of an H200 can have. There is room
+ * for at most 15 warps that gather.
  *
  * Registers: at most 128 a thread with 16 warps. What limits it:
  * docs/notebook/2026-11-23-two-step-decoding.md. */
@@ -37,18 +37,18 @@
 #include "trf_decode_choice.h"
 #include "trf_slab_walk.cuh"
 
-/* How a launch of the decoding family walks and writes: what layers of one shape and codec that are decoded alike have
- * in common. Packing walks with it, too, and uses smem, regular_panels and num_slabs alone. */
+/* How a launch of the decoding family walks and writes: what is the same for layers of one shape and codec that are
+ * decoded alike. Packing also walks with it, and uses only smem, regular_panels and num_slabs. */
 struct trf_write_call {
     trf_smem_layout smem;
-    uint32_t regular_panels; /* panels that are regular, at least 1 */
-    uint32_t num_slabs;      /* regular slabs, with the places of stored tiles: whole bands times regular_panels */
+    uint32_t regular_panels; /* regular panels, at least 1 */
+    uint32_t num_slabs;      /* regular slabs, including the places of stored tiles: whole bands times regular_panels */
     trf_decode_as as;
     trf_write_format format;
     trf_write_method method;
 };
 
-/* num_slabs, regular_panels: of a layer. */
+/* Makes a call for a layer; num_slabs and regular_panels are the layer's. */
 static inline trf_write_call trf_write_call_of(const trf_device_view *view, trf_decode_as as,
                                                const trf_decode_choice *chosen) {
     return {chosen->smem, trf_regular_panels(view),      trf_regular_slabs(view),
@@ -67,7 +67,7 @@ struct trf_write_args {
 static __device__ __forceinline__ void trf_put(uint8_t *to, uint4 v) { *reinterpret_cast<uint4 *>(to) = v; }
 static __device__ __forceinline__ void trf_put(uint8_t *to, uint2 v) { *reinterpret_cast<uint2 *>(to) = v; }
 
-/* One by one, from a word that holds 4 / kBytes of them. */
+/* Stores weights one by one, from a word that holds 4 / kBytes of them. */
 template <int kBytes> static __device__ __forceinline__ void trf_put_word(uint8_t *to, uint32_t word) {
     if (kBytes == 4) {
         *reinterpret_cast<uint32_t *>(to) = word;
@@ -95,7 +95,7 @@ template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8
 
 /* ---- the sink of a walk ---- */
 
-/* kBytes: of a weight, as it is written. kMayGather: whether call.method may be TRF_METHOD_GATHERED. */
+/* kBytes: bytes of a weight as it is written. kMayGather: whether call.method may be TRF_METHOD_GATHERED. */
 template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     static constexpr uint32_t kCodec = Codec::kCodec;
     static constexpr bool kScales = Codec::kInt && kBytes != 1;
@@ -104,18 +104,19 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     uint8_t *weights;
     uint32_t lane;
     uint64_t row_bytes;
-    uint32_t gather;                      /* the warp's TRF_GATHER_BYTES, a shared address */
-    uint32_t gathered;                    /* bytes of each row in them */
-    uint8_t *gathered_to;                 /* where they belong */
-    uint8_t *to;                          /* lane's first row and column of the two steps at hand */
-    uint32_t col;                         /* that column, in the layer */
-    bool odd;                             /* the second of two steps is at hand */
-    bool has_offsets, has_col_offsets;    /* of the slab at hand */
-    uint32_t row_offsets[TRF_WRITE_ROWS]; /* D and the row's, as trf_exponent_offsets */
+    uint32_t gather;      /* shared address of the warp's TRF_GATHER_BYTES */
+    uint32_t gathered;    /* bytes of each row that are gathered */
+    uint8_t *gathered_to; /* where the gathered rows begin in memory */
+    uint8_t *to;          /* where the lane's first row and column of the current step pair are in memory */
+    uint32_t col;         /* that column's number in the layer */
+    bool odd;             /* whether this is the second step of the pair */
+    bool has_offsets, has_col_offsets;    /* of the current slab */
+    uint32_t row_offsets[TRF_WRITE_ROWS]; /* D plus the row's offset, as trf_exponent_offsets makes them */
     uint2 col_offsets;                    /* of the lane's 8 columns */
-    uint32_t kept[2 * TRF_WRITE_ROWS];    /* what the first of two steps gave: kBytes words a row, none with 4 */
-    uint32_t row;                         /* lane's first, in the layer */
-    uint32_t scale_end;                   /* first column beyond the scales at hand */
+    /* what the first step of the pair gave: kBytes words a row, none if kBytes is 4 */
+    uint32_t kept[2 * TRF_WRITE_ROWS];
+    uint32_t row;       /* the lane's first row, in the layer */
+    uint32_t scale_end; /* first column after those that the loaded scales are for */
     float scale[TRF_WRITE_ROWS];
 
     __device__ __forceinline__ trf_write_sink(const trf_device_view &view_, const trf_write_call &call_, void *weights_,
@@ -185,14 +186,14 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         }
     }
 
-    /* The element as it is listed. */
+    /* Returns the exception's element as it is listed. */
     __device__ __forceinline__ uint32_t exception_bits(uint32_t, uint32_t exception, const trf_walk &) const {
         return trf_exception_element(exception);
     }
 
     __device__ __forceinline__ bool gathers() const { return kMayGather && call.method == TRF_METHOD_GATHERED; }
 
-    /* What was gathered goes to memory. */
+    /* Writes what was gathered to memory. */
     __device__ __forceinline__ void flush() {
         const uint32_t at = trf_gather_byte(lane);
         __syncwarp();
@@ -207,7 +208,7 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         gathered = 0;
     }
 
-    /* The words of the lane's four rows, at `at` bytes from its place in each. */
+    /* Stores the words of the lane's four rows, `at` bytes after the lane's place in each row. */
     template <class Words> __device__ __forceinline__ void put_rows(const Words *words, uint32_t at) const {
         if (call.method == TRF_METHOD_SCALAR) {
 #pragma unroll
@@ -220,16 +221,16 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         }
     }
 
-    /* Puts 16-bit weights beside those that are gathered already. */
+    /* Stores 16-bit weights in shared memory, after those that are gathered already. */
     __device__ __forceinline__ void gather_rows(const uint4 *words) const {
         const uint32_t first =
             gather + trf_gather_at(trf_lane_row_at(lane, 0), gathered + kBytes * trf_lane_col_at(lane, 0));
 #pragma unroll
-        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) /* 8 rows on, the order is the same */
+        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) /* 8 rows further, bytes are swapped in the same way */
             trf_sts128(first + 8 * r * TRF_GATHER_ROW_BYTES, words[r]);
     }
 
-    /* reg: the elements of a step. */
+    /* The next three functions take the elements of a step, for kBytes of 1, 2 and 4. reg: the elements. */
     __device__ __forceinline__ void step_of_1(const uint32_t *reg) {
         uint2 words[TRF_WRITE_ROWS];
 #pragma unroll
@@ -286,13 +287,13 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         odd = !odd;
     }
 
-    /* NaNs, or codes 0, over a slab that did not end as it must. */
+    /* Overwrites a slab whose verdict is bad with NaNs, or with codes 0. */
     __device__ __forceinline__ void end_slab(const trf_walk &walk, bool good) {
         if (gathers() && gathered) /* the last slab of a band may be narrow */
             flush();
         if (good)
             return;
-        __syncwarp(); /* behind the stores of all lanes */
+        __syncwarp(); /* all lanes have stored */
         const uint32_t bits = trf_decoded_corrupt_bits(&view, call.as), width = 64 * trf_slab_chunks(view, walk.panel);
 #pragma unroll 1
         for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
@@ -306,15 +307,16 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
 
 /* ---- the kernel ---- */
 
-/* A warp's slabs: the share-th of `shares` equal shares of the slabs first to first + num_slabs - 1, as a call counts
- * them: band by band, its regular_panels a band. */
+/* A warp's slabs: share number `share` out of `shares` equal shares of slabs first to first + num_slabs - 1. Slabs are
+ * counted as in a call: band by band, with regular_panels in each band. */
 struct trf_slab_share {
     uint32_t first, num_slabs;
     uint64_t share, shares;
 };
 
-/* Walks a warp's slabs. All warps of the block call it, and meet in it. constants: two, of the block. make_sink(lane,
- * behind): the walk's sink; behind: shared address of what the warp has behind its buffers. */
+/* Walks a warp's slabs. All warps of the block call it, and it has a barrier of the block. constants: two, which the
+ * block shares. make_sink(lane, behind) makes the walk's sink; behind: shared address of what the warp has after its
+ * buffers. */
 template <class Codec, int kP, int kLog, class MakeSink>
 static __device__ __forceinline__ void trf_walk_share(const trf_device_view &view, const trf_write_call &call,
                                                       const trf_slab_share &own, const uint8_t *shared_memory,
@@ -342,7 +344,7 @@ static __device__ __forceinline__ void trf_walk_share(const trf_device_view &vie
     trf_cp_async_wait<0>();
 }
 
-/* Writes a warp's slabs. Likewise. */
+/* Decodes and writes a warp's slabs. It is called in the same way. */
 template <class Codec, int kBytes, int kP>
 static __device__ __forceinline__ void trf_write_slabs(const trf_device_view &view, const trf_write_call &call,
                                                        void *weights, const trf_slab_share &own,
@@ -366,12 +368,12 @@ __global__ void __launch_bounds__(TRF_MAX_WRITE_WARPS *TRF_LANES, 1)
 
 typedef void (*trf_write_kernel)(trf_write_args);
 
-/* default_p: trf_has_default_p. */
+/* default_p: whether trf_has_default_p. */
 template <class Codec, int kBytes> static trf_write_kernel trf_write_kernel_of(bool default_p) {
     return default_p ? trf_decode_slabs<Codec, kBytes, kDefaultP<Codec>> : trf_decode_slabs<Codec, kBytes, 0>;
 }
 
-/* The kernel of a codec that writes `bytes` a weight; one function for each .cu of the family. */
+/* The kernel of a codec that writes `bytes` bytes a weight; there is one function for each .cu of the family. */
 trf_write_kernel trf_write_kernel_bf16(uint32_t class_bits, uint32_t bytes, bool default_p); /* 2 or 4 bytes */
 trf_write_kernel trf_write_kernel_fp16(uint32_t class_bits, bool default_p);                 /* 2 */
 trf_write_kernel trf_write_kernel_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From class look-ups and raw-bit words to matrix fragments: how four neighbouring weights of a lane are put together.
+/* From class look-ups and words of raw bits to matrix fragments: how four neighbouring weights of a lane are put
+ * together.
  *
- * A 32-bit *byte word* holds one byte for each of four weights, in the order 0, 2, 1, 3 in which planes hold their
- * fields. The decode table supplies its class part, the narrow planes the bits below them by one rotation and one lop3
- * each:
+ * A 32-bit *byte word* holds one byte for each of four weights, in the order 0, 2, 1, 3, in which planes hold their
+ * fields. Its class part comes from the decode table; the narrow planes supply the bits below that, with one rotation
+ * and one lop3 for each plane:
  *   bf16     the exponent                        rotated left by 7, so that bytes 0 and 2 lie on a register's exponents
  *   fp16     exponent[4:0] mantissa[9:7]         likewise, on bits 14:7
  *   fp8      the byte rotated left by 1          a rotation right by 1 brings each sign (stored one byte on) home
  *            or, as F16, what a product wants of E4M3 (trf_build_four_f16)
  *   int      class index << raw_bits | raw bits
- * In bf16 and fp16 the 8-bit plane has the other 8 bits of each weight: the first register (weights 0, 1) takes
- * them from under kSignMantissaMask, the second from its complement, rotated by 8. */
+ * In bf16 and fp16 the 8-bit plane has the other 8 bits of each weight: the first register (weights 0, 1) takes them
+ * from under kSignMantissaMask, the second one from under its complement, rotated by 8. */
 #ifndef TRF_FRAGMENT_CUH
 #define TRF_FRAGMENT_CUH
 
@@ -19,9 +20,9 @@
 
 static constexpr uint32_t kSignMantissaMask = 0x807F807F; /* sign and mantissa[6:0] of a register's two weights */
 
-/* Codec, class bits and raw bits at compile time. Raw bits of int come at run time, unless kIntRaw is what they are:
- * without it each four weights pay for planes that the layer may not have. kAsF16: of E4M3, elements leave as F16,
- * times 2^-8. */
+/* Codec, class bits and raw bits at compile time. The raw bits of int are given at run time, unless kIntRaw says them:
+ * without it, each four weights cost instructions for planes that the layer may not have. kAsF16: elements of E4M3
+ * become F16, times 2^-8. */
 template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> struct trf_codec_config {
     static constexpr bool kAsF16 = kAsF16_;
     static constexpr int kCodec = kCodec_, kClassBits = kClassBits_;
@@ -29,20 +30,20 @@ template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> s
     static constexpr bool kFp8 = kCodec == TRF_CODEC_E4M3 || kCodec == TRF_CODEC_E5M2;
     static constexpr bool kInt = kCodec == TRF_CODEC_INT;
     static constexpr bool kKnownRaw = !kInt || kIntRaw != 0;
-    static constexpr int kRawExponent = kClassBits == 2 ? 2 : 0; /* bits of the exponent that quads have raw */
+    static constexpr int kRawExponent = kClassBits == 2 ? 2 : 0; /* exponent bits that are raw with quads */
     static constexpr int kRaw = kCodec == TRF_CODEC_BF16   ? 8 + kRawExponent
                                 : kCodec == TRF_CODEC_FP16 ? 11 + kRawExponent
                                 : kCodec == TRF_CODEC_E4M3 ? 4 + kRawExponent
                                 : kCodec == TRF_CODEC_E5M2 ? 3 + kRawExponent
                                                            : kIntRaw;
-    /* raw_bits: the layer's */
+    /* raw_bits: those of the layer */
     static __host__ __device__ constexpr uint32_t raw(uint32_t raw_bits) {
         return kKnownRaw ? (uint32_t)kRaw : raw_bits;
     }
-    static constexpr int kSymbols = kClassBits == 2 ? 1 : 2; /* of four weights */
-    static constexpr int kRotation = kHasPlane8 ? 7 : 0;     /* byte words are kept rotated left by this */
+    static constexpr int kSymbols = kClassBits == 2 ? 1 : 2; /* symbols for four weights */
+    static constexpr int kRotation = kHasPlane8 ? 7 : 0;     /* byte words are kept rotated left by so many bits */
     static __host__ __device__ constexpr bool has(int width) { return (kRaw & width) != 0; }
-    /* Lowest bit, within a byte word's byte, of the narrow plane of a width. */
+    /* The lowest bit of the narrow plane of a width within a byte of a byte word. */
     static __host__ __device__ constexpr int low_bit(int width) {
         if (kCodec == TRF_CODEC_E4M3 && kClassBits == 2) /* the sign is in the plane of 2 */
             return width == 4 ? 2 : 0;
@@ -54,7 +55,7 @@ template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> s
     }
 };
 
-/* What the int codec's raw bits are, at run time. */
+/* The planes of the int codec's raw bits, at run time. */
 struct trf_int_planes {
     uint32_t raw_bits;
     uint32_t mask2, mask1;
@@ -71,20 +72,20 @@ static __device__ __forceinline__ trf_int_planes trf_int_planes_of(uint32_t raw_
     return p;
 }
 
-/* Byte offset of a plane among a chunk's narrow ones: wider ones come first. */
+/* The byte offset of a plane among a chunk's narrow planes: wider ones come first. */
 static __device__ __forceinline__ constexpr uint32_t trf_narrow_at(uint32_t raw_bits, uint32_t width) {
     return (raw_bits & 7 & ~(2 * width - 1)) * (4 * TRF_CHUNK_WEIGHTS);
 }
 
-/* A lane's narrow words, as far as the codec config has them. */
+/* A lane's words of narrow planes, as far as the codec config has these planes. */
 struct trf_narrow_words {
     uint4 plane4; /* of two steps */
     uint4 plane2; /* of a chunk */
     uint2 plane1;
 };
 
-/* Starts the copy of a lane's own narrow words of a chunk. Both places: of the narrow planes' first byte, plus 16 *
- * lane. */
+/* Starts the copy of a lane's own words of a chunk's narrow planes. Both places are that of the narrow planes' first
+ * byte, plus 16 * lane. */
 template <class Codec>
 static __device__ __forceinline__ void trf_prefetch_narrow(uint32_t to, const uint8_t *from, uint32_t lane,
                                                            const trf_int_planes &planes) {
@@ -99,7 +100,8 @@ static __device__ __forceinline__ void trf_prefetch_narrow(uint32_t to, const ui
         trf_cp_async8(to + trf_narrow_at(raw, 1) - 8 * lane, from + trf_narrow_at(raw, 1) - 8 * lane);
 }
 
-/* The narrow words needed from step k (0 to 3) of a chunk on; called for every k. at: as above, a shared address. */
+/* Loads the narrow words that are needed from step k (0 to 3) of a chunk on; it is called for every k. at: as above, a
+ * shared address. */
 template <class Codec>
 static __device__ __forceinline__ void trf_load_narrow(trf_narrow_words &n, uint32_t at, uint32_t lane, int k,
                                                        const trf_int_planes &planes) {
@@ -111,7 +113,7 @@ static __device__ __forceinline__ void trf_load_narrow(trf_narrow_words &n, uint
     if (k == 0 && (raw & 1))
         n.plane1 = trf_lds64(at + trf_narrow_at(raw, 1) - 8 * lane);
     if (!Codec::kKnownRaw &&
-        k == 0) { /* to their place in a byte word once, so that all other rotations are by constants */
+        k == 0) { /* Rotates them to their place in a byte word once, so that all other rotations are by constants. */
         n.plane2.x = __funnelshift_l(n.plane2.x, n.plane2.x, planes.low_bit2);
         n.plane2.y = __funnelshift_l(n.plane2.y, n.plane2.y, planes.low_bit2);
         n.plane2.z = __funnelshift_l(n.plane2.z, n.plane2.z, planes.low_bit2);
@@ -121,7 +123,7 @@ static __device__ __forceinline__ void trf_load_narrow(trf_narrow_words &n, uint
     }
 }
 
-/* The words of the planes of 4 and of 2 that have the weights 4 * g to 4 * g + 3 (g: 0 to 3) of step k. */
+/* The words of the planes of 4 and of 2 that have weights 4 * g to 4 * g + 3 (g: 0 to 3) of step k. */
 static __device__ __forceinline__ uint32_t trf_word_of_plane4(const trf_narrow_words &n, int k, int g) {
     const int pick = 2 * (k % 2) + g / 2;
     return pick == 0 ? n.plane4.x : pick == 1 ? n.plane4.y : pick == 2 ? n.plane4.z : n.plane4.w;
@@ -131,7 +133,7 @@ static __device__ __forceinline__ uint32_t trf_word_of_plane2(const trf_narrow_w
     return k == 0 ? n.plane2.x : k == 1 ? n.plane2.y : k == 2 ? n.plane2.z : n.plane2.w;
 }
 
-/* Adds the narrow planes' part to the byte word of the weights 4 * g to 4 * g + 3 of step k. bytes: its class part. */
+/* Adds the bits of narrow planes to the byte word of weights 4 * g to 4 * g + 3 of step k. bytes: its class part. */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow_words &n, int k, int g, uint32_t bytes,
                                                            const trf_int_planes &planes) {
@@ -155,7 +157,7 @@ static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow_word
     return bytes;
 }
 
-/* A class's bits within a byte word's byte. */
+/* A class's bits within a byte of a byte word. */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_class_byte(const trf_device_view &view, uint32_t index) {
     const uint32_t value = (uint32_t)(uint16_t)view.class_value[index];
@@ -169,8 +171,8 @@ static __device__ __forceinline__ uint32_t trf_class_byte(const trf_device_view 
     return byte & 0xFF;
 }
 
-/* A byte word's class part: the table's contribution of one symbol, as an 8-byte entry has it. Quads: all four weights;
- * pairs: weights 0 and 1 (bytes 0 and 2). */
+/* The class part of a byte word: what the table contributes for one symbol, as an 8-byte entry holds it. For quads it
+ * covers all four weights, for pairs weights 0 and 1 (bytes 0 and 2). */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_class_part_of(const trf_device_view &view, uint32_t symbol) {
     uint32_t x = 0;
@@ -182,9 +184,10 @@ static __device__ __forceinline__ uint32_t trf_class_part_of(const trf_device_vi
     return Codec::kRotation ? __funnelshift_l(x, x, Codec::kRotation) : x;
 }
 
-/* The same in 16 bits, for 4-byte entries: a short class part. Quads: which byte of trf_class_palette each byte of the
- * byte word is, in nibbles; a class has its low two bits clear, so that turning the word left by 7 is turning its bytes
- * by one and halving them. Pairs: the bytes of two weights, turned so that one permutation brings all bits in place. */
+/* The same in 16 bits, for 4-byte entries: a *short class part*. For quads its nibbles say which byte of
+ * trf_class_palette each byte of the byte word is. A class has its low two bits clear, so that rotating the word left
+ * by 7 means rotating its bytes by one place and halving them. For pairs it has the bytes of two weights, rotated so
+ * that one permutation brings all bits into place. */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_short_class_part_of(const trf_device_view &view, uint32_t symbol) {
     if (Codec::kClassBits == 2) {
@@ -197,7 +200,7 @@ static __device__ __forceinline__ uint32_t trf_short_class_part_of(const trf_dev
     return first | second << 8;
 }
 
-/* Quads: the four classes' bytes as trf_short_class_part_of picks them. */
+/* For quads: the bytes of the four classes, from which trf_short_class_part_of selects. */
 template <class Codec> static __device__ __forceinline__ uint32_t trf_class_palette(const trf_device_view &view) {
     uint32_t palette = 0;
 #pragma unroll
@@ -206,8 +209,8 @@ template <class Codec> static __device__ __forceinline__ uint32_t trf_class_pale
     return palette;
 }
 
-/* trf_class_part_of from a short class part in the low half of a word; other bits than the class's may be set where
- * trf_build_four takes none. */
+/* Makes trf_class_part_of from a short class part in the low half of a word. Bits outside of the class's may be set, if
+ * trf_build_four does not use them. */
 template <class Codec>
 static __device__ __forceinline__ uint32_t trf_class_part_from_short(uint32_t short_part, uint32_t palette) {
     if (Codec::kClassBits == 2)
@@ -215,9 +218,9 @@ static __device__ __forceinline__ uint32_t trf_class_part_from_short(uint32_t sh
     return trf_permute(short_part, 0, Codec::kRotation ? 0x1001 : 0x4140);
 }
 
-/* E4M3 as F16: bits 13:7 are E and M, bit 15 the sign, so the value is 2^8 too small, denormals included. (NaNs are
- * exceptions.) Of each weight two bytes are made: E and M[2:1] with the sign on top, the class parts among them; and
- * M[0] in bit 7, a byte before. */
+/* Makes F16 of E4M3: bits 13:7 are E and M and bit 15 is the sign, so the value is 2^8 too small, denormals included.
+ * (NaNs are exceptions.) Each weight is made as two bytes: E and M[2:1] with the sign on top, which include the class
+ * part; and M[0] in bit 7 of the byte before. */
 template <class Codec>
 static __device__ __forceinline__ void trf_build_four_f16(uint32_t *out, uint32_t class_parts,
                                                           const trf_narrow_words &n, int k, int g) {
@@ -240,9 +243,9 @@ static __device__ __forceinline__ void trf_build_four_f16(uint32_t *out, uint32_
     out[1] = __byte_perm(upper, lower, 0x3614);
 }
 
-/* The two registers of four weights. parts0, parts1: class parts of its symbols, from the table (quads: parts0 alone);
- * plane8: the word of the 8-bit plane. bf16, fp16, fp8 as F16: elements with coded exponents. fp8, int: the byte word,
- * one register, in out[0]. */
+/* Makes the two registers of four weights. parts0, parts1: class parts of their symbols, from the table (with quads
+ * only parts0); plane8: the word of the 8-bit plane. For bf16, fp16, and fp8 as F16, these are elements with coded
+ * exponents. For other fp8 and int it is one register, the byte word, in out[0]. */
 template <class Codec>
 static __device__ __forceinline__ void trf_build_four(uint32_t *out, uint32_t parts0, uint32_t parts1, uint32_t plane8,
                                                       const trf_narrow_words &n, int k, int g,

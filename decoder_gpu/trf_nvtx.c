@@ -12,7 +12,7 @@
 #include <nvtx3/nvToolsExt.h>
 #include <pthread.h>
 
-static nvtxDomainHandle_t domain; /* NULL if nobody listens */
+static nvtxDomainHandle_t domain; /* NULL if no profiler listens */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void create_domain(void) { domain = nvtxDomainCreateA("transfuse"); }

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of plain weights by number, or all of them, copied or widened to F32.
+/* Copies rows of plain weights, by number or all of them, or widens them to F32.
  *
- * A block takes a row, and goes on by the grid's size; a thread takes 8 neighbouring weights at a time, in one load of
- * 16 bytes and one store (two of F32), or single ones where rows are not aligned. No shared memory. What binds is
- * memory, and for few rows the latency of two loads, the id's and the weights'. */
+ * A block takes a row, and goes on in steps of the grid's size. A thread takes 8 neighbouring weights at a time, in one
+ * load of 16 bytes and one store (two for F32), or single weights where rows are not aligned. There is no shared
+ * memory. The limit is memory bandwidth, and for few rows the latency of two loads, of the id and of the weights. */
 #include "trf_plain_rows.h"
 #include "trf_row_reader.h"
 
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kVector = 8;      /* weights */
-constexpr uint32_t kBlocksEach = 16; /* of a multiprocessor, beyond which blocks take several rows */
+constexpr uint32_t kVector = 8; /* weights */
+/* the most blocks of a multiprocessor; if there is more to do, blocks take several rows */
+constexpr uint32_t kBlocksEach = 16;
 
-/* Two elements of a word as F32, the lower one first. */
+/* Returns the two elements of a word as F32, the lower one first. */
 __device__ __forceinline__ uint2 widen_two(uint32_t codec, uint32_t word) {
     return make_uint2(trf_f32_bits(trf_element_to_f32(codec, word & 0xFFFF)),
                       trf_f32_bits(trf_element_to_f32(codec, word >> 16)));
 }
 
-/* to: of 8 values, 16-byte aligned. */
+/* to: the place of 8 values, 16-byte aligned. */
 template <int kBytes> __device__ __forceinline__ void put_vector(uint32_t codec, const uint4 &words, uint8_t *to) {
     if (kBytes == 2) {
         *(uint4 *)to = words;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A warp's walk through a sequence of slabs, which every kernel that decodes coded tiles has in its middle. Kernels
- * differ in the slabs that a warp gets, and in the sink to which the walk hands what it has decoded.
+/* A warp's walk through a sequence of slabs, which is the core of every kernel that decodes coded tiles. Kernels differ
+ * in the slabs that a warp gets, and in the sink to which the walk hands what it has decoded.
  *
  *   a tile: 256 x 256 weights                        a slab: 32 rows of slab_cols columns, 256 or 128
  *
@@ -23,8 +23,8 @@
  *     rows 7, 15, 23, 31  lane 28 |  lane 29 |  lane 30 |  lane 31    8: 0, 1; 0: 2, 3; 8: 2, 3; then rows 16 and 24
  *
  * Each warp works alone, on one slab or on two at a time, one below the other (rows 64u and 64u + 32): two chains of
- * states hide each other's latency, and share x. In each step a lane decodes four times four weights of a slab from its
- * own rANS stream, and puts them together with their raw bits. All of that comes through shared memory, by cp.async of
+ * states hide each other's latency, and share x. In each step a lane decodes, from its own rANS stream, four times four
+ * weights of a slab, and puts them together with their raw bits. Everything comes through shared memory, by cp.async of
  * 16 bytes:
  *
  *     8-bit plane     a ring of four places of a step each     copied three steps ahead
@@ -35,10 +35,11 @@
  *     its place             [0]     [1]     [2]     [3]     [0]    loads its 16 bytes, starts the copy of step k + 3
  *     copy that starts    3 > [3] 4 > [0] 5 > [1] 6 > [2] 7 > [3]  to the place that step k - 1 has left, and decodes.
  *
- * A lane walks the words of its rANS stream from one end of what it shares with the other one of its lane pair, so the
- * rANS streams of a whole slab must be there when it begins. In the planes each lane copies what it reads itself, so
- * that waiting for its own copies is enough; for rANS streams the warp meets. Where space is short, the ring has two
- * places, and there is one narrow buffer: both are filled again once they have been read.
+ * The words of a lane's rANS stream begin at one end of what the two lanes of its lane pair share, and those of the
+ * other lane at the other end, so the rANS streams of a whole slab must be there when the lane begins. From the planes
+ * each lane copies what it reads itself, so that waiting for its own copies is enough; for rANS streams the warp
+ * synchronizes. Where space is short, the ring has two places, and there is one narrow buffer: both are filled again
+ * once they have been read.
  *
  * Shared memory of a block, in bytes (trf_smem_layout), with rans_bytes = the bytes of the layer's longest rANS
  * streams of a slab:
@@ -64,7 +65,7 @@
 
 /* ---- the walk, step by step ---- */
 
-/* What a walk reads and never changes. masks: shared address of what trf_build_lane_pair_masks leaves. */
+/* What a walk reads and never changes. masks: shared address of what trf_build_lane_pair_masks has built. */
 template <int kP, int kLog, class UnitOrder> struct trf_walk_inputs {
     const trf_device_view &view;
     const trf_smem_layout &smem;
@@ -81,7 +82,7 @@ template <int kSlabs> struct trf_open_slabs {
     uint32_t last_exception; /* exceptions of step k are those up to k << 28 | 0x0FFFFFFF */
 };
 
-/* Groups of cp.async that were committed after those of a step, when the step's are waited for. */
+/* How many groups of cp.async are committed after those of a step, at the time that the step's are waited for. */
 template <class Codec, class Prefetcher, class Sink>
 constexpr int kPendingCopies = (Codec::kHasPlane8 ? Prefetcher::kAhead - 1 : 0) + Sink::kCopiesX;
 
@@ -102,7 +103,7 @@ trf_begin_rans_streams(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kRin
     open.last_exception = 0x0FFFFFFF;
 }
 
-/* Lets the sink start its own copies, before step k of a chunk. chunks: of the slab, this one included. */
+/* Lets the sink start its own copies, before step k of a chunk. chunks: those left of the slab, including this one. */
 template <int kSlabs, int kRingSteps, class Sink>
 static __device__ __forceinline__ void trf_begin_step(const trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                       uint32_t chunks, int k, Sink &sink) {
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void trf_load_step(const trf_prefetcher<kSlabs
     constexpr int kPending = kPendingCopies<Codec, trf_prefetcher<kSlabs, kRingSteps>, Sink>;
     if (Codec::kHasPlane8 || k == 0)
         trf_cp_async_wait<kPending>();
-    else if (Sink::kCopiesX && k == 2) /* the copies of step 1 may be on their way, too */
+    else if (Sink::kCopiesX && k == 2) /* the copies of step 1 may still be on their way */
         trf_cp_async_wait<kPending + 1>();
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
@@ -137,7 +138,7 @@ static __device__ __forceinline__ void trf_load_step(const trf_prefetcher<kSlabs
     }
 }
 
-/* Starts the copies that belong beside step k of a chunk: those of the step that is kAhead steps on. */
+/* Starts the copies that are due at step k of a chunk: those for the step that is kAhead steps later. */
 template <class Codec, int kSlabs, int kRingSteps, class Inputs>
 static __device__ __forceinline__ void trf_prefetch_ahead(trf_prefetcher<kSlabs, kRingSteps> &prefetcher,
                                                           const Inputs &in, int k) {
@@ -150,8 +151,8 @@ static __device__ __forceinline__ void trf_prefetch_ahead(trf_prefetcher<kSlabs,
         trf_prefetch_step<Codec>(prefetcher, in.smem, 0, in.lane, in.planes);
 }
 
-/* Decodes step k of a chunk: four times four weights a slab, to reg[kSlabs][8] as trf_build_four leaves them. The slabs
- * take turns symbol by symbol, so that their chains of states overlap. */
+/* Decodes step k of a chunk: four times four weights of each slab, to reg[kSlabs][8] as trf_build_four leaves them.
+ * Slabs take turns symbol by symbol, so that their chains of states overlap. */
 template <class Codec, int kSlabs, class Inputs>
 static __device__ __forceinline__ void trf_decode_column_step(trf_open_slabs<kSlabs> &open, const Inputs &in,
                                                               const uint4 *plane8, const trf_narrow_words *narrow,
@@ -173,7 +174,7 @@ static __device__ __forceinline__ void trf_decode_column_step(trf_open_slabs<kSl
     }
 }
 
-/* Puts the step's exceptions into reg[kSlabs][8], and moves the cursors on to the next step's. */
+/* Puts the step's exceptions into reg[kSlabs][8], and moves the cursors to those of the next step. */
 template <int kSlabs, class Sink>
 static __device__ __forceinline__ void trf_patch_step(trf_open_slabs<kSlabs> &open, const trf_walk &walk, uint32_t lane,
                                                       const Sink &sink, uint32_t (*reg)[8]) {
@@ -192,7 +193,8 @@ static __device__ __forceinline__ void trf_patch_step(trf_open_slabs<kSlabs> &op
     open.last_exception += 1u << 28;
 }
 
-/* Decodes a chunk, four steps. chunks: of the slab, this one included; first_step: of the slab's, 0, 4, 8 or 12. */
+/* Decodes a chunk, which is four steps. chunks: those left of the slab, including this one; first_step: the chunk's
+ * first step in the slab: 0, 4, 8 or 12. */
 template <class Codec, int kSlabs, int kRingSteps, class Inputs, class Sink>
 static __device__ __forceinline__ void
 trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kRingSteps> &prefetcher, const Inputs &in,
@@ -214,14 +216,14 @@ trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kRingSteps> 
         for (int s = 0; s < kSlabs; s++)
             sink.complete_fragments(reg[s]);
         trf_patch_step(open, walk, in.lane, sink, reg);
-        if (Sink::kCopiesX && Codec::kHasPlane8 && k == 0 && first_step == 0) /* what prefetch_slab started */
+        if (Sink::kCopiesX && Codec::kHasPlane8 && k == 0 && first_step == 0) /* waits for what prefetch_slab started */
             trf_cp_async_wait<kPendingCopies<Codec, Prefetcher, Sink> - 1>();
         sink.step(reg, walk, first_step + k);
     }
     prefetcher.read_narrow ^= trf_narrow_stride(Codec::raw(in.planes.raw_bits), kRingSteps);
 }
 
-/* Whether the slabs are what was encoded, as far as their rANS streams tell; if not, notes their tile as corrupt. */
+/* Whether the slabs are what was encoded, as far as their rANS streams show; if not, notes their tile as corrupt. */
 template <int kSlabs, class Inputs>
 static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSlabs> &open, const Inputs &in,
                                                         const trf_walk &walk) {
@@ -236,8 +238,8 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
 }
 
 /* ---- the walk ----
- * Calls of the sink, for the slabs of a warp's walk that are there (stored tiles have none), in order, up to those of
- * unit last_unit:
+ * It makes these calls of the sink for each slab of a warp's walk that is there (stored tiles have none), in order, up
+ * to the slabs of unit last_unit:
  *   sink.begin_slab(walk)
  *   sink.begin_step_pair(step_pair)         before each two steps; step_pair: 0 or 1, of a chunk
  *   sink.prefetch_chunk()                   two steps before another chunk of the slab begins, or

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The decode table in shared memory, and what else a block's warps share there: built once, before the walk.
+/* The decode table in shared memory, and what else a block's warps share there. It is built once, before the walk.
  *
- * Lanes read different copies of an entry, so that they collide in banks as little as the space allows. Copy c of slot
- * s is at table + bytes * (s * copies + c); there are as many copies as the table's size allows.
+ * Lanes read different copies of an entry, to have as few bank conflicts as the space allows. Copy c of slot s is at
+ * table + bytes * (s * copies + c); there are as many copies as the table's size allows.
  *
  *   kP > 0   a kernel made for p = L = kP and frequencies up to 255. An entry has 4 bytes:
  *            [31:24] slot - start  [23:16] frequency  [15:0] trf_short_class_part_of
  *            With p = 9 and 64 KiB there are 32 copies, a bank for each lane; with 32 KiB there are 16.
  *   kP = 0   any p and L. An entry has 8 bytes: first [31:16] slot - start  [15:0] frequency, then the class part of a
- * byte word (trf_class_part_of). There are two copies at least. */
+ *            byte word (trf_class_part_of). There are at least two copies. */
 #ifndef TRF_SMEM_TABLE_CUH
 #define TRF_SMEM_TABLE_CUH
 

@@ -4,7 +4,7 @@
  * Blocks that stay do whole tiles first. The tiles that are left are fewer than blocks; blocks share them in one of two
  * ways:
  *   - few tiles: their k blocks, one tile after the other, are cut into one equal share a block (stream-K);
- *   - more: a tile's *front*, its first k blocks, is one block's; the *backs* of all tiles, one behind the other, are
+ *   - more: a tile's *front*, its first k blocks, is one block's; the *backs* of all tiles, one after the other, are
  *     cut into one equal share for each of the other blocks:
  *
  *        tile 0                    tile 1                    tile 2                    3 tiles, 5 blocks
