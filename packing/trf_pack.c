@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Line by line, twice: once to count, for the head, and once to write. What a line is made of is the same both times:
- * its tiles' weights as registers in the window's scale, and the records of those that their window leaves out. */
+/* Works line by line, twice: once to count, for the head, and once to write. Both times a line is made in the same way:
+ * its tiles' weights as registers in the window's scale, and the records of weights that the window does not
+ * include. */
 #include "trf_pack.h"
 
 #include "trf_packed_reader.h"
@@ -13,16 +14,16 @@ enum {
     LINE_WEIGHTS = TRF_PACKED_LINE_TILES * TRF_PACKED_TILE_WEIGHTS
 };
 
-/* A tile's weights in the order of a stored tile; padded ones are zeros. */
+/* A tile's weights in the order of a stored tile; padding is zeros. */
 typedef uint16_t tile_registers[TRF_PACKED_TILE_WEIGHTS];
 
 typedef struct line_work {
     uint32_t band, first_tile, tiles;
-    uint32_t stored; /* bit t: tile t is to be stored */
+    uint32_t stored; /* bit t: whether tile t is to be stored */
     uint32_t num_records;
     uint32_t tile_records[TRF_PACKED_LINE_TILES];
-    uint32_t records[LINE_WEIGHTS];             /* of tiles that are not stored, ascending */
-    tile_registers tile[TRF_PACKED_LINE_TILES]; /* all weights, those with records too */
+    uint32_t records[LINE_WEIGHTS];             /* records of tiles that are not stored, ascending */
+    tile_registers tile[TRF_PACKED_LINE_TILES]; /* all weights, including those with records */
 } line_work;
 
 /* ---- the window ---- */
@@ -46,8 +47,8 @@ trf_packed_window trf_pack_window(const trf_pack_input *from) {
 
 /* ---- one line ---- */
 
-/* Adds weight (row, col) to its tile's registers, and to the records if it needs one. place: its record, without bits.
- */
+/* Adds weight (row, col) to its tile's registers, and to the records if it needs one. place: its record without the
+ * weight's bits. */
 static trf_status add_weight(const trf_pack_input *from, trf_packed_window window, line_work *line, uint32_t row,
                              uint32_t col, uint32_t place, trf_error *err) {
     const int32_t offset = from->row_offsets ? from->row_offsets[row] : 0, base = (int32_t)window.base;
@@ -66,7 +67,7 @@ static trf_status add_weight(const trf_pack_input *from, trf_packed_window windo
     return TRF_OK;
 }
 
-/* In the order of records. */
+/* Adds a tile's weights in the order of records. */
 static trf_status add_tile(const trf_pack_input *from, trf_packed_window window, line_work *line, uint32_t tile,
                            trf_error *err) {
     const uint32_t first_row = line->band * TRF_PACKED_TILE_ROWS;
@@ -88,7 +89,8 @@ static trf_status add_tile(const trf_pack_input *from, trf_packed_window window,
     return TRF_OK;
 }
 
-/* Stores the tile with the most records, of equal ones the first, until the rest fits the line. */
+/* Chooses stored tiles: the tile with the most records, the first one of several, again and again until the other
+ * tiles' records fit the line. */
 static void choose_stored(line_work *line) {
     uint32_t left = line->num_records, kept = 0;
     line->stored = 0;
@@ -107,7 +109,7 @@ static void choose_stored(line_work *line) {
     line->num_records = kept;
 }
 
-/* head: with the layer's shape. */
+/* head: only the layer's shape counts. */
 static trf_status make_line(const trf_pack_input *from, trf_packed_window window, const trf_packed_head *head,
                             uint64_t number, line_work *line, trf_error *err) {
     const uint64_t lines_per_band = head->num_lines / (head->padded_rows / TRF_PACKED_TILE_ROWS);
@@ -160,7 +162,7 @@ trf_status trf_pack_head(const trf_pack_input *from, trf_packed_window window, t
 
 /* ---- writing ---- */
 
-/* Registers to raw and index words. */
+/* Writes registers as raw and index words. */
 static void write_tile(const tile_registers registers, uint8_t *tile) {
     for (uint32_t place = 0; place < TRF_PACKED_SLABS * TRF_LANES * TRF_PACKED_STEPS; place++) {
         const uint32_t slab = place / (TRF_LANES * TRF_PACKED_STEPS), lane = place / TRF_PACKED_STEPS % TRF_LANES;
@@ -173,7 +175,7 @@ static void write_tile(const tile_registers registers, uint8_t *tile) {
     }
 }
 
-/* The line itself. Unused words patch the line's first weight with what it is. */
+/* Writes the line itself. Unused words patch the line's first weight with its own value. */
 static void write_records(const line_work *line, uint32_t first_stored, uint32_t *to) {
     for (uint32_t i = 0; i < TRF_PACKED_MAX_RECORDS; i++)
         to[i] = i < line->num_records ? line->records[i] : line->tile[0][0];
@@ -182,7 +184,7 @@ static void write_records(const line_work *line, uint32_t first_stored, uint32_t
     to[TRF_PACKED_FIRST_STORED_WORD] = first_stored;
 }
 
-/* The line's tiles. stored: where its first stored one goes. */
+/* Writes the line's tiles. stored: where the first stored one goes. */
 static void write_tiles(line_work *line, uint8_t *tiles, uint8_t *stored) {
     for (uint32_t i = 0; i < line->num_records; i++) {
         const uint32_t record = line->records[i];
@@ -234,7 +236,7 @@ trf_status trf_pack(const trf_pack_input *from, const trf_packed_head *head, voi
     line_work *line = malloc(sizeof *line);
     if (!line)
         return trf_fail(err, TRF_ERR_MEMORY, 0, "no memory to pack a layer");
-    memset(to, 0, head->tiles_offset); /* for what is between the parts */
+    memset(to, 0, head->tiles_offset); /* fills the gaps between sections, too */
     memcpy(to, head, sizeof *head);
     if (from->row_offsets)
         memcpy(to + head->row_offsets_offset, from->row_offsets, from->rows);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels and launch of packing coded layers: trf_pack_coded_slabs.cuh says how they work. */
+/* The kernels that pack coded layers, and their launch; trf_pack_coded_slabs.cuh says how they work. */
 #include "trf_kernel_smem.cuh"
 #include "trf_pack_coded_slabs.cuh"
 
 namespace {
 
 constexpr uint32_t kMostWarps = 16, kFewestWarps = 4;
-constexpr uint32_t kMostMergeBlocks = 1u << 16; /* of a grid; warps go on by its size */
+constexpr uint32_t kMostMergeBlocks = 1u << 16; /* the most blocks of a grid; warps go on in steps of the grid's size */
 
 template <int kClassBits, bool kZeroing>
 __global__ void __launch_bounds__(kMostWarps *TRF_LANES, 1)
@@ -29,7 +29,7 @@ pack_coded_kernel kernel_of(uint32_t class_bits, uint32_t zeroing) {
     return zeroing ? pack_coded_slabs<4, true> : pack_coded_slabs<4, false>;
 }
 
-/* Takes as many warps as find room. @return 0 if too few do. */
+/* Chooses as many warps as there is room for. @return 0 if there is room for too few. */
 uint32_t choose_warps(const trf_device_view *view, const trf_layer_traits *traits, int shared_bytes,
                       trf_smem_layout *smem) {
     for (uint32_t warps = kMostWarps; warps >= kFewestWarps; warps--) {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A coded layer becomes a packed one, slab by slab, without dense rows in between.
+/* Packs a coded layer slab by slab, without dense rows in between.
  *
- * Two kernels, whose bodies stand here and run on the CPU in emulated warps, too.
+ * There are two kernels. Their bodies are here, and also run on the CPU in emulated warps.
  *
- *   trf_pack_coded_slabs        The walk of trf_decode_slabs.cuh with another sink: a warp has equal shares of all
- *                               slabs. In each two steps its lanes have 32 rows of 32 columns, which are two packed
- *                               slabs, one below the other: a tile half. Each lane has the octets that trf_pack_slab
- *                               asks for.
- *   trf_merge_records_of_lines  A warp takes an exception line, and a lane one of its packed tiles: the records of
- *                               the tile's two halves go to their place in the line.
+ *   trf_pack_coded_slabs        This is the walk of trf_decode_slabs.cuh with another sink: warps have equal shares of
+ *                               all slabs. In each two steps a warp's lanes have 32 rows of 32 columns, which are two
+ *                               packed slabs, one below the other: a *tile half*. Each lane has the octets that
+ *                               trf_pack_slab needs.
+ *   trf_merge_records_of_lines  A warp takes an exception line, and each lane one of the line's packed tiles. It copies
+ *                               the records of the tile's two halves to their place in the line.
  *
  *     a coded slab, 32 rows x 256 columns                     a packed band, 64 rows: tiles side by side
  *     +--------+--------+--      --+--------+                 +--------+--------+--
@@ -17,15 +17,16 @@
  *     +--------+--------+--      --+--------+   band 2i + 1-> | half 1 | half 1 |      tile half 1: packed slabs 2, 3
  *                                                             +--------+--------+--
  *
- * The two halves of a tile, and the tiles of a line, are other warps' and come at other times. So each tile half has a
- * list of its own in scratch memory, of 15 records in order, and a number, which may be larger; a list is touched by
- * few, since a tile half has 0.08 records of N(0, 0.02). A line with more than 29 records, or a tile half with more
- * than 15, is left as it is and counted: these rows then have to be packed from dense ones, which can store tiles.
+ * The two halves of a tile, and the tiles of a line, are packed by different warps and at different times. So each tile
+ * half has a list of its own in scratch memory, with up to 15 records in order, and a count, which may be larger. Few
+ * lists are used, since a tile half of weights from N(0, 0.02) has 0.08 records. If a line has more than 29 records, or
+ * a tile half more than 15, the line is left as it is and counted: these rows must then be packed from dense ones,
+ * which can store tiles.
  *
- * What is walked may be some rows of tiles of a layer. Its coded bands and the scratch memory count from the first of
- * them, packed bands and lines from the packed layer's first one.
+ * What is walked may be some rows of tiles of a layer. Coded bands and the scratch memory are counted from the first of
+ * these, packed bands and lines from the packed layer's first one.
  *
- * Shared memory: what the walk takes, with the larger table; 16 warps of bf16 quads about 137,280 bytes. */
+ * Shared memory: what the walk takes, with the larger table; 16 warps of bf16 quads take about 137,280 bytes. */
 #ifndef TRF_PACK_CODED_SLABS_CUH
 #define TRF_PACK_CODED_SLABS_CUH
 
@@ -33,8 +34,8 @@
 #include "trf_pack_coded_launch.h"
 #include "trf_pack_slab.cuh"
 
-static constexpr uint32_t kTileHalfRecords = 15; /* of a tile half's list */
-static constexpr uint32_t kTileHalves = 2;       /* of a packed tile */
+static constexpr uint32_t kTileHalfRecords = 15; /* the most records of a tile half's list */
+static constexpr uint32_t kTileHalves = 2;       /* tile halves of a packed tile */
 static constexpr uint32_t kTileHalfSlabs = TRF_PACKED_SLABS / kTileHalves;
 static constexpr uint32_t kMergeWarps = 8, kMergeThreads = kMergeWarps * TRF_LANES;
 static_assert(kTileHalfSlabs * TRF_PACKED_SLAB_ROWS == (uint32_t)TRF_SLAB_ROWS,
@@ -46,9 +47,9 @@ struct trf_pack_coded_args {
     trf_device_view view;
     trf_write_call call;
     trf_packed_view packed;
-    uint32_t first_band, num_bands; /* packed ones, of the packed layer's */
-    uint32_t *counts;               /* [coded band][packed tile]: records of tile halves */
-    uint32_t *records;              /* likewise, kTileHalfRecords of each */
+    uint32_t first_band, num_bands; /* packed bands, counted in the packed layer */
+    uint32_t *counts;               /* [coded band][packed tile]: how many records each tile half has */
+    uint32_t *records;              /* [coded band][packed tile][kTileHalfRecords] */
     trf_pack_coded_counts *total;
     trf_pack_state *state;
 };
@@ -76,17 +77,17 @@ static inline trf_pack_coded_args trf_pack_coded_args_of(const trf_device_view *
 
 /* ---- the sink of a walk ---- */
 
-/* Takes what is before and around the elements from the sink that writes them. */
+/* Packs what the walk decodes. It inherits from the sink that writes elements, for making these. */
 template <class Codec, bool kZeroing> struct trf_pack_coded_sink : trf_write_sink<Codec, 2, false> {
     using Base = trf_write_sink<Codec, 2, false>;
     const trf_pack_coded_args &args;
-    trf_row_to_window rows[2];  /* alike: there are no row offsets */
-    uint32_t band;              /* the coded one, of those that are walked */
-    uint32_t packed_band;       /* of the packed layer */
-    uint32_t packed_tile;       /* at hand, of its band */
-    uint32_t first_packed_tile; /* of the slab */
-    uint32_t count;             /* records of the tile half that lane i has of the slab's i-th packed tile */
-    uint8_t *packed_to;         /* the tile half at hand */
+    trf_row_to_window rows[2];  /* the same for both rows, since there are no row offsets */
+    uint32_t band;              /* the coded band, counted from the first one that is walked */
+    uint32_t packed_band;       /* the packed layer's band */
+    uint32_t packed_tile;       /* the current packed tile, counted in its band */
+    uint32_t first_packed_tile; /* the slab's first packed tile */
+    uint32_t count;             /* lane i: records of the tile half in the slab's i-th packed tile */
+    uint8_t *packed_to;         /* where the current tile half is written */
 
     __device__ __forceinline__ trf_pack_coded_sink(const trf_pack_coded_args &args_, uint32_t lane_)
         : Base(args_.view, args_.call, nullptr, lane_, 0), args(args_) {
@@ -104,7 +105,7 @@ template <class Codec, bool kZeroing> struct trf_pack_coded_sink : trf_write_sin
                     band % kTileHalves * (kTileHalfSlabs * TRF_PACKED_SLAB_BYTES);
     }
 
-    /* words: the octets of the lane's four rows. */
+    /* Packs a tile half. words: the octets of the lane's four rows. */
     __device__ __forceinline__ void pack_tile_half(const trf_words4 words[TRF_WRITE_ROWS]) {
         const uint32_t line_tile = packed_tile % TRF_PACKED_LINE_TILES;
         const uint64_t tile_half = (uint64_t)band * args.packed.tiles_per_band + packed_tile,
@@ -142,14 +143,14 @@ template <class Codec, bool kZeroing> struct trf_pack_coded_sink : trf_write_sin
         this->odd = !this->odd;
     }
 
-    /* Nobody is given what a corrupt slab has become: the layer has a fault. */
+    /* A corrupt slab needs no care here: the layer has a fault, so nobody gets the result. */
     __device__ __forceinline__ void end_slab(const trf_walk &, bool) {
         if (this->lane < packed_tile - first_packed_tile)
             args.counts[(uint64_t)band * args.packed.tiles_per_band + first_packed_tile + this->lane] = count;
     }
 };
 
-/* All warps of the block call it, and meet in it. constants: two, of the block. */
+/* All warps of the block call it, and it has a barrier of the block. constants: two, which the block shares. */
 template <class Codec, bool kZeroing>
 static __device__ __forceinline__ void trf_pack_coded_slabs(const trf_pack_coded_args &args,
                                                             const uint8_t *shared_memory, uint2 *constants) {
@@ -163,7 +164,7 @@ static __device__ __forceinline__ void trf_pack_coded_slabs(const trf_pack_coded
 
 /* ---- exception lines ---- */
 
-/* The first weight of a line's first tile in the window's scale, if it has no record. */
+/* Returns the first weight of a line's first tile, in the window's scale, if it has no record. */
 template <bool kZeroing>
 static __device__ __forceinline__ uint32_t trf_first_formed(const trf_packed_view &view, const trf_line_place &at) {
     const uint8_t *const packed_tile =
@@ -174,7 +175,7 @@ static __device__ __forceinline__ uint32_t trf_first_formed(const trf_packed_vie
     return a[0] & 0xFFFF;
 }
 
-/* A lane's two lists, whose records come from number `first` on in the line. */
+/* Copies the records of a lane's two lists to the line, from number `first` on. */
 static __device__ __forceinline__ void trf_place_records(const trf_pack_coded_args &args,
                                                          const uint64_t tile_half[kTileHalves],
                                                          const uint32_t counts[kTileHalves], uint32_t first,
@@ -207,7 +208,7 @@ static __device__ __forceinline__ void trf_merge_records(const trf_pack_coded_ar
     }
     uint32_t *const line = trf_line_to_write(view, number);
     trf_place_records(args, tile_half, counts, scan - counts[0] - counts[1], line);
-    /* a record of the first weight, whose place is all zeros, is the first one of the first tile's upper half */
+    /* A record of the first weight has a place of all zeros, and is the first record of the first tile's upper half. */
     uint32_t first = trf_first_formed<kZeroing>(view, at);
     if (lane == 0 && counts[0] && args.records[tile_half[0] * kTileHalfRecords] >> 16 == 0)
         first = args.records[tile_half[0] * kTileHalfRecords];
@@ -216,7 +217,8 @@ static __device__ __forceinline__ void trf_merge_records(const trf_pack_coded_ar
         word = records;
     if (lane == TRF_PACKED_STORED_WORD)
         word = 0;
-    if (lane == TRF_PACKED_FIRST_STORED_WORD) /* the next one, as in every line without any */
+    /* the number of the next stored tile, as in every line without stored tiles */
+    if (lane == TRF_PACKED_FIRST_STORED_WORD)
         word = (uint32_t)args.state->num_stored;
     if (lane >= records)
         line[lane] = word;

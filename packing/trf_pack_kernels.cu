@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels and launches of packing: trf_pack_line.cuh and trf_window_histogram.cuh say how they work. */
+/* The kernels that pack dense rows, and their launches; trf_pack_line.cuh and trf_window_histogram.cuh say how they
+ * work. */
 #include "trf_pack_line.cuh"
 #include "trf_window_histogram.cuh"
 
 namespace {
 
-constexpr uint32_t kMostBlocks = 1u << 30;   /* of a grid; blocks go on by its size */
-constexpr uint32_t kHistogramBlocksEach = 4; /* of a multiprocessor, beyond which a block takes more rows */
+constexpr uint32_t kMostBlocks = 1u << 30; /* the most blocks of a grid; blocks go on in steps of the grid's size */
+/* the most blocks of a multiprocessor; if there is more to do, blocks take more rows */
+constexpr uint32_t kHistogramBlocksEach = 4;
 
 template <bool kZeroing>
 __global__ void __launch_bounds__(kPackThreads, 2) pack_lines(const __grid_constant__ trf_pack_args args) {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one lane does when a device packs and unpacks, in C and CUDA: two weights at a time in a register, eight of a
- * row at a time from memory and to it, the order of records, and the choice of stored tiles. The same as
- * trf_pack.c does weight by weight.
+/* What one lane does when a device packs and unpacks, in C and CUDA: handling two weights at a time in a register, and
+ * eight weights of a row at a time in memory; the order of records; and the choice of stored tiles. It gives the same
+ * as trf_pack.c, which goes weight by weight.
  *
- * An *octet* is eight weights of a row, 16 bytes; a packed slab's 16 rows have four each. Lane 4r + c takes octet c of
- * rows r and r + 8 from memory, where a warp then reads runs of 64 bytes, and its quartet (lanes 4r to 4r + 3)
- * exchanges words until each lane has those of a fragment: of every octet word c, that is columns 2c and 2c + 1. */
+ * An *octet* is eight weights of a row, 16 bytes; each of a packed slab's 16 rows has four. Lane 4r + c takes octet c
+ * of rows r and r + 8 from memory, so that a warp reads runs of 64 bytes. Then its quartet (lanes 4r to 4r + 3)
+ * exchanges words until each lane has the words of a fragment: word c of every octet, which is columns 2c and 2c +
+ * 1. */
 #ifndef TRF_PACK_LANE_H
 #define TRF_PACK_LANE_H
 
@@ -15,12 +16,12 @@ enum {
     TRF_OCTET_WEIGHTS = 8,
     TRF_OCTET_WORDS = 4,
     TRF_OCTETS =
-        TRF_PACKED_TILE_COLS / TRF_OCTET_WEIGHTS, /* of a row of a packed tile: one for each lane of a quartet */
-    TRF_PACKED_LANE_REGISTERS = 8,                /* of a lane: [step][register] */
+        TRF_PACKED_TILE_COLS / TRF_OCTET_WEIGHTS, /* octets of a row of a packed tile, one for each lane of a quartet */
+    TRF_PACKED_LANE_REGISTERS = 8,                /* registers of a lane: [step][register] */
 };
 TRF_STATIC_ASSERT(TRF_OCTETS == 4 && TRF_OCTET_WORDS == TRF_OCTETS, "a quartet exchanges squares of words");
 
-/* Memory that is read and written at one go, as whatever it was written. */
+/* Types for reading and writing several words at once, whatever type the memory was written as. */
 #ifdef __CUDACC__
 #define TRF_VECTOR(bytes) __attribute__((aligned(bytes)))
 #else
@@ -33,12 +34,12 @@ typedef struct TRF_VECTOR(8) trf_words2 {
     uint32_t word[2];
 } trf_words2;
 
-/* ---- two weights in a register; a flag of a half is its highest bit ---- */
+/* ---- two weights in a register; the flag of a half is its highest bit ---- */
 
 #define TRF_HALF_FLAGS 0x80008000u
 
-/* Exponent fields from one to another, both within 1 to 254; there may be none. The numbers are such that sums of
- * halves carry nothing from one to the other. */
+/* A range of exponent fields within 1 to 254, which may be empty. Its numbers are such that sums of halves do not carry
+ * from one half to the other. */
 typedef struct trf_exponent_range {
     uint32_t low, high; /* 0x8000 - (first << 7) and 0x8000 + (last << 7) in both halves */
 } trf_exponent_range;
@@ -50,33 +51,33 @@ TRF_HD trf_exponent_range trf_exponent_range_of(int32_t first, int32_t last) {
     return range;
 }
 
-/* Which of the two have an exponent field of the range. */
+/* Flags those of the two weights whose exponent field is in the range. */
 TRF_HD uint32_t trf_halves_in_range(uint32_t reg, trf_exponent_range range) {
     const uint32_t exponents = reg & 0x7F807F80u;
     return (exponents + range.low) & (range.high - exponents) & TRF_HALF_FLAGS;
 }
 
-/* Which of the two are zeros, of either sign. */
+/* Flags those of the two weights that are zeros, of either sign. */
 TRF_HD uint32_t trf_zero_halves(uint32_t reg) { return (TRF_HALF_FLAGS - (reg & 0x7FFF7FFFu)) & TRF_HALF_FLAGS; }
 
-/* Adds `shift` to the exponents of some halves, which stay within 1 to 254. ones: 1 in each of them. One
- * multiplication: what a negative shift borrows from the upper half, in two's complement, the sum gives back. */
+/* Adds `shift` to the exponents of some halves, which stay within 1 to 254. ones: 1 in each of these halves. It takes
+ * one multiplication: what a negative shift borrows from the upper half, in two's complement, the sum gives back. */
 TRF_HD uint32_t trf_halves_add_exponent(uint32_t reg, uint32_t ones, int32_t shift) {
     return reg + (uint32_t)(128 * shift) * ones;
 }
 
-/* What takes weights from one scale to another: times 2^shift. */
+/* What takes weights from one scale to another: multiplication by 2^shift. */
 typedef struct trf_halves_rescale {
-    trf_exponent_range normal; /* exponents that are normal ones in both scales */
+    trf_exponent_range normal; /* exponents of numbers that are normal in both scales */
     int32_t shift;
-    /* 1 if `normal` has all exponents of formed weights but zeros (TRF_FORMED_FIRST to TRF_FORMED_LAST): then
-     * trf_scale_formed may take the place of trf_scale_halves. */
+    /* 1 if `normal` includes the exponents of all formed weights except zeros (TRF_FORMED_FIRST to TRF_FORMED_LAST):
+     * then trf_scale_formed may replace trf_scale_halves. */
     uint32_t takes_formed;
 } trf_halves_rescale;
 
 enum {
-    /* A zeroing layer whose bits make no sense has mantissas that are not 0 where exponents are: those are lifted to
-     * exponent fields from 106 on. */
+    /* If the bits of a zeroing layer are invalid, weights of index 0 may have mantissas other than 0. Forming lifts
+     * these to exponent fields from 106 on. */
     TRF_FORMED_FIRST = TRF_PACKED_EXPONENT - 6,
     TRF_FORMED_LAST = TRF_PACKED_EXPONENT + TRF_PACKED_WINDOW - 1,
 };
@@ -87,7 +88,7 @@ TRF_HD trf_halves_rescale trf_halves_rescale_of(int32_t shift) {
     return rescale;
 }
 
-/* trf_scale_bf16 of both. */
+/* Applies trf_scale_bf16 to both weights. */
 TRF_HD uint32_t trf_scale_halves(uint32_t reg, trf_halves_rescale rescale) {
     const uint32_t normal = trf_halves_in_range(reg, rescale.normal);
     int exact = 1;
@@ -96,13 +97,13 @@ TRF_HD uint32_t trf_scale_halves(uint32_t reg, trf_halves_rescale rescale) {
     return trf_scale_bf16(reg & 0xFFFF, rescale.shift, &exact) | trf_scale_bf16(reg >> 16, rescale.shift, &exact) << 16;
 }
 
-/* The same of what was formed, if the scale takes it. */
+/* The same for formed weights, if the scale takes them (takes_formed). */
 TRF_HD uint32_t trf_scale_formed(uint32_t reg, trf_halves_rescale rescale, uint32_t zeroing) {
     return trf_halves_add_exponent(reg, zeroing ? ~trf_zero_halves(reg) >> 15 & 0x00010001u : 0x00010001u,
                                    rescale.shift);
 }
 
-/* A row's weights on their way into the window's scale. */
+/* What takes a row's weights into the window's scale. */
 typedef struct trf_row_to_window {
     trf_exponent_range window; /* exponent fields that need no record */
     int32_t shift;
@@ -115,8 +116,8 @@ TRF_HD trf_row_to_window trf_row_to_window_of(int32_t base, uint32_t zeroing, in
     return row;
 }
 
-/* Takes those of the two that fit the window into its scale, and leaves the others. @return which fit
- * (trf_packed_fits): 1 in each of those halves. */
+/* Takes those of the two weights that fit the window into its scale, and leaves the others. @return 1 in the half of
+ * each weight that fits (trf_packed_fits). */
 TRF_HD uint32_t trf_pack_halves(uint32_t *reg, trf_row_to_window row, uint32_t zeroing) {
     const uint32_t ones = trf_halves_in_range(*reg, row.window) >> 15;
     const uint32_t zeros = zeroing ? trf_zero_halves(*reg) >> 15 : 0;
@@ -126,13 +127,13 @@ TRF_HD uint32_t trf_pack_halves(uint32_t *reg, trf_row_to_window row, uint32_t z
 
 /* ---- octets ---- */
 
-/* Dense rows in memory, of which a kernel sees num_rows from the layer's row first_row on. */
+/* Dense rows in memory. A kernel sees num_rows of them, from the layer's row first_row on. */
 typedef struct trf_dense_rows {
-    void *at;        /* of row first_row */
+    void *at;        /* where row first_row is */
     uint64_t stride; /* weights from one row to the next */
     uint32_t first_row, num_rows, cols;
-    uint32_t weight_bytes; /* 2: BF16; 4: F32, when they are written */
-    uint32_t aligned;      /* every octet of a row that has all of its weights is aligned to 16 bytes */
+    uint32_t weight_bytes; /* 2: BF16; 4: F32, only if rows are written */
+    uint32_t aligned;      /* whether every complete octet of a row is aligned to 16 bytes */
 } trf_dense_rows;
 
 TRF_HD trf_dense_rows trf_dense_rows_of(const void *at, uint64_t stride, uint32_t first_row, uint32_t num_rows,
@@ -146,7 +147,7 @@ TRF_HD int trf_dense_has_row(const trf_dense_rows *rows, uint32_t row) {
     return row - rows->first_row < rows->num_rows;
 }
 
-/* Whether a rectangle of whole octets is there, aligned, as BF16. */
+/* Whether all of a rectangle of whole octets is there, aligned, and BF16. */
 TRF_HD int trf_dense_is_whole(const trf_dense_rows *rows, uint32_t row, uint32_t num_rows, uint32_t col,
                               uint32_t num_cols) {
     return rows->aligned && rows->weight_bytes == 2 && row >= rows->first_row &&
@@ -154,7 +155,8 @@ TRF_HD int trf_dense_is_whole(const trf_dense_rows *rows, uint32_t row, uint32_t
            (uint64_t)col + num_cols <= rows->cols;
 }
 
-/* Eight BF16 of the layer's row from column col, a multiple of 8, on; zeros where there is no such weight. */
+/* Loads eight BF16 of the layer's row from column col on, which is a multiple of 8; zeros for weights that do not
+ * exist. */
 TRF_HD trf_words4 trf_load_octet(const trf_dense_rows *rows, uint32_t row, uint32_t col) {
     trf_words4 octet = {{0, 0, 0, 0}};
     if (!trf_dense_has_row(rows, row) || col >= rows->cols)
@@ -169,7 +171,7 @@ TRF_HD trf_words4 trf_load_octet(const trf_dense_rows *rows, uint32_t row, uint3
     return octet;
 }
 
-/* The way back, as F32 if weights have four bytes; what is not there is not written. */
+/* Stores an octet, as F32 if weights have four bytes. Weights that do not exist are not written. */
 TRF_HD void trf_store_octet(const trf_dense_rows *rows, uint32_t row, uint32_t col, trf_words4 octet) {
     if (!trf_dense_has_row(rows, row) || col >= rows->cols)
         return;
@@ -200,7 +202,8 @@ TRF_HD void trf_store_octet(const trf_dense_rows *rows, uint32_t row, uint32_t c
 
 /* ---- a lane of a packed slab: registers [step][register] of rows r (even registers) and r + 8 (odd ones) ---- */
 
-/* From what the quartet has exchanged: of each octet the lane's word, of both rows. */
+/* Makes registers from what the quartet has exchanged: the lane's word of each octet, of both rows. The second function
+ * does the reverse. */
 TRF_HD void trf_packed_slab_from_rows(uint32_t a[TRF_PACKED_LANE_REGISTERS], const trf_words4 rows[2]) {
     for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
         a[i] = rows[i % 2].word[i / 2];
@@ -232,9 +235,9 @@ TRF_HD void trf_packed_slab_form(uint32_t a[TRF_PACKED_LANE_REGISTERS], trf_word
             trf_form_packed(a + 4 * step, raw.word[2 * step], raw.word[2 * step + 1], index.word[step]);
 }
 
-/* Patches the step that the record is for, if it is one of this lane's; the record's bits are taken to the
- * weight's own scale, as a is by then. lane_record: a record with this lane's tile, packed slab and lane, all else
- * zero. rescale: of the even registers' row and of the odd ones'. */
+/* Patches the step that the record is for, if the record is for this lane. The record's bits are first taken to the
+ * weight's own scale, in which a already is. lane_record: a record with this lane's tile, packed slab and lane, and
+ * zeros otherwise. rescale: for the row of even registers, and for that of odd ones. */
 TRF_HD void trf_packed_slab_patch(uint32_t a[TRF_PACKED_LANE_REGISTERS], uint32_t lane_record, uint32_t record,
                                   const trf_halves_rescale rescale[2]) {
     int exact = 1;
@@ -249,12 +252,12 @@ TRF_HD void trf_packed_slab_patch(uint32_t a[TRF_PACKED_LANE_REGISTERS], uint32_
 
 /* ---- records ---- */
 
-/* Flags of a lane's 16 weights, put together in the order of registers: those of register i end at bits 7 - i and
- * 23 - i. */
+/* The flags of a lane's 16 weights, joined in the order of registers: those of register i end up at bits 7 - i and 23 -
+ * i. */
 #define TRF_PACKED_SLAB_ALL_FLAGS 0x00FF00FFu
 TRF_HD uint32_t trf_packed_slab_add_flags(uint32_t all, uint32_t ones) { return 2 * all + ones; }
 
-/* Which of a lane's 16 weights have no flag, in the order of records: bit 8 * step + 2 * register + half. */
+/* Returns which of a lane's 16 weights have no flag, in the order of records: bit 8 * step + 2 * register + half. */
 TRF_HD uint32_t trf_packed_slab_unflagged(uint32_t all) {
     uint32_t mask = 0;
     for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
@@ -262,8 +265,8 @@ TRF_HD uint32_t trf_packed_slab_unflagged(uint32_t all) {
     return mask;
 }
 
-/* Which of a lane's 16 weights the layer has, in the same order. row: of the lane's even registers. col: of its first
- * column. */
+/* Returns which of a lane's 16 weights the layer has, in the same order. row: that of the lane's even registers. col:
+ * that of its first column. */
 TRF_HD uint32_t trf_packed_slab_there(uint32_t row, uint32_t col, uint32_t rows, uint32_t cols) {
     uint32_t mask = 0;
     for (uint32_t i = 0; i < 2 * TRF_PACKED_LANE_REGISTERS; i++)
@@ -284,13 +287,14 @@ TRF_HD void trf_packed_slab_clear(uint32_t a[TRF_PACKED_LANE_REGISTERS], uint32_
         a[i] &= ~((mask >> 2 * i & 1) * 0xFFFFu | (mask >> (2 * i + 1) & 1) * 0xFFFF0000u);
 }
 
-/* The record of a weight that the mask's bit names. lane_record: as trf_packed_slab_patch has it. */
+/* Returns the record of the weight that a bit of the mask stands for. lane_record: as for trf_packed_slab_patch. */
 TRF_HD uint32_t trf_packed_slab_record(uint32_t lane_record, uint32_t bit, uint32_t bits) {
     return lane_record | (bit >> 3) << 24 | (bit & 7) << 16 | bits;
 }
 
-/* Stores the tile with the most records, of equal ones the first, until the rest fits a line. counts: of the line's
- * tiles, total all of them; those of stored tiles become 0. @return the word that says which tiles are stored. */
+/* Chooses stored tiles: the tile with the most records, the first one of several, again and again until the other
+ * tiles' records fit a line. counts: records of each of the line's tiles, which become 0 for stored tiles; total: their
+ * sum. @return the word that says which tiles are stored. */
 TRF_HD uint32_t trf_choose_stored_tiles(uint32_t counts[TRF_PACKED_LINE_TILES], uint32_t total) {
     uint32_t stored = 0;
     while (total > TRF_PACKED_MAX_RECORDS) {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing dense rows on the device: what trf_pack.c does, byte for byte, for any range of packed bands.
+/* Packs dense rows on the device, for any range of packed bands. It does what trf_pack.c does, byte for byte.
  *
- * Three kernels, one behind the other. Their bodies stand here, and run on the CPU in emulated warps, too.
+ * There are three kernels, one after the other. Their bodies are here, and also run on the CPU in emulated warps.
  *
  *   trf_pack_lines           A block takes an exception line: 64 rows and 1,024 columns, 32 packed tiles. Each of its
- *                            16 warps takes two tiles side by side, four packed slabs each, writes them as if they were
- *                            not to be stored, and puts their records to shared memory: at most 29 of a tile, as one
- *                            with more is always stored. Then one warp chooses the stored tiles and writes the line,
- *                            and the block clears those tiles.
- *   trf_number_stored_tiles  One block puts the number of its first stored tile into each line, in order, and carries
- *                            the counts from range to range (trf_pack_state).
- *   trf_make_stored_tiles    A block takes a line again, each of its four warps a packed slab of every stored tile. For
- *                            nearly all lines there is nothing to do.
+ *                            16 warps takes two neighbouring tiles, of four packed slabs each. It writes them as if
+ *                            they were not to be stored, and puts their records into shared memory: at most 29 for a
+ *                            tile, since a tile with more is always stored. Then one warp chooses the stored tiles and
+ *                            writes the line, and the block clears those tiles.
+ *   trf_number_stored_tiles  One block writes the number of its first stored tile into each line, in order, and passes
+ *                            the counts on from range to range (trf_pack_state).
+ *   trf_make_stored_tiles    A block takes a line again, and each of its four warps makes a packed slab of every stored
+ *                            tile. For nearly all lines there is nothing to do.
  *
  *     64 rows x 1,024 columns                          a packed slab, 16 rows x 32 columns
  *     +-------+-------+--     --+--------+                      +----+----+----+----+
@@ -20,22 +20,23 @@
  *     |2 tiles|2 tiles|         |2 tiles |             row r+8  | 4r |4r+1|4r+2|4r+3|  then words are exchanged
  *     +-------+-------+--     --+--------+                      +----+----+----+----+
  *
- * Where a record stands in its line is counted, never raced for: its tile, what the tile's packed slabs before have,
- * and of a packed slab what the lanes in front have (a scan). So the order of threads shows nowhere.
+ * The place of a record in its line is counted, and no race decides it: it depends on the tile, on how many records the
+ * tile's earlier packed slabs have, and on how many the lanes before have in the same packed slab (a scan). So the
+ * order of threads does not show anywhere.
  *
  * Shared memory: 3,960 bytes. Registers: 62 (sm_80: 64), none spilled, for two blocks a multiprocessor.
  *
- * Memory binds: a weight is read once and 1.5 bytes are written. 28672x8192, 470 + 353 MB, take 0.23 ms on an H200 and
- * 0.31 on an H100, which are 3.6 and 2.6 TB/s. About 11 instructions a weight fill half of what its multiprocessors can
- * issue meanwhile. A range of 256 such rows fills an eighth of the blocks that run at once, and takes what three
- * launches and four round trips to memory do, whatever memory could. */
+ * Memory is the limit: a weight is read once and 1.5 bytes are written. 28672x8192, 470 + 353 MB, take 0.23 ms on an
+ * H200 and 0.31 on an H100, which are 3.6 and 2.6 TB/s. About 11 instructions a weight fill half of what the
+ * multiprocessors can issue in that time. A range of 256 such rows fills an eighth of the blocks that run at once; its
+ * time is that of three launches and four round trips to memory, however fast memory is. */
 #ifndef TRF_PACK_LINE_CUH
 #define TRF_PACK_LINE_CUH
 
 #include "trf_pack_slab.cuh"
 
 static constexpr uint32_t kPackWarps = 16, kPackThreads = kPackWarps * TRF_LANES;
-static constexpr uint32_t kTilesEach = TRF_PACKED_LINE_TILES / kPackWarps; /* of a warp */
+static constexpr uint32_t kTilesEach = TRF_PACKED_LINE_TILES / kPackWarps; /* tiles of a warp */
 static constexpr uint32_t kNumberingWarps = 16, kNumberingThreads = kNumberingWarps * TRF_LANES;
 static constexpr uint32_t kStoredTileWarps = TRF_PACKED_SLABS, kStoredTileThreads = kStoredTileWarps * TRF_LANES;
 static_assert(kTilesEach * kPackWarps == TRF_PACKED_LINE_TILES, "warps share a line's tiles");
@@ -44,10 +45,10 @@ struct trf_pack_args {
     trf_packed_view view;
     trf_dense_rows dense;
     trf_pack_state *state;
-    uint64_t first_line, num_lines; /* of the range */
+    uint64_t first_line, num_lines; /* the lines of the range */
 };
 
-/* The arguments for the range that rows are. */
+/* Makes the arguments for the range that the rows are. */
 static inline trf_pack_args trf_pack_args_of(const trf_packed_view *view, const trf_rows_to_pack *rows,
                                              trf_pack_state *state) {
     const uint64_t band = rows->first_row / TRF_PACKED_TILE_ROWS;
@@ -57,8 +58,9 @@ static inline trf_pack_args trf_pack_args_of(const trf_packed_view *view, const 
 }
 
 struct trf_pack_shared {
-    uint32_t counts[TRF_PACKED_LINE_TILES];                          /* records of each tile */
-    uint32_t records[TRF_PACKED_LINE_TILES][TRF_PACKED_MAX_RECORDS]; /* [tile][number], of which counts, or all */
+    uint32_t counts[TRF_PACKED_LINE_TILES]; /* records of each tile */
+    /* [tile][number]; as many as counts says, or all if that is more */
+    uint32_t records[TRF_PACKED_LINE_TILES][TRF_PACKED_MAX_RECORDS];
     uint32_t line[TRF_PACKED_MAX_RECORDS];
     uint32_t stored;
 };
@@ -67,7 +69,7 @@ struct trf_numbering_shared {
     uint32_t stored[kNumberingWarps], records[kNumberingWarps];
 };
 
-/* The lane's octets of dense rows that are to be a packed slab's, before the quartet exchanges words. */
+/* Loads the lane's octets of dense rows that become a packed slab, before the quartet exchanges words. */
 static __device__ __forceinline__ void trf_load_slab_octets(const trf_dense_rows &dense, uint32_t row, uint32_t tile,
                                                             uint32_t lane, trf_words4 octets[2]) {
     const uint32_t col = TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4);
@@ -77,8 +79,8 @@ static __device__ __forceinline__ void trf_load_slab_octets(const trf_dense_rows
 
 /* ---- lines and packed tiles ---- */
 
-/* Packs the warp's tiles of a line. Of each packed slab both tiles are on their way before the first is packed; what
- * more there has to be under way is other warps'. */
+/* Packs the warp's tiles of a line. For each packed slab the loads of both tiles are under way before the first one is
+ * packed; other warps provide the rest of the loads that must be under way. */
 template <bool kZeroing>
 static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args, trf_pack_shared &shared,
                                                       const trf_line_place &at, uint32_t warp, uint32_t lane) {
@@ -125,7 +127,8 @@ static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args,
             shared.counts[tile + t] = records[t];
 }
 
-/* One warp: chooses the line's stored tiles and writes the line, all but the number of the first stored tile. */
+/* Called by one warp: chooses the line's stored tiles and writes the line, except for the number of the first stored
+ * tile. */
 static __device__ __forceinline__ void trf_finish_line(const trf_pack_args &args, trf_pack_shared &shared,
                                                        const trf_line_place &at, uint32_t lane) {
     const uint32_t all = __shfl_sync(kAllLanes, trf_warp_scan(shared.counts[lane], lane), TRF_LANES - 1);
@@ -133,7 +136,7 @@ static __device__ __forceinline__ void trf_finish_line(const trf_pack_args &args
     if (lane == 0)
         shared.stored = trf_choose_stored_tiles(shared.counts, all);
     __syncwarp();
-    /* a lane has a tile; those that are not stored have 29 records at most, all together */
+    /* Each lane has a tile. The tiles that are not stored have 29 records together, at most. */
     const uint32_t count = shared.counts[lane], scan = trf_warp_scan(count, lane);
     const uint32_t records = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
     for (uint32_t i = 0; i < count; i++)
@@ -166,7 +169,7 @@ static __device__ __forceinline__ void trf_pack_lines(const trf_pack_args &args,
         if (warp == 0)
             trf_finish_line(args, shared, at, lane);
         __syncthreads();
-        /* the next line's counts may be written now, and what is stored is not until the next barrier */
+        /* The next line's counts may be written now; shared.stored is not written before the next barrier. */
         for (uint32_t stored = shared.stored; stored; stored &= stored - 1) {
             const uint32_t tile = at.first_tile + (uint32_t)__ffs((int)stored) - 1;
             if (threadIdx.x < TRF_PACKED_TILE_BYTES / sizeof zeros)
@@ -177,7 +180,8 @@ static __device__ __forceinline__ void trf_pack_lines(const trf_pack_args &args,
 
 /* ---- stored tiles ---- */
 
-/* A range has less than 2^27 lines, so that 32 bits count what it adds: that is 2^43 weights. */
+/* Numbers stored tiles. A range has less than 2^27 lines, which are 2^43 weights, so that 32 bits can count what it
+ * adds. */
 static __device__ __forceinline__ void trf_number_stored_tiles(const trf_pack_args &args,
                                                                trf_numbering_shared &shared) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
@@ -215,7 +219,7 @@ static __device__ __forceinline__ void trf_number_stored_tiles(const trf_pack_ar
     }
 }
 
-/* One packed slab of a stored tile, registers in the window's scale; padded weights are zeros, and stay so. */
+/* Makes one packed slab of a stored tile: registers in the window's scale. Padding is zeros, and stays so. */
 static __device__ __forceinline__ void trf_make_stored_slab(const trf_pack_args &args, uint32_t band, uint32_t tile,
                                                             uint32_t slab, uint32_t lane, uint8_t *to) {
     const trf_packed_view &view = args.view;
@@ -242,7 +246,8 @@ static __device__ __forceinline__ void trf_make_stored_tiles(const trf_pack_args
         if (stored == 0)
             continue;
         const trf_line_place at = trf_line_place_of(args.view, args.first_line + i);
-        /* beyond 2^32 - 1 there is no room, whatever the lower bits are: but then there is none for the ones before */
+        /* Where a number does not fit 32 bits there is no room for the tile, whatever its lower bits are; but then
+         * there is no room for the tiles before it, either. */
         uint64_t number = words[TRF_PACKED_FIRST_STORED_WORD];
         for (uint32_t left = stored; left && number < args.view.num_stored; left &= left - 1, number++)
             trf_make_stored_slab(args, at.band, at.first_tile + (uint32_t)__ffs((int)left) - 1, slab, lane,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A warp packs a packed slab: 16 rows of 32 columns, of which each lane has an octet of two rows (trf_pack_lane.h). The
- * words go to the packed tile, and the records of what its window leaves out to a list of the tile's. */
+ * words go to the packed tile. The records of weights that the window does not include go to a list of the tile's
+ * records. */
 #ifndef TRF_PACK_SLAB_CUH
 #define TRF_PACK_SLAB_CUH
 
@@ -25,7 +26,7 @@ static __device__ __forceinline__ trf_line_place trf_line_place_of(const trf_pac
     return at;
 }
 
-/* The caller of trf_launch_pack lets the view's memory be written. */
+/* Where a line and a packed tile are written: the caller of trf_launch_pack allows writing to the view's memory. */
 static __device__ __forceinline__ uint32_t *trf_line_to_write(const trf_packed_view &view, uint64_t line) {
     return const_cast<uint32_t *>(view.lines) + TRF_PACKED_LINE_WORDS * line;
 }
@@ -37,11 +38,11 @@ static __device__ __forceinline__ uint8_t *trf_packed_tile_to_write(const trf_pa
 /* A lane's part of a packed slab. */
 struct trf_packed_lane_place {
     uint64_t line;
-    uint32_t row, col;    /* of the lane's first weight, in the layer */
-    uint32_t lane_record; /* as trf_packed_slab_patch has it */
+    uint32_t row, col;    /* the lane's first weight, in the layer */
+    uint32_t lane_record; /* as for trf_packed_slab_patch */
 };
 
-/* first_tile: of the line; tile: of the line's. */
+/* first_tile: the line's first tile in its band; tile: the number in the line. */
 static __device__ __forceinline__ trf_packed_lane_place trf_packed_lane_place_of(uint32_t band, uint32_t first_tile,
                                                                                  uint32_t tile, uint32_t slab,
                                                                                  uint32_t lane, uint64_t line) {
@@ -61,8 +62,8 @@ struct trf_record_list {
 
 /* ---- packing ---- */
 
-/* Adds the records of a packed slab of which some lane has unflagged weights, and clears those in a. count: how many
- * the list has had so far. @return how many now, also those without room. */
+/* Adds the records of a packed slab in which some lane has weights without a flag, and clears these weights in a.
+ * count: how many records the list had before. @return how many it has now, including those without room. */
 static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view &view, trf_pack_state *state,
                                                            const trf_packed_lane_place &at, const trf_record_list &list,
                                                            const trf_row_to_window rows[2], uint32_t flags,
@@ -72,7 +73,7 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
     const uint32_t found = unflagged & trf_packed_slab_there(at.row, at.col, view.rows, view.cols);
     const uint32_t counts = trf_packed_count_bits(found & 0xFF) | trf_packed_count_bits(found >> 8) << 16;
     const uint32_t scan = trf_warp_scan(counts, lane), total = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
-    /* of the first record of each step */
+    /* the rank of the lane's first record of each step */
     const uint32_t rank0 = count + ((scan - counts) & 0xFFFF),
                    rank1 = count + (total & 0xFFFF) + ((scan - counts) >> 16);
     for (uint32_t left = found; left; left &= left - 1) {
@@ -91,8 +92,8 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
     return count + (total & 0xFFFF) + (total >> 16);
 }
 
-/* octets: the lane's of rows `row` and `row` + 8, before the quartet exchanges words. to: the packed slab's first byte.
- * @return the list's records so far. */
+/* Packs a packed slab. octets: the lane's octets of rows `row` and `row` + 8, before the quartet exchanges words. to:
+ * the packed slab's first byte. @return how many records the list has now. */
 template <bool kZeroing>
 static __device__ __forceinline__ uint32_t trf_pack_slab(const trf_packed_view &view, trf_pack_state *state,
                                                          const trf_packed_lane_place &at, const trf_record_list &list,

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A row's weights of one packed tile in the window's scale: four lanes have them, each in two registers of a step. */
+/* Reads a row's weights of one packed tile, in the window's scale. Four lanes have them, each in two registers of a
+ * step. */
 static void read_tile_row(const trf_packed_view *view, uint32_t row, uint32_t tile,
                           uint16_t bits[TRF_PACKED_TILE_COLS]) {
     const trf_packed_place place = trf_packed_place_of(row, 0);
@@ -32,7 +33,7 @@ void trf_unpack_row(const trf_packed_view *view, uint32_t row, uint16_t *weights
         read_tile_row(view, row, tile, bits);
         const uint32_t first = tile * TRF_PACKED_TILE_COLS;
         for (uint32_t col = 0; col < TRF_PACKED_TILE_COLS && col < view->cols - first; col++) {
-            int exact = 1; /* packing has seen to it */
+            int exact = 1; /* packing has made sure of it */
             weights[first + col] = (uint16_t)trf_scale_bf16(bits[col], exponent, &exact);
         }
     }
@@ -50,10 +51,10 @@ typedef struct trf_packed_product {
     const float *x; /* [m][padded columns] */
     uint32_t m;
     float *y;       /* [m][view->rows] */
-    float *scratch; /* for each worker a slab's rows of W: [TRF_PACKED_SLAB_ROWS][padded columns] */
+    float *scratch; /* for each worker the rows of W of a packed slab: [TRF_PACKED_SLAB_ROWS][padded columns] */
 } trf_packed_product;
 
-/* Widens a packed slab's part of one packed tile, in the window's scale. w: the slab's rows, `stride` apart. */
+/* Widens a packed slab of one packed tile to F32, in the window's scale. w: the slab's rows, `stride` apart. */
 static void widen_slab(const trf_packed_view *view, uint32_t band, uint32_t slab, uint32_t tile, float *w,
                        size_t stride) {
     for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
@@ -69,7 +70,7 @@ static void widen_slab(const trf_packed_view *view, uint32_t band, uint32_t slab
         }
 }
 
-/* A trf_parallel_fn; index: of 16 rows. */
+/* A trf_parallel_fn. index: which 16 rows. */
 static trf_status multiply_slab(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_packed_product *product = context;
     const trf_packed_view *view = product->view;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels and launches of unpacking: trf_unpack_line.cuh says how they work. */
+/* The kernels that unpack, and their launches; trf_unpack_line.cuh says how they work. */
 #include "trf_pack_launch.h"
 #include "trf_unpack_line.cuh"
 
 namespace {
 
-constexpr uint32_t kMostBlocks = 1u << 30; /* of a grid; blocks go on by its size */
+constexpr uint32_t kMostBlocks = 1u << 30; /* the most blocks of a grid; blocks go on in steps of the grid's size */
 
 template <bool kZeroing>
 __global__ void __launch_bounds__(kUnpackThreads, 2) unpack_lines(const __grid_constant__ trf_unpack_args args) {

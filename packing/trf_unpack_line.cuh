@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a packed layer in device memory back to dense rows: whole lines of it, and single rows by number. The kernels'
- * bodies, which run on the CPU in emulated warps, too; they stay inside the view whatever it holds.
+/* Unpacks a packed layer in device memory to dense rows: whole lines of it, and single rows by number. These are the
+ * bodies of the kernels, which also run on the CPU in emulated warps. They stay inside the view whatever it holds.
  *
- * trf_unpack_lines: a block takes an exception line, 64 rows and 1,024 columns; each of its 16 warps two packed tiles
- * side by side, four packed slabs each. A lane forms its 16 weights of a packed slab, takes them to their own scale,
- * and exchanges words with its quartet until it has an octet (trf_pack_lane.h) of two rows, which it stores.
+ * trf_unpack_lines: a block takes an exception line, which is 64 rows and 1,024 columns. Each of its 16 warps takes two
+ * neighbouring packed tiles, of four packed slabs each. A lane forms its 16 weights of a packed slab, takes them to
+ * their own scale, and exchanges words with its quartet until it has an octet (trf_pack_lane.h) of each of two rows,
+ * which it stores.
  *
- * trf_unpack_rows_by_id: a warp takes eight packed tiles of a row, four lanes for each: lanes 4r to 4r + 3 of the
- * packed slab that the row is in, whose raw words are 64 bytes side by side, half of them the row's.
+ * trf_unpack_rows_by_id: a warp takes eight packed tiles of a row, with four lanes for each: lanes 4r to 4r + 3 of the
+ * packed slab that the row is in. Their raw words are 64 contiguous bytes, half of which are the row's.
  *
- * In both, a lane keeps one word of the exception line, and a ballot says which records a packed slab has: mostly none,
- * and otherwise they go round by shuffles, in their order.
+ * In both, a lane keeps one word of the exception line, and a ballot says which records a packed slab has. Mostly there
+ * are none; otherwise shuffles pass the records around, in their order.
  *
  * Shared memory: none. Registers: 55, none spilled, for two blocks a multiprocessor.
  *
- * Memory binds: 1.5 bytes a weight are read and two written. 28672x8192 take 0.22 ms on an H200 and 0.29 on an H100.
- * Single rows are a matter of latency: an id, then a line's word and a lane's words beside each other, then a store. */
+ * Memory is the limit: for each weight 1.5 bytes are read and two are written. 28672x8192 take 0.22 ms on an H200 and
+ * 0.29 on an H100. For single rows latency is the limit: of an id, then of a line's word and a lane's words, which are
+ * loaded at the same time, then of a store. */
 #ifndef TRF_UNPACK_LINE_CUH
 #define TRF_UNPACK_LINE_CUH
 
@@ -25,9 +27,9 @@
 #include "trf_warp.cuh"
 
 static constexpr uint32_t kUnpackWarps = 16, kUnpackThreads = kUnpackWarps * TRF_LANES;
-static constexpr uint32_t kUnpackTilesEach = TRF_PACKED_LINE_TILES / kUnpackWarps; /* of a warp */
+static constexpr uint32_t kUnpackTilesEach = TRF_PACKED_LINE_TILES / kUnpackWarps; /* tiles of a warp */
 static constexpr uint32_t kByIdWarps = 4, kByIdThreads = kByIdWarps * TRF_LANES;
-static constexpr uint32_t kByIdTiles = TRF_LANES / TRF_OCTETS; /* of a warp */
+static constexpr uint32_t kByIdTiles = TRF_LANES / TRF_OCTETS; /* tiles of a warp */
 static constexpr uint32_t kNanHalves = 0x7FC07FC0u;
 static_assert(kUnpackTilesEach * kUnpackWarps == TRF_PACKED_LINE_TILES, "warps share a line's tiles");
 static_assert(TRF_PACKED_LINE_TILES % kByIdTiles == 0, "a warp's tiles are of one line");
@@ -35,14 +37,14 @@ static_assert(TRF_PACKED_LINE_TILES % kByIdTiles == 0, "a warp's tiles are of on
 struct trf_unpack_args {
     trf_packed_view view;
     trf_dense_rows dense;           /* what is written */
-    uint64_t first_line, num_lines; /* of the bands that the rows are in */
+    uint64_t first_line, num_lines; /* the lines of the bands that the rows are in */
 };
 
 struct trf_unpack_rows_args {
     trf_packed_view view;
     const void *ids;
     uint32_t id_bytes, count;
-    trf_dense_rows dense; /* row i is that of id i */
+    trf_dense_rows dense; /* row i is the one that id number i asks for */
 };
 
 static inline trf_dense_rows trf_dense_target(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows,
@@ -64,7 +66,7 @@ static inline trf_unpack_rows_args trf_unpack_rows_args_of(const trf_packed_view
     return {*view, lookup->ids, lookup->id_bytes, lookup->count, trf_dense_target(view, 0, lookup->count, target)};
 }
 
-/* An exception line as a warp that unpacks holds it: each lane a word. */
+/* An exception line as a warp that unpacks holds it, one word in each lane. */
 struct trf_line_to_unpack {
     uint32_t word, records, stored;
     uint64_t first_stored;
@@ -80,7 +82,7 @@ static __device__ __forceinline__ trf_line_to_unpack trf_find_line_to_unpack(con
     return line;
 }
 
-/* A lane's words of a packed slab, as they lie there. */
+/* A lane's words of a packed slab, as they are in memory. */
 struct trf_unpack_words {
     trf_words4 raw;
     trf_words2 index;
@@ -94,7 +96,8 @@ static __device__ __forceinline__ trf_unpack_words trf_load_unpack_words(const u
     return words;
 }
 
-/* The same of a stored tile, in registers; zeros if the layer has no such one. tile: of the band. */
+/* Loads the same part of a stored tile, to registers; zeros if the layer does not have that stored tile. tile: its
+ * number in the band. */
 static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_packed_view &view,
                                                                    const trf_line_to_unpack &line, uint32_t tile,
                                                                    uint32_t slab, uint32_t lane,
@@ -111,9 +114,8 @@ static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_pac
     }
 }
 
-/* Lets each lane patch its registers with the line's records that `matches` has a bit for: word by word, one lane's
- * after the other's. lane_record, rescale: as trf_packed_slab_patch takes them. All lanes of the warp call it, with the
- * same matches. */
+/* Lets each lane patch its registers with those records of the line for which `matches` has a bit, one after the other.
+ * lane_record, rescale: as for trf_packed_slab_patch. All lanes of the warp call it, with the same matches. */
 static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_LANE_REGISTERS],
                                                       const trf_line_to_unpack &line, uint32_t matches,
                                                       uint32_t lane_record, bool patches,
@@ -125,7 +127,7 @@ static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_LANE
     }
 }
 
-/* A lane of a packed slab in the weights' own scale, but for exceptions. tile: of the band. */
+/* Reads a lane's part of a packed slab, in the weights' own scale, without exceptions. tile: its number in the band. */
 template <bool kZeroing>
 static __device__ __forceinline__ void
 trf_read_packed_slab(const trf_packed_view &view, const trf_line_to_unpack &line, const trf_unpack_words &words,
@@ -146,7 +148,7 @@ trf_read_packed_slab(const trf_packed_view &view, const trf_line_to_unpack &line
 
 /* ---- lines ---- */
 
-/* Unpacks one packed slab to two rows' octets. tile: of the band. */
+/* Unpacks one packed slab to octets of two rows. tile: its number in the band. */
 template <bool kZeroing>
 static __device__ __forceinline__ void trf_unpack_slab(const trf_unpack_args &args, const trf_line_to_unpack &line,
                                                        const trf_unpack_words &words, uint32_t tile, uint32_t slab,
@@ -164,7 +166,8 @@ static __device__ __forceinline__ void trf_unpack_slab(const trf_unpack_args &ar
     trf_quartet_transpose(octets[1].word, lane);
 }
 
-/* Both tiles of each packed slab are on their way before the first is unpacked. */
+/* Unpacks a warp's tiles. For each packed slab the loads of both tiles are under way before the first one is
+ * unpacked. */
 template <bool kZeroing>
 static __device__ __forceinline__ void trf_unpack_tiles(const trf_unpack_args &args, uint32_t band, uint32_t tile,
                                                         uint32_t lane) {
@@ -176,8 +179,9 @@ static __device__ __forceinline__ void trf_unpack_tiles(const trf_unpack_args &a
     const trf_line_to_unpack line = trf_find_line_to_unpack(view, band, tile, lane);
     const uint8_t *from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile);
     uint32_t row = TRF_PACKED_TILE_ROWS * band + lane / 4;
-    uint16_t *to = (uint16_t *)args.dense.at +
-                   (int64_t)((int64_t)row - args.dense.first_row) * (int64_t)args.dense.stride + col; /* if whole */
+    /* It is valid only if whole. */
+    uint16_t *to =
+        (uint16_t *)args.dense.at + (int64_t)((int64_t)row - args.dense.first_row) * (int64_t)args.dense.stride + col;
 #pragma unroll 1
     for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
         trf_unpack_words words[kUnpackTilesEach] = {};
@@ -224,8 +228,8 @@ template <bool kZeroing> static __device__ __forceinline__ void trf_unpack_lines
 
 /* ---- single rows ---- */
 
-/* A warp's part of a row that the layer has. tile: the lane's; it may be behind the band's last one. target: the row
- * to be written. */
+/* Unpacks a warp's part of a row that the layer has. tile: the lane's; it may be after the band's last one. target: the
+ * row to be written. */
 template <bool kZeroing>
 static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_rows_args &args, uint32_t row,
                                                            uint32_t tile, uint32_t lane, uint32_t target) {

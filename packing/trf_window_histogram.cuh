@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The exponents of dense rows, counted on the device: what trf_pack_window counts, for choosing a packed layer's
- * window where no blob's head says it. The kernel's body, which runs on the CPU in emulated warps, too.
+/* Counts the exponents of dense rows on the device, as trf_pack_window does, to choose a packed layer's window where no
+ * blob's head says it. This is the body of the kernel, which also runs on the CPU in emulated warps.
  *
- * Warps take 1,024 columns of a row at a time, wherever they are, and go on by the grid's size. Every lane number has
- * counters of its own, in a bank of its own, which a block's warps share: weights of a layer have few exponents, and 32
- * lanes would collide at the same counter.
+ * Warps take 1,024 columns of a row at a time, and go on in steps of the grid's size. Each lane number has counters of
+ * its own, in a bank of its own, which a block's warps share: the weights of a layer have few exponents, and 32 lanes
+ * would collide at the same counter.
  *
- * Shared memory: 32 KiB of counters. Registers: 36 (sm_80: 39). About 12 instructions a weight and one shared atomic
- * bind: 28672x8192, 470 MB, take 0.22 to 0.27 ms on an H100. */
+ * Shared memory: 32 KiB of counters. Registers: 36 (sm_80: 39). The limit is about 12 instructions and one shared
+ * atomic for each weight: 28672x8192, 470 MB, take 0.22 to 0.27 ms on an H100. */
 #ifndef TRF_WINDOW_HISTOGRAM_CUH
 #define TRF_WINDOW_HISTOGRAM_CUH
 
@@ -17,7 +17,7 @@
 
 static constexpr uint32_t kHistogramWarps = 16, kHistogramThreads = kHistogramWarps * TRF_LANES;
 static constexpr uint32_t kExponents = 256;
-static constexpr uint32_t kLaneOctets = 4; /* of a lane at a time */
+static constexpr uint32_t kLaneOctets = 4; /* octets of a lane at a time */
 static constexpr uint32_t kCols = kLaneOctets * TRF_LANES * TRF_OCTET_WEIGHTS;
 
 struct trf_histogram_args {
@@ -39,7 +39,7 @@ struct trf_histogram_shared {
 /* Whether an exponent field is that of a normal number. */
 static __device__ __forceinline__ bool trf_is_normal(uint32_t exponent) { return exponent - 1 < 254; }
 
-/* Counts the exponents of an octet. @return its zeros, of weights that are there. */
+/* Counts the exponents of an octet. @return the number of zeros among the weights that exist. */
 static __device__ __forceinline__ uint32_t trf_count_octet(trf_histogram_shared &shared, const trf_words4 &octet,
                                                            int32_t offset, uint32_t there, uint32_t lane) {
     uint32_t zeros = 0;
