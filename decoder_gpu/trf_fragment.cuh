@@ -8,7 +8,7 @@
  *   bf16     the exponent                        rotated left by 7, so that bytes 0 and 2 lie on a register's exponents
  *   fp16     exponent[4:0] mantissa[9:7]         likewise, on bits 14:7
  *   fp8      the byte rotated left by 1          a rotation right by 1 brings each sign (stored one byte on) home
- *            or, as F16, what a product wants of E4M3 (trf_build_four_f16)
+ *            or, as F16, what a product needs of E4M3 (trf_build_four_f16)
  *   int      class index << raw_bits | raw bits
  * In bf16 and fp16 the 8-bit plane has the other 8 bits of each weight: the first register (weights 0, 1) takes them
  * from under kSignMantissaMask, the second one from under its complement, rotated by 8. */

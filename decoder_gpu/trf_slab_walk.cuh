@@ -31,7 +31,7 @@
  *     narrow planes   one or two buffers of a chunk each       copied with the chunk's first step
  *     rANS streams    two buffers of a slab each               copied with the slab's first chunk
  *
- *     step at hand           0       1       2       3       4     At step k a lane waits for its copies of that step,
+ *     current step           0       1       2       3       4     At step k a lane waits for its copies of that step,
  *     its place             [0]     [1]     [2]     [3]     [0]    loads its 16 bytes, starts the copy of step k + 3
  *     copy that starts    3 > [3] 4 > [0] 5 > [1] 6 > [2] 7 > [3]  to the place that step k - 1 has left, and decodes.
  *

@@ -19,7 +19,7 @@
  *
  *     a warp's range:  two slabs, each 32 x 256, at the same time (rows 0 to 31 and 32 to 63), then the next two
  *     a step of it:    16 columns of both: 4 fragments of 16 x 16, of each of which a lane decodes 8 weights, as
- *                      mma.m16n8k16 wants them: rows lane / 4 and 8 below it, columns 2 * (lane % 4) and 8 further on
+ *                      mma.m16n8k16 needs them: rows lane / 4 and 8 below it, columns 2 * (lane % 4) and 8 further on
  *
  *     pipeline of a warp     slab s:  | step 0 | step 1 | ...           | step 15 | slab s + 1 ...
  *       cp.async ahead        8-bit plane by 3 steps, narrow planes by a chunk (4 steps), rANS streams by a slab

@@ -26,12 +26,13 @@
  * out which packed tiles of the line have exceptions and, in each lane, which register the lane's own record replaces.
  *
  * There are two ways to cut a product; the partition says which (trf_packed_partition.h):
- *   - a cluster of 2 to 8 blocks for each tile, which cut its k blocks; each finishes another part of y, for which the
- *     others send it their sums (st.async), to be added in the order of blocks;
- *   - blocks that stay: of `whole_tiles` block b has b, b + blocks, ...; the tiles that are left are cut into parts of
- *     equal length (trf_packed_wgmma_share.cuh), and blocks hand the sums of these over (trf_packed_handover.cuh).
- *     8192 rows of x by 8192x8192: 2,048 tiles of 256 rows of x, of which 132 blocks have 15 each. Of the 68 that are
- *     left, of 128 k blocks, 68 blocks have the first 72 each, and 64 blocks the others, 59 or 60 each.
+ *   - Each tile has a cluster of 2 to 8 blocks, which share its k blocks. Each block finishes another part of y, and
+ * the others send it their sums of that part (st.async), which it adds in the order of blocks.
+ *   - Blocks stay. Block b has the whole tiles b, b + blocks, ... The tiles that are left are cut into parts of equal
+ *     length (trf_packed_wgmma_share.cuh), and blocks hand the sums of these over (trf_packed_handover.cuh). Example:
+ *     8192 rows of x by 8192x8192 make 2,048 tiles of 256 rows of x, of which each of 132 blocks has 15. 68 tiles of
+ *     128 k blocks are left: 68 blocks have the first 72 k blocks of one each, and 64 blocks have the others, 59 or 60
+ *     each.
  * Tiles are ordered in runs of 8 x blocks: within a run, tiles with the same weights follow each other. So 132 tiles
  * that are under way at once have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many
  * blocks.
