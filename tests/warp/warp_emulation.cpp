@@ -2,6 +2,8 @@
 /* Fibers, where they meet, and shared memory with a note of who wrote and read each word. */
 #include "warp_emulation.h"
 
+#undef _FORTIFY_SOURCE /* with which a jump to another stack is an error */
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,9 +22,6 @@
 #endif
 #ifdef WARP_ASAN
 #include <sanitizer/common_interface_defs.h>
-#else /* a sanitizer that follows no stacks */
-static void __sanitizer_start_switch_fiber(void **, const void *, size_t) {}
-static void __sanitizer_finish_switch_fiber(void *, const void **, size_t *) {}
 #endif
 
 warp_index threadIdx, blockDim, blockIdx = {0}, gridDim = {1};
@@ -63,9 +62,16 @@ struct copy {
     uint8_t data[16];
 };
 
-struct thread {
-    ucontext_t context;
+/* What runs on a stack of its own: a thread of the device, or the scheduler. */
+struct fiber {
+    ucontext_t context; /* where it begins; under the address sanitizer also where it goes on */
+    jmp_buf here;       /* where it goes on */
+    bool has_begun;
     void *fake_stack; /* the address sanitizer's */
+};
+
+struct thread {
+    fiber own;
     meeting at;
     uint32_t value, argument, got; /* of the meeting */
     warp_exchanged given;          /* to an exchange */
@@ -103,8 +109,7 @@ struct block {
     /* When the warps' lanes met last, a block's threads, and all. */
     uint32_t met[kMostWarps], block_met[kMostBlocks], all_met;
     uint32_t current;
-    ucontext_t scheduler;
-    void *scheduler_fake_stack;
+    fiber scheduler;
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
 };
@@ -121,13 +126,39 @@ uint8_t *stack_of(uint32_t t) { return stacks + t * kStackBytes; }
 
 /* ---- fibers ---- */
 
+/* Goes on with fiber `to`, whose stack is given, and returns when that one switches back, or never if `from` ends here.
+ * The address sanitizer takes a jump for the end of the frames that it leaves, so it gets swapcontext, which asks the
+ * kernel for the mask of signals each time. */
+void switch_fiber(fiber &from, fiber &to, const void *stack, size_t stack_bytes, bool from_ends) {
+#ifdef WARP_ASAN
+    __sanitizer_start_switch_fiber(from_ends ? nullptr : &from.fake_stack, stack, stack_bytes);
+    swapcontext(&from.context, &to.context);
+#else
+    (void)stack, (void)stack_bytes, (void)from_ends;
+    from.has_begun = true;
+    if (_setjmp(from.here))
+        return;
+    if (to.has_begun)
+        _longjmp(to.here, 1);
+    setcontext(&to.context);
+#endif
+}
+
+/* What a fiber calls when it goes on after a switch, or, with nullptr, when it begins. */
+void end_switch(const fiber *self, const void **other_stack, size_t *other_stack_bytes) {
+#ifdef WARP_ASAN
+    __sanitizer_finish_switch_fiber(self ? self->fake_stack : nullptr, other_stack, other_stack_bytes);
+#else
+    (void)self, (void)other_stack, (void)other_stack_bytes;
+#endif
+}
+
 void enter_fiber() {
-    __sanitizer_finish_switch_fiber(nullptr, &b.scheduler_stack, &b.scheduler_stack_bytes);
+    end_switch(nullptr, &b.scheduler_stack, &b.scheduler_stack_bytes);
     b.kernel(b.args);
     thread &t = b.threads[b.current];
     t.at = LEFT;
-    __sanitizer_start_switch_fiber(nullptr, b.scheduler_stack, b.scheduler_stack_bytes);
-    setcontext(&b.scheduler);
+    switch_fiber(t.own, b.scheduler, b.scheduler_stack, b.scheduler_stack_bytes, true);
 }
 
 /* From the scheduler to a thread, until it meets others. */
@@ -137,9 +168,8 @@ void resume(uint32_t i) {
     threadIdx.x = i % (b.shape.warps * kLanes);
     blockIdx.x = b.first_block + block_of(i / kLanes);
     t.at = RUNS;
-    __sanitizer_start_switch_fiber(&b.scheduler_fake_stack, stack_of(i), kStackBytes);
-    swapcontext(&b.scheduler, &t.context);
-    __sanitizer_finish_switch_fiber(b.scheduler_fake_stack, nullptr, nullptr);
+    switch_fiber(b.scheduler, t.own, stack_of(i), kStackBytes, false);
+    end_switch(&b.scheduler, nullptr, nullptr);
 }
 
 /* From a thread to the scheduler. @return what the meeting gave. */
@@ -148,20 +178,20 @@ uint32_t wait_for_others(meeting at, uint32_t value, uint32_t argument) {
     t.at = at;
     t.value = value;
     t.argument = argument;
-    __sanitizer_start_switch_fiber(&t.fake_stack, b.scheduler_stack, b.scheduler_stack_bytes);
-    swapcontext(&t.context, &b.scheduler);
-    __sanitizer_finish_switch_fiber(t.fake_stack, &b.scheduler_stack, &b.scheduler_stack_bytes);
+    switch_fiber(t.own, b.scheduler, b.scheduler_stack, b.scheduler_stack_bytes, false);
+    end_switch(&t.own, &b.scheduler_stack, &b.scheduler_stack_bytes);
     return t.got;
 }
 
 void make_fiber(uint32_t i) {
     thread &t = b.threads[i];
-    getcontext(&t.context);
-    t.context.uc_stack.ss_sp = stack_of(i);
-    t.context.uc_stack.ss_size = kStackBytes;
-    t.context.uc_link = nullptr;
-    makecontext(&t.context, enter_fiber, 0);
-    t.fake_stack = nullptr;
+    getcontext(&t.own.context);
+    t.own.context.uc_stack.ss_sp = stack_of(i);
+    t.own.context.uc_stack.ss_size = kStackBytes;
+    t.own.context.uc_link = nullptr;
+    makecontext(&t.own.context, enter_fiber, 0);
+    t.own.fake_stack = nullptr;
+    t.own.has_begun = false;
     t.at = RUNS;
     t.open.clear();
     t.groups.clear();
