@@ -156,8 +156,8 @@ TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t b
 
 /* ---- segments ---- */
 
-/* A segment of an edge. Its decoded element of row r of the band and column c of the tile stands at [r * pitch + c
- * - col]. */
+/* A segment of an edge. The decoded element at row r of the band and column c of the tile lies at
+ * [r * pitch + c - col]. */
 typedef struct trf_edge_segment {
     uint32_t row0, row1; /* of the band */
     uint32_t col, cols;  /* of the tile, a multiple of 16; 0 columns: no segment */

@@ -34,8 +34,8 @@ TRF_HD uint32_t trf_lane_col(trf_slab_shape shape, uint32_t lane, uint32_t i) {
     return 32 * step_pair + lane_cols * (lane % 4) + 4 * (step % 2) + 2 * ((i / 4) % 2) + i % 2;
 }
 
-/* ---- raw bits: chunks of 64 weights a lane; in each the planes, widest first, of 32-bit words, grouped so that a lane
- * reads 16 bytes at a time ---- */
+/* ---- raw bits: a chunk has 64 weights of each lane. Its planes follow each other, the widest first, and consist of
+ * 32-bit words, which are grouped so that a lane reads 16 bytes at a time ---- */
 
 /* Weights of a lane in chunk c of a slab in which it has `weights`: 64, or fewer in the last chunk. */
 TRF_HD uint32_t trf_chunk_weights(uint32_t weights, uint32_t c) {

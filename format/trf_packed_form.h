@@ -14,7 +14,7 @@
 #define TRF_PACKED_INDICES 0x87878787u            /* four indices where exponents have their low four bits */
 #define TRF_PACKED_112 0x38383838u                /* the four bits above them: 0111 */
 
-/* ---- instructions: the device's by name, as the compiler joins them less well ---- */
+/* ---- instructions: the device's are named, because the compiler joins plain operations less well ---- */
 
 /* mask ? a : b, bit by bit. */
 TRF_HD uint32_t trf_packed_select(uint32_t mask, uint32_t a, uint32_t b) {
