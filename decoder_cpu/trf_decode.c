@@ -42,10 +42,10 @@ const char *trf_decode_tile_best_name(void) { return choose_decoder().name; }
 
 /* ---- values ---- */
 
-/* code * scale, rounded once. A product in F32 is rounded already; rounding that again errs only where it lies
- * halfway between two results, or near the ends of F16's range. A loop over a row's codes notes whether it met such
- * a product, which it seldom does, and then the row is done again with exact products. (Without branches, compilers
- * vectorize the first loop.) */
+/* Computes code * scale, rounded once. A product in F32 is already rounded. To round it again gives a wrong result only
+ * if it lies halfway between two results, or near the ends of F16's range. The first loop over a row's codes notes
+ * whether it met such a product, which it seldom does; then the row is done again with exact products. (The first loop
+ * has no branches, so that compilers vectorize it.) */
 static void scale_to_bf16(float scale, const uint16_t *codes, uint32_t count, uint16_t *values) {
     uint32_t unsure = !isfinite(scale);
     for (uint32_t i = 0; i < count; i++) {

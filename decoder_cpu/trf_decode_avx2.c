@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The AVX2 decoder: the same two passes as the AVX-512 one, 8 lanes a register in the first, 32 weights in the second.
+/* The AVX2 decoder. It has the same two passes as the AVX-512 decoder, with 8 lanes in a register in the first one and
+ * 32 weights in the second.
  *
- * AVX2 has no shifts of single bytes; classes are isolated by masks where they lie, and a look-up of 16 bytes takes
- * them from there. A quartet's lanes are two registers' work. */
+ * AVX2 has no shifts of single bytes, so masks isolate the classes where they lie, and a look-up of 16 bytes takes them
+ * from there. The lanes of a quartet take two registers. */
 #include "trf_decode_simd.h"
 
 #include <assert.h>
@@ -120,10 +121,10 @@ static int decode_symbols(const trf_tile_decoder *decoder, const trf_slab_view *
 
 enum {
     HALVES = 2 * TRF_LANE_QUARTETS
-}; /* of two lanes, the work of a register */
+}; /* each of two lanes, which fill a register */
 
-/* A field of a narrow plane: the word of each weight within a lane's 16 bytes, how far down the field is in its byte
- * and how far up it belongs. */
+/* A field of a narrow plane: where each weight's word lies in a lane's 16 bytes, how far the field is shifted down in
+ * its byte, and how far up it belongs. */
 typedef struct field_constants {
     __m256i words; /* which bytes; of strips that begin with a vector */
     __m256i down;  /* a count for each word; of strips that begin at bit 0 */
@@ -134,8 +135,8 @@ typedef struct field_constants {
 
 typedef struct join_constants {
     __m256i symbol_byte;              /* which byte of the lanes' symbols has the class */
-    __m256i class_lower, class_upper; /* which bits of it: of its lower, or of its upper half */
-    __m256i class_byte, class_high;   /* by these four bits */
+    __m256i class_lower, class_upper; /* which bits of it, if they are in its lower or its upper half */
+    __m256i class_byte, class_high;   /* look-ups by these four bits */
     __m256i lowest_code;
     field_constants field[TRF_MAX_FIELDS];
 } join_constants;
@@ -163,11 +164,12 @@ static field_constants make_field(const trf_join_field *field) {
                              _mm256_set1_epi8((char)mask), field->offset, width};
 }
 
-/* Class bits stand alone in four bits, in their lower or upper half with quads: a look-up takes both. */
+/* After masking, four bits hold only a class. With quads it is in the lower or the upper half of the four, and the
+ * look-up takes both. */
 static void make_class_constants(const trf_join_rule *rule, join_constants *k) {
     const uint32_t c = rule->class_bits;
     uint8_t bytes[32], lower[32], upper[32], low[16], high[16];
-    for (uint32_t b = 0; b < 32; b++) { /* two lanes, of each two words of four symbols, or one with quads */
+    for (uint32_t b = 0; b < 32; b++) { /* two lanes, each with two words of four symbols, or one with quads */
         uint32_t i = trf_byte_weight(b % 16), bit = i * c % 8, mask = ((1u << c) - 1) << bit % 4;
         bytes[b] = (uint8_t)(b / 16 * (c == 2 ? 4 : 8) + 4 * (i * c / 32) + 3 - i * c / 8 % 4);
         lower[b] = bit < 4 ? (uint8_t)mask : 0;
@@ -193,7 +195,7 @@ static void make_constants(const trf_join_rule *rule, join_constants *k) {
         k->field[i] = make_field(&rule->field[i]);
 }
 
-/* chunk: the strip's; strip: its number there. */
+/* chunk: the chunk of the strip. strip: its number in the chunk. */
 INLINE field_strip begin_field(const field_constants *field, const uint8_t *chunk, uint32_t strip) {
     uint32_t word = trf_strip_word(strip, field->width), bit = trf_strip_bit(strip, field->width);
     return (field_strip){chunk + field->offset + TRF_PLANE_VECTORS_BYTES * (word / 4),
@@ -204,7 +206,7 @@ INLINE field_strip begin_field(const field_constants *field, const uint8_t *chun
                          field->up};
 }
 
-/* The field of the weights of two lanes, in its place. moved: whether its shift is not 0. */
+/* The field of two lanes' weights, moved to its place. moved: whether its shift is not 0. */
 INLINE __m256i read_field(const field_strip *field, uint32_t half, int moved) {
     const uint8_t *lanes = field->vectors + field->lane_bytes * 2 * half;
     __m256i words = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)lanes)),

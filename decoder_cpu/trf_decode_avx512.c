@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The AVX-512 decoder. A slab takes two passes: rANS, 16 lanes a register, which leaves symbols; then joining, 64
- * weights at a time (trf_decode_simd.h), which never leaves the order in which planes lie in the slab: but for one
- * interleaving where there are two blocks, it is that of rows.
+/* The AVX-512 decoder. A slab takes two passes. The first one is rANS, with 16 lanes in a register; it gives symbols.
+ * The second one joins 64 weights at a time (trf_decode_simd.h). It keeps the order in which planes lie in the slab,
+ * which is the order of rows but for one interleaving where there are two row blocks.
  *
- * The first pass takes two thirds of the time, most of it in gathers (18 cycles for 16 lanes on Zen 4, 43 of
- * latency): one a step for the decode table, and one in two steps for words, of which 32 bits hold two. */
+ * The first pass takes two thirds of the time, most of it in gathers (18 cycles for 16 lanes on Zen 4, with a latency
+ * of 43). There is one in each step for the decode table, and one in every two steps for words, since 32 bits hold two
+ * of them. */
 #include "trf_decode_simd.h"
 
 #include <immintrin.h>
@@ -22,7 +23,7 @@ typedef struct rans_constants {
     __m128i probability_bits;
 } rans_constants;
 
-/* Sixteen lanes: 0 to 15, which take words upwards, or 16 to 31, downwards. */
+/* Sixteen lanes: 0 to 15, which take words upwards, or 16 to 31, which take them downwards. */
 typedef struct lane_states {
     __m512i x;       /* states */
     __m512i at;      /* of each lane's next word */
@@ -141,7 +142,7 @@ typedef struct field_constants {
 
 typedef struct join_constants {
     __m512i class_offsets;
-    __m512i class_byte, class_high; /* by class, repeated for the bits above it */
+    __m512i class_byte, class_high; /* look-ups by class, repeated for the bits above it */
     __m512i lowest_code;
     field_constants field[TRF_MAX_FIELDS];
 } join_constants;
@@ -187,7 +188,7 @@ static void make_constants(const trf_join_rule *rule, join_constants *k) {
         k->field[i] = make_field(&rule->field[i]);
 }
 
-/* chunk: the strip's; strip: its number there. */
+/* chunk: the chunk of the strip. strip: its number in the chunk. */
 INLINE field_strip begin_field(const field_constants *field, const uint8_t *chunk, uint32_t strip) {
     uint32_t word = trf_strip_word(strip, field->width);
     uint32_t bit = 32 * (word % 2) + trf_strip_bit(strip, field->width);
@@ -301,7 +302,7 @@ static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_vie
     trf_join_rule_init(&rule, decoder);
     make_constants(&rule, &constants);
     for (uint32_t s = 0, count; s < num_slabs; s += count) {
-        /* Two at a time, so that one's gathers hide the other's latency. */
+        /* Two slabs at a time, so that the gathers of one hide the latency of the other's. */
         count = s + 1 < num_slabs && have_one_shape(slabs + s) ? 2 : 1;
         uint32_t good = count == 2 ? decode_symbols(decoder, slabs + s, scratch, 2)
                                    : decode_symbols(decoder, slabs + s, scratch, 1);

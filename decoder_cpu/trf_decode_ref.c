@@ -42,7 +42,7 @@ static trf_lane_reader decode_classes(const trf_tile_decoder *decoder, const trf
     return reader;
 }
 
-/* The raw bits that stand in weight i's place. */
+/* The raw bits that lie in weight i's place. */
 static uint32_t read_planes(const trf_blob_view *view, const trf_slab_view *slab, uint32_t lane, uint32_t i) {
     const uint32_t chunk = i / TRF_CHUNK_WEIGHTS, weights = trf_chunk_weights(trf_lane_weights(slab->shape), chunk);
     const uint8_t *plane = slab->raw + trf_chunk_offset(view->header.raw_bits, chunk);
@@ -67,7 +67,7 @@ static uint32_t read_raw(const trf_blob_view *view, const trf_slab_view *slab, u
     return (raw & ~sign) | (read_planes(view, slab, lane, trf_sign_holder(i)) & sign);
 }
 
-/* The element of a class and raw bits at (row, col) of the tile: FORMAT.md section 5. */
+/* The element that a class and raw bits give at (row, col) of the tile: FORMAT.md section 5. */
 static uint16_t join(const trf_tile_decoder *decoder, uint32_t class_, uint32_t raw, uint32_t row, uint32_t col) {
     const trf_blob_view *view = decoder->view;
     const uint32_t codec = view->header.codec, class_bits = view->header.class_bits;

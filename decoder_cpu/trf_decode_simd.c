@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How each codec's elements are joined, and a slab's preparation for the SIMD decoders. */
+/* Says how each codec's elements are joined, and prepares slabs for the SIMD decoders. */
 #include "trf_decode_simd.h"
 
 #include <string.h>
 
-/* The planes narrower than 8 bits, one above the other; of E4M3 quads the narrower one first, since it has sign and
- * M[0]. @return the bits that they take. */
+/* Lays out the fields of the planes narrower than 8 bits, one above the other. With E4M3 quads the narrower one comes
+ * first, since it has sign and M[0]. @return the bits that they take. */
 static uint32_t lay_out_fields(trf_join_rule *rule, const trf_blob_view *view) {
     uint32_t shift = 0;
     for (uint32_t plane = 0, wider = 0; plane < view->num_planes; plane++) {
@@ -43,7 +43,7 @@ void trf_join_rule_init(trf_join_rule *rule, const trf_tile_decoder *decoder) {
         lay_out_codes(rule, view);
         return;
     }
-    /* The exponent stands above the fields' other bits, its two low ones in them with quads. */
+    /* The exponent lies above the fields' other bits; with quads, the fields hold its two low bits. */
     const uint32_t shift = rule->class_bits == 2 ? field_bits - 2 : field_bits;
     rule->out = view->plane_width[0] == 8 ? TRF_OUT_UNDER_PLANE : TRF_OUT_BYTE;
     for (uint32_t k = 0; k < 16; k++)
@@ -140,7 +140,7 @@ void trf_slab_io_finish(const trf_slab_io *io, const trf_slab_view *slab, uint16
         const uint16_t *from = io->elements + row * io->stride;
         uint16_t *to = elements + (slab->row + row) * stride + slab->col;
         memcpy(to, from, 2 * in_pairs);
-        for (uint32_t c = 0; slab->shape.steps % 2 && c < 4; c++) /* runs of 8, of which the first half is meant */
+        for (uint32_t c = 0; slab->shape.steps % 2 && c < 4; c++) /* of runs of 8, only the first half counts */
             memcpy(to + in_pairs + 4 * c, from + in_pairs + 8 * c, 8);
     }
 }

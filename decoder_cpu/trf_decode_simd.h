@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scheme that both SIMD decoders follow to join class and raw bits to elements, and what they share in plain C.
+/* The scheme by which both SIMD decoders join classes and raw bits to elements, and the plain C that they share.
  *
  * Their unit of work is a *strip*: 16 consecutive weights of each of the four lanes 4u ... 4u+3 (quartet u, 0 to 7),
- * which make up rows u and u+8; a chunk of raw bits has four. Plane by plane a lane's share of a strip lies within 16
- * bytes, so four lanes fill a 64-byte register in the order (lane 4u + c, word z of four, weight q of a word's four).
- * Within a word the weights' bytes are kept in the order of the planes, q = 0, 2, 1, 3, which lets one shift put two of
- * them in place in a register pair (q = 0, 1 in one, 2, 3 in the other). With one block of 16 rows, a lane's four words
- * are then 8 neighbouring weights of a row; with two, they are four of one block and four of the other, and the strip
- * of the next column step has the next four.
+ * which make up rows u and u+8. A chunk of raw bits has four strips. In each plane a lane's share of a strip lies
+ * within 16 bytes, so four lanes fill a 64-byte register, in the order (lane 4u + c, word z of four, weight q of a
+ * word's four). Within a word the weights' bytes are kept in the order of the planes, q = 0, 2, 1, 3, which lets one
+ * shift put two of them in place in a register pair (q = 0, 1 in one, 2, 3 in the other). With one row block, a lane's
+ * four words are then 8 neighbouring weights of a row; with two, they are four weights of one row block and four of the
+ * other, and the strip of the next column step has the next four of each.
  *
- * One byte is built for each weight: a look-up by class, the fields of the planes narrower than 8 bits below it, the
- * offsets added. What the byte means depends on `out`. */
+ * One byte is built for each weight: a look-up by class gives its upper bits, the fields of the planes narrower than 8
+ * bits come below them, and the offsets are added. What the byte means depends on `out`. */
 #ifndef TRF_DECODE_SIMD_H
 #define TRF_DECODE_SIMD_H
 
@@ -28,21 +28,21 @@ enum {
     TRF_MAX_STRIPS = TRF_MAX_LANE_WEIGHTS / TRF_STRIP_WEIGHTS,
     TRF_CHUNK_STRIPS = TRF_CHUNK_WEIGHTS / TRF_STRIP_WEIGHTS,
     TRF_LANE_QUARTETS = 8,
-    /* A row of vectors of a plane: 16 bytes of each of the 32 lanes, side by side. Planes of width 1 have one row
-     * alone, of 8 bytes a lane. */
+    /* A row of vectors of a plane: 16 bytes of each of the 32 lanes, side by side. Planes of width 1 have only one row,
+     * with 8 bytes a lane. */
     TRF_PLANE_VECTORS_BYTES = 512,
     TRF_MAX_FIELDS = 3,
     TRF_MAX_SYMBOL_ROWS = TRF_MAX_LANE_WEIGHTS / 8, /* at most, of four symbols */
     TRF_WORD_GUARD = 136,                           /* words; more than a lane can ask for, first word included */
     TRF_MAX_SLAB_WORDS = TRF_LANE_PAIRS * 255,
     TRF_MAX_CHUNK_BYTES = TRF_MAX_RAW_BITS * 4 * TRF_CHUNK_WEIGHTS,
-    /* Bytes behind a chunk that decoders may read: where it does not stand in scratch, more raw bits or slab table and
-     * states. */
+    /* Bytes after a chunk that decoders may read. Where the chunk is not in scratch, more raw bits or the slab table
+     * and states follow it. */
     TRF_OVERREAD = 32,
 };
 
-/* A field of a plane narrower than 8 bits: its value << shift goes into the byte. offset: of the plane in a full
- * chunk. */
+/* A field of a plane narrower than 8 bits: its value << shift goes into the byte. offset: where the plane begins in a
+ * full chunk. */
 typedef struct trf_join_field {
     uint32_t offset, width, shift;
 } trf_join_field;
@@ -52,12 +52,12 @@ typedef struct trf_join_rule {
     uint32_t class_bits;
     uint32_t num_fields;                  /* 0 to 3 */
     trf_join_field field[TRF_MAX_FIELDS]; /* the first one's shift is 0 */
-    /* What a class gives to a weight's one byte; int: and to its code's upper byte. */
+    /* What a class gives to a weight's byte and, with the int codec, to its code's upper byte. */
     uint8_t class_byte[16], class_high[16];
     uint16_t lowest_code;                                         /* added to codes */
     int by_row, by_col;                                           /* whether there are offsets of rows, of columns */
-    uint8_t layer_offset;                                         /* shifted into place, as these are: */
-    uint8_t row_offset[TRF_TILE_SIZE], col_offset[TRF_TILE_SIZE]; /* the layer's is in the rows' */
+    uint8_t layer_offset;                                         /* shifted into place, as the next two are */
+    uint8_t row_offset[TRF_TILE_SIZE], col_offset[TRF_TILE_SIZE]; /* the rows' include the layer's */
 } trf_join_rule;
 
 /* Offsets of a slab's weights, in the order in which a strip's bytes are (trf_byte_weight). */
@@ -78,7 +78,7 @@ typedef struct trf_simd_scratch {
 /* Where a slab's raw bits are read and its elements written. */
 typedef struct trf_slab_io {
     const uint8_t *raw, *last_chunk;
-    uint32_t chunk_bytes, full_chunks; /* behind those comes last_chunk, if there is one more */
+    uint32_t chunk_bytes, full_chunks; /* after those comes last_chunk, if there is one more */
     uint32_t row_blocks, strips;       /* strips: even */
     uint16_t *elements;                /* of the slab's first weight */
     size_t stride;
@@ -95,8 +95,8 @@ void trf_join_arrange_offsets(const trf_join_rule *rule, const trf_slab_view *sl
  * read has to be checked. first: index in scratch->words of each lane's first word. */
 void trf_simd_copy_words(const trf_slab_view *slab, trf_simd_scratch *scratch, uint32_t first[TRF_LANES]);
 
-/* A last chunk that is not full is spread out to a full one in scratch, and a slab whose width does not fill
- * pairs of strips is decoded to scratch rows. */
+/* Sets up reading and writing for a slab. A last chunk that is not full is spread out to a full one in scratch, and a
+ * slab whose width does not fill pairs of strips is decoded to rows in scratch. */
 trf_slab_io trf_slab_io_begin(const trf_blob_view *view, const trf_slab_view *slab, trf_simd_scratch *scratch,
                               uint16_t *elements, size_t stride);
 void trf_slab_io_finish(const trf_slab_io *io, const trf_slab_view *slab, uint16_t *elements, size_t stride);
@@ -107,15 +107,15 @@ static inline const uint8_t *trf_strip_chunk(const trf_slab_io *io, uint32_t str
     return chunk < io->full_chunks ? io->raw + chunk * io->chunk_bytes : io->last_chunk;
 }
 
-/* First word, in a plane of a chunk, of the chunk's strip `strip`. Planes of width 1 have two strips in a word:
- * trf_strip_bit is where the strip's bits begin in each byte. */
+/* The first word of a chunk's strip in a plane; strip: its number in the chunk. Planes of width 1 have two strips in a
+ * word, and trf_strip_bit says where a strip's bits begin in each byte. */
 static inline uint32_t trf_strip_word(uint32_t strip, uint32_t width) { return strip * width / 2; }
 static inline uint32_t trf_strip_bit(uint32_t strip, uint32_t width) { return width == 1 ? 4 * (strip % 2) : 0; }
 
-/* Bytes that a lane has in a row of vectors of a plane: in planes of width 1 there are no more. */
+/* Bytes that a lane has in a row of vectors of a plane. Planes of width 1 have only 8. */
 static inline uint32_t trf_lane_vector_bytes(uint32_t width) { return width == 1 ? 8 : 16; }
 
-/* Weight of a strip that byte b (0 to 15) of a lane stands for. */
+/* The weight of a strip for which byte b (0 to 15) of a lane stands. */
 static inline uint32_t trf_byte_weight(uint32_t b) { return b / 4 * 4 + (0x3120u >> (b % 4 * 4) & 3); }
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of decoding a tile that touch few of its weights, the same for every decoder. */
+/* The parts of decoding a tile that touch few of its weights. They are the same for every decoder. */
 #include "trf_decode_tile.h"
 
 #include <string.h>
 
-/* location: the slab's in the tile's bytes. */
+/* location: where the slab lies in the tile's bytes. */
 static trf_slab_view view_slab(const trf_tile_shape *shape, uint32_t slab, const trf_slab_location *location,
                                const uint8_t *tile_bytes) {
     const uint8_t *rans_streams = tile_bytes + location->rans_streams;
@@ -35,7 +35,7 @@ static void write_exceptions(const trf_slab_view *slab, uint16_t *elements, size
     }
 }
 
-/* Copies one row of stored elements. @return the byte behind them. */
+/* Copies one row of stored elements. @return the byte after them. */
 static const uint8_t *copy_stored(const trf_blob_view *view, const uint8_t *bytes, uint32_t count, uint16_t *elements) {
     if (view->header.stored_element_bytes == 2) {
         memcpy(elements, bytes, 2 * (size_t)count);
@@ -50,7 +50,7 @@ static const uint8_t *copy_stored(const trf_blob_view *view, const uint8_t *byte
     return bytes + count;
 }
 
-/* bytes: behind the last slab's rANS streams. A stored tile is all sliver. */
+/* bytes: what follows the last slab's rANS streams. All of a stored tile is copied as a sliver. */
 static void copy_slivers(const trf_blob_view *view, const trf_tile_shape *shape, const uint8_t *bytes,
                          uint16_t *elements, size_t stride) {
     if (shape->coded_cols < shape->cols)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all tile decoders share: finding what a slab is made of, writing exceptions, copying slivers. A decoder proper
- * turns slabs into elements; trf_decode_tile_by_slabs does the rest around it. */
+/* What all tile decoders share: finding what a slab is made of, writing exceptions, copying slivers. A decoder itself
+ * only turns slabs into elements; trf_decode_tile_by_slabs does the rest around it. */
 #ifndef TRF_DECODE_TILE_H
 #define TRF_DECODE_TILE_H
 
@@ -27,7 +27,7 @@ typedef struct trf_tile_decoder {
     uint32_t predictor_mode;
 } trf_tile_decoder;
 
-/* Decodes the coded region's elements, exceptions not yet written. elements, stride: as trf_decode_tile_fn.
+/* Decodes the elements of the coded region. Exceptions are not yet written. elements, stride: as trf_decode_tile_fn.
  *
  * A corrupt rANS stream may ask for words that its lane pair, or its slab, does not have. What is read then is up to
  * the decoder (but nothing outside the tile's bytes), and so are the elements. It does not influence the verdict: a

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Included by each SIMD decoder behind its join_slab, an always-inlined function that wants its last three
- * arguments constant. */
+/* Each SIMD decoder includes this after its join_slab, an always-inlined function whose last three arguments must be
+ * constants. */
 
 /* One instance of the loop for each pair of constants that a codec needs. */
 static void join_by_codec(const trf_join_rule *rule, const join_constants *k, const trf_slab_io *io,

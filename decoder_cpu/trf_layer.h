@@ -9,9 +9,9 @@ struct trf_layer {
     trf_blob_view view;
     trf_decode_table table;
     const uint8_t *blob;
-    void *mapping; /* of a file, or NULL; what the blob lies in, if memory is NULL as well, is the caller's */
+    void *mapping; /* of a file, or NULL; if memory is NULL, too, the blob is the caller's */
     size_t mapping_bytes;
-    void *memory; /* malloc'd, that the blob lies in, or NULL */
+    void *memory; /* malloc'd, holds the blob; or NULL */
 };
 
 /* What an opened blob says of itself. */

@@ -43,7 +43,7 @@ static uint32_t count_tiles(uint32_t span) { return span / TRF_TILE_SIZE + (span
 
 static trf_dot_rows_fn *dot_rows_best(void) {
 #ifdef TRF_HAVE_X86_SIMD
-    trf_decode_tile_fn *decode = trf_decode_tile_best(); /* which has looked at CPU and environment */
+    trf_decode_tile_fn *decode = trf_decode_tile_best(); /* it looks at the CPU and the environment */
     if (decode == trf_decode_tile_avx512)
         return trf_dot_rows_avx512;
     if (decode == trf_decode_tile_avx2)
@@ -52,7 +52,7 @@ static trf_dot_rows_fn *dot_rows_best(void) {
     return trf_dot_rows_portable;
 }
 
-/* Copies columns of x under a tile, padded with zeros. */
+/* Copies the columns of x that a tile multiplies, padded with zeros. */
 static void copy_batch(const trf_matmul_loop *loop, const trf_tile_shape *shape, uint32_t first, uint32_t count,
                        float *to) {
     for (uint32_t i = 0; i < count; i++, to += TRF_TILE_SIZE) {
@@ -61,8 +61,8 @@ static void copy_batch(const trf_matmul_loop *loop, const trf_tile_shape *shape,
     }
 }
 
-/* Adds one tile's part of the products to y. Codes with scales are summed scale group by scale group, and the sums
- * scaled. */
+/* Adds one tile's part of the products to y. Codes with scales are summed one scale group after the other, and then the
+ * sums are scaled. */
 static void multiply_one_tile(const trf_matmul_loop *loop, const trf_tile_shape *shape, trf_matmul_scratch *scratch) {
     const trf_blob_view *view = loop->layer ? &loop->layer->view : NULL;
     float scales[TRF_TILE_SIZE];
@@ -88,13 +88,13 @@ static void multiply_one_tile(const trf_matmul_loop *loop, const trf_tile_shape 
     }
 }
 
-/* Zeros in the columns of y that a tile's rows are. */
+/* Writes zeros to the columns of y that belong to a tile's rows. */
 static void clear_y(const trf_matmul_loop *loop, const trf_tile_shape *shape) {
     for (uint32_t i = 0; i < loop->m; i++)
         memset(loop->y + (size_t)i * loop->rows + shape->row, 0, shape->rows * sizeof *loop->y);
 }
 
-/* Parallel over rows of tiles, each of which owns its columns of y. */
+/* Multiplies one row of tiles. Workers take rows of tiles in parallel, each of which owns its columns of y. */
 static trf_status multiply_tile_row(void *context, uint64_t tile_row, int worker, trf_error *err) {
     const trf_matmul_loop *loop = context;
     const trf_blob_view *view = &loop->layer->view;
@@ -104,7 +104,7 @@ static trf_status multiply_tile_row(void *context, uint64_t tile_row, int worker
         trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].coding);
         if (j == 0)
             clear_y(loop, &shape);
-        if (shape.cols % TRF_DOT_COLS) /* zeros behind the last column */
+        if (shape.cols % TRF_DOT_COLS) /* zeros after the last column */
             memset(scratch->w, 0, sizeof scratch->w);
         trf_status status = loop->decode(view, &loop->layer->table, tile, trf_layer_tile(loop->layer, tile),
                                          scratch->elements, TRF_TILE_SIZE, err);
@@ -129,7 +129,7 @@ static void widen_tile(const trf_dense_weights *dense, const trf_tile_shape *sha
     }
 }
 
-/* The same for dense weights, of which as many as a tile has are widened at a time. */
+/* The same for dense weights, which are widened a tile's number at a time. */
 static trf_status multiply_dense_row(void *context, uint64_t tile_row, int worker, trf_error *err) {
     const trf_matmul_loop *loop = context;
     trf_matmul_scratch *scratch = &loop->scratch[worker];

@@ -11,7 +11,7 @@
 /* @return how many threads can be at work on a layer of so many rows; threads: as trf_thread_count takes it. */
 int trf_matmul_workers(uint32_t rows, int threads);
 
-/* Bytes that so many workers need to themselves. */
+/* Bytes of scratch that so many workers need. */
 uint64_t trf_matmul_scratch_bytes(int workers);
 
 /* Does what trf_layer_matmul_cpu does, without allocating. scratch: 64-byte aligned,
@@ -26,7 +26,7 @@ typedef struct trf_dense_weights {
     uint32_t rows, cols;
 } trf_dense_weights;
 
-/* The product by dense weights, in the same way: the bits that trf_multiply_layer gives by a layer of them. */
+/* The same for dense weights: gives the bits that trf_multiply_layer gives for a layer of these weights. */
 trf_status trf_multiply_dense(const trf_dense_weights *dense, const float *x, uint32_t m, float *y, int workers,
                               void *scratch, trf_error *err);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loops behind trf_dot_rows_fn, on the vector types of gcc and clang. Compiled once for each instruction set, by
- * files that define TRF_DOT_ROWS (the function's name), TRF_DOT_FLOATS (floats in a vector, 4 to 16) and
- * TRF_DOT_X_ROWS (rows of x at a time: 4 * TRF_DOT_X_ROWS sums must fit the registers). */
+/* The loops of the trf_dot_rows_fn functions, on the vector types of gcc and clang. They are compiled once for each
+ * instruction set, by files that define TRF_DOT_ROWS (the function's name), TRF_DOT_FLOATS (floats in a vector, 4 to
+ * 16) and TRF_DOT_X_ROWS (rows of x at a time: 4 * TRF_DOT_X_ROWS sums must fit the registers). */
 #include "trf_matmul.h"
 
 #include <string.h>

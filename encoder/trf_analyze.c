@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Exponents less their offsets, -CENTRE ... CENTRE - 1, and the weights that an offset excludes (zeros, denormals, Inf,
- * NaN). */
+/* Counts of exponents less their offsets, -CENTRE ... CENTRE - 1, and of the weights that an offset excludes (zeros,
+ * denormals, Inf, NaN). */
 enum {
     CENTRE = 1024
 };
@@ -81,10 +81,11 @@ static void try_candidate(candidate *best, const trf_tile_encoder *encoder, cons
         *best = next;
 }
 
-/* Layer offsets worth trying: with quads they move the grid of the classes of four exponents, for which four in a row
- * are enough. A matrix product takes C in place of E and scales exceptions by 2^-D, which must be exact. D <= 0 keeps
- * denormals so. FP8 it has widened to F16, with room below but not above, and weights scaled to the type's range lie
- * close to its top, where D < 0 would push them out. */
+/* Tries the layer offsets that are worth it. With quads they move the grid of the classes, which have four exponents
+ * each, so four offsets in a row are enough. A matrix product takes C in place of E and scales exceptions by 2^-D,
+ * which must be exact; D <= 0 keeps denormals exact. FP8 is different: the product has widened it to F16, which has
+ * room below but not above, and weights scaled to the type's range lie close to its top, where D < 0 would push them
+ * out. */
 static void try_mode(candidate *best, const trf_tile_encoder *encoder, const exponent_counts *counts, uint32_t modes,
                      double side_bits) {
     const int fp8 = encoder->header.codec == TRF_CODEC_E4M3 || encoder->header.codec == TRF_CODEC_E5M2;
@@ -94,13 +95,13 @@ static void try_mode(candidate *best, const trf_tile_encoder *encoder, const exp
 
 /* ---- predictors: the mean exponent of a row or column, rounded, less that of the layer ---- */
 
-/* Exponents of the ordinary weights of one row, and their number. */
+/* The sum of the exponents of the ordinary weights of one row, and the number of these weights. */
 typedef struct row_sum {
     uint64_t sum, count;
 } row_sum;
 
-/* Adds n weights to a row's sum; col: the columns' offsets, to be taken out, or NULL. Exponents count from -128, so
- * that the sum stays positive. */
+/* Adds n weights to a row's sum; col: the columns' offsets, which are subtracted, or NULL. Exponents count from -128,
+ * so that the sum stays positive. */
 static void add_row(trf_float_fields fields, const uint16_t *element, uint32_t n, const int8_t *col, row_sum *row) {
     enum {
         SPAN_COLS = 1 << 16
@@ -127,7 +128,8 @@ static int8_t rounded_offset(uint64_t sum, uint64_t count, double mean) {
     return (int8_t)(offset > 127 ? 127 : offset < -127 ? -127 : offset);
 }
 
-/* Offsets of the sample's rows, relative to their common mean, in *mean. @return whether any is not 0. */
+/* Finds the offsets of the sample's rows relative to their common mean, which goes to *mean. @return whether any offset
+ * is not 0. */
 static int sample_row_offsets(const trf_tile_encoder *encoder, const trf_sample *sample, const int8_t *col,
                               row_sum *sums, int8_t *row, double *mean) {
     size_t rows = (size_t)TRF_FRAGMENT_SIZE * sample->num_excerpts;
@@ -169,7 +171,7 @@ static int sample_col_offsets(const trf_tile_encoder *encoder, const trf_sample 
     return any;
 }
 
-/* Offsets of all rows, from up to ROW_COLS columns spread over each. */
+/* Finds the offsets of all rows, from up to ROW_COLS columns spread over each. */
 static trf_status all_row_offsets(trf_tile_encoder *encoder, const trf_element_source *from, double mean,
                                   trf_error *err) {
     enum {
@@ -206,7 +208,7 @@ static trf_status all_row_offsets(trf_tile_encoder *encoder, const trf_element_s
     return status;
 }
 
-/* Puts the offsets of the chosen modes into the encoder. Columns of a sliver have offset 0; they are stored. */
+/* Puts the offsets of the chosen modes into the encoder. Columns of a sliver have offset 0, since they are stored. */
 static trf_status set_offsets(trf_tile_encoder *encoder, const trf_sample *sample, const trf_element_source *from,
                               const int8_t *sample_cols, double mean, trf_error *err) {
     uint32_t modes = encoder->header.predictor_modes;
@@ -260,8 +262,8 @@ static workspace *make_workspace(const trf_sample *sample) {
     return NULL;
 }
 
-/* Tries the modes with offsets on the sample; *mean is what the row offsets of the best one are relative to. Quads are
- * for the fused kernels, which take no offsets of columns. */
+/* Tries the modes with offsets on the sample; *mean is what the row offsets of the best one are relative to. With
+ * quads, modes with offsets of columns are not tried: quads are for the fused kernels, which do not take them. */
 static void try_predictors(candidate *best, const trf_tile_encoder *encoder, const trf_sample *sample, workspace *w,
                            double *mean) {
     double row_cost = 8.0 / encoder->header.cols, col_cost = 8.0 / encoder->header.rows, mean_without_cols;
@@ -323,7 +325,7 @@ static void analyze_codes(const trf_tile_encoder *encoder, const trf_sample *sam
     trf_choose_int_classes(classes, as_double, encoder->header.class_bits, encoder->exception_cost);
 }
 
-/* Symbols of the sample, as the encoder itself forms them: the same ones in slabs of either width. */
+/* Counts the symbols of the sample as the encoder itself forms them. They are the same in slabs of either width. */
 static void count_symbols(const trf_tile_encoder *encoder, const trf_sample *sample, trf_tile_scratch *scratch,
                           uint8_t *chunks, uint64_t counts[TRF_ALPHABET]) {
     uint32_t per_lane = 8 / encoder->header.class_bits;

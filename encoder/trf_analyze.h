@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looking at a sample of a layer to decide how to encode it: predictor mode, exponent offset, classes, frequencies. */
+/* Analyzes a sample of a layer to decide how to encode it: predictor mode, exponent offset, classes, frequencies. */
 #ifndef TRF_ANALYZE_H
 #define TRF_ANALYZE_H
 
 #include "trf_elements.h"
 #include "trf_encode_tile.h"
 
-/* A sample of excerpts of 16 rows, spread evenly over the layer; all of a small layer. */
+/* A sample: excerpts of 16 rows, spread evenly over the layer. A small layer's sample is the whole layer. */
 typedef struct trf_sample {
     uint32_t num_excerpts;
     uint32_t excerpt_cols; /* a multiple of 16, the same for all excerpts; 0 if rows or columns are fewer than 16 */
@@ -15,7 +15,8 @@ typedef struct trf_sample {
     int full_width;        /* every excerpt has all columns but a sliver */
 } trf_sample;
 
-/* Reads the sample. The int codec on floats: the quantizer's step must be set. Errors: TRF_ERR_MEMORY, the source's. */
+/* Reads the sample. For the int codec on floats the quantizer's step must be set. Errors: TRF_ERR_MEMORY, the
+ * source's. */
 trf_status trf_sample_read(trf_sample *sample, const trf_element_source *from, trf_error *err);
 void trf_sample_free(trf_sample *sample);
 

@@ -6,14 +6,14 @@
 #include "trf_encode.h"
 #include "trf_quantize.h"
 
-/* quantizer: with its step set, for the int codec on float weights; else NULL. */
+/* quantizer: for the int codec on float weights, with its step set; else NULL. */
 typedef struct trf_element_source {
     const trf_source *source;
     trf_codec codec;
     const trf_quantizer *quantizer;
 } trf_element_source;
 
-/* Sums of squares, of the weights and of what the codec changed about them. */
+/* Sums of squares: of the weights, and of what the codec changed in them. */
 typedef struct trf_energy {
     double weights, error;
 } trf_energy;
@@ -23,9 +23,9 @@ static inline int trf_source_holds_elements(const trf_element_source *from) {
     return from->codec != TRF_CODEC_INT && trf_dtype_bytes(from->source->dtype) == 2;
 }
 
-/* Reads the rectangle of rows x cols weights from (row, col) into elements, row-major [rows][cols]. scratch: rows *
- * cols * bytes of the source's dtype; NULL will do where elements are as they stand. Adds to *energy where the codec is
- * lossy. */
+/* Reads the rectangle of rows x cols weights from (row, col) into elements, row-major [rows][cols]. scratch: room for
+ * rows * cols weights of the source's dtype; it may be NULL if the source's bytes are the elements. Adds to *energy if
+ * the codec is lossy. */
 trf_status trf_read_elements(const trf_element_source *from, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
                              void *scratch, uint16_t *elements, trf_energy *energy, trf_error *err);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Encoding a layer: options checked, sample analyzed, step searched, tiles written, head written last. */
+/* Encodes a layer: checks the options, analyzes a sample, searches the step, writes the tiles and, last, the head. */
 #include "trf_encode.h"
 
 #include "trf_analyze.h"
@@ -16,12 +16,12 @@ enum {
     TRIAL_WEIGHTS = 1 << 22
 };
 
-/* Shares of the bits asked for: what ends the search, and what a finished blob may be off before it is encoded
- * again. */
+/* Tolerances, as shares of the bits asked for: the search ends within the first; a finished blob that is off by more
+ * than the second is encoded again. */
 static const double kTrialTolerance = 0.001, kFinalTolerance = 0.006;
 
-/* The share of the bits asked for that a matrix may take from its codes for what large ones hardly have
- * (small_matrix_bits). What that needs beyond comes on top, since a matrix of a few thousand weights would have
+/* The share of the bits asked for that a matrix may take from its codes to pay for what large matrices hardly have
+ * (small_matrix_bits). What is needed beyond that comes on top, since a matrix of a few thousand weights would have
  * nothing left for its codes. */
 static const double kSmallMatrixShare = 0.05;
 
@@ -87,17 +87,17 @@ static trf_status check_options(const trf_source *source, const trf_encode_optio
     return TRF_OK;
 }
 
-/* Columns of a slab, if not told. Narrow slabs give a GPU twice as many chains of states to hide latency with, and cost
- * 0.1 bit a weight. They are worth it with pairs, whose chains are twice as long, and for layers of so few slabs that a
- * GPU's warps do not all get one; but not with codes, where 0.1 bit is much, and with a rate to hold costs
- * precision. */
+/* The columns of a slab, if the options do not say. Narrow slabs give a GPU twice as many chains of states to hide
+ * latency with, and cost 0.1 bit a weight. They are worth it with pairs, whose chains are twice as long, and for layers
+ * with so few slabs that not every warp of a GPU gets one. They are not worth it with codes, where 0.1 bit is much and,
+ * if there is a rate to hold, costs precision. */
 uint32_t trf_choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t rows, uint32_t cols) {
     const uint64_t few_weights = 8u << 20;
     const int small = codec != TRF_CODEC_INT && (uint64_t)rows * cols <= few_weights;
     return class_bits == 4 || small ? TRF_MIN_SLAB_COLS : TRF_MAX_SLAB_COLS;
 }
 
-/* Bits that an exception counts as in the choices of classes and model. */
+/* The bits that an exception counts as when classes and model are chosen. */
 static double exception_cost(trf_codec codec, uint32_t class_bits) {
     if (codec == TRF_CODEC_INT)
         return class_bits == 4 ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_COST;
@@ -105,7 +105,7 @@ static double exception_cost(trf_codec codec, uint32_t class_bits) {
     return fp8 && class_bits == 2 ? TRF_EXCEPTION_COST_FP8 : TRF_EXCEPTION_COST;
 }
 
-/* The parts of the header that options and source alone decide. */
+/* Fills in the parts of the header that only options and source decide. */
 static void start_encoder(encoding *e, trf_codec codec) {
     trf_header *h = &e->encoder.header;
     trf_extension *x = &e->encoder.extension;
@@ -149,7 +149,7 @@ static trf_status analyze(encoding *e, int allow_predictor, trf_error *err) {
     return status;
 }
 
-/* What stands in the head behind the metadata, as the encoder and the quantizer have it. */
+/* The sections of the head that follow the tiles' metadata, as the encoder and the quantizer have them. */
 static trf_head_sections head_sections(const encoding *e) {
     trf_head_sections sections = {.row_offsets = e->encoder.row_offsets, .col_offsets = e->encoder.col_offsets};
     if (e->quantizer)
@@ -157,7 +157,7 @@ static trf_head_sections head_sections(const encoding *e) {
     return sections;
 }
 
-/* Section offsets of the head. @return where tile data begins. */
+/* Sets the section offsets of the head. @return where tile data begins. */
 static uint64_t lay_out_sections(encoding *e) {
     const trf_head_sections sections = head_sections(e);
     if (e->quantizer)
@@ -189,8 +189,8 @@ static double blob_bits(const encoding *e, uint64_t bytes) {
 
 /* ---- rate control ---- */
 
-/* Step at which the model (order-0 entropy of classes plus `overhead`) comes to the bits asked for. The cost falls as
- * the step grows. */
+/* The step at which the model (order-0 entropy of classes plus `overhead`) predicts the bits asked for. The cost falls
+ * as the step grows. */
 static double solve_step(const encoding *e, double overhead) {
     double low = log(trf_quantizer_min_step(e->quantizer)), high = log(trf_quantizer_max_step(e->quantizer));
     for (int i = 0; i < 40; i++) {
@@ -206,7 +206,7 @@ static double solve_step(const encoding *e, double overhead) {
     return exp((low + high) / 2);
 }
 
-/* Bits a weight that a step really gives, from encoding some spans of tiles, spread over the layer. */
+/* Measures the bits a weight that a step really gives, by encoding some spans of tiles spread over the layer. */
 static trf_status try_step(encoding *e, double step, double *bits, trf_error *err) {
     trf_quantizer_set_step(e->quantizer, step);
     trf_status status = analyze(e, 0, err);
@@ -224,19 +224,19 @@ static trf_status try_step(encoding *e, double step, double *bits, trf_error *er
     return status;
 }
 
-/* A slab's bits without its codes: for each lane L bits of the first state and half a word, the counts of words and
- * exceptions and half of the padding. */
+/* The bits of a slab without its codes: for each lane the L bits of its first state and half a word, and the counts of
+ * words and exceptions and half of the padding. */
 static double bits_of_slab(const trf_header *header) {
     return TRF_LANES * (header->state_bits + 8.0) + 8.0 * (TRF_LANE_PAIRS + 4 + TRF_ALIGNMENT / 2);
 }
 
-/* Bits a weight that the model of solve_step leaves out, to begin with: 0.13 with wide slabs, mostly lanes' ends.
- * Narrow ones have as many of these again. */
+/* A first guess of the bits a weight that the model of solve_step leaves out: 0.13 with wide slabs, mostly for the ends
+ * of lanes. Narrow slabs have twice as many of these. */
 static double initial_overhead(const trf_header *header) {
     return 0.13 + bits_of_slab(header) / TRF_SLAB_ROWS * (1.0 / header->slab_cols - 1.0 / TRF_MAX_SLAB_COLS);
 }
 
-/* Bits a weight for what large matrices hardly have: the head, but for scales, half of the tiles' padding, slabs that
+/* Bits a weight for what large matrices hardly have: the head without scales, half of the tiles' padding, slabs that
  * are not full, and slivers. */
 static double small_matrix_bits(const encoding *e) {
     const trf_header *header = &e->encoder.header;
@@ -255,7 +255,7 @@ static double small_matrix_bits(const encoding *e) {
            bits_of_slab(header) / (TRF_SLAB_ROWS * header->slab_cols);
 }
 
-/* The largest step that the search may take: of a matrix with little but what large ones hardly have, the one that
+/* The largest step that the search may take. If a matrix has much of what large ones hardly have, it is the step that
  * leaves its codes all but kSmallMatrixShare of the bits. */
 static double largest_step(const encoding *e) {
     const double most = kSmallMatrixShare * e->options->bits, scales = blob_bits(e, head_sections(e).scales_bytes);
@@ -266,8 +266,8 @@ static double largest_step(const encoding *e) {
     return solve_step(e, initial_overhead(&e->encoder.header) + (asked_for ? scales : 0) + most);
 }
 
-/* Searches the step, up to max_step; leaves the quantizer and the encoder set to the best one found, *found.
- * correction: bits by which trials were found to fall short of finished blobs. */
+/* Searches the step, up to max_step. The best one goes to *found, and the quantizer and the encoder stay set to it.
+ * correction: the bits by which trials fell short of finished blobs. */
 static trf_status search_step(encoding *e, double correction, double max_step, double *found, trf_error *err) {
     const double target = e->options->bits - correction, min_step = trf_quantizer_min_step(e->quantizer);
     double step = fmin(solve_step(e, initial_overhead(&e->encoder.header) + correction), max_step), low = 0,
@@ -285,7 +285,7 @@ static trf_status search_step(encoding *e, double correction, double max_step, d
             low = step;
         else
             high = step;
-        /* A bit is a factor of two in the step; where that leaves the bracket, halve it. */
+        /* A bit is a factor of two in the step; if that leaves the bracket, the bracket is halved. */
         step *= exp2(bits - target);
         if (step <= low || step >= high)
             step = isfinite(high) && low > 0 ? sqrt(low * high) : step;

@@ -25,25 +25,27 @@ typedef struct trf_sink {
     trf_status (*write)(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err);
 } trf_sink;
 
-/* Called now and then with weights done and the total; nonzero stops the encoding with TRF_ERR_CANCELLED. One thread at
- * a time. */
+/* tick is called now and then with the number of weights that are done and the total. If it returns nonzero, the
+ * encoding stops with TRF_ERR_CANCELLED. One thread calls it at a time. */
 typedef struct trf_progress {
     void *context;
     int (*tick)(void *context, uint64_t done_weights, uint64_t total_weights);
 } trf_progress;
 
-/* The caller's options, of whatever version, as this one has them; NULL: the defaults. Errors: as trf_take_struct. */
+/* Translates the caller's options, of whatever version, into this version's; NULL means the defaults. Errors: as
+ * trf_take_struct. */
 trf_status trf_take_encode_options(const trf_encode_options *options, trf_encode_options *taken, trf_error *err);
 
-/* Encodes a layer. progress may be NULL; report may be NULL. The bytes written depend on the weights and the options
- * alone. If rate control has to encode more than once, tiles are written again from the first: what counts is the last
- * write of each byte, and *blob_bytes.
- * Errors: as trf_encode_layer (transfuse.h), TRF_ERR_CANCELLED, and whatever source and sink return. */
+/* Encodes a layer. progress may be NULL; report may be NULL. The bytes written depend only on the weights and the
+ * options. If rate control has to encode more than once, tiles are written again from the first one on; the last write
+ * of each byte counts, and *blob_bytes. Errors: as trf_encode_layer (transfuse.h), TRF_ERR_CANCELLED, and whatever
+ * source and sink return. */
 trf_status trf_encode_source(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
                              const trf_progress *progress, uint64_t *blob_bytes, trf_layer_report *report,
                              trf_error *err);
 
-/* @return columns of a slab that a layer gets if the options name none. class_bits: 4 with TRF_FAVOR_SIZE, else 2. */
+/* @return the columns of a slab that a layer gets if the options do not say. class_bits: 4 with TRF_FAVOR_SIZE, else
+ * 2. */
 uint32_t trf_choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t rows, uint32_t cols);
 
 #endif

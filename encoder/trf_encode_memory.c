@@ -24,8 +24,8 @@ static trf_status read_block(void *context, uint32_t row, uint32_t num_rows, uin
     return TRF_OK;
 }
 
-/* Room for the largest blob that there can be, so that no write has to move it. What is not written is never backed by
- * memory. */
+/* A sink with room for the largest blob that there can be, so that no write has to move it. The system backs only what
+ * is written with memory. */
 typedef struct memory_sink {
     uint8_t *bytes;
     uint64_t capacity;
@@ -40,7 +40,7 @@ static trf_status write_bytes(void *context, uint64_t offset, const void *bytes,
     return TRF_OK;
 }
 
-/* Every tile stored, every table there is; rows, cols < 2^31. */
+/* The bytes of a blob in which every tile is stored and every table is present; rows, cols < 2^31. */
 static uint64_t largest_blob(uint64_t rows, uint64_t cols) {
     uint64_t tiles = ((rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE) * ((cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE);
     uint64_t scales = rows * ((cols + 15) / 16) * 2 + rows * 4, offsets = rows + cols;
@@ -61,7 +61,7 @@ trf_status trf_take_encode_options(const trf_encode_options *options, trf_encode
     return options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
 }
 
-/* options: taken. */
+/* options: already taken by trf_take_encode_options. */
 static trf_status encode_matrix(const trf_matrix *matrix, const trf_encode_options *options, void **blob,
                                 uint64_t *blob_bytes, trf_layer_report *report, trf_error *err) {
     memory_source from = {matrix->weights, matrix->cols, trf_dtype_bytes(matrix->dtype)};

@@ -35,9 +35,9 @@ void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *class
     encoder->split = trf_split_slab_best();
 }
 
-/* Eight rows of one or two column steps, `steps` a constant. Row r of them has 2 * steps 32-bit registers of each of
- * the lanes 4r ... 4r+3, one lane after the other. to: where the first one's registers go, one every 4 * TRF_LANES;
- * step_size: from one step to the next. */
+/* Arranges eight rows of one or two column steps; `steps` is a constant. Row r of the eight has 2 * steps 32-bit
+ * registers of each of the lanes 4r ... 4r+3, one lane after the other. to: where the registers of the first step go,
+ * one every 4 * TRF_LANES; step_size: the distance from one step to the next. */
 static inline __attribute__((always_inline)) void arrange_rows(const uint16_t *from, size_t stride, uint32_t steps,
                                                                uint16_t *to, size_t step_size) {
     uint32_t words[4 * TRF_LANES], registers[4][TRF_LANES];
@@ -75,12 +75,12 @@ void trf_arrange_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row,
     trf_arrange_lanes(scratch->offsets_by_row, TRF_MAX_SLAB_COLS, shape, scratch->buffers.offset);
 }
 
-/* Codes symbols without a slot as their replacements; weights whose class that changes become exceptions. */
+/* Replaces symbols without a slot; weights whose class this changes become exceptions. */
 static void replace_symbols(const trf_tile_encoder *encoder, uint32_t weights, trf_slab_buffers *buffers) {
     const uint32_t c = encoder->header.class_bits, per_symbol = 8 / c, count = weights / per_symbol * TRF_LANES;
     const uint8_t *replacement = encoder->model.replacement;
     for (uint32_t at = 0; at < count; at++) {
-        if (at % 8 == 0) { /* nearly always eight in a row have nothing to replace */
+        if (at % 8 == 0) { /* eight in a row nearly always need no replacement */
             const uint8_t *symbols = buffers->symbol + at;
             uint8_t missing = 0;
             for (uint32_t k = 0; k < 8; k++)
@@ -100,7 +100,7 @@ static void replace_symbols(const trf_tile_encoder *encoder, uint32_t weights, t
     }
 }
 
-/* The exceptions in ascending order of position. out: 4-byte aligned. @return the byte behind them. */
+/* Writes the exceptions in ascending order of position. out: 4-byte aligned. @return the byte after them. */
 static uint8_t *put_exceptions(const trf_slab_buffers *buffers, uint8_t *out) {
     uint32_t *exception = (uint32_t *)out;
     for (uint32_t word = 0; word < TRF_MAX_SLAB_WEIGHTS / 64; word++)
@@ -112,7 +112,8 @@ static uint8_t *put_exceptions(const trf_slab_buffers *buffers, uint8_t *out) {
     return (uint8_t *)exception;
 }
 
-/* The rANS streams' head, and to out the lanes' words, lane pair by lane pair. @return the byte behind them. */
+/* Writes the head of the rANS streams and, to out, the lanes' words, one lane pair after the other. @return the byte
+ * after them. */
 static uint8_t *put_lanes(const trf_coded_lanes *lanes, uint32_t exceptions, uint8_t *rans_streams, uint8_t *out) {
     const uint16_t count[2] = {(uint16_t)exceptions, 0};
     memcpy(rans_streams, lanes->start_state, sizeof lanes->start_state);
@@ -128,7 +129,7 @@ static uint8_t *put_lanes(const trf_coded_lanes *lanes, uint32_t exceptions, uin
     return out;
 }
 
-/* Zeros from byte `used` to byte `end`. @return end. */
+/* Writes zeros from byte `used` up to byte `end`. @return end. */
 static uint32_t pad(uint8_t *out, uint32_t used, uint64_t end) {
     memset(out + used, 0, end - used);
     return (uint32_t)end;
@@ -154,7 +155,7 @@ static uint32_t encode_slab(const trf_tile_encoder *encoder, const trf_tile_shap
     return pad(rans_streams, used, trf_align(used));
 }
 
-/* Encodes a tile's slabs; how long the raw bits are is known beforehand, so that both parts are written where they
+/* Encodes a tile's slabs. The length of the raw bits is known beforehand, so that both parts are written where they
  * belong. @return where the last rANS streams end. */
 static uint32_t encode_slabs(const trf_tile_encoder *encoder, const trf_tile_shape *shape, const uint16_t *elements,
                              size_t stride, trf_tile_scratch *scratch, uint8_t *out, uint32_t *exceptions) {
@@ -171,7 +172,7 @@ static uint32_t encode_slabs(const trf_tile_encoder *encoder, const trf_tile_sha
     return at;
 }
 
-/* A row-major rectangle of elements, uncoded. @return bytes written. */
+/* Writes a row-major rectangle of elements, uncoded. @return the bytes written. */
 static uint32_t put_stored(const uint16_t *elements, size_t stride, uint32_t rows, uint32_t cols,
                            uint32_t stored_element_bytes, uint8_t *out) {
     for (uint32_t r = 0; r < rows; r++, elements += stride) {
@@ -184,7 +185,7 @@ static uint32_t put_stored(const uint16_t *elements, size_t stride, uint32_t row
     return rows * cols * stored_element_bytes;
 }
 
-/* Slivers of a tile of which coded_rows x coded_cols are coded. @return the padded end of the tile. */
+/* Writes the slivers of a tile of which coded_rows x coded_cols are coded. @return the padded end of the tile. */
 static uint32_t put_slivers(const trf_tile_shape *shape, const uint16_t *elements, size_t stride,
                             uint32_t stored_element_bytes, uint8_t *out, uint32_t used) {
     used += put_stored(elements + shape->coded_cols, stride, shape->coded_rows, shape->cols - shape->coded_cols,

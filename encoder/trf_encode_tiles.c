@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workers take spans in ascending order, encode them side by side, take their places in the blob one after another,
- * and write side by side: so a tile's place, and the blob, do not depend on the number of threads. */
+/* Workers take spans in ascending order and encode them in parallel. They get their places in the blob one after the
+ * other, and write in parallel again. So a tile's place, and the blob, do not depend on the number of threads. */
 #include "trf_encode_tiles.h"
 
 #include "trf_decode.h"
@@ -18,8 +18,8 @@ enum {
 /* One worker's buffers. */
 typedef struct worker {
     trf_tile_scratch *scratch;
-    void *source;       /* [256][CHUNK_COLS] of the source's dtype; NULL if elements are as they stand */
-    uint16_t *elements; /* [256][CHUNK_COLS]; NULL if they stand in memory */
+    void *source;       /* [256][CHUNK_COLS] of the source's dtype; NULL if its bytes are the elements */
+    uint16_t *elements; /* [256][CHUNK_COLS]; NULL if they are in memory */
     uint16_t *decoded;  /* [256][256] */
     uint8_t *tile;      /* TRF_MAX_TILE_BYTES */
     uint8_t *out;       /* the span's tiles */
@@ -136,7 +136,7 @@ static trf_status encode_span(const pass_state *state, worker *w, uint64_t first
     return TRF_OK;
 }
 
-/* In its turn: gives the span's tiles their places and adds them up. @return where the span goes, in *offset. */
+/* Called in the span's turn: gives its tiles their places and adds up the results. *offset: where the span goes. */
 static trf_status commit_span(pass_state *state, uint32_t tiles, size_t bytes, uint64_t weights, trf_tile_meta *metas,
                               const trf_energy *energy, uint64_t *offset, trf_error *err) {
     trf_tile_pass *pass = state->pass;
@@ -162,7 +162,7 @@ static trf_status encode_and_commit_span(void *context, uint64_t index, int work
     const trf_header *h = &state->pass->encoder->header;
     worker *w = &state->workers[worker_index];
     uint64_t span = index * state->pass->span_stride;
-    /* A row of tiles is cut into spans of nearly equal size: a worker with a small one would only wait for its
+    /* A row of tiles is cut into spans of nearly equal size, since a worker with a small one would only wait for its
      * turn. */
     uint64_t across = spans_across(h), place = span % across;
     uint32_t tile_col = (uint32_t)(place * h->num_tile_cols / across);
@@ -193,7 +193,8 @@ static trf_status encode_and_commit_span(void *context, uint64_t index, int work
     pthread_mutex_lock(&state->lock);
     while (state->committed != index && !state->failed)
         pthread_cond_wait(&state->turn, &state->lock);
-    /* After another span's failure this one has nothing left to do; a lower one's is what the caller will see. */
+    /* After another span has failed this one has nothing left to do. The caller will see the failure of the lowest
+     * span. */
     int go_on = status == TRF_OK && !state->failed;
     if (go_on)
         status = commit_span(state, tiles, bytes, (uint64_t)rows * cols, metas, &energy, &offset, err);

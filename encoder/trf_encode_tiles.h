@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Encoding all tiles of a layer, or only every so-many-th tile span, on several threads, and writing them in order. */
+/* Encodes all tiles of a layer, or only every so-many-th span of tiles, on several threads, and writes them in
+ * order. */
 #ifndef TRF_ENCODE_TILES_H
 #define TRF_ENCODE_TILES_H
 
@@ -21,11 +22,11 @@ typedef struct trf_tile_pass {
     trf_energy energy;
 } trf_tile_pass;
 
-/* Spans of tiles that a pass is made of: at most 16 neighbouring tiles of a row of tiles. */
+/* How many spans of tiles a pass has. A span is at most 16 neighbouring tiles of a row of tiles. */
 uint64_t trf_count_tile_spans(const trf_header *header);
 
-/* Runs the pass. data_offset: where tile 0 goes in the blob. Errors: TRF_ERR_MEMORY, _CANCELLED, _MISMATCH (naming
- * tile, row and column), source's and sink's. */
+/* Runs the pass. data_offset: where tile 0 goes in the blob. Errors: TRF_ERR_MEMORY, _CANCELLED, _MISMATCH (the message
+ * names tile, row and column), the source's and the sink's. */
 trf_status trf_encode_tiles(trf_tile_pass *pass, uint64_t data_offset, trf_error *err);
 
 #endif

@@ -11,7 +11,7 @@
 enum {
     EXCERPT_WEIGHTS = 16,    /* divides every group size, so that an excerpt is in one scale region */
     MAX_EXCERPTS = 1 << 16,  /* in the sample */
-    RANGE_WEIGHTS = 1 << 18, /* that a worker reads at a time */
+    RANGE_WEIGHTS = 1 << 18, /* what a worker reads at a time */
 };
 
 /* ---- a survey of the source ---- */
@@ -25,7 +25,8 @@ typedef struct survey {
     trf_quantizer *quantizer;
     const trf_source *source;
     uint32_t range_rows, range_cols; /* that are read at a time; all columns unless range_rows is 1 */
-    /* A region row is scale_region_rows rows: scale regions side by side. 1 if ranges hold whole ones. */
+    /* A region row is scale_region_rows rows, whose scale regions lie side by side. This is 1 if ranges hold whole
+     * region rows. */
     uint64_t ranges_per_region_row;
     uint64_t num_ranges;
     /* [workers][scale_regions_per_row], or [num_ranges][scale_regions_per_row] if a region row takes several ranges */
@@ -84,14 +85,15 @@ static trf_status survey_row(const trf_quantizer *q, uint32_t row, uint32_t col,
     return TRF_OK;
 }
 
-/* Spreads excerpt k of the sample over the stride it stands for, lest the sample keeps step with the columns. */
+/* Places excerpt k of the sample at random in the stride that it stands for, so that the sample does not keep step with
+ * the columns. */
 static uint64_t sampled_excerpt(uint64_t k, uint64_t stride) {
     uint64_t hash = (k + 1) * 0x9E3779B97F4A7C15ull;
     hash = (hash ^ hash >> 32) * 0xD6E8FEB86659FD93ull;
     return k * stride + (hash >> 32) % stride;
 }
 
-/* Copies those excerpts that columns col ... col+cols-1 of a row hold; col is a multiple of 16. */
+/* Copies the excerpts that lie in columns col ... col+cols-1 of a row; col is a multiple of 16. */
 static void sample_row(const survey *m, uint32_t row, uint32_t col, uint32_t cols, const void *weights,
                        uint64_t first) {
     uint64_t begin = row * m->excerpts_per_row + col / EXCERPT_WEIGHTS,
@@ -123,8 +125,8 @@ static void finish_region_row(trf_quantizer *q, uint64_t region_row, const scale
     }
 }
 
-/* @return the rows of a range of rows, *first and the following; 0 if its row of regions is the last one and ends
- * before it. */
+/* @return how many rows a range has, of which *first is the first one; 0 if its region row is the last one and ends
+ * before the range. */
 static uint32_t range_extent(const survey *m, uint64_t range, uint32_t *first) {
     const trf_quantizer *q = m->quantizer;
     uint64_t begin = range * m->range_rows, end = q->rows;
@@ -147,7 +149,7 @@ static trf_status survey_range(void *context, uint64_t range, int worker, trf_er
     memset(sums, 0, q->scale_regions_per_row * sizeof *sums);
 
     uint32_t row, rows = range_extent(m, range, &row);
-    /* More than one round only where the range is one row, which is why sums of one region row suffice. */
+    /* There is more than one round only if the range is one row, which is why the sums of one region row suffice. */
     for (uint32_t col = 0, cols; rows && col < q->cols; col += cols) {
         cols = q->cols - col < m->range_cols ? q->cols - col : m->range_cols;
         trf_status status = m->source->read(m->source->context, row, rows, col, cols, weights, err);
@@ -185,7 +187,7 @@ static void merge_region_rows(const survey *m) {
     }
 }
 
-/* Turns the sample into tails of its histogram over weights in units of their magnitude. */
+/* Turns the sample into the tails of a histogram of its weights, in units of their scale region's magnitude. */
 static void count_sample(const survey *m) {
     trf_quantizer *q = m->quantizer;
     uint64_t num_excerpts = q->rows * m->excerpts_per_row;

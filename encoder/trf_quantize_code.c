@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Using a quantizer: what a step would cost, the scales of a step, and the codes of weights. */
+/* The use of a quantizer: what a step would cost, the scales of a step, and the codes of weights. */
 #include "trf_quantize_state.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@ static const double min_scale = 0x1p-126, max_scale = 0x1p127;
 
 /* ---- steps ---- */
 
-/* @return sampled weights of `boundary` magnitudes or more, taking weights as evenly spread within a bin. */
+/* @return how many sampled weights have `boundary` magnitudes or more, if weights are spread evenly within a bin. */
 static double tail_beyond(const uint32_t *tail, double boundary) {
     if (boundary <= 0x1p-12)
         return tail[0];
@@ -53,8 +53,8 @@ static double exact_scale(const trf_quantizer *q, uint64_t scale_region, double 
     return scale < min_scale ? min_scale : scale > max_scale ? max_scale : scale;
 }
 
-/* The power of two to take out of F16 scales: puts the range of exponents in the middle of F16's -14 ... 15, and where
- * it is too wide for that, the largest at the top. */
+/* The power of two to take out of F16 scales. It puts the range of exponents in the middle of F16's -14 ... 15 or, if
+ * the range is too wide for that, the largest exponent at the top. */
 static int32_t choose_exponent(const trf_quantizer *q, double step) {
     double least = max_scale, most = min_scale;
     for (uint64_t u = 0; u < q->num_scale_regions; u++) {
@@ -79,8 +79,8 @@ static double round_scale(const trf_quantizer *q, double scale) {
     return trf_f16_to_f32(trf_f64_to_f16(value < 0x1p-14 ? 0x1p-14 : value)) * q->table_factor;
 }
 
-/* Lowers a rounded scale whose largest code would dequantize to infinity, as an absmax at the very end of the dtype
- * can make it. */
+/* Lowers a rounded scale with which the largest code would dequantize to infinity. This can happen if absmax is at the
+ * very end of the dtype's range. */
 static double lower_scale(const trf_quantizer *q, double absmax, double scale) {
     double code = rint(absmax / scale);
     if (code < 1 || code * scale <= q->dtype_max)
@@ -132,12 +132,12 @@ static double scale_at(const trf_quantizer *q, uint32_t row, uint32_t col) {
     return trf_f16_to_f32(((const uint16_t *)q->table)[scale_region]) * q->table_factor;
 }
 
-/* Codes of one scale region's weights, and what they dequantize to, rounded to F32. The quotient is taken in binary64,
- * where it cannot be rounded onto or across a tie: a quotient of 24-bit numbers below 2^10 that is no tie is at least
- * 2^-36 of itself away from one. */
+/* Computes the codes of one scale region's weights, and what they dequantize to, rounded to F32. The quotient is
+ * computed in binary64, where it cannot be rounded onto or across a tie: a quotient of 24-bit numbers below 2^10 that
+ * is no tie is at least 2^-36 of itself away from one. */
 static void quantize_weights(const float *w, uint32_t count, double scale, double limit, int16_t *codes,
                              float *dequantized) {
-    const double to_integer = 0x1.8p52; /* adding it leaves no fraction bits: rounds to nearest even */
+    const double to_integer = 0x1.8p52; /* adding it leaves no fraction bits, so it rounds to nearest even */
     for (uint32_t i = 0; i < count; i++) {
         double quotient = w[i] / scale;
         quotient = quotient > limit ? limit : quotient;
@@ -148,8 +148,8 @@ static void quantize_weights(const float *w, uint32_t count, double scale, doubl
     }
 }
 
-/* Rounds F32 values that no rounding takes to infinity to the dtype. That this is their second rounding changes one
- * value in thousands by an ulp: good enough for sums of errors. */
+/* Rounds F32 values to the dtype; none of them may round to infinity. This is their second rounding, which changes one
+ * value in thousands by an ulp. That is good enough for sums of errors. */
 static void round_to_dtype(trf_dtype dtype, float *values, uint32_t count) {
     if (dtype == TRF_DTYPE_BF16) {
         for (uint32_t i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a quantizer holds, for the two files that make it up. */
+/* What a quantizer holds, for the two files that implement it. */
 #ifndef TRF_QUANTIZE_STATE_H
 #define TRF_QUANTIZE_STATE_H
 
@@ -9,7 +9,7 @@
 enum {
     TRF_MAX_INT8_CODE = 127,
     TRF_WIDENED_WEIGHTS = 1024,  /* weights widened to F32 at a time: stays in the L1 cache; a multiple of 16 */
-    TRF_QUANTIZE_SUMS = 8,       /* partial sums of a row's weights: their order is fixed, and yet it vectorizes */
+    TRF_QUANTIZE_SUMS = 8,       /* partial sums of a row's weights, whose fixed order still vectorizes */
     TRF_HISTOGRAM_OCTAVES = 32,  /* from 2^-12 magnitudes on, which is below half of any min_step */
     TRF_HISTOGRAM_BIN_BITS = 11, /* mantissa bits that tell bins apart */
     TRF_HISTOGRAM_BINS = TRF_HISTOGRAM_OCTAVES << TRF_HISTOGRAM_BIN_BITS,
@@ -23,7 +23,7 @@ struct trf_quantizer {
     uint32_t scale_group_size;
     int max_code;
     double dtype_max;
-    uint32_t scale_region_rows, scale_region_cols; /* that a scale region spans */
+    uint32_t scale_region_rows, scale_region_cols; /* what a scale region spans */
     uint32_t scale_regions_per_row;
     uint64_t num_scale_regions;
     float *absmax, *magnitude; /* [num_scale_regions] */

@@ -18,7 +18,8 @@ void trf_symbol_encodings_init(trf_symbol_encoding symbols[TRF_ALPHABET], const 
     }
 }
 
-/* One step backwards. Writes the low word always and counts it only if it is needed: no branch to mispredict. */
+/* One step backwards. It always writes the low word but counts it only if it is needed, so that there is no branch to
+ * mispredict. */
 #define ENCODE_STEP(x, at, direction, step_symbol)                                                                     \
     do {                                                                                                               \
         const trf_symbol_encoding *e_ = &symbols[step_symbol];                                                         \
@@ -42,8 +43,8 @@ static uint16_t flush_state(uint32_t x, uint16_t **at, int direction) {
 
 void trf_encode_lanes(const trf_symbol_encoding symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t lane_symbols,
                       uint32_t state_bits, trf_coded_lanes *lanes) {
-    /* Two lanes of one lane pair and their neighbours at once: four independent chains hide the multiplications.
-     * Encoding emits words in the reverse order of decoding. */
+    /* The two lanes of a lane pair and their neighbours are encoded at once, since four independent chains hide the
+     * latency of multiplications. Encoding emits words in the reverse order of decoding. */
     for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair += 2) {
         uint32_t up0 = lane_pair, up1 = lane_pair + 1, down0 = lane_pair + 16, down1 = lane_pair + 17;
         uint32_t x0 = 1u << state_bits, x1 = x0, x2 = x0, x3 = x0;

@@ -10,12 +10,12 @@ enum {
     TRF_MAX_SLAB_WEIGHTS = TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS /* at most */
 };
 
-/* What a layer's splitting depends on. */
+/* What the splitting of a layer's elements depends on. */
 typedef struct trf_split_rule {
     uint32_t codec, class_bits, raw_bits;
     uint32_t num_planes, plane_width[TRF_MAX_PLANES];
     trf_classes classes;
-    uint8_t class_of[256]; /* of a coded exponent, 0xFF for none; used where the classes are not contiguous */
+    uint8_t class_of[256]; /* of a coded exponent, 0xFF for none; used if the classes are not contiguous */
     int32_t exponent_offset;
     int offsets;   /* exponent_offset != 0, or a predictor mode is on: zeros and the like are exceptions */
     int predicted; /* a predictor mode is on: buffers->offset counts */
@@ -34,8 +34,8 @@ typedef struct trf_slab_buffers {
     uint64_t exception_mask[TRF_MAX_SLAB_WEIGHTS / 64]; /* bit 32 * i + lane */
 } trf_slab_buffers;
 
-/* From buffers->element (and offset) to class_key, raw, class_, symbol and the exceptions for want of a class; and,
- * into chunks, the slab's raw bits as they stand in the blob. */
+/* Splits buffers->element (with offset) into class_key, raw, class_ and symbol, notes weights without a class as
+ * exceptions, and writes the slab's raw bits to chunks as they lie in the blob. */
 typedef void trf_split_slab_fn(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_buffers *buffers,
                                uint8_t *chunks);
 
@@ -45,7 +45,7 @@ trf_split_slab_fn trf_split_slab_avx2;
 trf_split_slab_fn trf_split_slab_avx512;
 #endif
 
-/* The widest of them that this CPU runs. All give the same bytes. */
+/* The widest of these functions that this CPU runs. All give the same bytes. */
 trf_split_slab_fn *trf_split_slab_best(void);
 
 /* Notes weight i of a lane as an exception, once. */

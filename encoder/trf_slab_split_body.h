@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loops behind trf_split_slab_fn, in plain C that compilers vectorize. This file is compiled once for each
- * instruction set, by the files that define TRF_SPLIT_SLAB (the function's name) and include it. */
+/* The loops of the trf_split_slab_fn functions, in plain C that compilers vectorize. This file is compiled once for
+ * each instruction set, by the files that define TRF_SPLIT_SLAB (the function's name) and include it. */
 #include "trf_slab_split.h"
 
 #include <string.h>
 
-/* One register of each of the 32 lanes of a GPU's warp, of two weights each: what is split at a time. */
+/* How many weights are split at a time: one register of each of the 32 lanes of a GPU's warp, with two weights each. */
 enum {
     REGISTER_WEIGHTS = 2 * TRF_LANES
 };
 
-/* Coded exponents and raw bits of one codec. Inlined with constant codec, class_bits and flags. */
+/* Finds the coded exponents and raw bits of one codec. It is inlined with constant codec, class_bits and flags. */
 static inline __attribute__((always_inline)) void split_floats(const trf_split_rule *rule, trf_slab_buffers *buffers,
                                                                uint32_t n, uint32_t codec, uint32_t class_bits,
                                                                int offsets, int predicted) {
@@ -80,7 +80,7 @@ static void split_elements(const trf_split_rule *rule, trf_slab_buffers *buffers
     }
 }
 
-/* Notes the weights of one register of all lanes that have no class; rare. */
+/* Notes the weights that have no class, in one register of all lanes. They are rare. */
 static void note_register(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t reg, const uint8_t *outside) {
     for (uint32_t k = 0; k < REGISTER_WEIGHTS; k++)
         if (outside[k]) {
@@ -132,7 +132,7 @@ static void join_symbols(const trf_split_rule *rule, trf_slab_buffers *buffers, 
     }
 }
 
-/* Up to four plane words of every lane, [word][lane], to where they stand. */
+/* Writes up to four plane words of every lane, [word][lane], to their places. */
 static void put_words(uint32_t words[4][TRF_LANES], uint32_t count, uint8_t *out) {
     uint32_t buffer[4 * TRF_LANES];
     if (count == 4) {
@@ -147,8 +147,8 @@ static void put_words(uint32_t words[4][TRF_LANES], uint32_t count, uint8_t *out
     memcpy(out, buffer, 4 * TRF_LANES * count);
 }
 
-/* One plane of constant width of a chunk. raw: of the chunk's first register; low_bit: the plane's lowest bit within R;
- * signs: which bits of a word are signs, to be moved on by a byte. */
+/* Writes one plane of a chunk, whose width is a constant. raw: the raw bits from the chunk's first register on;
+ * low_bit: the plane's lowest bit within R; signs: which bits of a word are signs, which move on by a byte. */
 static inline __attribute__((always_inline)) void put_plane(const uint16_t *raw, uint32_t registers, uint32_t width,
                                                             uint32_t low_bit, uint32_t signs, uint8_t *out) {
     const uint32_t mask = ((1u << width) - 1) * 0x10001u, in_word = 16 / width;
@@ -171,13 +171,13 @@ static inline __attribute__((always_inline)) void put_plane(const uint16_t *raw,
     }
 }
 
-/* All planes of a chunk. @return the byte behind them. */
+/* Writes all planes of a chunk. @return the byte after them. */
 static uint8_t *put_chunk(const trf_split_rule *rule, const uint16_t *raw, uint32_t weights, uint8_t *out) {
     const uint32_t registers = weights / 2, sign_bit = trf_raw_sign_bit(rule->codec, rule->class_bits);
     uint32_t low_bit = 0;
     for (uint32_t p = 0; p < rule->num_planes; p++) {
         const uint32_t width = rule->plane_width[p];
-        /* In planes of 8 they are the highest bits, in others the lowest. */
+        /* In planes of 8 bits signs are the highest bits, in others the lowest. */
         const int signs = trf_codec_is_float(rule->codec) && sign_bit >= low_bit && sign_bit < low_bit + width;
         switch (width) {
         case 8:

@@ -29,7 +29,7 @@ typedef struct bin_count {
     int32_t index;
 } bin_count;
 
-/* More weights first; among equals the larger exponents, which outliers need. */
+/* Orders bins with more weights first; among equals, larger exponents first, since outliers need them. */
 static int by_count(const void *a, const void *b) {
     const bin_count *x = a, *y = b;
     if (x->count != y->count)
@@ -41,7 +41,7 @@ static int by_index(const void *a, const void *b) {
     return ((const bin_count *)a)->index - ((const bin_count *)b)->index;
 }
 
-/* Classes that no weight needs take the bins next to the largest one in use, so that the list is a range. */
+/* Gives classes that no weight needs the bins next to the largest one in use, so that the list is a range. */
 static void fill_unused(bin_count *bins, uint32_t num_bins, uint32_t num_classes) {
     uint32_t used = 0;
     while (used < num_classes && bins[used].count)
@@ -65,7 +65,7 @@ static void fill_unused(bin_count *bins, uint32_t num_bins, uint32_t num_classes
         }
 }
 
-/* regular: bits a weight without the exceptions; share: of those. */
+/* regular: bits a weight without exceptions; share: the share of weights that are exceptions. */
 static void set_bits(trf_classes *classes, double regular, double share, double exception_cost) {
     classes->bits = regular + share * TRF_EXCEPTION_BITS;
     classes->cost = regular + share * exception_cost;
@@ -110,7 +110,8 @@ void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], 
 
 static double entropy_term(double p) { return p > 0 ? -p * log2(p) : 0; }
 
-/* Sum of prefix-summed counts over codes low ... high-1, clipped to the codes that there are. */
+/* The sum of the counts of codes low ... high-1, clipped to the codes that there are. prefix: the counts' prefix
+ * sums. */
 static double count_between(const double *prefix, int32_t low, int32_t high) {
     int32_t a = low + TRF_MAX_CODE, b = high + TRF_MAX_CODE;
     a = a < 0 ? 0 : a > TRF_NUM_CODES ? TRF_NUM_CODES : a;
@@ -118,7 +119,7 @@ static double count_between(const double *prefix, int32_t low, int32_t high) {
     return prefix[b] - prefix[a];
 }
 
-/* What a window of codes costs: sets shift, likeliest, bits and cost. */
+/* Computes what a window of codes costs: sets shift, likeliest, bits and cost. */
 static void try_window(trf_classes *classes, const double *prefix, double total, int32_t lowest_code, uint32_t raw_bits,
                        double exception_cost) {
     double share[16], best = -1, covered = 0, regular = raw_bits;
@@ -162,7 +163,7 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_NUM_CO
     for (uint32_t r = 0; r <= TRF_MAX_INT_RAW_BITS && r < classes->cost; r++) {
         int32_t window = 1 << (class_bits + r), stride = r >= 4 ? 1 << (r - 3) : 1;
         int32_t from = lowest - window + 1, to = highest;
-        /* Only windows around the middle can win where they are wide enough to hold everything twice. */
+        /* If windows are wide enough to hold everything twice, only those around the middle can win. */
         if (window > 4 * (highest - lowest + 1))
             break;
         for (int32_t lowest_code = from < -1024 ? -1024 : from; lowest_code <= to; lowest_code += stride) {
@@ -185,8 +186,8 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_NUM_CO
 
 /* ---- frequencies ---- */
 
-/* Classes that are not 0, of each symbol. Of two symbols' exclusive or: the exceptions that coding one for the other
- * makes. */
+/* Counts the classes of each symbol that are not 0. For the exclusive or of two symbols, this is the number of
+ * exceptions that coding one as the other makes. */
 static void count_classes(uint8_t classes_in[TRF_ALPHABET], uint32_t class_bits) {
     uint32_t mask = (1u << class_bits) - 1;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
@@ -196,11 +197,11 @@ static void count_classes(uint8_t classes_in[TRF_ALPHABET], uint32_t class_bits)
     }
 }
 
-/* Bits that slot f + 1 saves a symbol that has f; infinite for its first one. */
+/* The bits that one more slot saves for a symbol that has f slots; infinite for its first one. */
 static double slot_value(double count, uint32_t f) { return f ? count * log2((f + 1.0) / f) : INFINITY; }
 
-/* Slots in proportion to counts, at least one for each symbol that has any (2 to `slots` of them), corrected one by one
- * where it costs least. */
+/* Assigns slots in proportion to counts, at least one to each symbol that occurs (2 to `slots` symbols do), and then
+ * corrects their number one by one where it costs least. */
 static void scale_to_slots(const double counts[TRF_ALPHABET], double total, uint32_t slots,
                            uint16_t frequency[TRF_ALPHABET]) {
     uint32_t sum = 0;
@@ -234,14 +235,14 @@ typedef struct symbol_counts {
     double exception_cost;
 } symbol_counts;
 
-/* One candidate: only the `kept` most frequent symbols have slots, 2 at least. */
+/* Tries a candidate, in which only the `kept` most frequent symbols (at least 2) have slots. */
 static void try_symbols(trf_symbol_model *model, const symbol_counts *counts, uint32_t kept) {
     uint32_t slots = 1u << model->probability_bits, weights = counts->classes_in[TRF_ALPHABET - 1];
     double replaced[TRF_ALPHABET] = {0}, exceptions = 0, bits = 0;
     for (uint32_t i = 0; i < TRF_ALPHABET; i++) {
         const uint32_t s = (uint32_t)counts->sorted[i].index;
         uint32_t best = s, best_distance = i < kept ? 0 : 9;
-        for (uint32_t k = 0; k < kept && best_distance > 1; k++) { /* the nearest one; of those the most frequent */
+        for (uint32_t k = 0; k < kept && best_distance > 1; k++) { /* the nearest; among equals, the most frequent */
             const uint32_t to = (uint32_t)counts->sorted[k].index, distance = counts->classes_in[s ^ to];
             if (distance < best_distance)
                 best_distance = distance, best = to;

@@ -7,14 +7,14 @@
 #include "trf_split.h"
 
 enum {
-    TRF_EXCEPTION_BITS = 32, /* in the blob, and in the choices of TRF_FAVOR_SIZE with the int codec */
-    /* Bits that other choices would rather spend than one exception, which it takes a kernel time to put in place. Of
-     * 32, 64, 96 and 128 on N(0, sigma) the one with the fewest exceptions: 0.04 to 0.08 % with quads, 0.02 % with
-     * pairs, where 32 has 0.07 %; for 0.01 to 0.03 bit a weight. */
+    TRF_EXCEPTION_BITS = 32, /* in the blob, and in what TRF_FAVOR_SIZE chooses with the int codec */
+    /* Bits that an exception counts as in other choices, because a kernel takes time to put it in place. Among 32, 64,
+     * 96 and 128, this has the fewest exceptions on N(0, sigma): 0.04 to 0.08 % with quads, and 0.02 % with pairs,
+     * where 32 has 0.07 %. It costs 0.01 to 0.03 bit a weight. */
     TRF_EXCEPTION_COST = 128,
-    /* The same for quads of FP8, whose product instructions bind and not memory: on N(0, sigma) scaled to the type's
-     * largest value 0.003 instead of 0.33 % with E4M3, for 0.3 bit and a quarter less time, 0.065 instead of 0.073 %
-     * with E5M2. */
+    /* The same for quads of FP8, whose product is bound by instructions and not by memory. On N(0, sigma) scaled to the
+     * type's largest value, E4M3 has 0.003 instead of 0.33 % exceptions, at 0.3 bit more and a quarter less time; E5M2
+     * has 0.065 instead of 0.073 %. */
     TRF_EXCEPTION_COST_FP8 = 512,
     TRF_NUM_CODES = 2 * TRF_MAX_CODE + 1, /* counts of codes have the index code + TRF_MAX_CODE */
 };
@@ -23,17 +23,17 @@ enum {
  * class_value[k] <= v < class_value[k] + 2^shift. */
 typedef struct trf_classes {
     uint32_t class_bits;
-    uint32_t shift;          /* float pairs 0, float quads 2, int: raw bits */
+    uint32_t shift;          /* 0 for float pairs, 2 for float quads, the raw bits for int */
     int16_t class_value[16]; /* ascending; zero from 2^class_bits on */
     int contiguous;          /* each class begins where the one before ends */
     uint32_t likeliest;      /* the class that stands in for class keys that have none */
     double bits;             /* expected bits a weight: order-0 entropy of the classes, raw bits, exceptions */
-    double cost;             /* the same with exceptions at what they count as: what was minimized */
+    double cost;             /* the same, with exceptions as they count in choices; this was minimized */
 } trf_classes;
 
-/* Picks the 2^class_bits classes that most weights fall into.
- * counts[C], C = 0 ... max_exponent: weights with that coded exponent. excluded: weights that no class may hold (they
- * are exceptions). raw_bits: of the codec, for `bits`. exception_cost: of an exception in `cost`, in bits. */
+/* Picks the 2^class_bits classes that most weights fall into. counts[C], C = 0 ... max_exponent: weights with that
+ * coded exponent. excluded: weights that no class may hold (they are exceptions). raw_bits: the codec's, for `bits`.
+ * exception_cost: the bits that an exception counts as in `cost`. */
 void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
                               uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits, double exception_cost);
 
@@ -44,13 +44,13 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_NUM_CO
 /* The class of a key, or -1. */
 int trf_class_of(const trf_classes *classes, int32_t class_key);
 
-/* The frequency table of a layer and what becomes of symbols that have no slot. */
+/* The frequency table of a layer, and what symbols that have no slot are coded as. */
 typedef struct trf_symbol_model {
     uint32_t probability_bits;
     uint16_t frequency[TRF_ALPHABET];
     uint16_t start[TRF_ALPHABET];
     uint8_t replacement[TRF_ALPHABET]; /* s itself where frequency[s] > 0, else the symbol that is coded instead */
-    double cost; /* expected bits a weight, raw bits left out, exceptions of replaced symbols at what they count as */
+    double cost; /* expected bits a weight without raw bits, with exceptions of replaced symbols as they count */
 } trf_symbol_model;
 
 /* Scales counts to slots. Symbols for which a slot costs more than their exceptions get none; at least two
