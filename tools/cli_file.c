@@ -30,8 +30,8 @@ static int holds_weights(const char *path) {
     return found;
 }
 
-/* -f replaces files, not folders, and not devices such as /dev/null; a link stays, and what it leads to is replaced: as
- * the library's outputs. *place: malloc'd, where the file goes. */
+/* Finds where the file goes. As with the library's outputs, -f replaces files, but not folders and not devices such as
+ * /dev/null; a link stays, and what it leads to is replaced. *place: malloc'd. */
 static cli_exit find_place(const char *path, int force, char **place) {
     struct stat info;
     const int exists = lstat(path, &info) == 0;
@@ -91,14 +91,15 @@ cli_exit cli_file_begin(cli_file *file, const char *path, int force) {
     return CLI_OK;
 }
 
-/* Without force, link rather than rename: it fails if the name was taken meanwhile. @return 0 or -1 with errno. */
+/* Without force it links rather than renames, because a link fails if the name was taken meanwhile. @return 0 or -1
+ * with errno. */
 static int publish(const cli_file *file) {
     if (!file->force) {
         if (link(file->temporary, file->path) == 0)
             return unlink(file->temporary);
         if (errno == EEXIST)
             return -1;
-        /* A file system without hard links. */
+        /* This file system has no hard links. */
     }
     return rename(file->temporary, file->path);
 }

@@ -5,7 +5,8 @@
 
 #include "transfuse.h"
 
-/* Rounds to the nearest even; beyond the range to the largest finite value. value: finite. dtype: F16, BF16, F8_*. */
+/* Rounds to nearest even; values beyond the range become the largest finite value. value: finite. dtype: F16, BF16,
+ * F8_*. */
 uint32_t cli_float_to_bits(float value, trf_dtype dtype);
 
 /* dtype: any of two bytes or fewer. */

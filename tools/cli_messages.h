@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What commands tell the user: errors, notes, sizes; and what they have in common beside: the device. */
+/* What commands tell the user: errors, notes and sizes. Commands also open their device here. */
 #ifndef CLI_MESSAGES_H
 #define CLI_MESSAGES_H
 
@@ -7,8 +7,8 @@
 
 #include <stdio.h>
 
-/* Copies text with control characters replaced by '?': names come from files that anyone may have made, and a terminal
- * obeys escape sequences. Cuts to fit. @return buffer. */
+/* Copies text, cut to fit, with control characters replaced by '?': names come from files that anyone may have made,
+ * and a terminal obeys escape sequences. @return buffer. */
 const char *cli_printable(const char *text, char *buffer, size_t buffer_bytes);
 
 /* Prints "transfuse: message [TRF_ERR_X]" on stderr. @return the exit status for it. */
@@ -30,18 +30,18 @@ static inline cli_exit cli_not_ok(cli_exit status) {
 /* "1.50 GB" (powers of 1000). buffer: at least 16 bytes. @return buffer. */
 const char *cli_size_text(uint64_t bytes, char *buffer);
 
-/* @return a / b; 0 if b is. */
+/* @return a / b, or 0 if b is 0. */
 double cli_ratio(uint64_t a, uint64_t b);
 
 /* Seconds of a clock that only goes forward. */
 double cli_now(void);
 
-/* Opens the device that --device names: *context is NULL for the CPU and after a failure, else the first CUDA device's.
- * @return CLI_OK, or the exit status after a message: never a silent fallback. */
+/* Opens the device that --device names: *context is NULL for the CPU and after a failure, else it is that of the first
+ * CUDA device. @return CLI_OK, or the exit status after a message. There is never a silent fallback. */
 cli_exit cli_open_device(cli_device device, trf_context **context);
 
-/* Lets the context's plans follow the tuning that --tuning names. path: NULL if it was not given, and then context may
- * be, too. @return CLI_OK, or the exit status after a message. */
+/* Lets the context's plans follow the tuning that --tuning names. path: NULL if --tuning was not given; then context
+ * may be NULL, too. @return CLI_OK, or the exit status after a message. */
 cli_exit cli_use_tuning(trf_context *context, const char *path);
 
 #endif

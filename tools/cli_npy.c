@@ -33,7 +33,7 @@ typedef struct npy_header {
     trf_dtype dtype;
 } npy_header;
 
-/* What is read, from its first byte to its last. */
+/* A file that is read from its first byte to its last. */
 typedef struct npy_file {
     FILE *handle;
     const char *path;
@@ -56,7 +56,7 @@ __attribute__((format(printf, 4, 5))) static trf_status fail_npy(const npy_file 
     return status;
 }
 
-/* What follows in the file. */
+/* Reads what follows in the file. */
 static trf_status read_next(const npy_file *file, void *to, uint64_t bytes) {
     if (fread(to, 1, bytes, file->handle) == bytes)
         return TRF_OK;
@@ -231,7 +231,8 @@ trf_status cli_read_npy(const char *path, float **values, uint64_t *rows, uint64
     return status;
 }
 
-/* The magic, the version and the dict, so long that the values behind them are aligned. @return its bytes. */
+/* Makes the magic, the version and the dict, padded so that the values after them are aligned. @return the header's
+ * bytes. */
 static size_t make_header(uint64_t rows, uint64_t cols, char header[2 * NPY_ALIGNMENT + 64]) {
     memcpy(header, kMagic, sizeof kMagic);
     header[6] = 1, header[7] = 0;
@@ -259,5 +260,5 @@ cli_exit cli_write_npy(const char *path, const float *values, uint64_t rows, uin
     fwrite(header, 1, make_header(rows, cols, header), file.handle);
     if (count)
         fwrite(values, sizeof *values, count, file.handle);
-    return cli_file_commit(&file); /* which looks for failures of writing */
+    return cli_file_commit(&file); /* it looks for failures of writing */
 }

@@ -9,7 +9,7 @@
  * Errors: TRF_ERR_NOT_FOUND, TRF_ERR_IO, TRF_ERR_FORMAT, TRF_ERR_TRUNCATED, TRF_ERR_MEMORY. */
 trf_status cli_read_npy(const char *path, float **values, uint64_t *rows, uint64_t *cols, trf_error *err);
 
-/* Writes a 2-D array of '<f4': whole, or not at all. @return as cli_file_begin. */
+/* Writes a 2-D array of '<f4', completely or not at all. @return as cli_file_begin. */
 cli_exit cli_write_npy(const char *path, const float *values, uint64_t rows, uint64_t cols, int force);
 
 #endif

@@ -25,7 +25,7 @@ cli_exit cli_usage_error(const char *command, const char *format, ...) {
     return CLI_USAGE;
 }
 
-/* ---- one setter an option; each returns 0, or -1 for a value that does not fit ---- */
+/* ---- one setter for each option; it returns 0, or -1 for a value that does not fit ---- */
 
 static int set_path_string(const char **target, const char *value) {
     *target = value;
@@ -282,9 +282,9 @@ enum {
 };
 static_assert(kNumOptions + 1 <= CLI_MAX_OPTIONS, "CLI_MAX_OPTIONS has room for --help and the end, too");
 
-/* getopt's two descriptions of what the command takes. Long options return the option's id. */
+/* Makes getopt's two descriptions of what the command takes. Long options return the option's id. */
 static void describe_options(const cli_command *command, struct option *long_options, char *letters) {
-    *letters++ = ':'; /* missing values are told from unknown options, and getopt prints nothing itself */
+    *letters++ = ':'; /* tells missing values from unknown options, and getopt then prints nothing itself */
     *letters++ = 'h';
     *long_options++ = (struct option){"help", no_argument, NULL, kHelp};
     for (const cli_option_id *id = command->options; *id; id++) {
@@ -310,7 +310,7 @@ static const option_entry *find_option(const cli_command *command, int code) {
     return NULL;
 }
 
-/* The long names of what the command takes, NULL behind them. names: of CLI_MAX_OPTIONS. */
+/* Lists the long names of what the command takes, with NULL after them. names: room for CLI_MAX_OPTIONS. */
 static void list_names(const cli_command *command, const char **names) {
     for (const cli_option_id *id = command->options; *id; id++)
         *names++ = kOptions[*id].long_name;
@@ -353,7 +353,7 @@ static cli_exit take_arguments(const cli_command *command, int count, char **val
     return check_outputs(command, options);
 }
 
-/* The word that getopt has stopped at, if it is of several letters behind one dash; else "". */
+/* @return the word that getopt has stopped at, if it has several letters after one dash; else "". */
 static const char *find_cluster(int argc, char **argv) {
     for (int i = optind - 1; i <= optind && i < argc; i++) {
         if (i > 0 && argv[i][0] == '-' && argv[i][1] != '-' && strlen(argv[i]) > 2 && strchr(argv[i], optopt))
@@ -362,7 +362,8 @@ static const char *find_cluster(int argc, char **argv) {
     return "";
 }
 
-/* What getopt calls '?': an option that there is not, or a beginning of several, or a value for one that takes none. */
+/* Explains what getopt calls '?': an option that does not exist, the beginning of several ones, or a value for an
+ * option that takes none. */
 static cli_exit explain_unknown(const cli_command *command, int argc, char **argv) {
     const char *const word = argv[optind - 1];
     const char *names[CLI_MAX_OPTIONS];

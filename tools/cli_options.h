@@ -46,7 +46,7 @@ typedef enum cli_progress_mode {
     CLI_PROGRESS_NEVER
 } cli_progress_mode;
 
-/* 0 ends a command's list of them. */
+/* The value 0 ends a command's list of options. */
 typedef enum cli_option_id {
     CLI_OPT_OUTPUT = 1,
     CLI_OPT_FORCE,
@@ -103,7 +103,7 @@ typedef struct cli_reals {
 
 typedef struct cli_options {
     const char *arguments[CLI_MAX_ARGUMENTS];
-    const char *output; /* NULL: not given; so for all pointers here */
+    const char *output; /* NULL: not given, as with all pointers here */
     int force;
     int threads; /* 0: all cores */
 
@@ -141,9 +141,9 @@ typedef struct cli_options {
 
 typedef struct cli_command {
     const char *name, *summary, *help;
-    const char *arguments[CLI_MAX_ARGUMENTS]; /* their names, all of them required */
+    const char *arguments[CLI_MAX_ARGUMENTS]; /* their names; all arguments are required */
     const cli_option_id *options;
-    int needs_output;                       /* but for a dry run */
+    int needs_output;                       /* unless it is a dry run */
     int (*run)(const cli_options *options); /* @return a cli_exit */
 } cli_command;
 
@@ -151,7 +151,7 @@ extern const cli_command cmd_compress, cmd_decompress, cmd_verify, cmd_info, cmd
     cmd_tune;
 
 enum {
-    CLI_MAX_OPTIONS = 48 /* that there are */
+    CLI_MAX_OPTIONS = 48 /* more than there are */
 };
 
 /* Parses what follows the command's name; argv[0] is that name. On CLI_OK, *help tells whether --help was asked for

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* @return whether a path leads to a folder that is there. */
+/* @return whether a path leads to an existing folder. */
 static int is_folder(const char *path) {
     struct stat found;
     return stat(path, &found) == 0 && S_ISDIR(found.st_mode);
@@ -31,12 +31,12 @@ static const char *base_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-/* Only the output itself is made: the folders on the way to it have to be there. */
+/* Only the output itself is made, so the folders on the way to it must exist. */
 static cli_exit check_parents(const char *out) {
     char folder[PATH_MAX];
     const size_t length = strlen(out);
     if (length >= sizeof folder)
-        return CLI_OK; /* the system says that it is too long */
+        return CLI_OK; /* the system will say that it is too long */
     for (const char *slash = strchr(out + 1, '/'); slash && slash[strspn(slash, "/")]; slash = strchr(slash + 1, '/')) {
         struct stat found;
         snprintf(folder, sizeof folder, "%.*s", (int)(slash - out), out);
@@ -65,8 +65,8 @@ cli_exit cli_output_check(const char *command, const char *in, const char *out) 
     return check_parents(out);
 }
 
-/* The path with all links resolved but the last one, if it is a link: a link in a folder belongs to it, wherever it
- * leads. @return malloc'd, or NULL. */
+/* Resolves all links in a path but the last component, which may be a link: a link in a folder belongs to the folder,
+ * wherever it leads. @return malloc'd, or NULL. */
 static char *resolve_folder(const char *path) {
     char folder[PATH_MAX], place[PATH_MAX];
     const int length = (int)(base_name(path) - path);

@@ -10,10 +10,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Seconds between two times that progress is shown. Logs that nobody asked to have it in get a line seldom. */
+/* Seconds between two times that progress is shown. A log gets a line seldom if nobody asked for progress in it. */
 static const double kLineSeconds = 0.1, kLogSeconds = 30, kAskedLogSeconds = 1;
 
-/* Before that a rate is the file system's cache, and the time that is left a guess. */
+/* Before this time, a rate shows only the file system's cache, and the time left is a guess. */
 static const double kRateSeconds = 0.5;
 
 void cli_progress_start(cli_progress *progress, const cli_options *options, const char *verb) {
@@ -34,7 +34,7 @@ void cli_progress_start(cli_progress *progress, const cli_options *options, cons
     progress->shown = is_terminal || asked ? 0 : progress->start;
 }
 
-/* @return whether it is to be shown again. */
+/* @return whether it is time to show progress again. */
 static int is_due(cli_progress *progress) {
     double now = cli_now();
     if (progress->interval <= 0 || now - progress->shown < progress->interval)
@@ -55,7 +55,7 @@ static void show(cli_progress *progress, double share, const char *rest) {
     fflush(stderr);
 }
 
-/* ", 0:42 left", or ", 1:02:03 left"; "" as long as nobody can tell. */
+/* ", 0:42 left", or ", 1:02:03 left"; "" as long as it cannot be estimated. */
 static const char *time_left_text(double done, double total, double seconds, char *buffer, size_t buffer_bytes) {
     buffer[0] = 0;
     if (done <= 0 || total <= done || seconds < kRateSeconds)
@@ -83,7 +83,7 @@ static void describe_rate(const cli_progress *progress, uint64_t done_bytes, uin
              time_left_text((double)done_bytes, (double)total_bytes, seconds, left, sizeof left));
 }
 
-/* Lists the tensor if it is another one than the last. */
+/* Prints the tensor's line if it is another tensor than the last one. */
 static void list_tensor(cli_progress *progress, const char *tensor) {
     char name[sizeof progress->tensor];
     if (!tensor || strcmp(cli_printable(tensor, name, sizeof name), progress->tensor) == 0)

@@ -36,7 +36,7 @@ static void take_note(void *context, const char *line) {
     keep_note(run, text);
 }
 
-/* What the library has in the report but did not pass on as a note. */
+/* Takes the warning that the library has in the report but did not pass on as a note. */
 static void take_warning(cli_run *run) {
     char line[sizeof run->report.warning];
     for (const char *at = run->report.warning; *at; at += *at == '\n') {
@@ -103,7 +103,7 @@ void cli_report_files(const trf_checkpoint_report *r) {
     }
 }
 
-/* What takes tensors that stay for a reason, or NULL. */
+/* @return what would compress tensors that were left for a reason, or "". */
 static const char *way_out(trf_left_reason reason) {
     switch (reason) {
     case TRF_LEFT_EMBEDDING:

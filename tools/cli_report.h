@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What compress, decompress and verify say of a checkpoint: notes while they work, then a summary or an object of JSON.
- */
+/* What compress, decompress and verify say about a checkpoint: notes while they work, then a summary or a JSON
+ * object. */
 #ifndef CLI_REPORT_H
 #define CLI_REPORT_H
 
@@ -15,23 +15,24 @@ typedef struct cli_run {
     cli_progress progress;
     char **notes;
     size_t num_notes;
-    int lost_a_note; /* for want of memory */
+    int lost_a_note; /* because there was no memory */
     trf_checkpoint_options library;
     trf_checkpoint_report report;
     double seconds;
 } cli_run;
 
-/* Fills run->library with what all commands have in common, and starts the progress. verb: such as "compressing". */
+/* Sets the fields of run->library that all commands have in common, and starts the progress. verb: such as
+ * "compressing". */
 void cli_run_begin(cli_run *run, const cli_options *options, const char *command, const char *verb);
 
-/* After the library's call: ends the progress, and sees to it that all notes have been printed. */
+/* Call this after the library's call. It ends the progress, and makes sure that all notes have been printed. */
 void cli_run_end(cli_run *run, trf_status failed);
 
 /* @return whether a summary is wanted: neither --quiet nor --json was given. */
 int cli_run_wants_summary(const cli_run *run);
 
-/* What verify cannot judge: tensors that are not compressed have no checksum, and count unless they were compared with
- * the source's. */
+/* What verify cannot judge: tensors that are not compressed have no checksum. They count here unless they were compared
+ * with the source's. */
 typedef struct cli_unchecked {
     uint64_t tensors, bytes;
 } cli_unchecked;
@@ -45,21 +46,22 @@ enum {
 /* "1 tensor", "2 tensors". noun: of at most 16 letters. buffer: of CLI_COUNT_BYTES. @return buffer. */
 const char *cli_count_text(uint64_t count, const char *noun, char *buffer);
 
-/* Lines that several summaries have, where the report has something to say. */
+/* Print lines that several summaries have, if the report has something to say. */
 void cli_report_files(const trf_checkpoint_report *report);
 void cli_report_left(const trf_checkpoint_report *report);
 
-/* Prints an object that was made since cli_json_begin, or NULL if memory lacked, and releases it. @return CLI_OK, or
- * the exit status after a message. */
+/* Prints an object that was made since cli_json_begin, and releases it; root is NULL if there was no memory for it.
+ * @return CLI_OK, or the exit status after a message. */
 cli_exit cli_report_object(json_t *root);
 
-/* With --json: the report as an object, on standard output. @return CLI_OK, also without --json. */
+/* With --json, prints the report as an object on standard output. @return CLI_OK, also without --json. */
 cli_exit cli_report_json(const cli_run *run);
 
 void cli_run_free(cli_run *run);
 
-/* @return how many bytes a tensor's file begins with that name the part of a pipeline below path, as of
- * "pipeline/vae/model.safetensors"; *part: that name. 0: the checkpoint has one model. */
+/* Finds the part of a pipeline below path that a tensor's file belongs to, such as "vae" for
+ * "pipeline/vae/model.safetensors". *part: the part's name in the file's path. @return the name's bytes; 0 if the
+ * checkpoint has one model. */
 int cli_find_part(const char *path, const trf_tensor_info *tensor, const char **part);
 
 #endif

@@ -4,7 +4,8 @@
 #include <signal.h>
 #include <unistd.h>
 
-/* The first three end a command that is not at work yet, too; the default of the others, a core, is wanted there. */
+/* The first three also end a command that is not at work yet; for the others the default, a core dump, is wanted
+ * there. */
 static const int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
 enum {
     kNumStopSignals = sizeof kStopSignals / sizeof kStopSignals[0],
@@ -21,7 +22,7 @@ static void handle(int count, void (*handler)(int)) {
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
     for (int i = 0; i < count; i++) {
         struct sigaction old;
-        /* nohup and shells that start background jobs have some of them ignored, and mean it. */
+        /* nohup, and shells that start background jobs, have some of them ignored; that must stay so. */
         if (sigaction(kStopSignals[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
             sigaction(kStopSignals[i], &action, NULL);
     }

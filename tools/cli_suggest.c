@@ -12,7 +12,7 @@ static int least(int a, int b) { return a < b ? a : b; }
 
 static int are_same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
 
-/* @return how many letters have to be put in, taken out, changed, or exchanged with the next to make b of a: the
+/* @return how many letters have to be inserted, deleted, changed, or exchanged with the next one to turn a into b: the
  * optimal string alignment distance. Both have at most kMaxLength letters. */
 static int measure_distance(const char *a, const char *b) {
     int cost[kMaxLength + 1][kMaxLength + 1];

@@ -44,7 +44,7 @@ size_t cli_count_characters(const char *text) {
     return count;
 }
 
-/* @return the place of a text's character of this number, or its end. */
+/* @return where a text's character of this number begins, or the text's end. */
 static char *find_character(char *text, size_t number) {
     size_t count = 0;
     for (; *text; text++) {
@@ -65,7 +65,7 @@ void cli_cut_middle(char *text, size_t characters) {
     memmove(middle + 3, end, strlen(end) + 1);
 }
 
-/* @return the place where a text of more characters than that is broken, a space; or its end. */
+/* @return the space at which a text with more characters than that is broken; or its end. */
 static char *find_break(char *text, size_t characters) {
     char *const limit = find_character(text, characters);
     char *at = limit;
@@ -78,7 +78,7 @@ static char *find_break(char *text, size_t characters) {
     return at > text ? at : limit + strcspn(limit, " ");
 }
 
-/* label_bytes: what the line begins with that is not broken, and that following lines leave free. */
+/* label_bytes: the beginning of the line, which is not broken and which following lines leave free. */
 static void print_folded(char *line, size_t label_bytes) {
     int may_cut;
     const size_t columns = (size_t)cli_table_columns(&may_cut);

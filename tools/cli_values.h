@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parsers of option values. Each returns 0, or -1 for text that is no such value (the output is then unspecified). */
+/* Parsers of option values. Each returns 0, or -1 if the text is not such a value (the output is then unspecified). */
 #ifndef CLI_VALUES_H
 #define CLI_VALUES_H
 
@@ -11,7 +11,7 @@ int cli_parse_uint(const char *text, uint64_t min, uint64_t max, uint64_t *value
 /* Finite, within [min, max]. */
 int cli_parse_real(const char *text, double min, double max, double *value);
 
-/* Bytes, at least 1: a whole number, with K, M, G or T behind it a multiple of 10^3, 10^6, 10^9 or 10^12. */
+/* Bytes, at least 1: a whole number, after which K, M, G or T means 10^3, 10^6, 10^9 or 10^12 times as much. */
 int cli_parse_bytes(const char *text, uint64_t *bytes);
 
 /* @return the index of text among the NULL-terminated names, or -1. */

@@ -23,7 +23,7 @@ static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,
                                          CLI_OPT_JSON,
                                          0};
 
-/* What stands against each other among the options; @return CLI_OK, or CLI_USAGE after a message. */
+/* Looks for options that contradict each other. @return CLI_OK, or CLI_USAGE after a message. */
 static cli_exit check_options(const cli_options *options) {
     const char *name = cmd_compress.name;
     int quantize = options->int8 || options->bits != 0;
@@ -51,7 +51,7 @@ static void set_encoding(const cli_options *options, trf_encode_options *encode)
     encode->favor = options->favor;
 }
 
-/* What became of the bits. Nothing more is claimed than the report has. */
+/* Says what became of the bits. It claims no more than the report has. */
 static void print_exactness(const cli_options *options, const trf_checkpoint_report *r) {
     char count[CLI_COUNT_BYTES];
     if (r->widened_tensors) {

@@ -21,7 +21,7 @@ static cli_exit print_json(const cli_options *options, const trf_layer_info *inf
     return cli_report_object(root);
 }
 
-/* What was written, as its file says. */
+/* Reports what was written, as its file says. */
 static cli_exit report(const cli_options *options) {
     trf_layer *layer;
     trf_layer_info info;

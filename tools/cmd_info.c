@@ -137,14 +137,15 @@ typedef enum column {
 static const char *const kTitles[NUM_COLUMNS] = {"tensor", "dtype", "shape", "source", "size",      "bits",
                                                  "codec",  "class", "prob",  "modes",  "exceptions"};
 
-/* Columns that go first where there is too little room; those from kFirstNeeded on only for room for a cut name. */
+/* Columns that are dropped first if there is too little room. Those from kFirstNeeded on are dropped only to make room
+ * for a cut name. */
 static const column kDropped[] = {COLUMN_EXCEPTIONS, COLUMN_MODES, COLUMN_PROB,  COLUMN_CLASS, COLUMN_SOURCE,
                                   COLUMN_BITS,       COLUMN_CODEC, COLUMN_DTYPE, COLUMN_SHAPE};
 enum {
     kNumDropped = sizeof kDropped / sizeof kDropped[0],
     kFirstNeeded = 5,
     kGap = 2,          /* columns between two */
-    kShortestName = 16 /* that a name is cut to, while something else can go */
+    kShortestName = 16 /* names are not cut below it while something else can be dropped */
 };
 
 /* Widths in characters; 0: the column is not printed. */
@@ -188,7 +189,7 @@ static size_t table_width(const layout *layout) {
     return width;
 }
 
-/* Drops columns, and then has names cut if that is allowed, until the table fits. */
+/* Drops columns, and then cuts names if that is allowed, until the table fits. */
 static void fit_table(layout *layout) {
     int may_cut;
     const size_t columns = (size_t)cli_table_columns(&may_cut), name = layout->widths[COLUMN_TENSOR];

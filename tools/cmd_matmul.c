@@ -101,7 +101,7 @@ static cli_exit multiply(const cli_options *options, trf_context *context, const
     return status;
 }
 
-/* A checkpoint in the place of one of its layers is a likely mistake. */
+/* Reports that a layer cannot be opened. A checkpoint in the place of one of its layers is a likely mistake. */
 static cli_exit fail_layer(const char *path, const trf_error *err) {
     struct stat found;
     const int is_folder = stat(path, &found) == 0 && S_ISDIR(found.st_mode);

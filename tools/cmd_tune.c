@@ -49,7 +49,8 @@ static int has_tuning_key_of(const layer_set *set, const trf_layer_info *info) {
     return 0;
 }
 
-/* In the layout, or coded where that does not take it, as experts and layers of other codecs are when they run. */
+/* Loads a layer in the layout that was asked for or, if that does not take the layer, coded. Experts and layers of
+ * other codecs are coded when they run, too. */
 static trf_status load_layer(trf_context *context, trf_checkpoint *checkpoint, const trf_tensor_info *tensor,
                              layer_set *set, trf_error *err) {
     char name[4096];
@@ -97,13 +98,13 @@ static void free_layers(layer_set *set) {
     free(set->infos);
 }
 
-/* What multiplies a number of rows. */
+/* What a plan chooses for a number of rows of x. */
 typedef struct choice {
     trf_path path;            /* TRF_PATH_AUTO: the tuning has nothing */
     const char *kernel, *cut; /* of packed layers on a GPU, or NULL */
 } choice;
 
-/* The tuning is the context's. */
+/* Finds the choice by a tuning, which must be the context's. */
 static choice find_choice(const trf_tuning *tuning, trf_device_layer *layer, uint32_t m) {
     choice found = {.path = trf_tuning_path(tuning, layer, m)};
     trf_plan_options options;
@@ -124,8 +125,8 @@ static int is_same_choice(const choice *a, const choice *b) {
     return a->path == b->path && is_same_text(a->kernel, b->kernel) && is_same_text(a->cut, b->cut);
 }
 
-/* @return the first number of rows from m on, to max_batch, for which the choice is another than *last, which becomes
- * it; 0 if there is none. */
+/* @return the first number of rows from m to max_batch for which the choice differs from *last, and stores that choice
+ * in *last; 0 if there is none. */
 static uint32_t find_next_choice(const trf_tuning *tuning, trf_device_layer *layer, uint32_t m, uint32_t max_batch,
                                  choice *last) {
     for (; m <= max_batch; m++) {
@@ -144,7 +145,7 @@ static trf_layout find_layout(trf_device_layer *layer) {
     return on_device.layout;
 }
 
-/* "1 fused, 48 wide, 384 two-step": from which of the measured batches on. */
+/* Prints such as "1 fused, 48 wide, 384 two-step": from which of the measured batches on each path is chosen. */
 static void print_layer(const trf_tuning *tuning, trf_device_layer *layer, const trf_layer_info *info,
                         uint32_t max_batch) {
     char text[4096];

@@ -37,8 +37,8 @@ static void print_usage(FILE *file) {
           file);
 }
 
-/* A descriptor that the caller has closed would become that of a file, and messages would be written into it: it leads
- * to where reading and writing fail, as they did. */
+/* Opens standard descriptors that the caller has closed; else a file would get such a descriptor, and messages would be
+ * written into it. Reading and writing still fail on them, as they did. */
 static void take_closed_descriptors(void) {
     for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; descriptor++) {
         if (fcntl(descriptor, F_GETFD) < 0 && open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
@@ -46,7 +46,8 @@ static void take_closed_descriptors(void) {
     }
 }
 
-/* Output that could not be written is a failure, whatever the command says; one that it has reported is not again. */
+/* Output that could not be written is a failure, whatever the command returned. A failure that the command has reported
+ * is not reported again. */
 static int flush_stdout(int status) {
     if ((fflush(stdout) == 0 && !ferror(stdout)) || status != CLI_OK)
         return status;
@@ -74,7 +75,7 @@ static const cli_command *find_command(const char *name) {
     return NULL;
 }
 
-/* Whoever types none of the commands, nor nearly one, sees which there are. */
+/* A user whose word is not nearly a command sees which commands there are. */
 static int fail_unknown_command(const char *name) {
     const char *words[kNumCommands + 3] = {"doctor", "help"};
     for (int i = 0; i < kNumCommands; i++)
@@ -130,11 +131,11 @@ static int run_help(int argc, char **argv) {
     return flush_stdout(CLI_OK);
 }
 
-/* A tensor's work takes some megabytes, which the C library would give back to the kernel after each tensor, to have
- * them zeroed again for the next one: 5 % of the time of compressing. */
+/* Work on a tensor takes some megabytes. The C library would give them back to the kernel after each tensor and get
+ * them zeroed again for the next one, which takes 5 % of the time of compressing. */
 static void keep_freed_memory(void) {
 #ifdef __GLIBC__
-    mallopt(M_MMAP_THRESHOLD, 32 << 20); /* the most that it takes; the other option switches off that it adapts */
+    mallopt(M_MMAP_THRESHOLD, 32 << 20); /* the largest value allowed; setting it stops it from adapting */
     mallopt(M_TRIM_THRESHOLD, 64 << 20);
 #endif
 }

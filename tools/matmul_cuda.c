@@ -8,10 +8,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Rows of x in one product at most. */
+/* The most rows of x in one product. */
 static const uint64_t kMaxRows = 4096;
 
-/* One product after the other, of info.m rows each; a last one that is shorter computes rows that nobody reads. */
+/* Products of info.m rows each, one after the other. If the last one has fewer rows, it computes rows that nobody
+ * reads. */
 typedef struct product {
     trf_device_layer *layer;
     trf_layer_info shape;
@@ -35,7 +36,7 @@ static int narrow(float value, trf_dtype dtype, uint16_t *bits) {
     return isfinite(value) && fabsf(value) >= limit ? -1 : 0;
 }
 
-/* Rows first ... of x as the device takes them; zeros behind the last one. */
+/* Narrows rows first ... of x to what the device takes, with zeros after the last one. */
 static int narrow_rows(const product *p, const char *x_path, const float *x, uint64_t first, uint64_t count) {
     const uint64_t cols = p->shape.cols;
     for (uint64_t i = 0; i < p->info.m * cols; i++) {
@@ -79,7 +80,7 @@ static int allocate(product *p) {
     return p->workspace ? 0 : -1;
 }
 
-/* Rows first ... first + count - 1 of y. @return 0, or -1 after a message. */
+/* Computes rows first ... first + count - 1 of y. @return 0, or -1 after a message. */
 static int multiply_rows(product *p, const char *x_path, const float *x, uint64_t first, uint64_t count, float *y) {
     const uint64_t cols = p->shape.cols, rows = p->shape.rows;
     trf_operands operands;

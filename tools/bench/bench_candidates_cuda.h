@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fastest of the algorithms that cuBLASLt proposes for a product. */
+/* Finds the fastest of the algorithms that cuBLASLt proposes for a product. */
 #ifndef BENCH_CANDIDATES_CUDA_H
 #define BENCH_CANDIDATES_CUDA_H
 
 #include "bench_cublaslt_cuda.h"
 
-/* What calls multiply: call number i takes weights[i * step % count]. */
+/* What calls multiply. Call number i takes weights[i * step % count]. */
 typedef struct bench_candidate_operands {
     const void *const *weights; /* device: matrices; [count] */
     uint32_t count, step;
@@ -13,7 +13,7 @@ typedef struct bench_candidate_operands {
     void *y;
 } bench_candidate_operands;
 
-/* Times graphs of so many calls with each candidate. @return the fastest one, or -1 after a message. */
+/* Times a graph of `calls` calls with each candidate. @return the fastest one, or -1 after a message. */
 int bench_fastest_candidate(const bench_cublaslt_product *product, const bench_candidate_operands *operands,
                             uint32_t calls, cudaStream_t stream);
 

@@ -53,7 +53,7 @@ const char *bench_cell_codec(const bench_row *row, char *buffer, size_t buffer_b
     return bench_text_of(&row->subject->labels, "codec");
 }
 
-/* The figure's, or its subject's. */
+/* The batch of the figure, or of its subject. */
 const char *bench_cell_batch(const bench_row *row, char *buffer, size_t buffer_bytes) {
     const uint64_t own = bench_integer_of(&row->figure->labels, "batch"),
                    batch = own ? own : bench_integer_of(&row->subject->labels, "batch");

@@ -15,7 +15,7 @@ typedef struct bench_row {
     uint32_t batch;             /* of a column for a batch */
 } bench_row;
 
-/* @return the text, which may be in buffer; NULL: the row ends before this column. */
+/* @return the text, which may be in buffer; NULL if the row ends before this column. */
 typedef const char *bench_cell_fn(const bench_row *row, char *buffer, size_t buffer_bytes);
 
 typedef struct bench_column {
@@ -24,7 +24,7 @@ typedef struct bench_column {
     bench_cell_fn *cell;
 } bench_column;
 
-/* key: of a field, or one of these. */
+/* key: a field's, or one of the special keys. */
 typedef struct bench_csv_column {
     const char *name, *key;
 } bench_csv_column;
@@ -36,10 +36,11 @@ typedef struct bench_style {
     void (*print_heading)(const bench_record *record); /* the lines above the table */
     const bench_column *columns;
     int num_columns;
-    int num_label_columns; /* the first of them: all that the row of a figure with a reason has, in front of the reason
-                            */
-    const bench_column *batch_column; /* where a row is a subject: after the others, one for each batch; NULL: a row is
-                                       * a figure */
+    /* How many of these, from the first on, stand in front of the reason of a figure that has one. Such a row has no
+     * others. */
+    int num_label_columns;
+    /* If a row is a subject: follows the other columns, once for each batch. NULL: a row is a figure. */
+    const bench_column *batch_column;
 
     const char *const *json_lists; /* of the root, NULL-terminated */
     int json_flattens;             /* an object of such a list is a figure, with its subject's labels in front */
@@ -48,7 +49,7 @@ typedef struct bench_style {
 
     const bench_csv_column *csv_columns;
     int num_csv_columns;
-    const char *const *csv_details; /* those that have rows of their own, NULL-terminated */
+    const char *const *csv_details; /* details that have rows of their own, NULL-terminated */
     int csv_digits;                 /* significant ones of a value */
 } bench_style;
 
@@ -62,7 +63,7 @@ const char *bench_microseconds_text(const bench_figure *figure, int digits, char
 /* "%.3f", or "-" for 0. */
 const char *bench_ratio_text(double ratio, char *buffer, size_t buffer_bytes);
 
-/* Prints what the environment says of a GPU: two lines. */
+/* Prints what the environment says about a GPU, in two lines. */
 void bench_print_device(const bench_record *record);
 
 /* ---- cells: of a layer, and of a figure ---- */
@@ -77,8 +78,8 @@ extern const bench_style bench_figures_style;
 /* A subject with the labels subject and batch (0 where there is no x). @return NULL after a message. */
 bench_subject *bench_add_figures_subject(bench_record *record, const char *subject, uint32_t batch);
 
-/* The figure of a case. against: the case that it is compared with, or "". bytes: that a call moves. @return NULL after
- * a message. */
+/* The figure of a case. against: the case that it is compared with, or "". bytes: how many a call moves. @return NULL
+ * after a message. */
 bench_figure *bench_add_time(bench_subject *subject, const char *what, const char *against, uint64_t bytes);
 
 #endif

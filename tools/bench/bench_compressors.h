@@ -11,11 +11,12 @@ typedef struct bench_compressor bench_compressor;
 bench_compressor *bench_compressor_open(const char *name, const void *source, uint64_t source_bytes);
 void bench_compressor_close(bench_compressor *compressor); /* NULL is allowed */
 
-/* Both: compressor: a bench_compressor; @return 0, or -1 after a message. Compressing comes first. */
+/* For both functions: compressor is a bench_compressor. @return 0, or -1 after a message. Compressing must come
+ * first. */
 int bench_compress(void *compressor);
 int bench_decompress(void *compressor);
 
-/* @return what the source was compressed to. */
+/* @return the bytes to which the source was compressed. */
 uint64_t bench_compressor_output_bytes(const bench_compressor *compressor);
 
 /* "1.9.4". */

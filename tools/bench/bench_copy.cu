@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of device memory, as fast as it allows: of one range, and of rows by number. */
+/* Copies device memory as fast as it allows: one range, or rows by number. */
 #include "bench_kernels.h"
 
 static __global__ void copy_kernel(uint4 *to, const uint4 *from, uint64_t count) {

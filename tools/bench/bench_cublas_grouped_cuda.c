@@ -15,9 +15,9 @@
 #define TEXT(x) TEXT_OF(x)
 #define LIBRARY "libcublas.so." TEXT(CUBLAS_VER_MAJOR)
 
-/* cublasGemmGroupedBatchedEx, which the headers before CUDA 12.5 do not declare. In host memory: all arrays but those
- * of pointers. In device memory: a, b and c, which hold device pointers, one for each product of each group. alpha,
- * beta: floats for CUBLAS_COMPUTE_32F. */
+/* cublasGemmGroupedBatchedEx, which the headers before CUDA 12.5 do not declare. a, b and c are arrays in device memory
+ * that hold device pointers, one for each product of each group; all other arrays are in host memory. alpha, beta:
+ * floats for CUBLAS_COMPUTE_32F. */
 typedef cublasStatus_t grouped_fn(cublasHandle_t handle, const cublasOperation_t transa[],
                                   const cublasOperation_t transb[], const int m[], const int n[], const int k[],
                                   const void *alpha, const void *const a[], cudaDataType_t a_type, const int lda[],
@@ -39,9 +39,9 @@ struct bench_grouped {
     grouped_fn *multiply;
 };
 
-/* A group of cuBLAS's for each matrix. cuBLAS is column-major: Y' (rows x tokens) = W' ^T (W' is cols x rows) . X'
- * (cols x tokens), so m and ldc are `rows`, n is `tokens`, and k, lda and ldb are `cols`. The host's arrays lie here
- * for as long as graphs may look for them. */
+/* Each matrix is one of cuBLAS's groups. cuBLAS is column-major: Y' (rows x tokens) = W' ^T (W' is cols x rows) . X'
+ * (cols x tokens), so m and ldc are `rows`, n is `tokens`, and k, lda and ldb are `cols`. The host's arrays stay here
+ * for as long as graphs may read them. */
 struct bench_grouped_product {
     bench_grouped *grouped;
     int count;
@@ -80,7 +80,7 @@ bench_grouped *bench_grouped_open(void) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
         return NULL;
     }
-    /* Not closed again: unloading a CUDA library can only go wrong. */
+    /* The library is not closed again, since unloading a CUDA library can only go wrong. */
     void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!library)
         cli_fail(TRF_ERR_UNSUPPORTED, "bench: cuBLAS is not there: %s", dlerror());
@@ -153,7 +153,7 @@ int bench_grouped_queue(const bench_grouped_product *p, cudaStream_t stream) {
     const bench_grouped *grouped = p->grouped;
     const void *const *w = (const void *const *)p->pointers, *const *x = w + BENCH_GROUPED_MAX_PRODUCTS;
     void *const *y = p->pointers + 2 * BENCH_GROUPED_MAX_PRODUCTS;
-    /* In this order: setting a stream takes the workspace away. */
+    /* The order matters: setting a stream resets the workspace. */
     const int failed =
         check(grouped, grouped->set_stream(grouped->handle, stream), "setting a stream") ||
         check(grouped, grouped->set_workspace(grouped->handle, grouped->workspace, BENCH_CUBLASLT_WORKSPACE_BYTES),

@@ -26,13 +26,14 @@ enum {
 
 typedef struct bench_grouped_product bench_grouped_product;
 
-/* Uploads what a call needs, so that bench_grouped_queue uploads and allocates nothing of its own. grouped, and what
- * matrices point to: outlive it. @return NULL after a message. */
+/* Uploads what a call needs, so that bench_grouped_queue itself uploads and allocates nothing. grouped, and what
+ * matrices point to, must outlive the product. @return NULL after a message. */
 bench_grouped_product *bench_grouped_product_make(bench_grouped *grouped, uint32_t rows, uint32_t cols,
                                                   const bench_grouped_matrix *matrices, uint32_t count);
-void bench_grouped_product_free(bench_grouped_product *product); /* NULL is allowed; not before graphs that have it */
+void bench_grouped_product_free(bench_grouped_product *product); /* NULL is allowed; graphs that have it must be gone */
 
-/* Products of one bench_grouped share its workspace: one stream at a time. @return 0, or -1 after a message. */
+/* Queues the product. Products of one bench_grouped share its workspace, so only one stream may use them at a time.
+ * @return 0, or -1 after a message. */
 int bench_grouped_queue(const bench_grouped_product *product, cudaStream_t stream);
 
 #endif

@@ -112,7 +112,8 @@ static cudaDataType_t cuda_type(trf_dtype dtype) {
     return dtype == TRF_DTYPE_BF16 ? CUDA_R_16BF : dtype == TRF_DTYPE_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* In cuBLASLt's column-major words: Y' (rows x m) = W' ^T (W' is cols x rows) . X' (cols x m). */
+/* Describes the product to cuBLASLt, which is column-major: Y' (rows x m) = W' ^T (W' is cols x rows) . X' (cols x
+ * m). */
 static int describe(bench_cublaslt_product *p, uint32_t rows, uint32_t cols, uint32_t m, trf_dtype in, trf_dtype out) {
     const bench_cublaslt *lt = p->lt;
     const cublasOperation_t transpose = CUBLAS_OP_T;

@@ -23,14 +23,15 @@ bench_cublaslt_product *bench_cublaslt_product_make(bench_cublaslt *lt, uint32_t
                                                     trf_dtype in, trf_dtype out);
 void bench_cublaslt_product_free(bench_cublaslt_product *product); /* NULL is allowed */
 
-/* Algorithms that cuBLASLt proposes, best guess first: 1 to 16. */
+/* @return how many algorithms cuBLASLt proposes, 1 to 16; its best guess is the first one. */
 int bench_cublaslt_candidates(const bench_cublaslt_product *product);
 
 /* Queues the product with a candidate, by its number from 0. @return 0, or -1 after a message. */
 int bench_cublaslt_queue(const bench_cublaslt_product *product, int candidate, const void *w, const void *x, void *y,
                          cudaStream_t stream);
 
-/* The same with device memory of the caller's, BENCH_CUBLASLT_WORKSPACE_BYTES of it: for calls on several streams. */
+/* The same with the caller's workspace, BENCH_CUBLASLT_WORKSPACE_BYTES of device memory, for calls on several
+ * streams. */
 enum {
     BENCH_CUBLASLT_WORKSPACE_BYTES = 64 << 20 /* NVIDIA's advice for Hopper is 32 MiB */
 };

@@ -9,8 +9,8 @@
 #include <regex.h>
 #include <stdlib.h>
 
-/* The driver's own version; CUDA only tells that of the API. The file's first line, with the version as its first
- * number with points: NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.65.06 Release ... */
+/* Reads the driver's own version; CUDA only tells that of the API. The version is the first number with points in the
+ * file's first line, such as NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.65.06 Release ... */
 static void read_driver(char *driver, size_t driver_bytes) {
     char line[256] = "";
     regex_t version;
@@ -27,7 +27,7 @@ static void read_driver(char *driver, size_t driver_bytes) {
     fclose(file);
 }
 
-/* version: as cudaRuntimeGetVersion has it. */
+/* version: encoded as by cudaRuntimeGetVersion. */
 static void add_cuda_version(bench_fields *environment, const char *key, int version) {
     char text[32];
     snprintf(text, sizeof text, "%d.%d", version / 1000, version % 1000 / 10);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plain product of experts: dense BF16 weights, counts of tokens that only the device knows. What memory speed gives
- * without any decoding.
+/* A plain product of experts: dense BF16 weights, counts of tokens that only the device knows. It shows what memory
+ * speed allows without any decoding.
  *
  * A block computes 16 rows of W of one active expert for its tokens, 8 at a time; its 8 warps take turns along K in
  * steps of 32 columns, and their sums are added in order at the end. In a step a lane (g = lane / 4, t = lane % 4)
- * loads 8 neighbouring weights of the rows g and g + 8, the A fragments of two mma.m16n8k16: K is permuted so that 8
- * neighbouring values of x are their B fragments. 64 KiB of weights a block are under way at most. Shared memory: 4 KiB
- * of sums. */
+ * loads 8 neighbouring weights of each of the rows g and g + 8, which are the A fragments of two mma.m16n8k16. K is
+ * permuted so that 8 neighbouring values of x are their B fragments. At most 64 KiB of weights of a block are under
+ * way. Shared memory: 4 KiB of sums. */
 #include "bench_kernels.h"
 
 #include <cuda_bf16.h>
@@ -21,7 +21,8 @@ static __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t 
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* The block's expert: the n-th that has tokens. @return false if there are not so many. All threads call it. */
+/* Finds the block's expert, which is the n-th one that has tokens. @return false if there are not so many. All threads
+ * call it. */
 static __device__ __forceinline__ bool find_expert(const bench_experts &p, uint32_t n, uint32_t *expert) {
     const uint32_t lane = threadIdx.x % 32;
     for (uint32_t first = 0; first < p.count; first += 32) {

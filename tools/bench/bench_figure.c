@@ -94,7 +94,7 @@ void bench_figure_clear(bench_figure *figure) {
 
 /* ---- subjects and records ---- */
 
-/* @return an element of zeros that the list has now, too; NULL after a message. */
+/* Appends an element of zeros to the list. @return the element; NULL after a message. */
 static void *append(void ***list, size_t *count, size_t element_bytes) {
     void **grown = realloc(*list, (*count + 1) * sizeof *grown);
     void *element = grown ? calloc(1, element_bytes) : NULL;

@@ -3,7 +3,7 @@
  *
  * A *subject* is what is measured: a layer with codec and sigma, or a mode's own text such as "2 x 14336x4096 bf16". A
  * *figure* is one thing that was found out about it: a time with all of its repeats, or single numbers alone. Both have
- * labels, which tell them from their neighbours. How they are shown is bench_columns.h's. */
+ * labels, which tell them from their neighbours. bench_columns.h says how they are shown. */
 #ifndef BENCH_FIGURE_H
 #define BENCH_FIGURE_H
 
@@ -56,7 +56,7 @@ typedef struct bench_subject {
     bench_fields labels;   /* rows, cols, sigma, codec, source, favor; or subject, batch */
     bench_figure **figures;
     size_t num_figures;
-    uint64_t weights; /* for rates; 0: these are not asked for */
+    uint64_t weights; /* for rates; 0 if no rates are wanted */
     int is_finished;  /* files hold it */
 } bench_subject;
 
@@ -91,7 +91,7 @@ void bench_figure_take(bench_figure *figure, double value);
 /* Computes median, min and max. */
 void bench_figure_finish(bench_figure *figure);
 
-/* For figures that are in no record, too. */
+/* Frees a figure's values; also for figures that are in no record. */
 void bench_figure_clear(bench_figure *figure);
 
 /* ---- subjects and records: what is added stays where it is until bench_record_free ---- */
@@ -102,13 +102,13 @@ bench_figure *bench_add_figure(bench_subject *subject, const char *json_list, co
 /* @return NULL after a message. */
 bench_subject *bench_add_subject(bench_record *record, const char *json_list);
 
-/* Nothing is added any more: finishes all of its figures. */
+/* Finishes all figures of a subject. Nothing may be added afterwards. */
 void bench_finish_subject(bench_subject *subject);
 
-/* @return the first figure with this label `what` and, where it has a batch, this one; NULL if there is none. */
+/* @return the first figure with this label `what` and, if it has a batch, this batch; NULL if there is none. */
 const bench_figure *bench_find_figure(const bench_subject *subject, const char *what, uint32_t batch);
 
-/* @return how many times faster than what it is compared with; 0 if there is no such thing. */
+/* @return how many times faster the figure is than what it is compared with; 0 if it is compared with nothing. */
 double bench_ratio(const bench_subject *subject, const bench_figure *figure);
 
 void bench_record_free(bench_record *record);

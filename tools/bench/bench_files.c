@@ -29,7 +29,7 @@ static void set_fields(json_t *object, const bench_fields *fields) {
             json_object_set_new(object, fields->list[i].key, field_json(&fields->list[i]));
 }
 
-/* @return the object's list of that name, which is made if there is none. */
+/* @return the object's list of that name; it is made if there is none. */
 static json_t *list_of(json_t *object, const char *name) {
     json_t *list = json_object_get(object, name);
     if (!list) {
@@ -138,7 +138,7 @@ static void write_field(FILE *file, const bench_field *field) {
     }
 }
 
-/* @return the field that a column is of; NULL: the row leaves it empty. */
+/* @return the field that a column shows; NULL if the row leaves it empty. */
 static const bench_field *find_cell(const csv_row *row, const char *key) {
     const bench_fields *const places[] = {&row->figure->labels, &row->figure->details, &row->subject->labels,
                                           &row->record->environment};

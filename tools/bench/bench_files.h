@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes a record to files: of its finished subjects, every figure, repeat by repeat. */
+/* Writes a record to files: every figure of its finished subjects, repeat by repeat. */
 #ifndef BENCH_FILES_H
 #define BENCH_FILES_H
 

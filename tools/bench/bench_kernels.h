@@ -32,12 +32,13 @@ cudaError_t bench_raw8_launch(const bench_raw8 *product, const void *weights, cu
  * work. */
 cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaStream_t stream);
 
-/* Copies rows of row_bytes (even) bytes by number: to[i] = from[ids[i]]. All device; ids in range. Only queues work. */
+/* Copies rows of row_bytes (even) bytes by number: to[i] = from[ids[i]]. All memory is the device's; ids are in range.
+ * Only queues work. */
 cudaError_t bench_copy_rows_launch(void *to, const void *from, uint64_t row_bytes, const int64_t *ids, uint32_t count,
                                    cudaStream_t stream);
 
 /* Dense BF16 experts: y[t] = x[t] . W(e)^T for the tokens t of each expert e, offsets[e] to offsets[e + 1] - 1. All
- * pointers but the structure's own: device memory. */
+ * pointers in the structure are to device memory. */
 typedef struct bench_experts {
     const void *const *weights; /* [count] matrices [rows][cols], 16-byte aligned */
     const uint32_t *offsets;    /* [count + 1] */
@@ -46,7 +47,7 @@ typedef struct bench_experts {
     void *y;                    /* BF16, [tokens][rows] */
 } bench_experts;
 
-/* max_active: at least as many as have tokens. Only queues work. */
+/* max_active: at least as many experts as have tokens. Only queues work. */
 cudaError_t bench_experts_launch(const bench_experts *product, uint32_t max_active, cudaStream_t stream);
 
 #ifdef __cplusplus

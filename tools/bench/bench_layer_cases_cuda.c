@@ -84,7 +84,7 @@ static void add_errors(const bench_layer_case *c, double error, double error_f32
     bench_add_real(&c->figure->details, "error_f32", error_f32);
 }
 
-/* F32 y has a plan of its own, by the same path. */
+/* Measures the errors of a product. F32 y has a plan of its own, by the same path. */
 static int check_linear(bench_layer_case *c) {
     bench_layer_session *session = c->session;
     const cudaStream_t stream = session->device->stream;
@@ -147,7 +147,7 @@ static trf_path path_of(bench_layer_case_id id) {
                                      : TRF_PATH_TWO_STEP;
 }
 
-/* Why a path does not take a product. AUTO tells why it is not FUSED. */
+/* @return why a path does not take a product. AUTO tells why it is not FUSED. */
 static const char *why_not(const bench_layer_case *c, trf_device_layer *layer) {
     const trf_dtype dtype = c->session->x_dtype;
     const char *reason = NULL;
@@ -158,7 +158,8 @@ static const char *why_not(const bench_layer_case *c, trf_device_layer *layer) {
     return reason ? reason : "not supported";
 }
 
-/* Notes which kernel a packed layer's product takes, and how it cuts; below the row of the table, and in the files. */
+/* Notes which kernel a packed layer's product takes, and its cut; both appear below the row of the table, and in the
+ * files. */
 static void note_kernel(bench_layer_case *c) {
     bench_figure *figure = c->figure;
     const char *kernel, *cut;
@@ -240,7 +241,7 @@ static const struct {
 
 const char *bench_layer_case_name(bench_layer_case_id id) { return kCases[id].name; }
 
-/* How many copies a case turns over, and the bytes of weights that a call moves. */
+/* Finds how many copies a case uses in turn, and the bytes of weights that a call moves. */
 static void describe(bench_layer_case *c) {
     const bench_layer_session *session = c->session;
     bench_fields *details = &c->figure->details;
@@ -257,7 +258,7 @@ static void describe(bench_layer_case *c) {
         c->copies = ring->count;
         bytes_read = ring->bytes;
     }
-    /* Whole passes over the copies. */
+    /* A graph makes whole passes over the copies. */
     const uint32_t passes = (MIN_CALLS + c->copies - 1) / c->copies;
     c->calls = c->id == BENCH_CASE_COPY ? 1 : passes * c->copies;
     bench_add_integer(details, "calls", c->calls);

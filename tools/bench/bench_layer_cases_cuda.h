@@ -12,11 +12,11 @@ typedef enum bench_layer_case_id {
     BENCH_CASE_FUSED,
     BENCH_CASE_WIDE,
     BENCH_CASE_TWO_STEP,
-    BENCH_CASE_DENSE,    /* of plain layers */
-    BENCH_CASE_PACKED,   /* of packed layers */
-    BENCH_CASE_AUTO,     /* the path that a plan takes by itself: of batch sweeps */
+    BENCH_CASE_DENSE,    /* the dense path, of plain layers */
+    BENCH_CASE_PACKED,   /* the packed path, of packed layers */
+    BENCH_CASE_AUTO,     /* the path that a plan takes by itself, for batch sweeps */
     BENCH_CASE_DECODE,   /* to dense 16-bit weights */
-    BENCH_CASE_CUBLASLT, /* the product with these */
+    BENCH_CASE_CUBLASLT, /* the product with dense 16-bit weights */
     BENCH_CASE_RAW8,     /* the product with plain 8-bit codes */
     BENCH_CASE_COPY      /* of device memory */
 } bench_layer_case_id;
@@ -36,16 +36,16 @@ typedef struct bench_layer_case {
 /* "fused", "wide", "two-step", "dense", "packed", "auto", "decode", "cublaslt", "raw8" or "copy". */
 const char *bench_layer_case_name(bench_layer_case_id id);
 
-/* All: @return 0, or -1 after a message. */
+/* All functions that return an int: 0, or -1 after a message. */
 
-/* Prepares a case but for its timer, measures its errors, and adds the figure's details. Where it cannot run,
+/* Prepares a case except for its timer, measures its errors, and adds the figure's details. If it cannot run,
  * figure->reason says why. c: zeros but for session, figure, id, compressed and batch. Release with
  * bench_layer_case_free in either case, before the session is closed. */
 int bench_layer_case_make(bench_layer_case *c);
 void bench_layer_case_free(bench_layer_case *c);
 
-/* Makes the timer, unless there is a reason against it. Only after all cases are made: graphs hold the address of the
- * workspace, which grows until then. */
+/* Makes the timer, unless the figure has a reason. Call this only after all cases are made, since graphs hold the
+ * address of the workspace, which grows until then. */
 int bench_layer_case_capture(bench_layer_case *c, bench_timer *timer);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The layers, sigmas and codecs that --mode layers goes through, on either device. */
+/* The layers, sigmas and codecs that --mode layers goes through, whichever device it measures. */
 #ifndef BENCH_LAYER_INPUTS_H
 #define BENCH_LAYER_INPUTS_H
 
@@ -29,11 +29,11 @@ void bench_label_input(bench_subject *subject, const bench_layer_input *input);
 /* @return 0, or -1 after a message. */
 typedef int bench_input_fn(void *context, const bench_layer_input *input);
 
-/* Calls measure for each codec of each sigma of each layer that the options ask for. @return 0, or -1 once measure has,
- * or after a message. */
+/* Calls measure for each codec of each sigma of each layer that the options ask for. @return 0; -1 as soon as measure
+ * returns that, or after a message. */
 int bench_for_each_input(const cli_options *options, bench_input_fn *measure, void *context);
 
-/* What the options leave open; repeats: of each measurement. */
+/* Sets the options that were not given. repeats: of each measurement. */
 void bench_set_layer_defaults(cli_options *options, int repeats);
 
 #endif

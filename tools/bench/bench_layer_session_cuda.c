@@ -53,8 +53,8 @@ static void ring_free(bench_ring *ring) {
 
 /* ---- x and y ---- */
 
-/* x: normal, rounded to its type; the host keeps the rows of the sample. FP8 weights reach up to their type's largest
- * value, so their x is small enough for y to stay within F16. */
+/* Makes x: normal values, rounded to its type. The host keeps the rows of the sample. FP8 weights reach up to their
+ * type's largest value, so their x is small enough for y to stay within F16. */
 static int make_x(bench_layer_session *session) {
     const float scale = trf_dtype_bytes(session->input->dtype) == 1 ? 0x1p-8f : 1;
     const uint64_t cols = session->input->shape.cols, count = session->max_batch * cols;

@@ -26,7 +26,7 @@ typedef struct bench_ring {
 typedef struct bench_compressed {
     trf_favor favor;
     bench_blob blob;
-    uint64_t read_bytes; /* of weights that a call reads: the blob's, or all of a layer that is not coded */
+    uint64_t read_bytes; /* bytes of weights that a call reads: the blob's, or all of a layer that is not coded */
     trf_device_layer **copies;
     uint32_t num_copies;
     void *decoded;     /* on the host, in the source's dtype */
@@ -59,7 +59,7 @@ typedef struct bench_layer_session {
 
 /* All that return an int: 0, or -1 after a message. */
 
-/* Makes x, y and what is copied. session: zeros but for options, device and input. Release with
+/* Makes x, y and the buffers that are copied. session: zeros but for options, device and input. Release with
  * bench_layer_session_close in either case. */
 int bench_layer_session_open(bench_layer_session *session);
 void bench_layer_session_close(bench_layer_session *session);
@@ -75,12 +75,12 @@ int bench_ring_spread(const bench_ring *ring);
 /* Makes the workspace large enough. */
 int bench_need_workspace(bench_layer_session *session, uint64_t bytes);
 
-/* Relative error of session->y, which a product of `batch` rows has written, against the reference of a compressed
- * layer. */
+/* Reads the relative error of session->y, which a product of `batch` rows has written, against the reference of a
+ * compressed layer. */
 int bench_read_error(const bench_layer_session *session, int compressed, uint32_t batch, trf_dtype y_dtype,
                      double *error);
 
-/* Whether any call has met a corrupt tile: it would have been timed for nothing. */
+/* Fails if any call has met a corrupt tile, since its time would mean nothing. */
 int bench_check_faults(const bench_layer_session *session);
 
 #endif

@@ -18,7 +18,7 @@ static int report(const trf_error *err) {
 
 /* ---- compressed weights ---- */
 
-/* The sampled rows of x . W^T in F64. */
+/* Computes the sampled rows of x . W^T in F64. */
 static int make_reference(const bench_layer_session *session, bench_compressed *compressed) {
     const uint64_t cols = session->input->shape.cols, row_bytes = cols * trf_dtype_bytes(session->input->dtype);
     const uint32_t batch = session->max_batch < BENCH_SAMPLE_BATCH ? session->max_batch : BENCH_SAMPLE_BATCH;
@@ -83,7 +83,7 @@ static int upload_copies(const bench_layer_session *session, bench_compressed *c
     return 0;
 }
 
-/* Decodes as the CPU does. */
+/* Decodes the layer on the CPU. */
 static int decode_on_host(const bench_layer_session *session, bench_compressed *compressed) {
     const uint64_t bytes = session->num_weights * trf_dtype_bytes(session->input->dtype);
     trf_layer *layer = NULL;
@@ -130,7 +130,7 @@ int bench_add_compressed(bench_layer_session *session, trf_favor favor, bench_fi
 
 /* ---- plain weights ---- */
 
-/* The codes of an int8 layer, and the scale of each row, from what it decodes to. */
+/* Finds the codes of an int8 layer, and the scale of each row, from what it decodes to. */
 static int split_int8(bench_layer_session *session, int8_t *codes, float *scales) {
     const bench_compressed *compressed = &session->compressed[0];
     const uint64_t rows = session->input->shape.rows, cols = session->input->shape.cols;
@@ -159,7 +159,7 @@ static int split_int8(bench_layer_session *session, int8_t *codes, float *scales
     return failed ? -1 : 0;
 }
 
-/* Uploads 8-bit codes where a plain product by such codes exists: FP8, and INT8 with a scale a row at most. */
+/* Uploads 8-bit codes if a plain product by such codes exists: for FP8, and for INT8 with at most one scale a row. */
 static int add_codes(bench_layer_session *session) {
     const trf_encode_options *encode = &session->input->encode;
     const cli_shape shape = session->input->shape;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The weights of a session of --mode layers: compressed, dense, and raw of 8 bits. */
+/* The weights of a session of --mode layers: compressed, dense, and plain 8-bit ones. */
 #ifndef BENCH_LAYER_WEIGHTS_CUDA_H
 #define BENCH_LAYER_WEIGHTS_CUDA_H
 
@@ -11,8 +11,8 @@
  * decodes. Sizes and the number of wrong weights become the figure's details. */
 int bench_add_compressed(bench_layer_session *session, trf_favor favor, bench_figure *figure);
 
-/* Makes dense weights, and raw ones of 8 bits where there are any, from the first compressed layer and the weights that
- * it was made of. */
+/* Makes dense weights, and plain 8-bit ones if the codec has them, from the first compressed layer and its source
+ * weights. */
 int bench_add_dense(bench_layer_session *session);
 
 #endif

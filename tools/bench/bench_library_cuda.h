@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Libraries of the CUDA toolkit that the bench opens at run time, by their names: cuBLASLt as the context has opened it
- * before. Messages name the library. */
+/* Libraries of the CUDA toolkit that the bench opens at run time, by their names. cuBLASLt is the one that the context
+ * has opened before. Messages name the library. */
 #ifndef BENCH_LIBRARY_CUDA_H
 #define BENCH_LIBRARY_CUDA_H
 
@@ -12,7 +12,7 @@ typedef struct bench_library_function {
     const char *name;
 } bench_library_function;
 
-/* Fills all pointers. @return 0, or -1 after a message: it lacks one. */
+/* Sets all pointers. @return 0, or -1 after a message if the library lacks a function. */
 int bench_library_find(void *library, const char *name, const bench_library_function *functions, size_t count);
 
 #endif

@@ -98,8 +98,8 @@ int bench_checkpoint_is_stopped(cli_progress *progress) {
 
 void bench_checkpoint_name_layer(int layer, char name[32]) { snprintf(name, 32, "layers.%d.weight", layer); }
 
-/* The safetensors header: every blob as a U8 tensor. Padded so that data begins at a multiple of 16. @return malloc'd
- * text, or NULL after a message. */
+/* Makes the safetensors header, in which every blob is a U8 tensor, padded so that data begins at a multiple of 16.
+ * @return malloc'd text, or NULL after a message. */
 static char *make_header(const bench_checkpoint *c, size_t *bytes) {
     char *text = NULL, name[32];
     FILE *file = open_memstream(&text, bytes);
@@ -131,7 +131,7 @@ static int write_layers(const bench_checkpoint *c, cli_progress *progress, FILE 
     char *header = make_header(c, &header_bytes);
     if (!header)
         return -1;
-    const uint64_t length = header_bytes; /* little-endian, as all that the library reads and writes */
+    const uint64_t length = header_bytes; /* little-endian, like all that the library reads and writes */
     int failed = fwrite(&length, sizeof length, 1, file) != 1 || fwrite(header, header_bytes, 1, file) != 1;
     free(header);
     for (int i = 0; !failed && i < c->num_layers; i++) {
@@ -143,7 +143,7 @@ static int write_layers(const bench_checkpoint *c, cli_progress *progress, FILE 
     return failed ? fail_file(c, "cannot write") : 0;
 }
 
-/* Sets folder, once it is there, and path. */
+/* Makes the folder, and sets folder (once it exists) and path. */
 static int make_folder(bench_checkpoint *c) {
     const char *parent = getenv("TMPDIR");
     parent = parent && *parent ? parent : "/tmp";

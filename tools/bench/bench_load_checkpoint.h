@@ -26,20 +26,21 @@ typedef struct bench_checkpoint {
  * case. */
 int bench_checkpoint_encode(bench_checkpoint *checkpoint);
 
-/* Writes it to $TMPDIR, or /tmp, and opens it. From here on signals are asked for, not obeyed at once: progress. */
+/* Writes the checkpoint to $TMPDIR, or /tmp, and opens it. From here on signals are only noted (cli_signals_catch), and
+ * progress is shown. */
 int bench_checkpoint_write(bench_checkpoint *checkpoint, cli_progress *progress);
 
-/* Closes it and takes the file away. */
+/* Closes the checkpoint and removes its file. */
 void bench_checkpoint_remove(bench_checkpoint *checkpoint);
 void bench_checkpoint_free(bench_checkpoint *checkpoint);
 
-/* @return whether a signal asks to stop, after a message. */
+/* @return whether a signal asks to stop; a message has then been printed. */
 int bench_checkpoint_is_stopped(cli_progress *progress);
 
 void bench_checkpoint_name_layer(int layer, char name[32]);
 uint64_t bench_checkpoint_layer_bytes(const bench_checkpoint *checkpoint, int layer);
 
-/* @return BF16 weights of any number, to be released with free: those that were drawn, over and over. NULL after a
+/* @return num_weights BF16 weights, which repeat those that were drawn; to be released with free. NULL after a
  * message. */
 uint16_t *bench_checkpoint_weights(const bench_checkpoint *checkpoint, uint64_t num_weights);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches of random rows, others in every call. */
+/* Looks up batches of random rows, which differ from call to call. */
 #include "bench_load_rows_cuda.h"
 
 #include "bench_kernels.h"
@@ -93,7 +93,7 @@ static int make_ids(rows_session *b) {
                : 0;
 }
 
-/* The rows of the last call of the graph that has just run, bit for bit. */
+/* Checks the rows of the last call of the graph that has just run, bit for bit. */
 static int check_rows(const rows_session *b) {
     const size_t row_bytes = 2 * (size_t)b->shape.cols;
     uint8_t *found = bench_alloc(b->batch * row_bytes);
@@ -120,7 +120,7 @@ static int measure_batch(rows_session *b, const char *text) {
         timers[i].figure = bench_add_time(subject, names[i], i ? names[0] : "", 2ull * b->batch * b->shape.cols);
         failed = !timers[i].figure || bench_timer_make(&timers[i], queues[i], b, CALLS, stream);
     }
-    /* The timers' last turns need not end with the one that decodes. */
+    /* The last turn of the timers need not be that of the one that decodes. */
     failed = failed || bench_time(timers, 2, b->request->options->repeats, stream) ||
              bench_timer_run(&timers[1], stream) || check_rows(b);
     for (int i = 0; i < 2; i++)

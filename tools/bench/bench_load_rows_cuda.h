@@ -5,11 +5,11 @@
 
 #include "bench_device_cuda.h"
 
-/* @return what names of subjects end with: ", plain", ", packed"; "" for coded. */
+/* @return how the names of subjects end: ", plain" or ", packed", and "" for coded. */
 const char *bench_load_layout_text(trf_layout layout);
 
 /* Times the look-up of single rows in a compressed table, in the layout that is asked for, against a gather from the
- * uncompressed one. weights: the table's, BF16 [shape.rows][shape.cols]. @return 0, or -1 after a message. */
+ * uncompressed table. weights: the table's, BF16 [shape.rows][shape.cols]. @return 0, or -1 after a message. */
 int bench_measure_rows(const bench_request *request, const bench_device *device, cli_shape shape,
                        const uint16_t *weights, const trf_encode_options *encode);
 

@@ -14,7 +14,7 @@ enum {
 };
 static const double kSigma = 0.02;
 
-/* drawn: of scale 1; changed. */
+/* drawn: weights of scale 1, which are changed. */
 static int compress(bench_matrix *matrix, float *drawn, const cli_options *options) {
     const cli_shape shape = matrix->shape;
     trf_encode_options encode;

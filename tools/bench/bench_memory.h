@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Both: @return memory to be released with free; NULL after a message. */
+/* Both functions: @return memory to be released with free, or NULL after a message. */
 void *bench_alloc(uint64_t bytes);
 void *bench_alloc_zeros(uint64_t count, uint64_t element_bytes);
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A mode of the bench, which is what --mode names. Each is a bench_mode in a file bench_mode_*.c (batch-sweep stands
- * beside layers, whose measuring it shares), declared in bench_modes.h and listed in bench_modes.c. Its value belongs
- * to cli_bench_mode (cli_options.h), its name to set_mode and kOptions (cli_options.c) and the help (cmd_bench.c). */
+/* A mode of the bench, which is what --mode names. Each is a bench_mode in a file bench_mode_*.c (batch-sweep is in the
+ * file of layers, whose measuring it shares), declared in bench_modes.h and listed in bench_modes.c. A new mode needs a
+ * value in cli_bench_mode (cli_options.h), and its name in set_mode and kOptions (cli_options.c) and in the help
+ * (cmd_bench.c). */
 #ifndef BENCH_MODE_H
 #define BENCH_MODE_H
 
 #include "bench_columns.h"
 #include "cli_options.h"
 
-/* What a mode is asked to measure, and where what it finds goes. */
+/* What a mode is asked to measure, and where its results go. */
 typedef struct bench_request {
     const char *mode; /* its name */
     const bench_style *style;
@@ -26,7 +27,7 @@ typedef struct bench_mode {
      * or -1 after a message. */
     int (*measure)(const bench_request *request);
 
-    /* Once files are written. @return CLI_OK, or another status after a message. NULL: always CLI_OK. */
+    /* Called once files are written. @return CLI_OK, or another status after a message. NULL means always CLI_OK. */
     cli_exit (*exit_status)(const bench_record *record);
 } bench_mode;
 

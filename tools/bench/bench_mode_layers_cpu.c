@@ -17,7 +17,7 @@
 
 static const char *const kCompressors[] = {"lz4", "zstd"};
 
-/* Calls work once to warm up, then `repeats` times with a clock. @return 0, or -1 after a message. */
+/* Calls work once to warm up, then times it `repeats` times. @return 0, or -1 after a message. */
 static int time_repeats(int repeats, int (*work)(void *context), void *context, bench_figure *figure) {
     if (!figure || bench_figure_begin(figure, repeats) || work(context))
         return -1;
@@ -114,7 +114,7 @@ static int measure_encoding(codec_work *work) {
     return 0;
 }
 
-/* The decoded weights of lossless codecs are compared. */
+/* Times decoding. For lossless codecs the decoded weights are compared with the source. */
 static int measure_decoding(codec_work *work) {
     work->decoded_bytes = work->subject->weights * trf_dtype_bytes(work->input->dtype);
     work->decoded = bench_alloc(work->decoded_bytes);
@@ -196,7 +196,7 @@ static int time_compressor(const bench_request *request, bench_subject *subject,
     return 0;
 }
 
-/* dtype: of the weights that are compressed: the plain codes of int8. */
+/* dtype: that of the weights that are compressed; for int8 these are the plain codes. */
 static int measure_baseline(const bench_request *request, const bench_layer_input *input, trf_dtype dtype,
                             const char *name) {
     bench_subject *subject = bench_add_subject(request->record, "baselines");
@@ -226,7 +226,7 @@ static const bench_figure *find_quantity(const bench_row *row, const char *quant
     return NULL;
 }
 
-/* The first figure has the sizes. @return NULL: it has no such thing. */
+/* The first figure has the sizes. @return NULL if it has no such field. */
 static const bench_field *find_size(const bench_row *row, const char *key) {
     return bench_find_field(&row->subject->figures[0]->details, key);
 }
@@ -270,7 +270,7 @@ static double million_a_second(uint64_t weights, double seconds) {
     return seconds > 0 ? (double)weights / seconds / 1e6 : 0;
 }
 
-/* "812 (790-830)": median, slowest and fastest repeat. figure: NULL: there is none. */
+/* "812 (790-830)": median, slowest and fastest repeat. figure: NULL if there is none. */
 static const char *rate_text(const bench_row *row, const bench_figure *figure, char *buffer, size_t buffer_bytes) {
     const uint64_t weights = row->subject->weights;
     if (!figure)
@@ -294,7 +294,7 @@ static const char *cell_decode(const bench_row *row, char *buffer, size_t buffer
     return rate_text(row, find_quantity(row, "decode_seconds", 0), buffer, buffer_bytes);
 }
 
-/* Compressors multiply nothing. */
+/* Compressors have no products. */
 static const char *cell_matmul(const bench_row *row, char *buffer, size_t buffer_bytes) {
     const bench_figure *figure = find_quantity(row, "matmul_seconds", row->batch);
     return figure ? rate_text(row, figure, buffer, buffer_bytes) : NULL;
@@ -375,7 +375,7 @@ static int measure_input(void *context, const bench_layer_input *input) {
         if ((!request->options->has_favor || request->options->favor == favor) && measure_codec(request, input, favor))
             return -1;
     if (input->bench_codec == CLI_BENCH_BITS)
-        return 0; /* there are no such weights without the coder */
+        return 0; /* without the encoder there are no such weights */
     const trf_dtype dtype = input->bench_codec == CLI_BENCH_INT8 ? TRF_DTYPE_I8 : input->dtype;
     for (size_t i = 0; i < sizeof kCompressors / sizeof kCompressors[0]; i++)
         if (measure_baseline(request, input, dtype, kCompressors[i]))

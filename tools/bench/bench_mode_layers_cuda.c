@@ -22,7 +22,7 @@ static const char kBlobs[] = "blobs", kMeasurements[] = "measurements";
 
 /* ---- the table ---- */
 
-/* The compressed weights that a figure is of; NULL: it reads others. */
+/* @return the figure of the compressed weights that a figure reads; NULL if it reads others. */
 static const bench_figure *find_blob(const bench_subject *subject, const bench_figure *figure) {
     const char *favor = bench_text_of(&figure->labels, "favor");
     for (size_t i = 0; favor[0] && i < subject->num_figures; i++) {
@@ -33,7 +33,8 @@ static const bench_figure *find_blob(const bench_subject *subject, const bench_f
     return NULL;
 }
 
-/* Bytes of weights in the form that the case reads; of decoding and copying those that are read and written. */
+/* The rate in bytes of weights in the form that the case reads. For decoding and copying, bytes that are read and bytes
+ * that are written both count. */
 static double bytes_a_second(const bench_figure *figure) {
     const uint64_t bytes =
         bench_integer_of(&figure->details, "bytes_read") + bench_integer_of(&figure->details, "bytes_written");
@@ -169,7 +170,7 @@ typedef struct case_list {
     size_t count;
 } case_list;
 
-/* favor: "" where no compressed weights are read; layout: theirs. */
+/* favor: "" if no compressed weights are read; layout: that of the compressed weights. */
 static bench_figure *add_figure(bench_subject *subject, const char *json_list, const char *what, const char *favor,
                                 trf_layout layout, uint32_t batch) {
     const int is_blob = json_list == kBlobs;
@@ -183,7 +184,7 @@ static bench_figure *add_figure(bench_subject *subject, const char *json_list, c
     return figure;
 }
 
-/* Every favor that the options ask for. */
+/* Adds every favor that the options ask for. */
 static int add_favors(bench_layer_session *session, bench_subject *subject) {
     const cli_options *options = session->options;
     for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
@@ -272,7 +273,7 @@ static int measure_cases(bench_layer_session *session, bench_subject *subject) {
     return failed ? -1 : 0;
 }
 
-/* What the table says below times of decoding. */
+/* Notes what the table says below times of decoding. */
 static void note_decoding(const bench_subject *subject) {
     for (size_t i = 0; i < subject->num_figures; i++) {
         bench_figure *figure = subject->figures[i];
@@ -322,7 +323,7 @@ static int measure(const bench_request *request) {
     return failed ? -1 : 0;
 }
 
-/* No weight may be decoded to anything but what the CPU decodes it to. */
+/* Fails if any weight was decoded to something else than the CPU decodes it to. */
 static cli_exit check_weights(const bench_record *record) {
     for (size_t i = 0; i < record->num_subjects; i++) {
         const bench_subject *subject = record->subjects[i];

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfuse bench --device cuda --mode load: a checkpoint to the device, checked on the way, against copies of the same
- * bytes that are page-locked already; and the look-up of rows (bench_load_rows_cuda.h).
+/* transfuse bench --device cuda --mode load: loads a checkpoint to the device, checked on the way, and compares with
+ * copies of the same bytes that are already page-locked; then looks up rows (bench_load_rows_cuda.h).
  *
- * The checkpoint is a temporary file, the weights of each shape written under several names; it is in the page cache
- * when it is loaded. It goes away whatever happens: signals ask the load under way to stop. Layers are loaded in the
- * layout that was asked for; where that is another one, coded, too, in the same turns: one by one, and several at once
- * as the loader of transformers models has them. */
+ * The checkpoint is a temporary file in which the weights of each shape stand under several names; it is in the page
+ * cache when it is loaded. It is removed whatever happens: signals only ask the load under way to stop. Layers are
+ * loaded in the layout that was asked for and, if that is not coded, in the same turns coded as well: one by one, and
+ * several at once as the loader of transformers models does it. */
 #include "bench_device_cuda.h"
 #include "bench_load_checkpoint.h"
 #include "bench_load_rows_cuda.h"
@@ -70,7 +70,7 @@ static void drop_layers(load_session *s) {
     }
 }
 
-/* Layers first, first + step ... . progress: or NULL. */
+/* Loads layers first, first + step, and so on. progress may be NULL. */
 static int load_some(load_session *s, trf_layout layout, int first, int step, int threads, cli_progress *progress) {
     trf_load_options options;
     trf_load_options_init(&options);
@@ -122,7 +122,7 @@ static int load_at_once(load_session *s, trf_layout layout) {
     return failed ? -1 : 0;
 }
 
-/* The layers' bytes to one place on the device, queued one behind the other. */
+/* Copies the bytes of all layers to one place on the device, queued one after the other. */
 static int copy_all(const load_session *s, const void *from) {
     for (int i = 0; i < s->checkpoint.num_layers; i++) {
         const uint64_t bytes = bench_checkpoint_layer_bytes(&s->checkpoint, i);
@@ -166,7 +166,7 @@ static int add_figures(const load_session *s, bench_subject *subject, bench_figu
     return 0;
 }
 
-/* figure: NULL: this time does not count. */
+/* figure: NULL if this time does not count. */
 static int time_case(load_session *s, load_case which, bench_figure *figure) {
     if (bench_checkpoint_is_stopped(&s->progress))
         return -1;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfuse bench --device cuda --mode moe: mixtures of 64 experts, each token routed to 8 of them. One call over
- * compressed experts (trf_experts_linear), which takes the counts from device memory, against dense BF16 experts whose
- * counts the host knows: one cuBLASLt call an active expert, in a row and on several streams (that of CUDA 13.0 has no
- * grouped product), and one grouped product of cuBLAS (bench_cublas_grouped_cuda.h), which is left out where that
- * library is missing or refuses; and against a plain grouped kernel that takes them from device memory as well
- * (bench_experts.cu).
+/* transfuse bench --device cuda --mode moe: mixtures of 64 experts, each token routed to 8 of them. It compares one
+ * call over compressed experts (trf_experts_linear), which takes the counts from device memory, with dense BF16
+ * experts. For some of these the host knows the counts: one cuBLASLt call for each active expert, in a row and on
+ * several streams (the cuBLASLt of CUDA 13.0 has no grouped product), and one grouped product of cuBLAS
+ * (bench_cublas_grouped_cuda.h), which is left out if that library is missing or refuses. A plain grouped kernel takes
+ * the counts from device memory as well (bench_experts.cu).
  *
- * Each call of a graph has other experts: with one token, a graph's calls go through all experts before one is used
- * again. */
+ * The calls of a graph have different experts: with one token, a graph's calls go through all experts before one is
+ * used again. */
 #include "bench_kernels.h"
 #include "bench_memory.h"
 #include "bench_modes.h"
@@ -46,7 +46,7 @@ static int queue_dense(void *context, uint32_t call, cudaStream_t stream) {
     return cli_cuda_check(bench_experts_launch(&product, max_active, stream), "bench: dense experts");
 }
 
-/* One compressed expert after the other, with counts that the host knows. */
+/* Multiplies one compressed expert after the other, with counts that the host knows. */
 static int queue_layers(void *context, uint32_t call, cudaStream_t stream) {
     const bench_moe_session *s = context;
     for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++) {
@@ -100,7 +100,7 @@ static int queue_grouped(void *context, uint32_t call, cudaStream_t stream) {
 typedef struct moe_case {
     const char *name;
     bench_queue_fn *queue;
-    int dense, baseline; /* baseline: the fastest of these is what the ratio is of */
+    int dense, baseline; /* baseline: ratios compare with the fastest of these */
 } moe_case;
 
 static const moe_case kCases[] = {
@@ -120,9 +120,9 @@ enum {
 
 static void warn_left_out(void) { fputs("transfuse: bench: goes on without \"cuBLAS grouped\"\n", stderr); }
 
-/* All calls once before they are captured: cuBLAS may take another kernel for each, and what CUDA loads at a kernel's
- * first call cannot be captured. @return 0, or -1 after a message: the library does not do it, and what it left of an
- * error is gone. */
+/* Makes all calls once before they are captured: cuBLAS may take another kernel for each, and what CUDA loads at a
+ * kernel's first call cannot be captured. @return 0, or -1 after a message if the library refuses; its CUDA error is
+ * then cleared. */
 static int make_grouped_timer(bench_moe_session *s, bench_timer *timer) {
     const cudaStream_t stream = s->device->stream;
     int failed = 0;
@@ -136,8 +136,8 @@ static int make_grouped_timer(bench_moe_session *s, bench_timer *timer) {
     return -1;
 }
 
-/* Measures the last call of the graph that is timed. A call outside of it comes first: if what was captured depends
- * on memory of the host that a library uses again, that is the other call's by then, and the error shows it. */
+/* Measures the error of the last call of the graph that is timed. A call outside the graph comes first: if the graph
+ * depends on host memory that a library uses again, that memory is the other call's by then, and the error shows it. */
 static int measure_error(bench_moe_session *s, const moe_case *c, const bench_timer *timer) {
     const cudaStream_t stream = s->device->stream;
     const bench_moe_route *const route = &s->routes[BENCH_MOE_CALLS - 1];
@@ -157,7 +157,7 @@ static int measure_error(bench_moe_session *s, const moe_case *c, const bench_ti
     return 0;
 }
 
-/* Names the fastest baseline as what the others are compared with. cases[i]: what timers[i] is of. */
+/* Makes the fastest baseline the one that the others are compared with. cases[i]: the case that timers[i] times. */
 static void compare(bench_timer *timers, const moe_case *const *cases, int count) {
     int best = -1;
     for (int i = 0; i < count; i++) {
@@ -177,7 +177,7 @@ static int make_figure(bench_moe_session *s, bench_subject *subject, const moe_c
     return !timer->figure || measure_error(s, c, timer) ? -1 : 0;
 }
 
-/* timers, cases: [CASES]; count: of those that there are. */
+/* timers, cases: [CASES]; count: how many of them are made. */
 static int make_cases(bench_moe_session *s, bench_subject *subject, bench_timer *timers, const moe_case **cases,
                       int *count) {
     for (int i = 0; i < CASES; i++) {

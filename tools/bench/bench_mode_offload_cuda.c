@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse bench --device cuda --mode offload: passes through the layers of a model that lie in pinned host memory,
- * compressed (trf_stack) and plain (bench_offload_dense_cuda.h), with no layer in device memory but those on their way,
- * and with a budget. */
+ * compressed (trf_stack) and plain (bench_offload_dense_cuda.h). It measures them with only those layers in device
+ * memory that are on their way, and with a budget. */
 #include "bench_memory.h"
 #include "bench_modes.h"
 #include "bench_offload_dense_cuda.h"
@@ -66,7 +66,7 @@ static int pass_dense(const offload_stacks *s) {
     return 0;
 }
 
-/* The block's plain weights to device memory, which is what the link can do. */
+/* Copies the block's plain weights to device memory, which shows what the link can do. */
 static int pass_copy(const offload_stacks *s) {
     bench_offload_session *session = s->session;
     for (uint32_t i = 0; i < session->per_block; i++) {
@@ -79,7 +79,7 @@ static int pass_copy(const offload_stacks *s) {
     return 0;
 }
 
-/* Everything that was queued before, copies ahead included, is done first. */
+/* Times passes. All that was queued before, copies ahead included, is done first. */
 static int time_passes(const offload_stacks *s, pass_fn *pass, bench_figure *figure) {
     const cudaStream_t stream = s->session->device->stream;
     float milliseconds = 0;
@@ -97,7 +97,7 @@ static int time_passes(const offload_stacks *s, pass_fn *pass, bench_figure *fig
     return 0;
 }
 
-/* One more pass, and every layer's y. */
+/* Makes one more pass, and checks every layer's y. */
 static int check_pass(const offload_stacks *s, pass_fn *pass) {
     bench_offload_session *session = s->session;
     const uint64_t bytes = session->y_bytes;
@@ -120,7 +120,7 @@ static int check_pass(const offload_stacks *s, pass_fn *pass) {
 
 /* ---- one budget ---- */
 
-/* budget: 0: no layer stays. */
+/* budget: 0 means that no layer stays. */
 static int make_stack(offload_stacks *s, uint64_t budget) {
     bench_offload_session *session = s->session;
     trf_stack_info info;
@@ -189,7 +189,7 @@ static int add_figures(const offload_stacks *s, bench_subject *subject, uint64_t
     return figures[0] && figures[1] && figures[2] ? 0 : -1;
 }
 
-/* What the table says below the figures. */
+/* Notes what the table says below the figures. */
 static void note_rates(const offload_stacks *s, bench_figure *const figures[3]) {
     const double batch = s->session->batch;
     trf_stack_info info;

@@ -36,7 +36,7 @@ static const overlap_subject kSubjects[] = {
     {"2 x 14336x4096 bf16", 2, {{14336, 4096}, {14336, 4096}}},
 };
 
-/* The layers, once: each with memory of its own. */
+/* One set of the layers, each with memory of its own. */
 typedef struct overlap_set {
     trf_device_layer *layers[MAX_LAYERS];
     bench_plan plans[MAX_LAYERS];
@@ -47,7 +47,7 @@ typedef struct overlap_session {
     const bench_request *request;
     const bench_device *device;
     const overlap_subject *subject;
-    bench_matrix matrices[MAX_LAYERS]; /* of layers whose shape no earlier one has */
+    bench_matrix matrices[MAX_LAYERS]; /* only of layers whose shape no earlier layer has */
     uint32_t batch, num_sets;
     overlap_set *sets;
     void *x[MAX_LAYERS], *y[MAX_LAYERS], *workspaces[MAX_LAYERS]; /* of layer i, for streams of their own */
@@ -63,7 +63,7 @@ static int report(const trf_error *err) {
     return -1;
 }
 
-/* The first layer of this one's shape. */
+/* @return the first layer that has this layer's shape. */
 static uint32_t first_of_same_shape(const overlap_subject *subject, uint32_t layer) {
     uint32_t i = 0;
     while (subject->shapes[i].rows != subject->shapes[layer].rows ||
@@ -174,7 +174,7 @@ static void session_free(overlap_session *s) {
 
 static uint64_t max_of(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* A set's plans and group. workspace_bytes: grows to what the largest of them needs. */
+/* Makes a set's plans and group. *workspace_bytes grows to what the largest of them needs. */
 static int plan_set(const overlap_session *s, overlap_set *set, uint64_t *workspace_bytes) {
     trf_group_member members[MAX_LAYERS];
     trf_layer_group_info info;
@@ -195,7 +195,7 @@ static int plan_set(const overlap_session *s, overlap_set *set, uint64_t *worksp
     return 0;
 }
 
-/* Plans, x, y and workspaces. */
+/* Makes plans, x, y and workspaces. */
 static int plan_batch(overlap_session *s) {
     uint64_t workspace_bytes = 0;
     for (uint32_t i = 0; i < s->subject->count; i++) {
@@ -289,7 +289,7 @@ static int measure_subject(const bench_request *request, const bench_device *dev
     return failed ? -1 : 0;
 }
 
-/* All of --layers together. */
+/* One subject with all layers of --layers. */
 static overlap_subject subject_of_options(const cli_options *options) {
     overlap_subject given = {.count = (uint32_t)options->num_layers};
     size_t at = 0;

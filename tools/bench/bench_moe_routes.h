@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which experts the tokens of a batch go to in --mode moe: 64 experts, of which each token has 8, and a row of x for
- * each of these; to an expert each such row is a token. */
+/* Which experts the tokens of a batch go to in --mode moe. There are 64 experts; each token has 8 of them, and a row of
+ * x for each of the 8. For an expert, each such row is a token. */
 #ifndef BENCH_MOE_ROUTES_H
 #define BENCH_MOE_ROUTES_H
 
@@ -17,13 +17,13 @@ typedef struct bench_moe_route {
     uint32_t offsets[BENCH_MOE_EXPERTS + 1];
 } bench_moe_route;
 
-/* batch: tokens. One: the calls go through all experts before one is used again. More: each token has experts at
- * random. Always the same. */
+/* batch: the number of tokens. With one token, the calls go through all experts before one is used again. With more,
+ * each token has random experts. The routes are the same in every run. */
 void bench_moe_make_routes(bench_moe_route routes[BENCH_MOE_CALLS], uint32_t batch);
 
 uint32_t bench_moe_tokens_of(const bench_moe_route *route, uint32_t expert);
 
-/* @return how many experts have tokens, on the average over all calls. */
+/* @return how many experts have tokens, averaged over all calls. */
 double bench_moe_mean_active(const bench_moe_route routes[BENCH_MOE_CALLS]);
 
 #endif

@@ -94,7 +94,7 @@ static int make_plan(bench_moe_session *s, uint32_t expert, uint32_t tokens) {
     return plan->plan ? 0 : bench_plan_make_bf16(plan, s->layers[expert], tokens);
 }
 
-/* The fastest of cuBLASLt's candidates. Products of one size are alike for all experts. */
+/* Finds the fastest of cuBLASLt's candidates. Products of one size are alike for all experts. */
 static int make_product(bench_moe_session *s, uint32_t expert, uint32_t tokens) {
     bench_moe_product *p = &s->products[tokens];
     const bench_candidate_operands operands = {
@@ -110,7 +110,7 @@ static int make_product(bench_moe_session *s, uint32_t expert, uint32_t tokens) 
     return p->candidate < 0 ? -1 : 0;
 }
 
-/* cuBLAS's, one for each call: a group for each expert with tokens. */
+/* Makes cuBLAS's grouped products, one for each call, with a group for each expert that has tokens. */
 static int make_grouped_calls(bench_moe_session *s) {
     static_assert((int)BENCH_MOE_EXPERTS <= (int)BENCH_GROUPED_MAX_PRODUCTS, "all experts in one product");
     for (uint32_t call = 0; s->grouped && call < BENCH_MOE_CALLS; call++) {
@@ -129,7 +129,7 @@ static int make_grouped_calls(bench_moe_session *s) {
     return 0;
 }
 
-/* The workspace: of the experts' call, and of layers one by one. */
+/* Makes plans and the workspace, which serves the experts' call and layers one by one. */
 static int make_plans(bench_moe_session *s) {
     trf_error err = {0};
     if (trf_experts_plan_create(s->experts, s->rows, TRF_DTYPE_BF16, TRF_DTYPE_BF16, &s->plan, &err))

@@ -34,7 +34,7 @@ typedef struct bench_moe_session {
     void *lt_workspaces[BENCH_MOE_STREAMS];
     cudaStream_t side[BENCH_MOE_STREAMS];
     cudaEvent_t fork, join[BENCH_MOE_STREAMS];
-    bench_grouped *grouped; /* not owned; NULL: there is none, and no calls */
+    bench_grouped *grouped; /* not owned; NULL: there is none, and there are no grouped calls */
 
     /* What a batch has. */
     uint32_t batch, rows; /* tokens; rows of x, BENCH_MOE_ROUTED for each */
@@ -43,12 +43,12 @@ typedef struct bench_moe_session {
     void *x, *y, *workspace;
     uint16_t *x_host;
     trf_experts_plan *plan;
-    bench_plan plans[BENCH_MOE_EXPERTS][BENCH_MOE_MAX_BATCH + 1]; /* by tokens, where a route has such */
+    bench_plan plans[BENCH_MOE_EXPERTS][BENCH_MOE_MAX_BATCH + 1]; /* by tokens, for the numbers that routes have */
     bench_moe_product products[BENCH_MOE_MAX_BATCH + 1];          /* the same */
     bench_grouped_product *grouped_calls[BENCH_MOE_CALLS];
 } bench_moe_session;
 
-/* Both: 0, or -1 after a message. */
+/* Both functions that return an int: 0, or -1 after a message. */
 
 /* session: zeros but for options, device, shape and grouped. Release with bench_moe_session_close in either case. */
 int bench_moe_session_open(bench_moe_session *session);
@@ -58,7 +58,7 @@ void bench_moe_session_close(bench_moe_session *session);
 int bench_moe_session_begin_batch(bench_moe_session *session, uint32_t batch);
 void bench_moe_session_end_batch(bench_moe_session *session);
 
-/* Where rows of x or y begin that have so many columns. */
+/* @return where a row of x or y begins. cols: its columns. */
 void *bench_moe_row_of(const void *base, uint32_t row, uint32_t cols);
 
 #endif

@@ -10,9 +10,9 @@ typedef struct dense_layer {
     const void *host_weights;
     uint64_t bytes, offset; /* in device memory */
     int resident;
-    /* What those that are offloaded have. */
+    /* Only layers that are offloaded have these. */
     uint32_t turn;   /* among them: 0 ... offloaded - 1 */
-    uint32_t behind; /* how many turns before it the last layer in its place comes, 1 ... offloaded */
+    uint32_t behind; /* how many turns earlier the last layer in its place comes, 1 ... offloaded */
     cudaEvent_t copied, used;
 } dense_layer;
 
@@ -23,7 +23,7 @@ struct bench_offload_dense {
     uint64_t buffer_bytes, device_bytes, offloaded_bytes;
     uint8_t *memory;
     cudaStream_t copies;
-    /* Over all passes, turns of copies queued and of uses queued. */
+    /* Counted over all passes: turns whose copies are queued, and turns whose uses are queued. */
     uint64_t turns_copied, turns_used;
 };
 
@@ -86,7 +86,7 @@ static void find_predecessors(bench_offload_dense *d) {
 
 /* ---- copies ---- */
 
-/* Copies ahead as far as the layers that lie there have been used. */
+/* Queues copies ahead, as far as the layers that lie in their places have been used. */
 static int copy_ahead(bench_offload_dense *d) {
     while (d->offloaded) {
         dense_layer *layer = &d->layers[d->offloaded_layers[d->turns_copied % d->offloaded]];

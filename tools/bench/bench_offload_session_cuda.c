@@ -54,7 +54,7 @@ static void list_matrices(bench_offload_session *s) {
     }
 }
 
-/* drawn: of scale 1; source: room for its BF16 weights. */
+/* drawn: weights of scale 1. source: room for the matrix's BF16 weights. */
 static int make_matrix(const bench_offload_session *s, bench_offload_matrix *matrix, const float *drawn, void *source) {
     const cli_shape shape = matrix->shape;
     bench_blob *blob = &matrix->blob;
@@ -94,7 +94,7 @@ static int make_matrices(bench_offload_session *s) {
     return failed;
 }
 
-/* Every layer's own plain weights, in one pinned allocation for each block. */
+/* Gives every layer its own plain weights, in one pinned allocation for each block. */
 static int pin_dense(bench_offload_session *s) {
     const cudaStream_t stream = s->device->stream;
     for (uint32_t i = 0; i < s->count; i++) {
@@ -162,7 +162,7 @@ static int read_y(const bench_offload_session *s, void *y, uint64_t bytes) {
            cli_cuda_check(cudaMemcpy(y, s->y, bytes, cudaMemcpyDeviceToHost), "bench: y");
 }
 
-/* y of a matrix's weights that lie in device memory. */
+/* Computes the y of a matrix's weights that lie in device memory. */
 static int make_reference(bench_offload_session *s, bench_offload_matrix *matrix) {
     const uint64_t bytes = 2ull * s->batch * matrix->shape.rows;
     bench_plan plan = {0};

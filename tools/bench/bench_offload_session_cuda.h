@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What --mode offload goes through, at one batch: the matrices of a transformer of 8 G parameters, or --layers as one
- * block of 32. Weights are drawn once for each shape; every layer has its own copy in host memory. */
+/* The layers that --mode offload goes through at one batch: the matrices of a transformer with 8 G parameters, or those
+ * of --layers as one of its 32 blocks. Weights are drawn once for each shape; every layer has its own copy in host
+ * memory. */
 #ifndef BENCH_OFFLOAD_SESSION_CUDA_H
 #define BENCH_OFFLOAD_SESSION_CUDA_H
 
@@ -12,7 +13,7 @@ enum {
     BENCH_OFFLOAD_BLOCKS = 32
 };
 
-/* One shape: its weights in every form, and what its products are without any copying. */
+/* One shape: its weights in every form, and the results of its products without any copying. */
 typedef struct bench_offload_matrix {
     cli_shape shape;
     uint64_t dense_bytes;
@@ -31,7 +32,7 @@ typedef struct bench_offload_session {
     bench_offload_matrix matrices[CLI_MAX_LIST];
     uint32_t num_matrices, per_block, count; /* count: of layers */
     uint32_t block[CLI_MAX_LIST];            /* indices into matrices */
-    void *pinned[BENCH_OFFLOAD_BLOCKS];      /* dense weights of a block's layers, one behind the other */
+    void *pinned[BENCH_OFFLOAD_BLOCKS];      /* dense weights of a block's layers, one after the other */
     uint64_t block_bytes, num_weights;       /* num_weights: of all layers */
     void **host_weights;                     /* [count], into pinned */
     uint64_t *host_weights_bytes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers and orders at random, the same in every run (splitmix64). state: any number to begin with. */
+/* Random numbers and orders that are the same in every run (splitmix64). state: any number to begin with. */
 #ifndef BENCH_RANDOM_H
 #define BENCH_RANDOM_H
 
@@ -7,7 +7,7 @@
 
 uint64_t bench_random(uint64_t *state);
 
-/* Puts order[count] into another order. */
+/* Puts order[count] into a random order. */
 void bench_shuffle(uint32_t *order, uint32_t count, uint64_t *state);
 
 #endif

@@ -2,10 +2,11 @@
 /* A weight-only product of plain 8-bit codes, on tensor cores.
  *
  * A block computes 16 rows of W for all rows of x; its 8 warps take turns along K, in steps of 64 columns, and their
- * sums are added in order at the end. In a step a lane (g = lane / 4, t = lane % 4) loads 16 neighbouring codes of the
- * rows g and g + 8, which are the A fragments of four mma.m16n8k16: K is permuted so that its own 4 codes of each row
- * are the fragment's, and 4 neighbouring values of x the B fragment's. 32 KiB of codes a block are under way before
- * the first is used. Shared memory: 4 KiB for each accumulator of 8 rows of x, for the sums. */
+ * sums are added in order at the end. In a step a lane (g = lane / 4, t = lane % 4) loads 16 neighbouring codes of each
+ * of the rows g and g + 8, which are the A fragments of four mma.m16n8k16. K is permuted so that the lane's own 4 codes
+ * of each row are those of one fragment, and 4 neighbouring values of x are those of the B fragment. 32 KiB of codes of
+ * a block are under way before the first one is used. Shared memory: 4 KiB for each accumulator of 8 rows of x, for the
+ * sums. */
 #include "bench_kernels.h"
 
 #include <cuda_fp16.h>
@@ -24,7 +25,7 @@ static __device__ __forceinline__ uint32_t fp8_pair(uint32_t codes) {
     return bits_of(__half2(raw));
 }
 
-/* Four codes as two pairs of F16. */
+/* Widens four codes to two pairs of F16. */
 template <int kDtype> static __device__ __forceinline__ void widen(uint32_t codes, uint32_t &first, uint32_t &second) {
     if constexpr (kDtype == TRF_DTYPE_I8) {
         const __half2 offset = __half2half2(__ushort_as_half(0x6480)); /* 1024 + 128 */
@@ -49,7 +50,7 @@ static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4]
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* 16 bytes that are read once. */
+/* Loads 16 bytes that are read only once. */
 static __device__ __forceinline__ uint4 load_codes(const uint8_t *codes, bool inside) {
     return inside ? __ldcs(reinterpret_cast<const uint4 *>(codes)) : make_uint4(0, 0, 0, 0);
 }
@@ -58,8 +59,8 @@ static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* One step's 64 columns by all rows of x. x: at the lane's first column; n: rows of x from there, 8 for each
- * accumulator tile. */
+/* Multiplies the 64 columns of one step by all rows of x. x: at the lane's first column; n: rows of x from there, 8 for
+ * each accumulator tile. */
 template <int kDtype, int kAccumulators>
 static __device__ __forceinline__ void multiply_step(const raw8_codes &codes, const __half *x, size_t x_stride,
                                                      bool inside, int m, int g, float (&sums)[kAccumulators][4]) {

@@ -12,12 +12,12 @@ enum {
     kIndent = 4 /* of a row's further lines */
 };
 
-/* Where a row has come to. */
+/* Where the printing of a row has arrived. */
 typedef struct row_position {
     int at, columns;
 } row_position;
 
-/* A row has several lines where a terminal or $COLUMNS is narrower, but in a pipe it is one, as programs expect it. */
+/* A row takes several lines if a terminal or $COLUMNS is narrower, but in a pipe it is one line, as programs expect. */
 static row_position begin_row(void) {
     int may_cut;
     const int columns = cli_table_columns(&may_cut);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints a record's table, subject by subject as they are finished. */
+/* Prints a record's table, each subject when it is finished. */
 #ifndef BENCH_TABLE_H
 #define BENCH_TABLE_H
 

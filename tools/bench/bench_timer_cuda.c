@@ -11,7 +11,7 @@ int bench_timer_make(bench_timer *timer, bench_queue_fn *queue, void *context, u
     cudaGraph_t graph = NULL;
     int failed = 0;
     timer->calls = calls;
-    /* A call outside of the graph: what CUDA loads at a kernel's first call cannot be captured. */
+    /* One call is made outside the graph, since what CUDA loads at a kernel's first call cannot be captured. */
     if (queue(context, 0, stream) || cli_cuda_check(cudaStreamSynchronize(stream), "bench: a first call"))
         return -1;
     if (cli_cuda_check(cudaEventCreate(&timer->begin), "bench: an event") ||
@@ -49,7 +49,7 @@ int bench_timer_run(const bench_timer *timer, cudaStream_t stream) {
     return launch(timer, stream) || cli_cuda_check(cudaStreamSynchronize(stream), "bench: running a graph") ? -1 : 0;
 }
 
-/* One turn of each, in that order; the device is not left idle between them. */
+/* Runs each timer once, in that order. The device is not left idle between them. */
 static int run_round(bench_timer *const *timers, const uint32_t *order, size_t count, int timed, cudaStream_t stream) {
     for (size_t i = 0; i < count; i++)
         if (launch(timers[order[i]], stream))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Times of calls on the device: a timer is a graph of several calls in a row, and several timers take turns. */
+/* Times calls on the device. A timer is a graph of several calls in a row, and several timers take turns. */
 #ifndef BENCH_TIMER_CUDA_H
 #define BENCH_TIMER_CUDA_H
 
@@ -17,7 +17,7 @@ typedef struct bench_timer {
     bench_figure *figure; /* whose values are seconds a call; the caller's */
 } bench_timer;
 
-/* All functions: @return 0, or -1 after a message. */
+/* All functions that return an int: 0, or -1 after a message. */
 
 /* timer: zeros but for figure, which may come later. Release with bench_timer_free in either case. */
 int bench_timer_make(bench_timer *timer, bench_queue_fn *queue, void *context, uint32_t calls, cudaStream_t stream);

@@ -11,7 +11,7 @@
 
 static const double kFreedom = 5;
 
-/* Uniform in [-1, 1). */
+/* Draws a number that is uniform in [-1, 1). */
 static double draw_uniform(uint64_t *state) { return (double)(int64_t)bench_random(state) * 0x1p-63; }
 
 /* Marsaglia's polar method for the normal distribution (two values from a point of the unit disc), Bailey's for

@@ -6,12 +6,12 @@
 #include "cli_options.h"
 
 /* Fills n weights of sigma 1: of the standard normal distribution, or of Student's t with 5 degrees of freedom, whose
- * standard deviation is 1.29. Always the same ones. */
+ * standard deviation is 1.29. They are always the same. */
 void bench_draw(float *weights, uint64_t n, int student_t);
 
 /* weights: n of sigma 1. Multiplies them by sigma and rounds them to dtype, as a checkpoint of that type would hold
- * them: FP8 weights are scaled so that the largest takes the type's largest value; I8 ones likewise, row by row.
- * target: n elements of dtype. */
+ * them. FP8 weights are scaled so that the largest one takes the type's largest value; I8 weights are scaled likewise,
+ * row by row. target: n elements of dtype. */
 void bench_make_source(const float *weights, cli_shape shape, double sigma, trf_dtype dtype, void *target);
 
 typedef struct bench_blob {

@@ -64,14 +64,14 @@ static int has_results(const bench_record *record) {
 
 static cli_exit measure(const bench_mode *mode, const bench_request *request) {
     cli_exit status = mode->measure(request) ? cli_signals_failure() : CLI_OK;
-    /* Time on a device is dear: what was measured before a failure is kept. */
+    /* Time on a device is expensive, so what was measured before a failure is kept. */
     const int keeps = request->context && has_results(request->record);
     const cli_exit written = status == CLI_OK || keeps ? write_files(request) : CLI_OK;
     status = status == CLI_OK ? written : status;
     return status == CLI_OK && mode->exit_status ? mode->exit_status(request->record) : status;
 }
 
-/* What is not coded has a layout on a GPU only, and of some codecs: these are its default. */
+/* Layouts other than coded exist only on a GPU and for some codecs, which become the default codecs. */
 static cli_exit complete_layout(cli_options *options) {
     const char *const layout = trf_layout_name(options->layout);
     const unsigned codecs =
@@ -93,7 +93,7 @@ static cli_exit complete_layout(cli_options *options) {
     return CLI_OK;
 }
 
-/* mode: NULL: the build has none for that device, which opening it says. */
+/* mode: NULL if the build has none for that device; opening the device then says so. */
 static cli_exit complete_options(const bench_mode *mode, cli_options *options) {
     const unsigned integer_codecs = 1u << CLI_BENCH_INT8 | 1u << CLI_BENCH_BITS;
     if (mode)

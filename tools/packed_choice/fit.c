@@ -5,14 +5,15 @@
  *     packed_choice_fit --check TIMES.csv...                                  how good the choices are
  *     packed_choice_fit [--seconds N] [--seed N] [--keep CARD] TIMES.csv...   ... and better constants
  *
- * A *way* is a kernel in a cut. A product with early launches and one without are two. The loss of a product is what
- * its choice takes longer than the fastest way, as a share of that; what it exceeds 3 % counts three times. Estimates
- * that differ by less than times are measured are as good as equal, so each way counts as chosen with a probability,
- * which falls with its estimate (a softmin). That makes the loss smooth, too. The search changes one to four constants
- * at random, and keeps what makes the mean loss no worse, at first a little worse (simulated annealing).
+ * A *way* is a kernel in a cut. A product with early launches and one without are two. The loss of a product is how
+ * much longer its choice takes than the fastest way, as a share of the latter; what exceeds 3 % counts three times.
+ * Estimates that differ by less than times can be measured are as good as equal. So each way counts as chosen with a
+ * probability that falls as its estimate grows (a softmin), which also makes the loss smooth. The search changes one to
+ * four constants at random. It keeps a change if the mean loss is no worse or, at first, only a little worse (simulated
+ * annealing).
  *
- * --keep: of a card, H100 or H200, that is not at hand the choices for usual layers and batches should stay as they
- * are: each other way counts as 5 % slower there. */
+ * --keep names a card, H100 or H200, that is not at hand and whose choices for usual layers and batches should stay as
+ * they are. Each other way counts as 5 % slower there. */
 #include "bench_random.h"
 #include "cli_values.h"
 
@@ -38,13 +39,13 @@ enum {
 static const double kTemperature = 0.008; /* of the softmin, as a share of the least estimate */
 static const double kWithin = 0.03, kExcessWeight = 2;
 static const double kKeptWeight = 1, kKeptTime = 1.05;
-static const double kChangeWeight = 3e-6; /* of a constant's squared logarithm: without evidence it stays */
+static const double kChangeWeight = 3e-6; /* of the squared logarithm of its change: without evidence a constant stays */
 static const double kHeat = 0.002;        /* of annealing at its start, as a share of the loss there */
 
 typedef struct way {
     trf_packed_partition partition;
-    double time;      /* the mean of `times` ones; of kept products relative */
-    double ns, trial; /* estimates by the constants that the search is at, and by those that it tries */
+    double time;      /* the mean of `times` times; relative for kept products */
+    double ns, trial; /* estimates with the search's present constants, and with those that it tries */
     int times;
 } way;
 
@@ -77,7 +78,7 @@ static _Noreturn void fail(const char *file, int line, const char *why) {
 /* ---- products ---- */
 
 static const char *const kCards[] = {"H100", "H200"};
-static const uint32_t kGbs[] = {3352, 4814}; /* memory, a second, as the driver's clock and width have it */
+static const uint32_t kGbs[] = {3352, 4814}; /* of memory, a second, by the clock and width that the driver reports */
 
 static uint32_t gb_of(const char *card) {
     for (size_t i = 0; i < sizeof kCards / sizeof kCards[0]; i++)
@@ -213,7 +214,7 @@ static void read_file(fit *f, const char *name) {
 
 static int is_bulk(const way *w) { return !trf_packed_is_wgmma(w->partition.shape); }
 
-/* Sets the trial estimates. which: of bulk kernels (1), of wgmma kernels (2), or both (3); others stay.
+/* Sets the trial estimates. which: those of bulk kernels (1), of wgmma kernels (2), or of both (3); the others stay.
  * @return the product's loss. */
 static double loss_of(product *p, const trf_packed_costs *costs, int which) {
     double least = INFINITY, weights = 0, times = 0;
@@ -235,7 +236,7 @@ static double loss_of(product *p, const trf_packed_costs *costs, int which) {
     return (loss + kExcessWeight * (loss > kWithin ? loss - kWithin : 0)) * (p->is_kept ? kKeptWeight : 1);
 }
 
-/* @return the mean loss by these constants; more than `most` as soon as it is more. */
+/* @return the mean loss with these constants; once it is known to exceed `most`, any number above `most`. */
 static double loss_of_all(fit *f, const trf_packed_costs *costs, int which, double most) {
     const double *values = (const double *)costs, *first = (const double *)&trf_packed_sm_90_costs;
     double sum = 0;
@@ -260,7 +261,7 @@ static const way *choice_of(const product *p) {
     return least;
 }
 
-/* What is kept: the choice of a product as it is now. */
+/* Adds a product whose present choice is kept. */
 static void keep_choice(fit *f, uint32_t gb, cli_shape layer, uint32_t m) {
     product *p = add_product(f, "kept", gb, layer, m);
     if (!p)
@@ -349,7 +350,7 @@ static int is_of_bulk(int constant) {
     return (size_t)constant < offsetof(trf_packed_costs, wgmma_start) / sizeof(double);
 }
 
-/* Prints them as trf_packed_estimate.c has them, but for white space. */
+/* Prints the constants as trf_packed_estimate.c has them, except for white space. */
 static void print_constants(const trf_packed_costs *costs) {
     static const char *const shapes[TRF_PACKED_BULK_SHAPES] = {"TRF_PACKED_BULK_256", "TRF_PACKED_BULK_128",
                                                                "TRF_PACKED_BULK_64", "TRF_PACKED_BULK_32"};
@@ -374,7 +375,7 @@ static uint64_t state;
 static double uniform(void) { return ((double)(bench_random(&state) >> 11) + 0.5) * 0x1p-53; }
 static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
 
-/* Changes some constants. @return which estimates that changes, as loss_of has it. */
+/* Changes some constants. @return which estimates this changes, as loss_of's `which`. */
 static int change(trf_packed_costs *costs) {
     double *values = (double *)costs;
     const double scale = 0.002 * pow(150, uniform()); /* to 0.3 */

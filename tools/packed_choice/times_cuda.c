@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Times products of packed layers by each kernel in each cut, and cuBLASLt's on the plain weights, on a GPU of compute
- * capability 9.0: what docs/performance/packed.csv is made of (packed_medians.py), and what the choice of kernels is
- * fitted to (fit.c). It reaches into the library, and so is built with the static one alone.
+/* Times products of packed layers by each kernel in each cut, and cuBLASLt's products by the plain weights, on a GPU of
+ * compute capability 9.0. docs/performance/packed.csv is made from these times (packed_medians.py), and the choice of
+ * kernels is fitted to them (fit.c). The program reaches into the library, so it is built only with the static one.
  *
  *     packed_choice_times [--layers ROWSxCOLS,...] [--batches M,...] [--early-launches] [--pause SECONDS]
  *                         [--rounds N] > times.csv
  *
  * Weights are N(0, 0.02). A time is that of a graph of calls by at least 8 copies of the layer, which together are four
- * times as large as the L2 cache. What should take 60 % longer than the choice, by the estimate, is left out; what
- * takes 8 % longer than the fastest is timed twice; all others take turns with cuBLASLt, in changing order. Without
- * --early-launches a product waits for the one in front of it, as cuBLASLt's do. --pause: before a batch is timed to
- * the end, for after a pause power lets the card run faster for a while. */
+ * times as large as the L2 cache. Kernels that should take 60 % longer than the choice, by the estimate, are left out;
+ * those that take 8 % longer than the fastest are timed twice; all others take turns with cuBLASLt, in changing order.
+ * Without --early-launches a product waits for the one in front of it, as cuBLASLt's do. --pause: a pause before a
+ * batch is timed to the end, since after a pause the card's power lets it run faster for a while. */
 #include "bench_candidates_cuda.h"
 #include "bench_memory.h"
 #include "bench_plan_cuda.h"
@@ -34,7 +34,7 @@
 enum {
     MIN_COPIES = 8,
     MAX_COPIES = 256,
-    PATTERN = (1 << 22) + 7, /* weights that are drawn; a layer repeats them */
+    PATTERN = (1 << 22) + 7, /* weights that are drawn; layers repeat them */
     MAX_CASES = TRF_PACKED_SHAPES * (TRF_MAX_CLUSTER + 1) + 1,
     LOOKS = 2 /* rounds of kernels that may have no chance */
 };
@@ -63,7 +63,7 @@ typedef struct layer {
 /* A kernel and cut, or cuBLASLt. */
 typedef struct kernel_case {
     layer *of;
-    bench_plan *plans; /* of each copy; of the batch, all cases use them in turn */
+    bench_plan *plans; /* one for each copy, for this batch; all cases use them in turn */
     bench_cublaslt_product *product;
     int candidate; /* of it */
     trf_packed_partition partition;
@@ -236,7 +236,7 @@ static int queue_case(void *context, uint32_t call, cudaStream_t stream) {
     return bench_plan_queue(&c->plans[copy], l->x, l->y, l->workspace, stream);
 }
 
-/* cuBLASLt's, with its fastest algorithm. */
+/* Adds cuBLASLt's product, with its fastest algorithm. */
 static int add_cublaslt(kernel_case *c, layer *l, uint32_t m) {
     const bench_candidate_operands operands = {
         .weights = (const void *const *)l->plain, .count = l->num_copies, .step = 1, .x = l->x, .y = l->y};
@@ -246,7 +246,8 @@ static int add_cublaslt(kernel_case *c, layer *l, uint32_t m) {
     return c->candidate < 0 ? -1 : 0;
 }
 
-/* Kernels and cuts that run and, by the estimate, have a chance. @return how many there are with the first one. */
+/* Adds the kernels and cuts that run and, by the estimate, have a chance. @return how many cases there are, the first
+ * one included. */
 static size_t add_kernels(kernel_case *cases, layer *l, bench_plan *plans, uint32_t m) {
     const trf_packed_view *view = &l->packed[0]->packed;
     const trf_device_limits *limits = &l->packed[0]->context->limits;
@@ -279,8 +280,8 @@ static int need_workspace(layer *l, const kernel_case *cases, size_t count) {
 
 /* ---- times ---- */
 
-/* Gives back the graphs of those whose least time is 8 % above the least of all, and keeps their times. What is chosen
- * stays. */
+/* Frees the graphs of cases whose least time is 8 % above the least of all, and keeps their times. The case that is
+ * chosen stays. */
 static void drop_slow(kernel_case *cases, bench_timer *timers, size_t count) {
     double least = 0;
     for (size_t i = 1; i < count; i++) {
