@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For tests that any device passes: on the CPU, and built again by tests/gpu/ for a GPU, with its ordinal as
- * TRF_TEST_DEVICE. */
+/* For tests that any device must pass. They run on the CPU, and tests/gpu/ builds them again for a GPU, whose ordinal
+ * is TRF_TEST_DEVICE. */
 #ifndef ANY_DEVICE_H
 #define ANY_DEVICE_H
 
@@ -13,8 +13,8 @@
 #define TRF_TEST_DEVICE TRF_DEVICE_CPU
 #endif
 
-/* Called first of all. @return main's exit status if there is no such device, after saying so; else 0.
- * test: its name on a GPU. */
+/* Call this first. test: the test's name on a GPU. @return main's exit status if there is no such device, after saying
+ * so; else 0. */
 static inline int test_device_missing(const char *test) {
     trf_context *there;
     trf_error err;

@@ -131,7 +131,7 @@ static uint64_t next_random(uint64_t *state) { /* splitmix64 */
     return z ^ z >> 31;
 }
 
-/* Nearly normal with a variance of 1. */
+/* Draws from a nearly normal distribution with a variance of 1. */
 static double next_normal(uint64_t *state) {
     double sum = -6;
     for (int i = 0; i < 12; i++)
@@ -155,7 +155,7 @@ static void fill_weights(trf_dtype dtype, void *bytes, uint64_t count, uint64_t 
         case TRF_DTYPE_F8_E5M2:
             ((uint8_t *)bytes)[i] = (uint8_t)(trf_f32_to_f16(weight) >> 8);
             break;
-        case TRF_DTYPE_F8_E4M3: /* the exponent's distribution is what matters */
+        case TRF_DTYPE_F8_E4M3: /* only the exponents' distribution matters */
             ((uint8_t *)bytes)[i] =
                 (uint8_t)((trf_f32_to_f16(weight) >> 8 & 0x80) | ((trf_f32_to_f16(weight) >> 7) & 0x7F));
             break;

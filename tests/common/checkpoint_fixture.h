@@ -5,15 +5,16 @@
 
 #include "transfuse.h"
 
-/* A folder that fixture_end removes. For unchecked Check fixtures, so that it goes away even when a test fails. */
+/* Makes a folder that fixture_end removes. Use these as unchecked Check fixtures, so that the folder is removed even
+ * when a test fails. */
 void fixture_begin(void);
 void fixture_end(void);
 
-/* A path in the folder; stays good for the whole test. */
+/* @return a path in the folder, which stays valid for the whole test. */
 const char *fixture_path(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 void fixture_write(const char *path, const void *bytes, size_t size);
-void *fixture_read(const char *path, size_t *size); /* malloc'd, a NUL behind it */
+void *fixture_read(const char *path, size_t *size); /* malloc'd, a NUL after it */
 void fixture_make_folder(const char *path);
 int fixture_exists(const char *path);
 int fixture_count_entries(const char *path);
@@ -21,7 +22,7 @@ int fixture_count_entries(const char *path);
 /* Fails unless two files, or two folders with all below them, are the same. Links are compared as links. */
 void fixture_check_same(const char *a, const char *b);
 
-/* A tensor of normally distributed weights of a dtype that a codec takes, and bytes of no meaning for all others. */
+/* A tensor. If a codec takes its dtype, its weights are normally distributed; else its bytes have no meaning. */
 typedef struct fixture_tensor {
     const char *name, *dtype;
     uint64_t shape[4];
@@ -29,8 +30,8 @@ typedef struct fixture_tensor {
     uint64_t bytes; /* 0: from dtype and shape */
 } fixture_tensor;
 
-/* Writes a safetensors file, laid out as the tensors are listed. metadata: JSON text, or NULL. pad_to: of the header's
- * size, with spaces. Equal seeds give equal bytes. */
+/* Writes a safetensors file, laid out as the tensors are listed. metadata: JSON text, or NULL. pad_to: the multiple to
+ * which the header is padded with spaces. Equal seeds give equal bytes. */
 void fixture_write_safetensors(const char *path, const char *metadata, const fixture_tensor *tensors, size_t count,
                                uint32_t pad_to, uint64_t seed);
 
@@ -38,7 +39,7 @@ void fixture_write_safetensors(const char *path, const char *metadata, const fix
  * Close it with trf_checkpoint_close. */
 trf_checkpoint *fixture_open_compressed(const fixture_tensor *tensors, size_t count);
 
-/* Writes a file with this header and this many zeros behind it. */
+/* Writes a file with this header and this many zeros after it. */
 void fixture_write_header(const char *path, const char *header, uint64_t data_bytes);
 
 /* Fails with the error's message unless status is the one expected. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tile decoders that this CPU runs; a test that compares them takes them from here. */
+/* The tile decoders that this CPU runs, for tests that compare them. */
 #ifndef DECODERS_H
 #define DECODERS_H
 
@@ -10,7 +10,7 @@ typedef struct decoder {
     trf_decode_tile_fn *decode;
 } decoder;
 
-/* Fills list, the reference first. @return their number. */
+/* Fills the list, with the reference first. @return their number. */
 static inline uint32_t find_decoders(decoder list[3]) {
     uint32_t count = 0;
     list[count++] = (decoder){"scalar", trf_decode_tile_ref};

@@ -84,7 +84,7 @@ uint16_t *device_make_x(uint32_t m, uint32_t cols) {
     return x;
 }
 
-/* The bytes of rows that lie `stride` elements apart. */
+/* @return the bytes of rows that lie `stride` elements apart. */
 static uint64_t count_bytes(uint32_t m, uint64_t stride, uint32_t rows, trf_dtype dtype) {
     return ((m - 1) * (stride ? stride : rows) + rows) * trf_dtype_bytes(dtype);
 }

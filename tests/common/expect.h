@@ -14,14 +14,14 @@
             ck_abort_msg("%s", #condition);                                                                            \
     } while (0)
 
-/* Whether TRF_TEST_QUICK asks for less. ctest sets it under sanitizers, to which a quarter of the cases of one kind
- * tell what all would. */
+/* Whether TRF_TEST_QUICK asks for less. ctest sets it under sanitizers, which learn as much from a quarter of the cases
+ * of one kind as from all. */
 static inline int test_quick(void) {
     const char *quick = getenv("TRF_TEST_QUICK");
     return quick && *quick && strcmp(quick, "0") != 0;
 }
 
-/* How many of so many rounds with other random numbers are to be done. */
+/* How many of so many rounds, which differ only in random numbers, a test does. */
 static inline int test_rounds(int rounds) { return test_quick() ? (rounds + 3) / 4 : rounds; }
 
 /* Whether case i of a list is tried. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocations of the library that fail when a test says so. Included by one file of a test that mentions
- * TRF_TEST_WRAPS_ALLOCATIONS: the linker then sends the library's allocations here (tests/unit/CMakeLists.txt). */
+/* Lets allocations of the library fail when a test says so. One file of a test that mentions TRF_TEST_WRAPS_ALLOCATIONS
+ * includes this; the linker then sends the library's allocations here (tests/unit/CMakeLists.txt). */
 #ifndef FAILING_MEMORY_H
 #define FAILING_MEMORY_H
 
@@ -32,9 +32,9 @@ static void count_allocations_from_here(long fail_at) {
     atomic_store(&allocation_fails_at, fail_at);
 }
 
-/* Attempts something over and over, each time with another of its allocations failing, until it has no more:
- * TRF_ERR_MEMORY each time, or `also`, in err too; TRF_OK the last time. attempt: makes no assertions, since Check
- * allocates as well. @return how often. */
+/* Attempts something again and again, each time with the next of its allocations failing, until no allocation is left.
+ * Expects TRF_ERR_MEMORY or `also` each time, in err, too, and TRF_OK the last time. attempt must make no assertions,
+ * since Check allocates as well. @return how often it was attempted. */
 static inline long fail_each_allocation(trf_status (*attempt)(void *context), void *context, trf_status also,
                                         const trf_error *err) {
     for (long number = 1;; number++) {
@@ -56,7 +56,7 @@ void *__real_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes) { return allocation_fails() ? NULL : __real_malloc(bytes); }
 
-/* Jansson's allocations do not count, from wherever it is linked: some that fail it tells as bad syntax. */
+/* Jansson's allocations do not count, wherever it is linked from, because it reports some that fail as bad syntax. */
 __attribute__((constructor)) static void leave_out_jansson(void) { json_set_alloc_funcs(__real_malloc, free); }
 
 void *__real_calloc(size_t count, size_t bytes);

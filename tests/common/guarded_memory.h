@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory with canaries before and behind what is given away. Everything here ends the test on failure. */
+/* Device memory with canaries before and after the part that is given away. Everything here ends the test on
+ * failure. */
 #ifndef GUARDED_MEMORY_H
 #define GUARDED_MEMORY_H
 
@@ -14,10 +15,10 @@ typedef struct guarded_memory {
 guarded_memory guarded_allocate(const trf_context *context, uint64_t bytes);
 void guarded_free(guarded_memory *guarded);
 
-/* What is in it, malloc'd, between canaries that are as they were. */
+/* @return the contents, malloc'd. Checks that the canaries are as they were. */
 uint8_t *guarded_read(const guarded_memory *guarded);
 
-/* Fails unless nothing has been written to it. */
+/* Fails if anything has been written to it. */
 void guarded_check_untouched(const guarded_memory *guarded);
 
 #endif

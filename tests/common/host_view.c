@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The entries of one tile's slabs. */
+/* Fills in the entries of one tile's slabs. */
 static void list_slabs(host_view *host, const trf_blob_view *from, uint64_t tile) {
     const trf_tile_meta *meta = &from->tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->coding);

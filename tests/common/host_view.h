@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A layer as the kernels see it, with everything in host memory: for tests that run device code's shared functions on
- * the CPU. */
+/* A layer as the kernels see it, with everything in host memory, for tests that run the functions of device code on the
+ * CPU. */
 #ifndef HOST_VIEW_H
 #define HOST_VIEW_H
 
@@ -13,8 +13,8 @@ typedef struct host_view {
     uint32_t decode_table[TRF_MAX_SLOTS];
 } host_view;
 
-/* blob: the bytes that the tiles' data_offsets count from, blob_bytes of them; all of it validated, and it and `from`
- * outlive the result. @return malloc'd; host_view_free. */
+/* blob: blob_bytes bytes, from the first of which the tiles' data_offsets count. All of it is validated. It and `from`
+ * must outlive the result. @return malloc'd; release with host_view_free. */
 host_view *host_view_make(const trf_blob_view *from, const uint8_t *blob, uint64_t blob_bytes);
 void host_view_free(host_view *host);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tuning with layers of several layouts, codecs and paths, and kernels of packed ones; the caller frees it. */
+/* Makes a tuning that has layers of several layouts, codecs and paths, and kernels of packed layers. The caller frees
+ * it. */
 #ifndef MADE_TUNING_H
 #define MADE_TUNING_H
 

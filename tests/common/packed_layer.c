@@ -52,7 +52,7 @@ trf_status packed_layer_pack(packed_layer *layer, const trf_packed_window *windo
     layer->packed = aligned_alloc(TRF_PACKED_ALIGNMENT, layer->head.common.buffer_bytes);
     if (!layer->packed)
         abort();
-    memset(layer->packed, 0xA5, layer->head.common.buffer_bytes); /* all of it is to be written */
+    memset(layer->packed, 0xA5, layer->head.common.buffer_bytes); /* packing must write all of it */
     if (trf_pack(&input, &layer->head, layer->packed, err) != TRF_OK)
         abort();
     return TRF_OK;

@@ -45,7 +45,7 @@ static void add_patterns(test_rng *rng, packed_layer *layer) {
         layer->weights[i] = (uint16_t)(pattern += 40503); /* odd: all of them */
 }
 
-/* specials: random bits; otherwise large weights. */
+/* Fills tiles so that they must be stored. specials: with random bits; otherwise with large weights. */
 static void add_stored(test_rng *rng, packed_layer *layer, int specials) {
     const uint32_t tiles = (layer->cols + TRF_PACKED_TILE_COLS - 1) / TRF_PACKED_TILE_COLS;
     for (uint32_t row = 0; row < layer->rows; row++)
@@ -68,7 +68,7 @@ static void scale_rows(test_rng *rng, packed_layer *layer) {
     }
 }
 
-/* Makes NaNs of weights that have no place in the window's scale. */
+/* Replaces weights that have no place in the window's scale by NaNs. */
 static void make_packable(packed_layer *layer, trf_packed_window window) {
     for (size_t i = 0; i < (size_t)layer->rows * layer->cols; i++) {
         const int32_t offset = layer->row_offsets ? layer->row_offsets[i / layer->cols] : 0;

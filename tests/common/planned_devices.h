@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Limits of devices that tests plan for, each the initializer of a trf_device_limits. */
+/* Limits of devices that tests plan for. Each is the initializer of a trf_device_limits. */
 #ifndef PLANNED_DEVICES_H
 #define PLANNED_DEVICES_H
 
 #include "trf_device_limits.h"
 
-/* Compute capability 9.0, with so many multiprocessors, and how many clusters of 2, 4 and 8 blocks run at once. */
+/* Compute capability 9.0. sms: multiprocessors; of_2, of_4, of_8: how many clusters of so many blocks run at once. */
 #define PLANNED_HOPPER(sms, of_2, of_4, of_8)                                                                          \
     {                                                                                                                  \
         .multiprocessors = sms, .shared_bytes = 232448, .capability = 90, .clusters_of = {                             \

@@ -5,7 +5,7 @@
 
 #include <check.h>
 
-/* Runs a suite and frees it. CK_VERBOSITY in the environment sets how much is said. @return main's exit status. */
+/* Runs a suite and frees it. CK_VERBOSITY in the environment sets how much is printed. @return main's exit status. */
 static inline int run_suite(Suite *suite) {
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* y[m][rows], F32, malloc'd; NULL if the device has no such path. x: on the device. */
+/* @return y[m][rows], F32, malloc'd; NULL if the device has no such path. x: on the device. */
 static float *multiply(const trf_context *context, trf_device_layer *layer, const void *x, uint32_t m, trf_path path) {
     const trf_layer_info info = test_layer_info(layer);
     const uint64_t y_bytes = 4ull * m * info.rows;

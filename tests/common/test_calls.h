@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public API's structs in one line each, and the calls that tests make most. Each returns the library's status, and
- * makes no assertion, since Check allocates. */
+/* Makes each of the public API's structs in one line, and wraps the calls that tests make most. The latter return the
+ * library's status and make no assertions, since Check allocates. */
 #ifndef TEST_CALLS_H
 #define TEST_CALLS_H
 
@@ -17,7 +17,7 @@ static inline trf_matrix test_matrix(const void *weights, trf_dtype dtype, uint3
     return matrix;
 }
 
-/* first_row, num_rows, first_col, num_cols; 0: to the end. */
+/* shard: first_row, num_rows, first_col, num_cols; a number of 0 means to the end. */
 static inline trf_load_options test_shard(const uint32_t shard[4]) {
     trf_load_options options;
     trf_load_options_init(&options);
@@ -28,7 +28,7 @@ static inline trf_load_options test_shard(const uint32_t shard[4]) {
     return options;
 }
 
-/* Without an epilogue, rows one behind the other. */
+/* Options without an epilogue, with rows one after the other. */
 static inline trf_plan_options test_plan_options(uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype, trf_path path) {
     trf_plan_options options;
     trf_plan_options_init(&options);

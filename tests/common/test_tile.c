@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a tile as they grow. */
+/* The bytes of a tile, to which more are appended. */
 typedef struct byte_buffer {
     uint8_t *bytes;
     size_t size;
@@ -65,7 +65,7 @@ test_tile_request test_tile_random_request(test_rng *rng, uint32_t codec, uint32
     return request;
 }
 
-/* Frequencies that sum to 2^p, at least one for each of `symbols` random symbols; skewed. */
+/* Makes skewed frequencies that sum to 2^p, at least one for each of `symbols` random symbols. */
 static void make_frequencies(test_rng *rng, const test_tile_request *request, uint16_t frequency[TRF_ALPHABET]) {
     uint32_t order[TRF_ALPHABET], slots = 1u << request->probability_bits, left = slots - request->symbols;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
@@ -116,7 +116,7 @@ static int32_t offset_at(const test_tile *tile, uint32_t row, uint32_t col) {
     return offset + (tile->meta.predictor_mode & TRF_PREDICT_COL ? tile->col_offsets[col] : 0);
 }
 
-/* An element that has a class, unless it is to be an exception. */
+/* Draws an element; it has a class unless it should be an exception. */
 static uint16_t random_element(test_rng *rng, const test_tile *tile, const test_tile_request *request, uint32_t row,
                                uint32_t col) {
     const trf_blob_view *view = &tile->view;
@@ -137,7 +137,7 @@ static uint16_t random_element(test_rng *rng, const test_tile *tile, const test_
                       test_below(rng, 1u << fields.mantissa_bits));
 }
 
-/* The class of an element, or -1; its raw bits, which an exception has too. */
+/* Splits an element. @return its class, or -1. *raw: its raw bits, which an exception has, too. */
 static int32_t split(test_rng *rng, const test_tile *tile, uint32_t element, uint32_t row, uint32_t col,
                      uint32_t *raw) {
     const trf_blob_view *view = &tile->view;
@@ -173,7 +173,7 @@ typedef struct slab_content {
     int32_t exception[TRF_MAX_LANE_WEIGHTS * TRF_LANES]; /* by position: its element, or -1 */
 } slab_content;
 
-/* first_row, first_col: of the slab in the tile. */
+/* first_row, first_col: where the slab begins in the tile. */
 static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t first_row, uint32_t first_col,
                       slab_content *content) {
     const trf_blob_view *view = &tile->view;
@@ -200,9 +200,9 @@ static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t first_row, 
         }
 }
 
-/* What is stored in the place of weight i: its raw bits, but another weight's sign. */
+/* What lies in the place of weight i: its raw bits, but another weight's sign. */
 static uint32_t stored_raw(const test_tile *tile, const slab_content *content, uint32_t lane, uint32_t i) {
-    static const uint32_t kSignOf[4] = {3, 2, 0, 1}; /* whose sign stands in the place of weight i % 4 */
+    static const uint32_t kSignOf[4] = {3, 2, 0, 1}; /* whose sign lies in the place of weight i % 4 */
     const uint32_t codec = tile->view.header.codec, raw = content->raw[lane][i];
     if (codec == TRF_CODEC_INT)
         return raw;
@@ -211,7 +211,7 @@ static uint32_t stored_raw(const test_tile *tile, const slab_content *content, u
     return (raw & ~sign) | (content->raw[lane][i / 4 * 4 + kSignOf[i % 4]] & sign);
 }
 
-/* One plane of the m weights from `first` on. */
+/* Writes one plane of the m weights from `first` on. */
 static void put_plane(const test_tile *tile, const slab_content *content, uint32_t first, uint32_t m, uint32_t width,
                       uint32_t shift, byte_buffer *to) {
     const uint32_t lane_words = (m * width + 31) / 32;
@@ -265,7 +265,7 @@ static uint32_t encode_lane(const test_tile *tile, const uint8_t *symbols, uint3
     return emitted;
 }
 
-/* Their number, two bytes of zero, and the exceptions. @return their number. */
+/* Writes the number of exceptions, two bytes of zero, and the exceptions. @return their number. */
 static uint32_t put_exceptions(const slab_content *content, byte_buffer *to) {
     const uint32_t positions = TRF_LANES * trf_lane_weights(content->shape);
     uint32_t count = 0;
@@ -280,7 +280,7 @@ static uint32_t put_exceptions(const slab_content *content, byte_buffer *to) {
     return count;
 }
 
-/* States, counts, exceptions, words, padding. @return the number of exceptions. */
+/* Writes states, counts, exceptions, words and padding. @return the number of exceptions. */
 static uint32_t put_rans_streams(const test_tile *tile, const slab_content *content, uint32_t unused_words,
                                  byte_buffer *to) {
     const uint32_t count = trf_lane_weights(content->shape) * tile->view.header.class_bits / 8;

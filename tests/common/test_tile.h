@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A slow encoder of single tiles, written from FORMAT.md for tests alone: it reaches every corner of the format, also
+/* A slow encoder of single tiles, written from FORMAT.md only for tests. It reaches every corner of the format, also
  * those that the real encoder has no reason to choose, and knows which elements must come out. */
 #ifndef TEST_TILE_H
 #define TEST_TILE_H
@@ -8,7 +8,7 @@
 #include "trf_validate.h"
 
 typedef struct test_tile {
-    trf_blob_view view; /* of a layer that is this one tile; not a whole blob */
+    trf_blob_view view; /* of a layer that has only this tile; not a whole blob */
     trf_tile_meta meta;
     uint16_t frequency[TRF_ALPHABET];
     int8_t row_offsets[TRF_TILE_SIZE], col_offsets[TRF_TILE_SIZE];
@@ -23,12 +23,12 @@ typedef struct test_tile_request {
     uint32_t probability_bits, state_bits, predictor_mode;
     int32_t exponent_offset;
     uint32_t symbols;      /* that have a slot, 2 to 256 */
-    double exception_rate; /* of weights with a random exponent or code; missing symbols make more */
+    double exception_rate; /* share of weights with a random exponent or code; missing symbols make more */
     int stored;
     uint32_t unused_words; /* in the middle of each slab's first lane pair: a tile that must be rejected */
 } test_tile_request;
 
-/* A request at random; the shape too, with all sorts of edges. */
+/* Makes a random request; the shape is random, too, with all kinds of edges. */
 test_tile_request test_tile_random_request(test_rng *rng, uint32_t codec, uint32_t class_bits);
 
 /* Codec and class bits by number, 0 to TEST_TILE_CODECS - 1. */
@@ -40,13 +40,13 @@ test_tile_request test_tile_random_request_of(test_rng *rng, uint32_t codec_inde
 /* What a test does with a request. */
 typedef void test_tile_check(test_rng *rng, const test_tile_request *request);
 
-/* Tiles of a codec, all else at random. */
+/* Checks tiles of a codec; everything else is random. */
 void test_tiles_at_random(uint32_t codec_index, int rounds, test_tile_check *check);
 
-/* Tiles of a codec with every number of row blocks and of column steps, with and without slivers. */
+/* Checks tiles of a codec with every number of row blocks and of column steps, with and without slivers. */
 void test_tiles_of_every_shape(uint32_t codec_index, test_tile_check *check);
 
-/* Tiles of the int codec, with quads and with pairs: all plane sets in the course of raw_bits. */
+/* Checks tiles of the int codec, with quads and with pairs. Calls with every raw_bits have all sets of planes. */
 void test_tiles_of_int(uint32_t raw_bits, test_tile_check *check);
 
 /* malloc'd; release with test_tile_free. */

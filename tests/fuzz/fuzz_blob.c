@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a layer blob: the validator and, where it accepts them, every decoder. Checksums are put right first. */
+/* Takes any bytes as a layer blob: runs the validator and, if it accepts them, every decoder. Checksums are corrected
+ * first. */
 #include "common/decoders.h"
 #include "fuzz_checksums.h"
 #include "trf_row_reader.h"
@@ -10,7 +11,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Where a row of a coded tile crosses its slab s, as the tile's own table says. */
+/* @return where a row of a coded tile crosses its slab s, as the tile's own slab table says. */
 static trf_row_crossing crossing_of(const trf_device_view *view, const trf_blob_view *from, uint64_t tile, uint32_t row,
                                     uint32_t j, const uint8_t *tile_bytes) {
     const trf_tile_meta *meta = &from->tiles[tile];
@@ -25,7 +26,7 @@ static trf_row_crossing crossing_of(const trf_device_view *view, const trf_blob_
     return crossing;
 }
 
-/* Some coded rows of a checked tile, one by one. elements: of the tile, where it decodes; else NULL. */
+/* Decodes some coded rows of a checked tile, one by one. elements: the tile's, if it decodes; else NULL. */
 static void try_rows(const trf_device_view *view, const trf_blob_view *from, uint64_t tile, const uint8_t *tile_bytes,
                      const uint16_t *elements) {
     const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, from->tiles[tile].coding);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a checkpoint: a safetensors file, compressed or not, or a .trf file. Opened, listed and verified. */
+/* Takes any bytes as a checkpoint (a safetensors file, compressed or not, or a .trf file) and opens, lists and verifies
+ * it. */
 #include "fuzz_file.h"
 
 #include "transfuse.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For fuzz targets of layer blobs: a fuzzer would never find the checksums, and what lies behind them is what wants
- * testing. */
+/* For fuzz targets of layer blobs: a fuzzer would never find the checksums, and it is the code that runs after they
+ * match that needs testing. */
 #ifndef FUZZ_CHECKSUMS_H
 #define FUZZ_CHECKSUMS_H
 

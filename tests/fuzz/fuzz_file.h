@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A fuzzer's bytes as a file, for what takes a path. Include it first: memfd_create is GNU's. */
+/* Makes a fuzzer's bytes a file, for functions that take a path. Include it first: memfd_create is GNU's. */
 #ifndef FUZZ_FILE_H
 #define FUZZ_FILE_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as weights: what can be packed is valid and unpacks to them. And any bytes over a packed layer: behind a
- * head that is all right every reader stays inside of it, and what the validator accepts are the layer's own words.
+/* Takes any bytes as weights: what can be packed must be valid and unpack to them. It also writes any bytes over a
+ * packed layer: if the head is valid, every reader must stay inside the layer, and the validator may accept only the
+ * layer's own words.
  *
  * Byte 0 of an input says which of the two; then come rows, columns, the window and how weights are made. */
 #include "common/packed_layer.h"
@@ -12,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* The bytes that are left; zeros behind them. */
+/* The bytes that are left; zeros follow them. */
 typedef struct fuzz_bytes {
     const uint8_t *at;
     size_t left;
@@ -30,7 +31,7 @@ static uint32_t take_two(fuzz_bytes *bytes) {
     return low | take(bytes) << 8;
 }
 
-/* Weights in a window, with the input's own ones spread over them. */
+/* Makes weights in a window, with weights from the input spread among them. */
 static packed_layer make_layer(fuzz_bytes *bytes, trf_packed_window *window) {
     const uint32_t options = take(bytes), rows = 1 + take(bytes) % 130, cols = 1 + take_two(bytes) % 1100;
     packed_layer layer = packed_layer_make(rows, cols, options & 1);
@@ -47,7 +48,7 @@ static packed_layer make_layer(fuzz_bytes *bytes, trf_packed_window *window) {
     return layer;
 }
 
-/* Puts bytes at places, both of the input, and the head's checksum right if it asks for that. */
+/* Writes bytes to places, both taken from the input, and corrects the head's checksum if the input asks for it. */
 static void spoil(packed_layer *layer, fuzz_bytes *bytes) {
     const uint32_t how = take(bytes);
     while (bytes->left >= 4) {
@@ -76,7 +77,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const uint32_t mode = take(&bytes);
     trf_packed_window window;
     packed_layer layer;
-    if (mode % 2) { /* spoiled: what it is made of comes last */
+    if (mode % 2) { /* the first half of the bytes makes the layer, the rest spoils it */
         const size_t own = bytes.left / 2;
         fuzz_bytes first = {bytes.at, own};
         layer = make_layer(&first, &window);

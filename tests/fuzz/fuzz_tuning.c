@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a tuning: what is read can be asked, written, and read again as the same. */
+/* Takes any bytes as a tuning: one that can be read can be asked and written, and reads back the same. */
 #include "fuzz_file.h"
 
 #include "trf_tuning.h"

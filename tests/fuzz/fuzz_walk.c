@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a layer blob: what its regular slabs are to the kernels' walk (tests/warp), against the reference
- * decoder. Tiles that the validator refuses have no slabs then. Checksums are put right first. */
+/* Takes any bytes as a layer blob, and compares what the kernels' walk (tests/warp) makes of its regular slabs with the
+ * reference decoder. Tiles that the validator refuses count as having no slabs. Checksums are corrected first. */
 #include "fuzz_checksums.h"
 #include "trf_decode.h"
 #include "trf_slab_directory.h"
@@ -12,7 +12,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum {
-    MOST_WEIGHTS = 1 << 20 /* of which an input of a few bytes could say more */
+    MOST_WEIGHTS = 1 << 20 /* the header of a short input could say more */
 };
 
 /* A layer as kernels see it, and what the reference decoder makes of it. */
@@ -46,8 +46,8 @@ static void describe(fuzzed_layer *layer, const trf_blob_view *view, const uint8
     }
 }
 
-/* All weights of slabs that were walked are there, once; a good tile has good slabs, with its elements. The one beside
- * such a slab may be bad. */
+/* Expects each weight of the walked slabs exactly once. A good tile must have good slabs with its elements; but the
+ * slab beside such a one may be bad. */
 static void compare(const warp_walk *walk, const fuzzed_layer *layer) {
     const trf_device_view *view = walk->view;
     for (uint32_t row = 0; row < view->rows; row++)

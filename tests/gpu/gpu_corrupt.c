@@ -18,14 +18,14 @@ static void seal(uint8_t *blob, uint64_t tile) {
     memcpy(blob, &header, sizeof header);
 }
 
-/* Where a slab's streams end, from the tile's first byte. */
+/* @return where a slab's rANS streams end, counted from the tile's first byte. */
 static uint32_t slab_end(const uint8_t *blob, const trf_tile_meta *meta, const trf_tile_shape *shape, uint32_t slab,
                          uint32_t raw_bits) {
     return trf_locate_slab(shape, blob + meta->data_offset, slab, raw_bits).end;
 }
 
-/* Flips one bit somewhere in the tile's streams. @return the slab in which it lies if only decoding can tell, else -1
- * with the bit as it was. */
+/* Flips one bit somewhere in the tile's rANS streams. @return the slab in which it lies if only decoding can detect it;
+ * else -1, and the bit is as it was. */
 static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_blob_view *view, uint64_t tile,
                    void *decoded, uint64_t decoded_bytes) {
     const trf_tile_meta *meta = &view->tiles[tile];
@@ -40,7 +40,7 @@ static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_
     if (status == TRF_OK)
         status = trf_layer_decode(layer, decoded, decoded_bytes, 1, NULL);
     else
-        status = TRF_ERR_TILE; /* seen by validation, whatever it was */
+        status = TRF_ERR_TILE; /* validation detected it, whatever it was */
     trf_layer_free(layer);
     if (status == TRF_ERR_RANS)
         for (uint32_t s = 0; s < shape.num_slabs; s++)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Corrupt rANS streams, which validation cannot see. */
+/* Layers with corrupt rANS streams, which validation cannot detect. */
 #ifndef GPU_CORRUPT_H
 #define GPU_CORRUPT_H
 
 #include "gpu_layers.h"
 
-/* A layer whose checksums are right, and one slab of which does not decode. */
+/* A layer whose checksums are right, but of which one slab does not decode. */
 typedef struct gpu_corrupt_layer {
     gpu_layer layer;
     uint64_t tile;
@@ -13,7 +13,7 @@ typedef struct gpu_corrupt_layer {
     uint32_t first_row, rows, first_col, cols; /* of the slab, in the layer */
 } gpu_corrupt_layer;
 
-/* intact: stays as it is. Release the copy with gpu_layer_free. */
+/* Makes a corrupt copy of a layer, which stays as it is. Release the copy with gpu_layer_free. */
 gpu_corrupt_layer gpu_corrupt(test_rng *rng, const gpu_layer *intact, uint64_t tile);
 
 #endif

@@ -22,7 +22,7 @@ void gpu_count_calls(long fail_at) {
 long gpu_calls_made(void) { return atomic_load(&calls_made); }
 int gpu_call_has_failed(void) { return atomic_load(&call_has_failed); }
 
-/* What allocates, waits, or makes what is kept. */
+/* Calls that allocate, wait, or make objects that are kept. */
 GPU_WRAP(cudaMalloc, (void **memory, size_t bytes), (memory, bytes))
 GPU_WRAP(cudaHostAlloc, (void **memory, size_t bytes, unsigned flags), (memory, bytes, flags))
 GPU_WRAP(cudaMemset, (void *memory, int value, size_t bytes), (memory, value, bytes))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CUDA calls of the library that are counted, and fail when a test says so: the linker sends them here in the targets
- * that tests/gpu/CMakeLists.txt names. */
+/* Counts CUDA calls of the library, and lets one fail when a test says so. In the targets that tests/gpu/CMakeLists.txt
+ * names, the linker sends them here. */
 #ifndef GPU_FAILING_CALLS_H
 #define GPU_FAILING_CALLS_H
 
@@ -11,7 +11,7 @@ void gpu_count_calls(long fail_at);
 long gpu_calls_made(void);
 int gpu_call_has_failed(void);
 
-/* cudaSuccess, or that error if it is this call's turn. */
+/* @return cudaSuccess, or that error if it is this call's turn to fail. */
 cudaError_t gpu_next_call(void);
 
 #define GPU_WRAP(name, parameters, arguments)                                                                          \

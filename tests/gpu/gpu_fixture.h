@@ -16,7 +16,7 @@ void gpu_check_cuda(cudaError_t error, const char *call);
 /* Fails with the error's message unless status is the one expected. what: the case at hand. */
 void gpu_check(trf_status status, trf_status expected, const trf_error *err, const char *what);
 
-/* The device's. Made by gpu_main. */
+/* The device's context. gpu_main makes it. */
 extern trf_context *gpu_context;
 
 /* One test, which runs once for each of 0 ... loops - 1 (in Check's _i). */
@@ -29,13 +29,13 @@ typedef struct gpu_test {
  * skipped. @return main's exit status. */
 int gpu_main(const char *suite, const gpu_test *tests, size_t count);
 
-/* The same for tests of what not every device or build has. lacks(context): what is missing, for which they are
- * skipped, or NULL; lacks itself may be NULL. */
+/* The same for tests of something that not every device or build has. lacks(context) says what is missing, and then the
+ * tests are skipped, or returns NULL; lacks itself may be NULL. */
 int gpu_main_unless(const char *(*lacks)(const trf_context *context), const char *suite, const gpu_test *tests,
                     size_t count);
 
-/* Device memory behind which a guard lies, unless TRF_TEST_QUICK is set: then compute-sanitizer is to see steps beyond.
- */
+/* Device memory with a guard after it. With TRF_TEST_QUICK set there is no guard, so that compute-sanitizer sees
+ * accesses beyond the end. */
 typedef struct gpu_memory {
     void *at;
     uint64_t bytes, guard_bytes;
@@ -47,7 +47,7 @@ void gpu_memory_poison(const gpu_memory *memory);
 void gpu_memory_read(const gpu_memory *memory, void *host); /* after all work of the device; checks the guard */
 void gpu_memory_free(gpu_memory *memory);
 
-/* Work for another stream. */
+/* Work that keeps another stream busy. */
 typedef struct gpu_disturbance {
     cudaStream_t stream;
     gpu_memory from, to;

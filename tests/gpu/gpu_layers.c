@@ -34,8 +34,8 @@ const gpu_recipe kGpuRecipes[GPU_RECIPES] = {
 const uint32_t kGpuSlabCols[GPU_NUM_SLAB_COLS] = {128, 256};
 
 gpu_shape gpu_gathered_shape(uint32_t slab_cols) {
-    /* 4,290 slabs of 256 columns, or twice as many of 128: 11 warps a multiprocessor have 3 each, or 6, but for a
-     * few */
+    /* There are 4,290 slabs of 256 columns, or twice as many of 128. With 11 warps a multiprocessor, all warps but a
+     * few have 3 slabs each, or 6 */
     const gpu_shape shape = {33 * 32 * 256 / slab_cols, 129 * slab_cols + 64};
     return shape;
 }
@@ -46,7 +46,7 @@ enum {
     POOL = 1 << 15
 };
 
-/* Normal numbers, drawn once: logarithms and cosines would take longer than the tests. */
+/* Normal numbers, which are drawn only once because logarithms and cosines would take longer than the tests. */
 static const double *normal_pool(void) {
     static double pool[POOL];
     if (pool[0] == 0) {
@@ -86,7 +86,7 @@ static void put_pattern(test_rng *rng, trf_dtype dtype, void *weight, int finite
     } while (finite && !is_finite(dtype, weight));
 }
 
-/* A float, infinite or not a number. */
+/* Writes a float that is infinite or not a number. */
 static void put_nonfinite(test_rng *rng, trf_dtype dtype, void *weight) {
     const int sign = (int)test_below(rng, 2), nan = (int)test_below(rng, 3) == 0;
     uint32_t bits = dtype == TRF_DTYPE_F32       ? 0x7F800000u | (nan ? 0x410000u : 0)

@@ -30,7 +30,7 @@ gpu_input gpu_input_normal(test_rng *rng, uint32_t m, uint32_t cols) {
     double *values = gpu_malloc(count * sizeof *values);
     for (size_t i = 0; i < count; i++) {
         double value = gpu_round(test_normal(rng), TRF_DTYPE_BF16);
-        values[i] = fabs(value) < 0x1p-14 ? 0x1p-14 : value; /* F16 has all of BF16's bits down to there */
+        values[i] = fabs(value) < 0x1p-14 ? 0x1p-14 : value; /* down to there F16 has all of BF16's bits */
     }
     return upload_input(m, cols, values);
 }
@@ -169,7 +169,7 @@ void gpu_product_queue(const gpu_product *product, const gpu_input *input, trf_s
               TRF_OK, &err, product->name);
 }
 
-/* The workspace's guard, read without its contents. */
+/* Checks the workspace's guard without reading its contents. */
 static void check_workspace_guard(const gpu_product *product) {
     gpu_memory tail = {(char *)product->workspace.at + product->workspace.bytes, 0, product->workspace.guard_bytes};
     char nothing;
@@ -236,14 +236,13 @@ void gpu_reference_free(gpu_reference *reference) {
     free(reference->magnitudes);
 }
 
-/* What F32 accumulation and the rounding of y may be wrong by. magnitude: S = sum |w x|.
+/* The error that F32 accumulation and the rounding of y may have. magnitude: S = sum |w x|.
  *
  * Every w x is exact in F32 (11 by 11 bits at most). A sum in any order rounds at most K times, each time by no more
- * than 2u of the partial sum, u = 2^-24; tensor cores truncate, hence 2. For x of random sign a partial sum is of the
- * size of S/sqrt(K), times 1.25 for normal x and w. If all roundings had one sign, they would come to 2u K 1.25
- * S/sqrt(K) = 2.5 u sqrt(K) S, so 4 u sqrt(K) S is allowed for them; for short sums, one more rounding by a scale and
- * the sum of partial sums, 8 u S. A weight that is missing or wrong shows if it is of average size, S/K, while K <
- * 2^14. */
+ * than 2u of the partial sum, u = 2^-24; tensor cores truncate, hence the 2. For x of random sign a partial sum is
+ * about S/sqrt(K), times 1.25 for normal x and w. If all roundings had one sign, they would come to 2u K 1.25 S/sqrt(K)
+ * = 2.5 u sqrt(K) S, so 4 u sqrt(K) S is allowed for them. For short sums, one more rounding by a scale and the sum of
+ * partial sums, 8 u S is added. A weight of average size, S/K, that is missing or wrong shows as long as K < 2^14. */
 double gpu_bound_of_sum(double magnitude, uint32_t cols) { return 0x1p-24 * (8 + 4 * sqrt(cols)) * magnitude; }
 
 double gpu_bound_of_rounding(double y, trf_dtype dtype) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the C snippets of docs/guide.md take from the program around them; check_installed.sh compiles each as a
- * function of its own behind this header. Nothing here is defined, since nothing is linked. */
+ * function of its own after this header. Nothing here is defined, since nothing is linked. */
 #ifndef GUIDE_SNIPPETS_H
 #define GUIDE_SNIPPETS_H
 

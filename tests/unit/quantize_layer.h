@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers for the tests of the quantizer, and the rules of FORMAT.md that its codes and scales have to follow, said
- * again. */
+/* Layers for the tests of the quantizer, and a second implementation of the rules of FORMAT.md that its codes and
+ * scales must follow. */
 #ifndef QUANTIZE_LAYER_H
 #define QUANTIZE_LAYER_H
 
@@ -18,7 +18,7 @@
 typedef struct layer {
     trf_source source;
     uint8_t *weights; /* dense, in source.dtype */
-    int fails;        /* reading ends in TRF_ERR_IO */
+    int fails;        /* reading fails with TRF_ERR_IO */
 } layer;
 
 static inline trf_status read_layer(void *context, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols, void *dst,
@@ -69,7 +69,7 @@ static inline double random_normal(uint64_t *state) {
     return radius * cos(6.283185307179586 * random_unit(state));
 }
 
-/* Rows of different sizes, some weights far out, zeros here and there. */
+/* Fills a layer with rows of different magnitudes, some outliers, and zeros here and there. */
 static inline void layer_fill(layer *l, uint64_t seed) {
     for (uint64_t i = 0; i < layer_num_weights(l); i++) {
         double w = 0.02 * random_normal(&seed) * (1 + (double)(i / l->source.cols % 7));
@@ -89,7 +89,7 @@ static inline trf_quantizer *quantizer_of(const layer *l, double bits, trf_granu
     return q;
 }
 
-/* ---- the rules of FORMAT.md, said again ---- */
+/* ---- the rules of FORMAT.md, implemented again ---- */
 
 static inline uint64_t scale_regions_across(const trf_quantizer *q, const layer *l) {
     uint32_t g = trf_quantizer_scale_group_size(q);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fibers, where they meet, and shared memory with a note of who wrote and read each word. */
+/* Fibers, their meetings, and shared memory with notes of who wrote and read each word. */
 #include "warp_emulation.h"
 
 #undef _FORTIFY_SOURCE /* with which a jump to another stack is an error */
@@ -34,8 +34,8 @@ constexpr size_t kStackBytes = 256 << 10;
 constexpr uint32_t kStaticAt = 0x100, kStaticBytes = 16, kDynamicAt = 0x400;
 constexpr uint8_t kGarbage = 0xDB;
 constexpr uint32_t kReadBytes = 128; /* a row of an operand of products */
-/* The writer of what copies have brought that count at a barrier. Who reads and writes it is not followed: that a
- * stage is overwritten while it is read, or read before it is there, shows in what is computed. */
+/* The writer of what copies that count at a barrier have brought. Its readers and writers are not tracked: if a stage
+ * is overwritten while it is read, or read before it has arrived, the results show it. */
 constexpr uint32_t kEngine = 0xFFFFFFFF;
 
 /* ---- state ---- */
@@ -49,11 +49,11 @@ enum meeting {
     AT_EXCHANGE,
     AT_GATHER,
     AT_SHUFFLE,
-    AT_BLOCK,   /* from here on a warp stops, and others run */
-    AT_BARRIER, /* of some warps of the block; argument: which one; value: how many warps */
+    AT_BLOCK,   /* at this one and the next ones a warp stops, and others run */
+    AT_BARRIER, /* for some warps of the block; argument: which barrier; value: how many warps */
     AT_CLUSTER,
-    AT_PRODUCTS, /* of a warpgroup; argument: which one; value: of what, the same for all */
-    AT_WAIT,     /* for what other warps or copies do: asks again in its next turn */
+    AT_PRODUCTS, /* of a warpgroup; argument: which one; value: the products' hash, the same for all */
+    AT_WAIT,     /* for something that other warps or copies do; asks again in its next turn */
     LEFT
 };
 
@@ -79,16 +79,16 @@ struct thread {
     std::vector<std::vector<copy>> groups;
 };
 
-/* What is known of four bytes of shared memory. Times are of the block's clock, which each meeting puts on; 0:
- * never. */
+/* What is known of four bytes of shared memory. Times are those of the block's clock, which each meeting advances; 0
+ * means never. */
 struct note {
     uint32_t writer, written; /* by a lane's own store, or when it had waited for its copy */
     uint32_t pending;         /* copies on their way */
     uint32_t reader, read;    /* the last one */
-    uint32_t read_before;     /* by one that is not `reader` */
+    uint32_t read_before;     /* by a thread that is not `reader` */
 };
 
-/* An mbarrier: of a phase, what is still to come. */
+/* An mbarrier: what is still to come in its phase. */
 struct engine_barrier {
     uint32_t arrivals, pending, phase;
     int64_t bytes;
@@ -104,9 +104,9 @@ struct block {
     thread threads[kMostThreads];
     warp_exchanged exchanged[kMostThreads];
     std::map<uint32_t, engine_barrier> engine_barriers[kMostBlocks]; /* by address */
-    std::map<uint32_t, uint32_t> reading[kMostBlocks];               /* by products under way, by kReadBytes */
+    std::map<uint32_t, uint32_t> reading[kMostBlocks];               /* by products under way, in units of kReadBytes */
     uint32_t clock;
-    /* When the warps' lanes met last, a block's threads, and all. */
+    /* When the lanes of each warp, the threads of each block, and all threads met last. */
     uint32_t met[kMostWarps], block_met[kMostBlocks], all_met;
     uint32_t current;
     fiber scheduler;
@@ -117,7 +117,7 @@ struct block {
 block b;
 uint8_t *stacks;
 
-/* The block that a warp or the thread at work is in. */
+/* @return the block of a warp, or that of the running thread. */
 uint32_t block_of(uint32_t warp) { return warp / b.shape.warps; }
 uint32_t block_at_work() { return block_of(b.current / kLanes); }
 uint32_t all_warps() { return b.shape.warps * b.shape.blocks; }
@@ -161,7 +161,7 @@ void enter_fiber() {
     switch_fiber(t.own, b.scheduler, b.scheduler_stack, b.scheduler_stack_bytes, true);
 }
 
-/* From the scheduler to a thread, until it meets others. */
+/* Switches from the scheduler to a thread, until that meets others. */
 void resume(uint32_t i) {
     thread &t = b.threads[i];
     b.current = i;
@@ -172,7 +172,7 @@ void resume(uint32_t i) {
     end_switch(&b.scheduler, nullptr, nullptr);
 }
 
-/* From a thread to the scheduler. @return what the meeting gave. */
+/* Switches from a thread to the scheduler. @return the result of the meeting. */
 uint32_t wait_for_others(meeting at, uint32_t value, uint32_t argument) {
     thread &t = b.threads[b.current];
     t.at = at;
@@ -197,13 +197,13 @@ void make_fiber(uint32_t i) {
     t.groups.clear();
 }
 
-/* The lane that is the i-th to run. */
+/* @return the lane that is the i-th to run. */
 uint32_t lane_of_turn(uint32_t i) {
     const uint32_t order = b.shape.order;
     return (order & 1 ? kLanes - 1 - i : i) ^ (order >> 1 & (kLanes - 1));
 }
 
-/* All lanes of a warp have run up to a meeting. @return whether they met there, or all have left. */
+/* Ends a meeting up to which all lanes of a warp have run. @return whether they met there, or all have left. */
 bool end_meeting(uint32_t warp) {
     thread *const lanes = b.threads + warp * kLanes;
     const meeting at = lanes[0].at;
@@ -228,7 +228,7 @@ bool end_meeting(uint32_t warp) {
     return at < AT_BLOCK;
 }
 
-/* Until the warp stops. */
+/* Runs a warp until it stops. */
 void run_warp(uint32_t warp) {
     do
         for (uint32_t i = 0; i < kLanes; i++)
@@ -236,7 +236,7 @@ void run_warp(uint32_t warp) {
     while (end_meeting(warp));
 }
 
-/* What stops a warp. */
+/* @return what stops a warp. */
 meeting stop_of(uint32_t warp) { return b.threads[warp * kLanes].at; }
 
 /* Whether a warp stands at a meeting to which all have come. */
@@ -269,8 +269,8 @@ bool open_barriers() {
     for (uint32_t w = 0; w < all_warps(); w++) {
         if (!opens[w])
             continue;
-        /* If not all have met, more may have been written: a race between others is not seen. Products order no
-         * memory. */
+        /* If not all threads have met, others may have written meanwhile, and a race between them is not seen. Products
+         * order no memory. */
         if (stop_of(w) != AT_PRODUCTS)
             (stop_of(w) == AT_CLUSTER ? b.all_met : b.block_met[block_of(w)]) = b.clock + 1;
         for (uint32_t i = 0; i < kLanes; i++)
@@ -281,7 +281,7 @@ bool open_barriers() {
     return opened;
 }
 
-/* All warps until they have left. */
+/* Runs all warps until they have left. */
 void run_warps() {
     uint32_t idle = 0;
     for (uint32_t left = 0; left < all_warps();) {
@@ -316,7 +316,7 @@ uint8_t *place(uint32_t at, uint32_t bytes, const char *what) {
               kDynamicAt + b.shape.shared_bytes);
 }
 
-/* When the thread at work and another one met last. */
+/* @return when the running thread and another one met last. */
 uint32_t met_with(uint32_t other) {
     const uint32_t warp = b.current / kLanes, other_warp = other / kLanes;
     uint32_t last = b.all_met;
@@ -325,8 +325,8 @@ uint32_t met_with(uint32_t other) {
     return other_warp == warp && b.met[warp] > last ? b.met[warp] : last;
 }
 
-/* Whether the thread at work may see what stands there. The static part is written through a pointer, and not
- * followed. */
+/* @return why the running thread may not see what lies there, or NULL. The static part is written through a pointer, so
+ * it is not tracked. */
 const char *unreadable(const note &n) {
     if (n.writer == kEngine)
         return nullptr;
@@ -344,7 +344,7 @@ void expect_nobody_reads(const note &n, uint32_t at) {
         return;
     const bool own = n.reader == b.current;
     const uint32_t last = own ? n.read_before : n.read;
-    /* if it is the thread's own, the one before may have been of any warp */
+    /* if the last reader is the thread itself, the one before may have been in any warp */
     if (last && last >= met_with(own ? b.current : n.reader))
         warp_fail("writes to shared address %u, which another lane has read since they met", at);
 }

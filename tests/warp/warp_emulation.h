@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A block of warps on the CPU, so that device headers run under sanitizers as they are: stands in for CUDA's own words
- * and for trf_ptx.cuh.
+/* Emulates a block of warps on the CPU, so that device headers run under sanitizers unchanged. This header takes the
+ * place of CUDA's own names and of trf_ptx.cuh.
  *
  * Each thread is a fiber that runs until it meets the others of its warp or block. Shared memory is as large as the
  * kernel asked for; each access that goes through trf_ptx.cuh's functions is checked: where it lies, its alignment, and
@@ -19,19 +19,19 @@
 /* ---- the block ---- */
 
 typedef struct warp_block_shape {
-    uint32_t warps;        /* 1 to 20, of a cluster's blocks together to 48 */
+    uint32_t warps;        /* 1 to 20; up to 48 in all blocks of a cluster together */
     uint32_t shared_bytes; /* dynamic shared memory */
-    uint32_t order;        /* which order threads run in between meetings; any number */
+    uint32_t order;        /* selects the order in which threads run between meetings; any number */
     uint32_t blocks = 1;   /* of a cluster: 1 to 4 */
 } warp_block_shape;
 
 /* Runs the kernel in all threads of a block, or of a cluster whose first block is blockIdx.x. */
 void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *args), void *args);
 
-/* The same for a grid of so many blocks, one after the other, from the last one on if the order is odd. */
+/* The same for a grid of so many blocks, which run one after the other, from the last one on if the order is odd. */
 void warp_run_grid(const warp_block_shape &shape, uint32_t blocks, void (*kernel)(void *args), void *args);
 
-/* The dynamic shared memory of the block that runs, and its static one: 16 bytes. */
+/* The dynamic shared memory of the block that runs, and its static shared memory, which is 16 bytes. */
 uint8_t *warp_shared_memory();
 void *warp_static_shared_memory();
 uint32_t warp_shared_address(const void *p);
@@ -39,16 +39,16 @@ uint32_t warp_shared_address(const void *p);
 void warp_read(uint32_t at, void *to, uint32_t bytes);
 uint16_t warp_read_word(uint32_t at);
 void warp_write(uint32_t at, const void *from, uint32_t bytes);
-/* cp.async of a lane: garbage at `to` until the lane has waited for its group. */
+/* cp.async of a lane. There is garbage at `to` until the lane has waited for its group. */
 void warp_cp_async(uint32_t to, const void *from, uint32_t bytes);
 void warp_cp_async_commit();
 void warp_cp_async_wait(uint32_t pending);
 
 void warp_meet();       /* __syncwarp */
-void warp_meet_block(); /* __syncthreads, of those that have not left */
+void warp_meet_block(); /* __syncthreads of the threads that have not left */
 void warp_meet_cluster();
-/* wgmma.commit_group. products_hash: of the wgmma that the warp has started, which must be the same in all four warps;
- * orders no memory. */
+/* wgmma.commit_group. products_hash: a hash of the wgmma that the warp has started; it must be the same in all four
+ * warps. Orders no memory. */
 void warp_meet_warpgroup(uint32_t products_hash);
 void warp_meet_warps(uint32_t barrier, uint32_t warps);        /* barrier.sync of so many warps */
 uint32_t warp_shuffle_xor(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
@@ -57,8 +57,8 @@ uint32_t warp_ballot(bool value);                              /* __ballot_sync;
 uint32_t warp_shuffle(uint32_t value, uint32_t lane); /* __shfl_sync; likewise, and each lane has a lane of its own */
 uint32_t warp_sum(uint32_t value);                    /* __reduce_add_sync; likewise */
 
-/* What each lane of the warp has given, `count` words at most WARP_EXCHANGED_WORDS; until the warp exchanges words
- * again. Likewise. */
+/* Exchanges `count` words of each lane, at most WARP_EXCHANGED_WORDS. @return what each lane of the warp has given;
+ * valid until the warp exchanges words again. Orders no memory. */
 enum {
     WARP_EXCHANGED_WORDS = 8
 };
@@ -66,20 +66,20 @@ typedef uint32_t warp_exchanged[WARP_EXCHANGED_WORDS];
 const warp_exchanged *warp_exchange(const uint32_t *words, uint32_t count);
 
 /* Barriers in shared memory (mbarrier), and bulk copies and st.async, which count at them. Unlike a cp.async, such a
- * copy is there at once, the earliest that it can be: nothing is lost by it for the user of a ring who waits, and all
- * for one who does not. */
+ * copy arrives at once, the earliest possible time: a user of a ring who waits loses nothing by that, and one who does
+ * not wait is caught. */
 void warp_barrier_init(uint32_t at, uint32_t arrivals);
-void warp_barrier_arrive(uint32_t at, uint32_t bytes); /* bytes: that the phase waits for, too */
+void warp_barrier_arrive(uint32_t at, uint32_t bytes); /* bytes: what the phase waits for, too */
 void warp_barrier_wait(uint32_t at, uint32_t parity);
 void warp_async_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
-void warp_async_put(uint32_t to, const void *from, uint32_t bytes); /* the same, counted nowhere */
+void warp_async_put(uint32_t to, const void *from, uint32_t bytes); /* the same, but no barrier counts it */
 /* A thread's store to block `rank` of the cluster, which counts at the barrier there (st.async). */
 void warp_async_store(uint32_t rank, uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 
-/* Products of warpgroups (warp_wgmma.cpp) read shared memory, too: only what copies have brought; while they read, no
- * copy may go there. */
+/* Products of warpgroups (warp_wgmma.cpp) read shared memory, too, but only what copies have brought. While they read,
+ * no copy may write there. */
 void warp_async_read(uint32_t at, void *to, uint32_t bytes);
-void warp_async_keep(uint32_t at, uint32_t bytes, int change); /* 1: is read from now on; -1: no more */
+void warp_async_keep(uint32_t at, uint32_t bytes, int change); /* change: 1: it is read from now on; -1: no more */
 uint32_t warp_thread();                                        /* counted through the cluster's blocks */
 
 /* Ends the program, and says which thread it was. */
@@ -91,7 +91,7 @@ uint32_t warp_thread();                                        /* counted throug
 #define __host__
 #define __forceinline__ inline
 
-/* Nobody calls kernels here: what they declare is enough. */
+/* Nobody calls kernels here, so declarations are enough. */
 #define __global__
 #define __launch_bounds__(...)
 #define __grid_constant__
@@ -195,8 +195,8 @@ static inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
 
 /* ---- instructions, as the PTX ISA has them ---- */
 
-/* prmt: byte n of d is the one of {b, a} that nibble n of the selector names; its bit 3 asks for the byte's sign in all
- * eight bits. */
+/* prmt: byte n of d is the byte of {b, a} that nibble n of the selector names. Bit 3 of the nibble asks for the byte's
+ * sign in all eight bits. */
 static __forceinline__ uint32_t warp_prmt(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = (uint64_t)b << 32 | a;
     uint32_t d = 0;
@@ -259,8 +259,8 @@ static inline uint32_t trf_ldg32(const uint32_t *at) { return __ldg(at); }
 
 static inline void trf_named_barrier_sync(uint32_t barrier, uint32_t warps) { warp_meet_warps(barrier, warps); }
 
-/* Arriving does nothing: all meet in the wait, so nobody goes on before all wait, which on a device may be as soon as
- * all have arrived. */
+/* Arriving does nothing, since all threads meet in the wait. So nobody goes on before all wait; on a device they may go
+ * on as soon as all have arrived. */
 static inline void trf_cluster_arrive(uint32_t) {}
 static inline void trf_cluster_wait(uint32_t blocks) {
     if (blocks > 1)
@@ -269,11 +269,11 @@ static inline void trf_cluster_wait(uint32_t blocks) {
         warp_meet_block();
 }
 
-/* Alone in its stream. */
+/* There is no predecessor: the kernel is alone in its stream. */
 static inline void trf_wait_for_predecessor() {}
 static inline void trf_allow_successor() {}
 
-/* mma.m16n8k16 by the PTX ISA's tables of fragments; the order of the sum is the test's own. */
+/* mma.m16n8k16 by the PTX ISA's tables of fragments; the order of additions is the test's own. */
 struct trf_bf16_type {};
 static inline float warp_bf16(uint32_t word, uint32_t half) {
     const uint32_t bits = word >> (16 * half) << 16;

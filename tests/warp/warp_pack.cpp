@@ -27,9 +27,9 @@ template <bool kZeroing> static void unpack_ids(void *args) {
     trf_unpack_rows_by_id<kZeroing>(*(const trf_unpack_rows_args *)args);
 }
 
-/* Runs as many blocks as the work wants, within the grid's. shared: sizeof its shared memory. */
+/* Runs as many blocks as the work needs, but not more than the grid has. shared: the size of its shared memory. */
 static void run(void (*kernel)(void *), void *args, uint32_t threads, size_t shared, uint64_t wanted, warp_grid grid) {
-    const uint32_t bytes = (uint32_t)(shared + 15) / 16 * 16; /* the address sanitizer sees beyond that */
+    const uint32_t bytes = (uint32_t)(shared + 15) / 16 * 16; /* the address sanitizer sees accesses beyond that */
     warp_run_grid({threads / TRF_LANES, bytes, grid.order}, (uint32_t)min(wanted, (uint64_t)grid.blocks), kernel, args);
 }
 

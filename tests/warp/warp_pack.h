@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launchers of trf_pack_launch.h on the CPU: the kernels' bodies, run by emulated blocks (warp_emulation.h). All
- * memory is host memory. `order` is the order of threads and blocks, any number; `blocks` how many a grid has at most.
- */
+/* The launchers of trf_pack_launch.h on the CPU: emulated blocks (warp_emulation.h) run the kernels' bodies. All memory
+ * is host memory. `order` selects the order of threads and blocks and may be any number; `blocks` is the most that a
+ * grid has. */
 #ifndef WARP_PACK_H
 #define WARP_PACK_H
 

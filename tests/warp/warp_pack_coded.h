@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launcher of trf_pack_coded_launch.h on the CPU: the kernels' bodies, run by emulated blocks (warp_emulation.h).
- */
+/* The launcher of trf_pack_coded_launch.h on the CPU: emulated blocks (warp_emulation.h) run the kernels' bodies. */
 #ifndef WARP_PACK_CODED_H
 #define WARP_PACK_CODED_H
 
@@ -11,15 +10,15 @@
 extern "C" {
 #endif
 
-/* A layer, or rows of tiles of one, that trf_can_pack_coded would take, in host memory. max_rans_bytes: of its slabs.
- */
+/* A layer that trf_can_pack_coded would take, or rows of its tiles, in host memory. max_rans_bytes: the most of a
+ * slab. */
 typedef struct warp_coded_packing {
     const trf_device_view *view;
     uint32_t max_rans_bytes;
     const trf_packed_view *packed;
     uint32_t first_row; /* of the packed layer */
     trf_pack_coded_memory memory;
-    uint32_t warps; /* of a block that walks: 1 to 16 */
+    uint32_t warps; /* of a block that walks slabs: 1 to 16 */
 } warp_coded_packing;
 
 uint64_t warp_pack_coded_scratch_bytes(uint64_t rows, uint64_t cols);

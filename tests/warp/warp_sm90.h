@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands in for trf_ptx_sm90.cuh where device headers run on the CPU (warp_emulation.h). */
+/* Takes the place of trf_ptx_sm90.cuh when device headers run on the CPU (warp_emulation.h). */
 #ifndef WARP_SM90_H
 #define WARP_SM90_H
 
@@ -29,8 +29,8 @@ static inline void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, 
     warp_async_load(to, from, bytes, barrier);
 }
 
-/* What stands in place of a tensor map: boxes of 64 columns under the swizzle of 128 bytes. In shared memory there is
- * room for room_rows; what lies behind a box is anything, here NaNs, which must not come to y. */
+/* Takes the place of a tensor map: boxes of 64 columns with the swizzle of 128 bytes. Shared memory has room for
+ * room_rows rows; after a box anything may lie, here NaNs, which must not reach y. */
 struct warp_x_map {
     const uint16_t *x;
     uint32_t m, cols, box_rows, room_rows;
@@ -65,7 +65,7 @@ static inline void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, 
         }
 }
 
-/* ---- what blocks hand to each other: those run one after the other ---- */
+/* ---- what blocks hand to each other; they run one after the other ---- */
 
 static inline void trf_publish(uint64_t *flag, uint64_t value) { *flag = value; }
 static inline void trf_await(const uint64_t *flag, uint64_t value) {
@@ -103,10 +103,10 @@ static inline void trf_st_async128f(uint32_t at, uint32_t barrier, uint32_t rank
     warp_async_store(rank, at, &v, sizeof v, barrier);
 }
 
-/* Who arrives does not go on before all have come, which it might. */
+/* A warp that arrives waits for all others here, though on a device it could go on. */
 static inline void trf_named_barrier_arrive(uint32_t barrier, uint32_t warps) { warp_meet_warps(barrier, warps); }
 
-/* Does what trf_cluster_arrive does: all meet in the wait. */
+/* Does the same as trf_cluster_arrive, since all threads meet in the wait. */
 static inline void trf_cluster_arrive_relaxed(uint32_t) {}
 
 template <int kRegisters> static inline void trf_take_registers() {}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which kernel walks a layer, its shared memory, and x for the one that copies it. */
+/* Chooses the kernel that walks a layer, and gives it its shared memory and, if it copies x, an x. */
 #include "warp_walk_kernel.h"
 
 #include <vector>

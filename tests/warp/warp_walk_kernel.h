@@ -8,7 +8,7 @@
 #include "trf_decode_slabs.cuh"
 #include "warp_walk.h"
 
-/* What all threads of a block are given. */
+/* The arguments that all threads of a block get. */
 struct warp_walk_args {
     const warp_walk *walk;
     trf_smem_layout smem;
@@ -20,7 +20,7 @@ struct warp_walk_args {
 
 typedef void warp_walk_kernel(void *args);
 
-/* A range of the columns of each band, as a split of K in the fused and wide kernels. */
+/* A range of the columns of each band, as in a k split of the fused and wide kernels. */
 struct warp_split_k_unit_order {
     uint32_t begin, end;
 
@@ -31,7 +31,7 @@ struct warp_split_k_unit_order {
     }
 };
 
-/* ---- sinks: what decoding to memory has, and one that puts each weight where its lane, step and index say ---- */
+/* ---- sinks: that of decoding to memory, and one that puts each weight where its lane, step and index say ---- */
 
 static void warp_note_verdict(const warp_walk &w, uint32_t band, uint32_t panel, bool good) {
     uint8_t &slab = w.slabs[(uint64_t)band * w.view->num_panels + panel];
@@ -51,7 +51,7 @@ template <class Codec, bool kMayGather> struct warp_store_sink : trf_write_sink<
 
     void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
         Base::step(reg, walk, k);
-        for (uint32_t i = 0; i < TRF_FRAGMENT_SIZE; i++) /* its row of the step, in another lane's stead */
+        for (uint32_t i = 0; i < TRF_FRAGMENT_SIZE; i++) /* its row of the step, in place of another lane */
             w.seen[(walk.unit * TRF_SLAB_ROWS + this->lane) * (uint64_t)w.view->cols + walk.panel * w.view->slab_cols +
                    TRF_FRAGMENT_SIZE * k + i]++;
     }
@@ -82,7 +82,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
     uint32_t first_row(uint32_t s) const { return (kSlabs * at.unit + s) * TRF_SLAB_ROWS; }
     bool is_there(uint32_t s) const { return first_row(s) + TRF_SLAB_ROWS <= view.rows; }
 
-    /* Row and column of the lane's weight i of the step at hand, in the layer. */
+    /* Row and column in the layer of the lane's weight i of the present step. */
     trf_slab_shape shape() const {
         const uint32_t cols = min(view.cols - at.panel * view.slab_cols, view.slab_cols) / TRF_FRAGMENT_SIZE;
         return {TRF_SLAB_ROWS / TRF_FRAGMENT_SIZE, cols};
@@ -121,7 +121,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
 
     /* ---- elements ---- */
 
-    /* F16 as trf_build_four_f16 makes it back to E4M3, with as much above it as there should be: nothing. */
+    /* Converts F16 as trf_build_four_f16 makes it back to E4M3. The bits above it must be zeros. */
     static uint32_t e4m3_from_f16(uint32_t half) {
         if (half & 0x407F)
             warp_fail("%04x is no E4M3", half);
@@ -177,9 +177,9 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
 
 /* ---- the kernel ---- */
 
-/* With one slab at a time a warp has consecutive slabs, as kernels decode them; with two it has a range of columns,
- * band by band, as kernels multiply them. Sink: made of the arguments, the lane, and the shared address after the
- * warp's buffers. */
+/* With one slab at a time, a warp has consecutive slabs, as in kernels that decode; with two, it has a range of
+ * columns, band by band, as in kernels that multiply. Sink: constructed from the arguments, the lane, and the shared
+ * address after the warp's buffers. */
 template <class Codec, int kSlabs, int kRingSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
     const warp_walk_args &a = *(const warp_walk_args *)args;
     const trf_device_view &view = *a.walk->view;
@@ -225,7 +225,7 @@ template <class Codec, int kSlabs, int kRingSteps, int kP, int kLog, class Sink>
 
 /* ---- which of them a layer has ---- */
 
-/* kProductConfig: the codec config that only products have. @return NULL: there is none. */
+/* kProductConfig: the codec config that only products have. @return NULL if there is no such kernel. */
 template <class Codec, bool kProductConfig> warp_walk_kernel *warp_walk_kernel_of(const warp_walk *w) {
     constexpr int kP = kDefaultP<Codec>, kTwoLog = Codec::kClassBits == 2 ? kSmallTableLog : kTableLog;
     constexpr bool kDecodesOnly = Codec::kCodec == TRF_CODEC_E4M3 && !kProductConfig,
@@ -259,7 +259,7 @@ template <class Codec, bool kProductConfig> warp_walk_kernel *warp_walk_kernel_o
     return nullptr;
 }
 
-/* One for each source file of instantiations. */
+/* Each of these has a source file of instantiations. */
 warp_walk_kernel *warp_walk_kernel_of_bf16(const warp_walk *w);
 warp_walk_kernel *warp_walk_kernel_of_fp16(const warp_walk *w);
 warp_walk_kernel *warp_walk_kernel_of_e4m3(const warp_walk *w);

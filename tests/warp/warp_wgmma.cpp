@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wgmma.m64nNk16 with operand A in registers, as the PTX ISA has it, by warps that each hold 16 of the 64 rows.
+/* wgmma.m64nNk16 with operand A in registers, as the PTX ISA defines it. Each warp holds 16 of the 64 rows.
  *
- * A product that was started is computed in the wait that ends it, from what registers and shared memory hold then: who
- * overwrites them before gets wrong sums, and copies that go where it reads end the program. Sums are NaN as long as a
- * product of them is under way. A commit is where the four warps of a warpgroup meet; they have to have started the
- * same products. That orders no memory. */
+ * A product that was started is computed in the wait that ends it, from what registers and shared memory hold then. So
+ * code that overwrites them earlier gets wrong sums, and copies that go where a product reads end the program. Sums are
+ * NaN while a product of them is under way. At a commit the four warps of a warpgroup meet; they must have started the
+ * same products. This orders no memory. */
 #include "warp_sm90.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ struct product {
 struct thread_products {
     std::vector<product> open;                /* not committed */
     std::vector<std::vector<product>> groups; /* not waited for */
-    std::vector<float> sums;                  /* of the products under way; all have the same ones */
+    std::vector<float> sums;                  /* those of the products under way, which all share */
     bool fenced;                              /* since the last commit */
     uint64_t computed;                        /* products; the same number in all lanes of a warp */
 };
@@ -42,7 +42,7 @@ size_t under_way(const thread_products &t) {
     return count;
 }
 
-/* Where operand B begins; it has to be as the descriptor's fields say that these tests know: K-major, the swizzle of
+/* @return where operand B begins. The descriptor's fields must be those that these tests know: K-major, the swizzle of
  * 128 bytes, atoms of 8 rows 1024 bytes apart. */
 uint32_t address_of(uint64_t b) {
     if (b >> 62 != 1 || (b >> 32 & 0x3FFF) != 1024 >> 4 || (b >> 49 & 7) != 0)
@@ -53,7 +53,7 @@ uint32_t address_of(uint64_t b) {
     return at;
 }
 
-/* The swizzle is of addresses: their bits 4 to 6 are turned by their bits 7 to 9. */
+/* The swizzle applies to addresses: bits 7 to 9 are xor-ed into bits 4 to 6. */
 void load_b(const product &p) {
     const uint32_t at = address_of(p.b);
     for (uint32_t row = 0; row < p.b_rows; row++)
@@ -66,7 +66,7 @@ void load_b(const product &p) {
         }
 }
 
-/* All lanes of a warp call it. */
+/* Computes a product. All lanes of a warp call this. */
 void compute(const product &p, float *sums) {
     const uint32_t lane = threadIdx.x % kLanes;
     const warp_exchanged *const lanes = warp_exchange(p.a, 4);

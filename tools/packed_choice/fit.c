@@ -39,7 +39,7 @@ enum {
 static const double kTemperature = 0.008; /* of the softmin, as a share of the least estimate */
 static const double kWithin = 0.03, kExcessWeight = 2;
 static const double kKeptWeight = 1, kKeptTime = 1.05;
-static const double kChangeWeight = 3e-6; /* of the squared logarithm of its change: without evidence a constant stays */
+static const double kChangeWeight = 3e-6; /* of its change's squared logarithm: without evidence a constant stays */
 static const double kHeat = 0.002;        /* of annealing at its start, as a share of the loss there */
 
 typedef struct way {
