@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* F32 tensors every weight of which is a BF16 number: found, compressed without loss, and given back bit for bit; and
- * those of which one weight is none, wherever it stands. */
+/* F32 tensors in which every weight is a BF16 number: they are found, compressed without loss, and given back bit for
+ * bit. Also tensors in which one weight, wherever it is, is not a BF16 number. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_safetensors.h"
@@ -19,7 +19,8 @@ enum {
     COLS = 520
 };
 
-/* A file with the F32 tensors "a.weight", a matrix, and "e.up", experts, both of BF16 numbers, and one that is more. */
+/* Writes a file with the F32 tensors "a.weight", a matrix, and "e.up", experts, which both have BF16 numbers, and one
+ * tensor that has others. */
 static void write_source(void) {
     static const fixture_tensor tensors[] = {{"a.weight", "F32", {ROWS, COLS}, 2, 0},
                                              {"e.up", "F32", {3, 64, 96}, 3, 0},
@@ -132,7 +133,7 @@ START_TEST(a_tensor_that_is_named_has_to_fit) {
 }
 END_TEST
 
-/* With the codec bf16 what is equal counts as equal, and only the rest as rounded. */
+/* With the codec bf16, tensors that stay equal count as equal, and only the others as rounded. */
 START_TEST(only_what_is_rounded_is_called_so) {
     prepare(SIZE_MAX, 0);
     trf_checkpoint_report report = compress_with(TRF_CODEC_BF16);
@@ -148,7 +149,7 @@ START_TEST(only_what_is_rounded_is_called_so) {
 }
 END_TEST
 
-/* A folder whose config.json says "auto" is lossless, and verify holds it to that, with and without the source. */
+/* A folder whose config.json says "auto" is lossless, and verify requires that, with and without the source. */
 START_TEST(a_folder_that_is_lossless_is_held_to_it) {
     static const char config[] = "{\"model_type\": \"a\", \"dtype\": \"float32\"}";
     prepare(SIZE_MAX, 0);
@@ -163,7 +164,7 @@ START_TEST(a_folder_that_is_lossless_is_held_to_it) {
     fixture_check_status(trf_verify_checkpoint(out, NULL, NULL, &report, &err), TRF_OK, &err);
     ck_assert_uint_eq(report.widened_tensors, 2);
     ck_assert_uint_eq(report.rounded_tensors, 0);
-    file[data_of(file) + 4 * 77] ^= 1; /* it would round to what is there */
+    file[data_of(file) + 4 * 77] ^= 1; /* it would still round to the stored weight */
     fixture_write(fixture_path("folder/model.safetensors"), file, bytes);
     free(file);
     fixture_check_status(trf_verify_checkpoint(out, folder, NULL, NULL, &err), TRF_ERR_MISMATCH, &err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checkpoints there and back: files, directories, indexes, tensors of experts; listing, verifying, extracting.
- * Tiles are decoded in parallel. */
+/* Checkpoints that are compressed and decompressed: files, directories, indexes, tensors of experts; listing,
+ * verifying, extracting. Tiles are decoded in parallel. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_checkpoint_file.h"
@@ -186,7 +186,7 @@ static const char *make_directory(const char *name, int with_index) {
     json_object_set_new(map, kThird[0].name, json_string("m-3.safetensors"));
     json_t *index =
         json_pack("{s:{s:i,s:f},s:o,s:[]}", "metadata", "total_size", 1, "kept", 0.5, "weight_map", map, "more");
-    /* With a layout that no library gives back. */
+    /* The text has a layout that no library would give back. */
     char *text = json_dumps(index, JSON_INDENT(7));
     fixture_write(fixture_path("%s/model.safetensors.index.json", name), text, strlen(text));
     free(text);
@@ -348,7 +348,7 @@ START_TEST(layers_are_extracted) {
 }
 END_TEST
 
-/* Options, and those of encoding inside them, that no _init has been called for. */
+/* Options, and the encode options inside them, for which no _init has been called. */
 START_TEST(options_of_no_size) {
     const char *in = fixture_path("sized.safetensors"), *out = fixture_path("sized.packed");
     static const fixture_tensor tensor = {"a.weight", "BF16", {32, 64}, 2, 0};

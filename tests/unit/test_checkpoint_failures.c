@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes wrong with checkpoints: each failure has its status, and none leaves anything behind. */
+/* Failures with checkpoints: each has its status, and none leaves anything behind. */
 #define _GNU_SOURCE /* memmem */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
@@ -142,7 +142,7 @@ START_TEST(full_disk_leaves_nothing) {
         ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
         trf_status status = trf_compress_checkpoint(in, fixture_path("full/out"), NULL, NULL, &err);
         int entries = fixture_count_entries(folder);
-        limit.rlim_cur = limit.rlim_max; /* Check itself has something to write */
+        limit.rlim_cur = limit.rlim_max; /* Check itself must be able to write */
         ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
         fixture_check_status(status, TRF_ERR_IO, &err);
         ck_assert_int_eq(entries, 1);
@@ -208,7 +208,7 @@ static int write_to(void *context, const char *tensor, uint64_t done, uint64_t t
     return 0;
 }
 
-/* A mixture of what it was and what it became would be nobody's. */
+/* An output that mixes an input's old and new bytes would belong to neither. */
 START_TEST(inputs_that_change_meanwhile) {
     const char *in = make_source("changes"), *out = fixture_path("changed/out"), *packed = fixture_path("packed");
     fixture_make_folder(fixture_path("changed"));
@@ -421,7 +421,7 @@ typedef struct damage_case {
 
 static const damage_case kDamages[] = {
     {0, 0, {1}, 1, TRF_ERR_MAGIC},           {0, 4, {2}, 1, TRF_ERR_VERSION},
-    {0, 12, {1}, 1, TRF_ERR_FORMAT},                                         /* rows: not those of the kept header */
+    {0, 12, {1}, 1, TRF_ERR_FORMAT},                                         /* rows differ from the kept header's */
     {0, 300, {0xFF}, 1, TRF_ERR_HEADER},                                     /* reserved bytes of the extension */
     {0, 48, {0xFF}, 1, TRF_ERR_HEADER},                                      /* blob_bytes */
     {0, -1, {0xA5}, 1, TRF_ERR_CHECKSUM},                                    /* the last tile */
@@ -584,7 +584,7 @@ START_TEST(header_need_not_be_kept) {
         options.overwrite = 1;
         fixture_check_status(trf_verify_checkpoint(i ? bare : edited, source, NULL, NULL, &err), TRF_OK, &err);
         fixture_check_status(trf_decompress_checkpoint(i ? bare : edited, back, &options, NULL, &err), TRF_OK, &err);
-        /* The tensors are the source's, wherever they lie. */
+        /* The tensors are still the source's, though they may lie elsewhere. */
         fixture_check_status(trf_verify_checkpoint(back, source, NULL, NULL, &err), TRF_OK, &err);
         fixture_check_status(trf_verify_checkpoint(compressed_path, back, NULL, NULL, &err), TRF_OK, &err);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a checkpoint's folder holds besides tensors, and where its output goes: files that are carried over, left out
- * and compared, permissions, folders that may be replaced, what a run that was killed left, free space, dry runs.
+/* What a checkpoint's folder holds besides tensors, and where its output goes: files that are carried over, left out or
+ * compared, permissions, folders that may be replaced, what a killed run has left, free space, dry runs.
  * TRF_TEST_WRAPS: trf_free_bytes */
 #define _GNU_SOURCE /* flock */
 #include "common/checkpoint_fixture.h"
@@ -84,7 +84,7 @@ static void check_fails(trf_status status, trf_status expected, const char *word
 
 /* ---- files that are carried over, and left out ---- */
 
-/* With weights below, caches and small files. */
+/* Makes a folder with weights in folders below it, caches and small files. */
 static const char *make_wide(const char *name) {
     make_model(name);
     fixture_make_folder(fixture_path("%s/original", name));
@@ -144,7 +144,7 @@ START_TEST(files_are_left_out) {
     for (size_t g = 0; g < sizeof globs / sizeof globs[0]; g++) {
         trf_checkpoint_options options = make_options();
         options.skip_extra = globs[g];
-        options.overwrite = 1; /* what an earlier turn carried over is the source's */
+        options.overwrite = 1; /* what an earlier turn carried over belongs to the source */
         const trf_checkpoint_report report = compress(in, out, &options);
         ck_assert_uint_eq(report.skipped_files, (uint64_t)left[g] + 2);
         check_noted("left out as asked: ");
@@ -170,7 +170,7 @@ START_TEST(globs_that_leave_nothing_out) {
         trf_compress_checkpoint(fixture_path("glob/model.safetensors"), fixture_path("glob-out"), &options, NULL, &err),
         TRF_ERR_NOT_FOUND, globs[_i]);
     ck_assert(!fixture_exists(fixture_path("glob-out")));
-    /* What matches all still leaves the checkpoint. */
+    /* A pattern that matches everything still leaves the checkpoint. */
     const char *const all[] = {"*", NULL};
     options.skip_extra = all;
     if (_i)
@@ -274,7 +274,7 @@ START_TEST(links_are_compared) {
     check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_NOT_FOUND, "missing here: link;");
     ck_assert_int_eq(symlink("original/params.json", link), 0);
     check_fails(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_ERR_MISMATCH, "source's: link (");
-    ck_assert_int_eq(unlink(link), 0); /* a copy of what it leads to will do */
+    ck_assert_int_eq(unlink(link), 0); /* a copy of what the link leads to is accepted */
     write_zeros(link, 100);
     fixture_check_status(trf_verify_checkpoint(out, in, &options, NULL, &err), TRF_OK, &err);
     ck_assert_int_eq(unlink(fixture_path("links-out/dangling")), 0);
@@ -283,7 +283,7 @@ START_TEST(links_are_compared) {
 }
 END_TEST
 
-/* Tensors may be equal where files are not. */
+/* Tensors may be equal although their files are not. */
 START_TEST(another_layout_is_noted) {
     static const fixture_tensor tensors[] = {{"a.weight", "BF16", {128, 300}, 2, 0}, {"n", "F32", {7}, 1, 0}};
     const char *in = make_model("layout"), *out = fixture_path("layout-out");
@@ -587,7 +587,7 @@ START_TEST(leftovers_are_told_and_removed) {
     fixture_make_folder(fixture_path("%s", place));
     leave_something(in, out);
     ck_assert_int_eq(fixture_count_entries(fixture_path("%s", place)), 1);
-    /* Names that are almost such ones are somebody's. */
+    /* Names that are only almost those of temporaries belong to somebody. */
     fixture_make_folder(fixture_path("%s/out.transfuse-tmp-0123456", place));
     fixture_make_folder(fixture_path("%s/out.transfuse-tmp-0123456g", place));
     fixture_make_folder(fixture_path("%s/out.transfuse-tmp-012345678", place));
@@ -596,7 +596,7 @@ START_TEST(leftovers_are_told_and_removed) {
     compress(in, out, &options);
     check_noted("left by a run that was killed");
     ck_assert_int_eq(fixture_count_entries(fixture_path("%s", place)), 6);
-    /* One that is at work is none. */
+    /* The temporary of a run that is still at work is not a leftover. */
     const char *busy = fixture_path("%s/out.transfuse-tmp-abcdef01", place);
     fixture_make_folder(busy);
     const int fd = open(busy, O_RDONLY | O_DIRECTORY);
@@ -634,7 +634,7 @@ START_TEST(too_little_space_is_told_first) {
     trf_checkpoint_options options = make_options();
     const trf_checkpoint_report report = compress(in, fixture_path("space-first"), &options);
     ck_assert_uint_lt(report.output_file_bytes, report.source_file_bytes);
-    free_bytes = report.output_file_bytes + 100; /* less than the source, and yet enough */
+    free_bytes = report.output_file_bytes + 100; /* less than the source's size, yet enough */
     const trf_checkpoint_report again = compress(in, out, &options);
     ck_assert_uint_eq(again.output_file_bytes, report.output_file_bytes);
     ck_assert_uint_eq(again.compressed_bytes, report.compressed_bytes);
@@ -707,7 +707,7 @@ enum {
     UNLIKE_COLS = 2048
 };
 
-/* Where a matrix has noise in place of weights. */
+/* Whether a matrix has noise in place of a weight. */
 static int is_noise(int pattern, size_t row, size_t col) {
     const int lower = row >= UNLIKE_ROWS / 2, right = col >= UNLIKE_COLS / 2;
     switch (pattern) {

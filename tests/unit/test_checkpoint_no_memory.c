@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every allocation of compressing, decompressing, verifying and extracting fails once: a status each time, nothing left
- * under any name, and what comes out when nothing failed is what comes out without failures. (The address sanitizer's
- * run looks for leaks.) TRF_TEST_WRAPS_ALLOCATIONS. */
+/* Every allocation of compressing, decompressing, verifying and extracting fails once. Each time there is a status and
+ * nothing is left under any name; in the end, when nothing fails any more, the output is the same as without failures.
+ * (The address sanitizer's run looks for leaks.) TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
@@ -15,7 +15,7 @@ static trf_error err;
 static const char *folder, *source, *compressed_path, *quantized; /* the last three in the first */
 static const char *pipeline, *compressed_pipeline, *replaced;     /* these, too */
 
-/* Makes BF16 numbers of the last F32 weights of a file. */
+/* Turns the last F32 weights of a file into BF16 numbers. */
 static void cut_low_bits(const char *path, size_t weights) {
     size_t bytes;
     uint8_t *file = fixture_read(path, &bytes);
@@ -49,7 +49,8 @@ static void make_source(void) {
     fixture_write(fixture_path("in/model.safetensors.index.json"), index, sizeof index - 1);
 }
 
-/* Two models, one of which is quantized; weights and other files below, and what is not carried over. */
+/* Makes a pipeline of two models, one of which is quantized, with weights and other files below them, and files that
+ * are not carried over. */
 static void make_pipeline(void) {
     static const fixture_tensor tensors[] = {{"a.weight", "BF16", {64, 256}, 2, 0}};
     static const char config[] = "{\"_class_name\": \"X\"}", other[] = "{\"quantization_config\": {\"a\": 1}}";
@@ -125,7 +126,7 @@ static trf_status extract(const char *out, int threads) {
 
 static const char *const kSkip[] = {"text/original/y.pth", NULL};
 
-/* Without one of the carried files, over a result that has it. */
+/* Writes a pipeline that lacks one of the carried files over a result that has it. */
 static trf_status replace_pipeline(const char *out, int threads) {
     (void)out;
     trf_checkpoint_options options = options_of(threads);
@@ -174,12 +175,12 @@ enum {
 static int act_number, attempts, entries_before;
 static char out[512];
 
-/* Another output each time, so that what a failure left would be seen; TRF_ERR_IO stands for that. context: number of
- * threads. */
+/* Writes to another output each time, so that anything that a failure has left is seen; the status is then TRF_ERR_IO.
+ * context: the number of threads. */
 static trf_status attempt(void *context) {
     snprintf(out, sizeof out, "%s/out%d", folder, ++attempts);
     const trf_status status = kActs[act_number].act(out, *(const int *)context);
-    atomic_store(&allocation_fails_at, 0); /* what comes now is the test's */
+    atomic_store(&allocation_fails_at, 0); /* from here on allocations are the test's */
     const int entries = fixture_count_entries(folder);
     if (entries != entries_before + (status == TRF_OK && kActs[act_number].leaves))
         return err.status = TRF_ERR_IO;

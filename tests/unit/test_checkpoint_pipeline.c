@@ -217,7 +217,7 @@ START_TEST(only_parts_that_need_it_are_stored) {
     ck_assert(!has_text(fixture_path("store-out/unet/config.json"), "\"stored\""));
     ck_assert(has_text(fixture_path("store-out/unet/config.json"), "\"quant_method\": \"transfuse\""));
     ck_assert_uint_eq(report.compressed_tensors, 3);
-    ck_assert_uint_eq(report.left[TRF_LEFT_EMBEDDING].tensors, 1); /* that of the part that can be loaded */
+    ck_assert_uint_eq(report.left[TRF_LEFT_EMBEDDING].tensors, 1); /* the embedding of the part that can be loaded */
     fixture_check_status(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_OK, &err);
     fixture_check_status(trf_decompress_checkpoint(out, back, NULL, NULL, &err), TRF_OK, &err);
     fixture_check_same(in, back);
@@ -272,7 +272,7 @@ START_TEST(what_is_no_pipeline) {
     fixture_write(fixture_path("hollow/model_index.json"), "{}", 2);
     check_fails(trf_compress_checkpoint(fixture_path("hollow"), fixture_path("hollow-out"), NULL, NULL, &err),
                 TRF_ERR_NOT_FOUND, "pipeline");
-    /* A part that cannot be read names itself. */
+    /* The message names a part that cannot be read. */
     make_part("hollow", "unet", "{}", "a.weight", 1);
     fixture_write(fixture_path("hollow/unet/model.fp16.safetensors"), "123", 3);
     check_fails(trf_compress_checkpoint(fixture_path("hollow"), fixture_path("hollow-out"), NULL, NULL, &err),

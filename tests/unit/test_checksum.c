@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every build of the checksum that this CPU runs gives the same, at any length and alignment. */
+/* Every build of the checksum that this CPU runs gives the same result, at any length and alignment. */
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_checksum.h"

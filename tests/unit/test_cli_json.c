@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JSON output of the command: whole, or not at all. TRF_TEST_WRAPS_ALLOCATIONS */
+/* JSON output of the command is written completely or not at all. TRF_TEST_WRAPS_ALLOCATIONS */
 #include "../../tools/cli_json.c"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
@@ -10,7 +10,7 @@ static const char kDue[] = "{\"path\": \"a?b\", \"list\": [0, 1, 2, 3, 4, 5, 6, 
 static char text[sizeof kDue + 100];
 static size_t text_bytes;
 
-/* Into `text`, of which text_bytes are written. context: the trf_error. */
+/* Writes to `text`, and sets text_bytes. context: the trf_error. */
 static trf_status write_text(void *context) {
     trf_error *err = context;
     memset(text, 0, sizeof text);

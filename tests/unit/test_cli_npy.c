@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* .npy files of the command: written ones read back, other writers' headers, and the status of malformed ones. */
+/* The command's .npy files: files that are written and read back, headers of other writers, and the status of malformed
+ * files. */
 #include "../../tools/cli_file.c"
 #include "../../tools/cli_float.c"
 #include "../../tools/cli_messages.c"

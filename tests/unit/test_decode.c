@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tile decoders: each against the elements that a slow encoder of the tests' own began with, on random tiles of
- * every codec; and all of them on corrupt streams, where they must agree on the verdict and stay inside the tile. */
+/* The tile decoders. Each is compared with the elements from which the tests' own slow encoder made random tiles of
+ * every codec; and on corrupt rANS streams all of them must agree on the verdict and stay inside the tile. */
 #include "common/decoders.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
@@ -21,7 +21,7 @@ enum {
     CANARY = 0x5A5A
 };
 
-/* Where a tile is decoded to: rows with a canary behind each, exactly as large as that. */
+/* The memory that a tile is decoded to: rows with a canary after each, and no more. */
 typedef struct target {
     uint16_t *elements;
     uint32_t rows, cols;
@@ -92,7 +92,7 @@ END_TEST
 
 /* ---- corrupt streams ---- */
 
-/* Changes something that only decoding can find out: words, start states, the split of words between lane pairs. */
+/* Changes something that only decoding can detect: words, start states, the split of words between lane pairs. */
 static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape) {
     uint32_t slab = test_below(rng, shape->num_slabs);
     const trf_slab_location location = trf_locate_slab(shape, tile->bytes, slab, tile->view.header.raw_bits);
@@ -104,11 +104,11 @@ static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape)
     case 0: /* a state */
         states[test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
         break;
-    case 1: /* many states: long streams that run over */
+    case 1: /* many states: long rANS streams that overrun */
         for (uint32_t i = 0; i < 64; i++)
             states[i] = (uint8_t)(1 + test_below(rng, 255));
         break;
-    case 2: /* words from one lane pair to another, the first one and the last one too */
+    case 2: /* words move from one lane pair to another, also from the first and the last one */
         while (lane_pair_words[lane_pair] && lane_pair_words[other] < 255 && test_below(rng, 8)) {
             lane_pair_words[lane_pair]--;
             lane_pair_words[other]++;
@@ -167,7 +167,7 @@ START_TEST(corrupt_rans_streams) {
 }
 END_TEST
 
-/* Streams that are good but for words that nobody takes. */
+/* rANS streams that are good except for words that no lane takes. */
 START_TEST(unused_words) {
     static trf_decode_table table;
     test_rng rng = {6000 + (uint64_t)_i};
@@ -192,7 +192,7 @@ END_TEST
 
 /* ---- values ---- */
 
-/* A layer of one stored tile: each codec's elements as values of its dtype and as F32. */
+/* A layer of one stored tile, whose elements become values of the codec's dtype and of F32. */
 START_TEST(values_of_dtypes) {
     static const struct {
         trf_codec codec;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of how decoding to memory uses a device: pinned, for layers and devices of all sorts. */
+/* Pins down how decoding to memory chooses to use a device, for layers and devices of all kinds. */
 #include "common/run_suite.h"
 #include "trf_decode_choice.h"
 
@@ -7,12 +7,12 @@
 
 enum {
     REFUSED = -1,
-    H200_BYTES = 232448, /* of shared memory that a block may opt in to */
+    H200_BYTES = 232448, /* of shared memory that a block may have on request */
     A100_BYTES = 166912,
     L4_BYTES = 101376
 };
 
-/* A layer with its default p unless p says otherwise, a device, and what is chosen. */
+/* A layer, with its default p unless p says otherwise; a device; and what is chosen. */
 typedef struct pinned_choice {
     uint32_t codec, class_bits, raw_bits, p, slab_cols, max_rans_bytes, max_frequency;
     trf_write_format format;
@@ -20,7 +20,7 @@ typedef struct pinned_choice {
     int aligned;
     uint32_t multiprocessors;
     int shared_bytes;
-    /* REFUSED, or trf_write_method; then the rest. */
+    /* REFUSED, or a trf_write_method and the rest. */
     int method, default_p;
     uint32_t warps, table_log;
 } pinned_choice;
@@ -132,7 +132,7 @@ END_TEST
 
 /* ---- experts ---- */
 
-/* Experts with their default p, a device, and what is chosen; method REFUSED: none for all. */
+/* Experts with their default p, a device, and what is chosen. If method is REFUSED, no method takes all of them. */
 typedef struct pinned_experts {
     uint32_t codec, class_bits, raw_bits, max_frequency;
     trf_write_format format;
@@ -198,7 +198,7 @@ START_TEST(choices_for_experts_are_pinned) {
 }
 END_TEST
 
-/* Pieces follow one another, leave out no slab, and have one for each warp at most. */
+/* Pieces follow one another, leave out no slab, and have at most one slab for each warp. */
 START_TEST(pieces_of_experts) {
     for (uint32_t num_slabs = 1; num_slabs < 400; num_slabs += 7)
         for (uint32_t matrices = 1; matrices < 300; matrices += 23) {
@@ -249,7 +249,7 @@ START_TEST(what_must_be_alike) {
     for (int i = 0; i < 8; i++)
         ck_assert(!trf_decode_alike(&view, &others[i]));
     others[0] = view;
-    others[0].exponent_offset = 3; /* and what else is the expert's own */
+    others[0].exponent_offset = 3; /* and whatever else may differ between experts */
     ck_assert(trf_decode_alike(&view, &others[0]));
 }
 END_TEST

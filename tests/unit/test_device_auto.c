@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TRF_DEVICE_AUTO where the attempt to use a GPU ends in each way.
- * TRF_TEST_WRAPS: trf_cuda_context_create */
+/* TRF_DEVICE_AUTO for each way in which the attempt to use a GPU may end. TRF_TEST_WRAPS: trf_cuda_context_create */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_context_create.h"
@@ -34,7 +33,7 @@ START_TEST(no_device) {
 }
 END_TEST
 
-/* A GPU that is there and fails must not become a CPU unnoticed. */
+/* If there is a GPU but it fails, the CPU must not take its place unnoticed. */
 START_TEST(device_fails) {
     static const trf_status failures[] = {TRF_ERR_MEMORY, TRF_ERR_CUDA};
     for (int i = 0; i < 2; i++) {

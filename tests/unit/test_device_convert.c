@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers in another layout, made of ones on the device: weights, rows and what they say of themselves are the old
- * one's, which stays as it is; in whose memory; and what is refused. On the CPU; tests/gpu/ builds this file for a GPU,
- * too, with its ordinal as TRF_TEST_DEVICE. */
+/* Layers that are converted to another layout on the device: their weights, rows and information are those of the old
+ * layer, which stays as it is; whose memory they take; and what is refused. These tests run on the CPU; tests/gpu/
+ * builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/device_layers.h"
@@ -90,7 +90,7 @@ static uint64_t measure(const trf_device_layer *layer, trf_layout layout) {
 
 /* ---- what comes of it ---- */
 
-/* Is what it says it is, and gives what `due` gives. */
+/* Expects that a layer has the layout that it says it has, and gives what `due` gives. */
 static void check_layer(const trf_device_layer *made, const trf_device_layer *due, trf_layout layout) {
     const trf_device_layer_info info = test_device_layer_info(made);
     const trf_layer_info due_info = test_layer_info(due);
@@ -102,8 +102,8 @@ static void check_layer(const trf_device_layer *made, const trf_device_layer *du
     fixture_check_status(trf_device_layer_check(made, &err), TRF_OK, &err);
 }
 
-/* A plain layer does not know the row offsets of its blob: without them rows of very different size are not packed, and
- * NULL comes of them. */
+/* A plain layer does not know the row offsets of its blob. Without them, rows of very different magnitudes cannot be
+ * packed. @return NULL for such a layer. */
 static trf_device_layer *convert_plain(const trf_device_layer *plain) {
     trf_device_layer *made = NULL;
     if (!(test_layer_info(plain).predictor_modes & TRF_PREDICT_ROW))
@@ -113,7 +113,8 @@ static trf_device_layer *convert_plain(const trf_device_layer *plain) {
     return made;
 }
 
-/* To plain and to packed, from each of them to the other, and the old ones are gone by the time of each look. */
+/* Converts to plain and to packed, and from each of them to the other. The old layers are gone whenever a new one is
+ * checked. */
 static void check_conversions(const coded_blob *blob, const trf_load_options *shard, int can_pack) {
     trf_device_layer *due = load(blob, shard, TRF_LAYOUT_CODED), *coded = load(blob, shard, TRF_LAYOUT_CODED);
     const uint64_t plain_bytes = measure(coded, TRF_LAYOUT_PLAIN);
@@ -160,7 +161,7 @@ START_TEST(the_weights_of_the_layer) {
 }
 END_TEST
 
-/* first_row, num_rows, first_col, num_cols; 0: to the end. */
+/* first_row, num_rows, first_col, num_cols; a number of 0 means to the end. */
 static const uint32_t kShards[][4] = {
     {256, 256, 0, 0}, {0, 0, 256, 0}, {16, 32, 0, 0}, {48, 416, 272, 144},
     {512, 0, 0, 416}, {0, 64, 0, 32}, {208, 0, 0, 0},
@@ -170,7 +171,7 @@ enum {
     NUM_SHARDS = sizeof kShards / sizeof kShards[0]
 };
 
-/* Also those of which no tile is whole; and of row ranges. */
+/* Also shards that have no whole tile, and row ranges. */
 START_TEST(shards) {
     const coded_blob blob = encode(_i ? SCALED_ROWS : OUTLIERS, 600, 430, (trf_favor)_i);
     for (int s = 0; s <= NUM_SHARDS; s++) {
@@ -187,8 +188,8 @@ START_TEST(shards) {
 }
 END_TEST
 
-/* Larger than what is converted at a time: straight from the slabs, as GPUs pack whole ones; by dense rows, as ones
- * with stored tiles or row offsets, and shards that begin and end anywhere. */
+/* These layers are larger than what is converted at a time. GPUs pack whole layers straight from the slabs. They pack
+ * by dense rows layers that have stored tiles or row offsets, and shards that begin and end anywhere. */
 START_TEST(large_layers) {
     static const uint32_t shard[4] = {144, 0, 256, 0};
     static const weight_kind kinds[] = {OUTLIERS, ZEROS, BURSTS, SCALED_ROWS};
@@ -202,7 +203,7 @@ START_TEST(large_layers) {
 }
 END_TEST
 
-/* Sources that are F32, and F16. */
+/* Sources in F32 and F16. */
 START_TEST(other_dtypes) {
     const uint32_t rows = 300, cols = 290;
     test_rng rng = {9};
@@ -219,7 +220,7 @@ START_TEST(other_dtypes) {
 }
 END_TEST
 
-/* A layer that was converted there and back gives the blob that it was, and so it does in files. */
+/* A layer that was converted and converted back encodes to its former blob, also if that was in a file. */
 START_TEST(the_same_blob) {
     const coded_blob blob = encode((weight_kind)_i, 333, 300, TRF_FAVOR_SIZE);
     trf_device_layer *coded = load(&blob, NULL, TRF_LAYOUT_CODED);
@@ -238,7 +239,7 @@ START_TEST(the_same_blob) {
 }
 END_TEST
 
-/* The old layer's plans stay, and multiply as before. */
+/* The old layer's plans stay valid, and multiply as before. */
 START_TEST(plans_of_the_old_layer) {
     const coded_blob blob = encode(NORMAL, 300, 520, TRF_FAVOR_SPEED);
     trf_device_layer *coded = load(&blob, NULL, TRF_LAYOUT_CODED);
@@ -272,7 +273,7 @@ static void check_refused(const trf_device_layer *layer, trf_layout layout, cons
     ck_assert_ptr_null(made);
 }
 
-/* A layer in the caller's memory, which is one again where it lies. */
+/* A layer in the caller's memory, which can be adopted where it lies. */
 START_TEST(in_the_callers_memory) {
     const trf_layout layout = _i % 2 ? TRF_LAYOUT_PACKED : TRF_LAYOUT_PLAIN;
     const coded_blob blob = encode(_i / 2 ? SCALED_ROWS : BURSTS, 600, 430, TRF_FAVOR_SPEED);
@@ -373,7 +374,7 @@ START_TEST(layers_of_stacks) {
 }
 END_TEST
 
-/* Puts right what a blob says of a tile's bytes. */
+/* Corrects the checksums of a tile and of the blob. */
 static void seal(uint8_t *blob, uint64_t tile) {
     trf_header *header = (trf_header *)blob;
     const trf_extension *extension = (const trf_extension *)(blob + TRF_EXTENSION_OFFSET);
@@ -382,7 +383,7 @@ static void seal(uint8_t *blob, uint64_t tile) {
     header->head_checksum = trf_head_checksum(blob, extension->data_offset);
 }
 
-/* Flips a bit of a tile such that only decoding can tell. */
+/* Flips a bit of a tile so that only decoding can detect it. */
 static void break_tile(const coded_blob *blob, uint64_t tile, uint32_t rows, uint32_t cols) {
     const trf_tile_meta meta = ((const trf_tile_meta *)((const uint8_t *)blob->at + TRF_TILES_OFFSET))[tile];
     uint8_t *const bytes = (uint8_t *)blob->at + meta.data_offset;
@@ -403,7 +404,8 @@ static void break_tile(const coded_blob *blob, uint64_t tile, uint32_t rows, uin
     free(weights);
 }
 
-/* No layer is loaded of a corrupt blob, nor of a shard that has the tile, whose number and place are the blob's. */
+/* Expects that neither a corrupt blob nor a shard that has the corrupt tile can be loaded. The tile's number and place
+ * in the error are the blob's. */
 static void check_corrupt_loads(const coded_blob *blob, trf_layout layout, uint64_t tile, const char *name) {
     static const uint32_t shards[][4] = {{0, 0, 0, 0}, {256, 0, 0, 0}};
     const trf_tile_meta *metas = (const trf_tile_meta *)((const uint8_t *)blob->at + TRF_TILES_OFFSET);
@@ -424,8 +426,9 @@ static void check_corrupt_loads(const coded_blob *blob, trf_layout layout, uint6
     }
 }
 
-/* No layer is made of a corrupt one, which remembers, nor loaded. In a row of tiles of its own; on a GPU of layers that
- * are packed in parts, and in one launch. loop: which, and to which layout. */
+/* A corrupt layer can neither be converted, and it remembers the fault, nor loaded. The corrupt tile is in a row of
+ * tiles of its own. On a GPU there are layers that are packed in parts, and in one launch. loop: which layer, and to
+ * which layout. */
 START_TEST(corrupt_layers) {
     static const uint32_t shapes[][2] = {{600, 530}, {640, 576}};
     const trf_layout layout = _i % 2 ? TRF_LAYOUT_PACKED : TRF_LAYOUT_PLAIN;

@@ -108,7 +108,7 @@ static float widened(uint16_t bits, trf_dtype dtype) {
     return dtype == TRF_DTYPE_BF16 ? trf_bf16_to_f32(bits) : trf_f16_to_f32(bits);
 }
 
-/* One product on the device against the host's, value by value. */
+/* Compares one product on the device with the host's, value by value. */
 static void check_product(trf_device_layer *layer, const trf_layer *host, uint32_t m, trf_dtype x_dtype,
                           trf_dtype y_dtype) {
     trf_layer_info info;
@@ -179,7 +179,7 @@ START_TEST(products) {
 }
 END_TEST
 
-/* A layer outlives the host's memory that it was made from. */
+/* A layer outlives the host memory that it was made from. */
 START_TEST(copies_of_layers) {
     size_t bytes;
     trf_layer_free(open_host("a.weight"));
@@ -240,7 +240,7 @@ START_TEST(refused_plans) {
 }
 END_TEST
 
-/* A struct of a program that was compiled against a later version: what this one does not know must be 0. */
+/* A struct of a program that was compiled against a later version: fields that this version does not know must be 0. */
 START_TEST(options_of_later_versions) {
     struct {
         trf_plan_options options;
@@ -291,7 +291,7 @@ END_TEST
 
 /* ---- decoding ---- */
 
-/* The bits that a decoded element of a codec has as `as`. */
+/* The bits that an element of a codec has when it is decoded as `as`. */
 static uint16_t converted(trf_codec codec, uint32_t element, trf_decode_as as) {
     float value = 0;
     switch (codec) {
@@ -349,7 +349,7 @@ END_TEST
 
 /* ---- failures ---- */
 
-/* Streams that only decoding can tell to be corrupt: the call says so, y is NaN, and the layer remembers. */
+/* rANS streams whose corruption only decoding can detect: the call reports it, y is NaN, and the layer remembers. */
 START_TEST(corrupt_rans_streams) {
     glob_t files;
     int corrupt = 0, noticed = 0;
@@ -387,12 +387,12 @@ START_TEST(corrupt_rans_streams) {
                              TRF_ERR_RANS, &err);
         trf_plan_destroy(plan);
         trf_device_layer_destroy(layer);
-        /* Row by row, on a layer that no other call has touched. */
+        /* Decodes row by row, on a layer that no other call has touched. */
         int64_t *ids = allocate(8ull * info.rows);
         for (uint32_t r = 0; r < info.rows; r++)
             ids[r] = r;
         fixture_check_status(trf_device_layer_create(cpu, blob, blob_bytes, NULL, &layer, &err), TRF_OK, &err);
-        /* Words that no lane takes are seen by no row's lanes. */
+        /* The lanes of a row do not see words that no lane takes. */
         const trf_status status =
             test_decode_rows(layer, test_row_request(ids, 8, info.rows, TRF_DECODE_SOURCE, weights, bytes), NULL, &err);
         if (status != TRF_OK) {
@@ -453,7 +453,7 @@ START_TEST(loads_that_fail) {
     trf_load_options options;
     trf_load_options_init(&options);
     options.progress = count_progress;
-    for (int stop_at = 1; stop_at <= 4; stop_at++) { /* at the beginning, and behind each of two rows of tiles */
+    for (int stop_at = 1; stop_at <= 4; stop_at++) { /* at the beginning, and after each of two rows of tiles */
         counted_progress progress = {.stop_at = stop_at};
         options.progress_context = &progress;
         const trf_status due = stop_at < 4 ? TRF_ERR_CANCELLED : TRF_OK;
@@ -480,7 +480,7 @@ static void check_place_is_told(void) {
     ck_assert_msg(strstr(err.message, place) != NULL, "%s", err.message);
 }
 
-/* Every byte of a blob that is not as it was written is found, and said where. */
+/* Every changed byte of a blob is found, and the message says where it is. */
 START_TEST(damaged_files) {
     size_t bytes;
     uint8_t *file = fixture_read(compressed_path, &bytes);
@@ -498,7 +498,7 @@ START_TEST(damaged_files) {
                              &err);
         ck_assert_ptr_nonnull(strstr(err.message, "damaged.safetensors"));
         ck_assert_ptr_nonnull(strstr(err.message, "e4.weight"));
-        if (part > 0) /* of the head the message has where the blob begins */
+        if (part > 0) /* for the head, the message has where the blob begins */
             check_place_is_told();
         ck_assert_uint_ge(err.offset, info.file_offset);
         ck_assert_uint_lt(err.offset, info.file_offset + info.bytes);

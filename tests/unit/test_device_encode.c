@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers of any layout give their coded blob again: the weights always, and the bytes where the same encoder made it.
- * On the CPU; tests/gpu/ builds this file for a GPU, too. */
+/* Layers of any layout give their coded blob again: always with the same weights, and with the same bytes if the same
+ * encoder made it. These tests run on the CPU; tests/gpu/ builds this file for a GPU, too. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/device_layers.h"
@@ -46,7 +46,7 @@ static void check_encoded(const trf_device_layer *layer, const coded_blob *due) 
     }
 }
 
-/* Rows of different size for row offsets; zeros, or every bit pattern now and then. */
+/* Fills in rows of different magnitudes for row offsets; zeros, or every bit pattern now and then. */
 static void fill(void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols, int kind) {
     test_rng rng = {3 + (uint64_t)kind};
     test_fill_normal(&rng, weights, dtype, (size_t)rows * cols, 0.02);
@@ -101,7 +101,7 @@ START_TEST(the_same_bytes) {
 }
 END_TEST
 
-/* A shard becomes the blob of its rows and columns, with the whole matrix's options. */
+/* A shard gives a blob of its rows and columns, made with the whole matrix's options. */
 START_TEST(shards) {
     static const uint32_t shards[][4] = {{256, 256, 0, 0}, {48, 416, 272, 400}, {0, 0, 512, 0}};
     const uint32_t rows = 600, cols = 700;
@@ -131,7 +131,7 @@ START_TEST(shards) {
 }
 END_TEST
 
-/* A coded shard has a blob if it is of whole tiles: one that loads as the shard. */
+/* A coded shard of whole tiles has a blob, which loads as the shard. */
 START_TEST(coded_shards) {
     static const uint32_t good[4] = {256, 256, 0, 0}, bad[4] = {16, 32, 0, 0};
     const uint32_t rows = 600, cols = 300;
@@ -160,7 +160,7 @@ START_TEST(coded_shards) {
 }
 END_TEST
 
-/* A buffer that was moved knows as much as the layer that was loaded. */
+/* A layer adopted from a buffer that was moved gives the same blob as the layer that was loaded. */
 START_TEST(adopted_layers) {
     const trf_layout layout = _i ? TRF_LAYOUT_PACKED : TRF_LAYOUT_PLAIN;
     const uint32_t rows = 333, cols = 300;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Epilogues of products: activations against F64, every combination of operands, in place and not, of whole layers and
- * of shards; what is refused; NaN. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as
- * TRF_TEST_DEVICE.
+/* Epilogues of products: activations against F64, every combination of operands, in place and not, for whole layers and
+ * for shards; what is refused; NaN. These tests run on the CPU; tests/gpu/ builds this file for a GPU, too, with its
+ * ordinal as TRF_TEST_DEVICE.
  *
- * The sums that an epilogue starts from are those of the same product without one, to F32: they have the same bits. */
+ * The sums that an epilogue starts from have the same bits as those of the same product to F32 without one. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
@@ -21,7 +21,7 @@
 #include <string.h>
 
 enum {
-    ROWS = 600, /* not in whole bands: the last rows have edges only */
+    ROWS = 600, /* no whole bands: the last rows have only edges */
     COLS = 1100,
     MOST_M = 40
 };
@@ -34,7 +34,7 @@ static const struct {
               {"F32", TRF_CODEC_INT, TRF_DTYPE_F16},
               {"F8_E4M3", TRF_CODEC_AUTO, TRF_DTYPE_F16}};
 
-/* first_row, num_rows, first_col, num_cols; 0: to the end. */
+/* first_row, num_rows, first_col, num_cols; a number of 0 means to the end. */
 static const uint32_t kShards[][4] = {{0, 0, 0, 0},   {256, 256, 0, 0}, {16, 400, 0, 0},
                                       {592, 0, 0, 0}, {0, 0, 272, 560}, {48, 416, 272, 560}};
 
@@ -126,7 +126,7 @@ static double get(const void *values, trf_dtype dtype, size_t i) {
     return (double)(dtype == TRF_DTYPE_BF16 ? trf_bf16_to_f32(bits) : trf_f16_to_f32(bits));
 }
 
-/* What rounding a value to the type may be wrong by. */
+/* The error that rounding a value to the type may make. */
 static double rounding(trf_dtype dtype, double value) {
     const int bits = dtype == TRF_DTYPE_F32    ? 24
                      : dtype == TRF_DTYPE_BF16 ? 8
@@ -150,14 +150,14 @@ static double activate(trf_activation activation, double v) {
     }
 }
 
-/* What transfuse.h promises of an activation. */
+/* The error that transfuse.h allows an activation. */
 static double activation_error(trf_activation activation, double value) {
     return activation == TRF_ACTIVATION_NONE ? 0 : 0x1p-20 * fabs(value) + 0x1p-145;
 }
 
 /* ---- products ---- */
 
-/* A layer with the memory that products of it take. */
+/* A layer with the memory that its products take. */
 typedef struct bench {
     trf_device_layer *layer;
     trf_layer_info info;
@@ -258,7 +258,7 @@ static combination combination_of(int i) {
     return (combination){(trf_activation)(i % 4), i / 4 % 2, i / 8 % 3, i / 24 % 3};
 }
 
-/* y against F64, every value. */
+/* Compares every value of y with F64. */
 static void check_y(const bench *b, combination c, const void *y) {
     const trf_dtype dtype = b->options.y_dtype;
     const void *const y_before = c.multiplier == IN_PLACE ? b->host_multiplier : b->host_residual;
@@ -269,8 +269,8 @@ static void check_y(const bench *b, combination c, const void *y) {
                                 : c.residual           ? get(b->host_residual, dtype, i)
                                                        : 0,
                      sum = (double)b->sums[i] + bias, v = activate(c.activation, sum), due = v * multiplier + residual;
-        /* the sum with the bias is rounded once, and activations magnify that by 1.13 at most; then what is added up
-         * is */
+        /* the sum with the bias is rounded once, and activations magnify that error at most 1.13 times; then further
+         * sums are rounded */
         const double wrong =
                          (1.13 * rounding(TRF_DTYPE_F32, sum) + activation_error(c.activation, v)) * fabs(multiplier) +
                          rounding(TRF_DTYPE_F32, due),
@@ -358,7 +358,7 @@ END_TEST
 
 /* ---- activations ---- */
 
-/* Values that matter: around 0 and where activations end, powers of two, infinities, and any bits. */
+/* Values that matter: around 0 and where activations become flat, powers of two, infinities, and any bits. */
 static float probe(test_rng *rng, uint32_t i) {
     if (i % 3 == 0)
         return (float)(60 * test_uniform(rng) - 30);
@@ -367,7 +367,7 @@ static float probe(test_rng *rng, uint32_t i) {
     return trf_f32_from_bits((uint32_t)test_random(rng));
 }
 
-/* x is 0, so the bias alone is what an activation gets. */
+/* x is 0, so an activation gets only the bias. */
 START_TEST(activations) {
     static const float odd[] = {INFINITY, -INFINITY, NAN,   0.0f,   -0.0f, 88.8f,  -88.8f,
                                 103,      -103,      1e30f, -1e30f, 3e38f, -3e38f, 1e-40f};
@@ -418,7 +418,7 @@ END_TEST
 
 /* ---- what is refused, and what is none ---- */
 
-/* Pointers that a plan with these operands does not take. */
+/* Expects that a plan with these operands refuses the pointers. */
 static void refuse(const bench *b, const trf_plan *plan, trf_operands wrong) {
     fixture_check_status(trf_linear(plan, &wrong, b->workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
 }
@@ -531,7 +531,7 @@ START_TEST(refused_operands) {
 }
 END_TEST
 
-/* A plan with nothing but a product: the sums. */
+/* A plan without an epilogue gives the sums. */
 START_TEST(empty_epilogues) {
     const uint32_t shard[4] = {0, 0, 0, 0};
     const combination none = {TRF_ACTIVATION_NONE, ABSENT, ABSENT, ABSENT};
@@ -557,7 +557,7 @@ END_TEST
 
 /* ---- NaN ---- */
 
-/* y of a corrupt layer, F32, m = 1, of a plan with these options. @return malloc'd. */
+/* Computes y of a corrupt layer, F32, m = 1, by a plan with these options. @return malloc'd. */
 static float *run_corrupt(trf_device_layer *layer, const trf_plan_options *options, const trf_operands *operands,
                           uint32_t rows) {
     float *y = malloc(4ull * rows);
@@ -572,7 +572,7 @@ static float *run_corrupt(trf_device_layer *layer, const trf_plan_options *optio
     return y;
 }
 
-/* What a corrupt stream has made NaN stays NaN, whatever follows; and the rest does not become NaN. */
+/* What a corrupt rANS stream has made NaN stays NaN through any epilogue, and nothing else becomes NaN. */
 static void check_corrupt(trf_device_layer *layer) {
     const trf_layer_info info = test_layer_info(layer);
     trf_plan_options options = test_plan_options(1, info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16,

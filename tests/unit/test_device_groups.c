@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of layers and mixtures of experts on the CPU device: what each layer gives alone, bit for bit; and what is
+/* Groups of layers and mixtures of experts on the CPU device give bit for bit what each layer gives alone; and what is
  * refused. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
@@ -139,7 +139,7 @@ START_TEST(groups_give_what_layers_give) {
 }
 END_TEST
 
-/* Members that write side by side into one y, with columns behind them that stay. */
+/* Members write side by side into one y, whose further columns stay as they are. */
 START_TEST(groups_write_into_one_y) {
     enum {
         M = 5,
@@ -270,7 +270,7 @@ START_TEST(experts_give_what_layers_give) {
     void *workspace = allocate(workspace_bytes);
     memset(workspace, 0xFF, workspace_bytes);
     memset(y, 0xAB, y_bytes);
-    trf_context_set_threads(cpu, 3); /* of plans from here on; this one stays as it is */
+    trf_context_set_threads(cpu, 3); /* for plans from here on; this one stays as it is */
     fixture_check_status(trf_experts_linear(plan, x, offsets, y, workspace, NULL, &err), TRF_OK, &err);
     trf_context_set_threads(cpu, 2);
     trf_experts_plan_destroy(plan);
@@ -294,8 +294,8 @@ START_TEST(experts_give_what_layers_give) {
 }
 END_TEST
 
-/* Offsets that decrease, or lead beyond the plan's tokens: nothing else is touched (the address sanitizer's run
- * looks). */
+/* Offsets that decrease, or lead beyond the plan's tokens: nothing else is touched (the address sanitizer's run checks
+ * it). */
 START_TEST(offsets_without_sense) {
     enum {
         TOKENS = 4
@@ -501,7 +501,7 @@ START_TEST(experts_of_several_sources) {
 }
 END_TEST
 
-/* All but the corrupt one, which is the first, are decoded. */
+/* All experts but the first, which is corrupt, are decoded. */
 START_TEST(decoding_a_corrupt_expert) {
     glob_t files;
     int corrupt = 0;
@@ -552,7 +552,7 @@ START_TEST(decoding_a_corrupt_expert) {
 }
 END_TEST
 
-/* Only an expert that has tokens can be found corrupt; its y is NaN, that of the others is not touched by it. */
+/* Only an expert that has tokens can be found corrupt. Its y is NaN; that of the others is not affected. */
 START_TEST(corrupt_experts) {
     glob_t files;
     int corrupt = 0;

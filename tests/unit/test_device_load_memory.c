@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of checkpoints that are loaded to the caller's memory: against the library's own, for shards, rows of several
- * ranges and experts; what ends a load, and that nobody writes beside the caller's buffers. On the CPU; tests/gpu/
- * builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+/* Tensors of checkpoints that are loaded to the caller's memory, compared with the library's own, for shards, rows of
+ * several ranges and experts; what ends a load, and that nobody writes beside the caller's buffers. These tests run on
+ * the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
@@ -33,7 +33,7 @@ static const fixture_tensor kTensors[] = {
 static const char *const kNames[] = {"bf16", "f16", "e4m3", "i8", "experts[0]", "experts[3]", "bf16_trf"};
 static const trf_row_range kRanges[] = {{768, 256}, {0, 256}, {1024, 76}};
 
-/* Shards, the last but one of several ranges; 0: to the end. */
+/* Shards; the last but one has several ranges. A number of 0 means to the end. */
 static const uint32_t kShards[][4] = {
     {0, 0, 0, 0}, {256, 512, 0, 0}, {0, 0, 256, 0}, {16, 32, 0, 0}, {48, 416, 272, 400}, {1024, 0, 0, 0},
 };
@@ -85,7 +85,7 @@ static load_room make_room(const char *tensor, trf_load_options *options) {
     return room;
 }
 
-/* That the canaries are as they were, too. */
+/* Also checks that the canaries are as they were. */
 static void free_room(load_room *room) {
     free(guarded_read(&room->blob));
     free(guarded_read(&room->directory));
@@ -141,7 +141,7 @@ START_TEST(the_same_in_any_memory) {
 }
 END_TEST
 
-/* Larger buffers do as well; on the CPU a directory need not be there, and 16 bytes are alignment enough. */
+/* Larger buffers are accepted, too. On the CPU a directory is not needed, and an alignment of 16 bytes suffices. */
 START_TEST(memory_that_does) {
     trf_load_options options = part(_i);
     trf_device_layer *own = load("bf16", &options);
@@ -155,7 +155,7 @@ START_TEST(memory_that_does) {
         options.memory.directory = NULL, options.memory.directory_bytes = 0;
     trf_device_layer *placed = load("bf16", &options);
     check_same(own, placed);
-    if (_i == 0) { /* and of a blob that lies there already */
+    if (_i == 0) { /* and for a blob that is already there */
         trf_load_options there = part(0);
         trf_device_layer *adopted = NULL;
         there.buffer_is_on_device = 1;
@@ -179,7 +179,7 @@ START_TEST(memory_that_does) {
 }
 END_TEST
 
-/* Nothing is written to it. */
+/* Memory that is refused is not written to. */
 START_TEST(memory_that_does_not_do) {
     trf_load_options good = part(_i);
     load_room room = make_room("f16", &good);
@@ -191,7 +191,7 @@ START_TEST(memory_that_does_not_do) {
     wrong[1].buffer_bytes = 0;
     wrong[2].buffer = (uint8_t *)right.buffer + MISALIGNED;
     wrong[3].buffer = NULL;
-    wrong[3].directory_bytes += ON_CPU; /* or there would be no memory at all, which is the library's */
+    wrong[3].directory_bytes += ON_CPU; /* else there would be no memory at all, and the library would use its own */
     wrong[4].directory = NULL;
     wrong[5].directory_bytes--;
     wrong[6].directory = (uint8_t *)right.directory + MISALIGNED;
@@ -208,7 +208,7 @@ START_TEST(memory_that_does_not_do) {
 }
 END_TEST
 
-/* Its memory, and what is refused with another status than by the load. */
+/* The size of a load that is refused cannot be had either: both calls have the same status. */
 START_TEST(sizes_that_there_are_not) {
     static const struct {
         const char *tensor;
@@ -314,7 +314,7 @@ START_TEST(stopped_loads) {
 }
 END_TEST
 
-/* Cut behind the tensor's head, within it, and before it, after the checkpoint was opened. */
+/* Files that are cut after the checkpoint was opened: after the tensor's head, within it, and before it. */
 START_TEST(files_that_are_cut) {
     static const fixture_tensor tensor = {"w", "BF16", {ROWS, COLS}, 2, 0};
     const char *source = fixture_path("one.safetensors"), *path = fixture_path("cut.safetensors");

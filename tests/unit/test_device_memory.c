@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers of blobs in memory, and in the caller's memory: shards against the same ones of a file, rows of several ranges
- * against the rows of the whole layer, what is checked and what is not, and that nobody writes beside the caller's
- * buffers. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+/* Layers made from blobs in memory, and in the caller's memory: shards against the same ones from a file, rows of
+ * several ranges against the rows of the whole layer, what is checked and what is not, and that nobody writes beside
+ * the caller's buffers. These tests run on the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as
+ * TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
@@ -31,7 +32,7 @@ static const struct {
     trf_granularity granularity;
     uint32_t scale_group_size;
     trf_favor favor;
-    int has_row_offsets; /* rows and columns of various magnitudes, so that their exponents are predicted */
+    int has_row_offsets; /* rows and columns have various magnitudes, so that their exponents are predicted */
 } kLayers[] = {
     {"bf16", "BF16", TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0, TRF_FAVOR_SPEED, 0},
     {"bf16 with offsets", "BF16", TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0, TRF_FAVOR_SPEED, 1},
@@ -50,7 +51,7 @@ enum {
     NUM_LAYERS = sizeof kLayers / sizeof kLayers[0]
 };
 
-/* first_row, num_rows, first_col, num_cols; 0: to the end. */
+/* first_row, num_rows, first_col, num_cols; a number of 0 means to the end. */
 static const uint32_t kShards[][4] = {
     {0, 0, 0, 0},        {0, 256, 0, 0},     {256, 512, 0, 0}, {1024, 0, 0, 0}, {0, 0, 0, 512},
     {0, 0, 256, 0},      {512, 256, 256, 0}, {16, 32, 0, 0},   {0, 0, 240, 32}, {0, 0, 0, 688},
@@ -73,7 +74,7 @@ static const struct {
     {{{256, 256}, {768, 256}, {1024, 76}}, 3, 0, 256},
     {{{768, 256}, {0, 256}, {512, 256}, {1024, 76}}, 4, 272, 400},
     {{{512, 512}, {0, 256}}, 2, 16, 0},
-    {{{16, 400}}, 1, 48, 0}, /* one alone: any rows that a shard can have */
+    {{{16, 400}}, 1, 48, 0}, /* a single range: any rows that a shard can have */
     {{{304, 796}}, 1, 0, 0},
 };
 enum {
@@ -227,7 +228,7 @@ static uint8_t *read_blob(const trf_device_layer *layer) {
     return blob;
 }
 
-/* The same blob, meant in the same way. */
+/* Expects the same blob with the same meaning. */
 static void check_same(const trf_device_layer *a, const trf_device_layer *b) {
     uint8_t *first = read_blob(a), *second = read_blob(b);
     EXPECT(a->view.buffer_bytes == b->view.buffer_bytes);
@@ -238,7 +239,7 @@ static void check_same(const trf_device_layer *a, const trf_device_layer *b) {
     free(second);
 }
 
-/* Whole tiles, on the device. */
+/* Decodes whole tiles on the device, and compares them. */
 static void check_decoded_there(const trf_device_layer *layer, const uint8_t *weights, uint64_t bytes) {
     void *decoded;
     uint8_t *found = malloc(bytes);
@@ -251,7 +252,8 @@ static void check_decoded_there(const trf_device_layer *layer, const uint8_t *we
     free(found);
 }
 
-/* That a layer's blob is valid, and that rows rows[] of the stored layer, columns from `col` on, are what it is. */
+/* Checks that a layer's blob is valid, and that it holds the rows rows[] of the stored layer, in columns from `col`
+ * on. */
 static void check_rows(const trf_device_layer *layer, const stored_layer *stored, const uint32_t *rows, uint32_t col) {
     const trf_shard_range *shard = &layer->shard;
     const uint32_t all_rows = layer->view.rows, all_cols = layer->view.cols;
@@ -271,7 +273,7 @@ static void check_rows(const trf_device_layer *layer, const stored_layer *stored
     free(found);
 }
 
-/* Rows of a shard, or of ranges, malloc'd. */
+/* Lists the rows of a shard, or of ranges; malloc'd. */
 static uint32_t *list_rows(const trf_load_options *options) {
     uint32_t *rows = malloc(ROWS * sizeof *rows), count = 0;
     for (uint32_t i = 0; i < options->num_row_ranges; i++)
@@ -282,7 +284,7 @@ static uint32_t *list_rows(const trf_load_options *options) {
     return rows;
 }
 
-/* From a file, from memory, and from memory to the caller's: all the same, and the rows that are meant. */
+/* Loads from a file, from memory, and from memory to the caller's memory. All must be the same, with the right rows. */
 static void check_everywhere(const stored_layer *stored, trf_load_options options) {
     trf_device_layer *from_file = NULL;
     fixture_check_status(load(stored->path, &options, &from_file), TRF_OK, &err);
@@ -385,7 +387,7 @@ START_TEST(ranges_that_are_none) {
         {{{4294967040u, 512}}, 1, TRF_ERR_ARGUMENT},
         {{{0, 512}, {256, 256}}, 2, TRF_ERR_ARGUMENT},            /* twice */
         {{{0, 1024}, {0, 1024}, {0, 1024}}, 3, TRF_ERR_ARGUMENT}, /* more than there are */
-        {{{8, 256}}, 1, TRF_ERR_ARGUMENT},                        /* one alone: multiples of 16, as of a shard */
+        {{{8, 256}}, 1, TRF_ERR_ARGUMENT},                        /* a single range: multiples of 16, as for a shard */
         {{{16, 40}}, 1, TRF_ERR_ARGUMENT},
         {{{0, 16}, {256, 256}}, 2, TRF_ERR_UNSUPPORTED},
         {{{16, 240}, {256, 256}}, 2, TRF_ERR_UNSUPPORTED},
@@ -421,7 +423,7 @@ START_TEST(ranges_that_are_none) {
 }
 END_TEST
 
-/* Damage outside of a shard is not seen, inside it is, and in the head always; offsets are the blob's. */
+/* Damage outside a shard is not seen; inside it is, and in the head it always is. Offsets are the blob's. */
 START_TEST(only_what_is_loaded_is_checked) {
     static const uint32_t above[4] = {0, 512, 0, 0}, beside[4] = {0, 0, 0, 512}, touching[4] = {1024, 0, 16, 0};
     const uint32_t tile = 14; /* the last but one column of tiles ends there: row 4, column 2 */
@@ -466,7 +468,7 @@ START_TEST(only_what_is_loaded_is_checked) {
 }
 END_TEST
 
-/* Memory that does not do; nothing is written to it. */
+/* Memory that is refused is not written to. */
 START_TEST(memory_that_does_not_do) {
     const stored_layer *stored = &layers[1];
     trf_load_options good = shard_options(kShards[_i]);
@@ -590,7 +592,7 @@ START_TEST(corrupt_blobs_on_the_device) {
     trf_load_options options = shard_options(above);
     options.buffer_is_on_device = 1;
     trf_device_layer_destroy(create(blob.at, stored->bytes, &options));
-    options.memory = (trf_layer_memory){blob.at, stored->bytes, NULL, 0}; /* of which a shard is read and written */
+    options.memory = (trf_layer_memory){blob.at, stored->bytes, NULL, 0}; /* a shard would be copied over it */
     fixture_check_status(trf_device_layer_create(device, blob.at, stored->bytes, &options, &layer, &err),
                          TRF_ERR_ARGUMENT, &err);
     options = shard_options(above);

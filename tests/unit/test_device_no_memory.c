@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every allocation of loading and running a layer on the CPU device fails once: a status each time, nothing lost (the
- * address sanitizer's run looks for leaks), and the next attempt works. And the call path allocates nothing.
- * TRF_TEST_WRAPS_ALLOCATIONS. */
+/* Every allocation of loading and running a layer on the CPU device fails once. Each time there is a status, nothing is
+ * lost (the address sanitizer's run looks for leaks), and the next attempt works. The calls of products themselves
+ * allocate nothing. TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
@@ -48,7 +48,8 @@ static void begin(void) {
     test_fill_normal(&rng, x, TRF_DTYPE_BF16, COLS, 1.0);
 }
 
-/* The same product by a group of one layer, and by experts of which one has a token (no shards of parts of tiles). */
+/* Computes the same product by a group of one layer, and by experts of which one has a token (but not for shards that
+ * cut tiles). */
 static trf_status run_together(trf_context *context, trf_device_layer *layer, int experts_too) {
     static const uint32_t offsets[] = {0, 0, 1};
     const trf_group_member list = test_group_member(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32);
@@ -124,7 +125,7 @@ static trf_status attempt(void *context) {
 START_TEST(every_allocation_fails_once) {
     static const char *const names[] = {"lossless", "group"};
     const int tensor = _i / 2 == 1; /* coded only */
-    trf_checkpoint *checkpoint;     /* opened before: Jansson takes some failures of its own for bad JSON */
+    trf_checkpoint *checkpoint;     /* opened before, since Jansson reports some failures of its own as bad JSON */
     fixture_check_status(trf_checkpoint_open(fixture_path("packed%d.safetensors", tensor), &checkpoint, &err), TRF_OK,
                          &err);
     trf_load_options options;
@@ -139,7 +140,8 @@ START_TEST(every_allocation_fails_once) {
     fixture_check_status(load_and_run(checkpoint, names[tensor], &options), TRF_OK, &err);
     memcpy(good, y, sizeof y);
     const attempt_args args = {checkpoint, names[tensor], &options};
-    /* Context, layer, blob, mapping, workspace: the linker does send them here. TRF_ERR_IO: of mmap. */
+    /* Context, layer, blob, mapping, workspace: this shows that the linker sends allocations here. TRF_ERR_IO is
+     * mmap's. */
     ck_assert_int_gt(fail_each_allocation(attempt, (void *)&args, TRF_ERR_IO, &err), 5);
     ck_assert_mem_eq(good, y, sizeof y);
     trf_checkpoint_close(checkpoint);
@@ -180,7 +182,7 @@ typedef struct tune_args {
     const char *path;
 } tune_args;
 
-/* Measures, sets what was found, writes it and reads it again. */
+/* Measures a tuning, sets it, writes it and reads it again. */
 static trf_status tune(void *context) {
     const tune_args *args = context;
     trf_tune_options options;
@@ -231,7 +233,7 @@ START_TEST(products_do_not_allocate) {
     }
     options.layout = _i / 2 ? TRF_LAYOUT_PLAIN : TRF_LAYOUT_CODED;
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &context, &err), TRF_OK, &err);
-    trf_context_set_threads(context, 1); /* more are made, and made ready, by each call */
+    trf_context_set_threads(context, 1); /* with more threads, each call makes and prepares them */
     fixture_check_status(trf_checkpoint_open(fixture_path("packed0.safetensors"), &checkpoint, &err), TRF_OK, &err);
     fixture_check_status(trf_device_layer_load(context, checkpoint, "lossless", &options, &layer, &err), TRF_OK, &err);
     trf_plan_options plan_options = test_plan_options(1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO);

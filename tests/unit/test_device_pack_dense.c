@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers of dense weights: the weights, bit for bit; the bytes that the same weights have however they came to
- * be packed; in whose memory; what encoding gives; and what is refused. On the CPU; tests/gpu/ builds this file for a
- * GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+/* Packed layers made from dense weights: the weights bit for bit; the same bytes in whichever way the same weights were
+ * packed; whose memory they take; what encoding gives; and what is refused. These tests run on the CPU; tests/gpu/
+ * builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/device_layers.h"
@@ -35,8 +35,8 @@ typedef struct device_weights {
     trf_device_matrix matrix;
 } device_weights;
 
-/* shift: weights in front of the first one; more: between a row's end and the next one. What is there is NaN, which no
- * row of weights has. */
+/* shift: weights in front of the first one; more: weights between a row's end and the next row. All of these are NaN,
+ * which no row of weights has. */
 static device_weights upload(const uint16_t *host, uint32_t rows, uint32_t cols, size_t shift, size_t more) {
     const size_t stride = cols + more, bytes = sizeof *host * (shift + rows * stride);
     device_weights weights = {.host = malloc(sizeof *host * rows * cols)};
@@ -112,7 +112,7 @@ static uint8_t *read_buffer(const trf_device_layer *layer) {
     return bytes;
 }
 
-/* But for what heads say of a blob. */
+/* Compares all bytes but what heads say of a blob. */
 static void check_same_bytes(const trf_device_layer *found, const trf_device_layer *due) {
     uint8_t *found_bytes = read_buffer(found), *due_bytes = read_buffer(due);
     const trf_packed_head *head = (const trf_packed_head *)found_bytes, *due_head = (const trf_packed_head *)due_bytes;
@@ -131,8 +131,8 @@ enum {
     SHAPES = sizeof kShapes / sizeof kShapes[0]
 };
 
-/* The same bytes as from a plain layer, from a coded one and from a load (row offsets apart, without which packing
- * takes place here); wherever rows begin. */
+/* The bytes are the same as from a plain layer, from a coded one and from a load, except for row offsets, which dense
+ * weights are packed without; and they do not depend on where rows begin. */
 START_TEST(the_same_bytes_whichever_way) {
     static const weight_kind kinds[] = {NORMAL, ZEROS, OUTLIERS, SCALED_COLS, EXACT};
     static const trf_favor favors[] = {TRF_FAVOR_SPEED, TRF_FAVOR_SIZE};
@@ -167,8 +167,8 @@ START_TEST(the_same_bytes_whichever_way) {
 }
 END_TEST
 
-/* More rows than choose the window. A weight in 16 rows has an exponent that those which are looked at have, and one in
- * 8 another that only others have: no window has both. */
+/* The layer has more rows than choose the window. One weight in 16 rows has an exponent that occurs in the rows that
+ * choose, and one in 8 has another that occurs only in other rows. No window has both. */
 START_TEST(the_window_of_evenly_spaced_rows) {
     const uint32_t rows = 4 * TRF_PACKED_WINDOW_ROWS + 3, cols = 200;
     uint16_t *host = malloc(sizeof *host * rows * cols);
@@ -194,7 +194,7 @@ START_TEST(the_window_of_evenly_spaced_rows) {
 }
 END_TEST
 
-/* Larger than what GPUs convert at a time. */
+/* Layers that are larger than what GPUs convert at a time. */
 START_TEST(large_layers) {
     const int small = test_quick() || TRF_TEST_DEVICE == TRF_DEVICE_CPU;
     device_weights weights = make(_i ? BURSTS : OUTLIERS, small ? 1088 : 7744, 4416, 0, 24);
@@ -205,7 +205,7 @@ START_TEST(large_layers) {
 }
 END_TEST
 
-/* Without a blob of its own a layer gives what the default options make of its weights. */
+/* A layer without a blob of its own encodes to what the default options make of its weights. */
 START_TEST(encodes_with_the_default_options) {
     device_weights weights = make(_i ? SCALED_COLS : NORMAL, 333, 300, 0, 0);
     uint64_t bytes, due_bytes;
@@ -220,7 +220,7 @@ START_TEST(encodes_with_the_default_options) {
 }
 END_TEST
 
-/* It multiplies as one that was loaded, and the weights it came from are not needed. */
+/* The layer multiplies like one that was loaded, and no longer needs the weights that it came from. */
 START_TEST(products) {
     device_weights weights = make(EXACT, 600, 520, 0, 8);
     const trf_plan_options options = test_plan_options(5, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO);
@@ -250,7 +250,7 @@ static void check_refused(const trf_device_matrix *matrix, const trf_pack_option
     ck_assert_ptr_null(layer);
 }
 
-/* A layer in the caller's memory, which is one again where it lies. */
+/* A layer in the caller's memory, which can be adopted where it lies. */
 START_TEST(in_the_callers_memory) {
     device_weights weights = make(_i ? BURSTS : OUTLIERS, 600, 430, 0, 0);
     trf_layer_size size = {0, 7};
@@ -337,7 +337,7 @@ enum {
     LIKE_COLS = 520
 };
 
-/* Weights all of whose tiles but so many fit the window of N(0, 0.02): in those they are far larger. */
+/* Makes weights that fit the window of N(0, 0.02) in all tiles but so many, in which they are far larger. */
 static device_weights make_with_stored(uint32_t tiles) {
     uint16_t *host = weight_kind_make(NORMAL, LIKE_ROWS, LIKE_COLS);
     for (uint32_t tile = 0; tile < tiles; tile++)
@@ -359,7 +359,7 @@ static trf_status pack_like(const device_weights *weights, const trf_device_laye
     return trf_device_layer_pack(device, &weights->matrix, &options, layer, &err);
 }
 
-/* Room for more stored tiles is zeros, and more than packing pays for is not given. */
+/* Room for more stored tiles is filled with zeros. There is never more room than packing pays for. */
 START_TEST(room_for_stored_tiles) {
     static const uint64_t rooms[] = {0, 1, 3, UINT64_MAX};
     for (uint32_t stored = 0; stored < 2; stored++)
@@ -394,8 +394,8 @@ START_TEST(room_for_stored_tiles) {
 }
 END_TEST
 
-/* A layer packed like another one has its window and its size; its bytes in the other's place are the new weights for
- * a plan that was there before. */
+/* A layer that is packed like another one has its window and its size. When its bytes take the other's place, plans
+ * that existed before multiply by the new weights. */
 START_TEST(bytes_that_take_the_place_of_others) {
     device_weights first = make_with_stored(0), second = make_with_stored(2), third = make_with_stored(3);
     trf_device_layer *layer, *made;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers: against coded ones of the same blobs and shards, in weights, rows and products; in whose memory, and
- * made again of that memory; and what is refused. On the CPU; tests/gpu/ builds this file for a GPU, too, with its
- * ordinal as TRF_TEST_DEVICE. */
+/* Packed layers, compared with coded ones of the same blobs and shards in weights, rows and products; whose memory they
+ * take, and adopting that memory; and what is refused. These tests run on the CPU; tests/gpu/ builds this file for a
+ * GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/device_layers.h"
@@ -65,7 +65,7 @@ static trf_device_layer *make(const made_blob *blob, trf_layout layout, const tr
     return layer;
 }
 
-/* Both layouts of the same shard have the same meaning and weights. */
+/* Expects the same meaning and the same weights of a shard in both layouts. */
 static void check_against_coded(const trf_device_layer *packed, const trf_device_layer *coded, uint64_t most) {
     const trf_device_layer_info info = test_device_layer_info(packed);
     const trf_layer_info due = test_layer_info(coded);
@@ -108,7 +108,7 @@ START_TEST(the_weights_of_the_coded_layer) {
 }
 END_TEST
 
-/* The blob's row offsets are taken out, of a shard those of its rows: else their rows would be exceptions. */
+/* The blob's row offsets, or those of a shard's rows, are taken out; otherwise such rows would be all exceptions. */
 START_TEST(rows_of_different_size) {
     static const uint32_t shards[][4] = {{0, 0, 0, 0}, {48, 400, 16, 320}, {272, 0, 0, 0}};
     const made_blob blob = encode(SCALED_ROWS, ROWS, 520, (trf_favor)_i);
@@ -132,7 +132,8 @@ END_TEST
 
 /* ---- windows ---- */
 
-/* The definition: the weights of 128 rows of a shard, or of all rows of fewer, one by one. */
+/* Finds the window by its definition: from the weights of 128 rows of a shard, or of all rows if it has fewer, one by
+ * one. */
 static trf_packed_window count_window(const uint16_t *weights, uint32_t cols, const trf_shard_range *shard,
                                       uint32_t first_col, const int8_t *offsets) {
     uint64_t exponents[256] = {0}, zeros = 0, all = 0;
@@ -149,8 +150,8 @@ static trf_packed_window count_window(const uint16_t *weights, uint32_t cols, co
     return trf_choose_packed_window(exponents, 10000 * zeros > all);
 }
 
-/* What a load and a conversion choose, row offsets taken out or not there; of layers of fewer rows, of 128 and of more;
- * zeroing or not. */
+/* The windows that a load and a conversion choose, with row offsets taken out or without any; for layers with fewer
+ * than 128 rows, with 128 and with more; zeroing or not. */
 START_TEST(the_window_of_128_rows) {
     static const uint32_t shapes[][2] = {{1, 1}, {127, 300}, {128, 65}, {333, 77}, {600, 520}, {1300, 260}};
     static const uint32_t shards[][4] = {{0, 0, 0, 0}, {48, 272, 16, 48}, {304, 0, 0, 0}};
@@ -188,7 +189,7 @@ END_TEST
 
 /* ---- bytes ---- */
 
-/* Rows and columns of weights without row offsets, packed by the reference. */
+/* Packs rows and columns of weights without row offsets by the reference. */
 static packed_layer pack_again(const uint16_t *weights, uint32_t cols, const trf_load_options *shard,
                                const trf_device_layer *packed) {
     const trf_layer_info info = test_layer_info(packed);
@@ -202,7 +203,7 @@ static packed_layer pack_again(const uint16_t *weights, uint32_t cols, const trf
     return due;
 }
 
-/* All of a buffer but for what the head says of its source, which the reference does not know. */
+/* Compares all of a buffer except for what the head says of its source, which the reference does not know. */
 static void check_buffer(const trf_device_layer *packed, const packed_layer *due) {
     const uint64_t bytes = due->head.common.buffer_bytes, lines = due->head.lines_offset;
     uint8_t *found = aligned_alloc(TRF_PACKED_ALIGNMENT, bytes);
@@ -221,7 +222,7 @@ static void check_buffer(const trf_device_layer *packed, const packed_layer *due
     free(found);
 }
 
-/* Loads a shard packed, to the library's memory and to the caller's, and packs a coded one that is loaded. */
+/* Loads a shard packed, to the library's memory and to the caller's; and loads it coded and packs that. */
 static void check_bytes(const uint16_t *weights, const made_blob *blob, uint32_t cols, const trf_load_options *shard) {
     trf_load_options placed = *shard;
     guarded_memory room = guarded_allocate(device, most_bytes(blob, shard));
@@ -239,8 +240,9 @@ static void check_bytes(const uint16_t *weights, const made_blob *blob, uint32_t
     guarded_free(&room);
 }
 
-/* On a GPU: layers that are packed straight from their slabs; parts that are so, and after all from dense rows, since
- * tiles have to be stored; ones that a shard or the layer's end cuts; rows that wait for the part behind. */
+/* On a GPU these are layers that are packed straight from their slabs; parts for which this is tried and which are then
+ * packed from dense rows, since tiles must be stored; parts that a shard or the layer's end cuts; and rows that wait
+ * for the next part. */
 START_TEST(the_bytes_of_the_reference) {
     static const weight_kind kinds[] = {NORMAL, ZEROS, OUTLIERS, SCALED_COLS, BURSTS};
     static const uint32_t shapes[][2] = {{64, 64}, {1088, 1472}, {7744, 4416}, {6700, 4410}};
@@ -270,15 +272,15 @@ static uint8_t *read_buffer(const trf_device_layer *packed) {
     return bytes;
 }
 
-/* A GPU makes all that the CPU makes of the same blob, heads and row offsets included; of a blob in the device's
- * memory, too. */
+/* A GPU makes the same bytes from a blob as the CPU, including heads and row offsets; also from a blob in the device's
+ * memory. */
 START_TEST(the_bytes_of_the_cpu) {
     static const uint32_t shapes[][2] = {{333, 77}, {600, 520}, {1088, 1472}};
     static const uint32_t shards[][4] = {{0, 0, 0, 0}, {48, 272, 16, 48}};
     const weight_kind kind = _i / 2 == WILD ? BURSTS : (weight_kind)(_i / 2);
     trf_context *cpu;
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
-    /* A tile of bursts has to be stored, for which small layers have no room. */
+    /* A tile with bursts must be stored, for which small layers have no room. */
     for (int shape = kind == BURSTS ? 2 : 0; shape < 3; shape++) {
         const made_blob blob = encode(kind, shapes[shape][0], shapes[shape][1], (trf_favor)(_i % 2));
         uint8_t *blob_dev = device_upload(device, blob.at, blob.bytes);
@@ -310,7 +312,7 @@ END_TEST
 
 /* ---- products ---- */
 
-/* Sums are those of the reference. */
+/* Products have the same sums as the reference. */
 START_TEST(the_sums_of_the_reference) {
     static const weight_kind kinds[] = {NORMAL, ZEROS, OUTLIERS, SCALED_ROWS};
     static const uint32_t batches[] = {1, 2, 7, 33};
@@ -337,7 +339,8 @@ START_TEST(the_sums_of_the_reference) {
 }
 END_TEST
 
-/* Whatever goes with a product: sums that are exact are the coded layer's, and so is all that is made of them. */
+/* Everything that a product may have: exact sums are the same as the coded layer's, and so is everything made from
+ * them. */
 START_TEST(all_that_products_have) {
     const uint32_t rows = kShapes[_i][0], cols = kShapes[_i][1];
     const made_blob blob = encode(EXACT, rows, cols, TRF_FAVOR_SPEED);
@@ -371,7 +374,7 @@ START_TEST(all_that_products_have) {
 }
 END_TEST
 
-/* TWO_STEP is refused on the CPU alone. */
+/* Only the CPU refuses TWO_STEP. */
 START_TEST(paths) {
     const made_blob blob = encode(NORMAL, 80, 64, TRF_FAVOR_SPEED);
     trf_device_layer *layers[] = {make(&blob, TRF_LAYOUT_CODED, NULL), make(&blob, TRF_LAYOUT_PLAIN, NULL),
@@ -411,7 +414,7 @@ static const fixture_tensor kTensors[] = {
 };
 static const char *const kNames[] = {"bf16", "odd", "experts[1]", "f32"};
 static const trf_row_range kRanges[] = {{256, 256}, {0, 256}, {512, 88}};
-/* first_row, num_rows, first_col, num_cols; 0: to the end. */
+/* first_row, num_rows, first_col, num_cols; a number of 0 means to the end. */
 static const uint32_t kShards[][4] = {
     {0, 0, 0, 0},        {256, 256, 0, 0}, {0, 0, 256, 0}, {16, 32, 0, 0},
     {48, 416, 272, 144}, {512, 0, 0, 416}, {0, 64, 0, 32},
@@ -508,7 +511,8 @@ static void check_same(trf_device_layer *a, trf_device_layer *b) {
     free(second);
 }
 
-/* A layer in the caller's memory, then one of a copy of as much of that memory as it took, as torch moves tensors. */
+/* A layer in the caller's memory; then one adopted from a copy of the part of that memory that it took, as when torch
+ * moves tensors. */
 START_TEST(in_the_callers_memory) {
     for (int p = 0; p < NUM_PARTS; p++) {
         trf_load_options options = part(p, TRF_LAYOUT_PACKED), whole = part(0, TRF_LAYOUT_PACKED);
@@ -590,7 +594,7 @@ START_TEST(heads_that_are_not_good) {
     fixture_check_status(adopt(room.at, room.bytes, whole, &layer), TRF_ERR_UNSUPPORTED, &err);
     ck_assert_ptr_null(layer);
     trf_packed_head *head = (trf_packed_head *)room.at;
-    memset(&head->coded_header, 0, sizeof head->coded_header); /* as trf_pack leaves it: of no blob */
+    memset(&head->coded_header, 0, sizeof head->coded_header); /* as trf_pack leaves it: without a blob */
     trf_packed_head_seal(head);
     fixture_check_status(adopt(room.at, room.bytes, part(0, TRF_LAYOUT_PACKED), &layer), TRF_ERR_HEADER, &err);
     ck_assert_ptr_null(layer);
@@ -598,7 +602,7 @@ START_TEST(heads_that_are_not_good) {
 }
 END_TEST
 
-/* After the head, one wrong bit is refused, or nothing is wrong with the buffer but other weights. */
+/* After the head, a wrong bit either is refused, or the buffer is valid and only has other weights. */
 START_TEST(mutated_buffers) {
     test_rng rng = {11 + (uint64_t)_i};
     const made_blob blob = encode(_i ? SCALED_ROWS : OUTLIERS, 333, 300, TRF_FAVOR_SPEED);
@@ -633,7 +637,7 @@ END_TEST
 
 /* ---- what is refused ---- */
 
-/* A safetensors file of one tensor that cannot be packed, compressed. */
+/* Opens a compressed safetensors file with one tensor that cannot be packed. */
 static trf_checkpoint *open_wild(void) {
     static const char header[] = "{\"wild\":{\"dtype\":\"BF16\",\"shape\":[300,300],\"data_offsets\":[0,180000]}}     ";
     const uint64_t length = (sizeof header - 1) / 8 * 8;
@@ -722,14 +726,14 @@ int main(void) {
     if (!ON_CPU)
         tcase_add_loop_test(tests, the_bytes_of_the_cpu, 0, 2 * (WILD + 1));
     tcase_add_loop_test(tests, rows_of_different_size, 0, 2);
-    if (ON_CPU) /* which looks into the layer */
+    if (ON_CPU) /* it looks into the layer */
         tcase_add_loop_test(tests, the_sums_of_the_reference, 0, 4);
     tcase_add_loop_test(tests, all_that_products_have, 0, SHAPES);
     tcase_add_test(tests, paths);
     tcase_add_loop_test(tests, shards, 0, NUM_NAMES);
     tcase_add_loop_test(tests, in_the_callers_memory, 0, NUM_NAMES);
     tcase_add_loop_test(tests, memory_that_does_not_do, 0, 3);
-    if (ON_CPU) { /* where a buffer can be changed in place, and all of it is looked at */
+    if (ON_CPU) { /* there a buffer can be changed in place, and all of it is checked */
         tcase_add_test(tests, heads_that_are_not_good);
         tcase_add_loop_test(tests, mutated_buffers, 0, 2);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain layers: against coded ones of the same tensors and shards, in weights, rows and products; in whose memory, and
- * made again of that memory; and what is refused. On the CPU; tests/gpu/ builds this file for a GPU, too, with its
- * ordinal as TRF_TEST_DEVICE. */
+/* Plain layers, compared with coded ones of the same tensors and shards in weights, rows and products; whose memory
+ * they take, and adopting that memory; and what is refused. These tests run on the CPU; tests/gpu/ builds this file for
+ * a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/device_layers.h"
@@ -34,10 +34,10 @@ static const fixture_tensor kTensors[] = {
     {"small", "F16", {87, 203}, 2, 0},        {"e4m3", "F8_E4M3", {300, 300}, 2, 0}, {"i8", "I8", {300, 300}, 2, 0},
     {"experts", "BF16", {2, 300, 300}, 3, 0},
 };
-/* The last is of a checkpoint of its own: F32 in the codec bf16. */
+/* The last one is in a checkpoint of its own: F32 in the codec bf16. */
 static const char *const kNames[] = {"bf16", "f16", "odd", "small", "experts[1]", "f32"};
 static const trf_row_range kRanges[] = {{768, 256}, {0, 256}, {1024, 76}};
-/* first_row, num_rows, first_col, num_cols; 0: to the end. */
+/* first_row, num_rows, first_col, num_cols; a number of 0 means to the end. */
 static const uint32_t kShards[][4] = {
     {0, 0, 0, 0},        {256, 512, 0, 0},  {0, 0, 256, 0},  {16, 32, 0, 0},
     {48, 416, 272, 400}, {1024, 0, 0, 688}, {0, 256, 0, 16}, {304, 0, 528, 64},
@@ -134,8 +134,8 @@ static trf_dtype x_dtype_of(const trf_layer_info *info) {
     return info->codec == TRF_CODEC_FP16 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16;
 }
 
-/* A whole layer's y is that of the same weights decoded by the call, bit for bit: two-step's, or on the CPU that of
- * the coded layer's only path. */
+/* A whole layer's y is bit for bit that of a call that decodes the same weights: the two-step path's or, on the CPU,
+ * that of the coded layer's only path. */
 START_TEST(the_products_of_the_coded_layer) {
     static const uint32_t batches[] = {1, 3, 33, 70};
     trf_device_layer *plain = load_part(kNames[_i], 0, TRF_LAYOUT_PLAIN);
@@ -264,7 +264,7 @@ END_TEST
 
 /* ---- memory ---- */
 
-/* The caller's, as large as the library says, and written in full. */
+/* Makes memory of the caller's, as large as the library says. */
 static guarded_memory make_room(const char *tensor, trf_load_options *options) {
     trf_layer_size size;
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint_of(tensor), tensor, options, &size, &err),
@@ -280,7 +280,7 @@ static trf_status adopt(const void *buffer, uint64_t bytes, trf_load_options opt
     return trf_device_layer_create(device, buffer, bytes, &options, layer, &err);
 }
 
-/* Two layers have the same meaning and weights. */
+/* Expects that two layers have the same meaning and the same weights. */
 static void check_same(trf_device_layer *a, trf_device_layer *b) {
     const trf_device_layer_info of_a = test_device_layer_info(a), of_b = test_device_layer_info(b);
     uint8_t *first = device_decode(a, TRF_DECODE_SOURCE), *second = device_decode(b, TRF_DECODE_SOURCE);
@@ -291,8 +291,8 @@ static void check_same(trf_device_layer *a, trf_device_layer *b) {
     free(second);
 }
 
-/* A layer in the caller's memory, then one of a copy of that memory, as torch moves tensors; the options' layout alone
- * is asked for. */
+/* A layer in the caller's memory; then one adopted from a copy of that memory, as when torch moves tensors. The options
+ * ask only for the layout. */
 START_TEST(in_the_callers_memory) {
     for (int p = 0; p < NUM_PARTS; p++) {
         trf_load_options options = part(p, TRF_LAYOUT_PLAIN), whole = part(0, TRF_LAYOUT_PLAIN);
@@ -348,7 +348,8 @@ START_TEST(memory_that_does_not_do) {
 }
 END_TEST
 
-/* Whatever byte of a head is another, the buffer is refused, and others' buffers are. */
+/* A buffer is refused if any byte of its head is changed, if it is cut or misaligned, or if the options ask for
+ * something else. */
 START_TEST(heads_that_are_not_good) {
     trf_load_options options = part(0, TRF_LAYOUT_PLAIN), whole = options;
     guarded_memory room = make_room("odd", &options);
@@ -382,7 +383,7 @@ START_TEST(heads_that_are_not_good) {
 }
 END_TEST
 
-/* A head may be sealed and yet say what cannot be. */
+/* A head may have the right checksum and still contradict itself. */
 START_TEST(heads_that_contradict_themselves) {
     trf_load_options options = part(0, TRF_LAYOUT_PLAIN), whole = options;
     guarded_memory room = make_room("odd", &options);
@@ -499,7 +500,7 @@ static void seal(uint8_t *blob, const trf_blob_view *view, uint64_t tile) {
     ((trf_header *)blob)->head_checksum = trf_head_checksum(blob, view->extension.data_offset);
 }
 
-/* Flips a bit of a tile's streams that only decoding can tell to be wrong. blob: 16-byte aligned. */
+/* Flips a bit of a tile's rANS streams so that only decoding can detect it. blob: 16-byte aligned. */
 static void corrupt(uint8_t *blob, uint64_t bytes, uint64_t tile) {
     trf_blob_view view;
     fixture_check_status(trf_blob_validate(blob, bytes, &view, &err), TRF_OK, &err);
@@ -522,7 +523,7 @@ static void corrupt(uint8_t *blob, uint64_t bytes, uint64_t tile) {
     free(weights);
 }
 
-/* The load fails, and says where. Parts that do not have the tile are loaded. */
+/* The load fails and says where. Parts without the corrupt tile are loaded. */
 START_TEST(corrupt_layers) {
     const char *path = fixture_path("corrupt.safetensors");
     trf_tensor_info info;

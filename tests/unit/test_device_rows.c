@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows by number, against the whole layer as the host decodes it: every codec and kind of scales, odd shapes, exponent
- * offsets, both sizes of ids, ids that there are not, what is refused. On the CPU; tests/gpu/ builds this file for a
- * GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+/* Rows by number, compared with the whole layer as the host decodes it: every codec and kind of scales, odd shapes,
+ * exponent offsets, both sizes of ids, ids that do not exist, what is refused. These tests run on the CPU; tests/gpu/
+ * builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
@@ -109,8 +109,8 @@ static void *to_device(const void *from, uint64_t bytes) {
 
 /* ---- rows ---- */
 
-/* Decodes rows into malloc'd memory; behind them and before them nothing is written. shift: elements by which they are
- * off their best alignment. */
+/* Decodes rows into malloc'd memory, and checks that nothing is written before and after them. shift: elements by which
+ * they are off their best alignment. */
 static uint8_t *decode_rows(const layer *l, const int64_t *ids, uint32_t count, uint32_t id_bytes, trf_decode_as as,
                             uint32_t shift) {
     const uint64_t each = as == TRF_DECODE_SOURCE ? trf_dtype_bytes(l->info.dtype) : 2;
@@ -141,7 +141,7 @@ static uint8_t *decode_all(const layer *l, trf_decode_as as) {
     const uint64_t each = as == TRF_DECODE_SOURCE ? trf_dtype_bytes(l->info.dtype) : 2;
     const uint64_t bytes = each * l->info.rows * l->info.cols;
     uint8_t *found = malloc(bytes);
-    if (as == TRF_DECODE_SOURCE) { /* the host's, which knows of no devices */
+    if (as == TRF_DECODE_SOURCE) { /* the host decodes it, without a device */
         check_status(trf_layer_decode(l->host, found, bytes, 1, &err), TRF_OK, l->name);
         return found;
     }
@@ -167,7 +167,7 @@ static int is_same(const uint8_t *found, const uint8_t *due, uint64_t bytes, trf
     return as >= TRF_DECODE_BF16;
 }
 
-/* Every row once, in some order, and some of them again. */
+/* Checks every row once, in some order, and some of them again. */
 static void check_rows(test_rng *rng, const layer *l) {
     const uint32_t rows = l->info.rows, count = rows + 7;
     int64_t *ids = malloc(count * sizeof *ids);
@@ -196,7 +196,7 @@ static void check_rows(test_rng *rng, const layer *l) {
 
 /* ---- tests ---- */
 
-/* fill 1: finite and other bit patterns, which are exceptions. */
+/* With fill 1 there are other bit patterns among the finite ones, which are exceptions. */
 START_TEST(every_codec_and_shape) {
     const kind *k = &kKinds[_i];
     test_rng rng = {10 + (uint64_t)_i};
@@ -246,7 +246,7 @@ START_TEST(exponent_offsets) {
 }
 END_TEST
 
-/* A large table, in which most rows are not asked for; a batch large enough for several threads. */
+/* A large table, of which most rows are not looked up; the batch is large enough for several threads. */
 START_TEST(large_table) {
     const uint32_t rows = 3000, cols = 2048, count = 900;
     uint16_t *source = malloc(2ull * rows * cols);
@@ -265,7 +265,7 @@ START_TEST(large_table) {
 }
 END_TEST
 
-/* Ids that there are not: NaN, or zero where there is none, and no fault of the layer. */
+/* Ids that do not exist give NaN, or zero if the type has no NaN, and leave no fault in the layer. */
 START_TEST(no_such_rows) {
     static const int64_t ids[] = {299, -1, 0, 300, 5, INT32_MAX, INT32_MIN, 298};
     static const int64_t wide[] = {1ll << 32, (1ll << 32) + 5, INT64_MIN, INT64_MAX, -(1ll << 32), 1ll << 31, 0, 0};

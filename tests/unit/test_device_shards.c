@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shards of layers: against the whole layer, at multiples of 16 and of whole tiles; weights that must not leak in;
- * damage outside. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+/* Shards of layers, compared with the whole layer, at multiples of 16 and of whole tiles; weights that must not leak
+ * in; damage outside. These tests run on the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as
+ * TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
@@ -44,7 +45,7 @@ static const struct {
     {"block 512", "F32", TRF_CODEC_INT, TRF_GRANULARITY_SCALE_BLOCK, 512, TRF_FAVOR_SPEED},
 };
 
-/* first_row, num_rows, first_col, num_cols; 0: to the end. */
+/* first_row, num_rows, first_col, num_cols; a number of 0 means to the end. */
 static const uint32_t kShards[][4] = {
     {0, 0, 0, 0},     {0, 256, 0, 0},      {256, 256, 0, 0},   {512, 0, 0, 0},  {0, 0, 0, 512},
     {0, 0, 512, 512}, {0, 0, 1024, 0},     {256, 256, 256, 0}, {0, 16, 0, 0},   {16, 32, 0, 0},
@@ -115,7 +116,7 @@ static void *allocate(uint64_t bytes) {
     return memory;
 }
 
-/* y[M][rows], F32, by one path, malloc'd; NULL if the device has no such path. x: host. */
+/* Computes y[M][rows], F32, by one path; malloc'd. @return NULL if the device has no such path. x: host. */
 static float *multiply(trf_device_layer *layer, const uint16_t *x, trf_path path) {
     trf_plan *plan;
     const trf_layer_info info = test_layer_info(layer);
@@ -128,7 +129,7 @@ static float *multiply(trf_device_layer *layer, const uint16_t *x, trf_path path
     void *own_x = allocate(x_bytes), *own_y = allocate(y_bytes), *workspace = allocate(workspace_bytes);
     const uint64_t filler_bytes = workspace_bytes > y_bytes ? workspace_bytes : y_bytes;
     uint8_t *filler = malloc(filler_bytes);
-    memset(filler, 0xFF, filler_bytes); /* NaNs: what is read from there, or not written, shows */
+    memset(filler, 0xFF, filler_bytes); /* NaNs, so that what is read from there, or not written, shows */
     fixture_check_status(trf_device_upload(device, own_x, x, x_bytes, &err), TRF_OK, &err);
     fixture_check_status(trf_device_upload(device, own_y, filler, y_bytes, &err), TRF_OK, &err);
     fixture_check_status(trf_device_upload(device, workspace, filler, workspace_bytes, &err), TRF_OK, &err);
@@ -180,7 +181,7 @@ static double *decode(const trf_device_layer *layer, int by_rows) {
     return values;
 }
 
-/* y against F64. rounds: the path has rounded the weights to BF16 before it multiplied. */
+/* Compares y with F64. rounds: the path rounds the weights to BF16 before it multiplies. */
 static void check_sums(const float *y, const double *weights, const uint32_t shard[4], uint32_t rows, uint32_t cols,
                        const uint16_t *x, int rounds) {
     const double part = cols * 0x1p-24 + (rounds ? 0x1p-8 : 0);
@@ -206,7 +207,7 @@ static void check_shard(const char *path, const double *weights, const uint32_t 
     const trf_layer_info info = test_layer_info(layer);
     const uint32_t rows = shard[1] ? shard[1] : ROWS - shard[0], cols = shard[3] ? shard[3] : COLS - shard[2];
     ck_assert(info.rows == rows && info.cols == cols);
-    if (layer->host) { /* the CPU's: what stands behind a shard is a blob that any reader takes */
+    if (layer->host) { /* on the CPU a shard's layer is a blob that any reader takes */
         trf_blob_view view;
         fixture_check_status(trf_blob_validate(layer->host->blob, layer->host->view.header.blob_bytes, &view, &err),
                              TRF_OK, &err);
@@ -224,7 +225,7 @@ static void check_shard(const char *path, const double *weights, const uint32_t 
     }
     free(own_x);
     fixture_check_status(trf_device_layer_check(layer, &err), TRF_OK, &err);
-    /* Whole tiles are decoded, too, while others refuse; rows are in either case. */
+    /* Shards of whole tiles are decoded as well, while others refuse that; rows are decoded in either case. */
     const int whole = shard[0] % 256 == 0 && shard[2] % 256 == 0 && (!shard[1] || shard[1] % 256 == 0) &&
                       (!shard[3] || shard[3] % 256 == 0);
     const uint64_t bytes = (uint64_t)rows * cols * trf_dtype_bytes(info.dtype);
@@ -293,7 +294,7 @@ START_TEST(nothing_leaks_in) {
 }
 END_TEST
 
-/* What a shard does not touch is not read: damage there does not matter. */
+/* Tiles that a shard does not touch are not read, so damage there does not matter. */
 START_TEST(only_its_tiles_are_read) {
     size_t bytes;
     write_source(0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans: y, multiplier and residual whose rows lie apart, bit for bit as where they lie one behind the other, with
- * nothing written in between; several layers that write into one wider y; one plan used by several threads; and that a
- * plan keeps what it was made of. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as
+/* Plans: y, multiplier and residual whose rows lie apart give the same bits as rows one after the other, and nothing is
+ * written in between; several layers write into one wider y; several threads use one plan; and a plan keeps what it was
+ * made from. These tests run on the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as
  * TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
@@ -55,7 +55,7 @@ static void *filled(uint64_t bytes, int byte) {
     return memory;
 }
 
-/* NaNs: what is read from there shows. */
+/* Makes a workspace filled with NaNs, so that what is read from there shows. */
 static void *make_workspace(const trf_plan *plan) {
     const uint64_t bytes = test_plan_info(plan).workspace_bytes;
     void *filler = filled(bytes, 0xFF), *workspace = to_device(filler, bytes);
@@ -81,8 +81,8 @@ static const kind kKinds[] = {
     {"channel", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_CHANNEL, 0, TRF_DTYPE_F16},
     {"group 32", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 32, TRF_DTYPE_BF16},
 };
-/* Edges beside and below slabs, edges alone, whole bands. On GPUs also several blocks that share rows: by clusters, by
- * stream-K, and as the wide kernels cut them. */
+/* Shapes with edges beside and below slabs, with only edges, and with whole bands. On GPUs several blocks also share
+ * rows: by clusters, by stream-K, and as the wide kernels cut them. */
 static const uint32_t kShapes[][2] = {{300, 515},   {15, 300},    {33, 65},     {256, 512},
                                       {160, 14336}, {5216, 2048}, {1056, 1344}, {9000, 300}};
 static const uint32_t kBatches[] = {1, 5, 33, MOST_M};
@@ -171,7 +171,7 @@ static void *spread_at(const spread *s) { return (uint8_t *)s->memory + spread_p
 
 static void spread_free(spread *s) { trf_device_free(device, s->memory); }
 
-/* The rows, [m][rows], malloc'd; fails if anything else was written. */
+/* Reads the rows, [m][rows], malloc'd; fails if anything else was written. */
 static void *spread_read(const spread *s, const char *what) {
     const uint64_t row_bytes = trf_dtype_bytes(s->dtype) * s->rows;
     uint8_t *bytes = malloc(s->bytes), *values = malloc(s->m * row_bytes);
@@ -264,8 +264,8 @@ static trf_plan_options options_of(const subject *s, combination c, strides apar
 
 static uint64_t or_packed(const subject *s, uint64_t stride) { return stride ? stride : s->rows; }
 
-/* Computes, with strides of 0 for rows one behind the other. @return y [m][rows], malloc'd; NULL if the path does not
- * take the product. */
+/* Computes a product. Strides of 0 mean rows one after the other. @return y [m][rows], malloc'd; NULL if the path does
+ * not take the product. */
 static void *compute(const subject *s, combination c, strides apart) {
     const trf_plan_options options = options_of(s, c, apart);
     trf_plan *plan;
@@ -300,7 +300,7 @@ static int is_aligned(const subject *s, strides apart) {
     return (apart.lead * each) % 16 == 0 && (between * each) % 16 == 0;
 }
 
-/* One combination with some strides against rows one behind the other. @return whether the path took it. */
+/* Compares one combination with some strides with rows one after the other. @return whether the path took it. */
 static int check_strides(const subject *s, combination c) {
     const uint64_t rows = s->rows, bytes = s->m * rows * trf_dtype_bytes(s->y_dtype);
     const strides packed = {0, 0, 0, 0}, packed_odd = {0, 0, 0, 1},
@@ -310,7 +310,8 @@ static int check_strides(const subject *s, combination c) {
     void *due = compute(s, c, packed);
     if (!due)
         return 0;
-    /* The two-step path may take another algorithm where y is not aligned; for the others that is the same. */
+    /* The two-step path may take another algorithm if y is not aligned; for the others alignment makes no
+     * difference. */
     void *due_odd = compute(s, c, packed_odd);
     EXPECT(s->path == TRF_PATH_TWO_STEP || memcmp(due, due_odd, bytes) == 0);
     for (int i = 0; i < (test_quick() ? 2 : 3); i++) {
@@ -332,7 +333,7 @@ static const trf_path *paths_of_device(int *count) {
     return paths;
 }
 
-/* Every path, batch and type of y; combinations by turns. @return how many products there were. */
+/* Checks every path, batch and type of y, with the combinations in turn. @return how many products there were. */
 static int check_layer(trf_device_layer *layer, trf_dtype x_dtype) {
     static unsigned turn;
     int num_paths, taken = 0;
@@ -362,7 +363,7 @@ START_TEST(rows_apart_have_the_same_bits) {
 }
 END_TEST
 
-/* A layer that the path takes where the device has it. x: BF16. */
+/* Makes a layer that the path takes if the device has that path. x: BF16. */
 static trf_device_layer *make_layer_for(trf_path path, uint32_t rows, uint32_t cols) {
     return make_layer(&kKinds[path == TRF_PATH_WIDE ? E4M3 : BF16], rows, cols, NULL);
 }
@@ -383,7 +384,7 @@ START_TEST(every_epilogue) {
 }
 END_TEST
 
-/* A shard that cuts tiles takes y from rows of whole ones. loop: shards. */
+/* Shards that cut tiles, and one of whole tiles. loop: shards. */
 START_TEST(shards) {
     static const uint32_t parts[][4] = {{16, 400, 0, 0}, {0, 0, 272, 560}, {48, 416, 272, 560}, {256, 256, 0, 0}};
     trf_device_layer *layer = make_layer(&kKinds[0], 600, 1100, parts[_i]);
@@ -394,8 +395,8 @@ END_TEST
 
 /* ---- several layers, one y ---- */
 
-/* The y of each of three layers side by side, with biases and a residual that is as wide; and a product whose
- * multiplier is another's y, in the same wider rows. */
+/* Three layers write their y side by side, with biases and a residual that is as wide; then the multiplier of a product
+ * is another layer's y in the same wider rows. */
 START_TEST(side_by_side) {
     enum {
         LAYERS = 3,
@@ -516,7 +517,7 @@ START_TEST(refused_strides) {
     ck_assert_ptr_null(plan);
     ck_assert_uint_eq(test_device_layer_info(layer).plans, 0);
 
-    /* y and a residual that is y but for its stride, or shares a column with it; one between y's rows is apart. */
+    /* A residual may not be y with another stride, nor share a column with y; but it may lie between y's rows. */
     const strides wide = {2 * ROWS, 2 * ROWS, 2 * ROWS, 0}, other = {2 * ROWS, 2 * ROWS, ROWS, 0};
     spread y = spread_make(TRF_DTYPE_F32, M, ROWS, 2 * ROWS, 0, NULL),
            apart = spread_make(TRF_DTYPE_F32, M, ROWS, 2 * ROWS, 0, s.multiplier);
@@ -554,7 +555,7 @@ START_TEST(refused_strides) {
 }
 END_TEST
 
-/* A corrupt layer's y is NaN in its own rows, and written nowhere else. */
+/* A corrupt layer's y is NaN in its own rows, and nothing is written elsewhere. */
 START_TEST(corrupt_layers) {
     enum {
         M = 2
@@ -690,7 +691,8 @@ typedef struct worker {
     int failures;
 } worker;
 
-/* One plan that all share, and plans of its own that come and go. Check's assertions are not for several threads. */
+/* Uses one plan that all threads share, and plans of its own that come and go. Check's assertions do not work in
+ * several threads. */
 static void *work(void *context) {
     worker *w = context;
     for (int i = 0; i < CALLS; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Division by a product and a shift (trf_divisor.h) against the machine's: small numbers all of them, large ones at
- * the edges of quotients and at random. */
+/* Compares division by a product and a shift (trf_divisor.h) with the machine's: for all small numbers, and for large
+ * ones at the edges of quotients and at random. */
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_divisor.h"
@@ -15,7 +15,7 @@ static void check(uint32_t n, trf_divisor divisor) {
         ck_abort_msg("%u / %u: %u", n, divisor.by, quotient);
 }
 
-/* The last number of a quotient, and the first one of the next. */
+/* Checks the last number of a quotient, and the first number of the next one. */
 static void check_edges(uint32_t by) {
     const trf_divisor divisor = trf_divisor_of(by);
     const uint32_t most = kMost / by;
@@ -42,7 +42,7 @@ START_TEST(large_numbers) {
     test_rng rng = {7};
     for (uint32_t by = 1; by <= 20000; by++)
         check_edges(by);
-    for (uint32_t bit = 0; bit < 31; bit++) { /* powers of two, and what is beside them */
+    for (uint32_t bit = 0; bit < 31; bit++) { /* powers of two and their neighbours */
         check_edges(1u << bit);
         check_edges((1u << bit) + 1);
         if (bit > 1)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is said of a driver that is too old, whatever its kernel module says of itself. */
+/* The message about a driver that is too old, whatever its kernel module says of itself. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_driver.h"
@@ -11,7 +11,7 @@
 
 static trf_error err;
 
-/* What is said where the module's file has this text. */
+/* @return the message if the module's file has this text. */
 static const char *say(const char *text, int cuda_found, int cuda_needed) {
     char path[] = "/tmp/test_driver.XXXXXX";
     int file = mkstemp(path);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions that device code shares for a layer's edges, run by a loop over 32 lanes as a warp runs them: slabs of
- * every codec and shape against the elements that the tests' own encoder began with, the edges of whole layers, their
- * values and products, corrupt slabs. */
+/* The functions for a layer's edges that device code shares. A loop over 32 lanes runs them as a warp does: slabs of
+ * every codec and shape against the elements from which the tests' own encoder made them, the edges of whole layers,
+ * their values and products, and corrupt slabs. */
 #include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
@@ -18,7 +18,7 @@
 
 /* ---- a warp ---- */
 
-/* An edge as each lane sees it, and the warp's part of shared memory, exactly as large as the kernels have it. */
+/* An edge as each lane sees it, and the warp's part of shared memory, which is exactly as large as in the kernels. */
 typedef struct warp {
     const trf_device_view *view;
     trf_edge edge[TRF_LANES];
@@ -100,7 +100,7 @@ static void open_slab(warp *w, const trf_tile_shape *tile, uint32_t slab, const 
     }
 }
 
-/* A segment's elements to where they belong in the layer's [rows][cols]; seen counts each weight. */
+/* Copies a segment's elements to their places in the layer's [rows][cols]; seen counts each weight. */
 static void take_segment(const warp *w, uint32_t segment, uint16_t *elements, uint8_t *seen) {
     const trf_edge *edge = &w->edge[0];
     const trf_edge_segment at = trf_edge_segment_at(edge, segment);
@@ -115,7 +115,7 @@ static void take_segment(const warp *w, uint32_t segment, uint16_t *elements, ui
         }
 }
 
-/* Every slab of a tile by open_slab, from copies of exactly their size. @return whether all are good. */
+/* Decodes every slab of a tile by open_slab, from copies of exactly their size. @return whether all are good. */
 static int decode_slabs(const host_view *host, const test_tile *tile, uint16_t *elements) {
     const trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.coding);
     int good = 1;
@@ -138,7 +138,7 @@ static int decode_slabs(const host_view *host, const test_tile *tile, uint16_t *
 
 /* ---- single tiles ---- */
 
-/* Edges first to end - 1 of a layer into elements; seen as take_segment. @return whether all are good. */
+/* Decodes edges first to end - 1 of a layer into elements; seen: as in take_segment. @return whether all are good. */
 static int decode_edges_in(const trf_device_view *view, uint32_t first, uint32_t end, uint16_t *elements,
                            uint8_t *seen) {
     int good = 1;
@@ -230,7 +230,7 @@ static void corrupt_rans_stream(test_rng *rng, const host_view *host, test_tile 
     case 0:
         states[test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
         break;
-    case 1: /* long streams that run over */
+    case 1: /* long rANS streams that overrun */
         for (uint32_t i = 0; i < 64; i++)
             states[i] = (uint8_t)(1 + test_below(rng, 255));
         break;
@@ -248,7 +248,7 @@ static void corrupt_rans_stream(test_rng *rng, const host_view *host, test_tile 
     test_tile_seal(tile);
 }
 
-/* A tile that is whole but for its streams has the reference decoder's verdict. */
+/* A tile in which only the rANS streams are corrupt gets the reference decoder's verdict. */
 START_TEST(corrupt_rans_streams) {
     static trf_decode_table table;
     static uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE], due[TRF_TILE_SIZE * TRF_TILE_SIZE];
@@ -278,8 +278,8 @@ START_TEST(corrupt_rans_streams) {
 }
 END_TEST
 
-/* Slabs that the validator would never let through, with streams of any size and content and any raw bits: nothing
- * outside is read, nothing outside a segment is written. */
+/* Slabs that the validator would never accept, with rANS streams of any size and content and any raw bits: nothing
+ * outside them is read, and nothing outside a segment is written. */
 START_TEST(anything_at_all) {
     test_rng rng = {5000 + (uint64_t)_i};
     uint32_t opened = 0;
@@ -349,7 +349,7 @@ enum {
     NUM_KINDS = sizeof kCases / sizeof kCases[0]
 };
 
-/* A layer that the encoder made, what the CPU decodes of it, and the kernels' view. */
+/* A layer that the encoder made, what the CPU decodes from it, and the kernels' view. */
 typedef struct test_layer {
     void *blob;
     trf_layer *layer;
@@ -359,7 +359,8 @@ typedef struct test_layer {
     float *f32;         /* [rows][cols] */
 } test_layer;
 
-/* Normal weights, but for a tile of random bit patterns that is stored; patterns: all weights are, NaNs included. */
+/* Fills in normal weights, except in a tile of random bit patterns, which is stored. patterns: all weights are random
+ * bit patterns, including NaNs. */
 static void fill_weights(test_rng *rng, void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols, int patterns) {
     const size_t bytes = trf_dtype_bytes(dtype);
     if (patterns)
@@ -434,7 +435,7 @@ static uint32_t load_value(const void *values, uint32_t bytes, size_t at) {
     return value;
 }
 
-/* What a decoding to a 16-bit type must give, from the exact value. */
+/* @return what decoding to a 16-bit type must give, computed from the exact value. */
 static uint32_t due_rounded(const test_layer *t, trf_decode_as as, size_t at) {
     const trf_device_view *view = &t->host->view;
     const uint32_t own = as == TRF_DECODE_BF16 ? TRF_CODEC_BF16 : TRF_CODEC_FP16;
@@ -497,7 +498,7 @@ START_TEST(layers) {
 }
 END_TEST
 
-/* What the kernel adds up for row `row` of x, by band and lane: float[num_bands * 32]. */
+/* Computes what the kernel adds up for one row of x, by band and lane: float[num_bands * 32]. */
 static void multiply_edges(const trf_device_view *view, const uint16_t *x, int bf16, float *sums) {
     warp w;
     warp_init(&w, view);
@@ -532,7 +533,7 @@ START_TEST(products) {
     for (uint32_t s = 0; s < sizeof kShapes / sizeof kShapes[0]; s++) {
         const uint32_t rows = kShapes[s][0], cols = kShapes[s][1], bf16 = test_below(&rng, 2);
         test_layer t = make_layer(&rng, &kCases[_i], rows, cols, 0);
-        uint16_t *x = malloc(cols * sizeof *x); /* exactly: nothing behind it may be read */
+        uint16_t *x = malloc(cols * sizeof *x); /* exactly as large, since nothing after it may be read */
         float *sums = calloc(t.host->view.num_bands, 32 * sizeof *sums);
         EXPECT(x && sums);
         for (uint32_t col = 0; col < cols; col++)
@@ -559,7 +560,7 @@ START_TEST(products) {
 }
 END_TEST
 
-/* Each decoding's stand-in for corrupt weights is a NaN of its type, or code 0. */
+/* What each decoding writes for corrupt weights is a NaN of its type, or code 0. */
 START_TEST(corrupt_values) {
     static const struct {
         uint32_t codec, dtype, scales;

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The encoder: what it chooses, what it costs, that its bytes depend on nothing but weights and options, and how it
- * fails.
- * */
+/* The encoder: what it chooses, what it costs, that its bytes depend only on weights and options, and how it fails. */
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_calls.h"
@@ -72,8 +70,7 @@ static trf_encode_options default_options(trf_favor favor) {
     return options;
 }
 
-/* Shapes of all kinds, weights of all kinds, every option: what comes out is what went in, bit for bit. encode()
- * compares. */
+/* For all kinds of shapes and weights and every option, the weights come back bit for bit. encode() compares them. */
 START_TEST(everything_comes_back) {
     static const trf_dtype kDtypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3, TRF_DTYPE_F8_E5M2,
                                         TRF_DTYPE_I8};
@@ -112,13 +109,14 @@ START_TEST(everything_comes_back) {
 }
 END_TEST
 
-/* Bits a weight that slabs of 128 columns cost above those of 256, for which the limits below are. Every 4096 weights
- * instead of 8192 have: 32 lanes with L = 10 bits of a first state that tell nothing and half a word of rounding, 16
- * counts of words, 4 bytes for the number of exceptions, and half of the padding to 16 bytes. */
+/* The bits a weight that slabs of 128 columns cost more than those of 256, for which the limits below are. Every 4096
+ * weights, instead of every 8192, have 32 lanes with the L = 10 bits of a first state, which carry no information, and
+ * half a word of rounding; 16 counts of words; 4 bytes for the number of exceptions; and half of the padding to 16
+ * bytes. */
 static const double kNarrowSlabs = (32 * (10 + 8) + 8 * (16 + 4 + 8)) * (1.0 / 4096 - 1.0 / 8192);
 
-/* Over one octave of sigma the exponents' distribution goes through everything it can be. Limits: the issue's, for 8192
- * x 8192; a layer of 1024 x 2048 pays the head's 832 bytes with fewer weights. */
+/* Over one octave of sigma the exponents' distribution takes all its forms. The limits are for 8192 x 8192; a layer of
+ * 1024 x 2048 spreads the head's 832 bytes over fewer weights. */
 START_TEST(gaussian_bits) {
     double sigma = 0.01 * exp2(_i / 8.0);
     size_t rows = 1024, cols = 2048;
@@ -200,8 +198,8 @@ START_TEST(bytes_do_not_depend_on_threads) {
 }
 END_TEST
 
-/* Rows and columns of very different magnitude: the predictor must be chosen, and must pay. Offsets of columns are for
- * size alone: fused products take none. */
+/* Rows and columns have very different magnitudes: the predictor must be chosen, and must pay. Offsets of columns are
+ * only for TRF_FAVOR_SIZE, since fused products do not take them. */
 START_TEST(predictor_modes_are_chosen) {
     size_t rows = 768, cols = 1024;
     uint16_t *weights = malloc(rows * cols * sizeof *weights);
@@ -243,7 +241,7 @@ START_TEST(pruned_layers) {
         trf_encode_options options = default_options((trf_favor)favor);
         encoded e = encode(weights, TRF_DTYPE_BF16, 1024, 1024, &options);
         ck_assert_double_lt((double)e.report.exceptions / (double)n, 0.01);
-        /* Quads spend 10 raw bits on a zero, too, and one of their four codes on nothing else. */
+        /* Quads spend 10 raw bits on a zero as well, and one of their four classes on nothing else. */
         ck_assert_double_lt(bits_of(&e), e.report.entropy_bits + (favor == TRF_FAVOR_SIZE ? 0.25 : 1.5) + kNarrowSlabs);
         free(e.blob);
     }
@@ -307,12 +305,12 @@ START_TEST(rate_control_hits_its_bits) {
             options.granularity = kGranularity[_i];
             options.scale_group_size = _i >= 2 ? 128 : 0;
             encoded e = encode(weights, TRF_DTYPE_F32, rows, cols, &options);
-            /* No step comes closer to 2 bits with scales a group: where classes of one code follow on classes of two,
-             * the size jumps from 2.03 to 1.77. */
+            /* With a scale for each scale group no step comes closer to 2 bits: where classes of one code replace
+             * classes of two, the size jumps from 2.03 to 1.77. */
             const int jumps = kBits[b] == 2 && kGranularity[_i] == TRF_GRANULARITY_SCALE_GROUP;
             const double more = options.slab_cols == 128 ? kNarrowSlabs : 0;
             ck_assert_double_lt(fabs(bits_of(&e) - kBits[b]), jumps ? 0.03 + more : 0.01 * kBits[b]);
-            /* A bit that is not the codes' is a factor of two in their step. */
+            /* A bit that the codes do not get is a factor of two in their step. */
             if (kBits[b] == 4.25 && options.granularity <= TRF_GRANULARITY_CHANNEL)
                 ck_assert_double_lt(e.report.relative_rms_error,
                                     (favor == TRF_FAVOR_SIZE ? 0.080 : 0.090) * exp2(more));
@@ -322,7 +320,8 @@ START_TEST(rate_control_hits_its_bits) {
 }
 END_TEST
 
-/* A head of a kilobyte is more than some matrices' codes: those are not paid for with it. loop: shape. */
+/* A head of a kilobyte is larger than the codes of some matrices; the codes must not shrink to pay for it. loop:
+ * shape. */
 START_TEST(few_weights_keep_their_codes) {
     static const uint32_t shapes[][2] = {{16, 16},  {17, 33}, {32, 64},  {2, 1000},
                                          {1, 4096}, {64, 64}, {8, 4096}, {300, 70}};
@@ -340,8 +339,8 @@ START_TEST(few_weights_keep_their_codes) {
             options.bits = kBits[b];
             options.granularity = k < 2 ? TRF_GRANULARITY_TENSOR : TRF_GRANULARITY_CHANNEL;
             encoded e = encode(weights, TRF_DTYPE_F32, rows, cols, &options);
-            /* 95 % remain for the codes, without the ends of lanes in slabs of 128 columns. Gaussian ones of so many
-             * bits have this error. */
+            /* 95 % of the bits remain for the codes, less the ends of lanes in slabs of 128 columns. Gaussian codes of
+             * so many bits have this error. */
             const double left = 0.95 * kBits[b] - 0.13 - kNarrowSlabs,
                          due = sqrt(2 * 3.141592653589793 * 2.718281828459045 / 12) * exp2(-left);
             ck_assert_msg(e.report.relative_rms_error < 1.15 * due, "%ux%u, %g bits: error %g, not %g", rows, cols,
@@ -410,7 +409,7 @@ START_TEST(bad_arguments) {
     options = good;
     options.slab_cols = 64;
     reject(TRF_DTYPE_BF16, 2, 2, options);
-    options.slab_cols = 128 + (1 << 16); /* 128 in the 16 bits that the header has for it */
+    options.slab_cols = 128 + (1 << 16); /* the header's 16 bits would have 128 */
     reject(TRF_DTYPE_BF16, 2, 2, options);
     options = good;
     options.favor = (trf_favor)5;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How products of experts are shared out: whatever the counts, each unit of each work item belongs to one block, and
- * each token to one pass; and each column of a block's units to one warp, whose sums reach y once. */
+/* How products of experts are shared out. Whatever the counts, each unit of each work item belongs to one block, each
+ * token to one pass, and each column of a block's units to one warp, whose sums reach y once. */
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
@@ -60,7 +60,7 @@ START_TEST(every_token_has_one_pass) {
 }
 END_TEST
 
-/* Offsets are data. */
+/* Offsets are untrusted data. */
 START_TEST(offsets_without_sense) {
     test_rng rng = {2};
     for (int i = 0; i < 100000; i++) {
@@ -75,7 +75,7 @@ START_TEST(offsets_without_sense) {
 }
 END_TEST
 
-/* The most units of a block. Fails unless blocks have all units once, in order. */
+/* @return the most units of a block. Fails unless the blocks have all units once, in order. */
 static uint64_t check_shares(const trf_expert_cost_model *cost_model, uint64_t work_items, uint32_t blocks,
                              int one_work_item_each) {
     uint64_t next = 0, most = 0;
@@ -92,7 +92,7 @@ static uint64_t check_shares(const trf_expert_cost_model *cost_model, uint64_t w
     return most;
 }
 
-/* The estimate is of the way that it chooses, for the block that has most to do there. */
+/* The estimate is for the way that is chosen, and for the block that has the most to do. */
 START_TEST(every_unit_has_one_block) {
     static const uint32_t kBlocks[] = {1, 2, 7, 108, 132};
     test_rng rng = {3};
@@ -122,7 +122,7 @@ START_TEST(every_unit_has_one_block) {
 }
 END_TEST
 
-/* One work item to itself, blocks that enter two experts, and what 32 bits do not hold. */
+/* A single work item, blocks that enter two experts, and numbers beyond 32 bits. */
 START_TEST(small_and_large_shares) {
     trf_expert_cost_model cost_model = {1, 12, 16, 5000, 6000, 6};
     ck_assert_uint_eq(check_shares(&cost_model, 1, 132, 1), 1);
@@ -132,7 +132,7 @@ START_TEST(small_and_large_shares) {
     for (uint32_t b = 0; b < 132; b++) {
         const trf_expert_share share = trf_expert_share_of(&cost_model, 56, 132, 0, b);
         const uint64_t entered = (share.end - 1) / 64 - share.begin / 64 + 1;
-        ck_assert_uint_le(share.end - share.begin, entered > 1 ? 27 : 28); /* one who enters another has less */
+        ck_assert_uint_le(share.end - share.begin, entered > 1 ? 27 : 28); /* one that enters another has less */
     }
     cost_model.units = 1u << 27;
     check_shares(&cost_model, (uint64_t)1 << 33, 132, 0);
@@ -141,7 +141,7 @@ END_TEST
 
 /* ---- warps of a block ---- */
 
-/* What warps leave of one case: columns [from, to) of a unit, in one of two places of each warp. */
+/* The sums that warps leave: columns [from, to) of a unit, in one of two places of each warp. */
 typedef struct left_sums {
     uint32_t unit, from, to;
     int there;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernel for regular slabs writes, lane by lane on the CPU: fragments as the kernel forms them, from the
- * tests' own encoder's elements, through the kernel's functions to bytes in memory, against trf_decoded_bits of every
- * weight; and each conversion by itself. */
+/* What the kernel for regular slabs writes, computed lane by lane on the CPU. Elements of the tests' own encoder are
+ * made fragments as in the kernel and go through the kernel's functions to bytes in memory, which are compared with
+ * trf_decoded_bits of every weight. Each conversion is also tested by itself. */
 #include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
@@ -29,9 +29,9 @@ static uint32_t element_of(const slab *s, uint32_t lane, uint32_t i) {
     return s->elements[(size_t)row * s->view->cols + col];
 }
 
-/* What the kernel has in the place of a weight before it knows of offsets and exceptions: a coded element, or the byte
- * of an FP8 element or a code. Exact for elements that the codec has no class for, too, but for codes that do not fit a
- * byte. */
+/* What the kernel has in the place of a weight before offsets and exceptions: a coded element, or the byte of an FP8
+ * element or of a code. It is exact even for elements for which the codec has no class, except for codes that do not
+ * fit a byte. */
 static uint32_t coded(const slab *s, uint32_t lane, uint32_t i) {
     const trf_device_view *view = s->view;
     const uint32_t element = element_of(s, lane, i);
@@ -46,7 +46,7 @@ static uint32_t coded(const slab *s, uint32_t lane, uint32_t i) {
     return (element & ~(fields.max_exponent << fields.mantissa_bits)) | exponent << fields.mantissa_bits;
 }
 
-/* A lane's registers of a step as trf_build_four leaves them. */
+/* Makes a lane's registers of a step as trf_build_four leaves them. */
 static void form_step(const slab *s, uint32_t lane, uint32_t step, uint32_t reg[8]) {
     static const uint32_t kByte[4] = {0, 2, 1, 3}; /* of weights 0 to 3 of a quad */
     memset(reg, 0, 8 * sizeof *reg);
@@ -59,7 +59,7 @@ static void form_step(const slab *s, uint32_t lane, uint32_t step, uint32_t reg[
     }
 }
 
-/* Exceptions: here every element that a code's byte cannot express. */
+/* Writes the exceptions, which here are all elements that a code's byte cannot express. */
 static void patch_step(const slab *s, uint32_t lane, uint32_t step, uint32_t reg[8]) {
     for (uint32_t i = 0; i < 16; i++) {
         const uint32_t element = element_of(s, lane, 16 * step + i), shift = 16 * (i % 2);
@@ -69,7 +69,7 @@ static void patch_step(const slab *s, uint32_t lane, uint32_t step, uint32_t reg
     }
 }
 
-/* Elements of a step: the kernel's begin_slab to complete_fragments. */
+/* Makes the elements of a step, as the kernel does from begin_slab to complete_fragments. */
 static void complete_fragments(const slab *s, uint32_t lane, uint32_t step, uint32_t reg[8]) {
     const trf_device_view *view = s->view;
     trf_step_elements(view->codec, view->class_value[0], reg);
@@ -87,7 +87,7 @@ static void complete_fragments(const slab *s, uint32_t lane, uint32_t step, uint
         trf_step_offsets(view->codec, rows, (s->mode & TRF_PREDICT_COL) != 0, col_bytes, reg);
 }
 
-/* Puts a step's elements to where the kernel does. */
+/* Stores a step's elements where the kernel does. */
 static void store_step(const slab *s, trf_write_format format, uint32_t lane, uint32_t step, const uint32_t reg[8],
                        uint8_t *weights) {
     const uint32_t bytes = trf_write_format_bytes(format), codec = s->view->codec;
@@ -118,7 +118,7 @@ static float random_scale(test_rng *rng) {
     return trf_f32_from_bits(1 + test_below(rng, test_below(rng, 2) ? 0x7F7FFFFF : 0x01000000));
 }
 
-/* Gives the view of an int layer scales, or an I8 source. scales: [65536] F32. */
+/* Gives an int layer's view scales, or makes its source I8. scales: [65536] F32. */
 static void make_scales(test_rng *rng, trf_device_view *view, float *scales) {
     static const uint32_t kDtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_F16, TRF_DTYPE_BF16};
     view->granularity = test_below(rng, 5);
@@ -243,7 +243,7 @@ START_TEST(every_fp8) {
 }
 END_TEST
 
-/* Every code, with scales of all sizes and such that products lie on and beside the middle between two 16-bit
+/* Every code, with scales of all sizes, some of which make products that lie on or beside the middle between two 16-bit
  * values. */
 START_TEST(codes) {
     test_rng rng = {2000};
@@ -280,7 +280,7 @@ START_TEST(codes) {
 }
 END_TEST
 
-/* All codes that a byte and a lowest code can make, neighbours as different as can be. */
+/* All codes that a byte and a lowest code can make, with neighbours that differ as much as possible. */
 START_TEST(lowest_codes) {
     for (int32_t lowest = -1024; lowest <= 1023; lowest++)
         for (uint32_t u = 0; u < 256; u++) {
@@ -292,7 +292,7 @@ END_TEST
 
 /* ---- rows gathered in shared memory ---- */
 
-/* No two lanes' 16 bytes of those that shared memory serves at once, 128 bytes, meet in a bank. */
+/* Expects that in the 128 bytes which shared memory serves at once, no two lanes' 16 bytes share a bank. */
 static void check_banks(const uint32_t place[TRF_LANES]) {
     for (uint32_t first = 0; first < TRF_LANES; first += 8) {
         uint32_t taken = 0;
@@ -302,7 +302,7 @@ static void check_banks(const uint32_t place[TRF_LANES]) {
     }
 }
 
-/* What all lanes have of a slab, step pair by step pair, comes to where it belongs. */
+/* What all lanes have of a slab reaches its place, one step pair after the other. */
 START_TEST(gathered_rows) {
     enum {
         MOST_ROW_BYTES = 2 * 256

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing the partition of a fused product, which needs no device: for shapes of all kinds, on several devices, it
- * comes to one that the device has room for, or to a reason. */
+/* The choice of a fused product's partition, which needs no device. For all kinds of shapes and several devices it
+ * gives a partition that the device has room for, or a reason. */
 #include "common/expect.h"
 #include "common/planned_devices.h"
 #include "common/run_suite.h"
@@ -23,7 +23,7 @@ enum {
     NUM_COLS = sizeof kCols / sizeof kCols[0],
     NUM_BATCHES = sizeof kBatches / sizeof kBatches[0],
     NUM_CASES = NUM_ROWS * NUM_COLS * NUM_BATCHES,
-    NUM_KINDS = 8 /* of layers: symbols, usual or other p, slabs */
+    NUM_KINDS = 8 /* of layers, which differ in symbols, p and slabs */
 };
 
 static trf_device_view view_of(uint32_t kind, uint32_t rows, uint32_t cols) {
@@ -61,19 +61,19 @@ static trf_fused_partition choose(const trf_device_view *view, const trf_layer_t
     const trf_product product = {
         .m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_F16, .has_bias = has_bias, .y_stride = view->rows};
     trf_fused_partition partition;
-    memset(&partition, 0xA5, sizeof partition); /* all of it is what choosing fills */
+    memset(&partition, 0xA5, sizeof partition); /* choosing must fill all of it */
     trf_fused_choose(view, traits, limits, &product, &partition);
     return partition;
 }
 
-/* The partitions but for their workspaces. */
+/* Whether two partitions are the same except for their workspaces. */
 static int have_one_launch(const trf_fused_partition *a, const trf_fused_partition *b) {
     return memcmp(a, b, offsetof(trf_fused_partition, shared_bytes) + sizeof a->shared_bytes) == 0;
 }
 
-/* The workspace holds the edges' sums, if there are edges, x with rows of whole 16 bytes, and what blocks share: of two
- * groups each, of up to 20 warps' units of 64 rows for 8 rows of x, or 32 rows for up to 64. Each part is a multiple of
- * 256 bytes. */
+/* The workspace holds the edges' sums, if there are edges; x with rows of whole 16 bytes; and what blocks share. The
+ * latter is for two groups of each block, with up to 20 warps' units of 64 rows for 8 rows of x, or of 32 rows for up
+ * to 64. Each part is a multiple of 256 bytes. */
 static void check_plan(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
                        uint32_t m) {
     const uint64_t edges = 4ull * m * view->rows, x = 2ull * m * view->cols, padded_x = 2ull * m * (view->cols + 8),
@@ -113,7 +113,7 @@ START_TEST(every_shape_has_a_plan_or_a_reason) {
 }
 END_TEST
 
-/* Nothing is taken for the sake of clusters: what a device has with them it has without. */
+/* Clusters are not needed: a device without them takes every product that it would take with them. */
 START_TEST(clusters_are_not_needed) {
     const uint32_t kind = (uint32_t)_i;
     const trf_layer_traits traits = traits_of(kind);
@@ -145,7 +145,7 @@ START_TEST(large_devices_take_usual_layers) {
 }
 END_TEST
 
-/* Code of a build for others lacks kernels that the device could run: they are not chosen. */
+/* A build for other devices may lack kernels that this device could run; they are not chosen. */
 START_TEST(missing_code_is_not_chosen) {
     const trf_layer_traits traits = traits_of(0);
     trf_device_limits limits = kDevices[0];
@@ -166,8 +166,8 @@ START_TEST(missing_code_is_not_chosen) {
 }
 END_TEST
 
-/* Two slabs a warp only where there are kernels for the batch: with quads to 32 rows of x, but with the rarer raw bits
- * of int and pairs to 8. */
+/* Warps take two slabs only if there are kernels for the batch: for up to 32 rows of x with quads, but for up to 8 with
+ * pairs and the rarer raw bits of int. */
 START_TEST(two_slabs_a_warp_have_kernels) {
     static const struct {
         uint32_t codec, class_bits, raw_bits, most;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Golden files: blobs that every build must decode to the recorded bytes, and corrupt ones with the exact status that
- * each must give. They were written by an encoder of their own (tests/python), so this also checks that two
+/* Golden files: blobs that every build must decode to the recorded bytes, and corrupt blobs, each of which must give an
+ * exact status. They were written by an encoder of their own (tests/python), so this also checks that two
  * implementations agree. */
 #include "common/decoders.h"
 #include "common/run_suite.h"
@@ -30,7 +30,7 @@ static uint8_t *read_file(const char *path, size_t *size) {
     return bytes;
 }
 
-/* Elements of all tiles, row-major; status of the first one that fails. */
+/* Decodes the elements of all tiles, row-major. @return the status of the first tile that fails. */
 static trf_status decode_all(const trf_blob_view *view, const uint8_t *blob, trf_decode_tile_fn *decode,
                              uint16_t *elements, trf_error *err) {
     static trf_decode_table table;

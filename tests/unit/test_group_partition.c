@@ -108,7 +108,7 @@ START_TEST(every_group_has_a_cut) {
 }
 END_TEST
 
-/* Five layers that are bound by latency alone take less than four times as long together as one of them. */
+/* Five layers that are bound only by latency take together less than four times as long as one of them. */
 START_TEST(small_layers_overlap) {
     const trf_device_view view = view_of(2, 2048, 5632);
     const trf_layer_traits traits = traits_of(2);
@@ -144,7 +144,7 @@ START_TEST(refused_layers) {
 }
 END_TEST
 
-/* What experts are to blocks, whatever the number of tokens. */
+/* How blocks see experts, whatever the number of tokens. */
 START_TEST(every_expert_has_a_partition) {
     static const uint32_t tokens[] = {1, 8, 128, 10000};
     const uint32_t kind = (uint32_t)_i % NUM_KINDS;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Feeds of layers (loader/trf_layer_feed.h): blobs in files, in host memory, and in memory that bytes have to be
- * copied back from, which may fail, all give the same. And every allocation fails once: a status each time, nothing
- * lost (the address sanitizer's run looks for leaks). TRF_TEST_WRAPS_ALLOCATIONS. */
+/* Feeds of layers (loader/trf_layer_feed.h): blobs in files, in host memory, and in memory from which bytes must be
+ * copied back (which may fail) all give the same. Every allocation fails once: each time there is a status and nothing
+ * is lost (the address sanitizer's run looks for leaks). TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
@@ -78,7 +78,7 @@ static trf_status open_feed(attempt_args *args, trf_layer_feed *feed) {
     }
 }
 
-/* The feed's layer in host memory; no assertions. */
+/* Opens the feed's layer in host memory. It makes no assertions. */
 static trf_status open_layer(void *context) {
     attempt_args *args = context;
     trf_layer_feed feed;
@@ -94,7 +94,7 @@ static trf_status open_layer(void *context) {
     return status;
 }
 
-/* The same, which is not kept. */
+/* The same, but frees the layer. */
 static trf_status try_layer(void *context) {
     attempt_args *args = context;
     trf_status status = open_layer(args);
@@ -107,7 +107,7 @@ static trf_status try_layer(void *context) {
 
 static const trf_row_range kRanges[] = {{512, 256}, {0, 256}, {768, 232}};
 
-/* All; a shard that cuts tiles; rows of several ranges. */
+/* Options for the whole layer, a shard that cuts tiles, or rows of several ranges. */
 static trf_load_options options_of(int what) {
     trf_load_options options;
     trf_load_options_init(&options);
@@ -184,7 +184,7 @@ END_TEST
 START_TEST(every_allocation_fails_once) {
     const trf_load_options options = options_of(_i / FEED_PLACES);
     attempt_args args = {.place = (feed_place)(_i % FEED_PLACES), .options = &options};
-    /* TRF_ERR_IO: of mmap */
+    /* TRF_ERR_IO is mmap's */
     ck_assert_int_gt(fail_each_allocation(try_layer, &args, TRF_ERR_IO, &err), 2);
 }
 END_TEST

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a library is found that is opened at run time, in a folder that looks like site-packages. */
+/* Where a library that is opened at run time is found, in a folder that looks like site-packages. */
 #define _GNU_SOURCE /* dlinfo */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
@@ -62,7 +62,7 @@ START_TEST(beside_the_package) {
 }
 END_TEST
 
-/* What no package of the first folder is does not keep the second from being looked at. */
+/* If the first folder has no such package, the second one is searched. */
 START_TEST(first_that_opens) {
     fixture_write(fixture_path("site/%s/%s", kFolders[0], kName), "no library", 10);
     ck_assert_ptr_null(trf_open_library_beside(own_path, kName, kFolders));
@@ -73,7 +73,7 @@ START_TEST(first_that_opens) {
 }
 END_TEST
 
-/* A library or program elsewhere looks in no folder near it. */
+/* A library or program that lies elsewhere does not search the folders near it. */
 START_TEST(not_in_the_package) {
     static const char *const paths[] = {"site/transfuse/libtransfuse.so", "site/transfuse/bin/transfuse",
                                         "site/other/libtransfuse.so", "site/none/lib/libtransfuse.so"};

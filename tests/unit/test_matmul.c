@@ -91,7 +91,7 @@ static double *exact_weights(const product_case *c, const void *blob) {
     return exact;
 }
 
-/* Every y within what a plain F32 product, term by term, may be wrong by. */
+/* Expects that every y is within the error of a plain F32 product, computed term by term. */
 static void check_product(const product_case *c, const double *w, const float *x, const float *y) {
     for (size_t i = 0; i < c->m; i++)
         for (size_t r = 0; r < c->rows; r++) {

@@ -94,7 +94,7 @@ static const struct {
     {" {\n  \"a\": 1e-05\n} \r\n", " {\n  \"a\": 1e-05,\n  " ADDED "\" {\\n  \\\"a\\\": 1e-05\\n} \\r\\n\"}\n} \r\n"},
     {"{\r\n\t\"a\": \"}\"\r\n}", "{\r\n\t\"a\": \"}\",\n  " ADDED "\"{\\r\\n\\t\\\"a\\\": \\\"}\\\"\\r\\n}\"}\r\n}"},
     {"{\"_class_name\":\"A\"}", "{\"_class_name\":\"A\", " ADDED "\"{\\\"_class_name\\\":\\\"A\\\"}\"}}"},
-    /* a member that is null makes room, with one comma */
+    /* a member that is null is replaced, along with one comma */
     {"{\"quantization_config\" : null}", "{" ADDED "\"{\\\"quantization_config\\\" : null}\"}}"},
     {"{\"quantization_config\":null, \"a\":1}",
      "{ \"a\":1, " ADDED "\"{\\\"quantization_config\\\":null, \\\"a\\\":1}\"}}"},
@@ -104,7 +104,7 @@ static const struct {
     {"{\"quantization\\u005fconfig\":null,\"quantization_config\":null,\"b\":1}",
      "{\"b\":1, " ADDED
      "\"{\\\"quantization\\\\u005fconfig\\\":null,\\\"quantization_config\\\":null,\\\"b\\\":1}\"}}"},
-    /* what transformers goes by */
+    /* what transformers reads */
     {"{\"model_type\":\"a\"}",
      "{\"model_type\":\"a\", \"dtype\": \"bfloat16\", " NEEDS ", " ADDED "\"{\\\"model_type\\\":\\\"a\\\"}\"}}"},
     {"{\n \"model_type\": NaN,\n \"dtype\": null\n}",
@@ -236,7 +236,7 @@ START_TEST(what_cannot_be_read_is_refused) {
 }
 END_TEST
 
-/* A note is one line, and reaches the callback as it stands in the report. */
+/* A note is one line, and the callback gets it as it is in the report. */
 static void append_line(void *context, const char *line) {
     strcat(strcat(context, *(char *)context ? "\n" : ""), line);
 }
@@ -303,7 +303,8 @@ END_TEST
 
 /* ---- changed since ---- */
 
-/* Compresses, lays the compressed config out anew, changes it, and writes it. value: a new reference; NULL deletes. */
+/* Compresses, and writes the compressed config in another layout and with a change. value: a new reference; NULL
+ * deletes. */
 static void change(const char *name, const char *object, const char *key, json_t *value) {
     static const char text[] = "{\"b\": 1e-05, \"a\": [1, 2], \"n\": 12345678901234567890}\n";
     make_model(name, text, sizeof text - 1);
@@ -342,7 +343,7 @@ END_TEST
 
 static const char *const kUseless[] = {NULL, "", "[1]", "{\"a\": 1", "{\"a\": 1}\n\n \"b\""};
 
-/* What decompressing would write there is not the source's: neither command passes it over. */
+/* Decompressing would not write the source's file; expects that neither command ignores that. */
 static void check_lost(const char *what) {
     fixture_check_status(trf_verify_checkpoint(compressed, NULL, NULL, NULL, &err), TRF_ERR_FORMAT, &err);
     ck_assert_msg(strstr(err.message, "config.json: ") && strstr(err.message, what), "%s", err.message);
@@ -351,7 +352,7 @@ static void check_lost(const char *what) {
     ck_assert(!fixture_exists(back));
     fixture_check_status(trf_verify_checkpoint(compressed, source, NULL, NULL, &err), TRF_ERR_MISMATCH, &err);
     size_t bytes;
-    char *text = fixture_read(config_of(source), &bytes); /* the way out that the message names */
+    char *text = fixture_read(config_of(source), &bytes); /* what the message advises */
     fixture_write(config_of(compressed), text, bytes);
     free(text);
     fixture_check_status(trf_verify_checkpoint(compressed, NULL, NULL, NULL, &err), TRF_OK, &err);

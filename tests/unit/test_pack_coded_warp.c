@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels that pack coded layers straight from their slabs, run by emulated blocks (tests/warp) over whole small
- * layers, and over rows of tiles in turns with those that pack dense rows: byte for byte what trf_pack gives of the
- * layer's weights, and nothing written beside. */
+/* The kernels that pack coded layers straight from their slabs. Emulated blocks (tests/warp) run them over whole small
+ * layers, and over rows of tiles in turns with the kernels that pack dense rows. The result must be byte for byte what
+ * trf_pack makes of the layer's weights, and nothing may be written beside it. */
 #include <stdio.h>
 
 #ifndef TRF_HAVE_WARP_WALK
@@ -33,9 +33,9 @@ typedef enum weight_kind {
     NORMAL,
     ZEROS,       /* half of them: zeroing */
     OUTLIERS,    /* NaNs with payloads, Inf, denormals, zeros and large ones: few, and the very first weight */
-    MORE,        /* so many of them that some lines would have stored tiles, or halves too many records */
+    MORE,        /* so many of them that some lines would have stored tiles, or too many records in a half */
     ZEROS_MORE,  /* both */
-    SCALED_COLS, /* of different size: the encoder takes column offsets */
+    SCALED_COLS, /* columns differ in magnitude: the encoder takes column offsets */
     KINDS
 } weight_kind;
 
@@ -114,7 +114,7 @@ typedef struct target {
     trf_packed_view view;
 } target;
 
-/* room: for stored tiles. All of it UNUSED. */
+/* room: for how many stored tiles. All memory is UNUSED at first. */
 static target target_make(uint32_t rows, uint32_t cols, trf_packed_window window, uint64_t room) {
     target to;
     memset(&to, 0, sizeof to);
@@ -127,7 +127,7 @@ static target target_make(uint32_t rows, uint32_t cols, trf_packed_window window
     return to;
 }
 
-/* Rows of a layer from first_row on. */
+/* Packs rows of a layer from first_row on. */
 static trf_pack_coded_counts pack_coded(test_rng *rng, const coded_layer *coded, const trf_device_view *rows,
                                         const target *to, uint32_t first_row, trf_pack_state *state) {
     const uint64_t scratch_bytes = warp_pack_coded_scratch_bytes(rows->rows, rows->cols);
@@ -152,7 +152,7 @@ static const uint32_t *line_of(const packed_layer *layer, uint64_t line) {
     return (const uint32_t *)(layer->packed + layer->head.lines_offset) + line * TRF_PACKED_LINE_WORDS;
 }
 
-/* Whether the kernels leave a line to others: one with stored tiles, or with more than 15 records of half a tile. */
+/* Whether the kernels leave a line to others: it has stored tiles, or more than 15 records in half a tile. */
 static int is_left(const packed_layer *layer, uint64_t line) {
     const uint32_t *words = line_of(layer, line);
     uint32_t halves[2 * TRF_PACKED_LINE_TILES] = {0};
@@ -162,8 +162,8 @@ static int is_left(const packed_layer *layer, uint64_t line) {
     return left;
 }
 
-/* Lines that are not left (their number of the first stored tile aside, if there are some), tiles that are not stored,
- * and nothing beside. @return how many lines are left. */
+/* Checks lines that are not left (except for the number of their first stored tile, if some are left), tiles that are
+ * not stored, and that nothing is written beside them. @return how many lines are left. */
 static uint64_t check_packed(const packed_layer *layer, const target *to) {
     const trf_packed_head *head = &layer->head;
     const uint64_t lines_per_band = to->view.lines_per_band;
@@ -248,7 +248,7 @@ static trf_device_view tile_rows_of(const coded_layer *coded, uint32_t first, ui
     return view;
 }
 
-/* It goes as a load does: some rows of tiles at a time, and again from dense rows if lines are left, or by chance. */
+/* Packs as a load does: some rows of tiles at a time, and again from dense rows if lines are left, or at random. */
 static trf_pack_state pack_in_parts(test_rng *rng, const packed_layer *layer, const coded_layer *coded,
                                     const target *to) {
     trf_pack_state state = {0, 0, 0};
@@ -324,7 +324,7 @@ START_TEST(first_inexact_weight_is_found) {
 }
 END_TEST
 
-/* Corrupt rANS streams: they are found, and nothing is written beside (the address sanitizer looks). */
+/* Corrupt rANS streams are found, and nothing is written beside (the address sanitizer checks). */
 START_TEST(corrupt_slabs) {
     test_rng rng = {400 + (uint64_t)_i};
     packed_layer layer = make_layer(&rng, OUTLIERS, 128, 512);

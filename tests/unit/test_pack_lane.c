@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a lane does when a device packs (trf_pack_lane.h) against the same weight by weight: registers in every scale
- * and window, octets of rows, the order of records, the choice of stored tiles. */
+/* What a lane does when a device packs (trf_pack_lane.h), compared with the same done weight by weight: registers in
+ * every scale and window, octets of rows, the order of records, the choice of stored tiles. */
 #include "common/expect.h"
 #include "common/packed_weight_kinds.h"
 #include "common/run_suite.h"
@@ -10,7 +10,7 @@
 
 /* ---- two weights in a register ---- */
 
-/* What 16 weights of any bits form is scaled as trf_scale_halves does it. */
+/* Compares trf_scale_halves with scaling single weights, for weights of any bits. */
 static void check_formed(uint32_t bits, trf_halves_rescale scale) {
     for (uint32_t zeroing = 0; zeroing < 2; zeroing++) {
         const trf_words4 raw = {{bits, bits * 3, bits * 5, bits * 7}};
@@ -22,7 +22,7 @@ static void check_formed(uint32_t bits, trf_halves_rescale scale) {
     }
 }
 
-/* loop: shifts -254 to 240, all that there are. */
+/* loop: all possible shifts, -254 to 240. */
 START_TEST(halves_are_scaled_like_single_weights) {
     test_rng rng = {1 + (uint64_t)_i};
     const int32_t shift = _i - 254;
@@ -112,7 +112,7 @@ END_TEST
 
 /* ---- a lane of a packed slab ---- */
 
-/* Every weight of a packed slab: where trf_packed_place_of says, in a register of the lane, in a bit of its masks and
+/* Every weight of a packed slab is where trf_packed_place_of says: in a register of the lane, in a bit of its masks and
  * in a record. */
 START_TEST(lanes_have_the_weights_that_they_should) {
     for (uint32_t row = 0; row < TRF_PACKED_SLAB_ROWS; row++)
@@ -143,7 +143,7 @@ START_TEST(lanes_have_the_weights_that_they_should) {
             EXPECT(trf_packed_slab_weight(a, bit) == 0x4321);
             trf_packed_slab_patch(a, trf_packed_record(5, 2, 0, place.lane, 0, 0, 0), record & 0xFFFF0000u, scale);
             EXPECT(trf_packed_slab_weight(a, bit) == 0x4321);
-            /* the lane's own row and column, first of all that it has */
+            /* the lane's row and column: the first ones that it has */
             const uint32_t lane_row = 100 + place.lane / 4, lane_col = 200 + 2 * (place.lane % 4);
             EXPECT(trf_packed_slab_there(lane_row, lane_col, 100 + row + 1, 200 + col + 1) >> bit & 1);
             EXPECT(!(trf_packed_slab_there(lane_row, lane_col, 100 + row, 400) >> bit & 1));

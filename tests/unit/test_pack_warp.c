@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels that pack and unpack, run by emulated blocks (tests/warp) over whole small layers, in any order of
- * threads: byte for byte what trf_pack and trf_unpack give, and nothing written beside. */
+/* The kernels that pack and unpack. Emulated blocks (tests/warp) run them over whole small layers, with threads in any
+ * order. The results must be byte for byte those of trf_pack and trf_unpack, and nothing may be written beside them. */
 #include <stdio.h>
 
 #ifndef TRF_HAVE_WARP_WALK
@@ -32,7 +32,7 @@ static warp_grid random_grid(test_rng *rng) {
 
 /* ---- packing ---- */
 
-/* Memory for a layer, all of it UNUSED, but that the row offsets are there. */
+/* Memory for a layer. All of it is UNUSED except for the row offsets. */
 typedef struct target {
     trf_packed_head head;
     uint8_t *memory;
@@ -57,7 +57,7 @@ static target target_make(const packed_layer *layer, trf_packed_window window, u
     return to;
 }
 
-/* Packs ranges of `rows` rows, each from memory of its own; 0: of any number. */
+/* Packs ranges of `rows` rows, or of any number if that is 0, each from memory of its own. */
 static trf_pack_state pack_ranges(test_rng *rng, const packed_layer *layer, const target *to, uint32_t rows) {
     static const size_t kMore[] = {0, 0, 1, 8};
     trf_pack_state state = {0, 0, 0};
@@ -73,7 +73,7 @@ static trf_pack_state pack_ranges(test_rng *rng, const packed_layer *layer, cons
     return state;
 }
 
-/* That a part of the layer is the reference's, and that what lies between parts was left alone. */
+/* Checks that the parts of the layer are the reference's, and that what lies between them is unchanged. */
 static void check_packed(const packed_layer *layer, const target *to) {
     const trf_packed_head *head = &layer->head;
     const uint64_t end[] = {head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES,
@@ -114,7 +114,7 @@ START_TEST(packing_is_the_references) {
 }
 END_TEST
 
-/* Tiles that are stored, of lines with all sorts of counts: equal ones, just enough, and one record too many. */
+/* Stored tiles in lines with all kinds of counts: equal ones, just enough, and one record too many. */
 START_TEST(stored_tiles_are_chosen_alike) {
     test_rng rng = {500 + (uint64_t)_i};
     const trf_packed_window window = {112, 0};
@@ -141,7 +141,7 @@ START_TEST(stored_tiles_are_chosen_alike) {
 }
 END_TEST
 
-/* Also for bands all of whose tiles would be stored: the count goes on, and memory stays as it is. */
+/* This also holds for bands in which all tiles would be stored: the count goes on, and memory stays as it is. */
 START_TEST(room_is_kept_to) {
     test_rng rng = {600 + (uint64_t)_i};
     const trf_packed_window window = {112, 0};
@@ -166,7 +166,7 @@ START_TEST(room_is_kept_to) {
 }
 END_TEST
 
-/* The first of several, whatever the order; and it says the same as the reference. */
+/* The first of several inexact weights is reported, whatever the order, as by the reference. */
 START_TEST(first_inexact_weight_is_found) {
     test_rng rng = {700 + (uint64_t)_i};
     trf_packed_window window;
@@ -246,7 +246,8 @@ START_TEST(unpacking_gives_the_weights_back) {
 }
 END_TEST
 
-/* Whatever is in the buffer behind its head, what comes out is what the reference reads there, from within. */
+/* Whatever follows the head in the buffer, the result is what the reference reads there, and nothing outside is
+ * read. */
 START_TEST(garbage_is_read_from_within) {
     test_rng rng = {3000 + (uint64_t)_i};
     const packed_weight_kind kind = _i % 2 ? PACKED_WEIGHTS_ROWS_MIXED : PACKED_WEIGHTS_STORED;

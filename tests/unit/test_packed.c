@@ -21,7 +21,7 @@ enum {
     SHAPES = sizeof kShapes / sizeof *kShapes
 };
 
-/* Weights that are no exceptions anywhere, so that a test adds all there are. */
+/* Fills in weights of which none is an exception, so that a test itself adds all exceptions. */
 static void fill_window(test_rng *rng, packed_layer *layer, uint32_t base) {
     for (size_t i = 0; i < (size_t)layer->rows * layer->cols; i++) {
         const uint32_t random = (uint32_t)test_random(rng);
@@ -33,7 +33,7 @@ static void fill_normal(test_rng *rng, packed_layer *layer) {
     test_fill_normal(rng, layer->weights, TRF_DTYPE_BF16, (size_t)layer->rows * layer->cols, 0.02);
 }
 
-/* What one weight in so many becomes. */
+/* Replaces one weight in so many. */
 static void sprinkle(test_rng *rng, packed_layer *layer, uint32_t one_in, const uint16_t *bits, uint32_t count) {
     for (size_t i = 0; i < (size_t)layer->rows * layer->cols; i++)
         if (test_below(rng, one_in) == 0)
@@ -116,7 +116,8 @@ START_TEST(row_offsets) {
 }
 END_TEST
 
-/* In the scale of base 112 every pattern has a place. Each is a record once: 20 in a line of one tile. */
+/* In the scale of base 112 every pattern has a place. Each pattern is a record once, 20 of them in a line of one
+ * tile. */
 START_TEST(every_pattern_as_a_record) {
     const trf_packed_window window = {112, (uint32_t)_i};
     const uint32_t each = 20, bands = (65536 + each - 1) / each;
@@ -133,7 +134,7 @@ START_TEST(every_pattern_as_a_record) {
 }
 END_TEST
 
-/* Each twice in a stored tile: two such tiles in each band of 17. */
+/* Each pattern occurs twice in stored tiles, of which there are two in each band of 17 tiles. */
 START_TEST(every_pattern_in_stored_tiles) {
     const trf_packed_window window = {112, (uint32_t)_i};
     const uint32_t tiles = 40, bands = 32;
@@ -153,7 +154,7 @@ START_TEST(every_pattern_in_stored_tiles) {
 }
 END_TEST
 
-/* Whether one weight can be packed is whether it has a place in the window's scale. */
+/* A weight can be packed exactly if it has a place in the window's scale. */
 START_TEST(patterns_are_refused_where_they_are_inexact) {
     packed_layer layer = packed_layer_make(1, 1, 0);
     for (uint32_t pattern = 0; pattern < 65536; pattern += test_quick() ? 7 : 1)
@@ -299,7 +300,7 @@ END_TEST
 
 /* ---- the product ---- */
 
-/* Every y within what a plain F32 product may be wrong by; NaN where it must be. */
+/* Expects that every y is within the error of a plain F32 product, and is NaN where it must be. */
 static void check_product(const packed_layer *layer, uint32_t m, test_rng *rng) {
     trf_packed_view view;
     float *x = malloc((size_t)m * layer->cols * sizeof *x), *y = malloc((size_t)m * layer->rows * sizeof *y);

@@ -16,7 +16,8 @@ START_TEST(places_are_those_of_mma_fragments) {
     for (uint32_t row = 0; row < 2 * TRF_PACKED_TILE_ROWS; row++)
         for (uint32_t col = 0; col < 2 * TRF_PACKED_TILE_COLS; col++) {
             const trf_packed_place place = trf_packed_place_of(row, col);
-            /* PTX, m16n8k16, A: row group or group + 8, columns 2 * thread in group and on, then 8 behind. */
+            /* The PTX ISA, m16n8k16, A: row group or group + 8; two columns from 2 * thread in group on, then two 8
+             * further on. */
             const uint32_t group = place.lane / 4, thread = place.lane % 4;
             EXPECT(row == 64 * place.band + 16 * place.slab + group + (place.reg & 1 ? 8 : 0));
             EXPECT(col == 32 * place.tile + 16 * place.step + 2 * thread + place.half + (place.reg & 2 ? 8 : 0));
@@ -78,7 +79,8 @@ static void set_bits(uint32_t *word, uint32_t from, uint32_t width, uint32_t val
     }
 }
 
-/* What an index, a sign and a mantissa stand for; index 0 of a zeroing layer's mantissa is a denormal times 2^112. */
+/* What an index, a sign and a mantissa stand for. In a zeroing layer, a mantissa with index 0 is a denormal times
+ * 2^112. */
 static uint32_t defined_half(uint32_t index, uint32_t raw, int zeroing) {
     const uint32_t sign = raw >> 7 << 15, mantissa = raw & 0x7F;
     if (!zeroing)
@@ -87,7 +89,7 @@ static uint32_t defined_half(uint32_t index, uint32_t raw, int zeroing) {
     return trf_f32_to_bf16(ldexpf(value, 112));
 }
 
-/* One weight with all indices and raw bytes in a lane of random ones. _i: register, half, variant. */
+/* One weight takes all indices and raw bytes; the lane's others are random. _i: register, half, variant. */
 START_TEST(forms_every_index_and_raw_byte) {
     const uint32_t reg = (uint32_t)_i % 4, half = (uint32_t)_i / 4 % 2;
     const int zeroing = _i / 8;
@@ -115,7 +117,7 @@ START_TEST(forms_every_index_and_raw_byte) {
 }
 END_TEST
 
-/* All registers at once, as a zeroing layer may have them: the way there and back. */
+/* Forms and unforms all registers at once, as a zeroing layer may have them. */
 START_TEST(unforms_what_a_zeroing_layer_has) {
     test_rng rng = {5};
     for (int round = 0; round < test_rounds(20000); round++) {
@@ -146,7 +148,7 @@ END_TEST
 
 /* ---- scales ---- */
 
-/* _i: the shift, from -384 on: those that a base and a row's offset can make, there and back. */
+/* _i: the shift, from -384 on. All shifts that a base and a row's offset can make, there and back. */
 START_TEST(scales_exactly_or_says_so) {
     const int32_t shift = _i - 384;
     for (uint32_t bits = 0; bits < 1u << 16; bits++) {

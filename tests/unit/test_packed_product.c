@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of packed layers: how they are cut, and the kernels' own code in emulated warps. Weights and x are integers
- * so small that every sum is exact, whatever its order: y has to have the right bits. */
+/* Products of packed layers: how they are cut, and the kernels' own code in emulated warps. Weights and x are such
+ * small integers that every sum is exact, whatever its order, so y must have the right bits. */
 #include "common/expect.h"
 #include "common/packed_integers.h"
 #include "common/run_suite.h"
@@ -40,7 +40,7 @@ START_TEST(partitions) {
                     EXPECT(made.blocks == (uint64_t)view.bands * made.x_blocks * made.k_splits);
                     EXPECT(made.workspace_bytes ==
                            (made.k_splits == 1 ? 0 : (uint64_t)made.k_splits * m * view.bands * 64 * sizeof(float)));
-                    /* Parts are there to fill the device, and do not go far beyond it. */
+                    /* k splits serve to fill the device, and must not go far beyond it. */
                     EXPECT(made.k_splits == 1 || made.blocks <= 2u * (uint32_t)multiprocessors[d]);
                 }
 }
@@ -200,7 +200,7 @@ START_TEST(wgmma_kernels_want_their_device) {
 }
 END_TEST
 
-/* Candidates run, none is there twice, and the first one is what is chosen. */
+/* Candidates run, none occurs twice, and the first one is the one that is chosen. */
 START_TEST(candidates) {
     static const uint32_t sizes[] = {1, 64, 1024, 4096, 14336, 65536};
     static const uint32_t batches[] = {1, 8, 33, 64, 65, 128, 200, 2048};
@@ -269,7 +269,7 @@ typedef struct product_run {
     uint32_t m;
     uint16_t *x;     /* [m][cols] */
     float *exact;    /* [m][rows] */
-    void *workspace; /* exactly as large as it has to be */
+    void *workspace; /* exactly as large as it must be */
 } product_run;
 
 static void *allocate(size_t bytes) {
@@ -364,8 +364,8 @@ enum {
     MOST_WARPS = 48
 }; /* of an emulated cluster */
 
-/* Bulk kernels, each shape with each number of x tiles; stream-K with few blocks and with more than there are tiles,
- * others with clusters of one block, two and three. */
+/* Bulk kernels: each shape with each number of x tiles; stream-K with few blocks and with more blocks than tiles, the
+ * others with clusters of one, two and three blocks. */
 START_TEST(bulk_sums_are_exact) {
     static const product_case cases[] = {{70, 100, 3, 132},    {600, 97, 8, 132},  {130, 1100, 13, 132},
                                          {300, 2112, 30, 132}, {64, 704, 64, 132}, {520, 300, 50, 132}};
@@ -406,9 +406,10 @@ START_TEST(bulk_sums_are_exact) {
 }
 END_TEST
 
-/* wgmma kernels: each shape, cut in each way, on devices of so few multiprocessors that blocks have several tiles and
- * share others: with fronts, of which one block may have the backs of several, and without. y is F32 and BF16 in turns
- * (16 bytes at a time where rows are a multiple of 8; of the last two layers blocks have several whole tiles so). */
+/* wgmma kernels: each shape, cut in each way, on devices with so few multiprocessors that blocks have several tiles and
+ * share others, with fronts (one block may have the backs of several) and without. y is F32 and BF16 in turns; it is
+ * written 16 bytes at a time if rows are a multiple of 8, and in the last two layers blocks write several whole tiles
+ * so. */
 static const product_case kWgmmaCases[] = {{70, 100, 65, 3},   {136, 608, 100, 2}, {300, 97, 130, 5},
                                            {64, 2112, 96, 2},  {200, 1100, 3, 3},  {130, 70, 300, 7},
                                            {200, 900, 70, 5},  {270, 2000, 40, 8}, {270, 2000, 40, 12},
@@ -481,7 +482,7 @@ static void multiply_in_way(const product_run *run, const trf_epilogue *epilogue
     free(workspace);
 }
 
-/* Everything that follows a sum, one k split or several; the multiplier is y. */
+/* Everything that may follow a sum, with one k split and with several. The multiplier is y. */
 START_TEST(epilogues) {
     static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
     const int way = _i / 3;
@@ -529,7 +530,7 @@ START_TEST(epilogues) {
 }
 END_TEST
 
-/* Infinities and NaNs reach the sums that have them, and no others; so do those of x. */
+/* Infinities and NaNs of W and of x reach the sums that have them, and no others. */
 START_TEST(specials) {
     const product_case of = {70, 100, 9, 132};
     product_run run = run_begin(&of, 0);
@@ -560,8 +561,8 @@ START_TEST(specials) {
 }
 END_TEST
 
-/* Whatever stands in lines, tiles and stored tiles: nothing outside of the buffer is read (the address sanitizer
- * looks), and products end. */
+/* Whatever lies in lines, tiles and stored tiles, nothing outside the buffer is read (the address sanitizer checks),
+ * and products end. */
 START_TEST(garbage_stays_inside) {
     product_run run = run_begin(&kCases[3], WITH_OUTLIERS | WITH_STORED | (_i % 2 ? WITH_ZEROS : 0));
     test_rng rng = {77 + (uint64_t)_i};

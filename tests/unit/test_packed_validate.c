@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The validator of packed layers: what it refuses and where, and that readers stay inside of what it did not see. */
+/* The validator of packed layers: what it refuses and where; and readers stay inside buffers that it has not
+ * checked. */
 #include "common/expect.h"
 #include "common/packed_layer.h"
 #include "common/run_suite.h"
@@ -93,7 +94,7 @@ enum {
     HEADS = sizeof kHeads / sizeof *kHeads
 };
 
-/* With a checksum that fits: each field is checked for itself. */
+/* The checksum is made to fit, so that each field is checked by itself. */
 START_TEST(fields_are_checked) {
     const head_case *c = &kHeads[_i];
     packed_layer layer = make_layer(0);
@@ -188,7 +189,7 @@ START_TEST(tiles_and_padding_are_checked) {
     expect_refusal(&layer, head->row_offsets_offset + 80, 1 << 8, head->row_offsets_offset + 81);
     expect_refusal(&layer, head->tiles_offset + 2 * TRF_PACKED_TILE_BYTES + 4, 1 << 16,
                    head->tiles_offset + 2 * TRF_PACKED_TILE_BYTES + 6); /* a stored tile's place */
-    const trf_packed_place place = trf_packed_place_of(79, 1100);       /* behind the last column, in a stored tile */
+    const trf_packed_place place = trf_packed_place_of(79, 1100);       /* after the last column, in a stored tile */
     const uint64_t stored = head->stored_offset + TRF_PACKED_STORED_TILE_BYTES +
                             2 * trf_packed_stored_half(place.slab, place.lane, place.step, place.reg, place.half);
     expect_refusal(&layer, stored, 1, stored);
@@ -199,7 +200,7 @@ START_TEST(tiles_and_padding_are_checked) {
     expect_refusal(&layer, raw, 5u << 8 * byte, raw + byte);
     packed_layer_free(&layer);
 
-    packed_layer narrow = packed_layer_make(30, 10, 0); /* one line: 128 bytes behind it */
+    packed_layer narrow = packed_layer_make(30, 10, 0); /* one line, with 128 bytes after it */
     for (size_t i = 0; i < 300; i++)
         narrow.weights[i] = 0x3D00;
     ck_assert_int_eq(packed_layer_pack(&narrow, NULL, NULL), TRF_OK);
@@ -208,7 +209,7 @@ START_TEST(tiles_and_padding_are_checked) {
 }
 END_TEST
 
-/* After a head that is all right comes anything: readers stay inside of the buffer (the sanitizer says). */
+/* Anything may follow a valid head: readers stay inside the buffer (the sanitizer checks). */
 START_TEST(readers_stay_inside) {
     test_rng rng = {2000 + (uint64_t)_i};
     packed_layer layer = make_layer(_i % 2);
@@ -223,7 +224,7 @@ START_TEST(readers_stay_inside) {
 }
 END_TEST
 
-/* One wrong bit anywhere behind the head is refused, or nothing is wrong with it. */
+/* A wrong bit anywhere after the head is refused, or the layer is valid with it. */
 START_TEST(any_bit_is_refused_or_harmless) {
     test_rng rng = {3000 + (uint64_t)_i};
     packed_layer layer = make_layer(_i % 2);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The quantizer of the integer codec against plain computations in long double, and against theory. */
+/* The quantizer of the int codec, compared with plain computations in long double, and with theory. */
 #include "common/run_suite.h"
 #include "quantize_layer.h"
 
@@ -93,7 +93,7 @@ START_TEST(blocks_give_the_codes_of_the_whole) {
 }
 END_TEST
 
-/* Sizes for which strips hold several rows of regions, parts of one, and parts of one row. */
+/* Sizes for which ranges hold several region rows, parts of one, and parts of one row. */
 START_TEST(threads_change_nothing) {
     static const uint32_t shapes[][2] = {{700, 1500}, {40, 40000}, {20, 300000}};
     const granularity_choice *choice = &choices[_i];
@@ -310,7 +310,8 @@ START_TEST(dequantized_weights_are_finite) {
 }
 END_TEST
 
-/* Groups from 1 down to 2^-40 of the largest: scales keep 11 bits down to 2^-28 (2^-14 and more are what matters). */
+/* Scale groups from 1 down to 2^-40 of the largest: scales keep 11 bits down to 2^-28 (only 2^-14 and above
+ * matters). */
 START_TEST(f16_scales_are_precise) {
     layer l;
     layer_init(&l, TRF_DTYPE_F32, 41, 64);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One row of a slab as device code decodes it, four lanes after each other, by a slab directory: against the elements
- * that the reference decoder gives, in the golden files; and corrupt streams, from which nothing outside may be read
- * (the address sanitizer's run looks for that) and of which no lane takes notice that does not hold the row. */
+/* One row of a slab as device code decodes it, by a slab directory and with the four lanes one after the other. It is
+ * compared with the elements of the reference decoder for the golden files. With corrupt rANS streams nothing outside
+ * may be read (the address sanitizer's run checks it), and lanes that do not hold the row do not notice them. */
 #include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
@@ -46,7 +46,7 @@ static uint16_t *reference_elements(const trf_layer *layer) {
     return elements;
 }
 
-/* Rows whole, and columns from `first` on alone. */
+/* Checks whole rows, and only columns from `first` on. */
 static void check_rows(const trf_layer *layer, uint32_t first) {
     const trf_header *header = &layer->view.header;
     const uint32_t cols = header->cols - first;
@@ -89,8 +89,8 @@ START_TEST(golden_files) {
 }
 END_TEST
 
-/* Any bytes in a tile whose directory is as it was: each crossing of a row is either as it was decoded before, or it is
- * found bad and all of its coded columns are NaN. */
+/* Any bytes in a tile whose directory is unchanged: each crossing of a row either decodes as before, or is found bad,
+ * and then all its coded columns are NaN. */
 START_TEST(corrupt_rans_streams) {
     enum {
         ROWS = 300,
@@ -136,8 +136,8 @@ START_TEST(corrupt_rans_streams) {
                 EXPECT(row[c] == 0xA5A5);
         memcpy(data + at, kept, sizeof kept);
     }
-    ck_assert_int_gt(unnoticed, 1000); /* most bytes are of other slabs */
-    /* The head of one slab's streams at a time, which all of its rows read. */
+    ck_assert_int_gt(unnoticed, 1000); /* most bytes belong to other slabs */
+    /* Corrupts the head of one slab's rANS streams at a time, which all of its rows read. */
     for (uint32_t band = 0; band < host->view.num_bands; band++) {
         const trf_device_slab slab = host->slabs[band * host->view.num_panels];
         uint8_t *const streams = (uint8_t *)blob + trf_device_slab_rans_streams(slab),

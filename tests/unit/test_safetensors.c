@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Headers of safetensors files: which ones are taken, the exact status of those that are not, and ones of our own
- * making. */
+/* Headers of safetensors files: which ones are accepted, the exact status of those that are not, and headers that the
+ * library makes. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_safetensors.h"
@@ -13,7 +13,7 @@ typedef struct header_case {
     const char *header;
     uint64_t data_bytes;
     trf_status status;
-    uint64_t offset; /* of the failure; 0: not looked at */
+    uint64_t offset; /* of the failure; 0: not checked */
 } header_case;
 
 #define ENTRY(dtype, shape, begin, end)                                                                                \
@@ -52,7 +52,7 @@ static const header_case kCases[] = {
     {"{\"__metadata__\":[]}", 0, TRF_ERR_FORMAT, 0},
     {"{\"__metadata__\":{\"a\":1}}", 0, TRF_ERR_FORMAT, 0},
 
-    /* entries that are none */
+    /* entries that are not valid */
     {"{\"a\":{}}", 0, TRF_ERR_FORMAT, 0},
     {"{\"a\":{\"dtype\":1,\"shape\":[1],\"data_offsets\":[0,1]}}", 1, TRF_ERR_FORMAT, 0},
     {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, TRF_ERR_FORMAT, 0},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the host finds out about a layer on its way to a device, against the golden files' elements, weight by
- * weight. */
+/* What the host finds out about a layer on its way to a device, compared weight by weight with the golden files'
+ * elements. */
 #include "common/run_suite.h"
 #include "trf_decode_tile.h"
 #include "trf_slab_directory.h"
@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* The traits, counted anew. */
+/* The traits, counted independently. */
 typedef struct counts {
     trf_layer_traits traits;
     int modes[4];
@@ -67,7 +67,7 @@ static uint32_t raw_bytes(const trf_blob_view *view, trf_slab_shape shape) {
     return trf_raw_bytes(view->header.raw_bits, trf_lane_weights(shape));
 }
 
-/* A tile's entries: raw bits of all slabs, then the table, then the streams. elements: decoded. */
+/* Checks a tile's entries: raw bits of all slabs, then the table, then the rANS streams. elements: decoded. */
 static void count_slabs(const trf_layer *layer, uint64_t tile, const uint16_t *elements, const trf_device_slab *slabs,
                         counts *c) {
     const trf_blob_view *view = &layer->view;
@@ -184,7 +184,7 @@ START_TEST(golden_files) {
 }
 END_TEST
 
-/* A context is there, or it is said why not; either way nothing else happens. */
+/* There is a context, or a message says why not; in either case nothing else happens. */
 START_TEST(context) {
     trf_context *made = NULL;
     trf_error err = {0};

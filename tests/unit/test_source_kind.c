@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a source is: quantized already, by its config, its files or its tensors, or not, whatever its scales look like;
- * an adapter; a model of nobody's; and which dtype transformers finds in it. */
+/* What kind of source there is: one that is already quantized, as its config, files or tensors show, or one that is
+ * not, whatever its scales look like; an adapter; a model that no framework knows; and which dtype transformers finds
+ * in it. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_json.h"
@@ -25,7 +26,8 @@ static void write_tensors(const char *path, const char *const names[4], const ch
     fixture_write_safetensors(path, metadata, tensors, count, 8, 3);
 }
 
-/* Compresses, and expects a refusal that says `found`, or none (NULL); store_only takes either, bit for bit. */
+/* Compresses, and expects a refusal that says `found`, or success if that is NULL. With store_only both succeed, bit
+ * for bit. */
 static void check_kind(const char *source, const char *found) {
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
@@ -104,7 +106,7 @@ static const struct {
     {{"position_ids", "position_scale", "a.bias_scale"}, {"I64", "F32", "F32"}, NULL},
     {{"temperature_scale", "grayscale", "a.upscale", "a.autoscale"}, {"F32", "U8", "F32", "F32"}, NULL},
     {{"a.W_q", "a.q_weight", "a.q_scale", "a.trellis"}, {"BF16", "BF16", "F32", "F32"}, NULL},
-    /* names that end alike, and nothing that is packed beside them */
+    /* names with the same ends, but nothing packed beside them */
     {{"stat.absmax", "pool.g_idx", "x.qzeros", "a.SCB"}, {"F32", "I32", "I32", "F32"}, NULL},
     {{"a.weight", "a.absmax", "a.qscale_weight", "a.wscales"}, {"BF16", "F32", "F32", "F32"}, NULL},
     {{"a.qweight", "scaled_fp8", "a.comfy_quant", "a.dequant_scale"}, {"BF16", "F32", "U8", "F32"}, NULL},
@@ -318,7 +320,7 @@ END_TEST
 
 /* ---- blobs under names that do not say so ---- */
 
-/* Writes a file of one tensor that has a blob's bytes, as a state dict has them. */
+/* Writes a file with one tensor that has a blob's bytes, as in a state dict. */
 static void write_bare_blob(const char *path) {
     static const char *const names[4] = {"a.weight"}, *const types[4] = {"BF16"};
     size_t bytes;

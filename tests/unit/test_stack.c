@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks on the CPU device, through the public calls: every layer's products as without a stack, in any order; what is
- * refused; and every allocation fails once. TRF_TEST_WRAPS_ALLOCATIONS. */
+/* Stacks on the CPU device, through the public calls: every layer's products are the same as without a stack, in any
+ * order; what is refused; and every allocation fails once. TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
@@ -48,7 +48,7 @@ static void *allocate(uint64_t bytes) {
     return memory;
 }
 
-/* One product of a layer by itself. */
+/* Computes one product of a layer without a stack. */
 static void multiply(trf_device_layer *layer, uint32_t index, float *y) {
     trf_plan *plan = plan_of(layer, index);
     void *workspace = allocate(test_plan_info(plan).workspace_bytes);

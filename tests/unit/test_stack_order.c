@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a stack decides without a device: which layers stay and where they lie, and what is copied when. A made-up
- * device keeps book of every byte. */
+/* What a stack decides without a device: which layers stay and where they lie, and what is copied when. A fake device
+ * keeps track of every byte. */
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
@@ -19,7 +19,7 @@ enum {
 
 static trf_error err;
 
-/* Everything that is promised of a placement. */
+/* Checks everything that a placement promises. */
 static void check_placement(const trf_stack_place *places, uint32_t count, uint64_t budget,
                             const trf_stack_placement *placement) {
     uint64_t offloaded = 0, end = FIXED + 2 * placement->buffer_bytes;
@@ -129,7 +129,7 @@ START_TEST(small_buffers_leave_more_room) {
     for (uint32_t i = 0; i < 56; i++)
         ck_assert_int_eq(places[i].is_resident, i % 7 >= 4);
 
-    /* One huge layer stays rather than having two buffers of its size made for it. */
+    /* One huge layer stays, since otherwise two buffers of its size would be needed. */
     places[30].bytes = 700 * MIB;
     ck_assert_uint_eq(trf_stack_least_bytes(places, 56, 0), 860 * MIB);
 }
@@ -137,7 +137,7 @@ END_TEST
 
 /* ---- order ---- */
 
-/* A device that does at once what it is told. */
+/* A device that does everything at once. */
 typedef struct fake_device {
     trf_stack_place places[MOST];
     trf_stack_usage usage[MOST];
@@ -233,7 +233,7 @@ static fake_device *random_device(test_rng *rng) {
     return make_device(sizes, count, least + (all - least) * test_below(rng, 11) / 10);
 }
 
-/* Each layer is there, or on its way, before it is asked for, and none is copied twice a pass. */
+/* Each layer has arrived, or is on its way, before it is acquired, and none is copied twice in a pass. */
 START_TEST(in_order) {
     test_rng rng = {(uint64_t)_i + 100};
     fake_device *d = random_device(&rng);
@@ -264,7 +264,7 @@ START_TEST(ahead) {
     ck_assert_int_eq(acquire(d, 1), TRF_OK);
     ck_assert_int_eq(release(d, 1), TRF_OK);
     ck_assert_uint_eq(d->copies, 6);         /* three of them share a buffer */
-    ck_assert_int_eq(acquire(d, 4), TRF_OK); /* 2 and 3 are passed over, so that 6 has room; 7 waits for 4 */
+    ck_assert_int_eq(acquire(d, 4), TRF_OK); /* 2 and 3 are skipped, so that 6 has room; 7 waits for 4 */
     ck_assert_uint_eq(d->copies, 7);
     ck_assert_int_eq(release(d, 4), TRF_OK);
     ck_assert_uint_eq(d->copies, 7); /* 5 is still to come */

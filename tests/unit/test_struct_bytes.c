@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Structs that callers fill, of older and newer versions than this library's, and of none. */
+/* Structs that callers fill, of versions older and newer than this library's, and of no version. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "transfuse/device_memory.h"
@@ -142,7 +142,7 @@ static void end(void) {
     trf_free(setup.blob);
 }
 
-/* A call that takes `structure`, one of its struct's, as its argument. */
+/* A call that takes `structure`, which has its struct's type, as its argument. */
 typedef trf_status struct_call(const void *structure, trf_error *err);
 
 static trf_status call_encode_matrix(const void *structure, trf_error *err) {

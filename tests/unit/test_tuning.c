@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tunings: what measuring makes of times (on the CPU, and on a made-up device with three paths), contexts that follow
- * them. What tunings and tables choose: test_tuning_choices.c. */
+/* Tunings: what measuring makes of times (on the CPU, and on a fake device with three paths), and contexts that follow
+ * them. test_tuning_choices.c tests what tunings and tables choose. */
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
@@ -92,7 +92,7 @@ static trf_tune_options options_to(uint32_t max_m, steps *s) {
     return options;
 }
 
-/* The CPU has one path, which is the fastest then. */
+/* The CPU has only one path, which is therefore the fastest. */
 START_TEST(measured_on_the_cpu) {
     static const uint32_t batches[] = {1, 2, 3, 4, 6, 8, 12, 16};
     steps s = {0};
@@ -167,8 +167,8 @@ START_TEST(layers_of_all_layouts) {
 }
 END_TEST
 
-/* A device with three paths. What it takes, and how long: wide from 3 rows on, the fastest from 6 to 24; two-step
- * beyond; fused up to 8. */
+/* A device with three paths. Wide takes 3 rows or more and is the fastest from 6 to 24; beyond that two-step is the
+ * fastest; fused takes up to 8. */
 static trf_device_ops made_up;
 static trf_layout_ops made_up_layout;
 static const trf_device_ops *own_ops;
@@ -281,7 +281,7 @@ START_TEST(contexts_follow) {
 }
 END_TEST
 
-/* Plans go by the table of the context's card: here a CPU that says that it is a GPU. */
+/* Plans follow the table of the context's card, which is here a CPU that says that it is a GPU. */
 START_TEST(plans_go_by_the_card) {
     trf_plan *plan;
     static const struct {
@@ -306,7 +306,7 @@ START_TEST(plans_go_by_the_card) {
 }
 END_TEST
 
-/* What a tuning has and the device does not take gives way. */
+/* If a tuning names a path that the device does not take, another one is taken. */
 START_TEST(refused_paths_give_way) {
     trf_tuning *tuning;
     trf_plan *plan;
@@ -418,7 +418,7 @@ static kernel_info plan_of_packed(uint32_t m, trf_path path) {
     return found;
 }
 
-/* What is tuned and runs is taken, whether the path was asked for or not; all else is the estimate's. */
+/* A tuned kernel that runs is taken, whether the path was asked for or not; everything else follows the estimate. */
 START_TEST(packed_plans_follow) {
     static const struct {
         uint32_t m;
@@ -453,7 +453,7 @@ START_TEST(packed_plans_follow) {
 }
 END_TEST
 
-/* @return the path of a plan, which says the right thing of its reason. due_in_reason: NULL: whatever it is. */
+/* @return the path of a plan, whose reason must contain due_in_reason; NULL means any reason. */
 static trf_path path_of_packed(const trf_plan_options *options, const char *due_in_reason) {
     trf_plan *plan;
     fixture_check_status(trf_plan_create(&packed_layer, options, &plan, &err), TRF_OK, &err);
@@ -501,7 +501,7 @@ START_TEST(packed_plans_go_by_the_card) {
 }
 END_TEST
 
-/* What the context's tuning says of a batch comes before the table. */
+/* The context's tuning has precedence over the table. */
 START_TEST(packed_plans_have_the_tuned_path) {
     static const struct {
         uint32_t m;
@@ -565,8 +565,8 @@ static const trf_tuned_point *measure_packed(trf_tuning **tuning) {
     return &(*tuning)->layers[0].points[1];
 }
 
-/* Every candidate is timed, and one that is 1 % faster than the first is what the tuning has; whatever tuning the
- * context has meanwhile. */
+/* Every candidate is timed, and the tuning gets one that is 1 % faster than the first, whatever tuning the context has
+ * meanwhile. */
 START_TEST(packed_layers_are_measured) {
     trf_packed_partition candidates[TRF_PACKED_MAX_CANDIDATES];
     trf_tuning *tuning;

@@ -16,8 +16,8 @@ static void expect_path_at_32_rows(const trf_card *card, trf_path path) {
     ck_assert_int_eq(trf_crossover_path(trf_crossovers_for(tables, num_tables, card), &key, 32), path);
 }
 
-/* At 32 rows of a small layer an H100 is still faster fused, and an H200 is not. Cards that were not measured are like
- * one or the other. */
+/* At 32 rows of a small layer an H100 is still faster fused, and an H200 is not. Cards that were not measured are
+ * treated like one or the other. */
 START_TEST(shipped_crossovers_of_two_cards) {
     static const trf_card h100 = {"NVIDIA H100 80GB HBM3", 90, 132, 3352}, pcie = {"NVIDIA H100 PCIe", 90, 114, 2039},
                           faster = {"a faster GPU of 9.0", 90, 132, 6000};
@@ -28,8 +28,8 @@ START_TEST(shipped_crossovers_of_two_cards) {
 }
 END_TEST
 
-/* A table that the library brings along: fused, then wide, then two-step, whatever the layer, but for those that have
- * no wide kernels; nothing for other generations. */
+/* A table that the library brings along chooses fused, then wide, then two-step, whatever the layer, except for layers
+ * that have no wide kernels. It has nothing for other generations. */
 START_TEST(shipped_crossovers) {
     static const trf_tuning_key keys[] = {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 8192, 8192},
                                           {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 4, 8, 0, 28672, 8192},
@@ -69,8 +69,8 @@ START_TEST(shipped_crossovers) {
 }
 END_TEST
 
-/* Packed layers, whatever their shape, go by one number a card: both have the same, and cards of other generations
- * none. */
+/* Packed layers of any shape follow one number for each card. Both cards have the same number, and cards of other
+ * generations have none. */
 START_TEST(shipped_crossovers_of_packed_layers) {
     static const trf_tuning_key keys[] = {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
                                           {TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 4, 8, 0, 1, 77}},
@@ -176,7 +176,7 @@ START_TEST(choices) {
 }
 END_TEST
 
-/* The nearest shape says, as for paths, but none that is far away; whatever the classes were. */
+/* As for paths, the nearest shape decides, but not one that is far away; classes do not matter. */
 START_TEST(choices_of_packed_layers) {
     trf_tuning *made = make_tuning();
     static const struct {

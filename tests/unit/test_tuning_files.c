@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files of tunings: there and back, and files that are none. */
+/* Files of tunings that are written and read back, and files that are not tunings. */
 #include "common/made_tuning.h"
 #include "common/run_suite.h"
 
@@ -130,7 +130,7 @@ START_TEST(files_give_their_status) {
 }
 END_TEST
 
-/* A kernel that the library had once is read, and plans choose one of those that it has. */
+/* A kernel that the library once had can be read, and plans choose one of those that it has now. */
 START_TEST(former_kernels) {
     static const char *const names[] = {"bulk-64", "bulk-64-8-warps"};
     const char *path = fixture_path("tuning.json");

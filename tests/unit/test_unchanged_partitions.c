@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Partitions that must not change unawares, of fused, wide and grouped products, by hashes over a grid of
- * shapes, batches and devices, by sums of their estimated times, and some of them spelled out. They decide how fast a
- * product is and, by the order of additions, its bits. Whoever changes them on purpose puts the numbers here that the
- * test prints. */
+/* Partitions of fused, wide and grouped products, which must not change by accident. They are pinned by hashes over a
+ * grid of shapes, batches and devices and by sums of their estimated times, and some are spelled out. They decide how
+ * fast a product is and, by the order of additions, its bits. After changing them on purpose, copy the numbers that the
+ * test prints to this file. */
 #include "common/planned_devices.h"
 #include "common/run_suite.h"
 #include "trf_fused_partition.h"
@@ -23,7 +23,7 @@ enum {
     NUM_DEVICES = sizeof kDevices / sizeof kDevices[0]
 };
 
-/* A layer but for its shape. */
+/* A layer without its shape. */
 typedef struct pinned_layer {
     const char *name;
     uint32_t codec, class_bits, raw_bits;
@@ -116,7 +116,7 @@ enum {
     MOST_DEVICES = 8
 };
 
-/* What all cases of a layer come to: a hash for each device; the sum of log(1 + microseconds). */
+/* The results of all cases of a layer: a hash for each device, and the sum of log(1 + microseconds). */
 typedef struct pinned_row {
     uint64_t hashes[MOST_DEVICES];
     double log_us;
@@ -139,7 +139,8 @@ static void check_row(const pinned_layer *layer, const pinned_row *row, const pi
         ck_abort_msg("%s: other estimates than before, sum of logarithms %.17g", layer->name, row->log_us);
 }
 
-/* One case spelled out, on kDevices[0]: the layer of kLayers, its shape, rows of x (of groups: how many layers). */
+/* One case spelled out, on kDevices[0]: the layer of kLayers, its shape, and rows of x or, for groups, the number of
+ * layers. */
 typedef struct pinned_case {
     uint32_t layer, rows, cols, m, fields[11];
 } pinned_case;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loading through staging buffers, with an engine whose copies arrive late, from a thread of its own: what arrives,
+/* Loading through staging buffers, with an engine whose copies arrive late, made by a thread of its own: what arrives,
  * what is found out about it, corrupt tiles, cancellation, engines that fail, several loads at once, shards. "Device
  * memory" is malloc'd here. */
 #include "common/checkpoint_fixture.h"
@@ -43,7 +43,7 @@ typedef struct late_engine {
     void *locked;
 } late_engine;
 
-/* A buffer that is written to before it has arrived spoils the copy. */
+/* If a buffer is written to before its copy has arrived, the copy is spoiled. */
 static void *run_copies(void *context) {
     late_engine *e = context;
     pthread_mutex_lock(&e->lock);
@@ -152,7 +152,7 @@ static void begin_engine(void) {
     fixture_check_status(trf_staging_create(&kEngine, &engine, &staging, &err), TRF_OK, &err);
 }
 
-/* Every buffer is free or has arrived: a ring from which one was lost could not be taken from as often. */
+/* Every buffer is free or has arrived: if one had been lost, not as many could be taken from the ring. */
 static void end_engine(void) {
     uint32_t buffers[TRF_STAGING_BUFFERS];
     uint8_t *memory;
@@ -256,7 +256,7 @@ static trf_layer *open_layer(const char *tensor, const trf_load_options *options
     return layer;
 }
 
-/* It is what the loader for the CPU has, mapped and checked in another way; and any reader takes it. */
+/* Expects what the loader for the CPU has, which maps and checks in another way, and that any reader takes it. */
 static void check_arrival(const arrival *a, const char *tensor, const trf_load_options *options) {
     trf_shard_range shard;
     trf_layer_traits traits;
@@ -318,7 +318,7 @@ END_TEST
 
 /* ---- in parts ---- */
 
-/* Parts are taken from their buffers as late as may be: when the one behind is. */
+/* Takes parts from their buffers as late as possible: when the next part is taken. */
 typedef struct part_taker {
     arrival *to;
     const trf_blob_view *view;
@@ -487,7 +487,7 @@ static void load_at_once(void *(*load)(void *)) {
         pthread_join(threads[i], NULL);
 }
 
-/* None may keep the others from going on. */
+/* No load may keep the others from going on. */
 START_TEST(several_in_parts) { load_at_once(load_parts_often); }
 END_TEST
 
@@ -513,7 +513,7 @@ START_TEST(layers_in_memory) {
 }
 END_TEST
 
-/* Layers that lie where they are to be: read and described, as if they were copied, and nothing is. */
+/* Layers that already lie where they should be are read and described as if they were copied, but nothing is copied. */
 START_TEST(layers_in_place) {
     for (int t = 0; t < NUM_TENSORS; t++) {
         trf_load_options options;
@@ -558,8 +558,8 @@ static trf_tensor_info info_of(const char *tensor) {
     return info;
 }
 
-/* A byte of a tile in the middle, or two of them: the message names the first such tile, and where it is, with any
- * number of threads. */
+/* One or two corrupt bytes in tiles in the middle: with any number of threads, the message names the first corrupt tile
+ * and where it is. */
 START_TEST(corrupt_tiles) {
     size_t bytes;
     uint8_t *file = fixture_read(compressed_path, &bytes);
@@ -653,7 +653,7 @@ START_TEST(cancelled_loads) {
         if (status == TRF_OK) {
             ck_assert_uint_eq(c.done, c.total);
             ck_assert_int_lt(c.calls, stop_at);
-            if (threads == 1) /* another thread may be done before the caller's own comes to tell */
+            if (threads == 1) /* another thread may be done before the caller's own can report */
                 ck_assert_int_gt(stop_at, 3);
             break;
         }

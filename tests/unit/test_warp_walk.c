@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The walk of a warp through slabs as the fused, group, wide and decoding kernels have it (trf_slab_walk.cuh), in an
- * emulated block: against the elements that the tests' own encoder began with, the reference decoder's, and for corrupt
- * rANS streams and directories against trf_slab_reader.h. */
+/* A warp's walk through slabs as the fused, group, wide and decoding kernels have it (trf_slab_walk.cuh), in an
+ * emulated block. It is compared with the elements from which the tests' own encoder made the slabs, with the reference
+ * decoder's and, for corrupt rANS streams and directories, with trf_slab_reader.h. */
 #include <stdio.h>
 
 #ifndef TRF_HAVE_WARP_WALK
@@ -70,13 +70,14 @@ static int is_regular(const trf_device_view *view, uint32_t band, uint32_t panel
     return (band + 1) * TRF_SLAB_ROWS <= view->rows && (left >= view->slab_cols || left / 16 % 4 == 0) && left >= 16;
 }
 
-/* Counts that lead beyond a slab's rANS streams: the validator lets none through, and a walk, which bounds them, may
- * end well if they are those of the last lane pair. */
+/* Counts that lead beyond a slab's rANS streams. The validator accepts none. A walk bounds them, and may end well if
+ * they belong to the last lane pair. */
 enum {
     SLAB_EITHER = WARP_SLAB_GOOD + 1
 };
 
-/* A slab by the functions that C and CUDA share; its entry is not to be trusted. Only a regular one. */
+/* The verdict on a slab by the functions that C and CUDA share. The slab must be regular; its entry cannot be
+ * trusted. */
 static uint8_t verdict_of(const trf_device_view *view, uint32_t band, uint32_t panel, uint32_t max_rans_bytes) {
     static uint16_t elements[TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS];
     const trf_device_slab entry = view->slabs[(size_t)band * view->num_panels + panel];
@@ -116,8 +117,8 @@ static const uint32_t kUntouched = 0xA5; /* bytes of elements before a walk */
 
 static const char *const kVariantNames[] = {"store", "store, any", "one", "any", "two", "two, x copied", "wide"};
 
-/* What a walk must say of a slab: its own verdict, or of two at a time the worse one. The second alone is not walked,
- * and of no account if it is not there. */
+/* What a walk must say of a slab: its own verdict or, of two slabs at a time, the worse one. The second slab alone is
+ * not walked, and does not count if it does not exist. */
 static uint8_t due_of_slab(const walked_layer *t, const warp_walk *walk, uint32_t band, uint32_t panel) {
     const uint32_t panels = walk->view->num_panels, two = walk->variant >= WARP_WALK_TWO_SLABS,
                    first = two ? band / 2 * 2 : band;
@@ -131,7 +132,7 @@ static uint8_t due_of_slab(const walked_layer *t, const warp_walk *walk, uint32_
     return own;
 }
 
-/* In place of a bad slab's weights there are NaNs, or codes 0. */
+/* Expects NaNs, or codes 0, in place of a bad slab's weights. */
 static void expect_corrupt_values(const warp_walk *walk, uint32_t band, uint32_t panel) {
     const trf_device_view *view = walk->view;
     const uint32_t left = view->cols - panel * view->slab_cols,
@@ -186,8 +187,8 @@ static void check_elements(const walked_layer *t, const warp_walk *walk) {
         }
 }
 
-/* Every kernel that takes the layer walks it. intact: it has the elements that are due. ran:
- * [2][WARP_WALK_VARIANTS], counted up. */
+/* Walks the layer by every kernel that takes it. intact: the elements must be those that are due. ran:
+ * [2][WARP_WALK_VARIANTS], counts the walks. */
 static void check_walks(test_rng *rng, walked_layer *t, int intact, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     static const uint32_t kWarps[] = {1, 1, 2, 3, 5, 8};
     const trf_device_view *view = &t->host->view;
@@ -220,7 +221,7 @@ static void check_walks(test_rng *rng, walked_layer *t, int intact, uint32_t (*r
 
 /* ---- single tiles ---- */
 
-/* usual: p, L and frequencies as most kernels want them. */
+/* usual: p, L and frequencies are such as most kernels need. */
 static test_tile *make_tile(test_rng *rng, test_tile_request *request, int usual) {
     request->rows = 32 * (1 + test_below(rng, test_below(rng, 3) ? 4 : 8)) + test_below(rng, 2) * test_below(rng, 32);
     request->cols = 64 * (1 + test_below(rng, 4)) + test_below(rng, 2) * test_below(rng, 64);
@@ -255,7 +256,7 @@ static void check_tile(test_rng *rng, test_tile_request *request, int usual, uin
     test_tile_free(tile);
 }
 
-/* Which walks a codec has: [product_config][variant]. */
+/* Expects that all walks of a codec have run: [product_config][variant]. */
 static void expect_all_ran(uint32_t codec, uint32_t class_bits, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     const int halves = codec == TRF_CODEC_E4M3, copies = class_bits == 2 && codec != TRF_CODEC_INT;
     EXPECT(ran[0][WARP_WALK_WRITE] && ran[0][WARP_WALK_WRITE_GENERAL]);
@@ -314,8 +315,8 @@ enum {
     NUM_KINDS = sizeof kCases / sizeof kCases[0]
 };
 
-/* Heavy tails, so that there are exceptions; some infinities and NaNs; the first tile of random bits, which is
- * stored. */
+/* Makes weights with heavy tails, so that there are exceptions, and some infinities and NaNs. The first tile has random
+ * bits, so it is stored. */
 static void *make_weights(test_rng *rng, const layer_case *tested, uint32_t rows, uint32_t cols) {
     const size_t bytes = trf_dtype_bytes(tested->dtype);
     uint8_t *weights = malloc((size_t)rows * cols * bytes);
@@ -409,7 +410,7 @@ static void corrupt_rans_stream(test_rng *rng, walked_layer *t, uint8_t *blob) {
     case 1:
         rans_streams[64 + test_below(rng, 16)] ^= (uint8_t)(1u << test_below(rng, 8));
         break;
-    case 2: /* rANS streams that lead as far as they can */
+    case 2: /* rANS streams that reach as far as possible */
         memset(rans_streams + 64, 0xFF, 16);
         break;
     case 3:

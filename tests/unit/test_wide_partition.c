@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing the partition of a wide product, which needs no device: it comes to a partition that the device has room
- * for, or to a reason. */
+/* The choice of a wide product's partition, which needs no device. It gives a partition that the device has room for,
+ * or a reason. */
 #include "common/planned_devices.h"
 #include "common/run_suite.h"
 #include "trf_wide_partition.h"
@@ -43,7 +43,7 @@ static trf_wide_partition choose(const trf_device_view *view, const trf_layer_tr
     const trf_product product = {
         .m = m, .x_dtype = TRF_DTYPE_F16, .y_dtype = TRF_DTYPE_F16, .has_bias = has_bias, .y_stride = view->rows};
     trf_wide_partition partition;
-    memset(&partition, 0xA5, sizeof partition); /* all of it is what choosing fills */
+    memset(&partition, 0xA5, sizeof partition); /* choosing must fill all of it */
     trf_wide_choose(view, traits, limits, &product, &partition);
     return partition;
 }
@@ -74,7 +74,7 @@ static void check_plan(const trf_device_view *view, const trf_device_limits *lim
     ck_assert_mem_eq(&c, &with_bias, offsetof(trf_wide_partition, workspace_bytes));
 }
 
-/* Quads; pairs have longer streams, and other slabs. */
+/* Usual layers with quads; pairs have longer rANS streams, and other slabs. */
 START_TEST(usual_layers_have_plans) {
     const trf_device_limits *limits = &kDevices[_i / 4];
     for (int i = 0; i < NUM_ROWS * NUM_COLS * NUM_BATCHES; i++) {
@@ -89,7 +89,7 @@ START_TEST(usual_layers_have_plans) {
 }
 END_TEST
 
-/* Where streams are long, there is room for fewer decoders. */
+/* If rANS streams are long, there is room for fewer decoders. */
 START_TEST(long_streams_leave_fewer_decoders) {
     const trf_device_view view = view_of(0, 256, 8192, 8192);
     trf_layer_traits traits = kTraits;
