@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Epilogues on the device: both paths against F64, for every codec, all ways of sharing rows among blocks, in place and
- * not; the same bits on every run; graphs; and the two-step path of packed layers. tests/unit/test_device_epilogue.c
- * has all combinations, activations and shards. */
+/* Epilogues on the device: both paths compared with F64, for every codec and all ways of sharing rows among blocks, in
+ * place and not; the same bits on every run; graphs; and the two-step path of packed layers.
+ * tests/unit/test_device_epilogue.c tests all combinations, activations and shards. */
 #include "gpu_products.h"
 #include "trf_context.h"
 #include "trf_plan.h"
@@ -15,7 +15,7 @@ static const trf_dtype kXTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
 static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
 enum {
     MOST_M = 33,
-    MOST_ROWS = 96 /* of a layer that are computed in F64 */
+    MOST_ROWS = 96 /* the most rows of a layer that are computed in F64 */
 };
 
 /* ---- epilogues ---- */
@@ -105,7 +105,7 @@ static void queue(const gpu_product *product, const gpu_input *input, combinatio
               product->name);
 }
 
-/* options: without an epilogue, which is the combination's. */
+/* options: without an epilogue; the combination gives it. */
 static trf_status make_product(gpu_product *product, const gpu_layer *layer, trf_plan_options options, combination c) {
     options.activation = c.activation;
     options.has_bias = c.bias != ABSENT;
@@ -140,7 +140,7 @@ static void check_value(const gpu_product *product, const gpu_reference *referen
                                                    : 0;
     const double sum = reference->sums[of_sum] + bias, v = activate(c.activation, sum), due = v * multiplier + residual,
                  found = gpu_to_double(y, o->dtype, at);
-    /* activations magnify what the sum is wrong by 1.13 times at most */
+    /* activations magnify the error of the sum at most 1.13 times */
     const double of_sums =
                      gpu_bound_of_sum(reference->magnitudes[of_sum], product->layer->info.cols) + 0x1p-24 * fabs(sum),
                  wrong = (1.13 * of_sums + 0x1p-20 * fabs(v)) * fabs(multiplier) + 0x1p-24 * fabs(due) + 0x1p-140;
@@ -176,7 +176,7 @@ static void note_way(const trf_plan *plan) {
     }
 }
 
-/* A few of the combinations, in turn. @return whether the path took the product. */
+/* Checks a few of the combinations, in turn. @return whether the path took the product. */
 static int check_path(test_rng *rng, const gpu_layer *layer, const gpu_input *input, const gpu_reference *reference,
                       uint32_t m, trf_dtype x_dtype, trf_path path) {
     static unsigned turn;
@@ -220,7 +220,8 @@ static int check_layer(test_rng *rng, const gpu_layer *layer) {
     return fused;
 }
 
-/* Rows behind the last whole band, columns outside of slabs; blocks alone, and several sharing rows. */
+/* Shapes with rows after the last whole band, with columns outside slabs, with single blocks, and with several that
+ * share rows. */
 static const gpu_shape kShapes[] = {{300, 515}, {33, 65}, {224, 1152}, {96, 2048}, {15, 300}};
 enum {
     SHAPES = sizeof kShapes / sizeof kShapes[0]
@@ -263,7 +264,7 @@ END_TEST
 
 /* ---- the two-step path of packed layers ---- */
 
-/* The layer's coded one becomes a packed one. @return the coded one. */
+/* Replaces the layer's coded device layer by a packed one. @return the coded one. */
 static trf_device_layer *pack(gpu_layer *layer) {
     trf_device_layer *const coded = layer->device;
     trf_error err = {0};
@@ -272,7 +273,7 @@ static trf_device_layer *pack(gpu_layer *layer) {
     return coded;
 }
 
-/* What the plan says, and every epilogue against F64. */
+/* Checks what the plan says, and compares every epilogue with F64. */
 static void check_packed_two_step(test_rng *rng, const gpu_layer *layer, const gpu_input *input,
                                   const gpu_reference *exact, uint32_t m) {
     for (int i = 0; i < (test_quick() ? 2 : COMBINATIONS); i++) {
@@ -290,7 +291,7 @@ static void check_packed_two_step(test_rng *rng, const gpu_layer *layer, const g
     }
 }
 
-/* y with what lies between its rows, if its rows have gaps; malloc'd. */
+/* @return y, including what lies between its rows if they have gaps; malloc'd. */
 static void *multiply_two_step(const gpu_layer *layer, const gpu_input *input, const trf_plan_options *options,
                                uint64_t *bytes) {
     gpu_product product;
@@ -348,7 +349,8 @@ static trf_path path_of_auto(const gpu_layer *layer, uint32_t m, combination c) 
     return path;
 }
 
-/* From 16,384 rows of x on, on cards of the generation that was measured, and without an epilogue. */
+/* AUTO takes two-step from 16,384 rows of x on, on cards of the generation that was measured, and without an
+ * epilogue. */
 START_TEST(packed_auto) {
     static const combination none = {TRF_ACTIVATION_NONE, ABSENT, ABSENT, ABSENT},
                              bias = {TRF_ACTIVATION_NONE, APART, ABSENT, ABSENT};
@@ -365,7 +367,7 @@ END_TEST
 
 /* ---- the same bits, and graphs ---- */
 
-/* loop: path, batch and layout; packed layers have other paths than FUSED. */
+/* loop: path, batch and layout. Packed layers do not have the path FUSED. */
 START_TEST(same_bits_in_graphs_too) {
     static const gpu_shape shape = {1000, 1030};
     const int is_packed = _i >= 4;

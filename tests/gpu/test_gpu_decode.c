@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What goes together is compared in one go; a message is made when it differs. */
+/* Compares everything at once, and makes a message only if it differs. */
 static void check_bytes(const gpu_layer *layer, const void *found, const void *expected, size_t element_bytes,
                         const char *what) {
     size_t count = (size_t)layer->info.rows * layer->info.cols, wrong = 0, first = 0;
@@ -63,7 +63,7 @@ static int is_nan16(uint16_t bits, trf_decode_as as) {
     return (bits & 0x7FFF) > (as == TRF_DECODE_BF16 ? 0x7F80 : 0x7C00);
 }
 
-/* The value rounded once; which NaN a NaN becomes is open. */
+/* Expects the value, rounded once. It does not matter which NaN a NaN becomes. */
 static void check_rounded(const gpu_layer *layer, trf_decode_as as, trf_stream stream) {
     const size_t count = (size_t)layer->info.rows * layer->info.cols;
     uint16_t *found = gpu_malloc(count * 2), *expected = gpu_malloc(count * 2);
@@ -114,7 +114,7 @@ START_TEST(every_codec_and_shape) {
         for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++)
             for (gpu_weight_kind kind = GPU_WEIGHTS_NORMAL; kind <= GPU_WEIGHTS_PATTERNS; kind++)
                 for (uint32_t w = 0; w < GPU_NUM_SLAB_COLS; w++) {
-                    int scaled = recipe->codec == TRF_CODEC_INT; /* the quantizer has no use for other weights */
+                    int scaled = recipe->codec == TRF_CODEC_INT; /* the quantizer does not take other weights */
                     if ((scaled && kind != GPU_WEIGHTS_NORMAL) || (test_quick() && (s + favor + kind + w) % 2))
                         continue;
                     gpu_layer layer = gpu_layer_make(&rng, recipe, favor, kGpuSlabCols[w], kShapes[s], kind);
@@ -124,7 +124,7 @@ START_TEST(every_codec_and_shape) {
 }
 END_TEST
 
-/* Tiles enough for every block and multiprocessor. */
+/* Enough tiles for every block and multiprocessor. */
 START_TEST(large_layers) {
     static const gpu_shape shape = {2048, 5632}, small = {600, 700};
     test_rng rng = {2000 + (uint64_t)_i};
@@ -137,7 +137,7 @@ START_TEST(large_layers) {
 }
 END_TEST
 
-/* Rows and columns of very different size: exponent offsets. */
+/* Rows and columns have very different magnitudes, and so exponent offsets. */
 START_TEST(exponent_offsets) {
     static const trf_dtype dtypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
     const trf_dtype dtype = dtypes[_i % 2];

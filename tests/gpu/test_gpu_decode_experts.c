@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All experts decoded by one call: the bits that trf_device_layer_decode gives of each, and nothing between them, for
- * every codec, for experts that share a launch and such that do not; corrupt experts; graphs. */
+/* One call decodes all experts. It gives the bits that trf_device_layer_decode gives for each, and writes nothing
+ * between them, for every codec, and for experts that share a launch or do not; corrupt experts; graphs. */
 #include "gpu_corrupt.h"
 #include "transfuse/experts.h"
 #include "trf_layer_group.h"
@@ -23,7 +23,7 @@ typedef struct expert_case {
     char name[200];
 } expert_case;
 
-/* favor: of all; beyond TRF_FAVOR_SIZE: the layers differ in it. */
+/* favor: that of all layers; if it is beyond TRF_FAVOR_SIZE, the layers differ in it. */
 static expert_case make_experts(test_rng *rng, const gpu_recipe *recipe, int favor, uint32_t slab_cols, gpu_shape shape,
                                 uint32_t count, gpu_weight_kind kind) {
     expert_case c = {.count = count};
@@ -50,7 +50,7 @@ static uint64_t matrix_bytes(const gpu_layer *layer, trf_decode_as as) {
     return bytes * layer->info.rows * layer->info.cols;
 }
 
-/* A layer decoded by itself; malloc'd. */
+/* Decodes a layer by itself; malloc'd. */
 static uint8_t *decode_alone(const gpu_layer *layer, trf_decode_as as) {
     gpu_memory memory = gpu_memory_make(matrix_bytes(layer, as));
     uint8_t *found = gpu_malloc(memory.bytes);
@@ -62,7 +62,8 @@ static uint8_t *decode_alone(const gpu_layer *layer, trf_decode_as as) {
     return found;
 }
 
-/* What was decoded at multiples of `stride`, against each layer by itself; 0xFF between them. */
+/* Compares what was decoded at multiples of `stride` with each layer decoded by itself, and expects 0xFF between
+ * them. */
 static void check_found(const expert_case *c, trf_decode_as as, uint64_t stride, const gpu_memory *memory) {
     const uint64_t bytes = matrix_bytes(&c->layers[0], as);
     uint8_t *found = gpu_malloc(memory->bytes), *alone[DISTINCT];
@@ -85,7 +86,7 @@ static void check_found(const expert_case *c, trf_decode_as as, uint64_t stride,
     free(found);
 }
 
-/* Decodes to matrices with `gap` bytes between them, behind `before` bytes. */
+/* Decodes to matrices with `gap` bytes between them, after `before` bytes. */
 static void check_decode(const expert_case *c, trf_decode_as as, uint64_t before, uint64_t gap, trf_stream stream) {
     const uint64_t bytes = matrix_bytes(&c->layers[0], as), stride = bytes + gap, all = (c->count - 1) * stride + bytes;
     gpu_memory memory = gpu_memory_make(before + all);
@@ -137,8 +138,8 @@ START_TEST(every_codec_and_shape) {
 }
 END_TEST
 
-/* So many that rows are gathered, with a narrow slab at the end of each band. loop: bf16, fp16; slabs of either width;
- * favors. They do share a launch. */
+/* So many experts that rows are gathered, with a narrow slab at the end of each band; they share a launch. loop: bf16,
+ * fp16; slabs of either width; favors. */
 START_TEST(many_experts) {
     if (test_quick() && _i % 4 != _i / 4)
         return;
@@ -165,7 +166,8 @@ START_TEST(experts_that_differ) {
 }
 END_TEST
 
-/* One slab is NaN, as it is of that layer by itself; no other expert is touched, and the fault is the expert's. */
+/* One slab is NaN, as when the layer is decoded by itself. No other expert is affected, and the fault is the
+ * expert's. */
 START_TEST(corrupt_experts) {
     test_rng rng = {8000 + (uint64_t)_i};
     expert_case c =

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the device API refuses, and what it makes of corrupt streams, which validation cannot see. */
+/* What the device API refuses, and what it does with corrupt rANS streams, which validation cannot detect. */
 #include "gpu_corrupt.h"
 #include "gpu_products.h"
 
@@ -22,9 +22,8 @@ static void check_fault(const gpu_corrupt_layer *c) {
     }
 }
 
-/* y of rows outside of the corrupt tile is that of the intact layer; of its slab NaN; of other slabs of the tile
- * either.
- * */
+/* Expects that y is that of the intact layer for rows outside the corrupt tile, NaN for rows of the corrupt slab, and
+ * either for rows of other slabs in the tile. */
 static void check_y(const gpu_corrupt_layer *c, const gpu_product *product, const float *y, const float *intact) {
     const uint32_t rows = c->layer.info.rows;
     for (uint32_t i = 0; i < product->info.m; i++)
@@ -56,7 +55,7 @@ static void check_products(test_rng *rng, const gpu_layer *intact, const gpu_cor
         gpu_product_run(&bad, &input, found);
         check_y(c, &bad, found, expected);
         check_fault(c);
-        gpu_product_run(&good, &input, found); /* the device is none the worse for it */
+        gpu_product_run(&good, &input, found); /* the device still works */
         ck_assert_mem_eq(found, expected, good.y.bytes);
         gpu_product_free(&good);
         gpu_product_free(&bad);
@@ -66,7 +65,8 @@ static void check_products(test_rng *rng, const gpu_layer *intact, const gpu_cor
     gpu_input_free(&input);
 }
 
-/* The weights of the slab are NaN, or zeros where the type has none; outside of the tile nothing changes. */
+/* Expects that the weights of the slab are NaN, or zeros if the type has no NaN, and that nothing changes outside the
+ * tile. */
 static void check_decoding(const gpu_layer *intact, const gpu_corrupt_layer *c) {
     const uint32_t rows = intact->info.rows, cols = intact->info.cols;
     gpu_memory memory = gpu_memory_make((uint64_t)rows * cols * 2);
@@ -99,9 +99,9 @@ static void check_decoding(const gpu_layer *intact, const gpu_corrupt_layer *c) 
     gpu_memory_free(&memory);
 }
 
-/* Row by row: what is not as in the intact layer is NaN, or zero, and in the slab; the fault is that of its tile, if a
- * row has met it: bits that only the number of a lane pair's words shows to be wrong may be in none of a row's own
- * lanes. */
+/* Decodes row by row. Weights that differ from the intact layer must be NaN, or zero, and in the slab. The fault is
+ * that of its tile if a row has met it; a row may not meet it, since an error that shows only in the number of a lane
+ * pair's words may be in none of the row's own lanes. */
 static void check_rows(const gpu_layer *intact, const gpu_corrupt_layer *c) {
     const uint32_t rows = intact->info.rows, cols = intact->info.cols;
     gpu_memory memory = gpu_memory_make((uint64_t)rows * cols * 2);
@@ -155,7 +155,7 @@ START_TEST(corrupt_rans_streams) {
     gpu_layer intact =
         gpu_layer_make(&rng, recipe, (trf_favor)(_i % 2), kGpuSlabCols[_i / 4 % 2], shape, GPU_WEIGHTS_NORMAL);
     const uint64_t tile = _i & 2 ? intact.view.num_tiles - 1 : test_below(&rng, 8);
-    for (int action = 0; action < 4; action++) { /* each on a layer that no other has touched */
+    for (int action = 0; action < 4; action++) { /* each on a layer that no other action has touched */
         if (intact.view.tiles[tile].coding == TRF_TILE_STORED)
             break;
         gpu_corrupt_layer c = gpu_corrupt(&rng, &intact, tile);
@@ -315,7 +315,7 @@ START_TEST(plans) {
 }
 END_TEST
 
-/* y of the product, which is what the arguments lead to. */
+/* Expects that a call with these operands is refused. */
 static void refuse(const gpu_product *product, trf_operands operands, const char *what) {
     trf_error err = {0};
     gpu_check(trf_linear(product->plan, &operands, gpu_product_workspace(product), NULL, &err), TRF_ERR_ARGUMENT, &err,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What fails on a GPU: a tensor that is missing, memory that runs out for real, each CUDA call of a context's and a
- * layer's way once, and a device that is lost under everything. A status and a message each time, no memory lost, and
- * the next call works; of a lost device, the next process. Corrupt tiles and cancelled loads are test_gpu_load.c's. */
+/* Failures on a GPU: a tensor is missing, memory really runs out, each CUDA call in the life of a context and a layer
+ * fails once, and the device is lost. Each time there are a status and a message, no memory is lost, and the next call
+ * works (after a lost device, the next process). test_gpu_load.c tests corrupt tiles and cancelled loads. */
 #include "gpu_failing_calls.h"
 #include "gpu_layer_files.h"
 #include "gpu_products.h"
@@ -49,7 +49,7 @@ enum {
     LEAST_ALLOCATION = 1 << 20
 };
 
-/* Takes all device memory that there is, but for less than LEAST_ALLOCATION. @return allocations. */
+/* Takes all device memory except for less than LEAST_ALLOCATION. @return the number of allocations. */
 static int take_all(void *allocations[MOST_ALLOCATIONS]) {
     size_t bytes = gpu_free_bytes();
     int count = 0;
@@ -104,7 +104,7 @@ END_TEST
 
 /* ---- each call fails once ---- */
 
-/* A context of its own, a layer, experts of a coded one and a question about it; on TRF_OK the weights were right.
+/* Makes a context, a layer, experts of a coded one, and asks about it. If it returns TRF_OK, the weights were right.
  * *failed: whether a call was made to fail. */
 static trf_status use_device(const gpu_layer_file *layer_file, trf_layout layout, int threads, int *failed,
                              trf_error *err) {
@@ -121,7 +121,7 @@ static trf_status use_device(const gpu_layer_file *layer_file, trf_layout layout
     if (status == TRF_OK)
         status = trf_device_layer_check(layer, err);
     *failed = gpu_call_has_failed();
-    gpu_count_calls(0); /* what comes now is the test's, and taking down */
+    gpu_count_calls(0); /* from here on calls are the test's, or free what was made */
     if (status == TRF_OK)
         ck_assert_msg(gpu_has_weights_of_file(layer, layer_file), "other weights%s",
                       *failed ? ", though all seemed well" : "");
@@ -147,7 +147,7 @@ static void fail_each_call(const gpu_layer_file *layer_file, trf_layout layout, 
         if (!failed)
             break;
         if (status == TRF_OK)
-            survived++; /* memory that could not be locked, or fitted: loading is slower then, or takes more */
+            survived++; /* memory could not be locked, or not fitted: loading is then slower, or takes more */
         else
             failures++;
     }
@@ -156,7 +156,7 @@ static void fail_each_call(const gpu_layer_file *layer_file, trf_layout layout, 
     ck_assert_int_gt(failures, 8);
 }
 
-/* Layers of several parts where they are packed: one straight from its slabs, one that ends within a band. */
+/* Layers that are packed in several parts: one straight from its slabs, one that ends within a band. */
 START_TEST(each_call_fails_once) {
     fixture_begin();
     static const gpu_shape small = {400, 900}, even = {6912, 4992}, odd = {6900, 5000};
@@ -197,16 +197,16 @@ static void expect_lost(trf_status status, const trf_error *err, const char *cal
     }
 }
 
-/* A product with x where no memory is. */
+/* Launches a product whose x is at an address without memory. */
 static void lose_device(const trf_plan *plan, void *y, void *workspace) {
     trf_error err = {0};
     const void *nowhere = (const void *)(uintptr_t)0x10000;
     const trf_status status = test_multiply(plan, nowhere, y, workspace, NULL, &err);
-    if (status != TRF_OK) /* which of its launches is told so depends on when the first one ends */
+    if (status != TRF_OK) /* which launch reports it depends on when the first one ends */
         gpu_check(status, TRF_ERR_CUDA, &err, "the call that loses it");
 }
 
-/* All that takes a context or a layer, with none of either at work any more; then everything is taken down. */
+/* Makes every call that takes a context or a layer when the device is lost; then frees everything. */
 START_TEST(without_device) {
     enum {
         PLENTY = 1 << 22
@@ -305,7 +305,7 @@ START_TEST(lost_device) {
     ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0,
                   "the process that lost its device: status %d, signal %d",
                   WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0);
-    gpu_check_load(&layer_file, 0); /* this process has kept its own */
+    gpu_check_load(&layer_file, 0); /* this process still has its device */
     ck_assert_uint_eq(gpu_free_bytes(), before);
     free(layer_file.weights);
     fixture_end();

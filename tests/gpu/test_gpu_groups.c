@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of layers in shared launches, and products of experts: against F64, for every codec, with counts of all kinds;
- * the same bits on every run; graphs whose counts change between replays; corrupt experts. */
+/* Groups of layers in shared launches, and products of experts: compared with F64, for every codec and with all kinds
+ * of counts; the same bits on every run; graphs whose counts change between replays; corrupt experts. */
 #include "gpu_corrupt.h"
 #include "gpu_products.h"
 #include "transfuse/experts.h"
@@ -28,14 +28,14 @@ typedef struct group_case {
     uint32_t count;
     gpu_layer layers[MOST_LAYERS];
     gpu_input inputs[MOST_LAYERS];
-    gpu_product products[MOST_LAYERS]; /* not run; for names and checks; y is the group's */
+    gpu_product products[MOST_LAYERS]; /* these are not run, but give names and checks; y is the group's */
     const void *x[MOST_LAYERS];
     void *y[MOST_LAYERS];
     trf_layer_group *group;
     gpu_memory workspace;
 } group_case;
 
-/* Layers of these recipes, one each; batches and types of y by turns. */
+/* Makes a group with a layer of each recipe; batches and types of y vary. */
 static void make_group(group_case *g, test_rng *rng, const int *recipes, const gpu_shape *shapes, uint32_t count,
                        int bf16_x) {
     trf_group_member list[MOST_LAYERS];
@@ -59,7 +59,8 @@ static void make_group(group_case *g, test_rng *rng, const int *recipes, const g
     g->workspace = gpu_memory_make(test_group_info(g->group).workspace_bytes);
 }
 
-/* Layers that may run alone: those that the kernels refuse, and those that have no other of their kind. */
+/* @return how many layers may run alone: those that the kernels refuse, and those that are the only one of their
+ * kind. */
 static uint32_t count_apart(const group_case *g) {
     uint32_t apart = 0;
     for (uint32_t i = 0; i < g->count; i++) {
@@ -90,7 +91,7 @@ static void queue_group(const group_case *g, trf_stream stream) {
     gpu_check(trf_linear_group(g->group, g->x, g->y, g->workspace.at, stream, &err), TRF_OK, &err, "a group");
 }
 
-/* Reads all y, one behind the other; malloc'd. */
+/* Reads all y, one after the other; malloc'd. */
 static uint8_t *read_group(const group_case *g, size_t *bytes) {
     *bytes = 0;
     for (uint32_t i = 0; i < g->count; i++)
@@ -161,7 +162,7 @@ START_TEST(mixed_groups) {
         shapes[i] = (gpu_shape){64 + 32 * (uint32_t)i, 512 + 64 * (uint32_t)(i % 3)};
     make_group(&g, &rng, recipes, shapes, MOST_LAYERS, 1);
     const trf_layer_group_info info = test_group_info(g.group);
-    ck_assert_uint_eq(info.sharing, 9); /* neither scale groups nor i8, which no other layer has */
+    ck_assert_uint_eq(info.sharing, 9); /* not those with scale groups, nor i8, which only one layer has */
     ck_assert_uint_eq(info.launches, 3);
     check_group(&g, &rng);
     free_group(&g);
@@ -208,7 +209,8 @@ START_TEST(groups_give_the_same_bits) {
 }
 END_TEST
 
-/* Runs a group of these layers, all by one x, BF16, to y in F32 at `to` + first[i] with rows `strides[i]` apart. */
+/* Runs a group of these layers, which share one x in BF16. Each y is F32, at `to` + first[i], with rows `strides[i]`
+ * apart. */
 static void run_into(const group_case *g, const gpu_input *input, const uint64_t *first, const uint64_t *strides,
                      const gpu_memory *to) {
     trf_group_member list[MOST_LAYERS];
@@ -232,7 +234,8 @@ static void run_into(const group_case *g, const gpu_input *input, const uint64_t
     gpu_memory_free(&workspace);
 }
 
-/* Members write side by side into one y, whose other columns stay; the layer with edges runs alone there. */
+/* Members write side by side into one y, whose other columns stay as they are. The layer with edges runs alone
+ * there. */
 START_TEST(groups_write_into_one_y) {
     enum {
         M = 4,
@@ -267,7 +270,7 @@ START_TEST(groups_write_into_one_y) {
             if (!(fabsf(a - b) <= 1e-4f * (1 + fabsf(a)))) /* launches of other members add in another order */
                 ck_abort_msg("layer %d, y[%d][%d]: %g and %g", i, (int)n, (int)row, a, b);
         }
-    for (uint64_t n = 0; n < M; n++) /* behind the first y all is as it was poisoned */
+    for (uint64_t n = 0; n < M; n++) /* after the first y everything is as it was poisoned */
         ck_assert_mem_eq(found + n * stride + rows, due + M * rows, 4 * MORE);
     free(due);
     free(found);
@@ -278,8 +281,8 @@ START_TEST(groups_write_into_one_y) {
 }
 END_TEST
 
-/* Products that depend on each other: one layer makes x of a group, and of its y one is x of another layer, whose y the
- * first one takes. */
+/* Products that depend on each other: one layer makes the x of a group; one y of the group is the x of another layer,
+ * whose y the first layer takes. */
 typedef struct ring {
     trf_plan *plans[2];
     trf_layer_group *group;
@@ -335,7 +338,7 @@ static void free_ring(ring *r) {
     trf_layer_group_destroy(r->group);
 }
 
-/* In a graph, nothing reads what the one in front has not written yet. */
+/* In a graph, no product reads what the one in front has not written yet. */
 START_TEST(groups_in_graphs) {
     static const gpu_shape shapes[] = {{RING_WIDTH, RING_WIDTH}, {RING_WIDTH, RING_WIDTH}};
     static const int recipes[] = {0, 0};
@@ -437,7 +440,7 @@ static void make_experts(expert_case *c, test_rng *rng, int recipe, gpu_shape sh
     c->offsets = gpu_memory_make((count + 1) * sizeof(uint32_t));
 }
 
-/* @return the status; the plan and memory are only there if it is TRF_OK. */
+/* @return the status. There are a plan and memory only if it is TRF_OK. */
 static trf_status plan_experts(expert_case *c, trf_dtype x_dtype, trf_dtype y_dtype) {
     trf_error err = {0};
     trf_status status = trf_experts_plan_create(c->experts, c->max_tokens, x_dtype, y_dtype, &c->plan, &err);
@@ -452,7 +455,7 @@ static trf_status plan_experts(expert_case *c, trf_dtype x_dtype, trf_dtype y_dt
     return TRF_OK;
 }
 
-/* Whether an expert is one that the kernels refuse, or they differ. */
+/* Whether the kernels may refuse an expert, or experts differ. */
 static int may_be_refused(const expert_case *c, trf_dtype x_dtype) {
     for (int i = 0; i < DISTINCT; i++) {
         const trf_device_layer *layer = c->layers[i].device;
@@ -488,7 +491,7 @@ static void queue_experts(const expert_case *c, trf_stream stream) {
               TRF_OK, &err, c->name);
 }
 
-/* From poisoned memory; malloc'd. */
+/* Runs the experts to poisoned memory. @return y, malloc'd. */
 static uint8_t *run_experts(const expert_case *c, const uint32_t *offsets) {
     uint8_t *y = gpu_malloc(c->y.bytes);
     char nothing;
@@ -502,7 +505,7 @@ static uint8_t *run_experts(const expert_case *c, const uint32_t *offsets) {
     return y;
 }
 
-/* Every expert's y, and that no other row is written. */
+/* Checks every expert's y, and that no other row is written. */
 static void check_experts(const expert_case *c, test_rng *rng, const uint32_t *offsets) {
     const uint64_t row_bytes = c->shape.rows * trf_dtype_bytes(c->y_dtype);
     uint8_t *y = run_experts(c, offsets);
@@ -580,7 +583,7 @@ START_TEST(nonfinite_experts) {
 }
 END_TEST
 
-/* A graph takes the counts that it finds; the same counts give the same bits, beside other work, too. */
+/* A graph takes the counts that it finds. The same counts give the same bits, also beside other work. */
 START_TEST(experts_in_graphs) {
     static const gpu_shape shapes[] = {{512, 768}, {300, 515}};
     const int replays = test_quick() ? 6 : 200;
@@ -629,7 +632,7 @@ START_TEST(experts_in_graphs) {
 }
 END_TEST
 
-/* Offsets that make no sense touch nothing that is not theirs (guards, and compute-sanitizer). */
+/* With nonsensical offsets nothing else is touched (guards and compute-sanitizer check it). */
 START_TEST(offsets_without_sense) {
     test_rng rng = {800};
     expert_case c;
@@ -646,7 +649,7 @@ START_TEST(offsets_without_sense) {
 }
 END_TEST
 
-/* A corrupt expert: its tokens' rows are NaN where the slab is, all other y is as it was, and the fault is the
+/* With a corrupt expert, its tokens' rows of y are NaN where the slab is, all other y is the same, and the fault is the
  * expert's. */
 START_TEST(corrupt_experts) {
     static const int recipes[] = {0, 1, 2, 3, 6, 7};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A chain of 32 layers, each of which takes the y of the one before: in one CUDA graph the same bits as call by call,
- * with epilogues, residuals in place, both paths and one workspace; and calls that only enqueue: no memory is
- * allocated, on the host or the device, nothing waits, and all can be captured.
+/* A chain of 32 layers, each of which takes the y of the one before. One CUDA graph gives the same bits as call by
+ * call, with epilogues, residuals in place, both paths and one workspace. Calls only enqueue: they allocate no memory
+ * on the host or the device, do not wait, and can all be captured.
  *
  * The linker sends the library's allocations, and those of the CUDA runtime that is linked into it, here
- * (TRF_TEST_WRAPS_ALLOCATIONS: CMakeLists.txt). What cuBLASLt and the driver do inside of libraries of their own is not
+ * (TRF_TEST_WRAPS_ALLOCATIONS: CMakeLists.txt). What cuBLASLt and the driver do inside their own libraries is not
  * seen. */
 #include "gpu_products.h"
 #include "transfuse/experts.h"
@@ -20,7 +20,7 @@
 
 enum {
     LAYERS = 32,
-    KINDS = 8, /* layers k, k + 8 ... are of one shape and codec, each with weights of its own */
+    KINDS = 8, /* layers k, k + 8 ... have one shape and codec, but weights of their own */
     MOST_M = 16,
     INPUTS = 4
 };
@@ -66,8 +66,8 @@ void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off
 
 /* ---- the chain ---- */
 
-/* Columns of kind k are its width, rows that of kind k + 1. Not in slabs, nor in whole bands, nor aligned to 16 bytes:
- * 515 and 300. */
+/* The columns of kind k are its width, its rows the width of kind k + 1. 515 and 300 are neither whole slabs, nor whole
+ * bands, nor aligned to 16 bytes. */
 static const struct {
     int recipe; /* of kGpuRecipes */
     trf_favor favor;
@@ -75,7 +75,7 @@ static const struct {
     trf_dtype x_dtype;
     trf_path path;
     trf_activation activation;
-    int has_bias, has_residual; /* residual: y itself, which holds that of the layer 8 before */
+    int has_bias, has_residual; /* residual: y itself, which holds that of the layer 8 layers earlier */
 } kKinds[KINDS] = {
     {0, TRF_FAVOR_SPEED, 256, 512, TRF_DTYPE_BF16, TRF_PATH_AUTO, TRF_ACTIVATION_SILU, 0, 0},
     {0, TRF_FAVOR_SIZE, 128, 768, TRF_DTYPE_BF16, TRF_PATH_AUTO, TRF_ACTIVATION_NONE, 1, 1},
@@ -97,7 +97,7 @@ typedef struct chain {
     uint32_t m;
     chain_layer *layers; /* [LAYERS] */
     trf_plan *plans[LAYERS];
-    gpu_memory x, y[KINDS], workspace; /* x: of the first layer; y of layer l is y[l % KINDS] */
+    gpu_memory x, y[KINDS], workspace; /* x: the first layer's; the y of layer l is y[l % KINDS] */
     gpu_memory inputs[INPUTS];
     size_t y_bytes; /* of all y */
 } chain;
@@ -182,7 +182,7 @@ static void chain_free(chain *s) {
         gpu_memory_free(&s->inputs[i]);
 }
 
-/* Calls, and nothing else. @return the first failure. */
+/* Makes calls, and does nothing else. @return the first failure. */
 typedef trf_status queue_fn(const void *context, trf_stream stream, trf_error *err);
 
 /* One call for each layer. */
@@ -210,7 +210,7 @@ static void poison(const chain *s) {
         gpu_memory_poison(&s->y[k]);
 }
 
-/* All y, one behind the other; after all work. */
+/* Reads all y, one after the other, after all work. */
 static void read_all(const chain *s, uint8_t *to) {
     for (int k = 0; k < KINDS; k++) {
         gpu_memory_read(&s->y[k], to);
@@ -218,7 +218,7 @@ static void read_all(const chain *s, uint8_t *to) {
     }
 }
 
-/* Values that say something: finite, not all small, and of one size. */
+/* Expects meaningful values: finite, not all small, and of about one magnitude. */
 static void check_plausible(const chain *s, const uint8_t *all) {
     for (int k = 0; k < KINDS; k++) {
         const size_t count = s->y[k].bytes / 2;
@@ -236,7 +236,7 @@ static void check_plausible(const chain *s, const uint8_t *all) {
     }
 }
 
-/* What calls one by one give for each input. */
+/* Computes what calls one by one give for each input. */
 static void run_eagerly(const chain *s, cudaStream_t stream, uint8_t **expected) {
     for (int i = 0; i < INPUTS; i++) {
         trf_error err = {0};
@@ -251,7 +251,7 @@ static void run_eagerly(const chain *s, cudaStream_t stream, uint8_t **expected)
     }
 }
 
-/* Fails what allocates device memory, waits, or uses the default stream. */
+/* Captures calls; those that allocate device memory, wait, or use the default stream fail. */
 static cudaGraphExec_t capture(queue_fn *queue, const void *context, cudaStream_t stream) {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
@@ -299,7 +299,7 @@ START_TEST(one_graph) {
     for (int run = 0; run < (test_quick() ? INPUTS : 5 * INPUTS); run++) {
         const int input = (run * 3 + run / INPUTS) % INPUTS;
         poison(s);
-        if (run % 2) { /* right behind a replay with another input */
+        if (run % 2) { /* right after a replay with another input */
             set_input(s, (input + 1) % INPUTS, made.stream);
             CUDA(cudaGraphLaunch(executable, made.stream));
         }
@@ -315,7 +315,7 @@ END_TEST
 
 /* ---- only enqueued ---- */
 
-/* What keeps a stream busy until it is told otherwise, or a call has obviously waited for it. */
+/* Keeps a stream busy until the gate opens, or until a call has obviously waited for it. */
 static atomic_int gate_open, gave_up;
 
 static void CUDART_CB wait_at_gate(void *context) {
@@ -335,7 +335,8 @@ static uint64_t pool_bytes(void) {
     return bytes;
 }
 
-/* Calls behind a closed gate. @return what the library has allocated on the host meanwhile. */
+/* Makes calls on a stream whose gate is closed. @return how many allocations the library has made on the host
+ * meanwhile. */
 static long queue_behind_gate(queue_fn *queue, const void *context, cudaStream_t stream) {
     enum {
         ROUNDS = 2
@@ -350,7 +351,7 @@ static long queue_behind_gate(queue_fn *queue, const void *context, cudaStream_t
         status = queue(context, stream, &err);
     const long made = atomic_load(&allocations) - before;
     const cudaError_t progress = cudaStreamQuery(stream);
-    cudaGetLastError(); /* or it is the next launch's */
+    cudaGetLastError(); /* else the next launch would report it */
     atomic_store(&gate_open, 1);
     CUDA(cudaStreamSynchronize(stream));
     gpu_check(status, TRF_OK, &err, "calls behind a gate");
@@ -359,7 +360,7 @@ static long queue_behind_gate(queue_fn *queue, const void *context, cudaStream_t
     return made;
 }
 
-/* Calls that have been made before. */
+/* Checks calls that have been made before. */
 static void check_only_enqueued(queue_fn *queue, const void *context, cudaStream_t stream) {
     size_t free_before, free_after, all;
     queue_behind_gate(queue, context, stream);
@@ -380,7 +381,7 @@ START_TEST(calls_only_enqueue) {
     read_all(&run.chain, run.found);
     ck_assert_mem_eq(run.found, run.expected[0], run.chain.y_bytes);
 
-    /* The linker does send allocations here. */
+    /* Shows that the linker sends allocations here. */
     const long of_layers = atomic_load(&allocations);
     const gpu_layer *first = &run.layers[0].layer;
     trf_device_layer *another;
@@ -493,7 +494,7 @@ static const gpu_memory *output_of(const others *o, int i) {
     return all[i];
 }
 
-/* From poisoned memory: by calls, or by the graph. All outputs, one behind the other; malloc'd. */
+/* Runs everything to poisoned memory, by calls or by the graph. @return all outputs, one after the other; malloc'd. */
 static uint8_t *run_others(const others *o, cudaStream_t stream, cudaGraphExec_t graph, size_t *bytes) {
     trf_error err = {0};
     *bytes = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products on the device: both paths against F64, for every codec, scale layout, batch and type; the bits of single
- * weights; the same bits on every run; graphs; batches that need cuBLASLt where it is missing. */
+/* Products on the device: both paths compared with F64, for every codec, scale layout, batch and type; the bits of
+ * single weights; the same bits on every run; graphs; batches that need cuBLASLt when it is missing. */
 #include "gpu_products.h"
 #include "trf_context.h"
 #include "trf_number_formats.h"
@@ -23,7 +23,7 @@ static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16
 
 /* ---- against F64 ---- */
 
-/* All batches of one layer on one path, with one type of x. @return how many of them the path took. */
+/* Checks all batches of one layer on one path, with one type of x. @return how many of them the path took. */
 static int check_batches(const gpu_layer *layer, const gpu_input *input, const gpu_reference *reference,
                          trf_dtype x_dtype, trf_path path) {
     static unsigned turn;
@@ -53,7 +53,8 @@ static void two_step(const gpu_layer *layer, const gpu_input *input, const gpu_r
         ck_abort_msg("%s: no two-step product", layer->name);
 }
 
-/* Both paths, both types of x. most_rows: that are computed in F64. @return how many fused products there were. */
+/* Checks both paths and both types of x. most_rows: the most rows that are computed in F64. @return how many fused
+ * products there were. */
 static int check_layer(test_rng *rng, const gpu_layer *layer, uint32_t most_rows) {
     trf_error err = {0};
     gpu_input input = gpu_input_normal(rng, test_quick() ? 64 : 100, layer->info.cols);
@@ -85,8 +86,8 @@ enum {
     QUICK_SHAPES = 3 /* the first ones */
 };
 
-/* Those of kGpuRecipes some of whose layers have codes of more than 8 bits, offsets of columns, or scale groups that
- * are no multiples of 32. */
+/* The recipes of kGpuRecipes some of whose layers have codes of more than 8 bits, column offsets, or scale groups that
+ * are not multiples of 32. */
 static const int kMayBeRefused[GPU_RECIPES] = {[7] = 1, [9] = 1, [10] = 1, [11] = 1, [13] = 1, [14] = 1, [17] = 1};
 
 START_TEST(near_f64) {
@@ -111,16 +112,16 @@ START_TEST(near_f64) {
 }
 END_TEST
 
-/* Blocks share rows here in all the ways that they know, where the device has clusters: 1, 2, 4 and 8 blocks, one or
- * two slabs a warp, one or several groups of units, even and uneven parts, odd numbers of bands, all of x in shared
- * memory or a window of it. */
+/* On a device with clusters, blocks share rows of these shapes in all possible ways: 1, 2, 4 and 8 blocks, one or two
+ * slabs a warp, one or several groups of units, even and uneven parts, odd numbers of bands, all of x in shared memory
+ * or a window of it. */
 static const gpu_shape kLargeShapes[] = {{2048, 5632}, {1024, 4096}, {2080, 1024}, {160, 14336}, {5216, 2048}},
                        kQuickLargeShapes[] = {{512, 768}, {256, 1024}, {224, 1152}, {96, 2048}, {288, 512}};
 enum {
     LARGE_SHAPES = sizeof kLargeShapes / sizeof kLargeShapes[0]
 };
 
-/* All rows of layers of a size that matters, and the fused path must not refuse them. */
+/* Checks all rows of layers of a realistic size, which the fused path must not refuse. */
 START_TEST(large_layers) {
     const gpu_recipe *recipe = &kGpuRecipes[_i / 4];
     const int s = (_i % 4 + _i / 4) % LARGE_SHAPES; /* each shape with quads and pairs, slabs of 128 and of 256 */
@@ -147,8 +148,8 @@ END_TEST
 
 /* ---- single weights ---- */
 
-/* y of a row of x that has one 1 is the weight: bit for bit for float codecs (but for the sign of zero), rounded once
- * for scaled codes. */
+/* If a row of x has a single 1, y is the weight: bit for bit for float codecs (except for the sign of zero), rounded
+ * once for scaled codes. */
 static void check_one_hot(const gpu_layer *layer, const uint8_t *finite_rows, trf_dtype x_dtype, trf_path path) {
     const uint32_t rows = layer->info.rows, cols = layer->info.cols;
     float *y = gpu_malloc((size_t)TRF_FUSED_MAX_M * rows * sizeof *y);
@@ -197,8 +198,8 @@ START_TEST(one_hot_gives_the_weight) {
 }
 END_TEST
 
-/* x and y need no more alignment than their elements have. The fused path gives the same bits then; cuBLASLt may take
- * another algorithm. */
+/* x and y need no more alignment than their elements have. The fused path gives the same bits at odd addresses;
+ * cuBLASLt may take another algorithm. */
 START_TEST(odd_addresses) {
     static const gpu_shape shape = {288, 777};
     const uint32_t m = 5;
@@ -334,8 +335,8 @@ END_TEST
 
 /* ---- without cuBLASLt ---- */
 
-/* The operands of a product's rows from `first` on. values: of x, and of all that the epilogue adds and multiplies by;
- * y: of 16 bits. */
+/* The operands of a product's rows from `first` on. values: those of x, and of all that the epilogue adds and
+ * multiplies by; y: has 16-bit elements. */
 static trf_operands operands_from(const trf_plan_options *options, uint32_t cols, const uint16_t *values, uint16_t *y,
                                   uint32_t first) {
     trf_operands operands = test_operands(values + (size_t)first * cols, y + first * options->y_stride);
@@ -345,8 +346,8 @@ static trf_operands operands_from(const trf_plan_options *options, uint32_t cols
     return operands;
 }
 
-/* More rows than fused kernels take are multiplied in passes where cuBLASLt is missing: with the bits that plans of
- * their rows give. loop: rows of x. */
+/* If cuBLASLt is missing, more rows than fused kernels take are multiplied in passes, with the bits that plans of their
+ * rows give. loop: rows of x. */
 static const uint32_t kRowsInPasses[] = {65, 128, 150};
 
 START_TEST(passes_without_cublaslt) {

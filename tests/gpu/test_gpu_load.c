@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loading to a device through staging buffers: layers of every size come whole, from any number of loads at once; and a
- * load that fails, or is stopped, leaves no memory behind. */
+/* Loading to a device through staging buffers: layers of every size arrive complete, from any number of loads at once;
+ * and a load that fails, or is stopped, leaves no memory behind. */
 #include "gpu_layer_files.h"
 #include "transfuse/device_memory.h"
 
@@ -94,7 +94,7 @@ START_TEST(cancelled_loads) {
             const trf_status status = gpu_load(gpu_context, layer_file.path, &options, &layer, &err);
             if (status == TRF_OK) {
                 ck_assert_uint_eq(s.done, s.total);
-                EXPECT(stop_at > (threads == 1 ? 3 : 2)); /* alone, the caller's thread is told in the middle */
+                EXPECT(stop_at > (threads == 1 ? 3 : 2)); /* with one thread, the caller is told in the middle */
                 EXPECT(gpu_has_weights_of_file(layer, &layer_file));
                 trf_device_layer_destroy(layer);
                 break;
@@ -157,7 +157,7 @@ START_TEST(several_at_once) {
 }
 END_TEST
 
-/* Shards of whole tiles against the rows and columns that they are; damage outside of one does not matter. */
+/* Compares shards of whole tiles with their rows and columns; damage outside a shard does not matter. */
 START_TEST(shards) {
     fixture_begin();
     gpu_layer_file layer_file = gpu_write_large_file();
@@ -249,7 +249,7 @@ START_TEST(rows_in_a_graph) {
 }
 END_TEST
 
-/* A layer to memory of the test's own, which the caller frees. */
+/* Loads a layer to memory of the test's own, which the caller frees. */
 static trf_device_layer *load_to(const gpu_layer_file *layer_file, gpu_memory *blob, gpu_memory *directory) {
     trf_error err = {0};
     trf_checkpoint *checkpoint;
@@ -287,7 +287,7 @@ START_TEST(destroyed_during_a_capture) {
     trf_device_layer_destroy(layer);
     CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphInstantiate(&runs, graph, 0));
-    CUDA(cudaGraphLaunch(runs, stream)); /* of memory that is still there */
+    CUDA(cudaGraphLaunch(runs, stream)); /* its memory is still there */
     gpu_memory_read(&weights, found);
     EXPECT(memcmp(found, layer_file.weights, layer_file.weights_bytes) == 0);
     CUDA(cudaGraphExecDestroy(runs));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The NVTX ranges of loading, decoding, products and stacks, as a profiler would see them: this program listens itself,
+/* The NVTX ranges of loading, decoding, products and stacks, as a profiler would see them. This program itself listens,
  * by NVTX's static injection. */
 #include "gpu_products.h"
 #include "transfuse/stacks.h"
@@ -56,7 +56,7 @@ static int listen_to_nvtx(NvtxGetExportTableFunc_t get_table) {
 
 int (*InitializeInjectionNvtx2_fnptr)(NvtxGetExportTableFunc_t) = listen_to_nvtx;
 
-/* What has been pushed since the last call, and nothing else; all of it popped. */
+/* Expects that exactly these ranges have been pushed since the last call, and that all are popped. */
 static void check_seen(const char *const *expected, int count, const char *what) {
     if (num_seen != count)
         ck_abort_msg("%s: %d ranges, the first %s, not %d", what, num_seen, num_seen ? seen[0] : "none", count);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing and unpacking on the device: byte for byte what the CPU's reference gives, of whole layers and range by
+/* Packing and unpacking on the device give byte for byte what the CPU's reference gives, for whole layers and range by
  * range, from rows of any alignment; and nothing is written beside. */
 #include "common/packed_weight_kinds.h"
 #include "gpu_fixture.h"
@@ -29,14 +29,14 @@ static void check_launch(int error, const char *what) {
 
 /* ---- layers and rows on the device ---- */
 
-/* A packed layer's memory; all of it UNUSED at first, but that the row offsets are there. */
+/* A packed layer's memory. At first all of it is UNUSED except for the row offsets. */
 typedef struct packed_memory {
     trf_packed_head head;
     gpu_memory memory;
     trf_packed_view view;
 } packed_memory;
 
-/* room: stored tiles that there is room for, or all that the layer has. */
+/* room: for how many stored tiles, or for all that the layer has. */
 static packed_memory packed_memory_make(const packed_layer *layer, trf_packed_window window, uint64_t room) {
     packed_memory to;
     memset(&to, 0, sizeof to);
@@ -87,7 +87,7 @@ static dense_memory dense_memory_make(test_rng *rng, const packed_layer *layer) 
 
 /* ---- packing ---- */
 
-/* Range after range of so many rows, 0: all at once. */
+/* Packs one range of `rows` rows after the other; 0 means all rows at once. */
 static trf_pack_state pack(const packed_memory *to, const dense_memory *dense, uint32_t rows, trf_stream stream) {
     const uint32_t all = to->view.rows, each = rows ? rows : all;
     gpu_memory memory = gpu_memory_make(sizeof(trf_pack_state));
@@ -167,7 +167,7 @@ START_TEST(packing_is_the_references) {
 }
 END_TEST
 
-/* Lines enough for every multiprocessor; the same bytes each time. */
+/* Enough lines for every multiprocessor give the same bytes each time. */
 START_TEST(large_layers) {
     static const uint32_t kShape[] = {4096, 5632}, kSmall[] = {600, 1400};
     test_rng rng = {100 + (uint64_t)_i};
@@ -194,7 +194,7 @@ START_TEST(room_is_kept_to) {
         layer.weights[i] = (uint16_t)(0x7F81 | test_random(&rng)); /* all would be stored */
     packed_memory to = packed_memory_make(&layer, window, (uint64_t)_i * 30);
     dense_memory dense = dense_memory_make(&rng, &layer);
-    const trf_pack_state state = pack(&to, &dense, 128, NULL); /* the guard is looked at behind it */
+    const trf_pack_state state = pack(&to, &dense, 128, NULL); /* the guard is checked after it */
     ck_assert_uint_eq(state.num_stored, to.head.num_tiles);
     uint8_t *found = gpu_malloc(to.head.common.buffer_bytes);
     gpu_memory_read(&to.memory, found);
@@ -227,7 +227,7 @@ END_TEST
 
 /* ---- unpacking ---- */
 
-/* Some rows, or all of them. weights: what is expected, the layer's first row first. */
+/* Unpacks some rows, or all of them. weights: the expected ones, from the layer's first row on. */
 static void check_unpacked(test_rng *rng, const trf_packed_view *view, const uint16_t *weights) {
     const uint32_t bytes = test_below(rng, 2) ? 2 : 4;
     const uint32_t first = test_below(rng, 2) ? test_below(rng, view->rows) : 0;
@@ -270,7 +270,7 @@ static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t
     gpu_memory_free(&ids);
 }
 
-/* layer: its head, packed and weights on the host. */
+/* layer: head, packed layer and weights on the host. */
 static void check_layer(test_rng *rng, const packed_layer *layer) {
     gpu_memory memory = gpu_memory_copy_of(layer->packed, layer->head.common.buffer_bytes);
     const trf_packed_view view = trf_packed_view_of(&layer->head, memory.at);
@@ -311,7 +311,7 @@ END_TEST
 
 /* ---- the window ---- */
 
-/* What a histogram of all rows has, by the definition. */
+/* Counts a histogram of all rows by its definition. */
 static trf_window_histogram count_exponents(const packed_layer *layer) {
     trf_window_histogram counts = {{0}, 0};
     for (uint32_t row = 0; row < layer->rows; row++)

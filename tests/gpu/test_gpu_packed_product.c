@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of packed layers by every kernel that the device has, against exact sums of integers: odd shapes and
- * batches, zeros, records, stored tiles, offsets of rows; misaligned x, leading dimensions, types of y, and the same
- * bits on every run. */
+/* Products of packed layers by every kernel that the device has, compared with exact sums of integers: odd shapes and
+ * batches, zeros, records, stored tiles, row offsets; misaligned x, leading dimensions, types of y, and the same bits
+ * on every run. */
 #include "common/packed_integers.h"
 #include "common/test_weights.h"
 #include "gpu_fixture.h"
@@ -17,7 +17,7 @@
 
 enum {
     CUTS = TRF_MAX_CLUSTER + 1,
-    KERNELS = 1 + CUTS * TRF_PACKED_SHAPES, /* the general one; the others, cut in each way */
+    KERNELS = 1 + CUTS * TRF_PACKED_SHAPES, /* the general one, and the others, cut in each way */
     GUARD = 3                               /* elements between rows of y */
 };
 
@@ -34,7 +34,7 @@ static const layer_shape kShapes[SHAPES] = {{1, 1},       {65, 40},     {64, 210
                                             {2048, 5632}, {4160, 1000}, {3000, 777}, {5000, 4096}};
 static const uint32_t kBatches[] = {1, 3, 8, 9, 16, 30, 33, 64, 65, 130, 300};
 
-/* A packed layer on the device, x, and what y has to be. */
+/* A packed layer on the device, x, and what y must be. */
 typedef struct packed_case {
     packed_layer layer;
     gpu_memory packed, x;
@@ -44,10 +44,10 @@ typedef struct packed_case {
     float *exact;         /* [m][rows] */
 } packed_case;
 
-/* ---- what products have to be: on all cores, as it takes long ---- */
+/* ---- what products must be; computed on all cores, since it takes long ---- */
 
 enum {
-    SUMS = 16 /* at a time, for the compiler to keep in vectors */
+    SUMS = 16 /* at a time, which the compiler keeps in vectors */
 };
 
 typedef struct exact_work {
@@ -56,7 +56,7 @@ typedef struct exact_work {
     float *rows;    /* [workers][cols] */
 } exact_work;
 
-/* In F32, which is exact for these, whatever the order. */
+/* Computes a sum in F32, which is exact for these numbers, whatever the order. */
 static float exact_sum(const float *row, const float *x, uint32_t cols) {
     float sums[SUMS] = {0}, sum = 0;
     uint32_t col = 0;
@@ -70,7 +70,7 @@ static float exact_sum(const float *row, const float *x, uint32_t cols) {
     return sum;
 }
 
-/* A trf_parallel_fn; index: of the layer's rows. */
+/* A trf_parallel_fn; index: a row of the layer. */
 static trf_status multiply_row(void *context, uint64_t index, int worker, trf_error *err) {
     const exact_work *work = context;
     packed_case *c = work->c;
@@ -97,7 +97,7 @@ static void multiply_exactly(packed_case *c, int threads) {
 
 /* ---- cases ---- */
 
-/* What a case has on the host. threads: as trf_parallel_for takes it. */
+/* Makes what a case has on the host. threads: as for trf_parallel_for. */
 static void case_prepare(packed_case *c, layer_shape shape, int kind, uint32_t m, int threads) {
     test_rng rng = {1000 + shape.rows * 7 + (uint64_t)kind};
     *c = (packed_case){.m = m};
@@ -149,8 +149,8 @@ static trf_product product_of(uint32_t m, trf_dtype y_dtype, uint64_t y_stride) 
     return (trf_product){.m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = y_dtype, .y_stride = y_stride};
 }
 
-/* Device memory of a suite that is measured out again and again, as allocating takes longer than most products; but
- * compute-sanitizer is to see the bounds of each. */
+/* Takes device memory from a room that a suite uses again and again, since allocating takes longer than most products;
+ * with compute-sanitizer, which must see the bounds of each, it allocates. */
 static gpu_memory room_take(gpu_memory *room, uint64_t bytes) {
     if (test_quick())
         return gpu_memory_make(bytes);
@@ -170,7 +170,7 @@ static void room_give(gpu_memory *taken) {
 
 static gpu_memory y_room, workspace_room;
 
-/* A row of y, and what stands between it and the next one. */
+/* Checks a row of y, and what lies between it and the next one. */
 static int row_is_right(const float *found, const float *exact, uint32_t rows) {
     if (memcmp(found, exact, rows * sizeof *found) != 0) /* else zeros may have other signs */
         for (uint32_t row = 0; row < rows; row++)
@@ -193,7 +193,7 @@ static void fail_row(const packed_case *c, uint32_t m, const trf_packed_partitio
                  (double)found[row], row < rows ? (double)c->exact[(size_t)n * rows + row] : (double)NAN);
 }
 
-/* F32 with a leading dimension: the right bits, and nothing between the rows. */
+/* Expects the right bits of F32 with a leading dimension, and nothing written between the rows. */
 static void check_partition(const packed_case *c, uint32_t m, const trf_packed_partition *partition, const void *x) {
     const uint32_t rows = c->layer.rows, stride = rows + GUARD;
     const size_t bytes = (size_t)m * stride * sizeof(float);
@@ -349,7 +349,7 @@ START_TEST(graphs_are_replayed) {
 }
 END_TEST
 
-/* Whatever stands in lines, tiles and stored tiles: products end, and compute-sanitizer sees nothing. */
+/* Whatever lies in lines, tiles and stored tiles, products end, and compute-sanitizer reports nothing. */
 START_TEST(garbage_stays_inside) {
     packed_case c = case_begin((layer_shape){520, 3100}, WITH_OUTLIERS | WITH_STORED | (_i % 2 ? WITH_ZEROS : 0), 33);
     test_rng rng = {77 + (uint64_t)_i};
@@ -381,7 +381,7 @@ enum {
     QUICK_REAL_SHAPES = 2 /* the last ones */
 };
 
-/* A trf_parallel_fn; index: of kRealShapes. */
+/* A trf_parallel_fn; index: into kRealShapes. */
 static trf_status prepare_real(void *context, uint64_t index, int worker, trf_error *err) {
     packed_case *cases = context;
     (void)worker, (void)err;
@@ -390,7 +390,7 @@ static trf_status prepare_real(void *context, uint64_t index, int worker, trf_er
     return TRF_OK;
 }
 
-/* What plans would take runs, on layers of real size. */
+/* The kernels that plans would take run on layers of realistic size. */
 START_TEST(chosen_kernels) {
     static const uint32_t batches[] = {3, 96, 200};
     packed_case cases[REAL_SHAPES];

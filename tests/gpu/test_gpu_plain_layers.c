@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain layers on a GPU, beside what tests/unit/test_device_plain.c has on any device: products against F64, the same
- * bits on every run, graphs; layers that are loaded in many parts, whatever bits they have; several loads at once; and
- * that nothing of a load stays. */
+/* Plain layers on a GPU, in addition to what tests/unit/test_device_plain.c tests on any device: products compared with
+ * F64, the same bits on every run, graphs; layers that are loaded in many parts, whatever bits they have; several loads
+ * at once; and nothing of a load stays. */
 #include "gpu_products.h"
 
 #include <pthread.h>
@@ -37,7 +37,7 @@ static trf_device_layer *load_plain(const gpu_layer *layer) {
     return plain;
 }
 
-/* Makes a layer's `device` a plain one. */
+/* Makes a layer whose `device` is plain. */
 static gpu_layer make_plain(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, gpu_shape shape,
                             gpu_weight_kind kind) {
     gpu_layer layer = gpu_layer_make(rng, recipe, favor, 0, shape, kind);
@@ -111,8 +111,8 @@ static void check_elements(const gpu_layer *layer, const trf_device_layer *plain
     free(found);
 }
 
-/* More parts than there are buffers for them (of 16 MiB of coded weights), with edges and without; a part of one row of
- * tiles that is larger than that. */
+/* There are more parts than buffers for them (of 16 MiB of coded weights), with edges and without. One part, a single
+ * row of tiles, is larger than a buffer. */
 START_TEST(many_parts) {
     static const gpu_shape shapes[] = {{15000, 2100}, {8192, 4096}, {600, 30000}};
     static const gpu_weight_kind kinds[] = {GPU_WEIGHTS_NORMAL, GPU_WEIGHTS_NONFINITE, GPU_WEIGHTS_PATTERNS};
@@ -149,7 +149,7 @@ static void *run_load(void *context) {
     return NULL;
 }
 
-/* They share the streams, and the staging buffers. */
+/* Several loads share the streams and the staging buffers. */
 START_TEST(several_at_once) {
     static const gpu_shape shape = {5000, 3000};
     test_rng rng = {9800};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks on a GPU: products of offloaded layers are bit for bit those of layers that stay, in any order, on several
- * streams, while the GPU lags behind the host; memory stays inside the budget and comes back; corrupt tiles are
+/* Stacks on a GPU: products of offloaded layers are bit for bit those of resident layers, in any order, on several
+ * streams, while the GPU lags behind the host; memory stays within the budget and is given back; corrupt tiles are
  * remembered; every CUDA call of trf_stack_prepare fails once (the linker sends them here), and calls neither allocate
  * nor synchronize. */
 #include "gpu_failing_calls.h"
@@ -79,7 +79,7 @@ typedef struct stack_run {
     cudaStream_t streams[2];
     gpu_memory workspaces[2]; /* one for each stream */
     gpu_memory y;             /* [PASSES][LAYERS][MOST_M * MOST_ROWS] */
-    gpu_memory ballast;       /* that is written to make the GPU late */
+    gpu_memory ballast;       /* written to in order to make the GPU late */
 } stack_run;
 
 static trf_stack *make_stack(void) {
@@ -166,8 +166,8 @@ static uint32_t layer_at(test_rng *rng, order_kind kind, int pass, int step) {
     }
 }
 
-/* All passes are queued before the first y is looked at. streams: on which the products take turns. late: the GPU has
- * more to do than products. */
+/* Queues all passes before the first y is checked. streams: how many streams the products use in turn. late: the GPU
+ * has more to do than products. */
 static void check_passes(stack_run *run, order_kind kind, int streams, int late) {
     test_rng rng = {77 + (uint64_t)kind};
     uint32_t order[PASSES * LAYERS];
@@ -210,7 +210,7 @@ START_TEST(same_bits) {
 }
 END_TEST
 
-/* Whatever reads weights may be called between acquire and release; here on the stream NULL. */
+/* Any call that reads weights may be made between acquire and release; here it is on the stream NULL. */
 START_TEST(decoding) {
     make_layers();
     stack_run run = make_run(0);
@@ -240,9 +240,9 @@ END_TEST
 /* ---- memory ---- */
 
 START_TEST(inside_the_budget) {
-    const uint64_t page = 2 << 20; /* by which CUDA takes device memory */
+    const uint64_t page = 2 << 20; /* the unit in which CUDA takes device memory */
     make_layers();
-    for (int round = 0; round < 2; round++) /* the first one meets what CUDA sets aside once */
+    for (int round = 0; round < 2; round++) /* the first round includes what CUDA allocates only once */
         for (int part = 0; part < BUDGETS; part++) {
             trf_error err = {0};
             trf_stack *stack = make_stack();
@@ -316,7 +316,7 @@ START_TEST(refused) {
     }
     gpu_check(trf_stack_prepare(stack, info.least_bytes, &err), TRF_OK, &err, "the least budget");
 
-    /* Layers that are held keep others out of their places, and nothing else. */
+    /* Layers that are held keep others out of their places, but have no other effect. */
     uint32_t refusals = 0;
     gpu_check(trf_stack_acquire(stack, 3, NULL, &err), TRF_OK, &err, "a layer");
     for (uint32_t i = 0; i < LAYERS; i++) {
@@ -336,7 +336,7 @@ START_TEST(refused) {
 }
 END_TEST
 
-/* Layers that stay are captured, offloaded layers are refused and leave the capture as it was. */
+/* Resident layers are captured; offloaded layers are refused, and the capture goes on. */
 START_TEST(graphs) {
     make_layers();
     trf_error err = {0};
@@ -398,7 +398,7 @@ START_TEST(faults_stay) {
             const trf_device_layer *layer = trf_stack_layer(stack, i);
             const trf_layer_info info = test_layer_info(layer);
             gpu_check(trf_stack_acquire(stack, i, NULL, &err), TRF_OK, &err, "a layer");
-            if (i >= BAD || round == 1) /* in the first round nobody has looked at them yet */
+            if (i >= BAD || round == 1) /* in the first round nothing has read them yet */
                 gpu_check(trf_device_layer_decode(layer, TRF_DECODE_ELEMENTS, dense.at, 2ull * info.rows * info.cols,
                                                   NULL, &err),
                           TRF_OK, &err, "a layer");
@@ -410,7 +410,7 @@ START_TEST(faults_stay) {
             gpu_check(trf_device_layer_check(trf_stack_layer(stack, i), &err), due, &err, "a layer");
             if (due == TRF_OK)
                 continue;
-            /* The same words as those of a layer without a stack. */
+            /* The message is the same as for a layer without a stack. */
             gpu_check(trf_device_layer_decode(bad[i].device, TRF_DECODE_ELEMENTS, dense.at,
                                               2ull * bad[i].info.rows * bad[i].info.cols, NULL, &alone),
                       TRF_OK, &alone, names[i]);

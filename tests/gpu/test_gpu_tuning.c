@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tunings on a GPU: that every path which takes a product is timed, that plans follow what was found, that no device
- * memory stays behind, and what is refused; and the same of the kernels and cuts of packed layers. */
+/* Tunings on a GPU: every path that takes a product is timed, plans follow the results, no device memory stays behind,
+ * and some calls are refused. The same is tested for the kernels and cuts of packed layers. */
 #include "common/device_layers.h"
 #include "gpu_layers.h"
 #include "trf_context.h"
@@ -81,7 +81,7 @@ START_TEST(plans_follow) {
 }
 END_TEST
 
-/* Without a tuning, AUTO is what the library's table has for this GPU, where that path takes the product. */
+/* Without a tuning, AUTO is what the library's table has for this GPU, if that path takes the product. */
 START_TEST(plans_follow_the_table) {
     const trf_card card = trf_card_of(gpu_context);
     uint32_t num_tables;
@@ -164,13 +164,14 @@ static trf_device_layer *make_packed(const gpu_layer *coded) {
     return packed;
 }
 
-/* y of m rows, by the path and kernel that plans have; F32. */
+/* Computes y of m rows, F32, by the path and kernel that plans have. */
 static float *multiply(trf_device_layer *layer, uint32_t m, const uint16_t *x) {
     const trf_plan_options options = test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO);
     return (float *)device_multiply(layer, &options, x);
 }
 
-/* That plans for these rows have the point's kernel and cut, and that y is what it was but for the order of sums. */
+/* Checks that plans for these rows have the point's kernel and cut, and that y is the same except for the order of
+ * sums. */
 static void check_packed_point(trf_device_layer *layer, const trf_tuned_point *point, const uint16_t *x,
                                const float *due) {
     trf_plan *plan;
@@ -191,8 +192,8 @@ static void check_packed_point(trf_device_layer *layer, const trf_tuned_point *p
     free(y);
 }
 
-/* Where there are several kernels, each batch has one of the candidates; and where plans are told any of them, they
- * take it, from batch to batch. */
+/* If there are several kernels, the tuning has one of the candidates for each batch; and plans take any candidate that
+ * the tuning names, for each batch. */
 START_TEST(packed_plans_follow) {
     static const gpu_shape shape = {2048, 2048};
     const int has_choice =
@@ -202,7 +203,7 @@ START_TEST(packed_plans_follow) {
     trf_device_layer *layer = make_packed(&coded);
     uint16_t *x = gpu_malloc(2ull * MAX_M * shape.cols);
     test_fill_normal(&rng, x, TRF_DTYPE_BF16, (size_t)MAX_M * shape.cols, 1.0);
-    float *due = multiply(layer, MAX_M, x); /* of every batch the first rows */
+    float *due = multiply(layer, MAX_M, x); /* each batch has the first rows of this */
     trf_tune_options options;
     trf_tuning *tuning;
     trf_error err = {0};

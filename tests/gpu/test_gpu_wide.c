@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The wide path: every codec that it takes against F64, in all partitions that it knows, the same bits on every run,
- * and corrupt streams. */
+/* The wide path: every codec that it takes, compared with F64, in all kinds of partitions; the same bits on every run;
+ * and corrupt rANS streams. */
 #include "gpu_products.h"
 #include "trf_context.h"
 #include "trf_wide_partition.h"
@@ -16,7 +16,7 @@ enum {
     WIDE_FLOATS = 3, /* of kWideRecipes, the first ones */
     MOST_ROWS = 96   /* of a layer that are computed in F64 */
 };
-/* Those of kGpuRecipes without scale groups and with another codec than bf16, which has no wide kernels. */
+/* The recipes of kGpuRecipes without scale groups and with a codec other than bf16, which has no wide kernels. */
 static const int kWideRecipes[] = {FP16, 2, 3, 5, 6, 7, 8};
 static const trf_dtype kXTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
 static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
@@ -66,7 +66,7 @@ START_TEST(near_f64) {
         gpu_layer_free(&layer);
     }
     printf("%s: the wide path took %d products\n", recipe->name, taken);
-    /* It may refuse the tables of 8-bit codes of raw integers, and of small layers of some codecs. */
+    /* It may refuse the decode tables of 8-bit codes of raw integers, and of small layers of some codecs. */
     if (!taken && recipe->codec == TRF_CODEC_AUTO && recipe->dtype != TRF_DTYPE_I8)
         ck_abort_msg("%s: no wide product", recipe->name);
 }

@@ -66,7 +66,7 @@ static void check_partition(const trf_group_partition *partition, const trf_grou
         const trf_group_layer_partition *layer = &partition->layers[i];
         const trf_device_view *view = products[i].view;
         const uint32_t units = units_of(view, partition->unit_slabs);
-        EXPECT(layer->clusters >= 1 && layer->clusters <= (units ? units : 1)); /* none without units but for edges */
+        EXPECT(layer->clusters >= 1 && layer->clusters <= (units ? units : 1)); /* without units only for edges */
         EXPECT(layer->k_splits >= 1 && layer->wave_units >= 1 &&
                layer->k_splits * layer->wave_units <= partition->warps);
         EXPECT(partition->max_rans_bytes >= products[i].traits->max_rans_bytes);

@@ -10,7 +10,7 @@
 
 /* ---- two weights in a register ---- */
 
-/* Compares trf_scale_halves with scaling single weights, for weights of any bits. */
+/* Expects that trf_scale_formed scales what 16 weights of any bits form as trf_scale_halves does. */
 static void check_formed(uint32_t bits, trf_halves_rescale scale) {
     for (uint32_t zeroing = 0; zeroing < 2; zeroing++) {
         const trf_words4 raw = {{bits, bits * 3, bits * 5, bits * 7}};
@@ -186,7 +186,7 @@ START_TEST(stored_tiles_are_those_with_most_records) {
         for (uint32_t i = 0; stored && i < TRF_PACKED_LINE_TILES; i++) {
             const uint32_t later = i < 31 ? stored >> (i + 1) : 0;
             EXPECT(stored >> i & 1 || before[i] <= least);
-            for (uint32_t j = 0; !(stored >> i & 1) && later >> j; j++) /* not passed over for an equal one behind it */
+            for (uint32_t j = 0; !(stored >> i & 1) && later >> j; j++) /* an equal one after it is not preferred */
                 EXPECT(!(later >> j & 1) || before[i + 1 + j] != before[i]);
         }
     }

@@ -176,7 +176,7 @@ START_TEST(choices) {
 }
 END_TEST
 
-/* As for paths, the nearest shape decides, but not one that is far away; classes do not matter. */
+/* The nearest shape decides, as for paths, but not one that is far away; classes do not matter. */
 START_TEST(choices_of_packed_layers) {
     trf_tuning *made = make_tuning();
     static const struct {
