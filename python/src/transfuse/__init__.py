@@ -13,7 +13,7 @@ import importlib
 
 from transfuse import _hook
 
-TYPE_CHECKING = False  # what it is to whoever reads types; the module typing takes as long to import as all of this
+TYPE_CHECKING = False  # type checkers see True; to import typing takes as long as all of this
 if TYPE_CHECKING:
     from typing import Any
 
@@ -78,11 +78,11 @@ __all__ = [
     "verify",
 ]
 
-# Where the names above are. They are imported, and NumPy with them, when the first of them is asked for: the command
-# needs none of them, and would take several times as long to start.
+# The modules of the names above. They are imported, and NumPy with them, when the first name is used: the command needs
+# none of them, and would take several times as long to start.
 _MODULES = ("_checkpoint", "_errors", "_layer", "_options", "_results")
 
-# What is imported, with torch or transformers, when it is asked for, and from where.
+# Names that are imported, along with torch or transformers, only when they are used, and their modules.
 _LATER = {
     "TransfuseConfig": "transfuse.hf",
     "TransfuseEmbedding": "transfuse.torch",

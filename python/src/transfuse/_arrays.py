@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which NumPy arrays hold which dtype of the library."""
+"""The NumPy arrays that hold the library's dtypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transfuse._errors import Status, argument_error, make_error
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# NumPy's own name, or that of ml_dtypes, and what holds the bits where ml_dtypes is not installed.
+# NumPy's own name, or that of ml_dtypes, and the dtype that holds the bits if ml_dtypes is not installed.
 _NAMES: dict[s.Dtype, tuple[str, str]] = {
     s.Dtype.F32: ("float32", "float32"),
     s.Dtype.F16: ("float16", "float16"),
@@ -38,7 +38,7 @@ _WORDS = {
 
 
 def numpy_dtype(dtype: s.Dtype) -> np.dtype[Any]:
-    """Returns the dtype of arrays that hold decoded weights: that of ml_dtypes, or what holds the bits without it."""
+    """Returns the dtype of arrays of decoded weights: that of ml_dtypes or, without it, one that holds the bits."""
     own, bits = _NAMES[dtype]
     if own == bits:
         return np.dtype(own)

@@ -15,15 +15,16 @@ from transfuse._options import Granularity, check_threads, encode_path, encode_t
 from transfuse._results import LayerInfo, make_layer_info
 from transfuse._threads import Cancel, call_interruptible
 
-# Called with the name of the tensor at work, and with bytes of the source checkpoint: done, and in all.
+# Called with the name of the tensor at work, and with the bytes of the source checkpoint that are done, and all of
+# them.
 Progress: TypeAlias = Callable[[str, int, int], object]
-# Called with a line for the user, such as what of a checkpoint will not load afterwards.
+# Called with a line for the user, such as which part of a checkpoint will not load afterwards.
 Note: TypeAlias = Callable[[str], object]
 Path: TypeAlias = "str | os.PathLike[str]"
 
 
 class LeftTensors(NamedTuple):
-    """Tensors that stayed as they were, and their bytes."""
+    """The number of tensors that stayed as they were, and their bytes."""
 
     tensors: int
     bytes: int
@@ -34,17 +35,18 @@ class CheckpointReport:
     """Totals over a checkpoint (`trf_checkpoint_report`), or over all models of a pipeline.
 
     `source_bytes` are those of all tensors uncompressed, `output_bytes` those of all tensors as the compressed
-    checkpoint holds them; `compressed_source_bytes`, `compressed_bytes` and `compressed_weights` are of the compressed
-    tensors alone. `rounded_tensors` counts F32 tensors that the codec bf16 rounded, and `relative_rms_error` is over
-    the weights that a lossy codec took.
+    checkpoint holds them; `compressed_source_bytes`, `compressed_bytes` and `compressed_weights` count only the
+    compressed tensors. `rounded_tensors` counts F32 tensors that the codec bf16 rounded, and `relative_rms_error` is
+    over the weights that a lossy codec compressed.
 
-    `warning` is all that there is to say of the result, as lines, or ""; it may be cut after 1023 bytes. `notes` has
-    the same lines, uncut. `models` is 1, or the number of models of a pipeline. `widened_tensors` counts F32 tensors
-    that were compressed without loss, since each weight is a BF16 number. `source_file_bytes` and `output_file_bytes`
-    are of whole files. `extra_files` and `extra_bytes` are of those among them that hold weights and were carried over
-    uncompressed; `skipped_files` and `skipped_bytes` were not carried over. `left` says which tensors `compress` left
-    as they were, by the reason, such as "F32 without a lossless codec". `compared_files` counts files besides the
-    tensors' that `verify` found equal to the source's, and `added_files` those that the source does not have.
+    `warning` has everything that the user should know about the result, as lines, or ""; it may be cut after 1023
+    bytes. `notes` has the same lines, uncut. `models` is 1, or the number of models of a pipeline. `widened_tensors`
+    counts F32 tensors that were compressed without loss, since each weight is a BF16 number. `source_file_bytes` and
+    `output_file_bytes` are of whole files. `extra_files` and `extra_bytes` count those among them that hold weights and
+    were carried over uncompressed; `skipped_files` and `skipped_bytes` were not carried over. `left` says which tensors
+    `compress` left as they were, by the reason, such as "F32 without a lossless codec". `compared_files` counts files
+    besides the tensors' that `verify` found equal to the source's, and `added_files` those that the source does not
+    have.
     """
 
     tensors: int
@@ -76,9 +78,9 @@ class CheckpointReport:
 class TensorInfo:
     """One tensor of a checkpoint (`trf_tensor_info`).
 
-    `name`, `dtype` and `shape` are the source's. `bytes` is what it takes in this checkpoint, of which the first lies
-    at `file_offset` of `file`. `blobs` is 0 if it is not compressed, and 1 or the number of experts if it is; `layer`
-    is None or what the first blob says of itself, with exceptions, tiles and bytes summed over all. `is_bare_blob` says
+    `name`, `dtype` and `shape` are the source's. `bytes` is its size in this checkpoint, and its first byte lies at
+    `file_offset` of `file`. `blobs` is 0 if it is not compressed, and 1 or the number of experts if it is; `layer` is
+    None, or the first blob's information with exceptions, tiles and bytes summed over all blobs. `is_bare_blob` says
     that the tensor begins as compressed ones do, though neither its name nor the file says so: a state dict of a
     compressed model was written to a file.
     """
@@ -171,14 +173,14 @@ def compress(
     embeddings : bool
         Compress embeddings and what is tied to them, too; not together with `include`, which decides alone.
     threads : int
-        0 for one for each core.
+        0 means one for each core.
     verify : bool
         Decode and compare each tile before it is written.
     overwrite : bool
         Replace a target that exists, atomically.
     store_only : bool
-        Take what cannot be loaded afterwards, too: quantized checkpoints and adapters. They are compressed bit for bit,
-        and have to be decompressed before they are loaded.
+        Also compress what cannot be loaded afterwards: quantized checkpoints and adapters. They are compressed bit for
+        bit, and must be decompressed before they are loaded.
     dry_run : bool
         Write nothing: the report says what would be done, with sizes that are estimated from a sample of each tensor.
     skip_extra : sequence of str, optional
@@ -198,12 +200,12 @@ def compress(
     Raises
     ------
     NotFoundError
-        Of a file, or of a glob that matches no tensor.
+        There is no such file, or a glob matches no tensor.
     UnsupportedError
         Nothing could load the result, and `store_only` is not set.
     OutputExistsError, InputOutputError, DataError, CancelledError, MismatchError
     ArgumentError
-        Also where dtype and codec do not fit for a tensor that `include` names.
+        Also if the codec does not take the dtype of a tensor that `include` names.
     """
     if embeddings and include is not None:
         raise ValueError("embeddings goes with the usual choice of tensors, not with include")
@@ -237,7 +239,7 @@ def decompress(
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> CheckpointReport:
-    """Undoes `compress`: the tensors, names and metadata of its source, for lossless codecs bit for bit.
+    """Undoes `compress`: restores the tensors, names and metadata of its source, bit for bit with lossless codecs.
 
     A ``.trf`` file becomes a safetensors file of one tensor named "weight".
 
@@ -246,7 +248,7 @@ def decompress(
     path
         The compressed checkpoint, or a ``.trf`` file.
     target, threads, overwrite, skip_extra, progress, note
-        As of `compress`.
+        As in `compress`.
 
     Returns
     -------
@@ -277,12 +279,12 @@ def verify(
     path : path
         The compressed checkpoint.
     against : path, optional
-        The source checkpoint, with which every tensor is compared: bit for bit, but for the codec int on floats, whose
-        error is in the report. Other files are compared, too.
+        The source checkpoint, with which every tensor is compared: bit for bit, except with the codec int on floats,
+        whose error is in the report. Other files are compared, too.
     skip_extra : sequence of str, optional
         Globs of other files that are not compared.
     threads, progress, note
-        As of `compress`.
+        As in `compress`.
 
     Returns
     -------
@@ -293,8 +295,8 @@ def verify(
     DataError
         The file is malformed, truncated or corrupt.
     MismatchError
-        A tensor is another one than in `against`, and the message names tensor, row and column; or another file
-        differs, and it names the files.
+        A tensor differs from that in `against`, and the message names tensor, row and column; or other files differ,
+        and the message names them.
     NotFoundError, InputOutputError, UnsupportedError, CancelledError
     """
     paths = [encode_path(path), None if against is None else encode_path(against)]

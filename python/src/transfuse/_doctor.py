@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`transfuse doctor`: what this machine has, what of transfuse works on it, and whether a checkpoint fits its GPUs.
 
-What can fail hard is tried in other interpreters (`_probes`), so that the report comes whatever is broken.
+Things that may crash are tried in other interpreters (`_probes`), so that there is a report whatever is broken.
 """
 
 from __future__ import annotations

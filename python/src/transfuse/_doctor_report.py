@@ -37,7 +37,7 @@ class Report:
     ----------
     problems, not_tried : list of str
     warnings : list of str
-        What goes well here, and not everywhere.
+        What works here, but not everywhere.
     checkpoints : list of dict
         What is known of each folder of a model, for programs.
     """

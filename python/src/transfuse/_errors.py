@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of the package: one family, a class for each sort of status of the C library."""
+"""The exceptions of the package: one family, with a class for each kind of status of the C library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 
 
 class Status(enum.IntEnum):
-    """What a call of the library came to (`trf_status`); the names are those of the header."""
+    """The status that a call of the library returns (`trf_status`); the names are those of the header."""
 
     TRF_OK = 0
     TRF_ERR_ARGUMENT = 1
@@ -40,9 +40,9 @@ class TransfuseError(Exception):
     status : Status
         Name and number of the library's status, such as ``Status.TRF_ERR_TABLE``.
     message : str
-        One line, of the library: it names file, tensor and offset, what was expected and what was found.
+        One line from the library, which names file, tensor and offset, what was expected and what was found.
     offset : int or None
-        The byte at fault, counted from the begin of the file or blob; None where there is none.
+        The byte at fault, counted from the beginning of the file or blob; None if there is none.
     cuda : int
         The ``cudaError_t`` of a ``TRF_ERR_CUDA``, else 0.
     """
@@ -90,7 +90,7 @@ class DataError(TransfuseError, ValueError):
 
 
 class UnsupportedError(TransfuseError, NotImplementedError):
-    """Valid, but nothing that this build can do, or a version of the format that it does not read."""
+    """The request is valid, but this build cannot do it, or does not read that version of the format."""
 
 
 class MismatchError(TransfuseError):

@@ -20,15 +20,15 @@ from transfuse._library import call, library
 from transfuse._options import Granularity, check_threads, encode_path, encode_text, fill_encode_options
 from transfuse._results import LayerInfo, LayerReport, make_layer_info, make_layer_report
 
-# Of blobs that were encoded for size (TRF_FAVOR_SIZE): pairs.
+# The class bits of blobs that were encoded for size (TRF_FAVOR_SIZE): pairs.
 _PAIR_CLASS_BITS = 4
 
 
 class Layer:
     """A compressed layer in host memory, validated (`trf_layer`).
 
-    Made by `encode`, `open`, `from_bytes` or `load`. It is immutable, and threads may share it. Its memory is given
-    back with the last reference to it.
+    Made by `encode`, `open`, `from_bytes` or `load`. It is immutable, and threads may share it. Its memory is freed
+    with the last reference to it.
     """
 
     _handle: ctypes.c_void_p
@@ -59,21 +59,21 @@ class Layer:
         ----------
         array : numpy.ndarray, [rows][cols]
             float32, float16, int8, or the bfloat16, float8_e4m3fn or float8_e5m2 of ml_dtypes. uint16 and uint8 hold
-            the bits of the latter if `dtype` says so. Copied where it is not contiguous.
+            the bits of the latter if `dtype` says so. It is copied if it is not contiguous.
         dtype : str, optional
             "bf16", "fp8_e4m3", "fp8_e5m2" and so on: what the elements are.
         codec, favor, bits, granularity, threads, verify
-            As of `transfuse.compress`; float32 needs the codec bf16, which rounds, or int.
+            As in `transfuse.compress`; float32 needs the codec bf16, which rounds, or int.
 
         Returns
         -------
         Layer
-            Its `report` says what the encoding came to. The bytes do not depend on `threads`.
+            Its `report` has the encoding's results. The bytes do not depend on `threads`.
 
         Raises
         ------
         ArgumentError
-            Of dtypes that the codec does not take, too, and of arrays of another byte order.
+            Also if the codec does not take the dtype, or the array has another byte order.
         ShapeError, MismatchError, OutOfMemoryError
         TypeError
             `array` is no numpy.ndarray.
@@ -93,20 +93,20 @@ class Layer:
 
     @classmethod
     def encode_like(cls, array: Array, info: LayerInfo, *, dtype: str | None = None) -> Layer:
-        """Encodes a matrix as another one was that a lossless codec, or bf16, took.
+        """Encodes a matrix as another one was encoded by a lossless codec, or by bf16.
 
         Parameters
         ----------
         array : numpy.ndarray, [rows][cols]
         info : LayerInfo
-            Of that blob. Of the same weights, and if its encoder was this version's, the bytes are the same, too.
+            That blob's. If the weights are the same and this version's encoder made it, the bytes are the same, too.
         dtype : str, optional
-            As of `encode`.
+            As in `encode`.
 
         Raises
         ------
         ArgumentError, ShapeError, MismatchError, OutOfMemoryError
-            As `encode`; ArgumentError also for the codec int, whose options a blob does not keep.
+            As in `encode`. ArgumentError also for the codec int, whose options a blob does not keep.
         """
         if info.codec == "int":
             raise argument_error("a blob of the codec int does not say how it was quantized")
@@ -155,7 +155,7 @@ class Layer:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview | Array) -> Layer:
-        """Makes a layer of a blob, the content of a ``.trf`` file, which is copied and validated.
+        """Makes a layer from a blob (the content of a ``.trf`` file), which is copied and validated.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Layer:
 
     @classmethod
     def load(cls, checkpoint: str | os.PathLike[str], tensor: str) -> Layer:
-        """Reads one compressed tensor of a checkpoint to memory, by way of a file in the temporary folder.
+        """Reads one compressed tensor of a checkpoint to memory, through a file in the temporary folder.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class Layer:
         layer = cls.__new__(cls)
         layer._handle, layer._read, layer._report = handle, read, None
         layer._info, layer._dtype = make_layer_info(info), s.Dtype(info.dtype)
-        # At the end of the process everything goes by itself, and threads may still use the layer.
+        # At the end of the process all memory is freed anyway, and threads may still use the layer.
         weakref.finalize(layer, _free_layer, handle, free).atexit = False
         return layer
 
@@ -214,7 +214,7 @@ class Layer:
 
     @property
     def report(self) -> LayerReport | None:
-        """What the encoding came to; None for a layer that was not made by `encode`."""
+        """The results of the encoding; None for a layer that was not made by `encode`."""
         return self._report
 
     @property
@@ -228,12 +228,12 @@ class Layer:
         return f"<transfuse.Layer {info.rows}x{info.cols} {info.dtype}, codec {info.codec}, {bits:.2f} bits a weight>"
 
     def to_bytes(self) -> bytes:
-        """Returns the blob, as a ``.trf`` file holds it; of a layer that was opened the file is read again.
+        """Returns the blob, as a ``.trf`` file holds it. If the layer was opened from a file, that is read again.
 
         Raises
         ------
         DataError
-            The file has become another one since.
+            The file has changed since.
         """
         data = self._read()
         if len(data) != self._info.blob_bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint takes in a GPU's memory."""
+"""How much of a GPU's memory a checkpoint takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 
 from transfuse._checkpoint import CheckpointInfo, TensorInfo
 
-# What CUDA, cuBLASLt and a framework keep of a GPU's memory before there is any model.
+# The GPU memory that CUDA, cuBLASLt and a framework take before there is any model.
 MARGIN_BYTES = 1 << 30
 
 # A directory has 8 bytes for each slab of 32 rows, 4 for each slot of the table, and pieces aligned to 256 bytes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How to encode, from words to the struct of the library."""
+"""Turns words that say how to encode into the library's struct."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def fill_encode_options(
     threads: int,
     verify: bool,
 ) -> None:
-    """Sets defaults, then what the caller wants. `bits` alone stands for the codec int."""
+    """Sets defaults, then the caller's options. `bits` without a codec means the codec int."""
     library().trf_encode_options_init(ctypes.byref(options))
     if codec not in _CODECS:
         raise argument_error(f"codec is {codec!r}; it must be one of {', '.join(_CODECS)}")

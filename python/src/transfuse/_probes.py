@@ -12,7 +12,7 @@ from typing import Any
 
 _MARK = "@transfuse-probe "
 
-# The folder at work is no part of the path, as it is none for programs. `tell` adds to what the probe has found out.
+# The working folder is not part of the path, as it is not for programs. `tell` adds to what the probe has found out.
 _PRELUDE = f"""
 import json, sys
 sys.path[:] = [path for path in sys.path if path]

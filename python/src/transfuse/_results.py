@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the library says of one layer, as dataclasses."""
+"""What the library says about one layer, as dataclasses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from transfuse._options import granularity_name
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """What an encoding came to (`trf_layer_report`).
+    """The results of an encoding (`trf_layer_report`).
 
-    `entropy_bits` are bits a weight: the order-0 entropy of the exponents, and sign and mantissa bits; of the codec int
-    that of the codes alone. `relative_rms_error` is sqrt(sum (w - w')^2 / sum w^2), and `weight_energy` sum w^2, both 0
-    for lossless codecs.
+    `entropy_bits` are bits a weight: the order-0 entropy of the exponents, plus sign and mantissa bits; with the codec
+    int, only the entropy of the codes. `relative_rms_error` is sqrt(sum (w - w')^2 / sum w^2), and `weight_energy` sum
+    w^2, both 0 for lossless codecs.
     """
 
     weights: int
@@ -35,8 +35,8 @@ class LayerReport:
 class LayerInfo:
     """What a blob says of itself (`trf_layer_info`).
 
-    `dtype` is the source's, and that of what decoding gives back, by its safetensors name such as "BF16"; `codec` is
-    "bf16", "fp16", "fp8_e4m3", "fp8_e5m2" or "int"; `granularity` is "none", "tensor", "channel", "scale-group:G" or
+    `dtype` is that of the source and of the decoded weights, by its safetensors name such as "BF16"; `codec` is "bf16",
+    "fp16", "fp8_e4m3", "fp8_e5m2" or "int"; `granularity` is "none", "tensor", "channel", "scale-group:G" or
     "scale-block:B".
     """
 

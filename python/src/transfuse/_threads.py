@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that work for a call, and end with it whenever Ctrl-C comes.
+"""Threads that work for a call, and end with it whenever Ctrl-C is pressed.
 
 KeyboardInterrupt comes in the main thread, between any two of its steps in Python: also where `threading` and
 `concurrent.futures` have just taken a lock of theirs and are about to note it. That lock is never given back, and a
-thread that needs it never ends. So what the main thread has in common with the others here is made in C throughout.
+thread that needs it never ends. So everything that the main thread shares with the others here is implemented in C.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Cancel:
     Attributes
     ----------
     flag : ctypes.c_int32
-        Other than 0 once it is set, for the library to look at.
+        Nonzero once it is set; the library reads it.
     """
 
     def __init__(self) -> None:

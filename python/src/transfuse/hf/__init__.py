@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 METHOD = "transfuse"
-# Of transformers: the configs of which an argument of from_pretrained overrides some attributes.
+# In transformers: the configs some of whose attributes an argument of from_pretrained overrides.
 _OVERRIDABLE = "LOADING_ATTRIBUTES_CONFIG_TYPES"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `quantization_config` in the config.json of a compressed checkpoint holds (format/FORMAT.md, section 10)."""
+"""The contents of `quantization_config` in a compressed checkpoint's config.json (format/FORMAT.md, section 10)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from transfuse._errors import Status, make_error
 from transfuse._options import LAYOUTS
 
-# How a file has the weights, whatever becomes of them in memory.
+# How a file has the weights, in whatever layout they lie in memory.
 _FILE_LAYOUT = "coded"
 
 
@@ -25,8 +25,8 @@ class Method(str):
 
 METHOD = Method("transfuse")
 
-# What stands in config.json for `transformers_weights`, which transformers takes for the name of a file: the words by
-# which such a sentence is known (format/FORMAT.md, section 10), and the one that the command writes.
+# The value of `transformers_weights` in config.json, which transformers takes for the name of a file: the words by
+# which such a sentence is recognized (format/FORMAT.md, section 10), and the one that the command writes.
 COMPRESSED_BY = "compressed by transfuse"
 NEEDS_TRANSFUSE = (
     f"this folder is {COMPRESSED_BY}; install transfuse to load it, or run 'transfuse decompress' to get the original "
@@ -55,10 +55,10 @@ class ConfigFields:
     ----------
     exact : bool
         Turns the exact mode on when a model is loaded with this config (`transfuse.set_exact`): logits are then those
-        of the uncompressed model on the same machine, bit for bit. It holds for the whole process, and is not saved.
+        of the uncompressed model on the same machine, bit for bit. This affects the whole process, and is not saved.
     layout : str
-        How the weights of linear layers and embeddings are to lie in memory: "coded", "packed" or "plain". Those that a
-        layout does not take, and experts, lie coded. Files have all of them coded, and so do those that are saved.
+        How the weights of linear layers and embeddings lie in memory: "coded", "packed" or "plain". Weights that a
+        layout does not take, and experts, lie coded. In files all of them are coded, also after saving.
     version, codec, bits, stored, source_config
         What `transfuse compress` wrote; not for users.
 
@@ -74,10 +74,10 @@ class ConfigFields:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """Makes a config of what a config.json holds, or of a dict that a user passes as `quantization_config`.
+        """Makes a config from what a config.json holds, or from a dict that a user passes as `quantization_config`.
 
-        Those of files have a `version`. Their keys that are of later versions are kept, and otherwise ignored; keys of
-        a user's that are not known are a TypeError.
+        Those in files have a `version`. Their keys from later versions are kept and otherwise ignored; an unknown key
+        from a user is a TypeError.
         """
         known = {"quant_method", *_ARGUMENTS, *_WRITTEN}
         others = {key: value for key, value in config_dict.items() if key not in known and "version" in config_dict}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device maps of from_pretrained: which we serve, and where a parameter goes."""
+"""Device maps of from_pretrained: which ones we support, and where a parameter goes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAP_WORDS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def check_device_map(device_map: Any) -> None:
-    """Refuses what we do not serve.
+    """Refuses maps that we do not support.
 
     Raises
     ------

@@ -21,7 +21,7 @@ from transfuse.torch._experts import find_experts_obstacle
 if TYPE_CHECKING:
     from transfuse.hf._load_plan import Part
 
-# Where the parameters of an expert tensor in memory begin, and what its head takes for each expert.
+# Where the buffers of a container begin, and how many bytes its head takes for each expert.
 _ALIGNMENT = 256
 _HEAD_BYTES = 16
 

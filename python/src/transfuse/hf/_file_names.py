@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By which names files have what is compressed in a model: the framework's conversions, undone.
+"""The names that compressed weights of a model have in files, found by undoing the framework's conversions.
 
 transformers undoes its conversions on dense tensors (`revert_weight_conversion`). A compressed matrix that is renamed
 alone takes the new name. Experts, which a model has in one tensor and most files one by one, are sorted by sending a
-small tensor the same way whose numbers say which expert it is. What is converted in any other way has to be decoded.
+small tensor the same way whose numbers say which expert it is. Weights that are converted in any other way must be
+decoded.
 """
 
 from __future__ import annotations

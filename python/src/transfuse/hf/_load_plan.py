@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensor of the files becomes what of the model, decided from the headers before anything is read.
+"""Decides from the headers, before anything is read, what each tensor of the files becomes in the model.
 
 transformers renames the tensors of a file, and converts some of them (experts that lie one by one are merged, fused
 projections are cut), by rules of each architecture. We apply these rules, on a copy, to the names that the tensors had
@@ -36,7 +36,7 @@ from transfuse.torch._load import Checkpoint, get_load_bytes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Of two tensors that are compared at once.
+# Bytes of two tensors that are compared at a time.
 _COMPARED_BYTES = 1 << 24
 
 
@@ -81,12 +81,12 @@ class Decoded:
 
 @dataclasses.dataclass
 class LoadPlan:
-    """What is to be done with the files of a checkpoint.
+    """What a load does with the files of a checkpoint.
 
     Attributes
     ----------
     layout : str
-        How what is taken is to lie in memory; experts lie coded.
+        How taken weights will lie in memory; experts lie coded.
     refused : dict of str to str
         Targets that lie coded, since the layout does not take them, and why.
     taken, experts, decoded : list

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out a load plan: the blobs go from the files into a model's modules, and what no module takes is decoded."""
+"""Executes a load plan: blobs go from the files into a model's modules, and what no module takes is decoded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Loader:
         Raises
         ------
         TransfuseError
-            Of any tensor; the model is not to be used then.
+            A tensor failed; the model must not be used then.
         """
         with self._files, logging.tqdm(total=self._num_parts(), desc="Loading compressed weights") as bar:
             self._open_checkpoints()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules that take blobs in place of those of a model."""
+"""The modules with compressed weights that replace those of a model."""
 
 from __future__ import annotations
 

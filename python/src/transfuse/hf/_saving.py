@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `save_pretrained` writes of a model."""
+"""What `save_pretrained` writes for a compressed model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from transfuse.hf._config_fields import ConfigFields
 
-# Of an expert index (format/FORMAT.md, section 10).
+# The magic of an expert index (format/FORMAT.md, section 10).
 _INDEX_MAGIC = 0x58414E53
 _INDEX_BYTES = 16
 

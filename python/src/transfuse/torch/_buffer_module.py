@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules some of whose parameters are buffers of layers: how these are set, moved, copied and loaded."""
+"""Modules in which some parameters are buffers of layers: how these are set, moved, copied and loaded."""
 
 from __future__ import annotations
 
@@ -66,9 +66,8 @@ def _tensor_at(pointer: int, num_bytes: int) -> Tensor:
 class BufferModule(nn.Module):
     """A module some of whose parameters are buffers of layers, or containers, which stay adopted wherever they go.
 
-    Such a parameter is uint8, 1-D, and has no gradient. Bytes that are written into it behind the module's back are not
-    noticed: the parameter is to be set, or a state dict loaded. What torch calls the buffers of a module is something
-    else.
+    Such a parameter is uint8, 1-D, and has no gradient. Bytes that are written into it directly are not noticed: set
+    the parameter, or load a state dict. What torch calls the buffers of a module is something else.
     """
 
     _layout = "coded"
@@ -80,9 +79,9 @@ class BufferModule(nn.Module):
 
     @property
     def layout(self) -> str:
-        """How the weights lie in memory, "coded", "packed" or "plain"; of a module that is to be loaded, how they will.
+        """How the weights lie in memory, "coded", "packed" or "plain"; if they are still to be loaded, how they will.
 
-        What that layout does not take is coded then.
+        Weights that the layout does not take will be coded.
         """
         return self._layout
 
@@ -100,9 +99,9 @@ class BufferModule(nn.Module):
         Raises
         ------
         TypeError
-            It is no buffer of a layer, but dense weights, for instance.
+            It is not the buffer of a layer, but dense weights, for instance.
         ValueError
-            The layer is one of another shape.
+            The layer has another shape.
         DataError, UnsupportedError
             The buffer is corrupt, or of another version.
         """
@@ -120,7 +119,7 @@ class BufferModule(nn.Module):
         return buffer
 
     def describe(self) -> str:
-        """Returns what messages call the module: its path in the model, where it is known, and its class."""
+        """Returns what messages call the module: its path in the model, if that is known, and its class."""
         kind = type(self).__name__
         return f"{self._path} ({kind})" if self._path else kind
 
@@ -141,7 +140,7 @@ class BufferModule(nn.Module):
     def reset_parameters(self) -> None:
         """Refused: dense modules draw random weights here, and a layer's buffer cannot be drawn.
 
-        A framework that loads a model calls it for modules whose weights are there, and then means nothing by it.
+        A framework that loads a model also calls it for modules that have their weights; then it does nothing.
         """
         if self._is_loading:
             return

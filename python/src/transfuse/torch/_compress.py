@@ -28,8 +28,8 @@ from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, sel
 class CompressedWeight:
     """One parameter, a matrix of weights, that was compressed.
 
-    It has the source's shape and dtype, the codec, and bytes in memory, before and after. `layout` says how it
-    lies there now.
+    It has the source's shape and dtype, the codec, and the bytes in memory before and after. `layout` says how it lies
+    in memory now.
     """
 
     shape: tuple[int, ...]
@@ -41,26 +41,26 @@ class CompressedWeight:
 
     @property
     def bits(self) -> float:
-        """Bits a weight, after."""
+        """Bits a weight after compressing."""
         return 8 * self.compressed_bytes / math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelReport:
-    """What `compress_model` came to.
+    """The results of `compress_model`.
 
     Attributes
     ----------
     compressed : dict of str to CompressedWeight
-        By the name of the parameter, "lm_head.weight"; one that modules share stands there under each of its names.
+        By the name of the parameter, such as "lm_head.weight"; one that modules share has an entry for each name.
     left : dict of str to str
         The weights of linear layers, embeddings and experts that stay as they are, and why.
     source_bytes, compressed_bytes : int
-        Of what was compressed, before and after; shared weights count once.
+        The bytes of what was compressed, before and after; shared weights count once.
     left_bytes : int
         Of all other parameters and buffers of the model.
     widened : tuple of str
-        Names of F32 weights each of which is a BF16 number, so that the codec bf16 took them without loss.
+        Names of F32 parameters in which each weight is a BF16 number, so that the codec bf16 took them without loss.
     """
 
     compressed: dict[str, CompressedWeight]
@@ -103,27 +103,27 @@ def compress_model(
 
     Each `nn.Linear` becomes a `TransfuseLinear`, each `nn.Embedding` a `TransfuseEmbedding`, and stays the same object;
     so do the experts of transformers (`TransfuseExperts`). Weights that modules share stay shared. One layer at a time
-    is encoded on the CPU, on whatever device it lies, and its dense weights are given back as soon as the blob is
-    there; beside the model that takes the memory of one layer.
-    Ctrl-C, and whatever else is raised, leaves a model that works, of which some layers are compressed.
+    is encoded on the CPU, whatever device it lies on, and its dense weights are freed as soon as there is a blob; so
+    besides the model this takes the memory of one layer. After Ctrl-C, or any other exception, the model still works,
+    and some of its layers are compressed.
 
-    Which weights are taken follows the rules of the command. Left, with the reason in the report: modules whose weight
-    is on the meta device, not a plain parameter (`torch.nn.utils.parametrize`, `weight_norm`, tensor subclasses), or
-    shared with something that stays dense; modules with hooks, and those of other classes that derive from `nn.Linear`
-    or `nn.Embedding`, unless transfuse knows them; weights with a side below 16, or that would not become smaller;
-    dtypes that the codec does not take. F32 has no lossless codec, unless each weight of a layer is a BF16 number, as
-    where a BF16 model was loaded in F32: then it is compressed as such, and decoded to F32 bit for bit. Otherwise
-    `codec="bf16"` rounds it, and `bits` quantizes it. Products with x of F32 decode the layer to F32 each time, which
-    is slow; `model.to(torch.bfloat16)` makes them fast.
+    The rules of the command decide which weights are taken. These are left, with the reason in the report: modules
+    whose weight is on the meta device, not a plain parameter (`torch.nn.utils.parametrize`, `weight_norm`, tensor
+    subclasses), or shared with something that stays dense; modules with hooks, and those of other classes that derive
+    from `nn.Linear` or `nn.Embedding`, unless transfuse knows them; weights with a side below 16, or that would not
+    become smaller; dtypes that the codec does not take. F32 has no lossless codec, unless each weight of a layer is a
+    BF16 number, as where a BF16 model was loaded in F32: then it is compressed as such, and decoded to F32 bit for bit.
+    Otherwise `codec="bf16"` rounds it, and `bits` quantizes it. Products with x of F32 decode the layer to F32 each
+    time, which is slow; `model.to(torch.bfloat16)` makes them fast.
 
     Parameters
     ----------
     model : nn.Module
         May itself be an `nn.Linear`.
     codec, bits, granularity, favor, threads
-        As of `transfuse.compress`.
+        As in `transfuse.compress`.
     include, exclude : iterables of str, optional
-        Names of parameters ("model.layers.0.mlp.up_proj.weight") or patterns, as of `transfuse.compress`. Each has to
+        Names of parameters ("model.layers.0.mlp.up_proj.weight") or patterns, as in `transfuse.compress`. Each must
         match a parameter.
     embeddings : bool
         Take embeddings, too, and linear layers that share their weights.
@@ -131,8 +131,8 @@ def compress_model(
         How weights lie in memory: "coded", "packed", or "plain", which takes no less memory than before. Weights that
         the layout does not take lie coded, and a warning names them. Experts lie coded, too.
     progress : callable, optional
-        Is called before each layer with its name and with bytes of weights, done and in all, and once at the end. If
-        it returns something true, the call ends with CancelledError.
+        Called before each layer with its name, the bytes of weights that are done, and all bytes; and once at the end.
+        If it returns something true, the call ends with CancelledError.
 
     Returns
     -------
@@ -143,7 +143,7 @@ def compress_model(
     ArgumentError
         An option is out of its range, or `include` names a weight that cannot be compressed.
     NotFoundError
-        `include` or `exclude` has what matches no parameter, or `include` names one that cannot be compressed.
+        `include` or `exclude` matches no parameter, or `include` names one that cannot be compressed.
     CancelledError
     """
     find_layout(layout)

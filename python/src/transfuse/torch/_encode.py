@@ -36,12 +36,12 @@ def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
     Returns
     -------
     torch.Tensor, uint8, [blob_bytes]
-        On the CPU, not yet known to the ops.
+        The blob, on the CPU and not yet known to the ops.
 
     Raises
     ------
     TypeError, ValueError
-        It is no such matrix.
+        `weight` is not such a matrix.
     TransfuseError
         What `transfuse.Layer.encode` raises.
     """

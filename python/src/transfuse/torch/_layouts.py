@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers in other layouts than the coded one, which is that of files and state dicts, and the ways between them.
+"""Layers in layouts other than the coded one, which files and state dicts have, and conversions between layouts.
 
-To a plain or a packed layer the library converts on the device, whatever it is made of. The way back to a coded one
-decodes, and encodes on the CPU with the options that the layer's head has kept: the same weights, and of blobs of this
-version's encoder the same bytes. A plain layer no longer knows its blob's row offsets; if it cannot be packed without
-them, that is tried by way of the coded one.
+The library converts any layer to a plain or packed one on the device. The way back to a coded one decodes, and encodes
+on the CPU with the options that the layer's head has kept. This gives the same weights and, if this version's encoder
+made the blob, the same bytes. A plain layer no longer knows its blob's row offsets; if it cannot be packed without
+them, it is encoded first.
 
-Not every layer can lie in every layout: codecs decide, and of packed layers the weights, too. Where single layers are
-converted that is an error; layers of a model stay coded then, and a warning names them.
+Not every layer can lie in every layout: the codec decides and, for packed layers, the weights, too. For a single layer
+that is an error; layers of a model stay coded, and a warning names them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
     Parameters
     ----------
     buffer : Tensor, uint8, [buffer_bytes]
-        Of a layer in any layout; it stays as it is, and is adopted if it is not known.
+        A layer in any layout. It stays as it is, and is adopted if it is not known.
     layout : str
         "coded", "packed" or "plain".
 
@@ -48,8 +48,8 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
     -------
     Tensor, uint8
         `buffer` itself if the layer lies so; else its buffer in that layout, on the device of `buffer`, known to the
-        ops. The same one gives the same memory again as long as that is in use, so that ties hold, and neither of the
-        two was packed again.
+        ops. The same buffer gives the same memory again as long as that is in use and neither of the two was packed
+        again, so that ties hold.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
 
 
 def make_layer(weight: Tensor, layout: str, options: dict[str, Any]) -> Tensor:
-    """As `lay_out`, of a layer that has to lie so.
+    """As `lay_out`, for a layer that must have this layout.
 
     Raises
     ------
@@ -89,19 +89,18 @@ def make_layer(weight: Tensor, layout: str, options: dict[str, Any]) -> Tensor:
 
 
 def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tensor, int, str]:
-    """Returns a layer of dense weights, in a layout if that takes it, else coded.
+    """Makes a layer from dense weights, in a layout if that takes it, else coded; returns it.
 
-    Also how many bytes compressing came to, those of the blob if there was one, and why the layout does not take it, or
-    "".
+    Also returns the compressed bytes, those of the blob if there was one, and why the layout does not take it, or "".
 
-    To a packed layer of BF16 leads no encoder, which takes hundreds of times as long, where the options leave the
-    blob's form to the library: the layer is encoded with its defaults when it is saved. One that is no smaller than its
-    weights, since it is padded, is encoded: its blob says whether compressing pays.
+    BF16 weights are packed without the encoder, which takes hundreds of times as long, if the options leave the blob's
+    form to the library: the layer is encoded with its defaults when it is saved. A packed layer that its padding makes
+    no smaller than the weights is encoded, since its blob says whether compressing pays.
 
     Parameters
     ----------
     weight : Tensor, [rows][cols]
-        On any device, where the layer comes to lie, too.
+        On any device; the layer will lie on the same one.
     layout : str
         "coded", "packed" or "plain".
     options : dict

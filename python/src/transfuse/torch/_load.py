@@ -23,14 +23,14 @@ from transfuse.torch._containers import place_buffers, write_head
 from transfuse.torch._ops_library import CPU, call
 from transfuse.torch._registry import Keeping, assemble_rows, device_index, fit_memory, get_size, make_experts, wait_for
 
-# The first row, rows, the first column and columns of a part, as the library takes them: here all of it.
+# First row, rows, first column and columns of a part, as the library takes them. These mean everything.
 _WHOLE = (0, 0, 0, 0)
 
 
 class Checkpoint:
     """A checkpoint that is open for loading: a ``.safetensors`` file, an index, a folder, or a ``.trf`` file.
 
-    To be closed, which `with` does; several threads may load from it at once.
+    It must be closed, which `with` does. Several threads may load from it at once.
 
     Raises
     ------
@@ -46,7 +46,7 @@ class Checkpoint:
 
     @functools.cached_property
     def tensors(self) -> dict[str, TensorInfo]:
-        """What is in it, by the source's names."""
+        """The tensors in it, by the source's names."""
         count = library().trf_checkpoint_num_tensors(self.handle)
         found = [read_tensor_info(self.handle, index) for index in range(count)]
         return {tensor.name: tensor for tensor in found}
@@ -94,23 +94,23 @@ def load_layer(
     checkpoint : Checkpoint or path
         A path is opened and closed, which takes longer for each tensor.
     tensor : str
-        The source's name; an expert of a 3-D tensor is "name[3]", and of the whole of it a container is made.
+        The source's name; an expert of a 3-D tensor is "name[3]", and the name of a whole 3-D tensor gives a container.
     device : torch.device
         The CPU or a CUDA device.
     layout : str
-        How it is to lie in memory: "coded"; or "packed" or "plain", which transcode it while it is loaded.
+        How it will lie in memory: "coded"; or "packed" or "plain", which transcode it while it is loaded.
     rows, cols : tuple of int, optional
-        A part of the matrix alone: the first row or column, and how many. Both are multiples of 16; the last part of a
-        matrix may end with it instead. Only the tiles of 256x256 weights that the part touches are read. One that
-        does not begin and end at multiples of 256, or with the matrix, and is to lie coded can be multiplied by, but
-        not decoded, and a copy of its buffer is a layer of the whole tiles.
+        A part of the matrix: the first row or column, and how many. Both are multiples of 16; the last part of a matrix
+        may end with it instead. Only the tiles of 256x256 weights that the part touches are read. A coded part that
+        does not begin and end at multiples of 256, or with the matrix, can be multiplied by but not decoded, and a copy
+        of its buffer is a layer of the whole tiles.
     cancel : Cancel, optional
-        Of a caller who looks after Ctrl-C: the call then runs on the thread that it comes from.
+        From a caller who handles Ctrl-C: the call then runs on the caller's thread.
 
     Returns
     -------
     torch.Tensor, uint8, [buffer_bytes]
-        The layer's buffer: if the whole matrix is to lie coded, its blob.
+        The layer's buffer; its blob, if the whole matrix lies coded.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def load_experts(
 
 @dataclasses.dataclass(frozen=True)
 class TensorPart:
-    """A part of a compressed tensor; rows and cols as `load_layer` takes them."""
+    """A part of a compressed tensor; rows and cols are as in `load_layer`."""
 
     checkpoint: Checkpoint
     tensor: str
@@ -177,10 +177,10 @@ class TensorPart:
 
 
 def load_assembled(parts: Sequence[TensorPart | torch.Tensor], device: torch.device | str) -> torch.Tensor:
-    """Makes one coded matrix of several layers, whose rows follow each other, as they are: none is decoded.
+    """Makes one coded matrix of several layers, whose rows follow each other; none of them is decoded.
 
-    By its key (`layer_key`) it is multiplied by, where each layer writes its own columns of one y, and decoded; rows
-    are not looked up.
+    Its key (`layer_key`) serves for products, in which each layer writes its own columns of one y, and for decoding;
+    but rows cannot be looked up.
 
     Parameters
     ----------

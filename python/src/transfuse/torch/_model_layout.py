@@ -23,22 +23,22 @@ _NO_EXPERTS = "experts lie coded"
 def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = None) -> dict[str, str]:
     """Converts the weights of a compressed module, or of all those of a model, to another layout, in place.
 
-    One layer at a time is converted, on its device: beside the model that takes the memory of one layer, in both
-    layouts, and to "coded" also its dense weights, which are encoded on the CPU. Parameters stay the same objects, so
-    that ties hold; their memory is another one, so that compiled models are compiled anew, and CUDA graphs have to be
-    captured again. Modules whose weights are to be loaded are told how. No other thread may use the model meanwhile.
-    Weights that the layout does not take stay as they are, and a warning names them: those of other codecs, and of
-    packed layers those whose exponents lie too far apart.
-    Ctrl-C, and whatever else is raised, leaves a model that works, of which some layers are converted.
+    One layer at a time is converted on its device. Besides the model this takes the memory of one layer in both layouts
+    and, for "coded", that of its dense weights, which are encoded on the CPU. Parameters stay the same objects, so that
+    ties hold. But their memory is new, so compiled models are compiled anew, and CUDA graphs must be captured again.
+    Modules whose weights are to be loaded are told how. No other thread may use the model meanwhile. Weights that the
+    layout does not take stay as they are, and a warning names them: weights of other codecs and, for "packed", weights
+    whose exponents lie too far apart. After Ctrl-C, or any other exception, the model still works, and some of its
+    layers are converted.
 
     Parameters
     ----------
     model : nn.Module
-        A `TransfuseLinear` or `TransfuseEmbedding`, or anything that has some.
+        A `TransfuseLinear` or `TransfuseEmbedding`, or any module that contains some.
     layout : str
         "coded", "packed" or "plain".
     progress : callable, optional
-        As of `compress_model`; bytes are those of the weights before they are converted.
+        As in `compress_model`; bytes are those of the weights before they are converted.
 
     Returns
     -------

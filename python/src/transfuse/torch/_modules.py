@@ -3,15 +3,15 @@
 
 The parameter `weight` is the layer's buffer: uint8, 1-D, without a gradient, in memory of torch. So tied weights stay
 one parameter, a state dict has the names of the uncompressed model, and code that asks `isinstance(module, nn.Linear)`
-goes on working; what it must not do is take `weight` for a matrix. `decode_weight` gives the matrix.
+still works; but it must not take `weight` for a matrix. `decode_weight` gives the matrix.
 
-The layer may lie in another layout than the coded one, packed for instance; `layout` says in which. State dicts and
-pickles have its blob in any case.
+The layer may have another layout than the coded one, packed for instance; `layout` says which. State dicts and pickles
+always have its blob.
 
-What moves the buffer (`to`, `cuda`, `cpu`, `deepcopy`, `pickle`, `torch.load`, `load_state_dict`) has it adopted where
-it has come to lie. What changes dtypes (`half`, `bfloat16`, `float`, `to(dtype)`) leaves it, and `weight_dtype`, as
-they are, and changes the bias alone. A linear layer takes x of another dtype than its weights', decodes them to it, and
-multiplies as torch does: that works, slowly. An embedding gives rows of the dtype that its model was made.
+What moves the buffer (`to`, `cuda`, `cpu`, `deepcopy`, `pickle`, `torch.load`, `load_state_dict`) also adopts it at its
+new place. What changes dtypes (`half`, `bfloat16`, `float`, `to(dtype)`) leaves it and `weight_dtype` as they are, and
+changes only the bias. If x has another dtype than the weights, a linear layer decodes them to that dtype and multiplies
+as torch does, which is slow. An embedding gives rows of the dtype to which its model was converted.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 class CompressedModule(BufferModule):
-    """What modules with one matrix have in common: the layer's buffer is their `weight`.
+    """The base of modules with one matrix: the layer's buffer is their `weight`.
 
     Attributes
     ----------
     weight : nn.Parameter, uint8, [buffer_bytes]
-        The layer's buffer, which is its blob if it lies coded. Empty on the meta device, and where it is still to come.
+        The layer's buffer, which is its blob if it lies coded. It is empty on the meta device, and before it is loaded.
     weight_dtype : torch.dtype
-        Of the decoded weights, which is the source's.
+        The dtype of the decoded weights, which is the source's.
     layout : str
         "coded", "packed" or "plain".
     """
@@ -202,9 +202,9 @@ def _empty_buffer(device: torch.device | str | None) -> Tensor:
 class TransfuseLinear(CompressedModule, nn.Linear):
     """An `nn.Linear` with compressed weights: y = x . W^T + bias.
 
-    x is [..., in_features], y [..., out_features] of x's dtype. The gradient with respect to x and bias is there, so
-    that adapters train on top; the weights have none. In exact mode (`transfuse.set_exact`) y is that of `nn.Linear`
-    with the decoded weights, bit for bit.
+    x is [..., in_features], y [..., out_features] of x's dtype. There are gradients with respect to x and bias, so that
+    adapters train on top; the weights have none. In exact mode (`transfuse.set_exact`) y is that of `nn.Linear` with
+    the decoded weights, bit for bit.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
     def from_buffer(
         cls, buffer: Tensor, rows: int, cols: int, dtype: torch.dtype | None = None, bias: Tensor | None = None
     ) -> TransfuseLinear:
-        """Makes a module of a layer's buffer, which is adopted.
+        """Makes a module from a layer's buffer, which is adopted.
 
         Parameters
         ----------
@@ -262,13 +262,13 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         rows, cols : int
             `out_features` and `in_features`.
         dtype : torch.dtype, optional
-            What the weights have to be; needed where the bytes cannot say it.
+            What the weights must be; needed if the bytes cannot say it.
         bias : Tensor, [rows], optional
 
         Raises
         ------
         TypeError, ValueError
-            `buffer` is no such tensor, or the layer is one of another shape or dtype.
+            `buffer` is not such a tensor, or the layer has another shape or dtype.
         DataError, UnsupportedError
             The layer is corrupt, or of another version.
         """
@@ -286,9 +286,9 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         Parameters
         ----------
         linear : nn.Linear
-            Its weights may lie on any device, where the layer comes to lie, too.
+            Its weights may lie on any device; the layer will lie on the same one.
         layout : str
-            How the layer is to lie in memory, "coded", "packed" or "plain".
+            How the layer will lie in memory, "coded", "packed" or "plain".
         **options
             `codec`, `bits`, `granularity`, `favor`, `threads` and `verify` of `transfuse.Layer.encode`.
 
@@ -341,14 +341,14 @@ class TransfuseLinear(CompressedModule, nn.Linear):
 class TransfuseEmbedding(CompressedModule, nn.Embedding):
     """An `nn.Embedding` with compressed weights, of which single rows are decoded.
 
-    ids are int32 or int64 of any shape; what comes back is [..., embedding_dim] of `output_dtype`. There is no
-    gradient, so that `padding_idx`, `scale_grad_by_freq` and `sparse` change nothing; they are kept for those who ask.
+    ids are int32 or int64 of any shape; the result is [..., embedding_dim] of `output_dtype`. There is no gradient, so
+    `padding_idx`, `scale_grad_by_freq` and `sparse` have no effect; they are kept for code that reads them.
 
     Parameters
     ----------
     num_embeddings, embedding_dim : int
     padding_idx : int, optional
-        A row, counted from the end if negative, as of nn.Embedding.
+        A row, counted from the end if negative, as in nn.Embedding.
     device : torch.device, optional
     dtype : torch.dtype, optional
         Of the weights that are to come.
@@ -358,8 +358,8 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
     Attributes
     ----------
     output_dtype : torch.dtype
-        Of the rows: that of the weights, unless the weights were rounded or quantized to another one than the model
-        has, or the model was made another one by `half`, `to(dtype)` and so on.
+        The dtype of the rows. It is that of the weights, unless these were rounded or quantized to another one than the
+        model's, or the model was converted by `half`, `to(dtype)` and so on.
     """
 
     _from_dense = "TransfuseEmbedding.from_embedding"

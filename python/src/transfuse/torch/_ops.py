@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops on compressed layers, as functions: products, decoding, look-up of rows.
 
-All of them trace under `torch.compile(fullgraph=True)`. A layer is given as its buffer, a uint8 tensor, with the shape
-of its weights, which cannot be read off it while a graph is traced; the op checks it.
+All of them trace under `torch.compile(fullgraph=True)`. A layer is given as its buffer, a uint8 tensor, together with
+the shape of its weights. The shape cannot be read from the buffer while a graph is traced; the op checks it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _exact = False
 def set_exact(exact: bool) -> None:
     """Switches exact mode on or off, for the whole process.
 
-    In exact mode products are `F.linear` of the decoded weights: for lossless codecs bit for bit what the uncompressed
-    model gives on the same machine, and slow. Compiled models are compiled anew at their next call, but for ops that
-    take keys, which look when they run; a CUDA graph keeps what it has captured.
+    In exact mode products are `F.linear` of the decoded weights: with lossless codecs they are bit for bit what the
+    uncompressed model gives on the same machine, but slow. Compiled models are compiled anew at their next call, except
+    for ops that take keys, which check the mode when they run. A CUDA graph keeps what it has captured.
     """
     global _exact
     _exact = bool(exact)
@@ -55,8 +55,8 @@ def linear(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, row
     Parameters
     ----------
     x : torch.Tensor, [..., cols]
-        BF16 or F16 as the codec multiplies it (BF16 for bf16, F16 for fp16, either for fp8 and int), on the CPU or a
-        CUDA device. For any other float dtype the layer is decoded to it, and torch multiplies: the same values, at
+        BF16 or F16, whichever the codec multiplies (BF16 for bf16, F16 for fp16, either for fp8 and int), on the CPU or
+        a CUDA device. For any other float dtype the layer is decoded to it, and torch multiplies: the same values, at
         the cost of a dense matrix while the call runs. Under `torch.autocast` x is cast as `F.linear`'s.
     buffer : torch.Tensor, uint8, [buffer_bytes]
     bias : torch.Tensor, [rows], or None
@@ -99,8 +99,8 @@ def embedding(ids: torch.Tensor, buffer: torch.Tensor, rows: int, cols: int, dty
     Parameters
     ----------
     ids : torch.Tensor, int32 or int64, of any shape
-        Of rows, which may repeat. One that there is not is an IndexError on the CPU; on a CUDA device, whose memory is
-        not read back, its row becomes NaN (zeros where weights are integers).
+        Row numbers, which may repeat. One that does not exist is an IndexError on the CPU; on a CUDA device, whose
+        memory is not read back, its row becomes NaN (zeros if weights are integers).
 
     Returns
     -------
@@ -126,7 +126,7 @@ def linear_group(x: torch.Tensor, buffers: Sequence[torch.Tensor], rows: Sequenc
     Returns
     -------
     list of torch.Tensor, [..., rows[i]]
-        Of x's dtype. Where layers share a launch, sums are added in another order than in `linear`.
+        Of x's dtype. If layers share a launch, sums are added in another order than in `linear`.
     """
     if _exact or _needs_gradients(x, None):
         return [linear(x, buffer, None, count) for buffer, count in zip(buffers, rows, strict=True)]
@@ -156,8 +156,8 @@ def experts(x: torch.Tensor, offsets: torch.Tensor, container: torch.Tensor, row
     Raises
     ------
     RuntimeError
-        As `linear`; x requires a gradient, or exact mode is on: for these there is `decode_experts`; experts that
-        `check_experts_dtype` refuses.
+        As in `linear`; also if x requires a gradient or exact mode is on (use `decode_experts` then), or if
+        `check_experts_dtype` refuses the experts.
     """
     if _exact or _needs_gradients(x, None):
         raise RuntimeError("experts has neither gradients nor an exact mode; multiply by what decode_experts gives")
@@ -178,7 +178,7 @@ def decode_experts(container: torch.Tensor, count: int, rows: int, cols: int, dt
 
 
 def decode_experts_into(container: torch.Tensor, out: torch.Tensor) -> None:
-    """Decodes all experts of a container to memory that is there.
+    """Decodes all experts of a container to existing memory.
 
     Parameters
     ----------
@@ -196,15 +196,15 @@ def decode_experts_into(container: torch.Tensor, out: torch.Tensor) -> None:
 def linear_by_key(x: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
     """Multiplies by the layer that a key stands for: y = x . W^T + bias, without gradients.
 
-    A graph of it depends on the shape of the weights alone: not on the layer's size or layout, nor on exact mode, which
-    the op looks at when it runs. So one compiled graph serves all layers of a shape, and is the same in every process.
+    Its graph depends only on the shape of the weights: not on the layer's size or layout, nor on exact mode, which the
+    op checks when it runs. So one compiled graph serves all layers of a shape, and is the same in every process.
 
     Parameters
     ----------
     x, bias, rows
         As in `linear`.
     key : torch.Tensor, uint8, [256]
-        Of `layer_key`; of assembled layers each writes its own columns of the result.
+        From `layer_key`. Assembled layers each write their own columns of the result.
 
     Returns
     -------
@@ -214,8 +214,8 @@ def linear_by_key(x: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None,
     Raises
     ------
     RuntimeError
-        As `linear`; the key is of no layer that is known, since its buffer was moved, freed or forgotten, or it was
-        copied; x or bias requires a gradient.
+        As in `linear`; also if the key belongs to no known layer, since the buffer was moved, freed or forgotten or the
+        key was copied; or if x or bias requires a gradient.
     """
     _refuse_gradients("linear_by_key", x, bias)
     result: torch.Tensor = _linear_by_key(x, key, bias, rows)
@@ -223,13 +223,13 @@ def linear_by_key(x: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None,
 
 
 def decode_by_key(key: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-    """Decodes the layer that a key stands for, as `decode`; raises RuntimeError where it is of none."""
+    """Decodes the layer that a key stands for, as `decode` does; raises RuntimeError if there is none."""
     result: torch.Tensor = _decode_by_key(key, rows, cols, dtype)
     return result
 
 
 def embedding_by_key(ids: torch.Tensor, key: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-    """Decodes rows of the layer that a key stands for, as `embedding`; raises RuntimeError where it is of none."""
+    """Decodes rows of the layer that a key stands for, as `embedding` does; raises RuntimeError if there is none."""
     result: torch.Tensor = _embedding_by_key(ids, key, rows, cols, dtype)
     return result
 
