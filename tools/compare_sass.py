@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the machine code of the kernels in two builds: a change that only moves or renames things changes none.
+"""Compares the machine code of the kernels in two builds: a change that only moves or renames things must change none.
 
 Usage: compare_sass.py OLD NEW [--renames FILE] [--cuobjdump PATH] [--demangler PATH] [--jobs N]
 
-OLD and NEW are object files, libraries, executables, or folders, of which all object files count, or the libraries if
-there is none. Kernels are paired by architecture and demangled name, without the hashes of file names in it, after the
-renames of RENAMES and of FILE (lines of an old and a new identifier), which apply to OLD. Compared are the instructions
-with their addresses and encodings, and what cuobjdump says of registers, stack, shared and local memory and of the
-sizes of constant banks; names in the code are compared as those of kernels are. The contents of constant banks are not
-compared. A kernel that several files have may have several variants; then both builds must have the same ones.
+OLD and NEW are object files, libraries, executables, or folders, in which all object files count, or the libraries if
+there are none. Kernels are paired by architecture and demangled name, without the hashes of file names in it, after the
+renames of RENAMES and of FILE (lines of an old and a new identifier), which apply to OLD. The script compares the
+instructions with their addresses and encodings, and what cuobjdump says about registers, stack, shared and local memory
+and the sizes of constant banks; it compares names in the code like those of kernels. The contents of constant banks are
+not compared. A kernel that several files have may have several variants; then both builds must have the same ones.
 
 Prints a line for each kernel that differs and for each that one build alone has, then a summary. Exits with 0 if all
 are the same, with 1 if not, with 2 if it could not compare.
 
-It needs c++filt and cuobjdump, which needs nvdisasm beside it. Both come with the CUDA toolkit, or from PyPI:
-`pip install nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37`. Those of the Python that runs this script
-are found. Both builds have to be read with the same version.
+It needs c++filt and cuobjdump, which needs nvdisasm beside it. Both come with the CUDA toolkit, or from PyPI: `pip
+install nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37`. Those of the Python that runs this script are
+found. Both builds must be read with the same version.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RENAMES: tuple[tuple[str, str], ...] = (
     ("trf_transcode_args", "trf_pack_coded_args"),
 )
 
-# What stands for the memory of a build's files that belongs to no kernel: the sum over all of them.
+# The name under which a build's memory that belongs to no kernel appears: the sum over all its files.
 MODULES = "(global and constant memory of all files)"
 
 # In the code: `(name), or any name that is mangled or that the compiler made.
@@ -74,7 +74,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is compared of a kernel."""
+    """The parts of a kernel that are compared."""
 
     instructions: int
     code: str
@@ -177,7 +177,7 @@ def without_file_hashes(name: str) -> str:
 
 
 def demangle(demangler: str, names: Iterable[str]) -> dict[str, str]:
-    """Returns what the names mean; those that are not mangled stay as they are."""
+    """Returns the demangled names; names that are not mangled stay as they are."""
     names = sorted(set(names))
     lines = "".join(name + "\n" for name in names)
     done = subprocess.run([demangler], input=lines, stdout=subprocess.PIPE, text=True, check=True)

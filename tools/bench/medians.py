@@ -5,9 +5,9 @@
     python3 tools/bench/medians.py BENCH.json... > rows.csv
     python3 tools/bench/medians.py --sizes BENCH.json... > rows.csv
 
-A line is one timed thing: which card at which commit, of how many rounds, what was multiplied and how, and the median
-and the quartiles of the rounds in microseconds. error_f32 is the relative error of an F32 y against F64. With --sizes
-it is one compressed layer: its bits a weight and the entropy of what is coded plus the raw bits.
+Each line is one timed case: card, commit, number of rounds, what was multiplied and how, and the median and the
+quartiles of the rounds in microseconds. error_f32 is the relative error of an F32 y against F64. With --sizes each line
+is one compressed layer: its bits a weight, and the entropy of what is coded plus the raw bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIELDS = [
     "error_f32",
 ]
 SIZE_FIELDS = ["card", "commit", "subject", "codec", "favor", "entropy_bits", "bits", "relative_error"]
-# Lines that no reader of the tables needs: a path that is gone.
+# Cases that no reader of the tables needs, since their path is gone.
 GONE = {"ahead"}
 
 
@@ -56,7 +56,7 @@ def spread(seconds: list[float]) -> list[str]:
 
 
 def rows_of(bench: dict) -> list[dict]:
-    """The timed things of a file of any mode, by FIELDS."""
+    """The timed cases of a file of any mode, by FIELDS."""
     measured = [
         ({"subject": f"{result['rows']}x{result['cols']}", "codec": result["codec"], "favor": m["favor"] or ""}, m)
         for result in bench.get("results", [])

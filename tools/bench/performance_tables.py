@@ -32,7 +32,7 @@ CODECS = {
     "int8": "INT8, absmax a channel",
     "bits:4.25": "`--bits 4.25`",
 }
-# Of packed layers, the batches that both cards have been measured at: those of the plot.
+# The batches at which packed layers have been measured on both cards: those of the plot.
 PACKED = [1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]
 DECODED = [1, 8, 16, 32, 64]  # of whole models: batches of decoding steps
 PROMPTS = [512, 2048, 8192]  # and tokens of a prompt
@@ -70,7 +70,7 @@ def read_crossovers() -> dict:
 
 
 def path_of(crossovers: list[tuple], layer: str, batch: int) -> str | None:
-    """The path that plans take: of the nearest layer, in octaves of rows and columns (trf_tuning_key_distance)."""
+    """The path that plans take: that of the nearest layer, in octaves of rows and columns (trf_tuning_key_distance)."""
     if not crossovers:
         return None
     rows, cols = map(int, layer.split("x"))
@@ -79,7 +79,7 @@ def path_of(crossovers: list[tuple], layer: str, batch: int) -> str | None:
 
 
 def plan_ratio(times: dict, crossovers: dict, card: str, layer: str, batch: int) -> float | None:
-    """cuBLASLt's time by that of what a plan takes; None where it was not measured.
+    """cuBLASLt's time divided by that of the path that a plan takes; None if it was not measured.
 
     A sweep has timed "auto", which is a plan's choice. Elsewhere it is the path that the card's table names.
     """
@@ -101,7 +101,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def measured_rows(rows: list[list[str]]) -> list[list[str]]:
-    """Those that have a figure behind their two headings."""
+    """The rows that have a figure after their two headings."""
     return [row for row in rows if set(row[2:]) != {NONE}]
 
 
@@ -114,7 +114,7 @@ def shape(layer: str) -> str:
 
 
 def coded_points(card: str, layer: str) -> list[tuple[int, float]]:
-    """Batches, and cuBLASLt's time by that of what a plan takes for each; of coded layers."""
+    """Batches of coded layers, and for each cuBLASLt's time divided by that of the path that a plan takes."""
     times, crossovers = times_of(read("speed.csv")), read_crossovers()
     batches = sorted(key[3] for key in times if key[:3] == (card, layer, "bf16"))
     found = [(batch, plan_ratio(times, crossovers, card, layer, batch)) for batch in batches]
@@ -122,7 +122,7 @@ def coded_points(card: str, layer: str) -> list[tuple[int, float]]:
 
 
 def packed_points(card: str, layer: str) -> list[tuple[int, float]]:
-    """The same of packed layers, without early launches and pauses."""
+    """The same for packed layers, without early launches and pauses."""
     rows = [
         row
         for row in read("packed.csv")
@@ -135,7 +135,7 @@ def packed_points(card: str, layer: str) -> list[tuple[int, float]]:
 
 
 def first_table() -> str:
-    """What README.md shows: packed layers, and coded ones beside them."""
+    """The table in README.md: packed layers beside coded ones."""
     columns = [(layout, batch) for layout, batches in FIRST.items() for batch in batches]
     rows = []
     for layer in ("28672x8192", "8192x8192", "4096x4096"):

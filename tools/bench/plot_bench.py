@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots JSON files of `transfuse bench --device cuda`.
 
-It shows cuBLASLt's time by ours for each layer, path and batch, and rates of decoding.
+It shows cuBLASLt's time divided by ours for each layer, path and batch, and rates of decoding.
 
 Usage: plot_bench.py BENCH.json... [-o bench.png]
 The files are those of --mode layers and batch-sweep. Needs matplotlib.
@@ -35,7 +35,7 @@ def median(measurement):
 
 
 def speedups(result, what, favor):
-    """Batches, and cuBLASLt's time by that of `what` for each."""
+    """Batches, and for each cuBLASLt's time divided by that of `what`."""
     dense = {m["batch"]: median(m) for m in result["measurements"] if m["what"] == "cublaslt"}
     times = {m["batch"]: median(m) for m in result["measurements"] if m["what"] == what and m["favor"] == favor}
     batches = sorted(batch for batch, time in times.items() if time and dense.get(batch))

@@ -46,7 +46,7 @@ def text(x: float, y: float, words: str, anchor: str = "start", size: int = 13, 
 
 
 def markers(kind: str, places: list[tuple[float, float]], colour: str) -> str:
-    """One path for all of a curve's points, which keeps the file small."""
+    """Makes one path of all of a curve's points, which keeps the file small."""
     if kind == "circle":  # the round ends of lines of no length
         way = "".join(f"M{x:.1f} {y:.1f}h.01" for x, y in places)
         return f'<path d="{way}" stroke="{colour}" stroke-width="7.4" stroke-linecap="round"/>'
@@ -96,7 +96,7 @@ def curves(left: float, points_of: Callable[[str, str], list[tuple[int, float]]]
 
 
 def legend() -> list[str]:
-    """One row below the panels."""
+    """Makes the legend, one row below the panels."""
     x, y, parts = LEFT, HEIGHT - 18, []
     for layer, (colour, kind) in LAYERS.items():
         parts += [

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes lines for docs/performance/packed.csv of times that packed_choice_times has measured.
+"""Makes lines for docs/performance/packed.csv from times that packed_choice_times has measured.
 
     python3 tools/packed_choice/packed_medians.py TIMES.csv... > lines.csv
 
-Of several runs each time is the median. packed_us is the time of the kernel and cut that the library takes, which the
-line names; fastest_us is that of the fastest ones. tools/bench/performance_tables.py makes tables of the lines.
+With several runs, each time is the median. packed_us is the time of the kernel and cut that the library takes, which
+the line names; fastest_us is that of the fastest kernel and cut. tools/bench/performance_tables.py makes tables of the
+lines.
 """
 
 from __future__ import annotations

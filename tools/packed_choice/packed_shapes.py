@@ -4,7 +4,7 @@
 
     python3 tools/packed_choice/packed_shapes.py TIMES.csv... [--mean 0.3] [--worst 3]
 
-The files are of packed_choice_times, of one card or of several; of several runs each time is the median. A product
+packed_choice_times writes the files, for one card or several; with several runs, each time is the median. A product
 takes the fastest kernel and cut that is left. A card's cost is how much longer all its products take together, and its
 worst product is the one that takes longest beside its time with all kernels, both in percent. A kernel can go if the
 limits hold on each card, for it and for all that went before it: the cheapest one goes first. The last kernel that a
@@ -20,7 +20,7 @@ from statistics import median
 
 from packed_medians import read
 
-# Of a card: for each product the time of each kernel in its fastest cut.
+# For a card: the time of each kernel in its fastest cut, for each product.
 Card = dict[tuple[str, ...], dict[str, float]]
 
 

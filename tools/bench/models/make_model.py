@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the compressed checkpoint of a model with random weights, one small file after the other.
+"""Makes the compressed checkpoint of a model with random weights, one small file at a time.
 
 Usage: make_model.py MODEL FOLDER [--scale tiny] [--layers N] [--repeat] [--no-embeddings] [--keep-source FOLDER]
                      [--overflow FOLDER]
 
-The source never exists as a whole, unless --keep-source names a folder for it: a layer's tensors are made on the
-device from the seed, written to a file, compressed to FOLDER, and deleted. With --repeat all layers are the first one,
-which is compressed once; its file is then written again under the names of the others. Files for which FOLDER's file
-system has no room go to --overflow, and links to them to FOLDER.
+The source never exists as a whole, unless --keep-source names a folder for it: a layer's tensors are made on the device
+from the seed, written to a file, compressed to FOLDER, and deleted. With --repeat all layers are the first one, which
+is compressed once; its file is then written again under the names of the others. Files for which FOLDER's file system
+has no room go to --overflow; FOLDER gets links to them.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Maker:
         self.work = Path(tempfile.mkdtemp(dir=target.parent, prefix="making-"))
 
     def find_place(self, file: str, size: int) -> Path:
-        """Returns where to write a file of the checkpoint; where it is another folder, a link is there already."""
+        """Returns where to write a file of the checkpoint; if that is another folder, it has already made a link."""
         place = self.target / file
-        # The sources that are at work need room beside it.
+        # The sources that are being compressed need room, too.
         if self.options.overflow and shutil.disk_usage(self.target).free < 8 * size:
             folder = self.options.overflow / self.target.name
             folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class Maker:
         first = next(file for file, match in layer.items() if match)
         made = [file for file, match in layer.items() if not (self.source.repeat and match and file != first)]
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            # The layers first: the rest may hold nothing that is compressed, and then its config.json does not say so.
+            # The layers come first: if nothing in the rest is compressed, its config.json does not say so.
             made.sort(key=lambda file: (layer[file] is None, file))
             ahead = pool.submit(self.write_source, made[0])
             for at, file in enumerate(made):
@@ -147,7 +147,7 @@ class Maker:
 
 
 def make(options: argparse.Namespace) -> dict[str, object]:
-    """Makes the checkpoint that the options ask for, unless it is there; returns what is to be known of it."""
+    """Makes the checkpoint that the options ask for, unless it exists; returns what the rows need to know about it."""
     target: Path = options.folder
     made = target / "made.json"
     if made.exists():

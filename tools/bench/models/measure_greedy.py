@@ -3,8 +3,8 @@
 
 Usage: measure_greedy.py FOLDER [--device cuda] [--out FILE] [--tokens N]     FOLDER: of tests/gpu/train_byte_model.py
 
-Sums in another order make near ties fall the other way, and texts then part. BF16 does so to itself when the batch
-size changes; the compressed model may do so to as many prompts, plus 2.
+If sums are added in another order, near ties may fall the other way, and the texts then differ. This happens to BF16
+itself when the batch size changes; for the compressed model it may happen to as many prompts, plus 2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from model_session import MODELS, exact_mode, judge
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-# The bound is about these two, which were chosen before anything was measured.
+# The bound is for these two, which were chosen before anything was measured.
 BATCHES = (16, 8)
 
 

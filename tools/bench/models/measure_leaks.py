@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load-free cycles: a layer is loaded, used and freed again and again, and memory stays what it was."""
+"""Load-free cycles: a layer is loaded, used and freed again and again, and memory must stay the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_session import Session, judge, synchronize
 
 
 def _measure_held(device: torch.device) -> dict[str, int]:
-    """Returns what the process holds now, in bytes: of the device, and of the host at its most."""
+    """Returns the bytes of device memory that the process holds now, and the most host memory that it has held."""
     gc.collect()
     synchronize(device)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -43,7 +43,7 @@ def measure_leaks(session: Session) -> None:
         del blob, x
     first, last = held.values()
     grown = {key: last[key] - first[key] for key in first}
-    # The host's heap may still move by a little; one blob more a cycle would be hundreds of megabytes.
+    # The host's heap may still change a little; a blob that leaks in each cycle would be hundreds of megabytes.
     value = max(grown.get("device", 0), grown.get("allocated", 0), grown["host"] - (16 << 20), 0)
     session.emit(
         "k",

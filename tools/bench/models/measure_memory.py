@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about loading: device memory after it and while it runs, and its time."""
+"""Rows about loading: device memory after loading and during it, and the time that it takes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from model_session import MODELS, DeviceMemory, Session, collect, count_tensor_b
 
 @torch.inference_mode()
 def run_prefill(session: Session, name: str, tokens: torch.Tensor) -> None:
-    """Runs a model over its prompt as `generate` does: with a cache, and the last token's logits alone."""
+    """Runs a model over its prompt as `generate` does: with a cache, and only the last token's logits."""
     session.get(name)(tokens, use_cache=True, logits_to_keep=1)
 
 
 def warm_up_device(session: Session) -> None:
-    """Makes the device's context and what its libraries allocate once, which is no part of a model."""
+    """Makes the device's context and what its libraries allocate once, which does not belong to a model."""
     a = torch.ones(64, 64, device=session.device, dtype=torch.bfloat16)
     (a @ a).sum().item()
 

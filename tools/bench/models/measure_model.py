@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures one model: a compressed checkpoint that make_model.py has made, against the same model in BF16.
+"""Measures one model: compares a compressed checkpoint that make_model.py has made with the same model in BF16.
 
 Usage: measure_model.py MODEL FOLDER --rows a,b,... [--out FILE] [--scale tiny] ...
 
-Each row writes lines of JSON, with what it measured as `value` and, where there is a bound, `must` and `pass`:
-a weights that differ after loading; b logits in exact mode; c memory; d load time (needs --plain, the source);
-e decoding of a dense model; f prefill; g decoding and prefill of a model with experts; h decoding of a model that BF16
-has no room for; i the host's time for a call; j LoRA's gradients; k load-free cycles; q decoding of eager steps in a
-CUDA graph, for a first look. A row that fails writes a line with its traceback, and the next one goes on; one that has
-ended writes `done`.
+Each row writes lines of JSON, with what it measured as `value` and, where there is a bound, `must` and `pass`: a
+weights that differ after loading; b logits in exact mode; c memory; d load time (needs --plain, the source); e decoding
+of a dense model; f prefill; g decoding and prefill of a model with experts; h decoding of a model that BF16 has no room
+for; i the host's time for a call; j LoRA's gradients; k load-free cycles; q decoding of eager steps in a CUDA graph,
+for a first look. A row that fails writes a line with its traceback, and the next row follows; a row that has ended
+writes `done`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def measure_logits(session: Session) -> None:
 
 
 def add_adapters(model: PreTrainedModel) -> nn.Module:
-    """Returns the model with LoRA adapters whose values depend on their names alone."""
+    """Returns the model with LoRA adapters whose values depend only on their names."""
     from peft import LoraConfig, get_peft_model
 
     model.set_attn_implementation("eager")  # its backward pass gives the same bits each time

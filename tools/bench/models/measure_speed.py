@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, StaticCache
 from transfuse.torch import TransfuseLinear
 
-# A must for each batch of an 8B on an H200.
+# The bound for each batch of an 8B on an H200.
 DECODE_MUST = {1: ">= 1.15", 8: ">= 1.05", 16: ">= 1.0"}
 PREFILL_MUST = {2048: ">= 0.88", 8192: ">= 0.94"}
 
@@ -27,7 +27,7 @@ class Decoder:
 
     `mode` is "compile" (torch.compile with mode reduce-overhead, as generate has it: a CUDA graph of compiled kernels),
     "graph" (a CUDA graph of the eager step) or "eager". A step takes the last token and gives the next one: the mask,
-    all layers, the head and the greedy choice. Nothing runs on the host between steps but the graph's launch.
+    all layers, the head and the greedy choice. Between steps only the graph's launch runs on the host.
     """
 
     def __init__(self, model: PreTrainedModel, prompt: torch.Tensor, steps: int, mode: str) -> None:
@@ -86,7 +86,7 @@ class Decoder:
 
     @torch.no_grad()
     def compare_with_eager(self) -> float:
-        """Returns which part of the prepared step's tokens are those of eager steps on the same tokens.
+        """Returns the share of the prepared step's tokens that eager steps give for the same tokens, too.
 
         Not all need be: compiled kernels round elsewhere. But a graph that computes something else shows here.
         """
@@ -102,7 +102,7 @@ class Decoder:
 
 @contextlib.contextmanager
 def decoding(model: PreTrainedModel):
-    """As `generate` prepares a model for decoding: experts go through what is fastest for few tokens."""
+    """Prepares a model for decoding as `generate` does: experts take the way that is fastest for few tokens."""
     with getattr(model, "_optimize_model_for_decode", contextlib.nullcontext)():
         yield
 
@@ -164,7 +164,7 @@ def measure_decoding(
 def measure_generate(session: Session, row: str, batch: int, must: str | None, names: tuple[str, ...] = MODELS) -> None:
     """e, g, h: tokens/s of transformers' own generate with a static cache, which compiles by itself on a GPU.
 
-    The difference of two lengths, so that neither the prompt nor what generate does once counts.
+    It times the difference of two lengths, so that neither the prompt nor what generate does once counts.
     """
     prompt_tokens, few, many = (16, 4, 12) if session.tiny else (128, 16, 80)
     prompt = session.make_tokens(batch, prompt_tokens)
@@ -231,7 +231,7 @@ def measure_prefill(session: Session, row: str, length: int, must: str | None) -
 
 
 def time_calls(call: Callable[[], object], device: torch.device, calls: int, rounds: int) -> float:
-    """Returns the host's seconds for one call; the device catches up between the rounds, outside of what is timed."""
+    """Returns the host's seconds for one call; the device catches up between the rounds, which is not timed."""
     seconds = []
     for _ in range(rounds):
         synchronize(device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rows share: the two models, memory, time that is taken in turns, and a line of JSON for each result."""
+"""What the rows share: the two models, memory, timing in turns, and a line of JSON for each result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Session:
                 file.write(text + "\n")
 
     def log(self, text: str) -> None:
-        """Says what is at work, on the standard error."""
+        """Prints what is being done to standard error."""
         print(f"[{time.strftime('%H:%M:%S')}] {self.options.model}: {text}", file=self.options.log, flush=True)
 
     def load(self, folder: Path) -> PreTrainedModel:
@@ -81,7 +81,7 @@ class Session:
         collect(self.device)
 
     def takes(self, way: str, usual: bool) -> bool:
-        """Returns whether --ways asks for a way to decode, or whether it is usual, if --ways is not given."""
+        """Returns whether --ways asks for a way to decode or, if --ways is not given, whether the way is usual."""
         return self.options.ways in (way, "both") if self.options.ways else usual
 
     def make_tokens(self, batch: int, length: int, seed: int = 0) -> torch.Tensor:
@@ -111,13 +111,13 @@ def exact_mode(on: bool) -> Iterator[None]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done all that it was given."""
+    """Waits until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def collect(device: torch.device) -> None:
-    """Frees what nothing refers to, on the device as well."""
+    """Frees what nothing refers to, also on the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

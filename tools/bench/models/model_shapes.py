@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models by name: their configs, the tensors of their checkpoints, and random weights that a seed gives.
 
-A tensor's values depend on the seed, its name and the device alone, so that one process can write a checkpoint and
-another one can compare with it without the source being kept.
+A tensor's values depend only on the seed, its name and the device. So one process can write a checkpoint and another
+one can compare with it, without keeping the source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 SIGMA = 0.02
 SEED = 22
 
-# Fewer weights of the same architecture, for a CPU. Every matrix has parts that are no whole tile.
+# Fewer weights of the same architecture, for a CPU. Every matrix has parts that are not whole tiles.
 _TINY = {
     "hidden_size": 256,
     "intermediate_size": 640,
@@ -179,7 +179,7 @@ def make_config(name: str, scale: str = "real", layers: int | None = None) -> Pr
     if layers:
         fields["num_hidden_layers"] = layers
     fields = {key: value for key, value in fields.items() if value is not None or key == "pad_token_id"}
-    # Nothing ends a measured text before its length.
+    # No token ends a measured text before its length.
     config = AutoConfig.for_model(shape.model_type, **fields, bos_token_id=None, eos_token_id=None)
     config.dtype = torch.bfloat16
     config.architectures = [type(make_empty_model(config)).__name__]

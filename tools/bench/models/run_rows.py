@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the rows that say how whole models do on a GPU: makes the models, measures, and goes on after failures.
+"""Runs the rows about whole models on a GPU: makes the models, measures them, and goes on after failures.
 
 Usage: run_rows.py --rows a,b,... [--models llama-8b,...] [--budget SECONDS] [--out rows.jsonl] [--work FOLDER]
 
-Each group of rows has a checkpoint (CASES below) and a process of its own. A process that dies or stands still costs
-the row that it was at, and is started again for the rest. A row of a model that --out has as done is not measured
-again: the same command goes on where it was stopped. Checkpoints that exist are used as they are, and with
---free-models removed after their last row. Rows: those of measure_model.py; l greedy texts; p the package's tests.
+Each group of rows has a checkpoint (CASES below) and a process of its own. If a process dies or hangs, only the row
+that it was at is lost; it is started again for the rest. A row of a model that --out has as done is not measured again,
+so the same command goes on where it was stopped. Checkpoints that exist are used as they are, and with --free-models
+removed after their last row. Rows: those of measure_model.py; l greedy texts; p the package's tests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CASES = {
 
 
 class Runner:
-    """Runs programs within the time that is left, and keeps what came out."""
+    """Runs programs within the time that is left, and keeps their results."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -58,12 +58,12 @@ class Runner:
         self.failed = 0
 
     def describe_machine(self) -> None:
-        """Writes what the rows were measured with."""
+        """Writes on what machine the rows are measured."""
         import torch
         import transformers
         import transfuse
 
-        # Not by torch, whose context would take memory of the GPU.
+        # Does not use torch, whose context would take memory of the GPU.
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         gpu = subprocess.run(query, capture_output=True, text=True).stdout.strip() if shutil.which(query[0]) else None
         self.emit(
@@ -135,7 +135,7 @@ class Runner:
                 shutil.rmtree(path, ignore_errors=True)
 
     def measure_rows(self, name: str, rows: list[str], command: list[object]) -> None:
-        """Measures rows in one process, and starts it again behind the row at which it ended or stood still."""
+        """Measures rows in one process, and starts it again after the row at which it ended or hung."""
         while rows and self.left() > 5:
             known = len(self.read_lines())
             process = subprocess.Popen([sys.executable, *map(str, command), "--rows", ",".join(rows)])

@@ -4,8 +4,8 @@
 
     python3 serving_bench.py --shape 8b [--transfuse] [--parts memory,ttft,steps,saturated] [--json FILE]
 
-A shape is a configuration whose weights are made on the GPU, N(0, 0.02), every layer another; --model FOLDER loads a
-checkpoint instead, and --write FOLDER writes one of the shape and ends. Prompts are random token ids, answers have a
+A shape is a configuration whose weights are made on the GPU, N(0, 0.02), different in every layer; --model FOLDER loads
+a checkpoint instead, and --write FOLDER writes one of the shape and ends. Prompts are random token ids, answers have a
 fixed length, and nothing is shared between prompts. Run it once for vLLM's own BF16 and once with --transfuse, in one
 session of one machine, and compare the ratios. It needs a GPU and vLLM.
 
@@ -164,7 +164,7 @@ def add_utilities() -> None:
 
 
 def memory_of(model: Any) -> dict[str, Any]:
-    """Returns what this process has of the GPU's memory, and the tensors that are no parameters; runs in the engine."""
+    """Returns how much GPU memory this process has, and the tensors that are not parameters; runs in the engine."""
     import torch
 
     stats = torch.cuda.memory_stats()
@@ -185,7 +185,7 @@ def memory_of(model: Any) -> dict[str, Any]:
 
 
 def device_facts() -> tuple[str, int]:
-    """Asks another process for the card's name and memory: had this one used the card, it could not fork the engine."""
+    """Asks another process for the card's name and memory: if this one used the card, it could not fork the engine."""
     program = "import torch; print(torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1], sep='\\n')"
     name, memory = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True

@@ -69,7 +69,7 @@ class Engine:
         self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **options))
 
     async def generate(self, request: dict[str, Any]) -> list[int]:
-        """Returns the tokens of an answer; where it is cancelled, the request is aborted."""
+        """Returns the tokens of an answer; if it is cancelled, the request is aborted."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -141,7 +141,7 @@ class Server:
         raise RuntimeError(f"vllm serve did not answer for {START_S} s: see {self.log}")
 
     async def generate(self, request: dict[str, Any]) -> list[int]:
-        """Returns the tokens of an answer; where it is cancelled, the connection is closed."""
+        """Returns the tokens of an answer; if it is cancelled, the connection is closed."""
         body = json.dumps({"model": self.model, "stream": True, "return_token_ids": True, **request}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
@@ -199,7 +199,7 @@ async def read_events(reader: asyncio.StreamReader) -> Any:
 
 
 class Soak:
-    """Random requests, and what became of them."""
+    """Random requests, and their outcomes."""
 
     def __init__(self, target: Engine | Server, args: argparse.Namespace, vocabulary: int) -> None:
         self.target, self.args, self.vocabulary = target, args, vocabulary
@@ -288,7 +288,7 @@ class Soak:
             await asyncio.wait(running)
 
     async def check_end(self, first: list[int]) -> None:
-        """Looks whether the engine is there, idle, and answers as at the beginning."""
+        """Checks that the engine still runs, is idle, and answers as at the beginning."""
         if not self.target.is_alive():
             self.fail("the engine has ended")
             return
@@ -302,7 +302,7 @@ class Soak:
             self.fail("a greedy request has other tokens than at the beginning")
 
     async def run(self) -> dict[str, Any]:
-        """Does all of it, and returns the report."""
+        """Runs the whole soak, and returns the report."""
         first = await self.probe()
         self.start = time.monotonic()
         watch = asyncio.create_task(self.watch_memory())
@@ -349,7 +349,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = json.loads((Path(args.model) / "config.json").read_text()) if args.model else config_of(args.shape)
         if args.http and not args.model:
-            # In a process of its own, so that this one uses no GPU.
+            # It runs in a process of its own, so that this one uses no GPU.
             writer = multiprocessing.get_context("spawn").Process(
                 target=write_checkpoint, args=(args.shape, Path(folder))
             )

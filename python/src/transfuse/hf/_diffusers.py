@@ -29,7 +29,7 @@ class DiffusersTransfuseConfig(ConfigFields, QuantizationConfigMixin):  # type: 
 class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     """Loads what `transfuse compress` made of a model's folder, and saves it."""
 
-    # The framework asks for it: modules that it keeps in F32 are so in a compressed model, too.
+    # The framework reads this: modules that it keeps in F32 are in F32 in a compressed model, too.
     use_keep_in_fp32_modules = True
 
     def __init__(self, quantization_config: ConfigFields, **kwargs: Any) -> None:
@@ -68,7 +68,7 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         self._tensors = read_headers(checkpoint_files)
         self._is_one_file = len(checkpoint_files) == 1
         ours = {tensor.name + SUFFIX for tensor in self._tensors if tensor.compressed}
-        # The framework keeps this list; what nobody takes comes to it when there is a plan.
+        # The framework keeps this list; once there is a plan, tensors that nobody takes are added to it.
         self._keys = [key for key in loaded_keys if key not in ours]
         return self._keys
 
@@ -136,7 +136,7 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Adapters are; the compressed weights are not."""
+        """Adapters can be trained; the compressed weights cannot."""
         return True
 
     @property

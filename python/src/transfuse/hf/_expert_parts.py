@@ -21,13 +21,13 @@ from transfuse.torch._experts import find_experts_obstacle
 if TYPE_CHECKING:
     from transfuse.hf._load_plan import Part
 
-# Where the buffers of a container begin, and how many bytes its head takes for each expert.
+# The alignment of buffers in a container, and the bytes that its head takes for each expert.
 _ALIGNMENT = 256
 _HEAD_BYTES = 16
 
 
 class CannotTake(Exception):
-    """The experts of a module have to be decoded; the text says why."""
+    """The experts of a module must be decoded; the text says why."""
 
 
 def sort_experts(

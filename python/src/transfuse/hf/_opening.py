@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What will happen when a folder is loaded, found out without reading weights: for `transfuse doctor`.
+"""Finds out, for `transfuse doctor` and without reading weights, what will happen when a folder is loaded.
 
 The model is made on the meta device, by the class that config.json names, and the loader's own planner says which
 tensor of the files becomes what. It runs in an interpreter of its own (transfuse._probes).
@@ -27,7 +27,7 @@ class CannotOpen(Exception):
 
 
 class NotTried(Exception):
-    """It is not known; the text says why."""
+    """The outcome is not known; the text says why."""
 
 
 @dataclasses.dataclass

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# What a device needs beside the buffers of layers: directories, and workspaces of products.
+# What a device needs besides the buffers of layers: directories, and workspaces of products.
 _USABLE_MEMORY = 0.97
-# Weights that other methods of quantization have scales beside.
+# Weights for which other methods of quantization have separate scales.
 _MAYBE_SCALED = ("F8_E4M3", "F8_E5M2", "I8")
 
 
 def refuse_unmarked(tensors: Iterable[TensorInfo]) -> None:
-    """Refuses weights of 8 bits where the marker is lost: it may have said that they are stored only."""
+    """Refuses weights of 8 bits if the marker is lost, since it may have said that they are only stored."""
     for tensor in tensors:
         if tensor.compressed and tensor.dtype in _MAYBE_SCALED:
             raise make_error(
@@ -171,7 +171,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._model = self._plan = self._hook = None
         self._tensors = []
         if not compressed_parameters(model):
-            # Everything was decoded: this is a dense model, which the framework saves by itself.
+            # Everything was decoded, so this is a dense model, which the framework saves by itself.
             model._weight_conversions = self._conversions
             self.remove_quantization_config(model)
             if hasattr(model.config, WEIGHTS_KEY):
@@ -186,7 +186,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
     def _dequantize(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
-        """Refused: what modules were before they were compressed is not known any more."""
+        """Refused: it is no longer known what modules were before they were compressed."""
         raise make_error(
             Status.TRF_ERR_UNSUPPORTED,
             "a loaded model is not decompressed: run 'transfuse decompress' on its folder, and load the result",
@@ -196,7 +196,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         """Returns tensors by their names in files, so that what is saved is a compressed checkpoint again."""
         from transfuse.hf._saving import make_file_tensors
 
-        # With adapters it is these alone that are saved, which the framework finds by the names in the model.
+        # If there are adapters, only these are saved; the framework finds them by their names in the model.
         if getattr(model, "_hf_peft_config_loaded", False):
             return None, {}
         return make_file_tensors(model, self._conversions, self._disk_names, self.quantization_config), {}
@@ -206,7 +206,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Adapters are; the compressed weights are not."""
+        """Adapters can be trained; the compressed weights cannot."""
         return True
 
     @property

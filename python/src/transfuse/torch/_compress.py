@@ -151,7 +151,7 @@ def compress_model(
         "codec": codec, "bits": bits, "granularity": granularity, "favor": favor, "threads": threads,
     }  # fmt: skip
     fill_encode_options(s.EncodeOptionsStruct(), verify=True, **options)
-    # So that a framework whose model it is saves it compressed, and refuses what goes no more.
+    # This makes the model's framework save it compressed, and refuse what no longer works.
     rules = Rules("int" if bits is not None else codec, _as_list(include), _as_list(exclude), embeddings)
     taken, left = select(model, rules)
     total, done = sum(weight.source_bytes for weight in taken), 0
@@ -185,7 +185,7 @@ def _as_list(patterns: Iterable[str] | None) -> list[str]:
 
 
 def _options_for(options: dict[str, Any], weight: Weight) -> dict[str, Any]:
-    """Returns the options for a weight: either FP8 codec stands for both, and codes of I8 are not quantized again."""
+    """Returns the options for a weight. Either FP8 codec means both, and codes of I8 are not quantized again."""
     own, dtype = dict(options), weight.dtype
     if weight.widened:
         own["codec"] = "bf16"
@@ -212,7 +212,7 @@ def _make_compressed(module: nn.Module, buffer: nn.Parameter) -> CompressedModul
 
 
 def become(module: nn.Module, made: nn.Module) -> None:
-    """Makes a module what another one is, of which it takes class, parameters and all; its other attributes stay."""
+    """Turns a module into another one: it takes that one's class, parameters and so on; its other attributes stay."""
     state = {**module.__dict__, **made.__dict__}
     object.__setattr__(module, "__dict__", state)
     object.__setattr__(module, "__class__", type(made))
@@ -247,7 +247,7 @@ def _count_compressed(results: dict[str, CompressedWeight]) -> int:
     return sum({id(each): each.compressed_bytes for each in results.values()}.values())
 
 
-# What becomes of each name, the bytes of the blobs, why the layout does not take them, and what swaps the modules.
+# The result for each name, the bytes of the blobs, why the layout does not take them, and a function to swap modules.
 _Prepared = tuple[dict[str, CompressedWeight], int, str, Callable[[], None]]
 
 
@@ -315,7 +315,7 @@ def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:
     thread = threading.Thread(target=run, name="transfuse", daemon=True)
     try:
         thread.start()
-        # Now and then by itself: a signal that came to another thread does not wake this one.
+        # It wakes now and then by itself, since a signal that another thread got does not wake this one.
         while not done.wait(0.1):
             pass
         thread.join()  # a daemon that still runs when the interpreter ends aborts the process

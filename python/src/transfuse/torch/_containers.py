@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the layers of several experts lie in one tensor, a *container*.
+"""The format in which the layers of several experts lie in one tensor, a *container*.
 
 bytes 0 .. 15        "TRFX", then as little-endian u32: version 1, count, 0
 then                 u64 offset[count], u64 bytes[count]
@@ -23,7 +23,7 @@ _ALIGNMENT = 256
 
 
 def place_buffers(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Returns where buffers of these sizes lie in a container, and its size."""
+    """Returns where buffers of these sizes lie in a container, and the container's size."""
     offsets = []
     end = _HEAD.size + 16 * len(sizes)
     for size in sizes:
@@ -33,7 +33,7 @@ def place_buffers(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def write_head(container: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> None:
-    """Writes all of a container but its buffers: what stands in front, and zeros in between."""
+    """Writes all of a container but its buffers: its head, and zeros between the buffers."""
     count = len(offsets)
     data = _HEAD.pack(_MAGIC, _VERSION, count, 0) + struct.pack(f"<{2 * count}Q", *offsets, *sizes)
     container[: len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -54,7 +54,7 @@ def read_head(container: torch.Tensor) -> tuple[list[int], list[int]]:
     Raises
     ------
     DataError
-        It is no container, or a malformed one.
+        The tensor is not a container, or is a malformed one.
     """
     total = container.numel()
     if total < _HEAD.size:
@@ -86,17 +86,17 @@ def make_container(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
     Parameters
     ----------
     buffers : sequence of torch.Tensor, uint8, [buffer_bytes]
-        Of layers of one shape, codec and source dtype.
+        Their layers have one shape, codec and source dtype.
 
     Returns
     -------
     torch.Tensor, uint8, [container_bytes]
-        Not yet known to the ops.
+        The container, which the ops do not know yet.
 
     Raises
     ------
     ValueError
-        There are none, or one is no uint8 tensor of one dimension.
+        There are no buffers, or one is not a uint8 tensor of one dimension.
     """
     if not buffers:
         raise ValueError("a container needs one expert at least")

@@ -9,12 +9,12 @@ container is one uint8 tensor that holds the blobs of all experts (`transfuse.to
     gate_up_proj, down_proj             where they are one tensor, [experts][2 x intermediate][hidden]
     up_proj, down_proj                  of experts without a gate
 
-So a state dict has the containers under these names. The module becomes one of a class that derives from the model's
-own, which decides, for each call, between two ways:
+So a state dict has the containers under these names. The module's class becomes one that derives from the model's own.
+For each call it chooses between two ways:
 
 * few tokens: they are sorted by expert on the device, and multiplied by the compressed experts. Nothing waits for the
-  device, so that the call can be captured in a CUDA graph.
-* more than `set_experts_decode_threshold` says, exact mode, or gradients: the experts of this layer are decoded, and
+device, so the call can be captured in a CUDA graph. * more than `set_experts_decode_threshold` says, exact mode, or
+gradients: the experts of this layer are decoded, and
   the model's own function of `config._experts_implementation` is called with the dense weights, for the bits that it
   gives without compression. Their memory comes from torch's allocator and goes back before the next layer runs, which
   takes the same memory again: one layer's dense weights are held at a time. With gradients they are decoded again in
@@ -55,8 +55,8 @@ def set_experts_decode_threshold(tokens: int) -> None:
     """Sets above how many tokens of a call experts are decoded and multiplied by the model's own function.
 
     `tokens` are those of one expert, on average: a call of t tokens, of which each goes to k of n experts, gives an
-    expert t k / n. It is 16 unless this function is called. It holds for the whole process. Compiled models are
-    compiled anew at their next call.
+    expert t k / n. It is 16 unless this function is called. It affects the whole process. Compiled models are compiled
+    anew at their next call.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def get_expert_names(module: nn.Module) -> tuple[str, ...]:
 def find_experts_obstacle(module: nn.Module) -> str | None:
     """Returns why the experts of a module of transformers cannot run compressed, or None.
 
-    It looks at shapes and attributes alone, so that the module may be on the meta device.
+    It looks only at shapes and attributes, so the module may be on the meta device.
     """
     if isinstance(module, TransfuseExperts):
         return "its experts are compressed already"
@@ -123,7 +123,7 @@ def replace_experts(
     gate_up : container, or blobs of all experts, of [2 x intermediate][hidden]
         Or `gate` and `up`, each of [intermediate][hidden]; `up` alone where the experts have no gate.
     down : container, or blobs of all experts, of [hidden][intermediate]
-        A container on the meta device, or an empty one, is to be loaded: by setting the parameter, or from a state
+        A container on the meta device, or an empty one, will be loaded later: by setting the parameter, or from a state
         dict.
 
     Returns
@@ -166,7 +166,7 @@ def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
     Parameters
     ----------
     module : nn.Module
-        One that `find_experts_obstacle` finds nothing against.
+        A module for which `find_experts_obstacle` returns None.
     **options
         Of `transfuse.Layer.encode`.
 
@@ -190,12 +190,12 @@ def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
 
 
 class TransfuseExperts(BufferModule):
-    """What the experts modules that `replace_experts` makes have in common; their class derives from the model's, too.
+    """The base of the experts modules that `replace_experts` makes; their class derives from the model's, too.
 
     Attributes
     ----------
     gate_up_proj, gate_proj, up_proj, down_proj : nn.Parameter, uint8, [container_bytes]
-        Two or three of them, as the module's docstring says.
+        Two or three of these exist, as this file's docstring says.
     container_shapes : dict of str to (int, int, int)
         Of these: experts, rows and columns of their decoded weights.
     weight_dtype : torch.dtype
@@ -204,7 +204,7 @@ class TransfuseExperts(BufferModule):
         Of the decoded weights that the model's own function gets: that of the module before, which `half`, `to(dtype)`
         and so on change.
     product_dtypes : tuple of torch.dtype
-        Of x that the compressed experts multiply on the device where they are. Any other x is multiplied by decoded
+        The dtypes of x that the compressed experts multiply on their device. Any other x is multiplied by decoded
         weights.
     """
 
@@ -233,7 +233,7 @@ class TransfuseExperts(BufferModule):
         Returns
         -------
         Tensor, [tokens][hidden]
-            Of the dtype of `hidden_states`.
+            Has the dtype of `hidden_states`.
         """
         if torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad):
             # The dense weights are not kept for the backward pass, but decoded again.
@@ -304,7 +304,7 @@ class TransfuseExperts(BufferModule):
         return "\n".join(lines)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # The class is made at run time: by its name nobody finds it.
+        # The class is made at run time, so it cannot be found by its name.
         return _new_instance, (self._dense_class,), self.__dict__.copy()
 
     def _buffer_names(self) -> tuple[str, ...]:

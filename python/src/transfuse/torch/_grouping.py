@@ -2,9 +2,8 @@
 """Grouped products in compiled graphs: products that have one input, such as q, k and v, or gate and up, become one
 call of `transfuse::linear_group`, which runs them in shared launches. Models need no change for it.
 
-It is a pass over inductor's graphs, so that it acts where `torch.compile` does, and nowhere else. Sums of members that
-share a launch are added in another order than those of single products; exact mode has no such products and is left
-alone.
+This is a pass over inductor's graphs, so it acts only where `torch.compile` does. Members that share a launch add their
+sums in another order than single products. Exact mode has no such products and is not affected.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 # Products with more rows of x than this never share a launch (TRF_FUSED_MAX_M).
 _MAX_GROUPED_ROWS = 64
-# Members of one call; the library shares launches among up to so many.
+# The most members of one call; the library shares launches among up to so many.
 _MAX_MEMBERS = 8
 
 _enabled = True
