@@ -35,13 +35,13 @@ enum {
     TRF_FRAGMENT_SIZE = 16, /* rows of an mma A fragment; also its columns */
     TRF_LANES = 32,
     TRF_LANE_PAIRS = 16,
-    TRF_CHUNK_WEIGHTS = 64, /* of a lane: the raw bits of 64 weights a lane stand together */
+    TRF_CHUNK_WEIGHTS = 64, /* weights of a lane whose raw bits lie together */
     TRF_MAX_LANE_WEIGHTS = TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS / TRF_LANES, /* at most, 256 */
     TRF_ALPHABET = 256,
     TRF_MIN_PROBABILITY_BITS = 9,
     TRF_MAX_PROBABILITY_BITS = 12,
-    /* What encoders choose if not told, and the GPU's faster kernels are made for. Pairs have more symbols than 512
-     * slots serve well: 10 bits halve the exceptions and save 0.03 bit a weight. */
+    /* Encoders choose these if they are not told, and the GPU's faster kernels are made for them. Pairs have more
+     * symbols than 512 slots serve well: 10 bits halve the exceptions and save 0.03 bit a weight. */
     TRF_QUADS_PROBABILITY_BITS = 9,
     TRF_PAIRS_PROBABILITY_BITS = 10,
     TRF_MAX_STATE_BITS = 16,
@@ -154,7 +154,7 @@ enum {
 /* Rounds up to a multiple of 16. The caller has bounded `bytes` below 2^64 - 16. */
 TRF_HD uint64_t trf_align(uint64_t bytes) { return (bytes + (TRF_ALIGNMENT - 1)) & ~(uint64_t)(TRF_ALIGNMENT - 1); }
 
-/* The same to a multiple of 128, where tile data begins and ends. */
+/* Rounds up to a multiple of 128, where tile data begins and ends. */
 TRF_HD uint64_t trf_tile_align(uint64_t bytes) {
     return (bytes + (TRF_TILE_ALIGNMENT - 1)) & ~(uint64_t)(TRF_TILE_ALIGNMENT - 1);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From elements to values, one weight at a time: what a decoder on the device writes, and what an edge is worth in F32.
- * C and CUDA. */
+/* Turns elements into values, one weight at a time: into the bits that a decoder on the device writes, and into the F32
+ * values of an edge. C and CUDA. */
 #ifndef TRF_DECODED_BITS_H
 #define TRF_DECODED_BITS_H
 
@@ -33,7 +33,7 @@ TRF_HD float trf_device_scale(const trf_device_view *view, uint32_t row, uint32_
     return trf_f16_scale(((const uint16_t *)view->scales)[at], view->scale_exponent);
 }
 
-/* Bytes of what trf_decoded_bits gives. */
+/* The bytes of one weight as trf_decoded_bits gives it. */
 TRF_HD uint32_t trf_decoded_weight_bytes(const trf_device_view *view, trf_decode_as as) {
     if (as != TRF_DECODE_SOURCE)
         return 2;
@@ -48,7 +48,7 @@ TRF_HD uint32_t trf_decoded_weight_bytes(const trf_device_view *view, trf_decode
     }
 }
 
-/* The dtype of what a decoding writes; NONE if it is elements or codes as they are. */
+/* The dtype that a decoding writes; TRF_DTYPE_NONE if it writes elements or codes as they are. */
 TRF_HD uint32_t trf_decoded_dtype(const trf_device_view *view, trf_decode_as as) {
     switch (as) {
     case TRF_DECODE_BF16:
@@ -63,8 +63,8 @@ TRF_HD uint32_t trf_decoded_dtype(const trf_device_view *view, trf_decode_as as)
     }
 }
 
-/* The bits of weight (row, col) of the layer as a decoding writes them, in the lower trf_decoded_weight_bytes bytes.
- * Code times scale is exact in binary64, and rounded once. */
+/* The bits of weight (row, col) of the layer as a decoding writes them, in the lower trf_decoded_weight_bytes bytes. A
+ * code times its scale is exact in binary64 and is rounded once. */
 TRF_HD uint32_t trf_decoded_bits(const trf_device_view *view, trf_decode_as as, uint32_t element, uint32_t row,
                                  uint32_t col) {
     const uint32_t dtype = trf_decoded_dtype(view, as);

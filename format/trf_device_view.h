@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What device code sees of a layer in memory: pointers into its blob, where each slab lies, and the fault in which
- * a corrupt tile is noted; and how such memory is aligned. The CPU's device fills one in, too, to share that code.
- * C and CUDA. */
+/* What device code sees of a layer in memory: pointers into its blob, where each slab lies, and the fault in which a
+ * corrupt tile is noted; and how such memory is aligned. The CPU's device fills in a view, too, so that it can share
+ * that code. C and CUDA. */
 #ifndef TRF_DEVICE_VIEW_H
 #define TRF_DEVICE_VIEW_H
 
@@ -21,14 +21,15 @@ TRF_HD uint64_t trf_device_align(uint64_t bytes) {
 typedef struct trf_device_slab {
     uint32_t raw_offset_128; /* in multiples of 128 bytes, from the blob's first byte: where its raw bits begin */
     uint16_t rans_offset_16; /* in multiples of 16 bytes, from the raw bits' first byte: where its rANS streams begin */
-    /* In multiples of 16 bytes, of its rANS streams; 0: there is no slab (a stored tile, or slivers alone). */
+    /* The size of its rANS streams in multiples of 16 bytes. 0 means that there is no slab (a stored tile, or slivers
+     * alone). */
     uint16_t rans_size_16;
 } trf_device_slab;
 TRF_STATIC_ASSERT(sizeof(trf_device_slab) == 8, "kernels load a slab's entry as 8 bytes");
 TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES / TRF_ALIGNMENT <= UINT16_MAX,
                   "rANS streams are in reach of their slab's raw bits");
 
-/* Where its raw bits and its rANS streams begin in the blob, in bytes. */
+/* Where a slab's raw bits and its rANS streams begin in the blob, in bytes. */
 TRF_HD uint64_t trf_device_slab_raw(trf_device_slab slab) { return (uint64_t)slab.raw_offset_128 * TRF_TILE_ALIGNMENT; }
 TRF_HD uint64_t trf_device_slab_rans_streams(trf_device_slab slab) {
     return trf_device_slab_raw(slab) + (uint32_t)slab.rans_offset_16 * TRF_ALIGNMENT;
@@ -40,10 +41,10 @@ typedef struct trf_device_fault {
     uint32_t tile_low, tile_high;
 } trf_device_fault;
 
-/* Passed to kernels by value. Pointers are device pointers, into the blob where a blob holds it. Of a layer in another
- * layout buffer, buffer_bytes, rows, cols, codec and source_dtype alone are set. */
+/* Kernels get this by value. The pointers are device pointers; they lead into the blob for what a blob holds. For a
+ * layer in another layout, only buffer, buffer_bytes, rows, cols, codec and source_dtype are set. */
 typedef struct trf_device_view {
-    const uint8_t *buffer; /* of a coded layer its blob */
+    const uint8_t *buffer; /* a coded layer's blob */
     uint64_t buffer_bytes;
     const trf_device_slab *slabs; /* [num_bands][num_panels] */
     const uint32_t *decode_table; /* [2^p], trf_slot_entry */
@@ -60,8 +61,8 @@ typedef struct trf_device_view {
     uint32_t granularity, scale_dtype, scale_group_size, scale_cols;
     int32_t scale_exponent, exponent_offset;
     uint32_t num_planes, plane_width[TRF_MAX_PLANES];
-    /* The exponent that a class stands for, offsets taken out (of quads without its two low bits), or of the int codec
-     * the code that raw bits are added to. */
+    /* What a class stands for. For float codecs it is an exponent less its offsets (with quads, without its two low
+     * bits); for the int codec it is the code that the raw bits are added to. */
     int16_t class_value[16];
 } trf_device_view;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The edges of a layer: slabs that are not regular, slivers, stored tiles. Which rectangles they are, and how a warp
- * gets their elements segment by segment. C and CUDA; as in trf_slab_reader.h, a loop over 32 lanes computes what a
- * warp does.
+/* The edges of a layer, which are slabs that are not regular, slivers and stored tiles: which rectangles they cover,
+ * and how a warp decodes their elements segment by segment. C and CUDA; as in trf_slab_reader.h, a loop over 32 lanes
+ * computes what a warp does.
  *
  * A band is 32 rows of the layer. Where a band crosses a tile it has up to four edges, numbered below (edge_id). A
  * segment is what a warp decodes to shared memory at a time: 32 columns of 32 rows, or 64 of 16. */
@@ -15,32 +15,34 @@ enum {
     TRF_EDGE_RIGHT = TRF_MAX_SLABS_ACROSS, /* the sliver beside the coded region */
     TRF_EDGE_BELOW,                        /* rows of the sliver below it, or of a stored tile */
     TRF_EDGE_COUNT,
-    /* + j: no edge, but a regular slab, decoded like one where the kernel for regular slabs does not take the layer. */
+    /* + j: the band's slab j in the tile, if it is regular. It is no edge, but it is decoded like one where the kernel
+     * for regular slabs does not take the layer. */
     TRF_REGULAR_AS_EDGE = TRF_EDGE_COUNT,
     TRF_REGULAR_AS_EDGE_END = TRF_REGULAR_AS_EDGE + TRF_MAX_SLABS_ACROSS,
 
     TRF_EDGE_SEGMENT_WEIGHTS = 32, /* of a lane */
     TRF_EDGE_SEGMENT_PADDING =
-        2, /* elements behind each decoded row: rows lie an odd number of words apart, each in another bank */
+        2, /* elements after each decoded row, so that rows lie an odd number of words apart, each in another bank */
     TRF_EDGE_SEGMENT_ELEMENTS = 32 * (32 + TRF_EDGE_SEGMENT_PADDING), /* room for a decoded segment */
 };
 TRF_STATIC_ASSERT(TRF_EDGE_SEGMENT_ELEMENTS >= 16 * (64 + TRF_EDGE_SEGMENT_PADDING),
                   "room for segments of either width");
 
-/* A slab is *regular* if it has 32 rows and whole chunks: 64, 128, 192 or 256 columns. All else of a layer (other
- * slabs, slivers, stored tiles) are its *edges*. */
+/* A slab is *regular* if it has 32 rows and whole chunks: 64, 128, 192 or 256 columns. Everything else in a layer
+ * (other slabs, slivers, stored tiles) is one of its *edges*. */
 TRF_HD int trf_slab_is_regular(uint32_t row_blocks, uint32_t steps) { return row_blocks == 2 && steps % 4 == 0; }
 
-/* Whether an edge is a slab, and not stored elements; which one of the tile's in the band. */
+/* Whether an edge is a slab and not stored elements; and which of the tile's slabs in the band it is. */
 TRF_HD int trf_edge_is_slab(uint32_t edge_id) { return edge_id < TRF_EDGE_RIGHT || edge_id >= TRF_REGULAR_AS_EDGE; }
 TRF_HD uint32_t trf_edge_slab(uint32_t edge_id) { return edge_id % TRF_REGULAR_AS_EDGE; }
 
-/* Rows of the band row0 to row1 - 1, columns of the tile col0 to col1 - 1. Empty if either is. */
+/* Rows row0 to row1 - 1 of the band and columns col0 to col1 - 1 of the tile. The region is empty if either range
+ * is. */
 typedef struct trf_edge_region {
     uint32_t row0, row1, col0, col1;
 } trf_edge_region;
 
-/* band_row: the band's first row, from the tile's; below tile->rows. */
+/* band_row: the band's first row, counted from the tile's first one; below tile->rows. */
 TRF_HD trf_edge_region trf_edge_region_of(const trf_tile_shape *tile, uint32_t band_row, uint32_t edge_id) {
     const uint32_t left = tile->rows - band_row, rows = left < TRF_SLAB_ROWS ? left : (uint32_t)TRF_SLAB_ROWS;
     const uint32_t coded_left = tile->coded_rows > band_row ? tile->coded_rows - band_row : 0;
@@ -72,7 +74,7 @@ TRF_HD int trf_edge_region_is_empty(const trf_edge_region *region) {
     return region->row0 == region->row1 || region->col0 == region->col1;
 }
 
-/* An edge at work, and one lane's place in it. All but `reader` is the same in all lanes. */
+/* An edge that is being decoded, and one lane's place in it. All fields but `reader` are the same in all lanes. */
 typedef struct trf_edge {
     trf_tile_shape tile;
     trf_edge_region region;
@@ -118,7 +120,8 @@ TRF_HD int trf_band_has_edges(const trf_device_view *view, uint32_t band, uint32
     return trf_band_has_edges_in(view, band, tile_col, 0, TRF_EDGE_COUNT);
 }
 
-/* Where a tile's stored elements begin in the blob: behind its last slab's rANS streams, or with the tile. */
+/* Where a tile's stored elements begin in the blob: after its last slab's rANS streams, or at its first byte if it has
+ * no slabs. */
 TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_shape *tile, uint64_t index) {
     if (tile->num_slabs == 0)
         return view->tiles[index].data_offset;
@@ -127,7 +130,7 @@ TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_sh
     return trf_device_slab_rans_streams(slab) + (uint32_t)slab.rans_size_16 * TRF_ALIGNMENT;
 }
 
-/* @return 0 if there is no such edge. lane: whose rANS stream is begun. */
+/* Opens an edge; if it is a slab, begins the rANS stream of `lane`. @return 1, or 0 if there is no such edge. */
 TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t band, uint32_t tile_col,
                          uint32_t edge_id, uint32_t lane) {
     edge->tile = trf_tile_at_band(view, band, tile_col);
@@ -186,7 +189,7 @@ TRF_HD trf_edge_segment trf_edge_segment_at(const trf_edge *edge, uint32_t segme
     return at;
 }
 
-/* The element of a sliver or a stored tile at (row, col) of the tile; 0 if it were outside the blob. */
+/* The element of a sliver or a stored tile at (row, col) of the tile; 0 if its place is outside the blob. */
 TRF_HD uint32_t trf_stored_element(const trf_device_view *view, const trf_edge *edge, uint32_t row, uint32_t col) {
     const trf_tile_shape *tile = &edge->tile;
     const uint32_t beside = tile->cols - tile->coded_cols; /* elements of a row beside the coded region */
@@ -200,8 +203,8 @@ TRF_HD uint32_t trf_stored_element(const trf_device_view *view, const trf_edge *
     return trf_codec_is_float(view->codec) ? view->buffer[at] : (uint16_t)(int8_t)view->buffer[at];
 }
 
-/* A lane's part of decoding a segment; segments of a slab in their order, each once. to: [TRF_EDGE_SEGMENT_ELEMENTS],
- * shared by the lanes. class_value: as trf_lane_decode. */
+/* One lane's part of decoding a segment. The segments of a slab must be decoded in their order, each once. to:
+ * [TRF_EDGE_SEGMENT_ELEMENTS], shared by the lanes. class_value: as trf_lane_decode. */
 TRF_HD void trf_edge_decode_segment(const trf_device_view *view, const int16_t *class_value, trf_edge *edge,
                                     uint32_t segment, uint32_t lane, uint16_t *to) {
     const trf_edge_segment at = trf_edge_segment_at(edge, segment);
@@ -220,7 +223,7 @@ TRF_HD void trf_edge_decode_segment(const trf_device_view *view, const int16_t *
     }
 }
 
-/* A lane's part of writing a slab's exceptions over a decoded segment, once all lanes have decoded it. */
+/* One lane's part of writing a slab's exceptions over a decoded segment, once all lanes have decoded it. */
 TRF_HD void trf_edge_put_exceptions(const trf_edge *edge, uint32_t segment, uint32_t lane, uint16_t *to) {
     if (!trf_edge_is_slab(edge->edge_id) || !edge->intact || edge->slab.num_exceptions == 0)
         return;

@@ -5,7 +5,8 @@
 
 #include "trf_validate.h"
 
-/* What stands in a head behind the tiles' metadata; host memory, NULL and 0 bytes for what is not there. */
+/* The sections of a head that follow the tiles' metadata, in host memory. A section that is absent is NULL and has 0
+ * bytes. */
 typedef struct trf_head_sections {
     const void *scales;
     uint64_t scales_bytes;

@@ -52,10 +52,10 @@ TRF_HD uint32_t trf_plane_lane_words(uint32_t weights, uint32_t width) { return 
 TRF_HD uint32_t trf_plane_bytes(uint32_t weights, uint32_t width) {
     return 4 * TRF_LANES * trf_plane_lane_words(weights, width);
 }
-/* So the raw bits of a tile's slabs, one slab after the other, all begin at multiples of it. */
+/* The raw bits of a tile's slabs lie one after the other, so they all begin at multiples of TRF_TILE_ALIGNMENT. */
 TRF_STATIC_ASSERT(4 * TRF_LANES % TRF_TILE_ALIGNMENT == 0, "planes are whole multiples of the tiles' alignment");
 
-/* Bytes of all raw bits of a slab, its chunks' planes; weights: of a lane in the slab. */
+/* Bytes of all raw bits of a slab, which are its chunks' planes. weights: how many a lane has in the slab. */
 TRF_HD uint32_t trf_raw_bytes(uint32_t raw_bits, uint32_t weights) {
     uint32_t bytes = trf_chunk_offset(raw_bits, weights / TRF_CHUNK_WEIGHTS);
     for (uint32_t width = 8; width > 0; width /= 2)
@@ -63,22 +63,22 @@ TRF_HD uint32_t trf_raw_bytes(uint32_t raw_bits, uint32_t weights) {
     return bytes;
 }
 
-/* Byte offset in a chunk's plane of word z of a lane, lane_words words a lane. */
+/* Byte offset of a lane's word z in a chunk's plane, of which each lane has lane_words words. */
 TRF_HD uint32_t trf_plane_word_offset(uint32_t lane_words, uint32_t lane, uint32_t z) {
     uint32_t vector = z / 4, vectors = lane_words / 4;
     uint32_t stride = vector < vectors ? 16 : 4 * (lane_words % 4);
     return 512 * vector + stride * lane + 4 * (z % 4);
 }
 
-/* Word and lowest bit, in a chunk's plane, of the lane's weight i of that chunk. A word holds 8 / width times
- * four weights; byte by byte it has the fields of the weights 0, 2, 1, 3 of each four. */
+/* The word of a chunk's plane, and the lowest bit in it, where the lane's weight i of that chunk lies. A word holds 8 /
+ * width times four weights; its bytes have the fields of the weights 0, 2, 1 and 3 of each four. */
 TRF_HD uint32_t trf_plane_word(uint32_t i, uint32_t width) { return i * width / 32; }
 TRF_HD uint32_t trf_plane_bit(uint32_t i, uint32_t width) {
     return width * ((i / 4) % (8 / width)) + 8 * ((i / 2) % 2) + 16 * (i % 2);
 }
 
-/* The weight in whose raw bits weight i's sign stands (float codecs): that of the next byte, so that one rotation
- * of the word brings sign and magnitude together. */
+/* The weight whose raw bits hold weight i's sign (float codecs). It is the weight of the next byte, so that one
+ * rotation of the word brings sign and magnitude together. */
 TRF_HD uint32_t trf_sign_holder(uint32_t i) { return (i & ~3u) | (0x1Eu >> (2 * (i % 4)) & 3); }
 
 /* ---- the rANS decode step ---- */
@@ -125,13 +125,13 @@ TRF_HD uint32_t trf_exception_element(uint32_t exception) { return exception & 0
 enum {
     TRF_STATES_BYTES = 2 * TRF_LANES,                                    /* then lane_pair_words */
     TRF_RANS_EXCEPTION_COUNT_OFFSET = TRF_STATES_BYTES + TRF_LANE_PAIRS, /* u16 count, u16 zero */
-    TRF_RANS_FIXED_BYTES = TRF_RANS_EXCEPTION_COUNT_OFFSET + 4, /* then the exceptions, and the words behind them */
+    TRF_RANS_FIXED_BYTES = TRF_RANS_EXCEPTION_COUNT_OFFSET + 4, /* then the exceptions, then the words */
 };
 TRF_STATIC_ASSERT(TRF_RANS_EXCEPTION_COUNT_OFFSET == 80 && TRF_RANS_FIXED_BYTES == 84,
                   "layout of a slab's rANS streams");
 TRF_STATIC_ASSERT(TRF_RANS_FIXED_BYTES % 4 == 0, "exceptions are aligned");
 
-/* rans_streams: a slab's rANS streams, TRF_RANS_FIXED_BYTES or more. */
+/* How many exceptions a slab has. rans_streams: its rANS streams, TRF_RANS_FIXED_BYTES or more. */
 TRF_HD uint32_t trf_rans_exception_count(const uint8_t *rans_streams) {
     return *(const uint16_t *)(rans_streams + TRF_RANS_EXCEPTION_COUNT_OFFSET);
 }

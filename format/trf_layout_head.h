@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a layer's buffer in device memory begins, in every layout but the coded one, which begins as a blob does: 256
- * bytes that say what the buffer is, so that whoever keeps the bytes can hand them back (trf_load_options,
- * buffer_is_on_device). Such buffers are never on disk. Each layout has a head of its own, which begins with this. */
+/* The head of a layer's buffer in device memory: 256 bytes that say what the buffer is, so that whoever keeps the bytes
+ * can hand them back (trf_load_options, buffer_is_on_device). Every layout has one but the coded layout, whose buffers
+ * begin as a blob does. Buffers with such a head are never on disk. Each layout has a head of its own, which begins
+ * with trf_layout_head_common. */
 #ifndef TRF_LAYOUT_HEAD_H
 #define TRF_LAYOUT_HEAD_H
 
@@ -26,21 +27,23 @@ typedef struct trf_layout_head_common {
 TRF_STATIC_ASSERT(sizeof(trf_layout_head_common) == 32, "a layout's own fields begin at 32");
 TRF_STATIC_ASSERT(offsetof(trf_layout_head_common, buffer_bytes) == 16, "layout head");
 
-/* Whether bytes begin with a layout's head, be it good or not. */
+/* Whether bytes begin with a layout's head, valid or not. */
 static inline int trf_is_layout_head(const trf_layout_head_common *head) { return head->magic == TRF_LAYOUT_MAGIC; }
 
 /* XXH3-64 of a head of TRF_LAYOUT_HEAD_BYTES whose checksum is ignored. */
 uint64_t trf_layout_head_checksum(const trf_layout_head_common *head);
 
-/* Fills in the common fields of a head whose own are written. head: TRF_LAYOUT_HEAD_BYTES, 8-byte aligned. */
+/* Fills in the common fields of a head whose own fields are already written. head: TRF_LAYOUT_HEAD_BYTES, 8-byte
+ * aligned. */
 void trf_layout_head_finish(trf_layout_head_common *head, trf_layout layout, uint16_t version, uint64_t buffer_bytes);
 
-/* What a blob's header says of a layer that was loaded from it, whole or a shard of so many rows and columns; stored
- * tiles and exceptions, which it does not say, are 0. */
+/* What a blob's header says of a layer that was loaded from it, whole or as a shard of `rows` rows and `cols` columns.
+ * The header does not say how many stored tiles and exceptions there are; both are set to 0. */
 trf_layer_info trf_layout_coded_info(const trf_header *coded, uint32_t rows, uint32_t cols);
 
-/* Checks the common fields of a head; buffer_bytes: what there is of the buffer. Errors: TRF_ERR_TRUNCATED, _MAGIC,
- * _VERSION, _HEADER (another layout's, too), _CHECKSUM; offsets from the buffer's first byte. */
+/* Checks the common fields of a head; buffer_bytes: how many bytes of the buffer there are. Errors: TRF_ERR_TRUNCATED,
+ * _MAGIC, _VERSION, _HEADER (also for the head of another layout), _CHECKSUM; offsets count from the buffer's first
+ * byte. */
 trf_status trf_layout_head_check(const trf_layout_head_common *head, trf_layout layout, uint16_t version,
                                  uint64_t buffer_bytes, trf_error *err);
 

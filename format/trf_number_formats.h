@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From one number format of weights to another, in portable C and CUDA: exact when widening, one rounding to
- * nearest even when narrowing. 16- and 8-bit floats travel as their bit patterns.
+/* Conversions between the number formats of weights, in portable C and CUDA. Widening is exact; narrowing rounds once,
+ * to nearest even. 16- and 8-bit floats travel as their bit patterns.
  *
  * NaNs stay NaNs: widening keeps the payload; narrowing keeps its top bits and sets the quiet bit. */
 #ifndef TRF_NUMBER_FORMATS_H
@@ -45,8 +45,9 @@ TRF_HD float trf_e4m3_to_f32(uint8_t e4m3) {
 /* E5M2 is the upper byte of an IEEE half. */
 TRF_HD float trf_e5m2_to_f32(uint8_t e5m2) { return trf_f16_to_f32((uint16_t)(e5m2 << 8)); }
 
-/* Rounds to an IEEE format of mantissa_bits (below 32), exponent bias `bias` and all-ones exponent max_exponent;
- * without the sign. Overflow gives infinity, as rounding to nearest does. */
+/* Rounds the bits of a binary64 number without its sign to an IEEE format that has mantissa_bits (below 32) bits of
+ * mantissa, the exponent bias `bias` and the all-ones exponent max_exponent. Overflow gives infinity, as rounding to
+ * nearest does. */
 TRF_HD uint32_t trf_f64_round_magnitude(uint64_t magnitude, int mantissa_bits, int bias, uint32_t max_exponent) {
     const uint64_t infinity = 0x7FFull << 52, fraction = (1ull << 52) - 1;
     if (magnitude > infinity)

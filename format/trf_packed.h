@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The packed layout of a BF16 layer in device memory, in C and CUDA: format/PACKED.md with its pictures. It is never on
- * disk.
+/* The packed layout of a BF16 layer in device memory, in C and CUDA. format/PACKED.md describes it, with pictures. It
+ * is never on disk.
  *
- * 64x32 weights are a packed tile, 16 rows of it a packed slab, whose lanes hold what the A fragments of two
- * mma.m16n8k16 need, columns in their natural order. So do the four warps of a wgmma: one slab each. Layers are padded
- * to whole packed tiles, so that kernels have no edges. Nothing here bounds an index; each caller does. */
+ * A packed tile has 64x32 weights; 16 of its rows are a packed slab. In a packed slab each lane has what it needs for
+ * the A fragments of two mma.m16n8k16, with columns in their natural order. The four warps of a wgmma take their A
+ * fragments in the same way, one packed slab each. Layers are padded to whole packed tiles, so that kernels have no
+ * edges. Nothing here bounds an index; each caller does. */
 #ifndef TRF_PACKED_H
 #define TRF_PACKED_H
 
@@ -20,7 +21,7 @@ enum {
     TRF_PACKED_SLABS = 4, /* of a packed tile */
     TRF_PACKED_SLAB_ROWS = TRF_PACKED_TILE_ROWS / TRF_PACKED_SLABS,
     TRF_PACKED_STEPS = TRF_PACKED_TILE_COLS / TRF_FRAGMENT_SIZE, /* column steps of a packed tile */
-    TRF_PACKED_RAW_BYTES = 512,                                  /* of a packed slab; then its indices */
+    TRF_PACKED_RAW_BYTES = 512,                                  /* of a packed slab; its indices follow */
     TRF_PACKED_SLAB_BYTES = 768,
     TRF_PACKED_TILE_BYTES = TRF_PACKED_SLABS * TRF_PACKED_SLAB_BYTES,
     TRF_PACKED_STORED_TILE_BYTES = 2 * TRF_PACKED_TILE_WEIGHTS,
@@ -34,14 +35,15 @@ enum {
     TRF_PACKED_COUNT_WORD = 29,        /* number of records */
     TRF_PACKED_STORED_WORD = 30,       /* bit t: packed tile t of the line is stored */
     TRF_PACKED_FIRST_STORED_WORD = 31, /* number of the line's first stored tile */
-    /* Exponents. A formed weight has the exponent field 112 | index, its true one is base + index. */
+    /* Exponents. A formed weight has the exponent field 112 | index; its true exponent field is base + index. */
     TRF_PACKED_EXPONENT = 112,
     TRF_PACKED_WINDOW = 16,
     TRF_PACKED_MAX_BASE = 254 - (TRF_PACKED_WINDOW - 1),
-    /* A layer with more zeros than one in so many weights is a zeroing one: as records they would fill the lines. */
+    /* A layer with more than one zero in so many weights is a zeroing layer; as records, its zeros would fill the
+     * lines. */
     TRF_PACKED_WEIGHTS_A_ZERO = 10000,
-    /* Bits a weight of the padded shape that lines, packed tiles and stored ones may have; beyond, a layer is not
-     * packed. It leaves room for one stored tile in 17. */
+    /* Exception lines, packed tiles and stored tiles may take so many bits per weight of the padded shape; a layer that
+     * would take more is not packed. The limit leaves room for one stored tile in 17. */
     TRF_PACKED_MAX_BITS = 13,
     TRF_PACKED_MAX_SIDE = 0x7FFFFFFF, /* of rows and of cols, as in a blob */
 };
@@ -57,7 +59,8 @@ enum {
     TRF_PACKED_ALL_FLAGS = TRF_PACKED_ZEROING,
 };
 
-/* The first 256 bytes. Offsets count from the first one; a section follows where the one before ends. */
+/* The first 256 bytes of the buffer. Offsets count from its first byte; each section begins where the one before it
+ * ends. */
 typedef struct trf_packed_head {
     trf_layout_head_common common; /* buffer_bytes: of all sections */
     uint32_t rows;
@@ -77,9 +80,10 @@ typedef struct trf_packed_head {
     uint64_t lines_offset;
     uint64_t tiles_offset;
     uint64_t stored_offset;
-    uint64_t coded_stored_tiles; /* of the coded layer that this one was, or of the shard's tiles of it ... */
+    uint64_t coded_stored_tiles; /* of the coded layer that this one was made from, or of the shard's tiles of it ... */
     uint64_t coded_exceptions;
-    /* ... and its first 64 bytes, which say how it was encoded; without a blob shape, codec and dtype alone. */
+    /* ... and its first 64 bytes, which say how it was encoded. If there was no blob, they say only shape, codec and
+     * dtype. */
     trf_header coded_header;
     uint8_t reserved2[56];
 } trf_packed_head;
@@ -94,7 +98,7 @@ TRF_STATIC_ASSERT(sizeof(trf_header) == 64, "a blob's header fits");
 
 /* What device code, or the CPU, sees of a packed layer. */
 typedef struct trf_packed_view {
-    const int8_t *row_offsets; /* exponent offsets, [padded_rows], 0 behind the layer's last one, or NULL */
+    const int8_t *row_offsets; /* exponent offsets, [padded_rows], 0 after the layer's last row, or NULL */
     const uint32_t *lines;     /* [bands][lines_per_band][32] */
     const uint8_t *tiles;      /* [bands][tiles_per_band][3072] */
     const uint8_t *stored;     /* [num_stored][4096] */
@@ -109,8 +113,8 @@ typedef struct trf_packed_view {
 
 /* ---- where a weight lies ---- */
 
-/* A packed tile is named by its band and its number there, a weight of it by slab, column step, lane and, of that
- * lane's four registers of the step, register and half. */
+/* A packed tile is named by its band and its number in the band. A weight of the tile is named by slab, column step and
+ * lane, and by register and half among the four registers that the lane has for the step. */
 typedef struct trf_packed_place {
     uint32_t band, tile;
     uint32_t slab, step, lane, reg, half;
@@ -128,7 +132,8 @@ TRF_HD trf_packed_place trf_packed_place_of(uint32_t row, uint32_t col) {
     return place;
 }
 
-/* Row and column from the tile's first ones. The A fragment of mma.m16n8k16, no column permuted. */
+/* Row and column of a weight, counted from the tile's first ones. They are those of the A fragment of mma.m16n8k16,
+ * with no column permuted. */
 TRF_HD uint32_t trf_packed_row_in_tile(uint32_t slab, uint32_t lane, uint32_t reg) {
     return TRF_PACKED_SLAB_ROWS * slab + lane / 4 + 8 * (reg % 2);
 }
@@ -136,7 +141,7 @@ TRF_HD uint32_t trf_packed_col_in_tile(uint32_t step, uint32_t lane, uint32_t re
     return TRF_FRAGMENT_SIZE * step + 8 * (reg / 2) + 2 * (lane % 4) + half;
 }
 
-/* The number of a tile in the layer, and of the exception line that it belongs to. */
+/* The number of a tile in the layer, and the number of the exception line that it belongs to. */
 TRF_HD uint64_t trf_packed_tile_number(const trf_packed_view *view, uint32_t band, uint32_t tile) {
     return (uint64_t)band * view->tiles_per_band + tile;
 }
@@ -153,22 +158,23 @@ TRF_HD uint32_t trf_packed_index_offset(uint32_t slab, uint32_t lane, uint32_t s
     return TRF_PACKED_SLAB_BYTES * slab + TRF_PACKED_RAW_BYTES + 8 * lane + 4 * step;
 }
 
-/* Byte offset in a stored tile of a lane's registers of a step. */
+/* Byte offset of a lane's registers of a step in a stored tile. */
 TRF_HD uint32_t trf_packed_stored_offset(uint32_t slab, uint32_t lane, uint32_t step) {
     return TRF_PACKED_STORED_SLAB_BYTES * slab + 32 * lane + 16 * step;
 }
 
-/* The same of one weight, in 16-bit halves. */
+/* The offset of one weight in a stored tile, in 16-bit halves. */
 TRF_HD uint32_t trf_packed_stored_half(uint32_t slab, uint32_t lane, uint32_t step, uint32_t reg, uint32_t half) {
     return trf_packed_stored_offset(slab, lane, step) / 2 + 2 * reg + half;
 }
 
-/* In a raw word, the byte whose bits 6:0 are a weight's mantissa; its sign is bit 7 of the next byte, that of byte 3 in
- * byte 0. Bytes 0 to 3 are the halves of reg 0 and 1, or of 2 and 3, in the order 0.0, 1.0, 0.1, 1.1. */
+/* The byte of a raw word whose bits 6:0 are a weight's mantissa. The weight's sign is bit 7 of the next byte; after
+ * byte 3, that is byte 0. Bytes 0 to 3 are the halves of reg 0 and 1, or of 2 and 3, in the order 0.0, 1.0, 0.1,
+ * 1.1. */
 TRF_HD uint32_t trf_packed_mantissa_byte(uint32_t reg, uint32_t half) { return 2 * half + reg % 2; }
 TRF_HD uint32_t trf_packed_sign_byte(uint32_t reg, uint32_t half) { return (2 * half + reg % 2 + 1) % 4; }
 
-/* The lowest bit of a weight's index in an index word, 1 to 31; the bits above 31 are the lowest ones. */
+/* The lowest bit of a weight's index in an index word, 3 to 31. An index that begins at bit 31 goes on at bit 0. */
 TRF_HD uint32_t trf_packed_index_bit(uint32_t reg, uint32_t half) {
     return (7 + 16 * half + 8 * (reg % 2) + 4 * (reg / 2)) % 32;
 }
@@ -188,14 +194,15 @@ TRF_HD uint32_t trf_packed_record_reg(uint32_t record) { return record >> 17 & 3
 TRF_HD uint32_t trf_packed_record_half(uint32_t record) { return record >> 16 & 1; }
 TRF_HD uint32_t trf_packed_record_bits(uint32_t record) { return record & 0xFFFF; }
 
-/* The record's half of a stored tile. */
+/* The place of a record's weight in a stored tile, in 16-bit halves. */
 TRF_HD uint32_t trf_packed_record_stored_half(uint32_t record) {
     return trf_packed_stored_half(trf_packed_record_slab(record), trf_packed_record_lane(record),
                                   trf_packed_record_step(record), trf_packed_record_reg(record),
                                   trf_packed_record_half(record));
 }
 
-/* All that says which lane's registers of which step a record is for: equal for equal ones. */
+/* The part of a record that says which registers it is for: tile, slab, step and lane. Records of the same registers
+ * have equal ones. */
 TRF_HD uint32_t trf_packed_record_step_place(uint32_t record) { return record >> 19; }
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed weights in registers, in C and CUDA: from raw and index words to the A fragments of a matrix product, the way
- * back, and exact powers of two between the window's scale and the true one.
+/* Packed weights in registers, in C and CUDA: forming the A fragments of a matrix product from raw and index words, the
+ * way back, and the exact powers of two between the window's scale and the true one.
  *
  * Four weights, the halves of two registers, share a raw word. One register takes its sign and mantissa bits from the
- * mask's places and the other one, turned by a byte, from the places between. The index words have the exponents in the
- * places that the raw words leave: those of registers 0 and 1 as they are, those of 2 and 3 four bits above. */
+ * places that the mask below sets, the other one takes them from the places between, rotated by a byte. The index words
+ * have each register's exponents in the places that its raw bits leave free: those of registers 0 and 1 as they are,
+ * those of 2 and 3 four bits above. */
 #ifndef TRF_PACKED_FORM_H
 #define TRF_PACKED_FORM_H
 
@@ -46,7 +47,7 @@ TRF_HD uint32_t trf_packed_rotate_right(uint32_t word, uint32_t bits) {
 #endif
 }
 
-/* One BF16 times 2^112, exact for exponent fields below 143: what an fma gives. */
+/* One BF16 times 2^112, exact for exponent fields below 143. It is what an fma gives. */
 TRF_HD uint32_t trf_packed_lift_half(uint32_t half) {
     uint32_t exponent = half >> 7 & 0xFF, mantissa = half & 0x7F;
     if (exponent == 0 && mantissa == 0)
@@ -57,7 +58,7 @@ TRF_HD uint32_t trf_packed_lift_half(uint32_t half) {
     return (half & 0x8000) | ((exponent + TRF_PACKED_EXPONENT) & 0xFF) << 7 | (mantissa & 0x7F);
 }
 
-/* A register's two weights times 2^112. -0 is added, which changes no sign of a zero. */
+/* A register's two weights times 2^112. The fma adds -0, which does not change the sign of a zero. */
 TRF_HD uint32_t trf_packed_lift(uint32_t reg) {
 #ifdef __CUDA_ARCH__
     uint32_t to;
@@ -70,20 +71,21 @@ TRF_HD uint32_t trf_packed_lift(uint32_t reg) {
 
 /* ---- fragments ---- */
 
-/* Two registers from a raw word and four exponents: those of a[0] in bits 30:23 and 14:7, of a[1] in what is left. */
+/* Forms two registers from a raw word and a word of four exponents. The exponents of a[0] are in bits 30:23 and 14:7,
+ * those of a[1] in the other bits. */
 TRF_HD void trf_form_packed_four(uint32_t *a, uint32_t raw, uint32_t exponents) {
     a[0] = trf_packed_select(TRF_PACKED_SIGN_MANTISSA_MASK, raw, exponents);
     a[1] = trf_packed_rotate_right(trf_packed_select(TRF_PACKED_SIGN_MANTISSA_MASK, exponents, raw), 8);
 }
 
-/* a: the four registers of a column step, exponents 112 | index. */
+/* Forms a, the four registers of a column step. Their exponents are 112 | index. */
 TRF_HD void trf_form_packed(uint32_t a[4], uint32_t raw0, uint32_t raw1, uint32_t index) {
     const uint32_t upper = trf_packed_rotate_right(index, 4);
     trf_form_packed_four(a, raw0, trf_packed_and_or(index, TRF_PACKED_INDICES, TRF_PACKED_112));
     trf_form_packed_four(a + 2, raw1, trf_packed_and_or(upper, TRF_PACKED_INDICES, TRF_PACKED_112));
 }
 
-/* The same of a zeroing layer: index 0 is a zero with its sign. */
+/* The same for a zeroing layer, where index 0 is a zero with its sign. */
 TRF_HD void trf_form_packed_zeroing(uint32_t a[4], uint32_t raw0, uint32_t raw1, uint32_t index) {
     trf_form_packed_four(a, raw0, index & TRF_PACKED_INDICES);
     trf_form_packed_four(a + 2, raw1, trf_packed_rotate_right(index, 4) & TRF_PACKED_INDICES);
@@ -99,8 +101,8 @@ TRF_HD void trf_patch_packed(uint32_t a[4], uint32_t record) {
         a[i] = i == reg ? (a[i] & keep) | bits : a[i];
 }
 
-/* What is formed to a: raw[0], raw[1] and the index word. Of exponents their low four bits count, which are an index
- * for weights of the window and for zeros. */
+/* Gives the words from which a is formed: raw[0], raw[1] and the index word. Only the low four bits of an exponent
+ * count, which are the index of weights of the window and of zeros. */
 TRF_HD void trf_unform_packed(const uint32_t a[4], uint32_t raw[2], uint32_t *index) {
     uint32_t exponents[2];
     for (int i = 0; i < 2; i++) {
@@ -113,8 +115,9 @@ TRF_HD void trf_unform_packed(const uint32_t a[4], uint32_t raw[2], uint32_t *in
 
 /* ---- scales ---- */
 
-/* A BF16 times 2^shift. NaNs with their payload, infinities and zeros stay what they are. *exact becomes 0 where the
- * result is none of BF16: too large (an infinity is returned) or a denormal that lost bits (they are cut off). */
+/* A BF16 times 2^shift. NaNs with their payload, infinities and zeros stay what they are. *exact becomes 0 if the
+ * result is not a BF16: it is too large (an infinity is returned), or it is a denormal that lost bits (they are cut
+ * off). */
 TRF_HD uint32_t trf_scale_bf16(uint32_t bits, int32_t shift, int *exact) {
     const uint32_t sign = bits & 0x8000;
     int32_t exponent = (int32_t)(bits >> 7 & 0xFF);
@@ -139,8 +142,8 @@ TRF_HD uint32_t trf_scale_bf16(uint32_t bits, int32_t shift, int *exact) {
     return sign | mantissa >> dropped;
 }
 
-/* Whether a weight needs no record: its exponent field, its row's offset taken out, is in the window, or it is a zero
- * of a zeroing layer. Denormals do need one. */
+/* Whether a weight needs no record: its exponent field, less its row's offset, is in the window, or it is a zero of a
+ * zeroing layer. Denormals need a record. */
 TRF_HD int trf_packed_fits(uint32_t bits, int32_t base, uint32_t zeroing, int32_t row_offset) {
     const uint32_t exponent = bits >> 7 & 0xFF;
     if ((bits & 0x7FFF) == 0)

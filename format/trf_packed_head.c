@@ -65,7 +65,7 @@ TRF_STATIC_ASSERT(TRF_PACKED_TILE_BYTES % TRF_PACKED_ALIGNMENT == 0 &&
 uint64_t trf_packed_most_stored(const trf_packed_head *head) {
     const uint64_t most = head->num_tiles * (TRF_PACKED_TILE_WEIGHTS / 8 * TRF_PACKED_MAX_BITS),
                    rest = head->num_lines * TRF_PACKED_LINE_BYTES + head->num_tiles * TRF_PACKED_TILE_BYTES;
-    return (most - rest) / TRF_PACKED_STORED_TILE_BYTES; /* there is no more than a line to a tile */
+    return (most - rest) / TRF_PACKED_STORED_TILE_BYTES; /* there are no more lines than tiles */
 }
 
 int trf_packed_pays(const trf_packed_head *head) { return head->num_stored <= trf_packed_most_stored(head); }
@@ -105,7 +105,7 @@ trf_status trf_packed_head_get_info(const trf_packed_head *head, trf_layer_info 
 
 #define FIELD_OFFSET(field) offsetof(trf_packed_head, field)
 
-/* What a head says of itself, against what follows from its shape. */
+/* Checks what a head says of itself against what follows from its shape. */
 static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
     trf_packed_head expected;
     const trf_status status =
@@ -143,7 +143,7 @@ static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
     return TRF_OK;
 }
 
-/* Bytes [first, end) of a head are zeros. */
+/* Checks that bytes [first, end) of a head are zeros. */
 static trf_status check_reserved(const trf_packed_head *head, size_t first, size_t end, trf_error *err) {
     for (size_t at = first; at < end; at++)
         if (((const uint8_t *)head)[at])

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading a packed layer where it lies, one lane's column step at a time, in C and CUDA: exceptions, stored tiles and
- * all. Plain and general; products have loops of their own around the same functions.
+/* Reading a packed layer where it lies, one lane's column step at a time, with exceptions and stored tiles, in C and
+ * CUDA. The reader is plain and general; products have loops of their own around the same functions.
  *
- * The view is trusted, what it points at is not: nothing outside of its lines, tiles, stored tiles and row offsets is
+ * The view is trusted, but what it points at is not: nothing outside its lines, tiles, stored tiles and row offsets is
  * read, whatever is in them. */
 #ifndef TRF_PACKED_READER_H
 #define TRF_PACKED_READER_H
@@ -22,7 +22,7 @@ TRF_HD const uint32_t *trf_packed_line_of(const trf_packed_view *view, uint32_t 
     return view->lines + TRF_PACKED_LINE_WORDS * trf_packed_line_number(view, band, tile);
 }
 
-/* Records of a line, however many it says that it has. */
+/* The number of a line's records, which is bounded whatever the line says. */
 TRF_HD uint32_t trf_packed_line_records(const uint32_t *line) {
     const uint32_t count = line[TRF_PACKED_COUNT_WORD];
     return count < TRF_PACKED_MAX_RECORDS ? count : (uint32_t)TRF_PACKED_MAX_RECORDS;
@@ -33,14 +33,14 @@ TRF_HD int trf_packed_is_stored(const uint32_t *line, uint32_t tile) {
     return (int)(line[TRF_PACKED_STORED_WORD] >> tile % TRF_PACKED_LINE_TILES & 1);
 }
 
-/* The number of a tile that is stored among all of those. */
+/* The number of a stored tile among all stored tiles. */
 TRF_HD uint64_t trf_packed_stored_number(const uint32_t *line, uint32_t tile) {
     const uint32_t before = line[TRF_PACKED_STORED_WORD] & ((1u << tile % TRF_PACKED_LINE_TILES) - 1);
     return (uint64_t)line[TRF_PACKED_FIRST_STORED_WORD] + trf_packed_count_bits(before);
 }
 
-/* a: the four registers of a lane's column step, in the window's scale, exceptions as they are. A stored tile that is
- * none of the layer's reads as zeros. */
+/* Reads the four registers of a lane's column step to a, in the window's scale, exceptions included. A stored tile that
+ * the layer does not have reads as zeros. */
 TRF_HD void trf_read_packed_step(const trf_packed_view *view, uint32_t band, uint32_t tile, uint32_t slab,
                                  uint32_t step, uint32_t lane, uint32_t a[4]) {
     const uint32_t *line = trf_packed_line_of(view, band, tile);
@@ -67,7 +67,8 @@ TRF_HD void trf_read_packed_step(const trf_packed_view *view, uint32_t band, uin
             trf_patch_packed(a, line[i]);
 }
 
-/* 2^this takes a weight of the row from the window's scale to its own, and so it does the row's finished sum. */
+/* Two to this power takes a weight of the row from the window's scale to its own; it does the same for the row's
+ * finished sum. */
 TRF_HD int32_t trf_packed_row_exponent(const trf_packed_view *view, uint32_t row) {
     return view->base - TRF_PACKED_EXPONENT + (view->row_offsets ? view->row_offsets[row] : 0);
 }

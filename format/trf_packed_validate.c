@@ -32,7 +32,7 @@ static trf_status check_zeros(const checked_layer *layer, uint64_t from, uint64_
 
 /* ---- exception lines ---- */
 
-/* Whether a tile's place is one of a padded weight. tile: of the band. */
+/* Whether a place in a tile is that of a padding weight. tile: of the band. */
 static int is_padding(const trf_packed_view *view, uint32_t band, uint32_t tile, uint32_t row_in_tile,
                       uint32_t col_in_tile) {
     return row_in_tile >= view->rows - band * TRF_PACKED_TILE_ROWS ||
@@ -92,7 +92,7 @@ static trf_status check_line(checked_layer *layer, uint32_t band, uint32_t numbe
 
 /* ---- tiles ---- */
 
-/* Checks a step of a zeroing layer: index 0 has no mantissa. */
+/* Checks a step of a zeroing layer: a weight with index 0 must have no mantissa. */
 static trf_status check_packed_step(const checked_layer *layer, const uint8_t *tile, uint32_t slab, uint32_t step,
                                     uint32_t lane, trf_error *err) {
     const uint8_t *raw = tile + trf_packed_raw_offset(slab, lane, step, 0);
@@ -106,7 +106,7 @@ static trf_status check_packed_step(const checked_layer *layer, const uint8_t *t
     return TRF_OK;
 }
 
-/* Padded weights of a stored tile are zeros; those of packed tiles are finite whatever is there. */
+/* The padding weights of a stored tile must be zeros; those of packed tiles are finite whatever is there. */
 static trf_status check_stored_step(const checked_layer *layer, uint32_t band, uint32_t tile, const uint8_t *stored,
                                     uint32_t slab, uint32_t step, uint32_t lane, trf_error *err) {
     const uint16_t *halves = (const uint16_t *)(stored + trf_packed_stored_offset(slab, lane, step));
@@ -147,7 +147,7 @@ static trf_status check_padding(const checked_layer *layer, trf_error *err) {
     return check_zeros(layer, head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES, head->tiles_offset, err);
 }
 
-/* Where there is room for stored tiles that there are none of lie zeros. */
+/* Where there is room for more stored tiles than there are, zeros must lie. */
 static trf_status check_room(const checked_layer *layer, trf_error *err) {
     const uint64_t first = layer->stored * TRF_PACKED_STORED_TILE_BYTES,
                    last = (uint64_t)layer->view.num_stored * TRF_PACKED_STORED_TILE_BYTES;

@@ -20,7 +20,7 @@ void trf_plain_head_write(const trf_header *coded, const trf_layer_info *info, t
                            trf_plain_buffer_bytes(info->rows, info->cols));
 }
 
-/* What the layout's own fields say. */
+/* Checks the layout's own fields. */
 static trf_status check_fields(const trf_plain_head *head, trf_error *err) {
     const uint64_t limit = (UINT64_MAX - TRF_PLAIN_WEIGHTS_OFFSET) / TRF_PLAIN_WEIGHT_BYTES;
     const trf_header *coded = &head->coded_header;

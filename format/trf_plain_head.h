@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plain layout: a head, and behind it the weights of a 16-bit float codec as they are, row-major [rows][cols]
+/* The plain layout: a head, and after it the weights of a 16-bit float codec as they are, row-major [rows][cols]
  * without padding, each the codec's element (BF16, F16). */
 #ifndef TRF_PLAIN_HEAD_H
 #define TRF_PLAIN_HEAD_H
@@ -25,7 +25,7 @@ typedef struct trf_plain_head {
 TRF_STATIC_ASSERT(sizeof(trf_plain_head) == TRF_LAYOUT_HEAD_BYTES, "weights begin at 256");
 TRF_STATIC_ASSERT(offsetof(trf_plain_head, coded_header) == 64, "plain head");
 
-/* The type of a codec's weights as they lie plain; NONE: it has no plain layout. */
+/* The dtype of a codec's weights in the plain layout; TRF_DTYPE_NONE if the codec has no plain layout. */
 trf_dtype trf_plain_dtype(uint32_t codec);
 
 /* Bytes of a whole buffer. */
@@ -33,11 +33,11 @@ static inline uint64_t trf_plain_buffer_bytes(uint32_t rows, uint32_t cols) {
     return TRF_PLAIN_WEIGHTS_OFFSET + (uint64_t)TRF_PLAIN_WEIGHT_BYTES * rows * cols;
 }
 
-/* coded: the header of what is loaded, of a codec that can be plain; info: what that says of itself, with the shard's
- * rows and columns. */
+/* Writes a head. coded: the header of the layer that is loaded, whose codec has a plain layout. info: that layer's own,
+ * with the shard's rows and columns. */
 void trf_plain_head_write(const trf_header *coded, const trf_layer_info *info, trf_plain_head *head);
 
-/* Checks a head; *info becomes what trf_plain_head_write has been given. Errors: as trf_layout_head_check. */
+/* Checks a head; *info becomes what trf_plain_head_write was given. Errors: as trf_layout_head_check. */
 trf_status trf_plain_head_read(const trf_plain_head *head, uint64_t buffer_bytes, trf_layer_info *info, trf_error *err);
 
 #endif

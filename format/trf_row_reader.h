@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One row of a layer, panel by panel: what an embedding's look-up needs. C and CUDA.
+/* Reads one row of a layer, panel by panel, as an embedding's look-up needs it. C and CUDA.
  *
- * A row of a slab is in four neighbouring lanes, which walk their rANS streams from the beginning to the end (each has
- * four rows, or two) and keep what is the row's. A lane writes the columns that it has decoded, and no other; weights
- * that lie uncoded (slivers, stored tiles) the lane quartet shares. As in trf_slab_reader.h nothing outside the slab is
- * read, whatever is in it. */
+ * A row of a slab lies in four neighbouring lanes. They walk their rANS streams from the beginning to the end (each
+ * lane has four rows, or two) and keep the weights of the row. A lane writes the columns that it has decoded, and no
+ * others; the four lanes share the weights that lie uncoded (slivers, stored tiles). As in trf_slab_reader.h nothing
+ * outside the slab is read, whatever is in it. */
 #ifndef TRF_ROW_READER_H
 #define TRF_ROW_READER_H
 
@@ -23,13 +23,13 @@ typedef struct trf_row_crossing {
     uint32_t row;               /* from the tile's first one */
     uint32_t col, cols;         /* from the tile's first one; the crossing's columns, of which ... */
     uint32_t coded_cols;        /* ... so many are a slab's, 0 to all of them */
-    uint64_t stored;            /* of the tile's stored elements; where there are uncoded columns */
+    uint64_t stored;            /* of the tile's stored elements, if there are uncoded columns */
     uint64_t raw, rans_streams; /* of the slab, if coded_cols is not 0 */
     uint32_t rans_bytes;
 } trf_row_crossing;
 
-/* Fills all fields but the offsets of the data, which become 0. row: of the layer. panel: the panel, from
- * the layer's first one. tile: the one that they meet in. */
+/* Fills in all fields but the offsets of the data, which become 0. row: the row of the layer. panel: the panel, counted
+ * from the layer's first one. tile: the tile in which they meet. */
 TRF_HD trf_row_crossing trf_row_crossing_of(const trf_device_view *view, trf_tile_shape tile, uint32_t row,
                                             uint32_t panel) {
     trf_row_crossing crossing;
@@ -50,7 +50,8 @@ TRF_HD trf_row_crossing trf_row_crossing_of(const trf_device_view *view, trf_til
     return crossing;
 }
 
-/* The crossing as a slab directory has it. row: below view->rows. panel: below view->num_panels. */
+/* The crossing, with the offsets that the slab directory gives. row: below view->rows. panel: below
+ * view->num_panels. */
 TRF_HD trf_row_crossing trf_row_crossing_at(const trf_device_view *view, uint32_t row, uint32_t panel) {
     const uint32_t across = TRF_TILE_SIZE / view->slab_cols, band = row / TRF_SLAB_ROWS;
     const trf_tile_shape tile = trf_tile_at_band(view, band, panel / across);
@@ -66,7 +67,7 @@ TRF_HD trf_row_crossing trf_row_crossing_at(const trf_device_view *view, uint32_
     return crossing;
 }
 
-/* Where a row goes, and as what. */
+/* Where a row is written, and in which form. */
 typedef struct trf_row_target {
     void *to; /* the row's first weight that is written */
     uint32_t col,
@@ -76,8 +77,8 @@ typedef struct trf_row_target {
     int aligned;           /* `to` is at a multiple of 4 weights */
 } trf_row_target;
 
-/* Stores four neighbouring weights from column `col` of the layer on, a multiple of 4, if they are among those that are
- * written. */
+/* Stores four neighbouring weights, which begin at column `col` of the layer (a multiple of 4), if they are among those
+ * that are written. */
 TRF_HD void trf_row_store4(const trf_row_target *target, uint32_t col, const uint32_t bits[4]) {
     const uint32_t at = col - target->col;
     if (at >= target->cols)
@@ -93,8 +94,8 @@ TRF_HD void trf_row_store4(const trf_row_target *target, uint32_t col, const uin
 
 /* ---- coded columns ---- */
 
-/* Element of a position, `coded` unless it is an exception. *next: the first exception that may be at it or behind;
- * positions ascend from call to call. */
+/* The element at a position: `coded`, unless it is an exception. *next: the first exception that may be at this
+ * position or after it. Positions ascend from call to call. */
 TRF_HD uint32_t trf_row_element(const trf_slab_reader *slab, uint32_t *next, uint32_t position, uint32_t coded) {
     while (*next < slab->num_exceptions && trf_exception_position(trf_slab_exception(slab, *next)) < position)
         ++*next;
@@ -103,8 +104,8 @@ TRF_HD uint32_t trf_row_element(const trf_slab_reader *slab, uint32_t *next, uin
     return coded;
 }
 
-/* A lane's four neighbouring columns of a step, from the slab's first one. quartet_lane: which of the row's lanes, 0 to
- * 3. */
+/* The first of a lane's four neighbouring columns of a step, counted from the slab's first column. quartet_lane: which
+ * of the row's lanes, 0 to 3. */
 TRF_HD uint32_t trf_row_col(trf_slab_shape shape, uint32_t quartet_lane, uint32_t step) {
     const uint32_t lane_cols = (step | 1) < shape.steps ? 8 : 4;
     return 32 * (step / 2) + lane_cols * quartet_lane + 4 * (step % 2);
@@ -113,7 +114,7 @@ TRF_HD uint32_t trf_row_col(trf_slab_shape shape, uint32_t quartet_lane, uint32_
 /* A lane on its way through its slab. */
 typedef struct trf_row_lane {
     uint32_t lane;
-    uint32_t first;          /* of its weights i to i + 3 the row's two: 0 or 2 */
+    uint32_t first;          /* the first of the row's two among its weights i to i + 3: 0 or 2 */
     uint32_t next_exception; /* as trf_row_element has it */
     trf_lane_reader reader;
 } trf_row_lane;
@@ -137,8 +138,8 @@ TRF_HD void trf_row_bits(const trf_device_view *view, const int16_t *class_value
     }
 }
 
-/* Asks for the words that a lane begins with, on a device: of 32 lanes one is at the end of its sector of the cache in
- * nearly every decode step, and all wait for it. */
+/* Prefetches, on a device, the words that a lane begins with. In nearly every decode step one of the 32 lanes is at the
+ * end of its cache sector, and all lanes wait for it. */
 TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_reader *reader) {
 #ifdef __CUDA_ARCH__
     const uint8_t *words = slab->rans_streams + slab->words;
@@ -200,7 +201,7 @@ TRF_HD void trf_row_spoil_lane(const trf_device_view *view, const trf_row_crossi
 
 /* ---- uncoded columns ---- */
 
-/* The part of one of the quartet's lanes. */
+/* One lane's part of the uncoded columns. */
 TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_crossing *crossing, uint32_t quartet_lane,
                                 const trf_row_target *target) {
     trf_edge edge;
@@ -225,8 +226,8 @@ TRF_HD int trf_row_is_wanted(const trf_row_crossing *crossing, const trf_row_tar
     return begin < target->col + target->cols && begin + crossing->cols > target->col;
 }
 
-/* The part of a crossing of one of the quartet's lanes. @return as trf_row_decode_lane; if one of them gets 0, each
- * calls trf_row_spoil_lane. */
+/* One lane's part of a crossing. @return as trf_row_decode_lane; if one of the four lanes gets 0, each of them calls
+ * trf_row_spoil_lane. */
 TRF_HD int trf_row_decode(const trf_device_view *view, const uint32_t *decode_table, const int16_t *class_value,
                           const trf_row_crossing *crossing, uint32_t quartet_lane, const trf_row_target *target) {
     if (!trf_row_is_wanted(crossing, target))
@@ -243,8 +244,7 @@ TRF_HD int64_t trf_row_id(const void *ids, uint32_t id_bytes, uint64_t index) {
     return id_bytes == 8 ? ((const int64_t *)ids)[index] : ((const int32_t *)ids)[index];
 }
 
-/* The part of one of the quartet's lanes of a row that the layer does not have: NaNs, or zeros, in the columns of a
- * panel. */
+/* One lane's part of a row that the layer does not have: writes NaNs, or zeros, in the columns of a panel. */
 TRF_HD void trf_row_fill(const trf_device_view *view, uint32_t panel, uint32_t quartet_lane,
                          const trf_row_target *target) {
     const uint32_t begin = panel * view->slab_cols, left = view->cols - begin;

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* Where a shard lies in the tiles that are loaded for it, which are whole: its first row and column, counted from the
- * first of these tiles, and how many rows and columns there are. Of a whole matrix, and of a layer that is not coded,
+ * first of these tiles, and how many rows and columns there are. For a whole matrix, and for a layer that is not coded,
  * row and col are 0. */
 typedef struct trf_shard_range {
     uint32_t row, rows, col, cols;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One lane's way through one slab in memory: rANS stream, raw bits, elements, verdict. Plain and general: any shape,
- * any codec, C and CUDA.
+/* One lane's way through one slab in memory: rANS stream, raw bits, elements, verdict. The reader is plain and general:
+ * it takes any shape and any codec, in C and CUDA.
  *
  * A warp runs these functions with a lane each; a loop over 32 lanes on the CPU computes the same. The layer and the
- * slab table are trusted as far as validation went, the slab's bytes are not: nothing here reads outside its raw bits
- * and its rANS streams, whatever is in them. */
+ * slab table are trusted as far as validation went, but the slab's bytes are not: nothing here reads outside its raw
+ * bits and its rANS streams, whatever is in them. */
 #ifndef TRF_SLAB_READER_H
 #define TRF_SLAB_READER_H
 
@@ -21,8 +21,8 @@ typedef struct trf_slab_reader {
     uint32_t num_words; /* of all lane pairs */
 } trf_slab_reader;
 
-/* raw, rans_streams: device or host memory, the latter of rans_bytes. @return 1, or 0 if these do not hold what
- * they say: nothing else may be called then. */
+/* raw, rans_streams: device or host memory; rans_streams has rans_bytes bytes. @return 1, or 0 if these bytes cannot
+ * hold what they say that they hold; nothing else may be called then. */
 TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *raw, const uint8_t *rans_streams,
                                 uint32_t rans_bytes, trf_slab_shape shape) {
     slab->raw = raw;
@@ -95,7 +95,7 @@ TRF_HD uint32_t trf_lane_next_classes(trf_lane_reader *reader, const trf_slab_re
 }
 
 /* Whether the rANS stream of a lane that has decoded all its weights ends where it must. The slab is good if those of
- * all lanes do. partner_taken: words of lane ^ 16. */
+ * all lanes do. partner_taken: the words that lane ^ 16 took. */
 TRF_HD int trf_lane_reader_verdict(const trf_lane_reader *reader, const trf_slab_reader *slab, uint32_t lane,
                                    uint32_t partner_taken, uint32_t state_bits) {
     return reader->x == 1u << state_bits &&
@@ -138,8 +138,8 @@ typedef struct trf_slab_place {
     uint32_t predictor_mode; /* of its tile */
 } trf_slab_place;
 
-/* The element of a class's value and raw bits: FORMAT.md section 5. offset: D and those of row and column that are in
- * effect. */
+/* The element that a class's value and raw bits give: FORMAT.md section 5. offset: the sum of D and of the row's and
+ * the column's offsets, as far as they are in effect. */
 TRF_HD uint32_t trf_join_element(uint32_t codec, uint32_t class_bits, int32_t class_value, uint32_t raw,
                                  int32_t offset) {
     if (!trf_codec_is_float(codec))
@@ -148,7 +148,7 @@ TRF_HD uint32_t trf_join_element(uint32_t codec, uint32_t class_bits, int32_t cl
     return trf_float_element(codec, class_bits, raw, (uint32_t)exponent & trf_fields_of(codec).max_exponent);
 }
 
-/* What is taken out of the coded exponent of weight (row, col) of the layer. */
+/* What was subtracted from the exponent of weight (row, col) of the layer before it was coded. */
 TRF_HD int32_t trf_exponent_offset_at(const trf_device_view *view, uint32_t predictor_mode, uint32_t row,
                                       uint32_t col) {
     int32_t offset = view->exponent_offset;
@@ -160,8 +160,9 @@ TRF_HD int32_t trf_exponent_offset_at(const trf_device_view *view, uint32_t pred
 }
 
 /* Decodes the lane's weights first to first + count - 1, for which `reader` must stand ready, and puts the element of
- * (row, col) of the slab at to[row * pitch + col - first_col]; exceptions as coded. first, count: multiples of 8, first
- * + count <= slab->weights. class_value: the view's [16], or a copy that is nearer. */
+ * (row, col) of the slab at to[row * pitch + col - first_col]; an exception gets the element that was coded in its
+ * place. first, count: multiples of 8, first + count <= slab->weights. class_value: the view's [16], or a copy that is
+ * nearer. */
 TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_value, const trf_slab_reader *slab,
                             trf_lane_reader *reader, uint32_t lane, trf_slab_place place, uint32_t first,
                             uint32_t count, uint16_t *to, uint32_t pitch, uint32_t first_col) {
@@ -186,8 +187,8 @@ TRF_HD uint32_t trf_slab_exception(const trf_slab_reader *slab, uint32_t e) {
     return ((const uint32_t *)(slab->rans_streams + TRF_RANS_FIXED_BYTES))[e];
 }
 
-/* Index of the slab's first exception whose weight's index is `first` or more, or their number: those of weights first
- * to end - 1 lie between the results for first and for end. */
+/* Index of the slab's first exception whose weight's index is `first` or more, or the number of exceptions if there is
+ * none. So the exceptions of weights first to end - 1 lie between the results for first and for end. */
 TRF_HD uint32_t trf_slab_exceptions_below(const trf_slab_reader *slab, uint32_t first) {
     uint32_t low = 0, high = slab->num_exceptions;
     while (low < high) {
@@ -200,8 +201,8 @@ TRF_HD uint32_t trf_slab_exceptions_below(const trf_slab_reader *slab, uint32_t 
     return low;
 }
 
-/* Writes exception e over what trf_lane_decode(first, count, ...) has written, all lanes of it, if it is among those
- * weights. */
+/* Writes exception e over what trf_lane_decode(first, count, ...) has written in all lanes, if the exception is among
+ * those weights. */
 TRF_HD void trf_slab_write_exception(const trf_slab_reader *slab, uint32_t e, uint32_t first, uint32_t count,
                                      uint16_t *to, uint32_t pitch, uint32_t first_col) {
     const uint32_t exception = trf_slab_exception(slab, e), position = trf_exception_position(exception);

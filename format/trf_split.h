@@ -81,7 +81,8 @@ TRF_HD uint32_t trf_float_element(uint32_t codec, uint32_t class_bits, uint32_t 
     }
 }
 
-/* Raw bits a weight that a float codec has with these class bits; 0 for the int codec, whose header says. */
+/* Raw bits per weight of a float codec with these class bits; 0 for the int codec, whose header says how many it
+ * has. */
 TRF_HD uint32_t trf_float_raw_bits(uint32_t codec, uint32_t class_bits) {
     uint32_t low2 = class_bits == 2 ? 2 : 0;
     switch (codec) {

@@ -211,7 +211,8 @@ static trf_status check_extension(const trf_header *h, const trf_extension *x, t
     return TRF_OK;
 }
 
-/* One optional section: present (bytes > 0) at the running end, or both fields 0. Moves *end behind it. */
+/* Checks an optional section: either it is there (bytes > 0) and begins at the running end, or both fields are 0. Moves
+ * *end past it. */
 static trf_status check_section(const char *name, uint64_t offset, uint64_t bytes, uint64_t expected, size_t field,
                                 uint64_t *end, trf_error *err) {
     uint64_t at = expected ? trf_align(*end) : 0;
@@ -278,7 +279,7 @@ static trf_status check_sections(const trf_header *h, const trf_extension *x, ui
     return TRF_OK;
 }
 
-/* Everything that the header and the extension show by themselves. */
+/* Checks everything that the header and the extension show by themselves. */
 static trf_status check_header_and_extension(const void *bytes, uint64_t available, uint64_t blob_bytes,
                                              trf_header *header, trf_extension *extension, trf_error *err) {
     if (available < sizeof *header)
@@ -325,7 +326,7 @@ static trf_status check_scales(const trf_blob_view *view, trf_error *err) {
             good = value > 0 && isfinite(value);
         } else {
             uint16_t bits = ((const uint16_t *)view->scales)[i];
-            /* Positive and finite; and so is the scale, but that it may be 0. */
+            /* It must be positive and finite; the scale must be finite, too, but may be 0. */
             good = bits > 0 && bits < 0x7C00 && isfinite(trf_f16_scale(bits, x->scale_exponent));
         }
         if (!good)
@@ -376,7 +377,7 @@ static trf_status check_tile_meta(const trf_blob_view *view, trf_error *err) {
     return TRF_OK;
 }
 
-/* Bytes between the sections and in front of the tiles, which no field describes. */
+/* Checks the bytes between the sections and in front of the tiles, which no field describes. */
 static trf_status check_gaps(const trf_blob_view *view, trf_error *err) {
     const trf_extension *x = &view->extension;
     const uint64_t sections[][2] = {{x->scales_offset, x->scales_bytes},
@@ -429,8 +430,8 @@ trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_by
 
 /* ---- tiles ---- */
 
-/* In the last chunk's planes that a lane's weights do not fill, the bits above them in each lane's last word. raw: the
- * slab's raw bits, at byte `at` of the blob. */
+/* Checks the unused bits of the last chunk: in planes that a lane's weights do not fill, the bits above them in each
+ * lane's last word. raw: the slab's raw bits, at byte `at` of the blob. */
 static trf_status check_unused_bits(const trf_blob_view *view, trf_slab_shape shape, const uint8_t *raw, uint64_t at,
                                     trf_error *err) {
     uint32_t all = trf_lane_weights(shape), weights = all % TRF_CHUNK_WEIGHTS;
@@ -456,7 +457,7 @@ static int is_element(const trf_blob_view *view, uint32_t element) {
     return element >> view->fields.sign_bit <= 1;
 }
 
-/* exceptions: `count` of them, on `weights` weights a lane. offset: theirs in the blob. */
+/* Checks `count` exceptions of a slab with `weights` weights a lane. offset: where the exceptions lie in the blob. */
 static trf_status check_exceptions(const trf_blob_view *view, const uint32_t *exceptions, uint32_t count,
                                    uint32_t weights, uint64_t offset, trf_error *err) {
     int64_t last = -1;
@@ -470,7 +471,7 @@ static trf_status check_exceptions(const trf_blob_view *view, const uint32_t *ex
     return TRF_OK;
 }
 
-/* A slab's rANS streams, at byte `at` of the blob: that they are exactly as long as what is in them. */
+/* Checks that a slab's rANS streams, at byte `at` of the blob, are exactly as long as what is in them. */
 static trf_status check_rans_size(const uint8_t *rans_streams, uint32_t bytes, uint64_t tile, uint32_t slab,
                                   uint64_t at, trf_error *err) {
     if (bytes < TRF_RANS_FIXED_BYTES)
@@ -492,7 +493,7 @@ static trf_status check_rans_size(const uint8_t *rans_streams, uint32_t bytes, u
     return TRF_OK;
 }
 
-/* A slab's rANS streams, the end of which the slab table gives, and its raw bits. */
+/* Checks a slab's rANS streams, whose end the slab table gives, and its raw bits. */
 static trf_status check_slab(const trf_blob_view *view, uint64_t tile, uint32_t slab, const trf_slab_location *location,
                              const uint8_t *tile_bytes, trf_error *err) {
     const trf_tile_meta *meta = &view->tiles[tile];

@@ -39,7 +39,7 @@ typedef struct trf_tile_shape {
 typedef struct trf_tile_sections {
     uint32_t band_raw_bytes; /* band b's raw bits begin at b times this, a multiple of 128 */
     uint32_t slab_table;     /* u16[num_slabs]: where each slab's rANS streams end; 16-byte units from `rans_streams` */
-    uint32_t rans_streams;   /* slab 0's begin here, slab s + 1's where slab s's end; slivers behind the last ones */
+    uint32_t rans_streams;   /* slab 0's begin here, slab s + 1's where slab s's end; slivers follow the last ones */
 } trf_tile_sections;
 
 /* Where one slab's two parts lie, as byte offsets from its tile's first byte. */
@@ -50,8 +50,8 @@ typedef struct trf_slab_location {
     uint32_t end;          /* of the rANS streams */
 } trf_slab_location;
 
-/* What a tile can take at most: an exception for every weight, and in each slab as many words as lane_pair_words can
- * say. Raw bits: no slab has more chunks than its share of a whole tile's. */
+/* The most that a tile can take. It may have an exception for every weight, and each slab as many words as
+ * lane_pair_words can say. No slab has more chunks of raw bits than its share of a whole tile's. */
 enum {
     TRF_MAX_TILE_RAW_BYTES = TRF_TILE_SIZE * TRF_TILE_SIZE * TRF_MAX_RAW_BITS / 8,
     TRF_MAX_TILE_RANS_BYTES =
@@ -70,7 +70,7 @@ TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES >= 2 * TRF_TILE_SIZE * TRF_TILE_SIZE, "a st
 
 /* Size of the head (data_offset) that the first 320 bytes promise, so that a streaming reader knows how much to read.
  * Checks what those bytes can show. available_bytes: how many bytes there are at first_320_bytes; fewer than 320 are
- * TRF_ERR_TRUNCATED. blob_bytes: what there is of the blob, in its file, tensor or memory. */
+ * TRF_ERR_TRUNCATED. blob_bytes: how many bytes of the blob there are, in its file, tensor or memory. */
 trf_status trf_blob_head_bytes(const void *first_320_bytes, uint64_t available_bytes, uint64_t blob_bytes,
                                uint64_t *head_bytes, trf_error *err);
 
@@ -86,7 +86,7 @@ trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_by
  * Thread-safe. */
 trf_status trf_blob_check_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *tile_bytes, trf_error *err);
 
-/* trf_blob_open and every tile; blob: the whole blob, 16-byte aligned. */
+/* Opens a blob with trf_blob_open and checks every tile. blob: the whole blob, 16-byte aligned. */
 trf_status trf_blob_validate(const void *blob, uint64_t blob_bytes, trf_blob_view *view, trf_error *err);
 
 /* Checksum of a tile's data, bound to its index. */
