@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands behind trf_layer (transfuse.h), for the files that work on it. */
+/* The struct behind the handle trf_layer (transfuse.h), for the files that work on it. */
 #ifndef TRF_LAYER_H
 #define TRF_LAYER_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The structures of a layer blob as they stand on disk: FORMAT.md, sections 2 to 4, in C and CUDA. */
+/* The structures of a layer blob as they are on disk: FORMAT.md, sections 2 to 4, in C and CUDA. */
 #ifndef TRF_BLOB_H
 #define TRF_BLOB_H
 

@@ -125,7 +125,7 @@ TRF_HD uint32_t trf_exception_element(uint32_t exception) { return exception & 0
 enum {
     TRF_STATES_BYTES = 2 * TRF_LANES,                                    /* then lane_pair_words */
     TRF_RANS_EXCEPTION_COUNT_OFFSET = TRF_STATES_BYTES + TRF_LANE_PAIRS, /* u16 count, u16 zero */
-    TRF_RANS_FIXED_BYTES = TRF_RANS_EXCEPTION_COUNT_OFFSET + 4, /* then the exceptions, then the words */
+    TRF_RANS_FIXED_BYTES = TRF_RANS_EXCEPTION_COUNT_OFFSET + 4,          /* then the exceptions, then the words */
 };
 TRF_STATIC_ASSERT(TRF_RANS_EXCEPTION_COUNT_OFFSET == 80 && TRF_RANS_FIXED_BYTES == 84,
                   "layout of a slab's rANS streams");

@@ -99,7 +99,7 @@ TRF_HD uint32_t trf_float_raw_bits(uint32_t codec, uint32_t class_bits) {
     }
 }
 
-/* The sign's bit within R; the float codecs' signs stand in the raw bits of trf_sign_holder's weight. */
+/* The sign's bit within R; the float codecs' signs lie in the raw bits of trf_sign_holder's weight. */
 TRF_HD uint32_t trf_raw_sign_bit(uint32_t codec, uint32_t class_bits) {
     if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16)
         return 7;

@@ -21,7 +21,7 @@ import numpy as np
 from read_checkpoint import as_float, read
 
 INPUTS = 256
-# Of the cosine's estimate: a few thousand products with a few hundred inputs each.
+# The tolerance of the cosine's estimate, from a few thousand products with a few hundred inputs each.
 SAMPLING = 1.1
 # Header, table and metadata of a 384 x 384 layer take 0.1 bit a weight, a scale for each of its rows 0.08, and padding
 # of its four tiles and of what stands before them 0.02; quads lose 0.2 on the classes, and lanes round up to whole

@@ -36,17 +36,17 @@ def interrupt(command, number, delay):
         for name in left:
             os.unlink(name)
         return False
-    # Before the command has its handlers the signal ends it, and there is nothing to leave behind.
+    # Before the command has its handlers, the signal ends it, and it has nothing to leave behind.
     assert process.returncode in (128 + number, -number), (command, process.returncode, errors)
     assert not left, (command, left)
-    # One that comes before the library is at work ends the command with the same status, but without a message.
+    # A signal that comes before the library works ends the command with the same status, but without a message.
     if errors:
         assert "interrupted [TRF_ERR_CANCELLED]" in errors and process.returncode == 128 + number, errors
     return bool(errors)
 
 
 def check_status_without_library(binary):
-    """Where no library's run asks whether to stop, the exit status is the same."""
+    """If no run of the library asks whether to stop, the exit status is the same."""
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
         process = subprocess.Popen([binary, "bench", "--layers", "4096x4096"], stdout=subprocess.PIPE)
         os.read(process.stdout.fileno(), 1)  # it is at work
@@ -56,13 +56,13 @@ def check_status_without_library(binary):
 
 
 def wait_on_signal():
-    """In the new process: SIGTERM waits for being unblocked, and no other time decides when it comes."""
+    """Runs in the new process: SIGTERM waits until it is unblocked, so that nothing else decides when it comes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def check_status_tells_output(binary, arguments, output):
-    """A signal comes while the output is written: whether it is there is what the exit status says."""
+    """If a signal comes while the output is written, the exit status says whether the output exists."""
     process = subprocess.run([binary, *arguments], preexec_fn=wait_on_signal, capture_output=True, text=True)
     assert (process.returncode == 0) == os.path.exists(output), (arguments, process.returncode, process.stderr)
     if process.returncode == 0:

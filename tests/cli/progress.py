@@ -52,7 +52,7 @@ def check_terminal():
     verify = "verify", "compressed.safetensors"
     assert run_on_terminal(*verify, "--progress", "never") == ""
     assert run_on_terminal(*verify, "--quiet") == ""
-    # With the names of tensors, each has a line of its own, and the changing one is wiped before.
+    # With the names of tensors, each name has a line of its own, and the changing line is wiped before it.
     shown = run_on_terminal(*verify, "--verbose")
     assert re.search("(^|\n|\x1b\\[K)transfuse: verifying layers.0.q_proj.weight\r\n", shown), repr(shown)
 

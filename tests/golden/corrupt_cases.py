@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blobs that a reader has to reject, each with exactly one fault and the status that this fault has.
 
-Where the fault lies behind a checksum, the checksums are made right again, so that the check that is meant fires.
+If a checksum covers the fault, the checksums are corrected, so that the intended check reports it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def bases() -> dict[str, bytes]:
         ),
         # Its plane of width 1 has 8 weights in a word of 32 bits.
         "i8": encode(codes, Options(ref.INT, ref.I8, class_value=[-8], raw_bits=1, stored_element_bytes=1)),
-        # Its exceptions are codes, of whose 16 bits not all are allowed.
+        # Its exceptions are codes, which may not use all of their 16 bits.
         "codes": encode(
             values(9, 16, 48) * 7 - 30,
             Options(ref.INT, ref.F32, class_value=[-16], raw_bits=1, granularity=ref.TENSOR, scales=np.ones(1)),

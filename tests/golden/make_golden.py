@@ -4,8 +4,8 @@
     tests/golden/NAME.trf            legal blobs; golden.json has size and XXH3-64 of what they decode to
     tests/golden/corrupt/NAME.trf    blobs to reject; corrupt.json has the status of each
 
-They come from the Python encoder, not from the C one, and the same files come out every time. Golden files of a
-released format version are never written again: they have to stay readable as they are.
+They come from the Python encoder, not from the C one, and are the same every time. Golden files of a released format
+version are never written again: they must stay readable as they are.
 
 Usage: make_golden.py [--check]      --check only compares with the files that are there
 """
@@ -51,7 +51,7 @@ def below(seed: int, bound: int, *shape: int) -> np.ndarray:
 
 
 def weights(codec: int, seed: int, rows: int, cols: int, spread: int = 12) -> np.ndarray:
-    """Floats like those of a trained matrix: every step down in exponent is half as frequent; a few odd ones."""
+    """Floats like those of a trained matrix: each lower exponent is half as frequent; a few weights are odd."""
     m, e_max = ref.MANTISSA_BITS[codec], ref.EXPONENT_MAX[codec]
     runs = below(seed, 1 << spread, rows, cols) | 1 << spread
     zeros = np.log2(runs & -runs).astype(np.int64)
@@ -94,7 +94,7 @@ def shape_cases() -> Iterator[Case]:
     for name, codec in FLOATS.items():
         yield f"{name}_1x1", weights(codec, 100, 1, 1), float_options(codec)
     yield "bf16_15x300_stored", weights(ref.BF16, 101, 15, 300), float_options(ref.BF16)
-    # Sections that end, and tiles that are, at multiples of 128 bytes: nothing is padded but the last tile.
+    # Sections end and tiles lie at multiples of 128 bytes, so that nothing is padded but the last tile.
     yield "e4m3_1x1300_stored", weights(ref.E4M3, 108, 1, 1300), float_options(ref.E4M3)
     yield "bf16_16x16", weights(ref.BF16, 102, 16, 16), float_options(ref.BF16)
     yield "e5m2_16x16_quads", weights(ref.E5M2, 103, 16, 16), float_options(ref.E5M2, class_bits=2)
@@ -356,7 +356,7 @@ def golden_files() -> tuple[dict[str, bytes], dict[str, dict[str, object]]]:
             raise AssertionError(f"{name} does not decode to what was encoded")
         element_type = {1: "u1", 2: "<u2"}[ref.ELEMENT_BYTES.get(options.codec, 2)]
         raw_elements = (elements & 0xFFFF).astype(element_type).tobytes()
-        # What was encoded, not what came out of the decoder.
+        # This is what was encoded, not what the decoder gave.
         raw = ref.source_bytes(header, elements.astype(decoded.dtype))
         blobs[f"{name}.trf"] = blob
         index[f"{name}.trf"] = {

@@ -31,7 +31,7 @@ typedef struct combination {
     operand_kind bias, multiplier, residual;
 } combination;
 
-/* Each activation, each operand alone and with others. */
+/* Each activation, and each operand by itself and with others. */
 static const combination kCombinations[] = {
     {TRF_ACTIVATION_SILU, ABSENT, IN_PLACE, ABSENT},  {TRF_ACTIVATION_NONE, APART, ABSENT, IN_PLACE},
     {TRF_ACTIVATION_GELU, APART, ABSENT, ABSENT},     {TRF_ACTIVATION_GELU_TANH, APART, APART, APART},

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small causal model of bytes on the text of this repository, for tests that need greedy text of a model.
+"""Trains a small causal model of bytes on the text of this repository, for tests that need a model's greedy text.
 
 Usage: train_byte_model.py FOLDER [--seconds 120] [--device cuda]
 
 FOLDER becomes a BF16 checkpoint of about 10 million weights, with prompts.json: 64 prompts of 64 bytes of that text.
-Needs torch and transformers. It stops by the clock, so that it is another model each time.
+Needs torch and transformers. It stops by the clock, so the model differs each time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LENGTH, PROMPTS, PROMPT_BYTES = 512, 64, 64
 
 
 def read_text() -> bytes:
-    """Returns the repository's sources and pages, one behind the other."""
+    """Returns the repository's sources and pages, one after the other."""
     paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES]
     return b"\n".join(path.read_bytes() for path in paths if path.is_file())
 

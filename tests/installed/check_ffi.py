@@ -127,7 +127,7 @@ def widen_bf16(bits: int) -> float:
 
 
 def check_product(library: ctypes.CDLL, golden: Path) -> None:
-    """x of a single 1 gives a column of the weights, and y's row is wider than that."""
+    """An x with a single 1 gives a column of the weights; y's row is wider than that."""
     rows, cols, one = 16, 16, 5
     error, context, layer, plan, none = Error(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
 
@@ -185,7 +185,7 @@ def check_product(library: ctypes.CDLL, golden: Path) -> None:
 
 
 def check_load(library: ctypes.CDLL, golden: Path) -> None:
-    """A tensor of a checkpoint to memory of this program's."""
+    """Loads a tensor of a checkpoint to this program's memory."""
     error, context, checkpoint, layer = Error(), c_void_p(), c_void_p(), c_void_p()
     options, size = LoadOptions(), LayerSize()
 

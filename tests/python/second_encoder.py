@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small encoder of the transfuse layer blob, written from format/FORMAT.md alone.
 
-It is slow and optimizes nothing, but makes any choice that the format allows, as the caller asks: what the tests need
-to see that a decoder takes every legal blob. Section numbers in the comments are those of FORMAT.md.
+It is slow and optimizes nothing, but makes any choice that the format allows, as the caller asks. So tests can check
+that a decoder takes every legal blob. Section numbers in the comments are those of FORMAT.md.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def decode_blob(blob: bytes) -> Tensor:
 
 
 def decode_expert_tensor(data: bytes) -> Tensor:
-    """A 3-D tensor: blobs behind an index."""
+    """A 3-D tensor: an index, followed by blobs."""
     _, count, reserved = struct.unpack_from("<IIQ", data)
     check(reserved == 0, HEADER, "reserved field of the index")
     check(1 <= count < 2**31, HEADER, f"an index of {count} blobs")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of times of packed products, on made-up ones: medians, and the constants by which kernels are chosen."""
+"""What is made from times of packed products, here invented ones: medians, and the constants that choose kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FIT = os.environ.get("PACKED_CHOICE_FIT")
 HEADING = "card,early_launch,pause_s,layer,batch,kernel,cut,chosen,rounds,median_us,q1_us,q3_us"
-# Of 66 and 64 tiles of 128 rows of W, so that each block has one. What the library chooses of these takes half as long
-# again as what is the fastest here.
+# Layers of 66 and 64 tiles of 128 rows of W, so that each block has one. What the library chooses for these takes half
+# as long again as what is the fastest here.
 TIMES = {"wgmma-64": 20.0, "bulk-128": 30.0, "wgmma-128": 40.0}
 LAYERS = ("8448x4096", "8192x4096")
 
@@ -162,7 +162,7 @@ def test_kernels_that_can_go(tmp_path: Path) -> None:
         "can go: wgmma-80, wgmma-96",
         f"without all of them: H100: 0.00 %, worst 0.0 % at {first}",
     ]
-    # The other card has one kernel alone, which stays.
+    # The other card has only one kernel, which stays.
     (tmp_path / "other.csv").write_text("\n".join([HEADING, line_of("wgmma-80", 1).replace("H100", "H200")]) + "\n")
     made = run_script("packed_shapes.py", tmp_path / "times.csv", tmp_path / "other.csv", "--mean", 0.25)
     assert "can go: wgmma-96, wgmma-64\n" in made.stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the pages show as Python or as a command runs as it stands, in order, beside the sample model.
+"""Everything that the pages show as Python or as a command runs unchanged, in order, beside the sample model.
 
 The wheel with the ops for PyTorch is tried, on the CPU: it has no device code, so that "cuda" in a snippet becomes
 "cpu". C is compiled by tests/installed; here the README's program is built and run as that says. What is not run
@@ -43,7 +43,7 @@ SKIPPED = {
     "transfuse doctor": "takes half a minute, and tests/python/test_torch.py runs it",
     "transfuse matmul up.trf x.npy -o y.npy -f --device cuda --tuning": "a tuning is for a GPU",
 }
-# What would take minutes on a CPU is made small; each has to be in some page.
+# Commands that would take minutes on a CPU are made small; each must be in some page.
 SMALLER = {
     "--layers 8192x8192": "--layers 256x256",
     "--layers 4096x4096": "--layers 256x256",
@@ -133,7 +133,7 @@ def shorten(script: str) -> str:
 
 
 def page_blocks(page: str) -> list[dict[str, object]]:
-    """Returns what of a page is to be run."""
+    """Returns the parts of a page that are run."""
     blocks = []
     for language, line, text in find_blocks((ROOT / page).read_text(encoding="utf-8")):
         if language == "sh":

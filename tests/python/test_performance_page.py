@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of pages and the plot against the medians that they are made of, and how medians are made."""
+"""Compares the pages' tables and the plot with the medians that they are made from, and tests how medians are made."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BUILD = Path(os.environ["TRANSFUSE"]).parent
 
 
 def run(*arguments: object, **environment: str) -> str:
-    """Runs a program outside of the source tree, which must not be taken for the package; returns what it printed."""
+    """Runs a program outside the source tree, which must not be taken for the package; returns what it printed."""
     done = subprocess.run(
         [str(argument) for argument in arguments],
         cwd=BUILD,
@@ -63,7 +63,7 @@ def make_environment(folder: Path, build: str, *settings: str, hidden: Container
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
     python = folder / "venv" / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    # What is installed here is found there, behind what is installed there.
+    # Packages that are installed here are found there, after those that are installed there.
     (site / "outer.pth").write_text(f"{link_packages(folder / 'outer', hidden)}\n")
     run(*pip, "--python", python, "install", *offline, folder / wheels[0])
     return python.parent

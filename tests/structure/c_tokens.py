@@ -25,7 +25,7 @@ _TOKEN = re.compile(
 )
 _DIRECTIVE = re.compile(r"#(?:[^\n\\/]|\\\n|\\.|//[^\n]*|/\*.*?\*/|/)*", re.DOTALL)
 
-# What may stand before a parenthesis at the level of declarations and is not the function's name.
+# Words that may precede a parenthesis at the level of declarations and are not the function's name.
 _ATTRIBUTES = {
     "__attribute__",
     "__launch_bounds__",
@@ -145,7 +145,7 @@ def _has_initializers(declaration: list[Token]) -> bool:
 
 
 def _kind_of_brace(declaration: list[Token]) -> str:
-    """What an opening brace behind these tokens begins: "scope", "function", "type" or "value"."""
+    """What an opening brace after these tokens begins: "scope", "function", "type" or "value"."""
     words = {token.text for token in _at_top_level(declaration)}
     if "namespace" in words or (len(declaration) == 2 and declaration[0].text == "extern"):
         return "scope"
@@ -161,7 +161,7 @@ def _kind_of_brace(declaration: list[Token]) -> str:
 
 @dataclass
 class _State:
-    """Where the scan stands: what it has read of a declaration, and the braces around."""
+    """The state of the scan: what it has read of a declaration, and the braces around."""
 
     declaration: tuple[Token, ...] = ()
     depth: int = 0  # of braces in a function or a value, which are skipped; the braces of scopes do not matter
@@ -230,8 +230,8 @@ class _Scan:
 def find_functions(text: str) -> list[Function]:
     """Returns the functions that a C, C++ or CUDA source defines, member functions included, in their order.
 
-    A lambda belongs to the function that it stands in. The lines of the two outermost braces do not count, unless the
-    body stands on them.
+    A lambda belongs to the function that contains it. The lines of the two outermost braces do not count, unless the
+    body is on them.
     """
     tokens, code = tokenize(text)
     scan = _Scan(code)

@@ -331,7 +331,7 @@ START_TEST(files_that_are_cut) {
         for (int p = 0; p < NUM_PARTS; p++) {
             trf_load_options options = part(p);
             load_room room = make_room("w", &options);
-            const int reaches = p != 1 && p != 3 && p != 4; /* rows behind the first two cuts */
+            const int reaches = p != 1 && p != 3 && p != 4; /* rows after the first two cuts */
             ck_assert_int_eq(truncate(path, (off_t)cuts[i]), 0);
             if (reaches || i >= 2)
                 check_load("w", &options, TRF_ERR_TRUNCATED, "tensor 'w': ");

@@ -528,7 +528,7 @@ START_TEST(in_the_callers_memory) {
         check_same(own, placed);
         const uint64_t used = test_device_layer_info(placed).memory_bytes;
         trf_device_layer_destroy(placed);
-        fixture_check_status(adopt(room.at, room.bytes, whole, &again), TRF_OK, &err); /* with room behind it */
+        fixture_check_status(adopt(room.at, room.bytes, whole, &again), TRF_OK, &err); /* with room after it */
         check_same(own, again);
         trf_device_layer_destroy(again);
         uint8_t *bytes = guarded_read(&room);

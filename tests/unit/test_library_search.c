@@ -36,7 +36,7 @@ static void begin(void) {
     ck_assert_ptr_nonnull(maths);
 }
 
-/* A link, by which the linker finds the library that it has loaded already. */
+/* Puts a link there, through which the linker finds the library that it has already loaded. */
 static void put_library(const char *folder) {
     struct link_map *map;
     ck_assert_int_eq(dlinfo(maths, RTLD_DI_LINKMAP, &map), 0);

@@ -95,7 +95,7 @@ START_TEST(octets_are_loaded_and_stored) {
         dense_rows to = dense_rows_make(rows, cols, round % 3 ? 2 : 4, shift, more);
         const trf_dense_rows target = trf_dense_rows_of(to.at, to.stride, first, rows, cols, to.weight_bytes);
         for (uint32_t r = 0; r < rows; r++)
-            for (uint32_t c = 0; c < 48; c += 8) /* also behind the last column */
+            for (uint32_t c = 0; c < 48; c += 8) /* also after the last column */
                 trf_store_octet(&target, first + r, c, trf_load_octet(&source, first + r + rows, c)); /* zeros */
         trf_store_octet(&target, row, col, octet);
         for (uint32_t r = 0; r < rows; r++) {

@@ -115,7 +115,7 @@ START_TEST(sizes_are_checked) {
     ck_assert_int_eq(trf_validate_packed(layer.packed, 255, &view, &err), TRF_ERR_TRUNCATED);
     ck_assert_int_eq(trf_validate_packed(layer.packed, bytes - 1, &view, &err), TRF_ERR_TRUNCATED);
     ck_assert_uint_eq(err.offset, bytes - 1);
-    ck_assert_int_eq(trf_validate_packed(layer.packed, bytes + 256, &view, &err), TRF_OK); /* room behind it */
+    ck_assert_int_eq(trf_validate_packed(layer.packed, bytes + 256, &view, &err), TRF_OK); /* room after it */
     ck_assert_int_eq(trf_validate_packed(layer.packed + 8, bytes, &view, &err), TRF_ERR_ARGUMENT);
     packed_layer_free(&layer);
 }
@@ -151,7 +151,7 @@ START_TEST(lines_are_checked) {
     expect_refusal(&layer, lines + stored, 1 << 2 | 1 << 5, lines + 128 + 124); /* one more than counted on */
     expect_refusal(&layer, lines + stored, 7, lines + stored);                  /* more than there are */
     expect_refusal(&layer, lines + stored + 4, 1, lines + stored + 4);          /* another first one */
-    expect_refusal(&layer, lines + 128 + stored, 1 << 3, lines + 128 + stored); /* behind the last column */
+    expect_refusal(&layer, lines + 128 + stored, 1 << 3, lines + 128 + stored); /* after the last column */
     uint32_t before = 0; /* records of the tiles before the stored one, number 2 */
     while (trf_packed_record_tile(line[before]) < 2)
         before++;

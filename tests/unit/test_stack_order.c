@@ -28,7 +28,7 @@ static void check_placement(const trf_stack_place *places, uint32_t count, uint6
     for (uint32_t i = 0; i < count; i++) {
         const trf_stack_place *place = &places[i];
         if (place->is_resident) {
-            EXPECT(place->offset == end); /* one behind the other */
+            EXPECT(place->offset == end); /* one after the other */
             end += place->bytes;
             resident++;
             continue;

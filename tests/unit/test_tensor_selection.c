@@ -138,7 +138,7 @@ START_TEST(embeddings_on_request) {
     ck_assert_int_eq(trf_select_tensor(&rules, &wte, &selection, &reason, NULL), TRF_OK);
     ck_assert_int_eq(selection, TRF_SELECT_KEEP);
     options.exclude = NULL;
-    options.include = include; /* which alone decides */
+    options.include = include; /* only this decides */
     ck_assert_int_eq(trf_select_tensor(&rules, &wte, &selection, &reason, NULL), TRF_OK);
     ck_assert_int_eq(selection, TRF_SELECT_KEEP);
 }
