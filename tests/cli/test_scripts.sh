@@ -6,7 +6,7 @@
 . "$(dirname "$0")/common.sh"
 need_numpy
 if [ -n "${TRF_TEST_QUICK-}" ]; then
-    echo "skipped: there is nothing for a sanitizer to see"
+    echo "skipped by TRF_TEST_QUICK: it runs the scripts of the project, in which a sanitizer sees nothing"
     exit 77
 fi
 for program in bash cmake ctest ninja; do

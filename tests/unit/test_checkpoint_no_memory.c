@@ -3,6 +3,7 @@
  * nothing is left under any name; in the end, when nothing fails any more, the output is the same as without failures.
  * (The address sanitizer's run looks for leaks.) TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
+#include "common/expect.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
 
@@ -190,7 +191,7 @@ static trf_status attempt(void *context) {
 
 START_TEST(every_allocation_fails_once) {
     act_number = _i;
-    for (int threads = 1; threads <= 2; threads++) {
+    for (int threads = test_quick() ? 2 : 1; threads <= 2; threads++) {
         attempts = 10000 * (2 * _i + threads);
         entries_before = fixture_count_entries(folder);
         const long failures = fail_each_allocation(attempt, &threads, TRF_ERR_MEMORY, &err);

@@ -140,7 +140,7 @@ static uint8_t *decode_rows(const layer *l, const int64_t *ids, uint32_t count, 
 static uint8_t *decode_all(const layer *l, trf_decode_as as) {
     const uint64_t each = as == TRF_DECODE_SOURCE ? trf_dtype_bytes(l->info.dtype) : 2;
     const uint64_t bytes = each * l->info.rows * l->info.cols;
-    uint8_t *found = malloc(bytes);
+    uint8_t *found = calloc(1, bytes);
     if (as == TRF_DECODE_SOURCE) { /* the host decodes it, without a device */
         check_status(trf_layer_decode(l->host, found, bytes, 1, &err), TRF_OK, l->name);
         return found;

@@ -104,7 +104,7 @@ struct block {
     thread threads[kMostThreads];
     warp_exchanged exchanged[kMostThreads];
     std::map<uint32_t, engine_barrier> engine_barriers[kMostBlocks]; /* by address */
-    std::map<uint32_t, uint32_t> reading[kMostBlocks];               /* by products under way, in units of kReadBytes */
+    std::vector<uint32_t> reading[kMostBlocks];                      /* by products under way, in units of kReadBytes */
     uint32_t clock;
     /* When the lanes of each warp, the threads of each block, and all threads met last. */
     uint32_t met[kMostWarps], block_met[kMostBlocks], all_met;
@@ -349,6 +349,14 @@ void expect_nobody_reads(const note &n, uint32_t at) {
         warp_fail("writes to shared address %u, which another lane has read since they met", at);
 }
 
+/* How many products under way read a unit of shared memory. */
+uint32_t &reads_at(uint32_t unit) {
+    std::vector<uint32_t> &reading = b.reading[block_at_work()];
+    if (unit >= reading.size())
+        warp_fail("has a product read what is at shared address %u, outside of its block's", unit * kReadBytes);
+    return reading[unit];
+}
+
 note *notes_at(uint32_t at) { return at < kDynamicAt ? nullptr : &b.notes[block_at_work()][(at - kDynamicAt) / 4]; }
 
 void land(uint32_t to, const uint8_t *data, uint32_t bytes) {
@@ -495,7 +503,7 @@ void warp_async_put(uint32_t to, const void *from, uint32_t bytes) {
     if (bytes == 0 || to % 16 || (uintptr_t)from % 16 || bytes % 16)
         warp_fail("has %u bytes copied from %p to shared address %u", bytes, from, to);
     for (uint32_t i = 0; i < bytes; i += 16) {
-        if (b.reading[block_at_work()][(to + i) / kReadBytes])
+        if (reads_at((to + i) / kReadBytes))
             warp_fail("has shared address %u overwritten, which a product under way reads", to + i);
         memcpy(place(to + i, 16, "a copy"), (const uint8_t *)from + i, 16);
         for (uint32_t k = 0; k < 4; k++)
@@ -529,7 +537,7 @@ void warp_async_read(uint32_t at, void *to, uint32_t bytes) {
 
 void warp_async_keep(uint32_t at, uint32_t bytes, int change) {
     for (uint32_t i = at / kReadBytes; i < (at + bytes + kReadBytes - 1) / kReadBytes; i++)
-        b.reading[block_at_work()][i] += (uint32_t)change;
+        reads_at(i) += (uint32_t)change;
 }
 
 uint32_t warp_thread() { return b.current; }
@@ -569,7 +577,7 @@ static void begin_block(uint32_t rank) {
     b.notes[rank].assign(b.shape.shared_bytes / 4, note{});
     b.block_met[rank] = 1;
     b.engine_barriers[rank].clear();
-    b.reading[rank].clear();
+    b.reading[rank].assign((kDynamicAt + b.shape.shared_bytes) / kReadBytes + 1, 0);
 }
 
 void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *), void *args) {

@@ -31,7 +31,8 @@ struct thread_products {
 };
 
 thread_products threads[kMostThreads];
-float operand_b[kMostRows][kDepth];
+/* By the rows that a lane has of each 8, which are 2: [lane % 4][k][row / 8 * 2 + row % 2]. */
+float operand_b[4][kDepth][kMostRows / 4];
 
 thread_products &own() { return threads[warp_thread()]; }
 
@@ -62,7 +63,7 @@ void load_b(const product &p) {
             uint32_t words[4];
             warp_async_read(linear ^ (linear >> 7 & 7) << 4, words, 16);
             for (uint32_t i = 0; i < 8; i++)
-                operand_b[row][8 * piece + i] = warp_bf16(words[i / 2], i % 2);
+                operand_b[row % 8 / 2][8 * piece + i][row / 8 * 2 + row % 2] = warp_bf16(words[i / 2], i % 2);
         }
 }
 
@@ -82,12 +83,15 @@ void compute(const product &p, float *sums) {
         float a[kDepth];
         for (uint32_t k = 0; k < kDepth; k++)
             a[k] = warp_bf16(lanes[lane / 4 * 4 + k % 8 / 2][half + k / 8 * 2], k % 2);
-        for (uint32_t col = 0; col < p.b_rows / 4; col++) {
-            const uint32_t n = col / 2 * 8 + 2 * (lane % 4) + col % 2;
-            float &sum = sums[col / 2 * 4 + 2 * half + col % 2];
-            for (uint32_t k = 0; k < kDepth; k++)
-                sum += a[k] * operand_b[n][k];
-        }
+        const uint32_t cols = p.b_rows / 4;
+        float side_by_side[kMostRows / 4];
+        for (uint32_t col = 0; col < cols; col++)
+            side_by_side[col] = sums[col / 2 * 4 + 2 * half + col % 2];
+        for (uint32_t k = 0; k < kDepth; k++)
+            for (uint32_t col = 0; col < cols; col++)
+                side_by_side[col] += a[k] * operand_b[lane % 4][k][col];
+        for (uint32_t col = 0; col < cols; col++)
+            sums[col / 2 * 4 + 2 * half + col % 2] = side_by_side[col];
     }
 }
 
