@@ -31,7 +31,7 @@ struct thread_products {
 };
 
 thread_products threads[kMostThreads];
-/* By the rows that a lane has of each 8, which are 2: [lane % 4][k][row / 8 * 2 + row % 2]. */
+/* [lane % 4][k][row / 8 * 2 + row % 2]: a lane has 2 of each 8 rows. */
 float operand_b[4][kDepth][kMostRows / 4];
 
 thread_products &own() { return threads[warp_thread()]; }
