@@ -90,33 +90,16 @@ static void set_tiles_product(trf_plan *plan) {
         trf_device_align((uint64_t)tiles->m * layer->view.rows * trf_dtype_bytes(tiles->y_dtype));
 }
 
-/* @return the path that AUTO stands for, with its reason; or TRF_PATH_AUTO if the layout's create_plan decides. */
-static trf_path path_for(const trf_plan *plan, const char **reason) {
-    const trf_device_layer *layer = plan->layer;
-    const trf_context *context = layer->context;
-    const uint32_t m = plan->product.m;
+static trf_status choose_path(trf_plan *plan, trf_path path, trf_error *err) {
+    const trf_layout_ops *layout = plan->layer->layout;
     /* Tunings and tables were measured without an epilogue. Packed kernels apply it to the sums that they hold, while
      * the two-step path writes and reads all sums once more. By bytes and FLOPs that takes 8 % of the time at 8,192
      * columns, which is more than that path gains. */
-    if (layer->layout->layout == TRF_LAYOUT_PACKED && trf_dense_product_has_sums(&plan->product))
-        return TRF_PATH_AUTO;
-    const trf_tuning_key key = trf_tuning_key_of(layer);
-    const trf_card card = trf_card_of(context);
-    const trf_path tuned = context->tuning ? trf_tuned_path(context->tuning, &key, m) : TRF_PATH_AUTO;
-    *reason = tuned != TRF_PATH_AUTO ? "the context's tuning has another path for this batch"
-                                     : "another path is faster for this batch, on GPUs of this generation";
-    if (tuned != TRF_PATH_AUTO)
-        return tuned;
-    uint32_t num_tables;
-    const trf_crossover_table *tables = trf_crossover_tables(&num_tables);
-    return trf_crossover_path(trf_crossovers_for(tables, num_tables, &card), &key, m);
-}
-
-static trf_status choose_path(trf_plan *plan, trf_path path, trf_error *err) {
-    const trf_layout_ops *layout = plan->layer->layout;
-    const int looks_up = path == TRF_PATH_AUTO && layout->has_several_paths;
+    const int measured = layout->layout != TRF_LAYOUT_PACKED || !trf_dense_product_has_sums(&plan->product);
     const char *reason = NULL;
-    const trf_path found = looks_up ? path_for(plan, &reason) : TRF_PATH_AUTO;
+    const trf_path found = path == TRF_PATH_AUTO && layout->has_several_paths && measured
+                               ? trf_path_for_batch(plan->layer, plan->product.m, &reason)
+                               : TRF_PATH_AUTO;
     trf_plan made = *plan;
     /* The path that was found may be refused, since the layer that was measured is only like this one, and not the
      * same. */

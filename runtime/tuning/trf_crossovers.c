@@ -8,6 +8,8 @@
  * two cards is that of their memory bandwidths for each multiprocessor. */
 #include "trf_tuning.h"
 
+#include "trf_context.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -62,4 +64,18 @@ trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_k
     if (!nearest)
         return TRF_PATH_AUTO;
     return m <= nearest->fused_to ? TRF_PATH_FUSED : m <= nearest->wide_to ? TRF_PATH_WIDE : TRF_PATH_TWO_STEP;
+}
+
+trf_path trf_path_for_batch(const trf_device_layer *layer, uint32_t m, const char **reason) {
+    const trf_tuning *tuning = layer->context->tuning;
+    const trf_tuning_key key = trf_tuning_key_of(layer);
+    const trf_path tuned = tuning ? trf_tuned_path(tuning, &key, m) : TRF_PATH_AUTO;
+    *reason = "the context's tuning has another path for this batch";
+    if (tuned != TRF_PATH_AUTO)
+        return tuned;
+    *reason = "another path is faster for this batch, on GPUs of this generation";
+    const trf_card card = trf_card_of(layer->context);
+    uint32_t num_tables;
+    const trf_crossover_table *tables = trf_crossover_tables(&num_tables);
+    return trf_crossover_path(trf_crossovers_for(tables, num_tables, &card), &key, m);
 }

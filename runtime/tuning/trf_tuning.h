@@ -107,6 +107,11 @@ const trf_crossover_table *trf_crossovers_for(const trf_crossover_table *tables,
  * kind. table may be NULL. */
 trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_key *key, uint32_t m);
 
+/* Finds what TRF_PATH_AUTO stands for: what the context's tuning has for the batch, or else the card's crossovers.
+ * reason: becomes a static text, why another path is taken than the layout's first one. @return TRF_PATH_AUTO if
+ * neither knows layers of this kind. */
+trf_path trf_path_for_batch(const trf_device_layer *layer, uint32_t m, const char **reason);
+
 /* @return the best candidate by its time: the first one, unless others are faster by 1 %; then the fastest. */
 uint32_t trf_fastest_candidate(const double *microseconds, uint32_t num_candidates);
 
