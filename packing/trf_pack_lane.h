@@ -213,13 +213,10 @@ TRF_HD void trf_packed_slab_to_rows(const uint32_t a[TRF_PACKED_LANE_REGISTERS],
         rows[i % 2].word[i / 2] = a[i];
 }
 
-/* Where a lane's raw words and index words begin in a packed tile, and its registers in a stored one. */
+/* Where a lane's raw words and index words begin in a packed tile. */
 TRF_HD uint32_t trf_packed_slab_raw_at(uint32_t slab, uint32_t lane) { return trf_packed_raw_offset(slab, lane, 0, 0); }
 TRF_HD uint32_t trf_packed_slab_index_at(uint32_t slab, uint32_t lane) {
     return trf_packed_index_offset(slab, lane, 0);
-}
-TRF_HD uint32_t trf_packed_slab_stored_at(uint32_t slab, uint32_t lane) {
-    return trf_packed_stored_offset(slab, lane, 0);
 }
 
 TRF_HD void trf_packed_slab_unform(const uint32_t a[TRF_PACKED_LANE_REGISTERS], trf_words4 *raw, trf_words2 *index) {

@@ -144,7 +144,7 @@ def test_models_and_packing_come_from_their_files(copy: Path) -> None:
     assert run(copy / "tools/bench/performance_tables.py").returncode == 0
     filled = page.read_text(encoding="utf-8")
     assert "| A | packed | H100 | **1.30** | – | – | – | – | – | – | 0.95 |" in filled and "| B |" not in filled
-    assert "| packing plain 28672×8192, µs | 269 | – | – |" in filled
+    assert "| packing dense 28672×8192, µs | 269 | – | – |" in filled
 
 
 def test_data_are_small_and_have_medians_within_their_quartiles() -> None:

@@ -291,7 +291,7 @@ def packing_cells(card: str) -> dict[str, str]:
     rows = [row for row in read("packing.csv") if (row["card"], row["run"]) == (CARDS[card], "1")]
     times = {row["layer"]: int(row["us"]) for row in rows if row["what"] == "pack dense"}
     layers = [layer for layer in ("28672x8192", "8192x8192", "4096x4096") if layer in times]
-    name = f"packing plain {', '.join(map(shape, layers))}, µs"
+    name = f"packing dense {', '.join(map(shape, layers))}, µs"
     return {name: ", ".join(str(times[layer]) for layer in layers)} if layers else {}
 
 
@@ -309,13 +309,13 @@ PRODUCTS = {
     pairs_cells: "cuBLASLt",
     groups_cells: "the same layers one after another",
     experts_cells: "the fastest of cuBLAS and cuBLASLt",
-    offload_cells: "plain BF16",
+    offload_cells: "dense BF16",
 }
 TRANSFERS = {
     load_cells: "a copy of page-locked memory, 16 threads",
     decode_cells: "after the slash: a copy within the device",
     packing_cells: NONE,
-    rows_cells: "after the slash: a gather from the plain table",
+    rows_cells: "after the slash: a gather from the dense table",
 }
 
 

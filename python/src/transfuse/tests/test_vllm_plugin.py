@@ -325,7 +325,7 @@ def test_new_weights_in_place() -> None:
 
 
 def test_new_weights_of_another_form() -> None:
-    """Weights of quite another scale, or with more tiles that do not fit, get another form, which is noted."""
+    """Weights of quite another scale, or with more tiles that do not fit, are packed anew, which is noted."""
     rows, cols = 1024, 1024
     weight, x = random_weights(rows, cols), random_weights(3, cols, seed=4) * 50
     wild, wilder = weight * 1024, weight.clone()
@@ -476,7 +476,7 @@ def worker_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Worker]]:
 
 
 def test_graphs_are_captured_again(worker_class: type[Worker]) -> None:
-    """Once, after an update that changed a form, with a new pool, and not after others."""
+    """Once, after an update that changed kernel arguments, with a new pool, and not after others."""
     worker = worker_class()
     runner = worker.model_runner
     pieces = CUDAGraphWrapper.__new__(CUDAGraphWrapper)  # of either model runner
@@ -489,7 +489,7 @@ def test_graphs_are_captured_again(worker_class: type[Worker]) -> None:
     assert runner.pools == ["pool 1"] and worker.execute_model() == "output"
     _graphs.note_changed("c")
     for step in (worker.execute_model, worker.execute_dummy_batch):
-        with pytest.raises(RuntimeError, match="c: its new weights have another form"):
+        with pytest.raises(RuntimeError, match="c: its new weights need other kernel arguments"):
             step()
     worker.finish_weight_update()
     assert runner.pools == ["pool 1", "pool 2"]
@@ -522,7 +522,7 @@ def test_graphs_while_the_cache_sleeps(worker_class: type[Worker]) -> None:
     worker.wake_up(["weights"])
     worker.reload_weights(["a"])
     assert worker.model_runner.pools == []
-    with pytest.raises(RuntimeError, match="another form"):
+    with pytest.raises(RuntimeError, match="other kernel arguments"):
         worker.execute_model()
     worker.wake_up(tags=["kv_cache"])
     assert worker.model_runner.pools == ["pool 1"] and worker.execute_model() == "output"
@@ -543,7 +543,7 @@ def test_no_graphs(worker_class: type[Worker]) -> None:
 
 @pytest.mark.parametrize("others", [_graphs._SAME, _graphs._CHANGED, _graphs._FAILED])
 def test_graphs_of_several_ranks(worker_class: type[Worker], monkeypatch: pytest.MonkeyPatch, others: int) -> None:
-    """Ranks capture together, since one cannot do so alone: if a form changed on any, and none failed."""
+    """Ranks capture together, since one cannot do so alone: if they changed on any, and none failed."""
     group = SimpleNamespace(world_size=2, cpu_group=None)
 
     def all_reduce(state: torch.Tensor, **_: Any) -> None:
@@ -559,7 +559,7 @@ def test_graphs_of_several_ranks(worker_class: type[Worker], monkeypatch: pytest
     worker.reload_weights(["a"])
     assert len(worker.model_runner.pools) == {_graphs._SAME: 1, _graphs._CHANGED: 2, _graphs._FAILED: 0}[others]
     if others == _graphs._FAILED:
-        with pytest.raises(RuntimeError, match="another form"):
+        with pytest.raises(RuntimeError, match="other kernel arguments"):
             worker.execute_model()
 
 

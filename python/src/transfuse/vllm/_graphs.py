@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs that vLLM has captured, and layers that have taken another form since.
+"""CUDA graphs that vLLM has captured, and layers whose kernel arguments have changed since.
 
-A captured product holds the form of its layer by value: the range of exponents, and where its parts lie. New weights of
-about the same scale fit the form of the old ones, and graphs multiply by them from then on. Others take a form of their
-own, as a model's weights do after vLLM's dummy ones. Then every rank drops its graphs and has vLLM capture them again,
-at the end of the update, or, if vLLM's cache sleeps, when it wakes up. Until that is done a step is an error.
+A captured product holds its kernel arguments by value, among them the layer's window and where its parts lie. New
+weights of about the same scale fit the window of the old ones, and graphs multiply by them from then on. Others get a
+window of their own, as a model's weights do after vLLM's dummy ones. Then every rank drops its graphs and has vLLM
+capture them again, at the end of the update, or, if vLLM's cache sleeps, when it wakes up. Until that is done a step is
+an error.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _SLEEPERS = frozenset({"weights", "kv_cache"})
 _ASLEEP = "transfuse_asleep"
 _DUE = "transfuse_capture_due"
 
-# Layers of this process that have another form than graphs, if there are any, have captured.
+# Layers of this process that need other kernel arguments than graphs, if there are any, have captured.
 _changed: list[str] = []
 
 
 def note_changed(name: str) -> None:
-    """Notes that a layer has another form than before."""
+    """Notes that products of a layer need other kernel arguments than before."""
     if name not in _changed:
         _changed.append(name)
 
@@ -92,8 +93,8 @@ def _run_step(step: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) 
     if (_changed or getattr(worker, _DUE, False)) and _uses_graphs(worker):
         changed = _changed[0] if _changed else "a layer of another rank"
         raise RuntimeError(
-            f"{changed}: its new weights have another form than the one in the CUDA graphs, which were not captured "
-            "again, since the update failed, has not ended yet or went past vLLM's reload_weights and "
+            f"{changed}: its new weights need other kernel arguments than the CUDA graphs hold, which were not "
+            "captured again, since the update failed, has not ended yet or went past vLLM's reload_weights and "
             "finish_weight_update; call one of them, or serve with --enforce-eager"
         )
     return step(worker, *args, **kwargs)
@@ -119,7 +120,7 @@ def _capture_if_due(worker: Any) -> None:
     if not getattr(worker, _DUE, False) or getattr(worker, _ASLEEP, None):
         return
     if _uses_graphs(worker):
-        logger.info("transfuse: new weights have another form than the old ones: CUDA graphs are captured again")
+        logger.info("transfuse: new weights need other kernel arguments: CUDA graphs are captured again")
         _capture_again(worker.model_runner)
     setattr(worker, _DUE, False)
     forget_changes()

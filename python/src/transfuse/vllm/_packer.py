@@ -70,8 +70,8 @@ class Packed:
     def replace(self, weight: torch.Tensor, name: str) -> None:
         """Puts other weights of the same shape in the place of those that are there.
 
-        Weights that fit the layer's form come to lie where the old ones did, under graphs that have captured it. Others
-        get a form of their own, in the same memory if that is enough, and else in new memory; `_graphs` notes the layer
+        Weights that fit the layer's window come to lie where the old ones did, under graphs that have captured it.
+        Others are packed anew, in the same memory if that is enough, and else in new memory; `_graphs` notes the layer
         then. If an error comes of it, the old weights are still there.
 
         Raises
@@ -83,8 +83,8 @@ class Packed:
             try:
                 tt.repack(self.buffer, weight)
             except UnsupportedError as refusal:
-                logger.debug("transfuse: %s takes another form: %s", name, refusal.message)
-                self._take_form(weight, name)
+                logger.debug("transfuse: %s is packed anew: %s", name, refusal.message)
+                self._pack_anew(weight, name)
         elif self.layout == "plain":
             rows, cols = self.shape
             self.buffer[_HEAD_BYTES : _HEAD_BYTES + self.dense_bytes].view(torch.bfloat16).view(rows, cols).copy_(
@@ -96,8 +96,8 @@ class Packed:
                 '--additional-config \'{"transfuse": {"layout": "packed"}}\''
             )
 
-    def _take_form(self, weight: torch.Tensor, name: str) -> None:
-        """Makes the layer anew, in the form that suits these weights."""
+    def _pack_anew(self, weight: torch.Tensor, name: str) -> None:
+        """Makes the layer anew, with the window that suits these weights."""
         made, layout = _make(weight, name, self.layout)
         missing = _align(made.numel() - self.place.numel(), _STORED_TILE_BYTES) // _STORED_TILE_BYTES
         if layout == "packed" and 0 < missing <= _STORED_ROOM:
