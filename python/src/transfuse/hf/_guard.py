@@ -3,11 +3,11 @@
 
 transformers asks a quantizer to take part if the config object carries a `quantization_config`. A tower's config does
 not, nor does one that the user passes; transformers would then report the compressed tensors as surplus, and draw
-weights at random. So whatever file is about to be loaded is looked at. Where transformers' `from_pretrained` found a
+weights at random. So we look at every file that is about to be loaded. Where transformers' `from_pretrained` found a
 compressed one without us, it begins again, with the `quantization_config` that stands in the folder of the file. All
 other ways (programs that read state dicts themselves, adapters, diffusers' single files) raise, and say what to do.
 
-The functions here put wrappers in place of the frameworks' own functions. Nothing of it is done twice.
+The functions here put wrappers in place of the frameworks' own functions. No function is wrapped twice.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class Loading:
     Attributes
     ----------
     options : dict
-        Its arguments by keyword.
+        The keyword arguments of the call.
     marker : dict or None
         The `quantization_config` to go by; None as long as the config object is trusted to carry it.
     is_guess : bool
-        The config object had none, but the user passed a `TransfuseConfig`.
+        Whether the config object had none, but the user passed a `TransfuseConfig`.
     is_plain : bool
-        The files are not compressed, whatever the config object says: one variant of a checkpoint, of which another one
-        is, or the source of the folder that the config is from.
+        Whether the files are not compressed, whatever the config object says: they are one variant of a checkpoint
+        whose other variant is compressed, or the source of the folder that the config is from.
     carried
         The `quantization_config` of the config object.
     quantizer : HfQuantizer or None
-        That of the framework's choice.
+        The quantizer that the framework chose.
     failure : ValueError or None
-        The framework's for a `quantization_config` that names no method.
+        The framework's error for a `quantization_config` that names no method.
     has_files : bool
-        The files of the model are known: what else is looked up during the call belongs to something else.
+        Whether the files of the model are known: whatever is looked up later in the call belongs to something else.
     """
 
     options: dict[str, Any]
@@ -77,9 +77,9 @@ class Loading:
 
 
 class _BeginAgain(BaseException):
-    """Ends a `from_pretrained` that found compressed files without us, or, without a marker, plain ones with us.
+    """Ends a `from_pretrained` that found compressed files without us, or, without a marker, uncompressed ones with us.
 
-    No `except Exception` on the way takes it.
+    It is no `Exception`, so that no `except Exception` on the way catches it.
     """
 
     def __init__(self, loading: Loading, marker: dict[str, Any] | None) -> None:
@@ -90,7 +90,7 @@ _current: contextvars.ContextVar[Loading | None] = contextvars.ContextVar("trans
 
 
 def current_options() -> dict[str, Any]:
-    """Returns the arguments of the `from_pretrained` of transformers that runs."""
+    """Returns the keyword arguments of the `from_pretrained` of transformers that is running."""
     loading = _current.get()
     return {} if loading is None else loading.options
 
@@ -107,8 +107,8 @@ def _running(loading: Loading | None) -> Iterator[None]:
 def _wrap(place: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Puts a wrapper in the place of a function of a module or class, unless it is there already.
 
-    A framework of another version may not have the function: a warning says so, since compressed files that are read
-    in the way that has taken its place are not noticed.
+    A framework of another version may not have the function. A warning says so, since we do not notice compressed files
+    that are read by whatever has taken its place.
     """
     original = vars(place).get(name)
     if original is None:
@@ -129,7 +129,7 @@ def _wrap(place: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _replace_copies(package: str, name: str, original: Any, wrapper: Any) -> None:
-    """Modules that were imported before us hold the function under a name of their own."""
+    """Puts the wrapper also into modules that were imported before us, which hold the function under their own name."""
     for path, module in list(sys.modules.items()):
         if path.startswith(f"{package}.") and vars(module).get(name) is original:
             setattr(module, name, wrapper)
@@ -139,7 +139,7 @@ def _replace_copies(package: str, name: str, original: Any, wrapper: Any) -> Non
 
 
 def guard_transformers(modeling_utils: ModuleType) -> None:
-    """Watches `transformers.modeling_utils`, and has its models do what compressed weights need done otherwise."""
+    """Watches `transformers.modeling_utils`, and changes what its models do where compressed weights need it."""
     _model_guard.change_transformers_models(modeling_utils)
     _wrap(modeling_utils.PreTrainedModel, "from_pretrained", _make_from_pretrained)
     _wrap(modeling_utils.PreTrainedModel, "initialize_weights", _make_initialize)
@@ -169,11 +169,11 @@ def _make_from_pretrained(original: Callable[..., Any]) -> Callable[..., Any]:
 def _make_get_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_hf_quantizer(config: Any, quantization_config: Any, *arguments: Any, **options: Any) -> Any:
         loading = _current.get()
-        # Models that load models look for quantizers before files, as the outer one does.
+        # Models that load other models look for quantizers before they look for files, as the outer one does.
         if loading is None or loading.has_files:
             return original(config, quantization_config, *arguments, **options)
         carried: Any = getattr(config, "quantization_config", None)
-        if getattr(carried, "quant_method", None) == METHOD:  # the config of a model that was loaded before
+        if getattr(carried, "quant_method", None) == METHOD:  # a model that was loaded before has this config
             config.quantization_config = carried = carried.to_dict()
         if loading.is_plain:
             _take_marker_away(config)
@@ -190,7 +190,7 @@ def _make_get_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
         except ValueError as failure:
             if not isinstance(carried, dict) or carried.get("quant_method") is not None:
                 raise
-            # Whether that is ours the files will tell.
+            # The files will tell whether that is ours.
             loading.failure = failure
             return None, config, arguments[0] if arguments else options.get("device_map")
         loading.quantizer = found[0]
@@ -229,7 +229,7 @@ def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
                     warnings.warn(f"{files[0][0]} is not compressed, and is loaded as it is", stacklevel=2)
                 raise _BeginAgain(loading, None)
         elif loading.quantizer is None and loading.carried is not None:
-            raise refuse_other_method(compressed, loading.carried)  # one that transformers does not know
+            raise refuse_other_method(compressed, loading.carried)  # transformers does not know that method
         elif loading.quantizer is None or loading.is_guess:
             raise _BeginAgain(loading, find_marker(compressed))
         elif not is_ours:
@@ -240,7 +240,7 @@ def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forget_sentences(config: Any) -> None:
-    """Takes out of the configs of a model's parts what stops a framework without us: they are saved with the model."""
+    """Removes what stops a framework without us from the configs of a model's parts, which are saved with the model."""
     for name in getattr(config, "sub_configs", None) or ():
         part = getattr(config, name, None)
         if part is not None and COMPRESSED_BY in str(vars(part).get(WEIGHTS_KEY)):
@@ -248,7 +248,7 @@ def _forget_sentences(config: Any) -> None:
 
 
 def _take_marker_away(config: Any) -> None:
-    """Has a config object, which is the loading's own, say nothing of us."""
+    """Removes what a config object, which belongs to this loading alone, says of us."""
     for part in (config, config.get_text_config(decoder=True)):
         carried = getattr(part, "quantization_config", None)
         if is_marker(carried) or getattr(carried, "quant_method", None) == METHOD:
@@ -270,7 +270,7 @@ def _refuse_states(files: Any) -> None:
 
 
 def _refuse_state_for(model: Any, path: Any) -> None:
-    """The same for a model that is there: one that has compressed weights itself may be meant to take it."""
+    """Refuses a file or folder for an existing model, unless that has compressed weights: it may be meant to take it."""
     if not _model_guard.find_compressed(model):
         refuse_state(path)
 
@@ -280,10 +280,10 @@ def _make_load_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_compressed(checkpoint_file):
             read = original(checkpoint_file, map_location, *arguments, **options)
             if _current.get() is not None:
-                refuse_blobs(read, "from_pretrained")  # an old pickle, whose file does not tell
+                refuse_blobs(read, "from_pretrained")  # the file of an old pickle does not tell
             return read
         if str(map_location) == "meta":
-            # It is asked for dtypes and shapes: those of the source, of which the file has other names for some.
+            # The caller wants dtypes and shapes, which are the source's. The file has other names for some tensors.
             from transfuse.hf._load_plan import make_meta_tensors
 
             return make_meta_tensors(os.fspath(checkpoint_file))
@@ -297,7 +297,7 @@ def _make_convert(original: Callable[..., Any]) -> Callable[..., Any]:
         quantizer = load_config.hf_quantizer
         if not _is_ours(quantizer):
             return original(model, state_dict, load_config, *arguments, **options)
-        # What is not compressed goes into dense modules, as if nobody else took part; so does an adapter on top.
+        # Uncompressed tensors go into dense modules, as if no quantizer took part, and so does an adapter on top.
         plain = dataclasses.replace(load_config, hf_quantizer=None)
         if not quantizer.is_loading(model):
             return original(model, state_dict, plain, *arguments, **options)
@@ -310,7 +310,10 @@ def _make_convert(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Weights that are missing are drawn, also of models that are made of loaded ones, whose code sees all modules."""
+    """Makes a wrapper that hides compressed modules from the code that draws missing weights.
+
+    That code also runs for models that are made of loaded ones, and it sees all modules.
+    """
 
     def initialize_weights(self: Any, *arguments: Any, **options: Any) -> Any:
         if "transfuse.torch._buffer_module" not in sys.modules:  # no weights are compressed
@@ -324,7 +327,10 @@ def _make_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_adjust_bias(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tying pads the bias of an output to the length of its weights, for which it would take a buffer's."""
+    """Makes a wrapper that leaves biases alone: tying pads an output's bias to the length of its weights.
+
+    It would take the length of the buffer for that of the weights.
+    """
 
     def adjust_bias(self: Any, output_embeddings: Any, input_embeddings: Any) -> Any:
         modules = sys.modules.get("transfuse.torch._buffer_module")
@@ -339,7 +345,7 @@ def _make_adjust_bias(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def guard_trainer(trainer: ModuleType) -> None:
-    """Watches `transformers.trainer`, which loads checkpoints by `load_state_dict(strict=False)`."""
+    """Watches `transformers.trainer`, which loads checkpoints with `load_state_dict(strict=False)`."""
     _model_guard.change_trainer(trainer)
     loader = "Trainer, which resumes from state dicts,"
 
@@ -394,7 +400,7 @@ def _make_reader(loader: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def guard_accelerate(modeling: ModuleType) -> None:
-    """Watches `accelerate.utils.modeling`, that is `load_checkpoint_in_model` and `load_checkpoint_and_dispatch`."""
+    """Watches `accelerate.utils.modeling`: `load_checkpoint_in_model` and `load_checkpoint_and_dispatch` read by it."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def load_checkpoint_in_model(model: Any, checkpoint: Any, *arguments: Any, **options: Any) -> Any:
@@ -418,7 +424,7 @@ _diffusers_quantizers: contextvars.ContextVar[list[Any] | None] = contextvars.Co
 
 
 def note_diffusers_quantizer(quantizer: Any) -> None:
-    """Says that a quantizer of ours takes part in the `from_pretrained` of diffusers that runs."""
+    """Notes that a quantizer of ours takes part in the `from_pretrained` of diffusers that is running."""
     quantizers = _diffusers_quantizers.get()
     if quantizers is not None:
         quantizers.append(quantizer)
@@ -442,7 +448,7 @@ def guard_diffusers_models(modeling_utils: ModuleType) -> None:
 
 
 def guard_diffusers(model_loading_utils: ModuleType) -> None:
-    """Watches `load_state_dict` of `diffusers.models.model_loading_utils`, by which all its models are read."""
+    """Watches `load_state_dict` of `diffusers.models.model_loading_utils`, which reads all of diffusers' models."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def load_state_dict(checkpoint_file: Any, *arguments: Any, **options: Any) -> Any:
@@ -458,7 +464,7 @@ def guard_diffusers(model_loading_utils: ModuleType) -> None:
 
 
 def guard_diffusers_loader(loader: ModuleType) -> None:
-    """Watches a module below `diffusers.loaders`, which reads adapters by safetensors itself."""
+    """Watches a module below `diffusers.loaders`, which reads adapters with safetensors itself."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def get_model_file(*arguments: Any, **options: Any) -> Any:
@@ -470,7 +476,7 @@ def guard_diffusers_loader(loader: ModuleType) -> None:
 
     original = vars(loader).get("_get_model_file")
     if original is not None and not hasattr(original, _MARK):
-        # This module alone: models are looked up by the function of the same name.
+        # Only this module is changed, since models are looked up by the function of the same name.
         wrapper = functools.wraps(original)(make(original))
         setattr(wrapper, _MARK, True)
         vars(loader)["_get_model_file"] = wrapper

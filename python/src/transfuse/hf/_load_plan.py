@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides from the headers, before anything is read, what each tensor of the files becomes in the model.
+"""Decides from the headers, before any weights are read, what each tensor of the files becomes in the model.
 
 transformers renames the tensors of a file, and converts some of them (experts that lie one by one are merged, fused
 projections are cut), by rules of each architecture. We apply these rules, on a copy, to the names that the tensors had
@@ -36,7 +36,7 @@ from transfuse.torch._load import Checkpoint, get_load_bytes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Bytes of two tensors that are compared at a time.
+# So many bytes of two tensors are compared at a time.
 _COMPARED_BYTES = 1 << 24
 
 
@@ -49,7 +49,7 @@ class Part:
 
     @property
     def disk_name(self) -> str:
-        """The name by which the file has it."""
+        """The name that the file has for it."""
         return self.tensor.name + SUFFIX if self.tensor.compressed else self.tensor.name
 
 
@@ -63,7 +63,7 @@ class Taken:
 
 @dataclasses.dataclass
 class TakenExperts:
-    """The blobs of an experts module, which stays the same object: the parts of each of its parameters."""
+    """The blobs of an experts module, as parts of each of its parameters. The module stays the same object."""
 
     path: str
     blobs: dict[str, list[Part]]
@@ -86,28 +86,29 @@ class LoadPlan:
     Attributes
     ----------
     layout : str
-        How taken weights will lie in memory; experts lie coded.
+        How taken weights will lie in memory; experts always lie coded.
     refused : dict of str to str
-        Targets that lie coded, since the layout does not take them, and why.
+        Targets that lie coded because the layout does not take them, each with the reason.
     taken, experts, decoded : list
     replaced : dict of str to nn.Module
-        Modules, on the meta device, that go in the place of those of these names.
+        Modules, on the meta device, that take the place of the modules of these names.
     targets : set of str
         Parameters that we load; the framework loads the others.
     dtypes : dict of str to torch.dtype
-        Of all parameters that the files give, as the framework would have them from the uncompressed checkpoint.
+        The dtypes of all parameters that the files give, as the framework would load them from the source.
     conversions : list
-        Those of the framework that the names made use of.
+        The framework's conversions that matched a name.
     followers : dict of str to str
-        Parameters that no file gives, and the tied ones, taken, that they are to be.
+        Parameters that no file gives, each with the taken parameter that it is tied to and will be the same as.
     left : set of str
-        Tensors of the files, by their names there, that the framework is not to see: we load them, or nobody does.
+        Tensors, by their names in the files, that the framework must not see: we load them, or nobody does.
     unexpected : set of str
         Compressed tensors that no parameter takes, by the names that the framework would report.
     drawn : list of str
-        Parameters that no file gives, and that the framework draws at random, as for the source.
+        Parameters that no file gives, and that the framework draws at random, as it would for the source.
     mismatched : set of (str, torch.Size, torch.Size)
-        Parameters whose tensors, compressed, have another shape, as the framework reports them: tensor's, parameter's.
+        Parameters whose compressed tensors have another shape, as the framework reports them: the name, the tensor's
+        shape and the parameter's.
     """
 
     taken: list[Taken] = dataclasses.field(default_factory=list)
@@ -127,7 +128,7 @@ class LoadPlan:
 
 
 def describe_refusal(refusal: UnsupportedError, tensor: TensorInfo) -> str:
-    """Returns why a layout does not take a tensor, without file and tensor: the same for all that share the reason."""
+    """Returns why a layout does not take a tensor, without file and tensor, so that equal reasons have equal texts."""
     head, found, reason = refusal.message.rpartition(f"tensor '{tensor.name}': ")
     return reason if found else head
 
@@ -138,7 +139,7 @@ def read_headers(files: Sequence[str]) -> list[TensorInfo]:
     Raises
     ------
     ArgumentError
-        One is no .safetensors file.
+        A file is no .safetensors file.
     NotFoundError, InputOutputError, DataError, UnsupportedError
         A file is missing, cut, corrupt or of another version.
     """
@@ -162,14 +163,14 @@ def make_meta_tensors(path: str) -> dict[str, torch.Tensor]:
 
 
 class Planner:
-    """Makes the plan for one model, which lies on the meta device and has its dense modules still."""
+    """Makes the plan for one model, which lies on the meta device and still has its dense modules."""
 
     model: nn.Module
     conversions: list[Any]
     renamings: list[Any]
     converters: list[Any]
     dtype_rules: list[tuple[re.Pattern[str], torch.dtype]]
-    # Files that are open while sizes are asked for.
+    # It holds the files that are open while sizes are asked for.
     _files: ExitStack
     _checkpoints: dict[str, Checkpoint]
 
@@ -201,7 +202,7 @@ class Planner:
         ShapeError
             A compressed tensor has another shape than its parameter.
         ArgumentError
-            Weights do not go with the dtype that the model is loaded in.
+            Weights do not fit the dtype that the model is loaded in.
         """
         groups: dict[str, list[Part]] = {}
         unknown: list[str] = []
@@ -229,14 +230,14 @@ class Planner:
         return self.plan
 
     def _report_names(self, target: str, pattern: str | None) -> list[str]:
-        """Returns by which names the framework reports a tensor that it has no use for: as it was renamed."""
+        """Returns the names, after renaming, by which the framework reports a tensor that it has no use for."""
         if pattern is None:
             return [target]
         first, *others = self._converter_of(pattern).target_patterns
         return [target, *(target.replace(first, other) for other in others)]
 
     def _get_bytes(self, tensor: TensorInfo) -> tuple[int, str]:
-        """Returns the bytes that a tensor will take in memory, and why not in the plan's layout, or ""."""
+        """Returns the bytes that a tensor will take in memory, and why the plan's layout does not take it, or ""."""
         if self.plan.layout == "coded":
             return tensor.bytes, ""
         if tensor.file not in self._checkpoints:
@@ -251,7 +252,7 @@ class Planner:
         return check_missing(self.model, self.expected, given, unknown)
 
     def _rename(self, name: str) -> tuple[str, str | None]:
-        """Returns the parameter that the framework would load a tensor into, and its converter's pattern."""
+        """Returns the parameter that the framework would load a tensor into, and its converter's pattern, if any."""
         prefix = self.model.base_model_prefix
         target, pattern = rename_source_key(name, self.renamings, self.converters, prefix, self.expected)
         if target not in self.expected and name in self.expected:
@@ -280,13 +281,13 @@ class Planner:
         return self.expected[target].dtype
 
     def _place_experts(self, groups: dict[str, list[Part]]) -> None:
-        """Plans for the experts modules that can take blobs, whose parameters are then no longer in `groups`."""
+        """Plans for the experts modules that can take blobs, and removes their parameters from `groups`."""
         paths = {
             target.rpartition(".")[0] for target, parts in groups.items() if any(p.tensor.compressed for p in parts)
         }
         for path in sorted(paths, key=dot_natural_key):
             module = self.model.get_submodule(path)
-            # What transformers' decorator puts on the experts modules that it knows to run.
+            # transformers' decorator puts this attribute on the experts modules that it knows how to run.
             if not hasattr(module, "is_transposed"):
                 continue
             names = [name for name, _ in module.named_parameters(recurse=False) if f"{path}.{name}" in groups]
@@ -316,7 +317,7 @@ class Planner:
             steps = ", ".join(type(operation).__name__ for operation in converter.operations)
             self._decode(target, parts, converter, f"the model has it converted ({steps})")
             return
-        # Of several tensors whose names become the same the framework takes the first.
+        # Where the names of several tensors become the same the framework takes the first of them.
         if not parts[0].tensor.compressed:
             return
         self.plan.left.update(part.disk_name for part in parts)
@@ -328,7 +329,7 @@ class Planner:
             self.plan.targets.add(target)
 
     def _find_taker(self, target: str, part: Part) -> str:
-        """Enters the module that takes a blob; returns why there is none, or ""."""
+        """Enters the module that takes a blob into the plan, and returns ""; returns the reason if there is none."""
         path, _, name = target.rpartition(".")
         module = self.model.get_submodule(path)
         taker, reason = find_taker(module, name, part.tensor, self.plan.layout)
@@ -361,7 +362,7 @@ class Planner:
         self.plan.targets.update(self._targets_of(target, parts[0].pattern))
 
     def _leave_mismatched(self, groups: dict[str, list[Part]]) -> None:
-        """Has parameters whose compressed tensors have another shape be drawn anew, if the user said so, or raises."""
+        """Leaves parameters whose compressed tensors have another shape to be drawn, if the user said so, or raises."""
         for target, (first, *_) in list(groups.items()):
             wanted, found = self.expected[target].shape, torch.Size(first.tensor.shape)
             if first.pattern is not None or not first.tensor.compressed or wanted == found:
@@ -376,16 +377,17 @@ class Planner:
             del groups[target]
 
     def _settle_ties(self, groups: dict[str, list[Part]]) -> dict[str, str]:
-        """Decides what becomes of tied parameters of which a file has one compressed.
+        """Decides what becomes of tied parameters if a file has one of them compressed.
 
-        Those that no file gives become the same parameter as the one that is given, as the framework does it for dense
-        ones: the source of the tie, or else the first of its members. Where several are given the framework compares
-        them, and ties them if they are equal. The same bytes need no comparison; others are decoded, for it to do so.
+        Parameters that no file gives become the same parameter as a given one: the source of the tie, or else the first
+        of its members. The framework does so for dense ones. Where several are given the framework compares them, and
+        ties them if they are equal. Tensors of the same bytes need no comparison; others are decoded so that the
+        framework can compare them.
 
         Returns
         -------
         dict of str to str
-            Parameters that are to be decoded for it, and why.
+            Parameters that have to be decoded because of a tie, each with the reason.
         """
         reasons: dict[str, str] = {}
         members: dict[str, list[str]] = {}
@@ -448,7 +450,7 @@ class NamesPlanner(Planner):
     def __init__(
         self, model: nn.Module, names: dict[str, str], dtype: torch.dtype | None, kept: Iterable[str] = ()
     ) -> None:
-        """`names` are parameters by tensors, `kept` modules that stay in F32 when a model is loaded in `dtype`."""
+        """`names` maps tensors to parameters; `kept` has the modules that stay in F32 in a model loaded in `dtype`."""
         self.model, self.names = model, names
         self.conversions, self.renamings, self.converters, self.dtype_rules = [], [], [], []
         self.dtype, self.kept = dtype, set(kept)

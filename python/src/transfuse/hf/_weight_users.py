@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding modules whose weight is read by the code around them, as a matrix, rather than by their own `forward`.
+"""Finds modules whose weight is read, as a matrix, by the code around them rather than by their own `forward`.
 
 T5 casts activations to `self.wo.weight.dtype`, and torch's own transformer layers hand `self.linear1.weight` to a fused
 function. Wan casts time steps to the dtype of the first of `self.time_embedder.parameters()`. RWKV's model divides
-`block.attention.output.weight` in place, block by block. None of them would do with a buffer, and nothing but the
-source tells.
+`block.attention.output.weight` in place, block by block. None of them works with a buffer, and nothing but their source
+code tells.
 
-Some models clear the row of the padding token once they are loaded, whatever the files have in it (ChineseCLIP,
-Kosmos-2, Blt), which has to happen to ours as well.
+Some models (ChineseCLIP, Kosmos-2, Blt) clear the row of the padding token once they are loaded, whatever the files
+have in it. That has to happen to compressed weights as well.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import nn
 
 
 def find_weight_user(model: nn.Module, path: str) -> str:
-    """Returns the class of a module around that of a path which reads its weight, or "".
+    """Returns the class of the module that reads the weight of the module at a path, which lies in it; or "".
 
-    The device of a weight is that of the buffer, and so is no reason.
+    Reading the weight's device is no reason, since the buffer is on the same device.
     """
     parts = path.split(".")
     around = model
@@ -39,18 +39,18 @@ def find_weight_user(model: nn.Module, path: str) -> str:
 
 
 def find_padding_clearer(model: nn.Module, path: str) -> str:
-    """Returns the class of the model, or of the part of it, which clears the padding's row of an embedding, or ""."""
+    """Returns the class of the model, or of its part, that clears the padding token's row of an embedding, or ""."""
     if getattr(model.get_submodule(path), "padding_idx", None) is None:
         return ""
     parts = path.split(".")
     around = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
     inits: list[Any] = [type(module) for module in around if hasattr(module, "_init_weights")]
-    # Each part that is a model of the framework's has its own modules initialized by itself.
+    # Each part that is itself a model of the framework's initializes its own modules.
     return str(inits[-1].__name__) if inits and _clears_padding(inits[-1]) else ""
 
 
 def _is_first(around: nn.Module, place: str, path: str) -> bool:
-    """Returns whether the weight of a path is the first parameter of what is at a place."""
+    """Returns whether the weight at a path is the first parameter of the module at a place."""
     try:
         first = next((name for name, _ in around.get_submodule(place).named_parameters()), "")
     except AttributeError:
@@ -60,13 +60,13 @@ def _is_first(around: nn.Module, place: str, path: str) -> bool:
 
 @functools.cache
 def _find_reads(kind: Any) -> frozenset[str]:
-    """Returns what a class reads the weights of: "wo" for `self.wo.weight`."""
+    """Returns whose weights a class reads: "wo" for `self.wo.weight`."""
     return frozenset(re.findall(r"\bself\.([\w.]+)\.weight\b(?!\.device\b)", _source_of(kind)))
 
 
 @functools.cache
 def _find_reads_below(kind: Any) -> frozenset[str]:
-    """Returns what a class reads of modules that it goes through: "mlp.wo" for `layer.mlp.wo.weight`."""
+    """Returns whose weights a class reads in modules that it goes through: "mlp.wo" for `layer.mlp.wo.weight`."""
     found = re.findall(r"(?<![\w.\])])(?!self\b)[a-z_]\w*\.((?:\w+\.)+)weight\b(?!\.device\b)", _source_of(kind))
     return frozenset(place.rstrip(".") for place in found)
 
@@ -88,7 +88,7 @@ def _clears_padding(kind: Any) -> bool:
 
 @functools.cache
 def _find_first_reads(kind: Any) -> frozenset[str]:
-    """Returns what a class reads the dtype of, by the first parameter: "x" for `next(self.x.parameters()).dtype`."""
+    """Returns the modules whose first parameter's dtype a class reads: "x" for `next(self.x.parameters()).dtype`."""
     found = re.findall(r"\bself\.((?:\w+\.)*)parameters\(\)\)+\.dtype\b", _source_of(kind))
     return frozenset(place.rstrip(".") for place in found)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers as torch tensors: a buffer is a contiguous uint8 tensor of one dimension, and is known by where it lies.
 
-It holds a layer in any layout (docs/torch.md), and its first bytes say in which; that of a coded layer is its blob.
+A buffer holds a layer in any layout (docs/torch.md), and its first bytes say in which. The buffer of a coded layer is
+its blob.
 
-The ops find a layer by the device and address of its buffer. `adopt` validates a buffer and makes it known; one that an
-op meets for the first time is adopted then. What is known is forgotten when the buffer's storage goes, or by `forget`,
-which whoever writes other bytes into the same memory has to call.
+The ops find a layer by the device and address of its buffer. `adopt` validates a buffer and makes it known; an op
+adopts a buffer that it meets for the first time. A buffer is forgotten when its storage is freed, or by `forget`. Call
+`forget` before you write other bytes into the same memory.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from transfuse.torch._ops_library import CPU, call, ops_library
 
 _DIRECTORY_ALIGNMENT = 256
 
-# Of a key (python/torch_ops/trf_torch_product.h); every buffer has more.
+# A key has so many bytes (python/torch_ops/trf_torch_product.h); every buffer has more.
 KEY_BYTES = 256
 
-# How a buffer of another layout than the coded one begins (format/trf_layout_head.h): "TRFL", and which it is.
+# A plain or packed buffer begins with this (format/trf_layout_head.h): "TRFL", and the number of its layout.
 _LAYOUT_HEAD = struct.Struct("<4sH")
 _LAYOUT_MAGIC = b"TRFL"
 
 _container_lock = threading.Lock()
 
-# Those of the storages of buffers that are known, by device and address; each holds the directories.
+# The finalizers of the storages of known buffers, by device and address. Each finalizer holds the directories.
 _finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] = {}
 
-# What stands for the weights that `repack` put into a known buffer last, by the same.
+# An object that stands for the weights that `repack` last put into a known buffer, by device and address.
 _repacked: dict[tuple[int, int], object] = {}
 
 
@@ -50,7 +51,7 @@ def device_index(device: torch.device) -> int:
     Raises
     ------
     ValueError
-        It is neither.
+        The device is neither.
     """
     if device.type == "cpu":
         return CPU
@@ -80,14 +81,15 @@ def _check_alignment(buffer: torch.Tensor) -> None:
 
 
 def adopt(buffer: torch.Tensor) -> None:
-    """Validates a layer's buffer, or a container of experts, and makes it known to the ops; a known one stays as it is.
+    """Validates a layer's buffer, or a container of experts, and makes it known to the ops, unless it is known already.
 
     Parameters
     ----------
     buffer : torch.Tensor, uint8, [buffer_bytes]
-        On the CPU or a CUDA device, where it is used as it lies: its bytes must not change. On a CUDA device it is
-        read back to be checked, which waits for the device, and a directory of about 1 % of its size is allocated.
-        Of a layer in another layout the head alone is checked (of a packed one on the CPU all), without a directory.
+        On the CPU or a CUDA device. The buffer is used where it lies, and its bytes must not change. A coded layer on
+        a CUDA device is read back to be checked, which waits for the device, and a directory of about 1 % of its size
+        is allocated. A plain or packed layer has no directory, and only its head is checked, but all of a packed layer
+        on the CPU.
 
     Raises
     ------
@@ -96,12 +98,12 @@ def adopt(buffer: torch.Tensor) -> None:
     RuntimeError
         A CUDA graph is being captured.
     TransfuseError
-        The bytes are no valid layer; the device is not there or cannot be used.
+        The bytes are no valid layer; the device does not exist or cannot be used.
     """
     if is_known(buffer):
         return
     _check_alignment(buffer)
-    wait_for(buffer.device)  # what writes it
+    wait_for(buffer.device)  # work of the stream may still write the buffer
     first_bytes = _read_first_bytes(buffer)
     if is_container(first_bytes):
         with _container_lock:
@@ -114,7 +116,7 @@ def adopt(buffer: torch.Tensor) -> None:
 
 
 def _adopt_buffer(buffer: torch.Tensor, layout: int, directory_bytes: int, what: str) -> None:
-    """Makes one buffer known, which is of this layout."""
+    """Makes one buffer of this layout known."""
     device, pointer = _place_of(buffer)
     keeping = Keeping(buffer, [directory_bytes], [0])
     with keeping:
@@ -124,21 +126,23 @@ def _adopt_buffer(buffer: torch.Tensor, layout: int, directory_bytes: int, what:
         except TransfuseError as failure:
             if failure.status != Status.TRF_ERR_EXISTS:
                 raise
-            keeping.keep_nothing()  # another thread was faster
+            keeping.keep_nothing()  # another thread adopted it first
 
 
 def _read_first_bytes(buffer: torch.Tensor) -> bytes:
-    """Returns what tells a container, a blob and the buffers of other layouts apart; waits for a CUDA device."""
+    """Returns the bytes that tell a container, a blob and the buffers of other layouts apart; waits for the device."""
     return bytes(buffer[: _LAYOUT_HEAD.size].tolist())
 
 
 def _layout_of_bytes(first_bytes: bytes) -> int:
-    """Returns the layout that a tensor claims to be in, by its first bytes; whatever is no head is left to the library.
+    """Returns the layout that the first bytes of a tensor claim, which is coded if they are no layout head.
+
+    Whether they begin a blob is for the library to say.
 
     Raises
     ------
     UnsupportedError
-        It is one that this version does not know.
+        This version does not know the layout.
     """
     if len(first_bytes) < _LAYOUT_HEAD.size or not first_bytes.startswith(_LAYOUT_MAGIC):
         return s.Layout.CODED
@@ -149,7 +153,7 @@ def _layout_of_bytes(first_bytes: bytes) -> int:
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits for the current stream, so that memory may be written or read that its work uses."""
+    """Waits for the current stream, so that memory that its work uses may be read or written."""
     if device.type != "cuda":
         return
     stream = torch.cuda.current_stream(device)
@@ -159,7 +163,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def _adopt_container(container: torch.Tensor) -> None:
-    """Makes a container known. Experts that are known by themselves become its own."""
+    """Makes a container known. Experts that are already known as single layers become its own."""
     device, pointer = _place_of(container)
     what = f"container of {container.numel()} bytes on {container.device}: "
     offsets, sizes = read_head(container)
@@ -171,7 +175,7 @@ def _adopt_container(container: torch.Tensor) -> None:
         for index, (buffer, layout, directory) in enumerate(zip(buffers, layouts, keeping.directories, strict=True)):
             place = buffer.data_ptr(), buffer.numel()
             memory = s.LayerMemoryStruct(*place, *directory)
-            while True:  # until no thread has adopted this one expert in between
+            while True:  # another thread may adopt this expert alone in between
                 ops_library().trf_torch_forget(device, place[0])
                 try:
                     call(
@@ -190,7 +194,7 @@ def _adopt_container(container: torch.Tensor) -> None:
 
 
 def get_size(buffer: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStruct:
-    """Returns the memory of the layer that a blob, or a buffer of this layout, is.
+    """Returns how much memory the layer in a buffer of this layout takes; the buffer of a coded layer is its blob.
 
     Raises
     ------
@@ -203,14 +207,14 @@ def get_size(buffer: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeSt
 
 
 def convert(buffer: torch.Tensor, layout: int) -> torch.Tensor:
-    """Returns a layer that is known in another layout, plain or packed, in memory of its own size.
+    """Converts a known layer to another layout, plain or packed, and returns it in memory of its own size.
 
-    It is made on its device, without decoding to the host. The old one, its plans included, stays as it is.
+    It is made on the device, without decoding to the host. The old layer stays as it is, and so do its plans.
 
     Raises
     ------
     UnsupportedError
-        The layout does not take the codec, or not these weights.
+        The layout does not take the codec, or does not take these weights.
     DataError
         The layer is corrupt.
     """
@@ -225,59 +229,59 @@ def convert(buffer: torch.Tensor, layout: int) -> torch.Tensor:
 
 
 def pack(weight: torch.Tensor, *, stored_room: int = 0) -> torch.Tensor:
-    """Returns a packed layer of a matrix, losslessly, in memory of its own size; no blob is made.
+    """Packs a matrix losslessly and returns the layer, in memory of its own size; no blob is made.
 
-    It is made on the device where the weights lie: on an H100 470 MB take 1 ms, memory of just its size included.
+    It is packed on the device where the weights lie. On an H100, 470 MB take 1 ms, which includes memory of its size.
 
     Parameters
     ----------
     weight : torch.Tensor, bfloat16, [rows][cols]
-        On the CPU or a CUDA device; only read, and not needed afterwards. Where a row's weights do not lie one behind
-        the other a copy is packed.
+        On the CPU or a CUDA device. It is only read, and not needed afterwards. If the weights of a row are not
+        contiguous, a copy is packed.
     stored_room : int
-        For `repack`: how many more tiles of 64x32 weights that do not fit the layer's form there may be later.
+        Room for `repack`: later weights may have so many more tiles of 64x32 that do not fit the layer's form.
 
     Returns
     -------
     torch.Tensor, uint8
-        The layer's buffer, on the device of `weight`, known to the ops. `convert_layer` makes a coded layer of it, with
+        The layer's buffer, on the device of `weight`; the ops know it. `convert_layer` makes a coded layer of it, with
         the encoder's default options.
 
     Raises
     ------
     TypeError, ValueError
-        It is no such matrix.
+        `weight` is no such matrix.
     UnsupportedError
         These weights cannot be packed.
     RuntimeError
         A CUDA graph is being captured.
     TransfuseError
-        The device is not there, or out of memory.
+        The device does not exist, or is out of memory.
     """
     return _pack(weight, stored_room, None)
 
 
 def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
-    """Puts other weights of the same shape in the place of those of a packed layer.
+    """Replaces the weights of a packed layer by others of the same shape.
 
     The layer stays where it is, with its keys and plans, and CUDA graphs that have captured its products multiply by
-    the new weights from then on. A second layer is there while the call lasts. The copy is work of the current stream:
-    let work of other streams that uses the layer end before.
+    the new weights from then on. While the call lasts, a second layer is in memory. The copy is work of the current
+    stream: work of other streams that uses the layer has to end before.
 
     Parameters
     ----------
     buffer : torch.Tensor, uint8, [buffer_bytes]
-        Of a packed layer without row offsets, as `pack` makes them.
+        The buffer of a packed layer without row offsets, as `pack` makes it.
     weight : torch.Tensor, bfloat16, [rows][cols]
         On the device of `buffer`; as in `pack`.
 
     Raises
     ------
     ArgumentError, ValueError
-        It is no such layer, or the weights are of another shape, or on another device.
+        `buffer` is no such layer, or the weights have another shape or are on another device.
     UnsupportedError
-        The new weights have too many tiles that do not fit the layer's form, which was chosen for the old ones. These
-        are still there.
+        Too many tiles of the new weights do not fit the layer's form, which was chosen for the old weights. The layer
+        still has the old weights.
     TransfuseError, RuntimeError, TypeError
         What `pack` raises.
     """
@@ -285,7 +289,7 @@ def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
     if weight.device != buffer.device:
         raise ValueError(f"the layer is on {buffer.device}, weight is on {weight.device}")
     made = _pack(weight, 0, buffer)
-    if buffer.device.type == "cpu":  # where ops know a layer by its first bytes as well
+    if buffer.device.type == "cpu":  # where ops recognize a layer by its first bytes, too
         forget(buffer)
         buffer.copy_(made)
         adopt(buffer)
@@ -295,7 +299,7 @@ def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
 
 
 def _pack(weight: torch.Tensor, stored_room: int, like: torch.Tensor | None) -> torch.Tensor:
-    """Packs; `like`: a layer whose form the new one takes."""
+    """Packs a matrix; the layer takes the form of the layer `like`, if there is one."""
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"weight must be a torch.Tensor, not {type(weight).__name__}")
     if weight.layout is not torch.strided or weight.is_nested:
@@ -327,7 +331,7 @@ def _pack(weight: torch.Tensor, stored_room: int, like: torch.Tensor | None) -> 
 def _make_layer(
     size: s.LayerSizeStruct, device: torch.device, fill: Callable[[s.LayerMemoryStruct], None]
 ) -> torch.Tensor:
-    """Returns the layer that `fill` makes in memory which it is given, in memory of its own size."""
+    """Has `fill` make a layer in the memory that it is given, and returns the layer in memory of its own size."""
     made = torch.empty(size.buffer_bytes, dtype=torch.uint8, device=device)
     keeping = Keeping(made, [size.directory_bytes], [0])
     wait_for(device)
@@ -337,12 +341,12 @@ def _make_layer(
 
 
 def make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
-    """Makes experts of the layers of a container, which are known."""
+    """Makes experts of the known layers of a container."""
     _combine("trf_torch_make_experts", container, offsets, what)
 
 
 def assemble_rows(container: torch.Tensor, offsets: list[int]) -> None:
-    """Makes one matrix of the layers of a container, which are known; their rows follow each other."""
+    """Makes one matrix of the known layers of a container; their rows follow each other."""
     _combine("trf_torch_assemble_rows", container, offsets)
 
 
@@ -353,17 +357,18 @@ def _combine(function: str, container: torch.Tensor, offsets: list[int], what: s
 
 
 def check_decoded(buffer: torch.Tensor) -> None:
-    """Waits for the device, and raises DataError if what it decoded of a known coded layer was corrupt.
+    """Waits for the device, and raises DataError if it met corrupt data while it decoded a known coded layer.
 
-    On the CPU decoding itself fails.
+    On the CPU the decoding itself raises.
     """
     call("trf_torch_check", *_place_of(buffer), buffer.numel())
 
 
 class Keeping:
-    """Keeps what layers need beside their buffers for as long as the storage of these, which has them forgotten.
+    """Keeps the directories of layers as long as the storage of their buffers, with which the layers are forgotten.
 
-    It is there before the layers are, so that no exception can come in between; one that leaves the block undoes it.
+    It exists before the layers do, so that no exception can come in between; an exception that leaves the block undoes
+    it.
     """
 
     def __init__(self, buffer: torch.Tensor, directory_bytes: list[int], offsets: list[int]) -> None:
@@ -371,7 +376,7 @@ class Keeping:
         for size in directory_bytes:
             starts.append(-(-(starts[-1] + size) // _DIRECTORY_ALIGNMENT) * _DIRECTORY_ALIGNMENT)
         memory = torch.empty(starts[-1], dtype=torch.uint8, device=buffer.device)
-        # Address and bytes of each.
+        # Each directory is an address and a number of bytes.
         self.directories = [
             (memory.data_ptr() + start, size) for start, size in zip(starts, directory_bytes, strict=False)
         ]
@@ -389,7 +394,7 @@ class Keeping:
             _finalizers[self._place] = self._finalizer
 
     def keep_nothing(self) -> None:
-        """Undoes what the constructor did: the storage has nothing forgotten, and the directories are released."""
+        """Undoes what the constructor did: no layer is forgotten with the storage, and the directories are released."""
         self._finalizer.detach()
 
 
@@ -400,25 +405,25 @@ def is_known(buffer: torch.Tensor) -> bool:
 
 
 def layer_key(buffer: torch.Tensor) -> torch.Tensor:
-    """Returns the key of a layer: a tensor of one size for all layers, by which the ops that end in `_by_key` find it.
+    """Returns the key of a layer, by which the ops that end in `_by_key` find it; all keys have the same size.
 
     Graphs in which keys stand for layers depend neither on the sizes of buffers nor on how the layers lie.
 
     Parameters
     ----------
     buffer : torch.Tensor, uint8, [buffer_bytes]
-        Of a layer in any layout, which is adopted if it is not known; or what `load_assembled` gives.
+        The buffer of a layer in any layout, or what `load_assembled` returns. An unknown one is adopted.
 
     Returns
     -------
     torch.Tensor, uint8, [256]
-        A view of the buffer's first bytes, which keeps it in memory; it may be made a parameter. It is found by its
-        address: a copy, on this device or another, is a key of nothing.
+        A view of the buffer's first bytes, which keeps the buffer in memory; it may be made a parameter. The ops find
+        it by its address: a copy, on this device or another, is no key.
 
     Raises
     ------
     ValueError
-        It is a container of experts.
+        The buffer is a container of experts.
     TransfuseError
         What `adopt` raises.
     """
@@ -429,21 +434,21 @@ def layer_key(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def adoption_token(buffer: torch.Tensor) -> object:
-    """Returns what stands for the content of a known buffer, to be compared by `is` alone; None for any other.
+    """Returns an object that stands for the content of a known buffer, or None for any other; compare it with `is`.
 
-    It is another one when the buffer has been forgotten and adopted, or packed again.
+    It is another object once the buffer has been forgotten and adopted again, or repacked.
     """
     place = _place_of(buffer)
     return _repacked.get(place, _finalizers.get(place))
 
 
 def is_repacked(buffer: torch.Tensor) -> bool:
-    """Returns whether a known buffer has other weights than those that it was made of."""
+    """Returns whether `repack` has replaced the weights of a known buffer."""
     return _place_of(buffer) in _repacked
 
 
 def forget(buffer: torch.Tensor) -> None:
-    """Makes a buffer or container unknown, as to be done before its bytes change; an unknown one is left as it is."""
+    """Makes a buffer or container unknown; call it before the bytes change. An unknown one is left as it is."""
     finalizer = _finalizers.get(_place_of(buffer))
     if finalizer:
         _call_now(finalizer)
@@ -465,20 +470,20 @@ def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.T
 
 
 def layer_info(buffer: torch.Tensor) -> LayerInfo:
-    """Returns what a layer says of itself; one that is not known is adopted. Raises what `adopt` does.
+    """Returns what a layer says of itself; an unknown one is adopted. It raises what `adopt` raises.
 
-    In another layout than the coded one that is what the blob said that it was made of, whose size `blob_bytes` is.
+    A plain or packed layer says what its blob said, and `blob_bytes` is the size of that blob.
     """
     return make_layer_info(_find(buffer).layer)
 
 
 def layer_layout(buffer: torch.Tensor) -> str:
-    """Returns how a layer lies in memory, "coded", "packed" or "plain"; one that is not known is adopted.
+    """Returns how a layer lies in memory, "coded", "packed" or "plain"; an unknown one is adopted.
 
     Raises
     ------
     ValueError
-        It is a container of experts.
+        The buffer is a container of experts.
     TransfuseError
         What `adopt` raises.
     """
@@ -486,10 +491,10 @@ def layer_layout(buffer: torch.Tensor) -> str:
 
 
 def fit_memory(buffer: torch.Tensor) -> torch.Tensor:
-    """Returns a layer in memory of its own size: itself, or a copy of one that was made in memory with room for more.
+    """Returns a layer in memory of its own size: the same buffer, or a copy if the buffer has room for more.
 
-    How large a packed layer is shows when it is there. While the copy is made the memory is there twice, of this layer
-    alone; the larger one goes with the last reference to it.
+    The size of a packed layer is only known once it is made. While it is copied, this one layer is in memory twice; the
+    larger buffer is freed with the last reference to it.
     """
     info = _find(buffer)
     size = int(info.memory_bytes)
@@ -497,7 +502,7 @@ def fit_memory(buffer: torch.Tensor) -> torch.Tensor:
         return buffer
     fitted = buffer[:size].clone()
     wait_for(fitted.device)
-    # What it is need not be read from its bytes, which would wait for all that the device does, other loads included.
+    # The layout is known. Reading it from the bytes would wait for all that the device does, other loads included.
     _adopt_buffer(fitted, info.layout, 0, f"copy of {size} bytes on {fitted.device}: ")
     return fitted
 
@@ -512,12 +517,12 @@ def _find(buffer: torch.Tensor) -> s.DeviceLayerInfoStruct:
 
 
 def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
-    """Returns what the layers of a container say of themselves; one that is not known is adopted.
+    """Returns what the layers of a container say of themselves; an unknown one is adopted.
 
     Raises
     ------
     DataError
-        It is no container, or a malformed one.
+        The tensor is no container, or a malformed one.
     TransfuseError
         What `adopt` raises.
     """
@@ -527,12 +532,12 @@ def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
 
 
 def check_experts_dtype(container: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raises the reason if `experts` does not take a container with an x of this dtype, BF16 or F16.
+    """Raises an error if `experts` does not take a container with an x of this dtype, which is BF16 or F16.
 
     Raises
     ------
     UnsupportedError, ArgumentError
-        Experts of several codecs; on a CUDA device also those that cannot share launches.
+        The experts have several codecs, or, on a CUDA device, cannot share launches; or the dtype is another one.
     """
     adopt(container)
     known = {torch.bfloat16: s.Dtype.BF16, torch.float16: s.Dtype.F16}
@@ -547,9 +552,9 @@ def count_layers() -> int:
 
 
 def adopt_kernel(buffer: torch.Tensor) -> None:
-    """The kernel of `transfuse::adopt`, by which an op that misses a buffer has it adopted.
+    """Adopts a buffer that an op has missed: this is the kernel of `transfuse::adopt`.
 
-    An exception would not reach the op's caller with its text, so that the text goes by another way.
+    An exception would not reach the op's caller with its text, so the text is left in the ops library.
     """
     try:
         with torch.utils._python_dispatch._disable_current_modes():

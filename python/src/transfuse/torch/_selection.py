@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights of a torch module are compressed, and why others are left."""
+"""Decides which weights of a torch module are compressed, and says why the others are left."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from transfuse._errors import Status, argument_error, make_error
 from transfuse.torch._experts import find_experts_obstacle, get_expert_names
 from transfuse.torch._modules import CompressedModule, find_scale
 
-# Which tensors are kept by default is what the command has in loader/trf_tensor_selection.c: below these sides nothing
-# shrinks, tables that are looked up by row are taken on request, and the side tables of quantized checkpoints never.
+# The command keeps the same tensors by default (loader/trf_tensor_selection.c): matrices with a smaller side than this
+# do not shrink, tables that are looked up by row are compressed on request, and the side tables of quantized
+# checkpoints are not.
 LEAST_SIDE = 16
 _EMBEDDING_PARTS = (
     "embed_tokens*", "embed_positions*", "embed_in", "wte", "wpe", "emb", "embed", "shared", "*embedding",
     "*embeddings", "*pos_embed", "*_embed",
 )  # fmt: skip
-# Weights that are looked at at once, so that the memory of a check is small.
+# A check looks at so many weights at once, so that it takes little memory.
 _WEIGHTS_AT_ONCE = 1 << 24
 _SIDE_PARTS = ("*_scale", "*_scale_inv", "*_scales", "scale", "scales", "*_zero_point")
 LOSSLESS = {
@@ -47,9 +48,9 @@ _HOOKS = (
 
 @dataclasses.dataclass
 class Weight:
-    """One weight and the modules that share it, or those of one experts module.
+    """One weight and the modules that share it, or all weights of one experts module.
 
-    It keeps no tensor, so that dense weights can go.
+    It keeps no tensor, so that dense weights can be freed.
     """
 
     names: list[str]
@@ -58,8 +59,8 @@ class Weight:
     dtype: torch.dtype
     least_side: int
     obstacle: str | None  # why it cannot be compressed
-    widened: bool = False  # F32, and each weight is a BF16 number
-    asked: bool = False  # by its name, so that it is compressed even if it does not shrink
+    widened: bool = False  # the dtype is F32, and each weight is a BF16 number
+    asked: bool = False  # `include` has its name, so that it is compressed even if it does not shrink
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _memory_of(tensor: Tensor) -> object:
-    """Returns what two parameters have in common if they are the same memory."""
+    """Returns a key that is equal for two parameters if they are the same memory."""
     if tensor.is_meta or type(tensor.data) is not Tensor or tensor.numel() == 0:
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
@@ -91,7 +92,7 @@ def count_bytes(model: nn.Module) -> int:
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
-    """Yields each module once: the name that its weight has, itself, and the module above."""
+    """Yields each module once, as the name of its weight, the module itself, and the module above it."""
     above: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         for child in module.children():
@@ -115,7 +116,7 @@ def _find_module_obstacle(module: nn.Linear | nn.Embedding, parent: nn.Module | 
 
 
 def _find_state_obstacle(module: nn.Module) -> str | None:
-    """Returns why a module cannot become another one as it is, or None."""
+    """Returns why the state of a module keeps it from being replaced by another one, or None."""
     for weight in module._parameters.values():
         if weight is not None and (type(weight) is not nn.Parameter or type(weight.data) is not Tensor):
             return f"it is a {type(weight.data).__name__}"
@@ -129,13 +130,13 @@ def _find_state_obstacle(module: nn.Module) -> str | None:
 
 
 def _find_dtype_obstacle(dtype: torch.dtype, codec: str) -> str | None:
-    """Returns why a codec does not take a dtype, or None; whether F32 is BF16 in fact is found out later."""
+    """Returns why a codec does not take a dtype, or None. Whether F32 weights are BF16 numbers is found out later."""
     taken = dtype in LOSSLESS or dtype == torch.float32 if codec == "auto" else dtype in _TAKEN[codec]
     return None if taken else f"codec {codec} does not take {dtype}"
 
 
 def _find_widened_obstacle(weight: Weight, codec: str) -> str | None:
-    """Returns why F32 weights are not compressed without loss, or None, having noted where they are BF16 numbers."""
+    """Returns why F32 weights are not compressed without loss, or None; notes in `weight` if all are BF16 numbers."""
     if codec != "auto" or weight.dtype != torch.float32:
         return None
     module = weight.modules[0]
@@ -149,7 +150,7 @@ def _find_widened_obstacle(weight: Weight, codec: str) -> str | None:
 def _is_widened_bf16(weight: Tensor) -> bool:
     """Returns whether each of the F32 weights is a BF16 number that comes back bit for bit.
 
-    Signaling NaNs do not: they are made quiet.
+    Signaling NaNs do not come back as they were, since they are made quiet.
     """
     bits = weight.detach().view(torch.int32)
     rows = max(1, _WEIGHTS_AT_ONCE // max(1, weight[0].numel()))
@@ -183,7 +184,7 @@ def _find_experts(model: nn.Module, owners: dict[object, int], codec: str) -> It
 
 
 def _collect(model: nn.Module, codec: str) -> tuple[list[Weight], dict[str, str]]:
-    """Returns the weights of linear layers and embeddings, shared ones once, and those that are no parameters."""
+    """Returns the weights, shared ones once, and the names of those that are no parameters, each with the reason."""
     owners: dict[object, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -229,7 +230,7 @@ def _find_default_reason(weight: Weight, embeddings: bool) -> str | None:
 
 
 def _find_reason(weight: Weight, rules: Rules) -> str | None:
-    """Returns why a weight is left, or None for one to compress."""
+    """Returns why a weight is left, or None if it is to be compressed."""
     if any(_matches(name, rules.exclude) for name in weight.names):
         return "it is excluded"
     asked = [pattern for pattern in rules.include if _is_name(pattern) and pattern in weight.names]
@@ -251,7 +252,7 @@ def _find_reason(weight: Weight, rules: Rules) -> str | None:
 
 
 def _check_patterns(model: nn.Module, rules: Rules, known: set[str]) -> None:
-    """Refuses patterns that match no parameter: they are taken for typos."""
+    """Refuses patterns that match no parameter, since they are probably typos."""
     names = known | {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for what, patterns in (("include", rules.include), ("exclude", rules.exclude)):
         for pattern in patterns:
@@ -264,14 +265,14 @@ def _check_patterns(model: nn.Module, rules: Rules, known: set[str]) -> None:
 
 
 def select(model: nn.Module, rules: Rules) -> tuple[list[Weight], dict[str, str]]:
-    """Returns what is to be compressed, and why the rest is left.
+    """Returns the weights that are to be compressed, and why the others are left.
 
     Raises
     ------
     NotFoundError
         A pattern matches nothing.
     ArgumentError
-        What `include` names cannot be compressed.
+        `include` names a weight that cannot be compressed.
     """
     weights, left = _collect(model, rules.codec)
     known = {name for weight in weights for name in weight.names} | set(left)

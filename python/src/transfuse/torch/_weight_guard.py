@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch does with the weights of modules, which would take the buffers of compressed layers for matrices.
+"""Guards the buffers of compressed layers against functions of torch that would take them for matrices.
 
-`torch.nn.init` would overwrite their bytes behind everybody's back. Its functions end in a few that are looked up in
-the module when they are called, so that these are wrapped: who has imported `normal_` by its name gets the refusal as
-well. A dense layer that is given such a buffer as its weight, to tie it, would fail at its next product, in words about
-dtypes; `requires_grad_` and `torch.nn.utils` (parametrizations, norms, pruning) would, too. All of these are refused,
-with the names of the layers.
+`torch.nn.init` would overwrite their bytes without a word. Its functions call a few others, which they look up in the
+module at each call, and those are wrapped: a program that has imported `normal_` by its name gets the refusal as well.
+A dense layer that is given such a buffer as its weight, to tie it, would fail at its next product, with an error about
+dtypes; so would `requires_grad_` and `torch.nn.utils` (parametrizations, norms, pruning). All of these are refused, and
+the message names the layers.
 
-A state dict of a compressed model goes into an uncompressed one: its blobs are decoded.
+An uncompressed model can load the state dict of a compressed one: its blobs are decoded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transfuse.torch._buffer_module import BufferModule, align_buffer, has_bytes
 from transfuse.torch._dtypes import TORCH_DTYPES
 
 _MARK = "_transfuse_guards"
-# What the functions end in, and what of torch.nn.init ends there.
+# Each of these functions of torch.nn.init is called by the public ones beside it.
 _ENDS = {
     "_no_grad_normal_": "normal_",
     "_no_grad_uniform_": "uniform_",
@@ -37,7 +37,7 @@ _ENDS = {
     "_calculate_fan_in_and_fan_out": "xavier_ or kaiming_",
 }
 
-# What takes a module and the name of its weight, for which it puts something that it calculates.
+# These take a module and the name of its weight, and put something that they calculate in the weight's place.
 _PARAMETRIZERS = [
     (parametrize, "register_parametrization"),
     (parametrizations, "orthogonal"),
@@ -53,7 +53,7 @@ _installed = False
 
 
 def install() -> None:
-    """Wraps the functions, and watches what layers get as parameters. May be called again."""
+    """Wraps the functions, and watches which parameters layers are given. It may be called again."""
     global _installed
     if not _installed:
         register_module_parameter_registration_hook(_refuse_parameter)  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ def install() -> None:
 
 
 def _wrap(place: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts a wrapper in the place of a function of a module or class, if it is there and none yet."""
+    """Puts a wrapper in the place of a function of a module or class, if there is one that is not wrapped yet."""
     original = vars(place).get(name)
     function = original.__func__ if isinstance(original, classmethod) else original
     if function is None or hasattr(function, _MARK):
@@ -120,7 +120,7 @@ def _decode_for_dense(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_matrices(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Returns the state dict of an uncompressed module with matrices in the place of blobs: it could not take these."""
+    """Returns an uncompressed module's state dict with its blobs decoded to matrices, which the module can take."""
     found = {}
     for name, parameter in module._parameters.items():
         blob = state_dict.get(prefix + name)
@@ -131,7 +131,7 @@ def _with_matrices(module: nn.Module, state_dict: dict[str, Any], prefix: str) -
         try:
             found[prefix + name] = _decode(blob)
         except TransfuseError as failure:
-            # What is no blob at all is torch's, which says that the shapes do not match.
+            # A tensor that is no blob at all is left to torch, which says that the shapes do not match.
             if failure.status not in (Status.TRF_ERR_MAGIC, Status.TRF_ERR_TRUNCATED):
                 raise
     return {**state_dict, **found} if found else state_dict
