@@ -270,7 +270,7 @@ def _refuse_states(files: Any) -> None:
 
 
 def _refuse_state_for(model: Any, path: Any) -> None:
-    """Refuses a file or folder for an existing model, unless that has compressed weights: it may be meant to take it."""
+    """Refuses a file for an existing model, unless that has compressed weights itself and may be meant to take it."""
     if not _model_guard.find_compressed(model):
         refuse_state(path)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quantization config: which method each layer of a model gets."""
+"""The quantization config decides which method each layer of a model gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transfuse.vllm._settings import Settings, read_settings
 # The value of vLLM's option --quantization, and of "quant_method" in a compressed folder's config.json.
 METHOD = "transfuse"
 
-# Those that write weights to parameters themselves, and would not notice that there is none yet.
+# Load formats whose loaders write weights to parameters themselves, and would not notice that there are none yet.
 _OTHER_LOADERS = (
     "sharded_state",
     "runai_streamer_sharded",
@@ -39,12 +39,12 @@ _ROUTERS = ("gate", "router", "shared_expert_gate", "expert_gate")
 
 
 class TransfuseConfig(QuantizationConfig):
-    """What vLLM asks for the method of each layer.
+    """Tells vLLM the method of each layer.
 
     Parameters
     ----------
     fields : mapping, optional
-        "quantization_config" of a compressed folder's config.json; None for a folder that is not compressed.
+        The "quantization_config" of a compressed folder's config.json; None for a folder that is not compressed.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class TransfuseConfig(QuantizationConfig):
         return METHOD
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Returns the dtypes of x: BF16, that of the weights."""
+        """Returns the dtypes that x may have: only BF16, the dtype of the weights."""
         return [torch.bfloat16]
 
     @classmethod
@@ -77,7 +77,7 @@ class TransfuseConfig(QuantizationConfig):
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """Returns no file: a folder that is not compressed has none that speaks of us."""
+        """Returns no file name: a folder that is not compressed has no file that mentions us."""
         return []
 
     @classmethod
@@ -91,22 +91,22 @@ class TransfuseConfig(QuantizationConfig):
         Parameters
         ----------
         layer : torch.nn.Module
-            Under construction.
+            A layer under construction.
         prefix : str
             Its name in the model.
 
         Raises
         ------
         ValueError
-            A setting of vLLM that would be ignored, or would damage the weights.
+            A setting of vLLM would be ignored, or would damage the weights.
         """
         if isinstance(layer, LinearBase):
             unquantized: type[QuantizeMethodBase] = UnquantizedLinearMethod
         elif isinstance(layer, VocabParallelEmbedding):
             unquantized = UnquantizedEmbeddingMethod
         else:
-            return None  # experts, attention: vLLM's own
-        # Only here: vLLM makes configs before it forks the process that uses the GPU.
+            return None  # vLLM's own methods serve experts and attention
+        # These are imported only here, since vLLM makes configs before it forks the process that uses the GPU.
         try:
             from transfuse.vllm import _layers, _model_loading
         except ImportError as failure:

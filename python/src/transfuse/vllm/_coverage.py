@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which elements of a parameter its files filled, and with what: no layer is made of memory that nobody wrote.
+"""Finds which elements of a parameter its files filled, so that no layer is made of memory that nobody wrote.
 
-vLLM keeps the calls that filled a layer until the layer is made. They are played again here on the meta device, where
-they cost nothing: each copy or fill names the part of the parameter that it writes.
+vLLM keeps the calls that filled a layer until the layer is made. We replay them on the meta device, where they cost
+nothing, and note which part of the parameter each copy or fill writes, and from what.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Rows first to last and columns first to last, the last ones left out.
+# The first row, the row after the last one, the first column, and the column after the last one.
 Rectangle = tuple[int, int, int, int]
 
 _WRITES = (
@@ -30,14 +30,14 @@ _WRITES = (
 
 @dataclasses.dataclass(frozen=True)
 class Write:
-    """What one copy or fill writes to a matrix: mostly one rectangle. `source` is what a copy copies, else None."""
+    """What one copy or fill writes to a matrix, mostly one rectangle. A copy has a `source`, a fill has None."""
 
     rectangles: list[Rectangle]
     source: torch.Tensor | None
 
 
 class _Writes(TorchDispatchMode):
-    """Notes what is written to a meta tensor, a matrix of so many columns."""
+    """Notes what is written to a meta tensor, which is a matrix of `cols` columns."""
 
     def __init__(self, storage: torch.UntypedStorage, cols: int) -> None:
         super().__init__()
@@ -74,16 +74,16 @@ def _rectangles_of(view: torch.Tensor, cols: int) -> list[Rectangle]:
 
 
 def find_writes(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], loader: Any) -> list[Write]:
-    """Returns what loads write to a parameter, in their order.
+    """Returns what loads write to a parameter, in the order of the loads.
 
     Parameters
     ----------
     param : torch.Tensor, [rows][cols] or [rows]
-        On any device; it is neither read nor written.
+        A parameter on any device; it is neither read nor written.
     loads : iterable of inspect.BoundArguments
-        The calls of its loader. The parameter that each of them names is replaced by one on the meta device.
+        The calls of its loader. Each call gets a parameter on the meta device in place of the one that it names.
     loader : callable
-        Its loader.
+        The parameter's loader.
     """
     blank = param.data.to("meta")
     blank.__class__ = param.__class__
@@ -100,8 +100,8 @@ def find_writes(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], lo
 def find_row_sources(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], loader: Any) -> list[torch.Tensor]:
     """Returns the matrices that loads copy to a parameter, in the order of their rows there.
 
-    They are the whole of it: each has all of its columns, and none writes what another one does. If that is not so, as
-    where rows are padded, nothing is returned. Parameters as those of `find_writes`.
+    Together they are the whole parameter: each has all of its columns, and no two write the same rows. If that is not
+    so, for instance where rows are padded, the list is empty. The parameters are those of `find_writes`.
     """
     rows, cols = param.shape[0], _count_cols(param)
     found: dict[int, torch.Tensor] = {}
@@ -119,7 +119,7 @@ def find_row_sources(param: torch.Tensor, loads: Iterable[inspect.BoundArguments
 
 
 def find_missing(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], loader: Any) -> list[Rectangle]:
-    """Returns the parts of a parameter that no load writes; parameters as those of `find_writes`."""
+    """Returns the parts of a parameter that no load writes. The parameters are those of `find_writes`."""
     written = [rectangle for write in find_writes(param, loads, loader) for rectangle in write.rectangles]
     return subtract(param.shape[0], _count_cols(param), written)
 

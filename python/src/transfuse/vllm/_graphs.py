@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs that vLLM has captured, and layers whose kernel arguments have changed since.
+"""Has vLLM capture its CUDA graphs again when the kernel arguments of a layer have changed.
 
-A captured product holds its kernel arguments by value, among them the layer's window and where its parts lie. New
-weights of about the same scale fit the window of the old ones, and graphs multiply by them from then on. Others get a
-window of their own, as a model's weights do after vLLM's dummy ones. Then every rank drops its graphs and has vLLM
-capture them again, at the end of the update, or, if vLLM's cache sleeps, when it wakes up. Until that is done a step is
-an error.
+A captured product holds its kernel arguments by value, among them the layer's window and the places of its sections.
+New weights of about the same scale fit the window of the old ones, and graphs multiply by them from then on. Others get
+a window of their own, as a model's weights do after vLLM's dummy weights. Then every rank drops its graphs and has vLLM
+capture them again, at the end of the update, or, if vLLM's cache sleeps, when it wakes up. Until that is done, running
+a step raises an error.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from vllm.utils.gc_utils import freeze_gc_heap
 
 logger = init_logger("vllm.transfuse")
 
-# What an update has come to on a rank; of several ranks the highest counts.
+# How an update ended on a rank. Where there are several ranks the highest number counts.
 _SAME, _CHANGED, _FAILED = range(3)
 
 # What vLLM's sleep mode puts to sleep.
 _SLEEPERS = frozenset({"weights", "kv_cache"})
 
-# Attributes of a worker: what sleeps, and whether graphs have to be captured again.
+# Attributes of a worker, which say what sleeps, and whether graphs have to be captured again.
 _ASLEEP = "transfuse_asleep"
 _DUE = "transfuse_capture_due"
 
-# Layers of this process that need other kernel arguments than graphs, if there are any, have captured.
+# Layers of this process that need other kernel arguments than those that graphs, if there are any, have captured.
 _changed: list[str] = []
 
 
@@ -47,15 +47,15 @@ def note_changed(name: str) -> None:
 
 
 def forget_changes() -> None:
-    """Begins anew, for a model of which nothing has been captured."""
+    """Forgets the noted layers, for a new model, which has no captured graphs."""
     _changed.clear()
 
 
 def _finish_update(finish: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
     """Wraps a worker's method that ends an update of weights: graphs are captured again if any rank needs it.
 
-    A rank that fails tells the others, which then do not wait for it; nothing is captured, and layers that have changed
-    make the next step an error.
+    A rank that fails tells the others, which then do not wait for it. In that case nothing is captured, and if layers
+    have changed, the next step raises an error.
     """
     state = _FAILED
     try:
@@ -70,13 +70,13 @@ def _finish_update(finish: Callable[..., Any], worker: Any, *args: Any, **kwargs
 
 
 def _sleep(go_to_sleep: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> None:
-    """Wraps a worker's method: graphs cannot be captured while it sleeps."""
+    """Wraps a worker's `sleep`: graphs cannot be captured while the worker sleeps."""
     go_to_sleep(worker, *args, **kwargs)
     setattr(worker, _ASLEEP, _SLEEPERS)
 
 
 def _wake_up(wake: Callable[..., Any], worker: Any, tags: list[str] | None = None) -> None:
-    """Wraps a worker's method: graphs are captured again, if they have to be, once all is awake."""
+    """Wraps a worker's `wake_up`: graphs that have to be captured again are captured once everything is awake."""
     wake(worker, tags)
     setattr(worker, _ASLEEP, frozenset() if tags is None else getattr(worker, _ASLEEP, frozenset()) - set(tags))
     _capture_if_due(worker)
@@ -88,7 +88,7 @@ def _run_step(step: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) 
     Raises
     ------
     RuntimeError
-        Graphs would multiply by weights that are not there any more.
+        Graphs would multiply by weights that no longer exist.
     """
     if (_changed or getattr(worker, _DUE, False)) and _uses_graphs(worker):
         changed = _changed[0] if _changed else "a layer of another rank"
@@ -101,7 +101,7 @@ def _run_step(step: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) 
 
 
 def _agree(state: int) -> int:
-    """Returns the highest state among the ranks that multiply together; each of them has to ask."""
+    """Returns the highest state among the ranks that multiply together; each of them has to call this."""
     if model_parallel_is_initialized():
         for group in (get_tp_group(), get_pp_group()):
             if group.world_size > 1:
@@ -127,19 +127,19 @@ def _capture_if_due(worker: Any) -> None:
 
 
 def _wrappers() -> list[Any]:
-    """Returns what holds graphs for both of vLLM's model runners: those of a whole model, and of its pieces."""
+    """Returns the objects that hold graphs of a whole model or of its pieces, for both of vLLM's model runners."""
     return [*CUDAGraphWrapper._all_instances, *BreakableCUDAGraphWrapper._all_instances]
 
 
 def _managers(runner: Any) -> list[Any]:
-    """Returns what holds graphs for the second model runner alone: those of the model, and of one that drafts."""
+    """Returns the objects that hold graphs of the model, and of one that drafts, for the second model runner alone."""
     owners = [runner, getattr(runner, "speculator", None)]
     found = [value for owner in owners if owner is not None for value in vars(owner).values()]
     return [value for value in found if hasattr(type(value), "run_fullgraph")]
 
 
 def _drop_graphs(runner: Any) -> None:
-    for holder in (*_wrappers(), runner.model):  # the model: where vLLM overlaps two batches
+    for holder in (*_wrappers(), runner.model):  # the model holds graphs where vLLM overlaps two batches
         if hasattr(type(holder), "clear_graphs"):
             holder.clear_graphs()
     for manager in _managers(runner):
@@ -152,8 +152,8 @@ def _drop_graphs(runner: Any) -> None:
 def _capture_again(runner: Any) -> None:
     """Drops all graphs of a model runner, and has it capture them once more; called on all ranks.
 
-    Graphs get a new pool of memory: torch takes the old one back when the last graph of it is gone, and does not lend
-    it a second time.
+    Graphs get a new pool of memory: torch takes the old one back when its last graph is gone, and does not lend it a
+    second time.
     """
     torch.accelerator.synchronize()
     _drop_graphs(runner)
@@ -173,8 +173,10 @@ def _capture_again(runner: Any) -> None:
 
 @contextmanager
 def _requests_put_aside(runner: Any) -> Iterator[None]:
-    """A block in which the first model runner's tables of cache blocks are empty, as vLLM has them where it captures
-    graphs beside requests; those of the second one are not used for that."""
+    """A block in which the first model runner's tables of cache blocks are empty.
+
+    vLLM empties them, too, where it captures graphs beside requests. The second runner's tables are not used for that.
+    """
     tables = getattr(getattr(runner, "input_batch", None), "block_table", None)
     buffers = [table.block_table for table in getattr(tables, "block_tables", [])]
     saved = [(buffer.gpu.clone(), buffer.cpu.clone()) for buffer in buffers]
@@ -188,7 +190,7 @@ def _requests_put_aside(runner: Any) -> Iterator[None]:
             buffer.cpu.copy_(on_cpu)
 
 
-# What wraps which of a worker's methods.
+# The function that wraps each of these methods of a worker.
 AROUND_WORKER: dict[str, Callable[..., Any]] = {
     "reload_weights": _finish_update,
     "finish_weight_update": _finish_update,

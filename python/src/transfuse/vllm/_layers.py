@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of linear layers, embeddings and heads: how they are made, loaded, packed and multiplied.
+"""The methods of linear layers, embeddings and heads, which make, load, pack and multiply them.
 
 A layer's parameter "weight" is dense, and on the meta device, until all of its weights have arrived. Then vLLM makes
 the dense matrix on the GPU, fills it, and calls `process_weights_after_loading`, which packs it. From then on the
@@ -36,7 +36,7 @@ from transfuse.vllm._settings import Settings
 _linear = torch.ops.transfuse.linear_by_key.default
 _embedding = torch.ops.transfuse.embedding_by_key.default
 
-# Attributes of a layer: what it was packed to, and, of its dense parameter, the layer that fills it.
+# The attribute of a layer that holds its packed weights, and that of a dense parameter which refers to its layer.
 _PACKED = "transfuse_packed"
 _OWNER = "transfuse_owner"
 
@@ -52,14 +52,14 @@ class _Method:
     # vLLM makes the dense weights of one layer at a time, once all of them have arrived.
     uses_meta_device = True
 
-    # Whether all that it does is possible with several layers whose rows follow each other (`load_assembled`).
+    # Whether the method can serve several layers whose rows follow each other (`load_assembled`).
     takes_assembled = True
 
     def __init__(self, prefix: str, settings: Settings, is_dummy: bool) -> None:
         self.prefix, self.settings, self.is_dummy = prefix, settings, is_dummy
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Packs the dense weights of a layer; of one that was packed before, in the place of the old ones.
+        """Packs the dense weights of a layer, and replaces the old weights of one that was packed before.
 
         Raises
         ------
@@ -77,7 +77,7 @@ class _Method:
                 f"{self.prefix}: its weights were not loaded layer by layer; this way of loading is not known"
             )
         packed: Packed | None = getattr(layer, _PACKED, None)
-        if packed is not None or not self.is_dummy:  # dummy weights are the first ones alone
+        if packed is not None or not self.is_dummy:  # only the first weights are dummy ones
             self._check_arrived(layer)
         if packed is None:
             self._keep(layer, Packer.of(weight.device).pack(weight.data, self.prefix, self.settings.layout))
@@ -86,15 +86,15 @@ class _Method:
             _set_key(layer, packed)
 
     def take_compressed(self, layer: Any) -> bool:
-        """Makes a coded layer of compressed tensors as they are, in place of the dense weights that vLLM would fill.
+        """Makes a coded layer of compressed tensors as they are, so that vLLM fills no dense weights.
 
-        Parts of tensors that do not begin and end at tiles are decoded, and encoded again on the CPU. Where that goes
-        for all of them nothing is done here: vLLM makes the dense weights, and the whole layer is encoded.
+        Parts of tensors that do not begin and end at tiles are decoded, and encoded again on the CPU. If all of them
+        are such parts nothing is done here: vLLM makes the dense weights, and the whole layer is encoded.
 
         Returns
         -------
         bool
-            Whether the layer has its weights.
+            Whether the layer has its weights now.
 
         Raises
         ------
@@ -126,13 +126,13 @@ class _Method:
         return True
 
     def _keep(self, layer: Any, packed: Packed) -> None:
-        """Has a layer serve with these weights."""
+        """Makes a layer serve with these weights."""
         setattr(layer, _PACKED, packed)
         _model_loading.note_packed(packed)
         _set_key(layer, packed)
 
     def dequantize_weight(self, layer: Any) -> torch.Tensor:
-        """Returns the dense weights, [rows][cols], as newer versions of vLLM ask for them."""
+        """Returns the dense weights, [rows][cols]; newer versions of vLLM ask for them by this name."""
         return tt.decode_by_key(layer.weight, layer.transfuse_rows, layer.transfuse_cols, torch.bfloat16)
 
     @staticmethod
@@ -161,12 +161,12 @@ class _Method:
 
 
 def owns_weight(layer: Any) -> bool:
-    """Returns whether a layer has our method and a dense weight of its own, which is still to come."""
+    """Returns whether a layer has our method and a dense weight of its own, which has not arrived yet."""
     return isinstance(getattr(layer, "quant_method", None), _Method) and find_owner(layer.weight) is layer
 
 
 def take_compressed(layer: Any) -> bool:
-    """What `_Method.take_compressed` does, for a layer of any method."""
+    """Does what `_Method.take_compressed` does, for a layer of any method."""
     method = getattr(layer, "quant_method", None)
     return isinstance(method, _Method) and method.take_compressed(layer)
 
@@ -201,7 +201,7 @@ def _set_key(layer: Any, packed: Packed) -> None:
 
 
 def follow_owner(layer: Any) -> None:
-    """Has a layer that shares the weight of another one take over its key, unless that is still to come."""
+    """Gives a layer that shares the weight of another one the key of that layer, if it has one yet."""
     owner = find_owner(layer.weight)
     if owner is None:
         raise ValueError("a layer shares the weights of one that is gone")
@@ -212,7 +212,7 @@ def follow_owner(layer: Any) -> None:
 
 @register_weight_loader_v2_supported_method
 class TransfuseLinearMethod(_Method, LinearMethodBase):
-    """The method of linear layers, merged ones included: their pieces are the rows of one matrix."""
+    """The method of linear layers, also of merged ones, whose pieces are rows of one matrix."""
 
     def create_weights(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed weights that a framework's own loader takes for dense ones, and that are decoded when it copies them.
+"""Compressed weights that a framework's loader takes for dense ones, and that are decoded when it copies them.
 
 Loaders cut the part that they want out of a tensor (`narrow`, slices, `chunk`, `split`), and copy it to a parameter. A
 `LazyWeight` stays lazy while it is cut. The copy then reads and decodes only the tiles that the part touches, on the
@@ -27,13 +27,13 @@ from transfuse.torch._registry import check_decoded
 
 _aten = torch.ops.aten
 
-# A coded part is decoded where it begins and ends at tiles, or with the matrix.
+# A part of a coded layer can be decoded if it begins and ends at multiples of this, or where the matrix does.
 _TILE_SIZE = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What a lazy weight has of its tensor. `experts` is one expert of a stack, several of them, or None: no stack."""
+    """What a lazy weight has of its tensor. `experts` is one expert of a stack, several, or None if it is no stack."""
 
     experts: range | int | None
     rows: range
@@ -49,7 +49,7 @@ class _Part:
         return ", ".join(str(one) if isinstance(one, int) else f"{one.start}:{one.stop}" for one in ranges)
 
     def cut(self, dim: int, first: int, last: int) -> _Part:
-        """Returns indices first to last of one of its dimensions, the last one left out."""
+        """Returns the part with the indices from `first` up to, but without, `last` of one of its dimensions."""
         field = ("experts", "rows", "cols")[dim + 3 - len(self.shape)]
         return dataclasses.replace(self, **{field: getattr(self, field)[first:last]})
 
@@ -57,27 +57,27 @@ class _Part:
 class LazyWeight(torch.Tensor):
     """A compressed tensor of a checkpoint, or a part of it, with the shape and the dtype of the source.
 
-    It keeps the checkpoint, whose file has to stay where it is. Nothing can be written to it.
+    It keeps the checkpoint open, whose file has to stay where it is. A lazy weight cannot be written to.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     info : TensorInfo
-        Of a compressed tensor, [rows][cols] or [experts][rows][cols].
+        The compressed tensor, [rows][cols] or [experts][rows][cols].
     part : optional
-        What it has of that; all of it by default.
+        The part of the tensor that this is, by default all of it.
     """
 
     checkpoint: Checkpoint
     info: TensorInfo
     part: _Part
 
-    # What Python calls is not looked at, so that parameters of other classes can be copied to.
+    # Calls from Python are not intercepted, so that parameters of other classes can be copied to.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, checkpoint: Checkpoint, info: TensorInfo, part: _Part | None = None) -> LazyWeight:
-        """Makes it; nothing is read."""
+        """Makes a lazy weight; nothing is read."""
         if part is None:
             *stack, rows, cols = (range(size) for size in info.shape)
             part = _Part(stack[0] if stack else None, rows, cols)
@@ -88,11 +88,11 @@ class LazyWeight(torch.Tensor):
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Names the tensor, and what this is of it."""
+        """Names the tensor and the part of it that this is."""
         return f"LazyWeight({self.info.name}[{self.part}] of {self.info.file}, {self.dtype})"
 
     def dense(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Returns the weights, decoded on a device, the CPU or a CUDA one.
+        """Returns the weights, decoded on a device, which is the CPU or a CUDA device.
 
         Raises
         ------
@@ -120,9 +120,10 @@ class LazyWeight(torch.Tensor):
         return tiles[rows.start - first_row : rows.stop - first_row, cols.start - first_col : cols.stop - first_col]
 
     def find_tiles(self) -> TensorPart | None:
-        """Returns what this is of its tensor as a coded layer takes it over; None if that has to be encoded anew.
+        """Returns the part of the tensor for a coded layer to take over as it is; None if it has to be encoded anew.
 
-        It is a matrix of BF16 weights that begins and ends at multiples of 256 rows and columns, or with the tensor.
+        Such a part is a matrix of BF16 weights that begins and ends at multiples of 256 rows and columns, or where the
+        tensor does.
         """
         part, info = self.part, self.info
         if isinstance(part.experts, range) or info.codec != "bf16" or self.dtype != torch.bfloat16:
@@ -136,24 +137,24 @@ class LazyWeight(torch.Tensor):
         return TensorPart(self.checkpoint, _name_of(info, part.experts), *ranges)
 
     def check_tiles(self, layer: torch.Tensor) -> None:
-        """Decodes a layer that was loaded of what `find_tiles` gives, and throws the weights away.
+        """Decodes a layer that was loaded from what `find_tiles` returned, and throws the weights away.
 
         Raises
         ------
         TransfuseError, RuntimeError
-            It is corrupt; the message names the file and the tensor.
+            The layer is corrupt; the message names the file and the tensor.
         """
         assert not isinstance(self.part.experts, range)
         with _named_source(self.info, _name_of(self.info, self.part.experts)):
             _decode_checked(layer, len(self.part.rows), len(self.part.cols), self.dtype)
 
     def _compact(self) -> torch.Tensor:
-        """Returns the weights with the strides and the offset that this says it has, for ops that count on them."""
+        """Returns the weights with the strides and the offset that this tensor claims, for ops that rely on them."""
         dense = self.dense()
         is_compact = dense.is_contiguous() and dense.storage_offset() == 0
         return dense if is_compact else dense.clone(memory_format=torch.contiguous_format)
 
-    # What torch does without asking __torch_dispatch__.
+    # torch does the following without asking __torch_dispatch__.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         memo[id(self)] = dense = self._compact()
@@ -166,22 +167,22 @@ class LazyWeight(torch.Tensor):
         return self._compact().__dlpack__(*arguments, **options)
 
     def numpy(self, *arguments: Any, **options: Any) -> Any:
-        """Returns what the dense tensor does."""
+        """Returns what the dense tensor returns."""
         return self._compact().numpy(*arguments, **options)
 
     def tolist(self) -> Any:
-        """Returns what the dense tensor does."""
+        """Returns what the dense tensor returns."""
         return self._compact().tolist()
 
     def data_ptr(self) -> NoReturn:
-        """Raises RuntimeError: there is no memory."""
+        """Raises RuntimeError, since there is no memory yet."""
         raise RuntimeError(f"{self!r} has no memory before it is copied")
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Cuts and copies lazily; hands dense tensors to any other operation."""
+        """Cuts lazily, decodes where a copy goes, and hands dense tensors to any other operation."""
         kwargs = kwargs or {}
         for index, schema in enumerate(func._schema.arguments):
             argument = args[index] if index < len(args) else kwargs.get(schema.name)
@@ -197,7 +198,7 @@ class LazyWeight(torch.Tensor):
 
 
 def _widen(part: range, size: int) -> tuple[int, int]:
-    """Returns the first index and the count of whole tiles that hold a range."""
+    """Returns the first index and the number of indices of the whole tiles that hold a range."""
     first = part.start // _TILE_SIZE * _TILE_SIZE
     return first, min(-(-part.stop // _TILE_SIZE) * _TILE_SIZE, size) - first
 
@@ -207,7 +208,7 @@ def _name_of(info: TensorInfo, expert: int | None) -> str:
 
 
 def _decode_checked(layer: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-    """Decodes a layer; rANS words that are corrupt, which loading does not see, are an error on a GPU, too."""
+    """Decodes a layer; corrupt rANS words, which loading does not notice, raise an error on a GPU, too."""
     weights = _ops.decode(layer, rows, cols, dtype)
     check_decoded(layer)
     return weights
@@ -215,7 +216,7 @@ def _decode_checked(layer: torch.Tensor, rows: int, cols: int, dtype: torch.dtyp
 
 @contextmanager
 def _named_source(info: TensorInfo, name: str) -> Iterator[None]:
-    """A block whose exceptions get a file and a tensor in front of their messages, unless these have them."""
+    """A block that puts file and tensor in front of the messages of exceptions, unless they name them already."""
     where = f"{info.file}: tensor {name!r}: "
     try:
         yield
@@ -230,7 +231,7 @@ def _named_source(info: TensorInfo, name: str) -> Iterator[None]:
 
 
 def _with(lazy: LazyWeight, part: _Part) -> LazyWeight:
-    # Views of a tensor that was not made in inference mode are no inference tensors.
+    # A view of a tensor that was not made in inference mode is no inference tensor.
     with torch.inference_mode(lazy.is_inference()):
         return LazyWeight(lazy.checkpoint, lazy.info, part)
 
@@ -255,7 +256,7 @@ def _split(lazy: LazyWeight, size: int, dim: int = 0) -> Any:
 
 def _split_with_sizes(lazy: LazyWeight, sizes: list[int], dim: int = 0) -> Any:
     if sum(sizes) != lazy.shape[dim] or min(sizes, default=0) < 0:
-        return NotImplemented  # the dense tensor's error
+        return NotImplemented  # the dense tensor raises the error
     lasts = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     return [_slice(lazy, dim, last - size, last) for last, size in zip(lasts, sizes, strict=True)]
 
@@ -281,7 +282,7 @@ def _view(lazy: LazyWeight, shape: list[int]) -> Any:
 def _copy_to(
     lazy: LazyWeight, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **others: Any
 ) -> torch.Tensor:
-    """Decodes where the copy is to be."""
+    """Decodes on the device that the copy will be on."""
     where = device or lazy.device
     if where.type == "meta":
         return torch.empty(lazy.shape, dtype=dtype or lazy.dtype, device=where)
@@ -289,7 +290,7 @@ def _copy_to(
 
 
 def _copy(target: torch.Tensor, lazy: LazyWeight, non_blocking: bool = False) -> torch.Tensor:
-    """Fills a dense tensor. A loader that runs on the meta device, to count what it would copy, reads nothing."""
+    """Fills a dense tensor. Nothing is read for a loader that runs on the meta device, to count what it would copy."""
     device = target.device
     if device.type == "meta":
         return target.copy_(torch.empty(lazy.shape, dtype=lazy.dtype, device="meta"))
@@ -308,13 +309,13 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten._unsafe_view.default: _view,
     _aten._to_copy.default: _copy_to,
     _aten.copy_.default: _copy,
-    # In inference mode torch leaves these to us, in place of the ops that they are made of.
+    # In inference mode torch hands us these ops rather than the ones that they consist of.
     **{op: op.decompose for op in (_aten.narrow.default, _aten.chunk.default)},
 }
 
 
 def join_rows(matrices: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns matrices in their order, with lazy ones as one whose rows follow each other in one tensor of a file."""
+    """Joins neighbouring lazy matrices whose rows follow each other in one tensor of a file; the order stays."""
     joined: list[torch.Tensor] = []
     for matrix in matrices:
         last = joined[-1] if joined else None
@@ -337,7 +338,7 @@ def _continues(first: LazyWeight, second: LazyWeight) -> bool:
 
 
 def is_compressed(files: Iterable[str]) -> bool:
-    """Returns whether one of some files of weights is compressed, by their headers."""
+    """Returns whether the headers of some files of weights say that one of them is compressed."""
     return find_compressed(files) is not None
 
 
@@ -357,7 +358,7 @@ def iterate_dense(
     ------
     name : str
     tensor : torch.Tensor
-        A `LazyWeight` if it is compressed, and else dense on the CPU.
+        A `LazyWeight` if the tensor is compressed, else a dense tensor on the CPU.
 
     Raises
     ------

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to happen around vLLM's loading of a model, and the report of it.
+"""Does what has to happen around vLLM's loading of a model, and reports it.
 
-vLLM has plugin points for layers, but none for what is done before the first weight and after the last one. So five of
-its functions are wrapped, in processes that serve with transfuse alone: the one that notes what a new model looks like,
-the one that reads a folder's weights (compressed ones come as lazy tensors), the one that loads them (vLLM checks for
-weights that no file has, but only where it quantizes nothing), the one that makes a layer whose weights are all there,
-and the one that finishes layers. So are a worker's methods after which CUDA graphs may have to be captured again
-(`_graphs`).
+vLLM has plugin points for layers, but none for work before the first weight and after the last one. So we wrap five of
+its functions, only in processes that serve with transfuse: the one that notes what a new model looks like, the one that
+reads a folder's weights (compressed ones come as lazy tensors), the one that loads them (vLLM checks for weights that
+no file has, but only where it quantizes nothing), the one that makes a layer whose weights are all there, and the one
+that finishes layers. We also wrap a worker's methods after which CUDA graphs may have to be captured again (`_graphs`).
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.transfuse")
 
-# What vLLM finds a folder's files by.
+# The parameters by which vLLM finds a folder's files.
 _PREPARED_BY = ("model_name_or_path", "subfolder", "revision", "fall_back_to_pt", "allow_patterns_overrides")
 
 
 class _Report:
-    """What became of the layers since the last report."""
+    """Collects what became of the layers since the last report."""
 
     def __init__(self) -> None:
         self.layers: Counter[str] = Counter()
@@ -63,7 +62,7 @@ _report = _Report()
 
 
 def note_packed(packed: Packed) -> None:
-    """Counts a layer for the report."""
+    """Counts a layer that serves for the report."""
     _report.layers[packed.layout] += 1
     _report.bytes[packed.layout] += packed.buffer.numel()
     _report.dense_bytes[packed.layout] += packed.dense_bytes
@@ -75,7 +74,7 @@ def note_plain(name: str, reason: str) -> None:
 
 
 def note_encoded(name: str, reason: str) -> None:
-    """Notes a layer that is to lie coded, and that has to be encoded for that, some part of it at least."""
+    """Notes a layer that will lie coded, and that has to be encoded for that, at least in part."""
     _report.encoded.setdefault(reason, []).append(name)
 
 
@@ -94,13 +93,13 @@ def install() -> None:
     _wrap(layerwise, "_layerwise_process", ["layer", "info"], _make_layer)
     _wrap(base_loader, "finalize_layerwise_processing", ["model", "model_config"], _finish)
     workers = sys.modules.get("vllm.v1.worker.gpu_worker")
-    if workers is not None:  # else there are layers without an engine
+    if workers is not None:  # without that module, layers are used without an engine
         for name, around in _graphs.AROUND_WORKER.items():
             _wrap(workers.Worker, name, None, around)
 
 
 def _check_parameters(owner: Any, name: str, parameters: list[str] | None) -> None:
-    """Raises RuntimeError if vLLM does not have a function with these parameters, or, of None, with any."""
+    """Raises RuntimeError if vLLM has no such function, or if its parameters are others than these; None skips that."""
     function = getattr(owner, name, None)
     found = list(inspect.signature(function).parameters) if function else None
     if found is None or (parameters is not None and found != parameters):
@@ -129,8 +128,8 @@ def _wrap(owner: Any, name: str, parameters: list[str] | None, around: Callable[
 def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
     """Notes what a new model looks like, and has vLLM watch all parameters of our layers.
 
-    It does not see a bias before the layer's first load. And what it notes are the parameters' own loaders: those that
-    watch hold the layer, which then was never freed.
+    vLLM does not see a bias before the layer's first load. We have it note the parameters' own loaders, since those
+    that watch hold the layer, which would then never be freed.
     """
     from transfuse.vllm._layers import owns_weight
     from transfuse.vllm._packer import Packer
@@ -151,7 +150,7 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
 
 
 def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields a folder's weights by the source's names, those that are compressed as lazy tensors."""
+    """Yields a folder's weights by the source's names; compressed ones are lazy tensors."""
     prepared = loader._prepare_weights(
         source.model_or_path,
         source.subfolder,
@@ -191,14 +190,14 @@ def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterato
 
 
 def _load_weights(load: Callable[..., Any], loader: Any, model: torch.nn.Module, model_config: ModelConfig) -> Any:
-    """Loads weights with the check that vLLM makes where it quantizes nothing: what no file has is an error."""
+    """Loads weights with the check that vLLM makes where it quantizes nothing: a weight that no file has is an error."""
     if model_config.quantization == METHOD and loader.enable_weights_track is None:
         loader.enable_weights_track = True
     return load(loader, model, model_config)
 
 
 def _make_layer(make: Callable[..., Any], layer: torch.nn.Module, info: Any) -> None:
-    """Makes a layer all of whose weights are there; a coded one of compressed tensors without dense weights."""
+    """Makes a layer whose weights are all there; a coded one is made of compressed tensors, without dense weights."""
     from transfuse.vllm._layers import take_compressed
 
     if take_compressed(layer):
@@ -207,7 +206,7 @@ def _make_layer(make: Callable[..., Any], layer: torch.nn.Module, info: Any) -> 
 
 
 def _finish(finish: Callable[..., Any], model: torch.nn.Module, model_config: ModelConfig) -> None:
-    """Finishes the layers that wait, gives tied ones their weights, and reports what became of all of them."""
+    """Finishes the layers that wait, gives tied layers their weights, and reports what became of all of them."""
     finish(model, model_config)
     if model_config.quantization != METHOD:
         return
@@ -218,7 +217,7 @@ def _finish(finish: Callable[..., Any], model: torch.nn.Module, model_config: Mo
         weight = layer._parameters.get("weight")
         owner = _layers.find_owner(weight) if weight is not None else None
         if owner is not None and owner is not layer and isinstance(layer, VocabParallelEmbedding):
-            if isinstance(layer.quant_method, UnquantizedEmbeddingMethod):  # made without a quantization config
+            if isinstance(layer.quant_method, UnquantizedEmbeddingMethod):  # it was made without a quantization config
                 layer.quant_method = owner.quant_method
                 layer.transfuse_rows, layer.transfuse_cols = owner.transfuse_rows, owner.transfuse_cols
             _layers.follow_owner(layer)

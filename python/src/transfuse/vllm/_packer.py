@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From dense weights on the GPU to the layer that serves: packed, coded, or, where neither is possible, plain.
+"""Makes the layer that serves from dense weights on the GPU: packed, coded, or, where neither is possible, plain.
 
-Packed layers lie side by side in one block, whose size is known before the first of them is there. If each had a block
-of its own, which torch rounds up to 2 MiB, a model of 8 billion weights would take a quarter of a GiB more, which vLLM
-counts as weights; and so it would in blocks of 256 MiB, the ends of which stay empty.
+Packed layers lie side by side in one memory block, whose size is known before the first of them is made. If each had a
+block of its own, which torch rounds up to 2 MiB, a model of 8 billion weights would take a quarter of a GiB more, which
+vLLM counts as weights; and so it would in blocks of 256 MiB, whose ends stay empty.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from transfuse.vllm._lazy_weight import LazyWeight
 
 logger = init_logger("vllm.transfuse")
 
-# A layer of another layout than the coded one begins with a head.
+# A plain or packed layer begins with a head of so many bytes.
 _HEAD_BYTES = 256
-# Tiles that may come to be stored when a layer's weights change; a layer takes 4 KiB more for each.
+# So many more tiles may have to be stored when a layer's weights change; a layer takes 4 KiB more for each.
 _STORED_ROOM = 16
-# Of the places of layers.
+# Layers are placed at multiples of this.
 _ALIGNMENT = 256
-# What torch takes from the driver is rounded up to this.
+# torch takes memory from the driver in multiples of this.
 _ROUNDING = 2 << 20
-# Bytes of a stored tile.
+# A stored tile takes so many bytes.
 _STORED_TILE_BYTES = 4096
 
 _packers: dict[torch.device, Packer] = {}
@@ -47,7 +47,7 @@ class Packed:
     ----------
     buffer : torch.Tensor, uint8, [buffer_bytes]
     key : Parameter, uint8, [256]
-        The view of its head by which the ops find it.
+        A view of the layer's head, by which the ops find it.
     layout : str
         "packed", "coded" or "plain".
     shape : tuple of int
@@ -64,15 +64,15 @@ class Packed:
 
     @property
     def dense_bytes(self) -> int:
-        """What the weights take in BF16."""
+        """The number of bytes that the weights take in BF16."""
         return 2 * self.shape[0] * self.shape[1]
 
     def replace(self, weight: torch.Tensor, name: str) -> None:
-        """Puts other weights of the same shape in the place of those that are there.
+        """Replaces the weights by others of the same shape.
 
-        Weights that fit the layer's window come to lie where the old ones did, under graphs that have captured it.
-        Others are packed anew, in the same memory if that is enough, and else in new memory; `_graphs` notes the layer
-        then. If an error comes of it, the old weights are still there.
+        Weights that fit the layer's window are put where the old ones were, so that captured graphs use them. Others
+        are packed anew, in the same memory if it is large enough, and else in new memory; then `_graphs` notes the
+        layer. If that raises an error, the layer still has the old weights.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class Packed:
             )
 
     def _pack_anew(self, weight: torch.Tensor, name: str) -> None:
-        """Makes the layer anew, with the window that suits these weights."""
+        """Makes the layer anew, with a window that suits these weights."""
         made, layout = _make(weight, name, self.layout)
         missing = _align(made.numel() - self.place.numel(), _STORED_TILE_BYTES) // _STORED_TILE_BYTES
         if layout == "packed" and 0 < missing <= _STORED_ROOM:
@@ -114,7 +114,7 @@ class Packed:
 
 @dataclasses.dataclass
 class _Block:
-    """Memory for several layers, and how much of it they have taken."""
+    """A memory block for several layers, and how many bytes of it they have taken."""
 
     memory: torch.Tensor
     taken: int = 0
@@ -125,13 +125,13 @@ class Packer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._expected = 0  # bytes of layers that are still to come
-        self._expected_encoding = 0  # bytes of dense weights that the encoder will get, where that is known
+        self._expected = 0  # how many bytes of layers are still to come
+        self._expected_encoding = 0  # how many bytes of dense weights the encoder will get, where that is known
         self._blocks: list[_Block] = []
 
     @classmethod
     def of(cls, device: torch.device) -> Packer:
-        """Returns that of a device."""
+        """Returns the packer of a device."""
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         return _packers.setdefault(device, cls(device))
@@ -142,21 +142,21 @@ class Packer:
         _packers.clear()
 
     def expect(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Says which packed layers are to come, [rows][cols] each, so that a block has room for all of them."""
+        """Announces the packed layers, [rows][cols] each, that are to come, so that one block has room for them all."""
         self._expected = sum(packed_bytes(rows, cols) + _STORED_ROOM * _STORED_TILE_BYTES for rows, cols in shapes)
 
     def expect_encoding(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Says which layers, [rows][cols] each, are to be encoded, so that a line can say how long that takes."""
+        """Announces the layers, [rows][cols] each, that will be encoded, so that a line can say how long it takes."""
         self._expected_encoding = sum(2 * rows * cols for rows, cols in shapes)
 
     @staticmethod
     def expect_compressed() -> None:
-        """Says that weights come from a compressed folder: few of them are encoded, or none."""
+        """Announces that weights come from a compressed folder, so that few layers have to be encoded, or none."""
         for packer in _packers.values():
             packer._expected_encoding = 0
 
     def pack(self, weight: torch.Tensor, name: str, layout: str) -> Packed:
-        """Returns a layer of dense weights, [rows][cols], which it does not need afterwards."""
+        """Makes a layer of dense weights, [rows][cols], which are not needed afterwards."""
         self._release_temporaries()
         layer, layout = _make(weight, name, layout, self.encode)
         place = self._find_place(layer.numel())
@@ -165,10 +165,10 @@ class Packer:
         return Packed(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), layout, (rows, cols), place)
 
     def load(self, parts: Sequence[LazyWeight | torch.Tensor], shape: tuple[int, int]) -> Packed:
-        """Returns a coded layer of compressed tensors that have tiles, taken as they are, and of blobs on the CPU.
+        """Makes a coded layer of lazy weights, whose tiles are taken as they are, and of blobs on the CPU.
 
-        Their rows follow each other. Those of files are decoded once, which a GPU does at 2 TB/s, since loading alone
-        does not see rANS words that are corrupt.
+        The rows of the parts follow each other. Parts from files are decoded once, which a GPU does at 2 TB/s, since
+        loading alone does not notice corrupt rANS words.
 
         Raises
         ------
@@ -190,7 +190,7 @@ class Packer:
         return Packed(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), "coded", shape, buffer)
 
     def encode(self, weight: torch.Tensor) -> torch.Tensor:
-        """Returns the blob of dense weights, on the CPU; the first time a line says how long that will take."""
+        """Encodes dense weights to a blob on the CPU; the first time a log line says how long all of them will take."""
         start = time.perf_counter()
         blob = tt.encode(weight)
         if self._expected_encoding:
@@ -206,7 +206,7 @@ class Packer:
         return blob
 
     def _release_temporaries(self) -> None:
-        """Gives back what the layer before needed while it was made: no layer is to lie in a part of it."""
+        """Frees the memory that making the previous layer needed, so that no layer comes to lie in a part of it."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -225,7 +225,7 @@ class Packer:
 
 
 def _put(layer: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a layer where its place begins."""
+    """Copies a layer to the beginning of its place, and returns the copy."""
     buffer = place[: layer.numel()]
     buffer.copy_(layer)
     tt.adopt(buffer)
@@ -235,7 +235,7 @@ def _put(layer: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 def _make(
     weight: torch.Tensor, name: str, layout: str, encode: Callable[[torch.Tensor], torch.Tensor] = tt.encode
 ) -> tuple[torch.Tensor, str]:
-    """Returns a layer in memory of its own, and its layout. encode: gives the blob of dense weights, on the CPU."""
+    """Makes a layer in memory of its own and returns it with its layout. `encode` makes a blob on the CPU."""
     reason = ""
     if layout == "packed":
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users set: ``--additional-config '{"transfuse": {"layout": "packed"}}'``.
+"""Reads what users set: ``--additional-config '{"transfuse": {"layout": "packed"}}'``.
 
-vLLM hashes its additional config, so that graphs which it has cached are those of these settings.
+vLLM hashes its additional config, so that it uses cached graphs only for the settings that they were made for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Settings:
     layout : str
         How layers lie in the GPU's memory: "packed", the faster one, or "coded", the smaller one.
     exact : bool
-        Decode each layer and let vLLM's own product multiply: bit for bit what vLLM computes in BF16, and slow.
+        Whether each layer is decoded and vLLM's own product multiplies: the results are vLLM's in BF16 bit for bit, and
+        it is slow.
     exclude : tuple of str
         Patterns (`fnmatch`) of layers that stay as vLLM has them, by vLLM's names, such as "model.layers.0.*".
     """
@@ -47,7 +48,7 @@ def read_settings(additional_config: object) -> Settings:
     Raises
     ------
     ValueError
-        An option that is not known, or a value that it does not take.
+        There is no such option, or an option does not take its value.
     """
     given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(given, Mapping):
