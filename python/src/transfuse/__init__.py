@@ -78,8 +78,8 @@ __all__ = [
     "verify",
 ]
 
-# The modules of the names above. They are imported, and NumPy with them, when the first name is used: the command needs
-# none of them, and would take several times as long to start.
+# The modules of the names above. They are imported, and NumPy with them, when the first name is used, since the command
+# needs none of them and would take several times as long to start.
 _MODULES = ("_checkpoint", "_errors", "_layer", "_options", "_results")
 
 # Names that are imported, along with torch or transformers, only when they are used, and their modules.

@@ -14,7 +14,7 @@ from transfuse._errors import Status, argument_error, make_error
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# NumPy's own name, or that of ml_dtypes, and the dtype that holds the bits if ml_dtypes is not installed.
+# The name in NumPy or in ml_dtypes, and the dtype that holds the bits if ml_dtypes is not installed.
 _NAMES: dict[s.Dtype, tuple[str, str]] = {
     s.Dtype.F32: ("float32", "float32"),
     s.Dtype.F16: ("float16", "float16"),

@@ -15,10 +15,10 @@ from transfuse._options import Granularity, check_threads, encode_path, encode_t
 from transfuse._results import LayerInfo, make_layer_info
 from transfuse._threads import Cancel, call_interruptible
 
-# Called with the name of the tensor at work, and with the bytes of the source checkpoint that are done, and all of
-# them.
+# It is called with the name of the tensor at work, and with how many bytes of the source checkpoint are done, and how
+# many there are.
 Progress: TypeAlias = Callable[[str, int, int], object]
-# Called with a line for the user, such as which part of a checkpoint will not load afterwards.
+# It is called with a line for the user, for instance about the part of a checkpoint that will not load afterwards.
 Note: TypeAlias = Callable[[str], object]
 Path: TypeAlias = "str | os.PathLike[str]"
 
@@ -368,7 +368,7 @@ def _run(
     notes: list[str] = []
 
     def call_back(function: Callable[..., object], *arguments: object) -> object:
-        """Calls a function of the user's, unless the call is to end anyway; what it raises ends it."""
+        """Calls a function of the user's, unless the job is to end anyway; if that raises, the job ends."""
         if cancel.is_set():
             return False
         try:

@@ -9,7 +9,7 @@ import sys
 
 
 def _run_doctor(arguments: list[str], interrupt: object) -> int:
-    """Runs `doctor`, which takes away what it has made if Ctrl-C ends it. interrupt: what SIGINT does to a program."""
+    """Runs `doctor`, which cleans up if Ctrl-C ends it. `interrupt` is what SIGINT does to a program."""
     from transfuse._doctor import main as doctor
 
     try:
@@ -21,7 +21,7 @@ def _run_doctor(arguments: list[str], interrupt: object) -> int:
 
 def main() -> None:
     """Replaces this process by the command, with the same arguments; `doctor` runs here."""
-    # Ctrl-C would print a traceback. A program in the background, which has it ignored, goes on ignoring it.
+    # Ctrl-C would print a traceback. A program in the background, for which SIGINT is ignored, goes on ignoring it.
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -36,6 +36,6 @@ def main() -> None:
         program = find_installed("bin", "transfuse")
     except ImportError as error:
         sys.exit(f"transfuse: {error}")
-    # Python ignores it, and what is ignored stays so in the program: `transfuse info model | head` would be an error.
+    # Python ignores SIGPIPE, and the program would inherit that: `transfuse info model | head` would be an error.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execv(program, ["transfuse", *arguments])

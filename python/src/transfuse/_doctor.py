@@ -75,7 +75,7 @@ class _Doctor:
         self.library_problem = ""
         self.driver = Driver(None, 0, (), "")
         self.versions: dict[str, str | None] = {}
-        self.gpus: list[Gpu] = []  # those that products run on
+        self.gpus: list[Gpu] = []  # the GPUs that products run on
         self.torch_works = False
 
     @property
@@ -194,7 +194,7 @@ class _Doctor:
         reasons = {gpu.index: self._explain_gpu(gpu) for gpu in driver.gpus}
         self.gpus = [gpu for gpu in driver.gpus if not reasons[gpu.index]]
         for gpu in driver.gpus:
-            # A GPU that is only there for a screen is no problem beside one that works.
+            # A GPU that only drives a screen is no problem beside one that works.
             reason = reasons[gpu.index]
             report.conclude(f"{what} ({gpu.index})", "" if self.gpus else reason, reason if self.gpus else "")
         if self.gpus:
@@ -203,7 +203,7 @@ class _Doctor:
             report.conclude("large batches on a GPU", missing and f"{missing}; pip install 'nvidia-cublas=={major}.*'")
 
     def try_torch(self) -> bool:
-        """Torch ops on the CPU and on each GPU; returns whether those on the CPU work."""
+        """Tries torch ops on the CPU and on each GPU; returns whether those on the CPU work."""
         report, version = self.report, self.versions["torch"]
         what = "PyTorch on a CPU"
         if version is None:
@@ -227,7 +227,7 @@ class _Doctor:
         return works
 
     def _try_framework(self, framework: str) -> None:
-        """Whether a framework that is installed knows transfuse's checkpoints."""
+        """Reports whether an installed framework knows transfuse's checkpoints."""
         result = _probes.run_probe(_probes.FRAMEWORK.format(framework=framework))
         if result.failure or result.values["registered"]:
             problem = f"{result.values['doing']}: {result.failure}" if result.failure else ""
@@ -238,7 +238,7 @@ class _Doctor:
         self.report.row(framework, f"yes, in programs that import transfuse: {why}")
 
     def try_frameworks(self, torch_works: bool) -> None:
-        """What stands upon PyTorch."""
+        """Tries the frameworks that are built on PyTorch."""
         report, version = self.report, self.versions["transformers"]
         needs = "" if torch_works else "it needs transfuse's part for PyTorch"
         if version is None:
@@ -261,7 +261,7 @@ class _Doctor:
 
 
 def _explain_vllm(version: str, needs: str, has_gpu: bool) -> tuple[str, str]:
-    """Returns what is wrong with the plugin for vLLM, and, if nothing is, why it does not serve; "" for neither."""
+    """Returns what is wrong with the plugin for vLLM, and why it does not serve if nothing is wrong; each may be ""."""
     if _parse_version(version) < _OLDEST_VLLM:
         return "", f"vLLM {version} is older than {'.'.join(map(str, _OLDEST_VLLM))}: pip install -U vllm"
     names = [point.name for point in importlib.metadata.entry_points(group="vllm.general_plugins")]

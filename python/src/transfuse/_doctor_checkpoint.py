@@ -28,7 +28,7 @@ _WEIGHTS_KEY = "transformers_weights"
 _ADAPTER = "adapter_config.json"
 _PIPELINE = "model_index.json"
 _NAMES_SHOWN = 4
-# Files that hold weights as a rule, and folders that do not belong to a checkpoint.
+# Files with these names usually hold weights, and these folders do not belong to a checkpoint.
 _WEIGHT_ENDS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx", ".npz")
 _CACHES = {".git", ".cache", ".huggingface", "__pycache__"}
 _RAISES = "loading the model raises an error; with another config object it may get random weights"
@@ -42,13 +42,13 @@ class CheckpointDoctor:
     ----------
     report : Report
     gpus : list of Gpu
-        Those that products run on.
+        The GPUs that products run on.
     versions : dict of str to str or None
-        Of the packages that are installed.
+        The versions of the installed packages.
     torch_works : bool
-        Whether transfuse's ops run on torch here, without which nothing is opened.
+        Whether transfuse's ops run on torch here. If not, no folder is opened.
     serving : ServingOptions, optional
-        How a model is to be served. What it takes of one GPU's memory is not said then.
+        How a model is to be served. The memory that it takes on one GPU is not reported then.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class CheckpointDoctor:
         return checkpoint
 
     def _look_at_config(self, path: str, folder: Path, config: dict[str, Any] | None, is_file: bool) -> bool:
-        """What the config.json of a compressed checkpoint says; returns whether a framework would open the folder."""
+        """Reports on the config.json of a compressed checkpoint; returns whether a framework would open the folder."""
         report = self.report
         if config is None:
             report.row("config.json", "none: transformers cannot load it")
@@ -215,7 +215,7 @@ class CheckpointDoctor:
         return isinstance(name, str) and not (folder / name).exists()
 
     def _look_at_source(self, path: str, folder: Path, config: dict[str, Any] | None) -> bool:
-        """What `compress` would say; returns whether a framework would open the folder."""
+        """Reports what `compress` would say; returns whether a framework would open the folder."""
         report = self.report
         is_adapter = (folder / _ADAPTER).is_file()
         is_model = config is not None and ("model_type" in config or "_class_name" in config)
@@ -317,7 +317,7 @@ class CheckpointDoctor:
     def _say_extra(self, folder: Path, models: set[str], top: bool) -> None:
         """Names files with weights that belong to no checkpoint: they are carried over as they are.
 
-        models: folders to leave out. top: whether those that lie in the folder itself count.
+        `models` has the folders to leave out; `top` says whether files in the folder itself count.
         """
         extra: dict[str, int] = {}
         for place, folders, names in os.walk(folder):

@@ -11,11 +11,11 @@ import textwrap
 from typing import Any
 
 _GIB, _MIB = 1 << 30, 1 << 20
-_TEXT_COLUMN = 31  # where what is said begins; in a narrow terminal right behind its label
+_TEXT_COLUMN = 31  # texts begin in this column; in a narrow terminal right after the label
 
 
 def write_size(size: int) -> str:
-    """Returns bytes for readers."""
+    """Writes a number of bytes for readers."""
     return f"{size / _GIB:.2f} GiB" if size >= _GIB // 10 else f"{size / _MIB:.1f} MiB"
 
 
@@ -37,9 +37,9 @@ class Report:
     ----------
     problems, not_tried : list of str
     warnings : list of str
-        What works here, but not everywhere.
+        Texts on what works here, but not everywhere.
     checkpoints : list of dict
-        What is known of each folder of a model, for programs.
+        The facts about each folder of a model, for programs.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -68,7 +68,7 @@ class Report:
         self.problems.append(text)
 
     def conclude(self, what: str, problem: str, reason: str = "") -> bool:
-        """Says whether something works; `problem`: what is wrong and what to do, `reason`: why there is no problem."""
+        """Says whether something works: `problem` is what is wrong and what to do, `reason` why there is no problem."""
         self.row(what, f"no: {problem or reason}" if problem or reason else "yes")
         if problem:
             self.add_problem(f"{what}: {problem}")
@@ -92,7 +92,7 @@ class Report:
             self._print(f"  * {line}", 4)
 
     def _print(self, line: str, indent: int = 0) -> None:
-        """Prints a line, folded to a terminal or to $COLUMNS; words, as paths are, stay whole, and in a pipe lines."""
+        """Prints a line, folded to the terminal or $COLUMNS; words such as paths stay whole, in a pipe also lines."""
         if self.quiet:
             return
         columns = _find_columns()

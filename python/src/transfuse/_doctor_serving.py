@@ -32,7 +32,7 @@ _USUAL_CARDS_GB = (80.0, 141.0)
 
 @dataclasses.dataclass(frozen=True)
 class ServingOptions:
-    """What was asked: GPUs that share the model, tokens of a request or None, and the GB of a card that is not here."""
+    """The user's question: GPUs that share the model, tokens of a request or None, and the GB of a card not present."""
 
     gpus: int = 1
     context: int | None = None
@@ -50,7 +50,7 @@ class _Card:
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """What the KV cache keeps of a request on each GPU; `is_bound`: at most, since some layers have a window."""
+    """What the KV cache keeps of a request on each GPU; with `is_bound` at most, since some layers have a window."""
 
     tokens: int
     token_bytes: int
@@ -64,7 +64,7 @@ class ServingDoctor:
     ----------
     report : Report
     gpus : sequence of Gpu
-        Those that products run on.
+        The GPUs that products run on.
     options : ServingOptions
     """
 
@@ -72,7 +72,7 @@ class ServingDoctor:
         self.report, self.gpus, self.options = report, gpus, options
 
     def look(self, path: str, checkpoint: CheckpointInfo, facts: dict[str, Any]) -> None:
-        """Reports on a folder; facts: what programs get, to which "serving" is added."""
+        """Reports on a folder, and adds "serving" to `facts`, which are what programs get."""
         count = self.options.gpus
         self.report.section(f"Serving {path} by vLLM: an estimate")
         said: dict[str, Any] = {"gpus": count}
@@ -102,7 +102,7 @@ class ServingDoctor:
             )
 
     def say_no_estimate(self, path: str, why: str, facts: dict[str, Any]) -> None:
-        """Says that nothing is known, rather than a number that may be wrong."""
+        """Says that there is no estimate, which is better than a number that may be wrong."""
         facts["serving"] = {"gpus": self.options.gpus, "no_estimate": why}
         self.report.row("estimate", f"none: {why}")
         self.report.not_tried.append(f"estimating how {path} is served: {why}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registers transfuse with transformers, diffusers, PEFT and accelerate once a program imports their modules.
 
-None of them looks for plug-ins, so that a finder on ``sys.meta_path`` waits for the import of their tables.
+None of them looks for plug-ins, so a finder on ``sys.meta_path`` waits for the import of their tables.
 `import transfuse` puts it there, and so does the file transfuse_hook.pth of the wheel, for programs that do not import
-transfuse. Nothing of torch, transformers or diffusers is imported by it. ``TRANSFUSE_NO_HOOK=1`` turns that file off.
+transfuse. It imports nothing of torch, transformers or diffusers. ``TRANSFUSE_NO_HOOK=1`` turns that file off.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType |
     run = loader.exec_module
 
     def run_and_register(module: ModuleType) -> None:
-        # A loader is made for each module: what is put on it goes with it.
+        # Each module has a loader of its own, so that a wrapper on it changes no other module.
         loader.__dict__.pop("exec_module", None)
         run(module)
         register(module)
@@ -67,12 +67,12 @@ def register(module: ModuleType) -> None:
 
 
 def install() -> None:
-    """Registers with the frameworks that are imported already, and waits for the others. May be called again."""
+    """Registers with the frameworks that are imported already, and waits for the others. It may be called again."""
     this = sys.modules[__name__]
     if this not in sys.meta_path:
         sys.meta_path.insert(0, this)
     for name in FRAMEWORKS:
         module = sys.modules.get(name)
-        # One that is still being imported registers when it has run.
+        # A module that is still being imported is registered when it has run.
         if module is not None and not getattr(module.__spec__, "_initializing", False):
             register(module)

@@ -27,7 +27,7 @@ _PAIR_CLASS_BITS = 4
 class Layer:
     """A compressed layer in host memory, validated (`trf_layer`).
 
-    Made by `encode`, `open`, `from_bytes` or `load`. It is immutable, and threads may share it. Its memory is freed
+    `encode`, `open`, `from_bytes` and `load` make one. It is immutable, and threads may share it. Its memory is freed
     with the last reference to it.
     """
 
@@ -99,7 +99,8 @@ class Layer:
         ----------
         array : numpy.ndarray, [rows][cols]
         info : LayerInfo
-            That blob's. If the weights are the same and this version's encoder made it, the bytes are the same, too.
+            What the blob of the other one says. If the weights are the same and this version's encoder made that blob,
+            the bytes are the same, too.
         dtype : str, optional
             As in `encode`.
 
@@ -127,7 +128,7 @@ class Layer:
         outputs = ctypes.byref(blob), ctypes.byref(size), ctypes.byref(report)
         call("trf_encode_layer", ctypes.byref(matrix), ctypes.byref(options), *outputs)
         try:
-            # malloc'd, and so aligned as a blob has to be.
+            # This memory comes from malloc, so that it is aligned as a blob has to be.
             layer = cls._from_memory(blob, size.value, lambda: library().trf_free(blob))
         except BaseException:
             library().trf_free(blob)
@@ -162,7 +163,7 @@ class Layer:
         DataError, UnsupportedError
         """
         copy = copy_aligned(data)
-        # The array is kept by the reference that the lambda has.
+        # The lambda's reference keeps the array.
         return cls._from_memory(ctypes.c_void_p(copy.ctypes.data), copy.size, lambda: copy.size)
 
     @classmethod
@@ -191,7 +192,7 @@ class Layer:
 
     @classmethod
     def _from_memory(cls, blob: ctypes.c_void_p, size: int, free: Callable[[], object]) -> Layer:
-        """Takes over the memory if it succeeds."""
+        """Makes a layer of a blob in memory, which it takes over if it succeeds."""
         handle = ctypes.c_void_p()
         call("trf_layer_from_memory", blob, size, ctypes.byref(handle))
         return cls._from_handle(handle, free, lambda: ctypes.string_at(blob, size))
@@ -254,9 +255,9 @@ class Layer:
         Returns
         -------
         numpy.ndarray, [rows][cols]
-            Of the source's dtype: float32, float16, int8, or bfloat16, float8_e4m3fn or float8_e5m2 of ml_dtypes; where
-            that is not installed, uint16 or uint8 with the same bits. Lossless codecs give the source's bits, the codec
-            int on floats the dequantized weights, rounded once.
+            The dtype is the source's: float32, float16, int8, or bfloat16, float8_e4m3fn or float8_e5m2 of ml_dtypes;
+            where that is not installed, uint16 or uint8 with the same bits. Lossless codecs give the source's bits, the
+            codec int on floats the dequantized weights, rounded once.
 
         Raises
         ------

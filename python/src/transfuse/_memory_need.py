@@ -11,10 +11,10 @@ from transfuse._checkpoint import CheckpointInfo, TensorInfo
 # The GPU memory that CUDA, cuBLASLt and a framework take before there is any model.
 MARGIN_BYTES = 1 << 30
 
-# A directory has 8 bytes for each slab of 32 rows, 4 for each slot of the table, and pieces aligned to 256 bytes.
+# A directory has 8 bytes for each slab of 32 rows and 4 for each slot of the table. Its pieces are aligned to 256 bytes
 _SLAB_ROWS, _SLAB_BYTES, _SLOT_BYTES, _ALIGNMENT = 32, 8, 4, 256
 
-# Of a packed layer (format/PACKED.md): tiles of 64x32 weights at 12 bits, and a line for 32 of them side by side.
+# A packed layer (format/PACKED.md) has tiles of 64x32 weights at 12 bits, and a line for 32 of them side by side.
 _PACKED_HEAD_BYTES = 256
 _PACKED_ROWS, _PACKED_COLS, _PACKED_TILE_BYTES = 64, 32, 3072
 _LINE_TILES, _LINE_BYTES = 32, 128
@@ -22,8 +22,10 @@ _LINE_TILES, _LINE_BYTES = 32, 128
 
 @dataclasses.dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes in a GPU's memory: tensors as they are stored, directories beside the compressed ones, room to decode the
-    largest layer, and a margin."""
+    """Bytes that a checkpoint takes in a GPU's memory.
+
+    They are for tensors as they are stored, directories beside the compressed ones, room to decode the largest layer,
+    and a margin."""
 
     weights: int
     directories: int
@@ -32,7 +34,7 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of them all."""
         return self.weights + self.directories + self.workspace + self.margin
 
 
@@ -49,15 +51,16 @@ def _directory_bytes(tensor: TensorInfo) -> int:
 
 
 def packed_bytes(rows: int, cols: int) -> int:
-    """Returns what a packed layer takes that has no stored tiles, which is nearly all of them."""
+    """Returns how many bytes a packed layer without stored tiles takes; nearly all layers are like that."""
     bands, tiles = math.ceil(rows / _PACKED_ROWS), math.ceil(cols / _PACKED_COLS)
     lines = bands * math.ceil(tiles / _LINE_TILES)
     return _align(_PACKED_HEAD_BYTES + lines * _LINE_BYTES) + bands * tiles * _PACKED_TILE_BYTES
 
 
 def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
-    """Returns about what the tensors take where all that can lies packed, or plain. Experts in tensors of their own
-    count as others, though they lie coded."""
+    """Estimates what the tensors take if all that can be are packed, or plain.
+
+    Experts in tensors of their own count as others, though they lie coded."""
     total = 0
     for tensor in checkpoint.tensors:
         layer = tensor.layer if len(tensor.shape) == 2 else None
@@ -71,7 +74,7 @@ def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
 
 
 def get_memory_need(checkpoint: CheckpointInfo) -> MemoryNeed:
-    """Returns what a checkpoint takes whose compressed tensors all stay compressed."""
+    """Returns what a checkpoint takes if all its compressed tensors stay compressed."""
     return MemoryNeed(
         weights=checkpoint.bytes,
         directories=sum(_directory_bytes(tensor) for tensor in checkpoint.tensors),

@@ -30,8 +30,9 @@ class Gpu:
 class Driver:
     """The driver that was found.
 
-    `version` is its own, such as "580.82.07", or None if unknown; `cuda_version` the newest CUDA that it is for, 13000
-    for 13.0, or 0 without libcuda. `problem` says why CUDA does not start, or is "": having no GPU is no problem.
+    `version` is the driver's own, such as "580.82.07", or None if unknown. `cuda_version` is the newest CUDA that it
+    supports, 13000 for 13.0, or 0 without libcuda. `problem` says why CUDA does not start, or is ""; having no GPU is
+    no problem.
     """
 
     version: str | None
@@ -66,7 +67,7 @@ class _Cuda:
 
 
 def _read_memory(nvml: ctypes.CDLL | None, bus_id: bytes) -> tuple[int, int] | None:
-    """Returns the bytes of a GPU in all and free, by NVML."""
+    """Asks NVML how many bytes a GPU has, and how many are free."""
     handle, memory = c_void_p(), (c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
     if nvml is None or nvml.nvmlDeviceGetHandleByPciBusId_v2(c_char_p(bus_id), byref(handle)) != 0:
         return None
@@ -101,7 +102,7 @@ def _open_nvml(name: str) -> ctypes.CDLL | None:
 
 
 def _read_driver_version(nvml: ctypes.CDLL | None, module: Path) -> str | None:
-    """Returns the driver's version, by NVML or as its kernel module has it."""
+    """Returns the driver's version from NVML or from its kernel module."""
     text = ctypes.create_string_buffer(96)
     if nvml is not None and nvml.nvmlSystemGetDriverVersion(text, c_uint(len(text))) == 0:
         return text.value.decode("utf-8", "replace")
@@ -132,6 +133,6 @@ def find_driver(
     except _CudaError as failure:
         problem = "" if failure.code == _NO_DEVICE else str(failure)
     except (OSError, AttributeError) as failure:
-        # Without any driver there is nothing to be wrong with it.
+        # Without a driver nothing can be wrong with it.
         problem = str(failure) if version is not None else ""
     return Driver(version, cuda_version, tuple(gpus), problem)

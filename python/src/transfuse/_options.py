@@ -12,7 +12,7 @@ from transfuse import _structs as s
 from transfuse._errors import argument_error
 from transfuse._library import library
 
-# "tensor", "channel", "scale-group:G" or "scale-block:B", as the command has them.
+# It is "tensor", "channel", "scale-group:G" or "scale-block:B", as in the command.
 Granularity: TypeAlias = str
 
 _CODECS = {
@@ -32,12 +32,12 @@ _GRANULARITIES = {
     "scale-block": s.GranularityKind.SCALE_BLOCK,
 }
 
-# How the weights of a layer can lie in memory: all that this package knows by name.
+# The layouts, ways in which the weights of a layer can lie in memory, that this package knows by name.
 LAYOUTS = {"coded": s.Layout.CODED, "packed": s.Layout.PACKED, "plain": s.Layout.PLAIN}
 
 
 def find_layout(name: str) -> s.Layout:
-    """Returns the layout of a name.
+    """Returns the layout with a name.
 
     Raises
     ------

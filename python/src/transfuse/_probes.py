@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `transfuse doctor` tries out, each in an interpreter of its own: one that crashes or hangs is a finding."""
+"""Tries things out for `transfuse doctor`, each in an interpreter of its own: a crash or a hang is a finding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 _MARK = "@transfuse-probe "
 
-# The working folder is not part of the path, as it is not for programs. `tell` adds to what the probe has found out.
+# The working folder is not in the path, as it is not for programs. `tell` adds to what the probe has found out.
 _PRELUDE = f"""
 import json, sys
 sys.path[:] = [path for path in sys.path if path]
@@ -71,7 +71,7 @@ for device in {devices}:
     tell(**{{device: True}})
 """
 
-# Without `import transfuse` at first: as a program that knows the framework alone.
+# At first this does not import transfuse, like a program that knows only the framework.
 FRAMEWORK = """
 import importlib, warnings
 tell(doing="import {framework}")
@@ -86,7 +86,7 @@ if "transfuse" not in auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
     sys.exit(said[-1] if said else "{framework} does not know transfuse's checkpoints after it")
 """
 
-# A folder as a framework would open it, but for the weights.
+# This opens a folder as a framework would, but without the weights.
 OPENING = """
 tell(doing="import {framework}")
 import transfuse, {framework}
@@ -95,7 +95,7 @@ tell(doing="opening the folder")
 tell(opening=_opening.describe_folder({folder!r}))
 """
 
-# A library that the package opens by its name, or in the folders of NVIDIA's packages beside its own.
+# This tries a library that the package opens by its name, or in the folders of NVIDIA's packages beside its own.
 CUBLASLT = """
 import ctypes, os
 import transfuse

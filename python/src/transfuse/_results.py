@@ -35,8 +35,8 @@ class LayerReport:
 class LayerInfo:
     """What a blob says of itself (`trf_layer_info`).
 
-    `dtype` is that of the source and of the decoded weights, by its safetensors name such as "BF16"; `codec` is "bf16",
-    "fp16", "fp8_e4m3", "fp8_e5m2" or "int"; `granularity` is "none", "tensor", "channel", "scale-group:G" or
+    `dtype` is the dtype of the source and of the decoded weights, by its safetensors name such as "BF16"; `codec` is
+    "bf16", "fp16", "fp8_e4m3", "fp8_e5m2" or "int"; `granularity` is "none", "tensor", "channel", "scale-group:G" or
     "scale-block:B".
     """
 
@@ -64,7 +64,7 @@ def make_layer_report(report: s.LayerReportStruct) -> LayerReport:
 
 def make_layer_info(info: s.LayerInfoStruct) -> LayerInfo:
     """Returns the dataclass of a struct."""
-    # A checkpoint may have tens of thousands of blobs.
+    # This has to be quick, since a checkpoint may have tens of thousands of blobs.
     values: dict[str, Any] = {name: getattr(info, name) for name in _NUMBERS}
     values.update(_name_traits(info.dtype, info.codec, info.granularity, info.scale_group_size))
     return LayerInfo(**values)

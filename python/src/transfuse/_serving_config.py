@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What config.json says of a served model: what the KV cache keeps of a token, and over how many GPUs it can be cut.
+"""Reads from config.json what the KV cache keeps of a token, and over how many GPUs a served model can be cut.
 
-Only kinds of models that are listed here are understood. Any other may keep something else of a token, and a wrong
-number would be worse than none.
+Only the kinds of models that are listed here are understood. Another kind may keep something else of a token, and a
+wrong number would be worse than none.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 _VALUE_BYTES = 2  # BF16
 
-# None stands for the number of query heads.
+# None means the number of query heads.
 _AS_MANY_AS_QUERIES: dict[str, int | None] = {"num_key_value_heads": None}
 _GEMMA: dict[str, int | None] = {"head_dim": 256}
-# The decoders each of whose layers has attention of the usual kind, with what transformers takes for fields that
-# config.json leaves out. Fields that do not stand here have to be given, but for head_dim: it is hidden_size divided by
+# The decoders each of whose layers has attention of the usual kind, with the values that transformers takes for fields
+# that config.json leaves out. Other fields have to be given, except head_dim, which is hidden_size divided by
 # num_attention_heads, and has to be given for the kinds in _OWN_HEAD_DIM.
 _DEFAULTS: dict[str, dict[str, int | None]] = {
     **dict.fromkeys(
@@ -40,7 +40,7 @@ _OWN_HEAD_DIM = {"qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "gl
 _OWN_HEAD_DIM |= {"ministral3", "seed_oss", "gpt_oss", "helium"}
 # Kinds with attention over a latent vector (MLA), of which vLLM keeps one for all heads.
 _LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"}
-# Fields of models that keep more, or less, or in another way.
+# Models with these fields keep more, or less, or keep it in another way.
 _NOT_UNDERSTOOD = (
     "attention_chunk_size",
     "block_configs",
@@ -58,7 +58,7 @@ _WINDOWS["gpt_oss"] = 128
 
 
 class NoEstimateError(Exception):
-    """Why there is no number."""
+    """Says why there is no estimate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,20 +68,20 @@ class ServedModel:
     Attributes
     ----------
     layers, heads : int
-        `heads` are those of queries.
+        `heads` are the query heads.
     kv_heads : int
-        1 if what is kept is one latent vector, which every GPU has.
+        It is 1 if one latent vector is kept, which every GPU has.
     head_values : int
         Numbers that are kept of a token for a head of keys and values, in each layer.
     is_latent : bool
     window : int
-        Tokens that some layers, or all, look back on, or 0. What these keep is less than `count_token_bytes` says.
+        How many tokens some layers, or all, look back on, or 0. These layers keep less than `count_token_bytes` says.
     max_tokens : int or None
         How long a context the model is made for.
     is_tied : bool
         Whether lm_head is the embedding, whatever the files hold.
     cut_sizes : dict of str to int
-        What has to be divisible by the number of GPUs.
+        The sizes that have to be divisible by the number of GPUs.
     """
 
     layers: int
@@ -113,7 +113,7 @@ class ServedModel:
 
 
 class _Fields:
-    """The part of config.json that describes the decoder; what is missing or no number there raises an error."""
+    """The part of config.json that describes the decoder; a field that is missing or no number raises an error."""
 
     def __init__(self, config: Mapping[str, Any], kind: str) -> None:
         self.config, self.kind = config, kind
@@ -177,7 +177,7 @@ def read_served_model(config: Mapping[str, Any]) -> ServedModel:
     Raises
     ------
     NoEstimateError
-        It is of a model that is not understood.
+        It describes a model that is not understood.
     """
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config

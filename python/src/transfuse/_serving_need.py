@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a served model takes of each GPU's memory in each layout, and how many requests the KV cache then holds."""
+"""Estimates what a served model takes of each GPU's memory in each layout, and how many requests its cache holds."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ LAYOUTS = ("packed", "coded", "plain")
 # vLLM 0.26: CacheConfig.gpu_memory_utilization, and CacheConfig.DEFAULT_BLOCK_SIZE.
 MEMORY_SHARE = 0.92
 _BLOCK_TOKENS = 16
-# For activations, CUDA graphs, communication and the room to decode a layer. Measured were 2.0 GiB, in each layout, for
-# a model of 8 billion weights on one H200, where vLLM also counted up to 0.7 GiB more weights than there are.
+# Activations, CUDA graphs, communication and the room to decode a layer take so much. We measured 2.0 GiB, in each
+# layout, for a model of 8 billion weights on one H200; there vLLM also counted up to 0.7 GiB more weights than exist.
 ALLOWANCE_BYTES = 3 << 30
 # An H100 of 80 GB has 79.2 GiB, and an H200 of 141 GB 139.7 GiB.
 _SHARE_OF_LABEL = 0.99
 
 CODED_BITS = 10.85
-PACKED_BITS = 12.016  # of `packed_bytes`, for large matrices
+PACKED_BITS = 12.016  # what `packed_bytes` gives for large matrices
 _PLAIN_BITS = 16
 _PLAIN_BYTES = 2
 _LEAST_SIDE = 16  # `compress` leaves what is smaller
-_BF16_SHARE = 0.99  # of the weights in matrices: what is left is a router, or the like
+_BF16_SHARE = 0.99  # of the weights in matrices; the rest is routers and the like
 
 _LAYER = re.compile(r"(?:model\.|language_model\.|text_model\.)*layers\.(\d+)\.")
 _EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_\w+|wte|wpe|emb|embed|\w*embeddings?|\w+_embed)\.weight$")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.weight$")
 _EXPERTS = re.compile(r"\.experts\.")
-# vLLM has these whole on each GPU.
+# vLLM keeps all of these on each GPU.
 _ROUTERS = re.compile(r"\.(?:gate|router|shared_expert_gate)(?:\.\w+)*$")
 _WHOLE = re.compile(r"\.(?:q_a_proj|kv_a_proj_with_mqa)\.weight$")
 _KEYS_OR_VALUES = re.compile(r"\.[kv]_proj\.weight$")
 _QUERIES_KEYS_VALUES = re.compile(r"\.(?:qkv_proj|query_key_value)\.weight$")
-# Of the latent vector (MLA) vLLM makes heads by a plain copy of this matrix.
+# vLLM makes heads from the latent vector (MLA) with a plain copy of this matrix.
 _LATENT_TO_HEADS = re.compile(r"\.kv_b_proj\.weight$")
 
 
@@ -50,9 +50,9 @@ class ServedWeights:
     bytes : dict of str to int
         By layout.
     expert_bytes : int
-        Of experts, which lie plain in every layout.
+        The bytes of experts, which lie plain in every layout.
     is_coded_estimated : bool
-        Whether the checkpoint is not compressed, so that nobody knows what it takes coded.
+        Whether the checkpoint is not compressed, so that the size of its coded layers is only estimated.
     """
 
     bytes: dict[str, int]
@@ -66,7 +66,7 @@ def count_card_bytes(label_gb: float) -> int:
 
 
 def count_cache_bytes(card_bytes: int, weight_bytes: int) -> int:
-    """Returns what is left for the KV cache; below 0, what is missing."""
+    """Returns the bytes that are left for the KV cache; a negative number says how many are missing."""
     return int(card_bytes * MEMORY_SHARE) - ALLOWANCE_BYTES - weight_bytes
 
 
@@ -83,7 +83,7 @@ def _is_surplus(name: str, model: ServedModel) -> bool:
 
 
 def _is_expert(tensor: TensorInfo) -> bool:
-    """Returns whether a tensor is of experts, in tensors of their own or one for all."""
+    """Returns whether a tensor has experts, one in a tensor of its own or all in one."""
     return bool(_EXPERTS.search(tensor.name)) or len(tensor.shape) == 3
 
 
@@ -133,7 +133,7 @@ def count_served_weights(checkpoint: CheckpointInfo, model: ServedModel, gpus: i
     Raises
     ------
     NoEstimateError
-        Its weights are not BF16.
+        The weights of the checkpoint are not BF16.
     """
     tensors = [tensor for tensor in checkpoint.tensors if not _is_surplus(tensor.name, model)]
     matrices = [tensor for tensor in tensors if len(tensor.shape) >= 2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that work for a call, and end with it whenever Ctrl-C is pressed.
+"""Runs threads that work for a call, and that end with it whenever Ctrl-C is pressed.
 
 KeyboardInterrupt comes in the main thread, between any two of its steps in Python: also where `threading` and
 `concurrent.futures` have just taken a lock of theirs and are about to note it. That lock is never given back, and a
@@ -18,12 +18,12 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# How long a wait may take to notice Ctrl-C: a signal that another thread got wakes nobody in the main one.
+# A wait may take so long to notice Ctrl-C: a signal that another thread got does not wake the main one.
 _PATIENCE_SECONDS = 0.1
 
 
 class Cancel:
-    """Asks work on other threads to stop: `set` ends, within a second, loads that were given it.
+    """Asks work on other threads to stop: `set` ends, within a second, the loads that were given this object.
 
     Attributes
     ----------
@@ -53,8 +53,8 @@ def run_on_threads(
 ) -> None:
     """Calls `work` of each item on other threads, begun in order, and `take` on this one of each item and its result.
 
-    Results come in the order in which they are ready. What `work`, `take` or a signal raises (KeyboardInterrupt) sets
-    `cancel`, for which `work` has to look, waits until no thread works any more, and goes on its way.
+    Results come in the order in which they are ready. If `work`, `take` or a signal (KeyboardInterrupt) raises an
+    exception, `cancel` is set, at which `work` has to look. The exception is passed on once no thread works any more.
     """
     remaining = iter(items)  # each thread takes its next item from it
     outcomes: SimpleQueue[tuple[_Item, _Result] | BaseException | None] = SimpleQueue()
@@ -74,7 +74,7 @@ def run_on_threads(
             outcomes.put(None)  # wakes the wait below
 
     try:
-        # One step, so that no thread runs of which `started` does not know.
+        # This is one step, so that no thread runs that `started` does not know.
         started.extend(map(_thread.start_new_thread, [run] * num_threads, [()] * num_threads))
         while len(ended) < len(started) or not outcomes.empty():
             with suppress(Empty):
@@ -84,7 +84,7 @@ def run_on_threads(
                 if outcome:
                     take(*outcome)
     except BaseException:
-        # The threads use memory of this call: there is no leaving it, however often Ctrl-C is pressed.
+        # The threads use memory of this call, so it must not be left, however often Ctrl-C is pressed.
         while True:
             try:
                 cancel.set()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading compressed checkpoints with transformers and diffusers.
+"""Loads compressed checkpoints with transformers and diffusers.
 
-The functions `register_*` and `guard_*` are called by transfuse._hook; `TransfuseConfig` is what users pass as
-`quantization_config`. Importing this package imports neither torch nor a framework.
+transfuse._hook calls the functions `register_*` and `guard_*`. Users pass a `TransfuseConfig` as `quantization_config`.
+Importing this package imports neither torch nor a framework.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 METHOD = "transfuse"
-# In transformers: the configs some of whose attributes an argument of from_pretrained overrides.
+# In transformers, an argument of from_pretrained overrides some attributes of these configs.
 _OVERRIDABLE = "LOADING_ATTRIBUTES_CONFIG_TYPES"
 
 
@@ -60,7 +60,7 @@ def register_transformers(auto: ModuleType) -> None:
 
     auto.register_quantization_config(METHOD)(TransfuseConfig)
     auto.register_quantizer(METHOD)(TransfuseHfQuantizer)
-    # There is no function for it.
+    # transformers has no function for this.
     vars(auto)[_OVERRIDABLE] = (*vars(auto)[_OVERRIDABLE], TransfuseConfig)
 
 
@@ -82,7 +82,7 @@ def register_peft(tuners_utils: ModuleType) -> None:
 
 
 def register_peft_model(peft_model: ModuleType) -> None:
-    """Has the models of `peft.peft_model` find compressed embeddings, for prompts that are trained."""
+    """Makes the models of `peft.peft_model` find compressed embeddings, for prompts that are trained."""
     from transfuse.hf import _peft
 
     _peft.register_peft_model(peft_model)

@@ -10,7 +10,7 @@ from typing import Any
 from transfuse._errors import Status, make_error
 from transfuse._options import LAYOUTS
 
-# How a file has the weights, in whatever layout they lie in memory.
+# Files have the weights in this layout, whatever the layout in memory.
 _FILE_LAYOUT = "coded"
 
 
@@ -25,15 +25,15 @@ class Method(str):
 
 METHOD = Method("transfuse")
 
-# The value of `transformers_weights` in config.json, which transformers takes for the name of a file: the words by
-# which such a sentence is recognized (format/FORMAT.md, section 10), and the one that the command writes.
+# transformers takes the value of `transformers_weights` in config.json for the name of a file. These are the words by
+# which our sentence is recognized (format/FORMAT.md, section 10), and the sentence that the command writes.
 COMPRESSED_BY = "compressed by transfuse"
 NEEDS_TRANSFUSE = (
     f"this folder is {COMPRESSED_BY}; install transfuse to load it, or run 'transfuse decompress' to get the original "
     "files back"
 )
 
-# What users pass, and what stands in files beside it.
+# Users pass these arguments, and files have the other fields.
 _ARGUMENTS = ("exact", "layout")
 _WRITTEN = ("version", "codec", "bits", "stored", "source_config")
 
@@ -76,8 +76,8 @@ class ConfigFields:
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """Makes a config from what a config.json holds, or from a dict that a user passes as `quantization_config`.
 
-        Those in files have a `version`. Their keys from later versions are kept and otherwise ignored; an unknown key
-        from a user is a TypeError.
+        A config in a file has a `version`, and its keys from later versions are kept and otherwise ignored. An unknown
+        key from a user is a TypeError.
         """
         known = {"quant_method", *_ARGUMENTS, *_WRITTEN}
         others = {key: value for key, value in config_dict.items() if key not in known and "version" in config_dict}
@@ -136,18 +136,18 @@ class ConfigFields:
         check_loadable(self.stored)
 
     def get_loading_attributes(self) -> dict[str, Any]:
-        """Returns what an argument of from_pretrained decides, whatever the file says."""
+        """Returns the attributes that an argument of from_pretrained decides, whatever the file says."""
         return {"exact": self.exact, "layout": self.layout}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what config.json holds: without `exact` and `layout`, which are a matter of each loading."""
+        """Returns what config.json holds, without `exact` and `layout`, which each loading decides."""
         fields = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if value is not None}
-        for name in ("exact", "_model_dtype"):  # the latter is only there while a model is saved
+        for name in ("exact", "_model_dtype"):  # the latter exists only while a model is saved
             fields.pop(name, None)
         fields["layout"] = _FILE_LAYOUT
         fields["quant_method"] = METHOD.value
         return fields
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """The same: nothing is left out that is a default."""
+        """Returns the same as `to_dict`: defaults are not left out."""
         return self.to_dict()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device maps of from_pretrained: which ones we support, and where a parameter goes."""
+"""Checks device maps of from_pretrained, and finds where a parameter goes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_device_map(device_map: Any) -> None:
     Raises
     ------
     UnsupportedError
-        A map that puts parts on a disk, or both on a GPU and on the CPU, and devices that are neither of these.
+        The map puts parts on a disk, or some on a GPU and some on the CPU, or on a device that is neither.
     """
     if device_map is None or (isinstance(device_map, str) and device_map in MAP_WORDS):
         return
@@ -47,7 +47,7 @@ def check_device_map(device_map: Any) -> None:
 
 
 def make_device_finder(device_map: dict[str, Any] | None) -> Callable[[str], torch.device]:
-    """Returns what tells the device of a parameter: that of the longest name in the map that it lies under.
+    """Returns a function that tells the device of a parameter, which is that of the longest name above it in the map.
 
     Without a map that is the CPU.
     """

@@ -2,7 +2,7 @@
 """The quantizer that diffusers calls while it loads and saves a compressed model, such as a pipeline's transformer.
 
 It does what the one for transformers does (_quantizer.py), with the hooks that diffusers has. Models of diffusers have
-the names of their files, so that there are no conversions, but for attention blocks of old files.
+the same names as their files, so that there are no conversions, except for attention blocks of old files.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class DiffusersTransfuseConfig(ConfigFields, QuantizationConfigMixin):  # type: 
 
 
 class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
-    """Loads what `transfuse compress` made of a model's folder, and saves it."""
+    """Loads a folder of a model that `transfuse compress` made, and saves the model."""
 
-    # The framework reads this: modules that it keeps in F32 are in F32 in a compressed model, too.
+    # The framework reads this, and keeps the same modules in F32 as in an uncompressed model.
     use_keep_in_fp32_modules = True
 
     def __init__(self, quantization_config: ConfigFields, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         self._blobs: set[str] = set()
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Refuses device maps; the second call brings the one that holds, and everything is loaded then."""
+        """Refuses device maps that we do not support; the second call brings the final one, and loads everything."""
         check_device_map(device_map)
         if self._plan is not None:
             self._load(device_map)
@@ -62,7 +62,7 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return torch_dtype
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
-        """Reads the headers, and has the framework expect what is not compressed alone."""
+        """Reads the headers, and makes the framework expect only what is not compressed."""
         from transfuse.hf._load_plan import read_headers
 
         self._tensors = read_headers(checkpoint_files)
@@ -122,12 +122,12 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return {name + SUFFIX if name in self._blobs else name: value for name, value in state_dict.items()}, {}
 
     def get_cuda_warm_up_factor(self) -> int:
-        """The framework allocates memory for what it loads itself: as for a model that is not quantized."""
+        """Returns the factor of an unquantized model, since the framework allocates memory for what it loads itself."""
         return 2
 
     @property
     def supports_parallel_loading(self) -> bool:
-        """Threads of the framework would not know that we take part (_guard.py); blobs are read in parallel anyway."""
+        """False: the framework's threads would not know that we take part (_guard.py); we read blobs in parallel anyway."""
         return False
 
     @property

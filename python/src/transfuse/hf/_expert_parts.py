@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sorting the tensors of a mixture of experts into the blobs that a compressed experts module takes.
+"""Sorts the tensors of a mixture of experts into the blobs that a compressed experts module takes.
 
 Files have the experts one by one (`experts.3.w1.weight`), which the framework merges to `gate_up_proj` and `down_proj`,
 or have these 3-D tensors themselves. The compressed module keeps gate and up apart where the files do.
@@ -44,12 +44,13 @@ def sort_experts(
     weights : dict
         The tensors of each of its parameters, and the converter that the framework would merge them by, if any.
     dtype : torch.dtype
-        Of the model's activations.
+        The dtype of the model's activations.
 
     Returns
     -------
     dict of str to list of Part
-        By "gate_proj", "up_proj", "down_proj" or "gate_up_proj"; a single part is a 3-D tensor of all experts.
+        The parts by "gate_proj", "up_proj", "down_proj" or "gate_up_proj"; a single part is a 3-D tensor of all
+        experts.
 
     Raises
     ------
@@ -72,7 +73,7 @@ def sort_experts(
 
 
 def make_placeholders(sorted_parts: dict[str, list[Part]]) -> dict[str, Any]:
-    """Returns the arguments of `replace_experts`, on the meta device and of about the size that they will have."""
+    """Returns the arguments of `replace_experts` on the meta device, about as large as they will be."""
     sizes = {
         name: sum(_aligned(part.tensor.bytes) + _HEAD_BYTES for part in parts) for name, parts in sorted_parts.items()
     }
@@ -86,7 +87,7 @@ def _aligned(size: int) -> int:
 
 
 def _split(module: nn.Module, name: str, parts: list[Part], converter: WeightConverter) -> dict[str, list[Part]]:
-    """Returns the parts by blob, if the converter does nothing but merge experts, and put gate and up together."""
+    """Returns the parts by blob, if the converter only merges experts, and puts gate and up together."""
     steps = [(type(operation), getattr(operation, "dim", None)) for operation in converter.operations]
     patterns = list(converter.source_patterns)
     if steps == [(MergeModulelist, 0)] and len(patterns) == 1:
@@ -118,7 +119,7 @@ def _check(name: str, parts: Sequence[Part], shape: tuple[int, int, int], dtype:
 
 
 def _traits(tensor: TensorInfo) -> tuple[object, ...]:
-    """Returns what experts that are multiplied at once have to share."""
+    """Returns the properties that experts have to share to be multiplied at once."""
     layer = tensor.layer
     assert layer is not None
     coding = layer.codec, layer.class_bits, layer.raw_bits, layer.state_bits, layer.slab_cols

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling compressed .safetensors files from others by their headers, and finding what their folder says of them.
+"""Tells compressed .safetensors files from others by their headers, and finds what their folder says of them.
 
 A framework that does not know of compressed tensors takes their names for surplus ones, reports them, and draws weights
-at random. Each of its ways into a file is therefore watched (_guard.py), and asks here. Nothing but the header is read,
-and nothing of it is parsed where no word in it can belong to a compressed file. Neither torch nor a framework is
-imported here.
+at random. So we watch each of its ways into a file (_guard.py), and ask here. Only the header is read, and it is not
+parsed where no word in it can belong to a compressed file. This module imports neither torch nor a framework.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from transfuse._errors import Status, make_error
 from transfuse.hf._config_fields import METHOD
 
-# What is appended to the name of a compressed tensor, and what its data begins with (format/FORMAT.md, section 10).
+# The name of a compressed tensor ends in this, and its data begins with that (format/FORMAT.md, section 10).
 SUFFIX = "_trf"
 _MAGICS = (b"SNAR", b"SNAX")
 _LEAST_BYTES = 16
@@ -27,11 +26,11 @@ _MOST_HEADER_BYTES = 100_000_000
 # One of these stands in the header of each compressed file; the last one begins an escape, which may hide the others.
 _FORMAT = b'"transfuse_format"'
 _WORDS = (_FORMAT, b'_trf"', b"\\u")
-# What the parameters of compressed modules begin with: a blob, a layer of another layout, or a container of experts. A
-# small number of two bytes comes next: a pickle's storages are looked at without their types.
+# The parameters of compressed modules begin with one of these: a blob, a layer of another layout, or a container of
+# experts. A small number of two bytes comes next, since a pickle's storages are looked at without their types.
 _STATE_MAGICS = (b"SNAR", b"TRFL", b"TRFX")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# Of transformers: a config.json whose weights have another name than usual names them by it.
+# If weights have another name than usual, transformers' config.json names them under this key.
 WEIGHTS_KEY = "transformers_weights"
 
 WAY_OUT = (
@@ -44,7 +43,7 @@ STATE = (
 
 
 def is_compressed(path: Any) -> bool:
-    """Returns whether a file holds compressed tensors. What cannot be read is left to whoever loads it."""
+    """Returns whether a file holds compressed tensors. A file that cannot be read is left to its loader."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path).endswith(".safetensors"):
         return False
     try:
@@ -62,7 +61,7 @@ def is_compressed(path: Any) -> bool:
 
 
 def _read_header(file: Any) -> tuple[int, bytes]:
-    """Returns where the data of a .safetensors file begin, and its header; nothing of one that is too large."""
+    """Returns where the data of a .safetensors file begin, and its header, which is empty if it is too large."""
     size = int.from_bytes(file.read(8), "little")
     return 8 + size, file.read(size) if size <= _MOST_HEADER_BYTES else b""
 
@@ -101,7 +100,7 @@ def _list_files(path: Any) -> list[Any]:
 def holds_state(path: Any) -> bool:
     """Returns whether a file holds parameters of compressed modules under their own names: a state dict that was saved.
 
-    It is a .safetensors file, or a pickle of torch as a zip archive, whose storages lie one by one in it.
+    The file is a .safetensors file, or a pickle of torch, a zip archive in which the storages are separate files.
     """
     if not isinstance(path, (str, os.PathLike)):
         return False
@@ -162,14 +161,14 @@ def refuse_blobs(state_dict: Any, loader: str) -> None:
 
 
 def find_marker(file: str) -> dict[str, Any]:
-    """Returns the `quantization_config` of transfuse that the folder of a compressed file has in its config.json.
+    """Returns transfuse's `quantization_config` from the config.json in the folder of a compressed file.
 
-    Where there is none one is made up: the file says by itself how it is compressed.
+    Where there is none, one is made up, since the file says by itself how it is compressed.
 
     Raises
     ------
     UnsupportedError
-        There is one of another method instead: what was compressed are not weights, without their scales.
+        There is one of another method instead: without their scales, the compressed tensors are no weights.
     """
     config = read_config(os.path.join(os.path.dirname(file), "config.json"))
     waiting = [config]
@@ -188,7 +187,7 @@ def find_marker(file: str) -> dict[str, Any]:
 
 
 def refuse_other_method(file: str, config: Any) -> Exception:
-    """Returns the error for a compressed file that another method is to read, or none, by its `quantization_config`."""
+    """Returns the error for a compressed file whose `quantization_config` names another method to read it, or none."""
     method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
     name = str(getattr(method, "value", method) or "")
     if not name or difflib.get_close_matches(name.lower(), [METHOD]):
@@ -211,7 +210,7 @@ def is_marker(marker: Any) -> bool:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Returns what a config.json holds, as Python reads it, or nothing if there is none that can be read."""
+    """Returns what a config.json holds, as Python reads it; it is empty if there is none that can be read."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             fields = json.load(file)

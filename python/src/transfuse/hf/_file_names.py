@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that compressed weights of a model have in files, found by undoing the framework's conversions.
+"""Finds the names that compressed weights of a model have in files, by undoing the framework's conversions.
 
-transformers undoes its conversions on dense tensors (`revert_weight_conversion`). A compressed matrix that is renamed
-alone takes the new name. Experts, which a model has in one tensor and most files one by one, are sorted by sending a
-small tensor the same way whose numbers say which expert it is. Weights that are converted in any other way must be
-decoded.
+transformers undoes its conversions on dense tensors (`revert_weight_conversion`). A compressed matrix that is only
+renamed takes the new name. A model has experts in one tensor, and most files have them one by one. To sort them, we
+send a small tensor the same way, whose numbers say which expert it is. Weights that are converted in any other way must
+be decoded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transformers.core_model_loading import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Rows and columns of an expert in the small tensor: two of each at least, since the framework drops sides of one.
+# The rows and columns of an expert in the small tensor are at least two, since the framework drops sides of one.
 _ROWS, _COLS = 2, 3
 
 
@@ -40,7 +40,7 @@ class FileNames:
     ----------
     model : PreTrainedModel
     conversions : list or None
-        Those of the framework that the model was loaded with; None for a model that was not loaded.
+        The framework's conversions with which the model was loaded; None for a model that was not loaded.
     parameters : iterable of str
         All parameters and buffers that the model would have if it were not compressed. Some rules look at several.
     """
@@ -48,7 +48,7 @@ class FileNames:
     def __init__(self, model: PreTrainedModel, conversions: list[Any] | None, parameters: Iterable[str]) -> None:
         self.model = model
         if conversions is None:
-            # As the framework takes them for such a model.
+            # The framework takes these for a model that was not loaded.
             rules = get_model_conversion_mapping(model, add_legacy=False)
             conversions = [rule for rule in rules if not isinstance(rule, PrefixChange)]
         undone = [rule.reverse_transform() for rule in reversed(conversions)]
@@ -60,7 +60,7 @@ class FileNames:
         }
 
     def get_name(self, parameter: str) -> tuple[str, bool]:
-        """Returns the name in a file, and whether it is all that changes; several that are merged have the same one."""
+        """Returns the name in a file, and whether only the name changes; merged parameters have the same name."""
         name, pattern = self._names[parameter]
         return name, pattern is None
 
@@ -70,16 +70,17 @@ class FileNames:
         Parameters
         ----------
         parameter : str
-            Of [experts][rows][columns] in the model.
+            A parameter that is [experts][rows][columns] in the model.
         experts : int
         parts : int
-            How many matrices of the same shape lie one behind the other in each expert: two for gate and up.
+            How many matrices of the same shape follow each other in each expert: two for gate and up.
 
         Returns
         -------
         dict of str to list of tuple, or None
-            By the names in files: the matrices of a tensor, each a tuple of the numbers `parts * expert + part` whose
-            rows it has. One matrix, where the tensor is of one expert. None if the conversion does something else.
+            The matrices of tensors, by the names in files. Each matrix is a tuple of the numbers
+            `parts * expert + part` whose rows it has. A tensor of one expert has one matrix. None means that the
+            conversion does something else.
         """
         name, pattern = self._names[parameter]
         if pattern is None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# Reading and checking one blob does not use a machine up; as many at once as transformers reads tensors.
+# Reading and checking one blob does not use a machine up, so we read as many at once as transformers reads tensors.
 _THREADS = min(4, os.cpu_count() or 4)
 _NAMES_SHOWN = 6
 
@@ -49,7 +49,7 @@ class _Load:
 
 
 class Loader:
-    """Loads what a plan names. `device_of` tells where the parameter of a name goes."""
+    """Loads what a plan names. `device_of` tells where a parameter goes, by its name."""
 
     def __init__(self, model: PreTrainedModel, plan: LoadPlan, device_of: Callable[[str], torch.device]) -> None:
         self.model, self.plan, self.device_of = model, plan, device_of
@@ -107,7 +107,7 @@ class Loader:
         """Returns a layer's buffer, or a container, on the device of its target, adopted."""
         device = self.device_of(load.target)
         sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in load.parts]
-        # A 3-D tensor of a file is a set of experts already.
+        # A 3-D tensor of a file already has all experts.
         if load.into_container and len(load.parts[0].tensor.shape) == 2:
             return _load.load_experts(sources, device, cancel=self._cancel)
         layout = "coded" if load.into_container or load.target in self.plan.refused else self.plan.layout
@@ -120,13 +120,13 @@ class Loader:
         return _load.load_layer(*sources[0], device, cancel=self._cancel)
 
     def _decode(self, item: Decoded) -> None:
-        """Decodes the parts of an item, has the framework convert them, and sets what comes of it."""
+        """Decodes the parts of an item, has the framework convert them, and sets the results."""
         if item.converter is None:
             self._set_dense(item.target, self._read_dense(item.parts[0], item.target))
             return
         converter = copy.deepcopy(item.converter)
         for part in item.parts:
-            # The converter calls them when it comes to them: decoded weights do not pile up beyond one target.
+            # The converter calls these when it needs them, so that decoded weights do not pile up beyond one target.
             converter.add_tensor(item.target, part.tensor.name, part.pattern, self._deferred(part, item.target))
         values = converter.convert(item.target, model=self.model, config=self.model.config)
         for name, value in values.items():
@@ -160,7 +160,7 @@ class Loader:
 
 
 def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
-    """Sets a parameter or buffer, as loaded."""
+    """Sets a parameter or buffer, and marks it as loaded."""
     path, _, attribute = name.rpartition(".")
     module = model.get_submodule(path)
     if attribute not in module._buffers and not isinstance(value, nn.Parameter):
@@ -181,7 +181,7 @@ def get_tensor(model: nn.Module, name: str) -> Tensor:
 
 
 def put_modules(model: nn.Module, plan: LoadPlan) -> None:
-    """Puts our modules, still without blobs, in the place of others; one that has several names goes by all of them."""
+    """Puts our modules, still without blobs, in the place of others, under all names that these have."""
     for experts in plan.experts:
         replaced = replace_experts(model.get_submodule(experts.path), **make_placeholders(experts.blobs))
         replaced._is_hf_initialized = True  # type: ignore[assignment]
@@ -189,7 +189,7 @@ def put_modules(model: nn.Module, plan: LoadPlan) -> None:
     for name, module in model.named_modules(remove_duplicate=False):
         names[id(module)].append(name)
     for path, module in plan.replaced.items():
-        # The framework would call the random initialization of nn.Linear on it.
+        # Otherwise the framework would call the random initialization of nn.Linear on it.
         module._is_hf_initialized = True  # type: ignore[assignment]
         for name in names[id(model.get_submodule(path))]:
             parent, _, attribute = name.rpartition(".")
@@ -200,7 +200,7 @@ def put_modules(model: nn.Module, plan: LoadPlan) -> None:
 
 
 def hide_from_framework(model: nn.Module, names: set[str]) -> Any:
-    """Leaves names out of the state dict, by which the framework goes while it loads; returns a handle to undo it."""
+    """Hides names in the state dict, by which the framework loads; returns a handle that undoes it."""
 
     def hide(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
         for name in names:
@@ -211,15 +211,15 @@ def hide_from_framework(model: nn.Module, names: set[str]) -> Any:
 
 @contextlib.contextmanager
 def stand_ins(model: nn.Module) -> Iterator[None]:
-    """Has compressed modules show weights of the shape of the decoded ones, which nothing can be written to.
+    """Makes compressed modules show weights of the shape of the decoded ones, to which nothing can be written.
 
-    The code of a model that draws what is missing sees all modules, loaded ones as well: Whisper asks for the shape of
-    its positions, and Kosmos-2 clears a row of an embedding that was compressed in memory. What it writes to loaded
+    The code of a model that draws missing weights sees all modules, loaded ones as well: Whisper asks for the shape of
+    its positions, and Kosmos-2 clears a row of an embedding that was compressed in memory. Whatever it writes to loaded
     weights is lost on purpose.
     """
     modules = [module for module in model.modules() if isinstance(module, BufferModule)]
     kept = [dict(module._parameters) for module in modules]
-    shown: dict[tuple[int, ...], Any] = {}  # what modules share, they share here, too
+    shown: dict[tuple[int, ...], Any] = {}  # modules that share weights share these, too
     for module in modules:
         buffers = tuple(id(module._parameters.pop(name)) for name in module._buffer_names())
         for number, (name, (shape, dtype)) in enumerate(_describe_dense(module).items()):
@@ -242,12 +242,12 @@ def _describe_dense(module: BufferModule) -> dict[str, tuple[tuple[int, ...], to
 
 
 def end_loading(model: nn.Module) -> None:
-    """Has modules take other weights again than those that were loaded.
+    """Lets modules take other weights than those that were loaded again.
 
     Raises
     ------
     RuntimeError
-        A parameter was given by nobody, or was taken away again.
+        No file gave a parameter, or it was taken away again.
     """
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty:
@@ -264,7 +264,7 @@ def end_loading(model: nn.Module) -> None:
 
 
 def compressed_parameters(model: PreTrainedModel) -> dict[str, BufferModule]:
-    """Returns the modules with compressed parameters by the names of these, one that has several names under each."""
+    """Returns the modules with compressed parameters by the parameters' names; one with several names is under each."""
     modules = [(p, m) for p, m in model.named_modules(remove_duplicate=False) if isinstance(m, BufferModule)]
     return {f"{path}.{name}": module for path, module in modules for name in module._buffer_names()}
 

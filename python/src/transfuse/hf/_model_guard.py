@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the models of transformers and diffusers do that compressed weights need done otherwise.
+"""Changes what the models of transformers and diffusers do, where compressed weights need something else.
 
 * `save_pretrained` writes a compressed checkpoint of a model some of whose weights were compressed in memory: by
   itself it would write buffers of layers under the names of matrices, which nothing could load.
 * config.json gets `transformers_weights` (format/FORMAT.md, section 10), which the framework leaves out.
-* What takes `weight` for a matrix is refused with the names of the layers, before anything is changed.
+* Methods that take `weight` for a matrix are refused with the names of the layers, before anything is changed.
 * Weights are counted, not bytes, and tell a model's dtype; `Trainer` evaluates compressed models, and diffusers casts
   what is not compressed.
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _MARK = "_transfuse_guards"
 _WEIGHTS_KEY = "transformers_weights"
-# The version of blobs, and the name for a mixture of codecs (format/FORMAT.md, section 10).
+# This is the version of blobs, and the name for a mixture of codecs (format/FORMAT.md, section 10).
 _VERSION = 4
 _AUTO = "auto"
 _LOSSLESS = {"BF16": "bf16", "F16": "fp16", "F8_E4M3": "fp8_e4m3", "F8_E5M2": "fp8_e5m2", "I8": "int"}
-# Of the attention blocks of diffusers.
+# The attention blocks of diffusers have modules of these names.
 _PROJECTION = re.compile(r"(^|\.)(to|add)_[qkv](_proj)?$")
 _NAMES_SHOWN = 4
 _WAY_OUT = (
@@ -45,11 +45,11 @@ _WAY_OUT = (
 
 
 def change_transformers_models(modeling_utils: ModuleType) -> None:
-    """Changes `PreTrainedModel` of `transformers.modeling_utils`, and the class of its configs. May be called again."""
+    """Changes `PreTrainedModel` of `transformers.modeling_utils` and its configs' class. It may be called again."""
     model, config = modeling_utils.PreTrainedModel, modeling_utils.PreTrainedConfig
     wrap(model, "save_pretrained", _make_save(_transformers_quantizer))
     wrap(model, "tie_weights", _make_tie)
-    for base in model.__mro__:  # it is of one of its base classes
+    for base in model.__mro__:  # one of the base classes has it
         wrap(base, "num_parameters", _make_count)
         _wrap_dtype(base)
     wrap(config, "to_json_file", _make_write_config)
@@ -57,13 +57,13 @@ def change_transformers_models(modeling_utils: ModuleType) -> None:
 
 
 def _wrap_overrides(model: type[Any]) -> None:
-    """Wraps what architectures have of their own, too."""
+    """Wraps the methods of their own that architectures have, too."""
     wrap(model, "resize_token_embeddings", _make_resize)
     wrap(model, "resize_position_embeddings", _make_refusal("position embeddings cannot be resized"))
 
 
 def change_diffusers_models(modeling_utils: ModuleType) -> None:
-    """Changes `ModelMixin` of `diffusers.models.modeling_utils`. May be called again."""
+    """Changes `ModelMixin` of `diffusers.models.modeling_utils`. It may be called again."""
     model = modeling_utils.ModelMixin
     wrap(model, "save_pretrained", _make_save(_diffusers_quantizer))
     wrap(model, "to", _make_cast)
@@ -137,7 +137,7 @@ def wrap_derived(base: type[Any], wrap_class: Callable[[type[Any]], None]) -> No
 
 
 def find_compressed(model: Any) -> dict[str, BufferModule]:
-    """Returns the modules of a model that have compressed weights, by their paths, each under one of them."""
+    """Returns the modules of a model that have compressed weights by their paths, each module under one path."""
     buffers = sys.modules.get("transfuse.torch._buffer_module")
     if buffers is None:
         return {}
@@ -158,7 +158,7 @@ def _is_buffer(model: Any, name: str) -> bool:
 
 
 def refuse(what: str, paths: list[str]) -> NoReturn:
-    """Raises the error for what cannot be done with the layers of these paths."""
+    """Raises the error for an operation that the layers at these paths do not support."""
     more = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
     raise make_error(
         Status.TRF_ERR_UNSUPPORTED,
@@ -206,7 +206,7 @@ def _check_quantizer(model: Any) -> Any:
 
 
 def _find_codec(compressed: dict[str, BufferModule]) -> str:
-    """Returns the codec that these weights could have been asked for: one for all, or each tensor's own."""
+    """Returns the codec that could have been asked for to get these weights: one for all, or each tensor's own."""
     from transfuse.torch._registry import expert_infos, layer_info
 
     infos = []
@@ -222,7 +222,7 @@ def _find_codec(compressed: dict[str, BufferModule]) -> str:
 
 @contextlib.contextmanager
 def _transformers_quantizer(model: Any, compressed: dict[str, BufferModule]) -> Iterator[None]:
-    """Gives a model what the framework needs to save compressed weights, for the time of a call."""
+    """Gives a model what the framework needs to save compressed weights while a call lasts."""
     from transfuse.hf._quantization_config import TransfuseConfig
     from transfuse.hf._quantizer import TransfuseHfQuantizer
     from transfuse.hf._saving import find_model_dtype, make_source_config
@@ -236,12 +236,12 @@ def _transformers_quantizer(model: Any, compressed: dict[str, BufferModule]) -> 
             made = TransfuseHfQuantizer(fields, pre_quantized=True)
             made._conversions = getattr(model, "_weight_conversions", None)  # type: ignore[assignment]
             undo.enter_context(_with_attribute(model, "hf_quantizer", made))
-            # The quantizer undoes them, and the framework must not do so once more.
+            # The quantizer undoes the conversions, and the framework must not undo them again.
             undo.enter_context(_with_attribute(model, "_weight_conversions", []))
         else:
             fields = quantizer.quantization_config
         undo.enter_context(_with_attribute(config, "quantization_config", fields))
-        # The framework goes by the first parameter of floats, which in a compressed model may be a norm's.
+        # The framework takes the dtype of the first float parameter, which in a compressed model may be a norm's.
         undo.enter_context(_with_attribute(config, "dtype", config.__dict__.get("dtype")))
         dtype = str(find_model_dtype(model)).removeprefix("torch.")
         undo.enter_context(_with_attribute(fields, "_model_dtype", dtype))
@@ -250,7 +250,7 @@ def _transformers_quantizer(model: Any, compressed: dict[str, BufferModule]) -> 
 
 @contextlib.contextmanager
 def _with_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute for the time of a block, whatever sets it meanwhile."""
+    """Sets an attribute while a block runs; it is restored, whatever sets it meanwhile."""
     there = name in owner.__dict__
     before = owner.__dict__.get(name)
     setattr(owner, name, value)
@@ -264,7 +264,7 @@ def _with_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _diffusers_quantizer(model: Any, compressed: dict[str, BufferModule]) -> Iterator[None]:
-    """The same for a model of diffusers, whose files have the names of its parameters."""
+    """Does the same for a model of diffusers, whose files have the names of its parameters."""
     from transfuse.hf._diffusers import DiffusersTransfuseConfig, TransfuseDiffusersQuantizer
 
     names = {f"{path}.{name}" for path, module in compressed.items() for name in module._buffer_names()}
@@ -294,7 +294,7 @@ def _make_write_config(original: Callable[..., Any]) -> Callable[..., Any]:
         if method != METHOD:
             return original(self, json_file_path, use_diff)
         fields = json.loads(self.to_json_string(use_diff=use_diff))
-        # A part may be loaded by its own config alone.
+        # A part may be loaded with only its own config.
         parts = [part for part in fields.values() if isinstance(part, dict) and isinstance(part.get("model_type"), str)]
         for each in (fields, *parts):
             each[_WEIGHTS_KEY] = NEEDS_TRANSFUSE
@@ -308,7 +308,7 @@ def _make_write_config(original: Callable[..., Any]) -> Callable[..., Any]:
     return to_json_file
 
 
-# ---- what takes a weight for a matrix ----
+# ---- methods that take a weight for a matrix ----
 
 
 def _make_resize(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -341,7 +341,7 @@ def _make_fuse(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_count(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Has weights counted, not the bytes of buffers."""
+    """Makes a wrapper that counts weights, not the bytes of buffers."""
 
     def num_parameters(self: Any, *arguments: Any, **options: Any) -> Any:
         if not find_compressed(self):
@@ -355,7 +355,7 @@ def _make_count(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_dtype(base: type[Any]) -> None:
-    """Has the dtype of a model, which is that of its first floats, be that of a compressed embedding's rows."""
+    """Makes a model's dtype, which is that of its first floats, the dtype of a compressed embedding's rows."""
     original = base.__dict__.get("dtype")
     if not isinstance(original, property) or original.fget is None or hasattr(original.fget, _MARK):
         return
@@ -376,7 +376,7 @@ def _wrap_dtype(base: type[Any]) -> None:
 
 
 def _make_cast(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Has diffusers cast models as transformers does: what is not compressed; the rest is cast as it is decoded."""
+    """Makes diffusers cast as transformers does: only what is not compressed; the rest is cast when it is decoded."""
 
     def to(self: Any, *arguments: Any, **options: Any) -> Any:
         if not _is_ours(getattr(self, "hf_quantizer", None)):
@@ -388,7 +388,7 @@ def _make_cast(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_refusal(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes wrappers of what is not for models with compressed weights."""
+    """Makes wrappers for methods that models with compressed weights do not support."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -404,7 +404,7 @@ def _make_refusal(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 def _make_tie(original: Callable[..., Any]) -> Callable[..., Any]:
     def tie_weights(self: Any, missing_keys: Any = None, recompute_mapping: bool = True, *args: Any, **kw: Any) -> Any:
-        # While a model is made or loaded the framework gives one of them.
+        # The framework itself passes one of these while a model is made or loaded.
         if missing_keys is None and recompute_mapping and find_compressed(self):
             for pair in self.get_expanded_tied_weights_keys(all_submodels=True).items():
                 compressed = [name for name in pair if _is_buffer(self, name)]

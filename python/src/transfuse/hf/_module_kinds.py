@@ -10,7 +10,7 @@ from transfuse._checkpoint import TensorInfo
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._modules import CompressedModule, TransfuseLinear, make_embedding
 
-# The dtypes that hold the decoded weights of a codec exactly. Those of int are rounded once, to whichever it is.
+# These dtypes hold the decoded weights of a codec exactly. Those of int are rounded once, to any of its dtypes.
 _ANY = (torch.float32, torch.bfloat16, torch.float16)
 _EXACT = {"bf16": (torch.float32, torch.bfloat16), "fp16": (torch.float32, torch.float16)}
 
@@ -50,7 +50,7 @@ def find_taker(module: nn.Module, name: str, tensor: TensorInfo, layout: str) ->
 
 
 def reject_dtype(tensor: TensorInfo, dtype: torch.dtype) -> str:
-    """Returns why the weights of a blob do not go with a model of a dtype, or ""."""
+    """Returns why the weights of a blob do not fit a model of a dtype, or ""."""
     fitting = _EXACT.get(str(tensor.codec), _ANY)
     if dtype in fitting:
         return ""

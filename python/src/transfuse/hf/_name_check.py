@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that no tensor of a checkpoint gives: which of them the framework may draw at random.
+"""Decides which parameters that no tensor of a checkpoint gives the framework may draw at random.
 
 transformers reports missing parameters, and draws them. A compressed checkpoint that is loaded by the wrong names must
-not pass for a model, so that we raise, unless it is a head that is missing, or another part as a whole, of a class that
-the checkpoint was not made of: a classifier that is to be trained on a language model, for instance. What one class is
-made with or without may be missing, too: a pooler, and a decoder's attention to an encoder. Surplus tensors are
-reported and left, as the framework does.
+not pass for a model, so we raise an error. But a head, or another whole part, of a class that the checkpoint was not
+made of may be missing: a classifier that is to be trained on a language model, for instance. So may a part that a class
+can be made without: a pooler, or a decoder's attention to an encoder. Surplus tensors are reported and left out, as the
+framework does it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_missing(
     ----------
     model : PreTrainedModel
     expected : dict
-        Its state dict.
+        The model's state dict.
     given : set of str
         Parameters that the files have tensors for.
     unknown : iterable of str
@@ -83,7 +83,7 @@ def _without(names: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
 
 
 def _without_options(model: PreTrainedModel, given: set[str], missing: list[str]) -> list[str]:
-    """Leaves out what the class is made without, too, if the files have nothing of it: the pooler of DINO's ViT."""
+    """Leaves out what the class can be made without, if the files have none of it, like the pooler of DINO's ViT."""
     options = []
     if "add_pooling_layer" in inspect.signature(type(model).__init__).parameters:
         options.append(_POOLER)
@@ -99,13 +99,13 @@ def _is_class_of_checkpoint(model: PreTrainedModel) -> bool:
 
 
 def _find_holes(model: PreTrainedModel, expected: dict[str, Any], given: set[str], missing: list[str]) -> list[str]:
-    """Returns what is missing within parts that the checkpoint has otherwise; all, if it has less than it lacks."""
+    """Returns what is missing in parts that the checkpoint otherwise has, or all, if it has less than it lacks."""
     prefix = f"{model.base_model_prefix}."
     has_base = model.base_model is not model
     base = [name for name in missing if not has_base or name.startswith(prefix)]
     if sum(expected[name].numel() for name in base) > sum(expected[name].numel() for name in given & expected.keys()):
         return missing
-    # A module of which something is given lacks nothing, nor does one that the layers before and behind have.
+    # A missing parameter is a hole if the files have others of its module, or the same one of another layer.
     modules = {name.rpartition(".")[0] for name in given}
     kinds = {_NUMBER.sub(".*", name) for name in given}
     embeddings = _input_names(model)
@@ -117,7 +117,7 @@ def _find_holes(model: PreTrainedModel, expected: dict[str, Any], given: set[str
 
 
 def _input_names(model: PreTrainedModel) -> set[str]:
-    """Returns the names of what a model looks its tokens up in."""
+    """Returns the names of the tables in which a model looks up its tokens."""
     try:
         weight = getattr(model.get_input_embeddings(), "weight", None)
     except (AttributeError, NotImplementedError):

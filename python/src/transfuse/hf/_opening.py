@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds out, for `transfuse doctor` and without reading weights, what will happen when a folder is loaded.
 
-The model is made on the meta device, by the class that config.json names, and the loader's own planner says which
-tensor of the files becomes what. It runs in an interpreter of its own (transfuse._probes).
+The model is made on the meta device, by the class that config.json names, and the loader's own planner says what each
+tensor of the files becomes. All this runs in an interpreter of its own (transfuse._probes).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transfuse._checkpoint import TensorInfo, info
 from transfuse.hf._config_fields import COMPRESSED_BY
 from transfuse.hf._file_check import find_marker, read_config, source_weights_name
 
-# Dtypes that a framework takes for a model's, where config.json names none.
+# A framework takes one of these dtypes for the model's where config.json names none.
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -38,11 +38,11 @@ class Opening:
     ----------
     framework, model_class, dtype : str
     variant : str or None
-        The argument without which the framework does not find the files.
+        The argument that the framework needs to find the files.
     compressed : list of str
-        Parameters that stay compressed, and the experts modules that do.
+        The parameters and the experts modules that stay compressed.
     decoded : dict of str to str
-        Parameters that are decoded while they are loaded, and why.
+        Parameters that are decoded while they are loaded, each with the reason.
     surplus : list of str
         Tensors that the model has no parameter for: the framework reports them, and leaves them out.
     drawn : list of str
@@ -66,7 +66,7 @@ class Opening:
 
 
 def describe_folder(folder: str) -> dict[str, Any]:
-    """Returns an `Opening` as a dict; or what `error` or `not_tried` says."""
+    """Returns an `Opening` as a dict, or a dict with `error` or `not_tried`, which says why there is none."""
     path = Path(folder)
     try:
         config = read_config(str(path / "config.json"))
@@ -92,7 +92,7 @@ def find_weight_files(folder: Path, stem: str, name: str | None = None) -> tuple
     stem : str
         "model" for transformers, "diffusion_pytorch_model" for diffusers.
     name : str, optional
-        Of the file, if config.json names it (`transformers_weights`).
+        The name of the file, if config.json has it (`transformers_weights`).
 
     Raises
     ------
@@ -122,7 +122,7 @@ def _read_tensors(files: Iterable[str]) -> list[TensorInfo]:
 
 
 def _find_dtype(tensors: list[TensorInfo]) -> str:
-    """Returns the dtype that transformers finds in files: that of their first floats."""
+    """Returns the dtype that transformers finds in files, which is that of their first float tensor."""
     first = tensors[0].file if tensors else ""
     named = sorted((tensor.name, tensor.dtype) for tensor in tensors if tensor.file == first)
     return next((_FLOATS[dtype] for _, dtype in named if dtype in _FLOATS), "float32")
@@ -171,7 +171,7 @@ def _open_transformers(folder: Path, fields: dict[str, Any]) -> Opening:
     marker = fields.get("quantization_config") or {}
     is_ours = isinstance(marker, dict) and marker.get("quant_method") == "transfuse"
     name = source_weights_name(marker.get("source_config")) if is_ours else fields.get("transformers_weights")
-    name = None if COMPRESSED_BY in (name or "") else name  # a marker that was lost
+    name = None if COMPRESSED_BY in (name or "") else name  # the marker was lost
     files, variant = find_weight_files(folder, "model", name)
     tensors = _read_tensors(files)
     if any(tensor.compressed for tensor in tensors) and find_marker(files[0]).get("version") is None:
@@ -231,7 +231,7 @@ def _open_diffusers(folder: Path, fields: dict[str, Any]) -> Opening:
     expected = model.state_dict()
     names = {tensor.name: tensor.name for tensor in tensors}
     if len(files) == 1 and hasattr(model, "_fix_state_dict_keys_on_load"):
-        model._fix_state_dict_keys_on_load(names)  # of old attention blocks
+        model._fix_state_dict_keys_on_load(names)  # files of old attention blocks have other names
     renamed = {old: new for new, old in names.items()}
     opening = Opening("diffusers", model_class.__name__, "that of torch_dtype, or float32", variant)
     opening.surplus = sorted(old for old, new in renamed.items() if new not in expected)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of PEFT on compressed layers: what reads or changes the weights under an adapter is refused, and says why.
+"""Adapters of PEFT on compressed layers: we refuse what reads or changes the weights under an adapter, and say why.
 
 Merging would add the adapter's matrix to the bytes of a buffer, and so would some ways of drawing an adapter's first
 weights; some adapters multiply by the weights themselves. PEFT would fail in words about shapes and dtypes, if at all.
 Copies that are trained as a whole (`modules_to_save`) are made uncompressed.
 
-PEFT has a method for what forbids merging in a model, `BaseTuner._check_merge_allowed`, but none for a layer by itself,
-which diffusers calls directly; so that `merge` of its layers is wrapped, too. Importing PEFT does not import
-transfuse.torch by this: as long as nobody else has, there are no compressed weights.
+PEFT has a method that can forbid merging in a model, `BaseTuner._check_merge_allowed`, but none for a single layer,
+which diffusers calls directly; so we wrap `merge` of its layers, too. None of this imports transfuse.torch when PEFT is
+imported: as long as nobody else has imported it, there are no compressed weights.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _READERS = frozenset(
     "DEFT DELORA GLORA HIRA HRA LILY LOHA LOKR OSF PEANUT PSOFT SHIRA SUPERTUNING TINYLORA TRAINABLE_TOKENS "
     "UNILORA".split()
 )
-# Values of `init_lora_weights`, or how they begin, that take something away from the weights below.
+# `init_lora_weights` of these values, or that begin with them, takes something away from the weights below.
 _CHANGERS = ("corda", "loftq", "olora", "pissa")
 
 
 def register_peft(tuners_utils: ModuleType) -> None:
-    """Makes adapters go by what compressed layers can do. May be called again.
+    """Makes adapters do only what compressed layers can do. It may be called again.
 
     Parameters
     ----------
@@ -52,13 +52,13 @@ def register_peft(tuners_utils: ModuleType) -> None:
     wrap(tuner, "_inject_parameters", _make_inject_parameters)
     wrap_derived(tuner, lambda cls: wrap(cls, "_create_and_replace", _make_create))
     wrap_derived(layer, _wrap_layer)
-    wrappers = sys.modules["peft.utils.other"]  # which tuners_utils imports
+    wrappers = sys.modules["peft.utils.other"]  # tuners_utils imports it
     wrap(vars(wrappers).get("ModulesToSaveWrapper"), "update", _make_update)
     wrap(vars(wrappers).get("TrainableTokensWrapper"), "__init__", _make_trainable_tokens)
 
 
 def register_peft_model(peft_model: ModuleType) -> None:
-    """Has models with prompts that are trained find compressed embeddings. May be called again.
+    """Makes models with prompts that are trained find compressed embeddings. It may be called again.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def _make_merge(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_create(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For the method of a tuner that makes the adapter of one layer."""
+    """Makes a wrapper for the method of a tuner that makes the adapter of one layer."""
 
     def create_and_replace(
         self: Any, peft_config: Any, adapter_name: str, target: Any, target_name: str, *arguments: Any, **options: Any
@@ -124,7 +124,7 @@ def _make_create(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_shown(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For methods that read the weights below an adapter once, and do not change them: they get the decoded ones."""
+    """Makes a wrapper that gives decoded weights to methods that read those below an adapter once, unchanged."""
 
     def read(self: Any, *arguments: Any, **options: Any) -> Any:
         base = self.get_base_layer()
@@ -141,7 +141,7 @@ def _make_shown(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_inject_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For `target_parameters`, which PEFT looks for among the parameters that there are: those of experts have gone."""
+    """Makes a wrapper that refuses `target_parameters` of compressed experts, which are no parameters any more."""
 
     def inject_parameters(self: Any, peft_config: Any, model: Any, *arguments: Any, **options: Any) -> Any:
         targets = tuple(peft_config.target_parameters)
@@ -157,11 +157,11 @@ def _make_inject_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
     return inject_parameters
 
 
-# ---- what is trained as a whole ----
+# ---- modules that are trained as a whole ----
 
 
 def _make_update(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For `modules_to_save`, copies of modules that are trained and saved: they are made uncompressed."""
+    """Makes a wrapper for `modules_to_save`, copies that are trained and saved: they are made uncompressed."""
 
     def update(self: Any, adapter_name: str, tied_module: Any = None, **options: Any) -> Any:
         if adapter_name not in self.modules_to_save and not tied_module:
@@ -184,12 +184,12 @@ def _make_trainable_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---- prompts ----
 
-# The first place where PEFT looks for the embedding of the words.
+# This is the first place where PEFT looks for the embedding of the words.
 _WORDS = "embeddings.word_embeddings"
 
 
 def _make_setup(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For the method that looks for the embedding by the shape of its weight, which a compressed one does not have."""
+    """Makes a wrapper for the method that finds the embedding by its weight's shape, which compressed ones lack."""
 
     def setup_prompt_encoder(self: Any, adapter_name: str, *arguments: Any, **options: Any) -> Any:
         model = self.base_model

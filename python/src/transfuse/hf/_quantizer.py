@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantizer that transformers calls while it loads and saves a compressed model.
 
-In the order of transformers' `from_pretrained`: `_process_model_before_weight_loading` reads the headers,
-`update_weight_conversions` plans and puts our modules in place, and the blobs are loaded as soon as the device map is
-known, that is there or, where transformers works the map out, in `validate_environment`. The parameters that we have
-set are then hidden from the framework, and so are the tensors that we have read (`leave_rest`): it loads the rest as it
-would from the source, and reports it; `complete_report` adds what is compressed. `_guard.py` calls these two.
+transformers' `from_pretrained` calls us in this order. `_process_model_before_weight_loading` reads the headers, and
+`update_weight_conversions` plans and puts our modules in place. The blobs are loaded as soon as the device map is
+known: there or, where transformers works the map out, in `validate_environment`. Then we hide the parameters that we
+have set from the framework, and the tensors that we have read (`leave_rest`). It loads the rest as it would from the
+source, and reports it; `complete_report` adds what is compressed. `_guard.py` calls these two.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# What a device needs besides the buffers of layers: directories, and workspaces of products.
+# A device needs so much besides the buffers of layers, for directories and workspaces of products.
 _USABLE_MEMORY = 0.97
-# Weights for which other methods of quantization have separate scales.
+# Other methods of quantization have separate scales for weights of these dtypes.
 _MAYBE_SCALED = ("F8_E4M3", "F8_E5M2", "I8")
 
 
@@ -50,7 +50,7 @@ def refuse_unmarked(tensors: Iterable[TensorInfo]) -> None:
 
 
 class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Loads checkpoints that `transfuse compress` made, and saves models that were loaded so."""
+    """Loads checkpoints that `transfuse compress` made, and saves models that were loaded from them."""
 
     requires_calibration = False
     quantization_config: TransfuseConfig
@@ -70,13 +70,13 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._device_map: Any = None
         self._plan: LoadPlan | None = None
         self._hook: Any = None
-        # Kept for saving: the framework's conversions, and the tensors of the files by the parameters that they became.
+        # Saving needs the framework's conversions, and the tensors of the files by the parameters that they became.
         self._conversions: list[Any] = []
         self._disk_names: dict[str, list[str]] = {}
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Refuses device maps that we cannot serve; the second call of a loading brings the one that was worked out."""
-        # An ImportError here says what is missing: torch is too old, or this transfuse was built without torch.
+        """Refuses device maps that we do not support; a loading's second call brings the one that was worked out."""
+        # If this raises an ImportError, it says that torch is too old, or that this transfuse was built without torch.
         importlib.import_module("transfuse.torch")
         check_device_map(device_map)
         if self._plan is not None and isinstance(self._device_map, str) and device_map is not None:
@@ -111,9 +111,9 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
             refuse_unmarked(self._tensors)
 
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
-        """Plans, now that all conversions are known, those of the `key_mapping` of the user among them.
+        """Plans, now that all conversions are known, also those of the user's `key_mapping`.
 
-        None of them is changed: what we load is not in the state dict that the framework compares names with.
+        It changes none of them: what we load is not in the state dict that the framework compares names with.
         """
         if self._model is not None and self._plan is None:
             self._prepare(self._model, weight_conversions)
@@ -138,11 +138,11 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 self._disk_names[f"{experts.path}.{name}"] = [part.disk_name for part in parts]
 
     def is_loading(self, model: Any) -> bool:
-        """Returns whether this quantizer is about to load a model; adapters on top of it are the framework's alone."""
+        """Returns whether this quantizer is about to load a model; the framework alone loads adapters on top of it."""
         return self._plan is not None and self._model is model
 
     def leave_rest(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Returns the tensors of the files that the framework is to load."""
+        """Returns the tensors of the files that the framework has to load."""
         assert self._plan is not None
         return {name: tensor for name, tensor in state_dict.items() if name not in self._plan.left}
 
@@ -186,7 +186,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
     def _dequantize(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
-        """Refused: it is no longer known what modules were before they were compressed."""
+        """Raises an error: it is no longer known what modules were before they were compressed."""
         raise make_error(
             Status.TRF_ERR_UNSUPPORTED,
             "a loaded model is not decompressed: run 'transfuse decompress' on its folder, and load the result",
@@ -196,7 +196,7 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         """Returns tensors by their names in files, so that what is saved is a compressed checkpoint again."""
         from transfuse.hf._saving import make_file_tensors
 
-        # If there are adapters, only these are saved; the framework finds them by their names in the model.
+        # If there are adapters, only they are saved; the framework finds them by their names in the model.
         if getattr(model, "_hf_peft_config_loaded", False):
             return None, {}
         return make_file_tensors(model, self._conversions, self._disk_names, self.quantization_config), {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `save_pretrained` writes for a compressed model."""
+"""Makes the tensors that `save_pretrained` writes for a compressed model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from transfuse.hf._config_fields import ConfigFields
 
-# The magic of an expert index (format/FORMAT.md, section 10).
+# An expert index begins with this magic (format/FORMAT.md, section 10).
 _INDEX_MAGIC = 0x58414E53
 _INDEX_BYTES = 16
 
@@ -46,18 +46,18 @@ def make_file_tensors(
 ) -> dict[str, Tensor]:
     """Returns the tensors of a compressed checkpoint of a model, by the names in its files.
 
-    Blobs go by the names that they were loaded by. What is dense, and what was compressed only in memory, goes by those
-    that the framework's conversions, undone, give it. Tied weights are there once.
+    Blobs keep the names that they were loaded by. Dense tensors, and those that were compressed only in memory, get
+    their names by undoing the framework's conversions. Tied weights are there once.
 
     Parameters
     ----------
     model : PreTrainedModel
     conversions : list or None
-        Those of the framework that the model was loaded with; None for a model that was not loaded.
+        The framework's conversions with which the model was loaded; None for a model that was not loaded.
     disk_names : dict of str to list of str
-        Tensors of the files by the parameters that they became, of those that were compressed there.
+        The tensors that were compressed in the files, by the parameters that they became.
     config : ConfigFields
-        Gets the text of the model's config in place of the source's, if the model is of another class by now.
+        If the model is of another class by now, its config's text replaces the source's here.
     """
     compressed = compressed_parameters(model)
     state = model.state_dict()
@@ -96,11 +96,11 @@ def _list_parameters(dense: dict[str, Tensor], compressed: dict[str, BufferModul
 def _leave_out_ties(
     model: PreTrainedModel, buffers: dict[str, Tensor], disk_names: dict[str, list[str]]
 ) -> dict[str, None]:
-    """Returns the names by which compressed parameters are saved: of those that are tied one, as the files had it."""
+    """Returns the names by which compressed parameters are saved: tied ones have one name, the one in the files."""
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     groups: dict[tuple[int, str], list[str]] = {}
     for name, buffer in buffers.items():
-        # What shares memory, but would not be tied when it is loaded, is saved by each of its names.
+        # Parameters that share memory, but would not be tied when they are loaded, are saved under each name.
         groups.setdefault((buffer.data_ptr(), ties.get(name, name)), []).append(name)
     return dict.fromkeys(
         min(names, key=lambda name: (name not in disk_names, name in ties)) for names in groups.values()
@@ -108,18 +108,18 @@ def _leave_out_ties(
 
 
 class _Maker:
-    """Makes the tensors of files of what was compressed in memory.
+    """Makes tensors of files from parameters that were compressed in memory.
 
     Attributes
     ----------
     blobs : dict of str to Tensor
-        By the names in files.
+        The blobs by their names in files.
     """
 
     def __init__(self, names: FileNames) -> None:
         self.names = names
         self.blobs: dict[str, Tensor] = {}
-        # Paths of experts that were taken; what was decoded, by its names in the model, and how it was encoded.
+        # The paths of experts that were taken; decoded tensors by their names in the model, and how they were encoded.
         self._experts: set[str] = set()
         self._decoded: dict[str, Tensor] = {}
         self._infos: list[LayerInfo] = []
@@ -128,7 +128,7 @@ class _Maker:
         """Takes a matrix under its name in files, decoded if it goes into a conversion."""
         disk_name, is_all = self.names.get_name(name)
         if is_all:
-            # A copy where another name has the same memory already, which the framework would take for tied weights.
+            # It is copied if another name has the same memory, which the framework would take for tied weights.
             taken = {each.data_ptr() for each in self.blobs.values()}
             self.blobs[disk_name + SUFFIX] = blob.clone() if blob.data_ptr() in taken else blob
             return
@@ -137,7 +137,7 @@ class _Maker:
         self._infos.append(module.info())
 
     def take_experts(self, path: str, module: TransfuseExperts) -> None:
-        """Takes all experts of a module, with the first of its parameters that comes."""
+        """Takes all experts of a module when the first of its parameters comes."""
         if path in self._experts:
             return
         self._experts.add(path)
@@ -160,7 +160,7 @@ class _Maker:
         self._infos += [expert_infos(getattr(module, name))[0] for name in module._buffer_names()]
 
     def convert_decoded(self, model: PreTrainedModel, dense: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns what was decoded as the framework would save it, encoded again as far as nothing is lost by that.
+        """Returns decoded tensors as the framework would save them, encoded again where that loses nothing.
 
         Dense tensors that go into the same conversions are taken out of `dense`.
         """
@@ -177,7 +177,7 @@ class _Maker:
 
 
 def _encode_converted(name: str, tensor: Tensor, like: LayerInfo) -> tuple[str, Tensor]:
-    """Returns the name and the tensor of a file for one that the framework has converted."""
+    """Returns the name and the tensor that a file gets for one that the framework has converted."""
     if tensor.dim() not in (2, 3) or min(tensor.shape[-2:]) < LEAST_SIDE or tensor.dtype != TORCH_DTYPES[like.dtype]:
         return name, tensor
     matrices = tensor if tensor.dim() == 3 else [tensor]
@@ -188,7 +188,7 @@ def _encode_converted(name: str, tensor: Tensor, like: LayerInfo) -> tuple[str, 
 
 
 def _parts_of(containers: dict[str, list[Tensor]]) -> dict[str, list[list[Tensor]]]:
-    """Returns the experts by the parameters that the dense module has: gate and up make one, if they lie apart."""
+    """Returns the experts by the dense module's parameters, in which gate and up are one even if they lie apart."""
     parts = {name: [blobs] for name, blobs in containers.items() if name not in ("gate_proj", "up_proj")}
     if "gate_proj" in containers:
         parts["gate_up_proj"] = [containers["gate_proj"], containers["up_proj"]]
@@ -198,9 +198,9 @@ def _parts_of(containers: dict[str, list[Tensor]]) -> dict[str, list[list[Tensor
 
 
 def _join_blobs(blobs: list[Tensor]) -> Tensor:
-    """Returns one blob, on the CPU, of the rows of several, which keep their bits."""
+    """Returns one blob, on the CPU, that has the rows of several blobs, bit for bit."""
     if len(blobs) == 1:
-        # A copy, since the framework takes tensors that share memory for tied ones.
+        # It is copied, since the framework takes tensors that share memory for tied ones.
         return blobs[0].to("cpu", copy=True)
     infos = [layer_info(blob) for blob in blobs]
     dense = [_ops.decode(b, info.rows, info.cols, TORCH_DTYPES[info.dtype]) for b, info in zip(blobs, infos)]
@@ -214,19 +214,19 @@ def _join_blobs(blobs: list[Tensor]) -> Tensor:
 
 
 def _name_blobs(names: list[str], tensor: Tensor, module: BufferModule) -> dict[str, Tensor]:
-    """Returns the tensors of the files that a blob becomes: several, where the files have experts one by one."""
+    """Returns the tensors of the files that a blob becomes; there are several if files have experts one by one."""
     if not isinstance(module, TransfuseExperts):
         return {names[0]: tensor}
     experts = container_buffers(tensor)
     if len(names) > 1 or len(experts) == 1:
-        # Copies, since the framework takes tensors that share memory for tied ones; on the CPU, since they are written
-        # from there.
+        # They are copied, since the framework takes tensors that share memory for tied ones; and to the CPU, since they
+        # are written from there.
         return {name: expert.to("cpu", copy=True) for name, expert in zip(names, experts)}
     return {names[0]: _make_expert_tensor([expert.cpu() for expert in experts])}
 
 
 def _make_expert_tensor(blobs: list[Tensor]) -> Tensor:
-    """Returns the expert tensor of a file (format/FORMAT.md, section 10): an expert index, and the blobs behind it."""
+    """Returns the expert tensor of a file (format/FORMAT.md, section 10): an expert index, then the blobs."""
     start = -(-(_INDEX_BYTES + 8 * len(blobs)) // 16) * 16
     offsets = list(itertools.accumulate((len(blob) for blob in blobs), initial=start))
     head = struct.pack(f"<IIQ{len(blobs)}Q", _INDEX_MAGIC, len(blobs), 0, *offsets[:-1])
@@ -235,7 +235,7 @@ def _make_expert_tensor(blobs: list[Tensor]) -> Tensor:
 
 
 def _renew_source_config(model: PreTrainedModel, config: ConfigFields) -> None:
-    """`transfuse decompress` restores the source's config.json, which is not that of a model of another class."""
+    """Replaces the source's config.json, which `transfuse decompress` restores, if the model is of another class."""
     if config.source_config is None:
         return
     architectures = json.loads(config.source_config.removeprefix("\ufeff")).get("architectures") or []
@@ -254,7 +254,7 @@ def make_source_config(model: PreTrainedModel) -> str:
 
 
 def find_model_dtype(model: nn.Module) -> torch.dtype:
-    """Returns the dtype that the framework would find for a model if it were not compressed: of its first floats."""
+    """Returns the dtype of the first floats, which the framework would find for a model if it were not compressed."""
     compressed = compressed_parameters(model)
     for name, parameter in model.named_parameters():
         module = compressed.get(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules in which some parameters are buffers of layers: how these are set, moved, copied and loaded."""
+"""Modules some of whose parameters are buffers of layers, and how these are set, moved, copied and loaded."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def is_buffer(tensor: Tensor) -> bool:
-    """Returns whether a tensor can be a layer's buffer, going by its type: uint8, 1-D."""
+    """Returns whether a tensor can be a layer's buffer by its type, which is uint8 and 1-D."""
     return tensor.dtype == torch.uint8 and tensor.dim() == 1
 
 
 def has_bytes(tensor: Tensor) -> bool:
-    """Returns whether there is anything to read: not on the meta device, and not the empty one of a module to fill."""
+    """Returns whether there are bytes to read: a tensor on the meta device, or of a module to be filled, has none."""
     return not tensor.is_meta and tensor.numel() > 0
 
 
 def align_buffer(buffer: Tensor) -> Tensor:
-    """Returns the buffer, copied if it does not begin where kernels can read it: a slice of a file's memory may not."""
+    """Returns the buffer, copied if kernels cannot read it where it begins, as a slice of a file's memory may."""
     alignment = 16 if buffer.device.type == "cpu" else 256
     if buffer.is_contiguous() and buffer.data_ptr() % alignment == 0:
         return buffer
@@ -36,7 +36,7 @@ def align_buffer(buffer: Tensor) -> Tensor:
 
 
 def as_parameter(buffer: Tensor) -> nn.Parameter:
-    """Returns a parameter without a gradient; one that there is already stays the same one, so that ties hold."""
+    """Returns a tensor as a parameter without a gradient; an existing one stays the same, so that ties hold."""
     return buffer if isinstance(buffer, nn.Parameter) else nn.Parameter(buffer, requires_grad=False)
 
 
@@ -46,9 +46,10 @@ def is_layer(tensor: Tensor) -> bool:
 
 
 def adopt_moved(buffer: Tensor) -> None:
-    """Adopts a buffer that was moved, if it holds a layer: what `to_empty` made, or what is being read, does not yet.
+    """Adopts a buffer that was moved, if it holds a layer.
 
-    Such bytes are adopted when they are used, and refused then if they still are no layer.
+    What `to_empty` made, or what is being read, holds none yet. Such bytes are adopted when they are used, and refused
+    then if they still are no layer.
     """
     if not has_bytes(buffer):
         return
@@ -59,21 +60,21 @@ def adopt_moved(buffer: Tensor) -> None:
 
 
 def _tensor_at(pointer: int, num_bytes: int) -> Tensor:
-    """Returns a tensor that lies at an address of the host, which need not be there: only to be named, not read."""
+    """Returns a tensor at an address of the host, whose memory need not exist: it is only named, never read."""
     return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(pointer), dtype=torch.uint8)
 
 
 class BufferModule(nn.Module):
-    """A module some of whose parameters are buffers of layers, or containers, which stay adopted wherever they go.
+    """A module some of whose parameters are buffers of layers, or containers, which stay adopted when they move.
 
     Such a parameter is uint8, 1-D, and has no gradient. Bytes that are written into it directly are not noticed: set
     the parameter, or load a state dict. What torch calls the buffers of a module is something else.
     """
 
     _layout = "coded"
-    # Where it was in its model when it was compressed or loaded, for messages.
+    # Messages name the place that it had in its model when it was compressed or loaded.
     _path = ""
-    # While a framework loads a model it asks for state dicts, from which what is loaded already is left out, and sets
+    # While a framework loads a model it asks for state dicts, which leave out what is loaded already, and it sets
     # memory that nobody has filled in the place of parameters that it misses.
     _is_loading = False
 
@@ -99,7 +100,7 @@ class BufferModule(nn.Module):
         Raises
         ------
         TypeError
-            It is not the buffer of a layer, but dense weights, for instance.
+            The tensor is not the buffer of a layer; it has dense weights, for instance.
         ValueError
             The layer has another shape.
         DataError, UnsupportedError
@@ -108,14 +109,14 @@ class BufferModule(nn.Module):
         raise NotImplementedError
 
     def _note_adoption(self) -> None:
-        """Is called when buffers are adopted at a new place."""
+        """Does what a module has to do when its buffers are adopted at a new place."""
 
     def _lay_out(self, blob: Tensor) -> Tensor:
-        """Returns a blob of a state dict in the module's layout; one that is none, or still empty, as it is."""
+        """Returns a blob of a state dict in the module's layout; other and empty tensors are returned as they are."""
         return blob
 
     def _encode_again(self, buffer: Tensor) -> Tensor:
-        """Returns what a state dict has of a parameter that holds a layer: its blob, in whatever layout it lies."""
+        """Returns the blob that a state dict has for a parameter that holds a layer, in whatever layout that lies."""
         return buffer
 
     def describe(self) -> str:
@@ -155,8 +156,8 @@ class BufferModule(nn.Module):
         self._note_adoption()
 
     def _refuse_unfilled(self, name: str, buffer: Tensor | None) -> None:
-        """Has nobody read memory that a framework allocates in the place of what it misses."""
-        # What was read from a file is adopted; memory that was only allocated is not.
+        """Raises an error rather than let memory be read that a framework allocated for a missing parameter."""
+        # Bytes that were read from a file are adopted; memory that was only allocated is not.
         if self._is_loading and buffer is not None and has_bytes(buffer) and not is_layer(buffer):
             raise RuntimeError(
                 f"the {name} of a {type(self).__name__} was to be set to something that is no compressed weight of the "
@@ -184,7 +185,7 @@ class BufferModule(nn.Module):
         if old.is_meta or buffer.is_meta or buffer.data_ptr() == old_pointer:
             return
         if old.data_ptr() != old_pointer:
-            # share_memory has moved the storage itself, so that nobody else says that the old place is free again.
+            # share_memory has moved the storage itself, so that nothing else has the old place forgotten.
             _registry.forget(_tensor_at(old_pointer, old.numel()))
         adopt_moved(buffer)
         self._note_adoption()
@@ -197,7 +198,7 @@ class BufferModule(nn.Module):
                 adopt_moved(buffer)
         self._note_adoption()
 
-    # What a layer of another layout is encoded to stays on the CPU: on a GPU there may be no room for it.
+    # The blob of a layer of another layout stays on the CPU: on a GPU there may be no room for it.
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._layout == "coded" or self._is_loading:
@@ -236,7 +237,7 @@ class BufferModule(nn.Module):
         assert parameter is not None
         if assign:
             return parameter
-        if parameter.is_meta:  # torch then warns, as of any tensor that meets the meta device
+        if parameter.is_meta:  # torch then warns, as for any tensor that meets the meta device
             return torch.empty_like(parameter, device=blob.device)
         return parameter.data
 
@@ -254,13 +255,13 @@ class BufferModule(nn.Module):
         elif parameter.is_meta or not is_buffer(blob):
             self._take_buffer(name, blob)
         else:
-            # In memory of its own: a blob that is overwritten in place would not be the one that was adopted.
+            # It gets memory of its own: if a blob is overwritten in place, it is not the one that was adopted.
             fresh = blob.detach().to(parameter.device, copy=True, memory_format=torch.contiguous_format)
             self._take_buffer(name, fresh)
             self._change_data(name, self._lay_out(fresh))
 
     def _change_data(self, name: str, buffer: Tensor) -> None:
-        """Gives a parameter, which stays the same one, other bytes, of whatever number."""
+        """Gives a parameter other bytes, of any number; it stays the same object."""
         parameter = self._parameters[name]
         assert parameter is not None
         parameter.data = buffer
@@ -271,7 +272,7 @@ class BufferModule(nn.Module):
 
 
 def note_paths(model: nn.Module) -> None:
-    """Has the compressed modules of a model know where they are in it, which their messages say."""
+    """Tells the compressed modules of a model where they are in it, so that their messages can say so."""
     for path, module in model.named_modules():
         if isinstance(module, BufferModule) and not module._path:
             module._path = path

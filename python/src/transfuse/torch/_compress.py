@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressing the layers of a torch module in place."""
+"""Compresses the layers of a torch module in place."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class ModelReport:
     Attributes
     ----------
     compressed : dict of str to CompressedWeight
-        By the name of the parameter, such as "lm_head.weight"; one that modules share has an entry for each name.
+        The results by the names of parameters, such as "lm_head.weight"; a shared one has an entry for each name.
     left : dict of str to str
         The weights of linear layers, embeddings and experts that stay as they are, and why.
     source_bytes, compressed_bytes : int
         The bytes of what was compressed, before and after; shared weights count once.
     left_bytes : int
-        Of all other parameters and buffers of the model.
+        The bytes of all other parameters and buffers of the model.
     widened : tuple of str
         Names of F32 parameters in which each weight is a BF16 number, so that the codec bf16 took them without loss.
     """
@@ -185,7 +185,7 @@ def _as_list(patterns: Iterable[str] | None) -> list[str]:
 
 
 def _options_for(options: dict[str, Any], weight: Weight) -> dict[str, Any]:
-    """Returns the options for a weight. Either FP8 codec means both, and codes of I8 are not quantized again."""
+    """Returns the options for a weight. Each FP8 codec stands for both, and codes of I8 are not quantized again."""
     own, dtype = dict(options), weight.dtype
     if weight.widened:
         own["codec"] = "bf16"
@@ -223,8 +223,8 @@ def _compress_weight(
 ) -> dict[str, CompressedWeight]:
     """Encodes a weight and swaps the modules that share it, all or none.
 
-    Returns what became of each name; nothing if the blob is no smaller, and nobody asked for it by name. `refused` gets
-    the names, and the reason, of one that the layout does not take.
+    Returns what became of each name, and nothing if the blob is no smaller and nobody asked for it by name. `refused`
+    gets the names of a weight that the layout does not take, and the reason.
     """
     results: dict[str, CompressedWeight] = {}
     prepare = _prepare_experts if get_expert_names(weight.modules[0]) else _prepare_matrix
@@ -247,7 +247,7 @@ def _count_compressed(results: dict[str, CompressedWeight]) -> int:
     return sum({id(each): each.compressed_bytes for each in results.values()}.values())
 
 
-# The result for each name, the bytes of the blobs, why the layout does not take them, and a function to swap modules.
+# It has the result for each name, the bytes of the blobs, why the layout does not take them, and what swaps modules.
 _Prepared = tuple[dict[str, CompressedWeight], int, str, Callable[[], None]]
 
 
@@ -290,11 +290,11 @@ def _prepare_experts(weight: Weight, options: dict[str, Any], _layout: str) -> _
 
 
 def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:
-    """Runs `prepare` on a thread of its own, then there, too, what it returns; passes on what it raises.
+    """Runs `prepare`, and then the function that it returns, on a thread of its own; passes on what they raise.
 
-    An exception that comes meanwhile in the calling thread, such as KeyboardInterrupt, goes on its way at once. Then
-    `prepare` ends by itself, later, and what it returned is not run: the encoder cannot be stopped within a layer. What
-    is run is run to its end, since no KeyboardInterrupt reaches that thread.
+    An exception that comes meanwhile in the calling thread, such as KeyboardInterrupt, is passed on at once. Then
+    `prepare` ends by itself, later, since the encoder cannot be stopped within a layer, and the function that it
+    returned is not run. If that function has begun it is run to its end, since no KeyboardInterrupt reaches the thread.
     """
     lock = threading.Lock()
     done = threading.Event()
@@ -315,7 +315,7 @@ def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:
     thread = threading.Thread(target=run, name="transfuse", daemon=True)
     try:
         thread.start()
-        # It wakes now and then by itself, since a signal that another thread got does not wake this one.
+        # The wait ends now and then by itself, since a signal that another thread got does not wake this one.
         while not done.wait(0.1):
             pass
         thread.join()  # a daemon that still runs when the interpreter ends aborts the process

@@ -23,7 +23,7 @@ _ALIGNMENT = 256
 
 
 def place_buffers(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Returns where buffers of these sizes lie in a container, and the container's size."""
+    """Returns the offsets of buffers of these sizes in a container, and the container's size."""
     offsets = []
     end = _HEAD.size + 16 * len(sizes)
     for size in sizes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoding a torch tensor to a blob."""
+"""Encodes a torch tensor to a blob."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from transfuse._layer import Layer
 from transfuse._results import LayerInfo
 
-# What codecs take: the name by which Layer.encode knows it, and a dtype of its bits where NumPy has none of its own.
+# The dtypes that codecs take: their names in Layer.encode, and dtypes for their bits where NumPy has no such dtype.
 _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
     torch.float32: ("f32", None),
     torch.float16: ("f16", None),
@@ -31,7 +31,7 @@ def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
     weight : torch.Tensor, [rows][cols]
         float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2, on any device; it is encoded on the CPU.
     options
-        Those of `transfuse.Layer.encode`: codec, favor, bits, granularity, threads, verify ...
+        The options of `transfuse.Layer.encode`: codec, favor, bits, granularity, threads, verify ...
 
     Returns
     -------
@@ -53,7 +53,7 @@ def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 def encode_like(weight: torch.Tensor, info: LayerInfo) -> torch.Tensor:
-    """Encodes a matrix, [rows][cols], as `transfuse.Layer.encode_like`; the blob is on the CPU."""
+    """Encodes a matrix, [rows][cols], as `transfuse.Layer.encode_like` does; the blob is on the CPU."""
     return _tensor_of(Layer.encode_like(_array_of(weight), info, dtype=_DTYPES[weight.dtype][0]))
 
 

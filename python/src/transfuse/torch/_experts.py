@@ -7,18 +7,18 @@ container is one uint8 tensor that holds the blobs of all experts (`transfuse.to
 
     gate_proj, up_proj, down_proj       where gate and up are tensors of their own, [experts][intermediate][hidden]
     gate_up_proj, down_proj             where they are one tensor, [experts][2 x intermediate][hidden]
-    up_proj, down_proj                  of experts without a gate
+    up_proj, down_proj                  where the experts have no gate
 
 So a state dict has the containers under these names. The module's class becomes one that derives from the model's own.
 For each call it chooses between two ways:
 
-* few tokens: they are sorted by expert on the device, and multiplied by the compressed experts. Nothing waits for the
-device, so the call can be captured in a CUDA graph. * more than `set_experts_decode_threshold` says, exact mode, or
-gradients: the experts of this layer are decoded, and
-  the model's own function of `config._experts_implementation` is called with the dense weights, for the bits that it
-  gives without compression. Their memory comes from torch's allocator and goes back before the next layer runs, which
-  takes the same memory again: one layer's dense weights are held at a time. With gradients they are decoded again in
-  the backward pass.
+* If there are few tokens, they are sorted by expert on the device, and multiplied by the compressed experts. Nothing
+  waits for the device, so the call can be captured in a CUDA graph.
+* If there are more than `set_experts_decode_threshold` says, in exact mode, or with gradients, the experts of this
+  layer are decoded, and the model's own function of `config._experts_implementation` is called with the dense weights,
+  for the bits that it gives without compression. Their memory comes from torch's allocator and goes back before the
+  next layer runs, which takes the same memory again: one layer's dense weights are held at a time. With gradients they
+  are decoded again in the backward pass.
 
 Expert parallelism, transposed weights and biases are not supported; `find_experts_obstacle` says so.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
-# Above how many tokens of an expert, on average, decoding all experts of a layer is faster than multiplying by
+# If an expert has more tokens than this, on average, decoding all experts of a layer is faster than multiplying by
 # compressed ones, which decodes an expert again for each 8 of its tokens (docs/notebook/2026-11-24-models.md).
 _decode_threshold = 16
 _X_DTYPES = (torch.bfloat16, torch.float16)
@@ -76,7 +76,7 @@ def get_experts_decode_threshold() -> int:
 
 def get_expert_names(module: nn.Module) -> tuple[str, ...]:
     """Returns the names of the weights of a dense experts module of transformers; none of any other module."""
-    # The attributes that transformers.integrations.use_experts_implementation sets.
+    # transformers.integrations.use_experts_implementation sets these attributes.
     if isinstance(module, TransfuseExperts) or not all(hasattr(module, name) for name in _FLAGS):
         return ()
     return "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
@@ -117,7 +117,7 @@ def replace_experts(
     Parameters
     ----------
     module : nn.Module
-        Of a class that transformers decorates with `use_experts_implementation` (MixtralExperts, Qwen3MoeExperts,
+        Its class is one that transformers decorates with `use_experts_implementation` (MixtralExperts, Qwen3MoeExperts,
         DeepseekV3Experts ...), with dense weights, which may be on the meta device. It stays the same object and an
         instance of that class; `gate_up_proj` and `down_proj` go.
     gate_up : container, or blobs of all experts, of [2 x intermediate][hidden]
@@ -168,7 +168,7 @@ def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
     module : nn.Module
         A module for which `find_experts_obstacle` returns None.
     **options
-        Of `transfuse.Layer.encode`.
+        The options of `transfuse.Layer.encode`.
 
     Returns
     -------
@@ -197,12 +197,12 @@ class TransfuseExperts(BufferModule):
     gate_up_proj, gate_proj, up_proj, down_proj : nn.Parameter, uint8, [container_bytes]
         Two or three of these exist, as this file's docstring says.
     container_shapes : dict of str to (int, int, int)
-        Of these: experts, rows and columns of their decoded weights.
+        For each of these the numbers of experts, and of rows and columns of their decoded weights.
     weight_dtype : torch.dtype
-        Of the weights that were encoded.
+        The dtype of the weights that were encoded.
     dense_dtype : torch.dtype
-        Of the decoded weights that the model's own function gets: that of the module before, which `half`, `to(dtype)`
-        and so on change.
+        The dtype of the decoded weights that the model's own function gets. It is the dtype of the dense module, and
+        `half`, `to(dtype)` and so on change it.
     product_dtypes : tuple of torch.dtype
         The dtypes of x that the compressed experts multiply on their device. Any other x is multiplied by decoded
         weights.
@@ -213,7 +213,7 @@ class TransfuseExperts(BufferModule):
     dense_dtype: torch.dtype
     product_dtypes: tuple[torch.dtype, ...]
     down_proj: Tensor
-    # Of the model's class.
+    # The model's class has these.
     num_experts: int
     has_gate: bool
     act_fn: Callable[[Tensor], Tensor]
@@ -233,7 +233,7 @@ class TransfuseExperts(BufferModule):
         Returns
         -------
         Tensor, [tokens][hidden]
-            Has the dtype of `hidden_states`.
+            Its dtype is that of `hidden_states`.
         """
         if torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad):
             # The dense weights are not kept for the backward pass, but decoded again.
@@ -290,7 +290,7 @@ class TransfuseExperts(BufferModule):
         return tuple(self.dense_shapes())
 
     def extra_repr(self) -> str:
-        """Shapes of the experts, codec, bits a weight and dtype."""
+        """Returns the shapes of the experts, the codec, bits a weight and the dtype."""
         lines = []
         for name, (experts, rows, cols) in self.container_shapes.items():
             container = getattr(self, name)
@@ -357,20 +357,20 @@ class TransfuseExperts(BufferModule):
     def _forward_compressed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         tokens, k = top_k_index.shape
         ids, order = torch.sort(top_k_index.reshape(-1))
-        # Where each expert's tokens begin, and the last one's end: [experts + 1].
+        # This is where each expert's tokens begin, and where the last one's end: [experts + 1].
         bounds = torch.arange(self.num_experts + 1, device=ids.device, dtype=ids.dtype)
         offsets = torch.searchsorted(ids, bounds, out_int32=True)
         x = hidden_states.expand(k, -1) if tokens == 1 else hidden_states[order // k]
         y = self._multiply_by_experts(x, offsets) * top_k_weights.reshape(-1)[order].unsqueeze(-1)
         if tokens == 1:
             return y.sum(dim=0, keepdim=True).to(hidden_states.dtype)
-        # Back to the order of the tokens, and summed up as transformers does: without atomic additions.
+        # Rows return to the order of the tokens, and are summed up as in transformers, without atomic additions.
         back = torch.empty_like(order)
         back[order] = torch.arange(tokens * k, device=order.device)
         return y[back].view(tokens, k, y.shape[-1]).sum(dim=1).to(hidden_states.dtype)
 
     def _multiply_by_experts(self, x: Tensor, offsets: Tensor) -> Tensor:
-        """Returns what each row's expert makes of it; rows are sorted by expert."""
+        """Returns the result of each row's expert; rows are sorted by expert."""
         products = {
             name: _ops.experts(x, offsets, getattr(self, name), rows)
             for name, (_, rows, _) in self.container_shapes.items()
@@ -387,7 +387,7 @@ class TransfuseExperts(BufferModule):
         return _ops.experts(hidden, offsets, self.down_proj, self.container_shapes["down_proj"][1])
 
     def _has_plain_gate(self) -> bool:
-        """Returns whether the gate is act_fn(gate) * up: what the decorator of transformers adds by this name."""
+        """Returns whether the gate is act_fn(gate) * up, which transformers' decorator adds by this name."""
         return getattr(self._apply_gate, "__name__", "") == "_default_apply_gate"
 
 
@@ -401,7 +401,7 @@ def _multiplies(container: Tensor, dtype: torch.dtype) -> bool:
 
 
 class _Dense:
-    """An experts module as the model's own function sees it: with dense weights, and all else as it is."""
+    """An experts module as the model's own function sees it, with dense weights and otherwise unchanged."""
 
     def __init__(self, module: TransfuseExperts, weights: dict[str, Tensor]) -> None:
         self._module = module
@@ -418,7 +418,7 @@ def _as_container(experts: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int, int, int]]:
-    """Returns what the decoded containers have to be, in the order of _NAMES; the dense parameters say it."""
+    """Returns the shapes that the dense parameters require of the decoded containers, in the order of _NAMES."""
     choices: list[set[str]] = [{"up_proj", "down_proj"}]
     if module.has_gate:
         choices = [{"gate_up_proj", "down_proj"}]
@@ -440,7 +440,7 @@ def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int
 
 
 def _class_of(dense_class: type[nn.Module]) -> type[TransfuseExperts]:
-    """Returns the class of compressed modules that stands for one of a model's."""
+    """Returns the class of compressed modules that stands for a class of a model."""
     if dense_class not in _classes:
         _classes[dense_class] = _make_class(dense_class)
     return _classes[dense_class]

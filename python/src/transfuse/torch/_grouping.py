@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouped products in compiled graphs: products that have one input, such as q, k and v, or gate and up, become one
-call of `transfuse::linear_group`, which runs them in shared launches. Models need no change for it.
+"""Groups products in compiled graphs that have one input, such as q, k and v, or gate and up.
+
+They become one call of `transfuse::linear_group`, which runs them in shared launches. Models need no change for it.
 
 This is a pass over inductor's graphs, so it acts only where `torch.compile` does. Members that share a launch add their
 sums in another order than single products. Exact mode has no such products and is not affected.
@@ -18,27 +19,28 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 # Products with more rows of x than this never share a launch (TRF_FUSED_MAX_M).
 _MAX_GROUPED_ROWS = 64
-# The most members of one call; the library shares launches among up to so many.
+# One call has at most so many members; the library shares launches among as many.
 _MAX_MEMBERS = 8
 
 _enabled = True
 
 
 def set_grouping(enabled: bool) -> None:
-    """Says whether models compiled from now on run products that have one input in shared launches; they do unless
-    this has said otherwise. What is compiled already stays as it is until it is compiled again
+    """Sets whether models that are compiled from now on run products that have one input in shared launches.
+
+    By default they do. What is compiled already stays as it is until it is compiled again
     (`torch.compiler.reset()`)."""
     global _enabled
     _enabled = bool(enabled)
 
 
 def is_grouping() -> bool:
-    """Returns what `set_grouping` has said last."""
+    """Returns what `set_grouping` set last."""
     return _enabled
 
 
 def install() -> None:
-    """Puts the pass into inductor's settings, before one that is there already. Done once, by `transfuse.torch`."""
+    """Puts the pass into inductor's settings, before any that is there already. `transfuse.torch` calls it once."""
     present = inductor_config.post_grad_custom_pre_pass
     if not isinstance(present, _GroupingPass):
         inductor_config.post_grad_custom_pre_pass = _GroupingPass(present)
@@ -84,8 +86,10 @@ def group_products(graph: torch.fx.Graph) -> int:
 
 
 def _can_join(node: torch.fx.Node) -> bool:
-    """Whether a product has no bias, buffer and input that are known where the first member of a group stands, and few
-    enough rows; a number of rows that is not known while compiling may be few."""
+    """Returns whether a product can join a group.
+
+    It must have no bias, a buffer and an input that are known where the group's first member stands, and few enough
+    rows; a number of rows that is not known while compiling may be few."""
     if len(node.args) != 4 or node.kwargs:
         return False
     x, buffer, bias, _ = node.args
@@ -103,7 +107,7 @@ def _can_join(node: torch.fx.Node) -> bool:
 
 
 def _replace(graph: torch.fx.Graph, members: list[torch.fx.Node]) -> None:
-    """Puts one grouped call at the place of the first member; members come in the graph's order."""
+    """Puts one grouped call in the place of the first member; members are in the order of the graph."""
     x = members[0].args[0]
     buffers = [member.args[1] for member in members]
     rows = [member.args[3] for member in members]

@@ -26,11 +26,11 @@ from transfuse._options import find_layout
 from transfuse.torch import _encode, _ops, _registry
 from transfuse.torch._dtypes import TORCH_DTYPES
 
-# Options with which the encoder makes of BF16 weights what it makes of them by default, and values that do.
+# Options, each with the values for which the encoder makes the same of BF16 weights as by default.
 _FORMLESS_OPTIONS = {"threads", "verify"}
 _DEFAULT_FORM = {"codec": (None, "auto", "bf16"), "favor": (None, "speed")}
 
-# Of what a warning names.
+# A warning names at most so many.
 _WORDS_SHOWN = 6
 
 
@@ -72,14 +72,14 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
 
 
 def make_layer(weight: Tensor, layout: str, options: dict[str, Any]) -> Tensor:
-    """As `lay_out`, for a layer that must have this layout.
+    """Makes a layer as `lay_out` does, but raises an error if it cannot have this layout.
 
     Raises
     ------
     ArgumentError
         There is no such layout.
     UnsupportedError
-        It does not take the codec, or not these weights.
+        The layout does not take the codec, or does not take these weights.
     """
     find_layout(layout)
     buffer, _, refusal = lay_out(weight, layout, options)
@@ -89,9 +89,10 @@ def make_layer(weight: Tensor, layout: str, options: dict[str, Any]) -> Tensor:
 
 
 def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tensor, int, str]:
-    """Makes a layer from dense weights, in a layout if that takes it, else coded; returns it.
+    """Makes a layer from dense weights, in a layout if that takes it, else coded.
 
-    Also returns the compressed bytes, those of the blob if there was one, and why the layout does not take it, or "".
+    Returns the layer, the compressed bytes, which are those of the blob if there was one, and why the layout does not
+    take the layer, or "".
 
     BF16 weights are packed without the encoder, which takes hundreds of times as long, if the options leave the blob's
     form to the library: the layer is encoded with its defaults when it is saved. A packed layer that its padding makes
@@ -104,7 +105,7 @@ def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tenso
     layout : str
         "coded", "packed" or "plain".
     options : dict
-        Those of `transfuse.Layer.encode`.
+        The options of `transfuse.Layer.encode`.
 
     Raises what `encode` does, and what `convert_layer` does for other reasons.
     """
@@ -125,7 +126,7 @@ def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tenso
 
 
 def encode_again(buffer: Tensor) -> Tensor:
-    """Returns the blob of a layer in any layout, on the CPU; that of a coded one is returned as it is."""
+    """Returns the blob of a layer in any layout, on the CPU; a coded one is returned as it is."""
     if _registry.layer_layout(buffer) == "coded":
         return buffer
     found = _made.find(buffer, "file")
@@ -150,7 +151,7 @@ def convert_or_keep(buffer: Tensor, layout: str) -> tuple[Tensor, str]:
 
 
 def describe_refusals(layout: str, refused: dict[str, str]) -> str:
-    """Returns what a warning says of weights that a layout does not take: their names, by the reasons."""
+    """Returns the text of a warning about weights that a layout does not take: their names, by the reasons."""
     names = defaultdict(list)
     for name, reason in refused.items():
         names[reason].append(name)
@@ -176,14 +177,14 @@ def _convert(buffer: Tensor, layout: s.Layout) -> Tensor:
 
 
 class _Made:
-    """What layers were converted to, as long as both live, neither is packed again and the source is not forgotten.
+    """Remembers the results of conversions, as long as both layers live, neither is repacked, and the source is known.
 
-    Modules that share a weight are asked for it one by one; what they give has to be shared, too.
+    Modules that share a weight convert it one by one, and have to share the result, too.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By the source's storage, then by what was made of which part of it: the source's adoption, and the result.
+        # The keys are the source's storage, then what was made of which part; the values, its adoption and the result.
         self._of: weakref.WeakKeyDictionary[
             torch.UntypedStorage, dict[tuple[str, int, int], tuple[object, weakref.ref[torch.UntypedStorage]]]
         ] = weakref.WeakKeyDictionary()

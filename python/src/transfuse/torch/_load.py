@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading layers from checkpoints to memory of torch, where the ops know them."""
+"""Loads layers from checkpoints to memory of torch, where the ops know them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transfuse.torch._containers import place_buffers, write_head
 from transfuse.torch._ops_library import CPU, call
 from transfuse.torch._registry import Keeping, assemble_rows, device_index, fit_memory, get_size, make_experts, wait_for
 
-# First row, rows, first column and columns of a part, as the library takes them. These mean everything.
+# The library takes a part as its first row, rows, first column and columns. These numbers mean the whole matrix.
 _WHOLE = (0, 0, 0, 0)
 
 
@@ -140,7 +140,7 @@ def load_layer(
 
 
 def _check_range(wanted: tuple[int, int] | None, what: str) -> Sequence[int]:
-    """Returns a range as the library takes it; there a count of 0 is all that follows, and here it is refused."""
+    """Returns a range as the library takes it. A count of 0, which means all that follows there, is refused here."""
     if wanted is None:
         return _WHOLE[:2]
     first, count = wanted
@@ -185,8 +185,9 @@ def load_assembled(parts: Sequence[TensorPart | torch.Tensor], device: torch.dev
     Parameters
     ----------
     parts : sequence of TensorPart or torch.Tensor
-        Each read from its checkpoint, or a blob on the CPU, such as `encode` gives. Of one number of columns and source
-        dtype. Each begins and ends at multiples of 256 rows and columns of its tensor, or with it.
+        Each is read from its checkpoint, or is a blob on the CPU, such as `encode` returns. All have the same number of
+        columns and the same source dtype. Each begins and ends at multiples of 256 rows and columns of its tensor, or
+        where the tensor does.
     device : torch.device
         The CPU or a CUDA device.
 
@@ -198,7 +199,7 @@ def load_assembled(parts: Sequence[TensorPart | torch.Tensor], device: torch.dev
     Raises
     ------
     ArgumentError
-        Layers that do not fit together.
+        The layers do not fit together.
     TransfuseError
         What `load_layer` and `adopt` raise.
     """
@@ -222,7 +223,7 @@ def load_assembled(parts: Sequence[TensorPart | torch.Tensor], device: torch.dev
         for at, here in enumerate(places)
     ]
     keeping = Keeping(container, directory_bytes, offsets)
-    wait_for(place)  # the memory may have been another tensor's, of work that is still under way
+    wait_for(place)  # the memory may have been another tensor's, which running work still uses
     cancel = Cancel()
 
     def load() -> None:
@@ -248,9 +249,9 @@ def _get_part_size(index: int, part: TensorPart) -> s.LayerSizeStruct:
 
 
 def get_load_bytes(checkpoint: Checkpoint, tensor: str, layout: str) -> int:
-    """Returns the bytes that `load_layer` allocates for a tensor that is no tensor of experts, and gives at most.
+    """Returns the bytes that `load_layer` allocates for a tensor of one matrix, which it returns at most.
 
-    Raises what `load_layer` does, but for what is wrong with weights.
+    It raises what `load_layer` raises, but does not look at the weights.
     """
     return int(_get_load_size(CPU, checkpoint.handle, encode_text(tensor, "tensor"), find_layout(layout)).buffer_bytes)
 
@@ -281,7 +282,7 @@ def _load(
     if into_container:
         write_head(buffer, offsets, [size.buffer_bytes for size in sizes])
     keeping = Keeping(buffer, [size.directory_bytes for size in sizes], offsets)
-    wait_for(place)  # the memory may have been another tensor's, of work that is still under way
+    wait_for(place)  # the memory may have been another tensor's, which running work still uses
     asked = cancel or Cancel()
 
     def load() -> None:

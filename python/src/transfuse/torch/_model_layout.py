@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing how the layers of a model lie in memory, after they were loaded or compressed."""
+"""Changes how the layers of a model lie in memory, after they were loaded or compressed."""
 
 from __future__ import annotations
 

@@ -52,27 +52,27 @@ class CompressedModule(BufferModule):
     weight: Tensor
     weight_dtype: torch.dtype
     _compute_dtype: torch.dtype | None = None
-    _from_dense: str  # the name of what makes such a module of a dense one
+    _from_dense: str  # the name of the method that makes such a module of a dense one
 
     @property
     def weight_shape(self) -> tuple[int, int]:
-        """Rows and columns of the decoded weights."""
+        """The numbers of rows and columns of the decoded weights."""
         raise NotImplementedError
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype of the dense module's weights, under the name by which PEFT asks quantized layers for it.
 
-        A model that was loaded in another dtype than its weights', or quantized, has one of its own.
+        It differs from the weights' dtype if a model was loaded in another dtype, or quantized.
         """
         return self._compute_dtype or self.weight_dtype
 
     def expect_compute_dtype(self, dtype: torch.dtype) -> None:
-        """Says what `compute_dtype` is."""
+        """Sets `compute_dtype`."""
         self._compute_dtype = dtype
 
     def info(self) -> LayerInfo:
-        """Returns what the layer says of itself; in another layout than the coded one, what the blob said before.
+        """Returns what the layer says of itself; a plain or packed layer says what its blob said.
 
         Raises
         ------
@@ -126,11 +126,11 @@ class CompressedModule(BufferModule):
             return
         try:
             self._layout = _registry.layer_layout(weight)
-        except TransfuseError:  # bytes that are still to be written
+        except TransfuseError:  # the bytes are still to be written
             pass
 
     def expect_layout(self, layout: str) -> None:
-        """Says how weights that are to be loaded will lie in memory; those that are there stay as they are."""
+        """Sets how weights that are to be loaded will lie in memory; existing weights stay as they are."""
         find_layout(layout)
         if not has_bytes(self.weight):
             self._layout = layout
@@ -145,7 +145,7 @@ class CompressedModule(BufferModule):
     def _encode_again(self, buffer: Tensor) -> Tensor:
         return _layouts.encode_again(buffer)
 
-    # By themselves copies would go by way of the pickle, and encode layers of another layout only to decode them.
+    # Without this, copies would go through the pickle, and encode layers of another layout only to decode them.
 
     def __copy__(self) -> Self:
         made = type(self).__new__(type(self))
@@ -186,12 +186,12 @@ class CompressedModule(BufferModule):
         return f"codec={info.codec}{layout}, bits={bits:.2f}, dtype={self.weight_dtype}"
 
 
-# Of parameters in other layouts: the blobs that pickles have of them, so that what is shared is so in the pickle, too.
+# The blobs that pickles have of parameters in other layouts, so that shared parameters are shared in pickles, too.
 _pickled_parameters: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 
 
 def _pickled(weight: nn.Parameter) -> nn.Parameter:
-    blob = _layouts.convert_layer(weight, "coded")  # on its device, where it is to lie again
+    blob = _layouts.convert_layer(weight, "coded")  # the blob is put on the device where the layer will lie again
     return _pickled_parameters.setdefault(blob.data_ptr(), as_parameter(blob))
 
 
@@ -212,7 +212,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
     bias : bool
     device : torch.device, optional
     dtype : torch.dtype, optional
-        Of the weights that are to come, and of the bias.
+        The dtype of the weights that are to come, and of the bias.
     layout : str
         How the weights that are to come will lie in memory, "coded", "packed" or "plain".
 
@@ -257,8 +257,8 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         Parameters
         ----------
         buffer : Tensor, uint8, [buffer_bytes]
-            A parameter stays the same one, so that modules can share it. On the meta device, or empty: to be loaded.
-            A layer in another layout than the coded one makes a module of that layout.
+            A parameter stays the same one, so that modules can share it. If it is on the meta device, or empty, the
+            weights are still to be loaded. A plain or packed layer makes a module of that layout.
         rows, cols : int
             `out_features` and `in_features`.
         dtype : torch.dtype, optional
@@ -310,11 +310,11 @@ class TransfuseLinear(CompressedModule, nn.Linear):
 
     @property
     def W_q(self) -> Tensor:
-        """`weight`, under the name by which PEFT tells that `dequantize` gives the weights, for DoRA for instance."""
+        """The same as `weight`; PEFT tells by this name that `dequantize` gives the weights, for instance for DoRA."""
         return self.weight
 
     def dequantize(self) -> Tensor:
-        """As `decode_weight`, under PEFT's name."""
+        """Returns what `decode_weight` returns; PEFT calls it by this name."""
         return self.decode_weight()
 
     def to_dense(self) -> nn.Linear:
@@ -328,12 +328,12 @@ class TransfuseLinear(CompressedModule, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns y, [..., out_features], of the dtype of x, [..., in_features]."""
-        # Not self.weight: nn.Module looks that up in three dictionaries, in Python, which takes a microsecond a call.
+        # nn.Module looks up self.weight in three dictionaries, in Python, which would take a microsecond a call.
         parameters: dict[str, Any] = self._parameters
         return _ops.linear(x, parameters["weight"], parameters["bias"], self.out_features)
 
     def extra_repr(self) -> str:
-        """As nn.Linear's, and the codec, bits a weight and dtype of the weights."""
+        """Returns what nn.Linear's does, and the codec, bits a weight and dtype of the weights."""
         features = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{features}, {self._describe_weight()}"
 
@@ -351,7 +351,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
         A row, counted from the end if negative, as in nn.Embedding.
     device : torch.device, optional
     dtype : torch.dtype, optional
-        Of the weights that are to come.
+        The dtype of the weights that are to come.
     layout : str
         How they will lie in memory, "coded", "packed" or "plain".
 
@@ -440,18 +440,18 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        # What becomes of a float parameter is known from one that has no elements.
+        # A float parameter without elements shows what becomes of the others.
         self._set_output_dtype(fn(torch.empty(0, dtype=self.output_dtype, device=self.weight.device)).dtype)
         return self
 
     def extra_repr(self) -> str:
-        """As nn.Embedding's, and the codec, bits a weight and dtype of the weights."""
+        """Returns what nn.Embedding's does, and the codec, bits a weight and dtype of the weights."""
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, {self._describe_weight()}"
 
 
 class TransfuseScaledEmbedding(TransfuseEmbedding):
-    """An embedding whose rows are multiplied by a number, as the models of Gemma and BART have them.
+    """An embedding whose rows are multiplied by a number, as in the models of Gemma and BART.
 
     Attributes
     ----------
@@ -468,7 +468,7 @@ class TransfuseScaledEmbedding(TransfuseEmbedding):
 
     @classmethod
     def with_scale(cls, embedding: TransfuseEmbedding, scale: float, rounds_scale: bool) -> TransfuseScaledEmbedding:
-        """Makes one of the same parameter, whose weights may still be to be loaded."""
+        """Makes a scaled embedding of the same parameter, whose weights may still have to be loaded."""
         scaled = cls(*embedding.weight_shape, embedding.padding_idx, "meta", embedding.weight_dtype, embedding.layout)
         scaled.weight = embedding.weight
         scaled.scale, scaled.rounds_scale = scale, rounds_scale
@@ -481,7 +481,7 @@ class TransfuseScaledEmbedding(TransfuseEmbedding):
         return torch.tensor(self.multiplier, device=self.weight.device)
 
     def to_dense(self) -> nn.Embedding:
-        """Refused: the model's own class, which multiplies, is not known any more."""
+        """Raises UnsupportedError: the model's own class, which multiplies, is not known any more."""
         return BufferModule.to_dense(self)  # type: ignore[return-value]
 
     def _set_output_dtype(self, dtype: torch.dtype) -> None:
@@ -494,15 +494,15 @@ class TransfuseScaledEmbedding(TransfuseEmbedding):
         return super().forward(ids) * self.multiplier
 
     def extra_repr(self) -> str:
-        """As TransfuseEmbedding's, and the multiplier."""
+        """Returns what TransfuseEmbedding's does, and the multiplier."""
         return f"{super().extra_repr()}, multiplier={self.multiplier:g}"
 
 
 def find_scale(embedding: nn.Embedding) -> tuple[float, bool] | None:
-    """Returns scale and `rounds_scale` of an embedding of transformers that multiplies by one; None for any other.
+    """Returns scale and `rounds_scale` of an embedding of transformers that multiplies by a scale; None for others.
 
-    Those of Gemma keep it in a buffer, which is rounded to the weights' dtype, and as a float; those of BART as a float
-    alone. They share no class, so that it is their names that tell them, and that they have nothing else.
+    The embeddings of Gemma keep it in a buffer, which is rounded to the weights' dtype, and as a float; those of BART
+    only as a float. They share no class, so we recognize them by the classes' names, and by having nothing else.
     """
     kind = type(embedding)
     if not kind.__name__.endswith("ScaledWordEmbedding") or kind.__bases__ != (nn.Embedding,):
@@ -524,9 +524,9 @@ def make_embedding(embedding: nn.Embedding, buffer: Tensor) -> TransfuseEmbeddin
     Raises
     ------
     TypeError
-        It is of a class whose forward is not known.
+        The embedding is of a class whose forward is not known.
     ValueError
-        It has a `max_norm`.
+        The embedding has a `max_norm`.
     """
     scale = find_scale(embedding)
     if scale is None and type(embedding) is not nn.Embedding:

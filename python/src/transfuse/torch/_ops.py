@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops on compressed layers, as functions: products, decoding, look-up of rows.
+"""The ops on compressed layers, as functions for products, decoding and the look-up of rows.
 
 All of them trace under `torch.compile(fullgraph=True)`. A layer is given as its buffer, a uint8 tensor, together with
 the shape of its weights. The shape cannot be read from the buffer while a graph is traced; the op checks it.
@@ -28,7 +28,7 @@ _linear_by_key = torch.ops.transfuse.linear_by_key.default
 _decode_by_key = torch.ops.transfuse.decode_by_key.default
 _embedding_by_key = torch.ops.transfuse.embedding_by_key.default
 
-# Read by `linear`, so that graphs are guarded by it: switching it recompiles.
+# `linear` reads this, so that graphs are guarded by it: a switch recompiles them.
 _exact = False
 
 
@@ -60,14 +60,14 @@ def linear(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, row
         the cost of a dense matrix while the call runs. Under `torch.autocast` x is cast as `F.linear`'s.
     buffer : torch.Tensor, uint8, [buffer_bytes]
     bias : torch.Tensor, [rows], or None
-        Of x's dtype.
+        Its dtype is x's.
     rows : int
-        Of the layer.
+        The number of the layer's rows.
 
     Returns
     -------
     torch.Tensor, [..., rows]
-        Of x's dtype, with a gradient with respect to x and bias.
+        y, whose dtype is x's, with a gradient with respect to x and bias.
 
     Raises
     ------
@@ -121,12 +121,12 @@ def linear_group(x: torch.Tensor, buffers: Sequence[torch.Tensor], rows: Sequenc
         As in `linear`, with a gradient, too.
     buffers : sequence of torch.Tensor, uint8, [buffer_bytes]
     rows : sequence of int
-        Of each layer.
+        The number of rows of each layer.
 
     Returns
     -------
     list of torch.Tensor, [..., rows[i]]
-        Of x's dtype. If layers share a launch, sums are added in another order than in `linear`.
+        Their dtype is x's. If layers share a launch, sums are added in another order than in `linear`.
     """
     if _exact or _needs_gradients(x, None):
         return [linear(x, buffer, None, count) for buffer, count in zip(buffers, rows, strict=True)]
@@ -140,18 +140,18 @@ def experts(x: torch.Tensor, offsets: torch.Tensor, container: torch.Tensor, row
     Parameters
     ----------
     x : torch.Tensor, [tokens][cols]
-        Sorted by expert; of a dtype that the codec multiplies, as in `linear`.
+        Tokens, sorted by expert, of a dtype that the codec multiplies, as in `linear`.
     offsets : torch.Tensor, int32, [experts + 1]
         On x's device, not decreasing; the last one is at most `tokens`. It is not read back from a GPU.
     container : torch.Tensor, uint8, [container_bytes]
-        Of `make_container`.
+        What `make_container` returned.
     rows : int
-        Of each expert.
+        The number of rows of each expert.
 
     Returns
     -------
     torch.Tensor, [tokens][rows]
-        Of x's dtype. Rows that no expert has are uninitialized.
+        y, whose dtype is x's. Rows that no expert has are uninitialized.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def decode_experts_into(container: torch.Tensor, out: torch.Tensor) -> None:
     ----------
     container : torch.Tensor, uint8, [container_bytes]
     out : torch.Tensor, [count][rows][cols]
-        Of the dtype of the weights. Each matrix is contiguous, but they need not follow each other: gate and up of the
+        It has the weights' dtype. Each matrix is contiguous, but they need not follow each other: gate and up of the
         experts can be decoded to one tensor, [count][2 x rows][cols].
     """
     _decode_experts_into(container, out)
@@ -209,7 +209,7 @@ def linear_by_key(x: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None,
     Returns
     -------
     torch.Tensor, [..., rows]
-        Of x's dtype; what `linear` gives, bit for bit.
+        y, whose dtype is x's, and which is what `linear` gives, bit for bit.
 
     Raises
     ------
@@ -278,7 +278,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _linear_by_torch(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
-    """The product in exact mode or with gradients: x is cast here, outside of what autograd sees as one step."""
+    """Multiplies in exact mode or with gradients; x is cast here, outside of what autograd sees as one step."""
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
@@ -292,7 +292,7 @@ def _linear_by_torch(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor |
 
 
 def _cast(x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As autocast does for F.linear, which leaves F64 as it is."""
+    """Casts as autocast does for F.linear, which leaves F64 as it is."""
     if x.is_floating_point() and x.dtype != torch.float64:
         x = x.to(dtype)
     if bias is not None and bias.dtype != torch.float64:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libtransfuse_torch.so, the torch ops' library: loading it, which registers them, and functions that manage layers."""
+"""Loads libtransfuse_torch.so, which registers the torch ops and has functions that manage layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transfuse._library import find_installed
 LIBRARY_NAME = "libtransfuse_torch.so"
 OLDEST_TORCH = (2, 10)
 
-# In place of a CUDA ordinal (TRF_DEVICE_CPU).
+# This stands for the CPU in place of a CUDA ordinal (TRF_DEVICE_CPU).
 CPU = -1
 
 

@@ -190,7 +190,7 @@ def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterato
 
 
 def _load_weights(load: Callable[..., Any], loader: Any, model: torch.nn.Module, model_config: ModelConfig) -> Any:
-    """Loads weights with the check that vLLM makes where it quantizes nothing: a weight that no file has is an error."""
+    """Loads weights with the check that vLLM makes where it quantizes nothing: each weight has to be in a file."""
     if model_config.quantization == METHOD and loader.enable_weights_track is None:
         loader.enable_weights_track = True
     return load(loader, model, model_config)
