@@ -11,7 +11,7 @@ from transfuse._checkpoint import CheckpointInfo, TensorInfo
 # The GPU memory that CUDA, cuBLASLt and a framework take before there is any model.
 MARGIN_BYTES = 1 << 30
 
-# A directory has 8 bytes for each slab of 32 rows and 4 for each slot of the table. Its pieces are aligned to 256 bytes
+# A directory has 8 bytes for each slab of 32 rows and 4 for each slot of the table, in pieces aligned to 256 bytes.
 _SLAB_ROWS, _SLAB_BYTES, _SLOT_BYTES, _ALIGNMENT = 32, 8, 4, 256
 
 # A packed layer (format/PACKED.md) has tiles of 64x32 weights at 12 bits, and a line for 32 of them side by side.
@@ -25,7 +25,8 @@ class MemoryNeed:
     """Bytes that a checkpoint takes in a GPU's memory.
 
     They are for tensors as they are stored, directories beside the compressed ones, room to decode the largest layer,
-    and a margin."""
+    and a margin.
+    """
 
     weights: int
     directories: int
@@ -60,7 +61,8 @@ def packed_bytes(rows: int, cols: int) -> int:
 def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
     """Estimates what the tensors take if all that can be are packed, or plain.
 
-    Experts in tensors of their own count as others, though they lie coded."""
+    Experts in tensors of their own count as others, though they lie coded.
+    """
     total = 0
     for tensor in checkpoint.tensors:
         layer = tensor.layer if len(tensor.shape) == 2 else None

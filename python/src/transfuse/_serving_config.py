@@ -147,7 +147,7 @@ class _Fields:
         return hidden // heads
 
     def find_window(self) -> int:
-        """Returns the tokens of the layers that look back on so many only, or 0."""
+        """Returns how many tokens the layers with a window look back on, or 0."""
         types = self.config.get("layer_types") or []
         other = sorted({str(each) for each in types} - {"full_attention", "sliding_attention"})
         if other:

@@ -15,7 +15,7 @@ LAYOUTS = ("packed", "coded", "plain")
 # vLLM 0.26: CacheConfig.gpu_memory_utilization, and CacheConfig.DEFAULT_BLOCK_SIZE.
 MEMORY_SHARE = 0.92
 _BLOCK_TOKENS = 16
-# Activations, CUDA graphs, communication and the room to decode a layer take so much. We measured 2.0 GiB, in each
+# Activations, CUDA graphs, communication and the room to decode a layer take this much. We measured 2.0 GiB, in each
 # layout, for a model of 8 billion weights on one H200; there vLLM also counted up to 0.7 GiB more weights than exist.
 ALLOWANCE_BYTES = 3 << 30
 # An H100 of 80 GB has 79.2 GiB, and an H200 of 141 GB 139.7 GiB.
@@ -48,7 +48,7 @@ class ServedWeights:
     Attributes
     ----------
     bytes : dict of str to int
-        By layout.
+        The bytes of all weights, by layout.
     expert_bytes : int
         The bytes of experts, which lie plain in every layout.
     is_coded_estimated : bool

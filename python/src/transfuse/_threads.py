@@ -18,7 +18,7 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# A wait may take so long to notice Ctrl-C: a signal that another thread got does not wake the main one.
+# A wait may take this long to notice Ctrl-C: a signal that another thread got does not wake the main one.
 _PATIENCE_SECONDS = 0.1
 
 

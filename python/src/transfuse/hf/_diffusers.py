@@ -127,7 +127,7 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 
     @property
     def supports_parallel_loading(self) -> bool:
-        """False: the framework's threads would not know that we take part (_guard.py); we read blobs in parallel anyway."""
+        """No: the framework's threads would not know that we take part (_guard.py). We read blobs in parallel."""
         return False
 
     @property

@@ -36,7 +36,7 @@ from transfuse.torch._load import Checkpoint, get_load_bytes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# So many bytes of two tensors are compared at a time.
+# This many bytes of two tensors are compared at a time.
 _COMPARED_BYTES = 1 << 24
 
 

@@ -234,7 +234,7 @@ def stand_ins(model: nn.Module) -> Iterator[None]:
 
 
 def _describe_dense(module: BufferModule) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Returns shape and dtype of the weights that stand behind the buffers of a module."""
+    """Returns shape and dtype of the weights for which a module has buffers."""
     if isinstance(module, TransfuseExperts):
         return {name: (shape, module.dense_dtype) for name, shape in module.dense_shapes().items()}
     assert isinstance(module, CompressedModule)

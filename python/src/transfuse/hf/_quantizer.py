@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# A device needs so much besides the buffers of layers, for directories and workspaces of products.
+# A device needs this much besides the buffers of layers, for directories and workspaces of products.
 _USABLE_MEMORY = 0.97
 # Other methods of quantization have separate scales for weights of these dtypes.
 _MAYBE_SCALED = ("F8_E4M3", "F8_E5M2", "I8")

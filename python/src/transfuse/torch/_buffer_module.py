@@ -139,7 +139,7 @@ class BufferModule(nn.Module):
         )
 
     def reset_parameters(self) -> None:
-        """Refused: dense modules draw random weights here, and a layer's buffer cannot be drawn.
+        """Raises an error: dense modules draw random weights here, and a layer's buffer cannot be drawn.
 
         A framework that loads a model also calls it for modules that have their weights; then it does nothing.
         """
@@ -148,7 +148,7 @@ class BufferModule(nn.Module):
         raise RuntimeError(f"{self.describe()} has compressed weights, which cannot be drawn at random")
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As `nn.Module.register_parameter`, which setting an attribute calls, too; raises what `_take_buffer` does."""
+        """Registers as nn.Module does, also when an attribute is set; raises what `_take_buffer` raises."""
         if name in self._buffer_names():
             self._refuse_unfilled(name, param)
             self._take_buffer(name, param)

@@ -161,7 +161,7 @@ def replace_experts(
 
 
 def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
-    """Encodes the dense experts of a module, gate and up apart where it keeps one behind the other.
+    """Encodes the dense experts of a module, gate and up apart where it keeps them one after the other.
 
     Parameters
     ----------

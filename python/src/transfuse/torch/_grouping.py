@@ -19,7 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 # Products with more rows of x than this never share a launch (TRF_FUSED_MAX_M).
 _MAX_GROUPED_ROWS = 64
-# One call has at most so many members; the library shares launches among as many.
+# One call has at most this many members; the library shares launches among as many.
 _MAX_MEMBERS = 8
 
 _enabled = True
@@ -29,7 +29,8 @@ def set_grouping(enabled: bool) -> None:
     """Sets whether models that are compiled from now on run products that have one input in shared launches.
 
     By default they do. What is compiled already stays as it is until it is compiled again
-    (`torch.compiler.reset()`)."""
+    (`torch.compiler.reset()`).
+    """
     global _enabled
     _enabled = bool(enabled)
 
@@ -89,7 +90,8 @@ def _can_join(node: torch.fx.Node) -> bool:
     """Returns whether a product can join a group.
 
     It must have no bias, a buffer and an input that are known where the group's first member stands, and few enough
-    rows; a number of rows that is not known while compiling may be few."""
+    rows; a number of rows that is not known while compiling may be few.
+    """
     if len(node.args) != 4 or node.kwargs:
         return False
     x, buffer, bias, _ = node.args

@@ -29,7 +29,7 @@ from transfuse.torch._ops_library import CPU, call, ops_library
 
 _DIRECTORY_ALIGNMENT = 256
 
-# A key has so many bytes (python/torch_ops/trf_torch_product.h); every buffer has more.
+# A key has this many bytes (python/torch_ops/trf_torch_product.h); every buffer has more.
 KEY_BYTES = 256
 
 # A plain or packed buffer begins with this (format/trf_layout_head.h): "TRFL", and the number of its layout.
@@ -239,7 +239,7 @@ def pack(weight: torch.Tensor, *, stored_room: int = 0) -> torch.Tensor:
         On the CPU or a CUDA device. It is only read, and not needed afterwards. If the weights of a row are not
         contiguous, a copy is packed.
     stored_room : int
-        Room for `repack`: later weights may have so many more tiles of 64x32 that do not fit the layer's form.
+        Room for `repack`: later weights may have this many more tiles of 64x32 that do not fit the layer's form.
 
     Returns
     -------

@@ -23,7 +23,7 @@ _EMBEDDING_PARTS = (
     "embed_tokens*", "embed_positions*", "embed_in", "wte", "wpe", "emb", "embed", "shared", "*embedding",
     "*embeddings", "*pos_embed", "*_embed",
 )  # fmt: skip
-# A check looks at so many weights at once, so that it takes little memory.
+# A check looks at this many weights at once, so that it takes little memory.
 _WEIGHTS_AT_ONCE = 1 << 24
 _SIDE_PARTS = ("*_scale", "*_scale_inv", "*_scales", "scale", "scales", "*_zero_point")
 LOSSLESS = {

@@ -25,15 +25,15 @@ from transfuse.vllm._lazy_weight import LazyWeight
 
 logger = init_logger("vllm.transfuse")
 
-# A plain or packed layer begins with a head of so many bytes.
+# A plain or packed layer begins with a head of this many bytes.
 _HEAD_BYTES = 256
-# So many more tiles may have to be stored when a layer's weights change; a layer takes 4 KiB more for each.
+# This many more tiles may have to be stored when a layer's weights change; a layer takes 4 KiB more for each.
 _STORED_ROOM = 16
 # Layers are placed at multiples of this.
 _ALIGNMENT = 256
 # torch takes memory from the driver in multiples of this.
 _ROUNDING = 2 << 20
-# A stored tile takes so many bytes.
+# A stored tile takes this many bytes.
 _STORED_TILE_BYTES = 4096
 
 _packers: dict[torch.device, Packer] = {}
