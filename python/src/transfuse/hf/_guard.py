@@ -310,9 +310,9 @@ def _make_convert(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a wrapper that hides compressed modules from the code that draws missing weights.
+    """Makes a wrapper that shows stand-ins for compressed weights to the code that draws missing ones.
 
-    That code also runs for models that are made of loaded ones, and it sees all modules.
+    That code sees all modules, and also runs for models that are made of loaded ones.
     """
 
     def initialize_weights(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -30,7 +30,7 @@ from transfuse.torch._dtypes import TORCH_DTYPES
 _FORMLESS_OPTIONS = {"threads", "verify"}
 _DEFAULT_FORM = {"codec": (None, "auto", "bf16"), "favor": (None, "speed")}
 
-# A warning names at most this many weights.
+# A warning names at most this many weights, or reasons.
 _WORDS_SHOWN = 6
 
 
