@@ -111,7 +111,7 @@ cached demo TRF_CUDA OFF
 # After both, the whole suite still compiles the device code.
 runs .ci/run
 cached release TRF_CUDA AUTO
-cached release CMAKE_CUDA_ARCHITECTURES "80-virtual;90a-real"
+cached release CMAKE_CUDA_ARCHITECTURES 90a-real
 cached asan TRF_SANITIZE address,undefined
 cached tsan TRF_SANITIZE thread
 cached quick TRF_CUDA OFF
