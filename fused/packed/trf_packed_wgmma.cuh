@@ -199,7 +199,7 @@ struct trf_packed_wgmma_exceptions {
             const uint32_t record = __shfl_sync(0xFFFFFFFF, word, __ffs((int)left) - 1);
             left &= left - 1;
             const bool is_own = trf_packed_record_lane(record) == lane, is_first = is_own & (at == 256);
-            second |= is_own & !is_first ? 1u << trf_packed_record_tile(record) : 0;
+            second |= (is_own & !is_first) ? 1u << trf_packed_record_tile(record) : 0;
             own = is_first ? record : own;
             at = is_first ? 8 * trf_packed_record_tile(record) + 4 * trf_packed_record_step(record) +
                                 trf_packed_record_reg(record)

@@ -33,7 +33,7 @@ struct warp_split_k_unit_order {
 
 /* ---- sinks: that of decoding to memory, and one that puts each weight where its lane, step and index say ---- */
 
-static void warp_note_verdict(const warp_walk &w, uint32_t band, uint32_t panel, bool good) {
+static inline void warp_note_verdict(const warp_walk &w, uint32_t band, uint32_t panel, bool good) {
     uint8_t &slab = w.slabs[(uint64_t)band * w.view->num_panels + panel];
     const uint8_t verdict = good ? WARP_SLAB_GOOD : WARP_SLAB_BAD;
     if (slab != WARP_SLAB_PASSED_BY && slab != verdict)
