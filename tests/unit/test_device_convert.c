@@ -129,9 +129,9 @@ static void check_conversions(const coded_blob *blob, const trf_load_options *sh
         check_layer(coded, due, TRF_LAYOUT_CODED);
     trf_device_layer_destroy(coded);
     check_layer(plain, due, TRF_LAYOUT_PLAIN);
-    trf_device_layer_destroy(due);
-    due = load(blob, shard, TRF_LAYOUT_PLAIN); /* whose rows are at hand */
     if (can_pack) {
+        trf_device_layer_destroy(due);
+        due = load(blob, shard, TRF_LAYOUT_PLAIN); /* its rows need no decoding */
         check_layer(packed, due, TRF_LAYOUT_PACKED);
         again = convert_plain(plain);
         trf_device_layer_destroy(plain);

@@ -65,7 +65,9 @@ struct fiber {
     ucontext_t beginning;
     void *here[5]; /* where it goes on, as __builtin_setjmp has it */
     bool has_begun;
-    void *fake_stack; /* the address sanitizer's */
+    const void *stack; /* for the address sanitizer, as all that follows */
+    size_t stack_bytes;
+    void *fake_stack;
 };
 
 struct thread {
@@ -108,8 +110,6 @@ struct block {
     uint32_t met[kMostWarps], block_met[kMostBlocks], all_met;
     uint32_t current;
     fiber scheduler;
-    const void *scheduler_stack;
-    size_t scheduler_stack_bytes;
 };
 
 block b;
@@ -129,41 +129,42 @@ uint8_t *stack_of(uint32_t t) { return stacks + t * kStackBytes; }
 [[noreturn]] __attribute__((noinline, no_sanitize("address"))) void go_on_with(fiber &to) {
     if (to.has_begun)
         __builtin_longjmp(to.here, 1);
-    to.has_begun = true;
     setcontext(&to.beginning);
     abort();
 }
 
-/* Goes on with fiber `to`, whose stack is given, and returns when that one switches back, or never if `from` ends here.
- * swapcontext would ask the kernel for the mask of signals each time, which is most of what a switch takes. */
-__attribute__((noinline, no_sanitize("address"))) void switch_fiber(fiber &from, fiber &to, const void *stack,
-                                                                    size_t stack_bytes, bool from_ends) {
+/* What `self` calls when it goes on after it had switched to `other`; or, with nullptr, what a fiber calls that begins,
+ * which `other` has switched to. */
+void end_switch(const fiber *self, fiber &other) {
 #ifdef WARP_ASAN
-    __sanitizer_start_switch_fiber(from_ends ? nullptr : &from.fake_stack, stack, stack_bytes);
+    __sanitizer_finish_switch_fiber(self ? self->fake_stack : nullptr, &other.stack, &other.stack_bytes);
 #else
-    (void)stack, (void)stack_bytes, (void)from_ends;
+    (void)self, (void)other;
+#endif
+}
+
+/* Goes on with fiber `to`, and returns when that one switches back, or never if `from` ends here. swapcontext would ask
+ * the kernel for the mask of signals each time, which is most of what a switch takes. */
+__attribute__((noinline, no_sanitize("address"))) void switch_fiber(fiber &from, fiber &to, bool from_ends) {
+#ifdef WARP_ASAN
+    __sanitizer_start_switch_fiber(from_ends ? nullptr : &from.fake_stack, to.stack, to.stack_bytes);
+#else
+    (void)from_ends;
 #endif
     from.has_begun = true;
-    if (__builtin_setjmp(from.here))
+    if (__builtin_setjmp(from.here)) {
+        end_switch(&from, to);
         return;
+    }
     go_on_with(to);
 }
 
-/* What a fiber calls when it goes on after a switch, or, with nullptr, when it begins. */
-void end_switch(const fiber *self, const void **other_stack, size_t *other_stack_bytes) {
-#ifdef WARP_ASAN
-    __sanitizer_finish_switch_fiber(self ? self->fake_stack : nullptr, other_stack, other_stack_bytes);
-#else
-    (void)self, (void)other_stack, (void)other_stack_bytes;
-#endif
-}
-
 void enter_fiber() {
-    end_switch(nullptr, &b.scheduler_stack, &b.scheduler_stack_bytes);
+    end_switch(nullptr, b.scheduler);
     b.kernel(b.args);
     thread &t = b.threads[b.current];
     t.at = LEFT;
-    switch_fiber(t.own, b.scheduler, b.scheduler_stack, b.scheduler_stack_bytes, true);
+    switch_fiber(t.own, b.scheduler, true);
 }
 
 /* Switches from the scheduler to a thread, until that meets others. */
@@ -173,8 +174,7 @@ void resume(uint32_t i) {
     threadIdx.x = i % (b.shape.warps * kLanes);
     blockIdx.x = b.first_block + block_of(i / kLanes);
     t.at = RUNS;
-    switch_fiber(b.scheduler, t.own, stack_of(i), kStackBytes, false);
-    end_switch(&b.scheduler, nullptr, nullptr);
+    switch_fiber(b.scheduler, t.own, false);
 }
 
 /* Switches from a thread to the scheduler. @return the result of the meeting. */
@@ -183,8 +183,7 @@ uint32_t wait_for_others(meeting at, uint32_t value, uint32_t argument) {
     t.at = at;
     t.value = value;
     t.argument = argument;
-    switch_fiber(t.own, b.scheduler, b.scheduler_stack, b.scheduler_stack_bytes, false);
-    end_switch(&t.own, &b.scheduler_stack, &b.scheduler_stack_bytes);
+    switch_fiber(t.own, b.scheduler, false);
     return t.got;
 }
 
@@ -195,6 +194,8 @@ void make_fiber(uint32_t i) {
     t.own.beginning.uc_stack.ss_size = kStackBytes;
     t.own.beginning.uc_link = nullptr;
     makecontext(&t.own.beginning, enter_fiber, 0);
+    t.own.stack = stack_of(i);
+    t.own.stack_bytes = kStackBytes;
     t.own.fake_stack = nullptr;
     t.own.has_begun = false;
     t.at = RUNS;

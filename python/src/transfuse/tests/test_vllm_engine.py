@@ -64,7 +64,7 @@ def test_weights_and_logits(checkpoints: Any, name: str) -> None:
     with engines.serve(folder, **TRANSFUSE) as llm:
         packed = engines.run(llm)
     # As far as rounding in another order goes: the reference's own spread is about 1. Where rounding sends a token to
-    # another expert, that token differs by more, so of a model with experts it is the median of the tokens that counts.
+    # another of Qwen3-MoE's eight experts, that token differs by more, so there it is the tokens' median that counts.
     middle = torch.median if name == "qwen3_moe" else torch.mean
     for (_, table), (_, own_table) in zip(logits, packed, strict=True):
         places = min(len(table), len(own_table)) - 23  # those of the prompt, whose tokens are the same
