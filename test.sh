@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Sets up the machine, then builds and runs the whole test suite: under the address and undefined-behaviour
-# sanitizers, under the thread sanitizer (tests labelled `threads`), and last the release build. Stops at the first
-# of the three that fails; the last lines are ctest's own summary.
+# sanitizers, under the thread sanitizer (tests labelled `threads`), and last the release build, or no-gpu. Stops at the
+# first of the three that fails; the last lines are ctest's own summary.
 # With --quick: the release build without device code, and the tests of units and of the command, with a quarter of
 # the cases of one kind (TRF_TEST_QUICK=1), nothing else.
 # TRF_JOBS=N sets how much runs at once.
@@ -64,10 +64,8 @@ build_preset tsan
 # shellcheck disable=SC2086  # a list of words
 run_tests tsan $fixed_addresses || die "the tsan stage failed"
 
-# Where no GPU runs it, and nobody has said what to build for, code for 9.0a is enough: structure.older_gpus compiles a
-# part of it for 8.0.
-architectures=
-[ -f build/release/CMakeCache.txt ] || nvidia-smi -L >/dev/null 2>&1 ||
-    architectures="-DCMAKE_CUDA_ARCHITECTURES=90a-real"
-build_preset release ${architectures:+"$architectures"}
-run_tests release
+# Where no GPU runs it, device code need only compile: structure.older_gpus compiles a part of it for 8.0.
+release=release
+nvidia-smi -L >/dev/null 2>&1 || release=no-gpu
+build_preset "$release"
+run_tests "$release"

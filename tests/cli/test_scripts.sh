@@ -110,8 +110,9 @@ cached demo TRF_CUDA OFF
 
 # After both, the whole suite still compiles the device code.
 runs .ci/run
-cached release TRF_CUDA AUTO
-cached release CMAKE_CUDA_ARCHITECTURES 90a-real
+cached no-gpu TRF_CUDA AUTO
+cached no-gpu CMAKE_CUDA_ARCHITECTURES 90a-real
+cached no-gpu TRF_CUDA_FAST_COMPILE ON
 cached asan TRF_SANITIZE address,undefined
 cached tsan TRF_SANITIZE thread
 cached quick TRF_CUDA OFF
@@ -120,7 +121,8 @@ tail -n 6 out | grep -q '^100% tests passed, 0 tests failed out of 3$' || fail "
 tail -n 1 out | grep -q '^Total Test time' || fail "the last line: $(tail -n 1 out)"
 rm -r build
 FAKE_GPUS='8.6' runs sh test.sh
-grep -q '^CMAKE_CUDA_ARCHITECTURES' build/release/CMakeCache.txt && fail "with a GPU the build is not the default's"
+grep -q -e '^CMAKE_CUDA_ARCH' -e '^TRF_CUDA_FAST' build/release/CMakeCache.txt &&
+    fail "with a GPU the build is not the default's"
 
 # A failure stops the suite and is passed on.
 FAKE_FAULT=fuzz.one .ci/run >out 2>&1 && fail "a test that fails passed: $(cat out)"
