@@ -3,8 +3,8 @@
 # Sets up the machine, then builds and runs the whole test suite: under the address and undefined-behaviour
 # sanitizers, under the thread sanitizer (tests labelled `threads`), and last the release build, or no-gpu. Stops at the
 # first of the three that fails; the last lines are ctest's own summary.
-# With --quick: the release build without device code, and the tests of units and of the command, with a quarter of
-# the cases of one kind (TRF_TEST_QUICK=1), nothing else.
+# With --quick: the release build without device code, emulated or not, and the tests of units and of the command, with
+# a quarter of the cases of one kind (TRF_TEST_QUICK=1), nothing else.
 # TRF_JOBS=N sets how much runs at once.
 set -eu
 quick=
