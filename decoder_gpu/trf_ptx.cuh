@@ -88,8 +88,13 @@ static __device__ __forceinline__ void trf_cp_async16(uint32_t to, const void *f
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* The same, but only if `here`; by way of the L1 cache if `by_l1`, for data that other warps copy, too. Both become
- * predicates: there is no branch. */
+/* Writes zeros in place of what is not `here`; then nothing is read. */
+static __device__ __forceinline__ void trf_cp_async16_or_zeros(bool here, uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(here ? 16 : 0) : "memory");
+}
+
+/* Like trf_cp_async16, but only if `here`; by way of the L1 cache if `by_l1`, for data that other warps copy, too. Both
+ * become predicates: there is no branch. */
 static __device__ __forceinline__ void trf_cp_async16_if(bool here, bool by_l1, uint32_t to, const void *from) {
     asm volatile("{\n\t.reg .pred direct, cached;\n\t"
                  "setp.ne.u32 direct, %2, 0;\n\t"

@@ -58,16 +58,18 @@ TRF_HD uint32_t trf_packed_lift_half(uint32_t half) {
     return (half & 0x8000) | ((exponent + TRF_PACKED_EXPONENT) & 0xFF) << 7 | (mantissa & 0x7F);
 }
 
-/* A register's two weights times 2^112. The fma adds -0, which does not change the sign of a zero. */
-TRF_HD uint32_t trf_packed_lift(uint32_t reg) {
+/* A register's two weights times 2^112 (factor: 0x77807780) or 1 (0x3F803F80). The fma adds -0, which does not change
+ * the sign of a zero. */
+TRF_HD uint32_t trf_packed_lift_by(uint32_t reg, uint32_t factor) {
 #ifdef __CUDA_ARCH__
     uint32_t to;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(to) : "r"(reg), "r"(0x77807780u), "r"(0x80008000u));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(to) : "r"(reg), "r"(factor), "r"(0x80008000u));
     return to;
 #else
-    return trf_packed_lift_half(reg & 0xFFFF) | trf_packed_lift_half(reg >> 16) << 16;
+    return factor == 0x3F803F80u ? reg : trf_packed_lift_half(reg & 0xFFFF) | trf_packed_lift_half(reg >> 16) << 16;
 #endif
 }
+TRF_HD uint32_t trf_packed_lift(uint32_t reg) { return trf_packed_lift_by(reg, 0x77807780u); }
 
 /* ---- fragments ---- */
 
@@ -91,6 +93,27 @@ TRF_HD void trf_form_packed_zeroing(uint32_t a[4], uint32_t raw0, uint32_t raw1,
     trf_form_packed_four(a + 2, raw1, trf_packed_rotate_right(index, 4) & TRF_PACKED_INDICES);
     for (int i = 0; i < 4; i++)
         a[i] = trf_packed_lift(a[i]);
+}
+
+/* How the weights of a layer are formed that may or may not be zeroing: in 6.5 instructions, as those of a zeroing
+ * one. */
+typedef struct trf_packed_either {
+    uint32_t exponents; /* is put over the indices */
+    uint32_t factor;    /* of the two weights of a register: 2^112, or 1 */
+} trf_packed_either;
+
+TRF_HD trf_packed_either trf_packed_either_of(uint32_t zeroing) {
+    const trf_packed_either either = {zeroing ? 0 : (uint32_t)TRF_PACKED_112, zeroing ? 0x77807780u : 0x3F803F80u};
+    return either;
+}
+
+TRF_HD void trf_form_packed_either(uint32_t a[4], uint32_t raw0, uint32_t raw1, uint32_t index,
+                                   trf_packed_either either) {
+    trf_form_packed_four(a, raw0, trf_packed_and_or(index, TRF_PACKED_INDICES, either.exponents));
+    trf_form_packed_four(a + 2, raw1,
+                         trf_packed_and_or(trf_packed_rotate_right(index, 4), TRF_PACKED_INDICES, either.exponents));
+    for (int i = 0; i < 4; i++)
+        a[i] = trf_packed_lift_by(a[i], either.factor);
 }
 
 /* Puts a record's weight in its place among the registers of its lane and step. */

@@ -201,6 +201,17 @@ static __device__ __forceinline__ void trf_await(const uint64_t *flag, uint64_t 
                  : "memory");
 }
 
+/* Store and load two words for, and of, another block. Nothing else is ordered by it, not even one word by the other.
+ */
+static __device__ __forceinline__ void trf_store_relaxed(ulonglong2 *at, ulonglong2 v) {
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(v.x), "l"(v.y) : "memory");
+}
+static __device__ __forceinline__ ulonglong2 trf_load_relaxed(const ulonglong2 *at) {
+    ulonglong2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(at) : "memory");
+    return v;
+}
+
 /* Loads from the L2 cache what another block may have written. */
 static __device__ __forceinline__ float4 trf_ldg128f_of_others(const float4 *at) {
     float4 v;
@@ -288,23 +299,29 @@ template <int kSums> static __device__ __forceinline__ void trf_wgmma_settle_sum
 }
 
 /* Text for asm statements: a thread's sums as the first operands, and the numbers by which instructions name these. */
-#define TRF_SUM_OPERANDS_8(i)                                                                                          \
+#define TRF_EIGHT_SUMS(i)                                                                                              \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
-#define TRF_SUM_OPERANDS_24 TRF_SUM_OPERANDS_8(0), TRF_SUM_OPERANDS_8(8), TRF_SUM_OPERANDS_8(16)
-#define TRF_SUM_OPERANDS_32 TRF_SUM_OPERANDS_24, TRF_SUM_OPERANDS_8(24)
-#define TRF_SUM_OPERANDS_40 TRF_SUM_OPERANDS_32, TRF_SUM_OPERANDS_8(32)
-#define TRF_SUM_OPERANDS_48 TRF_SUM_OPERANDS_40, TRF_SUM_OPERANDS_8(40)
-#define TRF_SUM_OPERANDS_56 TRF_SUM_OPERANDS_48, TRF_SUM_OPERANDS_8(48)
-#define TRF_SUM_OPERANDS_64 TRF_SUM_OPERANDS_56, TRF_SUM_OPERANDS_8(56)
-#define TRF_SUM_OPERANDS_72 TRF_SUM_OPERANDS_64, TRF_SUM_OPERANDS_8(64)
-#define TRF_SUM_OPERANDS_80 TRF_SUM_OPERANDS_72, TRF_SUM_OPERANDS_8(72)
-#define TRF_SUM_OPERANDS_88 TRF_SUM_OPERANDS_80, TRF_SUM_OPERANDS_8(80)
-#define TRF_SUM_OPERANDS_96 TRF_SUM_OPERANDS_88, TRF_SUM_OPERANDS_8(88)
-#define TRF_SUM_OPERANDS_104 TRF_SUM_OPERANDS_96, TRF_SUM_OPERANDS_8(96)
-#define TRF_SUM_OPERANDS_112 TRF_SUM_OPERANDS_104, TRF_SUM_OPERANDS_8(104)
-#define TRF_SUM_OPERANDS_120 TRF_SUM_OPERANDS_112, TRF_SUM_OPERANDS_8(112)
-#define TRF_SUM_OPERANDS_128 TRF_SUM_OPERANDS_120, TRF_SUM_OPERANDS_8(120)
+#define TRF_SUM_OPERANDS_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define TRF_SUM_OPERANDS_8 TRF_EIGHT_SUMS(0)
+#define TRF_SUM_OPERANDS_16 TRF_EIGHT_SUMS(0), TRF_EIGHT_SUMS(8)
+#define TRF_SUM_OPERANDS_24 TRF_EIGHT_SUMS(0), TRF_EIGHT_SUMS(8), TRF_EIGHT_SUMS(16)
+#define TRF_SUM_OPERANDS_32 TRF_SUM_OPERANDS_24, TRF_EIGHT_SUMS(24)
+#define TRF_SUM_OPERANDS_40 TRF_SUM_OPERANDS_32, TRF_EIGHT_SUMS(32)
+#define TRF_SUM_OPERANDS_48 TRF_SUM_OPERANDS_40, TRF_EIGHT_SUMS(40)
+#define TRF_SUM_OPERANDS_56 TRF_SUM_OPERANDS_48, TRF_EIGHT_SUMS(48)
+#define TRF_SUM_OPERANDS_64 TRF_SUM_OPERANDS_56, TRF_EIGHT_SUMS(56)
+#define TRF_SUM_OPERANDS_72 TRF_SUM_OPERANDS_64, TRF_EIGHT_SUMS(64)
+#define TRF_SUM_OPERANDS_80 TRF_SUM_OPERANDS_72, TRF_EIGHT_SUMS(72)
+#define TRF_SUM_OPERANDS_88 TRF_SUM_OPERANDS_80, TRF_EIGHT_SUMS(80)
+#define TRF_SUM_OPERANDS_96 TRF_SUM_OPERANDS_88, TRF_EIGHT_SUMS(88)
+#define TRF_SUM_OPERANDS_104 TRF_SUM_OPERANDS_96, TRF_EIGHT_SUMS(96)
+#define TRF_SUM_OPERANDS_112 TRF_SUM_OPERANDS_104, TRF_EIGHT_SUMS(104)
+#define TRF_SUM_OPERANDS_120 TRF_SUM_OPERANDS_112, TRF_EIGHT_SUMS(112)
+#define TRF_SUM_OPERANDS_128 TRF_SUM_OPERANDS_120, TRF_EIGHT_SUMS(120)
+#define TRF_SUM_NUMBERS_4 "%0, %1, %2, %3"
+#define TRF_SUM_NUMBERS_8 TRF_SUM_NUMBERS_4 ", %4, %5, %6, %7"
+#define TRF_SUM_NUMBERS_16 TRF_SUM_NUMBERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define TRF_SUM_NUMBERS_24                                                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
 #define TRF_SUM_NUMBERS_32 TRF_SUM_NUMBERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
@@ -370,7 +387,13 @@ static __device__ __forceinline__ void trf_wgmma(trf_f16_type, float (&d)[kSums]
 template <int kRows>
 static __device__ __forceinline__ void trf_wgmma_of_registers(float (&d)[kRows / 2], const uint32_t (&a)[4],
                                                               uint64_t b) {
-    if constexpr (kRows == 64)
+    if constexpr (kRows == 8)
+        TRF_WGMMA_RS("8", 4, "4", "5", "6", "7", "8");
+    else if constexpr (kRows == 16)
+        TRF_WGMMA_RS("16", 8, "8", "9", "10", "11", "12");
+    else if constexpr (kRows == 32)
+        TRF_WGMMA_RS("32", 16, "16", "17", "18", "19", "20");
+    else if constexpr (kRows == 64)
         TRF_WGMMA_RS("64", 32, "32", "33", "34", "35", "36");
     else if constexpr (kRows == 80)
         TRF_WGMMA_RS("80", 40, "40", "41", "42", "43", "44");

@@ -30,6 +30,21 @@ static __device__ __forceinline__ void trf_packed_form_slab(uint32_t (&a)[2][4],
     }
 }
 
+/* How kernels form the weights of layers that are all zeroing, or that are all not; or that may be either. */
+template <bool kZeroing> struct trf_packed_former {
+    __device__ __forceinline__ void form_slab(uint32_t (&a)[2][4], const trf_packed_product_words &words) const {
+        trf_packed_form_slab<kZeroing>(a, words);
+    }
+};
+struct trf_packed_either_former {
+    trf_packed_either either;
+
+    __device__ __forceinline__ void form_slab(uint32_t (&a)[2][4], const trf_packed_product_words &words) const {
+        trf_form_packed_either(a[0], words.raw.x, words.raw.y, words.index.x, either);
+        trf_form_packed_either(a[1], words.raw.z, words.raw.w, words.index.y, either);
+    }
+};
+
 /* The exception line that a warp of a product kernel is in, one word in each lane. It patches values in the window's
  * scale (trf_unpack_line.cuh has a line that patches in the weights' own scale). All lanes call each function. */
 struct trf_packed_product_line {

@@ -87,14 +87,15 @@ static __device__ __forceinline__ bool trf_packed_wgmma_brings_lines(uint32_t k_
     return k_block == first || k_block % TRF_PACKED_WGMMA_LINE_K_BLOCKS == 0;
 }
 
-/* Copies the weights of a stage, and exception lines. All lanes call it; each copies another band. */
+/* Copies the weights of a stage, and exception lines. All lanes call it; each copies another band. first: the stint's
+ * first k block. */
 template <class Config>
 static __device__ __forceinline__ void
-trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmma_cursor &at,
+trf_packed_wgmma_load_weights(const trf_packed_view &view, uint32_t row_tile, uint32_t k_block, uint32_t first,
                               const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy) {
-    const uint32_t band = at.stint.row_tile * Config::kBands, bands = min(Config::kBands, view.bands - band),
-                   packed_tile = at.k_block * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
-    const bool brings_lines = trf_packed_wgmma_brings_lines(at.k_block, at.stint.begin);
+    const uint32_t band = row_tile * Config::kBands, bands = min(Config::kBands, view.bands - band),
+                   packed_tile = k_block * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
+    const bool brings_lines = trf_packed_wgmma_brings_lines(k_block, first);
     if (lane == 0)
         trf_mbarrier_arrive_expect_tx(ring.full(), bands * (TRF_PACKED_WGMMA_STAGE_BAND_BYTES +
                                                             (brings_lines ? (uint32_t)TRF_PACKED_LINE_BYTES : 0)));
@@ -128,7 +129,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_weights(const tr
     trf_named_barrier_sync(TRF_PACKED_WEIGHTS_BARRIER_ID, 2);
     for (; at.is_there(); ring.next(), at.next(a)) {
         trf_packed_take_stage(ring);
-        trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
+        trf_packed_wgmma_load_weights<Config>(a.view, at.stint.row_tile, at.k_block, at.stint.begin, ring, lane,
+                                              policy);
     }
     trf_allow_successor();
 }
@@ -240,12 +242,13 @@ struct trf_packed_wgmma_exceptions {
 };
 
 /* Forms the fragments of a warp's slab of a stage's packed tiles, without exceptions. */
-template <bool kZeroing>
+template <class Former>
 static __device__ __forceinline__ void trf_packed_wgmma_form(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
-                                                             const trf_packed_wgmma_words &words) {
+                                                             const trf_packed_wgmma_words &words,
+                                                             const Former &former) {
 #pragma unroll
     for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_PACKED_TILES; t++)
-        trf_packed_form_slab<kZeroing>(a[t], words.packed_tiles[t]);
+        former.form_slab(a[t], words.packed_tiles[t]);
 }
 
 /* ---- products ---- */
@@ -292,13 +295,13 @@ template <class Config> struct trf_packed_wgmma_walk {
 
 /* Forms a stage and starts its products. Meanwhile loads the next stage's words. Then waits for the previous stage's
  * products, whose registers are formed next. */
-template <class Config, bool kZeroing>
+template <class Config, class Former>
 static __device__ __forceinline__ void
 trf_packed_wgmma_multiply_stage(const trf_packed_view &view, const trf_packed_wgmma_warp &warp,
                                 trf_packed_ring<Config> &ring, trf_packed_wgmma_walk<Config> &walk,
-                                uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
+                                const Former &former, uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
                                 float (&sums)[Config::kXRows / 2]) {
-    trf_packed_wgmma_form<kZeroing>(a, walk.words);
+    trf_packed_wgmma_form(a, walk.words, former);
     walk.exceptions.patch(a, view, walk.packed_tile, warp.slab(), warp.lane);
     trf_packed_wgmma_start<Config>(sums, a, ring.stage() + Config::kXAt);
     const uint32_t started = ring.empty();
@@ -312,25 +315,24 @@ trf_packed_wgmma_multiply_stage(const trf_packed_view &view, const trf_packed_wg
     walk.multiplied = started;
 }
 
-/* Adds the products of a stint to the sums, which are complete when it returns. The stint has at least one k block. The
- * last stage is not given back. */
-template <class Config, bool kZeroing>
+/* Adds the products of k blocks [begin, end), at least one, to the sums, which are complete when it returns. The last
+ * stage is not given back. */
+template <class Config, class Former>
 static __device__ __forceinline__ void
-trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
-                          const trf_packed_wgmma_stint &stint, trf_packed_ring<Config> &ring,
-                          float (&sums)[Config::kXRows / 2]) {
+trf_packed_wgmma_multiply(const trf_packed_view &view, const trf_packed_wgmma_warp &warp, uint32_t begin, uint32_t end,
+                          trf_packed_ring<Config> &ring, const Former &former, float (&sums)[Config::kXRows / 2]) {
     uint32_t a[2][TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4]; /* for even and for odd k blocks of the stint */
     trf_packed_wgmma_walk<Config> walk;
-    walk.packed_tile = stint.begin * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
-    walk.left = stint.end - stint.begin;
+    walk.packed_tile = begin * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
+    walk.left = end - begin;
     walk.multiplied = 0;
     walk.load(ring, warp, true);
 #pragma unroll 1
     for (;;) {
-        trf_packed_wgmma_multiply_stage<Config, kZeroing>(args.view, warp, ring, walk, a[0], sums);
+        trf_packed_wgmma_multiply_stage<Config>(view, warp, ring, walk, former, a[0], sums);
         if (walk.left == 0)
             break;
-        trf_packed_wgmma_multiply_stage<Config, kZeroing>(args.view, warp, ring, walk, a[1], sums);
+        trf_packed_wgmma_multiply_stage<Config>(view, warp, ring, walk, former, a[1], sums);
         if (walk.left == 0)
             break;
     }
@@ -341,9 +343,9 @@ trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wg
 /* Replaces trf_packed_wgmma_multiply where there is nothing to multiply: where the layer has no band for the warpgroup,
  * or the stint has no k blocks. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_wgmma_skip(const trf_packed_wgmma_stint &stint,
+static __device__ __forceinline__ void trf_packed_wgmma_skip(uint32_t begin, uint32_t end,
                                                              trf_packed_ring<Config> &ring, uint32_t lane) {
-    for (uint32_t k_block = stint.begin; k_block < stint.end; k_block++, ring.next()) {
+    for (uint32_t k_block = begin; k_block < end; k_block++, ring.next()) {
         trf_mbarrier_wait(ring.full(), ring.phase);
         trf_packed_give_stage_back(ring.empty(), lane);
     }
@@ -363,9 +365,10 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
         const bool has_band = warp.band_of<Config>(stint) < args.view.bands;
         const bool multiplies = has_band && stint.begin < stint.end;
         if (multiplies)
-            trf_packed_wgmma_multiply<Config, kZeroing>(args, warp, stint, ring, sums);
+            trf_packed_wgmma_multiply<Config>(args.view, warp, stint.begin, stint.end, ring,
+                                              trf_packed_former<kZeroing>(), sums);
         else
-            trf_packed_wgmma_skip<Config>(stint, ring, warp.lane);
+            trf_packed_wgmma_skip<Config>(stint.begin, stint.end, ring, warp.lane);
         const trf_packed_wgmma_y_writer writer = trf_packed_wgmma_y_writer_of(
             args, has_band ? stint.row_tile * Config::kRows + warp.warp * TRF_PACKED_SLAB_ROWS : 0,
             stint.x_block * Config::kXRows, shared + Config::kSumsAt + warp.warp * TRF_ACC_TILE_BYTES, warp.lane);

@@ -151,21 +151,46 @@ trf_packed_wgmma_write_band(const trf_packed_wgmma_args &a, const trf_packed_wgm
     __syncwarp();
 }
 
+/* Hands a warp's sums over in a parcel. */
+template <class Config>
+static __device__ __forceinline__ void
+trf_packed_wgmma_hand_sums_over(const trf_packed_handover &handover, uint32_t parcel, const trf_packed_wgmma_warp &warp,
+                                const float (&sums)[Config::kXRows / 2]) {
+    float4 *const to =
+        trf_packed_handed_over<Config::kAccTiles>(handover, parcel, warp.warp * Config::kXTiles, warp.lane);
+#pragma unroll
+    for (uint32_t t = 0; t < Config::kXTiles; t++)
+        to[t * TRF_LANES] = trf_packed_wgmma_acc_tile(sums, t);
+    trf_packed_hand_over(handover, parcel, warp.warp, warp.lane);
+}
+
+/* Adds the sums of a parcel, which has been handed over, to those of the warp. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_wgmma_add_parcel(const trf_packed_handover &handover, uint32_t parcel,
+                                                                   const trf_packed_wgmma_warp &warp,
+                                                                   float (&sums)[Config::kXRows / 2]) {
+    const float4 *const from =
+        trf_packed_handed_over<Config::kAccTiles>(handover, parcel, warp.warp * Config::kXTiles, warp.lane);
+#pragma unroll
+    for (uint32_t t = 0; t < Config::kXTiles; t++) {
+        const float4 other = trf_ldg128f_of_others(from + t * TRF_LANES);
+        sums[4 * t] += other.x;
+        sums[4 * t + 1] += other.y;
+        sums[4 * t + 2] += other.z;
+        sums[4 * t + 3] += other.w;
+    }
+}
+
 /* For blocks that stay, and a tile that they share: a warp that does not have the tile's first k blocks hands its sums
  * over, and the warp that has them adds the others' sums. @return whether the sums are complete. */
 template <class Config>
 static __device__ __forceinline__ bool
 trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
                             const trf_packed_wgmma_warp &warp, float (&sums)[Config::kXRows / 2]) {
-    const uint32_t first_acc_tile = warp.warp * Config::kXTiles;
     const uint32_t shared_tile = stint.tile - args.whole_tiles;
     if (stint.begin > 0) {
         const uint32_t parcel = trf_packed_wgmma_parcel_of(args, shared_tile, trf_packed_wgmma_back_share(args));
-        float4 *const to = trf_packed_handed_over<Config::kAccTiles>(args.handover, parcel, first_acc_tile, warp.lane);
-#pragma unroll
-        for (uint32_t t = 0; t < Config::kXTiles; t++)
-            to[t * TRF_LANES] = trf_packed_wgmma_acc_tile(sums, t);
-        trf_packed_hand_over(args.handover, parcel, warp.warp, warp.lane);
+        trf_packed_wgmma_hand_sums_over<Config>(args.handover, parcel, warp, sums);
         return false;
     }
     uint32_t share, last;
@@ -176,16 +201,7 @@ trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_
     for (; share <= last; share++) {
         const uint32_t parcel = trf_packed_wgmma_parcel_of(args, shared_tile, share);
         trf_packed_take_over(args.handover, parcel, warp.warp, warp.lane);
-        const float4 *const from =
-            trf_packed_handed_over<Config::kAccTiles>(args.handover, parcel, first_acc_tile, warp.lane);
-#pragma unroll
-        for (uint32_t t = 0; t < Config::kXTiles; t++) {
-            const float4 other = trf_ldg128f_of_others(from + t * TRF_LANES);
-            sums[4 * t] += other.x;
-            sums[4 * t + 1] += other.y;
-            sums[4 * t + 2] += other.z;
-            sums[4 * t + 3] += other.w;
-        }
+        trf_packed_wgmma_add_parcel<Config>(args.handover, parcel, warp, sums);
     }
     return true;
 }
