@@ -77,6 +77,7 @@ struct thread {
     warp_exchanged given;          /* to an exchange */
     std::vector<copy> open;        /* not committed */
     std::vector<std::vector<copy>> groups;
+    std::vector<copy> landed; /* since the last fence: what the engine may not read yet */
 };
 
 /* What is known of four bytes of shared memory. Times are those of the block's clock, which each meeting advances; 0
@@ -443,7 +444,10 @@ void warp_cp_async(uint32_t to, const void *from, uint32_t bytes) {
     note *n = notes_at(to);
     for (uint32_t i = 0; n && i < bytes / 4; i++) {
         expect_nobody_reads(n[i], to + 4 * i);
-        if (n[i].pending || (n[i].writer != b.current && n[i].written >= met_with(n[i].writer)))
+        if (reads_at((to + 4 * i) / kReadBytes))
+            warp_fail("copies to shared address %u, which a product under way reads", to + 4 * i);
+        if (n[i].pending ||
+            (n[i].writer != b.current && n[i].writer != kEngine && n[i].written >= met_with(n[i].writer)))
             warp_fail("copies to shared address %u beside another copy", to + 4 * i);
         n[i].pending++;
     }
@@ -465,8 +469,18 @@ void warp_cp_async_wait(uint32_t pending) {
             for (uint32_t i = 0; n && i < c.bytes / 4; i++)
                 n[i].pending--;
             land(c.to, c.data, c.bytes);
+            t.landed.push_back(c);
         }
     t.groups.erase(t.groups.begin(), t.groups.begin() + (long)done);
+}
+
+void warp_fence_for_engine() {
+    thread &t = b.threads[b.current];
+    for (const copy &c : t.landed)
+        for (uint32_t i = 0; i < c.bytes / 4; i++)
+            if (note *n = notes_at(c.to + 4 * i))
+                *n = {kEngine, 0, 0, 0, 0, 0};
+    t.landed.clear();
 }
 
 /* ---- barriers and copies of the engine ---- */

@@ -43,6 +43,7 @@ void warp_write(uint32_t at, const void *from, uint32_t bytes);
 void warp_cp_async(uint32_t to, const void *from, uint32_t bytes);
 void warp_cp_async_commit();
 void warp_cp_async_wait(uint32_t pending);
+void warp_fence_for_engine(); /* products may read what the thread's copies have brought */
 
 void warp_meet();       /* __syncwarp */
 void warp_meet_block(); /* __syncthreads of the threads that have not left */
@@ -110,6 +111,14 @@ struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+struct alignas(8) float2 {
+    float x, y;
+};
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+struct alignas(16) ulonglong2 {
+    uint64_t x, y;
+};
+static inline ulonglong2 make_ulonglong2(uint64_t x, uint64_t y) { return {x, y}; }
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -151,6 +160,7 @@ static inline unsigned long long atomicMax(unsigned long long *at, unsigned long
 }
 
 static inline int __ffs(int word) { return __builtin_ffs(word); }
+static inline int __popc(uint32_t word) { return __builtin_popcount(word); }
 
 static inline void __syncwarp() { warp_meet(); }
 static inline void __syncthreads() { warp_meet_block(); }
@@ -166,6 +176,13 @@ static inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, uint32_t l
 static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, int lane) {
     warp_expect_all_lanes(mask);
     return warp_shuffle(value, (uint32_t)lane % 32);
+}
+static inline float __shfl_sync(uint32_t mask, float value, int lane) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = __shfl_sync(mask, bits, lane);
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 static inline uint32_t __shfl_up_sync(uint32_t mask, uint32_t value, uint32_t reach) {
     warp_expect_all_lanes(mask);
@@ -183,6 +200,15 @@ static inline uint32_t __reduce_add_sync(uint32_t mask, uint32_t value) {
 static inline int __all_sync(uint32_t mask, int predicate) {
     warp_expect_all_lanes(mask);
     return warp_all(predicate != 0);
+}
+/* The lanes that have the same value. */
+static inline uint32_t __match_any_sync(uint32_t mask, uint32_t value) {
+    warp_expect_all_lanes(mask);
+    const warp_exchanged *const lanes = warp_exchange(&value, 1);
+    uint32_t same = 0;
+    for (uint32_t i = 0; i < 32; i++)
+        same |= (uint32_t)(lanes[i][0] == value) << i;
+    return same;
 }
 static inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
     warp_expect_all_lanes(mask);
@@ -293,6 +319,10 @@ static inline void trf_mma(trf_bf16_type, float *d, const uint32_t *a, uint32_t 
 }
 
 static inline void trf_cp_async16(uint32_t to, const void *from) { warp_cp_async(to, from, 16); }
+static inline void trf_cp_async16_or_zeros(bool here, uint32_t to, const void *from) {
+    alignas(16) static const uint8_t zeros[16] = {};
+    warp_cp_async(to, here ? from : zeros, 16);
+}
 static inline void trf_cp_async8(uint32_t to, const void *from) { warp_cp_async(to, from, 8); }
 static inline void trf_cp_async_commit() { warp_cp_async_commit(); }
 template <int kPending> static inline void trf_cp_async_wait() { warp_cp_async_wait(kPending); }

@@ -14,7 +14,7 @@
 
 static inline void trf_mbarrier_init(uint32_t at, uint32_t arrivals) { warp_barrier_init(at, arrivals); }
 static inline void trf_mbarrier_publish() {}
-static inline void trf_fence_async_proxy() {}
+static inline void trf_fence_async_proxy() { warp_fence_for_engine(); }
 static inline void trf_mbarrier_arrive(uint32_t at) { warp_barrier_arrive(at, 0); }
 static inline void trf_mbarrier_arrive_expect_tx(uint32_t at, uint32_t bytes) { warp_barrier_arrive(at, bytes); }
 static inline void trf_mbarrier_wait(uint32_t at, uint32_t parity) { warp_barrier_wait(at, parity); }
@@ -72,6 +72,8 @@ static inline void trf_await(const uint64_t *flag, uint64_t value) {
     if (*flag != value)
         warp_fail("waits for a block that has not run yet");
 }
+static inline void trf_store_relaxed(ulonglong2 *at, ulonglong2 v) { *at = v; }
+static inline ulonglong2 trf_load_relaxed(const ulonglong2 *at) { return *at; }
 static inline float4 trf_ldg128f_of_others(const float4 *at) { return __ldg(at); }
 
 /* ---- shared memory ---- */
