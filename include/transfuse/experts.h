@@ -5,7 +5,7 @@
 #ifndef TRANSFUSE_EXPERTS_H
 #define TRANSFUSE_EXPERTS_H
 
-#include "../transfuse.h"
+#include "device_memory.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -13,16 +13,18 @@ extern "C" {
 
 typedef struct trf_experts trf_experts;
 
-/* Makes experts of layers in an array [count] in host memory. They have one context, shape and codec, are no shards of
- * parts of tiles, and must outlive the experts. On a GPU an expert takes 208 bytes of device memory. Errors:
- * TRF_ERR_ARGUMENT for several contexts, shapes or codecs, TRF_ERR_UNSUPPORTED for such a shard. */
+/* Makes experts of layers in an array [count] in host memory. They have one context, shape, codec and layout, which is
+ * coded or packed; coded ones are no shards of parts of tiles. They must outlive the experts. On a GPU an expert takes
+ * up to 208 bytes of device memory. Errors: TRF_ERR_ARGUMENT for several contexts, shapes, codecs or layouts;
+ * TRF_ERR_UNSUPPORTED for such a shard, plain layers, and on a GPU for packed layers that keep row offsets, more than
+ * 512 of them, or a compute capability other than 9.0. */
 TRF_API trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, trf_experts **experts,
                                       trf_error *err);
 
 /* Loads all experts of a 3-D tensor, which then belong to *experts. tensor, options and errors are those of
  * trf_device_layer_load; progress counts each expert by itself. It is TRF_ERR_ARGUMENT, too, if the tensor has no
  * experts, and for options->memory: load "name[0]", "name[1]" ... and make experts of them. It is TRF_ERR_UNSUPPORTED,
- * as in trf_experts_create, for a layout other than CODED. */
+ * as in trf_experts_create, for layout PLAIN. */
 TRF_API trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                     const trf_load_options *options, trf_experts **experts, trf_error *err);
 TRF_API void trf_experts_destroy(trf_experts *experts); /* waits for the device */
@@ -33,9 +35,9 @@ TRF_API trf_device_layer *trf_experts_layer(const trf_experts *experts, uint32_t
 typedef struct trf_experts_plan trf_experts_plan;
 
 /* Prepares products, and does not touch the device. max_tokens, 1 to 2^26, is how many rows of x and y calls have at
- * most; the types are as in trf_plan_options. Errors: TRF_ERR_UNSUPPORTED on a GPU if an expert is one that groups do
- * not share launches for, or differs from the others in class bits, raw bits or width of slabs; the message says which
- * and why. */
+ * most; the types are as in trf_plan_options. Errors: TRF_ERR_UNSUPPORTED on a GPU if a coded expert is one that groups
+ * do not share launches for, or differs from the others in class bits, raw bits or width of slabs; the message says
+ * which and why. Packed experts take x in BF16, and up to some 2^24 tokens. */
 TRF_API trf_status trf_experts_plan_create(const trf_experts *experts, uint32_t max_tokens, trf_dtype x_dtype,
                                            trf_dtype y_dtype, trf_experts_plan **plan, trf_error *err);
 TRF_API void trf_experts_plan_destroy(trf_experts_plan *plan);                   /* waits for nothing */
@@ -43,15 +45,15 @@ TRF_API uint64_t trf_experts_plan_workspace_bytes(const trf_experts_plan *plan);
 
 /* Computes y[t] = x[t] . W(e)^T for each token t, where expert e has the tokens offsets[e] to offsets[e + 1] - 1, so
  * that x is sorted by expert. All of these are in device memory. offsets, [count + 1], is 4-byte aligned and does not
- * decrease, and its last number is max_tokens at most. Work ordered before the call may write it, and a graph's replays
- * take what it holds then, but it must not change while the call's work runs. x is [offsets[count]][cols] and y
- * [offsets[count]][rows]; they are aligned to their elements and do not overlap. Rows of y before offsets[0] and from
- * offsets[count] on are left alone. Offsets that break these rules lead to a y that is unspecified, but never beyond
- * max_tokens rows of x and y. Only experts with tokens are decoded, once for each 8 of their tokens. workspace and
- * stream are those of trf_linear. Every run with the same offsets and one alignment of x gives the same bits; a token's
- * bits may depend on the other experts' counts. A corrupt slab makes its rows of y NaN for the tokens of its expert. On
- * the CPU it makes all rows NaN, and the call returns TRF_ERR_RANS after the other experts are done
- * (trf_experts_check). */
+ * decrease, and its last number is max_tokens at most. Work ordered before the call may write it, and a graph's
+ * replays take what it holds then, but it must not change while the call's work runs. x is [offsets[count]][cols] and
+ * y [offsets[count]][rows]; they are aligned to their elements and do not overlap. Rows of y before offsets[0] and
+ * from offsets[count] on are left alone. Offsets that break these rules lead to a y that is unspecified, but never
+ * beyond max_tokens rows of x and y. Of coded experts only those with tokens are decoded, once for each 8 of their
+ * tokens. workspace and stream are those of trf_linear. Every run with the same offsets and one alignment of x gives
+ * the same bits; a token's bits may depend on the other experts' counts. A corrupt slab makes its rows of y NaN for
+ * the tokens of its expert. On the CPU it makes all rows NaN, and the call returns TRF_ERR_RANS after the other
+ * experts are done (trf_experts_check). */
 TRF_API trf_status trf_experts_linear(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
                                       void *workspace, trf_stream stream, trf_error *err);
 
@@ -70,6 +72,90 @@ TRF_API trf_status trf_experts_decode(const trf_experts *experts, trf_decode_as 
 
 /* Does what trf_device_layer_check does for the first expert that met a corrupt tile; the message names it. */
 TRF_API trf_status trf_experts_check(const trf_experts *experts, trf_error *err);
+
+/* ---- packing dense experts ---- */
+
+/* In which order the rows of gate and up lie that are one matrix. */
+typedef enum trf_gate_up_order {
+    TRF_GATE_UP_HALVES = 0,        /* first all rows of gate, then all rows of up */
+    TRF_GATE_UP_INTERLEAVED_8 = 1, /* 8 rows of gate, the same 8 rows of up, the next 8 rows of gate ... */
+} trf_gate_up_order;
+
+typedef struct trf_expert_pack_options {
+    size_t struct_bytes;
+    /* The order in which rows are packed. TRF_GATE_UP_HALVES packs them as they are; TRF_GATE_UP_INTERLEAVED_8 takes
+     * matrices in halves, of 16 rows or a multiple, and packs them for trf_moe_create. */
+    trf_gate_up_order gate_up_order;
+    trf_stream stream; /* packing begins when the work that this stream has been given is done */
+} trf_expert_pack_options;
+
+TRF_API void trf_expert_pack_options_init(trf_expert_pack_options *options);
+
+/* Makes packed experts of dense ones, which are in device memory and only read. matrices is an array [count] in host
+ * memory, of one shape. The layers belong to *experts, in memory of the library's. options may be NULL for the
+ * defaults. Interleaving takes device memory for one dense expert while the call lasts. Errors: those of
+ * trf_device_layer_pack, whose message names the expert; TRF_ERR_ARGUMENT for several shapes; TRF_ERR_UNSUPPORTED for
+ * rows that do not interleave, and those of trf_experts_create. */
+TRF_API trf_status trf_experts_pack(trf_context *context, const trf_device_matrix *matrices, uint32_t count,
+                                    const trf_expert_pack_options *options, trf_experts **experts, trf_error *err);
+
+/* ---- mixtures: routes, gate and up, activation, down, and the sum over a token's experts, in one call ---- */
+
+typedef struct trf_moe trf_moe;
+
+typedef struct trf_moe_options {
+    size_t struct_bytes;
+    uint32_t max_tokens; /* rows of x and y, at most: 1 to 2^20 */
+    uint32_t top_k;      /* experts of a token: 1 to 32 */
+    uint32_t num_ids;    /* experts on all devices, which ids count; 0: those here */
+    /* The order of gate_up's rows, which must be TRF_GATE_UP_INTERLEAVED_8: what trf_experts_pack was asked for, or
+     * what the caller has made sure of. */
+    trf_gate_up_order gate_up_order;
+    trf_activation activation; /* of the gate: TRF_ACTIVATION_SILU (the default) or TRF_ACTIVATION_GELU_TANH */
+} trf_moe_options;
+
+TRF_API void trf_moe_options_init(trf_moe_options *options);
+
+/* Prepares a mixture, and does not touch the device. gate_up has experts of [2 * inner][hidden], down as many of
+ * [hidden][inner]; both must outlive the mixture. Errors: TRF_ERR_ARGUMENT for experts that do not fit each other, and
+ * for an order of gate_up's rows that is not the one above, or not the one in which trf_experts_pack packed them;
+ * TRF_ERR_UNSUPPORTED for other codecs than BF16, for sizes that are no multiples of 8, and on a GPU for experts that
+ * are not packed. */
+TRF_API trf_status trf_moe_create(const trf_experts *gate_up, const trf_experts *down, const trf_moe_options *options,
+                                  trf_moe **moe, trf_error *err);
+TRF_API void trf_moe_destroy(trf_moe *moe); /* waits for nothing */
+
+/* Sets *bytes to the workspace that trf_moe_forward needs for so many tokens; more tokens never need less. */
+TRF_API trf_status trf_moe_get_workspace(const trf_moe *moe, uint32_t tokens, uint64_t *bytes, trf_error *err);
+
+/* All pointers are to device memory, aligned to their elements, x and y to 16 bytes. */
+typedef struct trf_moe_operands {
+    size_t struct_bytes;
+    uint32_t tokens;
+    const void *x; /* BF16 [tokens][hidden] */
+    /* The experts of each token, signed numbers of id_bytes (4 or 8), [tokens][top_k], and their weights. */
+    const void *ids;
+    uint32_t id_bytes;
+    const float *weights; /* [tokens][top_k] */
+    /* [num_ids]: which of the experts here an id means, or -1 for one that is on another device. NULL: ids are those
+     * here. */
+    const int32_t *expert_map;
+    const void *gate_up_bias; /* BF16 [experts][2 * inner] in the order of gate_up's rows, or NULL */
+    const void *down_bias;    /* BF16 [experts][hidden], or NULL */
+    void *y;                  /* BF16 [tokens][hidden], apart from all others */
+} trf_moe_operands;
+
+TRF_API void trf_moe_operands_init(trf_moe_operands *operands);
+
+/* Computes y[t] = sum over i of weights[t][i] * down_e(activation(gate_e(x[t])) * up_e(x[t])), where e is the expert
+ * ids[t][i], in the order of i. What the activation gives is rounded to BF16. Ids that are out of range, and those that
+ * the map gives no expert here, add nothing, so that a token may get zeros. Ids may be written by work that is ordered
+ * before the call, and a graph's replays take what they are then. The call only enqueues work: it neither allocates nor
+ * waits, and may be captured. workspace is 256-byte aligned device memory that the call alone uses. Every run with the
+ * same operands gives the same bits; a token's bits may depend on which experts the other tokens have. Errors:
+ * TRF_ERR_ARGUMENT; TRF_ERR_RANS on the CPU for a corrupt tile; TRF_ERR_CUDA. */
+TRF_API trf_status trf_moe_forward(const trf_moe *moe, const trf_moe_operands *operands, void *workspace,
+                                   trf_stream stream, trf_error *err);
 
 #ifdef __cplusplus
 }

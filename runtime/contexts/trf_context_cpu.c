@@ -43,6 +43,7 @@ static const trf_layout_ops plain_layout = {
 
 static const trf_layout_ops packed_layout = {
     .layout = TRF_LAYOUT_PACKED,
+    .has_experts = 1,
     .get_size = trf_packed_get_size,
     .fill = trf_cpu_fill_packed_layer,
     .adopt = trf_cpu_adopt_packed_layer,

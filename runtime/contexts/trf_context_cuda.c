@@ -6,6 +6,7 @@
 #include "trf_device_cuda.h"
 #include "trf_device_limits.h"
 #include "trf_driver.h"
+#include "trf_experts.h"
 #include "trf_gemm_cuda.h"
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
@@ -78,6 +79,7 @@ static const trf_layout_ops coded_layout = {
     .layout = TRF_LAYOUT_CODED,
     .has_several_paths = 1,
     .has_experts = 1,
+    .expert_ops = &trf_cuda_coded_expert_ops,
     .has_stacks = 1,
     .get_size = trf_cuda_get_layer_size,
     .fill = trf_cuda_fill_layer,
@@ -107,6 +109,8 @@ static const trf_layout_ops plain_layout = {
 static const trf_layout_ops packed_layout = {
     .layout = TRF_LAYOUT_PACKED,
     .has_several_paths = 1,
+    .has_experts = 1,
+    .expert_ops = &trf_cuda_packed_expert_ops,
     .get_size = trf_packed_get_size,
     .fill = trf_cuda_fill_packed_layer,
     .adopt = trf_packed_adopt,

@@ -53,8 +53,7 @@ typedef struct trf_device_ops {
     trf_status (*download)(const trf_context *context, void *to_host, const void *from, uint64_t bytes, trf_error *err);
     trf_status (*copy_rows)(const trf_context *context, const trf_row_copy *copy, trf_stream stream, trf_error *err);
     const struct trf_stack_ops *stack; /* trf_stack.h */
-    /* Groups and experts (trf_layer_group.h). NULL means that their layers run one after another, as each would
-     * alone. */
+    /* Groups (trf_layer_group.h). NULL means that their layers run one after another, as each would alone. */
     const struct trf_group_ops *groups;
 } trf_device_ops;
 

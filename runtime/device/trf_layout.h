@@ -18,6 +18,7 @@ typedef struct trf_layout_ops {
     int has_several_paths;
     /* Whether products of experts take its layers, and whether stacks do. */
     int has_experts, has_stacks;
+    const struct trf_expert_ops *expert_ops; /* of experts (trf_experts.h), if the device has kernels for them */
     /* Computes the memory that a layer takes. shard is the part of the view that is loaded. Errors: TRF_ERR_UNSUPPORTED
      * (also for its codec). */
     trf_status (*get_size)(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mixtures of experts: the public functions, and what a device without kernels for experts does, one expert after the
  * other. */
+#include "trf_experts.h"
 #include "trf_context.h"
 #include "trf_device_layer.h"
 #include "trf_layer_feed.h"
-#include "trf_layer_group.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,14 +32,19 @@ static trf_status check_experts(trf_device_layer *const *layers, uint32_t count,
                             trf_codec_name(first->info.codec));
         if (!layer->layout->has_experts)
             return fail_layout(i, layer->layout->layout, err);
-        if (layer->shard.rows != layer->view.rows || layer->shard.cols != layer->view.cols)
+        if (layer->layout != first->layout)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "expert %u is %s, expert 0 %s", i,
+                            trf_layout_name(layer->layout->layout), trf_layout_name(first->layout->layout));
+        if (layer->layout->layout == TRF_LAYOUT_CODED &&
+            (layer->shard.rows != layer->view.rows || layer->shard.cols != layer->view.cols))
             return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                             "expert %u is a shard that does not begin and end with tiles of %d", i, TRF_TILE_SIZE);
     }
     return TRF_OK;
 }
 
-trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, trf_experts **experts, trf_error *err) {
+trf_status trf_experts_make(trf_device_layer *const *layers, uint32_t count, int owns_layers, trf_experts **experts,
+                            trf_error *err) {
     if (!layers || !experts || count < 1)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "experts need layers");
     trf_status status = check_experts(layers, count, err);
@@ -53,8 +58,10 @@ trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, t
         made->layers = list;
         made->count = count;
         made->info = layers[0]->info;
-        if (made->context->ops->groups)
-            status = made->context->ops->groups->fill_experts(made, err);
+        made->ops = layers[0]->layout->expert_ops;
+        made->owns_layers = owns_layers;
+        if (made->ops)
+            status = made->ops->fill(made, err);
     } else {
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
     }
@@ -67,11 +74,15 @@ trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, t
     return TRF_OK;
 }
 
+trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, trf_experts **experts, trf_error *err) {
+    return trf_experts_make(layers, count, 0, experts, err);
+}
+
 void trf_experts_destroy(trf_experts *experts) {
     if (!experts)
         return;
-    if (experts->context->ops->groups)
-        experts->context->ops->groups->destroy_experts(experts);
+    if (experts->ops)
+        experts->ops->destroy(experts);
     for (uint32_t i = 0; experts->owns_layers && i < experts->count; i++)
         trf_device_layer_destroy(experts->layers[i]);
     free(experts->layers);
@@ -133,7 +144,6 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
                         "loading experts needs a context, a checkpoint and a name");
     const char *name = NULL;
     uint32_t count = 0, loaded = 0;
-    trf_experts *made = NULL;
     trf_load_options taken;
     const trf_layout_ops *layout;
     trf_status status = trf_take_load_options(options, &taken, err);
@@ -153,15 +163,11 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
     status = load_expert_tensor(context, checkpoint, name, count, &taken, layers, &loaded, err);
     if (status == TRF_OK)
-        status = trf_experts_create(layers, count, &made, err);
+        status = trf_experts_make(layers, count, 1, experts, err);
     for (uint32_t i = 0; status != TRF_OK && i < loaded; i++)
         trf_device_layer_destroy(layers[i]);
     free(layers);
-    if (status != TRF_OK)
-        return status;
-    made->owns_layers = 1;
-    *experts = made;
-    return TRF_OK;
+    return status;
 }
 
 /* ---- products ---- */
@@ -175,7 +181,7 @@ static trf_status plan_one(trf_experts_plan *plan, trf_error *err) {
     one->product = (trf_product){.m = plan->max_tokens, .x_dtype = plan->x_dtype, .y_dtype = plan->y_dtype};
     one->product.y_stride = one->product.multiplier_stride = one->product.residual_stride = experts->info.rows;
     one->tiles_product = one->product;
-    trf_status status = one->layer->layout->create_plan(one, TRF_PATH_FUSED, err);
+    trf_status status = one->layer->layout->create_plan(one, TRF_PATH_AUTO, err);
     plan->workspace_bytes = one->device_workspace_bytes;
     return status;
 }
@@ -197,8 +203,7 @@ trf_status trf_experts_plan_create(const trf_experts *experts, uint32_t max_toke
     made->max_tokens = max_tokens;
     made->x_dtype = x_dtype;
     made->y_dtype = y_dtype;
-    const trf_group_ops *groups = experts->context->ops->groups;
-    status = groups ? groups->create_experts_plan(made, err) : plan_one(made, err);
+    status = experts->ops ? experts->ops->create_plan(made, err) : plan_one(made, err);
     if (status != TRF_OK) {
         free(made);
         return status;
@@ -246,9 +251,8 @@ trf_status trf_experts_linear(const trf_experts_plan *plan, const void *x, const
     trf_status status = trf_check_workspace("the plan", workspace, plan->workspace_bytes, err);
     if (status != TRF_OK)
         return status;
-    const trf_group_ops *groups = plan->experts->context->ops->groups;
-    if (groups)
-        return groups->linear_experts(plan, x, offsets, y, workspace, stream, err);
+    if (plan->experts->ops)
+        return plan->experts->ops->linear(plan, x, offsets, y, workspace, stream, err);
     return multiply_experts(plan, x, offsets, y, workspace, stream, err);
 }
 
@@ -307,9 +311,8 @@ trf_status trf_experts_decode(const trf_experts *experts, trf_decode_as as, void
         return status;
     if (experts->count == 1)
         expert_stride = 0; /* the caller's value does not matter */
-    const trf_group_ops *groups = experts->context->ops->groups;
-    if (groups)
-        return groups->decode_experts(experts, as, weights, expert_stride, stream, err);
+    if (experts->ops && experts->ops->decode)
+        return experts->ops->decode(experts, as, weights, expert_stride, stream, err);
     return decode_each(experts, as, weights, expert_stride, stream, err);
 }
 

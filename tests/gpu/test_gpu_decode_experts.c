@@ -3,7 +3,7 @@
  * between them, for every codec, and for experts that share a launch or do not; corrupt experts; graphs. */
 #include "gpu_corrupt.h"
 #include "transfuse/experts.h"
-#include "trf_layer_group.h"
+#include "trf_experts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -146,7 +146,7 @@ START_TEST(many_experts) {
     test_rng rng = {6000 + (uint64_t)_i};
     expert_case c = make_experts(&rng, &kGpuRecipes[_i / 4], _i % 2, kGpuSlabCols[_i / 2 % 2], (gpu_shape){288, 2112},
                                  MOST_EXPERTS, GPU_WEIGHTS_NORMAL);
-    EXPECT(c.experts->decode_alike);
+    EXPECT(c.experts->on_device.decode_alike);
     check_decode(&c, TRF_DECODE_SOURCE, 0, 0, NULL);
     check_decode(&c, TRF_DECODE_ELEMENTS, 0, 4096, NULL);
     free_experts(&c);
@@ -159,7 +159,7 @@ START_TEST(experts_that_differ) {
     for (int recipe = 0; recipe < 2; recipe++) {
         expert_case c = make_experts(&rng, &kGpuRecipes[recipe], TRF_FAVOR_SIZE + 1, 256, (gpu_shape){288, 544}, 7,
                                      GPU_WEIGHTS_NORMAL);
-        EXPECT(!c.experts->decode_alike);
+        EXPECT(!c.experts->on_device.decode_alike);
         check_kinds(&c, NULL);
         free_experts(&c);
     }
@@ -180,7 +180,7 @@ START_TEST(corrupt_experts) {
     c.layers[1] = bad.layer;
     c.count = 3;
     gpu_check(trf_experts_create(list, 3, &c.experts, &err), TRF_OK, &err, c.name);
-    EXPECT(c.experts->decode_alike);
+    EXPECT(c.experts->on_device.decode_alike);
     gpu_check(trf_experts_check(c.experts, &err), TRF_OK, &err, c.name);
     const uint64_t bytes = matrix_bytes(&c.layers[0], TRF_DECODE_SOURCE);
     gpu_memory memory = gpu_memory_make(3 * bytes);

@@ -149,15 +149,20 @@ def test_opcheck_and_compile(device: str, layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_experts(device: str, layout: str) -> None:
-    """The library does not multiply by such experts, and says so; they are decoded all the same."""
+    """Packed experts multiply; the library does not multiply by plain ones, and says so. Both are decoded."""
     cases = [LaidOutCase(layout, "bf16", device, (32, 48), seed) for seed in range(3)]
     container = tt.make_container([case.buffer for case in cases])
     dense = torch.stack([case.dense for case in cases])
     assert torch.equal(tt.decode_experts(container, 3, 32, 48, torch.bfloat16), dense)
-    with pytest.raises(transfuse.UnsupportedError, match=f"layout '{layout}'"):
-        tt.check_experts_dtype(container, torch.bfloat16)
     x = make_x(4, 48, dtype=torch.bfloat16, device=device)
     offsets = torch.tensor([0, 1, 2, 4], dtype=torch.int32, device=device)
+    if layout == "packed":
+        tt.check_experts_dtype(container, torch.bfloat16)
+        wanted = torch.cat([x[0:1] @ dense[0].T, x[1:2] @ dense[1].T, x[2:4] @ dense[2].T])
+        torch.testing.assert_close(tt.experts(x, offsets, container, 32), wanted)
+        return
+    with pytest.raises(transfuse.UnsupportedError, match=f"layout '{layout}'"):
+        tt.check_experts_dtype(container, torch.bfloat16)
     with pytest.raises(RuntimeError, match=f"layout '{layout}'"):
         tt.experts(x, offsets, container, 32)
 

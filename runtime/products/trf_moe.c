@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mixtures of experts: the public functions. */
+#include "trf_device_layer.h"
+#include "trf_experts.h"
+#include "trf_struct.h"
+
+#include <stdlib.h>
+
+enum {
+    MOST_TOKENS = 1 << 20,
+    MOST_TOP_K = 32 /* lanes of a warp, each of which knows one */
+};
+
+void trf_moe_options_init(trf_moe_options *options) {
+    *options = (trf_moe_options){
+        .struct_bytes = sizeof *options, .max_tokens = 1, .top_k = 1, .activation = TRF_ACTIVATION_SILU};
+}
+
+void trf_moe_operands_init(trf_moe_operands *operands) {
+    *operands = (trf_moe_operands){.struct_bytes = sizeof *operands, .id_bytes = 4};
+}
+
+static trf_status check_options(const trf_experts *gate_up, const trf_moe_options *options, trf_error *err) {
+    if (options->max_tokens < 1 || options->max_tokens > MOST_TOKENS)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u tokens; 1 to %d can be had", options->max_tokens,
+                        MOST_TOKENS);
+    if (options->top_k < 1 || options->top_k > MOST_TOP_K)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u experts a token; 1 to %d can be had", options->top_k,
+                        MOST_TOP_K);
+    if (options->num_ids && (options->num_ids < gate_up->count || options->num_ids > INT32_MAX))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u experts on all devices, and %u here",
+                        options->num_ids, gate_up->count);
+    if (options->gate_up_order != TRF_GATE_UP_INTERLEAVED_8)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "a mixture needs rows of gate and up that are interleaved by 8 (gate_up_order)");
+    if (gate_up->is_packed_here && gate_up->gate_up_order != TRF_GATE_UP_INTERLEAVED_8)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "gate_up was packed in another order of rows than the mixture's");
+    if (options->activation != TRF_ACTIVATION_SILU && options->activation != TRF_ACTIVATION_GELU_TANH)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "mixtures have no activation %d",
+                        (int)options->activation);
+    return TRF_OK;
+}
+
+static trf_status check_experts(const trf_experts *gate_up, const trf_experts *down, trf_error *err) {
+    const trf_layer_info *first = &gate_up->info, *second = &down->info;
+    if (gate_up->context != down->context || gate_up->count != down->count || gate_up->ops != down->ops)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "gate_up and down need one context, one layout, and as many experts as each other (%u and %u)",
+                        gate_up->count, down->count);
+    if (first->rows % 2 || first->rows / 2 != second->cols || first->cols != second->rows)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "gate_up of %ux%u and down of %ux%u do not fit each other", first->rows, first->cols,
+                        second->rows, second->cols);
+    if (first->codec != TRF_CODEC_BF16 || second->codec != TRF_CODEC_BF16)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "mixtures are of BF16 experts, not of %s",
+                        trf_codec_name(first->codec != TRF_CODEC_BF16 ? first->codec : second->codec));
+    if (first->rows % 16 || first->cols % 8)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "gate_up has %u rows and %u columns; multiples of 16 and of 8 are needed", first->rows,
+                        first->cols);
+    if (gate_up->ops && !gate_up->ops->forward_moe)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "mixtures on a GPU are of packed experts");
+    return TRF_OK;
+}
+
+trf_status trf_moe_create(const trf_experts *gate_up, const trf_experts *down, const trf_moe_options *options,
+                          trf_moe **moe, trf_error *err) {
+    static const trf_struct_type type = {"trf_moe_options", sizeof *options,
+                                         TRF_STRUCT_BYTES(trf_moe_options, activation)};
+    trf_moe_options taken;
+    if (!gate_up || !down || !options || !moe)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a mixture needs experts and options");
+    trf_moe_options_init(&taken);
+    trf_status status = trf_take_struct(&type, &taken, options, err);
+    if (status == TRF_OK)
+        status = check_experts(gate_up, down, err);
+    if (status == TRF_OK)
+        status = check_options(gate_up, &taken, err);
+    if (status != TRF_OK)
+        return status;
+    trf_moe *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a mixture");
+    made->gate_up = gate_up;
+    made->down = down;
+    made->max_tokens = taken.max_tokens;
+    made->activation = taken.activation;
+    made->shape = (trf_moe_shape){.experts = gate_up->count,
+                                  .num_ids = taken.num_ids ? taken.num_ids : gate_up->count,
+                                  .top_k = taken.top_k,
+                                  .hidden = gate_up->info.cols,
+                                  .gate_up_rows = gate_up->info.rows};
+    uint64_t bytes;
+    status = trf_moe_get_workspace(made, made->max_tokens, &bytes, err); /* whether so many are possible */
+    if (status == TRF_OK)
+        *moe = made;
+    else
+        free(made);
+    return status;
+}
+
+void trf_moe_destroy(trf_moe *moe) { free(moe); }
+
+static trf_status check_tokens(const trf_moe *moe, uint32_t tokens, trf_error *err) {
+    if (tokens >= 1 && tokens <= moe->max_tokens)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u tokens; the mixture is for 1 to %u", tokens,
+                    moe->max_tokens);
+}
+
+trf_status trf_moe_get_workspace(const trf_moe *moe, uint32_t tokens, uint64_t *bytes, trf_error *err) {
+    if (!moe || !bytes)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a workspace needs a mixture");
+    trf_status status = check_tokens(moe, tokens, err);
+    if (status != TRF_OK)
+        return status;
+    return moe->gate_up->ops ? moe->gate_up->ops->get_moe_workspace(moe, tokens, bytes, err)
+                             : trf_cpu_get_moe_workspace(moe, tokens, bytes, err);
+}
+
+static trf_status check_operands(const trf_moe *moe, const trf_moe_operands *o, trf_error *err) {
+    trf_status status = check_tokens(moe, o->tokens, err);
+    if (status != TRF_OK)
+        return status;
+    if (!o->x || !o->ids || !o->weights || !o->y)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a mixture needs x, ids, weights and y");
+    if (o->id_bytes != 4 && o->id_bytes != 8)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "ids of %u bytes; they have 4 or 8", o->id_bytes);
+    if ((uintptr_t)o->x % 16 || (uintptr_t)o->y % 16 || (uintptr_t)o->ids % o->id_bytes ||
+        (uintptr_t)o->weights % sizeof(float) || (uintptr_t)o->expert_map % sizeof(int32_t) ||
+        (uintptr_t)o->gate_up_bias % sizeof(uint16_t) || (uintptr_t)o->down_bias % sizeof(uint16_t))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "x and y must be aligned to 16 bytes, all others to their elements");
+    return TRF_OK;
+}
+
+trf_status trf_moe_forward(const trf_moe *moe, const trf_moe_operands *operands, void *workspace, trf_stream stream,
+                           trf_error *err) {
+    static const trf_struct_type type = {"trf_moe_operands", sizeof *operands, TRF_STRUCT_BYTES(trf_moe_operands, y)};
+    trf_moe_operands taken;
+    uint64_t bytes = 0;
+    if (!moe || !operands)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a mixture needs operands");
+    trf_moe_operands_init(&taken);
+    trf_status status = trf_take_struct(&type, &taken, operands, err);
+    if (status == TRF_OK)
+        status = check_operands(moe, &taken, err);
+    if (status == TRF_OK)
+        status = trf_moe_get_workspace(moe, taken.tokens, &bytes, err);
+    if (status == TRF_OK)
+        status = trf_check_workspace("the mixture", workspace, bytes, err);
+    if (status != TRF_OK)
+        return status;
+    return moe->gate_up->ops ? moe->gate_up->ops->forward_moe(moe, &taken, workspace, stream, err)
+                             : trf_cpu_forward_moe(moe, &taken, workspace, err);
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed experts on a GPU, and mixtures of them. */
+#include "trf_cuda_call.h"
+#include "trf_device_layer.h"
+#include "trf_experts.h"
+#include "trf_nvtx.h"
+
+#include <stdlib.h>
+
+static trf_status cuda_fill(trf_experts *experts, trf_error *err) {
+    const trf_context *context = experts->context;
+    const uint64_t bytes = experts->count * sizeof(trf_packed_view);
+    void *memory = NULL;
+    if (!trf_moe_device_allows(&context->limits, experts->count))
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "products of packed experts need a GPU of compute capability 9.0 and at most %d experts; this "
+                        "one has %d.%d, and there are %u",
+                        TRF_MOE_MAX_EXPERTS, context->limits.capability / 10, context->limits.capability % 10,
+                        experts->count);
+    trf_packed_view *views = calloc(experts->count, sizeof *views);
+    if (!views)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", experts->count);
+    trf_status status = TRF_OK;
+    int may_zero = 0;
+    for (uint32_t i = 0; i < experts->count && status == TRF_OK; i++) {
+        views[i] = experts->layers[i]->packed;
+        may_zero |= views[i].zeroing != 0;
+        if (views[i].row_offsets)
+            status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                              "expert %u was packed with its row offsets; pack it from dense weights", i);
+    }
+    if (status == TRF_OK)
+        status = context->ops->allocate(context, bytes, &memory, err);
+    if (status == TRF_OK)
+        status = context->ops->upload(context, memory, views, bytes, err);
+    if (status == TRF_OK)
+        experts->on_device.packed =
+            (trf_packed_experts){.views_dev = memory, .first = views[0], .count = experts->count, .may_zero = may_zero};
+    else if (memory)
+        context->ops->release(context, memory);
+    free(views);
+    return status;
+}
+
+static trf_status cuda_create_plan(trf_experts_plan *plan, trf_error *err) {
+    const trf_experts *experts = plan->experts;
+    if (plan->x_dtype != TRF_DTYPE_BF16)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "products of packed experts do not take x in %s",
+                        trf_dtype_name(plan->x_dtype));
+    if (!trf_packed_experts_choose(experts->count, experts->info.rows, experts->info.cols, &experts->context->limits,
+                                   plan->max_tokens, -1, &plan->packed))
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "products of %u packed experts of %ux%u do not take %u tokens at once", experts->count,
+                        experts->info.rows, experts->info.cols, plan->max_tokens);
+    plan->workspace_bytes = plan->packed.workspace_bytes;
+    return TRF_OK;
+}
+
+static trf_status cuda_linear(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
+                              void *workspace, trf_stream stream, trf_error *err) {
+    const trf_packed_experts_call call = {.experts = plan->experts->on_device.packed,
+                                          .max_tokens = plan->max_tokens,
+                                          .y_dtype = plan->y_dtype,
+                                          .offsets_dev = offsets,
+                                          .x = x,
+                                          .y = y,
+                                          .workspace = workspace};
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(plan->experts->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_check_cuda(trf_packed_experts_launch(&call, &plan->packed, stream), "a product of experts", err);
+    trf_leave_device(&scope);
+    return status;
+}
+
+static trf_status choose(const trf_moe *moe, uint32_t tokens, trf_moe_partition *partition, trf_error *err) {
+    if (trf_moe_choose(&moe->shape, &moe->gate_up->context->limits, tokens, -1, partition))
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a mixture of %u experts does not take %u tokens at once",
+                    moe->shape.experts, tokens);
+}
+
+static trf_status cuda_get_moe_workspace(const trf_moe *moe, uint32_t tokens, uint64_t *bytes, trf_error *err) {
+    trf_moe_partition partition;
+    trf_status status = choose(moe, tokens, &partition, err);
+    if (status == TRF_OK)
+        *bytes = partition.workspace_bytes;
+    return status;
+}
+
+static trf_status cuda_forward_moe(const trf_moe *moe, const trf_moe_operands *operands, void *workspace,
+                                   trf_stream stream, trf_error *err) {
+    trf_moe_partition partition;
+    trf_device_scope scope;
+    const trf_moe_call call = {.gate_up = moe->gate_up->on_device.packed,
+                               .down = moe->down->on_device.packed,
+                               .activation = moe->activation,
+                               .x = operands->x,
+                               .ids = operands->ids,
+                               .id_bytes = operands->id_bytes,
+                               .map = operands->expert_map,
+                               .weights = operands->weights,
+                               .gate_up_bias = operands->gate_up_bias,
+                               .down_bias = operands->down_bias,
+                               .y = operands->y,
+                               .workspace = workspace};
+    trf_status status = choose(moe, operands->tokens, &partition, err);
+    if (status == TRF_OK)
+        status = trf_enter_device(moe->gate_up->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_nvtx_push("experts");
+    status = trf_check_cuda(trf_moe_launch(&call, &moe->shape, &partition, stream), "a mixture of experts", err);
+    trf_nvtx_pop();
+    trf_leave_device(&scope);
+    return status;
+}
+
+const trf_expert_ops trf_cuda_packed_expert_ops = {
+    .fill = cuda_fill,
+    .destroy = trf_cuda_destroy_experts,
+    .create_plan = cuda_create_plan,
+    .linear = cuda_linear,
+    .get_moe_workspace = cuda_get_moe_workspace,
+    .forward_moe = cuda_forward_moe,
+};
