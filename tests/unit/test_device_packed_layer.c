@@ -689,7 +689,9 @@ END_TEST
 
 START_TEST(what_packed_layers_are_not) {
     trf_load_options options = part(0, TRF_LAYOUT_PACKED);
-    trf_device_layer *layers[] = {load("experts[0]", &options), load("experts[1]", &options)};
+    const trf_load_options as_coded = part(0, TRF_LAYOUT_CODED), as_plain = part(0, TRF_LAYOUT_PLAIN);
+    trf_device_layer *mixed[] = {load("experts[0]", &options), load("experts[1]", &as_coded)},
+                     *plain[] = {load("experts[0]", &as_plain), load("experts[1]", &as_plain)};
     trf_experts *experts = NULL;
     trf_stack *stack;
     trf_layer_size size = {7, 7};
@@ -698,13 +700,18 @@ START_TEST(what_packed_layers_are_not) {
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint, "i8", &options, &size, &err),
                          TRF_ERR_UNSUPPORTED, &err);
     ck_assert(size.buffer_bytes == 7 && size.directory_bytes == 7);
-    fixture_check_status(trf_experts_create(layers, 2, &experts, &err), TRF_ERR_UNSUPPORTED, &err);
-    ck_assert_ptr_nonnull(strstr(err.message, "layout 'packed'"));
+    fixture_check_status(trf_experts_create(mixed, 2, &experts, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "expert 1 is coded, expert 0 packed"));
+    fixture_check_status(trf_experts_create(plain, 2, &experts, &err), TRF_ERR_UNSUPPORTED, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "layout 'plain'"));
+    ck_assert_ptr_null(experts);
     fixture_check_status(trf_stack_create(device, &stack, &err), TRF_OK, &err);
     fixture_check_status(trf_stack_load(stack, checkpoint, "bf16", &options, &err), TRF_ERR_UNSUPPORTED, &err);
     trf_stack_destroy(stack);
-    trf_device_layer_destroy(layers[0]);
-    trf_device_layer_destroy(layers[1]);
+    for (int i = 0; i < 2; i++) {
+        trf_device_layer_destroy(mixed[i]);
+        trf_device_layer_destroy(plain[i]);
+    }
 }
 END_TEST
 
