@@ -140,32 +140,39 @@ template <class Config> struct trf_moe_tables {
         __syncthreads();
     }
 
-    /* Sets blocks_before, and first_slots, which has counts before, if the block sorts. A thread has two experts. */
+    /* Sets blocks_before, and first_slots, which has counts before, if the block sorts. A thread has two experts. If
+     * first slots from elsewhere decrease, there are no token blocks, as their number has no limit then. */
     __device__ __forceinline__ void add_up_experts(const trf_moe_args &a, uint32_t warp, uint32_t lane) const {
         static_assert(2 * TRF_MOE_THREADS >= TRF_MOE_MAX_EXPERTS + 32, "all entries are set");
         const uint32_t experts = a.routes.experts, e = 2 * threadIdx.x;
         uint32_t counts[2], slots = 0, blocks = 0;
+        bool decreases = false;
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             counts[i] = e + i >= experts ? 0 : sorts(a) ? first_slots()[e + i] : slots_of(a, e + i).count;
+            decreases = decreases || (e + i < experts && !sorts(a) && a.first_slots[e + i + 1] < a.first_slots[e + i]);
             slots += counts[i];
             blocks += (counts[i] + Config::kXRows - 1) / Config::kXRows;
         }
-        uint2 *const sums = (uint2 *)(memory + Config::kSumsAt); /* of each warp */
+        uint4 *const sums = (uint4 *)(memory + Config::kSumsAt); /* of each warp */
         uint32_t slot = trf_moe_sum_before(slots, lane), block = trf_moe_sum_before(blocks, lane);
+        const uint32_t decreasing = __ballot_sync(0xFFFFFFFF, decreases);
         if (lane == TRF_LANES - 1)
-            sums[warp] = make_uint2(slot + slots, block + blocks);
+            sums[warp] = make_uint4(slot + slots, block + blocks, decreasing, 0);
         __syncthreads();
-        for (uint32_t i = 0; i < warp; i++) {
-            slot += sums[i].x;
-            block += sums[i].y;
+        bool is_valid = true;
+        for (uint32_t i = 0; i < kWarps; i++) {
+            const uint4 of_warp = sums[i];
+            slot += i < warp ? of_warp.x : 0;
+            block += i < warp ? of_warp.y : 0;
+            is_valid = is_valid && of_warp.z == 0;
         }
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             if (e + i <= experts && sorts(a))
                 first_slots()[e + i] = slot;
             if (e + i < TRF_MOE_MAX_EXPERTS + 32)
-                blocks_before()[e + i] = e + i <= experts ? (uint16_t)block : 0xFFFF; /* more than any */
+                blocks_before()[e + i] = e + i > experts ? 0xFFFF : is_valid ? (uint16_t)block : 0; /* more than any */
             slot += counts[i];
             block += (counts[i] + Config::kXRows - 1) / Config::kXRows;
         }
@@ -230,7 +237,8 @@ struct trf_moe_share {
         stint.row_tile = run * TRF_MOE_RUN + in_run - block * run_rows;
         const trf_moe_slots slots = tables.slots_of(a, stint.expert);
         stint.first = slots.first + block * Config::kXRows;
-        stint.count = min(Config::kXRows, slots.count - block * Config::kXRows);
+        /* bounded even if somebody has written the caller's offsets meanwhile */
+        stint.count = min(Config::kXRows, max(slots.count, block * Config::kXRows) - block * Config::kXRows);
         stint.is_only_block = blocks == 1;
         return stint;
     }

@@ -207,6 +207,57 @@ START_TEST(products_are_exact) {
 }
 END_TEST
 
+/* First slots are data. They decrease, or are more than there are: whatever is written lies within y. */
+START_TEST(invalid_slots) {
+    static const moe_case cases[] = {{4, 144, 136, 40, 2, 3, TRF_MOE_64, 0, ELEMENTS, 0},
+                                     {4, 144, 136, 100, 3, 5, TRF_MOE_192, 0, OCTETS, 0}};
+    const moe_case *of = &cases[_i / 3];
+    moe_run run = make_run(of, 0);
+    const uint32_t last = of->experts;
+    if (_i % 3 == 0) {
+        run.first_slots[2] = 0xFFFFFFF0;
+        run.first_slots[3] = 1;
+    } else if (_i % 3 == 1) {
+        run.first_slots[last - 1] = run.first_slots[last] = 0xFFFFFFFF;
+    } else {
+        memset(run.slot_routes, 0xFF, run.routes * sizeof *run.slot_routes);
+    }
+    const uint32_t stride = y_cols(of);
+    const size_t y_bytes = (size_t)run.routes * stride * 4,
+                 handover_bytes = trf_packed_handover_bytes(of->blocks, trf_moe_acc_tiles(of->kernel));
+    /* exactly as large as they must be, for the sanitizer */
+    uint8_t *y = malloc(y_bytes), *handover = malloc(handover_bytes);
+    const int has_slots = of->kernel != TRF_MOE_64;
+    uint16_t *slot_x = calloc((size_t)run.routes * of->cols, sizeof *slot_x);
+    warp_moe_product product = {.kernel = of->kernel,
+                                .blocks = of->blocks,
+                                .experts = run.views,
+                                .routes = routes_of(&run),
+                                .first_slots = run.first_slots,
+                                .slot_routes = run.slot_routes,
+                                .max_slots = run.routes,
+                                .x = has_slots ? slot_x : run.x,
+                                .x_rows = has_slots ? run.routes : of->tokens,
+                                .x_has_slots = (uint32_t)has_slots,
+                                .result = of->result,
+                                .y = y,
+                                .y_stride = stride,
+                                .y_dtype = of->result == ELEMENTS ? TRF_DTYPE_F32 : TRF_DTYPE_BF16,
+                                .handover = handover,
+                                .order = (uint32_t)_i};
+    product.routes.ids = NULL;
+    memset(y, 0x5A, y_bytes);
+    memset(handover, 0xA5, handover_bytes);
+    warp_multiply_experts(&product);
+    for (size_t at = 0; _i % 3 == 0 && at < y_bytes; at++) /* they decrease: nothing is computed */
+        EXPECT(y[at] == 0x5A);
+    free(y);
+    free(handover);
+    free(slot_x);
+    free_run(&run);
+}
+END_TEST
+
 /* Several blocks, chunks that are not full, and experts without routes. */
 START_TEST(sorted_routes) {
     static const uint32_t counts[][3] = {{1, 1, 1}, {700, 3, 5}, {2500, 2, 300}, {1024, 4, 512}, {3000, 1, 128}};
@@ -256,6 +307,7 @@ int main(void) {
     Suite *suite = suite_create("moe_warp");
     TCase *tests = tcase_create("moe_warp");
     tcase_add_loop_test(tests, products_are_exact, 0, 4 * CASES);
+    tcase_add_loop_test(tests, invalid_slots, 0, 6);
     tcase_add_loop_test(tests, sorted_routes, 0, 5);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
