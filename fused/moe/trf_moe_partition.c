@@ -76,8 +76,9 @@ int trf_packed_experts_choose(uint32_t experts, uint32_t rows, uint32_t cols, co
         return 0;
     made.blocks = (uint32_t)limits->multiprocessors;
     made.x_stride = trf_padded_x_stride(cols);
-    made.handover_offset = add_part(&made.workspace_bytes, (uint64_t)max_tokens * made.x_stride * sizeof(uint16_t));
-    add_part(&made.workspace_bytes, trf_packed_handover_bytes(made.blocks, trf_moe_acc_tiles(made.kernel)));
+    add_part(&made.workspace_bytes, (uint64_t)max_tokens * made.x_stride * sizeof(uint16_t));
+    made.handover_offset =
+        add_part(&made.workspace_bytes, trf_packed_handover_bytes(made.blocks, trf_moe_acc_tiles(made.kernel)));
     *partition = made;
     return 1;
 }

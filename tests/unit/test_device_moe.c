@@ -355,7 +355,9 @@ START_TEST(packed_products_near_f64) {
                                    : y_dtype == TRF_DTYPE_BF16 ? trf_bf16_to_f32(((uint16_t *)y)[at])
                                                                : trf_f16_to_f32(((uint16_t *)y)[at]);
                 const double rounding = y_dtype == TRF_DTYPE_F32 ? 0 : y_dtype == TRF_DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
-                EXPECT(fabs(got - sum) <= rounding * fabs(sum) + cols * 0x1p-24 * size + 0x1p-24);
+                if (!(fabs(got - sum) <= rounding * fabs(sum) + cols * 0x1p-24 * size + 0x1p-24))
+                    ck_abort_msg("expert %u, token %u of %u to %u, row %u: %g in place of %g", e, token, offsets[e],
+                                 offsets[e + 1], row, got, sum);
             }
     const uint64_t end_bytes = (uint64_t)used * rows * trf_dtype_bytes(y_dtype);
     EXPECT(memcmp(y + end_bytes, untouched + end_bytes, y_bytes - end_bytes) == 0);
