@@ -148,6 +148,33 @@ static void check_slot(const moe_run *run, uint32_t expert, uint32_t slot, const
     }
 }
 
+/* The product of a run, whose routes are those of its tables. slot_x: x for each slot, for a kernel that does not
+ * gather. */
+static warp_moe_product product_of(const moe_run *run, const uint16_t *slot_x, void *y, uint64_t y_stride,
+                                   void *handover) {
+    const moe_case *of = run->of;
+    const int has_slots = of->kernel != TRF_MOE_64;
+    warp_moe_product product = {.kernel = of->kernel,
+                                .blocks = of->blocks,
+                                .experts = run->views,
+                                .routes = routes_of(run),
+                                .first_slots = run->first_slots,
+                                .slot_routes = run->slot_routes,
+                                .max_slots = run->routes,
+                                .x = has_slots ? slot_x : run->x,
+                                .x_rows = has_slots ? run->routes : of->tokens,
+                                .x_has_slots = (uint32_t)has_slots,
+                                .result = of->result,
+                                .activation = TRF_ACTIVATION_SILU,
+                                .bias = of->biased ? run->bias : NULL,
+                                .y = y,
+                                .y_stride = y_stride,
+                                .y_dtype = of->result == ELEMENTS ? TRF_DTYPE_F32 : TRF_DTYPE_BF16,
+                                .handover = handover};
+    product.routes.ids = NULL;
+    return product;
+}
+
 /* What is beside the slots must stay as it was. */
 START_TEST(products_are_exact) {
     const int kind = _i / CASES * 3 % WITH_OFFSETS; /* 0, 3, 6, 1: all but row offsets, which experts do not have */
@@ -161,35 +188,17 @@ START_TEST(products_are_exact) {
     uint8_t *y = malloc(y_bytes), *handover = malloc(handover_bytes);
     memset(y, 0x5A, y_bytes);
     memset(handover, 0xA5, handover_bytes);
-    /* x for each slot, where the kernel does not gather */
-    const int has_slots = of->kernel != TRF_MOE_64;
-    uint16_t *slot_x = malloc((size_t)run.routes * of->cols * sizeof *slot_x);
+    uint16_t *slot_x = calloc((size_t)run.routes * of->cols, sizeof *slot_x);
     for (uint32_t slot = 0; slot < run.first_slots[of->experts]; slot++)
         memcpy(slot_x + (size_t)slot * of->cols, run.x + run.slot_routes[slot] / of->top_k * (size_t)of->cols,
                of->cols * sizeof *slot_x);
     uint32_t *route_slots = malloc(run.routes * sizeof *route_slots);
-    warp_moe_product product = {.kernel = of->kernel,
-                                .blocks = of->blocks,
-                                .experts = run.views,
-                                .routes = routes_of(&run),
-                                .first_slots = run.first_slots,
-                                .slot_routes = run.slot_routes,
-                                .max_slots = run.routes,
-                                .x = has_slots ? slot_x : run.x,
-                                .x_rows = has_slots ? run.first_slots[of->experts] : of->tokens,
-                                .x_has_slots = (uint32_t)has_slots,
-                                .result = of->result,
-                                .activation = TRF_ACTIVATION_SILU,
-                                .bias = of->biased ? run.bias : NULL,
-                                .y = y,
-                                .y_stride = stride,
-                                .y_dtype = of->result == ELEMENTS ? TRF_DTYPE_F32 : TRF_DTYPE_BF16,
-                                .handover = handover,
-                                .order = (uint32_t)_i};
-    if (of->sorts)
+    warp_moe_product product = product_of(&run, slot_x, y, stride, handover);
+    product.order = (uint32_t)_i;
+    if (of->sorts) {
+        product.routes = routes_of(&run);
         product.route_slots = route_slots;
-    else
-        product.routes.ids = NULL;
+    }
     warp_multiply_experts(&product);
     if (of->sorts)
         EXPECT(memcmp(route_slots, run.route_slots, run.routes * sizeof *route_slots) == 0);
@@ -227,25 +236,9 @@ START_TEST(invalid_slots) {
                  handover_bytes = trf_packed_handover_bytes(of->blocks, trf_moe_acc_tiles(of->kernel));
     /* exactly as large as they must be, for the sanitizer */
     uint8_t *y = malloc(y_bytes), *handover = malloc(handover_bytes);
-    const int has_slots = of->kernel != TRF_MOE_64;
     uint16_t *slot_x = calloc((size_t)run.routes * of->cols, sizeof *slot_x);
-    warp_moe_product product = {.kernel = of->kernel,
-                                .blocks = of->blocks,
-                                .experts = run.views,
-                                .routes = routes_of(&run),
-                                .first_slots = run.first_slots,
-                                .slot_routes = run.slot_routes,
-                                .max_slots = run.routes,
-                                .x = has_slots ? slot_x : run.x,
-                                .x_rows = has_slots ? run.routes : of->tokens,
-                                .x_has_slots = (uint32_t)has_slots,
-                                .result = of->result,
-                                .y = y,
-                                .y_stride = stride,
-                                .y_dtype = of->result == ELEMENTS ? TRF_DTYPE_F32 : TRF_DTYPE_BF16,
-                                .handover = handover,
-                                .order = (uint32_t)_i};
-    product.routes.ids = NULL;
+    warp_moe_product product = product_of(&run, slot_x, y, stride, handover);
+    product.order = (uint32_t)_i;
     memset(y, 0x5A, y_bytes);
     memset(handover, 0xA5, handover_bytes);
     warp_multiply_experts(&product);
