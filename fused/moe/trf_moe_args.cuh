@@ -44,6 +44,17 @@ struct trf_moe_args {
     trf_packed_handover handover;
 };
 
+/* Sets what follows from the kernel (trf_moe_kernel) and the experts. shape: the view of any of them. */
+static inline void trf_moe_set_experts(trf_moe_args &args, int kernel, const trf_packed_view *experts,
+                                       const trf_packed_view &shape) {
+    args.experts = experts;
+    args.shape = shape;
+    args.row_tiles = (shape.bands + TRF_MOE_BANDS - 1) / TRF_MOE_BANDS;
+    args.k_blocks = (shape.cols + TRF_PACKED_X_BOX_COLS - 1) / TRF_PACKED_X_BOX_COLS;
+    args.tile_k_blocks = trf_divisor_of(args.k_blocks);
+    args.shares_all = trf_moe_gathers_x(kernel);
+}
+
 #if TRF_HAS_SM_90A
 
 template <int kKernel> struct trf_moe_config {

@@ -28,22 +28,12 @@ static trf_moe_product_kernel kernel_of(int kernel, bool may_zero) {
     return kKernels[kernel][may_zero];
 }
 
-static uint32_t row_tiles_of(const trf_packed_view &shape) { return (shape.bands + TRF_MOE_BANDS - 1) / TRF_MOE_BANDS; }
-static uint32_t k_blocks_of(const trf_packed_view &shape) {
-    return (shape.cols + TRF_PACKED_X_BOX_COLS - 1) / TRF_PACKED_X_BOX_COLS;
-}
-
 /* Completes the arguments of a product, whose routes, tables, result, bias and y are set, and launches it. x: device,
  * [x_rows][x_stride], with as many columns as the experts. */
 static cudaError_t launch_product(trf_moe_args &args, const trf_packed_experts &experts, int kernel, uint32_t blocks,
                                   const void *x, uint32_t x_rows, uint64_t x_stride, void *handover,
                                   cudaStream_t stream) {
-    args.experts = experts.views_dev;
-    args.shape = experts.first;
-    args.row_tiles = row_tiles_of(experts.first);
-    args.k_blocks = k_blocks_of(experts.first);
-    args.tile_k_blocks = trf_divisor_of(args.k_blocks);
-    args.shares_all = trf_moe_gathers_x(kernel);
+    trf_moe_set_experts(args, kernel, experts.views_dev, experts.first);
     args.x = (const uint16_t *)x;
     args.x_stride = x_stride;
     args.handover = trf_packed_handover_at(handover, blocks, trf_moe_acc_tiles(kernel), trf_next_launch_id());

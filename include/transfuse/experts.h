@@ -77,8 +77,8 @@ TRF_API trf_status trf_experts_check(const trf_experts *experts, trf_error *err)
 
 /* In which order the rows of gate and up lie that are one matrix. */
 typedef enum trf_gate_up_order {
-    TRF_GATE_UP_HALVES = 0,        /* first all rows of gate, then all rows of up */
-    TRF_GATE_UP_INTERLEAVED_8 = 1, /* 8 rows of gate, the same 8 rows of up, the next 8 rows of gate ... */
+    TRF_GATE_UP_HALVES = 0,       /* first all rows of gate, then all rows of up */
+    TRF_GATE_UP_INTERLEAVED_8 = 1 /* 8 rows of gate, the same 8 rows of up, the next 8 rows of gate ... */
 } trf_gate_up_order;
 
 typedef struct trf_expert_pack_options {

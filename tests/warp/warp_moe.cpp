@@ -30,19 +30,15 @@ template <int kKernel> static void multiply(const warp_moe_product *product) {
         may_zero = may_zero || product->experts[e].zeroing;
     args.x_map =
         warp_make_x_map(product->x, product->x_rows, product->experts[0].cols, TRF_MOE_BOX_ROWS, TRF_MOE_BOX_ROWS);
-    args.experts = product->experts;
-    args.shape = product->experts[0];
-    args.shape.tiles = nullptr; /* pointers of the shape do not count */
-    args.shape.lines = nullptr;
-    args.row_tiles = (args.shape.bands + TRF_MOE_BANDS - 1) / TRF_MOE_BANDS;
-    args.k_blocks = (args.shape.cols + TRF_PACKED_X_BOX_COLS - 1) / TRF_PACKED_X_BOX_COLS;
-    args.tile_k_blocks = trf_divisor_of(args.k_blocks);
+    trf_packed_view any = product->experts[0];
+    any.tiles = nullptr; /* its pointers do not count */
+    any.lines = nullptr;
+    trf_moe_set_experts(args, kKernel, product->experts, any);
     args.max_slots = product->max_slots;
     args.routes = product->routes;
     args.first_slots = product->first_slots;
     args.slot_routes = product->slot_routes;
     args.route_slots = product->route_slots;
-    args.shares_all = trf_moe_gathers_x(kKernel);
     args.x = product->x;
     args.x_stride = args.shape.cols;
     args.x_has_slots = product->x_has_slots;
