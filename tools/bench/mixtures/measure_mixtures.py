@@ -196,8 +196,10 @@ def compile_vllm(run: Run) -> None:
                 # Triton compiles anew for a number that is a multiple of 16, and vLLM takes another way for few.
                 key = mixture, tuple(config.items()), tokens * mixture.routed % 16 == 0, tokens <= 4
                 units.setdefault(key, (mixture, tokens, config))
-    processes = max(1, min(8, (os.cpu_count() or 2) // 2))
-    compile_ahead(run.vllm, list(units.values()), processes, min(run.until, time.monotonic() + run.search_seconds + 30))
+    begin = time.monotonic()
+    processes = max(1, min(12, (os.cpu_count() or 2) - 2))  # each has a mixture's weights on the GPU
+    compile_ahead(run.vllm, list(units.values()), processes, min(run.until, begin + run.search_seconds + 30))
+    print(f"compiled {len(units)} configurations of vLLM in {time.monotonic() - begin:.0f} s", flush=True)
 
 
 def has_time(run: Run, mixture: Mixture, cases: list[tuple[str, int]]) -> bool:
@@ -213,7 +215,6 @@ def measure_mixture(run: Run, mixture: Mixture) -> None:
     cases = [(routes, tokens) for routes in run.options.routes for tokens in run.options.tokens]
     if not has_time(run, mixture, cases):
         return
-    torch.compiler.reset()  # so that kernels compiled for other sizes do not count for the limit of their number
     experts = draw_experts(mixture, run.device)
     try:
         packed = make_packed(experts)

@@ -115,15 +115,17 @@ def compile_ahead(vllm: Vllm, units: list[tuple[Mixture, int, Config]], processe
 
 
 def _compile_units(vllm: Vllm, units: list[tuple[Mixture, int, Config]], until: float) -> None:
+    like = {"dtype": torch.bfloat16, "device": "cuda"}
+    experts: Experts | None = None
     for mixture, tokens, config in units:
         if time.monotonic() > until:
             return
-        like = {"dtype": torch.bfloat16, "device": "cuda"}
-        experts = Experts(
-            mixture,
-            torch.empty(mixture.experts, 2 * mixture.inner, mixture.hidden, **like),
-            torch.empty(mixture.experts, mixture.hidden, mixture.inner, **like),
-        )
+        if experts is None or experts.mixture != mixture:
+            experts = None
+            torch.cuda.empty_cache()
+            gate_up = torch.empty(mixture.experts, 2 * mixture.inner, mixture.hidden, **like)
+            experts = Experts(mixture, gate_up, torch.empty(mixture.experts, mixture.hidden, mixture.inner, **like))
+            del gate_up
         ids = torch.arange(mixture.routed, dtype=torch.int32, device="cuda").repeat(tokens, 1)
         weights = torch.ones(tokens, mixture.routed, device="cuda")
         with contextlib.suppress(Exception):  # tiles that do not fit are found again where they are timed

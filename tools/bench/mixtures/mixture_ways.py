@@ -88,6 +88,9 @@ def _sum_experts_in_f32(slots: Tensor, place: Tensor, weights: Tensor) -> Tensor
 @functools.cache
 def _compiled() -> tuple[Callable, Callable, Callable]:
     """What stands around the products, compiled: each becomes one kernel, which makes no rows of F32 in memory."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 64  # one for each kind of sizes: a single token, even rows ...
     functions = (_gather, _activate, _sum_experts_in_f32)
     return tuple(torch.compile(function, dynamic=True, fullgraph=True) for function in functions)
 
