@@ -194,7 +194,7 @@ def test_a_card_that_lacks_a_batch_of_the_first_table_is_named(copy: Path) -> No
 
 def test_data_are_small_and_have_medians_within_their_quartiles() -> None:
     files = list(DATA.iterdir())
-    assert sum(file.stat().st_size for file in files) < 260_000  # of two cards
+    assert sum(file.stat().st_size for file in files) < 280_000  # of two cards
     lines = 0
     for file in files:
         if file.suffix != ".csv":

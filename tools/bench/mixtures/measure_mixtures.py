@@ -56,7 +56,7 @@ class Run:
         self.failed = 0
         self.vllm: Vllm | None = None
         self.rates: Rates
-        self.bench = {"device": "cuda", "gpu": "CPU", "commit": os.environ.get("TRF_COMMIT", ""), "figures": []}
+        self.bench = {"gpu": "CPU", "commit": os.environ.get("TRF_COMMIT", ""), "figures": []}
 
     def leave_out(self, name: str, why: object) -> None:
         """Says once that a way is left out."""
