@@ -104,6 +104,36 @@ def test_a_wrong_y_and_a_way_that_breaks_are_failures(capsys: pytest.CaptureFixt
     assert "unweighted: y has an error of" in said and "broken: RuntimeError: out of order" in said
 
 
+class OtherEngine:
+    """In place of vLLM: a layer of torch's, which only tiles of 16 rows can compute."""
+
+    def __init__(self, configs: dict) -> None:
+        self._configs = configs
+
+    def configs(self, mixture: Mixture, tokens: int) -> dict:
+        return dict(self._configs)
+
+    def layer(self, experts: mixture_ways.Experts, config: dict) -> mixture_ways.Layer:
+        if config["BLOCK_SIZE_M"] != 16 or config["BLOCK_SIZE_N"] != 64:
+            raise RuntimeError("out of shared memory")
+        return mixture_ways.make_grouped(experts, compiled=False)
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+def test_what_has_no_table_is_searched(has_table: bool) -> None:
+    run = measure_mixtures.Run(Namespace(device="cpu", seconds=1e9, search_seconds=60))
+    case = measure_mixtures.Case(run, mixture_ways.draw_experts(SMALL, run.device), 4, "uniform")
+    fits = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64}
+    run.vllm = OtherEngine({"default": fits, "table": fits} if has_table else {"default": fits})
+    timers: dict = {}
+    measure_mixtures.add_vllm(case, timers, 60)
+    assert list(timers) == ["vllm, default", "vllm, table" if has_table else "vllm, searched"]
+    assert (run.search_seconds == 60) == has_table and run.failed == 0
+    if not has_table:
+        assert measure_mixtures.find_config(case, 60).items() >= fits.items()
+        assert measure_mixtures.find_config(case, -1) is None
+
+
 def test_the_script_writes_rows_and_says_what_is_missing(tmp_path: Path) -> None:
     out = tmp_path / "mixtures.csv"
     command = [sys.executable, "-B", str(FOLDER / "measure_mixtures.py"), "--device", "cpu", "--no-compile"]
