@@ -23,8 +23,8 @@
  *
  * A lane keeps one word of the exception line, and a ballot says which records are the row's. Mostly there are none.
  *
- * Shared memory: none. Registers: 32 where rows consist of whole octets of BF16. Memory is the limit from some thousand
- * rows on; before, latency is. */
+ * Shared memory: none. Registers: 32 where rows consist of whole octets of BF16. A warp issues some 300 instructions,
+ * so that memory should be the limit from some thousand rows on, and the latency of the two loads before. */
 #ifndef TRF_UNPACK_ROWS_CUH
 #define TRF_UNPACK_ROWS_CUH
 
