@@ -26,6 +26,8 @@ from transfuse.torch._ops import (
     linear,
     linear_by_key,
     linear_group,
+    moe,
+    moe_by_key,
     set_exact,
 )
 from transfuse.torch._registry import (
@@ -74,6 +76,8 @@ __all__ = [
     "linear_group",
     "load_layer",
     "make_container",
+    "moe",
+    "moe_by_key",
     "open_checkpoint",
     "pack",
     "repack",
