@@ -30,6 +30,7 @@ from transfuse.torch._ops import (
     moe_by_key,
     set_exact,
 )
+from transfuse.torch._packed_experts import pack_experts
 from transfuse.torch._registry import (
     adopt,
     check_experts_dtype,
@@ -80,6 +81,7 @@ __all__ = [
     "moe_by_key",
     "open_checkpoint",
     "pack",
+    "pack_experts",
     "repack",
     "set_exact",
     "set_experts_decode_threshold",
