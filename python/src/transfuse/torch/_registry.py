@@ -24,7 +24,7 @@ from transfuse._errors import Status, TransfuseError, make_error
 from transfuse._library import library
 from transfuse._options import LAYOUTS, layout_name
 from transfuse._results import LayerInfo, make_layer_info
-from transfuse.torch._containers import is_container, read_head, read_order
+from transfuse.torch._containers import ROWS_AS_GIVEN, is_container, read_head, read_order
 from transfuse.torch._ops_library import CPU, call, ops_library
 
 _DIRECTORY_ALIGNMENT = 256
@@ -340,7 +340,7 @@ def _make_layer(
     return fit_memory(made)
 
 
-def make_experts(container: torch.Tensor, offsets: list[int], order: int, what: str = "") -> None:
+def make_experts(container: torch.Tensor, offsets: list[int], order: int = ROWS_AS_GIVEN, what: str = "") -> None:
     """Makes experts of the known layers of a container, whose rows lie in this order."""
     _combine("trf_torch_make_experts", container, offsets, order, what=what)
 
