@@ -93,6 +93,8 @@ bool is_current(const layer &of, uint64_t buffer_bytes, const registry &in) {
 bool is_current(const experts &of, uint64_t container_bytes, const registry &in) {
     if (container_bytes != kAnyBytes && of.container_bytes != container_bytes)
         return false;
+    if (of.layers[0]->device != TRF_DEVICE_CPU) // all of them were made by one process
+        return is_usable(of.layers[0]->device, of.layers[0]->fork_generation, in);
     for (const auto &one : of.layers)
         if (!is_current(*one, one->buffer_bytes, in))
             return false;

@@ -5,10 +5,10 @@ Usage: measure_model.py MODEL FOLDER --rows a,b,... [--out FILE] [--scale tiny] 
 
 Each row writes lines of JSON, with what it measured as `value` and, where there is a bound, `must` and `pass`: a
 weights that differ after loading; b logits in exact mode; c memory; d load time (needs --plain, the source); e decoding
-of a dense model; f prefill; g decoding and prefill of a model with experts; m the same of packed experts; h decoding of a model that BF16 has no room
-for; i the host's time for a call; j LoRA's gradients; k load-free cycles; q decoding of eager steps in a CUDA graph,
-for a first look. A row that fails writes a line with its traceback, and the next row follows; a row that has ended
-writes `done`.
+of a dense model; f prefill; g decoding and prefill of a model with experts; h decoding of a model that BF16 has no room
+for; i the host's time for a call; j LoRA's gradients; k load-free cycles; m decoding and prefill of a model with packed
+experts; q decoding of eager steps in a CUDA graph, for a first look. A row that fails writes a line with its traceback,
+and the next row follows; a row that has ended writes `done`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def main() -> int:
     parser.add_argument("--plain", type=Path, help="the uncompressed checkpoint, for row d")
     parser.add_argument("--layout", choices=("coded", "packed", "plain"), default="coded", help="of the loaded layers")
     parser.add_argument("--in-memory", action="store_true", help="compress the model on the device; FOLDER is a name")
-    parser.add_argument("--experts", type=make_words, default=["batched_mm"], help="row m: how BF16 has its experts run")
+    parser.add_argument(
+        "--experts", type=make_words, default=["batched_mm"], help="row m: how BF16 has its experts run"
+    )
     parser.add_argument("--compile-prefill", action="store_true", help="prefill by torch.compile, and not eager")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rounds-of-loading", type=int, default=3)

@@ -80,12 +80,13 @@ def find_packing_reason(module: nn.Module, sorted_parts: dict[str, list[Part]]) 
 
     What depends on the device and on the weights shows only when they are loaded.
     """
-    reason = find_packing_obstacle(module, torch.device("meta"))
-    reason = reason or find_shape_obstacle(module.gate_up_proj.shape)
+    nowhere = torch.device("meta")
+    reason = find_packing_obstacle(module, nowhere)
+    reason = reason or find_shape_obstacle(module.get_parameter("gate_up_proj").shape, nowhere)
     tensors = [part.tensor for parts in sorted_parts.values() for part in parts]
-    codecs = {(tensor.codec, tensor.dtype) for tensor in tensors}
-    if not reason and codecs != {("bf16", "BF16")}:
-        reason = f"packed layers are of codec bf16 and of BF16, and not of {' and '.join(sorted(codecs.pop()))}"
+    other = next((tensor for tensor in tensors if (tensor.codec, tensor.dtype) != ("bf16", "BF16")), None)
+    if not reason and other is not None:
+        reason = f"packed layers are of codec bf16 and of BF16, and not of {other.codec} and {other.dtype}"
     return reason or ""
 
 

@@ -196,7 +196,9 @@ def get_tensor(model: nn.Module, name: str) -> Tensor:
 def put_modules(model: nn.Module, plan: LoadPlan) -> None:
     """Puts our modules, still without blobs, in the place of others, under all names that these have."""
     for experts in plan.experts:
-        replaced = replace_experts(model.get_submodule(experts.path), **make_placeholders(experts.blobs, experts.layout))
+        replaced = replace_experts(
+            model.get_submodule(experts.path), **make_placeholders(experts.blobs, experts.layout)
+        )
         replaced._is_hf_initialized = True  # type: ignore[assignment]
     names = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):

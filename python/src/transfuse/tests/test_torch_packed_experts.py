@@ -17,6 +17,8 @@ pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 import transfuse
 import transfuse.torch as tt
@@ -30,8 +32,11 @@ from transfuse.torch._experts import TransfuseExperts, encode_experts, replace_e
 HAS_KERNELS = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_KERNELS, reason="no GPU of 9.0"))]
 EXPERTS, INNER, HIDDEN, TOKENS, K = 6, 96, 128, 13, 2
-# Of modules: padding makes packed experts no smaller than the weights if sizes are not about whole tiles.
-SIZES = {"hidden": 128, "inner": 96}
+# mypy takes the operands that a tuple has for options, too.
+moe: Any = tt.moe
+moe_by_key: Any = tt.moe_by_key
+# The sizes of modules: packed experts are no smaller than the weights unless sizes are about whole tiles.
+SIZES: dict[str, Any] = {"hidden": 128, "inner": 96}
 
 
 class Mixture:
@@ -48,11 +53,11 @@ class Mixture:
         self.weights = torch.rand(tokens, K, generator=generator).to(device)
         self.x = normal(tokens, HIDDEN, seed=4, scale=1.0).to(device)
 
-    def operands(self) -> tuple[Tensor, ...]:
+    def operands(self) -> tuple[Any, ...]:
         return self.x, self.ids, self.weights, self.packed_gate_up, self.packed_down
 
     def run(self) -> Tensor:
-        return tt.moe(*self.operands())
+        return moe(*self.operands())
 
     def want(
         self, gate: Callable[[Tensor], Tensor] = F.silu, biases: tuple[Tensor, Tensor] | None = None, first_id: int = 0
@@ -74,55 +79,57 @@ class Mixture:
 @pytest.mark.parametrize("tokens", [0, 1, 13, 150])
 def test_mixtures(device: str, tokens: int) -> None:
     mixture = Mixture(device, tokens)
-    y = tt.moe(*mixture.operands())
+    y = moe(*mixture.operands())
     assert y.dtype == torch.bfloat16 and y.shape == (tokens, HIDDEN)
     if tokens:
         assert cases.error_of(y, mixture.want()) < 0.004
     x, ids, weights, *containers = mixture.operands()
     keys = [tt.layer_key(container) for container in containers]
-    assert same_bits(tt.moe_by_key(x, ids.int(), weights, *keys), y)
+    assert same_bits(moe_by_key(x, ids.int(), weights, *keys), y)
     spread = x.repeat_interleave(2, dim=1)[:, ::2]
     assert tokens == 0 or not spread.is_contiguous()
-    assert same_bits(tt.moe(spread, ids, weights, *containers), y)
+    assert same_bits(moe(spread, ids, weights, *containers), y)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_activations_biases_and_maps(device: str) -> None:
     mixture = Mixture(device)
-    y = tt.moe(*mixture.operands(), activation="gelu_tanh")
+    y = moe(*mixture.operands(), activation="gelu_tanh")
     assert cases.error_of(y, mixture.want(lambda gate: F.gelu(gate, approximate="tanh"))) < 0.004
     first, second = normal(EXPERTS, 2 * INNER, scale=0.3).to(device), normal(EXPERTS, HIDDEN, scale=0.3).to(device)
     turns = first.view(EXPERTS, 2, INNER // 8, 8).transpose(1, 2).reshape(EXPERTS, -1)
-    y = tt.moe(*mixture.operands(), gate_up_bias=turns, down_bias=second)
+    y = moe(*mixture.operands(), gate_up_bias=turns, down_bias=second)
     assert cases.error_of(y, mixture.want(biases=(first, second))) < 0.004
     # Here are the experts 1 to 6 of 9, and token 0 goes to two that are elsewhere.
     mixture.ids += 1
     mixture.ids[0] = torch.tensor([0, 8])
     here = torch.tensor([-1, 0, 1, 2, 3, 4, 5, -1, -1], dtype=torch.int32, device=device)
-    y = tt.moe(*mixture.operands(), expert_map=here, num_ids=9)
+    y = moe(*mixture.operands(), expert_map=here, num_ids=9)
     assert cases.error_of(y, mixture.want(first_id=1)) < 0.004 and not y[0].any()
     mixture.ids[:] = 77  # adds nothing
-    assert not tt.moe(*mixture.operands()).any()
+    assert not moe(*mixture.operands()).any()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_graphs(device: str) -> None:
     mixture = Mixture(device)
-    operands = (*mixture.operands(), None, None, None, "silu", 0)
+    operands: tuple[Any, ...] = (*mixture.operands(), None, None, None, "silu", 0)
     torch.library.opcheck(torch.ops.transfuse.moe.default, operands)
     keys = [tt.layer_key(container) for container in operands[3:5]]  # opcheck runs ops on copies, which are no keys
-    for run, containers in ((tt.moe, operands[3:5]), (tt.moe_by_key, keys)):
-        compiled = torch.compile(lambda *given, run=run: run(*given) + 1, fullgraph=True, backend="aot_eager", dynamic=True)
+    for run, containers in ((moe, operands[3:5]), (moe_by_key, keys)):
+        compiled = torch.compile(
+            lambda *given, run=run: run(*given) + 1, fullgraph=True, backend="aot_eager", dynamic=True
+        )
         for tokens in (13, 5):
             x, ids, weights = (each[:tokens] for each in operands[:3])
             assert same_bits(compiled(x, ids, weights, *containers), run(x, ids, weights, *containers) + 1)
     if device == "cuda":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            y = tt.moe(*mixture.operands())
+            y = moe(*mixture.operands())
         mixture.ids.copy_((mixture.ids + 1) % EXPERTS)
         graph.replay()
-        assert same_bits(y, tt.moe(*mixture.operands()))
+        assert same_bits(y, moe(*mixture.operands()))
 
 
 def test_what_mixtures_refuse() -> None:
@@ -147,37 +154,37 @@ def test_what_mixtures_refuse() -> None:
     ]
     for operands, options, words in wrong:
         with pytest.raises(RuntimeError, match=words):
-            tt.moe(*operands, **options)
+            moe(*operands, **options)
     offsets = torch.zeros(EXPERTS + 1, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="rows of gate and up are interleaved in this container"):
         tt.experts(x, offsets, gate_up, 2 * INNER)
     keys = tt.layer_key(gate_up), tt.layer_key(down)
     with pytest.raises(RuntimeError, match="neither gradients nor an exact mode"):
-        tt.moe(x.clone().requires_grad_(), ids, weights, gate_up, down)
+        moe(x.clone().requires_grad_(), ids, weights, gate_up, down)
     with pytest.raises(RuntimeError, match="no gradients"):
-        tt.moe_by_key(x, ids, weights.clone().requires_grad_(), *keys)
+        moe_by_key(x, ids, weights.clone().requires_grad_(), *keys)
     with exact():
         with pytest.raises(RuntimeError, match="neither gradients nor an exact mode"):
-            tt.moe(x, ids, weights, gate_up, down)
+            moe(x, ids, weights, gate_up, down)
         with pytest.raises(RuntimeError, match="mixtures have no exact mode"):
-            tt.moe_by_key(x, ids, weights, *keys)
+            moe_by_key(x, ids, weights, *keys)
     with pytest.raises(RuntimeError, match="key is of no experts that are known"):
-        tt.moe_by_key(x, ids, weights, keys[0].clone(), keys[1])
+        moe_by_key(x, ids, weights, keys[0].clone(), keys[1])
     tt.forget(down)
     with pytest.raises(RuntimeError, match="key is of no experts that are known"):
-        tt.moe_by_key(x, ids, weights, *keys)
-    assert same_bits(tt.moe(x, ids, weights, gate_up, down), Mixture("cpu").run())  # adopted again
+        moe_by_key(x, ids, weights, *keys)
+    assert same_bits(moe(x, ids, weights, gate_up, down), Mixture("cpu").run())  # adopted again
 
 
 def test_other_experts_at_the_same_place() -> None:
     """A mixture is made anew once its experts are others."""
     mixture, other = Mixture("cpu"), Mixture("cpu")
-    before = tt.moe(*mixture.operands())
+    before = moe(*mixture.operands())
     other.down = mixture.down.neg()
     packed = tt.pack_experts(other.down, interleave=False)
     tt.forget(mixture.packed_down)
     mixture.packed_down.copy_(packed)
-    assert same_bits(tt.moe(*mixture.operands()), -before)
+    assert same_bits(moe(*mixture.operands()), -before)
 
 
 # ---- containers ----
@@ -191,7 +198,8 @@ def test_containers(device: str, rows: int, cols: int) -> None:
     halves = [tt.make_container([tt.encode(e) for e in half]).to(device) for half in dense.chunk(2, dim=1)]
     for interleave in (False, True):
         packed = tt.pack_experts(dense, interleave=interleave)
-        assert packed.device == dense.device and {tt.layer_layout(b) for b in tt.container_buffers(packed)} == {"packed"}
+        assert packed.device == dense.device
+        assert {tt.layer_layout(buffer) for buffer in tt.container_buffers(packed)} == {"packed"}
         assert packed.numel() <= 256 + 3 * packed_bytes(rows, cols) + 512
         assert same_bits(tt.decode_experts(packed, 3, rows, cols, torch.bfloat16), dense)
         both = torch.full((3, 2 * rows, cols), 7.0, dtype=torch.bfloat16, device=device)
@@ -241,7 +249,7 @@ def test_what_packing_refuses() -> None:
 # ---- modules ----
 
 
-def make_packed(device: str = "cpu", kind: type[Any] = cases.MixtralExperts, implementation: str = "eager") -> Any:
+def make_packed(device: str = "cpu", kind: type[Any] = MixtralExperts, implementation: str = "eager") -> Any:
     module = cases.make_experts(implementation, kind, **SIZES).to(device)
     report = compress_model(nn.ModuleDict({"experts": module}), layout="packed")
     assert {name: found.layout for name, found in report.compressed.items()} == {
@@ -257,7 +265,7 @@ def make_routes(tokens: int, device: str = "cpu", **options: Any) -> tuple[Tenso
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", [cases.MixtralExperts, cases.Qwen3MoeExperts])
+@pytest.mark.parametrize("kind", [MixtralExperts, Qwen3MoeExperts])
 def test_modules(device: str, kind: type[Any]) -> None:
     dense, module = cases.make_experts("eager", kind, **SIZES).to(device), make_packed(device, kind)
     precise = copy.deepcopy(dense).double()
@@ -361,7 +369,11 @@ def test_packed_containers_are_put_in() -> None:
     module = cases.make_experts(**SIZES)
     down = tt.pack_experts(dense.down_proj, interleave=False)
     for containers, error, words in (
-        ({"gate_up": tt.pack_experts(dense.gate_up_proj, interleave=False)}, ValueError, "rows of gate_up_proj are int"),
+        (
+            {"gate_up": tt.pack_experts(dense.gate_up_proj, interleave=False)},
+            ValueError,
+            "rows of gate_up_proj are int",
+        ),
         ({"gate": coded["gate"], "up": coded["up"]}, transfuse.UnsupportedError, "lie packed, and not coded"),
     ):
         with pytest.raises(error, match=words):

@@ -74,7 +74,9 @@ def read_head(container: torch.Tensor) -> tuple[list[int], list[int]]:
     if count < 1 or end > total:
         raise make_error(Status.TRF_ERR_HEADER, f"a container of {total} bytes cannot have {count} experts", 8)
     if order not in (ROWS_AS_GIVEN, ROWS_INTERLEAVED):
-        raise make_error(Status.TRF_ERR_HEADER, f"a container whose rows lie in an order that is not known, {order}", 12)
+        raise make_error(
+            Status.TRF_ERR_HEADER, f"a container whose rows lie in an order that is not known, {order}", 12
+        )
     numbers = struct.unpack(f"<{2 * count}Q", bytes(container[_HEAD.size : end].tolist()))
     offsets, sizes = list(numbers[:count]), list(numbers[count:])
     for index, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):

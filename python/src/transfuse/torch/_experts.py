@@ -9,10 +9,13 @@ container is one uint8 tensor that holds the blobs of all experts (`transfuse.to
     gate_up_proj, down_proj             where they are one tensor, [experts][2 x intermediate][hidden]
     up_proj, down_proj                  where the experts have no gate
 
-So a state dict has the containers under these names. Packed experts have gate and up in one container, gate_up_proj,
-with rows in turns; a state dict, a pickle and a saved model have them coded, as they were or would have been. The module's class becomes one that derives from the model's own.
-Packed experts go through `transfuse.torch.moe`, however many tokens there are, but in exact mode, with gradients and x
-of another dtype than BF16. For each call of coded ones it chooses between two ways:
+So a state dict has the containers under these names. The module's class becomes one that derives from the model's own.
+
+Packed experts have gate and up in one container, gate_up_proj, with rows in turns; a state dict, a pickle and a saved
+model have them coded, as they were or would have been. They go through `transfuse.torch.moe`, however many tokens there
+are, but in exact mode, with gradients, and for x of another dtype than BF16.
+
+For each call of coded experts the module chooses between two ways:
 
 * If there are few tokens, they are sorted by expert on the device, and multiplied by the compressed experts. Nothing
   waits for the device, so the call can be captured in a CUDA graph.
@@ -222,7 +225,7 @@ def pack_dense_experts(module: nn.Module) -> dict[str, Tensor]:
     first, down = (module._parameters[name] for name in get_expert_names(module))
     assert first is not None and down is not None
     reason = _packed_experts.find_packing_obstacle(module, down.device)
-    reason = reason or _packed_experts.find_shape_obstacle(first.shape)
+    reason = reason or _packed_experts.find_shape_obstacle(first.shape, down.device)
     if reason is None and {first.dtype, down.dtype} != {torch.bfloat16}:
         reason = f"packed layers are of BF16, and not of {first.dtype}"
     if reason:
@@ -539,7 +542,7 @@ class TransfuseExperts(BufferModule):
 
     def _find_packing_obstacle(self, device: torch.device) -> str | None:
         reason = _packed_experts.find_packing_obstacle(self, device)
-        return reason or _packed_experts.find_shape_obstacle(self.dense_shapes()["gate_up_proj"])
+        return reason or _packed_experts.find_shape_obstacle(self.dense_shapes()["gate_up_proj"], device)
 
     def _coded_shapes(self) -> dict[str, tuple[int, int, int]]:
         """Returns the shapes of the containers that the module has if it lies coded."""

@@ -124,7 +124,9 @@ def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tenso
 
 def is_default_form(options: dict[str, Any]) -> bool:
     """Returns whether BF16 weights that are encoded with these options become what they become by default."""
-    return all(name in _FORMLESS_OPTIONS or value in _DEFAULT_FORM.get(name, (None,)) for name, value in options.items())
+    return all(
+        name in _FORMLESS_OPTIONS or value in _DEFAULT_FORM.get(name, (None,)) for name, value in options.items()
+    )
 
 
 def encode_again(buffer: Tensor) -> Tensor:

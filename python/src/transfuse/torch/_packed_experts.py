@@ -137,14 +137,14 @@ def find_packing_obstacle(module: nn.Module, device: torch.device) -> str | None
         return f"packed experts have the activations silu and gelu_tanh, and not {type(module.act_fn).__name__}"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) != _CAPABILITY:
         return "packed experts need a GPU of compute capability 9.0"
-    if device.type == "cuda" and int(module.num_experts) > _MOST_EXPERTS:
-        return f"there are {module.num_experts} experts, and a GPU takes {_MOST_EXPERTS} packed ones"
     return None
 
 
-def find_shape_obstacle(shape: Sequence[int]) -> str | None:
+def find_shape_obstacle(shape: Sequence[int], device: torch.device) -> str | None:
     """Returns why gate and up of [experts][2 x intermediate][hidden] cannot be multiplied by packed, or None."""
     inner, hidden = shape[1] // 2, shape[2]
+    if device.type == "cuda" and shape[0] > _MOST_EXPERTS:
+        return f"there are {shape[0]} experts, and a GPU takes {_MOST_EXPERTS} packed ones"
     if inner % _SIDE or hidden % _SIDE:
         return f"sizes of packed experts are multiples of {_SIDE}, and not {inner} and {hidden}"
     return None
