@@ -312,6 +312,18 @@ def test_compiles_as_one_graph(device: str, tokens: int) -> None:
             assert same_bits(compiled(*routes), dense(*routes))
 
 
+@pytest.mark.skipif(not HAS_KERNELS, reason="no GPU of 9.0")
+@pytest.mark.parametrize("tokens", [1, 16, 300])
+def test_modules_in_cuda_graphs(tokens: int) -> None:
+    module, routes = make_packed("cuda"), make_routes(tokens, "cuda")
+    compiled = torch.compile(module, mode="reduce-overhead", fullgraph=True)
+    with torch.no_grad():
+        for _ in range(4):  # the graph is captured at the second or third call
+            torch.compiler.cudagraph_mark_step_begin()
+            found = compiled(*routes).clone()
+            assert same_bits(found, module(*routes))
+
+
 def test_layouts_and_state_dicts() -> None:
     packed, coded = make_packed(), cases.compress(cases.make_experts(**SIZES))
     routes, state = make_routes(6), coded.state_dict()
