@@ -1,50 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Unpacks a packed layer in device memory to dense rows: whole lines of it, and single rows by number. These are the
- * bodies of the kernels, which also run on the CPU in emulated warps. They stay inside the view whatever it holds.
+/* Unpacks a packed layer in device memory to dense rows. This is the body of the kernel, which also runs on the CPU in
+ * emulated warps. It stays inside the view whatever that holds. trf_unpack_rows.cuh looks up single rows.
  *
- * trf_unpack_lines: a block takes an exception line, which is 64 rows and 1,024 columns. Each of its 16 warps takes two
- * neighbouring packed tiles, of four packed slabs each. A lane forms its 16 weights of a packed slab, takes them to
- * their own scale, and exchanges words with its quartet until it has an octet (trf_pack_lane.h) of each of two rows,
- * which it stores.
+ * A block takes an exception line, which is 64 rows and 1,024 columns. Each of its 16 warps takes two neighbouring
+ * packed tiles, of four packed slabs each. A lane forms its 16 weights of a packed slab, takes them to their own scale,
+ * and exchanges words with its quartet until it has an octet (trf_pack_lane.h) of each of two rows, which it stores.
  *
- * trf_unpack_rows_by_id: a warp takes eight packed tiles of a row, with four lanes for each: lanes 4r to 4r + 3 of the
- * packed slab that the row is in. Their raw words are 64 contiguous bytes, half of which are the row's.
- *
- * In both, a lane keeps one word of the exception line, and a ballot says which records a packed slab has. Mostly there
- * are none; otherwise shuffles pass the records around, in their order.
+ * A lane keeps one word of the exception line, and a ballot says which records a packed slab has. Mostly there are
+ * none; otherwise shuffles pass the records around, in their order.
  *
  * Shared memory: none. Registers: 55, none spilled, for two blocks a multiprocessor.
  *
  * Memory is the limit: for each weight 1.5 bytes are read and two are written. 28672x8192 take 0.22 ms on an H200 and
- * 0.29 on an H100. For single rows latency is the limit: of an id, then of a line's word and a lane's words, which are
- * loaded at the same time, then of a store. */
+ * 0.29 on an H100. */
 #ifndef TRF_UNPACK_LINE_CUH
 #define TRF_UNPACK_LINE_CUH
 
 #include "trf_pack_lane.h"
 #include "trf_pack_launch.h"
-#include "trf_row_reader.h"
 #include "trf_warp.cuh"
 
 static constexpr uint32_t kUnpackWarps = 16, kUnpackThreads = kUnpackWarps * TRF_LANES;
 static constexpr uint32_t kUnpackTilesEach = TRF_PACKED_LINE_TILES / kUnpackWarps; /* tiles of a warp */
-static constexpr uint32_t kByIdWarps = 4, kByIdThreads = kByIdWarps * TRF_LANES;
-static constexpr uint32_t kByIdTiles = TRF_LANES / TRF_OCTETS; /* tiles of a warp */
-static constexpr uint32_t kNanHalves = 0x7FC07FC0u;
 static_assert(kUnpackTilesEach * kUnpackWarps == TRF_PACKED_LINE_TILES, "warps share a line's tiles");
-static_assert(TRF_PACKED_LINE_TILES % kByIdTiles == 0, "a warp's tiles are of one line");
 
 struct trf_unpack_args {
     trf_packed_view view;
     trf_dense_rows dense;           /* what is written */
     uint64_t first_line, num_lines; /* the lines of the bands that the rows are in */
-};
-
-struct trf_unpack_rows_args {
-    trf_packed_view view;
-    const void *ids;
-    uint32_t id_bytes, count;
-    trf_dense_rows dense; /* row i is the one that id number i asks for */
 };
 
 static inline trf_dense_rows trf_dense_target(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows,
@@ -59,11 +42,6 @@ static inline trf_unpack_args trf_unpack_args_of(const trf_packed_view *view, ui
     const uint64_t end = (first_row + num_rows - 1) / TRF_PACKED_TILE_ROWS + 1;
     return {*view, trf_dense_target(view, first_row, num_rows, target), band * view->lines_per_band,
             (end - band) * view->lines_per_band};
-}
-
-static inline trf_unpack_rows_args trf_unpack_rows_args_of(const trf_packed_view *view, const trf_packed_lookup *lookup,
-                                                           const trf_unpack_target *target) {
-    return {*view, lookup->ids, lookup->id_bytes, lookup->count, trf_dense_target(view, 0, lookup->count, target)};
 }
 
 /* An exception line as a warp that unpacks holds it, one word in each lane. */
@@ -223,57 +201,6 @@ template <bool kZeroing> static __device__ __forceinline__ void trf_unpack_lines
             (uint32_t)(number % view.lines_per_band) * TRF_PACKED_LINE_TILES + kUnpackTilesEach * warp;
         if (tile < view.tiles_per_band)
             trf_unpack_tiles<kZeroing>(args, band, tile, lane);
-    }
-}
-
-/* ---- single rows ---- */
-
-/* Unpacks a warp's part of a row that the layer has. tile: the lane's; it may be after the band's last one. target: the
- * row to be written. */
-template <bool kZeroing>
-static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_rows_args &args, uint32_t row,
-                                                           uint32_t tile, uint32_t lane, uint32_t target) {
-    const trf_packed_view &view = args.view;
-    const uint32_t band = row / TRF_PACKED_TILE_ROWS, slab = row / TRF_PACKED_SLAB_ROWS % TRF_PACKED_SLABS;
-    const uint32_t first_tile = __shfl_sync(kAllLanes, tile, 0), slab_lane = row % 8 * 4 + lane % 4;
-    const trf_line_to_unpack line = trf_find_line_to_unpack(view, band, first_tile, lane);
-    const bool is_there = tile < view.tiles_per_band;
-    const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
-    const uint32_t first_lane_record = trf_packed_record(first_tile, slab, 0, 0, 0, 0, 0);
-    const uint32_t matches =
-        __ballot_sync(kAllLanes, lane < line.records && (line.word ^ first_lane_record) >> 30 == 0 &&
-                                     trf_packed_record_slab(line.word) == slab);
-    const trf_halves_rescale own = trf_halves_rescale_of(trf_packed_row_exponent(&view, row)), rescale[2] = {own, own};
-    uint32_t a[TRF_PACKED_LANE_REGISTERS] = {};
-    if (is_there) {
-        const uint8_t *const from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile) +
-                                    TRF_PACKED_SLAB_BYTES * slab;
-        trf_read_packed_slab<kZeroing>(view, line, trf_load_unpack_words(from, slab_lane), tile, slab, slab_lane,
-                                       is_stored, rescale, a);
-    }
-    trf_warp_patch(a, line, matches, trf_packed_record(tile, slab, 0, slab_lane, 0, 0, 0), !is_stored, rescale);
-    trf_words4 rows[2];
-    trf_packed_slab_to_rows(a, rows);
-    trf_words4 octet = row / 8 % 2 ? rows[1] : rows[0];
-    trf_quartet_transpose(octet.word, lane);
-    trf_store_octet(&args.dense, target, TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4), octet);
-}
-
-template <bool kZeroing>
-static __device__ __forceinline__ void trf_unpack_rows_by_id(const trf_unpack_rows_args &args) {
-    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const uint32_t warps_per_row = (args.view.tiles_per_band + kByIdTiles - 1) / kByIdTiles;
-    const uint64_t work = (uint64_t)args.count * warps_per_row;
-    const trf_words4 nans = {{kNanHalves, kNanHalves, kNanHalves, kNanHalves}};
-    for (uint64_t w = (uint64_t)blockIdx.x * kByIdWarps + warp; w < work; w += (uint64_t)gridDim.x * kByIdWarps) {
-        const uint32_t index = (uint32_t)(w / warps_per_row);
-        const uint32_t tile = (uint32_t)(w % warps_per_row) * kByIdTiles + lane / TRF_OCTETS;
-        const int64_t id = trf_row_id(args.ids, args.id_bytes, index);
-        if (id >= 0 && id < args.view.rows)
-            trf_unpack_row_part<kZeroing>(args, (uint32_t)id, tile, lane, index);
-        else
-            trf_store_octet(&args.dense, index, TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % TRF_OCTETS),
-                            nans);
     }
 }
 

@@ -29,6 +29,9 @@
  * their own, and all blocks have passed the cluster's barrier long before. Example: 8192x8192 has 128 tiles of 64 rows,
  * one for each block; 4 multiprocessors idle.
  *
+ * Shapes with clusters also multiply by several layers in one launch (a group): the grid has the blocks of one product
+ * after those of the other. Each block finds its product's arguments, and all else is as in a launch of its own.
+ *
  * Shared memory: 3 or 4 stages of 26 to 57 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 168 a thread with
  * 8 warps, 96 with 16. Those with many sums have 232, which the producers' warpgroup gives away.
  * From 16 M weights on, memory is the limit: 28672x8192 by one row of x is read at 2.9 TB/s on an H100 and 4.1 on an
@@ -39,6 +42,7 @@
 #include "trf_divisor.h"
 #include "trf_packed_bulk_sizes.h"
 #include "trf_packed_handover.cuh"
+#include "trf_packed_partition.h"
 #include "trf_packed_product.cuh"
 #include "trf_tensor_map.cuh"
 
@@ -57,9 +61,39 @@ struct trf_packed_bulk_args {
     uint32_t is_bare; /* trf_packed_is_bare */
 };
 
+/* The arguments of a product with clusters or stream-K, but for x_map, handover and launch id. */
+static inline trf_packed_bulk_args trf_packed_bulk_args_of(const trf_packed_view *view, const trf_product *product,
+                                                           const trf_packed_partition *partition,
+                                                           const trf_operands *operands) {
+    trf_packed_bulk_args args = {};
+    args.view = *view;
+    args.m = product->m;
+    args.cluster_size = partition->cluster_size;
+    args.cluster_blocks = trf_divisor_of(partition->cluster_size);
+    args.tile_k_blocks = trf_divisor_of(partition->k_blocks);
+    args.share_quotient = partition->k_blocks / partition->cluster_size;
+    args.share_remainder = partition->k_blocks % partition->cluster_size;
+    args.stream_k = trf_stream_k_of(partition->tiles, partition->k_blocks, (uint32_t)partition->blocks);
+    args.epilogue = trf_epilogue_of(product, operands);
+    args.is_bare = trf_packed_is_bare(args.epilogue);
+    return args;
+}
+
+/* A product of a group: several layers in one launch, each with as many blocks as it has alone with clusters. All
+ * clusters have one size. Products have nothing else in common, neither x nor numbers of columns. */
+struct trf_packed_bulk_member : trf_packed_bulk_args {
+    uint32_t first_block; /* in the grid; a multiple of cluster_size */
+};
+struct trf_packed_bulk_group_args {
+    uint32_t count;
+    trf_packed_bulk_member members[TRF_PACKED_GROUP_MAX_LAYERS];
+};
+static_assert(sizeof(trf_packed_bulk_group_args) <= 4096, "CUDA 12.0 takes 4 KiB of arguments");
+
 #if TRF_HAS_SM_90A
 
-template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
+template <int kShape, uint32_t kXTiles_, bool kIsGroup_ = false> struct trf_packed_bulk_config {
+    static constexpr bool kIsGroup = kIsGroup_; /* whether the arguments are a trf_packed_bulk_member */
     static constexpr uint32_t kXTiles = kXTiles_, kSlabs = trf_packed_bulk_warp_slabs(kShape),
                               kRowWarps = trf_packed_bulk_row_warps(kShape),
                               kColWarps = trf_packed_bulk_col_warps(kShape), kWarps = kRowWarps * kColWarps,
@@ -90,18 +124,36 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
     static_assert(kXAt % 1024 == 0 && kXBytes % kXBoxBytes == 0, "boxes of x lie at multiples of 1024 bytes");
     static_assert(TRF_PACKED_LINE_TILES % kColWarps == 0, "a stage has one exception line a band");
     static_assert(kStages >= 2, "a pipeline");
+    static_assert(!kStreamK || !kIsGroup, "products of a group have clusters");
     static_assert(kStreamK || kWarps * kSlabs * kXTiles * TRF_ACC_TILE_BYTES <= kSumsAt,
                   "the sums of a cluster's block fit where its stages were");
 };
 
 /* ---- what a block works on ---- */
 
-/* The tile that a block of a cluster works on, and the block's number in the cluster. */
-static __device__ __forceinline__ uint32_t trf_packed_bulk_tile(const trf_packed_bulk_args &a) {
-    return trf_quotient(blockIdx.x, a.cluster_blocks);
+/* The product that the block has a part of. */
+static __device__ __forceinline__ const trf_packed_bulk_member &
+trf_packed_bulk_member_of(const trf_packed_bulk_group_args &group) {
+    uint32_t i = 0;
+    while (i + 1 < group.count && blockIdx.x >= group.members[i + 1].first_block)
+        i++;
+    return group.members[i];
 }
-static __device__ __forceinline__ uint32_t trf_packed_bulk_rank(const trf_packed_bulk_args &a) {
-    return trf_rest(blockIdx.x, trf_packed_bulk_tile(a), a.cluster_blocks);
+
+/* The block's number among those of its product. */
+template <class Config>
+static __device__ __forceinline__ uint32_t trf_packed_bulk_block_number(const trf_packed_bulk_args &a) {
+    if constexpr (Config::kIsGroup)
+        return blockIdx.x - static_cast<const trf_packed_bulk_member &>(a).first_block;
+    return blockIdx.x;
+}
+
+/* The tile that a block of a cluster works on, and the block's number in the cluster. */
+template <class Config> static __device__ __forceinline__ uint32_t trf_packed_bulk_tile(const trf_packed_bulk_args &a) {
+    return trf_quotient(trf_packed_bulk_block_number<Config>(a), a.cluster_blocks);
+}
+template <class Config> static __device__ __forceinline__ uint32_t trf_packed_bulk_rank(const trf_packed_bulk_args &a) {
+    return trf_rest(trf_packed_bulk_block_number<Config>(a), trf_packed_bulk_tile<Config>(a), a.cluster_blocks);
 }
 
 /* A range of k blocks, counted through all tiles. */
@@ -115,7 +167,8 @@ static __device__ __forceinline__ trf_packed_bulk_range trf_packed_bulk_range_of
         const uint32_t share = trf_packed_share_of_block(blockIdx.x);
         return {trf_stream_k_begin(&a.stream_k, share), trf_stream_k_begin(&a.stream_k, share + 1)};
     }
-    const uint32_t tile = trf_packed_bulk_tile(a), rank = trf_packed_bulk_rank(a), first = tile * a.stream_k.k_blocks;
+    const uint32_t tile = trf_packed_bulk_tile<Config>(a), rank = trf_packed_bulk_rank<Config>(a),
+                   first = tile * a.stream_k.k_blocks;
     return {first + trf_share_begin(a.share_quotient, a.share_remainder, rank),
             first + trf_share_begin(a.share_quotient, a.share_remainder, rank + 1)};
 }
@@ -506,7 +559,8 @@ static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bul
                         make_float4(v[0], v[1], v[2], v[3]));
         }
     trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER_ID, Config::kWarps);
-    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = trf_packed_bulk_rank(args),
+    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp,
+                   rank = trf_packed_bulk_rank<Config>(args),
                    from_rank = rank * trf_packed_bulk_acc_tiles_of<Config>(args, 0);
     /* The warp arrived when it started; after the wait the other blocks' barriers are set up. */
     if (args.cluster_size > 1)
@@ -519,7 +573,8 @@ static __device__ __forceinline__ void trf_packed_bulk_send(const trf_packed_bul
         for (uint32_t c = 1; c < Config::kColWarps; c++)
             v = trf_add4(v, trf_lds128f_of_others(lane_at + (c * Config::kAccTiles + acc_tile) * TRF_ACC_TILE_BYTES));
         if (args.cluster_size == 1)
-            trf_packed_bulk_write_acc_tile<Config>(args, blockIdx.x, acc_tile, warp.lane, v);
+            trf_packed_bulk_write_acc_tile<Config>(args, trf_packed_bulk_block_number<Config>(args), acc_tile,
+                                                   warp.lane, v);
         else
             trf_st_async128f(lane_at + Config::kSumsAt + (from_rank + k) * TRF_ACC_TILE_BYTES,
                              shared + Config::kSumBarrierAt, trf_rest(acc_tile, k, args.cluster_blocks), v);
@@ -531,7 +586,8 @@ template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_add_blocks(const trf_packed_bulk_args &args,
                                                                   const trf_packed_bulk_warp<Config> &warp,
                                                                   uint32_t shared) {
-    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = trf_packed_bulk_rank(args),
+    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp,
+                   rank = trf_packed_bulk_rank<Config>(args),
                    acc_tiles = trf_packed_bulk_acc_tiles_of<Config>(args, rank),
                    block_bytes = trf_packed_bulk_acc_tiles_of<Config>(args, 0) * TRF_ACC_TILE_BYTES;
     __syncwarp(); /* the warp's own lanes must have sent theirs, too */
@@ -543,7 +599,7 @@ static __device__ __forceinline__ void trf_packed_bulk_add_blocks(const trf_pack
 #pragma unroll 3
         for (uint32_t r = 1; r < args.cluster_size; r++)
             v = trf_add4(v, trf_lds128f_of_others(at + r * block_bytes));
-        trf_packed_bulk_write_acc_tile<Config>(args, trf_packed_bulk_tile(args), rank + k * args.cluster_size,
+        trf_packed_bulk_write_acc_tile<Config>(args, trf_packed_bulk_tile<Config>(args), rank + k * args.cluster_size,
                                                warp.lane, v);
     }
 }
@@ -577,9 +633,9 @@ static __device__ __forceinline__ void trf_packed_bulk_set_up(const trf_packed_b
         const uint32_t barrier = shared + Config::kSumBarrierAt;
         trf_mbarrier_init(barrier, 1);
         trf_mbarrier_publish();
-        trf_mbarrier_arrive_expect_tx(barrier,
-                                      args.cluster_size * TRF_ACC_TILE_BYTES *
-                                          trf_packed_bulk_acc_tiles_of<Config>(args, trf_packed_bulk_rank(args)));
+        trf_mbarrier_arrive_expect_tx(
+            barrier, args.cluster_size * TRF_ACC_TILE_BYTES *
+                         trf_packed_bulk_acc_tiles_of<Config>(args, trf_packed_bulk_rank<Config>(args)));
     }
     __syncwarp();
 }

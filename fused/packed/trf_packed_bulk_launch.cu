@@ -47,20 +47,10 @@ static trf_packed_bulk_kernel find_kernel(int shape, uint32_t x_tiles, bool zero
 cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_product *product,
                                    const trf_packed_partition *partition, const trf_operands *operands, const void *x,
                                    uint32_t x_stride, void *handover, cudaStream_t stream) {
-    trf_packed_bulk_args args = {};
-    args.view = *view;
-    args.m = product->m;
-    args.cluster_size = partition->cluster_size;
-    args.cluster_blocks = trf_divisor_of(partition->cluster_size);
-    args.tile_k_blocks = trf_divisor_of(partition->k_blocks);
-    args.share_quotient = partition->k_blocks / partition->cluster_size;
-    args.share_remainder = partition->k_blocks % partition->cluster_size;
-    args.stream_k = trf_stream_k_of(partition->tiles, partition->k_blocks, (uint32_t)partition->blocks);
+    trf_packed_bulk_args args = trf_packed_bulk_args_of(view, product, partition, operands);
     args.handover =
         trf_packed_handover_at(handover, partition->blocks,
                                trf_packed_bulk_acc_tiles(partition->shape, partition->x_tiles), trf_next_launch_id());
-    args.epilogue = trf_epilogue_of(product, operands);
-    args.is_bare = trf_packed_is_bare(args.epilogue);
     cudaError_t status =
         trf_make_x_map(x, product->m, view->cols, x_stride, product->m, TRF_PACKED_X_BOX_COLS, true, &args.x_map);
     if (status != cudaSuccess)

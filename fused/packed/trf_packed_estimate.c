@@ -69,19 +69,36 @@ static double read_ns(const product *w, double passes, double share) {
     return bytes / ((double)gb * share);
 }
 
+/* Returns what the k blocks of a bulk kernel's block take. */
+static double bulk_k_blocks_ns(const product *w) {
+    const trf_packed_costs *c = w->costs;
+    const trf_packed_partition *p = w->p;
+    const int log = p->x_tiles == 8 ? 3 : p->x_tiles == 4 ? 2 : (int)p->x_tiles - 1;
+    const double bytes = trf_packed_bulk_weight_bytes(p->shape) +
+                         trf_packed_bulk_x_bytes(p->shape, 1) / TRF_PACKED_X_TILE_ROWS * w->m,
+                 k_block_ns = larger(bytes / c->bulk_copy, c->bulk_k_block[p->shape][log]);
+    return (double)(trf_packed_bulk_is_stream_k(p->shape) ? trf_ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
+                                                          : trf_ceil_div(p->k_blocks, p->cluster_size)) *
+           k_block_ns;
+}
+
 static double bulk_ns(const product *w) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;
-    const int is_stream_k = trf_packed_bulk_is_stream_k(p->shape), log = p->x_tiles == 8   ? 3
-                                                                         : p->x_tiles == 4 ? 2
-                                                                                           : (int)p->x_tiles - 1;
-    const double bytes = trf_packed_bulk_weight_bytes(p->shape) +
-                         trf_packed_bulk_x_bytes(p->shape, 1) / TRF_PACKED_X_TILE_ROWS * w->m,
-                 k_block_ns = larger(bytes / c->bulk_copy, c->bulk_k_block[p->shape][log]),
-                 k_blocks = (double)(is_stream_k ? trf_ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
-                                                 : trf_ceil_div(p->k_blocks, p->cluster_size));
-    return c->bulk_start + larger(read_ns(w, 1, c->bulk_read), k_blocks * k_block_ns) +
-           (is_stream_k ? c->bulk_stream_k : c->bulk_cluster[p->cluster_size]);
+    return c->bulk_start + larger(read_ns(w, 1, c->bulk_read), bulk_k_blocks_ns(w)) +
+           (trf_packed_bulk_is_stream_k(p->shape) ? c->bulk_stream_k : c->bulk_cluster[p->cluster_size]);
+}
+
+double trf_packed_estimate_group(const trf_packed_costs *costs, const trf_packed_view *const *views,
+                                 const trf_device_limits *limits, const uint32_t *m,
+                                 const trf_packed_partition *partitions, uint32_t count) {
+    double all_read_ns = 0, k_blocks_ns = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const product w = {.costs = costs, .view = views[i], .limits = limits, .p = &partitions[i], .m = m[i]};
+        all_read_ns += read_ns(&w, 1, costs->bulk_read);
+        k_blocks_ns = larger(k_blocks_ns, bulk_k_blocks_ns(&w));
+    }
+    return costs->bulk_start + larger(all_read_ns, k_blocks_ns) + costs->bulk_cluster[partitions[0].cluster_size];
 }
 
 /* Returns what so many of the product's tiles take, with so many passes over their weights: the time of memory, or of

@@ -46,6 +46,12 @@ extern const trf_packed_costs trf_packed_sm_90_costs;
 double trf_packed_estimate(const trf_packed_costs *costs, const trf_packed_view *view, const trf_device_limits *limits,
                            uint32_t m, const trf_packed_partition *partition);
 
+/* @return the nanoseconds of products in one launch of a bulk kernel. views, m, partitions: of `count` products, all
+ * with one shape, x tiles and size of clusters; all clusters run at once. */
+double trf_packed_estimate_group(const trf_packed_costs *costs, const trf_packed_view *const *views,
+                                 const trf_device_limits *limits, const uint32_t *m,
+                                 const trf_packed_partition *partitions, uint32_t count);
+
 #ifdef __cplusplus
 }
 #endif

@@ -16,7 +16,9 @@ enum {
     TRF_PACKED_MMA_MAX_X_TILES = 8, /* of a block of the general kernel or a bulk one: 64 rows of x */
     TRF_PACKED_X_TILE_ROWS = 8,
     TRF_PACKED_GENERAL = -1, /* in place of a bulk kernel's shape */
-    TRF_PACKED_MAX_CANDIDATES = 8
+    TRF_PACKED_MAX_CANDIDATES = 8,
+    TRF_PACKED_GROUP_MAX_LAYERS = 8, /* of a launch (trf_packed_group_partition.h): they fit into 4 KiB of arguments */
+    TRF_PACKED_GROUP_MAX_M = 32      /* rows of x of each */
 };
 
 typedef struct trf_packed_partition {

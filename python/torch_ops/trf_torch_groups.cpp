@@ -2,7 +2,6 @@
 #include "trf_torch_groups.h"
 
 #include "trf_torch_product.h"
-#include "trf_torch_registry.h"
 
 #include <torch/csrc/stable/ops.h>
 
@@ -13,22 +12,6 @@ namespace {
 constexpr const char *kGroupOp = "transfuse::linear_group";
 constexpr const char *kExpertsOp = "transfuse::experts";
 constexpr const char *kDecodeExpertsOp = "transfuse::decode_experts";
-
-/* The experts of a container, which is adopted if it is not known. */
-std::shared_ptr<experts> find_or_adopt_experts(const Tensor &container, int device, const char *op) {
-    const void *const at = container.const_data_ptr();
-    const uint64_t bytes = static_cast<uint64_t>(container.numel());
-    std::shared_ptr<experts> found = find_experts(device, at, bytes);
-    if (!found) {
-        adopt_missing(container, device, op);
-        found = find_experts(device, at, bytes);
-    }
-    if (!found)
-        throw adoption_failure(op);
-    if (found->assembled_rows)
-        throw bad_argument(op, found->refusal.message);
-    return found;
-}
 
 /* Whether one launch, or several, may take all of these layers. */
 bool are_groupable(const std::vector<std::shared_ptr<layer>> &layers, int64_t m, trf_dtype dtype) {
@@ -59,11 +42,35 @@ void decode_each(const experts &of, const Tensor &weights) {
         decode_to_rows(*of.layers[i], torch::stable::select(weights, 0, static_cast<int64_t>(i)), 0, kDecodeExpertsOp);
 }
 
+/* A view of a matrix, [rows][cols], whose elements lie in order: 8 rows of gate or up each at [turn][half], where two
+ * such runs follow each other at a distance of `turn` and `half` rows. */
+Tensor view_runs(const Tensor &matrix, int64_t turn, int64_t half) {
+    const int64_t rows = matrix.size(0), cols = matrix.size(1);
+    const int64_t sizes[] = {rows / 16, 2, 8, cols}, strides[] = {turn * cols, half * cols, cols, 1};
+    AtenTensorHandle made;
+    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(matrix.get(), 4, sizes, strides, 0, &made));
+    return Tensor(made);
+}
+
+/* Rows of gate and up in turns go back to halves, one expert at a time. */
+void decode_interleaved(const experts &of, const Tensor &weights) {
+    const trf_layer_info &info = of.layers[0]->info;
+    const Tensor scratch = allocate({info.rows, info.cols}, dtype_of(info.dtype).torch_dtype, of.layers[0]->device);
+    const Tensor from = view_runs(scratch, 16, 8);
+    for (size_t i = 0; i < of.layers.size(); i++) {
+        decode_to_rows(*of.layers[i], scratch, 0, kDecodeExpertsOp);
+        const Tensor to = view_runs(torch::stable::select(weights, 0, static_cast<int64_t>(i)), 8, info.rows / 2);
+        TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), from.get(), 0));
+    }
+}
+
 /* Decodes the experts to weights, [count][rows][cols] of their own dtype, each matrix contiguous. */
 void decode_all(const experts &of, const Tensor &weights, int device) {
     const trf_layer_info &info = of.layers[0]->info;
     const uint64_t value_bytes = trf_dtype_bytes(info.dtype), others = of.layers.size() - 1;
     const uint64_t bytes = static_cast<uint64_t>(info.rows) * info.cols * value_bytes;
+    if (of.combined == combination::interleaved_experts)
+        return decode_interleaved(of, weights);
     if (!of.handle)
         return decode_each(of, weights);
     const uint64_t stride = others ? static_cast<uint64_t>(weights.stride(0)) * value_bytes : bytes;
@@ -74,6 +81,21 @@ void decode_all(const experts &of, const Tensor &weights, int device) {
 }
 
 } // namespace
+
+std::shared_ptr<experts> find_or_adopt_experts(const Tensor &container, int device, const char *op) {
+    const void *const at = container.const_data_ptr();
+    const uint64_t bytes = static_cast<uint64_t>(container.numel());
+    std::shared_ptr<experts> found = find_experts(device, at, bytes);
+    if (!found) {
+        adopt_missing(container, device, op);
+        found = find_experts(device, at, bytes);
+    }
+    if (!found)
+        throw adoption_failure(op);
+    if (found->assembled_rows)
+        throw bad_argument(op, found->refusal.message);
+    return found;
+}
 
 std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &buffers,
                                    const std::vector<int64_t> &rows) {
@@ -123,6 +145,9 @@ Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &co
     const std::shared_ptr<experts> of = find_or_adopt_experts(container, device, kExpertsOp);
     const trf_layer_info &info = of->layers[0]->info;
     const dtype_codes dtype = dtype_of(x);
+    if (of->combined == combination::interleaved_experts)
+        throw bad_argument(kExpertsOp,
+                           "rows of gate and up are interleaved in this container; transfuse::moe takes it");
     if (x.dim() != 2 || x.size(1) != info.cols || rows != info.rows)
         throw bad_argument(kExpertsOp, "x has the shape " + shape_text(x) + ", and the call is for " +
                                            std::to_string(rows) + " rows; experts are " +

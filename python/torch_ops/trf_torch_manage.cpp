@@ -176,20 +176,17 @@ int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_de
 }
 
 trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,
-                                  uint32_t count, trf_error *err) {
-    return trf_torch::insert_experts(device, container, container_bytes, places_of(container, offsets, count), false,
+                                  uint32_t count, trf_gate_up_order order, trf_error *err) {
+    const auto combined = order == TRF_GATE_UP_INTERLEAVED_8 ? trf_torch::combination::interleaved_experts
+                                                             : trf_torch::combination::experts;
+    return trf_torch::insert_experts(device, container, container_bytes, places_of(container, offsets, count), combined,
                                      err);
 }
 
 trf_status trf_torch_assemble_rows(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,
                                    uint32_t count, trf_error *err) {
-    return trf_torch::insert_experts(device, container, container_bytes, places_of(container, offsets, count), true,
-                                     err);
-}
-
-int trf_torch_has_key(int device, const void *buffer, uint64_t buffer_bytes) {
-    const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, buffer, buffer_bytes);
-    return found ? found->assembled_rows > 0 : trf_torch::find_layer(device, buffer, buffer_bytes).layer != nullptr;
+    return trf_torch::insert_experts(device, container, container_bytes, places_of(container, offsets, count),
+                                     trf_torch::combination::assembled, err);
 }
 
 trf_status trf_torch_check(int device, const void *buffer, uint64_t buffer_bytes, trf_error *err) {

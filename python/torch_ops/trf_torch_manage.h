@@ -5,6 +5,7 @@
 #define TRF_TORCH_MANAGE_H
 
 #include "transfuse/device_memory.h"
+#include "transfuse/experts.h"
 
 #include <string>
 
@@ -58,18 +59,17 @@ TRF_TORCH_API int trf_torch_is_known(int device, const void *buffer, uint64_t bu
 /* @return whether there is a layer at a place; *info is filled then. */
 TRF_TORCH_API int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer_info *info);
 
-/* Makes experts of layers that are known: [count] buffers at these offsets of a container. Where the library does
- * not take them together, trf_torch_check_experts_dtype says so. Errors: see insert_experts. */
+/* Makes experts of layers that are known: [count] buffers at these offsets of a container. order: in which their rows
+ * lie, if they are gate and up in one matrix. Where the library does not take them together,
+ * trf_torch_check_experts_dtype says so. Errors: see insert_experts. */
 TRF_TORCH_API trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes,
-                                                const uint64_t *offsets, uint32_t count, trf_error *err);
+                                                const uint64_t *offsets, uint32_t count, trf_gate_up_order order,
+                                                trf_error *err);
 
 /* Makes one matrix of layers that are known, [count] buffers at these offsets of a container, whose rows follow each
  * other: the ops that take keys find it by the container's first bytes. Errors: see insert_experts. */
 TRF_TORCH_API trf_status trf_torch_assemble_rows(int device, const void *container, uint64_t container_bytes,
                                                  const uint64_t *offsets, uint32_t count, trf_error *err);
-
-/* @return whether the first bytes of what is at a place are a key: of a layer, or of assembled ones. */
-TRF_TORCH_API int trf_torch_has_key(int device, const void *buffer, uint64_t buffer_bytes);
 
 /* Waits for the device, and says whether it met a corrupt tile of the layer at a place since that is known. Errors:
  * trf_device_layer_check's; TRF_ERR_NOT_FOUND (it is unknown). */

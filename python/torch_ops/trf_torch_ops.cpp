@@ -2,6 +2,7 @@
 /* The operators torch.ops.transfuse.*: their schemas, and their kernels for the CPU and CUDA. Fake implementations,
  * autograd and autocast stand in _ops.py; transfuse::adopt has its kernel in _registry.py. */
 #include "trf_torch_groups.h"
+#include "trf_torch_moe.h"
 #include "trf_torch_product.h"
 
 #include <torch/csrc/stable/library.h>
@@ -41,6 +42,21 @@ Tensor experts(const Tensor &x, const Tensor &offsets, const Tensor &container, 
     return trf_torch::multiply_experts(x, offsets, container, rows);
 }
 
+Tensor moe(const Tensor &x, const Tensor &ids, const Tensor &weights, const Tensor &gate_up, const Tensor &down,
+           const std::optional<Tensor> &expert_map, const std::optional<Tensor> &gate_up_bias,
+           const std::optional<Tensor> &down_bias, const std::string &activation, int64_t num_ids) {
+    return trf_torch::forward_moe(
+        {"transfuse::moe", x, ids, weights, gate_up, down, expert_map, gate_up_bias, down_bias, activation, num_ids});
+}
+
+Tensor moe_by_key(const Tensor &x, const Tensor &ids, const Tensor &weights, const Tensor &gate_up_key,
+                  const Tensor &down_key, const std::optional<Tensor> &expert_map,
+                  const std::optional<Tensor> &gate_up_bias, const std::optional<Tensor> &down_bias,
+                  const std::string &activation, int64_t num_ids) {
+    return trf_torch::forward_moe({"transfuse::moe_by_key", x, ids, weights, gate_up_key, down_key, expert_map,
+                                   gate_up_bias, down_bias, activation, num_ids, trf_torch::naming::key});
+}
+
 Tensor decode_experts(const Tensor &container, int64_t count, int64_t rows, int64_t cols, ScalarType dtype) {
     return trf_torch::decode_experts({container, count, rows, cols, dtype});
 }
@@ -73,6 +89,8 @@ void add_kernels(torch::stable::detail::StableLibrary &library) {
     library.impl("linear_epilogue", TORCH_BOX(&linear_epilogue));
     library.impl("linear_group", TORCH_BOX(&linear_group));
     library.impl("experts", TORCH_BOX(&experts));
+    library.impl("moe", TORCH_BOX(&moe));
+    library.impl("moe_by_key", TORCH_BOX(&moe_by_key));
     library.impl("decode", TORCH_BOX(&decode));
     library.impl("decode_experts", TORCH_BOX(&decode_experts));
     library.impl("decode_experts_into", TORCH_BOX(&decode_experts_into));
@@ -91,6 +109,10 @@ STABLE_TORCH_LIBRARY(transfuse, library) {
                 "str activation, int rows) -> Tensor");
     library.def("linear_group(Tensor x, Tensor[] buffers, int[] rows) -> Tensor[]");
     library.def("experts(Tensor x, Tensor offsets, Tensor container, int rows) -> Tensor");
+    library.def("moe(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor down, Tensor? expert_map, "
+                "Tensor? gate_up_bias, Tensor? down_bias, str activation, int num_ids) -> Tensor");
+    library.def("moe_by_key(Tensor x, Tensor ids, Tensor weights, Tensor gate_up_key, Tensor down_key, "
+                "Tensor? expert_map, Tensor? gate_up_bias, Tensor? down_bias, str activation, int num_ids) -> Tensor");
     library.def("decode(Tensor buffer, int rows, int cols, ScalarType dtype) -> Tensor");
     library.def("decode_experts(Tensor container, int count, int rows, int cols, ScalarType dtype) -> Tensor");
     library.def("decode_experts_into(Tensor container, Tensor(a!) out) -> ()");

@@ -130,7 +130,7 @@ uint32_t check_ids(const Tensor &ids, int device, const decode_request &of) {
     return static_cast<uint32_t>(count);
 }
 
-std::atomic<bool> is_exact{false};
+std::atomic<bool> exact_mode{false};
 
 /* Nothing can be adopted of bytes that are a part of a buffer. */
 found_layer find_by_key(const Tensor &layer_key, int device, const char *op, const plan_key *key) {
@@ -141,7 +141,9 @@ found_layer find_by_key(const Tensor &layer_key, int device, const char *op, con
     if (found.layer)
         return found;
     found.assembled = find_experts(device, layer_key.const_data_ptr(), kAnyBytes);
-    if (!found.assembled || !found.assembled->assembled_rows)
+    if (found.assembled && !found.assembled->assembled_rows)
+        throw bad_argument(op, "this key is of a container of experts, which transfuse::moe_by_key takes");
+    if (!found.assembled)
         throw bad_argument(op, "this key is of no layer that is known: its buffer was moved, freed or forgotten, or "
                                "the key was copied; transfuse.torch.layer_key gives the one of a buffer");
     return found;
@@ -155,9 +157,7 @@ void check_found(const found_layer &found, int64_t rows, int64_t cols, const cha
         check_layer(*found.layer, rows, cols, op);
 }
 
-bool is_dense_by_key(const product &of) {
-    return of.named_by == naming::key && is_exact.load(std::memory_order_relaxed);
-}
+bool is_dense_by_key(const product &of) { return of.named_by == naming::key && is_exact(); }
 
 /* The same in shared launches, where the library has any for these layers. @return whether it has. */
 bool multiply_together(const product &of, const experts &assembled, const Tensor &x, const Tensor &y,
@@ -230,7 +230,9 @@ std::runtime_error adoption_failure(const char *op) {
     return std::runtime_error(std::string(op) + ": " + take_adoption_error());
 }
 
-void set_exact(bool exact) { is_exact.store(exact, std::memory_order_relaxed); }
+void set_exact(bool exact) { exact_mode.store(exact, std::memory_order_relaxed); }
+
+bool is_exact() { return exact_mode.load(std::memory_order_relaxed); }
 
 found_layer find_or_adopt(const Tensor &buffer, int device, const char *op, const plan_key *key, naming named_by) {
     const void *const at = buffer.const_data_ptr();

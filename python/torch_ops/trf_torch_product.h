@@ -15,13 +15,14 @@ namespace trf_torch {
 /* How a tensor names a layer. */
 enum class naming {
     buffer, /* uint8, [buffer_bytes]: it is the layer, and is adopted if it is not known */
-    key /* uint8, [kKeyBytes]: the first bytes of a buffer that is known, or of a container of layers that are assembled
-         * to one matrix; what is not is an error */
+    key     /* uint8, [kKeyBytes]: the first bytes of a buffer that is known, or of a container of layers, which are
+             * assembled to one matrix or experts; what is not is an error */
 };
 constexpr int64_t kKeyBytes = 256; /* no layer has less */
 
 /* Whether products of layers that are named by a key are torch's, of the decoded weights (`set_exact`). */
 void set_exact(bool exact);
+bool is_exact();
 
 /* y = activation(x . W^T + bias) * multiplier + residual. */
 struct product {

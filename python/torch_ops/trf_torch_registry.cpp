@@ -20,6 +20,9 @@ namespace trf_torch {
 
 namespace {
 
+/* What one call of a mixture takes at most: the library's limit of tokens, and routes that every kernel takes. */
+constexpr uint32_t kMostTokens = 1 << 20, kMostRoutes = 1 << 23;
+
 struct place {
     int device;
     const void *buffer;
@@ -34,6 +37,14 @@ struct place_hash {
     }
 };
 
+struct moe_hash {
+    size_t operator()(const moe_key &of) const {
+        return ((reinterpret_cast<uintptr_t>(of.gate_up) >> 4) * 31 + (reinterpret_cast<uintptr_t>(of.down) >> 4)) *
+                   31 +
+               of.top_k;
+    }
+};
+
 struct context_slot {
     trf_context *context;
     uint32_t fork_generation;
@@ -43,6 +54,7 @@ struct registry {
     std::mutex lock;
     std::unordered_map<place, std::shared_ptr<layer>, place_hash> layers;
     std::unordered_map<place, std::shared_ptr<trf_torch::experts>, place_hash> experts;
+    std::unordered_map<moe_key, std::shared_ptr<moe>, moe_hash> mixtures;
     std::unordered_map<int, context_slot> contexts;
     uint64_t next_number = 0;     // of layers
     uint32_t fork_generation = 0; // forks before this process
@@ -81,6 +93,8 @@ bool is_current(const layer &of, uint64_t buffer_bytes, const registry &in) {
 bool is_current(const experts &of, uint64_t container_bytes, const registry &in) {
     if (container_bytes != kAnyBytes && of.container_bytes != container_bytes)
         return false;
+    if (of.layers[0]->device != TRF_DEVICE_CPU) // all of them were made by one process
+        return is_usable(of.layers[0]->device, of.layers[0]->fork_generation, in);
     for (const auto &one : of.layers)
         if (!is_current(*one, one->buffer_bytes, in))
             return false;
@@ -144,6 +158,22 @@ void take_layer(registry &in, const place &at, forgotten *into) {
         }
     into->layers.push_back(std::move(found->second));
     in.layers.erase(found);
+}
+
+/* Under the lock. Moves the mixtures of these experts to *into. */
+void take_mixtures(registry &in, const experts *of, std::vector<std::shared_ptr<moe>> *into) {
+    for (auto at = in.mixtures.begin(); at != in.mixtures.end();)
+        if (at->first.gate_up == of || at->first.down == of) {
+            into->push_back(std::move(at->second));
+            at = in.mixtures.erase(at);
+        } else
+            ++at;
+}
+
+/* Under the lock. Whether these are the experts that are found at their place. */
+bool is_registered(const registry &in, const experts &of) {
+    const auto at = in.experts.find({of.layers[0]->device, of.container});
+    return at != in.experts.end() && at->second.get() == &of;
 }
 
 } // namespace
@@ -271,9 +301,49 @@ std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &
     return of->plans.insert(key, &made);
 }
 
+std::shared_ptr<moe> find_or_make_moe(const std::shared_ptr<experts> &gate_up, const std::shared_ptr<experts> &down,
+                                      const moe_key &key, const char *op) {
+    registry &in = the_registry();
+    {
+        const std::lock_guard<std::mutex> guard(in.lock);
+        const auto at = in.mixtures.find(key);
+        if (at != in.mixtures.end())
+            return at->second;
+    }
+    trf_error error;
+    if (gate_up->combined != combination::interleaved_experts)
+        check_status(fail(&error, TRF_ERR_ARGUMENT,
+                          "rows of gate and up are not interleaved in gate_up; pack_experts(..., interleave=True) "
+                          "makes such a container"),
+                     error, op);
+    if (down->combined != combination::experts)
+        check_status(fail(&error, TRF_ERR_ARGUMENT, "down has interleaved rows, as gate_up alone may have"), error, op);
+    check_status(gate_up->refusal.status, gate_up->refusal, op);
+    check_status(down->refusal.status, down->refusal, op);
+    auto made = std::make_shared<moe>();
+    made->gate_up = gate_up;
+    made->down = down;
+    trf_moe_options options;
+    trf_moe_options_init(&options);
+    // Memory is taken for the tokens of a call, so that one mixture serves calls of every size.
+    made->max_tokens = key.top_k ? std::min(kMostTokens, kMostRoutes / key.top_k) : 1;
+    options.max_tokens = made->max_tokens;
+    options.top_k = key.top_k;
+    options.num_ids = key.num_ids;
+    options.gate_up_order = TRF_GATE_UP_INTERLEAVED_8;
+    options.activation = key.activation;
+    check_status(trf_moe_create(gate_up->handle, down->handle, &options, &made->handle, &error), error, op);
+    const std::lock_guard<std::mutex> guard(in.lock);
+    if (!is_registered(in, *gate_up) || !is_registered(in, *down))
+        return made; // they were forgotten in between
+    return in.mixtures.insert({key, made}).first->second;
+}
+
 trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
-                          const std::vector<const void *> &buffers, bool are_assembled, trf_error *err) {
+                          const std::vector<const void *> &buffers, combination combined, trf_error *err) {
+    const bool are_assembled = combined == combination::assembled;
     auto made = std::make_shared<experts>();
+    made->combined = combined;
     made->container = container;
     made->container_bytes = container_bytes;
     std::vector<trf_device_layer *> handles;
@@ -285,6 +355,8 @@ trf_status insert_experts(int device, const void *container, uint64_t container_
         if ((!are_assembled && last->info.rows != first->info.rows) || last->info.cols != first->info.cols ||
             last->info.dtype != first->info.dtype)
             return fail(err, TRF_ERR_ARGUMENT, "layers of one container differ in shape or source dtype");
+        if (combined == combination::interleaved_experts && last->info.rows % 16)
+            return fail(err, TRF_ERR_ARGUMENT, "rows of gate and up are interleaved, but are no multiple of 16");
         handles.push_back(last->handle);
         if (are_assembled)
             made->assembled_rows += last->info.rows;
@@ -301,9 +373,11 @@ trf_status insert_experts(int device, const void *container, uint64_t container_
     }
     registry &in = the_registry();
     std::shared_ptr<experts> released;
+    std::vector<std::shared_ptr<moe>> mixtures;
     const std::lock_guard<std::mutex> guard(in.lock);
     const auto at = in.experts.find({device, container});
     if (at != in.experts.end() && !is_current(*at->second, container_bytes, in)) {
+        take_mixtures(in, at->second.get(), &mixtures);
         released = std::move(at->second);
         in.experts.erase(at);
     }
@@ -316,12 +390,14 @@ void forget_experts(int device, const void *container) {
     registry &in = the_registry();
     forgotten layers;
     std::shared_ptr<experts> found; // goes before its layers
+    std::vector<std::shared_ptr<moe>> mixtures;
     const std::lock_guard<std::mutex> guard(in.lock);
     const auto at = in.experts.find({device, container});
     if (at == in.experts.end())
         return;
     found = std::move(at->second);
     in.experts.erase(at);
+    take_mixtures(in, found.get(), &mixtures);
     for (const auto &one : found->layers)
         take_layer(in, {device, one->buffer}, &layers);
 }

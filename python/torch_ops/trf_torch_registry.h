@@ -185,9 +185,16 @@ struct experts_plan {
     ~experts_plan() { trf_experts_plan_destroy(handle); }
 };
 
-/* The layers of one container of buffers: experts, or, where they are assembled, parts of one matrix, whose rows follow
- * each other. */
+/* What the layers of one container are together. */
+enum class combination {
+    experts,
+    interleaved_experts, /* whose rows of gate and up lie as TRF_GATE_UP_INTERLEAVED_8 has it */
+    assembled            /* parts of one matrix, whose rows follow each other */
+};
+
+/* The layers of one container of buffers. */
 struct experts {
+    combination combined = combination::experts;
     std::vector<std::shared_ptr<layer>> layers;
     const void *container = nullptr;
     uint64_t container_bytes = 0;
@@ -209,13 +216,43 @@ std::shared_ptr<experts> find_experts(int device, const void *container, uint64_
 std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &of, const experts_key &key,
                                                 const char *op);
 
+/* What the mixtures of the same experts differ in. */
+struct moe_key {
+    const experts *gate_up, *down;
+    uint32_t top_k, num_ids;
+    trf_activation activation;
+
+    bool operator==(const moe_key &other) const {
+        return gate_up == other.gate_up && down == other.down && top_k == other.top_k && num_ids == other.num_ids &&
+               activation == other.activation;
+    }
+};
+
+/* A mixture of experts, and how many tokens a call of it takes at most. */
+struct moe {
+    trf_moe *handle = nullptr;
+    uint32_t max_tokens = 0;
+    std::shared_ptr<experts> gate_up, down; /* which it is of */
+
+    moe() = default;
+    moe(const moe &) = delete;
+    moe &operator=(const moe &) = delete;
+    ~moe() { trf_moe_destroy(handle); }
+};
+
+/* The mixture of these experts, which is made at the first call and goes when either of them is forgotten. num_ids: 0:
+ * as many as there are experts here. Throws what the library reports, and for gate_up whose rows are not interleaved,
+ * or down whose rows are. */
+std::shared_ptr<moe> find_or_make_moe(const std::shared_ptr<experts> &gate_up, const std::shared_ptr<experts> &down,
+                                      const moe_key &key, const char *op);
+
 /* Makes experts of layers that are known, of one device, shape and source dtype; or has them assembled, of one number
  * of columns and source dtype. Errors: TRF_ERR_EXISTS (there are some at this place), TRF_ERR_ARGUMENT (layers that do
- * not belong together). */
+ * not belong together, or whose rows cannot be interleaved). */
 trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
-                          const std::vector<const void *> &buffers, bool are_assembled, trf_error *err);
+                          const std::vector<const void *> &buffers, combination combined, trf_error *err);
 
-/* Forgets the layers, too. */
+/* Forgets the layers, too, and mixtures of these experts. */
 void forget_experts(int device, const void *container);
 
 /* The context of a device, made at the first call. Errors: trf_context_create's; TRF_ERR_DEVICE (a GPU in the child of

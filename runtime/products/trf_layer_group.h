@@ -6,6 +6,7 @@
 #include "transfuse/groups.h"
 #include "trf_context.h"
 #include "trf_group_partition.h"
+#include "trf_packed_group_partition.h"
 #include "trf_plan.h"
 
 /* A member of a group, and the plan of its product. */
@@ -14,10 +15,20 @@ typedef struct trf_planned_member {
     int is_in_launch; /* whether one of the device's launches computes it; otherwise trf_linear does */
 } trf_planned_member;
 
-/* One launch for several members. */
+enum {
+    TRF_SHARED_LAUNCH_MAX = 8 /* members */
+};
+TRF_STATIC_ASSERT((int)TRF_GROUP_MAX_LAYERS <= TRF_SHARED_LAUNCH_MAX, "coded members have room");
+TRF_STATIC_ASSERT((int)TRF_PACKED_GROUP_MAX_LAYERS <= TRF_SHARED_LAUNCH_MAX, "packed members have room");
+
+/* One launch for several members, which are all coded or all packed. */
 typedef struct trf_shared_launch {
-    trf_group_partition partition;
-    uint32_t count, member_index[TRF_GROUP_MAX_LAYERS]; /* indices of its members in the group */
+    int is_packed; /* which partition is set */
+    union {
+        trf_group_partition coded;
+        trf_packed_group_partition packed;
+    } partition;
+    uint32_t count, member_index[TRF_SHARED_LAUNCH_MAX]; /* indices of its members in the group */
 } trf_shared_launch;
 
 struct trf_layer_group {
@@ -38,5 +49,15 @@ typedef struct trf_group_ops {
 } trf_group_ops;
 
 extern const trf_group_ops trf_cuda_group_ops;
+
+/* Adds a launch to those of the group. Its partition needs so many bytes of workspace. */
+static inline void trf_add_shared_launch(trf_layer_group *group, const trf_shared_launch *launch,
+                                         uint64_t workspace_bytes) {
+    for (uint32_t i = 0; i < launch->count; i++)
+        group->members[launch->member_index[i]].is_in_launch = 1;
+    group->launches[group->num_launches++] = *launch;
+    if (group->workspace_bytes < workspace_bytes)
+        group->workspace_bytes = workspace_bytes;
+}
 
 #endif

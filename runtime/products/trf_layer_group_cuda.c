@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of layers on a GPU. */
+/* Groups of layers on a GPU: launches of coded layers. trf_packed_group_cuda.c has those of packed ones. */
 #include "trf_cost_model.h"
 #include "trf_cuda_call.h"
 #include "trf_device_layer.h"
 #include "trf_group_launch.h"
 #include "trf_layer_group.h"
+#include "trf_packed_group_cuda.h"
 
 #include <cuda_runtime_api.h>
 
@@ -37,17 +38,13 @@ static void add_launch(trf_layer_group *group, const uint32_t *member_index, uin
         products[i] = product_of(&group->members[member_index[i]]);
         alone_us += TRF_LAUNCH_US + trf_fused_microseconds(&layer->view, &layer->traits, limits, products[i].m);
     }
-    if (count < 2 || !trf_group_choose(products, count, limits, &made.partition) ||
-        made.partition.microseconds + TRF_LAUNCH_US >= alone_us)
+    if (count < 2 || !trf_group_choose(products, count, limits, &made.partition.coded) ||
+        made.partition.coded.microseconds + TRF_LAUNCH_US >= alone_us)
         return;
-    for (uint32_t i = 0; i < count; i++)
-        group->members[member_index[i]].is_in_launch = 1;
-    group->launches[group->num_launches++] = made;
-    if (group->workspace_bytes < made.partition.workspace_bytes)
-        group->workspace_bytes = made.partition.workspace_bytes;
+    trf_add_shared_launch(group, &made, made.partition.coded.workspace_bytes);
 }
 
-static void cuda_choose_launches(trf_layer_group *group) {
+static void choose_coded_launches(trf_layer_group *group) {
     for (uint32_t first = 0; first < group->count; first++) {
         const trf_planned_member *leader = &group->members[first];
         uint32_t member_index[TRF_GROUP_MAX_LAYERS], count = 0;
@@ -63,6 +60,19 @@ static void cuda_choose_launches(trf_layer_group *group) {
     }
 }
 
+static void cuda_choose_launches(trf_layer_group *group) {
+    choose_coded_launches(group);
+    trf_cuda_choose_packed_launches(group);
+}
+
+static int launch_coded(const trf_layer_group *group, const trf_shared_launch *launch, const void *const *x,
+                        void *const *y, void *workspace, trf_stream stream) {
+    trf_group_product products[TRF_GROUP_MAX_LAYERS];
+    for (uint32_t i = 0; i < launch->count; i++)
+        products[i] = product_of(&group->members[launch->member_index[i]]);
+    return trf_group_launch(products, launch->count, &launch->partition.coded, x, y, workspace, stream);
+}
+
 static trf_status cuda_launch_group(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
                                     trf_stream stream, trf_error *err) {
     trf_device_scope scope;
@@ -71,17 +81,15 @@ static trf_status cuda_launch_group(const trf_layer_group *group, const void *co
         return status;
     for (uint32_t l = 0; l < group->num_launches && status == TRF_OK; l++) {
         const trf_shared_launch *launch = &group->launches[l];
-        trf_group_product products[TRF_GROUP_MAX_LAYERS];
-        const void *each_x[TRF_GROUP_MAX_LAYERS];
-        void *each_y[TRF_GROUP_MAX_LAYERS];
+        const void *each_x[TRF_SHARED_LAUNCH_MAX];
+        void *each_y[TRF_SHARED_LAUNCH_MAX];
         for (uint32_t i = 0; i < launch->count; i++) {
-            products[i] = product_of(&group->members[launch->member_index[i]]);
             each_x[i] = x[launch->member_index[i]];
             each_y[i] = y[launch->member_index[i]];
         }
-        status = trf_check_cuda(
-            trf_group_launch(products, launch->count, &launch->partition, each_x, each_y, workspace, stream),
-            "a grouped product", err);
+        status = trf_check_cuda((launch->is_packed ? trf_cuda_launch_packed_group
+                                                   : launch_coded)(group, launch, each_x, each_y, workspace, stream),
+                                "a grouped product", err);
     }
     trf_leave_device(&scope);
     return status;

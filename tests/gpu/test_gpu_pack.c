@@ -292,6 +292,42 @@ START_TEST(unpacking_gives_the_weights_back) {
 }
 END_TEST
 
+/* More rows than a grid has, by ids of which some have no row; the same bits on every run. */
+START_TEST(many_rows_are_looked_up) {
+    enum {
+        COUNT = 70000,
+        RUNS = 3
+    };
+    const uint32_t shape[] = {1000, _i % 2 ? 520 : 77};
+    test_rng rng = {450 + (uint64_t)_i};
+    trf_packed_window window;
+    packed_layer layer = make_layer(&rng, shape, (packed_weight_kind)(_i % PACKED_WEIGHT_KINDS), &window);
+    gpu_memory memory = gpu_memory_copy_of(layer.packed, layer.head.common.buffer_bytes);
+    const trf_packed_view view = trf_packed_view_of(&layer.head, memory.at);
+    int32_t *ids = gpu_malloc(COUNT * sizeof *ids);
+    for (uint32_t i = 0; i < COUNT; i++)
+        ids[i] = (int32_t)test_below(&rng, shape[0] + 10) - 5;
+    gpu_memory ids_memory = gpu_memory_copy_of(ids, COUNT * sizeof *ids);
+    const trf_packed_lookup lookup = {ids_memory.at, sizeof *ids, COUNT};
+    for (int run = 0; run < RUNS; run++) {
+        dense_memory dense = dense_memory_of(dense_rows_make(COUNT, shape[1], 2, 0, 0));
+        const trf_unpack_target target = {dense_row(&dense, 0), dense.host.stride, 2};
+        check_launch(trf_launch_unpack_rows(&view, &lookup, &target, NULL), "unpacking many rows");
+        gpu_memory_read(&dense.device, dense.host.memory);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            const int there = ids[i] >= 0 && ids[i] < (int32_t)shape[0];
+            EXPECT(dense_row_is(&dense.host, i, there ? layer.weights + (size_t)ids[i] * shape[1] : NULL));
+        }
+        EXPECT(dense_rows_gaps_untouched(&dense.host));
+        dense_memory_free(&dense);
+    }
+    gpu_memory_free(&ids_memory);
+    gpu_memory_free(&memory);
+    free(ids);
+    packed_layer_free(&layer);
+}
+END_TEST
+
 START_TEST(garbage_is_read_from_within) {
     test_rng rng = {500 + (uint64_t)_i};
     const uint32_t shape[] = {100 + test_below(&rng, 900), 300 + test_below(&rng, 1500)};
@@ -360,6 +396,7 @@ int main(void) {
                               {room_is_kept_to, 3},
                               {first_inexact_weight_is_found, 6},
                               {unpacking_gives_the_weights_back, PACKED_WEIGHT_KINDS},
+                              {many_rows_are_looked_up, 2 * PACKED_WEIGHT_KINDS},
                               {garbage_is_read_from_within, 12},
                               {histograms_are_the_references, PACKED_WEIGHT_KINDS}};
     return gpu_main("packed", tests, sizeof tests / sizeof tests[0]);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a lane does when a device packs (trf_pack_lane.h), compared with the same done weight by weight: registers in
- * every scale and window, octets of rows, the order of records, the choice of stored tiles. */
+ * every scale and window, octets of rows, the order of records, the choice of stored tiles. What it does when single
+ * rows are looked up (trf_unpack_row_lane.h), compared with whole packed slabs. */
 #include "common/expect.h"
 #include "common/packed_weight_kinds.h"
 #include "common/run_suite.h"
-#include "trf_pack_lane.h"
+#include "trf_unpack_row_lane.h"
 
 #include <check.h>
 
@@ -167,6 +168,60 @@ START_TEST(slabs_form_what_they_unformed) {
 }
 END_TEST
 
+/* ---- a lane of a single row ---- */
+
+START_TEST(rows_are_formed_as_slabs_are) {
+    test_rng rng = {3500 + (uint64_t)_i};
+    const uint32_t zeroing = (uint32_t)_i;
+    for (int round = 0; round < 2000; round++) {
+        trf_words4 raw, slab_rows[2];
+        trf_words2 index;
+        uint32_t a[TRF_PACKED_LANE_REGISTERS], words[TRF_OCTETS];
+        for (uint32_t w = 0; w < 4; w++)
+            raw.word[w] = (uint32_t)test_random(&rng);
+        index.word[0] = (uint32_t)test_random(&rng);
+        index.word[1] = (uint32_t)test_random(&rng);
+        trf_packed_slab_form(a, raw, index, zeroing);
+        trf_packed_slab_to_rows(a, slab_rows);
+        for (uint32_t odd = 0; odd < 2; odd++) {
+            trf_packed_row_form(words, raw, index, odd, zeroing);
+            EXPECT(memcmp(words, slab_rows[odd].word, sizeof words) == 0);
+        }
+    }
+}
+END_TEST
+
+/* Records of any place: those of the row are put where they belong, in the lane that has them, and no others. */
+START_TEST(records_are_put_in_their_row) {
+    test_rng rng = {3600};
+    const trf_halves_rescale none[2] = {trf_halves_rescale_of(0), trf_halves_rescale_of(0)};
+    for (int round = 0; round < 200000; round++) {
+        const uint32_t row = test_below(&rng, 1000), tile = test_below(&rng, TRF_PACKED_LINE_TILES);
+        const trf_packed_row at = trf_packed_row_of(row);
+        const uint32_t quarter = test_below(&rng, 4), lane = at.first_lane + quarter;
+        const uint32_t own = trf_packed_record(tile, at.slab, 0, lane, 0, 0, 0);
+        /* a bit or none differs from a record of the lane's own */
+        const uint32_t flip = test_below(&rng, 4) ? 1u << (17 + test_below(&rng, 15)) : 0;
+        const uint32_t record = ((own | ((uint32_t)test_random(&rng) & 0x0107FFFFu)) ^ flip);
+        uint32_t a[TRF_PACKED_LANE_REGISTERS] = {0}, words[TRF_OCTETS] = {0};
+        trf_words4 rows[2];
+        EXPECT(at.band == row / 64 && trf_packed_row_in_tile(at.slab, at.first_lane, at.odd) == row % 64);
+        trf_packed_slab_patch(a, own, record, none);
+        trf_packed_slab_to_rows(a, rows);
+        const uint32_t col = trf_packed_col_in_tile(trf_packed_record_step(record), trf_packed_record_lane(record),
+                                                    trf_packed_record_reg(record), trf_packed_record_half(record));
+        const int is_of_row = trf_packed_row_in_tile(trf_packed_record_slab(record), trf_packed_record_lane(record),
+                                                     trf_packed_record_reg(record)) == row % 64;
+        EXPECT(trf_packed_row_has_record(&at, record) == is_of_row);
+        if (is_of_row)
+            trf_packed_row_patch(words, tile, quarter, record, trf_packed_record_bits(record));
+        EXPECT(memcmp(words, rows[at.odd].word, sizeof words) == 0);
+        EXPECT(trf_packed_row_stored_offset(&at, lane, col / 8) ==
+               trf_packed_stored_offset(at.slab, lane, col / 16) + 4 * (at.odd + col / 8 % 2 * 2));
+    }
+}
+END_TEST
+
 /* ---- stored tiles ---- */
 
 START_TEST(stored_tiles_are_those_with_most_records) {
@@ -201,6 +256,8 @@ int main(void) {
     tcase_add_test(tcase, octets_are_loaded_and_stored);
     tcase_add_test(tcase, lanes_have_the_weights_that_they_should);
     tcase_add_loop_test(tcase, slabs_form_what_they_unformed, 0, 2);
+    tcase_add_loop_test(tcase, rows_are_formed_as_slabs_are, 0, 2);
+    tcase_add_test(tcase, records_are_put_in_their_row);
     tcase_add_test(tcase, stored_tiles_are_those_with_most_records);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -179,6 +179,50 @@ START_TEST(bulk_sums_are_exact) {
 }
 END_TEST
 
+/* Groups: three layers that differ in rows, columns, batch and type of y, in one launch of each kernel with clusters of
+ * one, two and three blocks. */
+START_TEST(group_sums_are_exact) {
+    enum {
+        COUNT = 3
+    };
+    static const product_case cases[][COUNT] = {{{70, 1100, 3, 132}, {300, 97, 8, 132}, {33, 704, 1, 132}},
+                                                {{64, 2112, 13, 132}, {2, 9, 2, 132}, {130, 300, 16, 132}},
+                                                {{300, 1056, 30, 132}, {65, 40, 1, 132}, {64, 520, 32, 132}}};
+    static const trf_dtype y_dtypes[COUNT] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
+    const uint32_t cluster_size = 1 + (uint32_t)_i / 9;
+    const int number = _i % 3, shape = TRF_PACKED_BULK_128 + _i / 3 % 3, kind = _i * 5 % KINDS;
+    if (!test_tries(_i) ||
+        (trf_packed_bulk_warps(shape) + TRF_PACKED_PRODUCER_WARPS) * cluster_size > (uint32_t)MOST_WARPS)
+        return;
+    product_run runs[COUNT];
+    warp_packed_product products[COUNT];
+    uint32_t *y[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        const product_case *of = &cases[number][i];
+        runs[i] = run_begin(of, kind);
+        ck_assert_uint_eq(runs[i].view.zeroing, (kind & WITH_ZEROS) != 0); /* one kernel takes all of them */
+        const size_t bytes = sizeof **y * of->rows * of->m;
+        y[i] = allocate(bytes);
+        memset(y[i], 0xAB, bytes);
+        const trf_epilogue epilogue = {.y = y[i], .y_stride = of->rows, .y_dtype = (uint32_t)y_dtypes[i]};
+        products[i] = (warp_packed_product){&runs[i].view, NULL, of->m, runs[i].x, 0, NULL, epilogue, (uint32_t)_i};
+    }
+    warp_multiply_packed_group(products, COUNT, shape, 1u << number, cluster_size);
+    for (int i = 0; i < COUNT; i++) {
+        const product_case *of = &cases[number][i];
+        for (size_t at = 0; at < (size_t)of->m * of->rows; at++) {
+            const uint32_t found = y_dtypes[i] == TRF_DTYPE_F32 ? y[i][at] : ((const uint16_t *)y[i])[at];
+            if (found != bits_of(runs[i].exact[at], y_dtypes[i]))
+                ck_abort_msg("shape %d, clusters of %u, kind %d, layer %d, y[%zu][%zu]: %x instead of %x", shape,
+                             cluster_size, kind, i, at / of->rows, at % of->rows, found,
+                             bits_of(runs[i].exact[at], y_dtypes[i]));
+        }
+        free(y[i]);
+        run_end(&runs[i]);
+    }
+}
+END_TEST
+
 /* wgmma kernels: each shape, cut in each way, on devices with so few multiprocessors that blocks have several tiles and
  * share others, with fronts (one block may have the backs of several) and without. y is F32 and BF16 in turns; it is
  * written 16 bytes at a time if rows are a multiple of 8, and in the last two layers blocks write several whole tiles
@@ -356,6 +400,7 @@ int main(void) {
     TCase *tests = tcase_create("packed_product_warp");
     tcase_add_loop_test(tests, sums_are_exact, 0, KINDS * (int)(sizeof kCases / sizeof *kCases));
     tcase_add_loop_test(tests, bulk_sums_are_exact, 0, TRF_PACKED_BULK_SHAPES * 12);
+    tcase_add_loop_test(tests, group_sums_are_exact, 0, 27);
     tcase_add_loop_test(tests, wgmma_sums_are_exact, 0, TRF_PACKED_WGMMA_SHAPES * NUM_WGMMA_CASES);
     tcase_add_loop_test(tests, epilogues, 0, 18);
     tcase_add_test(tests, specials);

@@ -22,7 +22,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-warp_index threadIdx, blockDim, blockIdx = {0}, gridDim = {1};
+warp_index threadIdx, blockDim, blockIdx = {0, 0}, gridDim = {1, 1};
 
 namespace {
 

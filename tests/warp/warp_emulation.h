@@ -100,7 +100,7 @@ uint32_t warp_thread();                                        /* counted throug
 #define __align__(bytes)
 
 struct warp_index {
-    uint32_t x;
+    uint32_t x, y; /* y: of blocks and grids; warp_run_grid leaves it as it is */
 };
 extern warp_index threadIdx, blockDim, blockIdx, gridDim;
 
@@ -136,6 +136,8 @@ template <class T> static inline T __ldg(const T *at) {
     memcpy(&v, at, sizeof v);
     return v;
 }
+
+template <class T> static inline T __ldcs(const T *at) { return __ldg(at); }
 
 static inline uint32_t atomicCAS(uint32_t *at, uint32_t compare, uint32_t value) {
     const uint32_t old = *at;

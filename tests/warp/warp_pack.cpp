@@ -3,6 +3,7 @@
 
 #include "trf_pack_line.cuh"
 #include "trf_unpack_line.cuh"
+#include "trf_unpack_rows.cuh"
 #include "trf_window_histogram.cuh"
 #include "warp_pack.h"
 
@@ -23,8 +24,8 @@ static void count_exponents(void *args) {
 template <bool kZeroing> static void unpack_lines(void *args) {
     trf_unpack_lines<kZeroing>(*(const trf_unpack_args *)args);
 }
-template <bool kZeroing> static void unpack_ids(void *args) {
-    trf_unpack_rows_by_id<kZeroing>(*(const trf_unpack_rows_args *)args);
+template <bool kZeroing, bool kHasOctets> static void unpack_ids(void *args) {
+    trf_unpack_rows_by_id<kZeroing, kHasOctets>(*(const trf_unpack_rows_args *)args);
 }
 
 /* Runs as many blocks as the work needs, but not more than the grid has. shared: the size of its shared memory. */
@@ -58,5 +59,12 @@ void warp_unpack(const trf_packed_view *view, uint32_t first_row, uint32_t num_r
 void warp_unpack_rows(const trf_packed_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,
                       warp_grid grid) {
     trf_unpack_rows_args args = trf_unpack_rows_args_of(view, lookup, target);
-    run(view->zeroing ? unpack_ids<true> : unpack_ids<false>, &args, kByIdThreads, 0, grid.blocks, grid);
+    void (*const kernel)(void *) = view->zeroing
+                                       ? (args.has_octets ? unpack_ids<true, true> : unpack_ids<true, false>)
+                                       : (args.has_octets ? unpack_ids<false, true> : unpack_ids<false, false>);
+    gridDim.y = min(grid.blocks, lookup->count);
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
+        warp_run_grid({kByIdWarps, 0, grid.order}, args.row_blocks, kernel, &args);
+    gridDim.y = 1;
+    blockIdx.y = 0;
 }

@@ -29,7 +29,12 @@ void warp_multiply_packed(const warp_packed_product *product);
  * trf_packed_handover_bytes. */
 void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks);
 
-/* The same by a wgmma kernel (trf_packed_wgmma.cuh). partition: the wgmma kernel's, which replaces
+/* Several products in one launch of such a kernel. shape: one with clusters; x_tiles: 1, 2 or 4, for all of each m.
+ * Workspaces and partitions of products are not used. */
+void warp_multiply_packed_group(const warp_packed_product *products, uint32_t count, int shape, uint32_t x_tiles,
+                                uint32_t cluster_size);
+
+/* One product by a wgmma kernel (trf_packed_wgmma.cuh). partition: the wgmma kernel's, which replaces
  * product->partition. */
 void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_packed_partition *partition);
 

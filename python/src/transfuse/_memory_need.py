@@ -61,14 +61,14 @@ def packed_bytes(rows: int, cols: int) -> int:
 def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
     """Estimates what the tensors take if all that can be are packed, or plain.
 
-    Experts in tensors of their own count as others, though they lie coded.
+    Experts in tensors of their own count as others, though plain ones lie coded.
     """
     total = 0
     for tensor in checkpoint.tensors:
-        layer = tensor.layer if len(tensor.shape) == 2 else None
+        layer = tensor.layer
         if layout == "packed" and layer is not None and layer.codec == "bf16":
-            total += packed_bytes(layer.rows, layer.cols)
-        elif layout == "plain" and layer is not None and layer.codec in ("bf16", "fp16"):
+            total += tensor.blobs * packed_bytes(layer.rows, layer.cols)
+        elif layout == "plain" and layer is not None and layer.codec in ("bf16", "fp16") and len(tensor.shape) == 2:
             total += 2 * layer.rows * layer.cols
         else:
             total += tensor.bytes

@@ -6,9 +6,9 @@ Usage: measure_model.py MODEL FOLDER --rows a,b,... [--out FILE] [--scale tiny] 
 Each row writes lines of JSON, with what it measured as `value` and, where there is a bound, `must` and `pass`: a
 weights that differ after loading; b logits in exact mode; c memory; d load time (needs --plain, the source); e decoding
 of a dense model; f prefill; g decoding and prefill of a model with experts; h decoding of a model that BF16 has no room
-for; i the host's time for a call; j LoRA's gradients; k load-free cycles; q decoding of eager steps in a CUDA graph,
-for a first look. A row that fails writes a line with its traceback, and the next row follows; a row that has ended
-writes `done`.
+for; i the host's time for a call; j LoRA's gradients; k load-free cycles; m decoding and prefill of a model with packed
+experts; q decoding of eager steps in a CUDA graph, for a first look. A row that fails writes a line with its traceback,
+and the next row follows; a row that has ended writes `done`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,18 @@ def measure_experts(session: Session) -> None:
         measure_speed.measure_generate(session, "g", 1, ">= 1.0")
 
 
+def measure_packed_experts(session: Session) -> None:
+    """m: a model with packed experts: decoding by the loop, and prefill, each against BF16's faster way."""
+    session.get("compressed")  # before BF16: packing takes the memory of both for a while
+    counts = measure_same.count_layouts(session.get("compressed"))
+    session.emit("m", what="experts modules by layout", value=counts.get(session.options.layout, 0), layouts=counts)
+    for length in session.options.prompts:
+        measure_speed.measure_prefill(session, "m", length, ">= 1.0")
+    for batch in session.options.batches:
+        for way in session.options.experts:
+            measure_speed.measure_decoding(session, "m", batch, ">= 1.15", experts=way)
+
+
 def measure_large(session: Session) -> None:
     """h: a model that is too large in BF16: loading, and decoding by generate."""
     model = session.get("compressed")
@@ -91,6 +103,7 @@ ROWS = {
     "i": measure_speed.measure_host_time,
     "j": measure_same.measure_adapters,
     "k": measure_leaks.measure_leaks,
+    "m": measure_packed_experts,
     "q": measure_quickly,
 }
 
@@ -98,6 +111,11 @@ ROWS = {
 def make_numbers(text: str) -> list[int]:
     """Returns the numbers of a list such as "1,8"."""
     return [int(part) for part in text.split(",") if part]
+
+
+def make_words(text: str) -> list[str]:
+    """Returns the words of a list such as "batched_mm,grouped_mm"."""
+    return [part for part in text.split(",") if part]
 
 
 def main() -> int:
@@ -109,6 +127,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file to which lines are added")
     parser.add_argument("--plain", type=Path, help="the uncompressed checkpoint, for row d")
     parser.add_argument("--layout", choices=("coded", "packed", "plain"), default="coded", help="of the loaded layers")
+    parser.add_argument("--in-memory", action="store_true", help="compress the model on the device; FOLDER is a name")
+    parser.add_argument(
+        "--experts", type=make_words, default=["batched_mm"], help="row m: how BF16 has its experts run"
+    )
+    parser.add_argument("--compile-prefill", action="store_true", help="prefill by torch.compile, and not eager")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rounds-of-loading", type=int, default=3)
     parser.add_argument("--batches", type=make_numbers, default=[1, 8, 16])

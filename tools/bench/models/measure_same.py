@@ -10,6 +10,7 @@ import torch
 from model_session import Session, collect, exact_mode, judge
 from torch import nn
 from transformers import PreTrainedModel
+from transfuse.torch import TransfuseExperts
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 
@@ -28,6 +29,12 @@ def decode_parameter(model: nn.Module, name: str) -> torch.Tensor:
 def count_blobs(model: nn.Module) -> int:
     """Returns how many parameters are blobs; tied ones count once."""
     return sum(parameter.dtype == torch.uint8 for parameter in model.parameters())
+
+
+def count_layouts(model: nn.Module) -> dict[str, int]:
+    """Returns how many experts modules lie in each layout."""
+    layouts = [module.layout for module in model.modules() if isinstance(module, TransfuseExperts)]
+    return {layout: layouts.count(layout) for layout in set(layouts)}
 
 
 def measure_parameters(session: Session) -> None:

@@ -27,16 +27,25 @@ class Decoder:
 
     `mode` is "compile" (torch.compile with mode reduce-overhead, as generate has it: a CUDA graph of compiled kernels),
     "graph" (a CUDA graph of the eager step) or "eager". A step takes the last token and gives the next one: the mask,
-    all layers, the head and the greedy choice. Between steps only the graph's launch runs on the host.
+    all layers, the head and the greedy choice. Between steps only the graph's launch runs on the host. `ready` is
+    called between the prompt and the first step.
     """
 
-    def __init__(self, model: PreTrainedModel, prompt: torch.Tensor, steps: int, mode: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompt: torch.Tensor,
+        steps: int,
+        mode: str,
+        ready: Callable[[], object] = lambda: None,
+    ) -> None:
         self.model, self.prompt, self.steps = model, prompt, steps
         self.cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + steps)
         with torch.no_grad():
             out = model(prompt, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             self.token = out.logits[:, -1].argmax(-1, keepdim=True)
             self.first = self.token.clone()
+        ready()
         start = time.perf_counter()
         self._step: Callable[[torch.Tensor], torch.Tensor] = self._compute
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -108,6 +117,19 @@ def decoding(model: PreTrainedModel):
 
 
 @contextlib.contextmanager
+def running_experts(model: PreTrainedModel, implementation: str):
+    """Has a model's own function for experts run in one way. Ways for few tokens copy weights, so that there is no
+    memory for a prompt.
+    """
+    before = model.get_experts_implementation()
+    model.set_experts_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
+
+
+@contextlib.contextmanager
 def counting(found: dict[str, dict[str, int]], name: str):
     """Adds to `found` how many graphs torch.compile makes in the block, and what it cannot do (zeros are expected)."""
     from torch._dynamo.utils import counters
@@ -133,8 +155,13 @@ def measure_decoding(
     must: str | None,
     names: tuple[str, ...] = MODELS,
     mode: str | None = None,
+    experts: str | None = None,
 ) -> None:
-    """e, g, h, q: tokens/s of a loop of one prepared step; `mode` is Decoder's, --decode's if it is left out."""
+    """e, g, h, m, q: tokens/s of a loop of one prepared step.
+
+    `mode` is Decoder's, --decode's if it is left out; `experts` is how the models' own functions have experts run, as
+    in `generate` if it is left out.
+    """
     mode = mode or session.options.decode
     prompt_tokens, steps = (16, 8) if session.tiny else (128, 32)
     prompt = session.make_tokens(batch, prompt_tokens)
@@ -143,9 +170,14 @@ def measure_decoding(
     with contextlib.ExitStack() as stack:
         for name in names:
             session.log(f"row {row}: preparing {name} at batch {batch} ({mode})")
-            stack.enter_context(decoding(session.get(name)))
+            model = session.get(name)
+            way = running_experts(model, experts) if experts else decoding(model)
+
+            def ready(way: contextlib.AbstractContextManager[None] = way) -> None:
+                stack.enter_context(way)
+
             with counting(counters, name):
-                decoders[name] = Decoder(session.get(name), prompt, steps, mode)
+                decoders[name] = Decoder(model, prompt, steps, mode, ready)
         works = {name: decoder.run for name, decoder in decoders.items()}
         times = time_in_turns(works, session.device, session.options.rounds)
         same = {name: decoder.compare_with_eager() for name, decoder in decoders.items()}
@@ -153,6 +185,7 @@ def measure_decoding(
         "what": "decoding, a loop of one prepared step",
         "decode": mode,
         "batch": batch,
+        **({"bf16_experts": experts} if experts else {}),
         "tokens_per_second": {n: round(batch * steps / statistics.median(t), 2) for n, t in times.items()},
         "seconds_to_prepare": {name: round(d.seconds_to_prepare, 1) for name, d in decoders.items()},
         "same_tokens_as_eager": same,
@@ -219,12 +252,27 @@ def _emit_speed(
 
 
 def measure_prefill(session: Session, row: str, length: int, must: str | None) -> None:
-    """f, g: time of a prompt, eager, as generate runs it."""
+    """f, g, m: time of a prompt, eager, as generate runs it, or, with --compile-prefill, compiled and without cache."""
     tokens = session.make_tokens(1, length // 16 if session.tiny else length)
-    works = {name: lambda n=name: run_prefill(session, n, tokens) for name in MODELS}
-    report = {"what": "prefill, eager", "tokens": length}
+    compiled = session.options.compile_prefill
+    if compiled:
+        reset_compiler()
+        works = {name: _compile_prefill(session.get(name), tokens) for name in MODELS}
+    else:
+        works = {name: lambda n=name: run_prefill(session, n, tokens) for name in MODELS}
+    report = {"what": f"prefill, {'compiled' if compiled else 'eager'}", "tokens": length}
     times = time_in_turns(works, session.device, session.options.rounds)
     _emit_speed(session, row, report, times, must, 0.0)
+
+
+def _compile_prefill(model: PreTrainedModel, tokens: torch.Tensor) -> Callable[[], None]:
+    compiled = torch.compile(lambda ids: model(ids, use_cache=False, logits_to_keep=1).logits, dynamic=False)
+
+    def run() -> None:
+        with torch.no_grad():
+            compiled(tokens)
+
+    return run
 
 
 # ---- the host's time ----

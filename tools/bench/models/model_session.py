@@ -33,7 +33,7 @@ class Session:
         config = model_shapes.make_config(options.model, options.scale, options.layers)
         self.source = model_shapes.Source(config, options.seed, options.repeat)
         self.folder: Path = options.folder
-        self.compressed_bytes = _read_compressed_bytes(self.folder)
+        self.compressed_bytes = 0 if options.in_memory else _read_compressed_bytes(self.folder)
         self.load_seconds: float | None = None
         self._models: dict[str, PreTrainedModel] = {}
 
@@ -61,6 +61,14 @@ class Session:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map=place, **more)
         return model.eval().requires_grad_(False)
 
+    def _compress(self) -> PreTrainedModel:
+        """Makes the model on the device and compresses it there, in the layout of --layout; there is no checkpoint."""
+        model = model_shapes.build_reference(self.source, str(self.device))
+        report = transfuse.compress_model(model, layout=self.options.layout)
+        self.log(str(report).splitlines()[0])
+        collect(self.device)
+        return model
+
     def get(self, name: str) -> PreTrainedModel:
         """Returns the model "bf16" or "compressed", which stays in memory until `drop`."""
         if name not in self._models:
@@ -69,7 +77,7 @@ class Session:
             if name == "bf16":
                 self._models[name] = model_shapes.build_reference(self.source, str(self.device))
             else:
-                self._models[name] = self.load(self.folder)
+                self._models[name] = self._compress() if self.options.in_memory else self.load(self.folder)
                 synchronize(self.device)
                 self.load_seconds = time.perf_counter() - start
         return self._models[name]

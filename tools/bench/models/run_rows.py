@@ -3,10 +3,11 @@
 
 Usage: run_rows.py --rows a,b,... [--models llama-8b,...] [--budget SECONDS] [--out rows.jsonl] [--work FOLDER]
 
-Each group of rows has a checkpoint (CASES below) and a process of its own. If a process dies or hangs, only the row
-that it was at is lost; it is started again for the rest. A row of a model that --out has as done is not measured again,
-so the same command goes on where it was stopped. Checkpoints that exist are used as they are, and with --free-models
-removed after their last row. Rows: those of measure_model.py; l greedy texts; p the package's tests.
+Each group of rows has a process of its own, and a checkpoint (CASES below), unless the model is compressed in memory.
+If a process dies or hangs, only the row that it was at is lost; it is started again for the rest. A row of a model that
+--out has as done is not measured again, so the same command goes on where it was stopped. Checkpoints that exist are
+used as they are, and with --free-models removed after their last row. Rows: those of measure_model.py; l greedy texts;
+p the package's tests.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Case:
     make: tuple[str, ...] = ()
     keep_source: bool = False
     only_if_named: bool = False
+    in_memory: tuple[str, ...] = ()  # options of measure_model.py for a model that is compressed on the device instead
 
 
 CASES = {
@@ -45,6 +47,10 @@ CASES = {
     "phi3-mini": Case("phi3-mini", "ab"),
     "gemma3-4b": Case("gemma3-4b", "ab"),
     "qwen3-30b-a3b": Case("qwen3-30b-a3b", "abqg"),
+    "qwen3-30b-a3b-packed": Case("qwen3-30b-a3b", "am", in_memory=("--layout", "packed")),
+    "qwen3-30b-a3b-packed-12": Case(
+        "qwen3-30b-a3b", "am", make=("--layers", "12"), in_memory=("--layout", "packed"), only_if_named=True
+    ),
     "llama-70b": Case("llama-70b", "ha", make=("--repeat",)),
 }
 
@@ -119,6 +125,10 @@ class Runner:
         place = ["--device", options.device]
         if options.scale == "tiny" and "--scale" not in case.make:
             place += ["--scale", "tiny"]
+        fixed = [HERE / "measure_model.py", case.model, folder, "--out", options.out, *case.make, *place]
+        if case.in_memory:
+            self.measure_rows(name, rows, [*fixed, "--in-memory", *case.in_memory, *options.measure])
+            return
         keep = "d" in rows and case.keep_source
         if keep and not plain.exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -126,7 +136,6 @@ class Runner:
         more = ["--overflow", options.overflow, *source]
         if self.run("make", name, [HERE / "make_model.py", case.model, folder, *case.make, *more, *place]):
             return
-        fixed = [HERE / "measure_model.py", case.model, folder, "--out", options.out, *case.make, *place]
         if keep:
             fixed += ["--plain", plain]
         self.measure_rows(name, rows, [*fixed, *options.measure])

@@ -57,8 +57,8 @@ class ConfigFields:
         Turns the exact mode on when a model is loaded with this config (`transfuse.set_exact`): logits are then those
         of the uncompressed model on the same machine, bit for bit. This affects the whole process, and is not saved.
     layout : str
-        How the weights of linear layers and embeddings lie in memory: "coded", "packed" or "plain". Weights that a
-        layout does not take, and experts, lie coded. In files all of them are coded, also after saving.
+        How the weights lie in memory: "coded", "packed" or "plain". Weights that a layout does not take lie coded, as
+        all experts do with "plain". In files all of them are coded, also after saving.
     version, codec, bits, stored, source_config
         What `transfuse compress` wrote; not for users.
 

@@ -7,6 +7,7 @@ or have these 3-D tensors themselves. The compressed module keeps gate and up ap
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ from torch import nn
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
 from transfuse._checkpoint import TensorInfo
+from transfuse._memory_need import packed_bytes
 from transfuse.hf._module_kinds import multiplies
 from transfuse.torch._experts import find_experts_obstacle
+from transfuse.torch._packed_experts import find_packing_obstacle, find_shape_obstacle
 
 if TYPE_CHECKING:
     from transfuse.hf._load_plan import Part
@@ -72,14 +75,35 @@ def sort_experts(
     return sorted_parts
 
 
-def make_placeholders(sorted_parts: dict[str, list[Part]]) -> dict[str, Any]:
+def find_packing_reason(module: nn.Module, sorted_parts: dict[str, list[Part]]) -> str:
+    """Returns why the experts of a module, dense and on the meta device, cannot be packed, or "".
+
+    What depends on the device and on the weights shows only when they are loaded.
+    """
+    nowhere = torch.device("meta")
+    reason = find_packing_obstacle(module, nowhere)
+    reason = reason or find_shape_obstacle(module.get_parameter("gate_up_proj").shape, nowhere)
+    tensors = [part.tensor for parts in sorted_parts.values() for part in parts]
+    other = next((tensor for tensor in tensors if (tensor.codec, tensor.dtype) != ("bf16", "BF16")), None)
+    if not reason and other is not None:
+        reason = f"packed layers are of codec bf16 and of BF16, and not of {other.codec} and {other.dtype}"
+    return reason or ""
+
+
+def make_placeholders(sorted_parts: dict[str, list[Part]], layout: str) -> dict[str, Any]:
     """Returns the arguments of `replace_experts` on the meta device, about as large as they will be."""
-    sizes = {
-        name: sum(_aligned(part.tensor.bytes) + _HEAD_BYTES for part in parts) for name, parts in sorted_parts.items()
-    }
+    sizes = {name: sum(_count_bytes(part.tensor, layout) for part in parts) for name, parts in sorted_parts.items()}
     return {
         name.removesuffix("_proj"): torch.empty(size, dtype=torch.uint8, device="meta") for name, size in sizes.items()
     }
+
+
+def _count_bytes(tensor: TensorInfo, layout: str) -> int:
+    """Returns how many bytes of a container one expert takes, or all those of a 3-D tensor."""
+    if layout != "packed":
+        return _aligned(tensor.bytes) + _HEAD_BYTES
+    *experts, rows, cols = tensor.shape
+    return math.prod(experts) * (_aligned(packed_bytes(rows, cols)) + _HEAD_BYTES)
 
 
 def _aligned(size: int) -> int:

@@ -24,7 +24,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from transfuse._checkpoint import TensorInfo, info
 from transfuse._errors import Status, UnsupportedError, make_error
 from transfuse._memory_need import packed_bytes
-from transfuse.hf._expert_parts import CannotTake, sort_experts
+from transfuse.hf._expert_parts import CannotTake, find_packing_reason, sort_experts
 from transfuse.hf._file_check import SUFFIX
 from transfuse.hf._module_kinds import find_taker, reject_dtype
 from transfuse.hf._name_check import check_missing, raise_unfit
@@ -67,6 +67,7 @@ class TakenExperts:
 
     path: str
     blobs: dict[str, list[Part]]
+    layout: str = "coded"
 
 
 @dataclasses.dataclass
@@ -86,7 +87,7 @@ class LoadPlan:
     Attributes
     ----------
     layout : str
-        How taken weights will lie in memory; experts always lie coded.
+        How taken weights will lie in memory; experts lie coded, or packed if it is "packed".
     refused : dict of str to str
         Targets that lie coded because the layout does not take them, each with the reason.
     taken, experts, decoded : list
@@ -299,7 +300,12 @@ class Planner:
                     if any(part.tensor.compressed for part in parts):
                         self._decode(f"{path}.{name}", groups.pop(f"{path}.{name}"), converter, str(obstacle))
                 continue
-            self.plan.experts.append(TakenExperts(path, blobs))
+            layout = "packed" if self.plan.layout == "packed" else "coded"
+            refusal = find_packing_reason(module, blobs) if layout == "packed" else ""
+            if refusal:
+                layout = "coded"
+                self.plan.refused.update((f"{path}.{name}", refusal) for name in blobs)
+            self.plan.experts.append(TakenExperts(path, blobs, layout))
             self.plan.targets.update(f"{path}.{name}" for name in (*names, *blobs))
             for name in names:
                 del groups[f"{path}.{name}"]

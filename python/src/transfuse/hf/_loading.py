@@ -22,7 +22,7 @@ from transfuse._threads import Cancel, run_on_threads
 from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part, describe_refusal
 from transfuse.torch import _load, _ops
-from transfuse.torch._buffer_module import BufferModule, note_paths
+from transfuse.torch._buffer_module import BufferModule, has_bytes, note_paths
 from transfuse.torch._containers import container_buffers
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import TransfuseExperts, replace_experts
@@ -98,10 +98,23 @@ class Loader:
 
         def take(load: _Load, buffer: Tensor) -> None:
             set_parameter(self.model, load.target, nn.Parameter(buffer, requires_grad=False))
+            if load.into_container and self.plan.layout == "packed":
+                self._pack_experts(load.target.rpartition(".")[0])
             bar.update(len(load.parts))
 
         loads = sorted(loads, key=lambda load: (load.parts[0].tensor.file, load.parts[0].tensor.file_offset))
         run_on_threads(self._read, loads, take, num_threads=_THREADS, cancel=self._cancel)
+
+    def _pack_experts(self, path: str) -> None:
+        """Packs the experts of a module, if they are to be packed and all of them are there."""
+        experts = next(each for each in self.plan.experts if each.path == path)
+        module = self.model.get_submodule(path)
+        assert isinstance(module, TransfuseExperts)
+        if experts.layout != "packed" or not all(has_bytes(getattr(module, name)) for name in experts.blobs):
+            return
+        reason = module.convert_layout("packed")
+        if reason:
+            self.plan.refused.update((f"{path}.{name}", reason) for name in experts.blobs)
 
     def _read(self, load: _Load) -> Tensor:
         """Returns a layer's buffer, or a container, on the device of its target, adopted."""
@@ -183,7 +196,9 @@ def get_tensor(model: nn.Module, name: str) -> Tensor:
 def put_modules(model: nn.Module, plan: LoadPlan) -> None:
     """Puts our modules, still without blobs, in the place of others, under all names that these have."""
     for experts in plan.experts:
-        replaced = replace_experts(model.get_submodule(experts.path), **make_placeholders(experts.blobs))
+        replaced = replace_experts(
+            model.get_submodule(experts.path), **make_placeholders(experts.blobs, experts.layout)
+        )
         replaced._is_hf_initialized = True  # type: ignore[assignment]
     names = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
@@ -264,9 +279,9 @@ def end_loading(model: nn.Module) -> None:
 
 
 def compressed_parameters(model: PreTrainedModel) -> dict[str, BufferModule]:
-    """Returns the modules with compressed parameters by the parameters' names; one with several names is under each."""
+    """Returns the modules with compressed parameters by the names that a state dict has; each name has an entry."""
     modules = [(p, m) for p, m in model.named_modules(remove_duplicate=False) if isinstance(m, BufferModule)]
-    return {f"{path}.{name}": module for path, module in modules for name in module._buffer_names()}
+    return {f"{path}.{name}": module for path, module in modules for name in module._state_names()}
 
 
 def warn_of_decoded(plan: LoadPlan) -> None:

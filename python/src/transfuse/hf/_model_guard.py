@@ -267,7 +267,7 @@ def _diffusers_quantizer(model: Any, compressed: dict[str, BufferModule]) -> Ite
     """Does the same for a model of diffusers, whose files have the names of its parameters."""
     from transfuse.hf._diffusers import DiffusersTransfuseConfig, TransfuseDiffusersQuantizer
 
-    names = {f"{path}.{name}" for path, module in compressed.items() for name in module._buffer_names()}
+    names = {f"{path}.{name}" for path, module in compressed.items() for name in module._state_names()}
     quantizer = _check_quantizer(model)
     if quantizer is not None:
         quantizer._blobs = names

@@ -68,7 +68,8 @@ def make_file_tensors(
         if name in disk_names:
             made.blobs |= _name_blobs(disk_names[name], state[name], module)
         elif isinstance(module, TransfuseExperts):
-            made.take_experts(name.rpartition(".")[0], module)
+            path = name.rpartition(".")[0]
+            made.take_experts(path, module, {own: state[f"{path}.{own}"] for own in module._state_names()})
         else:
             made.take_matrix(name, state[name], module)
     dense = remove_tied_weights_from_state_dict(dense, model)
@@ -88,7 +89,7 @@ def _list_parameters(dense: dict[str, Tensor], compressed: dict[str, BufferModul
     names = set(dense)
     for name, module in compressed.items():
         path, _, own = name.rpartition(".")
-        apart = isinstance(module, TransfuseExperts) and "gate_proj" in module.container_shapes
+        apart = isinstance(module, TransfuseExperts) and "gate_proj" in module._state_names()
         names.add(f"{path}.gate_up_proj" if apart and own in ("gate_proj", "up_proj") else name)
     return names
 
@@ -136,17 +137,17 @@ class _Maker:
         self._decoded[name] = module.decode_weight()
         self._infos.append(module.info())
 
-    def take_experts(self, path: str, module: TransfuseExperts) -> None:
-        """Takes all experts of a module when the first of its parameters comes."""
+    def take_experts(self, path: str, module: TransfuseExperts, coded: dict[str, Tensor]) -> None:
+        """Takes all experts of a module, as coded containers, when the first of its parameters comes."""
         if path in self._experts:
             return
         self._experts.add(path)
-        containers = {name: container_buffers(getattr(module, name)) for name in module._buffer_names()}
+        containers = {name: container_buffers(container) for name, container in coded.items()}
         sorted_parts = {}
         for name, parts in _parts_of(containers).items():
             experts = self.names.sort_experts(f"{path}.{name}", len(parts[0]), len(parts))
             if experts is None:
-                self._take_decoded_experts(path, module)
+                self._take_decoded_experts(path, module, coded)
                 return
             for disk_name, matrices in experts.items():
                 chosen = [[parts[n % len(parts)][n // len(parts)] for n in numbers] for numbers in matrices]
@@ -154,10 +155,10 @@ class _Maker:
         for disk_name, blobs in sorted_parts.items():
             self.blobs[disk_name + SUFFIX] = blobs[0] if len(blobs) == 1 else _make_expert_tensor(blobs)
 
-    def _take_decoded_experts(self, path: str, module: TransfuseExperts) -> None:
+    def _take_decoded_experts(self, path: str, module: TransfuseExperts, coded: dict[str, Tensor]) -> None:
         for name, weights in module.decode_weights().items():
             self._decoded[f"{path}.{name}"] = weights
-        self._infos += [expert_infos(getattr(module, name))[0] for name in module._buffer_names()]
+        self._infos += [expert_infos(container)[0] for container in coded.values()]
 
     def convert_decoded(self, model: PreTrainedModel, dense: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns decoded tensors as the framework would save them, encoded again where that loses nothing.

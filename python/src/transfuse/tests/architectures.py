@@ -199,7 +199,7 @@ def dense_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
         if isinstance(module, CompressedModule):
             tensors[f"{path}.weight"] = module.decode_weight()
         elif isinstance(module, TransfuseExperts):
-            for name in module.container_shapes:
+            for name in module._state_names():
                 del tensors[f"{path}.{name}"]
             tensors.update((f"{path}.{name}", weight) for name, weight in module.decode_weights().items())
     return tensors

@@ -327,11 +327,13 @@ def test_memory_need_is_the_sum_of_its_parts(folder: Path) -> None:
 
 
 def test_memory_of_layouts(folder: Path) -> None:
-    """Of the five compressed tensors one is BF16, one F16; experts lie coded."""
+    """Of the five compressed tensors one is BF16, as are three experts, one F16; experts do not lie plain."""
     checkpoint = transfuse.info(folder / "compressed")
     stored = {tensor.name: tensor.bytes for tensor in checkpoint.tensors}
     q, k = (stored[f"layers.0.{name}_proj.weight"] for name in "qk")
-    assert count_layout_bytes(checkpoint, "packed") == sum(stored.values()) - q + packed_bytes(300, 520)
+    experts = stored["layers.0.experts.up_proj"]
+    packed = packed_bytes(300, 520) + 3 * packed_bytes(96, 160)
+    assert count_layout_bytes(checkpoint, "packed") == sum(stored.values()) - q - experts + packed
     assert count_layout_bytes(checkpoint, "plain") == sum(stored.values()) - q - k + 2 * (300 * 520 + 100 * 300)
     assert abs(8 * packed_bytes(4096, 4096) / 4096**2 - 12.0157) < 1e-3
 

@@ -266,7 +266,7 @@ def test_experts_refuse(device: str) -> None:
     ):
         with pytest.raises(RuntimeError, match=match):
             tt.experts(*wrong)
-    for place, value in ((4, 2), (8, 0), (8, 200), (16, 1), (12, 1)):
+    for place, value in ((4, 2), (8, 0), (8, 200), (16, 1), (12, 2)):
         bad = container.clone()
         bad[place] = value
         with pytest.raises(transfuse.TransfuseError, match="container|expert"):

@@ -266,7 +266,7 @@ def test_assembled_layers_in_a_graph(file: str) -> None:
         assert torch.equal(y, due)
 
 
-def test_containers_have_no_key() -> None:
+def test_the_key_of_experts_is_no_layers() -> None:
     container = tt.make_container([Case("bf16", "cpu", (16, 48)).buffer])
-    with pytest.raises(ValueError, match="container of experts"):
-        tt.layer_key(container)
+    with pytest.raises(RuntimeError, match="key is of a container of experts, which transfuse::moe_by_key takes"):
+        tt.decode_by_key(tt.layer_key(container), 16, 48, torch.bfloat16)

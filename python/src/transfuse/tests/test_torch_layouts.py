@@ -404,7 +404,7 @@ def test_load_layer(layout: str, device: str, source: Path, tensors: Tensors, tm
             assert bits_of(tt.decode(buffer, rows, cols, dtype)).numpy().tobytes() == values.tobytes()
         with pytest.raises(transfuse.UnsupportedError, match=r"codes\.weight.*codec int"):
             tt.load_layer(checkpoint, "layers.0.codes.weight", device, layout=layout)
-        with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
+        with pytest.raises(transfuse.UnsupportedError, match="experts are loaded coded"):
             tt.load_layer(checkpoint, "layers.0.experts.up_proj", device, layout=layout)
         one = tt.load_layer(checkpoint, "layers.0.experts.up_proj[1]", device, layout=layout)
         assert tt.layer_info(one).rows == 96

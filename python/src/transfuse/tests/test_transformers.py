@@ -344,21 +344,25 @@ def test_exact_as_an_argument(checkpoints: Checkpoints, device: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["plain", "packed"])
-@pytest.mark.parametrize("name", ["llama", "llama_tied", "gemma3", "mixtral", "gpt2", "bert", "t5"])
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "gemma3", "mixtral", "qwen3_moe", "gpt2", "bert", "t5"])
 def test_layouts(
     tmp_path: Path, checkpoints: Checkpoints, name: str, layout: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loaded in another layout, the model is the same, and what is saved of it is a compressed checkpoint."""
-    from transfuse.torch import _layouts
+    from transfuse.torch import TransfuseExperts, _layouts, _packed_experts
     from transfuse.torch._modules import CompressedModule
 
     source, compressed = load(checkpoints.source(name), name, device), checkpoints.compressed(name, embeddings=True)
     with monkeypatch.context() as patch:
         patch.setattr(_layouts, "encode_again", None)  # the framework asks for state dicts while it loads
+        patch.setattr(_packed_experts, "encode_packed", None)
         with pytest.warns(UserWarning, match="layout"):
             model = load(compressed, name, device, quantization_config=transfuse.TransfuseConfig(layout=layout))
     layers = [module for module in model.modules() if isinstance(module, CompressedModule)]
     assert {layer.layout for layer in layers} == {layout}
+    experts = [module.layout for module in model.modules() if isinstance(module, TransfuseExperts)]
+    takes_packed = layout == "packed" and (device == "cpu" or torch.cuda.get_device_capability() == (9, 0))
+    assert experts == ["packed" if takes_packed else "coded"] * (2 if name in ("mixtral", "qwen3_moe") else 0)
     for layer in layers:
         assert layer.weight.untyped_storage().nbytes() == layout_bytes(layout, *layer.weight_shape)
     assert count_different(model, source) == []

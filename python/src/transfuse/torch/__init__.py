@@ -26,8 +26,11 @@ from transfuse.torch._ops import (
     linear,
     linear_by_key,
     linear_group,
+    moe,
+    moe_by_key,
     set_exact,
 )
+from transfuse.torch._packed_experts import pack_experts
 from transfuse.torch._registry import (
     adopt,
     check_experts_dtype,
@@ -74,8 +77,11 @@ __all__ = [
     "linear_group",
     "load_layer",
     "make_container",
+    "moe",
+    "moe_by_key",
     "open_checkpoint",
     "pack",
+    "pack_experts",
     "repack",
     "set_exact",
     "set_experts_decode_threshold",

@@ -90,6 +90,10 @@ class BufferModule(nn.Module):
         """Returns the names of the parameters that are buffers of layers."""
         raise NotImplementedError
 
+    def _state_names(self) -> tuple[str, ...]:
+        """Returns the names under which a state dict has the layers, which are coded there."""
+        return self._buffer_names()
+
     def dense_names(self) -> tuple[str, ...]:
         """Returns the names that the uncompressed module has for the parameters whose place the buffers take."""
         return self._buffer_names()

@@ -19,7 +19,8 @@ from transfuse._errors import Status, make_error
 from transfuse._options import Granularity, fill_encode_options, find_layout
 from transfuse.torch import _layouts, _registry
 from transfuse.torch._buffer_module import as_parameter, note_paths
-from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
+from transfuse.torch._containers import container_buffers
+from transfuse.torch._experts import get_expert_names, lay_out_experts, replace_experts
 from transfuse.torch._modules import CompressedModule, TransfuseLinear, make_embedding
 from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, select
 
@@ -129,7 +130,7 @@ def compress_model(
         Take embeddings, too, and linear layers that share their weights.
     layout : str
         How weights lie in memory: "coded", "packed", or "plain", which takes no less memory than before. Weights that
-        the layout does not take lie coded, and a warning names them. Experts lie coded, too.
+        the layout does not take lie coded, and a warning names them; experts lie coded or packed.
     progress : callable, optional
         Called before each layer with its name, the bytes of weights that are done, and all bytes; and once at the end.
         If it returns something true, the call ends with CancelledError.
@@ -268,25 +269,27 @@ def _prepare_matrix(weight: Weight, options: dict[str, Any], layout: str) -> _Pr
     return dict.fromkeys(weight.names, result), compressed_bytes, refusal, swap
 
 
-def _prepare_experts(weight: Weight, options: dict[str, Any], _layout: str) -> _Prepared:
-    """Encodes the experts of a module, which lie coded; the function that it returns puts them in."""
+def _prepare_experts(weight: Weight, options: dict[str, Any], layout: str) -> _Prepared:
+    """Encodes or packs the experts of a module; the function that it returns puts them in."""
     module = weight.modules[0]
-    containers = encode_experts(module, **options)
+    containers, refusal = lay_out_experts(module, layout, options)
     results = {}
     for name in weight.names:
         own = name.rpartition(".")[2]
         dense = module._parameters[own]
         assert dense is not None
-        parts = [container for key, container in containers.items() if key in own.split("_")]
+        parts = [container for key, container in containers.items() if key == own.removesuffix("_proj")]
+        parts = parts or [container for key, container in containers.items() if key in own.split("_")]
         codec = _registry.expert_infos(parts[0])[0].codec
+        lies = _registry.layer_layout(container_buffers(parts[0])[0])
         nbytes = dense.numel() * dense.element_size()
         size = sum(part.numel() for part in parts)
-        results[name] = CompressedWeight(tuple(dense.shape), dense.dtype, codec, nbytes, size)
+        results[name] = CompressedWeight(tuple(dense.shape), dense.dtype, codec, nbytes, size, lies)
 
     def swap() -> None:
         replace_experts(module, **containers)
 
-    return results, _count_compressed(results), "", swap
+    return results, _count_compressed(results), refusal, swap
 
 
 def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The format in which the layers of several experts lie in one tensor, a *container*.
 
-bytes 0 .. 15        "TRFX", then as little-endian u32: version 1, count, 0
+bytes 0 .. 15        "TRFX", then as little-endian u32: version 1, count, order of rows (ROWS_AS_GIVEN ...)
 then                 u64 offset[count], u64 bytes[count]
 at each offset       a layer's buffer, mostly a blob; offsets are multiples of 256, ascending, and no buffer overlaps
                      another
@@ -21,6 +21,10 @@ _VERSION = 1
 _HEAD = struct.Struct("<4sIII")
 _ALIGNMENT = 256
 
+# In which order an expert's rows lie; these are the numbers of trf_gate_up_order.
+ROWS_AS_GIVEN = 0
+ROWS_INTERLEAVED = 1  # 8 rows of gate, the same 8 rows of up, the next 8 rows of gate ...
+
 
 def place_buffers(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Returns the offsets of buffers of these sizes in a container, and the container's size."""
@@ -32,10 +36,12 @@ def place_buffers(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def write_head(container: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+def write_head(
+    container: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int], order: int = ROWS_AS_GIVEN
+) -> None:
     """Writes all of a container but its buffers: its head, and zeros between the buffers."""
     count = len(offsets)
-    data = _HEAD.pack(_MAGIC, _VERSION, count, 0) + struct.pack(f"<{2 * count}Q", *offsets, *sizes)
+    data = _HEAD.pack(_MAGIC, _VERSION, count, order) + struct.pack(f"<{2 * count}Q", *offsets, *sizes)
     container[: len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     end = len(data)
     for offset, size in zip(offsets, sizes, strict=True):
@@ -59,14 +65,18 @@ def read_head(container: torch.Tensor) -> tuple[list[int], list[int]]:
     total = container.numel()
     if total < _HEAD.size:
         raise make_error(Status.TRF_ERR_TRUNCATED, f"a container of experts has {total} bytes", total)
-    magic, version, count, zero = _HEAD.unpack(bytes(container[: _HEAD.size].tolist()))
+    magic, version, count, order = _HEAD.unpack(bytes(container[: _HEAD.size].tolist()))
     if magic != _MAGIC:
         raise make_error(Status.TRF_ERR_MAGIC, "not a container of experts", 0)
     if version != _VERSION:
         raise make_error(Status.TRF_ERR_VERSION, f"a container of experts of version {version}", 4)
     end = _HEAD.size + 16 * count
-    if count < 1 or zero or end > total:
+    if count < 1 or end > total:
         raise make_error(Status.TRF_ERR_HEADER, f"a container of {total} bytes cannot have {count} experts", 8)
+    if order not in (ROWS_AS_GIVEN, ROWS_INTERLEAVED):
+        raise make_error(
+            Status.TRF_ERR_HEADER, f"a container whose rows lie in an order that is not known, {order}", 12
+        )
     numbers = struct.unpack(f"<{2 * count}Q", bytes(container[_HEAD.size : end].tolist()))
     offsets, sizes = list(numbers[:count]), list(numbers[count:])
     for index, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
@@ -78,6 +88,12 @@ def read_head(container: torch.Tensor) -> tuple[list[int], list[int]]:
             )
         end = offset + size
     return offsets, sizes
+
+
+def read_order(container: torch.Tensor) -> int:
+    """Returns in which order the rows of a container's experts lie. `container` is one that `read_head` accepts."""
+    order: int = _HEAD.unpack(bytes(container[: _HEAD.size].tolist()))[3]
+    return order
 
 
 def make_container(buffers: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -10,7 +10,12 @@ container is one uint8 tensor that holds the blobs of all experts (`transfuse.to
     up_proj, down_proj                  where the experts have no gate
 
 So a state dict has the containers under these names. The module's class becomes one that derives from the model's own.
-For each call it chooses between two ways:
+
+Packed experts have gate and up in one container, gate_up_proj, with rows in turns; a state dict, a pickle and a saved
+model have them coded, as they were or would have been. They go through `transfuse.torch.moe`, however many tokens there
+are, but in exact mode, with gradients, and for x of another dtype than BF16.
+
+For each call of coded experts the module chooses between two ways:
 
 * If there are few tokens, they are sorted by expert on the device, and multiplied by the compressed experts. Nothing
   waits for the device, so the call can be captured in a CUDA graph.
@@ -25,6 +30,8 @@ Expert parallelism, transposed weights and biases are not supported; `find_exper
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +39,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transfuse._errors import Status, TransfuseError, make_error
-from transfuse.torch import _ops, _registry
+from transfuse._errors import Status, TransfuseError, UnsupportedError, make_error
+from transfuse._results import LayerInfo
+from transfuse.torch import _layouts, _ops, _packed_experts, _registry
 from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
-from transfuse.torch._containers import container_buffers, make_container
+from transfuse.torch._containers import ROWS_INTERLEAVED, container_buffers, make_container, read_order
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._encode import encode
 
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+_PACKED_NAMES = ("gate_up_proj", "down_proj")
 # If an expert has more tokens than this, on average, decoding all experts of a layer is faster than multiplying by
 # compressed ones, which decodes an expert again for each 8 of its tokens (docs/notebook/2026-11-24-models.md).
 _decode_threshold = 16
@@ -121,7 +130,8 @@ def replace_experts(
         DeepseekV3Experts ...), with dense weights, which may be on the meta device. It stays the same object and an
         instance of that class; `gate_up_proj` and `down_proj` go.
     gate_up : container, or blobs of all experts, of [2 x intermediate][hidden]
-        Or `gate` and `up`, each of [intermediate][hidden]; `up` alone where the experts have no gate.
+        Or `gate` and `up`, each of [intermediate][hidden]; `up` alone where the experts have no gate. Packed experts
+        are `gate_up`, whose rows are interleaved, and `down`, from `pack_experts`.
     down : container, or blobs of all experts, of [hidden][intermediate]
         A container on the meta device, or an empty one, will be loaded later: by setting the parameter, or from a state
         dict.
@@ -138,8 +148,10 @@ def replace_experts(
     ValueError
         The module cannot run compressed experts (`find_experts_obstacle`), these are not the containers that it needs,
         or one has experts of another number or shape.
-    DataError, UnsupportedError
-        A blob is corrupt, or of another version.
+    DataError
+        A blob is corrupt.
+    UnsupportedError
+        A blob is of another version; experts lie in a layout in which they cannot run.
     """
     obstacle = find_experts_obstacle(module)
     if obstacle:
@@ -152,8 +164,11 @@ def replace_experts(
     state = {key: value for key, value in module.__dict__.items() if key != "_parameters"}
     made.__dict__.update(state, _parameters={}, container_shapes=shapes, weight_dtype=dtype, dense_dtype=dtype)
     made.product_dtypes = ()
+    made._coded_infos = dict.fromkeys(shapes)
     for name, container in containers.items():
         made.register_parameter(name, as_parameter(container))
+    if made._layout == "packed":
+        made._coded_infos = dict.fromkeys(("gate_proj", "up_proj", "down_proj"))
     object.__setattr__(module, "__dict__", made.__dict__)
     object.__setattr__(module, "__class__", type(made))
     assert isinstance(module, TransfuseExperts)
@@ -189,6 +204,78 @@ def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
     }
 
 
+def pack_dense_experts(module: nn.Module) -> dict[str, Tensor]:
+    """Packs the dense experts of a module, [experts][rows][columns] of BF16, on the device where they lie.
+
+    Parameters
+    ----------
+    module : nn.Module
+        A module for which `find_experts_obstacle` returns None.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The arguments of `replace_experts`.
+
+    Raises
+    ------
+    UnsupportedError
+        These experts cannot run packed, or their weights cannot be packed.
+    """
+    first, down = (module._parameters[name] for name in get_expert_names(module))
+    assert first is not None and down is not None
+    reason = _packed_experts.find_packing_obstacle(module, down.device)
+    reason = reason or _packed_experts.find_shape_obstacle(first.shape, down.device)
+    if reason is None and {first.dtype, down.dtype} != {torch.bfloat16}:
+        reason = f"packed layers are of BF16, and not of {first.dtype}"
+    if reason:
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, reason)
+    return {
+        "gate_up": _packed_experts.pack_experts(first, interleave=True),
+        "down": _packed_experts.pack_experts(down, interleave=False),
+    }
+
+
+def lay_out_experts(module: nn.Module, layout: str, options: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """Makes the experts of a dense module, packed or coded.
+
+    With options that leave the form of blobs to the library BF16 experts are packed without the encoder. A layout that
+    does not take them gives coded ones.
+
+    Parameters
+    ----------
+    module : nn.Module
+        A module for which `find_experts_obstacle` returns None.
+    layout : str
+        "coded", "packed" or "plain".
+    options : dict
+        The options of `transfuse.Layer.encode`.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The arguments of `replace_experts`.
+    str
+        Why the layout does not take the experts, or "".
+    """
+    if layout == "coded":
+        return encode_experts(module, **options), ""
+    refusal = "experts lie coded or packed"
+    if layout == "packed":
+        refusal = "packed experts are encoded with the default options"
+        if _layouts.is_default_form(options):
+            try:
+                packed = pack_dense_experts(module)
+            except UnsupportedError as reason:
+                refusal = reason.message
+            else:
+                dense = sum(module.get_parameter(name).nbytes for name in get_expert_names(module))
+                if sum(container.numel() for container in packed.values()) < dense:
+                    return packed, ""
+                refusal = "packing does not make them smaller"
+    return encode_experts(module, **options), refusal
+
+
 class TransfuseExperts(BufferModule):
     """The base of the experts modules that `replace_experts` makes; their class derives from the model's, too.
 
@@ -196,6 +283,8 @@ class TransfuseExperts(BufferModule):
     ----------
     gate_up_proj, gate_proj, up_proj, down_proj : nn.Parameter, uint8, [container_bytes]
         Two or three of these exist, as this file's docstring says.
+    layout : str
+        "coded" or "packed".
     container_shapes : dict of str to (int, int, int)
         For each of these the numbers of experts, and of rows and columns of their decoded weights.
     weight_dtype : torch.dtype
@@ -212,7 +301,10 @@ class TransfuseExperts(BufferModule):
     weight_dtype: torch.dtype
     dense_dtype: torch.dtype
     product_dtypes: tuple[torch.dtype, ...]
+    gate_up_proj: Tensor
     down_proj: Tensor
+    # The containers that the module has when it lies coded, and how each was encoded; None: not yet, or by default.
+    _coded_infos: dict[str, LayerInfo | None]
     # The model's class has these.
     num_experts: int
     has_gate: bool
@@ -246,9 +338,11 @@ class TransfuseExperts(BufferModule):
                 preserve_rng_state=False,
             )
             return result
-        few = top_k_index.numel() <= _decode_threshold * self.num_experts
-        few = few and hidden_states.dtype in self.product_dtypes
-        if _ops.is_exact() or not few:
+        if _ops.is_exact() or hidden_states.dtype not in self.product_dtypes:
+            return self._forward_dense(hidden_states, top_k_index, top_k_weights)
+        if self._layout == "packed":
+            return self._forward_packed(hidden_states, top_k_index, top_k_weights)
+        if top_k_index.numel() > _decode_threshold * self.num_experts:
             return self._forward_dense(hidden_states, top_k_index, top_k_weights)
         return self._forward_compressed(hidden_states, top_k_index, top_k_weights)
 
@@ -299,13 +393,87 @@ class TransfuseExperts(BufferModule):
                 continue
             info = _registry.expert_infos(container)[0]
             bits = 8 * container.numel() / (experts * rows * cols)
-            about = f"codec={info.codec}, bits={bits:.2f}, dtype={self.weight_dtype}"
+            layout = "" if self._layout == "coded" else f", layout={self._layout}"
+            about = f"codec={info.codec}{layout}, bits={bits:.2f}, dtype={self.weight_dtype}"
             lines.append(f"{name}: {experts} of {rows} x {cols}, {about}")
         return "\n".join(lines)
 
+    def prepare_layout(self, layout: str) -> tuple[str, Callable[[], None]]:
+        """Makes the experts' containers of another layout; the module takes them when the function is called.
+
+        Containers get new parameters, and packed ones other names. To packed ones experts are decoded one by one on
+        their device; to coded ones they are encoded on the CPU.
+
+        Returns
+        -------
+        str
+            Why the layout does not take these experts, or "".
+        function
+            It puts the containers in, or does nothing if there is a reason.
+
+        Raises
+        ------
+        DataError
+            A container is corrupt.
+        TransfuseError
+            Memory is short, and so on.
+        """
+        if layout == self._layout:
+            return "", _do_nothing
+        if not all(has_bytes(container) for container in self._containers()):
+            return "its experts are to be loaded first", _do_nothing
+        if layout == "coded":
+            coded = {name: made.to(self.down_proj.device) for name, made in self._encode_packed().items()}
+            return "", lambda: self._put_containers(coded)
+        reason = "experts lie coded or packed"
+        if layout == "packed":
+            reason = self._find_packing_obstacle(self.down_proj.device) or ""
+        if reason:
+            return reason, _do_nothing
+        try:
+            packed, infos = self._pack({name: getattr(self, name) for name in self.container_shapes})
+        except UnsupportedError as refusal:
+            return refusal.message, _do_nothing
+
+        def swap() -> None:
+            self._coded_infos = infos
+            self._put_containers(packed)
+
+        return "", swap
+
+    def convert_layout(self, layout: str) -> str:
+        """Does what `prepare_layout` prepares, and returns its reason."""
+        reason, swap = self.prepare_layout(layout)
+        swap()
+        return reason
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The class is made at run time, so it cannot be found by its name.
-        return _new_instance, (self._dense_class,), self.__dict__.copy()
+        state = self.__dict__.copy()
+        if self._layout == "packed" and all(has_bytes(container) for container in self._containers()):
+            coded = {name: as_parameter(made.to(self.down_proj.device)) for name, made in self._encode_packed().items()}
+            state.update(_parameters=coded, container_shapes=self._coded_shapes())
+        return _new_instance, (self._dense_class,), state
+
+    # Copies do not go through the pickle, which has coded experts.
+
+    def __copy__(self) -> Self:
+        made = _new_instance(self._dense_class)
+        made.__setstate__(self.__dict__.copy())
+        return made  # type: ignore[return-value]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = _new_instance(self._dense_class)
+        memo[id(self)] = made
+        made.__setstate__({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return made  # type: ignore[return-value]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._layout != state.get("_layout", "coded"):  # a pickle of packed experts
+            reason = self.convert_layout("packed")
+            if reason:
+                warnings.warn(f"a {type(self).__name__} stays coded, since {reason}", stacklevel=2)
 
     def _buffer_names(self) -> tuple[str, ...]:
         return tuple(self.container_shapes)
@@ -320,13 +488,27 @@ class TransfuseExperts(BufferModule):
             return
         _registry.adopt(buffer)
         infos = _registry.expert_infos(buffer)
-        if any(_registry.layer_layout(expert) != "coded" for expert in container_buffers(buffer)):
-            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{what}: experts lie coded")
+        self._check_layout(name, buffer, what)
         shapes = {(info.rows, info.cols) for info in infos}
         if len(infos) != experts or shapes != {(rows, cols)}:
             listed = ", ".join(f"{r} x {c}" for r, c in sorted(shapes))
             raise ValueError(f"{what}: the container has {len(infos)} experts of {listed}")
         self.weight_dtype = TORCH_DTYPES[infos[0].dtype]
+
+    def _check_layout(self, name: str, buffer: Tensor, what: str) -> None:
+        """Raises an error for a container that does not lie as the others do, or in which experts cannot run."""
+        layouts = {_registry.layer_layout(expert) for expert in container_buffers(buffer)}
+        others = [each for own, each in self._parameters.items() if own != name and each is not None]
+        wanted = {_layout_of(each) for each in others if has_bytes(each)} or {"coded", "packed"}
+        reason: str | None = ""
+        if len(layouts) > 1 or not layouts <= wanted:
+            reason = f"its experts lie {' and '.join(sorted(layouts))}, and not {' or '.join(sorted(wanted))}"
+        elif layouts == {"packed"}:
+            reason = self._find_packing_obstacle(buffer.device)
+        if reason:
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{what}: {reason}")
+        if (read_order(buffer) == ROWS_INTERLEAVED) != (layouts == {"packed"} and name == "gate_up_proj"):
+            raise ValueError(f"{what}: rows of gate_up_proj are interleaved if it is packed, and no others are")
 
     def _decode(self, name: str) -> Tensor:
         return _ops.decode_experts(self._loaded_container(name), *self.container_shapes[name], self.dense_dtype)
@@ -342,17 +524,123 @@ class TransfuseExperts(BufferModule):
         self.dense_dtype = fn(torch.empty(0, dtype=self.dense_dtype, device=self.down_proj.device)).dtype
         return self
 
+    def _containers(self) -> list[Tensor]:
+        return [each for each in self._parameters.values() if each is not None]
+
     def _note_adoption(self) -> None:
-        containers = [each for each in self._parameters.values() if each is not None and has_bytes(each)]
-        whole = len(containers) == len(self.container_shapes)
+        containers = [each for each in self._containers() if has_bytes(each)]
+        if len(containers) < len(self.container_shapes):
+            self.product_dtypes = ()
+            return
+        layouts = {_layout_of(container) for container in containers}
+        if layouts <= {"coded", "packed"}:  # else the bytes are still to be written
+            self._layout = "packed" if layouts == {"packed"} else "coded"
+        dtypes = _X_DTYPES if layouts == {"coded"} else _X_DTYPES[:1] if layouts == {"packed"} else ()
         self.product_dtypes = tuple(
-            dtype for dtype in _X_DTYPES if whole and all(_multiplies(container, dtype) for container in containers)
+            dtype for dtype in dtypes if all(_multiplies(container, dtype) for container in containers)
         )
+
+    def _find_packing_obstacle(self, device: torch.device) -> str | None:
+        reason = _packed_experts.find_packing_obstacle(self, device)
+        return reason or _packed_experts.find_shape_obstacle(self.dense_shapes()["gate_up_proj"], device)
+
+    def _coded_shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Returns the shapes of the containers that the module has if it lies coded."""
+        shapes = self.dense_shapes()
+        experts, rows, cols = shapes["gate_up_proj"]
+        half = experts, rows // 2, cols
+        shapes.update(gate_proj=half, up_proj=half)
+        return {name: shapes[name] for name in self._coded_infos}
+
+    def _encode_packed(self) -> dict[str, Tensor]:
+        """Returns the containers, on the CPU, that the module has if it lies coded."""
+        names = [name for name in self._coded_infos if name != "down_proj"]
+        first = _packed_experts.encode_packed(self.gate_up_proj, [self._coded_infos[name] for name in names])
+        (down,) = _packed_experts.encode_packed(self.down_proj, [self._coded_infos["down_proj"]])
+        return {**dict(zip(names, first)), "down_proj": down}
+
+    def _pack(self, containers: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, LayerInfo | None]]:
+        """Returns packed containers of coded ones, and how these were encoded."""
+        first = [container for name, container in containers.items() if name != "down_proj"]
+        made = {
+            "gate_up_proj": _packed_experts.pack_experts(*first, interleave=True),
+            "down_proj": _packed_experts.pack_experts(containers["down_proj"], interleave=False),
+        }
+        return made, {name: _registry.expert_infos(each)[0] for name, each in containers.items()}
+
+    def _put_containers(self, containers: dict[str, Tensor]) -> None:
+        """Replaces all containers, after which the module lies in their layout."""
+        shapes = self._coded_shapes() if tuple(containers) != _PACKED_NAMES else self.dense_shapes()
+        is_hf_initialized = any(getattr(each, "_is_hf_initialized", False) for each in self._containers())
+        for container in containers.values():
+            _registry.adopt(container)  # before anything has changed
+        self._parameters.clear()
+        self.container_shapes = {name: shapes[name] for name in containers}
+        for name, container in containers.items():
+            parameter = as_parameter(container)
+            if is_hf_initialized:
+                parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+            self.register_parameter(name, parameter)
+
+    def _state_names(self) -> tuple[str, ...]:
+        return tuple(self._coded_infos) if self._layout == "packed" else self._buffer_names()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._layout == "coded" or self._is_loading or not all(has_bytes(each) for each in self._containers()):
+            return
+        for name in self._buffer_names():
+            del destination[prefix + name]
+        destination.update((prefix + name, made) for name, made in self._encode_packed().items())
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        lists = strict, missing_keys, unexpected_keys, error_msgs
+        if self._layout == "coded":
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *lists)
+            return
+        # The blobs of a state dict become packed experts all together.
+        names = self._state_names()
+        given = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
+        missing_keys += [prefix + name for name in names if strict and name not in given]
+        if len(given) == len(names):
+            try:
+                self._load_coded(given)
+            except (TransfuseError, TypeError, ValueError) as failure:
+                error_msgs.append(f'While loading the compressed experts "{prefix}{names[0]}" and so on: {failure}')
+        rest = {key: value for key, value in state_dict.items() if key not in {prefix + name for name in names}}
+        rest.update((prefix + name, getattr(self, name)) for name in self._buffer_names())
+        nn.Module._load_from_state_dict(self, rest, prefix, local_metadata, *lists)
+
+    def _load_coded(self, blobs: dict[str, Tensor]) -> None:
+        """Takes coded containers of a state dict, which are packed; the parameters stay the same ones."""
+        shapes, device = self._coded_shapes(), self.down_proj.device
+        for name, blob in blobs.items():
+            _check_container(blob, f"{name} of a {type(self).__name__}", shapes[name])
+        packed, self._coded_infos = self._pack({name: blob.detach().to(device) for name, blob in blobs.items()})
+        for name, made in packed.items():
+            self._change_data(name, made)
 
     def _forward_dense(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         own = self._dense_class.forward
         result: Tensor = own(_Dense(self, self.decode_weights()), hidden_states, top_k_index, top_k_weights)
         return result
+
+    def _forward_packed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        if top_k_index.shape[-1] > _packed_experts.MOST_ROUTES:
+            return self._forward_dense(hidden_states, top_k_index, top_k_weights)
+        activation = _packed_experts.name_activation(self)
+        assert activation is not None
+        containers = self.gate_up_proj, self.down_proj
+        return _ops.moe(hidden_states, top_k_index, top_k_weights.float(), *containers, activation=activation)
 
     def _forward_compressed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         tokens, k = top_k_index.shape
@@ -398,6 +686,27 @@ def _multiplies(container: Tensor, dtype: torch.dtype) -> bool:
     except TransfuseError:
         return False
     return True
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _layout_of(container: Tensor) -> str:
+    """Returns how the experts of a container lie; "" if it is none yet."""
+    try:
+        return _registry.layer_layout(container_buffers(container)[0])
+    except TransfuseError:
+        return ""
+
+
+def _check_container(container: Any, what: str, shape: tuple[int, int, int]) -> None:
+    """Raises an error if something is no container of as many experts of a shape."""
+    if not isinstance(container, Tensor) or not is_buffer(container):
+        raise TypeError(f"{what} is a container (torch.uint8, 1-D)")
+    infos = _registry.expert_infos(container)
+    if len(infos) != shape[0] or {(info.rows, info.cols) for info in infos} != {shape[1:]}:
+        raise ValueError(f"{what} has {shape[0]} experts of {shape[1]} x {shape[2]}, and this container has others")
 
 
 class _Dense:
@@ -462,6 +771,8 @@ __all__ = [
     "find_experts_obstacle",
     "get_expert_names",
     "get_experts_decode_threshold",
+    "lay_out_experts",
+    "pack_dense_experts",
     "replace_experts",
     "set_experts_decode_threshold",
 ]

@@ -109,10 +109,7 @@ def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tenso
 
     Raises what `encode` does, and what `convert_layer` does for other reasons.
     """
-    is_default = all(
-        name in _FORMLESS_OPTIONS or value in _DEFAULT_FORM.get(name, (None,)) for name, value in options.items()
-    )
-    if layout == "packed" and weight.dtype == torch.bfloat16 and is_default:
+    if layout == "packed" and weight.dtype == torch.bfloat16 and is_default_form(options):
         try:
             packed = _registry.pack(weight)
         except UnsupportedError:
@@ -123,6 +120,13 @@ def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tenso
     blob = _encode.encode(weight, **options).to(weight.device)
     laid_out, refusal = convert_or_keep(blob, layout)
     return laid_out, blob.numel(), refusal
+
+
+def is_default_form(options: dict[str, Any]) -> bool:
+    """Returns whether BF16 weights that are encoded with these options become what they become by default."""
+    return all(
+        name in _FORMLESS_OPTIONS or value in _DEFAULT_FORM.get(name, (None,)) for name, value in options.items()
+    )
 
 
 def encode_again(buffer: Tensor) -> Tensor:

@@ -134,7 +134,10 @@ def load_layer(
         return _load([(checkpoint, tensor)], torch.device(device), cancel, False, wanted, part)
     if info is not None and info.compressed and len(info.shape) == 3:
         if wanted != s.Layout.CODED:
-            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{tensor}: experts lie coded, and not {layout}")
+            raise make_error(
+                Status.TRF_ERR_UNSUPPORTED,
+                f"{tensor}: experts are loaded coded, and not {layout}; pack_experts packs them",
+            )
         return load_experts([(checkpoint, f"{tensor}[{index}]") for index in range(info.blobs)], device, cancel=cancel)
     return _load([(checkpoint, tensor)], torch.device(device), cancel, into_container=False, layout=wanted)
 

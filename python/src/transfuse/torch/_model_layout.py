@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 
@@ -17,8 +18,6 @@ from transfuse.torch._compress import run_abandonable
 from transfuse.torch._experts import TransfuseExperts
 from transfuse.torch._modules import CompressedModule
 
-_NO_EXPERTS = "experts lie coded"
-
 
 def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = None) -> dict[str, str]:
     """Converts the weights of a compressed module, or of all those of a model, to another layout, in place.
@@ -27,8 +26,9 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
     and, for "coded", that of its dense weights, which are encoded on the CPU. Parameters stay the same objects, so that
     ties hold. But their memory is new, so compiled models are compiled anew, and CUDA graphs must be captured again.
     Modules whose weights are to be loaded are told how. No other thread may use the model meanwhile. Weights that the
-    layout does not take stay as they are, and a warning names them: weights of other codecs and, for "packed", weights
-    whose exponents lie too far apart. After Ctrl-C, or any other exception, the model still works, and some of its
+    layout does not take stay as they are, and a warning names them: weights of other codecs, for "packed" weights whose
+    exponents lie too far apart and experts that cannot run so, for "plain" all experts. Packed experts have other
+    parameters than coded ones. After Ctrl-C, or any other exception, the model still works, and some of its
     layers are converted.
 
     Parameters
@@ -43,7 +43,7 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
     Returns
     -------
     dict of str to str
-        The compressed weights that stay as they are, and why: those of experts, which lie coded, are among them.
+        The compressed weights that stay as they are, and why.
 
     Raises
     ------
@@ -54,42 +54,76 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
     CancelledError
         `progress` asked to stop.
     """
-    wanted = find_layout(layout)
-    weights: dict[int, list[tuple[str, CompressedModule]]] = {}
-    left: dict[str, str] = {}
+    find_layout(layout)
+    weights: dict[int, _Weight] = {}
     for path, module in model.named_modules():
+        start = f"{path}." if path else ""
         if isinstance(module, CompressedModule):
-            weights.setdefault(id(module.weight), []).append((f"{path}.weight" if path else "weight", module))
-        elif isinstance(module, TransfuseExperts) and wanted != find_layout("coded"):
-            if module is model:
-                raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{_NO_EXPERTS}, and not {layout}")
-            left.update(dict.fromkeys((f"{path}.{name}" for name in module.container_shapes), _NO_EXPERTS))
-    taken = [members for members in weights.values() if members[0][1].layout != layout]
-    total, done = sum(members[0][1].weight.numel() for members in taken), 0
+            weights.setdefault(id(module.weight), _Weight()).add(f"{start}weight", module)
+        elif isinstance(module, TransfuseExperts):
+            for name in module.container_shapes:
+                weights.setdefault(id(module), _Weight()).add(f"{start}{name}", module)
+    taken = [weight for weight in weights.values() if weight.modules[0].layout != layout]
+    total, done = sum(weight.count_bytes() for weight in taken), 0
     refused: dict[str, str] = {}
-    for members in taken:
-        name, first = members[0]
-        size = first.weight.numel()
-        _report_progress(progress, name, done, total)
-        if has_bytes(first.weight):
-            reason = _convert([module for _, module in members], layout)
-            if reason and first is model:
-                raise make_error(Status.TRF_ERR_UNSUPPORTED, reason)
-            if reason:
-                refused.update((each, reason) for each, _ in members)
-        else:
-            for _, module in members:
-                module.expect_layout(layout)
+    for weight in taken:
+        size = weight.count_bytes()
+        _report_progress(progress, weight.names[0], done, total)
+        reason = _convert(weight, layout)
+        if reason and weight.modules[0] is model:
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, reason)
+        if reason:
+            refused.update(dict.fromkeys(weight.names, reason))
         done += size
     if taken:
-        _report_progress(progress, taken[-1][0][0], done, total)
+        _report_progress(progress, taken[-1].names[0], done, total)
     if refused:
         warnings.warn(_layouts.describe_refusals(layout, refused), stacklevel=2)
-    return left | refused
+    return refused
 
 
-def _convert(modules: list[CompressedModule], layout: str) -> str:
-    """Converts the weight that modules share; returns why the layout does not take it, or ""."""
+@dataclasses.dataclass
+class _Weight:
+    """A weight that modules share, or the experts of one module, with all names of parameters."""
+
+    names: list[str] = dataclasses.field(default_factory=list)
+    modules: list[CompressedModule | TransfuseExperts] = dataclasses.field(default_factory=list)
+
+    def add(self, name: str, module: CompressedModule | TransfuseExperts) -> None:
+        self.names.append(name)
+        self.modules.append(module)
+
+    def count_bytes(self) -> int:
+        first = self.modules[0]
+        return sum(first.get_parameter(name).numel() for name in first._buffer_names())
+
+
+def _convert(weight: _Weight, layout: str) -> str:
+    """Converts a weight; returns why the layout does not take it, or ""."""
+    first = weight.modules[0]
+    if isinstance(first, TransfuseExperts):
+        return _convert_experts(first, layout)
+    modules = [module for module in weight.modules if isinstance(module, CompressedModule)]
+    if has_bytes(first.weight):
+        return _convert_matrix(modules, layout)
+    for module in modules:
+        module.expect_layout(layout)
+    return ""
+
+
+def _convert_experts(module: TransfuseExperts, layout: str) -> str:
+    reasons: list[str] = []
+
+    def convert() -> Callable[[], None]:
+        reason, swap = module.prepare_layout(layout)
+        reasons.append(reason)
+        return swap
+
+    run_abandonable(convert)
+    return reasons[0]
+
+
+def _convert_matrix(modules: list[CompressedModule], layout: str) -> str:
     reasons: list[str] = []
 
     def convert() -> Callable[[], None]:

@@ -20,6 +20,8 @@ _library = torch.library.Library("transfuse", "FRAGMENT")
 _linear = torch.ops.transfuse.linear.default
 _linear_group = torch.ops.transfuse.linear_group.default
 _experts = torch.ops.transfuse.experts.default
+_moe = torch.ops.transfuse.moe.default
+_moe_by_key = torch.ops.transfuse.moe_by_key.default
 _decode = torch.ops.transfuse.decode.default
 _decode_experts = torch.ops.transfuse.decode_experts.default
 _decode_experts_into = torch.ops.transfuse.decode_experts_into.default
@@ -165,13 +167,68 @@ def experts(x: torch.Tensor, offsets: torch.Tensor, container: torch.Tensor, row
     return result
 
 
+def moe(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    expert_map: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: str = "silu",
+    num_ids: int = 0,
+) -> torch.Tensor:
+    """Computes a whole mixture: y[t] = sum over i of weights[t][i] * down(activation(gate(x[t])) * up(x[t])) of the
+    expert ids[t][i].
+
+    Nothing is read back from a GPU, so the call can be captured in a CUDA graph. Ids that are out of range add nothing.
+
+    Parameters
+    ----------
+    x : torch.Tensor, bfloat16, [tokens][hidden]
+    ids : torch.Tensor, int32 or int64, [tokens][k]
+        The experts of each token; k is 32 at most.
+    weights : torch.Tensor, float32, [tokens][k]
+    gate_up : torch.Tensor, uint8, [container_bytes]
+        BF16 experts of [2 x intermediate][hidden] that `pack_experts(..., interleave=True)` made. On a GPU they are
+        packed, and its compute capability is 9.0.
+    down : torch.Tensor, uint8, [container_bytes]
+        As many experts of [hidden][intermediate], which `pack_experts(..., interleave=False)` made.
+    expert_map : torch.Tensor, int32, [num_ids], or None
+        Which of the experts here an id means, or -1 for one that is elsewhere and adds nothing.
+    gate_up_bias, down_bias : torch.Tensor, bfloat16, [experts][rows], or None
+        The former has its rows in the order of the container: 8 of gate and 8 of up in turns.
+    activation : str
+        "silu" or "gelu_tanh": of the gate.
+    num_ids : int
+        How many experts there are everywhere, which ids count; 0: those here.
+
+    Returns
+    -------
+    torch.Tensor, bfloat16, [tokens][hidden]
+
+    Raises
+    ------
+    RuntimeError
+        Shapes, dtypes or devices do not fit; rows of a container lie in another order; experts are unknown while a CUDA
+        graph is captured, or the device does not take them; a tensor requires a gradient, or exact mode is on (use
+        `decode_experts` then).
+    """
+    _refuse_exact_moe("moe", x, weights, gate_up_bias, down_bias)
+    result: torch.Tensor = _moe(
+        x, ids, weights, gate_up, down, expert_map, gate_up_bias, down_bias, activation, num_ids
+    )
+    return result
+
+
 def decode_experts(container: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
     """Decodes all experts of a container.
 
     Returns
     -------
     torch.Tensor, [count][rows][cols]
-        Each as `decode` gives it.
+        Each as `decode` gives it, but for interleaved rows of gate and up, which are in the order that they had before.
     """
     result: torch.Tensor = _decode_experts(container, count, rows, cols, dtype)
     return result
@@ -232,6 +289,39 @@ def embedding_by_key(ids: torch.Tensor, key: torch.Tensor, rows: int, cols: int,
     """Decodes rows of the layer that a key stands for, as `embedding` does; raises RuntimeError if there is none."""
     result: torch.Tensor = _embedding_by_key(ids, key, rows, cols, dtype)
     return result
+
+
+def moe_by_key(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up_key: torch.Tensor,
+    down_key: torch.Tensor,
+    expert_map: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: str = "silu",
+    num_ids: int = 0,
+) -> torch.Tensor:
+    """Does what `moe` does by the keys of the containers (`layer_key`), so that its graph does not depend on their
+    sizes.
+
+    Raises
+    ------
+    RuntimeError
+        As in `moe`; also if a key belongs to no known container. Exact mode is looked at when the op runs.
+    """
+    if _needs_gradients(x, weights) or _needs_gradients(x, gate_up_bias) or _needs_gradients(x, down_bias):
+        raise RuntimeError("moe_by_key has no gradients; call it under torch.no_grad()")
+    result: torch.Tensor = _moe_by_key(
+        x, ids, weights, gate_up_key, down_key, expert_map, gate_up_bias, down_bias, activation, num_ids
+    )
+    return result
+
+
+def _refuse_exact_moe(name: str, x: torch.Tensor, *others: torch.Tensor | None) -> None:
+    if _exact or any(_needs_gradients(x, other) for other in others):
+        raise RuntimeError(f"{name} has neither gradients nor an exact mode; multiply by what decode_experts gives")
 
 
 def _refuse_gradients(name: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -328,6 +418,20 @@ def _register_autocast(device: str, key: str) -> None:
             result: torch.Tensor = _experts(x, offsets, container, rows)
             return result
 
+    def moe_kernel(x: torch.Tensor, *operands: object) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            x, _ = _cast(x, None, torch.get_autocast_dtype(device))
+            result: torch.Tensor = _moe(x, *operands)
+            return result
+
+    def moe_key_kernel(x: torch.Tensor, *operands: object) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            x, _ = _cast(x, None, torch.get_autocast_dtype(device))
+            result: torch.Tensor = _moe_by_key(x, *operands)
+            return result
+
+    _library.impl("moe", moe_kernel, key)
+    _library.impl("moe_by_key", moe_key_kernel, key)
     _library.impl("linear", linear_kernel, key)
     _library.impl("linear_by_key", key_kernel, key)
     _library.impl("linear_group", group_kernel, key)
@@ -396,6 +500,43 @@ def _(x: torch.Tensor, buffers: list[torch.Tensor], rows: list[int]) -> list[tor
 def _(x: torch.Tensor, offsets: torch.Tensor, container: torch.Tensor, rows: int) -> torch.Tensor:
     _check_fake(container, x)
     return x.new_empty((x.shape[0], rows))
+
+
+def _check_fake_moe(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+    torch._check(x.dtype == torch.bfloat16 and x.dim() == 2, lambda: "x must be BF16 [tokens, hidden]")
+    torch._check(ids.dtype in (torch.int32, torch.int64), lambda: "ids must be int32 or int64")
+    torch._check(weights.dtype == torch.float32, lambda: "weights must be F32")
+    torch._check(ids.dim() == 2 and weights.dim() == 2, lambda: "ids and weights must be [tokens, k]")
+
+
+@torch.library.register_fake("transfuse::moe", lib=_library)
+def _(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *_others: object,
+) -> torch.Tensor:
+    _check_fake_moe(x, ids, weights)
+    for container in (gate_up, down):
+        _check_fake(container, x)
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("transfuse::moe_by_key", lib=_library)
+def _(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up_key: torch.Tensor,
+    down_key: torch.Tensor,
+    *_others: object,
+) -> torch.Tensor:
+    _check_fake_moe(x, ids, weights)
+    for key in (gate_up_key, down_key):
+        _check_fake_key(key, x)
+    return x.new_empty(x.shape)
 
 
 @torch.library.register_fake("transfuse::decode_experts", lib=_library)

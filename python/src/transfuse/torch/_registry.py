@@ -24,7 +24,7 @@ from transfuse._errors import Status, TransfuseError, make_error
 from transfuse._library import library
 from transfuse._options import LAYOUTS, layout_name
 from transfuse._results import LayerInfo, make_layer_info
-from transfuse.torch._containers import is_container, read_head
+from transfuse.torch._containers import ROWS_AS_GIVEN, is_container, read_head, read_order
 from transfuse.torch._ops_library import CPU, call, ops_library
 
 _DIRECTORY_ALIGNMENT = 256
@@ -190,7 +190,7 @@ def _adopt_container(container: torch.Tensor) -> None:
                 except TransfuseError as failure:
                     if failure.status != Status.TRF_ERR_EXISTS:
                         raise
-        make_experts(container, offsets, what)
+        make_experts(container, offsets, read_order(container), what)
 
 
 def get_size(buffer: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStruct:
@@ -340,9 +340,9 @@ def _make_layer(
     return fit_memory(made)
 
 
-def make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
-    """Makes experts of the known layers of a container."""
-    _combine("trf_torch_make_experts", container, offsets, what)
+def make_experts(container: torch.Tensor, offsets: list[int], order: int = ROWS_AS_GIVEN, what: str = "") -> None:
+    """Makes experts of the known layers of a container, whose rows lie in this order."""
+    _combine("trf_torch_make_experts", container, offsets, order, what=what)
 
 
 def assemble_rows(container: torch.Tensor, offsets: list[int]) -> None:
@@ -350,10 +350,10 @@ def assemble_rows(container: torch.Tensor, offsets: list[int]) -> None:
     _combine("trf_torch_assemble_rows", container, offsets)
 
 
-def _combine(function: str, container: torch.Tensor, offsets: list[int], what: str = "") -> None:
+def _combine(function: str, container: torch.Tensor, offsets: list[int], *arguments: int, what: str = "") -> None:
     array = (ctypes.c_uint64 * len(offsets))(*offsets)
     device, pointer = _place_of(container)
-    call(function, device, pointer, container.numel(), array, len(offsets), what=what)
+    call(function, device, pointer, container.numel(), array, len(offsets), *arguments, what=what)
 
 
 def check_decoded(buffer: torch.Tensor) -> None:
@@ -412,7 +412,8 @@ def layer_key(buffer: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     buffer : torch.Tensor, uint8, [buffer_bytes]
-        The buffer of a layer in any layout, or what `load_assembled` returns. An unknown one is adopted.
+        The buffer of a layer in any layout, what `load_assembled` returns, or a container of experts. An unknown one is
+        adopted.
 
     Returns
     -------
@@ -422,14 +423,10 @@ def layer_key(buffer: torch.Tensor) -> torch.Tensor:
 
     Raises
     ------
-    ValueError
-        The buffer is a container of experts.
     TransfuseError
         What `adopt` raises.
     """
     adopt(buffer)
-    if not ops_library().trf_torch_has_key(*_place_of(buffer), buffer.numel()):
-        raise ValueError("this is a container of experts, which has no key")
     return buffer[:KEY_BYTES]
 
 

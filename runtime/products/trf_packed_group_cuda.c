@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_packed_group_cuda.h"
+
+#include "trf_device_layer.h"
+#include "trf_packed_group_launch.h"
+
+static trf_packed_group_product product_of(const trf_planned_member *member) {
+    const trf_plan *plan = member->plan;
+    return (trf_packed_group_product){&plan->layer->packed, plan->product.m, &plan->partition.packed};
+}
+
+/* A member must be a whole layer on its packed path. */
+static int can_group(const trf_planned_member *member) {
+    const trf_device_layer *layer = member->plan->layer;
+    if (member->is_in_launch || member->plan->path != TRF_PATH_PACKED || trf_shard_cuts_rows(layer) ||
+        trf_shard_cuts_cols(layer))
+        return 0;
+    const trf_packed_group_product product = product_of(member);
+    return trf_packed_group_takes(&product);
+}
+
+/* Products that may share a launch, as the launch has them. */
+typedef struct candidates {
+    trf_packed_group_product products[TRF_PACKED_GROUP_MAX_LAYERS];
+    trf_shared_launch launch;
+} candidates;
+
+static candidates find_candidates(const trf_layer_group *group, uint32_t first) {
+    candidates found = {.launch = {.is_packed = 1}};
+    const trf_packed_view *leader = &group->members[first].plan->layer->packed;
+    for (uint32_t i = first; i < group->count && found.launch.count < TRF_PACKED_GROUP_MAX_LAYERS; i++) {
+        const trf_planned_member *member = &group->members[i];
+        if (!can_group(member) || !trf_packed_group_fits(&member->plan->layer->packed, leader))
+            continue;
+        found.products[found.launch.count] = product_of(member);
+        found.launch.member_index[found.launch.count++] = i;
+    }
+    return found;
+}
+
+/* The largest layer is the one that fills the device best by itself. */
+static void drop_largest(candidates *of) {
+    uint32_t largest = 0;
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < of->launch.count; i++) {
+        const trf_packed_view *view = of->products[i].view;
+        const uint64_t tiles = (uint64_t)view->bands * view->tiles_per_band;
+        if (tiles > most) {
+            most = tiles;
+            largest = i;
+        }
+    }
+    of->launch.count--;
+    for (uint32_t i = largest; i < of->launch.count; i++) {
+        of->products[i] = of->products[i + 1];
+        of->launch.member_index[i] = of->launch.member_index[i + 1];
+    }
+}
+
+void trf_cuda_choose_packed_launches(trf_layer_group *group) {
+    for (uint32_t first = 0; first < group->count; first++) {
+        if (!can_group(&group->members[first]))
+            continue;
+        candidates found = find_candidates(group, first);
+        trf_shared_launch *const launch = &found.launch;
+        for (; launch->count >= 2; drop_largest(&found))
+            if (trf_packed_group_choose(found.products, launch->count, &group->context->limits,
+                                        &launch->partition.packed)) {
+                trf_add_shared_launch(group, launch, launch->partition.packed.workspace_bytes);
+                break;
+            }
+    }
+}
+
+int trf_cuda_launch_packed_group(const trf_layer_group *group, const trf_shared_launch *launch, const void *const *x,
+                                 void *const *y, void *workspace, trf_stream stream) {
+    const trf_packed_view *views[TRF_PACKED_GROUP_MAX_LAYERS];
+    const trf_product *products[TRF_PACKED_GROUP_MAX_LAYERS];
+    for (uint32_t i = 0; i < launch->count; i++) {
+        const trf_plan *plan = group->members[launch->member_index[i]].plan;
+        views[i] = &plan->layer->packed;
+        products[i] = &plan->product;
+    }
+    return trf_packed_group_launch(views, products, launch->count, &launch->partition.packed, x, y, workspace, stream);
+}
