@@ -21,7 +21,7 @@ enum {
 /* A layer, or the experts of a layer, which have one layout. */
 typedef struct trf_layout_layer {
     size_t struct_bytes;
-    const char *name; /* for people, and NULL is none; the caller's */
+    const char *name; /* for people, and NULL is none; the caller's, or the trf_layout_set's */
     trf_codec codec;  /* that it has, or would have, when it is coded; default BF16 */
     uint32_t rows, cols;
     /* 0: no experts. Otherwise rows are those of all matrices of one expert together, and every token has `routed`
@@ -82,6 +82,49 @@ TRF_API trf_status trf_layouts_choose(const trf_layout_layer *layers, uint32_t n
  * TRF_ERR_ARGUMENT. */
 TRF_API trf_status trf_layouts_estimate(const trf_layout_layer *layer, trf_layout layout,
                                         const trf_layouts_options *options, double *microseconds, trf_error *err);
+
+/* ---- the layers of a checkpoint ---- */
+
+typedef struct trf_layout_set_options {
+    size_t struct_bytes;
+    uint32_t gpus; /* that share every layer by tensor parallelism, 1 to 1024; default 1 */
+    /* Tokens of all requests together that the KV cache has to hold in BF16; 0: no cache is counted. Layers with a
+     * window are counted as if they kept every token, so that the cache may be smaller than this says, never larger. */
+    uint64_t context_tokens;
+} trf_layout_set_options;
+
+TRF_API void trf_layout_set_options_init(trf_layout_set_options *options);
+
+/* The layers of a checkpoint that may have several layouts, or are coded, and the bytes of the rest. */
+typedef struct trf_layout_set trf_layout_set;
+
+typedef struct trf_layout_set_info {
+    uint32_t num_layers;
+    uint64_t tensors;     /* of the checkpoint that the layers are made of */
+    uint64_t other_bytes; /* of all other tensors, on each GPU, as they lie in the checkpoint */
+    uint64_t cache_bytes; /* of the KV cache on each GPU */
+    int is_estimated;     /* the checkpoint is not compressed: what coded layers take is an estimate */
+} trf_layout_set_info;
+
+/* Reads which layers a checkpoint has. Compressed tensors are layers; where nothing is compressed, those that
+ * trf_compress_checkpoint would compress by default and that are BF16 or F16. What these would take when they are coded
+ * is estimated from samples of their weights, and counted 2 % larger. All tensors below ".experts" of a layer are one
+ * trf_layout_layer. With several GPUs each GPU has its part of each layer: of the columns where a name says that the
+ * layer is the second of two, such as o_proj and down_proj, of the rows otherwise. options may be NULL for the
+ * defaults.
+ * Errors: those of a malformed checkpoint; TRF_ERR_UNSUPPORTED (a pipeline of several models; config.json does not say,
+ * or not in a way that is understood, what a KV cache keeps of a token, or how many experts a token has). */
+TRF_API trf_status trf_layout_set_read(trf_checkpoint *checkpoint, const trf_layout_set_options *options,
+                                       trf_layout_set **set, trf_error *err);
+TRF_API void trf_layout_set_free(trf_layout_set *set);
+TRF_API void trf_layout_set_get_info(const trf_layout_set *set, trf_layout_set_info *info);
+
+/* @return the layers, [num_layers], which are the set's. */
+TRF_API const trf_layout_layer *trf_layout_set_layers(const trf_layout_set *set);
+
+/* @return the index of the layer that a tensor of the checkpoint belongs to, by its source's name; UINT32_MAX if it is
+ * none's. */
+TRF_API uint32_t trf_layout_set_find(const trf_layout_set *set, const char *tensor);
 
 #ifdef __cplusplus
 }

@@ -17,10 +17,6 @@ enum {
 static const uint64_t kGb = 1000000000;
 static const unsigned kAllLayouts = (1u << TRF_LAYOUTS) - 1;
 
-void trf_layout_layer_init(trf_layout_layer *layer) {
-    *layer = (trf_layout_layer){.struct_bytes = sizeof *layer, .codec = TRF_CODEC_BF16};
-}
-
 void trf_layouts_options_init(trf_layouts_options *options) {
     *options = (trf_layouts_options){.struct_bytes = sizeof *options};
 }
