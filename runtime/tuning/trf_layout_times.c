@@ -128,6 +128,29 @@ static double find_dense_time(const trf_card_times *card, const trf_tuning *tuni
     return time;
 }
 
+/* ---- experts ---- */
+
+enum {
+    TRF_TOKENS_A_PASS = 8 /* coded experts are decoded once for so many of their tokens (transfuse/experts.h) */
+};
+
+/* @return the time of coded experts: decoded inside the product, pass by pass, or all decoded to memory first and then
+ * multiplied as plain ones are, whichever is faster. tokens: of an expert that has some, on average. rows: of all
+ * active experts, and of all experts. */
+static double find_coded_experts_time(const trf_card_times *card, double tokens, double active_rows, double all_rows,
+                                      double cols) {
+    /* The last pass of an expert is half full on average. */
+    const double passes = fmax(1, tokens / TRF_TOKENS_A_PASS + 0.5), in_a_pass = fmin(tokens, TRF_TOKENS_A_PASS);
+    const double inside = passes * card->expert_factors[TRF_LAYOUT_CODED] *
+                          find_card_time(card, TRF_LAYOUT_CODED, in_a_pass, active_rows, cols);
+    /* Above TRF_FUSED_MAX_M rows coded layers are decoded first, too. */
+    const double m = 2 * TRF_FUSED_MAX_M, decoding = find_card_time(card, TRF_LAYOUT_CODED, m, all_rows, cols) -
+                                                     find_card_time(card, TRF_LAYOUT_PLAIN, m, all_rows, cols);
+    const double plain =
+        card->expert_factors[TRF_LAYOUT_PLAIN] * find_card_time(card, TRF_LAYOUT_PLAIN, tokens, active_rows, cols);
+    return fmin(inside, fmax(decoding, 0) + plain);
+}
+
 double trf_layout_microseconds(const trf_card_times *card, const trf_tuning *tuning, const trf_layout_layer *layer,
                                trf_layout layout, uint32_t m) {
     if (layer->is_lookup)
@@ -135,6 +158,8 @@ double trf_layout_microseconds(const trf_card_times *card, const trf_tuning *tun
     if (!layer->experts)
         return find_dense_time(card, tuning, layer, layout, m);
     const double experts = layer->experts, active = experts * (1 - pow(1 - layer->routed / experts, m));
-    const double tokens = fmax(1, m * (layer->routed / active));
-    return card->expert_factors[layout] * find_card_time(card, (int)layout, tokens, active * layer->rows, layer->cols);
+    const double tokens = fmax(1, m * (layer->routed / active)), rows = active * layer->rows;
+    if (layout == TRF_LAYOUT_CODED)
+        return find_coded_experts_time(card, tokens, rows, experts * layer->rows, layer->cols);
+    return card->expert_factors[layout] * find_card_time(card, (int)layout, tokens, rows, layer->cols);
 }

@@ -316,6 +316,16 @@ START_TEST(experts_take_what_their_tokens_read) {
         ck_assert_double_eq_tol(plain / measured[i].plain, 1, 0.15);
         ck_assert_double_eq_tol(packed / measured[i].packed, 1, 0.15);
     }
+    /* Coded ones keep up with few tokens, and decode again and again, or all of them first, with many. */
+    double before = 0;
+    for (uint32_t m = 1; m <= 16384; m *= 2) {
+        const double packed = trf_layout_microseconds(h200, NULL, &layer, TRF_LAYOUT_PACKED, m),
+                     coded = trf_layout_microseconds(h200, NULL, &layer, TRF_LAYOUT_CODED, m);
+        ck_assert_double_ge(coded, before);
+        ck_assert(m > 8 || coded < 1.2 * packed);
+        ck_assert(m < 256 || m > 4096 || coded > 1.4 * packed);
+        before = coded;
+    }
     layer.is_lookup = 1;
     ck_assert(trf_layout_microseconds(h200, NULL, &layer, TRF_LAYOUT_PACKED, 1) == 0);
 }

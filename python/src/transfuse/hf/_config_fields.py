@@ -75,8 +75,8 @@ class ConfigFields:
         of the uncompressed model on the same machine, bit for bit. This affects the whole process, and is not saved.
     layout : str
         How the weights of linear layers and embeddings lie in memory: "coded", "packed" or "plain". Weights that a
-        layout does not take, and experts, lie coded. In files all of them are coded, also after saving. With "auto" each
-        layer has the layout that `transfuse.choose_layouts` gives it for `memory` and `batches`.
+        layout does not take, and experts, lie coded. In files all of them are coded, also after saving. With "auto"
+        each layer has the layout that `transfuse.choose_layouts` gives it for `memory` and `batches`.
     memory : int or str, optional
         For "auto" alone, which needs it: what weights, CUDA and the framework may take, such as "80GB". The KV cache
         and activations come on top.
