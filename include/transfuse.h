@@ -5,6 +5,7 @@
  * C11, usable from C++ and through FFI. What fewer programs need stands in headers of its own:
  *   transfuse/device_memory.h   device memory without CUDA calls, look-ups of rows, other layouts, blobs
  *   transfuse/tuning.h   measuring which path is the fastest on this device
+ *   transfuse/layouts.h  choosing each layer's layout within a memory
  *   transfuse/groups.h   layers that do not wait for each other in one launch
  *   transfuse/experts.h  mixtures of experts whose counts of tokens only the device knows
  *   transfuse/stacks.h   layers that are offloaded to host memory, for models larger than device memory

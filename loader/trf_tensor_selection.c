@@ -41,6 +41,10 @@ static int matches(const char *const *patterns, size_t count, const char *name) 
     return 0;
 }
 
+int trf_last_part_is_embedding(const char *last) {
+    return matches(kEmbeddingParts, sizeof kEmbeddingParts / sizeof kEmbeddingParts[0], last);
+}
+
 /* Sets *kept to whether a tensor is kept as it is by default, judging by its name, and says why. */
 static trf_status ask_name(const trf_selection_rules *rules, const char *name, int *kept, trf_left_reason *reason,
                            trf_error *err) {
@@ -59,8 +63,7 @@ static trf_status ask_name(const trf_selection_rules *rules, const char *name, i
     const char *dot = strrchr(part, '.');
     const char *last = dot ? dot + 1 : part;
     const int is_side_table = !stored && matches(kSideParts, sizeof kSideParts / sizeof kSideParts[0], last);
-    *kept = is_side_table ||
-            (!embeddings && matches(kEmbeddingParts, sizeof kEmbeddingParts / sizeof kEmbeddingParts[0], last));
+    *kept = is_side_table || (!embeddings && trf_last_part_is_embedding(last));
     *reason = is_side_table ? TRF_LEFT_SIDE_TABLE : TRF_LEFT_EMBEDDING;
     free(part);
     return TRF_OK;

@@ -39,6 +39,9 @@ int trf_needs_bf16_numbers(const trf_checkpoint_options *options, trf_dtype dtyp
 int trf_must_fit(const trf_selection_rules *rules, trf_tensor_selection selection);
 trf_status trf_fail_no_bf16_numbers(trf_error *err);
 
+/* @return whether the last part of a tensor's name, without ".weight", is that of a table that is looked up by row. */
+int trf_last_part_is_embedding(const char *last);
+
 /* @return whether a pattern is a name: it has no wildcard. */
 int trf_pattern_is_name(const char *pattern);
 

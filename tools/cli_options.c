@@ -193,6 +193,42 @@ static int set_max_batch(cli_options *o, const char *value) {
     return 0;
 }
 
+/* "32", or "32:0.5" with its share of the steps. */
+static int take_batch_share(void *context, const char *list_entry) {
+    cli_options *o = context;
+    char batch[32];
+    const size_t length = strcspn(list_entry, ":");
+    if (length >= sizeof batch)
+        return -1;
+    memcpy(batch, list_entry, length);
+    batch[length] = 0;
+    if (take_batch(context, batch))
+        return -1;
+    double *const share = &o->shares[o->num_batches - 1];
+    *share = 1;
+    return list_entry[length] ? cli_parse_real(list_entry + length + 1, 1e-9, 1e9, share) : 0;
+}
+
+static int set_batch_shares(cli_options *o, const char *value) {
+    o->num_batches = 0;
+    return cli_parse_list(value, take_batch_share, o);
+}
+
+static int set_memory(cli_options *o, const char *value) { return cli_parse_bytes(value, &o->memory_bytes); }
+static int set_card(cli_options *o, const char *value) { return set_path_string(&o->card, value); }
+
+static int set_gpus(cli_options *o, const char *value) {
+    uint64_t gpus;
+    if (cli_parse_uint(value, 1, 1024, &gpus))
+        return -1;
+    o->gpus = (uint32_t)gpus;
+    return 0;
+}
+
+static int set_context(cli_options *o, const char *value) {
+    return cli_parse_uint(value, 1, (uint64_t)1 << 32, &o->context_tokens);
+}
+
 static int take_bench_codec(void *context, const char *list_entry) {
     static const char *const names[] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8",
                                         "bits", "fp8",  "int",      "auto",     NULL};
@@ -297,6 +333,13 @@ static const option_entry kOptions[] = {
     [CLI_OPT_DRY_RUN] = FLAG("dry-run", 0, dry_run),
     [CLI_OPT_SKIP_EXTRA] = {"skip-extra", "a pattern of paths below the folder", set_skip_extra, 0, 0},
     [CLI_OPT_STRICT] = FLAG("strict", 0, strict),
+    [CLI_OPT_MEMORY] = {"memory", "a number of bytes such as 80G (K, M, G, T: thousands)", set_memory, 0, 0},
+    [CLI_OPT_BATCH_SHARES] = {"batch",
+                              "at most 64 whole numbers from 1 to 1048576, such as 1,32, or with shares, 1:0.8,32:0.2",
+                              set_batch_shares, 0, 0},
+    [CLI_OPT_GPUS] = {"gpus", "a whole number from 1 to 1024", set_gpus, 0, 0},
+    [CLI_OPT_CONTEXT] = {"context", "a whole number of tokens from 1 to 4294967296", set_context, 0, 0},
+    [CLI_OPT_CARD] = {"card", "the name of a GPU such as H100", set_card, 0, 0},
 };
 enum {
     kNumOptions = sizeof kOptions / sizeof kOptions[0],

@@ -85,7 +85,12 @@ typedef enum cli_option_id {
     CLI_OPT_STORE_ONLY,
     CLI_OPT_DRY_RUN,
     CLI_OPT_SKIP_EXTRA,
-    CLI_OPT_STRICT
+    CLI_OPT_STRICT,
+    CLI_OPT_MEMORY,
+    CLI_OPT_BATCH_SHARES,
+    CLI_OPT_GPUS,
+    CLI_OPT_CONTEXT,
+    CLI_OPT_CARD
 } cli_option_id;
 
 enum {
@@ -146,6 +151,11 @@ typedef struct cli_options {
     const char *json_file, *csv_file;
     const char *tuning;
     uint32_t max_batch; /* 0: not given */
+
+    uint64_t memory_bytes, context_tokens; /* 0: not given */
+    double shares[CLI_MAX_LIST];           /* of the batches */
+    uint32_t gpus;                         /* 0: not given */
+    const char *card;
 } cli_options;
 
 typedef struct cli_command {
@@ -157,7 +167,7 @@ typedef struct cli_command {
 } cli_command;
 
 extern const cli_command cmd_compress, cmd_decompress, cmd_verify, cmd_info, cmd_extract, cmd_matmul, cmd_bench,
-    cmd_tune;
+    cmd_tune, cmd_layouts;
 
 enum {
     CLI_MAX_OPTIONS = 48 /* more than there are */

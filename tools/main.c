@@ -13,8 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static const cli_command *const kCommands[] = {&cmd_compress, &cmd_decompress, &cmd_verify, &cmd_info,
-                                               &cmd_extract,  &cmd_matmul,     &cmd_bench,  &cmd_tune};
+static const cli_command *const kCommands[] = {&cmd_compress, &cmd_decompress, &cmd_verify, &cmd_info,   &cmd_extract,
+                                               &cmd_matmul,   &cmd_bench,      &cmd_tune,   &cmd_layouts};
 enum {
     kNumCommands = sizeof kCommands / sizeof kCommands[0]
 };

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from transfuse._layer import Layer
+    from transfuse._layout_choice import LayoutChoice, choose_layouts
     from transfuse._options import Granularity
     from transfuse._results import LayerInfo, LayerReport
 
@@ -60,6 +61,7 @@ __all__ = [
     "Layer",
     "LayerInfo",
     "LayerReport",
+    "LayoutChoice",
     "LeftTensors",
     "MismatchError",
     "NotFoundError",
@@ -72,6 +74,7 @@ __all__ = [
     "TensorInfo",
     "TransfuseError",
     "UnsupportedError",
+    "choose_layouts",
     "compress",
     "decompress",
     "info",
@@ -80,7 +83,7 @@ __all__ = [
 
 # The modules of the names above. They are imported, and NumPy with them, when the first name is used, since the command
 # needs none of them and would take several times as long to start.
-_MODULES = ("_checkpoint", "_errors", "_layer", "_options", "_results")
+_MODULES = ("_checkpoint", "_errors", "_layer", "_layout_choice", "_options", "_results")
 
 # Names that are imported, along with torch or transformers, only when they are used, and their modules.
 _LATER = {

@@ -13,6 +13,7 @@ from typing import Any
 
 from transfuse import _probes
 from transfuse._checkpoint import CheckpointInfo, compress, info
+from transfuse._doctor_layouts import LayoutsDoctor
 from transfuse._doctor_report import Report, write_size
 from transfuse._doctor_serving import ServingDoctor, ServingOptions
 from transfuse._errors import TransfuseError, UnsupportedError
@@ -78,6 +79,7 @@ class CheckpointDoctor:
             ServingDoctor(self.report, self.gpus, self.serving).look(path, checkpoint, self.facts)
         elif any(tensor.compressed for tensor in checkpoint.tensors):
             self._look_at_fit(checkpoint)
+        LayoutsDoctor(self.report, self.gpus, self.serving).look(path, self.facts)
 
     # ---- pipelines ----
 

@@ -69,6 +69,27 @@ def library() -> ctypes.CDLL:
         "trf_checkpoint_num_tensors": (c_uint64, [handle]),
         "trf_checkpoint_tensor": (c_int, [handle, c_uint64, POINTER(s.TensorInfoStruct), error]),
         "trf_extract_layer": (c_int, [path, c_char_p, path, c_int, error]),
+        "trf_tuning_read": (c_int, [path, handle_out, error]),
+        "trf_tuning_free": (None, [handle]),
+        "trf_layouts_options_init": (None, [POINTER(s.LayoutsOptionsStruct)]),
+        "trf_layout_layer_init": (None, [POINTER(s.LayoutLayerStruct)]),
+        "trf_layouts_choose": (
+            c_int,
+            [
+                POINTER(s.LayoutLayerStruct),
+                c_uint32,
+                POINTER(s.LayoutsOptionsStruct),
+                POINTER(c_int),
+                POINTER(s.LayoutsChoiceStruct),
+                error,
+            ],
+        ),
+        "trf_layout_set_options_init": (None, [POINTER(s.LayoutSetOptionsStruct)]),
+        "trf_layout_set_read": (c_int, [handle, POINTER(s.LayoutSetOptionsStruct), handle_out, error]),
+        "trf_layout_set_free": (None, [handle]),
+        "trf_layout_set_get_info": (None, [handle, POINTER(s.LayoutSetInfoStruct)]),
+        "trf_layout_set_layers": (POINTER(s.LayoutLayerStruct), [handle]),
+        "trf_layout_set_find": (c_uint32, [handle, c_char_p]),
     }
     for name, (result, arguments) in functions.items():
         function = getattr(lib, name)

@@ -270,3 +270,71 @@ class TensorInfoStruct(ctypes.Structure):
         ("layer", LayerInfoStruct),
         ("is_bare_blob", c_int),
     ]
+
+
+LAYOUTS = 3  # `TRF_LAYOUTS`
+
+
+class LayoutLayerStruct(ctypes.Structure):
+    """`trf_layout_layer`."""
+
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("name", c_char_p),
+        ("codec", c_int),
+        ("rows", c_uint32),
+        ("cols", c_uint32),
+        ("experts", c_uint32),
+        ("routed", c_uint32),
+        ("is_lookup", c_int),
+        ("layouts", c_uint32),
+        ("bytes", c_uint64 * LAYOUTS),
+        ("coded_workspace_bytes", c_uint64),
+    ]
+
+
+class LayoutsOptionsStruct(ctypes.Structure):
+    """`trf_layouts_options`."""
+
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("memory_bytes", c_uint64),
+        ("batches", ctypes.POINTER(c_uint32)),
+        ("shares", ctypes.POINTER(c_double)),
+        ("num_batches", c_uint32),
+        ("card", c_char_p),
+        ("tuning", c_void_p),
+    ]
+
+
+class LayoutsChoiceStruct(ctypes.Structure):
+    """`trf_layouts_choice`."""
+
+    _fields_ = [
+        ("memory_bytes", c_uint64),
+        ("microseconds", c_double),
+        ("least_microseconds", c_double),
+        ("plain_microseconds", c_double),
+        ("one_gb_microseconds", c_double),
+        ("least_bytes", c_uint64),
+        ("card", c_char_p),
+        ("is_own_card", c_int),
+    ]
+
+
+class LayoutSetOptionsStruct(ctypes.Structure):
+    """`trf_layout_set_options`."""
+
+    _fields_ = [("struct_bytes", c_size_t), ("gpus", c_uint32), ("context_tokens", c_uint64)]
+
+
+class LayoutSetInfoStruct(ctypes.Structure):
+    """`trf_layout_set_info`."""
+
+    _fields_ = [
+        ("num_layers", c_uint32),
+        ("tensors", c_uint64),
+        ("other_bytes", c_uint64),
+        ("cache_bytes", c_uint64),
+        ("is_estimated", c_int),
+    ]

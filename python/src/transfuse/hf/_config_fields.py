@@ -8,10 +8,13 @@ import difflib
 from typing import Any
 
 from transfuse._errors import Status, make_error
+from transfuse._layout_choice import Batches, read_batches, read_memory
 from transfuse._options import LAYOUTS
 
 # Files have the weights in this layout, whatever the layout in memory.
 _FILE_LAYOUT = "coded"
+# Each layer has the layout that `transfuse.choose_layouts` gives it.
+AUTO_LAYOUT = "auto"
 
 
 class Method(str):
@@ -34,7 +37,8 @@ NEEDS_TRANSFUSE = (
 )
 
 # Users pass these arguments, and files have the other fields.
-_ARGUMENTS = ("exact", "layout")
+_ARGUMENTS = ("exact", "layout", "memory", "batches")
+_KNOWN = f"{', '.join(map(repr, _ARGUMENTS[:-1]))} and {_ARGUMENTS[-1]!r}"
 _WRITTEN = ("version", "codec", "bits", "stored", "source_config")
 
 
@@ -48,6 +52,19 @@ def check_loadable(stored: object) -> None:
         )
 
 
+def _check_auto(layout: str, memory: int | str | None, batches: Batches | None) -> None:
+    """Raises an error if the arguments of "auto" do not go with the layout, or are none that it takes."""
+    for name, value in (("memory", memory), ("batches", batches)):
+        if value is not None and layout != AUTO_LAYOUT:
+            raise TypeError(f"{name} goes with layout={AUTO_LAYOUT!r}, not with {layout!r}")
+    if layout == AUTO_LAYOUT and memory is None:
+        raise TypeError(f"layout={AUTO_LAYOUT!r} needs memory, such as memory='80GB'")
+    if memory is not None:
+        read_memory(memory)
+    if batches is not None:
+        read_batches(batches)
+
+
 class ConfigFields:
     """The attributes that the configs for transformers and for diffusers share.
 
@@ -57,8 +74,15 @@ class ConfigFields:
         Turns the exact mode on when a model is loaded with this config (`transfuse.set_exact`): logits are then those
         of the uncompressed model on the same machine, bit for bit. This affects the whole process, and is not saved.
     layout : str
-        How the weights lie in memory: "coded", "packed" or "plain". Weights that a layout does not take lie coded, as
-        all experts do with "plain". In files all of them are coded, also after saving.
+        How the weights of linear layers, embeddings and experts lie in memory: "coded", "packed" or "plain". Weights
+        that a layout does not take lie coded, as all experts do with "plain". In files all of them are coded, also
+        after saving. With "auto" each layer has the layout that `transfuse.choose_layouts` gives it for `memory` and
+        `batches`.
+    memory : int or str, optional
+        For "auto" alone, which needs it: what weights, CUDA and the framework may take, such as "80GB". The KV cache
+        and activations come on top.
+    batches : int, sequence of int, or mapping of int to float, optional
+        For "auto" alone: rows of x of a step, as in `transfuse.choose_layouts`; 1 if it is not given.
     version, codec, bits, stored, source_config
         What `transfuse compress` wrote; not for users.
 
@@ -66,8 +90,11 @@ class ConfigFields:
     ------
     UnsupportedError
         There is no such layout.
+    ArgumentError
+        `memory` or `batches` is no size or no numbers.
     TypeError
-        `exact` is not a bool, or there is no such argument.
+        `exact` is not a bool, or there is no such argument, or `memory` is missing with "auto", or it or `batches` is
+        given without it.
     """
 
     quant_method: Any
@@ -96,6 +123,8 @@ class ConfigFields:
         *,
         exact: bool = False,
         layout: str = "coded",
+        memory: int | str | None = None,
+        batches: Batches | None = None,
         version: int | None = None,
         codec: str | None = None,
         bits: float | None = None,
@@ -107,22 +136,23 @@ class ConfigFields:
         for name in unknown:
             near = difflib.get_close_matches(name, _ARGUMENTS, n=1)
             meant = f"did you mean {near[0]!r}? " if near else ""
-            known = " and ".join(map(repr, _ARGUMENTS))
-            raise TypeError(f"{type(self).__name__} has no argument {name!r}; {meant}it takes {known}")
+            raise TypeError(f"{type(self).__name__} has no argument {name!r}; {meant}it takes {_KNOWN}")
         written = {"codec": codec, "bits": bits, "stored": stored, "source_config": source_config}
         if version is None and any(value is not None for value in written.values()):
             name = next(name for name, value in written.items() if value is not None)
             raise TypeError(
                 f"{type(self).__name__}: {name!r} is what files say of themselves, and changes nothing of a model that "
-                "is loaded; it takes " + " and ".join(map(repr, _ARGUMENTS))
+                f"is loaded; it takes {_KNOWN}"
             )
         if not isinstance(exact, bool):
             raise TypeError(f"exact is a bool, not {type(exact).__name__}")
-        if layout not in LAYOUTS:
-            known = ", ".join(map(repr, LAYOUTS))
+        if layout not in (*LAYOUTS, AUTO_LAYOUT):
+            known = ", ".join(map(repr, (*LAYOUTS, AUTO_LAYOUT)))
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"the layout {layout!r} is not known; there is {known}")
+        _check_auto(layout, memory, batches)
         self.quant_method = METHOD
         self.exact, self.layout = exact, layout
+        self.memory, self.batches = memory, batches
         self.version, self.codec, self.bits = version, codec, bits
         self.stored, self.source_config = stored, source_config
 
@@ -137,12 +167,12 @@ class ConfigFields:
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """Returns the attributes that an argument of from_pretrained decides, whatever the file says."""
-        return {"exact": self.exact, "layout": self.layout}
+        return {name: getattr(self, name) for name in _ARGUMENTS}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what config.json holds, without `exact` and `layout`, which each loading decides."""
+        """Returns what config.json holds, without the arguments, which each loading decides."""
         fields = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if value is not None}
-        for name in ("exact", "_model_dtype"):  # the latter exists only while a model is saved
+        for name in (*_ARGUMENTS, "_model_dtype"):  # the latter exists only while a model is saved
             fields.pop(name, None)
         fields["layout"] = _FILE_LAYOUT
         fields["quant_method"] = METHOD.value

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,8 @@ class LoadPlan:
     ----------
     layout : str
         How taken weights will lie in memory; experts lie coded, or packed if it is "packed".
+    layouts : dict of str to str
+        Layouts of single tensors, by their names, in place of `layout`.
     refused : dict of str to str
         Targets that lie coded because the layout does not take them, each with the reason.
     taken, experts, decoded : list
@@ -120,12 +122,17 @@ class LoadPlan:
     dtypes: dict[str, torch.dtype] = dataclasses.field(default_factory=dict)
     targets: set[str] = dataclasses.field(default_factory=set)
     layout: str = "coded"
+    layouts: dict[str, str] = dataclasses.field(default_factory=dict)
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
     followers: dict[str, str] = dataclasses.field(default_factory=dict)
     left: set[str] = dataclasses.field(default_factory=set)
     unexpected: set[str] = dataclasses.field(default_factory=set)
     drawn: list[str] = dataclasses.field(default_factory=list)
     mismatched: set[tuple[str, torch.Size, torch.Size]] = dataclasses.field(default_factory=set)
+
+    def get_layout(self, tensor: TensorInfo) -> str:
+        """Returns how a tensor will lie in memory, if it is taken."""
+        return self.layouts.get(tensor.name, self.layout)
 
 
 def describe_refusal(refusal: UnsupportedError, tensor: TensorInfo) -> str:
@@ -182,7 +189,9 @@ class Planner:
         dtype: torch.dtype,
         layout: str = "coded",
         ignore_mismatched_sizes: bool = False,
+        layouts: Mapping[str, str] | None = None,
     ) -> None:
+        """`layouts` has those of single tensors, by their names, which count more than `layout`."""
         self.model = model
         self.ignore_mismatched_sizes = ignore_mismatched_sizes
         self.conversions = copy.deepcopy(list(conversions))
@@ -191,7 +200,7 @@ class Planner:
         self.expected: dict[str, torch.Tensor] = model.state_dict()
         self.dtype_rules = [(re.compile(p.replace("*", ".*")), d) for p, d in model._get_dtype_plan(dtype).items()]
         self.ties: dict[str, str] = model.all_tied_weights_keys
-        self.plan = LoadPlan(layout=layout)
+        self.plan = LoadPlan(layout=layout, layouts=dict(layouts or {}))
 
     def make(self, tensors: Iterable[TensorInfo]) -> LoadPlan:
         """Plans for all tensors of the files.
@@ -238,16 +247,17 @@ class Planner:
         return [target, *(target.replace(first, other) for other in others)]
 
     def _get_bytes(self, tensor: TensorInfo) -> tuple[int, str]:
-        """Returns the bytes that a tensor will take in memory, and why the plan's layout does not take it, or ""."""
-        if self.plan.layout == "coded":
+        """Returns the bytes that a tensor will take in memory, and why its layout does not take it, or ""."""
+        layout = self.plan.get_layout(tensor)
+        if layout == "coded":
             return tensor.bytes, ""
         if tensor.file not in self._checkpoints:
             self._checkpoints[tensor.file] = self._files.enter_context(Checkpoint(tensor.file))
         try:
-            most = get_load_bytes(self._checkpoints[tensor.file], tensor.name, self.plan.layout)
+            most = get_load_bytes(self._checkpoints[tensor.file], tensor.name, layout)
         except UnsupportedError as refusal:
             return tensor.bytes, describe_refusal(refusal, tensor)
-        return (packed_bytes(*tensor.shape) if self.plan.layout == "packed" else most), ""
+        return (packed_bytes(*tensor.shape) if layout == "packed" else most), ""
 
     def _check_missing(self, given: set[str], unknown: list[str]) -> list[str]:
         return check_missing(self.model, self.expected, given, unknown)
@@ -338,7 +348,7 @@ class Planner:
         """Enters the module that takes a blob into the plan, and returns ""; returns the reason if there is none."""
         path, _, name = target.rpartition(".")
         module = self.model.get_submodule(path)
-        taker, reason = find_taker(module, name, part.tensor, self.plan.layout)
+        taker, reason = find_taker(module, name, part.tensor, self.plan.get_layout(part.tensor))
         if taker is None:
             return reason
         reader = find_weight_user(self.model, path)

@@ -75,7 +75,8 @@ class Loader:
             for follower, first in self.plan.followers.items():
                 set_parameter(self.model, follower, get_tensor(self.model, first))
         if self.plan.refused:
-            logger.warning(describe_refusals(self.plan.layout, self.plan.refused))
+            chosen = "what was chosen for them" if self.plan.layouts else self.plan.layout
+            logger.warning(describe_refusals(chosen, self.plan.refused))
 
     def _num_parts(self) -> int:
         experts = sum(len(parts) for each in self.plan.experts for parts in each.blobs.values())
@@ -123,7 +124,9 @@ class Loader:
         # A 3-D tensor of a file already has all experts.
         if load.into_container and len(load.parts[0].tensor.shape) == 2:
             return _load.load_experts(sources, device, cancel=self._cancel)
-        layout = "coded" if load.into_container or load.target in self.plan.refused else self.plan.layout
+        layout = self.plan.get_layout(load.parts[0].tensor)
+        if load.into_container or load.target in self.plan.refused:
+            layout = "coded"
         try:
             return _load.load_layer(*sources[0], device, layout=layout, cancel=self._cancel)
         except UnsupportedError as refusal:

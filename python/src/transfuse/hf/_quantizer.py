@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils import logging
 
 from transfuse._errors import Status, make_error
+from transfuse._layout_choice import choose_layouts
+from transfuse.hf._config_fields import AUTO_LAYOUT
 from transfuse.hf._device_map import check_device_map
 from transfuse.hf._file_check import WEIGHTS_KEY, source_weights_name
 from transfuse.hf._guard import current_options
@@ -34,6 +37,8 @@ logger = logging.get_logger(__name__)
 
 # A device needs this much besides the buffers of layers, for directories and workspaces of products.
 _USABLE_MEMORY = 0.97
+# A module of experts takes these.
+_EXPERT_LAYOUTS = ("coded",)
 # Other methods of quantization have separate scales for weights of these dtypes.
 _MAYBE_SCALED = ("F8_E4M3", "F8_E5M2", "I8")
 
@@ -127,7 +132,10 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
         assert self._dtype is not None
         ignore = bool(current_options().get("ignore_mismatched_sizes", False))
-        planner = Planner(model, conversions, self._dtype, self.quantization_config.layout, ignore)
+        layout, layouts = self.quantization_config.layout, {}
+        if layout == AUTO_LAYOUT:
+            layout, layouts = "coded", self._choose_layouts()
+        planner = Planner(model, conversions, self._dtype, layout, ignore, layouts)
         plan = self._plan = planner.make(self._tensors)
         put_modules(model, plan)
         warn_of_decoded(plan)
@@ -136,6 +144,21 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         for experts in plan.experts:
             for name, parts in experts.blobs.items():
                 self._disk_names[f"{experts.path}.{name}"] = [part.disk_name for part in parts]
+
+    def _choose_layouts(self) -> dict[str, str]:
+        """Returns the layouts of single tensors, by their names, for the memory and batches of the config."""
+        import torch
+
+        card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        files = sorted({tensor.file for tensor in self._tensors})
+        place = Path(files[0]) if len(files) == 1 else Path(files[0]).parent
+        config = self.quantization_config
+        assert config.memory is not None
+        batches = 1 if config.batches is None else config.batches
+        choice = choose_layouts(place, config.memory, batches, card=card, expert_layouts=_EXPERT_LAYOUTS)
+        counts = ", ".join(f"{count} {name}" for name, count in choice.count_layouts().items())
+        logger.info(f"layouts chosen for {config.memory}: {counts}; {choice.layer_bytes:,} bytes")
+        return choice.layouts
 
     def is_loading(self, model: Any) -> bool:
         """Returns whether this quantizer is about to load a model; the framework alone loads adapters on top of it."""

@@ -20,7 +20,7 @@ import transfuse
 from transfuse import _structs as s
 from transfuse._library import library
 
-_HEADERS = ("transfuse.h", "transfuse/device_memory.h")
+_HEADERS = ("transfuse.h", "transfuse/device_memory.h", "transfuse/layouts.h")
 _STRUCTS = {
     "trf_error": s.ErrorStruct,
     "trf_build_info": s.BuildInfoStruct,
@@ -36,6 +36,11 @@ _STRUCTS = {
     "trf_left_tensors": s.LeftTensorsStruct,
     "trf_checkpoint_report": s.CheckpointReportStruct,
     "trf_tensor_info": s.TensorInfoStruct,
+    "trf_layout_layer": s.LayoutLayerStruct,
+    "trf_layouts_options": s.LayoutsOptionsStruct,
+    "trf_layouts_choice": s.LayoutsChoiceStruct,
+    "trf_layout_set_options": s.LayoutSetOptionsStruct,
+    "trf_layout_set_info": s.LayoutSetInfoStruct,
 }
 _ENUMS: dict[str, type[enum.IntEnum]] = {
     "TRF_DTYPE_": s.Dtype,
@@ -61,6 +66,7 @@ def _ctypes_values() -> dict[str, int]:
             values[prefix + member.name] = member.value
     values["TRF_LEFT_COUNT"] = len(s.LeftReason)
     values["TRF_STATUS_COUNT"] = len(transfuse.Status)
+    values["TRF_LAYOUTS"] = s.LAYOUTS
     values["TRF_NO_OFFSET == UINT64_MAX"] = int(s.NO_OFFSET == 2**64 - 1)
     return values
 
@@ -112,6 +118,9 @@ def test_structs_are_as_large_as_the_library_thinks() -> None:
         ("trf_matrix_init", s.MatrixStruct),
         ("trf_encode_options_init", s.EncodeOptionsStruct),
         ("trf_checkpoint_options_init", s.CheckpointOptionsStruct),
+        ("trf_layout_layer_init", s.LayoutLayerStruct),
+        ("trf_layouts_options_init", s.LayoutsOptionsStruct),
+        ("trf_layout_set_options_init", s.LayoutSetOptionsStruct),
     ):
         filled = struct()
         getattr(library(), name)(ctypes.byref(filled))

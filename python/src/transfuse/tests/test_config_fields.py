@@ -21,7 +21,7 @@ WRITTEN = {"quant_method": "transfuse", "version": 4, "codec": "auto", "layout":
 def test_typos_of_callers() -> None:
     with pytest.raises(TypeError, match="no argument 'layuot'; did you mean 'layout'"):
         transfuse.TransfuseConfig(layuot="packed")
-    with pytest.raises(TypeError, match="no argument 'quantum'; it takes 'exact' and 'layout'"):
+    with pytest.raises(TypeError, match="no argument 'quantum'; it takes 'exact', 'layout', 'memory' and 'batches'"):
         transfuse.TransfuseConfig(quantum=1)
     with pytest.raises(TypeError, match="did you mean 'exact'"):
         AutoQuantizationConfig.from_dict({"quant_method": "transfuse", "exakt": True})
@@ -32,7 +32,26 @@ def test_dict_of_a_caller() -> None:
     assert type(config) is transfuse.TransfuseConfig and config.get_loading_attributes() == {
         "exact": True,
         "layout": "packed",
+        "memory": None,
+        "batches": None,
     }
+
+
+def test_arguments_of_layout_auto() -> None:
+    config = transfuse.TransfuseConfig(layout="auto", memory="80GB", batches={1: 0.8, 32: 0.2})
+    assert not {"memory", "batches"} & config.to_dict().keys() and config.to_dict()["layout"] == "coded"
+    merged = AutoHfQuantizer.merge_quantization_configs(dict(WRITTEN), config)
+    assert (merged.layout, merged.memory, merged.batches) == ("auto", "80GB", {1: 0.8, 32: 0.2})
+    with pytest.raises(TypeError, match="needs memory"):
+        transfuse.TransfuseConfig(layout="auto")
+    with pytest.raises(TypeError, match="memory goes with layout='auto', not with 'packed'"):
+        transfuse.TransfuseConfig(layout="packed", memory="80GB")
+    with pytest.raises(TypeError, match="batches goes with layout='auto'"):
+        transfuse.TransfuseConfig(batches=1)
+    with pytest.raises(transfuse.ArgumentError, match="memory is 'much'"):
+        transfuse.TransfuseConfig(layout="auto", memory="much")
+    with pytest.raises(transfuse.ArgumentError, match="batches has 0"):
+        transfuse.TransfuseConfig(layout="auto", memory="80GB", batches=0)
 
 
 def test_unknown_keys_of_files() -> None:

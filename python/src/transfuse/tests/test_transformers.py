@@ -387,6 +387,27 @@ def test_layouts_with_an_automatic_device_map(layout: str, checkpoints: Checkpoi
     assert torch.equal(run(model), run(load(checkpoints.source("llama"), device=model.device.type)))
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_layouts_that_are_chosen(name: str, checkpoints: Checkpoints, device: str) -> None:
+    """Each layer has the layout that is chosen for the memory, and weights are what they were."""
+    path = checkpoints.compressed(name, embeddings=True)
+    most = transfuse.choose_layouts(path, "2GB", 32, expert_layouts=["coded"])
+    kinds = set()
+    for memory in (most.least_memory_bytes, most.least_memory_bytes + most.layer_bytes // 16, "2GB"):
+        card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        wanted = transfuse.choose_layouts(path, memory, 32, expert_layouts=["coded"], card=card).layouts
+        config = transfuse.TransfuseConfig(layout="auto", memory=memory, batches=32)
+        model = load(path, name, device, quantization_config=config)
+        for module_name, module in model.named_modules():
+            if isinstance(module, TransfuseLinear) and f"{module_name}.weight" in wanted:
+                assert module.layout == wanted[f"{module_name}.weight"]
+                kinds.add(module.layout)
+        assert count_different(model, load(checkpoints.source(name), name, device)) == []
+    assert len(kinds) > 1
+    with pytest.raises(transfuse.OutOfMemoryError, match="are missing"):
+        load(path, name, device, quantization_config=transfuse.TransfuseConfig(layout="auto", memory="1GB"))
+
+
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 def test_codecs_that_a_layout_does_not_take(
     tmp_path: Path, checkpoints: Checkpoints, layout: str, device: str, caplog: pytest.LogCaptureFixture
