@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,9 +21,9 @@ from transformers.utils import logging
 from transfuse._errors import UnsupportedError
 from transfuse._threads import Cancel, run_on_threads
 from transfuse.hf._expert_parts import make_placeholders
-from transfuse.hf._load_plan import Decoded, LoadPlan, Part, describe_refusal
+from transfuse.hf._load_plan import Decoded, LoadPlan, Part, TakenExperts, describe_refusal
 from transfuse.torch import _load, _ops
-from transfuse.torch._buffer_module import BufferModule, has_bytes, note_paths
+from transfuse.torch._buffer_module import BufferModule, note_paths
 from transfuse.torch._containers import container_buffers
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import TransfuseExperts, replace_experts
@@ -36,16 +37,19 @@ logger = logging.get_logger(__name__)
 
 # Reading and checking one blob does not use a machine up, so we read as many at once as transformers reads tensors.
 _THREADS = min(4, os.cpu_count() or 4)
+# The experts of a module are read while those of another one are packed; more would be in memory twice for nothing.
+_PACKED_AT_ONCE = 2
 _NAMES_SHOWN = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class _Load:
-    """A parameter to load: one layer, or a container of several."""
+    """A parameter to load, one layer or a container of several; or all those of a module whose experts are packed."""
 
     target: str
     parts: list[Part]
     into_container: bool = False
+    experts: TakenExperts | None = None
 
 
 class Loader:
@@ -57,6 +61,7 @@ class Loader:
         self._checkpoints: dict[str, _load.Checkpoint] = {}
         self._dense_files: dict[str, Any] = {}
         self._cancel = Cancel()
+        self._packing = threading.Semaphore(_PACKED_AT_ONCE)
 
     def run(self) -> None:
         """Loads everything, and warns of what the plan's layout does not take. Ctrl-C ends it within a second.
@@ -91,33 +96,53 @@ class Loader:
     def _make_loads(self) -> list[_Load]:
         loads = [_Load(taken.target, [taken.part]) for taken in self.plan.taken]
         for experts in self.plan.experts:
-            loads += [_Load(f"{experts.path}.{name}", parts, True) for name, parts in experts.blobs.items()]
+            if experts.layout == "packed":
+                loads.append(
+                    _Load(experts.path, [part for parts in experts.blobs.values() for part in parts], True, experts)
+                )
+            else:
+                loads += [_Load(f"{experts.path}.{name}", parts, True) for name, parts in experts.blobs.items()]
         return loads
 
     def _read_all(self, loads: list[_Load], bar: Any) -> None:
         """Reads layers on several threads, in the order of the files, and sets them as they come."""
 
-        def take(load: _Load, buffer: Tensor) -> None:
-            set_parameter(self.model, load.target, nn.Parameter(buffer, requires_grad=False))
-            if load.into_container and self.plan.layout == "packed":
-                self._pack_experts(load.target.rpartition(".")[0])
+        def take(load: _Load, put: Callable[[], None]) -> None:
+            put()
             bar.update(len(load.parts))
 
         loads = sorted(loads, key=lambda load: (load.parts[0].tensor.file, load.parts[0].tensor.file_offset))
         run_on_threads(self._read, loads, take, num_threads=_THREADS, cancel=self._cancel)
 
-    def _pack_experts(self, path: str) -> None:
-        """Packs the experts of a module, if they are to be packed and all of them are there."""
-        experts = next(each for each in self.plan.experts if each.path == path)
-        module = self.model.get_submodule(path)
-        assert isinstance(module, TransfuseExperts)
-        if experts.layout != "packed" or not all(has_bytes(getattr(module, name)) for name in experts.blobs):
-            return
-        reason = module.convert_layout("packed")
-        if reason:
-            self.plan.refused.update((f"{path}.{name}", reason) for name in experts.blobs)
+    def _read(self, load: _Load) -> Callable[[], None]:
+        """Reads what is to be loaded to the device of its target, adopted; the function that it returns sets it."""
+        if load.experts is not None:
+            return self._read_packed(load.experts)
+        buffer = self._read_buffer(load)
+        return lambda: set_parameter(self.model, load.target, nn.Parameter(buffer, requires_grad=False))
 
-    def _read(self, load: _Load) -> Tensor:
+    def _read_packed(self, experts: TakenExperts) -> Callable[[], None]:
+        """Reads the experts of a module and packs them."""
+        loads = {name: _Load(f"{experts.path}.{name}", parts, True) for name, parts in experts.blobs.items()}
+        module = self.model.get_submodule(experts.path)
+        assert isinstance(module, TransfuseExperts)
+        with self._packing:
+            coded = {name: self._read_buffer(load) for name, load in loads.items()}
+            reason, swap = module.prepare_packed(coded)
+
+        def put_coded() -> None:
+            self.plan.refused.update((load.target, reason) for load in loads.values())
+            for name, load in loads.items():
+                set_parameter(self.model, load.target, nn.Parameter(coded[name], requires_grad=False))
+
+        def put_packed() -> None:
+            swap()
+            for name in module._buffer_names():
+                mark_loaded(getattr(module, name))
+
+        return put_coded if reason else put_packed
+
+    def _read_buffer(self, load: _Load) -> Tensor:
         """Returns a layer's buffer, or a container, on the device of its target, adopted."""
         device = self.device_of(load.target)
         sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in load.parts]

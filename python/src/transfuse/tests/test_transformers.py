@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -381,10 +382,11 @@ def test_layouts(
 
 
 @pytest.mark.parametrize("layout", ["plain", "packed"])
-def test_layouts_with_an_automatic_device_map(layout: str, checkpoints: Checkpoints) -> None:
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_layouts_with_an_automatic_device_map(name: str, layout: str, checkpoints: Checkpoints) -> None:
     config = transfuse.TransfuseConfig(layout=layout, exact=True)
-    model = load(checkpoints.compressed("llama"), device="auto", quantization_config=config)
-    assert torch.equal(run(model), run(load(checkpoints.source("llama"), device=model.device.type)))
+    model = load(checkpoints.compressed(name), name, device="auto", quantization_config=config)
+    assert torch.equal(run(model), run(load(checkpoints.source(name), name, device=model.device.type)))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
@@ -441,6 +443,35 @@ def test_weights_that_cannot_be_packed(
     (warning,) = warnings
     assert all(name in warning for name in names) and all(reason in warning for reason in UNPACKABLE.values())
     assert "safetensors" not in warning and count_different(model, source.to(device)) == []
+    model.save_pretrained(tmp_path / "saved")
+    transfuse.verify(tmp_path / "saved", against=tmp_path / "source")
+
+
+@pytest.mark.parametrize("reason", ["wide", "activation"])
+def test_experts_that_cannot_be_packed(
+    tmp_path: Path, checkpoints: Checkpoints, reason: str, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Experts of a module lie coded if those of one tensor cannot be packed, or none of them could run."""
+    from transfuse.torch import TransfuseExperts
+
+    source = load(checkpoints.source("mixtral"), "mixtral")
+    if reason == "wide":
+        down = source.model.layers[1].mlp.experts.down_proj
+        down.data[2] = make_unpackable("wide", *down.shape[1:])
+    else:
+        source.config.hidden_act = "relu"
+    source.save_pretrained(tmp_path / "source")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf")
+    model, warnings = load_with_warnings(tmp_path / "trf", "packed", device, caplog)
+    experts = [module for module in model.modules() if isinstance(module, TransfuseExperts)]
+    has_kernels = device == "cpu" or torch.cuda.get_device_capability() == (9, 0)
+    assert [each.layout for each in experts] == ["packed" if reason == "wide" and has_kernels else "coded", "coded"]
+    (warning,) = warnings
+    assert "model.layers.1.mlp.experts.gate_proj" in warning
+    if has_kernels:
+        words = {"wide": "expert 2: .*would have to be stored", "activation": "silu and gelu_tanh, and not ReLU"}
+        assert re.search(words[reason], warning)
+    assert count_different(model, load(tmp_path / "source", "mixtral", device)) == []
     model.save_pretrained(tmp_path / "saved")
     transfuse.verify(tmp_path / "saved", against=tmp_path / "source")
 

@@ -425,13 +425,17 @@ class TransfuseExperts(BufferModule):
         if layout == "coded":
             coded = {name: made.to(self.down_proj.device) for name, made in self._encode_packed().items()}
             return "", lambda: self._put_containers(coded)
-        reason = "experts lie coded or packed"
-        if layout == "packed":
-            reason = self._find_packing_obstacle(self.down_proj.device) or ""
+        if layout != "packed":
+            return "experts lie coded or packed", _do_nothing
+        return self.prepare_packed({name: getattr(self, name) for name in self.container_shapes})
+
+    def prepare_packed(self, containers: dict[str, Tensor]) -> tuple[str, Callable[[], None]]:
+        """Does what `prepare_layout` does for "packed", from coded containers that the module need not have yet."""
+        reason = self._find_packing_obstacle(containers["down_proj"].device)
         if reason:
             return reason, _do_nothing
         try:
-            packed, infos = self._pack({name: getattr(self, name) for name in self.container_shapes})
+            packed, infos = self._pack(containers)
         except UnsupportedError as refusal:
             return refusal.message, _do_nothing
 
@@ -571,16 +575,12 @@ class TransfuseExperts(BufferModule):
     def _put_containers(self, containers: dict[str, Tensor]) -> None:
         """Replaces all containers, after which the module lies in their layout."""
         shapes = self._coded_shapes() if tuple(containers) != _PACKED_NAMES else self.dense_shapes()
-        is_hf_initialized = any(getattr(each, "_is_hf_initialized", False) for each in self._containers())
         for container in containers.values():
             _registry.adopt(container)  # before anything has changed
         self._parameters.clear()
         self.container_shapes = {name: shapes[name] for name in containers}
         for name, container in containers.items():
-            parameter = as_parameter(container)
-            if is_hf_initialized:
-                parameter._is_hf_initialized = True  # type: ignore[attr-defined]
-            self.register_parameter(name, parameter)
+            self.register_parameter(name, as_parameter(container))
 
     def _state_names(self) -> tuple[str, ...]:
         return tuple(self._coded_infos) if self._layout == "packed" else self._buffer_names()
