@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +37,13 @@ moe: Any = tt.moe
 moe_by_key: Any = tt.moe_by_key
 # The sizes of modules: packed experts are no smaller than the weights unless sizes are about whole tiles.
 SIZES: dict[str, Any] = {"hidden": 128, "inner": 96}
+
+
+@pytest.fixture(autouse=True)
+def compiled_code() -> Iterator[None]:
+    """All modules share one function, which torch compiles a limited number of times."""
+    yield
+    torch._dynamo.reset()
 
 
 class Mixture:
