@@ -38,8 +38,6 @@ static double find_at_batch(const trf_card_times *card, int layout, uint32_t bat
     for (uint32_t i = 0; i < card->num_shapes; i++) {
         const trf_shape_times *shape = &card->shapes[i];
         const double time = shape->microseconds[layout][batch];
-        if (!(time > 0))
-            continue;
         const double distance = octaves_between(rows, cols, shape->rows, shape->cols) + kNear;
         total += log(time / (line.overhead + (double)shape->rows * shape->cols * line.rate)) / (distance * distance);
         weight += 1 / (distance * distance);
