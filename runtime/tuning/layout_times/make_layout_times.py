@@ -13,10 +13,10 @@ measured. A time beyond a shape's largest batch grows as the batch does.
 Each layout and batch has a line through the times of all shapes, overhead + weights * rate, whose relative errors have
 the least squares. The library corrects it by how far the nearest shapes are from it.
 
-A layer of experts takes what one matrix of all experts that have tokens would, times a factor for each layout: for plain
-ones the geometric mean over experts.csv beside this script, for others that times the mean by plain ones in the same
-rows of the file, which may be another card's. There "rows" are those of all matrices of an expert together; packed ones
-and the plain ones beside them are whole layers (gate, up, down and the sum), coded ones single products.
+A layer of experts takes what one matrix of all experts that have tokens would, times a factor for each layout: for
+plain ones the geometric mean over experts.csv beside this script, for others that times the mean by plain ones in the
+same rows of the file, which may be another card's. There "rows" are those of all matrices of an expert together; packed
+ones and the plain ones beside them are whole layers (gate, up, down and the sum), coded ones single products.
 """
 
 from __future__ import annotations
