@@ -107,7 +107,7 @@ static double find_tuned_time(const trf_tuning *tuning, const trf_layout_layer *
     }
     if (!(time > 0) && before > 0) /* a batch beyond those that were measured */
         time = before * m / before_m;
-    if (!(time > 0))
+    if (!tuned || !(time > 0))
         return 0;
     return time * ((double)layer->rows * layer->cols) / ((double)tuned->key.rows * tuned->key.cols);
 }
