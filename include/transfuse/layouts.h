@@ -69,11 +69,12 @@ typedef struct trf_layouts_choice {
     int is_own_card;            /* whether that is the GPU that the options name; 1 if they name none */
 } trf_layouts_choice;
 
-/* Chooses a layout for each of the layers, an array [num_layers] whose elements have one struct_bytes. layouts: [num_
- * layers], for trf_load_options.layout. choice may be NULL. The time is within 0.05 % of the least one by the times
- * that are known, or as near as choice->least_microseconds says where a search would be too long. It is a function of
- * its arguments alone. Errors: TRF_ERR_ARGUMENT (a layer without rows, layouts or bytes, a share that is no positive
- * number, ...); TRF_ERR_MEMORY if the layers do not fit in any layout: the message says what is missing. */
+/* Chooses a layout for each of the layers, an array [num_layers] whose elements have one struct_bytes. layouts: an
+ * array [num_layers] for the result, which goes into trf_load_options.layout. choice may be NULL. By the times that are
+ * known the choice is within 0.05 % of the least time, or as near as choice->least_microseconds says where a search
+ * would be too long. It is a function of its arguments alone. Errors: TRF_ERR_ARGUMENT (a layer without rows, layouts
+ * or bytes, a share that is no positive number); TRF_ERR_MEMORY if the layers do not fit in any layout: the message
+ * says how much is missing. */
 TRF_API trf_status trf_layouts_choose(const trf_layout_layer *layers, uint32_t num_layers,
                                       const trf_layouts_options *options, trf_layout *layouts,
                                       trf_layouts_choice *choice, trf_error *err);

@@ -240,12 +240,10 @@ static void take_best(search *at, const place *places, const state *states, uint
         return;
     at->cost = best->cost;
     at->bytes = best->bytes;
-    uint32_t before = best->before;
-    uint8_t layout = best->layout;
+    step last = {best->before, best->layout};
     for (uint32_t i = at->num_items; i-- > 0;) {
-        at->chosen[places[i].item] = (trf_layout)layout;
-        layout = steps[before].layout;
-        before = steps[before].before;
+        at->chosen[places[i].item] = (trf_layout)last.layout;
+        last = steps[last.before];
     }
 }
 

@@ -38,8 +38,6 @@ static double find_at_batch(const trf_card_times *card, int layout, uint32_t bat
     for (uint32_t i = 0; i < card->num_shapes; i++) {
         const trf_shape_times *shape = &card->shapes[i];
         const double time = shape->microseconds[layout][batch];
-        if (!(time > 0))
-            continue;
         const double distance = octaves_between(rows, cols, shape->rows, shape->cols) + kNear;
         total += log(time / (line.overhead + (double)shape->rows * shape->cols * line.rate)) / (distance * distance);
         weight += 1 / (distance * distance);
@@ -109,7 +107,7 @@ static double find_tuned_time(const trf_tuning *tuning, const trf_layout_layer *
     }
     if (!(time > 0) && before > 0) /* a batch beyond those that were measured */
         time = before * m / before_m;
-    if (!(time > 0))
+    if (!tuned || !(time > 0))
         return 0;
     return time * ((double)layer->rows * layer->cols) / ((double)tuned->key.rows * tuned->key.cols);
 }

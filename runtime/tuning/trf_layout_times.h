@@ -10,7 +10,7 @@ enum {
     TRF_TIMED_BATCHES = 13
 };
 
-/* Microseconds of a shape's product; 0: not measured. */
+/* Microseconds of a shape's product. */
 typedef struct trf_shape_times {
     uint32_t rows, cols;
     double microseconds[TRF_TIMED_LAYOUTS][TRF_TIMED_BATCHES];

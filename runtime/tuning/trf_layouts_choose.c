@@ -179,17 +179,19 @@ static trf_status select_within(selection *at, uint64_t budget, trf_error *err) 
     const uint64_t least = trf_choice_least_bytes(at->items, at->num_layers) + at->workspace;
     double cost = HUGE_VAL, bound = HUGE_VAL;
     uint64_t bytes = 0;
-    at->cost = at->bound = HUGE_VAL;
     trf_status status = TRF_OK;
-    if (least <= budget) {
-        status = trf_choice_search(at->items, at->num_layers, budget - at->workspace, at->layouts, &at->cost,
-                                   &at->bytes, &at->bound, err);
-        for (uint32_t i = 0; i < at->num_layers && status == TRF_OK; i++)
-            if (at->layouts[i] == TRF_LAYOUT_CODED) {
-                at->bytes += at->workspace;
-                break;
-            }
-    }
+    if (least <= budget)
+        status = trf_choice_search(at->items, at->num_layers, budget - at->workspace, at->layouts, &cost, &bytes,
+                                   &bound, err);
+    for (uint32_t i = 0; i < at->num_layers && least <= budget && status == TRF_OK; i++)
+        if (at->layouts[i] == TRF_LAYOUT_CODED) {
+            bytes += at->workspace;
+            break;
+        }
+    at->cost = cost;
+    at->bytes = bytes;
+    at->bound = bound;
+    cost = HUGE_VAL;
     if (status == TRF_OK && at->workspace && at->has_uncoded &&
         trf_choice_least_bytes(at->uncoded, at->num_layers) <= budget) {
         status = trf_choice_search(at->uncoded, at->num_layers, budget, at->other, &cost, &bytes, &bound, err);

@@ -9,6 +9,7 @@
 #include <transfuse/device_memory.h>
 #include <transfuse/experts.h>
 #include <transfuse/groups.h>
+#include <transfuse/layouts.h>
 #include <transfuse/stacks.h>
 #include <transfuse/tuning.h>
 

@@ -26,6 +26,34 @@ def find_installed(folder: str, name: str) -> Path:
     raise ImportError(f"transfuse is not installed: there is no {paths[0]}; 'pip install .' builds it")
 
 
+def _list_layout_functions() -> dict[str, tuple[object, list[object]]]:
+    """Returns the types of the functions of `transfuse/layouts.h`, and of tunings."""
+    error, handle, handle_out = POINTER(s.ErrorStruct), c_void_p, POINTER(c_void_p)
+    return {
+        "trf_tuning_read": (c_int, [c_char_p, handle_out, error]),
+        "trf_tuning_free": (None, [handle]),
+        "trf_layouts_options_init": (None, [POINTER(s.LayoutsOptionsStruct)]),
+        "trf_layout_layer_init": (None, [POINTER(s.LayoutLayerStruct)]),
+        "trf_layouts_choose": (
+            c_int,
+            [
+                POINTER(s.LayoutLayerStruct),
+                c_uint32,
+                POINTER(s.LayoutsOptionsStruct),
+                POINTER(c_int),
+                POINTER(s.LayoutsChoiceStruct),
+                error,
+            ],
+        ),
+        "trf_layout_set_options_init": (None, [POINTER(s.LayoutSetOptionsStruct)]),
+        "trf_layout_set_read": (c_int, [handle, POINTER(s.LayoutSetOptionsStruct), handle_out, error]),
+        "trf_layout_set_free": (None, [handle]),
+        "trf_layout_set_get_info": (None, [handle, POINTER(s.LayoutSetInfoStruct)]),
+        "trf_layout_set_layers": (POINTER(s.LayoutLayerStruct), [handle]),
+        "trf_layout_set_find": (c_uint32, [handle, c_char_p]),
+    }
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """Returns the library, whose functions release the interpreter's lock while they run."""
@@ -69,29 +97,8 @@ def library() -> ctypes.CDLL:
         "trf_checkpoint_num_tensors": (c_uint64, [handle]),
         "trf_checkpoint_tensor": (c_int, [handle, c_uint64, POINTER(s.TensorInfoStruct), error]),
         "trf_extract_layer": (c_int, [path, c_char_p, path, c_int, error]),
-        "trf_tuning_read": (c_int, [path, handle_out, error]),
-        "trf_tuning_free": (None, [handle]),
-        "trf_layouts_options_init": (None, [POINTER(s.LayoutsOptionsStruct)]),
-        "trf_layout_layer_init": (None, [POINTER(s.LayoutLayerStruct)]),
-        "trf_layouts_choose": (
-            c_int,
-            [
-                POINTER(s.LayoutLayerStruct),
-                c_uint32,
-                POINTER(s.LayoutsOptionsStruct),
-                POINTER(c_int),
-                POINTER(s.LayoutsChoiceStruct),
-                error,
-            ],
-        ),
-        "trf_layout_set_options_init": (None, [POINTER(s.LayoutSetOptionsStruct)]),
-        "trf_layout_set_read": (c_int, [handle, POINTER(s.LayoutSetOptionsStruct), handle_out, error]),
-        "trf_layout_set_free": (None, [handle]),
-        "trf_layout_set_get_info": (None, [handle, POINTER(s.LayoutSetInfoStruct)]),
-        "trf_layout_set_layers": (POINTER(s.LayoutLayerStruct), [handle]),
-        "trf_layout_set_find": (c_uint32, [handle, c_char_p]),
     }
-    for name, (result, arguments) in functions.items():
+    for name, (result, arguments) in (functions | _list_layout_functions()).items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
     return lib

@@ -5,17 +5,18 @@
 
 Plain and packed layers are those of docs/performance/packed.csv, without early launches and without pauses. Coded ones
 are those of docs/performance/speed.csv, the faster of fused and two-step. The two files are of different runs, so that
-a coded time counts by its ratio to cuBLASLt's of its own run. For larger batches than were measured coded is two-step:
-a plain product after decoding, which takes what it took at the largest batch that was measured. A time beyond a shape's
-largest batch grows as the batch does.
+a coded time counts by its ratio to cuBLASLt's of its own run. A shape that was not measured coded has the ratio of
+those that are near, so that times between shapes come of the same shapes in all layouts. For larger batches than were
+measured coded is two-step: a plain product after decoding, which takes what it took at the largest batch that was
+measured. A time beyond a shape's largest batch grows as the batch does.
 
 Each layout and batch has a line through the times of all shapes, overhead + weights * rate, whose relative errors have
 the least squares. The library corrects it by how far the nearest shapes are from it.
 
-A layer of experts takes what one matrix of all experts that have tokens would, times a factor for each layout: the
-geometric mean over experts.csv beside this script, and where a card has none there, another card's. There "rows" are
-those of all matrices of an expert together; plain and packed are whole layers (gate, up, down and the sum), coded and
-the plain ones beside them are single products.
+A layer of experts takes what one matrix of all experts that have tokens would, times a factor for each layout: for
+plain ones the geometric mean over experts.csv beside this script, for others that times the mean by plain ones in the
+same rows of the file, which may be another card's. There "rows" are those of all matrices of an expert together; packed
+ones and the plain ones beside them are whole layers (gate, up, down and the sum), coded ones single products.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NEAR = 0.02  # in octaves: what a shape's distance counts at least
 HEADING = """\
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Made by layout_times/make_layout_times.py of docs/performance and of the file beside it. A shape: rows, columns, and
- * the microseconds of a product by layout (coded, plain, packed) and batch; 0 where nobody measured it. */"""
+ * the microseconds of a product by layout (coded, plain, packed) and batch. */"""
 
 Times = dict[int, float]
 Shape = tuple[int, int]
@@ -71,7 +72,7 @@ def read_packed(card: str) -> tuple[dict[Shape, Times], dict[Shape, Times]]:
 
 
 def read_coded(card: str, plain: dict[Shape, Times]) -> dict[Shape, Times]:
-    """Returns the times of coded layers at BATCHES."""
+    """Returns the times of coded layers at BATCHES, for all shapes that plain ones have."""
     paths: dict[Shape, dict[str, Times]] = defaultdict(lambda: defaultdict(dict))
     for row in read_rows(PERFORMANCE / "speed.csv"):
         if row["card"] == CARDS[card] and row["codec"] == "bf16":
@@ -93,7 +94,20 @@ def read_coded(card: str, plain: dict[Shape, Times]) -> dict[Shape, Times]:
             if batch <= max(fused):
                 own = min(own, at_batch(fused, batch))
             coded[shape][batch] = time * own / at_batch(cublaslt, batch)
+    measured = dict(coded)
+    for shape in sorted(plain.keys() - measured.keys()):
+        coded[shape] = {m: at_batch(plain[shape], m) * find_ratio(measured, plain, m, shape) for m in BATCHES}
     return coded
+
+
+def find_ratio(coded: dict[Shape, Times], plain: dict[Shape, Times], batch: int, shape: Shape) -> float:
+    """Returns coded times by plain ones for a shape that is not among the coded ones: the mean of the near ones."""
+    total = weight = 0.0
+    for rows, cols in coded:
+        near = 1 / (abs(math.log2(rows / shape[0])) + abs(math.log2(cols / shape[1])) + NEAR) ** 2
+        total += near * math.log(at_batch(coded[rows, cols], batch) / at_batch(plain[rows, cols], batch))
+        weight += near
+    return math.exp(total / weight)
 
 
 def fit_line(points: list[tuple[float, float]]) -> tuple[float, float]:
@@ -135,13 +149,16 @@ def predict_experts(times: dict[Shape, Times], row: dict[str, str]) -> float:
 
 
 def find_factors(card: str, by_layout: dict[str, dict[Shape, Times]]) -> dict[str, float]:
-    """Returns the factor of experts for each layout that was measured with them on this card."""
+    """Returns plain experts' factor, and those of other layouts by plain ones' in the same rows of the file."""
     found: dict[str, list[float]] = defaultdict(list)
     for row in read_rows(FOLDER / "experts.csv"):
-        for layout in LAYOUTS:
-            if row["card"] == card and row[f"{layout}_us"]:
-                ratio = float(row[f"{layout}_us"]) / predict_experts(by_layout[layout], row)
-                found[layout].append(math.log(ratio))
+        ratios = {
+            layout: math.log(float(row[f"{layout}_us"]) / predict_experts(by_layout[layout], row))
+            for layout in LAYOUTS
+            if row["card"] == card and row[f"{layout}_us"]
+        }
+        for layout, ratio in ratios.items():
+            found[layout].append(ratio if layout == "plain" else ratio - ratios["plain"])
     return {layout: math.exp(sum(logs) / len(logs)) for layout, logs in found.items()}
 
 
@@ -177,7 +194,10 @@ def main() -> None:
         write_card(card, times[card])
     print("static const trf_card_times kCardTimes[] = {")
     for card, name in CARDS.items():
-        values = [next(f[layout] for f in (factors[card], *factors.values()) if layout in f) for layout in LAYOUTS]
+        known = (factors[card], *factors.values())
+        by_plain = {layout: next(each[layout] for each in known if layout in each) for layout in LAYOUTS}
+        plain = factors[card]["plain"]
+        values = [plain if layout == "plain" else plain * by_plain[layout] for layout in LAYOUTS]
         print(f'    {{"{name}", kShapesOf{card}, sizeof kShapesOf{card} / sizeof kShapesOf{card}[0], kLinesOf{card},')
         print(f"     {{{', '.join(f'{value:.3f}' for value in values)}}}}},")
     print("};")

@@ -16,7 +16,7 @@ from torch import nn
 
 from transfuse._checkpoint import TensorInfo
 from transfuse._errors import Status, make_error
-from transfuse.hf._config_fields import AUTO_LAYOUT, ConfigFields
+from transfuse.hf._config_fields import ConfigFields
 from transfuse.hf._device_map import check_device_map
 from transfuse.hf._file_check import SUFFIX
 from transfuse.hf._guard import note_diffusers_quantizer
@@ -40,10 +40,6 @@ class TransfuseDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
                 Status.TRF_ERR_ARGUMENT,
                 "this model is not compressed: its config.json has no quantization_config of transfuse. Run "
                 "'transfuse compress' on its folder first",
-            )
-        if quantization_config.layout == AUTO_LAYOUT:
-            raise make_error(
-                Status.TRF_ERR_UNSUPPORTED, f"layout={AUTO_LAYOUT!r} is for models of transformers, not for diffusers"
             )
         note_diffusers_quantizer(self)
         self._tensors: list[TensorInfo] = []

@@ -310,7 +310,8 @@ class Planner:
                     if any(part.tensor.compressed for part in parts):
                         self._decode(f"{path}.{name}", groups.pop(f"{path}.{name}"), converter, str(obstacle))
                 continue
-            layout = "packed" if self.plan.layout == "packed" else "coded"
+            wanted = {self.plan.get_layout(part.tensor) for parts in blobs.values() for part in parts}
+            layout = "packed" if wanted == {"packed"} else "coded"
             refusal = find_packing_reason(module, blobs) if layout == "packed" else ""
             if refusal:
                 layout = "coded"

@@ -37,8 +37,6 @@ logger = logging.get_logger(__name__)
 
 # A device needs this much besides the buffers of layers, for directories and workspaces of products.
 _USABLE_MEMORY = 0.97
-# A module of experts takes these.
-_EXPERT_LAYOUTS = ("coded",)
 # Other methods of quantization have separate scales for weights of these dtypes.
 _MAYBE_SCALED = ("F8_E4M3", "F8_E5M2", "I8")
 
@@ -149,13 +147,18 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         """Returns the layouts of single tensors, by their names, for the memory and batches of the config."""
         import torch
 
-        card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        card: str | None = None
+        expert_layouts: tuple[str, ...] = ("coded", "packed")
+        if torch.cuda.is_available():
+            card = torch.cuda.get_device_name()
+            if torch.cuda.get_device_capability() != (9, 0):  # it has no kernels for packed experts
+                expert_layouts = ("coded",)
         files = sorted({tensor.file for tensor in self._tensors})
         place = Path(files[0]) if len(files) == 1 else Path(files[0]).parent
         config = self.quantization_config
         assert config.memory is not None
         batches = 1 if config.batches is None else config.batches
-        choice = choose_layouts(place, config.memory, batches, card=card, expert_layouts=_EXPERT_LAYOUTS)
+        choice = choose_layouts(place, config.memory, batches, card=card, expert_layouts=expert_layouts)
         counts = ", ".join(f"{count} {name}" for name, count in choice.count_layouts().items())
         logger.info(f"layouts chosen for {config.memory}: {counts}; {choice.layer_bytes:,} bytes")
         return choice.layouts

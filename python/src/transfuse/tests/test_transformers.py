@@ -393,19 +393,27 @@ def test_layouts_with_an_automatic_device_map(name: str, layout: str, checkpoint
 def test_layouts_that_are_chosen(name: str, checkpoints: Checkpoints, device: str) -> None:
     """Each layer has the layout that is chosen for the memory, and weights are what they were."""
     path = checkpoints.compressed(name, embeddings=True)
-    most = transfuse.choose_layouts(path, "2GB", 32, expert_layouts=["coded"])
-    kinds = set()
+    takes_packed = device == "cpu" or torch.cuda.get_device_capability() == (9, 0)
+    expert_layouts = ["coded", "packed"] if takes_packed else ["coded"]
+    most = transfuse.choose_layouts(path, "2GB", 32, expert_layouts=expert_layouts)
+    kinds, expert_kinds = set(), set()
     for memory in (most.least_memory_bytes, most.least_memory_bytes + most.layer_bytes // 16, "2GB"):
         card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        wanted = transfuse.choose_layouts(path, memory, 32, expert_layouts=["coded"], card=card).layouts
+        wanted = transfuse.choose_layouts(path, memory, 32, expert_layouts=expert_layouts, card=card).layouts
         config = transfuse.TransfuseConfig(layout="auto", memory=memory, batches=32)
         model = load(path, name, device, quantization_config=config)
         for module_name, module in model.named_modules():
             if isinstance(module, TransfuseLinear) and f"{module_name}.weight" in wanted:
                 assert module.layout == wanted[f"{module_name}.weight"]
                 kinds.add(module.layout)
+            if isinstance(module, TransfuseExperts):
+                chosen = {layout for tensor, layout in wanted.items() if tensor.startswith(f"{module_name}.")}
+                assert chosen == {module.layout}
+                expert_kinds |= chosen
         assert count_different(model, load(checkpoints.source(name), name, device)) == []
     assert len(kinds) > 1
+    if name == "qwen3_moe":
+        assert expert_kinds == set(expert_layouts)
     with pytest.raises(transfuse.OutOfMemoryError, match="are missing"):
         load(path, name, device, quantization_config=transfuse.TransfuseConfig(layout="auto", memory="1GB"))
 
