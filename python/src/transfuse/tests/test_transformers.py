@@ -29,7 +29,7 @@ from torch import nn
 import transfuse
 from transfuse.tests.architectures import dense_parameters
 from transfuse.tests.torch_cases import UNPACKABLE, layout_bytes, make_unpackable
-from transfuse.torch import TransfuseLinear
+from transfuse.torch import TransfuseExperts, TransfuseLinear
 
 SIZES = {
     "hidden_size": 192,
@@ -350,7 +350,7 @@ def test_layouts(
     tmp_path: Path, checkpoints: Checkpoints, name: str, layout: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loaded in another layout, the model is the same, and what is saved of it is a compressed checkpoint."""
-    from transfuse.torch import TransfuseExperts, _layouts, _packed_experts
+    from transfuse.torch import _layouts, _packed_experts
     from transfuse.torch._modules import CompressedModule
 
     source, compressed = load(checkpoints.source(name), name, device), checkpoints.compressed(name, embeddings=True)
@@ -393,14 +393,15 @@ def test_layouts_with_an_automatic_device_map(name: str, layout: str, checkpoint
 def test_layouts_that_are_chosen(name: str, checkpoints: Checkpoints, device: str) -> None:
     """Each layer has the layout that is chosen for the memory, and weights are what they were."""
     path = checkpoints.compressed(name, embeddings=True)
+    rows = 32 if name == "llama" else 4096  # enough for small experts to be faster packed
     takes_packed = device == "cpu" or torch.cuda.get_device_capability() == (9, 0)
     expert_layouts = ["coded", "packed"] if takes_packed else ["coded"]
-    most = transfuse.choose_layouts(path, "2GB", 32, expert_layouts=expert_layouts)
+    most = transfuse.choose_layouts(path, "2GB", rows, expert_layouts=expert_layouts)
     kinds, expert_kinds = set(), set()
     for memory in (most.least_memory_bytes, most.least_memory_bytes + most.layer_bytes // 16, "2GB"):
         card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        wanted = transfuse.choose_layouts(path, memory, 32, expert_layouts=expert_layouts, card=card).layouts
-        config = transfuse.TransfuseConfig(layout="auto", memory=memory, batches=32)
+        wanted = transfuse.choose_layouts(path, memory, rows, expert_layouts=expert_layouts, card=card).layouts
+        config = transfuse.TransfuseConfig(layout="auto", memory=memory, batches=rows)
         model = load(path, name, device, quantization_config=config)
         for module_name, module in model.named_modules():
             if isinstance(module, TransfuseLinear) and f"{module_name}.weight" in wanted:
@@ -413,7 +414,7 @@ def test_layouts_that_are_chosen(name: str, checkpoints: Checkpoints, device: st
         assert count_different(model, load(checkpoints.source(name), name, device)) == []
     assert len(kinds) > 1
     if name == "qwen3_moe":
-        assert expert_kinds == set(expert_layouts)
+        assert ("packed" in expert_kinds) == takes_packed
     with pytest.raises(transfuse.OutOfMemoryError, match="are missing"):
         load(path, name, device, quantization_config=transfuse.TransfuseConfig(layout="auto", memory="1GB"))
 
@@ -460,7 +461,6 @@ def test_experts_that_cannot_be_packed(
     tmp_path: Path, checkpoints: Checkpoints, reason: str, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Experts of a module lie coded if those of one tensor cannot be packed, or none of them could run."""
-    from transfuse.torch import TransfuseExperts
 
     source = load(checkpoints.source("mixtral"), "mixtral")
     if reason == "wide":
