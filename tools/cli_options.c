@@ -154,6 +154,23 @@ static int set_layers(cli_options *o, const char *value) {
     return cli_parse_list(value, take_layer, o);
 }
 
+static int take_mixture(void *context, const char *list_entry) {
+    cli_options *o = context;
+    return o->num_mixtures == CLI_MAX_LIST || cli_parse_mixture(list_entry, &o->mixtures[o->num_mixtures++]) ? -1 : 0;
+}
+
+static int set_mixture(cli_options *o, const char *value) {
+    o->num_mixtures = 0;
+    return cli_parse_list(value, take_mixture, o);
+}
+
+static int set_routes(cli_options *o, const char *value) {
+    static const char *const names[] = {"uniform", "skewed", NULL};
+    o->skewed_routes = cli_parse_name(value, names);
+    o->has_routes = 1;
+    return o->skewed_routes < 0 ? -1 : 0;
+}
+
 static int take_batch(void *context, const char *list_entry) {
     cli_options *o = context;
     uint64_t batch;
@@ -254,6 +271,11 @@ static const option_entry kOptions[] = {
     [CLI_OPT_DEVICE] = {"device", "cpu or cuda", set_device, 0, 0},
     [CLI_OPT_PATH] = {"path", "fused, two-step, wide, dense or packed", set_path, 0, 0},
     [CLI_OPT_LAYERS] = {"layers", "at most 64 sizes such as 4096x4096,2048x5632 (rows x columns)", set_layers, 0, 0},
+    [CLI_OPT_MIXTURE] = {"mixture",
+                         "at most 64 mixtures such as 128x768x2048/8 (experts x inner x hidden / routed; to 512 "
+                         "experts, 32 of them routed)",
+                         set_mixture, 0, 0},
+    [CLI_OPT_ROUTES] = {"routes", "uniform or skewed", set_routes, 0, 0},
     [CLI_OPT_BATCH] = {"batch", "at most 64 whole numbers from 1 to 1048576, such as 1,8", set_batch, 0, 0},
     [CLI_OPT_BENCH_CODECS] = {"codec", "a list of auto, bf16, fp16, fp8, fp8_e4m3, fp8_e5m2, int, int8 and bits",
                               set_bench_codecs, 0, 0},

@@ -64,6 +64,8 @@ typedef enum cli_option_id {
     CLI_OPT_DEVICE,
     CLI_OPT_PATH,
     CLI_OPT_LAYERS,
+    CLI_OPT_MIXTURE,
+    CLI_OPT_ROUTES,
     CLI_OPT_BATCH,
     CLI_OPT_BENCH_CODECS,
     CLI_OPT_BENCH_BITS,
@@ -96,6 +98,11 @@ typedef struct cli_shape {
     uint32_t rows, cols;
 } cli_shape;
 
+/* A mixture of experts. Each expert has gate and up as one matrix, [2 * inner][hidden], and down, [hidden][inner]. */
+typedef struct cli_mixture {
+    uint32_t experts, inner, hidden, routed; /* routed: experts of a token */
+} cli_mixture;
+
 typedef struct cli_reals {
     double values[CLI_MAX_LIST];
     int count;
@@ -126,8 +133,10 @@ typedef struct cli_options {
     trf_layout layout;
 
     cli_shape layers[CLI_MAX_LIST];
+    cli_mixture mixtures[CLI_MAX_LIST];
     uint32_t batches[CLI_MAX_LIST];
-    int num_layers, num_batches;
+    int num_layers, num_mixtures, num_batches;
+    int has_routes, skewed_routes;
     cli_bench_mode mode;
     uint64_t budget_bytes; /* 0: not given */
     unsigned bench_codecs;

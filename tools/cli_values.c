@@ -85,6 +85,26 @@ int cli_parse_shape(const char *text, cli_shape *shape) {
     return 0;
 }
 
+int cli_parse_mixture(const char *text, cli_mixture *mixture) {
+    static const char ends[] = "xx/";
+    uint32_t *const sizes[] = {&mixture->experts, &mixture->inner, &mixture->hidden, &mixture->routed};
+    const uint64_t most[] = {512, 1 << 20, 1 << 20, 32};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char number[64];
+        uint64_t value;
+        const size_t length = strspn(text, "0123456789");
+        if (length == 0 || length >= sizeof number || text[length] != ends[i])
+            return -1;
+        memcpy(number, text, length);
+        number[length] = 0;
+        if (cli_parse_uint(number, 1, most[i], &value))
+            return -1;
+        *sizes[i] = (uint32_t)value;
+        text += length + 1;
+    }
+    return mixture->routed > mixture->experts ? -1 : 0;
+}
+
 int cli_parse_list(const char *text, int (*take)(void *context, const char *list_entry), void *context) {
     for (;;) {
         char list_entry[64];

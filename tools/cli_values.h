@@ -23,6 +23,9 @@ int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32
 /* "4096x4096". */
 int cli_parse_shape(const char *text, cli_shape *shape);
 
+/* "128x768x2048/8": experts (512 at most), inner, hidden, and how many experts a token has (32 at most). */
+int cli_parse_mixture(const char *text, cli_mixture *mixture);
+
 /* Calls take(context, list_entry) for each part of a comma list; no part may be empty, nor be longer than 63 bytes. */
 int cli_parse_list(const char *text, int (*take)(void *context, const char *list_entry), void *context);
 

@@ -15,7 +15,7 @@ enum {
 /* The kernel for so many tokens an expert on average. */
 static int kernel_for(uint64_t routes, uint32_t num_ids) {
     const uint64_t mean = (routes + num_ids - 1) / num_ids;
-    return mean <= 48 ? TRF_MOE_64 : mean <= 640 ? TRF_MOE_192 : TRF_MOE_256;
+    return mean <= 48 ? TRF_MOE_64 : mean <= 160 ? TRF_MOE_192 : TRF_MOE_256;
 }
 
 /* Whether the numbers of token blocks fit 16 bits, and those of k blocks 31. */

@@ -4,9 +4,9 @@
  * registers; x is operand B, in shared memory. A tile is 128 rows of an expert's W by 8 to 256 of its slots; blocks
  * stay, and find out by themselves which tiles there are (trf_moe_tables.cuh).
  *
- * A kernel has several classes of tiles, by how many slots they have: {8, 16, 32, 64}, {64, 128, 192} or {128, 256}.
- * The wgmma instructions of a class have as many rows of x. (In one kernel with 64, 128, 192 and 256 ptxas orders wgmma
- * one after the other.)
+ * A kernel has several classes of tiles, by how many slots they have: {8, 16, 32, 64}, {64, 128, 192} or {128, 192,
+ * 256}. The wgmma instructions of a class have as many rows of x. (In one kernel with 64, 128, 192 and 256 ptxas orders
+ * wgmma one after the other.)
  *
  * TRF_MOE_64 is for few tokens an expert, where memory is the limit: blocks share the k blocks of all tiles evenly, and
  * three warps gather rows of x from where they lie (cp.async, which takes row after row; a bulk copy for each row of
@@ -175,14 +175,18 @@ static __device__ __forceinline__ void trf_moe_do_stint(const trf_moe_args &a, c
         else
             trf_packed_wgmma_multiply<Class>(view, warp, stint.begin, stint.end, ring, trf_packed_former<false>(),
                                              sums);
-        trf_packed_give_stage_back(ring.previous().empty(), warp.lane);
+        if (Config::kGathersX)
+            trf_packed_give_stage_back(ring.previous().empty(), warp.lane);
     } else {
         trf_packed_wgmma_skip<Class>(stint.begin, stint.end, ring, warp.lane);
     }
     at.index = ring.index;
     at.phase = ring.phase;
     if (has_band && trf_moe_complete_sums<Class>(a, stint, share, warp, sums))
-        trf_moe_write<kTokens>(a, stint, warp, at.shared + Config::kSumsAt + warp.warp * TRF_ACC_TILE_BYTES, sums);
+        trf_moe_write<Class>(a, stint, warp, at.shared + Config::kSumsAt + warp.warp * TRF_ACC_TILE_BYTES,
+                             ring.previous().stage() + warp.band() * TRF_PACKED_WGMMA_STAGE_BAND_BYTES, sums);
+    if (has_band && !Config::kGathersX) /* the sums went through its last stage */
+        trf_packed_give_stage_back(ring.previous().empty(), warp.lane);
 }
 
 /* Reads what the producer of weights tells of the next stint, once its first stage is full. All lanes call it. */
@@ -227,6 +231,8 @@ static __device__ __forceinline__ void trf_moe_consume(const trf_moe_args &a, co
         } else {
             if (stint.count <= 128)
                 trf_moe_do_stint<Config, 128, kMayZero>(a, stint, share, warp, ring);
+            else if (stint.count <= 192)
+                trf_moe_do_stint<Config, 192, kMayZero>(a, stint, share, warp, ring);
             else
                 trf_moe_do_stint<Config, 256, kMayZero>(a, stint, share, warp, ring);
         }

@@ -129,6 +129,27 @@ static __device__ __forceinline__ float trf_moe_activate(bool is_tanh, float gat
 #endif
 }
 
+/* activation(gate) * up of an accumulator tile, two values in BF16. */
+static __device__ __forceinline__ uint32_t trf_moe_gate(bool is_tanh, float4 v, float factor, float2 bias) {
+    return trf_round_two(TRF_DTYPE_BF16,
+                         trf_moe_activate(is_tanh, fmaf(v.x, factor, bias.x)) * fmaf(v.z, factor, bias.y),
+                         trf_moe_activate(is_tanh, fmaf(v.y, factor, bias.x)) * fmaf(v.w, factor, bias.y));
+}
+
+/* Two neighbouring accumulator tiles in 16 bits, t and t + 1, as stmatrix takes them. */
+template <uint32_t kTokens>
+static __device__ __forceinline__ uint4 trf_moe_round_pair(const trf_moe_args &a, float factor, float2 bias,
+                                                           const float (&sums)[kTokens / 2], uint32_t t) {
+    uint32_t values[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const float4 v = trf_packed_wgmma_acc_tile(sums, (t + i) % (kTokens / 8));
+        values[2 * i] = trf_round_two(a.y_dtype, fmaf(v.x, factor, bias.x), fmaf(v.y, factor, bias.x));
+        values[2 * i + 1] = trf_round_two(a.y_dtype, fmaf(v.z, factor, bias.y), fmaf(v.w, factor, bias.y));
+    }
+    return make_uint4(values[0], values[1], values[2], values[3]);
+}
+
 /* Writes activation(gate) * up of a warp's slab: 8 values for each of 32 slots at a time. at: the warp's 512 bytes. */
 template <uint32_t kTokens>
 static __device__ __forceinline__ void trf_moe_write_gated(const trf_moe_args &a, const trf_moe_told_stint &stint,
@@ -142,12 +163,8 @@ static __device__ __forceinline__ void trf_moe_write_gated(const trf_moe_args &a
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
             values[i] = 0;
-            if (first + i < kXTiles) {
-                const float4 v = trf_packed_wgmma_acc_tile(sums, (first + i) % kXTiles);
-                values[i] = trf_round_two(
-                    TRF_DTYPE_BF16, trf_moe_activate(is_tanh, fmaf(v.x, factor, bias.x)) * fmaf(v.z, factor, bias.y),
-                    trf_moe_activate(is_tanh, fmaf(v.y, factor, bias.x)) * fmaf(v.w, factor, bias.y));
-            }
+            if (first + i < kXTiles)
+                values[i] = trf_moe_gate(is_tanh, trf_packed_wgmma_acc_tile(sums, (first + i) % kXTiles), factor, bias);
         }
         trf_stmatrix4_transposed(at + 16 * lane, make_uint4(values[0], values[1], values[2], values[3]));
         __syncwarp();
@@ -169,14 +186,7 @@ static __device__ __forceinline__ void trf_moe_write_octets(const trf_moe_args &
                    from_slot = lane / 2, from = at + 32 * from_slot + 16 * (lane % 2 ^ (from_slot / 4 & 1));
 #pragma unroll
     for (uint32_t first = 0; first < kXTiles; first += 2) {
-        uint32_t values[4];
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const float4 v = trf_packed_wgmma_acc_tile(sums, (first + i) % kXTiles);
-            values[2 * i] = trf_round_two(a.y_dtype, fmaf(v.x, factor, bias.x), fmaf(v.y, factor, bias.x));
-            values[2 * i + 1] = trf_round_two(a.y_dtype, fmaf(v.z, factor, bias.y), fmaf(v.w, factor, bias.y));
-        }
-        trf_stmatrix4_transposed(to, make_uint4(values[0], values[1], values[2], values[3]));
+        trf_stmatrix4_transposed(to, trf_moe_round_pair<kTokens>(a, factor, bias, sums, first));
         __syncwarp();
         const uint4 octet = trf_lds128_of_others(from);
         const uint32_t slot = 8 * first + from_slot, octet_row = row + 8 * (lane % 2);
@@ -211,19 +221,113 @@ trf_moe_write_elements(const trf_moe_args &a, const trf_moe_told_stint &stint, u
     }
 }
 
-/* Writes a warp's complete sums. */
+/* ---- to memory by way of a band's place in a stage ----
+ *
+ * Where tiles have many slots, the four warps of a band put what they write of some slots together in the stage whose
+ * products were the last ones, so that whole sectors get to memory: 64 bytes of a slot if gated, else 128. Pieces of 16
+ * bytes are placed by XOR, to avoid bank conflicts. All four warps call these functions, before they give the stage
+ * back. band_at: where the band's weights lie in the stage. */
+
+/* What a piece's number is XORed with, where slots have kPieces of them: so many slots as 128 bytes hold have the same
+ * number. */
+template <uint32_t kPieces> static __device__ __forceinline__ uint32_t trf_moe_swizzle(uint32_t slot) {
+    return slot / (8 / kPieces) % kPieces;
+}
+
+/* Writes the pieces of a band's slots that its warps have put together: kPieces of each slot, of kSlots slots from
+ * first_slot of the stint on, [slot][piece ^ swizzle]. A slot has rows [first_row, first_row + 8 * kPieces) of `rows`
+ * in y. */
+template <uint32_t kPieces, uint32_t kSlots>
+static __device__ __forceinline__ void trf_moe_write_pieces(const trf_moe_args &a, const trf_moe_told_stint &stint,
+                                                            const trf_packed_wgmma_warp &warp, uint32_t band_at,
+                                                            uint32_t first_slot, uint32_t first_row, uint32_t rows) {
+    constexpr uint32_t kAtOnce = TRF_LANES / kPieces; /* slots of a warp */
+    const uint32_t piece = warp.lane % kPieces, row = first_row + 8 * piece;
+#pragma unroll
+    for (uint32_t i = 0; i < kSlots; i += kAtOnce * TRF_PACKED_SLABS) {
+        const uint32_t in = i + kAtOnce * warp.slab() + warp.lane / kPieces, slot = first_slot + in;
+        const uint4 octet =
+            trf_lds128_of_others(band_at + 16 * kPieces * in + 16 * (piece ^ trf_moe_swizzle<kPieces>(in)));
+        if (slot < stint.count && row < rows)
+            *(uint4 *)((uint16_t *)a.y + (stint.first + slot) * a.y_stride + row) = octet;
+    }
+}
+
+/* Writes activation(gate) * up of a band. */
 template <uint32_t kTokens>
+static __device__ __forceinline__ void trf_moe_write_gated_band(const trf_moe_args &a, const trf_moe_told_stint &stint,
+                                                                const trf_packed_wgmma_warp &warp, uint32_t band_at,
+                                                                float2 bias, const float (&sums)[kTokens / 2]) {
+    constexpr uint32_t kXTiles = kTokens / 8, kXTilesAtOnce = 8, kPieces = TRF_PACKED_SLABS;
+    static_assert(kXTilesAtOnce * 8 * 16 * kPieces <= TRF_PACKED_WGMMA_STAGE_BAND_BYTES, "they fit a band's place");
+    static_assert(kXTiles % kXTilesAtOnce == 0, "whole turns");
+    const bool is_tanh = a.activation == TRF_ACTIVATION_GELU_TANH;
+    const uint32_t to = band_at + 16 * kPieces * warp.lane + 16 * (warp.slab() ^ trf_moe_swizzle<kPieces>(warp.lane)),
+                   first_row = (stint.row_tile * TRF_MOE_ROWS + warp.band() * TRF_PACKED_TILE_ROWS) / 2;
+#pragma unroll
+    for (uint32_t first = 0; first < kXTiles; first += kXTilesAtOnce) {
+        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER_ID + warp.band(), TRF_PACKED_SLABS); /* all have read it */
+#pragma unroll
+        for (uint32_t t = 0; t < kXTilesAtOnce; t += 4) {
+            uint32_t values[4];
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                values[i] = trf_moe_gate(is_tanh, trf_packed_wgmma_acc_tile(sums, first + t + i), stint.factor, bias);
+            trf_stmatrix4_transposed(to + 16 * kPieces * 8 * t, make_uint4(values[0], values[1], values[2], values[3]));
+        }
+        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER_ID + warp.band(), TRF_PACKED_SLABS);
+        trf_moe_write_pieces<kPieces, 8 * kXTilesAtOnce>(a, stint, warp, band_at, 8 * first, first_row,
+                                                         a.shape.rows / 2);
+    }
+}
+
+/* Writes the sums of a band in 16 bits. */
+template <uint32_t kTokens>
+static __device__ __forceinline__ void trf_moe_write_octets_band(const trf_moe_args &a, const trf_moe_told_stint &stint,
+                                                                 const trf_packed_wgmma_warp &warp, uint32_t band_at,
+                                                                 float2 bias, const float (&sums)[kTokens / 2]) {
+    constexpr uint32_t kXTiles = kTokens / 8, kXTilesAtOnce = 4, kPieces = 2 * TRF_PACKED_SLABS;
+    static_assert(kXTilesAtOnce * 8 * 16 * kPieces <= TRF_PACKED_WGMMA_STAGE_BAND_BYTES, "they fit a band's place");
+    static_assert(kXTiles % kXTilesAtOnce == 0, "whole turns");
+    const uint32_t to_slot = warp.lane % 8 + warp.lane / 16 * 8,
+                   to = band_at + 16 * kPieces * to_slot +
+                        16 * ((2 * warp.slab() + warp.lane / 8 % 2) ^ trf_moe_swizzle<kPieces>(to_slot)),
+                   first_row = stint.row_tile * TRF_MOE_ROWS + warp.band() * TRF_PACKED_TILE_ROWS;
+#pragma unroll
+    for (uint32_t first = 0; first < kXTiles; first += kXTilesAtOnce) {
+        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER_ID + warp.band(), TRF_PACKED_SLABS); /* all have read it */
+#pragma unroll
+        for (uint32_t t = 0; t < kXTilesAtOnce; t += 2)
+            trf_stmatrix4_transposed(to + 16 * kPieces * 8 * t,
+                                     trf_moe_round_pair<kTokens>(a, stint.factor, bias, sums, first + t));
+        trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER_ID + warp.band(), TRF_PACKED_SLABS);
+        trf_moe_write_pieces<kPieces, 8 * kXTilesAtOnce>(a, stint, warp, band_at, 8 * first, first_row, a.shape.rows);
+    }
+}
+
+/* Writes a warp's complete sums. band_at: as above; for a kernel that gathers x it does not count. */
+template <class Class>
 static __device__ __forceinline__ void trf_moe_write(const trf_moe_args &a, const trf_moe_told_stint &stint,
-                                                     const trf_packed_wgmma_warp &warp, uint32_t at,
-                                                     const float (&sums)[kTokens / 2]) {
+                                                     const trf_packed_wgmma_warp &warp, uint32_t at, uint32_t band_at,
+                                                     const float (&sums)[Class::kXRows / 2]) {
+    constexpr uint32_t kTokens = Class::kXRows;
     const uint32_t row = stint.row_tile * TRF_MOE_ROWS + warp.warp * TRF_PACKED_SLAB_ROWS;
     const float2 bias = trf_moe_bias_of(a, stint.expert, row + warp.lane / 4);
-    if (a.result == TRF_MOE_GATED)
-        trf_moe_write_gated<kTokens>(a, stint, row, at, stint.factor, bias, warp.lane, sums);
-    else if (a.result == TRF_MOE_OCTETS)
-        trf_moe_write_octets<kTokens>(a, stint, row, at, stint.factor, bias, warp.lane, sums);
-    else
+    if (a.result == TRF_MOE_ELEMENTS) {
         trf_moe_write_elements<kTokens>(a, stint, row, at, stint.factor, bias, warp.lane, sums);
+    } else if constexpr (Class::kGathersX) {
+        if (a.result == TRF_MOE_GATED)
+            trf_moe_write_gated<kTokens>(a, stint, row, at, stint.factor, bias, warp.lane, sums);
+        else
+            trf_moe_write_octets<kTokens>(a, stint, row, at, stint.factor, bias, warp.lane, sums);
+    } else {
+        if (a.result == TRF_MOE_GATED)
+            trf_moe_write_gated_band<kTokens>(a, stint, warp, band_at, bias, sums);
+        else
+            trf_moe_write_octets_band<kTokens>(a, stint, warp, band_at, bias, sums);
+        trf_fence_async_proxy(); /* orders this before the next copy to that place */
+        __syncwarp();
+    }
 }
 
 #endif

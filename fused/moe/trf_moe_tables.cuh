@@ -2,7 +2,12 @@
 /* What a block finds out before it multiplies: which slots each expert has, which tiles there are, and which of them
  * are the block's. Every block works this out by itself, from the same numbers, since only the device has them.
  *
- * A *token block* is up to kXRows slots of one expert. The tiles of an expert follow each other in runs of TRF_MOE_RUN
+ * A *token block* is up to kXRows slots of one expert. If an expert's slots do not fill all of its token blocks, the
+ * last few have 64 slots less each, since a kernel has no class of tiles that would be small enough for what is left,
+ * or takes more time for it: 1,040 slots are blocks of 256, 256, 192, 192 and 144 rather than of 256, 256, 256, 256
+ * and 16.
+ *
+ * The tiles of an expert follow each other in runs of TRF_MOE_RUN
  * row tiles: within a run, first all row tiles of the first token block, then those of the next. So blocks that are
  * under way at once have few row tiles and few tokens, and the L2 cache gives each of those to many blocks.
  *
@@ -228,6 +233,7 @@ struct trf_moe_share {
             stint.end = min(end - tile_begin, a.k_blocks);
         }
         stint.expert = tables.expert_of(tile / a.row_tiles, lane);
+        constexpr uint32_t kUnit = 64, kUnits = Config::kXRows / kUnit;
         const uint32_t first_block = tables.blocks_before()[stint.expert],
                        blocks = tables.blocks_before()[stint.expert + 1] - first_block;
         const uint32_t in_expert = tile - first_block * a.row_tiles, run_tiles = TRF_MOE_RUN * blocks,
@@ -236,9 +242,12 @@ struct trf_moe_share {
                        block = in_run / run_rows;
         stint.row_tile = run * TRF_MOE_RUN + in_run - block * run_rows;
         const trf_moe_slots slots = tables.slots_of(a, stint.expert);
-        stint.first = slots.first + block * Config::kXRows;
         /* bounded even if somebody has written the caller's offsets meanwhile */
-        stint.count = min(Config::kXRows, max(slots.count, block * Config::kXRows) - block * Config::kXRows);
+        const uint32_t units = min((slots.count + kUnit - 1) / kUnit, blocks * kUnits),
+                       left_out = blocks * kUnits - units, full = blocks > left_out ? blocks - left_out : 0,
+                       smaller = block > full ? block - full : 0, before = block * Config::kXRows - smaller * kUnit;
+        stint.first = slots.first + before;
+        stint.count = min(Config::kXRows - (block < full ? 0 : kUnit), max(slots.count, before) - before);
         stint.is_only_block = blocks == 1;
         return stint;
     }

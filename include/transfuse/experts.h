@@ -73,7 +73,7 @@ TRF_API trf_status trf_experts_decode(const trf_experts *experts, trf_decode_as 
 /* Does what trf_device_layer_check does for the first expert that met a corrupt tile; the message names it. */
 TRF_API trf_status trf_experts_check(const trf_experts *experts, trf_error *err);
 
-/* ---- packing dense experts ---- */
+/* ---- packing experts ---- */
 
 /* In which order the rows of gate and up lie that are one matrix. */
 typedef enum trf_gate_up_order {
@@ -98,6 +98,15 @@ TRF_API void trf_expert_pack_options_init(trf_expert_pack_options *options);
  * rows that do not interleave, and those of trf_experts_create. */
 TRF_API trf_status trf_experts_pack(trf_context *context, const trf_device_matrix *matrices, uint32_t count,
                                     const trf_expert_pack_options *options, trf_experts **experts, trf_error *err);
+
+/* Makes packed experts of others of the codec bf16, coded or packed, such as trf_experts_load gave. With up, `experts`
+ * are gates, and each new expert has the rows of a gate and then those of its up projection, before
+ * options->gate_up_order applies; up is NULL where one matrix has both already, and for other weights. The old experts
+ * stay as they are. It takes device memory for two dense experts, and waits. Errors: those of trf_experts_pack;
+ * TRF_ERR_RANS for a corrupt tile; TRF_ERR_ARGUMENT for up that does not fit, and for experts whose rows take turns
+ * already. */
+TRF_API trf_status trf_experts_convert(const trf_experts *experts, const trf_experts *up,
+                                       const trf_expert_pack_options *options, trf_experts **packed, trf_error *err);
 
 /* ---- mixtures: routes, gate and up, activation, down, and the sum over a token's experts, in one call ---- */
 

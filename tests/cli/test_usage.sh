@@ -134,6 +134,15 @@ done
 for batch in '' 0 '1,' -1 '1,,2' a; do
     wrong --batch bench --batch "$batch"
 done
+for mixture in '' 8 8x16x16 8x16x16/ 8x16/2 8x16x16x16/2 8x0x16/2 8x16x16/9 513x16x16/2 64x16x16/33 8x16x16/2x \
+    '8x16x16/2,' 8x-16x16/2; do
+    wrong --mixture bench --device cuda --mode moe --mixture "$mixture"
+done
+wrong --routes bench --device cuda --mode moe --routes even
+wrong '--mixture goes with' bench --mixture 8x16x16/2
+wrong '--mixture goes with' bench --device cuda --mode overlap --mixture 8x16x16/2
+wrong '--routes goes with' bench --device cuda --routes skewed
+wrong '--routes goes with' bench --device cuda --mode moe --layers 96x256 --routes skewed
 wrong --codec bench --codec bf16,int9
 wrong --sigma bench --sigma 0
 wrong --bits bench --bits 4,9

@@ -397,6 +397,78 @@ START_TEST(packed_weights_are_the_dense_ones) {
 }
 END_TEST
 
+/* Coded experts of packed ones, whose layers are kept in `layers`, [experts]. */
+static trf_experts *encode(const trf_experts *packed, trf_device_layer **layers) {
+    trf_experts *coded = NULL;
+    const uint32_t count = trf_experts_count(packed);
+    for (uint32_t e = 0; e < count; e++) {
+        void *blob = NULL;
+        uint64_t bytes = 0;
+        fixture_check_status(trf_device_layer_encode(trf_experts_layer(packed, e), 1, &blob, &bytes, &err), TRF_OK,
+                             &err);
+        fixture_check_status(trf_device_layer_create(device, blob, bytes, NULL, &layers[e], &err), TRF_OK, &err);
+        trf_free(blob);
+    }
+    fixture_check_status(trf_experts_create(layers, count, &coded, &err), TRF_OK, &err);
+    return coded;
+}
+
+static void expect_same_experts(const trf_experts *experts, const trf_experts *as) {
+    ck_assert_uint_eq(trf_experts_count(experts), trf_experts_count(as));
+    for (uint32_t e = 0; e < trf_experts_count(as); e++) {
+        trf_device_layer_info info;
+        trf_device_layer_get_info(trf_experts_layer(as, e), &info);
+        uint8_t *one = device_decode(trf_experts_layer(experts, e), TRF_DECODE_SOURCE),
+                *other = device_decode(trf_experts_layer(as, e), TRF_DECODE_SOURCE);
+        EXPECT(memcmp(one, other, 2ull * info.layer.rows * info.layer.cols) == 0);
+        free(one);
+        free(other);
+    }
+}
+
+/* Gates and up projections that are experts of their own, coded and packed, become what packing both together gives. */
+START_TEST(converted_experts_are_the_packed_ones) {
+    enum {
+        COUNT = 3
+    };
+    test_rng rng = {9};
+    dense_experts both = make_dense(&rng, COUNT, 48, 72, 1), gate = both, up = both;
+    gate.rows = up.rows = both.rows / 2;
+    for (uint32_t e = 0; e < COUNT; e++) {
+        gate.matrices[e].rows = up.matrices[e].rows = both.rows / 2;
+        up.matrices[e].weights = (const uint8_t *)up.matrices[e].weights + (uint64_t)both.rows * both.cols;
+    }
+    trf_experts *gates = pack(&gate, TRF_GATE_UP_HALVES), *ups = pack(&up, TRF_GATE_UP_HALVES),
+                *turns = pack(&both, TRF_GATE_UP_INTERLEAVED_8), *halves = pack(&both, TRF_GATE_UP_HALVES);
+    trf_device_layer *layers[COUNT];
+    trf_experts *coded_gates = encode(gates, layers), *converted = NULL;
+    trf_expert_pack_options options;
+    trf_expert_pack_options_init(&options);
+    options.gate_up_order = TRF_GATE_UP_INTERLEAVED_8;
+    fixture_check_status(trf_experts_convert(coded_gates, ups, &options, &converted, &err), TRF_OK, &err);
+    expect_same_experts(converted, turns);
+    trf_experts_destroy(converted);
+    fixture_check_status(trf_experts_convert(halves, NULL, &options, &converted, &err), TRF_OK, &err);
+    expect_same_experts(converted, turns);
+    trf_experts_destroy(converted);
+    fixture_check_status(trf_experts_convert(coded_gates, ups, NULL, &converted, &err), TRF_OK, &err);
+    expect_same_experts(converted, halves);
+    trf_experts_destroy(converted);
+    converted = NULL;
+    fixture_check_status(trf_experts_convert(turns, NULL, NULL, &converted, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_experts_convert(gates, halves, NULL, &converted, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_eq(converted, NULL);
+    trf_experts_destroy(coded_gates);
+    for (uint32_t e = 0; e < COUNT; e++)
+        trf_device_layer_destroy(layers[e]);
+    trf_experts_destroy(gates);
+    trf_experts_destroy(ups);
+    trf_experts_destroy(turns);
+    trf_experts_destroy(halves);
+    free_dense(&both);
+}
+END_TEST
+
 /* ---- refusals ---- */
 
 static void expect_refused(const trf_experts *gate_up, const trf_experts *down, const trf_moe_options *options,
@@ -486,6 +558,7 @@ int main(void) {
     tcase_add_loop_test(tests, mixtures_near_f64, 0, sizeof kCases / sizeof kCases[0]);
     tcase_add_loop_test(tests, packed_products_near_f64, 0, 9);
     tcase_add_test(tests, packed_weights_are_the_dense_ones);
+    tcase_add_test(tests, converted_experts_are_the_packed_ones);
     tcase_add_test(tests, refused_mixtures);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

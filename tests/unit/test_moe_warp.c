@@ -35,10 +35,17 @@ typedef struct moe_case {
 } moe_case;
 
 static const moe_case kCases[] = {
-    {5, 144, 200, 9, 2, 3, TRF_MOE_64, 1, ELEMENTS, 0},    {9, 80, 1096, 30, 3, 4, TRF_MOE_64, 1, GATED, 1},
-    {3, 272, 328, 60, 2, 7, TRF_MOE_64, 0, OCTETS, 1},     {2, 64, 72, 150, 2, 5, TRF_MOE_64, 0, ELEMENTS, 0},
-    {4, 144, 136, 100, 3, 5, TRF_MOE_192, 0, GATED, 0},    {2, 208, 264, 200, 2, 3, TRF_MOE_192, 0, OCTETS, 1},
-    {3, 80, 1096, 130, 2, 4, TRF_MOE_256, 0, ELEMENTS, 1}, {2, 144, 200, 270, 2, 5, TRF_MOE_256, 0, GATED, 0},
+    {5, 144, 200, 9, 2, 3, TRF_MOE_64, 1, ELEMENTS, 0},
+    {9, 80, 1096, 30, 3, 4, TRF_MOE_64, 1, GATED, 1},
+    {3, 272, 328, 60, 2, 7, TRF_MOE_64, 0, OCTETS, 1},
+    {2, 64, 72, 150, 2, 5, TRF_MOE_64, 0, ELEMENTS, 0},
+    {4, 144, 136, 100, 3, 5, TRF_MOE_192, 0, GATED, 0},
+    {2, 208, 264, 200, 2, 3, TRF_MOE_192, 0, OCTETS, 1},
+    {3, 80, 1096, 130, 2, 4, TRF_MOE_256, 0, ELEMENTS, 1},
+    {2, 144, 200, 270, 2, 5, TRF_MOE_256, 0, GATED, 0},
+    /* some experts have token blocks of several sizes */
+    {2, 144, 72, 620, 2, 5, TRF_MOE_256, 0, OCTETS, 0},
+    {3, 144, 72, 400, 2, 5, TRF_MOE_192, 0, GATED, 1},
 };
 enum {
     CASES = sizeof kCases / sizeof kCases[0]

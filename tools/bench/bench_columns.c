@@ -104,6 +104,14 @@ static const char *cell_against(const bench_row *row, char *buffer, size_t buffe
     return row->figure->against;
 }
 
+static const char *cell_limit(const bench_row *row, char *buffer, size_t buffer_bytes) {
+    const bench_field *limit = bench_find_field(&row->figure->details, "limit_seconds");
+    if (!limit || row->figure->median <= 0)
+        return "-";
+    snprintf(buffer, buffer_bytes, "%.0f %%", 100 * limit->real / row->figure->median);
+    return buffer;
+}
+
 static const bench_column kColumns[] = {
     {"what it is done to", -36, cell_subject},
     {"batch", 6, bench_cell_batch},
@@ -115,10 +123,38 @@ static const bench_column kColumns[] = {
     {"compared with", 0, cell_against},
 };
 
+static const bench_column kLimitColumns[] = {
+    {"what it is done to", -40, cell_subject},
+    {"batch", 6, bench_cell_batch},
+    {"how", -24, bench_cell_what},
+    {"us", 27, cell_microseconds},
+    {"GB/s", 8, cell_bytes_a_second},
+    {"limit", 6, cell_limit},
+    {"ratio", 7, cell_ratio},
+    {"error", 9, cell_error},
+    {"compared with", 0, cell_against},
+};
+
 static const bench_csv_column kCsvColumns[] = {
     {"gpu", "gpu"},       {"driver", "driver"}, {"date", "date"},       {"version", "version"},
     {"commit", "commit"}, {"mode", "mode"},     {"subject", "subject"}, {"batch", "batch"},
     {"what", "what"},     {"bytes", "bytes"},   {"run", BENCH_CSV_RUN}, {"seconds", BENCH_CSV_VALUE},
+};
+
+static const bench_csv_column kLimitCsvColumns[] = {
+    {"gpu", "gpu"},
+    {"driver", "driver"},
+    {"date", "date"},
+    {"version", "version"},
+    {"commit", "commit"},
+    {"mode", "mode"},
+    {"subject", "subject"},
+    {"batch", "batch"},
+    {"what", "what"},
+    {"bytes", "bytes"},
+    {"limit_seconds", "limit_seconds"},
+    {"run", BENCH_CSV_RUN},
+    {"seconds", BENCH_CSV_VALUE},
 };
 
 static const char *const kJsonLists[] = {"figures", NULL}, *const kNoDetails[] = {NULL};
@@ -140,6 +176,30 @@ const bench_style bench_figures_style = {
     .names_mode = 1,
     .csv_columns = kCsvColumns,
     .num_csv_columns = sizeof kCsvColumns / sizeof kCsvColumns[0],
+    .csv_details = kNoDetails,
+    .csv_digits = 12,
+};
+
+static void print_limits_heading(const bench_record *record) {
+    bench_print_device(record);
+    printf("%s: median (min-max) of %" PRIu64
+           " runs. ratio: the time of what a row is compared with by its own. limit: "
+           "the\nlonger of its bytes over the rate of reading and its operations over that of cuBLASLt's product, by "
+           "its time.\n\n",
+           bench_text_of(&record->environment, "mode"), bench_integer_of(&record->environment, "runs"));
+}
+
+const bench_style bench_limits_style = {
+    .print_heading = print_limits_heading,
+    .columns = kLimitColumns,
+    .num_columns = sizeof kLimitColumns / sizeof kLimitColumns[0],
+    .num_label_columns = 3,
+    .json_lists = kJsonLists,
+    .json_flattens = 1,
+    .json_has_median = 1,
+    .names_mode = 1,
+    .csv_columns = kLimitCsvColumns,
+    .num_csv_columns = sizeof kLimitCsvColumns / sizeof kLimitCsvColumns[0],
     .csv_details = kNoDetails,
     .csv_digits = 12,
 };

@@ -75,6 +75,9 @@ bench_cell_fn bench_cell_batch, bench_cell_what;
 
 extern const bench_style bench_figures_style;
 
+/* The same with one column more: how much of a figure's time is its limit, the detail "limit_seconds". */
+extern const bench_style bench_limits_style;
+
 /* A subject with the labels subject and batch (0 where there is no x). @return NULL after a message. */
 bench_subject *bench_add_figures_subject(bench_record *record, const char *subject, uint32_t batch);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies device memory as fast as it allows: one range, or rows by number. */
+/* Copies device memory as fast as it allows: one range, or rows by number. Reads it likewise. */
 #include "bench_kernels.h"
 
 static __global__ void copy_kernel(uint4 *to, const uint4 *from, uint64_t count) {
@@ -20,6 +20,30 @@ static __global__ void copy_kernel(uint4 *to, const uint4 *from, uint64_t count)
 
 cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaStream_t stream) {
     copy_kernel<<<2112, 512, 0, stream>>>((uint4 *)to, (const uint4 *)from, bytes / 16);
+    return cudaGetLastError();
+}
+
+/* The sum of all words keeps the loads; that it is this very number is not to be expected. */
+static __global__ void read_kernel(const uint4 *from, uint64_t count, uint32_t *word) {
+    constexpr int kUnroll = 8;
+    constexpr uint32_t kUnlikely = 0x9E3779B9u;
+    const uint64_t stride = (uint64_t)gridDim.x * blockDim.x;
+    uint32_t sum = 0;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += kUnroll * stride) {
+        uint4 v[kUnroll];
+#pragma unroll
+        for (int u = 0; u < kUnroll; u++)
+            v[u] = i + u * stride < count ? __ldcs(from + i + u * stride) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int u = 0; u < kUnroll; u++)
+            sum += v[u].x + v[u].y + v[u].z + v[u].w;
+    }
+    if (sum == kUnlikely)
+        *word = sum;
+}
+
+cudaError_t bench_read_launch(const void *from, uint64_t bytes, uint32_t *word, cudaStream_t stream) {
+    read_kernel<<<1056, 512, 0, stream>>>((const uint4 *)from, bytes / 16, word);
     return cudaGetLastError();
 }
 

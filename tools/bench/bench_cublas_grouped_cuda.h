@@ -21,7 +21,7 @@ typedef struct bench_grouped_matrix {
 } bench_grouped_matrix;
 
 enum {
-    BENCH_GROUPED_MAX_PRODUCTS = 64 /* matrices of a product */
+    BENCH_GROUPED_MAX_PRODUCTS = 512 /* matrices of a product */
 };
 
 typedef struct bench_grouped_product bench_grouped_product;

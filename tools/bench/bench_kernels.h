@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What products of compressed weights are compared with: plain 8-bit products, copies, and dense experts. */
+/* What products of compressed weights are compared with: plain 8-bit products, copies, dense experts,
+ * and weights that are drawn on the device. */
 #ifndef BENCH_KERNELS_H
 #define BENCH_KERNELS_H
 
@@ -31,6 +32,13 @@ cudaError_t bench_raw8_launch(const bench_raw8 *product, const void *weights, cu
 /* Copies bytes, a multiple of 16, from one place in device memory to another, both 16-byte aligned. Only queues
  * work. */
 cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaStream_t stream);
+
+/* Reads bytes, a multiple of 16, of 16-byte aligned device memory. word: device memory that nothing is written to in
+ * practice. Only queues work. */
+cudaError_t bench_read_launch(const void *from, uint64_t bytes, uint32_t *word, cudaStream_t stream);
+
+/* Fills device memory with normal BF16 of this sigma, which are the same in every run for a seed. Only queues work. */
+cudaError_t bench_draw_launch(void *to, uint64_t count, float sigma, uint64_t seed, cudaStream_t stream);
 
 /* Copies rows of row_bytes (even) bytes by number: to[i] = from[ids[i]]. All memory is the device's; ids are in range.
  * Only queues work. */

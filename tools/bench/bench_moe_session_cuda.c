@@ -30,6 +30,23 @@ static int make_streams(bench_moe_session *s) {
     return failed ? -1 : 0;
 }
 
+/* Packs the dense matrices, on GPUs that have products of packed experts. */
+static int make_packed(bench_moe_session *s) {
+    trf_device_matrix matrices[BENCH_MOE_EXPERTS];
+    trf_error err = {0};
+    trf_context_info info;
+    trf_context_get_info(s->device->context, &info);
+    if (info.capability != BENCH_MOE_PACKED_CAPABILITY)
+        return 0;
+    for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++) {
+        trf_device_matrix_init(&matrices[e]);
+        matrices[e].weights = s->dense[e];
+        matrices[e].rows = s->shape.rows;
+        matrices[e].cols = s->shape.cols;
+    }
+    return trf_experts_pack(s->device->context, matrices, BENCH_MOE_EXPERTS, NULL, &s->packed, &err) ? report(&err) : 0;
+}
+
 static int make_experts(bench_moe_session *s) {
     const uint64_t bytes = (uint64_t)s->shape.rows * s->shape.cols * 2;
     trf_error err = {0};
@@ -51,10 +68,13 @@ static int make_experts(bench_moe_session *s) {
     return trf_experts_create(s->layers, BENCH_MOE_EXPERTS, &s->experts, &err) ? report(&err) : 0;
 }
 
-int bench_moe_session_open(bench_moe_session *s) { return make_experts(s) || make_streams(s) ? -1 : 0; }
+int bench_moe_session_open(bench_moe_session *s) {
+    return make_experts(s) || make_packed(s) || make_streams(s) ? -1 : 0;
+}
 
 void bench_moe_session_close(bench_moe_session *s) {
     trf_experts_destroy(s->experts);
+    trf_experts_destroy(s->packed);
     for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++) {
         trf_device_layer_destroy(s->layers[e]);
         cudaFree(s->dense[e]);
@@ -134,9 +154,13 @@ static int make_plans(bench_moe_session *s) {
     trf_error err = {0};
     if (trf_experts_plan_create(s->experts, s->rows, TRF_DTYPE_BF16, TRF_DTYPE_BF16, &s->plan, &err))
         return report(&err);
+    if (s->packed && trf_experts_plan_create(s->packed, s->rows, TRF_DTYPE_BF16, TRF_DTYPE_BF16, &s->packed_plan, &err))
+        return report(&err);
     if (for_each_count(s, make_plan))
         return -1;
     uint64_t bytes = trf_experts_plan_workspace_bytes(s->plan);
+    const uint64_t packed_bytes = s->packed ? trf_experts_plan_workspace_bytes(s->packed_plan) : 0;
+    bytes = packed_bytes > bytes ? packed_bytes : bytes;
     for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++)
         for (uint32_t m = 0; m <= BENCH_MOE_MAX_BATCH; m++)
             bytes = s->plans[e][m].info.workspace_bytes > bytes ? s->plans[e][m].info.workspace_bytes : bytes;
@@ -159,7 +183,8 @@ int bench_moe_session_begin_batch(bench_moe_session *s, uint32_t batch) {
 
 void bench_moe_session_end_batch(bench_moe_session *s) {
     trf_experts_plan_destroy(s->plan);
-    s->plan = NULL;
+    trf_experts_plan_destroy(s->packed_plan);
+    s->plan = s->packed_plan = NULL;
     for (uint32_t m = 0; m <= BENCH_MOE_MAX_BATCH; m++) {
         for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++)
             bench_plan_free(&s->plans[e][m]);

@@ -14,7 +14,8 @@
 enum {
     BENCH_MOE_DISTINCT = 4, /* experts with weights of their own; the others repeat these, in memory of their own */
     BENCH_MOE_STREAMS = 16,
-    BENCH_MOE_MAX_BATCH = 16 /* tokens */
+    BENCH_MOE_PACKED_CAPABILITY = 90, /* ten times the compute capability that packed experts need */
+    BENCH_MOE_MAX_BATCH = 16          /* tokens */
 };
 
 /* cuBLASLt's product for a number of tokens. */
@@ -30,7 +31,7 @@ typedef struct bench_moe_session {
     bench_matrix matrices[BENCH_MOE_DISTINCT];
     trf_device_layer *layers[BENCH_MOE_EXPERTS];
     void *dense[BENCH_MOE_EXPERTS], *dense_list; /* device: matrices, and pointers to them */
-    trf_experts *experts;
+    trf_experts *experts, *packed;               /* packed: NULL where the GPU has no products of packed experts */
     void *lt_workspaces[BENCH_MOE_STREAMS];
     cudaStream_t side[BENCH_MOE_STREAMS];
     cudaEvent_t fork, join[BENCH_MOE_STREAMS];
@@ -42,7 +43,7 @@ typedef struct bench_moe_session {
     uint32_t *offsets_dev; /* [BENCH_MOE_CALLS][BENCH_MOE_EXPERTS + 1] */
     void *x, *y, *workspace;
     uint16_t *x_host;
-    trf_experts_plan *plan;
+    trf_experts_plan *plan, *packed_plan;
     bench_plan plans[BENCH_MOE_EXPERTS][BENCH_MOE_MAX_BATCH + 1]; /* by tokens, for the numbers that routes have */
     bench_moe_product products[BENCH_MOE_MAX_BATCH + 1];          /* the same */
     bench_grouped_product *grouped_calls[BENCH_MOE_CALLS];

@@ -6,6 +6,7 @@
 #include "cli_cuda.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 int bench_timer_make(bench_timer *timer, bench_queue_fn *queue, void *context, uint32_t calls, cudaStream_t stream) {
     cudaGraph_t graph = NULL;
@@ -49,10 +50,19 @@ int bench_timer_run(const bench_timer *timer, cudaStream_t stream) {
     return launch(timer, stream) || cli_cuda_check(cudaStreamSynchronize(stream), "bench: running a graph") ? -1 : 0;
 }
 
-/* Runs each timer once, in that order. The device is not left idle between them. */
+static int pause_device(double seconds, cudaStream_t stream) {
+    const struct timespec pause = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
+    if (cli_cuda_check(cudaStreamSynchronize(stream), "bench: running a graph"))
+        return -1;
+    nanosleep(&pause, NULL);
+    return 0;
+}
+
+/* Runs each timer once, in that order. The device is not left idle between them, unless a timer asks for a pause. */
 static int run_round(bench_timer *const *timers, const uint32_t *order, size_t count, int timed, cudaStream_t stream) {
     for (size_t i = 0; i < count; i++)
-        if (launch(timers[order[i]], stream))
+        if ((timers[order[i]]->pause_seconds > 0 && pause_device(timers[order[i]]->pause_seconds, stream)) ||
+            launch(timers[order[i]], stream))
             return -1;
     if (cli_cuda_check(cudaStreamSynchronize(stream), "bench: running a graph"))
         return -1;

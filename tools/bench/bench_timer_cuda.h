@@ -14,12 +14,15 @@ typedef struct bench_timer {
     cudaGraphExec_t graph;
     cudaEvent_t begin, end;
     uint32_t calls;
+    /* How long the device idles before each run, which lets it cool: large products run slower on a hot one. 0: it goes
+     * on at once. */
+    double pause_seconds;
     bench_figure *figure; /* whose values are seconds a call; the caller's */
 } bench_timer;
 
 /* All functions that return an int: 0, or -1 after a message. */
 
-/* timer: zeros but for figure, which may come later. Release with bench_timer_free in either case. */
+/* timer: zeros but for pause_seconds and figure, which may come later. Release with bench_timer_free in either case. */
 int bench_timer_make(bench_timer *timer, bench_queue_fn *queue, void *context, uint32_t calls, cudaStream_t stream);
 void bench_timer_free(bench_timer *timer);
 

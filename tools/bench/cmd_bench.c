@@ -8,25 +8,13 @@
 
 #include "transfuse/device_memory.h"
 
-static const cli_option_id kOptions[] = {CLI_OPT_DEVICE,
-                                         CLI_OPT_LAYERS,
-                                         CLI_OPT_BATCH,
-                                         CLI_OPT_BENCH_CODECS,
-                                         CLI_OPT_FAVOR,
-                                         CLI_OPT_BENCH_BITS,
-                                         CLI_OPT_DISTRIBUTION,
-                                         CLI_OPT_SIGMA,
-                                         CLI_OPT_REPEATS,
-                                         CLI_OPT_GRANULARITY,
-                                         CLI_OPT_JSON_FILE,
-                                         CLI_OPT_CSV_FILE,
-                                         CLI_OPT_THREADS,
-                                         CLI_OPT_FORCE,
-                                         CLI_OPT_MODE,
-                                         CLI_OPT_BUDGET,
-                                         CLI_OPT_TUNING,
-                                         CLI_OPT_LAYOUT,
-                                         0};
+static const cli_option_id kOptions[] = {CLI_OPT_DEVICE,    CLI_OPT_LAYERS,     CLI_OPT_MIXTURE,
+                                         CLI_OPT_ROUTES,    CLI_OPT_BATCH,      CLI_OPT_BENCH_CODECS,
+                                         CLI_OPT_FAVOR,     CLI_OPT_BENCH_BITS, CLI_OPT_DISTRIBUTION,
+                                         CLI_OPT_SIGMA,     CLI_OPT_REPEATS,    CLI_OPT_GRANULARITY,
+                                         CLI_OPT_JSON_FILE, CLI_OPT_CSV_FILE,   CLI_OPT_THREADS,
+                                         CLI_OPT_FORCE,     CLI_OPT_MODE,       CLI_OPT_BUDGET,
+                                         CLI_OPT_TUNING,    CLI_OPT_LAYOUT,     0};
 
 typedef trf_status write_fn(const bench_style *style, const bench_record *record, FILE *file);
 
@@ -93,6 +81,18 @@ static cli_exit complete_layout(cli_options *options) {
     return CLI_OK;
 }
 
+/* Only one mode has mixtures; others would ignore these options. */
+static cli_exit check_mixtures(const cli_options *options) {
+    if (!options->num_mixtures && !options->has_routes)
+        return CLI_OK;
+    if (options->device != CLI_DEVICE_CUDA || options->mode != CLI_BENCH_MOE)
+        return cli_usage_error("bench", "--%s goes with --device cuda and --mode moe only",
+                               options->num_mixtures ? "mixture" : "routes");
+    if (options->num_layers && !options->num_mixtures)
+        return cli_usage_error("bench", "--routes goes with mixtures; --layers needs --mixture beside it");
+    return CLI_OK;
+}
+
 /* mode: NULL if the build has none for that device; opening the device then says so. */
 static cli_exit complete_options(const bench_mode *mode, cli_options *options) {
     const unsigned integer_codecs = 1u << CLI_BENCH_INT8 | 1u << CLI_BENCH_BITS;
@@ -112,6 +112,8 @@ static int run(const cli_options *given) {
     trf_context *context = NULL;
     const bench_mode *mode = bench_find_mode(options.mode, options.device);
     cli_exit status = complete_layout(&options);
+    if (status == CLI_OK)
+        status = check_mixtures(&options);
     if (status == CLI_OK)
         status = complete_options(mode, &options);
     if (status != CLI_OK)
@@ -153,7 +155,14 @@ const cli_command cmd_bench = {
             "                         only cuBLASLt's products; packed: bf16 in fields of\n"
             "                         fixed width [coded]\n"
             "  --layers ROWSxCOLUMNS,...  [4096x4096,2048x5632]\n"
-            "  --batch M,...          rows of x in the products [1,8]\n"
+            "  --mixture EXPERTSxINNERxHIDDEN/ROUTED,...  moe: whole mixtures of packed\n"
+            "                         experts; gate and up are 2 INNER x HIDDEN; a token has\n"
+            "                         ROUTED experts [those of Qwen3-30B-A3B, Mixtral and a\n"
+            "                         part of DeepSeek-V3, unless --layers is given]\n"
+            "  --routes uniform|skewed  of mixtures; skewed: a quarter of all routes, at most\n"
+            "                         one a token, go to one expert, and 5 of 16 experts\n"
+            "                         have none [uniform]\n"
+            "  --batch M,...          rows of x in the products [1,8]; mixtures: tokens\n"
             "  --codec CODEC,...      bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits,\n"
             "                         int (both) [all]\n"
             "  --bits B,...           sizes for the codec bits, 2 to 8 [4.25]\n"

@@ -6,8 +6,9 @@
     python3 tools/bench/performance_tables.py --check    # exit status 1 if a page has others
 
 A table stands in a page between `<!-- table: NAME -->` and `<!-- end -->`. A second card is more lines in the CSV
-files (tools/bench/medians.py writes them, and tools/packed_choice/packed_medians.py those of packed layers), which
-make rows beside the first one's; a third one is a line in CARDS, too.
+files (tools/bench/medians.py writes them, tools/packed_choice/packed_medians.py those of packed layers, and
+tools/bench/mixtures/measure_mixtures.py those of mixtures), which make rows beside the first one's; a third one is a
+line in CARDS, too.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ PACKED = [1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]
 DECODED = [1, 8, 16, 32, 64]  # of whole models: batches of decoding steps
 PROMPTS = [512, 2048, 8192]  # and tokens of a prompt
 FIRST = {"packed": [1, 32, 128], "coded": [1, 16, 64]}  # of README.md
+FIRST_FILES = {"packed": "packed.csv", "coded": "speed.csv"}
+# As the bench names mixtures of experts in its subjects.
+MIXTURES = {
+    "128 of 768x2048, 8 routed": "Qwen3-30B-A3B: 128 of 768×2048, 8 a token",
+    "8 of 14336x4096, 2 routed": "Mixtral 8x7B: 8 of 14336×4096, 2 a token",
+    "64 of 2048x7168, 8 routed": "a part of DeepSeek-V3: 64 of 2048×7168, 8 a token",
+}
+MIXTURE_TOKENS = [1, 4, 16, 64, 256, 1024, 4096, 16384]
 NONE = "–"
 
 
@@ -134,6 +143,17 @@ def packed_points(card: str, layer: str) -> list[tuple[int, float]]:
     return sorted((int(row["batch"]), float(row["cublaslt_us"]) / float(row["packed_us"])) for row in rows)
 
 
+def first_cell(layer: str, layout: str, batch: int, found: list[dict[int, float]]) -> str:
+    """The lowest ratio of all cards. found: ratios by batch, for each card."""
+    lacking = [card for card, ratios in zip(CARDS, found) if batch not in ratios]
+    if lacking:
+        raise SystemExit(
+            f"{DATA / FIRST_FILES[layout]}: the table of README.md needs {layout} {layer} at batch {batch}, which "
+            f"{' and '.join(lacking)} lacks"
+        )
+    return bold(min(ratios[batch] for ratios in found))
+
+
 def first_table() -> str:
     """The table in README.md: packed layers beside coded ones, on the card that has the lower figure."""
     columns = [(layout, batch) for layout, batches in FIRST.items() for batch in batches]
@@ -143,8 +163,7 @@ def first_table() -> str:
             layout: [dict(points(card, layer)) for card in CARDS]
             for layout, points in (("packed", packed_points), ("coded", coded_points))
         }
-        cells = [bold(min(ratios[batch] for ratios in found[layout])) for layout, batch in columns]
-        rows.append([shape(layer), *cells])
+        rows.append([shape(layer), *(first_cell(layer, layout, batch, found[layout]) for layout, batch in columns)])
     heads = [f"{layout}: {batch}" if batch == 1 else str(batch) for layout, batch in columns]
     return table(["layer", *heads], rows)
 
@@ -177,6 +196,29 @@ def models_table() -> str:
     heads = [f"prompt of {size:,}" if what == "prompt" else str(size) for what, size in columns]
     heads[0] = f"batch {heads[0]}"
     return table(["model", "layout", "card", *heads], rows)
+
+
+def mixture_cell(measured: dict[str, float]) -> str:
+    """How much faster packed experts are than the fastest of the others, and how much of their time is the limit."""
+    ours, limit = measured.get("packed mixture/speed"), measured.get("limit, packed/speed")
+    others = [time for what, time in measured.items() if what.startswith(("vllm, ", "torch "))]
+    if not ours or not others:
+        return NONE
+    ratio = bold(min(others) / ours)
+    return f"{ratio}, {100 * limit / ours:.0f} %" if limit else ratio
+
+
+def mixtures_table() -> str:
+    """Whole mixtures of experts, by tokens."""
+    times = times_of(read("mixtures.csv"))
+    rows = []
+    for subject, name in MIXTURES.items():
+        for routes in ("uniform", "skewed"):
+            for card, short in CARDS.items():
+                found = [times.get((card, f"{subject}, {routes}", "bf16", tokens), {}) for tokens in MIXTURE_TOKENS]
+                label = name if routes == "uniform" else f"{name}, skewed"
+                rows.append([label, short, *map(mixture_cell, found)])
+    return table(["experts", "card", *(f"{tokens:,}" for tokens in MIXTURE_TOKENS)], measured_rows(rows))
 
 
 def codecs_table() -> str:
@@ -344,6 +386,7 @@ TABLES = {
     "first": first_table,
     "layouts": layouts_table,
     "models": models_table,
+    "mixtures": mixtures_table,
     "codecs": codecs_table,
     "products": products_table,
     "transfers": transfers_table,
