@@ -20,6 +20,8 @@ def layers_of_rank(rank: int = 0, ranks: int = 1, **additional_config: Any) -> I
     from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor import parameter
     from vllm.model_executor.layers import linear, vocab_parallel_embedding
+    from vllm.model_executor.layers.fused_moe import config as moe_config
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as moe_method
     from vllm.model_executor.layers.quantization import get_quantization_config
 
     from transfuse.vllm import register
@@ -35,6 +37,9 @@ def layers_of_rank(rank: int = 0, ranks: int = 1, **additional_config: Any) -> I
                 get_tensor_model_parallel_world_size=lambda: ranks,
             )
             stack.enter_context(patch)
+        on_cpu = moe_method.UnquantizedMoeBackend.CPU, None  # whatever this machine has
+        stack.enter_context(mock.patch.object(moe_method, "select_unquantized_moe_backend", lambda **_: on_cpu))
+        stack.enter_context(mock.patch.object(moe_config, "get_tensor_model_parallel_rank", lambda: rank))
         for module in (linear, vocab_parallel_embedding):
             stack.enter_context(mock.patch.object(module, "tensor_model_parallel_all_reduce", lambda x: x))
         stack.enter_context(set_current_vllm_config(config))

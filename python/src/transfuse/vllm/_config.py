@@ -86,7 +86,7 @@ class TransfuseConfig(QuantizationConfig):
         return cls(config)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Returns the method of a layer: ours for linear layers, embeddings and heads, vLLM's for all others.
+        """Returns the method of a layer: ours for linear layers, embeddings, heads and experts, vLLM's for others.
 
         Parameters
         ----------
@@ -100,15 +100,20 @@ class TransfuseConfig(QuantizationConfig):
         ValueError
             A setting of vLLM would be ignored, or would damage the weights.
         """
+        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
         if isinstance(layer, LinearBase):
             unquantized: type[QuantizeMethodBase] = UnquantizedLinearMethod
         elif isinstance(layer, VocabParallelEmbedding):
             unquantized = UnquantizedEmbeddingMethod
+        elif isinstance(layer, RoutedExperts):
+            unquantized = UnquantizedFusedMoEMethod
         else:
-            return None  # vLLM's own methods serve experts and attention
+            return None  # vLLM's own methods serve attention
         # These are imported only here, since vLLM makes configs before it forks the process that uses the GPU.
         try:
-            from transfuse.vllm import _layers, _model_loading
+            from transfuse.vllm import _layers, _mixtures, _model_loading
         except ImportError as failure:
             if not (failure.name or "").startswith("vllm"):
                 raise
@@ -123,11 +128,16 @@ class TransfuseConfig(QuantizationConfig):
             _check(vllm_config)
             _model_loading.install()
             _layers.prepare(self._settings)
+        is_mixture = isinstance(layer, RoutedExperts)
         reason = self._find_reason_against(layer, prefix, vllm_config)
+        if is_mixture:
+            reason = reason or _mixtures.find_reason_against(layer, self._settings)
         if reason:
             _model_loading.note_plain(prefix, reason)
-            return unquantized()
+            return unquantized(*([layer.moe_config] if is_mixture else []))
         is_dummy = vllm_config.load_config.load_format == "dummy"
+        if is_mixture:
+            return _mixtures.TransfuseExpertsMethod(prefix, self._settings, is_dummy, layer.moe_config)
         if unquantized is UnquantizedLinearMethod:
             return _layers.TransfuseLinearMethod(prefix, self._settings, is_dummy)
         return _layers.TransfuseEmbeddingMethod(prefix, self._settings, is_dummy)

@@ -78,7 +78,7 @@ def find_writes(param: torch.Tensor, loads: Iterable[inspect.BoundArguments], lo
 
     Parameters
     ----------
-    param : torch.Tensor, [rows][cols] or [rows]
+    param : torch.Tensor, [rows][cols] or [rows], or [experts][rows][cols], of which an expert counts as a row
         A parameter on any device; it is neither read nor written.
     loads : iterable of inspect.BoundArguments
         The calls of its loader. Each call gets a parameter on the meta device in place of the one that it names.
@@ -150,12 +150,15 @@ def subtract(rows: int, cols: int, rectangles: Sequence[Rectangle]) -> list[Rect
     return merged
 
 
-def describe(missing: Sequence[Rectangle], cols: int) -> str:
-    """Returns the parts in words: "rows 16 to 31 and columns 0 to 7 of rows 40 to 47"."""
+def describe(missing: Sequence[Rectangle], shape: tuple[int, ...]) -> str:
+    """Returns parts of a parameter in words: "rows 16 to 31 and columns 0 to 7 of rows 40 to 47", or, where it is
+    [experts][rows][columns], "parts of experts 3 to 3"."""
     texts = []
     for first_row, last_row, first_col, last_col in missing[:4]:
-        where = f"rows {first_row} to {last_row - 1}"
-        texts.append(where if last_col - first_col == cols else f"columns {first_col} to {last_col - 1} of {where}")
-    if len(missing) > len(texts):
-        texts.append(f"{len(missing) - len(texts)} more parts")
+        where = f"{'rows' if len(shape) < 3 else 'parts of experts'} {first_row} to {last_row - 1}"
+        is_whole = len(shape) != 2 or last_col - first_col == shape[1]
+        texts.append(where if is_whole else f"columns {first_col} to {last_col - 1} of {where}")
+    texts = list(dict.fromkeys(texts))
+    if len(missing) > 4:
+        texts.append(f"{len(missing) - 4} more parts")
     return " and ".join(texts)

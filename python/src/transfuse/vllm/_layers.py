@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ _linear = torch.ops.transfuse.linear_by_key.default
 _embedding = torch.ops.transfuse.embedding_by_key.default
 
 # The attribute of a layer that holds its packed weights, and that of a dense parameter which refers to its layer.
-_PACKED = "transfuse_packed"
-_OWNER = "transfuse_owner"
+PACKED = "transfuse_packed"
+OWNER = "transfuse_owner"
 
 
 def prepare(settings: Settings) -> None:
@@ -51,6 +52,9 @@ class _Method:
 
     # vLLM makes the dense weights of one layer at a time, once all of them have arrived.
     uses_meta_device = True
+
+    # The parameters of a layer whose weights the method makes.
+    transfuse_names = ("weight",)
 
     # Whether the method can serve several layers whose rows follow each other (`load_assembled`).
     takes_assembled = True
@@ -76,9 +80,9 @@ class _Method:
             raise ValueError(
                 f"{self.prefix}: its weights were not loaded layer by layer; this way of loading is not known"
             )
-        packed: Packed | None = getattr(layer, _PACKED, None)
+        packed: Packed | None = getattr(layer, PACKED, None)
         if packed is not None or not self.is_dummy:  # only the first weights are dummy ones
-            self._check_arrived(layer)
+            check_arrived(layer, self.prefix, list(layer._parameters))
         if packed is None:
             self._keep(layer, Packer.of(weight.device).pack(weight.data, self.prefix, self.settings.layout))
         else:
@@ -115,7 +119,7 @@ class _Method:
             _model_loading.note_encoded(self.prefix, reason)
         if all(reasons):
             return False
-        self._check_arrived(layer)
+        check_arrived(layer, self.prefix, list(layer._parameters))
         parts: list[torch.Tensor] = []
         for reason, group in itertools.groupby(zip(reasons, sources, strict=True), key=lambda pair: pair[0]):
             members = [source for _, source in group]
@@ -127,7 +131,7 @@ class _Method:
 
     def _keep(self, layer: Any, packed: Packed) -> None:
         """Makes a layer serve with these weights."""
-        setattr(layer, _PACKED, packed)
+        setattr(layer, PACKED, packed)
         _model_loading.note_packed(packed)
         _set_key(layer, packed)
 
@@ -138,31 +142,36 @@ class _Method:
     @staticmethod
     def _register(layer: Any, weight: Parameter, attributes: dict[str, Any]) -> None:
         """Gives a layer its dense weight, on the meta device, and has vLLM wait for all of it."""
-        set_weight_attrs(weight, {_OWNER: weakref.ref(layer), **attributes})
+        set_weight_attrs(weight, {OWNER: weakref.ref(layer), **attributes})
         layer.register_parameter("weight", weight)
         layer.transfuse_rows, layer.transfuse_cols = weight.shape
         initialize_online_processing(layer)
 
-    def _check_arrived(self, layer: Any) -> None:
-        """Raises ValueError if some element of the layer's parameters was in no file."""
-        loads: dict[str, list[Any]] = {}
-        for name, arguments in get_layerwise_info(layer).loaded_weights:
-            loads.setdefault(name, []).append(arguments)
-        for name, param in layer.named_parameters(recurse=False):
-            missing = _coverage.find_missing(param, loads.get(name, []), _get_original_loader(param))
-            if missing:
-                cols = max(1, param[0].numel())
-                where = "all of it" if name not in loads else _coverage.describe(missing, cols)
-                raise ValueError(
-                    f"{self.prefix}.{name}, {list(param.shape)}: no file of the checkpoint has {where}. If the model "
-                    f'does not use this layer, exclude it: --additional-config \'{{"transfuse": {{"exclude": '
-                    f'["{self.prefix}"]}}}}\''
-                )
+
+def check_arrived(layer: Any, prefix: str, names: Sequence[str]) -> None:
+    """Raises ValueError if some element of these parameters of a layer was in no file."""
+    loads: dict[str, list[Any]] = {}
+    for name, arguments in get_layerwise_info(layer).loaded_weights:
+        loads.setdefault(name, []).append(arguments)
+    for name in names:
+        param = layer._parameters[name]
+        if param is None:
+            continue
+        missing = _coverage.find_missing(param, loads.get(name, []), _get_original_loader(param))
+        if missing:
+            where = "all of it" if name not in loads else _coverage.describe(missing, tuple(param.shape))
+            raise ValueError(
+                f"{prefix}.{name}, {list(param.shape)}: no file of the checkpoint has {where}. If the model "
+                f'does not use this layer, exclude it: --additional-config \'{{"transfuse": {{"exclude": '
+                f'["{prefix}"]}}}}\''
+            )
 
 
-def owns_weight(layer: Any) -> bool:
-    """Returns whether a layer has our method and a dense weight of its own, which has not arrived yet."""
-    return isinstance(getattr(layer, "quant_method", None), _Method) and find_owner(layer.weight) is layer
+def dense_weights_of(layer: Any) -> list[torch.Tensor]:
+    """Returns the dense weights that were made for a layer with our method, and that have not arrived yet."""
+    names = getattr(getattr(layer, "quant_method", None), "transfuse_names", ())
+    weights = [layer._parameters.get(name) for name in names]
+    return [weight for weight in weights if weight is not None and find_owner(weight) is layer]
 
 
 def take_compressed(layer: Any) -> bool:
@@ -173,13 +182,13 @@ def take_compressed(layer: Any) -> bool:
 
 def find_owner(weight: torch.Tensor) -> Any:
     """Returns the layer that a dense weight was made for, or None if it is not ours."""
-    reference = getattr(weight, _OWNER, None)
+    reference = getattr(weight, OWNER, None)
     return reference() if reference is not None else None
 
 
 def is_plain(layer: Any) -> bool:
     """Returns whether a layer with our method has dense weights that are not ours, such as those of a tied layer."""
-    return not layer.weight.is_meta and layer.weight.dtype != torch.uint8 and not hasattr(layer.weight, _OWNER)
+    return not layer.weight.is_meta and layer.weight.dtype != torch.uint8 and not hasattr(layer.weight, OWNER)
 
 
 def _find_reason_to_encode(source: torch.Tensor) -> str:
@@ -205,7 +214,7 @@ def follow_owner(layer: Any) -> None:
     owner = find_owner(layer.weight)
     if owner is None:
         raise ValueError("a layer shares the weights of one that is gone")
-    packed = getattr(owner, _PACKED, None)
+    packed = getattr(owner, PACKED, None)
     if packed is not None:
         _set_key(layer, packed)
 

@@ -39,6 +39,7 @@ from transfuse.vllm import _graphs, _lazy_weight
 from transfuse.vllm._config import METHOD
 
 if TYPE_CHECKING:
+    from transfuse.vllm._mixtures import PackedMixture
     from transfuse.vllm._packer import Packed
 
 logger = init_logger("vllm.transfuse")
@@ -61,10 +62,10 @@ class _Report:
 _report = _Report()
 
 
-def note_packed(packed: Packed) -> None:
+def note_packed(packed: Packed | PackedMixture) -> None:
     """Counts a layer that serves for the report."""
     _report.layers[packed.layout] += 1
-    _report.bytes[packed.layout] += packed.buffer.numel()
+    _report.bytes[packed.layout] += packed.held_bytes
     _report.dense_bytes[packed.layout] += packed.dense_bytes
 
 
@@ -131,17 +132,20 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
     vLLM does not see a bias before the layer's first load. We have it note the parameters' own loaders, since those
     that watch hold the layer, which would then never be freed.
     """
-    from transfuse.vllm._layers import owns_weight
+    from transfuse.vllm._layers import dense_weights_of
     from transfuse.vllm._packer import Packer
 
-    layers: list[Any] = [layer for layer in model.modules() if owns_weight(layer)]
-    for layer in layers:
-        layer.weight.weight_loader = _get_original_loader(layer.weight)
+    weights = {layer: dense for layer in model.modules() if (dense := dense_weights_of(layer))}
+    layers: list[Any] = list(weights)
+    for weight in (weight for dense in weights.values() for weight in dense):
+        weight.weight_loader = _get_original_loader(weight)  # type: ignore[attr-defined]
     _graphs.forget_changes()
     note(model)
     for layer in layers:
         initialize_online_processing(layer)
-    shapes = [tuple(layer.weight.shape) for layer in layers]
+    # Containers of experts have memory of their own.
+    matrices = [weight for dense in weights.values() for weight in dense if weight.dim() == 2]
+    shapes = [(weight.shape[0], weight.shape[1]) for weight in matrices]
     packer = Packer.of(get_layerwise_info(model).restore_device)
     if layers and layers[0].quant_method.settings.layout == "coded":
         packer.expect_encoding(shapes)
@@ -221,9 +225,9 @@ def _finish(finish: Callable[..., Any], model: torch.nn.Module, model_config: Mo
                 layer.quant_method = owner.quant_method
                 layer.transfuse_rows, layer.transfuse_cols = owner.transfuse_rows, owner.transfuse_cols
             _layers.follow_owner(layer)
-        weight = layer._parameters.get("weight")
-        if weight is not None and (weight.is_meta or _layers.find_owner(weight) is not None):
-            raise ValueError(f"{name}: nothing gave this layer weights")
+        for weight in map(layer._parameters.get, ("weight", "w13_weight", "w2_weight")):
+            if weight is not None and (weight.is_meta or _layers.find_owner(weight) is not None):
+                raise ValueError(f"{name}: nothing gave this layer weights")
     Packer.end()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -67,6 +67,11 @@ class Packed:
         """The number of bytes that the weights take in BF16."""
         return 2 * self.shape[0] * self.shape[1]
 
+    @property
+    def held_bytes(self) -> int:
+        """The number of bytes that the layer takes."""
+        return self.buffer.numel()
+
     def replace(self, weight: torch.Tensor, name: str) -> None:
         """Replaces the weights by others of the same shape.
 
