@@ -194,7 +194,8 @@ def digest(model: torch.nn.Module) -> dict[str, int]:
         for parameter_name, parameter in module.named_parameters(recurse=False):
             tensor = parameter
             if parameter.dtype == torch.uint8 and parameter.shape == (256,):
-                tensor = module.quant_method.dequantize_weight(module)
+                names = [parameter_name] if parameter_name.startswith("w") and parameter_name != "weight" else []
+                tensor = module.quant_method.dequantize_weight(module, *names)
             found[f"{name}.{parameter_name}"] = hash_of(tensor)
     return found
 
@@ -236,7 +237,7 @@ def send_weights(worker: Any, folder: str) -> None:
 def count_assembled(model: torch.nn.Module) -> int:
     """Returns how many layers of ours are several coded ones; runs in the engine's process."""
     packed: list[Any] = [module.transfuse_packed for module in model.modules() if hasattr(module, "transfuse_packed")]
-    return sum(bytes(each.key[:4].tolist()) == b"TRFX" for each in packed)
+    return sum(hasattr(each, "key") and bytes(each.key[:4].tolist()) == b"TRFX" for each in packed)
 
 
 def describe(model: torch.nn.Module) -> dict[str, str]:
@@ -244,5 +245,5 @@ def describe(model: torch.nn.Module) -> dict[str, str]:
     return {
         name: module.transfuse_packed.layout if hasattr(module, "transfuse_packed") else "tied"
         for name, module in model.named_modules()
-        if getattr(getattr(module, "weight", None), "dtype", None) == torch.uint8
+        if any(parameter.dtype == torch.uint8 for parameter in module.parameters(recurse=False))
     }
