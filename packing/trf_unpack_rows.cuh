@@ -23,8 +23,9 @@
  *
  * A lane keeps one word of the exception line, and a ballot says which records are the row's. Mostly there are none.
  *
- * Shared memory: none. Registers: 32 where rows consist of whole octets of BF16. A warp issues some 300 instructions,
- * so that memory should be the limit from some thousand rows on, and the latency of the two loads before. */
+ * Shared memory: none. Registers: 32 where rows consist of whole octets of BF16. A warp issues some 300 instructions.
+ * The limit is the latency of two loads for few rows, where a gather of plain rows takes as long, and accesses to many
+ * places from some hundred on: 4,096 rows of 4096 take 35 us alone, a gather of plain ones 19 (H200). */
 #ifndef TRF_UNPACK_ROWS_CUH
 #define TRF_UNPACK_ROWS_CUH
 

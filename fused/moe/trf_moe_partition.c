@@ -7,8 +7,9 @@
 #include <string.h>
 
 enum {
-    /* Up to so many slots, down writes F32, which takes no time that counts. Above, it rounds to BF16, which halves what
-     * is written and read, 8 rows of a slot at a time: 2,048 slots of 2048 take 254 us rather than 263 in all (H200). */
+    /* Up to so many slots, down writes F32, which takes no time that counts. Above, it rounds to BF16, which halves
+     * what is written and read, 8 rows of a slot at a time: 2,048 slots of 2048 take 254 us rather than 263 in all
+     * (H200). */
     F32_SLOTS = 1024
 };
 

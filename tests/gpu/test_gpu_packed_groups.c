@@ -218,7 +218,7 @@ END_TEST
 static const layer_case kQkv[] = {
     {4096, 4096, 8, TRF_DTYPE_BF16}, {1024, 4096, 8, TRF_DTYPE_F32}, {1024, 4096, 3, TRF_DTYPE_F16}};
 static const layer_case kQuickQkv[] = {
-    {512, 1024, 8, TRF_DTYPE_BF16}, {128, 1024, 8, TRF_DTYPE_F32}, {128, 1024, 3, TRF_DTYPE_F16}};
+    {512, 1280, 8, TRF_DTYPE_BF16}, {128, 1280, 8, TRF_DTYPE_F32}, {128, 1280, 3, TRF_DTYPE_F16}};
 static const layer_case *qkv(void) { return test_quick() ? kQuickQkv : kQkv; }
 
 /* One launch, the same bits on every run while another stream copies, and with x at odd addresses. */

@@ -177,7 +177,8 @@ def test_dummy_weights() -> None:
         get_current_vllm_config().load_config.load_format = "dummy"
         experts = make_experts(config)
         model = make_model(experts=experts)
-        DummyModelLoader(get_current_vllm_config().load_config).load_weights(model, layers._ModelConfig())  # type: ignore[arg-type]
+        loader = DummyModelLoader(get_current_vllm_config().load_config)
+        loader.load_weights(model, layers._ModelConfig())  # type: ignore[arg-type]
         layers.finish(model)
         weights = dict(zip(("w1", "w3"), decode(experts, "w13_weight").chunk(2, dim=1), strict=True))
         check(apply(experts), reference({**weights, "w2": decode(experts, "w2_weight")}))
