@@ -5,7 +5,6 @@
 #include "trf_device_layer.h"
 #include "trf_group_launch.h"
 #include "trf_layer_group.h"
-#include "trf_packed_group_cuda.h"
 
 #include <cuda_runtime_api.h>
 

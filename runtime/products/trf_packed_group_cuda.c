@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "trf_packed_group_cuda.h"
+/* Groups of layers on a GPU: launches of packed layers. */
+#include "trf_layer_group.h"
 
 #include "trf_device_layer.h"
 #include "trf_packed_group_launch.h"
