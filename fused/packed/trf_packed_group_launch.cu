@@ -5,7 +5,6 @@
 #include "trf_kernel_launch.cuh"
 #include "trf_packed_bulk.cuh"
 #include "trf_pad_x.h"
-#include "trf_planning.h"
 
 typedef void (*trf_packed_group_kernel)(trf_packed_bulk_group_args);
 
@@ -45,14 +44,10 @@ static trf_packed_group_kernel find_kernel(int shape, uint32_t x_tiles, bool zer
 /* Sets a member's x_map. x has rows of whole 16 bytes, and is copied to the workspace if necessary. */
 static int take_x(const void *x, const trf_packed_view *view, uint8_t *padded, trf_packed_bulk_member *member,
                   trf_stream stream) {
-    uint32_t x_stride = view->cols;
-    if ((uintptr_t)x % 16 || view->cols % 8) {
-        x_stride = trf_padded_x_stride(view->cols);
-        const int status = trf_launch_pad_x(x, member->m, view->cols, padded, x_stride, stream);
-        if (status)
-            return status;
-        x = padded;
-    }
+    uint32_t x_stride;
+    const int status = trf_align_x(&x, member->m, view->cols, padded, &x_stride, stream);
+    if (status)
+        return status;
     return trf_make_x_map(x, member->m, view->cols, x_stride, member->m, TRF_PACKED_X_BOX_COLS, true, &member->x_map);
 }
 

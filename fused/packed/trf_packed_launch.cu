@@ -8,7 +8,6 @@
 #include "trf_packed_wgmma_launch.cuh"
 #include "trf_packed_wgmma_sizes.h"
 #include "trf_pad_x.h"
-#include "trf_planning.h"
 
 static constexpr uint32_t kFinishThreads = 256, kMostGridRows = 65535;
 
@@ -47,14 +46,10 @@ template <bool kZeroing, bool kTwoAtOnce> static trf_packed_general_kernel kerne
 static int launch_bulk(const trf_packed_view *view, const trf_product *product, const trf_packed_partition *partition,
                        const trf_operands *operands, uint8_t *workspace, trf_stream stream) {
     const void *x = operands->x;
-    uint32_t x_stride = view->cols;
-    if ((uintptr_t)x % 16 || view->cols % 8) {
-        x_stride = trf_padded_x_stride(view->cols);
-        const int status = trf_launch_pad_x(x, product->m, view->cols, workspace, x_stride, stream);
-        if (status)
-            return status;
-        x = workspace;
-    }
+    uint32_t x_stride;
+    const int status = trf_align_x(&x, product->m, view->cols, workspace, &x_stride, stream);
+    if (status)
+        return status;
     return (trf_packed_is_wgmma(partition->shape) ? trf_packed_wgmma_launch : trf_packed_bulk_launch)(
         view, product, partition, operands, x, x_stride, workspace + partition->handover_offset, stream);
 }

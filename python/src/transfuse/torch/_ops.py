@@ -7,7 +7,8 @@ the shape of its weights. The shape cannot be read from the buffer while a graph
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -502,41 +503,31 @@ def _(x: torch.Tensor, offsets: torch.Tensor, container: torch.Tensor, rows: int
     return x.new_empty((x.shape[0], rows))
 
 
-def _check_fake_moe(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
-    torch._check(x.dtype == torch.bfloat16 and x.dim() == 2, lambda: "x must be BF16 [tokens, hidden]")
-    torch._check(ids.dtype in (torch.int32, torch.int64), lambda: "ids must be int32 or int64")
-    torch._check(weights.dtype == torch.float32, lambda: "weights must be F32")
-    torch._check(ids.dim() == 2 and weights.dim() == 2, lambda: "ids and weights must be [tokens, k]")
-
-
-@torch.library.register_fake("transfuse::moe", lib=_library)
-def _(
+def _fake_moe(
+    check_experts: Callable[[torch.Tensor, torch.Tensor], None],
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    *_others: object,
 ) -> torch.Tensor:
-    _check_fake_moe(x, ids, weights)
-    for container in (gate_up, down):
-        _check_fake(container, x)
+    torch._check(x.dtype == torch.bfloat16 and x.dim() == 2, lambda: "x must be BF16 [tokens, hidden]")
+    torch._check(ids.dtype in (torch.int32, torch.int64), lambda: "ids must be int32 or int64")
+    torch._check(weights.dtype == torch.float32, lambda: "weights must be F32")
+    torch._check(ids.dim() == 2 and weights.dim() == 2, lambda: "ids and weights must be [tokens, k]")
+    for experts in (gate_up, down):
+        check_experts(experts, x)
     return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("transfuse::moe", lib=_library)
+def _(*operands: Any) -> torch.Tensor:
+    return _fake_moe(_check_fake, *operands[:5])
 
 
 @torch.library.register_fake("transfuse::moe_by_key", lib=_library)
-def _(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up_key: torch.Tensor,
-    down_key: torch.Tensor,
-    *_others: object,
-) -> torch.Tensor:
-    _check_fake_moe(x, ids, weights)
-    for key in (gate_up_key, down_key):
-        _check_fake_key(key, x)
-    return x.new_empty(x.shape)
+def _(*operands: Any) -> torch.Tensor:
+    return _fake_moe(_check_fake_key, *operands[:5])
 
 
 @torch.library.register_fake("transfuse::decode_experts", lib=_library)
