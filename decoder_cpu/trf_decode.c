@@ -97,7 +97,7 @@ void trf_elements_to_dtype(const trf_blob_view *view, uint64_t tile, const uint1
                            void *values, size_t value_stride) {
     trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].coding);
     trf_dtype dtype = (trf_dtype)view->header.source_dtype;
-    if (view->num_scales) {
+    if (trf_elements_have_scales(view)) {
         scale_tile(view, dtype, &shape, elements, stride, values, value_stride);
         return;
     }
@@ -143,10 +143,11 @@ static void row_to_f32(uint32_t codec, const uint16_t *from, uint32_t count, flo
 void trf_elements_to_f32(const trf_blob_view *view, uint64_t tile, const uint16_t *elements, size_t stride,
                          float *values, size_t value_stride, int unscaled) {
     trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].coding);
-    if (view->num_scales && !unscaled) {
+    if (trf_elements_have_scales(view) && !unscaled) {
         scale_tile(view, TRF_DTYPE_F32, &shape, elements, stride, values, value_stride);
         return;
     }
     for (uint32_t row = 0; row < shape.rows; row++)
-        row_to_f32(view->header.codec, elements + row * stride, shape.cols, values + row * value_stride);
+        row_to_f32(trf_element_codec(view->header.codec, view->header.source_dtype), elements + row * stride,
+                   shape.cols, values + row * value_stride);
 }

@@ -13,7 +13,8 @@ typedef struct trf_decode_table {
 /* Fills the table. view: opened. It cannot fail, since a validated frequency table sums to 2^p. */
 void trf_decode_table_init(trf_decode_table *table, const trf_blob_view *view);
 
-/* Decodes one tile into elements (FORMAT.md section 1: bit patterns, or signed codes), row-major, h x w as the tile has
+/* Decodes one tile into elements (FORMAT.md section 1: bit patterns, or signed codes; those of scaled FP8 are BF16),
+ * row-major, h x w as the tile has
  * them, `stride` elements from row to row; stride >= w. tile_bytes: the tile's data_size bytes, 16-byte aligned,
  * already checked with trf_blob_check_tile. For any checked tile all decoders give the same elements and the same
  * status. Errors: TRF_ERR_RANS if a lane's rANS stream does not end where it must (err->offset: the tile's). The

@@ -302,6 +302,7 @@ INLINE void join_slab(const join_constants *k, const trf_slab_io *io, const trf_
 }
 
 #include "trf_join_slab_body.h"
+#include "trf_scale_codes_body.h"
 
 static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
@@ -327,5 +328,5 @@ static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_vie
 
 trf_status trf_decode_tile_avx2(const trf_blob_view *view, const trf_decode_table *table, uint64_t tile,
                                 const uint8_t *tile_bytes, uint16_t *elements, size_t stride, trf_error *err) {
-    return trf_decode_tile_by_slabs(decode_slabs, view, table, tile, tile_bytes, elements, stride, err);
+    return trf_decode_tile_by_slabs(decode_slabs, scale_codes, view, table, tile, tile_bytes, elements, stride, err);
 }

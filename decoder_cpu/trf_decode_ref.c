@@ -2,6 +2,7 @@
 /* The reference decoder: FORMAT.md sections 5 to 7 word by word, one lane after the other, on the functions that the
  * CUDA code shares. The other decoders are tested against it. */
 #include "trf_decode_tile.h"
+#include "trf_scale_codes_body.h"
 
 #include <string.h>
 
@@ -116,5 +117,5 @@ static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_vie
 
 trf_status trf_decode_tile_ref(const trf_blob_view *view, const trf_decode_table *table, uint64_t tile,
                                const uint8_t *tile_bytes, uint16_t *elements, size_t stride, trf_error *err) {
-    return trf_decode_tile_by_slabs(decode_slabs, view, table, tile, tile_bytes, elements, stride, err);
+    return trf_decode_tile_by_slabs(decode_slabs, scale_codes, view, table, tile, tile_bytes, elements, stride, err);
 }

@@ -2,6 +2,8 @@
 /* The parts of decoding a tile that touch few of its weights. They are the same for every decoder. */
 #include "trf_decode_tile.h"
 
+#include "trf_scale.h"
+
 #include <string.h>
 
 /* location: where the slab lies in the tile's bytes. */
@@ -61,9 +63,22 @@ static void copy_slivers(const trf_blob_view *view, const trf_tile_shape *shape,
         bytes = copy_stored(view, bytes, shape->cols, elements + row * stride);
 }
 
-trf_status trf_decode_tile_by_slabs(trf_decode_slabs_fn *decode_slabs, const trf_blob_view *view,
-                                    const trf_decode_table *table, uint64_t tile, const uint8_t *tile_bytes,
-                                    uint16_t *elements, size_t stride, trf_error *err) {
+/* Turns the codes of scaled FP8 in the coded region into elements. */
+static void scale_coded_region(trf_scale_codes_fn *scale_codes, const trf_tile_decoder *decoder, uint16_t *elements,
+                               size_t stride) {
+    const trf_tile_shape *shape = &decoder->shape;
+    for (uint32_t row = 0; row < shape->coded_rows; row++)
+        for (uint32_t col = 0, end; col < shape->coded_cols; col = end) {
+            end = trf_scale_end(decoder->view, shape, col);
+            end = end < shape->coded_cols ? end : shape->coded_cols;
+            const uint64_t at = trf_scale_index(decoder->view, shape->row + row, shape->col + col);
+            scale_codes(elements + row * stride + col, end - col, trf_scale_value(decoder->view, at));
+        }
+}
+
+trf_status trf_decode_tile_by_slabs(trf_decode_slabs_fn *decode_slabs, trf_scale_codes_fn *scale_codes,
+                                    const trf_blob_view *view, const trf_decode_table *table, uint64_t tile,
+                                    const uint8_t *tile_bytes, uint16_t *elements, size_t stride, trf_error *err) {
     const trf_tile_meta *meta = &view->tiles[tile];
     trf_tile_decoder decoder = {view, table, trf_tile_shape_of(&view->header, tile, meta->coding),
                                 meta->predictor_mode};
@@ -81,6 +96,8 @@ trf_status trf_decode_tile_by_slabs(trf_decode_slabs_fn *decode_slabs, const trf
                             "tile %llu slab %u: a lane's rANS stream does not end where it must",
                             (unsigned long long)tile, bad);
     }
+    if (trf_has_scaled_fp8(view))
+        scale_coded_region(scale_codes, &decoder, elements, stride);
     for (uint32_t s = 0; s < num_slabs; s++)
         write_exceptions(&slabs[s], elements, stride);
     copy_slivers(view, &decoder.shape, tile_bytes + slivers, elements, stride);

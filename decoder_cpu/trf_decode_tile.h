@@ -38,10 +38,14 @@ typedef struct trf_tile_decoder {
 typedef uint32_t trf_decode_slabs_fn(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,
                                      uint16_t *elements, size_t stride);
 
-/* A trf_decode_tile_fn around decode_slabs. */
-trf_status trf_decode_tile_by_slabs(trf_decode_slabs_fn *decode_slabs, const trf_blob_view *view,
-                                    const trf_decode_table *table, uint64_t tile, const uint8_t *tile_bytes,
-                                    uint16_t *elements, size_t stride, trf_error *err);
+/* Replaces `count` neighbouring codes of scaled FP8 by the BF16 elements that they give with one scale
+ * (trf_scale_fp8). */
+typedef void trf_scale_codes_fn(uint16_t *elements, uint32_t count, float scale);
+
+/* A trf_decode_tile_fn around decode_slabs and scale_codes. */
+trf_status trf_decode_tile_by_slabs(trf_decode_slabs_fn *decode_slabs, trf_scale_codes_fn *scale_codes,
+                                    const trf_blob_view *view, const trf_decode_table *table, uint64_t tile,
+                                    const uint8_t *tile_bytes, uint16_t *elements, size_t stride, trf_error *err);
 
 #ifdef TRF_HAVE_X86_SIMD
 trf_decode_tile_fn trf_decode_tile_avx2;   /* needs AVX2 */

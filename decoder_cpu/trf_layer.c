@@ -2,6 +2,7 @@
 /* One layer on the host: from memory or a mapped .trf file, and back to a matrix. */
 #include "trf_layer.h"
 
+#include "trf_scale.h"
 #include "trf_threads.h"
 
 #include <errno.h>
@@ -143,7 +144,8 @@ trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint64_t weig
                         (unsigned long long)weights_bytes, header->rows, header->cols,
                         trf_dtype_name((trf_dtype)header->source_dtype));
     trf_decode_loop loop = {layer, weights, trf_decode_tile_best(), NULL};
-    const int elements_are_values = value_bytes == 2 && !layer->view.num_scales && (uintptr_t)weights % 2 == 0;
+    const int elements_are_values =
+        value_bytes == 2 && !trf_elements_have_scales(&layer->view) && (uintptr_t)weights % 2 == 0;
     int workers = trf_thread_count(threads);
     if ((uint64_t)workers > layer->view.num_tiles)
         workers = (int)layer->view.num_tiles;

@@ -65,6 +65,7 @@ static void copy_batch(const trf_matmul_loop *loop, const trf_tile_shape *shape,
  * sums are scaled. */
 static void multiply_one_tile(const trf_matmul_loop *loop, const trf_tile_shape *shape, trf_matmul_scratch *scratch) {
     const trf_blob_view *view = loop->layer ? &loop->layer->view : NULL;
+    const int scaled = view && trf_elements_have_scales(view);
     float scales[TRF_TILE_SIZE];
     for (uint32_t r = 0; r < TRF_TILE_SIZE; r++)
         scales[r] = 1;
@@ -72,11 +73,11 @@ static void multiply_one_tile(const trf_matmul_loop *loop, const trf_tile_shape 
         uint32_t count = loop->m - first < BATCH ? loop->m - first : BATCH;
         copy_batch(loop, shape, first, count, scratch->x);
         for (uint32_t col = 0, end; col < shape->cols; col = end) {
-            end = view ? trf_scale_end(view, shape, col) : shape->cols;
+            end = scaled ? trf_scale_end(view, shape, col) : shape->cols;
             uint32_t padded = (end - col + TRF_DOT_COLS - 1) / TRF_DOT_COLS * TRF_DOT_COLS;
             loop->dot_rows(scratch->w + col, TRF_TILE_SIZE, shape->rows, scratch->x + col, TRF_TILE_SIZE, count, padded,
                            scratch->sums, TRF_TILE_SIZE);
-            for (uint32_t r = 0; view && view->num_scales && r < shape->rows; r++)
+            for (uint32_t r = 0; scaled && r < shape->rows; r++)
                 scales[r] = trf_scale_value(view, trf_scale_index(view, shape->row + r, shape->col + col));
             for (uint32_t i = 0; i < count; i++) {
                 float *y = loop->y + (size_t)(first + i) * loop->rows + shape->row;

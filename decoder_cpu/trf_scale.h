@@ -1,10 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scales of the int codec: FORMAT.md section 3. */
+/* Scales of the int codec and of scaled FP8: FORMAT.md section 3. */
 #ifndef TRF_SCALE_H
 #define TRF_SCALE_H
 
 #include "trf_number_formats.h"
 #include "trf_validate.h"
+
+/* Whether the layer is scaled FP8, whose elements have their scales in them. */
+static inline int trf_has_scaled_fp8(const trf_blob_view *view) {
+    return trf_is_scaled_fp8(view->header.codec, view->header.source_dtype);
+}
+
+/* Whether weights are elements times scales: codes of the int codec. */
+static inline int trf_elements_have_scales(const trf_blob_view *view) {
+    return view->num_scales && !trf_has_scaled_fp8(view);
+}
 
 /* The scale of an entry of the scale table, in F32. */
 static inline float trf_scale_value(const trf_blob_view *view, uint64_t index) {

@@ -25,7 +25,8 @@ enum {
     TRF_MAGIC = 0x52414E53,
     TRF_EXPERT_INDEX_MAGIC = 0x58414E53, /* index in front of a 3-D tensor's blobs */
     TRF_FORMAT_VERSION = 4,
-    TRF_TILE_SIZE = 256, /* rows and columns */
+    TRF_SCALED_FP8_VERSION = 5, /* of blobs of scaled FP8 (trf_is_scaled_fp8), and of no others */
+    TRF_TILE_SIZE = 256,        /* rows and columns */
     TRF_SLAB_ROWS = 32,
     TRF_MIN_SLAB_COLS = 128, /* a layer's slab_cols is one of these two */
     TRF_MAX_SLAB_COLS = 256,

@@ -33,6 +33,13 @@ TRF_HD float trf_device_scale(const trf_device_view *view, uint32_t row, uint32_
     return trf_f16_scale(((const uint16_t *)view->scales)[at], view->scale_exponent);
 }
 
+/* The element of weight (row, col) of a layer, where it is no exception. joined: as trf_join_element gives it, which is
+ * a code in a layer of scaled FP8. */
+TRF_HD uint32_t trf_coded_element(const trf_device_view *view, uint32_t joined, uint32_t row, uint32_t col) {
+    return trf_is_scaled_fp8(view->codec, view->source_dtype) ? trf_scale_fp8(joined, trf_device_scale(view, row, col))
+                                                              : joined;
+}
+
 /* The bytes of one weight as trf_decoded_bits gives it. */
 TRF_HD uint32_t trf_decoded_weight_bytes(const trf_device_view *view, trf_decode_as as) {
     if (as != TRF_DECODE_SOURCE)
@@ -70,16 +77,16 @@ TRF_HD uint32_t trf_decoded_bits(const trf_device_view *view, trf_decode_as as, 
     const uint32_t dtype = trf_decoded_dtype(view, as);
     if (dtype == TRF_DTYPE_NONE)
         return element;
-    if (view->scale_dtype != TRF_SCALE_NONE) {
+    const uint32_t codec = trf_element_codec(view->codec, view->source_dtype);
+    if (view->scale_dtype != TRF_SCALE_NONE && !trf_codec_is_float(codec)) {
         double value = (double)(int16_t)(uint16_t)element * (double)trf_device_scale(view, row, col);
         return dtype == TRF_DTYPE_F32    ? trf_f32_bits(trf_f64_to_f32(value))
                : dtype == TRF_DTYPE_BF16 ? trf_f64_to_bf16(value)
                                          : trf_f64_to_f16(value);
     }
-    if ((dtype == TRF_DTYPE_BF16 && view->codec == TRF_CODEC_BF16) ||
-        (dtype == TRF_DTYPE_F16 && view->codec == TRF_CODEC_FP16))
+    if ((dtype == TRF_DTYPE_BF16 && codec == TRF_CODEC_BF16) || (dtype == TRF_DTYPE_F16 && codec == TRF_CODEC_FP16))
         return element;
-    float value = trf_element_to_f32(view->codec, element);
+    float value = trf_element_to_f32(codec, element);
     return dtype == TRF_DTYPE_F32    ? trf_f32_bits(value)
            : dtype == TRF_DTYPE_BF16 ? trf_f32_to_bf16(value)
                                      : trf_f32_to_f16(value);

@@ -94,6 +94,21 @@ TRF_HD uint16_t trf_f32_to_bf16(float value) {
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : rounded);
 }
 
+/* The number of an E4M3 code times an F32 scale, as F32 and then as BF16, each rounded to nearest even: FORMAT.md
+ * section
+ * 5. scale: in the range of trf_is_fp8_scale, so that no product is denormal or infinite, however the CPU is set up to
+ * treat denormals. A NaN's code counts as +-480, which its bits would be. */
+TRF_HD uint16_t trf_scale_fp8(uint32_t code, float scale) {
+    const uint32_t magnitude = code & 0x7Fu;
+    const uint32_t denormal = trf_f32_bits((float)(int32_t)magnitude * 0x1p-9f);
+    const uint32_t value = magnitude < 8u ? denormal : (magnitude << 20) + (120u << 23);
+    const uint32_t product = trf_f32_bits(trf_f32_from_bits(value) * scale);
+    return (uint16_t)((code & 0x80u) << 8 | (product + 0x7FFFu + (product >> 16 & 1)) >> 16);
+}
+
+/* Whether a number may be a scale of scaled FP8. */
+TRF_HD int trf_is_fp8_scale(float scale) { return scale >= 0x1p-100f && scale <= 0x1p100f; }
+
 /* An F16 scale of the int codec times 2^exponent (-126 to 126), rounded once: FORMAT.md section 3. */
 TRF_HD float trf_f16_scale(uint16_t f16, int32_t exponent) {
     return trf_f16_to_f32(f16) * trf_f32_from_bits((uint32_t)(exponent + 127) << 23);

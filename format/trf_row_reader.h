@@ -133,7 +133,8 @@ TRF_HD void trf_row_bits(const trf_device_view *view, const int16_t *class_value
         const uint32_t coded = trf_join_element(view->codec, view->class_bits, class_value[class_at],
                                                 at->first ? raw[2 + k] : raw[k], offset);
         const uint32_t element =
-            trf_row_element(slab, &at->next_exception, trf_weight_position(i + at->first + k, at->lane), coded);
+            trf_row_element(slab, &at->next_exception, trf_weight_position(i + at->first + k, at->lane),
+                            trf_coded_element(view, coded, row, col + k));
         bits[k] = trf_decoded_bits(view, as, element, row, col + k);
     }
 }

@@ -8,6 +8,22 @@
 #include "transfuse.h"
 #include "trf_blob.h"
 
+/* Whether a layer is *scaled FP8*: its weights are BF16 numbers, most of which are E4M3 codes times F32 scales, rounded
+ * (FORMAT.md section 5). Its elements are BF16 bit patterns; its codes are what is split, coded and joined. */
+TRF_HD int trf_is_scaled_fp8(uint32_t codec, uint32_t source_dtype) {
+    return codec == TRF_CODEC_E4M3 && source_dtype == TRF_DTYPE_BF16;
+}
+
+/* Whether this build reads blobs of a version. */
+TRF_HD int trf_is_known_version(uint32_t version) {
+    return version == TRF_FORMAT_VERSION || version == TRF_SCALED_FP8_VERSION;
+}
+
+/* The codec whose elements those of a layer are. */
+TRF_HD uint32_t trf_element_codec(uint32_t codec, uint32_t source_dtype) {
+    return trf_is_scaled_fp8(codec, source_dtype) ? (uint32_t)TRF_CODEC_BF16 : codec;
+}
+
 /* The field widths of a float codec's element; all zero for the int codec. */
 typedef struct trf_float_fields {
     uint32_t mantissa_bits;

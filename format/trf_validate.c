@@ -99,8 +99,8 @@ static int codec_takes(uint32_t dtype, uint32_t codec, uint32_t granularity) {
         return dtype == TRF_DTYPE_BF16 || dtype == TRF_DTYPE_F32;
     case TRF_CODEC_FP16:
         return dtype == TRF_DTYPE_F16;
-    case TRF_CODEC_E4M3:
-        return dtype == TRF_DTYPE_F8_E4M3;
+    case TRF_CODEC_E4M3: /* BF16: scaled FP8 */
+        return granularity == TRF_GRANULARITY_NONE ? dtype == TRF_DTYPE_F8_E4M3 : dtype == TRF_DTYPE_BF16;
     case TRF_CODEC_E5M2:
         return dtype == TRF_DTYPE_F8_E5M2;
     case TRF_CODEC_INT:
@@ -117,9 +117,11 @@ static trf_status check_header(const trf_header *h, trf_error *err) {
         return trf_fail(err, TRF_ERR_MAGIC, 0, "not a layer blob, but a layer's buffer in another layout");
     if (h->magic != TRF_MAGIC)
         return trf_fail(err, TRF_ERR_MAGIC, 0, "magic is 0x%08X, not 0x%08X: not a layer blob", h->magic, TRF_MAGIC);
-    if (h->version != TRF_FORMAT_VERSION)
-        return trf_fail(err, TRF_ERR_VERSION, offsetof(trf_header, version), "format version %u, this build reads %d",
-                        h->version, TRF_FORMAT_VERSION);
+    const int scaled_fp8 = trf_is_scaled_fp8(h->codec, h->source_dtype);
+    if (h->version != TRF_FORMAT_VERSION && !(h->version == TRF_SCALED_FP8_VERSION && scaled_fp8))
+        return trf_fail(err, TRF_ERR_VERSION, offsetof(trf_header, version),
+                        "format version %u, this build reads %d, and %d of scaled FP8", h->version, TRF_FORMAT_VERSION,
+                        TRF_SCALED_FP8_VERSION);
     if (h->codec < TRF_CODEC_BF16 || h->codec > TRF_CODEC_INT)
         return HEADER_FAIL(codec, "is %u", h->codec);
     if (h->source_dtype < TRF_DTYPE_F32 || h->source_dtype > TRF_DTYPE_I8)
@@ -149,7 +151,10 @@ static trf_status check_header(const trf_header *h, trf_error *err) {
         return HEADER_FAIL(rans_streams_per_lane, "is %u, not 1", h->rans_streams_per_lane);
     if (h->slab_cols != TRF_MIN_SLAB_COLS && h->slab_cols != TRF_MAX_SLAB_COLS)
         return HEADER_FAIL(slab_cols, "is %u, not %d or %d", h->slab_cols, TRF_MIN_SLAB_COLS, TRF_MAX_SLAB_COLS);
-    uint32_t fp8 = h->codec == TRF_CODEC_E4M3 || h->codec == TRF_CODEC_E5M2;
+    if (scaled_fp8 && h->version != TRF_SCALED_FP8_VERSION)
+        return HEADER_FAIL(source_dtype, "is %u, which codec %u takes in version %d only", h->source_dtype, h->codec,
+                           TRF_SCALED_FP8_VERSION);
+    const int fp8 = (h->codec == TRF_CODEC_E4M3 && !scaled_fp8) || h->codec == TRF_CODEC_E5M2;
     if (h->stored_element_bytes != (fp8 ? 1 : 2) && !(h->codec == TRF_CODEC_INT && h->stored_element_bytes == 1))
         return HEADER_FAIL(stored_element_bytes, "is %u for codec %u", h->stored_element_bytes, h->codec);
     if (h->predictor_modes > (h->codec == TRF_CODEC_INT ? 0 : TRF_PREDICT_ROW | TRF_PREDICT_COL))
@@ -188,13 +193,16 @@ static trf_status check_extension(const trf_header *h, const trf_extension *x, t
     TRY(check_classes(h, x, err));
     if (x->exponent_offset < -254 || x->exponent_offset > 254 || (h->codec == TRF_CODEC_INT && x->exponent_offset))
         return EXTENSION_FAIL(exponent_offset, "is %d", x->exponent_offset);
-    if (x->granularity > TRF_GRANULARITY_SCALE_BLOCK || (h->codec != TRF_CODEC_INT && x->granularity))
+    const int scaled_fp8 = trf_is_scaled_fp8(h->codec, h->source_dtype);
+    const int may_have_scales = h->codec == TRF_CODEC_INT || scaled_fp8;
+    if (x->granularity > TRF_GRANULARITY_SCALE_BLOCK || (!may_have_scales && x->granularity) ||
+        (scaled_fp8 && x->granularity == TRF_GRANULARITY_SCALE_GROUP))
         return EXTENSION_FAIL(granularity, "is %u for codec %u", x->granularity, h->codec);
     if (!codec_takes(h->source_dtype, h->codec, x->granularity))
         return HEADER_FAIL(source_dtype, "is %u, which codec %u with granularity %u does not take", h->source_dtype,
                            h->codec, x->granularity);
     int grouped = x->granularity == TRF_GRANULARITY_SCALE_GROUP || x->granularity == TRF_GRANULARITY_SCALE_BLOCK;
-    int scale_dtype = grouped ? TRF_SCALE_F16 : x->granularity ? TRF_SCALE_F32 : TRF_SCALE_NONE;
+    int scale_dtype = grouped && !scaled_fp8 ? TRF_SCALE_F16 : x->granularity ? TRF_SCALE_F32 : TRF_SCALE_NONE;
     if (x->scale_dtype != scale_dtype)
         return EXTENSION_FAIL(scale_dtype, "is %u for granularity %u", x->scale_dtype, x->granularity);
     if (x->reserved0)
@@ -202,7 +210,7 @@ static trf_status check_extension(const trf_header *h, const trf_extension *x, t
     if (grouped ? x->scale_group_size < 16 || x->scale_group_size % 16 || x->scale_group_size > TRF_MAX_SCALE_GROUP_SIZE
                 : x->scale_group_size != 0)
         return EXTENSION_FAIL(scale_group_size, "is %u for granularity %u", x->scale_group_size, x->granularity);
-    if (x->scale_exponent < -126 || x->scale_exponent > 126 || (!grouped && x->scale_exponent))
+    if (x->scale_exponent < -126 || x->scale_exponent > 126 || (x->scale_dtype != TRF_SCALE_F16 && x->scale_exponent))
         return EXTENSION_FAIL(scale_exponent, "is %d", x->scale_exponent);
     for (size_t i = 0; i < sizeof x->reserved1; i++)
         if (x->reserved1[i])
@@ -319,11 +327,12 @@ static trf_status check_table(const trf_blob_view *view, trf_error *err) {
 
 static trf_status check_scales(const trf_blob_view *view, trf_error *err) {
     const trf_extension *x = &view->extension;
+    const int scaled_fp8 = trf_is_scaled_fp8(view->header.codec, view->header.source_dtype);
     for (uint64_t i = 0; i < view->num_scales; i++) {
         int good;
         if (x->scale_dtype == TRF_SCALE_F32) {
             float value = ((const float *)view->scales)[i];
-            good = value > 0 && isfinite(value);
+            good = scaled_fp8 ? trf_is_fp8_scale(value) : value > 0 && isfinite(value);
         } else {
             uint16_t bits = ((const uint16_t *)view->scales)[i];
             /* It must be positive and finite; the scale must be finite, too, but may be 0. */
@@ -331,7 +340,9 @@ static trf_status check_scales(const trf_blob_view *view, trf_error *err) {
         }
         if (!good)
             return trf_fail(err, TRF_ERR_HEADER, x->scales_offset + i * (x->scale_dtype == TRF_SCALE_F32 ? 4 : 2),
-                            "scale %llu is not a finite positive number", (unsigned long long)i);
+                            scaled_fp8 ? "scale %llu is not in 2^-100 ... 2^100"
+                                       : "scale %llu is not a finite positive number",
+                            (unsigned long long)i);
     }
     return TRF_OK;
 }
@@ -454,7 +465,7 @@ static trf_status check_unused_bits(const trf_blob_view *view, trf_slab_shape sh
 static int is_element(const trf_blob_view *view, uint32_t element) {
     if (!trf_codec_is_float(view->header.codec))
         return (int16_t)element >= -1024 && (int16_t)element <= 1023;
-    return element >> view->fields.sign_bit <= 1;
+    return element >> trf_fields_of(trf_element_codec(view->header.codec, view->header.source_dtype)).sign_bit <= 1;
 }
 
 /* Checks `count` exceptions of a slab with `weights` weights a lane. offset: where the exceptions lie in the blob. */

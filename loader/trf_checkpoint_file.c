@@ -40,10 +40,10 @@ static trf_status read_blob_shape(const trf_file *file, uint64_t offset, uint64_
         status = trf_file_read(file, at, &header, sizeof header, err);
     if (status == TRF_OK && header.magic != TRF_MAGIC)
         status = trf_fail(err, TRF_ERR_MAGIC, at, "no blob at byte %" PRIu64 ": magic 0x%08" PRIx32, at, header.magic);
-    if (status == TRF_OK && header.version != TRF_FORMAT_VERSION)
+    if (status == TRF_OK && !trf_is_known_version(header.version))
         status = trf_fail(err, TRF_ERR_VERSION, at + 4,
-                          "blob at byte %" PRIu64 ": format version %u, and this build reads %d", at, header.version,
-                          TRF_FORMAT_VERSION);
+                          "blob at byte %" PRIu64 ": format version %u, and this build reads %d to %d", at,
+                          header.version, TRF_FORMAT_VERSION, TRF_SCALED_FP8_VERSION);
     if (status == TRF_OK && (!trf_dtype_bytes((trf_dtype)header.source_dtype) || !header.rows || !header.cols))
         status = trf_fail(err, TRF_ERR_HEADER, at,
                           "blob at byte %" PRIu64 ": dtype %u, %" PRIu32 " rows, %" PRIu32 " columns", at,

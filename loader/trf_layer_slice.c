@@ -125,12 +125,13 @@ static uint8_t *store_elements(const trf_blob_view *view, const trf_tile_shape *
 
 /* Clears infinities and NaNs in the columns of a tile that are not used. @return whether there were any. */
 static int clear_elements(const trf_slice *s, const trf_tile_shape *shape, uint16_t *elements) {
+    const uint32_t codec = trf_element_codec(s->view->header.codec, s->view->header.source_dtype);
     int any = 0;
     for (uint32_t r = 0; r < shape->rows; r++)
         for (uint32_t c = 0; c < shape->cols; c++) {
             const uint32_t col = shape->col + c;
             if ((col >= s->selection->used_col && col < s->selection->used_col_end) ||
-                isfinite(trf_element_to_f32(s->view->header.codec, elements[r * TRF_TILE_SIZE + c])))
+                isfinite(trf_element_to_f32(codec, elements[r * TRF_TILE_SIZE + c])))
                 continue;
             elements[r * TRF_TILE_SIZE + c] = 0;
             any = 1;

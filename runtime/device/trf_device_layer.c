@@ -50,7 +50,7 @@ trf_status trf_check_decode_target(const trf_layer_info *info, trf_decode_as as,
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "decoded weights need %llu-byte aligned device memory",
                         (unsigned long long)alignment);
     if ((as == TRF_DECODE_BF16 && info->codec == TRF_CODEC_FP16) ||
-        (as == TRF_DECODE_F16 && info->codec == TRF_CODEC_BF16))
+        (as == TRF_DECODE_F16 && trf_element_codec(info->codec, info->dtype) == TRF_CODEC_BF16))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "weights of codec %s are not decoded as %s",
                         trf_codec_name(info->codec), as == TRF_DECODE_BF16 ? "BF16" : "F16");
     const uint64_t value_bytes = trf_decoded_weight_bytes_of_info(info, as);

@@ -30,12 +30,11 @@ trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blo
 trf_status trf_cuda_get_layer_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                                    trf_error *err) {
     (void)shard;
-    const uint64_t blob_bytes = view->header.blob_bytes;
-    if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
-                        (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
-    *size = (trf_layer_size){blob_bytes, trf_layer_directory_offsets_of(&view->header).directory_bytes};
-    return TRF_OK;
+    trf_status status = trf_check_gpu_takes(view, err);
+    if (status == TRF_OK)
+        *size =
+            (trf_layer_size){view->header.blob_bytes, trf_layer_directory_offsets_of(&view->header).directory_bytes};
+    return status;
 }
 
 /* Where a layer goes. The library allocates its part while the layer's first tiles are read. */

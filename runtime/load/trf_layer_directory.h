@@ -8,6 +8,9 @@
 
 #include "trf_slab_directory.h"
 
+/* Checks that a GPU can hold a blob as it is, and that the kernels take it. Errors: TRF_ERR_UNSUPPORTED. */
+trf_status trf_check_gpu_takes(const trf_blob_view *blob, trf_error *err);
+
 /* Offsets from the directory's first byte, where the slab directory begins. */
 typedef struct trf_layer_directory_offsets {
     uint64_t decode_table_offset, fault_offset;

@@ -21,7 +21,7 @@ trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_d
     if (m < 1)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs one row of x at least");
     if ((x_dtype != TRF_DTYPE_BF16 && x_dtype != TRF_DTYPE_F16) ||
-        (info->codec == TRF_CODEC_BF16 && x_dtype != TRF_DTYPE_BF16) ||
+        (trf_element_codec(info->codec, info->dtype) == TRF_CODEC_BF16 && x_dtype != TRF_DTYPE_BF16) ||
         (info->codec == TRF_CODEC_FP16 && x_dtype != TRF_DTYPE_F16))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "weights of codec %s do not multiply x of %s",
                         trf_codec_name(info->codec), trf_dtype_name(x_dtype));

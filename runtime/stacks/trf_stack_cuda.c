@@ -35,12 +35,8 @@ typedef struct trf_stack_device {
 } trf_stack_device;
 
 static trf_status cuda_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
-    const uint64_t blob_bytes = layer->view.header.blob_bytes;
     *bytes = trf_offloaded_layer_offsets_of(&layer->view.header).memory_bytes;
-    if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
-                        (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
-    return TRF_OK;
+    return trf_check_gpu_takes(&layer->view, err);
 }
 
 static uint64_t cuda_fixed_bytes(uint32_t count) {

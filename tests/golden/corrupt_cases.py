@@ -143,6 +143,13 @@ def bases() -> dict[str, bytes]:
             18 + values(17, 240, 144) % 2 << 2 | values(18, 240, 144) & 3,
             Options(ref.E5M2, ref.F8_E5M2, slab_cols=128),
         ),
+        "scaled_fp8": encode(
+            ref.scale_fp8(e4m3[:48, :32], np.float32(0.0123)),
+            Options(
+                ref.E4M3, ref.BF16_DTYPE, granularity=ref.BLOCK, scale_group_size=32, force=force[:48, :32],
+                scales=np.full((2, 1), 0.0123),
+            ),
+        ),
         "wide": encode(18 + values(15, 32, 144) << 2 | values(16, 32, 144) & 3, Options(ref.E5M2, ref.F8_E5M2)),
     }  # fmt: skip
 
@@ -229,6 +236,13 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("scale_group", "scale_group_size", 24, HEADER), ("scale_group", "scale_group_size", (1 << 20) + 16, HEADER),
         ("scale_group", "scale_exponent", 127, HEADER), ("scale_group", "scale_exponent", -127, HEADER),
         ("channel", "scale_exponent", 1, HEADER), ("tiny", "scale_exponent", -1, HEADER),
+        ("scaled_fp8", "version", 4, HEADER), ("scaled_fp8", "version", 6, VERSION), ("slabs", "version", 5, VERSION),
+        ("scaled_fp8", "codec", ref.BF16, VERSION), ("scaled_fp8", "source_dtype", ref.F8_E4M3, VERSION),
+        ("scaled_fp8", "stored_element_bytes", 1, HEADER), ("scaled_fp8", "granularity", 0, HEADER),
+        ("scaled_fp8", "granularity", ref.SCALE_GROUP, HEADER), ("scaled_fp8", "granularity", 5, HEADER),
+        ("scaled_fp8", "scale_dtype", ref.SCALE_F16, HEADER), ("scaled_fp8", "scale_dtype", 0, HEADER),
+        ("scaled_fp8", "scale_group_size", 0, HEADER), ("scaled_fp8", "scale_group_size", 24, HEADER),
+        ("scaled_fp8", "scale_exponent", 1, HEADER), ("slabs", "source_dtype", ref.BF16_DTYPE, HEADER),
         ("tiny", "extension byte 128", 1, HEADER), ("tiny", "extension byte 255", 128, HEADER),
     ]  # fmt: skip
     for name, field, value, status in table:
@@ -348,7 +362,9 @@ def scale_cases(base: dict[str, bytes]) -> Iterator[Case]:
     for name, code, entries in (
         ("scale_group", "<H", {"zero": 0, "minus_zero": 0x8000, "negative": 0xB800, "inf": 0x7C00, "nan": 0x7E01}),
         ("channel", "<I", {"zero": 0, "negative": 0xBF800000, "inf": 0x7F800000, "nan": 0x7FC00000}),
-    ):
+        ("scaled_fp8", "<I", {"zero": 0, "negative": 0xBF800000, "small": 0x0D7FFFFF, "large": 0x71800001,
+                              "nan": 0x7FC00000}),
+    ):  # fmt: skip
         size = struct.calcsize(code)
         for k, (label, value) in enumerate(entries.items()):
             count = get(base[name], "scales_bytes") // size

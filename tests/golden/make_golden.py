@@ -338,10 +338,72 @@ def narrow_slab_cases() -> Iterator[Case]:
     )
 
 
+def scaled_fp8_weights(seed: int, rows: int, cols: int, scales: np.ndarray) -> np.ndarray:
+    """BF16 of E4M3 codes times scales, which broadcast to [rows][cols]; every code but NaN occurs."""
+    every = patterns(256, 256).reshape(-1)
+    picked = every[below(seed, 256, rows, cols)]
+    codes_ = np.where(below(seed + 1, 3, rows, cols) == 0, picked, weights(ref.E4M3, seed + 2, rows, cols))
+    return ref.scale_fp8(np.where(codes_ & 0x7F == 0x7F, codes_ ^ 1, codes_), np.broadcast_to(scales, (rows, cols)))
+
+
+def scaled_fp8_cases() -> Iterator[Case]:
+    """BF16 that is E4M3 times F32 scales of every granularity, with exceptions, slivers and stored tiles."""
+
+    def scales(seed: int, *shape: int) -> np.ndarray:
+        """Of any mantissa, 2^-100 to 2^100 and these two."""
+        bits = (below(seed, 200, *shape) + 27) << 23 | below(seed + 1, 1 << 23, *shape)
+        table = bits.astype(np.uint32).view(np.float32)
+        table.reshape(-1)[:2] = [2.0**-100, 2.0**100][: table.size]
+        return table
+
+    def options(granularity: int, table: np.ndarray, **others: object) -> Options:
+        return Options(ref.E4M3, ref.BF16_DTYPE, granularity=granularity, scales=table, **others)
+
+    def spread(table: np.ndarray, size: int, rows: int, cols: int) -> np.ndarray:
+        return table.repeat(size, 0).repeat(size, 1)[:rows, :cols]
+
+    def with_specials(elements: np.ndarray, seed: int, share: int) -> np.ndarray:
+        picked = special_values(ref.BF16)[below(seed, 20, *elements.shape)]
+        return np.where(below(seed + 1, share, *elements.shape) == 0, picked, elements)
+
+    table = np.array([2.0**-10 * 1.7320508], np.float32)
+    elements = scaled_fp8_weights(700, 53, 75, table)
+    yield "scaled_fp8_tensor_pairs", elements, options(ref.TENSOR, table, probability_bits=10, state_bits=10)
+    table = scales(701, 53)
+    elements = with_specials(scaled_fp8_weights(710, 53, 147, table[:, None]), 711, 40)
+    yield (
+        "scaled_fp8_channel_quads_exceptions",
+        elements,
+        options(ref.CHANNEL, table, class_bits=2, slab_cols=128, probability_bits=9, state_bits=9),
+    )
+    table = scales(702, 3, 3)
+    elements = with_specials(scaled_fp8_weights(720, 273, 289, spread(table, 128, 273, 289)), 721, 500)
+    yield "scaled_fp8_block128_pairs", elements, options(ref.BLOCK, table, scale_group_size=128, slab_cols=128)
+    table = scales(703, 1, 12)
+    elements = scaled_fp8_weights(730, 40, 565, spread(table, 48, 40, 565))
+    yield "scaled_fp8_block48_quads_stored", elements, options(
+        ref.BLOCK, table, scale_group_size=48, class_bits=2, stored=lambda t: t == 1,
+        force=below(731, 9, 40, 565) == 0, exception_class=3, exception_raw=63,
+    )  # fmt: skip
+    table = scales(704, 1, 1)
+    elements = with_specials(scaled_fp8_weights(740, 48, 64, table), 741, 11)
+    yield "scaled_fp8_block_all_offsets", elements, options(
+        ref.BLOCK, table, scale_group_size=1 << 20, exponent_offset=-1, row_offsets=below(742, 5, 48) - 2,
+        col_offsets=below(743, 3, 64) - 1, modes=lambda t: 3,
+    )  # fmt: skip
+    table = np.array([1.0], np.float32)
+    yield "scaled_fp8_1x1", np.array([[0xFFC1]]), options(ref.TENSOR, table)
+    # Every code with every one of 64 scales.
+    table = ((127 + np.arange(64) % 3) << 23 | np.arange(64) * 131071).astype(np.uint32).view(np.float32)
+    every = np.array([c ^ (c & 0x7F == 0x7F) for c in range(256)])
+    elements = ref.scale_fp8(np.broadcast_to(every, (64, 256)), table[:, None])
+    yield "scaled_fp8_all_codes", elements, options(ref.CHANNEL, table)
+
+
 def all_cases() -> Iterator[Case]:
     for cases in (
         plain_cases, shape_cases, step_cases, pattern_cases, predictor_cases, kind_cases, exception_cases,
-        stream_cases, int_cases, narrow_slab_cases,
+        stream_cases, int_cases, narrow_slab_cases, scaled_fp8_cases,
     ):  # fmt: skip
         yield from cases()
 
@@ -354,7 +416,7 @@ def golden_files() -> tuple[dict[str, bytes], dict[str, dict[str, object]]]:
         header, decoded = ref.read_blob(blob)
         if not np.array_equal(decoded.astype(np.int64), elements):
             raise AssertionError(f"{name} does not decode to what was encoded")
-        element_type = {1: "u1", 2: "<u2"}[ref.ELEMENT_BYTES.get(options.codec, 2)]
+        element_type = {1: "u1", 2: "<u2"}[2 if header.is_int else header.element_bytes]
         raw_elements = (elements & 0xFFFF).astype(element_type).tobytes()
         # This is what was encoded, not what the decoder gave.
         raw = ref.source_bytes(header, elements.astype(decoded.dtype))

@@ -20,6 +20,7 @@ import xxhash
 
 MAGIC = 0x52414E53
 VERSION = 4
+SCALED_FP8_VERSION = 5
 HEADER_BYTES = 64
 EXTENSION_BYTES = 256
 TABLE_OFFSET = 320
@@ -53,7 +54,9 @@ SIGN_STORED_AT = [2, 3, 1, 0]
 
 F32, F16, BF16_DTYPE, F8_E4M3, F8_E5M2, I8 = 1, 2, 3, 4, 5, 6
 DTYPE_NAMES = {F32: "F32", F16: "F16", BF16_DTYPE: "BF16", F8_E4M3: "F8_E4M3", F8_E5M2: "F8_E5M2", I8: "I8"}
-FLOAT_PAIRS = {(BF16_DTYPE, BF16), (F32, BF16), (F16, FP16), (F8_E4M3, E4M3), (F8_E5M2, E5M2)}
+FLOAT_PAIRS = {
+    (BF16_DTYPE, BF16), (F32, BF16), (F16, FP16), (F8_E4M3, E4M3), (F8_E5M2, E5M2), (BF16_DTYPE, E4M3),
+}  # fmt: skip
 
 GRANULARITY_NONE, TENSOR, CHANNEL, SCALE_GROUP, BLOCK = range(5)
 GRANULARITY_NAMES = ["none", "tensor", "channel", "scale-group", "scale-block"]
@@ -159,6 +162,15 @@ class Header:
     def is_int(self) -> bool:
         return self.codec == INT
 
+    @property
+    def is_scaled_fp8(self) -> bool:
+        return (self.codec, self.source_dtype) == (E4M3, BF16_DTYPE)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of a float codec."""
+        return 2 if self.is_scaled_fp8 else ELEMENT_BYTES[self.codec]
+
 
 # ---------------------------------------------------------------------------------------------------------------
 # The head: sections 2 and 3, metadata of section 4
@@ -190,14 +202,15 @@ def check_ranges(h: Header) -> None:
         require((h.source_dtype == I8) == (h.granularity == GRANULARITY_NONE), "scales if and only if not I8")
     else:
         require((h.source_dtype, h.codec) in FLOAT_PAIRS, "pair of source dtype and codec")
-        require(h.granularity == GRANULARITY_NONE, "scales in a float blob")
+        allowed = (TENSOR, CHANNEL, BLOCK) if h.is_scaled_fp8 else (GRANULARITY_NONE,)
+        require(h.granularity in allowed, f"granularity {h.granularity} of a float blob")
     require(h.class_bits in (2, 4), f"class_bits {h.class_bits}")
     if h.is_int:
         require(0 <= h.raw_bits <= 8, f"raw_bits {h.raw_bits}")
         require(h.stored_element_bytes in (1, 2), f"stored_element_bytes {h.stored_element_bytes}")
     else:
         require(h.raw_bits == RAW_BITS[h.codec, h.class_bits], f"raw_bits {h.raw_bits}")
-        require(h.stored_element_bytes == ELEMENT_BYTES[h.codec], f"stored_element_bytes {h.stored_element_bytes}")
+        require(h.stored_element_bytes == h.element_bytes, f"stored_element_bytes {h.stored_element_bytes}")
     require(1 <= h.rows < 2**31 and 1 <= h.cols < 2**31, f"shape {h.rows} x {h.cols}")
     require(h.num_tile_rows == ceil_div(h.rows, TILE_SIZE), f"num_tile_rows {h.num_tile_rows}")
     require(h.num_tile_cols == ceil_div(h.cols, TILE_SIZE), f"num_tile_cols {h.num_tile_cols}")
@@ -223,6 +236,8 @@ def check_ranges(h: Header) -> None:
 
     require(h.granularity <= BLOCK, f"granularity {h.granularity}")
     wanted = {GRANULARITY_NONE: SCALE_NONE, TENSOR: SCALE_F32, CHANNEL: SCALE_F32}.get(h.granularity, SCALE_F16)
+    if h.is_scaled_fp8:
+        wanted = SCALE_F32
     require(h.scale_dtype == wanted, f"scale_dtype {h.scale_dtype}")
     if h.granularity in (SCALE_GROUP, BLOCK):
         is_size = h.scale_group_size % 16 == 0 and 16 <= h.scale_group_size <= 2**20
@@ -273,7 +288,10 @@ def read_header(blob: bytes) -> Header:
     ) = struct.unpack_from("<10Q", blob, HEADER_BYTES + 48)  # fmt: skip
 
     check(magic == MAGIC, "TRF_ERR_MAGIC", f"magic {magic:#010x}")
-    check(version == VERSION, "TRF_ERR_VERSION", f"version {version}")
+    is_scaled_fp8 = (codec, source_dtype) == (E4M3, BF16_DTYPE)
+    known = version == VERSION or (version == SCALED_FP8_VERSION and is_scaled_fp8)
+    check(known, "TRF_ERR_VERSION", f"version {version}")
+    check(not is_scaled_fp8 or version == SCALED_FP8_VERSION, "TRF_ERR_HEADER", f"scaled FP8 in version {version}")
     constants = {
         "tile_size": (tile_size, TILE_SIZE),
         "slab_rows": (slab_rows, SLAB_ROWS),
@@ -339,6 +357,9 @@ def read_head(blob: bytes) -> Header:
         shape = scale_shape(h)
         table = np.frombuffer(blob, dtype, int(np.prod(shape)), h.scales_offset).reshape(shape)
         check(bool(np.all(np.isfinite(table) & (table > 0))), "TRF_ERR_HEADER", "a scale is not finite and > 0")
+        if h.is_scaled_fp8:
+            in_range = np.all((table >= 2.0**-100) & (table <= 2.0**100))
+            check(bool(in_range), "TRF_ERR_HEADER", "a scale of scaled FP8 is not in 2^-100 ... 2^100")
         h.scales = table
         check(bool(np.all(np.isfinite(scale_values(h)))), "TRF_ERR_HEADER", "a scale times 2^q is infinite")
     if h.row_offsets_bytes:
@@ -524,7 +545,7 @@ def read_slab(h: Header, chunks: bytes, data: bytes, tile: Tile, s: int) -> Slab
         element = np.where(element >= 1 << 15, element - (1 << 16), element)
         require(bool(np.all((element >= -1024) & (element <= 1023))), "the code of an exception is too large")
     else:
-        require(bool(np.all(element < 256 ** ELEMENT_BYTES[h.codec])), "the element of an exception is too large")
+        require(bool(np.all(element < 256**h.element_bytes)), "the element of an exception is too large")
     check(bool(np.all(start_state != 0)), "TRF_ERR_RANS", f"{where}: a start state of 0")
     return Slab(row, col, blocks, n, raw, start_state, lane_pair_words, words, places // 32, places % 32, element)
 
@@ -617,6 +638,9 @@ def decode_coded_region(h: Header, tile: Tile, slabs: list[Slab]) -> np.ndarray:
             exponent += h.col_offsets[None, tile.col : tile.col + shape[1]]
         exponent %= EXPONENT_MAX[h.codec] + 1
         elements = sign << (8 * ELEMENT_BYTES[h.codec] - 1) | exponent << MANTISSA_BITS[h.codec] | mantissa
+    if h.is_scaled_fp8:
+        place = np.s_[tile.row : tile.row + shape[0], tile.col : tile.col + shape[1]]
+        elements = scale_fp8(elements, np.broadcast_to(weight_scales(h), (h.rows, h.cols))[place])
     for rows, cols, values in exceptions:
         elements[rows, cols] = values
     return elements
@@ -706,6 +730,17 @@ def round_to_bf16(values: np.ndarray) -> np.ndarray:
     rounded = np.ldexp(np.rint(np.ldexp(values, -quantum)), quantum)
     with np.errstate(over="ignore"):
         return (rounded.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def scale_fp8(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """BF16 bit patterns of E4M3 codes times scales (which broadcast to them): rounded to F32, then to BF16.
+
+    A NaN's code is the number 480 that its bits would be (section 5).
+    """
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    values = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
+    products = values.astype(np.float32) * np.asarray(scales, np.float32)
+    return (codes >> 7) << 15 | round_to_bf16(products.astype(np.float64)).astype(np.int64)
 
 
 def source_bytes(h: Header, elements: np.ndarray) -> bytes:

@@ -78,6 +78,30 @@ class Encoder:
         else:
             self.raw_bits = ref.RAW_BITS[options.codec, options.class_bits]
             self.stored_element_bytes = ref.ELEMENT_BYTES[options.codec]
+        #: what is split: the elements, or the codes of scaled FP8
+        self.codes = self.elements
+        self.is_scaled_fp8 = (options.codec, options.source_dtype) == (ref.E4M3, ref.BF16_DTYPE)
+        if self.is_scaled_fp8:
+            self.stored_element_bytes = 2
+            self.codes = self.find_codes()
+
+    def find_codes(self) -> np.ndarray:
+        """E4M3 codes that give the elements with their scales; NaNs, which are exceptions, where there is none."""
+        table, size = np.asarray(self.o.scales, np.float32), self.o.scale_group_size
+        rows, cols = np.arange(self.rows)[:, None], np.arange(self.cols)[None, :]
+        if self.o.granularity == ref.TENSOR:
+            at = np.zeros((self.rows, self.cols), np.int64)
+        elif self.o.granularity == ref.CHANNEL:
+            at = rows + 0 * cols
+        else:
+            at = rows // size * table.shape[1] + cols // size
+        codes = np.full(self.elements.shape, 0x7F)
+        every = np.array([c for c in range(256) if c & 0x7F != 0x7F])
+        for index, scale in enumerate(table.reshape(-1)):
+            code_of = np.full(1 << 16, 0x7F)
+            code_of[ref.scale_fp8(every, scale)] = every
+            codes = np.where(at == index, code_of[self.elements], codes)
+        return codes
 
     # -- places -------------------------------------------------------------------------------------------------
 
@@ -114,14 +138,15 @@ class Encoder:
         return c, (exponent >= 1) & (exponent < e_max) & (c >= 1) & (c < e_max)
 
     def region(self, t: int) -> np.ndarray:
-        """Elements of the coded region."""
+        """Elements of the coded region; with scaled FP8 their codes."""
         row, col, height, width = self.place(t)
-        return self.elements[row : row + height // 16 * 16, col : col + width // 16 * 16]
+        return self.codes[row : row + height // 16 * 16, col : col + width // 16 * 16]
 
     def fields(self, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Sign, exponent field and mantissa of elements."""
         m = ref.MANTISSA_BITS[self.o.codec]
-        return v >> (8 * self.stored_element_bytes - 1), v >> m & ref.EXPONENT_MAX[self.o.codec], v & ((1 << m) - 1)
+        sign_bit = 8 * ref.ELEMENT_BYTES[self.o.codec] - 1
+        return v >> sign_bit, v >> m & ref.EXPONENT_MAX[self.o.codec], v & ((1 << m) - 1)
 
     def choose_classes(self) -> list[int]:
         """The class list: 2^c entries."""
@@ -159,8 +184,9 @@ class Encoder:
             classes = class_of[key & ~3] if quads else class_of[key]
             exception = ~allowed | (classes < 0)
             coded = Coded(t, classes, self.join_raw(sign, key & 3, mantissa), region, exception)
+        row, col, _, _ = self.place(t)
+        coded.elements = self.elements[row : row + region.shape[0], col : col + region.shape[1]]
         if self.o.force is not None:
-            row, col, _, _ = self.place(t)
             coded.exception |= self.o.force[row : row + region.shape[0], col : col + region.shape[1]]
         self.neutralize(coded, coded.exception)
         return coded
@@ -335,7 +361,7 @@ class Encoder:
             modes |= self.mode(t)
         scale_dtype, scales = 0, b""
         if o.granularity:
-            scale_dtype = 1 if o.granularity in (ref.TENSOR, ref.CHANNEL) else 2
+            scale_dtype = 1 if o.granularity in (ref.TENSOR, ref.CHANNEL) or self.is_scaled_fp8 else 2
             scales = np.asarray(o.scales).astype("<f4" if scale_dtype == 1 else "<f2").tobytes()
         sections = [scales]
         for bit, offsets in ((ROW_OFFSETS, o.row_offsets), (COL_OFFSETS, o.col_offsets)):
@@ -349,6 +375,7 @@ class Encoder:
             head += section
         head += bytes(-len(head) % 128)
 
+        version = ref.SCALED_FP8_VERSION if self.is_scaled_fp8 else ref.VERSION
         offset = len(head)
         for t, (data, exceptions) in enumerate(bodies):
             struct.pack_into(
@@ -357,7 +384,7 @@ class Encoder:
             )  # fmt: skip
             offset += len(data)
         struct.pack_into(
-            "<IHBBBBHIIIIBBBBHBBIIIQQ", head, 0, ref.MAGIC, ref.VERSION, o.codec, o.source_dtype, o.class_bits,
+            "<IHBBBBHIIIIBBBBHBBIIIQQ", head, 0, ref.MAGIC, version, o.codec, o.source_dtype, o.class_bits,
             self.raw_bits, 256, self.rows, self.cols, self.tiles_row, self.tiles_col, o.probability_bits,
             o.state_bits, 32, 1, o.slab_cols, self.stored_element_bytes, modes, 64, 256, 0, offset, 0,
         )  # fmt: skip
