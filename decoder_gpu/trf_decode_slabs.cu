@@ -8,6 +8,8 @@ namespace {
 
 trf_write_kernel kernel_of(const trf_device_view *view, trf_write_format format, bool default_p) {
     const uint32_t bytes = trf_write_format_bytes(format);
+    if (trf_is_scaled_fp8(view->codec, view->source_dtype))
+        return trf_write_kernel_scaled_fp8(view->class_bits, default_p);
     switch (view->codec) {
     case TRF_CODEC_BF16:
         return trf_write_kernel_bf16(view->class_bits, bytes, default_p);

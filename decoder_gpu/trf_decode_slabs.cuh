@@ -98,7 +98,7 @@ template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8
 /* kBytes: bytes of a weight as it is written. kMayGather: whether call.method may be TRF_METHOD_GATHERED. */
 template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     static constexpr uint32_t kCodec = Codec::kCodec;
-    static constexpr bool kScales = Codec::kInt && kBytes != 1;
+    static constexpr bool kScales = Codec::kScaledFp8 || (Codec::kInt && kBytes != 1);
     const trf_device_view &view;
     const trf_write_call &call;
     uint8_t *weights;
@@ -184,6 +184,8 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
             else
                 trf_step_offsets(kCodec, row_offsets, 0, 0, reg);
         }
+        if (Codec::kScaledFp8)
+            trf_step_scales(scale, reg);
     }
 
     /* Returns the exception's element as it is listed. */
@@ -377,6 +379,7 @@ template <class Codec, int kBytes> static trf_write_kernel trf_write_kernel_of(b
 trf_write_kernel trf_write_kernel_bf16(uint32_t class_bits, uint32_t bytes, bool default_p); /* 2 or 4 bytes */
 trf_write_kernel trf_write_kernel_fp16(uint32_t class_bits, bool default_p);                 /* 2 */
 trf_write_kernel trf_write_kernel_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */
+trf_write_kernel trf_write_kernel_scaled_fp8(uint32_t class_bits, bool default_p);                          /* 2 */
 trf_write_kernel trf_write_kernel_int(uint32_t class_bits, uint32_t bytes, bool default_p); /* 1, 2 or 4 */
 
 #endif

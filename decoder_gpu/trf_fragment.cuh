@@ -22,9 +22,10 @@ static constexpr uint32_t kSignMantissaMask = 0x807F807F; /* sign and mantissa[6
 
 /* Codec, class bits and raw bits at compile time. The raw bits of int are given at run time, unless kIntRaw says them:
  * without it, each four weights cost instructions for planes that the layer may not have. kAsF16: elements of E4M3
- * become F16, times 2^-8. */
-template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> struct trf_codec_config {
-    static constexpr bool kAsF16 = kAsF16_;
+ * become F16, times 2^-8. kScaledFp8: the codec is E4M3, and elements are BF16, codes times scales. */
+template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false, bool kScaledFp8_ = false>
+struct trf_codec_config {
+    static constexpr bool kAsF16 = kAsF16_, kScaledFp8 = kScaledFp8_;
     static constexpr int kCodec = kCodec_, kClassBits = kClassBits_;
     static constexpr bool kHasPlane8 = kCodec == TRF_CODEC_BF16 || kCodec == TRF_CODEC_FP16; /* has an 8-bit plane */
     static constexpr bool kFp8 = kCodec == TRF_CODEC_E4M3 || kCodec == TRF_CODEC_E5M2;

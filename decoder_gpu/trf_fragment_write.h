@@ -148,9 +148,10 @@ TRF_HD trf_write_format trf_write_format_of(const trf_device_view *view, trf_dec
     const uint32_t dtype = trf_decoded_dtype(view, as);
     if (dtype == TRF_DTYPE_NONE)
         return trf_decoded_weight_bytes(view, as) == 1 ? TRF_WRITE_BYTES : TRF_WRITE_ELEMENTS;
-    if (view->codec == TRF_CODEC_FP16)
+    const uint32_t codec = trf_element_codec(view->codec, view->source_dtype);
+    if (codec == TRF_CODEC_FP16)
         return dtype == TRF_DTYPE_F16 ? TRF_WRITE_ELEMENTS : TRF_WRITE_NONE;
-    if (view->codec == TRF_CODEC_BF16 && dtype != TRF_DTYPE_F32)
+    if (codec == TRF_CODEC_BF16 && dtype != TRF_DTYPE_F32)
         return dtype == TRF_DTYPE_BF16 ? TRF_WRITE_ELEMENTS : TRF_WRITE_NONE;
     return dtype == TRF_DTYPE_F32 ? TRF_WRITE_F32 : dtype == TRF_DTYPE_BF16 ? TRF_WRITE_BF16 : TRF_WRITE_F16;
 }
@@ -254,6 +255,21 @@ TRF_HD uint32_t trf_round_f16x2(float low, float high) {
 #else
     return trf_f32_to_f16(low) | (uint32_t)trf_f32_to_f16(high) << 16;
 #endif
+}
+
+/* What trf_scale_fp8 makes of two codes with one scale. The codes become BF16 without rounding first. */
+TRF_HD uint32_t trf_scale_fp8x2(uint32_t two, float scale) {
+    const uint32_t values = trf_times_bf16x2((two & 0x00800080) << 8 | (two & 0x007F007F) << 4, 0x7B80 /* 2^120 */);
+    return trf_round_bf16x2(trf_f32_from_bits(values << 16) * scale, trf_f32_from_bits(values & 0xFFFF0000) * scale);
+}
+
+/* Turns a step's codes of scaled FP8 into elements. scale: of the lane's four rows. */
+TRF_HD void trf_step_scales(const float scale[TRF_WRITE_ROWS], uint32_t reg[8]) {
+    for (uint32_t second = 0; second < 2; second++)
+        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
+            uint32_t *to = reg + trf_row_register(r, second);
+            *to = trf_scale_fp8x2(*to, scale[r]);
+        }
 }
 
 /* What is written for two elements, in a format of 2 bytes a weight. scale: of both, for the int codec. */

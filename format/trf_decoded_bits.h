@@ -27,7 +27,8 @@ TRF_HD float trf_element_to_f32(uint32_t codec, uint32_t element) {
 TRF_HD float trf_device_scale(const trf_device_view *view, uint32_t row, uint32_t col) {
     if (view->scale_dtype == TRF_SCALE_NONE)
         return 1.0f;
-    uint64_t at = trf_scale_table_index(view->granularity, view->scale_group_size, view->scale_cols, row, col);
+    uint64_t at = trf_scale_table_index(view->granularity, view->scale_group_size, view->scale_cols,
+                                        view->scale_row + row, col);
     if (view->scale_dtype == TRF_SCALE_F32)
         return ((const float *)view->scales)[at];
     return trf_f16_scale(((const uint16_t *)view->scales)[at], view->scale_exponent);
@@ -102,11 +103,18 @@ TRF_HD uint32_t trf_decoded_corrupt_bits(const trf_device_view *view, trf_decode
     case TRF_DTYPE_F16:
         return 0x7E00;
     default: /* elements */
-        return view->codec == TRF_CODEC_BF16   ? 0x7FC0
-               : view->codec == TRF_CODEC_FP16 ? 0x7E00
-               : view->codec == TRF_CODEC_E4M3 ? 0x7F
-               : view->codec == TRF_CODEC_E5M2 ? 0x7E
-                                               : 0;
+        switch (trf_element_codec(view->codec, view->source_dtype)) {
+        case TRF_CODEC_BF16:
+            return 0x7FC0;
+        case TRF_CODEC_FP16:
+            return 0x7E00;
+        case TRF_CODEC_E4M3:
+            return 0x7F;
+        case TRF_CODEC_E5M2:
+            return 0x7E;
+        default:
+            return 0;
+        }
     }
 }
 

@@ -59,6 +59,7 @@ typedef struct trf_device_view {
     uint32_t num_bands;  /* ceil(rows / 32) */
     uint32_t codec, source_dtype, class_bits, raw_bits, probability_bits, state_bits, stored_element_bytes;
     uint32_t granularity, scale_dtype, scale_group_size, scale_cols;
+    uint32_t scale_row; /* the row of the scale table's layer that row 0 is: 0, but for a part of some rows of tiles */
     int32_t scale_exponent, exponent_offset;
     uint32_t num_planes, plane_width[TRF_MAX_PLANES];
     /* What a class stands for. For float codecs it is an exponent less its offsets (with quads, without its two low

@@ -24,6 +24,18 @@ void trf_layout_head_finish(trf_layout_head_common *head, trf_layout layout, uin
     head->checksum = trf_layout_head_checksum(head);
 }
 
+trf_header trf_layout_bf16_header(uint32_t rows, uint32_t cols) {
+    return (trf_header){.magic = TRF_MAGIC,
+                        .version = TRF_FORMAT_VERSION,
+                        .codec = TRF_CODEC_BF16,
+                        .source_dtype = TRF_DTYPE_BF16,
+                        .tile_size = TRF_TILE_SIZE,
+                        .rows = rows,
+                        .cols = cols,
+                        .num_tile_rows = (rows - 1) / TRF_TILE_SIZE + 1,
+                        .num_tile_cols = (cols - 1) / TRF_TILE_SIZE + 1};
+}
+
 trf_layer_info trf_layout_coded_info(const trf_header *coded, uint32_t rows, uint32_t cols) {
     return (trf_layer_info){
         .rows = rows,

@@ -41,6 +41,9 @@ void trf_layout_head_finish(trf_layout_head_common *head, trf_layout layout, uin
  * The header does not say how many stored tiles and exceptions there are; both are set to 0. */
 trf_layer_info trf_layout_coded_info(const trf_header *coded, uint32_t rows, uint32_t cols);
 
+/* The header that a coded layer of the codec bf16 would have, as far as it is known without coding. */
+trf_header trf_layout_bf16_header(uint32_t rows, uint32_t cols);
+
 /* Checks the common fields of a head; buffer_bytes: how many bytes of the buffer there are. Errors: TRF_ERR_TRUNCATED,
  * _MAGIC, _VERSION, _HEADER (also for the head of another layout), _CHECKSUM; offsets count from the buffer's first
  * byte. */

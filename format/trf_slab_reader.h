@@ -8,7 +8,7 @@
 #ifndef TRF_SLAB_READER_H
 #define TRF_SLAB_READER_H
 
-#include "trf_device_view.h"
+#include "trf_decoded_bits.h"
 
 /* One slab in memory. All that is in its rANS streams lies inside them if trf_slab_reader_open returned 1. */
 typedef struct trf_slab_reader {
@@ -176,7 +176,9 @@ TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_va
             uint32_t col = trf_lane_col(slab->shape, lane, i + k);
             int32_t value = class_value[classes >> (class_bits * k) & ((1u << class_bits) - 1)];
             int32_t offset = trf_exponent_offset_at(view, place.predictor_mode, place.row + row, place.col + col);
-            to[row * pitch + col - first_col] = (uint16_t)trf_join_element(codec, class_bits, value, raw[k], offset);
+            const uint32_t joined = trf_join_element(codec, class_bits, value, raw[k], offset);
+            to[row * pitch + col - first_col] =
+                (uint16_t)trf_coded_element(view, joined, place.row + row, place.col + col);
         }
     }
 }

@@ -24,6 +24,11 @@ TRF_HD uint32_t trf_element_codec(uint32_t codec, uint32_t source_dtype) {
     return trf_is_scaled_fp8(codec, source_dtype) ? (uint32_t)TRF_CODEC_BF16 : codec;
 }
 
+/* The exponent offsets of a layer's rows, if they are offsets of its elements: those of scaled FP8 are of its codes. */
+TRF_HD const int8_t *trf_element_row_offsets(uint32_t codec, uint32_t source_dtype, const int8_t *row_offsets) {
+    return trf_is_scaled_fp8(codec, source_dtype) ? NULL : row_offsets;
+}
+
 /* The field widths of a float codec's element; all zero for the int codec. */
 typedef struct trf_float_fields {
     uint32_t mantissa_bits;

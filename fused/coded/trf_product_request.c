@@ -5,6 +5,8 @@
 #include "trf_planning.h"
 
 const char *trf_fragment_refusal(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype) {
+    if (trf_is_scaled_fp8(view->codec, view->source_dtype))
+        return "its weights are FP8 codes with scales, rounded to BF16";
     if (traits->predictor_modes & TRF_PREDICT_COL)
         return "the layer has column offsets";
     if (traits->mixed_predictor_modes)

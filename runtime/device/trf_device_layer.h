@@ -58,6 +58,10 @@ trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_laye
  * what will be loaded. */
 void trf_set_device_layer_info(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer);
 
+/* Makes info and header of a layer that comes of scaled FP8 and is not coded those of its elements, BF16: other layouts
+ * keep nothing of codes and scales. */
+void trf_forget_scaled_fp8(trf_device_layer *layer);
+
 /* Whether the shard begins or ends within a tile's rows, or within its columns. */
 static inline int trf_shard_cuts_rows(const trf_device_layer *layer) { return layer->shard.rows != layer->view.rows; }
 static inline int trf_shard_cuts_cols(const trf_device_layer *layer) { return layer->shard.cols != layer->view.cols; }

@@ -64,6 +64,7 @@ trf_status trf_device_layer_convert(const trf_device_layer *layer, trf_layout la
         return status;
     made->info = layer->info;
     made->header = layer->header;
+    trf_forget_scaled_fp8(made);
     status = ops->convert(made, layer, &given, err);
     if (status == TRF_OK)
         *converted = made;

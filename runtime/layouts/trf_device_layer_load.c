@@ -88,6 +88,14 @@ void trf_set_device_layer_info(const trf_blob_view *view, const trf_shard_range 
     layer->shard = *shard;
     layer->info.rows = shard->rows;
     layer->info.cols = shard->cols;
+    trf_forget_scaled_fp8(layer);
+}
+
+void trf_forget_scaled_fp8(trf_device_layer *layer) {
+    if (layer->layout->layout == TRF_LAYOUT_CODED || !trf_is_scaled_fp8(layer->info.codec, layer->info.dtype))
+        return;
+    layer->header = trf_layout_bf16_header(layer->header.rows, layer->header.cols);
+    layer->info = trf_layout_coded_info(&layer->header, layer->info.rows, layer->info.cols);
 }
 
 /* Makes a layer of what a feed loads, and closes the feed. */

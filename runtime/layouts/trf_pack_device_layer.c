@@ -82,19 +82,6 @@ static trf_status check_memory(const trf_context *context, const trf_device_matr
     return trf_check_layer_memory(memory, &size, &given, context->ops->alignment, 0, err);
 }
 
-/* @return the header that a coded layer of this matrix would have. None was ever made. */
-static trf_header header_of(const trf_device_matrix *matrix) {
-    return (trf_header){.magic = TRF_MAGIC,
-                        .version = TRF_FORMAT_VERSION,
-                        .codec = TRF_CODEC_BF16,
-                        .source_dtype = (uint8_t)matrix->dtype,
-                        .tile_size = TRF_TILE_SIZE,
-                        .rows = matrix->rows,
-                        .cols = matrix->cols,
-                        .num_tile_rows = (matrix->rows - 1) / TRF_TILE_SIZE + 1,
-                        .num_tile_cols = (matrix->cols - 1) / TRF_TILE_SIZE + 1};
-}
-
 static trf_status make_layer(trf_context *context, const trf_device_matrix *matrix, const trf_pack_options *options,
                              trf_device_layer **layer, trf_error *err) {
     const trf_layout_ops *ops;
@@ -104,7 +91,7 @@ static trf_status make_layer(trf_context *context, const trf_device_matrix *matr
         status = trf_begin_device_layer(context, ops, &made, err);
     if (status != TRF_OK)
         return status;
-    made->header = header_of(matrix);
+    made->header = trf_layout_bf16_header(matrix->rows, matrix->cols);
     made->info = trf_layout_coded_info(&made->header, matrix->rows, matrix->cols);
     status = ops->pack(made, matrix, options, err);
     if (status == TRF_OK)

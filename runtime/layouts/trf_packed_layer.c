@@ -4,13 +4,25 @@
 #include <string.h>
 
 trf_pack_request trf_pack_request_of_shard(const trf_blob_view *view, const trf_shard_range *shard) {
-    return (trf_pack_request){view->header.codec, shard->rows, shard->cols, view->row_offsets != NULL};
+    const uint32_t codec = view->header.codec, dtype = view->header.source_dtype;
+    return (trf_pack_request){trf_element_codec(codec, dtype), shard->rows, shard->cols,
+                              trf_element_row_offsets(codec, dtype, view->row_offsets) != NULL};
 }
 
 /* Only layers of the coded layout have row offsets in their view. */
 trf_pack_request trf_pack_request_of_layer(const trf_device_layer *from) {
     const trf_layer_info *info = &from->info;
-    return (trf_pack_request){info->codec, info->rows, info->cols, from->view.row_offsets != NULL};
+    return (trf_pack_request){trf_element_codec(info->codec, info->dtype), info->rows, info->cols,
+                              trf_layer_row_offsets(from) != NULL};
+}
+
+const int8_t *trf_feed_row_offsets(const trf_layer_feed *feed) {
+    const trf_header *header = &feed->view->header;
+    return trf_element_row_offsets(header->codec, header->source_dtype, feed->view->row_offsets);
+}
+
+const int8_t *trf_layer_row_offsets(const trf_device_layer *from) {
+    return trf_element_row_offsets(from->info.codec, from->info.dtype, from->view.row_offsets);
 }
 
 trf_status trf_packed_size_most(const trf_pack_request *request, trf_packed_head *head, trf_error *err) {

@@ -6,6 +6,7 @@
 
 #include "trf_context.h"
 #include "trf_device_layer.h"
+#include "trf_layer_feed.h"
 #include "trf_packed_head.h"
 
 /* What is to be packed: a shard of a blob, or a layer. */
@@ -16,6 +17,10 @@ typedef struct trf_pack_request {
 
 trf_pack_request trf_pack_request_of_shard(const struct trf_blob_view *view, const trf_shard_range *shard);
 trf_pack_request trf_pack_request_of_layer(const trf_device_layer *from);
+
+/* The exponent offsets of a blob's or a coded layer's rows that packing takes out, or NULL. */
+const int8_t *trf_feed_row_offsets(const trf_layer_feed *feed);
+const int8_t *trf_layer_row_offsets(const trf_device_layer *from);
 
 /* Sets *head to the sizes of the largest packed layer that the request may become. Errors: TRF_ERR_UNSUPPORTED (codec,
  * shape). */

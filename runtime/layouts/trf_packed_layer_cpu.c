@@ -85,7 +85,7 @@ trf_status trf_cpu_pack(trf_device_layer *made, const trf_device_matrix *matrix,
 
 trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                                      trf_error *err) {
-    const int8_t *offsets = feed->view->row_offsets;
+    const int8_t *offsets = trf_feed_row_offsets(feed);
     void *weights;
     trf_status status =
         trf_cpu_allocate(made->context, sizeof(uint16_t) * feed->shard.rows * feed->shard.cols, &weights, err);
@@ -100,7 +100,7 @@ trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fee
 
 trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,
                                      const trf_layer_memory *memory, trf_error *err) {
-    const int8_t *offsets = from->view.row_offsets;
+    const int8_t *offsets = trf_layer_row_offsets(from);
     void *weights;
     if (from->layout->layout == TRF_LAYOUT_PLAIN)
         return pack_weights(made, trf_plain_weights(from), NULL, memory->buffer, err);

@@ -102,7 +102,7 @@ typedef struct trf_packed_load {
 /* Whether the layer's head allows that it is packed in one launch. */
 static int may_be_direct(const trf_layer_feed *feed) {
     const trf_header *header = &feed->view->header;
-    return !feed->view->row_offsets && feed->shard.rows == header->rows && feed->shard.cols == header->cols &&
+    return !trf_feed_row_offsets(feed) && feed->shard.rows == header->rows && feed->shard.cols == header->cols &&
            header->rows % TRF_PACKED_TILE_ROWS == 0 && header->cols % REGULAR_COLS == 0;
 }
 
@@ -113,7 +113,7 @@ static void *blob_in_place(const trf_layer_feed *feed) { return feed->is_whole ?
 static trf_status find_memory(void *context, trf_layer_memory *found, trf_error *err) {
     trf_packed_load *load = context;
     const trf_layer_feed *feed = load->feed;
-    const int8_t *offsets = feed->view->row_offsets;
+    const int8_t *offsets = trf_feed_row_offsets(feed);
     trf_layer_size size;
     trf_status status = trf_cuda_get_layer_size(feed->view, &feed->shard, &size, err);
     if (status != TRF_OK)
@@ -264,7 +264,7 @@ static trf_status convert_plain(trf_device_layer *made, const trf_device_layer *
 static trf_status convert_coded(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
                                 trf_error *err) {
     const trf_context *context = from->context;
-    const int8_t *offsets = from->view.row_offsets;
+    const int8_t *offsets = trf_layer_row_offsets(from);
     trf_packed_maker maker = {
         .made = made, .shard = &from->shard, .cols = from->view.cols, .request = trf_pack_request_of_layer(from)};
     trf_load_scratch *scratch;

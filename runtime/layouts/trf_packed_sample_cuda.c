@@ -80,8 +80,9 @@ static int look_up(const trf_device_layer *layer, const trf_packed_window_rows *
         ids[i] = (int32_t)(i * chosen->step);
     int error = cudaMemcpyAsync(memory + places->ids_at, ids, sizeof *ids * chosen->count, cudaMemcpyHostToDevice,
                                 stream); /* it has read them when it returns */
-    if (!error && layer->view.row_offsets)
-        error = cudaMemcpy2DAsync(memory + places->offsets_at, 1, layer->view.row_offsets + layer->shard.row,
+    const int8_t *const offsets = trf_layer_row_offsets(layer);
+    if (!error && offsets)
+        error = cudaMemcpy2DAsync(memory + places->offsets_at, 1, offsets + layer->shard.row,
                                   chosen->step, 1, chosen->count, cudaMemcpyDeviceToDevice, stream);
     return error ? error : trf_launch_decode_rows(&layer->view, &layer->shard, &lookup, stream);
 }
@@ -94,6 +95,6 @@ trf_status trf_cuda_sample_window(const trf_device_layer *layer, const trf_load_
     const sample_places places = places_of(&chosen, cols);
     const trf_rows_to_pack rows = {(const uint16_t *)(memory + places.rows_at), cols, 0, chosen.count, cols};
     const int error = look_up(layer, &chosen, &places, memory, stream);
-    return count(&rows, layer->view.row_offsets ? (const int8_t *)(memory + places.offsets_at) : NULL, scratch, memory,
+    return count(&rows, trf_layer_row_offsets(layer) ? (const int8_t *)(memory + places.offsets_at) : NULL, scratch, memory,
                  error, stream, window, err);
 }

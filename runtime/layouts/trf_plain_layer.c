@@ -14,11 +14,12 @@ static trf_status get_size(uint32_t codec, uint32_t rows, uint32_t cols, trf_lay
 
 trf_status trf_plain_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                               trf_error *err) {
-    return get_size(view->header.codec, shard->rows, shard->cols, size, err);
+    return get_size(trf_element_codec(view->header.codec, view->header.source_dtype), shard->rows, shard->cols, size,
+                    err);
 }
 
 trf_status trf_plain_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err) {
-    return get_size(from->info.codec, from->info.rows, from->info.cols, size, err);
+    return get_size(trf_element_codec(from->info.codec, from->info.dtype), from->info.rows, from->info.cols, size, err);
 }
 
 void trf_plain_set_buffer(trf_device_layer *layer, const void *buffer) {

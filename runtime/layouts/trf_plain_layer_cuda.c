@@ -69,7 +69,7 @@ static trf_status fill_buffer(const trf_device_layer *made, trf_layer_feed *feed
     cudaFree(target.part);
     if (status != TRF_OK)
         return status;
-    trf_plain_head_write(header, &made->info, &head);
+    trf_plain_head_write(&made->header, &made->info, &head);
     return trf_staging_finish(context->staging, buffer, &head, sizeof head, err);
 }
 

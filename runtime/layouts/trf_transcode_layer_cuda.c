@@ -31,6 +31,7 @@ static trf_coded_part part_of(const trf_device_layer *layer, uint32_t number, ui
     view->tiles += (uint64_t)first * view->num_tile_cols;
     if (view->row_offsets)
         view->row_offsets += part.first_row;
+    view->scale_row = part.first_row;
     view->fault = faults + number;
     return part;
 }

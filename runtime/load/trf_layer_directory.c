@@ -7,10 +7,6 @@
 
 trf_status trf_check_gpu_takes(const trf_blob_view *blob, trf_error *err) {
     const uint64_t blob_bytes = blob->header.blob_bytes;
-    if (trf_is_scaled_fp8(blob->header.codec, blob->header.source_dtype))
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "BF16 weights that are coded as FP8 E4M3 with scales are not read on a GPU yet: compress them "
-                        "with the codec bf16");
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);

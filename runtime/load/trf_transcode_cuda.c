@@ -112,6 +112,7 @@ static void view_part(const trf_transcoding *t, uint32_t number, trf_coded_part 
     view->tiles += tiles.first;
     if (view->row_offsets)
         view->row_offsets += part->first_row;
+    view->scale_row = part->first_row;
     view->buffer = blob_around(t->memory + t->buffers_offset + number % BUFFERS * t->buffer_bytes,
                                blob->tiles[tiles.first].data_offset);
 }
