@@ -7,9 +7,13 @@
  * or takes more time for it: 1,040 slots are blocks of 256, 256, 192, 192 and 144 rather than of 256, 256, 256, 256
  * and 16.
  *
- * The tiles of an expert follow each other in runs of TRF_MOE_RUN
- * row tiles: within a run, first all row tiles of the first token block, then those of the next. So blocks that are
- * under way at once have few row tiles and few tokens, and the L2 cache gives each of those to many blocks.
+ * With few tokens an expert (the kernel that gathers x), tiles are in the order of their row tiles: the first ones of all
+ * token blocks, then the second ones. So a block has tiles of many experts, and the few tiles that have the most tokens,
+ * which take longest, are spread over all blocks.
+ *
+ * With many, the tiles of an expert follow each other in runs of TRF_MOE_RUN row tiles: within a run, first all row
+ * tiles of the first token block, then those of the next. So blocks that are under way at once have few row tiles and
+ * few tokens, and the L2 cache gives each of those to many blocks.
  *
  * Each block has the whole tiles b, b + blocks, ...; the k blocks of the tiles that are left, or of all tiles
  * (shares_all), are cut into one equal share for each block (trf_packed_handover.cuh). */
@@ -232,15 +236,24 @@ struct trf_moe_share {
             stint.begin = begin > tile_begin ? begin - tile_begin : 0;
             stint.end = min(end - tile_begin, a.k_blocks);
         }
-        stint.expert = tables.expert_of(tile / a.row_tiles, lane);
+        uint32_t token_block = tile / a.row_tiles;
+        if constexpr (Config::kGathersX) {
+            const uint32_t token_blocks = tables.blocks_before()[a.routes.experts];
+            stint.row_tile = tile / token_blocks;
+            token_block = tile - stint.row_tile * token_blocks;
+        }
+        stint.expert = tables.expert_of(token_block, lane);
         constexpr uint32_t kUnit = 64, kUnits = Config::kXRows / kUnit;
         const uint32_t first_block = tables.blocks_before()[stint.expert],
                        blocks = tables.blocks_before()[stint.expert + 1] - first_block;
-        const uint32_t in_expert = tile - first_block * a.row_tiles, run_tiles = TRF_MOE_RUN * blocks,
-                       run = in_expert / run_tiles, in_run = in_expert - run * run_tiles,
-                       run_rows = min((uint32_t)TRF_MOE_RUN, a.row_tiles - run * TRF_MOE_RUN),
-                       block = in_run / run_rows;
-        stint.row_tile = run * TRF_MOE_RUN + in_run - block * run_rows;
+        uint32_t block = token_block - first_block;
+        if constexpr (!Config::kGathersX) {
+            const uint32_t in_expert = tile - first_block * a.row_tiles, run_tiles = TRF_MOE_RUN * blocks,
+                           run = in_expert / run_tiles, in_run = in_expert - run * run_tiles,
+                           run_rows = min((uint32_t)TRF_MOE_RUN, a.row_tiles - run * TRF_MOE_RUN);
+            block = in_run / run_rows;
+            stint.row_tile = run * TRF_MOE_RUN + in_run - block * run_rows;
+        }
         const trf_moe_slots slots = tables.slots_of(a, stint.expert);
         /* bounded even if somebody has written the caller's offsets meanwhile */
         const uint32_t units = min((slots.count + kUnit - 1) / kUnit, blocks * kUnits),

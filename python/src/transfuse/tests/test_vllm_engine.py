@@ -44,6 +44,13 @@ def options_of(**settings: Any) -> dict[str, Any]:
     return {**TRANSFUSE, "additional_config": {"transfuse": settings}}
 
 
+def assert_close_runs(found: Any, wanted: Any, middle: Any) -> None:
+    """Log-probabilities differ as far as rounding in another order goes: the reference's own spread is about 1."""
+    for (_, table), (_, own_table) in zip(wanted, found, strict=True):
+        places = min(len(table), len(own_table)) - 23  # those of the prompt, whose tokens are the same
+        assert middle((table[:places] - own_table[:places]).abs().mean(dim=-1)) < 0.05
+
+
 @pytest.mark.parametrize("name", engines.CONFIGS)
 def test_weights_and_logits(checkpoints: Any, name: str) -> None:
     """Weights are those of vLLM's BF16, and so are logits in exact mode, bit for bit, batches included."""
@@ -65,12 +72,9 @@ def test_weights_and_logits(checkpoints: Any, name: str) -> None:
         assert torch.equal(own_table, table)
     with engines.serve(folder, **TRANSFUSE) as llm:
         packed = engines.run(llm)
-    # As far as rounding in another order goes: the reference's own spread is about 1. Where rounding sends a token to
-    # another of Qwen3-MoE's eight experts, that token differs by more, so there it is the tokens' median that counts.
-    middle = torch.median if name == "qwen3_moe" else torch.mean
-    for (_, table), (_, own_table) in zip(logits, packed, strict=True):
-        places = min(len(table), len(own_table)) - 23  # those of the prompt, whose tokens are the same
-        assert middle((table[:places] - own_table[:places]).abs().mean(dim=-1)) < 0.05
+    # Where rounding sends a token to another of Qwen3-MoE's eight experts, that token differs by more, so there it is
+    # the tokens' median that counts.
+    assert_close_runs(packed, logits, torch.median if name == "qwen3_moe" else torch.mean)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_tied", "phi3", "deepseek_v2"])
@@ -111,6 +115,25 @@ def test_two_gpus(checkpoints: Any, tmp_path: Path, parallel: str, kind: str) ->
         assert torch.equal(own_table, table)
     with engines.serve(served, **both, **options_of(layout=layout)) as llm:
         engines.run(llm)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("parallel", ["tensor", "expert"])
+def test_experts_on_two_gpus(checkpoints: Any, parallel: str) -> None:
+    """Each rank packs its slices of all experts, or its own experts, and serves the tokens of vLLM's BF16."""
+    folder = checkpoints("qwen3_moe")
+    both = {"tensor_parallel_size": 2, "enable_expert_parallel": parallel == "expert"}
+    with engines.serve(folder, **both) as llm:
+        wanted, logits = llm.apply_model(engines.digest), engines.run(llm)
+    with engines.serve(folder, **both, **options_of(exact=True)) as llm:
+        assert llm.apply_model(engines.digest) == wanted
+        is_packing = torch.cuda.get_device_capability() == (9, 0)
+        for layouts in llm.apply_model(engines.describe):
+            assert ("packed experts" in layouts.values()) == is_packing
+        assert_same_runs(engines.run(llm), logits)
+    with engines.serve(folder, **both, **TRANSFUSE) as llm:
+        assert llm.apply_model(engines.digest) == wanted
+        assert_close_runs(engines.run(llm), logits, torch.median)
 
 
 @RUNNERS
@@ -325,6 +348,37 @@ def test_new_weights(checkpoints: Any, tmp_path: Path, monkeypatch: pytest.Monke
         assert seen[-1][0] == after[0] + 8
         assert seen[-1][1] <= seen[0][1] + (1 << 20)
         assert seen[-1][2] >= seen[0][2] - (1 << 24)
+        assert llm.apply_model(engines.digest)[0] == wanted
+        assert_same_runs(engines.run(llm, alone=True), logits)
+
+
+def test_new_experts(checkpoints: Any, tmp_path: Path) -> None:
+    """Experts are there again after sleep, and others take their place under graphs; then some that do not fit."""
+    folder, other, large = checkpoints("qwen3_moe"), tmp_path / "other", tmp_path / "large"
+    engines.scale_checkpoint(folder, other, 1.25)
+    engines.scale_checkpoint(folder, large, 2.0**12)
+
+    def load(path: Path) -> None:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+
+    with engines.serve(other, **engines.FEW_GRAPHS, **TRANSFUSE) as llm:
+        wanted, logits = llm.apply_model(engines.digest)[0], engines.run(llm, alone=True)
+    with engines.serve(folder, **engines.FEW_GRAPHS, enable_sleep_mode=True, **TRANSFUSE) as llm:
+        first, first_logits = llm.apply_model(engines.digest)[0], engines.run(llm, alone=True)
+        assert first != wanted
+        llm.sleep(level=1)
+        llm.wake_up()
+        assert llm.apply_model(engines.digest)[0] == first
+        assert_same_runs(engines.run(llm, alone=True), first_logits)
+        for path, digest, due in 2 * ((other, wanted, logits), (folder, first, first_logits)):
+            load(path)
+            assert llm.apply_model(engines.digest)[0] == digest
+            assert_same_runs(engines.run(llm, alone=True), due)
+        llm.sleep(level=2)
+        llm.wake_up(tags=["weights"])
+        load(large)
+        load(other)
+        llm.wake_up(tags=["kv_cache"])
         assert llm.apply_model(engines.digest)[0] == wanted
         assert_same_runs(engines.run(llm, alone=True), logits)
 

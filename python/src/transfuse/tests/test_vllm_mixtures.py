@@ -48,13 +48,12 @@ def make_weights(inner: int = INNER, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def load_experts(experts: Any, weights: dict[str, torch.Tensor], without: tuple[str, int] | None = None) -> None:
-    """Loads the weights expert by expert, as models do."""
-    parameters = dict(experts.routed_experts.named_parameters(recurse=False))
+    """Loads the weights expert by expert, as models do: into parameters that packing replaces meanwhile."""
     for shard, tensor in weights.items():
         name = "w2_weight" if shard == "w2" else "w13_weight"
         for expert in range(EXPERTS):
             if (shard, expert) != without:
-                parameter = parameters[name]
+                parameter = getattr(experts.routed_experts, name)
                 parameter.weight_loader(parameter, tensor[expert], f"{PREFIX}.{name}", shard, expert)
 
 
@@ -159,6 +158,12 @@ def test_expert_parallel() -> None:
             here = range(rank * EXPERTS // 2, (rank + 1) * EXPERTS // 2)
             assert torch.equal(bits(decode(experts, "w2_weight")), bits(weights["w2"][here.start : here.stop]))
             check(apply(experts), reference(weights, here))
+            initialize_layerwise_reload(model)
+            load_experts(experts, make_weights(seed=10))
+            layers.finish(model)
+            check(apply(experts), reference(make_weights(seed=10), here))
+            with pytest.raises(ValueError, match=rf"w13_weight of expert {here.start} \(w1\) arrived a second time"):
+                load_experts(experts, weights)
 
 
 def test_gelu() -> None:

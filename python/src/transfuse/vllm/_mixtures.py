@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -132,6 +133,30 @@ def find_reason_against(layer: Any, settings: Settings) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
+def _make_late_loader(layer: Any, prefix: str) -> Callable[..., bool | None]:
+    """Returns what loads weights that arrive when a layer's own have been packed.
+
+    With expert parallelism these are other ranks' experts, which vLLM's loaders are given, too, and pass over.
+    """
+    reference = weakref.ref(layer)
+
+    def load_late(
+        param: Parameter,
+        loaded_weight: torch.Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool = False,
+    ) -> bool | None:
+        owner = reference()
+        assert owner is not None
+        if owner._map_global_expert_id_to_local_expert_id(expert_id) != -1:
+            raise ValueError(f"{prefix}: {weight_name} of expert {expert_id} ({shard_id}) arrived a second time")
+        return False if return_success else None
+
+    return load_late
+
+
 class TransfuseExpertsMethod(FusedMoEMethodBase):
     """The method of the experts of one layer. Where they cannot be packed they are served by vLLM's own method."""
 
@@ -216,6 +241,8 @@ class TransfuseExpertsMethod(FusedMoEMethodBase):
             _model_loading.note_plain(self.prefix, "packing does not make them smaller")
             return False
         setattr(layer, _layers.PACKED, made)
+        for container in (made.gate_up, made.down):
+            set_weight_attrs(container.key, {"weight_loader": _make_late_loader(layer, self.prefix)})
         _model_loading.note_packed(made)
         self._set_keys(layer, made)
         if self.settings.exact:
