@@ -77,7 +77,7 @@ TRF_HD trf_smem_layout trf_smem_layout_of(uint32_t raw_bits, uint32_t max_rans_b
 /* Whether a layer can use the kernels made for its default p. */
 TRF_HD int trf_has_default_p(const trf_device_view *view, uint32_t max_frequency) {
     const uint32_t p = view->class_bits == 2 ? TRF_QUADS_PROBABILITY_BITS : TRF_PAIRS_PROBABILITY_BITS;
-    return view->probability_bits == p && view->state_bits == p && max_frequency <= 255;
+    return view->probability_bits == p && view->state_bits == p && max_frequency <= TRF_DEFAULT_P_MAX_FREQUENCY;
 }
 
 /* The number of regular panels. The last panel may be too narrow to be one. */

@@ -41,7 +41,7 @@ static void count_exponents(const trf_tile_encoder *encoder, const trf_sample *s
         int of_row = row ? row[r] : 0;
         for (uint32_t c = 0; c < sample->excerpt_cols; c++) {
             uint32_t e = trf_element_exponent(fields, element[c]);
-            if (e == 0 || e == fields.max_exponent)
+            if (e == 0 || e > fields.max_ordinary_exponent)
                 counts->special[e != 0]++;
             else
                 counts->shifted[CENTRE + (int)e - of_row - (col ? col[c] : 0)]++;
@@ -49,6 +49,8 @@ static void count_exponents(const trf_tile_encoder *encoder, const trf_sample *s
     }
     if (!row && !col)
         for (int side = 0; side < 2; side++) {
+            if (side && fields.max_ordinary_exponent == fields.max_exponent)
+                break;
             uint64_t *of_special = &counts->shifted[CENTRE + (side ? fields.max_exponent : 0)];
             counts->special[side] = *of_special;
             *of_special = 0;
@@ -57,12 +59,13 @@ static void count_exponents(const trf_tile_encoder *encoder, const trf_sample *s
 
 static void try_candidate(candidate *best, const trf_tile_encoder *encoder, const exponent_counts *counts,
                           uint32_t modes, int32_t d, double side_bits) {
-    const uint32_t emax = trf_fields_of(encoder->header.codec).max_exponent, class_bits = encoder->header.class_bits;
+    const trf_float_fields fields = trf_fields_of(encoder->header.codec);
+    const uint32_t emax = fields.max_exponent, class_bits = encoder->header.class_bits;
     uint64_t key_counts[256] = {0}, excluded = 0;
-    int offset = modes || d;
+    const int offset = modes || d, lowest = offset, highest = (int)(offset ? fields.max_ordinary_exponent : emax);
     for (int i = 0; i < 2 * CENTRE; i++) {
         int c = i - CENTRE - d;
-        if (c >= offset && c <= (int)emax - offset)
+        if (c >= lowest && c <= highest)
             key_counts[c] += counts->shifted[i];
         else
             excluded += counts->shifted[i];
@@ -110,13 +113,13 @@ static void add_row(trf_float_fields fields, const uint16_t *element, uint32_t n
         uint32_t end = n - from < SPAN_COLS ? n : from + SPAN_COLS, sum = 0, count = 0;
         for (uint32_t c = from; c < end; c++) {
             uint32_t e = trf_element_exponent(fields, element[c]);
-            uint32_t ordinary = (e != 0) & (e != fields.max_exponent);
+            uint32_t ordinary = (e != 0) & (e <= fields.max_ordinary_exponent);
             sum += ordinary * (e + 128u);
             count += ordinary;
         }
         for (uint32_t c = from; col && c < end; c++) {
             uint32_t e = trf_element_exponent(fields, element[c]);
-            sum -= e != 0 && e != fields.max_exponent ? (uint32_t)col[c] : 0;
+            sum -= e != 0 && e <= fields.max_ordinary_exponent ? (uint32_t)col[c] : 0;
         }
         row->sum += sum;
         row->count += count;
@@ -160,7 +163,7 @@ static int sample_col_offsets(const trf_tile_encoder *encoder, const trf_sample 
     for (uint32_t r = 0; r < TRF_FRAGMENT_SIZE * sample->num_excerpts; r++, element += sample->excerpt_cols)
         for (uint32_t c = 0; c < sample->excerpt_cols; c++) {
             uint32_t e = trf_element_exponent(fields, element[c]);
-            uint32_t ordinary = e != 0 && e != fields.max_exponent;
+            uint32_t ordinary = e != 0 && e <= fields.max_ordinary_exponent;
             sums[c] += ordinary ? e + 128u : 0;
             counts[c] += ordinary;
         }
@@ -294,10 +297,11 @@ static trf_status analyze_floats(trf_tile_encoder *encoder, const trf_sample *sa
     candidate best = {.cost = INFINITY};
     double mean = 0;
     count_exponents(encoder, sample, NULL, NULL, &w->counts);
-    *zero = w->counts.special[0];
-    *top = w->counts.special[1];
+    *zero += w->counts.special[0];
+    *top += w->counts.special[1];
     *entropy_bits = trf_entropy(w->counts.shifted, 2 * CENTRE) + fields.mantissa_bits + 1;
-    *zero = *top = 0;
+    *zero -= w->counts.special[0];
+    *top -= w->counts.special[1];
     if (allow_predictor)
         try_mode(&best, encoder, &w->counts, 0, 0);
     else

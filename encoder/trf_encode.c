@@ -38,16 +38,20 @@ typedef struct encoding {
     double entropy_bits;
 } encoding;
 
-static trf_status choose_codec(const trf_source *source, const trf_encode_options *options, trf_codec *codec,
-                               trf_error *err) {
+trf_codec trf_lossless_codec(trf_dtype dtype) {
     static const trf_codec kLossless[] = {
         [TRF_DTYPE_F32] = TRF_CODEC_AUTO,     [TRF_DTYPE_F16] = TRF_CODEC_FP16,     [TRF_DTYPE_BF16] = TRF_CODEC_BF16,
         [TRF_DTYPE_F8_E4M3] = TRF_CODEC_E4M3, [TRF_DTYPE_F8_E5M2] = TRF_CODEC_E5M2, [TRF_DTYPE_I8] = TRF_CODEC_INT,
     };
+    return kLossless[dtype];
+}
+
+static trf_status choose_codec(const trf_source *source, const trf_encode_options *options, trf_codec *codec,
+                               trf_error *err) {
     int fits;
     if (source->dtype < TRF_DTYPE_F32 || source->dtype > TRF_DTYPE_I8)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "dtype %d is none that a layer can have", source->dtype);
-    *codec = options->codec == TRF_CODEC_AUTO ? kLossless[source->dtype] : options->codec;
+    *codec = options->codec == TRF_CODEC_AUTO ? trf_lossless_codec(source->dtype) : options->codec;
     switch (*codec) {
     case TRF_CODEC_AUTO:
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s has no lossless codec: choose bf16 or int",
@@ -59,7 +63,7 @@ static trf_status choose_codec(const trf_source *source, const trf_encode_option
         fits = source->dtype != TRF_DTYPE_F8_E4M3 && source->dtype != TRF_DTYPE_F8_E5M2;
         break;
     default:
-        fits = *codec == kLossless[source->dtype];
+        fits = *codec == trf_lossless_codec(source->dtype);
         break;
     }
     if (!fits)
@@ -87,22 +91,24 @@ static trf_status check_options(const trf_source *source, const trf_encode_optio
     return TRF_OK;
 }
 
+static int is_fp8(trf_codec codec) { return codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2; }
+
 /* The columns of a slab, if the options do not say. Narrow slabs give a GPU twice as many chains of states to hide
  * latency with, and cost 0.1 bit a weight. They are worth it with pairs, whose chains are twice as long, and for layers
- * with so few slabs that not every warp of a GPU gets one. They are not worth it with codes, where 0.1 bit is much and,
- * if there is a rate to hold, costs precision. */
+ * with so few slabs that not every warp of a GPU gets one. They are not worth it with codes and pairs of FP8, where 0.1
+ * bit is much and, if there is a rate to hold, costs precision. */
 uint32_t trf_choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t rows, uint32_t cols) {
     const uint64_t few_weights = 8u << 20;
-    const int small = codec != TRF_CODEC_INT && (uint64_t)rows * cols <= few_weights;
-    return class_bits == 4 || small ? TRF_MIN_SLAB_COLS : TRF_MAX_SLAB_COLS;
+    const int pairs = class_bits == 4, small = (uint64_t)rows * cols <= few_weights;
+    const int narrow = is_fp8(codec) ? !pairs && small : pairs || (small && codec != TRF_CODEC_INT);
+    return narrow ? TRF_MIN_SLAB_COLS : TRF_MAX_SLAB_COLS;
 }
 
 /* The bits that an exception counts as when classes and model are chosen. */
 static double exception_cost(trf_codec codec, uint32_t class_bits) {
-    if (codec == TRF_CODEC_INT)
-        return class_bits == 4 ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_COST;
-    const int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
-    return fp8 && class_bits == 2 ? TRF_EXCEPTION_COST_FP8 : TRF_EXCEPTION_COST;
+    if (class_bits == 4 && codec == TRF_CODEC_INT)
+        return TRF_EXCEPTION_BITS;
+    return class_bits == 4 && is_fp8(codec) ? TRF_EXCEPTION_COST_FP8_PAIRS : TRF_EXCEPTION_COST;
 }
 
 /* Fills in the parts of the header that only options and source decide. */
@@ -121,9 +127,8 @@ static void start_encoder(encoding *e, trf_codec codec) {
     h->state_bits = h->probability_bits;
     h->slab_cols = (uint16_t)(e->options->slab_cols ? e->options->slab_cols
                                                     : trf_choose_slab_cols(codec, h->class_bits, h->rows, h->cols));
-    int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
     int bytes = codec == TRF_CODEC_INT && (!e->quantizer || e->options->bits == 0);
-    h->stored_element_bytes = fp8 || bytes ? 1 : 2;
+    h->stored_element_bytes = is_fp8(codec) || bytes ? 1 : 2;
     if (e->quantizer) {
         x->granularity = (uint8_t)trf_quantizer_granularity(e->quantizer);
         x->scale_dtype = (uint8_t)trf_quantizer_scale_dtype(e->quantizer);

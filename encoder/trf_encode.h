@@ -44,8 +44,11 @@ trf_status trf_encode_source(const trf_source *source, const trf_encode_options 
                              const trf_progress *progress, uint64_t *blob_bytes, trf_layer_report *report,
                              trf_error *err);
 
-/* @return the columns of a slab that a layer gets if the options do not say. class_bits: 4 with TRF_FAVOR_SIZE, else
- * 2. */
+/* @return the codec that gives every weight of a dtype back, or TRF_CODEC_AUTO for F32, which has none. */
+trf_codec trf_lossless_codec(trf_dtype dtype);
+
+/* @return the columns of a slab that a layer gets if the options do not say. codec: not AUTO. class_bits: 4 with
+ * TRF_FAVOR_SIZE, else 2. */
 uint32_t trf_choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t rows, uint32_t cols);
 
 #endif

@@ -15,13 +15,14 @@ static inline __attribute__((always_inline)) void split_floats(const trf_split_r
                                                                uint32_t n, uint32_t codec, uint32_t class_bits,
                                                                int offsets, int predicted) {
     const trf_float_fields fields = trf_fields_of(codec);
-    const uint16_t emax = (uint16_t)fields.max_exponent, d = (uint16_t)rule->exponent_offset;
+    const uint16_t emax = (uint16_t)fields.max_exponent, max_ordinary = (uint16_t)fields.max_ordinary_exponent,
+                   d = (uint16_t)rule->exponent_offset;
     const uint16_t *restrict element = buffers->element, *restrict offset = buffers->offset;
     uint16_t *restrict class_key = buffers->class_key, *restrict raw = buffers->raw;
     for (uint32_t i = 0; i < n; i++) {
         uint16_t v = element[i], e = (uint16_t)((v >> fields.mantissa_bits) & emax);
         uint16_t c = (uint16_t)(e - (offsets ? d : 0) - (predicted ? offset[i] : 0));
-        int ordinary = ((uint16_t)(e - 1) < emax - 1) & ((uint16_t)(c - 1) < emax - 1);
+        int ordinary = ((uint16_t)(e - 1) < max_ordinary) & ((uint16_t)(c - 1) < max_ordinary);
         int has_class = (!offsets || ordinary) && !trf_is_exception_always(codec, v);
         class_key[i] = has_class ? c : 0xFFFF;
         raw[i] = (uint16_t)trf_float_raw(codec, class_bits, v, c & 3);

@@ -200,29 +200,34 @@ static void count_classes(uint8_t classes_in[TRF_ALPHABET], uint32_t class_bits)
 /* The bits that one more slot saves for a symbol that has f slots; infinite for its first one. */
 static double slot_value(double count, uint32_t f) { return f ? count * log2((f + 1.0) / f) : INFINITY; }
 
-/* Assigns slots in proportion to counts, at least one to each symbol that occurs (2 to `slots` symbols do), and then
- * corrects their number one by one where it costs least. */
-static void scale_to_slots(const double counts[TRF_ALPHABET], double total, uint32_t slots,
+/* What it costs to take one of a symbol's f slots away, or to give it one more; infinite for what must not be. */
+static double lost_slot(double count, uint32_t f) { return f ? slot_value(count, f - 1) : INFINITY; }
+static double gained_slot(double count, uint32_t f, uint32_t max_frequency) {
+    return f && f < max_frequency ? -slot_value(count, f) : INFINITY;
+}
+
+/* Assigns slots in proportion to counts, at least one and at most max_frequency to each symbol that occurs (2 to
+ * `slots` symbols do, and together they may have all slots), and then corrects their number one by one where it costs
+ * least. */
+static void scale_to_slots(const double counts[TRF_ALPHABET], double total, uint32_t slots, uint32_t max_frequency,
                            uint16_t frequency[TRF_ALPHABET]) {
     uint32_t sum = 0;
     double cost[TRF_ALPHABET]; /* of a correction */
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
         double share = counts[s] / total * slots;
         uint32_t f = counts[s] > 0 ? (share < 1 ? 1 : (uint32_t)(share + 0.5)) : 0;
-        frequency[s] = (uint16_t)(f > slots - 1 ? slots - 1 : f);
+        frequency[s] = (uint16_t)(f > max_frequency ? max_frequency : f);
         sum += frequency[s];
     }
     const int down = sum > slots;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        cost[s] = !frequency[s] ? INFINITY
-                  : down        ? slot_value(counts[s], frequency[s] - 1u)
-                                : -slot_value(counts[s], frequency[s]);
+        cost[s] = down ? lost_slot(counts[s], frequency[s]) : gained_slot(counts[s], frequency[s], max_frequency);
     for (; sum != slots; sum += down ? -1u : 1u) {
         uint32_t best = 0;
         for (uint32_t s = 1; s < TRF_ALPHABET; s++)
             best = cost[s] < cost[best] ? s : best;
         uint32_t f = frequency[best] = (uint16_t)(frequency[best] + (down ? -1 : 1));
-        cost[best] = down ? slot_value(counts[best], f - 1) : -slot_value(counts[best], f);
+        cost[best] = down ? lost_slot(counts[best], f) : gained_slot(counts[best], f, max_frequency);
     }
 }
 
@@ -233,6 +238,7 @@ typedef struct symbol_counts {
     uint32_t used;
     uint8_t classes_in[TRF_ALPHABET];
     double exception_cost;
+    uint32_t max_frequency;
 } symbol_counts;
 
 /* Tries a candidate, in which only the `kept` most frequent symbols (at least 2) have slots. */
@@ -251,7 +257,7 @@ static void try_symbols(trf_symbol_model *model, const symbol_counts *counts, ui
         replaced[best] += (double)counts->sorted[i].count;
         exceptions += (double)counts->sorted[i].count * best_distance;
     }
-    scale_to_slots(replaced, counts->total, slots, model->frequency);
+    scale_to_slots(replaced, counts->total, slots, counts->max_frequency, model->frequency);
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         if (replaced[s] > 0)
             bits += replaced[s] * (model->probability_bits - log2(model->frequency[s]));
@@ -279,27 +285,49 @@ static void sort_symbols(symbol_counts *sorted, const uint64_t counts[TRF_ALPHAB
         sorted->total += (double)sorted->sorted[s].count;
 }
 
-void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
-                   uint32_t probability_bits, double exception_cost) {
+/* Finds the best model whose frequencies are at most sorted->max_frequency. Its cost is infinite if there is none. */
+static void choose_symbols(trf_symbol_model *model, const symbol_counts *sorted, uint32_t probability_bits) {
     /* Symbols rarer than so many slots get none. */
     static const double kThresholds[] = {0,    0.005, 0.01, 0.02, 0.03, 0.045, 0.06,
                                          0.08, 0.11,  0.15, 0.25, 0.4,  0.6,   1.0};
-    symbol_counts sorted = {.exception_cost = exception_cost};
-    count_classes(sorted.classes_in, class_bits);
-    sort_symbols(&sorted, counts);
+    const uint32_t slots = 1u << probability_bits, fewest = (slots - 1) / sorted->max_frequency + 1;
     trf_symbol_model candidate = {.probability_bits = probability_bits};
     memset(model, 0, sizeof *model);
     model->cost = INFINITY;
-    for (size_t i = 0, kept = sorted.used; i < sizeof kThresholds / sizeof kThresholds[0]; i++) {
-        const double rare = kThresholds[i] * sorted.total / (1u << probability_bits);
+    for (size_t i = 0, kept = sorted->used; i < sizeof kThresholds / sizeof kThresholds[0] && kept >= fewest; i++) {
+        const double rare = kThresholds[i] * sorted->total / slots;
         const size_t before = kept;
-        while (kept > 2 && (double)sorted.sorted[kept - 1].count < rare)
+        while (kept > fewest && (double)sorted->sorted[kept - 1].count < rare)
             kept--;
         if (i && kept == before)
             continue;
-        try_symbols(&candidate, &sorted, (uint32_t)kept);
+        try_symbols(&candidate, sorted, (uint32_t)kept);
         if (candidate.cost < model->cost)
             *model = candidate;
+    }
+}
+
+static uint32_t largest_frequency(const trf_symbol_model *model) {
+    uint32_t largest = 0;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        largest = model->frequency[s] > largest ? model->frequency[s] : largest;
+    return largest;
+}
+
+void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
+                   uint32_t probability_bits, double exception_cost) {
+    static const double kFastKernelsAreWorth = 0.02; /* bits a weight */
+    symbol_counts sorted = {.exception_cost = exception_cost, .max_frequency = (1u << probability_bits) - 1};
+    count_classes(sorted.classes_in, class_bits);
+    sort_symbols(&sorted, counts);
+    choose_symbols(model, &sorted, probability_bits);
+    const uint32_t default_p = class_bits == 2 ? TRF_QUADS_PROBABILITY_BITS : TRF_PAIRS_PROBABILITY_BITS;
+    if (probability_bits == default_p && largest_frequency(model) > TRF_DEFAULT_P_MAX_FREQUENCY) {
+        trf_symbol_model limited;
+        sorted.max_frequency = TRF_DEFAULT_P_MAX_FREQUENCY;
+        choose_symbols(&limited, &sorted, probability_bits);
+        if (limited.cost <= model->cost + kFastKernelsAreWorth)
+            *model = limited;
     }
     uint32_t start = 0;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {

@@ -10,12 +10,13 @@ enum {
     TRF_EXCEPTION_BITS = 32, /* in the blob, and in what TRF_FAVOR_SIZE chooses with the int codec */
     /* Bits that an exception counts as in other choices, because a kernel takes time to put it in place. Among 32, 64,
      * 96 and 128, this has the fewest exceptions on N(0, sigma): 0.04 to 0.08 % with quads, and 0.02 % with pairs,
-     * where 32 has 0.07 %. It costs 0.01 to 0.03 bit a weight. */
+     * where 32 has 0.07 %. It costs 0.01 to 0.03 bit a weight. Quads of E4M3 on N(0, sigma) that reaches 448 have
+     * 0.13 %; with 512 they have 0.003 % and take 0.3 bit more. */
     TRF_EXCEPTION_COST = 128,
-    /* The same for quads of FP8, whose product is bound by instructions and not by memory. On N(0, sigma) scaled to the
-     * type's largest value, E4M3 has 0.003 instead of 0.33 % exceptions, at 0.3 bit more and a quarter less time; E5M2
-     * has 0.065 instead of 0.073 %. */
-    TRF_EXCEPTION_COST_FP8 = 512,
+    /* The same for pairs of FP8, which are for the least bits and lose more to rare symbols. On N(0, sigma) scaled to
+     * the type's largest value, E4M3 takes 6.696 bits with 32, 6.702 with this, and 6.719 with 128; 0.08, 0.04 and
+     * 0.01 % are exceptions. */
+    TRF_EXCEPTION_COST_FP8_PAIRS = 64,
     TRF_NUM_CODES = 2 * TRF_MAX_CODE + 1, /* counts of codes have the index code + TRF_MAX_CODE */
 };
 
@@ -54,7 +55,8 @@ typedef struct trf_symbol_model {
 } trf_symbol_model;
 
 /* Scales counts to slots. Symbols for which a slot costs more than their exceptions get none; at least two
- * symbols have one, so that no frequency reaches 2^p. */
+ * symbols have one, so that no frequency reaches 2^p. With the default p of the class_bits no frequency is above
+ * TRF_DEFAULT_P_MAX_FREQUENCY where that costs little, since a layer with a larger one gets slower kernels. */
 void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
                    uint32_t probability_bits, double exception_cost);
 

@@ -45,6 +45,7 @@ enum {
      * symbols than 512 slots serve well: 10 bits halve the exceptions and save 0.03 bit a weight. */
     TRF_QUADS_PROBABILITY_BITS = 9,
     TRF_PAIRS_PROBABILITY_BITS = 10,
+    TRF_DEFAULT_P_MAX_FREQUENCY = 255, /* these kernels hold a frequency in a byte */
     TRF_MAX_STATE_BITS = 16,
     TRF_MAX_SLOTS = 1 << TRF_MAX_PROBABILITY_BITS,
     TRF_MAX_RAW_BITS = 13,

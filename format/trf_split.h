@@ -32,12 +32,13 @@ TRF_HD const int8_t *trf_element_row_offsets(uint32_t codec, uint32_t source_dty
 /* The field widths of a float codec's element; all zero for the int codec. */
 typedef struct trf_float_fields {
     uint32_t mantissa_bits;
-    uint32_t max_exponent; /* Emax, also the mask of the exponent field */
-    uint32_t sign_bit;     /* position of the sign */
+    uint32_t max_exponent;          /* Emax, also the mask of the exponent field */
+    uint32_t max_ordinary_exponent; /* under exponent offsets, E and C of weights with a class lie in 1 ... this */
+    uint32_t sign_bit;              /* position of the sign */
 } trf_float_fields;
 
 TRF_HD trf_float_fields trf_fields_of(uint32_t codec) {
-    trf_float_fields fields = {0, 0, 0};
+    trf_float_fields fields = {0, 0, 0, 0};
     if (codec == TRF_CODEC_BF16) {
         fields.mantissa_bits = 7, fields.max_exponent = 255, fields.sign_bit = 15;
     } else if (codec == TRF_CODEC_FP16) {
@@ -47,6 +48,8 @@ TRF_HD trf_float_fields trf_fields_of(uint32_t codec) {
     } else if (codec == TRF_CODEC_E5M2) {
         fields.mantissa_bits = 2, fields.max_exponent = 31, fields.sign_bit = 7;
     }
+    /* Emax means infinity or NaN, but not with E4M3, whose NaNs are exceptions anyway. */
+    fields.max_ordinary_exponent = codec == TRF_CODEC_E4M3 ? fields.max_exponent : fields.max_exponent - 1;
     return fields;
 }
 

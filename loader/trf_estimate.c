@@ -112,8 +112,9 @@ trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_
     const trf_sink sink = {&data_offset, pass_over};
     trf_encode_options as_whole = *options;
     if (!options->slab_cols) /* the encoder's choice depends on the size of the layer, not of the sample */
-        as_whole.slab_cols = trf_choose_slab_cols(options->codec, options->favor == TRF_FAVOR_SIZE ? 4 : 2,
-                                                  (uint32_t)matrix->rows, (uint32_t)matrix->cols);
+        as_whole.slab_cols = trf_choose_slab_cols(
+            options->codec == TRF_CODEC_AUTO ? trf_lossless_codec(matrix->dtype) : options->codec,
+            options->favor == TRF_FAVOR_SIZE ? 4 : 2, (uint32_t)matrix->rows, (uint32_t)matrix->cols);
     if (status == TRF_OK)
         status = trf_encode_source(&source, &as_whole, &sink, NULL, &bytes, report, err);
     free(sample.weights);

@@ -148,12 +148,13 @@ static int32_t split(test_rng *rng, const test_tile *tile, uint32_t element, uin
         *raw = (uint32_t)above & ((1u << view->header.raw_bits) - 1);
         return above >= 0 && above >> view->header.raw_bits < 1 << class_bits ? above >> view->header.raw_bits : -1;
     }
-    const uint32_t emax = view->fields.max_exponent, exponent = trf_element_exponent(view->fields, element);
+    const uint32_t emax = view->fields.max_exponent, top = view->fields.max_ordinary_exponent,
+                   exponent = trf_element_exponent(view->fields, element);
     const int32_t coded = (int32_t)exponent - offset_at(tile, row, col);
     const int offsets = view->extension.exponent_offset != 0 || tile->meta.predictor_mode != 0;
     int legal = coded >= 0 && coded <= (int32_t)emax;
     if (offsets)
-        legal = exponent > 0 && exponent < emax && coded > 0 && coded < (int32_t)emax;
+        legal = exponent > 0 && exponent <= top && coded > 0 && coded <= (int32_t)top;
     if (codec == TRF_CODEC_E4M3 && (element & 0x7F) == 0x7F)
         legal = 0;
     uint32_t low2 = class_bits == 4 ? 0 : legal ? (uint32_t)coded & 3 : test_below(rng, 4);

@@ -239,6 +239,12 @@ def test_medians_and_quartiles_of_a_bench(tmp_path: Path) -> None:
     ]
     made = run(BENCH / "medians.py", "--sizes", tmp_path / "layers")
     assert made.stdout.splitlines()[1:] == ["A GPU,abc,64x32,bf16,size,10.500,10.812,0"]
+    on_cpu = {"device": "cpu", "cpu": "A CPU", "results": [{"rows": 64, "cols": 32, "codec": "bf16", **blob}]}
+    (tmp_path / "on_cpu").write_text(json.dumps(on_cpu))
+    made = run(BENCH / "medians.py", "--sizes", tmp_path / "on_cpu")
+    assert made.stdout.splitlines()[1:] == ["A CPU,,64x32,bf16,size,10.500,10.812,0"]
+    made = run(BENCH / "medians.py", tmp_path / "on_cpu")
+    assert made.returncode == 1 and "not a file of bench --device cuda" in made.stderr
     (tmp_path / "figures").write_text("no JSON")
     made = run(BENCH / "medians.py", tmp_path / "figures")
     assert made.returncode == 1 and "cannot be read" in made.stderr

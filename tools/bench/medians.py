@@ -3,7 +3,7 @@
 """Condenses JSON files of `transfuse bench --device cuda` to medians with their spread, as docs/performance has them.
 
     python3 tools/bench/medians.py BENCH.json... > rows.csv
-    python3 tools/bench/medians.py --sizes BENCH.json... > rows.csv
+    python3 tools/bench/medians.py --sizes BENCH.json... > rows.csv     also of --device cpu
 
 Each line is one timed case: card, commit, number of rounds, what was multiplied and how, and the median and the
 quartiles of the rounds in microseconds. error_f32 is the relative error of an F32 y against F64. With --sizes each line
@@ -37,13 +37,13 @@ SIZE_FIELDS = ["card", "commit", "subject", "codec", "favor", "entropy_bits", "b
 GONE = {"ahead"}
 
 
-def read_bench(path: str | Path) -> dict:
+def read_bench(path: str | Path, devices: tuple[str, ...] = ("cuda",)) -> dict:
     try:
         bench = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
         raise SystemExit(f"{path}: cannot be read: {fault}") from fault
-    if bench.get("device") != "cuda":
-        raise SystemExit(f"{path}: not a file of bench --device cuda")
+    if bench.get("device") not in devices:
+        raise SystemExit(f"{path}: not a file of bench --device {' or '.join(devices)}")
     return bench
 
 
@@ -92,7 +92,7 @@ def sizes_of(bench: dict) -> list[dict]:
     """The compressed layers of a file of --mode layers or batch-sweep, by SIZE_FIELDS."""
     return [
         {
-            "card": bench["gpu"],
+            "card": bench["gpu"] if bench["device"] == "cuda" else bench["cpu"],
             "commit": bench.get("commit", ""),
             "subject": f"{result['rows']}x{result['cols']}",
             "codec": result["codec"],
@@ -102,7 +102,7 @@ def sizes_of(bench: dict) -> list[dict]:
             "relative_error": f"{blob['relative_rms_error']:.3g}",
         }
         for result in bench.get("results", [])
-        for blob in result["blobs"]
+        for blob in result.get("blobs", [result])  # a CPU's results are of one blob each
     ]
 
 
@@ -119,7 +119,8 @@ def main() -> None:
     if not paths or any(path.startswith("-") for path in paths):
         raise SystemExit(__doc__)
     make, fields = (sizes_of, SIZE_FIELDS) if sizes else (rows_of, FIELDS)
-    write([row for path in paths for row in make(read_bench(path))], fields, sys.stdout)
+    devices = ("cuda", "cpu") if sizes else ("cuda",)
+    write([row for path in paths for row in make(read_bench(path, devices))], fields, sys.stdout)
 
 
 if __name__ == "__main__":
