@@ -27,8 +27,8 @@ TRF_HD float trf_element_to_f32(uint32_t codec, uint32_t element) {
 TRF_HD float trf_device_scale(const trf_device_view *view, uint32_t row, uint32_t col) {
     if (view->scale_dtype == TRF_SCALE_NONE)
         return 1.0f;
-    uint64_t at = trf_scale_table_index(view->granularity, view->scale_group_size, view->scale_cols,
-                                        view->scale_row + row, col);
+    uint64_t at =
+        trf_scale_table_index(view->granularity, view->scale_group_size, view->scale_cols, view->scale_row + row, col);
     if (view->scale_dtype == TRF_SCALE_F32)
         return ((const float *)view->scales)[at];
     return trf_f16_scale(((const uint16_t *)view->scales)[at], view->scale_exponent);

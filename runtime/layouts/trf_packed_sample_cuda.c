@@ -82,8 +82,8 @@ static int look_up(const trf_device_layer *layer, const trf_packed_window_rows *
                                 stream); /* it has read them when it returns */
     const int8_t *const offsets = trf_layer_row_offsets(layer);
     if (!error && offsets)
-        error = cudaMemcpy2DAsync(memory + places->offsets_at, 1, offsets + layer->shard.row,
-                                  chosen->step, 1, chosen->count, cudaMemcpyDeviceToDevice, stream);
+        error = cudaMemcpy2DAsync(memory + places->offsets_at, 1, offsets + layer->shard.row, chosen->step, 1,
+                                  chosen->count, cudaMemcpyDeviceToDevice, stream);
     return error ? error : trf_launch_decode_rows(&layer->view, &layer->shard, &lookup, stream);
 }
 
@@ -95,6 +95,6 @@ trf_status trf_cuda_sample_window(const trf_device_layer *layer, const trf_load_
     const sample_places places = places_of(&chosen, cols);
     const trf_rows_to_pack rows = {(const uint16_t *)(memory + places.rows_at), cols, 0, chosen.count, cols};
     const int error = look_up(layer, &chosen, &places, memory, stream);
-    return count(&rows, trf_layer_row_offsets(layer) ? (const int8_t *)(memory + places.offsets_at) : NULL, scratch, memory,
-                 error, stream, window, err);
+    return count(&rows, trf_layer_row_offsets(layer) ? (const int8_t *)(memory + places.offsets_at) : NULL, scratch,
+                 memory, error, stream, window, err);
 }

@@ -3,8 +3,10 @@
 #include "test_tile.h"
 
 #include "expect.h"
+#include "trf_number_formats.h"
 
 #include <check.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,6 +118,25 @@ static int32_t offset_at(const test_tile *tile, uint32_t row, uint32_t col) {
     return offset + (tile->meta.predictor_mode & TRF_PREDICT_COL ? tile->col_offsets[col] : 0);
 }
 
+static float scale_at(const test_tile *tile, uint32_t row, uint32_t col) {
+    const trf_extension *extension = &tile->view.extension;
+    return tile->scales[trf_scale_table_index(extension->granularity, extension->scale_group_size,
+                                              tile->view.scale_cols, row, col)];
+}
+
+/* @return the code that gives a BF16 element with a scale, or -1. Elements grow with the code. */
+static int32_t code_of(uint32_t element, float scale) {
+    uint32_t low = 0, end = 0x80;
+    while (low < end) {
+        const uint32_t middle = (low + end) / 2;
+        if (trf_scale_fp8(middle, scale) < (element & 0x7FFF))
+            low = middle + 1;
+        else
+            end = middle;
+    }
+    return low < 0x80 && trf_scale_fp8(low, scale) == (element & 0x7FFF) ? (int32_t)(low | (element >> 8 & 0x80)) : -1;
+}
+
 /* Draws an element; it has a class unless it should be an exception. */
 static uint16_t random_element(test_rng *rng, const test_tile *tile, const test_tile_request *request, uint32_t row,
                                uint32_t col) {
@@ -129,12 +150,15 @@ static uint16_t random_element(test_rng *rng, const test_tile *tile, const test_
             code = (int32_t)test_below(rng, 2 * (uint32_t)limit + 1) - limit;
         return (uint16_t)code;
     }
+    if (request->is_scaled_fp8 && any)
+        return (uint16_t)test_below(rng, 1 << 16);
     const trf_float_fields fields = view->fields;
     uint32_t exponent = (uint32_t)value + (request->class_bits == 2 ? test_below(rng, 4) : 0);
     exponent = any ? test_below(rng, fields.max_exponent + 1)
                    : (exponent + (uint32_t)offset_at(tile, row, col)) & fields.max_exponent;
-    return (uint16_t)(test_below(rng, 2) << fields.sign_bit | exponent << fields.mantissa_bits |
-                      test_below(rng, 1u << fields.mantissa_bits));
+    const uint32_t drawn = test_below(rng, 2) << fields.sign_bit | exponent << fields.mantissa_bits |
+                           test_below(rng, 1u << fields.mantissa_bits);
+    return (uint16_t)(request->is_scaled_fp8 ? trf_scale_fp8(drawn, scale_at(tile, row, col)) : drawn);
 }
 
 /* Splits an element. @return its class, or -1. *raw: its raw bits, which an exception has, too. */
@@ -147,6 +171,13 @@ static int32_t split(test_rng *rng, const test_tile *tile, uint32_t element, uin
         int32_t above = (int16_t)element - value[0];
         *raw = (uint32_t)above & ((1u << view->header.raw_bits) - 1);
         return above >= 0 && above >> view->header.raw_bits < 1 << class_bits ? above >> view->header.raw_bits : -1;
+    }
+    if (trf_is_scaled_fp8(codec, view->header.source_dtype)) {
+        const int32_t code = code_of(element, scale_at(tile, row, col));
+        *raw = test_below(rng, 1u << view->header.raw_bits);
+        if (code < 0)
+            return -1;
+        element = (uint32_t)code;
     }
     const uint32_t emax = view->fields.max_exponent, top = view->fields.max_ordinary_exponent,
                    exponent = trf_element_exponent(view->fields, element);
@@ -345,6 +376,26 @@ static void put_slivers(const test_tile *tile, const trf_tile_shape *shape, byte
     put_padding(to, 128);
 }
 
+static void make_scales(test_rng *rng, const test_tile_request *request, test_tile *tile) {
+    static const uint8_t kGranularities[] = {TRF_GRANULARITY_TENSOR, TRF_GRANULARITY_CHANNEL,
+                                             TRF_GRANULARITY_SCALE_BLOCK};
+    trf_extension *extension = &tile->view.extension;
+    tile->view.header.source_dtype = TRF_DTYPE_BF16;
+    tile->view.header.stored_element_bytes = 2;
+    extension->granularity = kGranularities[test_below(rng, 3)];
+    extension->scale_dtype = TRF_SCALE_F32;
+    tile->view.scale_cols = 1;
+    if (extension->granularity == TRF_GRANULARITY_SCALE_BLOCK) {
+        const uint32_t size = 16 * (1 + test_below(rng, 20));
+        extension->scale_group_size = size;
+        tile->view.scale_cols = (request->cols + size - 1) / size;
+    }
+    for (uint32_t i = 0; i < TRF_TILE_SIZE; i++)
+        tile->scales[i] = ldexpf(1.0f + (float)test_below(rng, 1 << 23) * 0x1p-23f, (int)test_below(rng, 200) - 100);
+    tile->view.scales = tile->scales;
+    tile->view.num_scales = TRF_TILE_SIZE;
+}
+
 static void begin_view(test_rng *rng, const test_tile_request *request, test_tile *tile) {
     trf_header *header = &tile->view.header;
     header->codec = (uint8_t)request->codec;
@@ -361,6 +412,8 @@ static void begin_view(test_rng *rng, const test_tile_request *request, test_til
     header->stored_element_bytes = request->codec == TRF_CODEC_INT    ? (uint8_t)(1 + test_below(rng, 2))
                                    : request->codec <= TRF_CODEC_FP16 ? 2
                                                                       : 1;
+    if (request->is_scaled_fp8)
+        make_scales(rng, request, tile);
     tile->view.extension.exponent_offset = request->exponent_offset;
     tile->view.num_tiles = 1;
     tile->view.frequency = tile->frequency;
@@ -382,7 +435,11 @@ static void begin_view(test_rng *rng, const test_tile_request *request, test_til
 static const uint32_t kClassBits[2] = {2, 4};
 
 test_tile_request test_tile_random_request_of(test_rng *rng, uint32_t codec_index) {
-    return test_tile_random_request(rng, codec_index / 2 + 1, kClassBits[codec_index % 2]);
+    const int is_scaled_fp8 = codec_index >= TEST_TILE_SCALED_FP8;
+    test_tile_request request = test_tile_random_request(
+        rng, is_scaled_fp8 ? (uint32_t)TRF_CODEC_E4M3 : codec_index / 2 + 1, kClassBits[codec_index % 2]);
+    request.is_scaled_fp8 = is_scaled_fp8;
+    return request;
 }
 
 void test_tiles_at_random(uint32_t codec_index, int rounds, test_tile_check *check) {

@@ -12,6 +12,7 @@ typedef struct test_tile {
     trf_tile_meta meta;
     uint16_t frequency[TRF_ALPHABET];
     int8_t row_offsets[TRF_TILE_SIZE], col_offsets[TRF_TILE_SIZE];
+    float scales[TRF_TILE_SIZE]; /* of scaled FP8: a row's, or those of blocks of 16x16 or larger ones */
     uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE]; /* rows x cols, what decoding must give */
     uint8_t *bytes;                                   /* meta.data_size, allocated to exactly that size */
 } test_tile;
@@ -24,6 +25,7 @@ typedef struct test_tile_request {
     int32_t exponent_offset;
     uint32_t symbols;      /* that have a slot, 2 to 256 */
     double exception_rate; /* share of weights with a random exponent or code; missing symbols make more */
+    int is_scaled_fp8;     /* codec is e4m3, and the elements are BF16 */
     int stored;
     uint32_t unused_words; /* in the middle of each slab's first lane pair: a tile that must be rejected */
 } test_tile_request;
@@ -33,7 +35,8 @@ test_tile_request test_tile_random_request(test_rng *rng, uint32_t codec, uint32
 
 /* Codec and class bits by number, 0 to TEST_TILE_CODECS - 1. */
 enum {
-    TEST_TILE_CODECS = 10
+    TEST_TILE_SCALED_FP8 = 10, /* and 11 */
+    TEST_TILE_CODECS = 12
 };
 test_tile_request test_tile_random_request_of(test_rng *rng, uint32_t codec_index);
 

@@ -212,7 +212,7 @@ float gpu_layer_scale(const gpu_layer *layer, uint32_t row, uint32_t col) {
 
 double gpu_layer_weight(const gpu_layer *layer, uint32_t row, uint32_t col) {
     uint16_t element = layer->elements[(size_t)row * layer->info.cols + col];
-    switch (layer->info.codec) {
+    switch (trf_element_codec(layer->info.codec, layer->info.dtype)) {
     case TRF_CODEC_BF16:
         return (double)trf_bf16_to_f32(element);
     case TRF_CODEC_FP16:

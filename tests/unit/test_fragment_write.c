@@ -10,6 +10,7 @@
 #include "trf_fragment_write.h"
 
 #include <check.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -243,6 +244,24 @@ START_TEST(every_fp8) {
 }
 END_TEST
 
+/* Every pair of codes, with scales from all of their range: its ends, powers of two, and anything between. */
+START_TEST(scaled_fp8) {
+    test_rng rng = {2500 + (uint64_t)_i};
+    for (int round = 0; round < 200; round++) {
+        const float power = ldexpf(1.0f, (int)test_below(&rng, 200) - 100);
+        const float scale = round == 0   ? 0x1p-100f
+                            : round == 1 ? 0x1p100f
+                            : round % 8  ? power * (1.0f + (float)test_below(&rng, 1 << 23) * 0x1p-23f)
+                                         : power;
+        for (uint32_t low = 0; low < 256; low++) {
+            const uint32_t high = test_below(&rng, 256);
+            EXPECT(trf_scale_fp8x2(low | high << 16, scale) ==
+                   (trf_scale_fp8(low, scale) | (uint32_t)trf_scale_fp8(high, scale) << 16));
+        }
+    }
+}
+END_TEST
+
 /* Every code, with scales of all sizes, some of which make products that lie on or beside the middle between two 16-bit
  * values. */
 START_TEST(codes) {
@@ -354,6 +373,7 @@ int main(void) {
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, slabs, 0, 10);
     tcase_add_loop_test(tests, every_fp8, TRF_CODEC_E4M3, TRF_CODEC_E5M2 + 1);
+    tcase_add_loop_test(tests, scaled_fp8, 0, 10);
     tcase_add_test(tests, codes);
     tcase_add_test(tests, lowest_codes);
     tcase_add_test(tests, gathered_rows);

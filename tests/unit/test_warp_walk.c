@@ -257,9 +257,12 @@ static void check_tile(test_rng *rng, test_tile_request *request, int usual, uin
 }
 
 /* Expects that all walks of a codec have run: [product_config][variant]. */
-static void expect_all_ran(uint32_t codec, uint32_t class_bits, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
+static void expect_all_ran(const test_tile_request *request, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
+    const uint32_t codec = request->codec, class_bits = request->class_bits;
     const int halves = codec == TRF_CODEC_E4M3, copies = class_bits == 2 && codec != TRF_CODEC_INT;
     EXPECT(ran[0][WARP_WALK_WRITE] && ran[0][WARP_WALK_WRITE_GENERAL]);
+    if (request->is_scaled_fp8) /* which no product walks */
+        return;
     EXPECT(ran[halves][WARP_WALK_ONE_SLAB] && ran[halves][WARP_WALK_GENERAL]);
     EXPECT(ran[halves][WARP_WALK_TWO_SLABS] && ran[halves][WARP_WALK_WIDE]);
     EXPECT(!copies || ran[halves][WARP_WALK_TWO_SLABS_COPY]);
@@ -275,7 +278,7 @@ START_TEST(tiles) {
             request.raw_bits = test_below(&rng, 9 - request.class_bits);
         check_tile(&rng, &request, round % 4 != 0, ran);
     }
-    expect_all_ran(request.codec, request.class_bits, ran);
+    expect_all_ran(&request, ran);
 }
 END_TEST
 
@@ -284,14 +287,15 @@ START_TEST(int_widths) {
     test_rng rng = {8100 + (uint64_t)_i};
     for (uint32_t class_bits = 2; class_bits <= 4; class_bits += 2) {
         uint32_t ran[2][WARP_WALK_VARIANTS] = {{0}};
+        test_tile_request request;
         if (class_bits + (uint32_t)_i > 8)
             continue;
         for (int round = 0; round < 3; round++) {
-            test_tile_request request = test_tile_random_request(&rng, TRF_CODEC_INT, class_bits);
+            request = test_tile_random_request(&rng, TRF_CODEC_INT, class_bits);
             request.raw_bits = (uint32_t)_i;
             check_tile(&rng, &request, 1, ran);
         }
-        expect_all_ran(TRF_CODEC_INT, class_bits, ran);
+        expect_all_ran(&request, ran);
         EXPECT(class_bits == 4 || (_i != 3 && _i != 6) ||
                (ran[1][WARP_WALK_TWO_SLABS] && ran[1][WARP_WALK_TWO_SLABS_COPY]));
     }
