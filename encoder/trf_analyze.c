@@ -197,7 +197,7 @@ static trf_status all_row_offsets(trf_tile_encoder *encoder, const trf_element_s
         for (uint32_t p = 0; p < num_spans && status == TRF_OK; p++) {
             uint32_t col = (uint32_t)((uint64_t)p * source->cols / num_spans), left = source->cols - col;
             uint32_t cols = left < SPAN_COLS ? left : SPAN_COLS;
-            status = trf_read_elements(from, (uint32_t)row, rows, col, cols, scratch, element, &ignored, err);
+            status = trf_read_codes(from, (uint32_t)row, rows, col, cols, scratch, element, &ignored, err);
             for (uint32_t r = 0; r < rows && status == TRF_OK; r++)
                 add_row(trf_fields_of(encoder->header.codec), element + r * cols, cols,
                         encoder->col_offsets ? encoder->col_offsets + col : NULL, &sums[r]);

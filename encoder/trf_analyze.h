@@ -11,7 +11,7 @@ typedef struct trf_sample {
     uint32_t num_excerpts;
     uint32_t excerpt_cols; /* a multiple of 16, the same for all excerpts; 0 if rows or columns are fewer than 16 */
     uint32_t *row, *col;   /* of each excerpt's first weight */
-    uint16_t *element;     /* [num_excerpts][16][excerpt_cols] */
+    uint16_t *element;     /* [num_excerpts][16][excerpt_cols]; of scaled FP8 codes */
     int full_width;        /* every excerpt has all columns but a sliver */
 } trf_sample;
 

@@ -40,3 +40,11 @@ trf_status trf_read_elements(const trf_element_source *from, uint32_t row, uint3
     }
     return TRF_OK;
 }
+
+trf_status trf_read_codes(const trf_element_source *from, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
+                          void *scratch, uint16_t *elements, trf_energy *energy, trf_error *err) {
+    trf_status status = trf_read_elements(from, row, rows, col, cols, scratch, elements, energy, err);
+    if (status == TRF_OK && from->scales)
+        trf_find_fp8_codes(from->scales, row, rows, col, cols, elements, cols);
+    return status;
+}

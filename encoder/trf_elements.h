@@ -4,13 +4,15 @@
 #define TRF_ELEMENTS_H
 
 #include "trf_encode.h"
+#include "trf_fp8_codes.h"
 #include "trf_quantize.h"
 
-/* quantizer: for the int codec on float weights, with its step set; else NULL. */
+/* quantizer: for the int codec on float weights, with its step set; else NULL. scales: of scaled FP8, else NULL. */
 typedef struct trf_element_source {
     const trf_source *source;
     trf_codec codec;
     const trf_quantizer *quantizer;
+    const trf_fp8_scales *scales;
 } trf_element_source;
 
 /* Sums of squares: of the weights, and of what the codec changed in them. */
@@ -28,5 +30,9 @@ static inline int trf_source_holds_elements(const trf_element_source *from) {
  * the codec is lossy. */
 trf_status trf_read_elements(const trf_element_source *from, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
                              void *scratch, uint16_t *elements, trf_energy *energy, trf_error *err);
+
+/* The same, but gives what is split: of scaled FP8 codes in place of elements. */
+trf_status trf_read_codes(const trf_element_source *from, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
+                          void *scratch, uint16_t *elements, trf_energy *energy, trf_error *err);
 
 #endif

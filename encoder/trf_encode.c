@@ -4,6 +4,7 @@
 
 #include "trf_analyze.h"
 #include "trf_encode_tiles.h"
+#include "trf_find_fp8.h"
 #include "trf_head.h"
 
 #include <math.h>
@@ -31,6 +32,7 @@ typedef struct encoding {
     const trf_sink *sink;
     const trf_progress *progress;
     trf_quantizer *quantizer;
+    trf_fp8_scales scales; /* of scaled FP8 */
     trf_element_source from;
     trf_tile_encoder encoder;
     trf_tile_meta *metas;
@@ -61,6 +63,9 @@ static trf_status choose_codec(const trf_source *source, const trf_encode_option
         break;
     case TRF_CODEC_INT:
         fits = source->dtype != TRF_DTYPE_F8_E4M3 && source->dtype != TRF_DTYPE_F8_E5M2;
+        break;
+    case TRF_CODEC_E4M3: /* BF16: if it has scales */
+        fits = source->dtype == TRF_DTYPE_F8_E4M3 || source->dtype == TRF_DTYPE_BF16;
         break;
     default:
         fits = *codec == trf_lossless_codec(source->dtype);
@@ -128,11 +133,17 @@ static void start_encoder(encoding *e, trf_codec codec) {
     h->slab_cols = (uint16_t)(e->options->slab_cols ? e->options->slab_cols
                                                     : trf_choose_slab_cols(codec, h->class_bits, h->rows, h->cols));
     int bytes = codec == TRF_CODEC_INT && (!e->quantizer || e->options->bits == 0);
-    h->stored_element_bytes = is_fp8(codec) || bytes ? 1 : 2;
+    h->stored_element_bytes = (is_fp8(codec) && !e->scales.values) || bytes ? 1 : 2;
     if (e->quantizer) {
         x->granularity = (uint8_t)trf_quantizer_granularity(e->quantizer);
         x->scale_dtype = (uint8_t)trf_quantizer_scale_dtype(e->quantizer);
         x->scale_group_size = trf_quantizer_scale_group_size(e->quantizer);
+    }
+    if (e->scales.values) {
+        e->encoder.scales = &e->scales;
+        x->granularity = (uint8_t)e->scales.granularity;
+        x->scale_dtype = TRF_SCALE_F32;
+        x->scale_group_size = e->scales.scale_group_size;
     }
 }
 
@@ -159,6 +170,10 @@ static trf_head_sections head_sections(const encoding *e) {
     trf_head_sections sections = {.row_offsets = e->encoder.row_offsets, .col_offsets = e->encoder.col_offsets};
     if (e->quantizer)
         sections.scales = trf_quantizer_table(e->quantizer, &sections.scales_bytes);
+    if (e->scales.values) {
+        sections.scales = e->scales.values;
+        sections.scales_bytes = e->scales.count * sizeof *e->scales.values;
+    }
     return sections;
 }
 
@@ -361,8 +376,46 @@ static void fill_report(const encoding *e, const trf_tile_pass *pass, uint64_t b
     report->predictor_modes = pass->predictor_modes;
 }
 
+/* Looks whether BF16 weights are scaled FP8, if the options leave that open or demand it, and makes *codec E4M3 if so.
+ */
+static trf_status look_for_fp8(encoding *e, trf_codec *codec, trf_error *err) {
+    int found;
+    const int demanded = e->options->codec == TRF_CODEC_E4M3;
+    if (e->source->dtype != TRF_DTYPE_BF16 || (!demanded && e->options->codec != TRF_CODEC_AUTO))
+        return TRF_OK;
+    trf_status status = trf_find_fp8(e->source, e->options->threads, &e->scales, &found, err);
+    if (status != TRF_OK)
+        return status;
+    if (!found && demanded)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "codec %s takes BF16 weights that are FP8 codes times scales, and these are not",
+                        trf_codec_name(TRF_CODEC_E4M3));
+    *codec = found ? TRF_CODEC_E4M3 : *codec;
+    return TRF_OK;
+}
+
+/* Encodes with a codec that takes the source. */
+static trf_status encode_as(encoding *e, trf_codec codec, trf_encoded *encoded, trf_layer_report *report,
+                            trf_error *err) {
+    trf_tile_pass pass;
+    trf_status status = TRF_OK;
+    if (codec == TRF_CODEC_INT && e->source->dtype != TRF_DTYPE_I8)
+        status = trf_quantizer_create(e->source, e->options, &e->quantizer, err);
+    if (status != TRF_OK)
+        return status;
+    e->from = (trf_element_source){e->source, codec, e->quantizer, e->scales.values ? &e->scales : NULL};
+    start_encoder(e, codec);
+    *encoded = (trf_encoded){.codec = codec,
+                             .granularity = (trf_granularity)e->encoder.extension.granularity,
+                             .scale_group_size = e->encoder.extension.scale_group_size};
+    status = encode(e, &pass, &encoded->blob_bytes, err);
+    if (status == TRF_OK && report)
+        fill_report(e, &pass, encoded->blob_bytes, report);
+    return status;
+}
+
 trf_status trf_encode_source(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
-                             const trf_progress *progress, uint64_t *blob_bytes, trf_layer_report *report,
+                             const trf_progress *progress, trf_encoded *encoded, trf_layer_report *report,
                              trf_error *err) {
     trf_codec codec = TRF_CODEC_AUTO;
     trf_status status = check_options(source, options, err);
@@ -383,17 +436,12 @@ trf_status trf_encode_source(const trf_source *source, const trf_encode_options 
     if (!e->metas)
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for the metadata of %llu tiles",
                           (unsigned long long)e->num_tiles);
-    if (status == TRF_OK && codec == TRF_CODEC_INT && source->dtype != TRF_DTYPE_I8)
-        status = trf_quantizer_create(source, options, &e->quantizer, err);
-    trf_tile_pass pass;
-    if (status == TRF_OK) {
-        e->from = (trf_element_source){source, codec, e->quantizer};
-        start_encoder(e, codec);
-        status = encode(e, &pass, blob_bytes, err);
-    }
-    if (status == TRF_OK && report)
-        fill_report(e, &pass, *blob_bytes, report);
+    if (status == TRF_OK)
+        status = look_for_fp8(e, &codec, err);
+    if (status == TRF_OK)
+        status = encode_as(e, codec, encoded, report, err);
     free_offsets(&e->encoder);
+    trf_fp8_scales_free(&e->scales);
     trf_quantizer_free(e->quantizer);
     free(e->metas);
     free(e);

@@ -32,16 +32,25 @@ typedef struct trf_progress {
     int (*tick)(void *context, uint64_t done_weights, uint64_t total_weights);
 } trf_progress;
 
+/* What a layer has been encoded as. */
+typedef struct trf_encoded {
+    uint64_t blob_bytes;
+    trf_codec codec;
+    trf_granularity granularity;
+    uint32_t scale_group_size;
+} trf_encoded;
+
 /* Translates the caller's options, of whatever version, into this version's; NULL means the defaults. Errors: as
  * trf_take_struct. */
 trf_status trf_take_encode_options(const trf_encode_options *options, trf_encode_options *taken, trf_error *err);
 
-/* Encodes a layer. progress may be NULL; report may be NULL. The bytes written depend only on the weights and the
- * options. If rate control has to encode more than once, tiles are written again from the first one on; the last write
- * of each byte counts, and *blob_bytes. Errors: as trf_encode_layer (transfuse.h), TRF_ERR_CANCELLED, and whatever
+/* Encodes a layer. progress may be NULL; report may be NULL. The codec AUTO looks whether BF16 weights are FP8 times
+ * scales (trf_find_fp8.h), and E4M3 demands it of them. The bytes written depend only on the weights and the options.
+ * If rate control has to encode more than once, tiles are written again from the first one on; the last write of each
+ * byte counts, and encoded->blob_bytes. Errors: as trf_encode_layer (transfuse.h), TRF_ERR_CANCELLED, and whatever
  * source and sink return. */
 trf_status trf_encode_source(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
-                             const trf_progress *progress, uint64_t *blob_bytes, trf_layer_report *report,
+                             const trf_progress *progress, trf_encoded *encoded, trf_layer_report *report,
                              trf_error *err);
 
 /* @return the codec that gives every weight of a dtype back, or TRF_CODEC_AUTO for F32, which has none. */

@@ -77,15 +77,18 @@ static trf_status encode_matrix(const trf_matrix *matrix, const trf_encode_optio
     if ((uintptr_t)matrix->weights % 4 == 0) /* enough for every dtype */
         source.weights = matrix->weights;
     trf_sink sink = {&to, write_bytes};
-    uint64_t size;
-    trf_status status = trf_encode_source(&source, options, &sink, NULL, &size, report, err);
+    trf_encode_options how = *options;
+    if (how.codec == TRF_CODEC_AUTO && matrix->dtype == TRF_DTYPE_BF16)
+        how.codec = TRF_CODEC_BF16; /* only a checkpoint's BF16 is searched for FP8 unasked */
+    trf_encoded encoded;
+    trf_status status = trf_encode_source(&source, &how, &sink, NULL, &encoded, report, err);
     if (status != TRF_OK) {
         free(to.bytes);
         return status;
     }
-    uint8_t *fitted = realloc(to.bytes, size);
+    uint8_t *fitted = realloc(to.bytes, encoded.blob_bytes);
     *blob = fitted ? fitted : to.bytes;
-    *blob_bytes = size;
+    *blob_bytes = encoded.blob_bytes;
     return TRF_OK;
 }
 

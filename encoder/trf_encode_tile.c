@@ -7,7 +7,7 @@ void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *class
     trf_header *h = &encoder->header;
     trf_split_rule *rule = &encoder->rule;
     h->magic = TRF_MAGIC;
-    h->version = TRF_FORMAT_VERSION;
+    h->version = (uint16_t)(trf_is_scaled_fp8(h->codec, h->source_dtype) ? TRF_SCALED_FP8_VERSION : TRF_FORMAT_VERSION);
     h->tile_size = TRF_TILE_SIZE;
     h->num_tile_rows = (h->rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
     h->num_tile_cols = (h->cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
@@ -75,6 +75,17 @@ void trf_arrange_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row,
     trf_arrange_lanes(scratch->offsets_by_row, TRF_MAX_SLAB_COLS, shape, scratch->buffers.offset);
 }
 
+/* Writes the codes of a slab of scaled FP8 to scratch->buffers.element, in lane order. row, col: the place of its first
+ * weight in the layer. */
+static void arrange_codes(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
+                          const uint16_t *elements, size_t stride, trf_tile_scratch *scratch) {
+    const uint32_t rows = 16 * shape.row_blocks, cols = 16 * shape.steps;
+    for (uint32_t r = 0; r < rows; r++)
+        memcpy(scratch->codes_by_row + (size_t)r * cols, elements + r * stride, cols * sizeof *elements);
+    trf_find_fp8_codes(encoder->scales, row, rows, col, cols, scratch->codes_by_row, cols);
+    trf_arrange_lanes(scratch->codes_by_row, cols, shape, scratch->buffers.element);
+}
+
 /* Replaces symbols without a slot; weights whose class this changes become exceptions. */
 static void replace_symbols(const trf_tile_encoder *encoder, uint32_t weights, trf_slab_buffers *buffers) {
     const uint32_t c = encoder->header.class_bits, per_symbol = 8 / c, count = weights / per_symbol * TRF_LANES;
@@ -100,14 +111,17 @@ static void replace_symbols(const trf_tile_encoder *encoder, uint32_t weights, t
     }
 }
 
-/* Writes the exceptions in ascending order of position. out: 4-byte aligned. @return the byte after them. */
-static uint8_t *put_exceptions(const trf_slab_buffers *buffers, uint8_t *out) {
+/* Writes the exceptions in ascending order of position. elements: of the slab, row by row. out: 4-byte aligned. @return
+ * the byte after them. */
+static uint8_t *put_exceptions(const trf_slab_buffers *buffers, trf_slab_shape shape, const uint16_t *elements,
+                               size_t stride, uint8_t *out) {
     uint32_t *exception = (uint32_t *)out;
     for (uint32_t word = 0; word < TRF_MAX_SLAB_WEIGHTS / 64; word++)
         for (uint64_t bits = buffers->exception_mask[word]; bits; bits &= bits - 1) {
             uint32_t position = 64 * word + (uint32_t)__builtin_ctzll(bits), i = position / TRF_LANES,
                      lane = position % TRF_LANES;
-            *exception++ = trf_make_exception(position, buffers->element[i / 2 * 64 + 2 * lane + i % 2]);
+            const uint32_t row = trf_lane_row(shape, lane, i), col = trf_lane_col(shape, lane, i);
+            *exception++ = trf_make_exception(position, elements[row * stride + col]);
         }
     return (uint8_t *)exception;
 }
@@ -143,14 +157,18 @@ static uint32_t encode_slab(const trf_tile_encoder *encoder, const trf_tile_shap
     const uint32_t row = trf_slab_row(shape, slab), col = trf_slab_col(shape, slab);
     trf_slab_buffers *buffers = &scratch->buffers;
     uint32_t weights = trf_lane_weights(slab_shape);
-    trf_arrange_lanes(elements + row * stride + col, stride, slab_shape, buffers->element);
+    elements += row * stride + col;
+    if (encoder->scales)
+        arrange_codes(encoder, shape->row + row, shape->col + col, slab_shape, elements, stride, scratch);
+    else
+        trf_arrange_lanes(elements, stride, slab_shape, buffers->element);
     if (encoder->rule.predicted)
         trf_arrange_exponent_offsets(encoder, shape->row + row, shape->col + col, slab_shape, scratch);
     encoder->split(&encoder->rule, slab_shape, buffers, raw);
     replace_symbols(encoder, weights, buffers);
     trf_encode_lanes(encoder->symbols, buffers->symbol, weights * encoder->header.class_bits / 8,
                      encoder->header.state_bits, &scratch->lanes);
-    uint8_t *words = put_exceptions(buffers, rans_streams + TRF_RANS_FIXED_BYTES);
+    uint8_t *words = put_exceptions(buffers, slab_shape, elements, stride, rans_streams + TRF_RANS_FIXED_BYTES);
     uint32_t used = (uint32_t)(put_lanes(&scratch->lanes, buffers->exceptions, rans_streams, words) - rans_streams);
     return pad(rans_streams, used, trf_align(used));
 }

@@ -3,6 +3,7 @@
 #ifndef TRF_ENCODE_TILE_H
 #define TRF_ENCODE_TILE_H
 
+#include "trf_fp8_codes.h"
 #include "trf_rans.h"
 #include "trf_slab_split.h"
 #include "trf_validate.h"
@@ -17,8 +18,9 @@ typedef struct trf_tile_encoder {
     uint8_t missing[TRF_ALPHABET]; /* 1 for a symbol that has a replacement */
     trf_split_rule rule;
     trf_split_slab_fn *split;
-    int8_t *row_offsets; /* [rows] or NULL; owned by the encoder's maker */
-    int8_t *col_offsets; /* [cols] or NULL */
+    const trf_fp8_scales *scales; /* of scaled FP8, or NULL; its maker's */
+    int8_t *row_offsets;          /* [rows] or NULL; owned by the encoder's maker */
+    int8_t *col_offsets;          /* [cols] or NULL */
 } trf_tile_encoder;
 
 /* Fills in what follows from classes and model: rule, symbols, header and extension fields. The caller has set
@@ -35,6 +37,7 @@ typedef struct trf_tile_scratch {
     trf_slab_buffers buffers;
     trf_coded_lanes lanes;
     uint16_t offsets_by_row[TRF_MAX_SLAB_WEIGHTS]; /* exponent offsets of a slab, row by row, before lane order */
+    uint16_t codes_by_row[TRF_MAX_SLAB_WEIGHTS];   /* the same of its codes, with scaled FP8 */
 } trf_tile_scratch;
 
 /* Writes the sum of row and column offset of every weight of a slab to scratch->buffers.offset, in lane order. row,

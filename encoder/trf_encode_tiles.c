@@ -87,6 +87,11 @@ static trf_status verify_tile(const pass_state *state, worker *w, uint64_t tile,
         .col_offsets = encoder->col_offsets,
         .fields = trf_fields_of(encoder->header.codec),
     };
+    if (encoder->scales) {
+        view.scales = encoder->scales->values;
+        view.num_scales = encoder->scales->count;
+        view.scale_cols = encoder->scales->scale_cols;
+    }
     view.num_planes = trf_plane_widths(encoder->header.raw_bits, view.plane_width);
     trf_status status = trf_blob_check_tile(&view, tile, w->tile, err);
     if (status == TRF_OK)

@@ -47,8 +47,8 @@ trf_status trf_sample_read(trf_sample *sample, const trf_element_source *from, t
         uint64_t at = (2 * u + 1) * all / (2 * taken); /* the middle of each share */
         sample->row[u] = (uint32_t)(at / across) * TRF_FRAGMENT_SIZE;
         sample->col[u] = (uint32_t)(at % across) * sample->excerpt_cols;
-        status = trf_read_elements(from, sample->row[u], TRF_FRAGMENT_SIZE, sample->col[u], sample->excerpt_cols,
-                                   scratch, sample->element + u * block_weights, &ignored, err);
+        status = trf_read_codes(from, sample->row[u], TRF_FRAGMENT_SIZE, sample->col[u], sample->excerpt_cols, scratch,
+                                sample->element + u * block_weights, &ignored, err);
     }
     free(scratch);
     if (status != TRF_OK)

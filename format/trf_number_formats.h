@@ -101,7 +101,8 @@ TRF_HD uint16_t trf_f32_to_bf16(float value) {
 TRF_HD uint16_t trf_scale_fp8(uint32_t code, float scale) {
     const uint32_t magnitude = code & 0x7Fu;
     const uint32_t denormal = trf_f32_bits((float)(int32_t)magnitude * 0x1p-9f);
-    const uint32_t value = magnitude < 8u ? denormal : (magnitude << 20) + (120u << 23);
+    const uint32_t normal = (magnitude << 20) + (120u << 23), mask = -(uint32_t)(magnitude < 8u); /* as above */
+    const uint32_t value = (denormal & mask) | (normal & ~mask);
     const uint32_t product = trf_f32_bits(trf_f32_from_bits(value) * scale);
     return (uint16_t)((code & 0x80u) << 8 | (product + 0x7FFFu + (product >> 16 & 1)) >> 16);
 }

@@ -295,6 +295,9 @@ typedef struct trf_checkpoint_report {
     trf_left_tensors left[TRF_LEFT_COUNT]; /* compress: tensors that stay as they were, by trf_left_reason */
     uint64_t compared_files;               /* verify: files besides the tensors' that are equal to the source's ... */
     uint64_t added_files;                  /* ... and those that the source does not have */
+    /* compress: BF16 tensors that were found to be FP8 E4M3 times scales, and are coded as that, by trf_granularity;
+     * blocks are of 128 x 128. A tensor of experts counts if one of them is. */
+    uint64_t scaled_fp8_tensors[TRF_GRANULARITY_SCALE_BLOCK + 1];
 } trf_checkpoint_report;
 
 /* Compresses the checkpoint at in_path to out_path, of the same kind: file to file, directory to directory (an index

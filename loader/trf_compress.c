@@ -8,6 +8,7 @@
 #include "trf_output.h"
 #include "trf_source_kind.h"
 #include "trf_source_tensors.h"
+#include "trf_split.h"
 #include "trf_tensor_selection.h"
 
 #include <inttypes.h>
@@ -84,7 +85,7 @@ static int report_matrix_progress(void *context, uint64_t done_weights, uint64_t
 
 /* Encodes matrix number `number`, from 0 on, of a tensor, to byte out_offset of the output. */
 static trf_status compress_matrix(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t number,
-                                  uint64_t out_offset, uint64_t *blob_bytes, trf_error *err) {
+                                  uint64_t out_offset, trf_encoded *encoded, trf_error *err) {
     trf_encode_options options;
     trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
     trf_encode_options_for(&compressor->job->options.encode, dtype, &options);
@@ -100,9 +101,8 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     trf_progress progress = {&matrix_progress, report_matrix_progress};
     trf_layer_report layer = {0};
     const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
-    trf_status status = compressor->out
-                            ? trf_encode_source(&source, &options, &sink, &progress, blob_bytes, &layer, err)
-                            : trf_estimate_blob(&sampled, &options, blob_bytes, &layer, err);
+    trf_status status = compressor->out ? trf_encode_source(&source, &options, &sink, &progress, encoded, &layer, err)
+                                        : trf_estimate_blob(&sampled, &options, encoded, &layer, err);
     compressor->job->weight_energy += layer.weight_energy;
     compressor->job->error_energy += layer.weight_energy * layer.relative_rms_error * layer.relative_rms_error;
     if (status == TRF_OK)
@@ -110,39 +110,48 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     return status;
 }
 
+/* What a tensor of experts is counted as: its first one, unless that was not FP8 and another one is. */
+static void note_expert(uint64_t number, const trf_encoded *expert, trf_encoded *encoded) {
+    if (number == 0 || encoded->codec != TRF_CODEC_E4M3)
+        *encoded = *expert;
+}
+
 /* Estimates the size of an expert tensor: a few of its matrices stand for all. */
-static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t *bytes,
-                                         trf_error *err) {
+static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor,
+                                         trf_encoded *encoded, trf_error *err) {
     const uint64_t count = tensor->shape[0], most = count < TRF_SAMPLED_EXPERTS ? count : TRF_SAMPLED_EXPERTS;
     trf_status status = TRF_OK;
-    *bytes = trf_expert_index_bytes(count);
+    uint64_t bytes = trf_expert_index_bytes(count);
     for (uint64_t i = 0; i < most && status == TRF_OK; i++) {
         const uint64_t first = i * count / most, behind = (i + 1) * count / most;
-        uint64_t blob_bytes = 0;
-        status = compress_matrix(compressor, tensor, first, 0, &blob_bytes, err);
-        *bytes += blob_bytes * (behind - first);
+        trf_encoded expert = {0};
+        status = compress_matrix(compressor, tensor, first, 0, &expert, err);
+        note_expert(i, &expert, encoded);
+        bytes += expert.blob_bytes * (behind - first);
     }
+    encoded->blob_bytes = bytes;
     return status;
 }
 
 /* Encodes an expert tensor: an index, followed by its matrices. */
 static trf_status compress_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t out_offset,
-                                         uint64_t *bytes, trf_error *err) {
+                                         trf_encoded *encoded, trf_error *err) {
     if (!compressor->out)
-        return estimate_expert_tensor(compressor, tensor, bytes, err);
+        return estimate_expert_tensor(compressor, tensor, encoded, err);
     uint64_t count = tensor->shape[0], index_bytes = trf_expert_index_bytes(count), end = index_bytes;
     uint64_t *offsets = calloc(count, sizeof *offsets);
     void *index = malloc(index_bytes);
     trf_status status = offsets && index ? TRF_OK : trf_fail_memory(err, 2 * index_bytes);
     for (uint64_t number = 0; number < count && status == TRF_OK; number++) {
-        uint64_t blob_bytes;
-        status = compress_matrix(compressor, tensor, number, out_offset + end, &blob_bytes, err);
+        trf_encoded expert;
+        status = compress_matrix(compressor, tensor, number, out_offset + end, &expert, err);
         if (status != TRF_OK) {
             trf_prefix_error(err, status, "matrix %" PRIu64, number);
             break;
         }
+        note_expert(number, &expert, encoded);
         offsets[number] = end;
-        end += blob_bytes;
+        end += expert.blob_bytes;
     }
     if (status == TRF_OK) {
         trf_expert_index_write(offsets, count, index);
@@ -150,7 +159,7 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     }
     free(offsets);
     free(index);
-    *bytes = end;
+    encoded->blob_bytes = end;
     return status;
 }
 
@@ -177,40 +186,43 @@ static trf_status settle_f32(trf_file_compressor *compressor, trf_compressed_ten
 }
 
 /* Adds a blob to the report. */
-static void count_blob(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t bytes, int exact) {
+static void count_blob(trf_file_compressor *compressor, const trf_tensor *tensor, const trf_encoded *encoded,
+                       int exact) {
     trf_checkpoint_report *report = &compressor->job->report;
-    trf_encode_options options;
     const trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
-    trf_encode_options_for(&compressor->job->options.encode, dtype, &options);
+    const trf_codec codec = trf_element_codec(encoded->codec, dtype);
     compressor->counts->all++;
     compressor->counts->widened += exact != 0;
-    compressor->counts->bf16 += options.codec == TRF_CODEC_BF16;
-    compressor->counts->fp16 += options.codec == TRF_CODEC_FP16;
+    compressor->counts->bf16 += codec == TRF_CODEC_BF16;
+    compressor->counts->fp16 += codec == TRF_CODEC_FP16;
     compressor->blobs++;
     report->compressed_tensors++;
     report->compressed_source_bytes += trf_tensor_bytes(tensor);
-    report->compressed_bytes += bytes;
+    report->compressed_bytes += encoded->blob_bytes;
     report->compressed_weights += trf_tensor_bytes(tensor) / trf_dtype_bytes(dtype);
     report->widened_tensors += exact != 0;
-    report->rounded_tensors += dtype == TRF_DTYPE_F32 && options.codec == TRF_CODEC_BF16 && !exact;
+    report->rounded_tensors += dtype == TRF_DTYPE_F32 && codec == TRF_CODEC_BF16 && !exact;
+    if (trf_is_scaled_fp8(encoded->codec, dtype))
+        report->scaled_fp8_tensors[encoded->granularity]++;
 }
 
 /* Encodes one tensor after the blobs before it, and keeps the result if it is worth it. */
 static trf_status compress_tensor(trf_file_compressor *compressor, trf_compressed_tensor *compressed, trf_error *err) {
     const trf_tensor *tensor = compressed->source;
     double error_energy = compressor->job->error_energy, weight_energy = compressor->job->weight_energy;
-    uint64_t out_offset = compressor->data_offset + compressor->end, bytes = 0;
+    const uint64_t out_offset = compressor->data_offset + compressor->end;
+    trf_encoded encoded = {0};
     int exact;
     trf_status status = settle_f32(compressor, compressed, &exact, err);
     if (status == TRF_OK && compressed->selection == TRF_SELECT_KEEP)
         return TRF_OK;
     if (status == TRF_OK)
-        status = tensor->num_dims == 2 ? compress_matrix(compressor, tensor, 0, out_offset, &bytes, err)
-                                       : compress_expert_tensor(compressor, tensor, out_offset, &bytes, err);
+        status = tensor->num_dims == 2 ? compress_matrix(compressor, tensor, 0, out_offset, &encoded, err)
+                                       : compress_expert_tensor(compressor, tensor, out_offset, &encoded, err);
     if (status != TRF_OK)
         return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, compressor->file->path, tensor->name,
                                 trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin);
-    compressed->is_blob = compressed->selection == TRF_SELECT_ALWAYS || bytes < trf_tensor_bytes(tensor);
+    compressed->is_blob = compressed->selection == TRF_SELECT_ALWAYS || encoded.blob_bytes < trf_tensor_bytes(tensor);
     if (!compressed->is_blob || exact) /* the sums are only about blobs of a lossy codec that do not come back bit for
                                         * bit */
         compressor->job->error_energy = error_energy, compressor->job->weight_energy = weight_energy;
@@ -219,8 +231,8 @@ static trf_status compress_tensor(trf_file_compressor *compressor, trf_compresse
         return TRF_OK;
     }
     compressed->begin = compressor->end;
-    compressed->end = compressor->end += bytes;
-    count_blob(compressor, tensor, bytes, exact);
+    compressed->end = compressor->end += encoded.blob_bytes;
+    count_blob(compressor, tensor, &encoded, exact);
     compressor->always |= compressed->selection == TRF_SELECT_ALWAYS;
     return TRF_OK;
 }

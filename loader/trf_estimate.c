@@ -2,7 +2,7 @@
 #include "trf_estimate.h"
 
 #include "trf_blob.h"
-#include "trf_encode.h"
+#include "trf_find_fp8.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -73,10 +73,11 @@ static uint32_t reverse_bits(uint32_t bits) {
 }
 
 /* Reads the windows of a sample. They lie like the points of a Hammersley set, so that halves and quarters of the
- * matrix, by rows, by columns or by both, have equal shares of them. A window at an end overlaps the one before. */
+ * matrix, by rows, by columns or by both, have equal shares of them. A window at an end overlaps the one before, by a
+ * multiple of TRF_FP8_BLOCK, so that scale blocks are whole. */
 static trf_status take_sample(const trf_sampled_matrix *matrix, const trf_sample *sample, trf_error *err) {
-    const uint32_t last_row = (uint32_t)matrix->rows - sample->window_rows,
-                   last_col = (uint32_t)matrix->cols - sample->window_cols;
+    const uint32_t last_row = ((uint32_t)matrix->rows - sample->window_rows) / TRF_FP8_BLOCK * TRF_FP8_BLOCK,
+                   last_col = ((uint32_t)matrix->cols - sample->window_cols) / TRF_FP8_BLOCK * TRF_FP8_BLOCK;
     const uint64_t down = divide_up(matrix->rows, sample->window_rows),
                    across = divide_up(matrix->cols, sample->window_cols);
     const size_t line = sample->window_cols * sample->weight_bytes, stride = sample->cols * sample->weight_bytes;
@@ -99,11 +100,11 @@ static uint64_t tiles_of(uint64_t rows, uint64_t cols) {
     return divide_up(rows, TRF_TILE_SIZE) * divide_up(cols, TRF_TILE_SIZE);
 }
 
-trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, uint64_t *blob_bytes,
+trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, trf_encoded *encoded,
                              trf_layer_report *report, trf_error *err) {
     trf_sample sample = {.weight_bytes = trf_dtype_bytes(matrix->dtype)};
     choose_windows(matrix, options->codec == TRF_CODEC_INT && matrix->dtype != TRF_DTYPE_I8, &sample);
-    uint64_t bytes = 0, data_offset = UINT64_MAX;
+    uint64_t data_offset = UINT64_MAX;
     sample.weights = malloc((size_t)sample.rows * sample.cols * sample.weight_bytes);
     if (!sample.weights)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a sample");
@@ -116,17 +117,18 @@ trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_
             options->codec == TRF_CODEC_AUTO ? trf_lossless_codec(matrix->dtype) : options->codec,
             options->favor == TRF_FAVOR_SIZE ? 4 : 2, (uint32_t)matrix->rows, (uint32_t)matrix->cols);
     if (status == TRF_OK)
-        status = trf_encode_source(&source, &as_whole, &sink, NULL, &bytes, report, err);
+        status = trf_encode_source(&source, &as_whole, &sink, NULL, encoded, report, err);
     free(sample.weights);
     if (status != TRF_OK)
         return status;
+    const uint64_t bytes = encoded->blob_bytes;
     const uint64_t taken = tiles_of(sample.rows, sample.cols), tiles = tiles_of(matrix->rows, matrix->cols);
     const uint64_t head = data_offset < bytes ? data_offset : bytes;
     const double share = (double)matrix->rows * (double)matrix->cols / ((double)sample.rows * sample.cols);
     if (options->bits > 0) { /* the rate is that of the whole blob, its head included */
-        *blob_bytes = (uint64_t)(options->bits / 8 * (double)matrix->rows * (double)matrix->cols);
+        encoded->blob_bytes = (uint64_t)(options->bits / 8 * (double)matrix->rows * (double)matrix->cols);
         return TRF_OK;
     }
-    *blob_bytes = head + (tiles - taken) * sizeof(trf_tile_meta) + (uint64_t)((double)(bytes - head) * share);
+    encoded->blob_bytes = head + (tiles - taken) * sizeof(trf_tile_meta) + (uint64_t)((double)(bytes - head) * share);
     return TRF_OK;
 }

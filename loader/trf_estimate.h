@@ -3,6 +3,7 @@
 #ifndef TRF_ESTIMATE_H
 #define TRF_ESTIMATE_H
 
+#include "trf_encode.h"
 #include "trf_file.h"
 
 enum {
@@ -19,8 +20,8 @@ typedef struct trf_sampled_matrix {
 
 /* Encodes tiles, or rows to quantize, that are evenly spread over the matrix, and scales their size up. The result is
  * within 2 % for normally distributed weights, and within 3 % if halves or quarters of them are of another kind.
- * report: of the sample. Errors: as trf_encode_source. */
-trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, uint64_t *blob_bytes,
+ * *encoded: what the whole matrix would be; report: of the sample. Errors: as trf_encode_source. */
+trf_status trf_estimate_blob(const trf_sampled_matrix *matrix, const trf_encode_options *options, trf_encoded *encoded,
                              trf_layer_report *report, trf_error *err);
 
 #endif

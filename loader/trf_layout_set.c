@@ -156,7 +156,8 @@ static unsigned find_layouts(trf_codec codec, int is_expert) {
 /* Estimates from a sample what a matrix would take, coded, of what it takes plain. number: of an expert. */
 static trf_status estimate_share(reading *at, const trf_tensor_info *tensor, double *share, trf_error *err) {
     const uint64_t rows = tensor->shape[tensor->num_dims - 2], cols = tensor->shape[tensor->num_dims - 1];
-    uint64_t file_bytes, blob_bytes;
+    uint64_t file_bytes;
+    trf_encoded encoded;
     trf_layer_report report = {0};
     trf_encode_options encode;
     if (!at->file_path || strcmp(at->file_path, tensor->file) != 0) {
@@ -170,10 +171,12 @@ static trf_status estimate_share(reading *at, const trf_tensor_info *tensor, dou
     }
     const trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
     trf_encode_options_for(&at->compress_options.encode, dtype, &encode);
+    if (dtype == TRF_DTYPE_BF16 && encode.codec == TRF_CODEC_AUTO)
+        encode.codec = TRF_CODEC_BF16; /* GPUs do not take scaled FP8 */
     const trf_sampled_matrix matrix = {&at->file, tensor->file_offset, dtype, rows, cols};
-    const trf_status status = trf_estimate_blob(&matrix, &encode, &blob_bytes, &report, err);
+    const trf_status status = trf_estimate_blob(&matrix, &encode, &encoded, &report, err);
     if (status == TRF_OK)
-        *share = (double)blob_bytes * kEstimateMargin / (double)(rows * cols * trf_dtype_bytes(dtype));
+        *share = (double)encoded.blob_bytes * kEstimateMargin / (double)(rows * cols * trf_dtype_bytes(dtype));
     return status;
 }
 

@@ -103,6 +103,21 @@ void cli_report_files(const trf_checkpoint_report *r) {
     }
 }
 
+void cli_report_fp8(const uint64_t tensors[TRF_GRANULARITY_SCALE_BLOCK + 1], uint64_t compressed) {
+    static const char *const scales[TRF_GRANULARITY_SCALE_BLOCK + 1] = {
+        [TRF_GRANULARITY_TENSOR] = "one scale",
+        [TRF_GRANULARITY_CHANNEL] = "a scale a row",
+        [TRF_GRANULARITY_SCALE_BLOCK] = "128x128",
+    };
+    const char *label = "BF16 that was";
+    for (int i = 0; i <= TRF_GRANULARITY_SCALE_BLOCK; i++)
+        if (scales[i] && tensors[i]) {
+            cli_report_line(label, "FP8 E4M3 x %s, in %llu of %llu tensors", scales[i], (unsigned long long)tensors[i],
+                            (unsigned long long)compressed);
+            label = "";
+        }
+}
+
 /* @return what would compress tensors that were left for a reason, or "". */
 static const char *way_out(trf_left_reason reason) {
     switch (reason) {
@@ -215,6 +230,14 @@ static void describe_counts(json_t *root, const trf_checkpoint_report *r) {
         set_count(root, counts[i].name, counts[i].count);
 }
 
+static json_t *describe_fp8(const trf_checkpoint_report *r) {
+    json_t *tensors = json_object();
+    set_count(tensors, "tensor", r->scaled_fp8_tensors[TRF_GRANULARITY_TENSOR]);
+    set_count(tensors, "channel", r->scaled_fp8_tensors[TRF_GRANULARITY_CHANNEL]);
+    set_count(tensors, "scale-block:128", r->scaled_fp8_tensors[TRF_GRANULARITY_SCALE_BLOCK]);
+    return tensors;
+}
+
 static void set_path(json_t *root, const char *name, const char *path) {
     json_object_set_new(root, name, path ? cli_json_text(path) : json_null());
 }
@@ -237,6 +260,8 @@ static json_t *describe_run(const cli_run *run, int is_compressing) {
     if (is_compressing)
         json_object_set_new(root, "dry_run", json_boolean(options->dry_run));
     json_object_set_new(root, "seconds", json_real(run->seconds));
+    if (is_compressing)
+        json_object_set_new(root, "scaled_fp8_tensors", describe_fp8(&run->report));
     describe_counts(root, &run->report);
     const double rms = run->report.relative_rms_error;
     json_object_set_new(root, "relative_rms_error", isfinite(rms) ? json_real(rms) : json_null());

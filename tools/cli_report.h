@@ -50,6 +50,10 @@ const char *cli_count_text(uint64_t count, const char *noun, char *buffer);
 void cli_report_files(const trf_checkpoint_report *report);
 void cli_report_left(const trf_checkpoint_report *report);
 
+/* Prints which BF16 tensors are coded as FP8 times scales, if there are any. tensors: their numbers, by
+ * trf_granularity; compressed: the number of all compressed tensors. */
+void cli_report_fp8(const uint64_t tensors[TRF_GRANULARITY_SCALE_BLOCK + 1], uint64_t compressed);
+
 /* Prints an object that was made since cli_json_begin, and releases it; root is NULL if there was no memory for it.
  * @return CLI_OK, or the exit status after a message. */
 cli_exit cli_report_object(json_t *root);

@@ -98,6 +98,7 @@ static void print_summary(const cli_run *run) {
     else
         cli_report_line(NULL, "%s -> %s, %.1f s", options->arguments[0], options->output, run->seconds);
     print_sizes(r);
+    cli_report_fp8(r->scaled_fp8_tensors, r->compressed_tensors);
     print_exactness(options, r);
     cli_report_files(r);
     cli_report_left(r);
@@ -132,8 +133,9 @@ const cli_command cmd_compress = {
             "embeddings, small tensors and all else are copied. A folder's config.json gets\n"
             "a quantization_config.\n\n"
             "  -o, --output OUT      where to write\n"
-            "  --codec CODEC         auto (default: lossless for each tensor's type), bf16\n"
-            "                        (rounds F32), fp16, fp8, int\n"
+            "  --codec CODEC         auto (default: lossless for each tensor's type, and BF16\n"
+            "                        that was FP8 is coded as FP8), bf16 (rounds F32), fp16,\n"
+            "                        fp8, int\n"
             "  --int8                quantize to 8 bits, then code; implies --codec int\n"
             "  --bits B              quantize so that a weight takes B bits in the file, 2 to\n"
             "                        8; implies --codec int\n"

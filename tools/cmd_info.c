@@ -13,6 +13,7 @@ static const cli_option_id kOptions[] = {CLI_OPT_JSON, CLI_OPT_VERBOSE, 0};
 typedef struct totals {
     uint64_t tensors, compressed, bare_blobs, source_bytes, bytes, compressed_source_bytes, compressed_bytes,
         compressed_weights;
+    uint64_t scaled_fp8[TRF_GRANULARITY_SCALE_BLOCK + 1]; /* by granularity */
 } totals;
 
 static const char *const kGranularityNames[] = {"none", "tensor", "channel", "scale-group", "scale-block"};
@@ -38,6 +39,8 @@ static void add_to_totals(totals *sum, const trf_tensor_info *tensor) {
         sum->compressed_source_bytes += tensor->source_bytes;
         sum->compressed_bytes += tensor->bytes;
         sum->compressed_weights += count_weights(tensor);
+        if (tensor->layer.codec == TRF_CODEC_E4M3 && tensor->layer.dtype == TRF_DTYPE_BF16)
+            sum->scaled_fp8[tensor->layer.granularity]++;
     }
 }
 
@@ -235,6 +238,7 @@ static void print_totals(const totals *sum) {
                         cli_size_text(sum->compressed_source_bytes, from), cli_size_text(sum->compressed_bytes, to),
                         cli_ratio(sum->compressed_source_bytes, sum->compressed_bytes),
                         8 * cli_ratio(sum->compressed_bytes, sum->compressed_weights));
+        cli_report_fp8(sum->scaled_fp8, sum->compressed);
     }
 }
 

@@ -6,6 +6,7 @@ Usage: make_checkpoint.py NAME PATH
   several_files   a folder with an index, two files, a config and a subfolder
   large     a file with one BF16 matrix of 128 MiB
   float     a file with F32 matrices
+  was_fp8   a folder with two files of BF16 that was FP8, with scales of every granularity, and others
   hostile   a file whose tensor name holds terminal escape sequences
 """
 
@@ -69,6 +70,43 @@ def floats():
     }
 
 
+def dequantized(rng, rows, cols, region_rows, region_cols):
+    """BF16 that was FP8 E4M3 with an F32 scale for each region of so many rows and columns."""
+    weights = normal(rng, rows, cols)
+    codes = np.arange(0x7F)
+    exponent, mantissa = codes >> 3, codes & 7
+    values = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10)).astype(np.float32)
+    middles = (values[1:] + values[:-1]) / 2
+    for row in range(0, rows, region_rows):
+        for col in range(0, cols, region_cols):
+            region = weights[row : row + region_rows, col : col + region_cols]
+            scale = np.abs(region).max() / np.float32(448)
+            products = values[np.searchsorted(middles, np.abs(region) / scale)] * scale
+            region[:] = np.copysign(products, region)
+    bits = weights.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def was_fp8():
+    rng = np.random.default_rng(5)
+    spoilt = dequantized(rng, 256, 384, 128, 128)
+    spoilt.flat[::1999] = 0x7FC1
+    spoilt.flat[7::1999] ^= 1
+    return {
+        "model.embed_tokens.weight": ("BF16", dequantized(rng, 128, 64, 128, 64)),
+        "layers.0.block.weight": ("BF16", dequantized(rng, 300, 515, 128, 128)),
+        "layers.0.spoilt.weight": ("BF16", spoilt),
+        "layers.0.row.weight": ("BF16", dequantized(rng, 129, 700, 1, 700)),
+        "layers.0.tensor.weight": ("BF16", dequantized(rng, 96, 200, 96, 200)),
+        "layers.0.true.weight": ("BF16", bf16(normal(rng, 200, 300))),
+        "layers.0.experts.up_proj": (
+            "BF16",
+            np.stack([dequantized(rng, 256, 256, 128, 128), bf16(normal(rng, 256, 256))]),
+        ),
+        "layers.0.half.weight": ("F16", normal(rng, 64, 96).astype(np.float16)),
+    }
+
+
 def large():
     rng = np.random.default_rng(3)
     words = bf16(normal(rng, 1024, 8192))
@@ -99,8 +137,7 @@ def write(path, tensors, metadata=_METADATA):
             file.write(tensors[name][1].tobytes())
 
 
-def write_several_files(folder):
-    tensors = mixed()
+def write_several_files(folder, tensors):
     names = sorted(tensors)
     files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
     folder.mkdir(parents=True)
@@ -119,7 +156,9 @@ def write_several_files(folder):
 def main():
     name, path = sys.argv[1], Path(sys.argv[2])
     if name == "several_files":
-        write_several_files(path)
+        write_several_files(path, mixed())
+    elif name == "was_fp8":
+        write_several_files(path, was_fp8())
     else:
         write(path, {"mixed": mixed, "large": large, "float": floats, "hostile": hostile}[name]())
 

@@ -11,7 +11,14 @@ from typing import NamedTuple, TypeAlias
 
 from transfuse import _structs as s
 from transfuse._library import call, library
-from transfuse._options import Granularity, check_threads, encode_path, encode_text, fill_encode_options
+from transfuse._options import (
+    Granularity,
+    check_threads,
+    encode_path,
+    encode_text,
+    fill_encode_options,
+    granularity_name,
+)
 from transfuse._results import LayerInfo, make_layer_info
 from transfuse._threads import Cancel, call_interruptible
 
@@ -46,7 +53,8 @@ class CheckpointReport:
     were carried over uncompressed; `skipped_files` and `skipped_bytes` were not carried over. `left` says which tensors
     `compress` left as they were, by the reason, such as "F32 without a lossless codec". `compared_files` counts files
     besides the tensors' that `verify` found equal to the source's, and `added_files` those that the source does not
-    have.
+    have. `scaled_fp8_tensors` counts BF16 tensors that `compress` found to be FP8 E4M3 times scales, by the granularity
+    of these: "tensor", "channel" or "scale-block:128".
     """
 
     tensors: int
@@ -70,6 +78,7 @@ class CheckpointReport:
     skipped_bytes: int = 0
     compared_files: int = 0
     added_files: int = 0
+    scaled_fp8_tensors: dict[str, int] = dataclasses.field(default_factory=dict)
     left: dict[str, LeftTensors] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -400,7 +409,7 @@ def _run(
 
 
 def _make_report(report: s.CheckpointReportStruct, notes: tuple[str, ...]) -> CheckpointReport:
-    apart = ("warning", "left", "notes")
+    apart = ("warning", "scaled_fp8_tensors", "left", "notes")
     fields = [field.name for field in dataclasses.fields(CheckpointReport) if field.name not in apart]
     left = {}
     for reason, each in enumerate(report.left):
@@ -410,6 +419,11 @@ def _make_report(report: s.CheckpointReportStruct, notes: tuple[str, ...]) -> Ch
     return CheckpointReport(
         **{name: getattr(report, name) for name in fields},
         warning=report.warning.decode("utf-8", "replace"),
+        scaled_fp8_tensors={
+            granularity_name(granularity, 128): tensors
+            for granularity, tensors in enumerate(report.scaled_fp8_tensors)
+            if tensors
+        },
         left=left,
         notes=notes,
     )

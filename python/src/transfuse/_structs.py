@@ -250,6 +250,7 @@ class CheckpointReportStruct(ctypes.Structure):
         ("left", LeftTensorsStruct * len(LeftReason)),
         ("compared_files", c_uint64),
         ("added_files", c_uint64),
+        ("scaled_fp8_tensors", c_uint64 * 5),
     ]
 
 

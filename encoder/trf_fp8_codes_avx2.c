@@ -1,0 +1,3 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define TRF_FP8_CODES trf_fp8_codes_avx2
+#include "trf_fp8_codes_body.h"
