@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/packed8_layer.h"
 
+#include "common/expect.h"
 #include "trf_packed8_form.h"
 #include "trf_packed8_validate.h"
 #include "trf_unpack8.h"
@@ -86,4 +87,24 @@ void packed8_layer_check(const packed8_layer *layer) {
                              layer->weights[(size_t)row * layer->cols + col]);
     }
     free(row_weights);
+}
+
+void packed8_find_classes(uint32_t ends[2 * PACKED8_CLASSES]) {
+    uint32_t count = 0;
+    uint16_t last[8] = {0};
+    for (uint32_t mantissa = 0; mantissa < 1u << 23; mantissa++) {
+        uint16_t made[8];
+        const float scale = trf_f32_from_bits(0x3F800000u | mantissa);
+        for (uint32_t i = 0; i < 8; i++)
+            made[i] = (uint16_t)trf_packed8_define_weight(7 << 3 | i, scale);
+        if (memcmp(made, last, sizeof made) == 0)
+            continue;
+        memcpy(last, made, sizeof made);
+        EXPECT(count < 2 * PACKED8_CLASSES);
+        if (mantissa)
+            ends[count++] = mantissa - 1;
+        ends[count++] = mantissa;
+    }
+    EXPECT(count == 2 * PACKED8_CLASSES - 1);
+    ends[count] = (1u << 23) - 1;
 }

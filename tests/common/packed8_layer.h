@@ -42,4 +42,11 @@ trf_status packed8_layer_pack(packed8_layer *layer, int with_weights, trf_error 
 /* Ends the program if the packed layer is not valid or does not unpack to the weights bit for bit. */
 void packed8_layer_check(const packed8_layer *layer);
 
+enum {
+    PACKED8_CLASSES = 1006 /* runs of neighbouring mantissas of scales that make the same eight mantissas of codes */
+};
+
+/* Fills in the first and the last mantissa of each class. */
+void packed8_find_classes(uint32_t ends[2 * PACKED8_CLASSES]);
+
 #endif

@@ -11,32 +11,7 @@
 #include <check.h>
 #include <math.h>
 
-enum {
-    CLASSES = 1006 /* runs of neighbouring mantissas of scales that make the same eight mantissas of codes */
-};
-
 /* ---- constants ---- */
-
-/* Fills in the first and the last mantissa of each class. */
-static void find_classes(uint32_t edges[2 * CLASSES]) {
-    uint32_t count = 0;
-    uint16_t last[8] = {0};
-    for (uint32_t mantissa = 0; mantissa < 1u << 23; mantissa++) {
-        uint16_t made[8];
-        const float scale = trf_f32_from_bits(0x3F800000u | mantissa);
-        for (uint32_t i = 0; i < 8; i++)
-            made[i] = (uint16_t)trf_packed8_define_weight(7 << 3 | i, scale);
-        if (memcmp(made, last, sizeof made) == 0)
-            continue;
-        memcpy(last, made, sizeof made);
-        EXPECT(count < 2 * CLASSES);
-        if (mantissa)
-            edges[count++] = mantissa - 1;
-        edges[count++] = mantissa;
-    }
-    EXPECT(count == 2 * CLASSES - 1);
-    edges[count] = (1u << 23) - 1;
-}
 
 static void expect_all_codes(float scale) {
     uint32_t pair;
@@ -51,12 +26,12 @@ static void expect_all_codes(float scale) {
 
 /* All classes with all exponents between them; an eighth of the combinations, or one in 64. */
 START_TEST(every_class_of_scales_has_a_pair) {
-    static uint32_t edges[2 * CLASSES];
-    find_classes(edges);
+    static uint32_t ends[2 * PACKED8_CLASSES];
+    packed8_find_classes(ends);
     const uint32_t step = test_quick() ? 64 : 8;
     for (uint32_t exponent = TRF_PACKED8_MIN_SCALE_EXPONENT; exponent <= TRF_PACKED8_MAX_SCALE_EXPONENT; exponent++)
-        for (uint32_t i = exponent % step; i < 2 * CLASSES; i += step)
-            expect_all_codes(trf_f32_from_bits(exponent << 23 | edges[i]));
+        for (uint32_t i = exponent % step; i < 2 * PACKED8_CLASSES; i += step)
+            expect_all_codes(trf_f32_from_bits(exponent << 23 | ends[i]));
 }
 END_TEST
 
