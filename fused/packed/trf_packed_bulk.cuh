@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Computes y = x . W^T of a packed BF16 layer by mma.sync, for up to 64 rows of x, on compute capability 9.0. TMA
- * brings weights and x to shared memory in large copies (bulk copies), so that the consumer warps only form fragments
- * and multiply.
+/* Computes y = x . W^T of a packed layer, BF16 or FP8, by mma.sync, for up to 64 rows of x, on compute capability 9.0.
+ * TMA brings weights and x to shared memory in large copies (bulk copies), so that the consumer warps only form
+ * fragments and multiply.
  *
  * A block has a *block tile* of 256, 128, 64 or 32 rows of W and all rows of x, and some of the tile's k blocks, which
  * are 64 to 256 columns each. Its warps are cut over the tile's rows and over a k block's packed tiles (shape 128: 4 x
@@ -41,9 +41,9 @@
 
 #include "trf_divisor.h"
 #include "trf_packed_bulk_sizes.h"
+#include "trf_packed_bulk_weights.cuh"
 #include "trf_packed_handover.cuh"
 #include "trf_packed_partition.h"
-#include "trf_packed_product.cuh"
 #include "trf_tensor_map.cuh"
 
 /* Every bulk kernel takes it by value. */
@@ -92,24 +92,27 @@ static_assert(sizeof(trf_packed_bulk_group_args) <= 4096, "CUDA 12.0 takes 4 KiB
 
 #if TRF_HAS_SM_90A
 
-template <int kShape, uint32_t kXTiles_, bool kIsGroup_ = false> struct trf_packed_bulk_config {
+/* Weights_: how a slab becomes fragments (trf_packed_bulk_weights.cuh). */
+template <int kShape, uint32_t kXTiles_, class Weights_, bool kIsGroup_ = false> struct trf_packed_bulk_config {
+    typedef Weights_ Weights;
     static constexpr bool kIsGroup = kIsGroup_; /* whether the arguments are a trf_packed_bulk_member */
     static constexpr uint32_t kXTiles = kXTiles_, kSlabs = trf_packed_bulk_warp_slabs(kShape),
                               kRowWarps = trf_packed_bulk_row_warps(kShape),
                               kColWarps = trf_packed_bulk_col_warps(kShape), kWarps = kRowWarps * kColWarps,
                               kRows = trf_packed_bulk_rows(kShape), kBands = trf_packed_bulk_bands(kShape);
+    static constexpr uint32_t kSlabBytes = Weights::kSlabBytes, kTileBytes = TRF_PACKED_SLABS * kSlabBytes;
     static constexpr uint32_t kPackedTileSlabs = kRows < TRF_PACKED_TILE_ROWS ? kRows / TRF_PACKED_SLAB_ROWS
                                                                               : (uint32_t)TRF_PACKED_SLABS,
                               /* bytes that a stage has of a packed tile */
-        kPackedTileBytes = kPackedTileSlabs * TRF_PACKED_SLAB_BYTES;
+        kPackedTileBytes = kPackedTileSlabs * kSlabBytes;
     static constexpr uint32_t kXBytes = trf_packed_bulk_x_bytes(kShape, kXTiles), kXBoxBytes = kXTiles * 1024,
                               kXBoxes = kXBytes / kXBoxBytes;
-    static constexpr uint32_t kXAt = trf_packed_bulk_weight_bytes(kShape), kLinesAt = kXAt + kXBytes;
-    static constexpr uint32_t kStages = trf_packed_bulk_stages(kShape, kXTiles),
-                              kStageBytes = trf_packed_bulk_stage_bytes(kShape, kXTiles),
+    static constexpr uint32_t kXAt = trf_packed_bulk_weight_bytes(kShape, kSlabBytes), kLinesAt = kXAt + kXBytes;
+    static constexpr uint32_t kStages = trf_packed_bulk_stages(kShape, kXTiles, kSlabBytes),
+                              kStageBytes = trf_packed_bulk_stage_bytes(kShape, kXTiles, kSlabBytes),
                               kSumsAt = kStages * kStageBytes,
                               kBarriersAt = kSumsAt + trf_packed_bulk_sums_bytes(kShape, kXTiles),
-                              kSumBarrierAt = kBarriersAt + 16 * TRF_PACKED_BULK_MAX_STAGES;
+                              kSumBarrierAt = kBarriersAt + 16 * trf_packed_bulk_most_stages(kSlabBytes);
     static constexpr uint32_t kAccTiles = trf_packed_bulk_acc_tiles(kShape, kXTiles);
     static constexpr bool kStreamK = trf_packed_bulk_is_stream_k(kShape);
     /* consumers need more registers than a thread has at launch */
@@ -232,10 +235,10 @@ template <class Config> struct trf_packed_bulk_copy {
         packed_tiles = trf_packed_bulk_packed_tiles_of<Config>(view, place);
         const uint64_t first = trf_packed_tile_number(&view, band, place.packed_tile);
         if constexpr (Config::kPackedTileSlabs == TRF_PACKED_SLABS)
-            weights = view.tiles + (first + (uint64_t)lane * view.tiles_per_band) * TRF_PACKED_TILE_BYTES;
+            weights = view.tiles + (first + (uint64_t)lane * view.tiles_per_band) * Config::kTileBytes;
         else
-            weights = view.tiles + (first + lane) * TRF_PACKED_TILE_BYTES +
-                      trf_packed_bulk_first_slab<Config>(place.tile) * TRF_PACKED_SLAB_BYTES;
+            weights = view.tiles + (first + lane) * Config::kTileBytes +
+                      trf_packed_bulk_first_slab<Config>(place.tile) * Config::kSlabBytes;
         line = trf_packed_line_of(&view, band + lane, place.packed_tile);
     }
 
@@ -248,8 +251,8 @@ template <class Config> struct trf_packed_bulk_copy {
         __syncwarp();
         if constexpr (Config::kPackedTileSlabs == TRF_PACKED_SLABS) { /* a band's packed tiles are contiguous */
             if (lane < bands)
-                trf_bulk_load(ring.stage() + lane * Config::kColWarps * TRF_PACKED_TILE_BYTES, weights,
-                              packed_tiles * TRF_PACKED_TILE_BYTES, ring.full(), policy);
+                trf_bulk_load(ring.stage() + lane * Config::kColWarps * Config::kTileBytes, weights,
+                              packed_tiles * Config::kTileBytes, ring.full(), policy);
         } else {
             if (lane < packed_tiles)
                 trf_bulk_load(ring.stage() + lane * Config::kPackedTileBytes, weights, Config::kPackedTileBytes,
@@ -344,7 +347,7 @@ template <class Config> struct trf_packed_bulk_warp {
     /* Where the warp's slabs are in a stage, and further below its columns of x and the line of its band. */
     __device__ __forceinline__ uint32_t weights(uint32_t stage) const {
         return stage + (band() * Config::kColWarps + col_warp) * Config::kPackedTileBytes +
-               first_slab() % Config::kPackedTileSlabs * TRF_PACKED_SLAB_BYTES;
+               first_slab() % Config::kPackedTileSlabs * Config::kSlabBytes;
     }
     /* For ldmatrix: lane l gives row l % 8 of an x tile and octet l / 8 of the packed tile's 32 columns. */
     __device__ __forceinline__ uint32_t x(uint32_t stage) const {
@@ -352,25 +355,9 @@ template <class Config> struct trf_packed_bulk_warp {
         return stage + Config::kXAt + col_warp / 2 * Config::kXBoxBytes + row * 128 + ((octet ^ row) << 4);
     }
     __device__ __forceinline__ uint32_t line(uint32_t stage) const {
-        return stage + Config::kLinesAt + band() * TRF_PACKED_LINE_BYTES + 4 * lane;
+        return stage + Config::kLinesAt + band() * TRF_PACKED_LINE_BYTES;
     }
 };
-
-/* Replaces weights in the fragments of a warp's slabs of a packed tile by exceptions. slab: the first one, in its
- * band. */
-template <class Config>
-static __device__ __forceinline__ void trf_packed_bulk_patch(uint32_t (&a)[Config::kSlabs][2][4],
-                                                             const trf_packed_view &view, uint32_t line_word,
-                                                             uint32_t packed_tile, uint32_t slab, uint32_t lane) {
-    trf_packed_product_line line;
-    line.take(line_word);
-#pragma unroll
-    for (uint32_t s = 0; s < Config::kSlabs; s++) {
-        line.patch(a[s], packed_tile, slab + s, lane);
-        if (line.is_stored(packed_tile))
-            line.load_stored(a[s], view, packed_tile, slab + s, lane);
-    }
-}
 
 /* How many x tiles have their values in registers at once. */
 template <class Config>
@@ -401,7 +388,7 @@ static __device__ __forceinline__ void trf_packed_bulk_multiply(float (&sums)[Co
 }
 
 /* Forms and multiplies a warp's part of a stage. */
-template <class Config, bool kZeroing>
+template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_bulk_args &args,
                                                                const trf_packed_bulk_warp<Config> &warp,
                                                                const trf_packed_bulk_place &place, uint32_t stage,
@@ -411,21 +398,19 @@ static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_
     if (packed_tile >= args.view.tiles_per_band || band >= args.view.bands)
         return;
     const uint32_t slab = (trf_packed_bulk_first_slab<Config>(place.tile) + warp.first_slab()) % TRF_PACKED_SLABS;
-    const uint32_t line_word = trf_lds32(warp.line(stage)), weights = warp.weights(stage);
-    trf_packed_product_words words[Config::kSlabs];
+    const typename Config::Weights from(warp.line(stage), packed_tile, warp.lane);
+    const uint32_t weights = warp.weights(stage);
+    typename Config::Weights::words words[Config::kSlabs];
 #pragma unroll
-    for (uint32_t s = 0; s < Config::kSlabs; s++) {
-        const uint32_t at = weights + s * TRF_PACKED_SLAB_BYTES;
-        words[s] = {trf_lds128(at + 16 * warp.lane), trf_lds64(at + TRF_PACKED_RAW_BYTES + 8 * warp.lane)};
-    }
+    for (uint32_t s = 0; s < Config::kSlabs; s++)
+        words[s] = from.load(weights + s * Config::kSlabBytes, warp.lane);
     uint4 x[kPackedBulkXAtOnce<Config>];
     trf_packed_bulk_load_x<Config>(x, warp.x(stage));
     uint32_t a[Config::kSlabs][2][4];
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++)
-        trf_packed_form_slab<kZeroing>(a[s], words[s]);
-    if (trf_packed_has_exceptions<Config::kSlabs>(line_word, packed_tile, slab, warp.lane))
-        trf_packed_bulk_patch<Config>(a, args.view, line_word, packed_tile, slab, warp.lane);
+        from.form_slab(a[s], words[s]);
+    from.patch(a, args.view, packed_tile, slab, warp.lane);
     trf_packed_bulk_multiply<Config, 0>(sums, a, x);
     if constexpr (Config::kXTiles > kPackedBulkXAtOnce<Config>) {
         static_assert(Config::kXTiles == 2 * kPackedBulkXAtOnce<Config>, "two halves");
@@ -606,7 +591,7 @@ static __device__ __forceinline__ void trf_packed_bulk_add_blocks(const trf_pack
 
 /* ---- the block ---- */
 
-template <class Config, bool kZeroing>
+template <class Config>
 static __device__ __forceinline__ void
 trf_packed_bulk_walk(const trf_packed_bulk_args &args, const trf_packed_bulk_range &range, uint32_t shared,
                      const trf_packed_bulk_warp<Config> &warp, float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
@@ -614,7 +599,7 @@ trf_packed_bulk_walk(const trf_packed_bulk_args &args, const trf_packed_bulk_ran
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(args, range.begin);
     for (uint32_t k_block = range.begin; k_block < range.end; k_block++) {
         trf_mbarrier_wait(ring.full(), ring.phase);
-        trf_packed_bulk_consume<Config, kZeroing>(args, warp, place, ring.stage(), sums);
+        trf_packed_bulk_consume<Config>(args, warp, place, ring.stage(), sums);
         trf_packed_give_stage_back(ring.empty(), warp.lane);
         ring.next();
         const uint32_t tile = place.tile;
@@ -641,7 +626,7 @@ static __device__ __forceinline__ void trf_packed_bulk_set_up(const trf_packed_b
 }
 
 /* shared: address of trf_packed_bulk_shared_bytes, a multiple of 1024. */
-template <class Config, bool kZeroing>
+template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bulk_args &args, uint32_t shared) {
     const uint32_t warp_number = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const bool meets = !Config::kStreamK && args.cluster_size > 1;
@@ -666,7 +651,7 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
     trf_take_registers<Config::kRegisters>();
     const trf_packed_bulk_warp<Config> warp(warp_number, lane);
     float sums[Config::kSlabs][Config::kXTiles][4] = {};
-    trf_packed_bulk_walk<Config, kZeroing>(args, range, shared, warp, sums);
+    trf_packed_bulk_walk<Config>(args, range, shared, warp, sums);
     if constexpr (!Config::kStreamK) {
         trf_wait_for_predecessor(); /* a block without k blocks has not waited yet */
         trf_packed_bulk_send<Config>(args, warp, shared, sums);

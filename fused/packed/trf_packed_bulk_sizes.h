@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sizes of the bulk kernels (trf_packed_bulk.cuh), which planning needs, too. C and CUDA. */
+/* The sizes of the bulk kernels (trf_packed_bulk.cuh), which planning needs, too. C and CUDA. slab_bytes: those of a
+ * packed slab, TRF_PACKED_SLAB_BYTES or TRF_PACKED8_SLAB_BYTES. */
 #ifndef TRF_PACKED_BULK_SIZES_H
 #define TRF_PACKED_BULK_SIZES_H
 
 #include "trf_device_limits.h"
-#include "trf_packed.h"
+#include "trf_packed8.h"
 #include "trf_packed_stage_sizes.h"
 #include "trf_smem_layout.h"
 
@@ -22,7 +23,8 @@ enum trf_packed_bulk_shape {
 
 enum {
     TRF_PACKED_BULK_MAX_M = 64,
-    TRF_PACKED_BULK_MAX_STAGES = 4 /* six are 1 to 3 % slower */
+    TRF_PACKED_BULK_MAX_STAGES = 4, /* six are 1 to 3 % slower */
+    TRF_PACKED8_BULK_MAX_STAGES = 6
 };
 
 /* The packed slabs of a warp; the number of warps that the block's rows are cut over; the number of warps that the
@@ -51,15 +53,14 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_acc_tiles(int shape, uint32_t x_tiles)
 
 /* ---- a stage: weights | x | exception lines ---- */
 
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_weight_bytes(int shape) {
-    return trf_packed_bulk_rows(shape) / TRF_PACKED_SLAB_ROWS * trf_packed_bulk_col_warps(shape) *
-           TRF_PACKED_SLAB_BYTES;
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_weight_bytes(int shape, uint32_t slab_bytes) {
+    return trf_packed_bulk_rows(shape) / TRF_PACKED_SLAB_ROWS * trf_packed_bulk_col_warps(shape) * slab_bytes;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_x_bytes(int shape, uint32_t x_tiles) {
     return trf_packed_bulk_col_warps(shape) * TRF_PACKED_TILE_COLS * x_tiles * 8 * 2;
 }
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stage_bytes(int shape, uint32_t x_tiles) {
-    return (trf_packed_bulk_weight_bytes(shape) + trf_packed_bulk_x_bytes(shape, x_tiles) +
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stage_bytes(int shape, uint32_t x_tiles, uint32_t slab_bytes) {
+    return (trf_packed_bulk_weight_bytes(shape, slab_bytes) + trf_packed_bulk_x_bytes(shape, x_tiles) +
             trf_packed_bulk_bands(shape) * TRF_PACKED_LINE_BYTES + 1023) /
            1024 * 1024;
 }
@@ -75,22 +76,26 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_sums_bytes(int shape, uint32_t x_tiles
                                                : trf_packed_bulk_acc_tiles(shape, x_tiles) + TRF_MAX_CLUSTER - 1) *
            TRF_ACC_TILE_BYTES;
 }
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_most_stages(uint32_t slab_bytes) {
+    return slab_bytes == TRF_PACKED_SLAB_BYTES ? TRF_PACKED_BULK_MAX_STAGES : TRF_PACKED8_BULK_MAX_STAGES;
+}
 /* 1024 bytes are added so that stages can begin at a multiple of 1024. */
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_other_bytes(int shape, uint32_t x_tiles) {
-    return trf_packed_bulk_sums_bytes(shape, x_tiles) + 16 * TRF_PACKED_BULK_MAX_STAGES + 16 + 1024;
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_other_bytes(int shape, uint32_t x_tiles, uint32_t slab_bytes) {
+    return trf_packed_bulk_sums_bytes(shape, x_tiles) + 16 * trf_packed_bulk_most_stages(slab_bytes) + 16 + 1024;
 }
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_fitting_stages(int shape, uint32_t x_tiles) {
-    return (TRF_PACKED_SMEM_BYTES - trf_packed_bulk_other_bytes(shape, x_tiles)) /
-           trf_packed_bulk_stage_bytes(shape, x_tiles);
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_fitting_stages(int shape, uint32_t x_tiles, uint32_t slab_bytes) {
+    return (TRF_PACKED_SMEM_BYTES - trf_packed_bulk_other_bytes(shape, x_tiles, slab_bytes)) /
+           trf_packed_bulk_stage_bytes(shape, x_tiles, slab_bytes);
 }
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stages(int shape, uint32_t x_tiles) {
-    return trf_packed_bulk_fitting_stages(shape, x_tiles) < TRF_PACKED_BULK_MAX_STAGES
-               ? trf_packed_bulk_fitting_stages(shape, x_tiles)
-               : (uint32_t)TRF_PACKED_BULK_MAX_STAGES;
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stages(int shape, uint32_t x_tiles, uint32_t slab_bytes) {
+    return trf_packed_bulk_fitting_stages(shape, x_tiles, slab_bytes) < trf_packed_bulk_most_stages(slab_bytes)
+               ? trf_packed_bulk_fitting_stages(shape, x_tiles, slab_bytes)
+               : trf_packed_bulk_most_stages(slab_bytes);
 }
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_shared_bytes(int shape, uint32_t x_tiles) {
-    return trf_packed_bulk_stages(shape, x_tiles) * trf_packed_bulk_stage_bytes(shape, x_tiles) +
-           trf_packed_bulk_other_bytes(shape, x_tiles);
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_shared_bytes(int shape, uint32_t x_tiles, uint32_t slab_bytes) {
+    return trf_packed_bulk_stages(shape, x_tiles, slab_bytes) *
+               trf_packed_bulk_stage_bytes(shape, x_tiles, slab_bytes) +
+           trf_packed_bulk_other_bytes(shape, x_tiles, slab_bytes);
 }
 
 #endif

@@ -14,8 +14,8 @@ static __global__ void __launch_bounds__(32 * (trf_packed_bulk_warps(kShape) + T
 #if TRF_HAS_SM_90A
     extern __shared__ __align__(1024) uint8_t trf_packed_group_memory[];
     const uint32_t shared = (trf_shared_address(trf_packed_group_memory) + 1023) / 1024 * 1024;
-    trf_packed_bulk_block<trf_packed_bulk_config<kShape, kXTiles, true>, kZeroing>(trf_packed_bulk_member_of(group),
-                                                                                   trf_keep_in_register(shared));
+    trf_packed_bulk_block<trf_packed_bulk_config<kShape, kXTiles, trf_packed_bulk_bf16<kZeroing>, true>>(
+        trf_packed_bulk_member_of(group), trf_keep_in_register(shared));
 #endif
 }
 
@@ -70,9 +70,10 @@ int trf_packed_group_launch(const trf_packed_view *const *views, const trf_produ
             return status;
     }
     bool early;
-    return trf_launch_kernel(
-        find_kernel(partition->shape, partition->x_tiles, views[0]->zeroing != 0), group,
-        {partition->blocks, 32 * (trf_packed_bulk_warps(partition->shape) + TRF_PACKED_PRODUCER_WARPS),
-         trf_packed_bulk_shared_bytes(partition->shape, partition->x_tiles), partition->cluster_size, stream},
-        &early);
+    return trf_launch_kernel(find_kernel(partition->shape, partition->x_tiles, views[0]->zeroing != 0), group,
+                             {partition->blocks,
+                              32 * (trf_packed_bulk_warps(partition->shape) + TRF_PACKED_PRODUCER_WARPS),
+                              trf_packed_bulk_shared_bytes(partition->shape, partition->x_tiles, TRF_PACKED_SLAB_BYTES),
+                              partition->cluster_size, stream},
+                             &early);
 }

@@ -82,7 +82,7 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
     made->x_blocks = 1;
     if (m > TRF_PACKED_BULK_MAX_M || !has_kernel(shape, made->x_tiles) ||
         trf_packed_bulk_is_stream_k(shape) != (cut == TRF_PACKED_STREAM_K) ||
-        !trf_smem_fits(trf_packed_bulk_shared_bytes(shape, made->x_tiles), limits) ||
+        !trf_smem_fits(trf_packed_bulk_shared_bytes(shape, made->x_tiles, TRF_PACKED_SLAB_BYTES), limits) ||
         !count_k_blocks(view, m,
                         trf_ceil_div((uint64_t)view->bands * TRF_PACKED_TILE_ROWS, trf_packed_bulk_rows(shape)),
                         trf_ceil_div(view->tiles_per_band, trf_packed_bulk_col_warps(shape)), made))

@@ -72,8 +72,11 @@ START_TEST(bulk_partitions) {
                     EXPECT(trf_packed_bulk_is_stream_k(shape) == (cut == TRF_PACKED_STREAM_K));
                     EXPECT(cut == TRF_PACKED_STREAM_K ? p.cluster_size == 1 : p.blocks == p.tiles * p.cluster_size);
                     EXPECT(p.handover_offset >= (uint64_t)batches[b] * view.cols * 2);
-                    EXPECT(trf_packed_bulk_shared_bytes(shape, p.x_tiles) <= 227 << 10);
-                    EXPECT(trf_packed_bulk_stages(shape, p.x_tiles) >= 2);
+                    for (uint32_t i = 0; i < 2; i++) {
+                        const uint32_t slab_bytes = i ? TRF_PACKED8_SLAB_BYTES : TRF_PACKED_SLAB_BYTES;
+                        EXPECT(trf_packed_bulk_shared_bytes(shape, p.x_tiles, slab_bytes) <= 227 << 10);
+                        EXPECT(trf_packed_bulk_stages(shape, p.x_tiles, slab_bytes) >= 2);
+                    }
                 }
             }
     /* Shapes of layers that matter fill the device. */

@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "warp_sm90.h"
-
-#include "trf_packed_bulk.cuh"
-
-#include "warp_packed_product.h"
+#include "warp_packed_bulk.h"
 
 void warp_expect_taken_over(const trf_packed_handover &handover, uint32_t blocks) {
     for (uint32_t i = 0; i < blocks * TRF_PACKED_HANDOVER_WARPS; i++)
@@ -11,67 +7,21 @@ void warp_expect_taken_over(const trf_packed_handover &handover, uint32_t blocks
             warp_fail("has left sums that nobody took over");
 }
 
-template <class Config, bool kZeroing> static void run_block(void *args) {
-    trf_packed_bulk_block<Config, kZeroing>(*(const trf_packed_bulk_args *)args,
-                                            trf_shared_address(warp_shared_memory()));
-}
-
-/* Sets the arguments of a product. blocks: all of them for a stream-K shape, else those of a cluster. @return how many
- * blocks the product has. */
-template <class Config>
-static uint32_t set_args(trf_packed_bulk_args *args, const warp_packed_product *product, uint32_t blocks) {
-    const uint32_t rows = product->view->bands * TRF_PACKED_TILE_ROWS,
-                   tiles = (rows + Config::kRows - 1) / Config::kRows,
-                   k_blocks = (product->view->tiles_per_band + Config::kColWarps - 1) / Config::kColWarps;
-    const uint32_t cluster_size = Config::kStreamK ? 1 : blocks;
-    if (!Config::kStreamK)
-        blocks = tiles * cluster_size;
-    args->x_map = warp_make_x_map(product->x, product->m, product->view->cols, product->m, 8 * Config::kXTiles);
-    args->view = *product->view;
-    args->m = product->m;
-    args->cluster_size = cluster_size;
-    args->cluster_blocks = trf_divisor_of(cluster_size);
-    args->tile_k_blocks = trf_divisor_of(k_blocks);
-    args->share_quotient = k_blocks / cluster_size;
-    args->share_remainder = k_blocks % cluster_size;
-    args->stream_k = trf_stream_k_of(tiles, k_blocks, blocks);
-    args->epilogue = product->epilogue;
-    args->is_bare = trf_packed_is_bare(args->epilogue);
-    return blocks;
-}
-
-template <class Config>
-static void run_blocks(void (*kernel)(void *), void *args, uint32_t shared_bytes, uint32_t blocks,
-                       uint32_t cluster_size, uint32_t order) {
-    const warp_block_shape shape = {Config::kThreads / 32, shared_bytes, order, cluster_size};
-    gridDim.x = blocks;
-    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x += cluster_size)
-        warp_run_block(shape, kernel, args);
-    blockIdx.x = 0;
-    gridDim.x = 1;
-}
-
-template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_product *product, uint32_t blocks) {
-    typedef trf_packed_bulk_config<kShape, kXTiles> Config;
-    trf_packed_bulk_args args = {};
-    blocks = set_args<Config>(&args, product, blocks);
-    args.handover = trf_packed_handover_at(product->workspace, blocks, Config::kAccTiles, WARP_LAUNCH_ID);
-    run_blocks<Config>(args.view.zeroing ? run_block<Config, true> : run_block<Config, false>, &args,
-                       trf_packed_bulk_shared_bytes(kShape, kXTiles), blocks, args.cluster_size, product->order);
-    if (Config::kStreamK)
-        warp_expect_taken_over(args.handover, blocks);
+void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks) {
+    (product->view->zeroing ? multiply_by_kernel<trf_packed_bulk_bf16<true>>
+                            : multiply_by_kernel<trf_packed_bulk_bf16<false>>)(product, shape, x_tiles, blocks);
 }
 
 /* ---- groups ---- */
 
-template <class Config, bool kZeroing> static void run_group_block(void *args) {
-    trf_packed_bulk_block<Config, kZeroing>(trf_packed_bulk_member_of(*(const trf_packed_bulk_group_args *)args),
-                                            trf_shared_address(warp_shared_memory()));
+template <class Config> static void run_group_block(void *args) {
+    trf_packed_bulk_block<Config>(trf_packed_bulk_member_of(*(const trf_packed_bulk_group_args *)args),
+                                  trf_shared_address(warp_shared_memory()));
 }
 
-template <int kShape, uint32_t kXTiles>
-static void multiply_group(const warp_packed_product *products, uint32_t count, uint32_t cluster_size) {
-    typedef trf_packed_bulk_config<kShape, kXTiles, true> Config;
+template <int kShape, uint32_t kXTiles, bool kZeroing>
+static void multiply_group_as(const warp_packed_product *products, uint32_t count, uint32_t cluster_size) {
+    typedef trf_packed_bulk_config<kShape, kXTiles, trf_packed_bulk_bf16<kZeroing>, true> Config;
     trf_packed_bulk_group_args group = {};
     uint32_t blocks = 0;
     for (group.count = 0; group.count < count; group.count++) {
@@ -79,8 +29,15 @@ static void multiply_group(const warp_packed_product *products, uint32_t count, 
         member->first_block = blocks;
         blocks += set_args<Config>(member, &products[group.count], cluster_size);
     }
-    run_blocks<Config>(products[0].view->zeroing ? run_group_block<Config, true> : run_group_block<Config, false>,
-                       &group, trf_packed_bulk_shared_bytes(kShape, kXTiles), blocks, cluster_size, products[0].order);
+    run_blocks<Config>(run_group_block<Config>, &group,
+                       trf_packed_bulk_shared_bytes(kShape, kXTiles, Config::kSlabBytes), blocks, cluster_size,
+                       products[0].order);
+}
+
+template <int kShape, uint32_t kXTiles>
+static void multiply_group(const warp_packed_product *products, uint32_t count, uint32_t cluster_size) {
+    (products[0].view->zeroing ? multiply_group_as<kShape, kXTiles, true>
+                               : multiply_group_as<kShape, kXTiles, false>)(products, count, cluster_size);
 }
 
 template <int kShape>
@@ -102,33 +59,4 @@ void warp_multiply_packed_group(const warp_packed_product *products, uint32_t co
         multiply_group_of_shape<TRF_PACKED_BULK_64>(products, count, x_tiles, cluster_size);
     else
         multiply_group_of_shape<TRF_PACKED_BULK_32>(products, count, x_tiles, cluster_size);
-}
-
-/* ---- single products by their kernel ---- */
-
-template <uint32_t kXTiles>
-static void multiply_by_shape(const warp_packed_product *product, int shape, uint32_t blocks) {
-    if constexpr (kXTiles == 8)
-        return multiply<TRF_PACKED_BULK_32, kXTiles>(product, blocks);
-    else if (shape == TRF_PACKED_BULK_32)
-        multiply<TRF_PACKED_BULK_32, kXTiles>(product, blocks);
-    else if (shape == TRF_PACKED_BULK_256)
-        multiply<TRF_PACKED_BULK_256, kXTiles>(product, blocks);
-    else if (shape == TRF_PACKED_BULK_128)
-        multiply<TRF_PACKED_BULK_128, kXTiles>(product, blocks);
-    else
-        multiply<TRF_PACKED_BULK_64, kXTiles>(product, blocks);
-}
-
-void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks) {
-    switch (x_tiles) {
-    case 1:
-        return multiply_by_shape<1>(product, shape, blocks);
-    case 2:
-        return multiply_by_shape<2>(product, shape, blocks);
-    case 4:
-        return multiply_by_shape<4>(product, shape, blocks);
-    default:
-        return multiply_by_shape<8>(product, shape, blocks);
-    }
 }

@@ -29,6 +29,10 @@ void warp_multiply_packed(const warp_packed_product *product);
  * trf_packed_handover_bytes. */
 void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks);
 
+/* The same for a packed FP8 layer. product->view: the part of a trf_packed8_view; flags: the layer's. */
+void warp_multiply_packed8_bulk(const warp_packed_product *product, uint32_t flags, int shape, uint32_t x_tiles,
+                                uint32_t blocks);
+
 /* Several products in one launch of such a kernel. shape: one with clusters; x_tiles: 1, 2 or 4, for all of each m.
  * Workspaces and partitions of products are not used. */
 void warp_multiply_packed_group(const warp_packed_product *products, uint32_t count, int shape, uint32_t x_tiles,

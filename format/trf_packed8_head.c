@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_packed8_head.h"
+
+#include <string.h>
+
+static uint64_t round_up(uint64_t number, uint64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
+
+trf_status trf_size_packed8(uint64_t rows, uint64_t cols, trf_packed8_head *head, trf_error *err) {
+    if (rows == 0 || rows > TRF_PACKED_MAX_SIDE || cols == 0 || cols > TRF_PACKED_MAX_SIDE)
+        return trf_fail(err, TRF_ERR_ARGUMENT, 0, "a layer of %llu x %llu weights cannot be packed",
+                        (unsigned long long)rows, (unsigned long long)cols);
+    const uint64_t padded_rows = round_up(rows, TRF_PACKED_TILE_ROWS),
+                   padded_cols = round_up(cols, TRF_PACKED_TILE_COLS);
+    const uint64_t bands = padded_rows / TRF_PACKED_TILE_ROWS, tiles_per_band = padded_cols / TRF_PACKED_TILE_COLS;
+    head->codec = TRF_CODEC_E4M3;
+    head->rows = (uint32_t)rows;
+    head->cols = (uint32_t)cols;
+    head->padded_rows = (uint32_t)padded_rows;
+    head->padded_cols = (uint32_t)padded_cols;
+    head->num_lines = bands * (round_up(tiles_per_band, TRF_PACKED_LINE_TILES) / TRF_PACKED_LINE_TILES);
+    head->num_tiles = bands * tiles_per_band; /* at most 2^51 */
+    head->lines_offset = sizeof *head;
+    head->tiles_offset = round_up(head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES, TRF_PACKED_ALIGNMENT);
+    head->common.buffer_bytes = head->tiles_offset + head->num_tiles * TRF_PACKED8_TILE_BYTES;
+    return TRF_OK;
+}
+
+void trf_packed8_head_seal(trf_packed8_head *head) {
+    trf_layout_head_finish(&head->common, (trf_layout)TRF_PACKED8_LAYOUT, TRF_PACKED8_VERSION,
+                           head->common.buffer_bytes);
+}
+
+/* ---- checks ---- */
+
+#define FIELD_OFFSET(field) offsetof(trf_packed8_head, field)
+
+/* Checks what a head says of itself against what follows from its shape. */
+static trf_status check_sizes(const trf_packed8_head *head, trf_error *err) {
+    trf_packed8_head expected;
+    if (trf_size_packed8(head->rows, head->cols, &expected, NULL) != TRF_OK)
+        return trf_fail(err, TRF_ERR_HEADER,
+                        head->rows == 0 || head->rows > TRF_PACKED_MAX_SIDE ? FIELD_OFFSET(rows) : FIELD_OFFSET(cols),
+                        "%u x %u weights are no packed layer", head->rows, head->cols);
+    const struct {
+        uint64_t is, should, offset;
+        const char *name;
+    } fields[] = {
+        {head->padded_rows, expected.padded_rows, FIELD_OFFSET(padded_rows), "padded_rows"},
+        {head->padded_cols, expected.padded_cols, FIELD_OFFSET(padded_cols), "padded_cols"},
+        {head->num_lines, expected.num_lines, FIELD_OFFSET(num_lines), "num_lines"},
+        {head->num_tiles, expected.num_tiles, FIELD_OFFSET(num_tiles), "num_tiles"},
+        {head->lines_offset, expected.lines_offset, FIELD_OFFSET(lines_offset), "lines_offset"},
+        {head->tiles_offset, expected.tiles_offset, FIELD_OFFSET(tiles_offset), "tiles_offset"},
+        {head->common.buffer_bytes, expected.common.buffer_bytes, FIELD_OFFSET(common.buffer_bytes), "buffer_bytes"},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].is != fields[i].should)
+            return trf_fail(err, TRF_ERR_HEADER, fields[i].offset, "%s is %llu, not %llu", fields[i].name,
+                            (unsigned long long)fields[i].is, (unsigned long long)fields[i].should);
+    return TRF_OK;
+}
+
+/* Checks that bytes [first, end) of a head are zeros. */
+static trf_status check_reserved(const trf_packed8_head *head, size_t first, size_t end, trf_error *err) {
+    for (size_t at = first; at < end; at++)
+        if (((const uint8_t *)head)[at])
+            return trf_fail(err, TRF_ERR_HEADER, at, "a reserved byte is not zero");
+    return TRF_OK;
+}
+
+trf_status trf_check_packed8_head(const trf_packed8_head *head, uint64_t bytes, trf_error *err) {
+    trf_status status =
+        trf_layout_head_check(&head->common, (trf_layout)TRF_PACKED8_LAYOUT, TRF_PACKED8_VERSION, bytes, err);
+    if (status != TRF_OK)
+        return status;
+    if (head->codec != TRF_CODEC_E4M3)
+        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(codec), "codec %u is not packed so", head->codec);
+    if (head->flags & ~(uint32_t)TRF_PACKED8_ALL_FLAGS)
+        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(flags), "unknown flags 0x%x", head->flags);
+    status = check_sizes(head, err);
+    if (status != TRF_OK)
+        return status;
+    if (head->num_records > head->num_lines * TRF_PACKED8_MAX_RECORDS)
+        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(num_records), "more records than lines can have");
+    if ((head->num_records != 0) != ((head->flags & TRF_PACKED8_HAS_RECORDS) != 0))
+        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(flags), "flags 0x%x of a layer with %llu records",
+                        head->flags, (unsigned long long)head->num_records);
+    status = check_reserved(head, FIELD_OFFSET(reserved0), FIELD_OFFSET(flags), err);
+    return status == TRF_OK ? check_reserved(head, FIELD_OFFSET(reserved1), sizeof *head, err) : status;
+}
+
+trf_packed8_view trf_packed8_view_of(const trf_packed8_head *head, const void *memory) {
+    const uint8_t *bytes = memory;
+    trf_packed8_view view;
+    memset(&view, 0, sizeof view);
+    view.packed.lines = (const uint32_t *)(bytes + head->lines_offset);
+    view.packed.tiles = bytes + head->tiles_offset;
+    view.packed.rows = head->rows;
+    view.packed.cols = head->cols;
+    view.packed.bands = head->padded_rows / TRF_PACKED_TILE_ROWS;
+    view.packed.tiles_per_band = head->padded_cols / TRF_PACKED_TILE_COLS;
+    view.packed.lines_per_band = (view.packed.tiles_per_band + TRF_PACKED_LINE_TILES - 1) / TRF_PACKED_LINE_TILES;
+    view.packed.base = TRF_PACKED_EXPONENT;
+    view.flags = head->flags;
+    return view;
+}

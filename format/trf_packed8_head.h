@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making and reading the head of a packed FP8 layer: format/PACKED.md. Host code. */
+#ifndef TRF_PACKED8_HEAD_H
+#define TRF_PACKED8_HEAD_H
+
+#include "trf_packed8.h"
+
+#include "trf_error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Sets rows, cols, codec and all that follows from them: padded shape, numbers of lines and packed tiles, offsets,
+ * common.buffer_bytes. Nothing else is written. rows and cols may be any numbers. Errors: TRF_ERR_ARGUMENT if one of
+ * them is 0 or beyond TRF_PACKED_MAX_SIDE. Nothing overflows below that. */
+trf_status trf_size_packed8(uint64_t rows, uint64_t cols, trf_packed8_head *head, trf_error *err);
+
+/* Fills in the common fields of a head whose own fields are already written, checksum included. */
+void trf_packed8_head_seal(trf_packed8_head *head);
+
+/* Checks every field of a head, and that the sections lie where they must. bytes: how many bytes of the buffer there
+ * are. Errors: as trf_layout_head_check; err->offset: the byte of the field. */
+trf_status trf_check_packed8_head(const trf_packed8_head *head, uint64_t bytes, trf_error *err);
+
+/* The view of a layer whose head is checked. memory: where the buffer lies, host or device, 256-byte aligned (host:
+ * 16). */
+trf_packed8_view trf_packed8_view_of(const trf_packed8_head *head, const void *memory);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bulk kernels for packed FP8 layers without records whose second constants are all zero. */
+#include "trf_packed8_bulk_launch.cuh"
+#include "trf_packed_bulk_kernels.cuh"
+
+cudaError_t trf_packed8_bulk_launch_by_one(const trf_packed_view *view, const trf_product *product,
+                                           const trf_packed_partition *partition, const trf_operands *operands,
+                                           const void *x, uint32_t x_stride, void *handover, cudaStream_t stream) {
+    return trf_packed_bulk_launch_as<trf_packed_bulk_fp8<false, false>>(view, product, partition, operands, x, x_stride,
+                                                                        handover, stream);
+}

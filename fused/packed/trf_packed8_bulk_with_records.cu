@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bulk kernels for packed FP8 layers that have records. */
+#include "trf_packed8_bulk_launch.cuh"
+#include "trf_packed_bulk_kernels.cuh"
+
+cudaError_t trf_packed8_bulk_launch_with_records(const trf_packed_view *view, const trf_product *product,
+                                                 const trf_packed_partition *partition, const trf_operands *operands,
+                                                 const void *x, uint32_t x_stride, void *handover,
+                                                 cudaStream_t stream) {
+    return trf_packed_bulk_launch_as<trf_packed_bulk_fp8<true, true>>(view, product, partition, operands, x, x_stride,
+                                                                      handover, stream);
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of packed FP8 layers by all kernels in all cuts: exact sums of integers, odd shapes, records, all types of
+ * y, an epilogue, misaligned x, the same bits on every run; and every class of scales with every code. */
+#include "common/packed8_product.h"
+#include "gpu_fixture.h"
+#include "trf_number_formats.h"
+#include "trf_packed8_launch.h"
+#include "trf_packed_bulk_sizes.h"
+
+#include <stdio.h>
+
+/* A product on the device. */
+typedef struct device_case {
+    packed8_product of;
+    gpu_memory packed, x, y, workspace;
+    trf_packed8_view view;
+    trf_dtype y_dtype;
+    uint64_t y_stride;
+} device_case;
+
+static trf_device_limits find_limits(void) {
+    trf_device_limits limits = {0};
+    int major, minor;
+    CUDA(cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+    CUDA(cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+    limits.capability = 10 * major + minor;
+    CUDA((cudaError_t)trf_find_device_limits(&limits));
+    return limits;
+}
+
+static const char *lacks_kernels(const trf_context *context) {
+    const trf_device_limits limits = find_limits();
+    (void)context;
+    return limits.capability != 90 || limits.missing_kernels & TRF_KERNELS_SM_90A ? "no code for 9.0a" : NULL;
+}
+
+static device_case case_begin(packed8_product of, trf_dtype y_dtype) {
+    device_case c = {.of = of, .y_dtype = y_dtype, .y_stride = of.layer.rows + 5};
+    c.packed = gpu_memory_copy_of(of.layer.packed, of.layer.head.common.buffer_bytes);
+    c.x = gpu_memory_copy_of(of.x, sizeof *of.x * of.m * of.layer.cols);
+    c.y = gpu_memory_make(c.y_stride * of.m * trf_dtype_bytes(y_dtype));
+    c.view = trf_packed8_view_of(&of.layer.head, c.packed.at);
+    return c;
+}
+
+static void case_end(device_case *c) {
+    gpu_memory_free(&c->packed);
+    gpu_memory_free(&c->x);
+    gpu_memory_free(&c->y);
+    packed8_product_free(&c->of);
+}
+
+static trf_product product_of(const device_case *c) {
+    return (trf_product){.m = c->of.m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = c->y_dtype, .y_stride = c->y_stride};
+}
+
+/* Enqueues the product, with a workspace that may hold anything, and reads y. */
+static uint8_t *multiply(device_case *c, const trf_packed_partition *partition, const trf_product *product,
+                         const trf_operands *operands) {
+    c->workspace = gpu_memory_make(partition->workspace_bytes);
+    gpu_memory_poison(&c->y);
+    CUDA((cudaError_t)trf_packed8_launch(&c->view, product, partition, operands, c->workspace.at, NULL));
+    CUDA(cudaDeviceSynchronize());
+    uint8_t *y = gpu_malloc(c->y.bytes);
+    gpu_memory_read(&c->y, y);
+    gpu_memory_free(&c->workspace);
+    return y;
+}
+
+/* Multiplies in all cuts of all shapes that the device has. @return how many there were. */
+static int try_all(device_case *c, const char *what) {
+    const trf_device_limits limits = find_limits();
+    const trf_product product = product_of(c);
+    const trf_operands operands = {.x = c->x.at, .y = c->y.at};
+    int tried = 0;
+    for (int shape = 0; shape < TRF_PACKED_BULK_SHAPES; shape++)
+        for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
+            trf_packed_partition partition;
+            char name[160];
+            if (!trf_packed_choose_shape(&c->view.packed, &limits, c->of.m, shape, cut, &partition))
+                continue;
+            snprintf(name, sizeof name, "%s, %s, cut %s, flags %u", what, trf_packed_kernel_name(shape),
+                     trf_packed_cut_name(cut), c->view.flags);
+            uint8_t *y = multiply(c, &partition, &product, &operands);
+            packed8_product_check(&c->of, y, c->y_dtype, c->y_stride, name);
+            free(y);
+            tried++;
+        }
+    return tried;
+}
+
+static const uint32_t kCases[][3] = {{1, 1, 1},        {70, 100, 3},    {600, 97, 8},   {130, 1100, 13},
+                                     {300, 2112, 30},  {64, 704, 64},   {520, 300, 50}, {2048, 2048, 1},
+                                     {1024, 3000, 16}, {4100, 1024, 9}, {33, 3900, 40}, {1000, 1032, 64}};
+enum {
+    CASES = sizeof kCases / sizeof *kCases
+};
+
+START_TEST(sums_are_exact) {
+    static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
+    const uint32_t *of = kCases[_i / PACKED8_KINDS];
+    const int kind = _i % PACKED8_KINDS;
+    if (!test_tries(_i))
+        return;
+    test_rng rng = {900 + (uint64_t)_i};
+    device_case c = case_begin(packed8_product_make(&rng, of[0], of[1], of[2], kind), dtypes[_i / PACKED8_KINDS % 3]);
+    EXPECT(try_all(&c, "exact sums") > 0);
+    if (kind == BY_ONE) /* kernels that do more than the layer needs */
+        for (uint32_t flags = 1; flags <= TRF_PACKED8_ALL_FLAGS; flags++) {
+            c.view.flags = flags;
+            EXPECT(try_all(&c, "more than there is") > 0);
+        }
+    case_end(&c);
+}
+END_TEST
+
+/* Products that pick single weights: 2,048 blocks have the first and the last scale of each class, and 107 exponents.
+ */
+START_TEST(every_class_and_code) {
+    const trf_device_limits limits = find_limits();
+    test_rng rng = {7};
+    device_case c = case_begin(packed8_product_make_classes(&rng, 4096, 4096, 64, 0), TRF_DTYPE_F32);
+    const trf_product product = product_of(&c);
+    const trf_operands operands = {.x = c.x.at, .y = c.y.at};
+    trf_packed_partition partition;
+    EXPECT(trf_packed_choose_shape(&c.view.packed, &limits, c.of.m, TRF_PACKED_BULK_32, 1, &partition));
+    for (uint32_t col = 0; col < c.of.layer.cols; col += c.of.m * (test_quick() ? 16 : 1)) {
+        packed8_product_pick(&c.of, col);
+        CUDA(cudaMemcpy(c.x.at, c.of.x, c.x.bytes, cudaMemcpyHostToDevice));
+        uint8_t *y = multiply(&c, &partition, &product, &operands);
+        packed8_product_check(&c.of, y, c.y_dtype, c.y_stride, "single weights");
+        free(y);
+    }
+    case_end(&c);
+}
+END_TEST
+
+/* x that lies at an odd address, and the same bits on every run although sums are rounded. */
+START_TEST(misaligned_x_and_the_same_bits) {
+    const trf_device_limits limits = find_limits();
+    test_rng rng = {8 + (uint64_t)_i};
+    device_case c = case_begin(packed8_product_make(&rng, 1000, 4096, 16, WITH_RECORDS), TRF_DTYPE_F32);
+    const trf_product product = product_of(&c);
+    trf_operands operands = {.x = c.x.at, .y = c.y.at};
+    trf_packed_partition partition;
+    gpu_memory shifted = gpu_memory_make(c.x.bytes + 2);
+    if (!trf_packed_choose_shape(&c.view.packed, &limits, c.of.m, _i,
+                                 _i == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 2, &partition))
+        ck_abort_msg("no kernel %d", _i);
+    CUDA(cudaMemcpy((uint8_t *)shifted.at + 2, c.of.x, c.x.bytes, cudaMemcpyHostToDevice));
+    operands.x = (const uint8_t *)shifted.at + 2;
+    uint8_t *y = multiply(&c, &partition, &product, &operands);
+    packed8_product_check(&c.of, y, c.y_dtype, c.y_stride, "misaligned x");
+    free(y);
+    for (size_t i = 0; i < (size_t)c.of.m * c.of.layer.cols; i++)
+        c.of.x[i] = trf_f32_to_bf16((float)test_normal(&rng));
+    CUDA(cudaMemcpy(c.x.at, c.of.x, c.x.bytes, cudaMemcpyHostToDevice));
+    operands.x = c.x.at;
+    uint8_t *first = multiply(&c, &partition, &product, &operands);
+    for (int i = 0; i < 20; i++) {
+        y = multiply(&c, &partition, &product, &operands);
+        EXPECT(memcmp(first, y, c.y.bytes) == 0);
+        free(y);
+    }
+    free(first);
+    gpu_memory_free(&shifted);
+    case_end(&c);
+}
+END_TEST
+
+/* Bias, and a residual that is added, both integers: the sums stay exact. */
+START_TEST(epilogue) {
+    const trf_device_limits limits = find_limits();
+    test_rng rng = {9};
+    device_case c = case_begin(packed8_product_make(&rng, 300, 1100, 12, BY_TWO), TRF_DTYPE_F32);
+    const uint32_t rows = c.of.layer.rows;
+    float *bias = gpu_malloc(sizeof *bias * rows), *residual = gpu_malloc(sizeof *residual * rows * c.of.m);
+    for (uint32_t i = 0; i < rows * c.of.m; i++) {
+        residual[i] = (float)(i % 11) - 5;
+        if (i < rows)
+            bias[i] = (float)(i % 7);
+        c.of.exact[i] += residual[i] + (float)(i % rows % 7);
+    }
+    gpu_memory bias_dev = gpu_memory_copy_of(bias, sizeof *bias * rows),
+               residual_dev = gpu_memory_copy_of(residual, sizeof *residual * rows * c.of.m);
+    trf_product product = product_of(&c);
+    product.has_bias = product.has_residual = 1;
+    product.residual_stride = rows;
+    const trf_operands operands = {.x = c.x.at, .y = c.y.at, .bias = bias_dev.at, .residual = residual_dev.at};
+    for (int shape = 0; shape < TRF_PACKED_BULK_SHAPES; shape++) {
+        trf_packed_partition partition;
+        EXPECT(trf_packed_choose_shape(&c.view.packed, &limits, c.of.m, shape,
+                                       shape == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 1, &partition));
+        uint8_t *y = multiply(&c, &partition, &product, &operands);
+        packed8_product_check(&c.of, y, c.y_dtype, c.y_stride, "epilogue");
+        free(y);
+    }
+    gpu_memory_free(&bias_dev);
+    gpu_memory_free(&residual_dev);
+    free(bias);
+    free(residual);
+    case_end(&c);
+}
+END_TEST
+
+START_TEST(other_partitions_are_refused) {
+    test_rng rng = {10};
+    device_case c = case_begin(packed8_product_make(&rng, 64, 64, 1, BY_ONE), TRF_DTYPE_F32);
+    const trf_product product = product_of(&c);
+    const trf_operands operands = {.x = c.x.at, .y = c.y.at};
+    const trf_packed_partition general = {.shape = TRF_PACKED_GENERAL}, wgmma = {.shape = TRF_PACKED_BULK_SHAPES};
+    EXPECT(trf_packed8_launch(&c.view, &product, &general, &operands, NULL, NULL) == cudaErrorInvalidValue);
+    EXPECT(trf_packed8_launch(&c.view, &product, &wgmma, &operands, NULL, NULL) == cudaErrorInvalidValue);
+    case_end(&c);
+}
+END_TEST
+
+int main(void) {
+    const gpu_test tests[] = {{sums_are_exact, CASES * PACKED8_KINDS},
+                              {every_class_and_code, 1},
+                              {misaligned_x_and_the_same_bits, TRF_PACKED_BULK_SHAPES},
+                              {epilogue, 1},
+                              {other_partitions_are_refused, 1}};
+    return gpu_main_unless(lacks_kernels, "packed8_product", tests, sizeof tests / sizeof *tests);
+}
