@@ -280,6 +280,73 @@ START_TEST(packed) {
 }
 END_TEST
 
+/* ---- a large layer, which GPUs load and convert in parts, and a shard of it ---- */
+
+enum {
+    LARGE_ROWS = 8500, /* two parts of 4,096 rows, and some */
+    LARGE_COLS = 520,
+    BLOCK = 128
+};
+static const uint32_t kShard[4] = {48, 8400, 16, 480}; /* first row, rows, first column, columns */
+
+/* Weights that were FP8 with a scale for each block, encoded as that. weights: as they must come back. */
+static void *encode_large(uint16_t *weights, uint64_t *blob_bytes) {
+    test_rng rng = {77};
+    float scales[(LARGE_ROWS / BLOCK + 1) * (LARGE_COLS / BLOCK + 1)];
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        scales[i] = ldexpf(1.0f + (float)test_below(&rng, 1 << 23) * 0x1p-23f, -12);
+    for (uint32_t row = 0; row < LARGE_ROWS; row++)
+        for (uint32_t col = 0; col < LARGE_COLS; col++) {
+            const double value = 100 * test_normal(&rng);
+            const uint32_t code = trf_f64_to_bf16(fabs(value) < 448 ? value : 448) >> 4, magnitude = code & 0x7FF;
+            const uint32_t e4m3 = magnitude < 8 * 121 ? 0 : magnitude - 8 * 120; /* the exponents' biases are 127, 7 */
+            weights[(size_t)row * LARGE_COLS + col] = trf_scale_fp8(
+                (value < 0 ? 0x80 : 0) | e4m3, scales[row / BLOCK * (LARGE_COLS / BLOCK + 1) + col / BLOCK]);
+        }
+    const trf_matrix matrix = test_matrix(weights, TRF_DTYPE_BF16, LARGE_ROWS, LARGE_COLS);
+    trf_encode_options options;
+    void *blob;
+    trf_encode_options_init(&options);
+    options.codec = TRF_CODEC_E4M3;
+    fixture_check_status(trf_encode_layer(&matrix, &options, &blob, blob_bytes, NULL, &err), TRF_OK, &err);
+    return blob;
+}
+
+START_TEST(shard_of_a_large_layer) {
+    static const trf_layout kLayouts[] = {TRF_LAYOUT_CODED, TRF_LAYOUT_PLAIN, TRF_LAYOUT_PACKED};
+    golden g = {.rows = kShard[1], .cols = kShard[3], .bytes = (size_t)kShard[1] * kShard[3] * sizeof(uint16_t)};
+    uint16_t *weights = malloc(LARGE_ROWS * LARGE_COLS * sizeof *weights);
+    g.weights = malloc(g.bytes);
+    ck_assert(weights && g.weights);
+    uint64_t blob_bytes;
+    void *blob = encode_large(weights, &blob_bytes);
+    trf_device_layer *layers[3], *converted;
+    for (uint32_t row = 0; row < g.rows; row++)
+        memcpy(g.weights + (size_t)row * g.cols, weights + (size_t)(kShard[0] + row) * LARGE_COLS + kShard[2],
+               g.cols * sizeof *weights);
+    for (int i = 0; i < 3; i++) {
+        trf_load_options options = test_shard(kShard);
+        options.layout = kLayouts[i];
+        fixture_check_status(trf_device_layer_create(device, blob, blob_bytes, &options, &layers[i], &err), TRF_OK,
+                             &err);
+        if (i > 0) /* coded shards that cut tiles are not decoded as a whole */
+            check_decoding(&g, layers[i], TRF_DECODE_BF16, "a shard", trf_layout_name(kLayouts[i]));
+        check_rows(&g, layers[i], "a shard");
+    }
+    for (int i = 1; i < 3; i++) {
+        fixture_check_status(trf_device_layer_convert(layers[0], kLayouts[i], NULL, &converted, &err), TRF_OK, &err);
+        check_decoding(&g, converted, TRF_DECODE_BF16, "a converted shard", trf_layout_name(kLayouts[i]));
+        trf_device_layer_destroy(converted);
+    }
+    check_product(&g, layers[0], "a shard");
+    for (int i = 0; i < 3; i++)
+        trf_device_layer_destroy(layers[i]);
+    trf_free(blob);
+    free(weights);
+    free(g.weights);
+}
+END_TEST
+
 int main(void) {
     if (test_device_missing("gpu.scaled_fp8"))
         return 77;
@@ -290,6 +357,7 @@ int main(void) {
     tcase_add_test(tests, coded);
     tcase_add_test(tests, plain);
     tcase_add_test(tests, packed);
+    tcase_add_test(tests, shard_of_a_large_layer);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
