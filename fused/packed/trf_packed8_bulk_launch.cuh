@@ -9,7 +9,7 @@
 
 #include <cuda_runtime.h>
 
-/* As trf_packed_bulk_launch (trf_packed_bulk_launch.cuh); view: the part of a trf_packed8_view. */
+/* Do what trf_packed_bulk_launch (trf_packed_bulk_launch.cuh) does. view: the part of a trf_packed8_view. */
 typedef cudaError_t trf_packed8_bulk_launch_fn(const trf_packed_view *view, const trf_product *product,
                                                const trf_packed_partition *partition, const trf_operands *operands,
                                                const void *x, uint32_t x_stride, void *handover, cudaStream_t stream);

@@ -40,7 +40,7 @@ template <class Weights> static trf_packed_bulk_kernel trf_packed_bulk_find(int 
     }
 }
 
-/* As trf_packed_bulk_launch (trf_packed_bulk_launch.cuh). */
+/* Does what trf_packed_bulk_launch (trf_packed_bulk_launch.cuh) does. */
 template <class Weights>
 static cudaError_t trf_packed_bulk_launch_as(const trf_packed_view *view, const trf_product *product,
                                              const trf_packed_partition *partition, const trf_operands *operands,

@@ -74,7 +74,7 @@ static void multiply_by_shape(const warp_packed_product *product, int shape, uin
         multiply<Weights, TRF_PACKED_BULK_64, kXTiles>(product, blocks);
 }
 
-/* By the kernel of a shape. */
+/* Multiplies by the kernel of a shape. */
 template <class Weights>
 static void multiply_by_kernel(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks) {
     switch (x_tiles) {
