@@ -10,11 +10,12 @@
 #include <string.h>
 
 enum {
-    SEGMENTS = 16,       /* of the sample, spread over rows and columns */
-    CHUNK_COLS = 4096,   /* that are read at a time; a multiple of TRF_FP8_BLOCK */
-    STRIP_ROWS = 64,     /* that are one index of a loop, where scales are not those of blocks */
-    LEAST_NUMBERS = 256, /* weights of a layer other than zeros that are codes: fewer prove nothing */
-    MISFITS_IN_1000 = 4, /* of a scale region, at most */
+    SEGMENTS = 16,        /* of the sample, spread over rows and columns */
+    CHUNK_COLS = 4096,    /* that are read at a time; a multiple of TRF_FP8_BLOCK */
+    STRIP_ROWS = 64,      /* that are one index of a loop, where scales are not those of blocks */
+    LEAST_MAGNITUDES = 4, /* that are not zero, in the sample */
+    LEAST_NUMBERS = 256,  /* weights of a layer other than zeros that are codes: fewer prove nothing */
+    MISFITS_IN_1000 = 4,  /* of a scale region, at most */
     SAMPLE_MISFITS_IN_100 = 10
 };
 
@@ -74,14 +75,13 @@ static segment sample_segment(const trf_source *source, uint32_t i) {
                      left < TRF_FP8_BLOCK ? left : TRF_FP8_BLOCK};
 }
 
-/* Looks at a segment's weights. *numbers: those that are not zeros. @return whether nine in ten of these have one of
- * eight mantissas, as nearly all codes times one scale have. Of 128 weights of true BF16 a fourth has them. */
-static int has_few_mantissas(const uint16_t *weights, uint32_t count, uint32_t *numbers) {
-    uint32_t counts[TRF_BF16_MANTISSAS] = {0}, with_eight = 0;
-    *numbers = 0;
+/* @return whether nine in ten of a segment's weights, zeros left out, have one of eight mantissas, as nearly all codes
+ * times one scale have. Of 128 weights of true BF16 a fourth has them. */
+static int has_few_mantissas(const uint16_t *weights, uint32_t count) {
+    uint32_t counts[TRF_BF16_MANTISSAS] = {0}, with_eight = 0, numbers = 0;
     for (uint32_t i = 0; i < count; i++) {
         counts[weights[i] & 127] += (weights[i] & 0x7FFF) != 0;
-        *numbers += (weights[i] & 0x7FFF) != 0;
+        numbers += (weights[i] & 0x7FFF) != 0;
     }
     for (int k = 0; k < 8; k++) {
         uint32_t largest = 0;
@@ -90,16 +90,33 @@ static int has_few_mantissas(const uint16_t *weights, uint32_t count, uint32_t *
         with_eight += counts[largest];
         counts[largest] = 0;
     }
-    return 10 * with_eight >= 9 * *numbers;
+    return 10 * with_eight >= 9 * numbers;
 }
 
-/* Sets *maybe to whether most segments of the sample have few mantissas. */
+/* Magnitudes that occur, up to LEAST_MAGNITUDES of them. */
+typedef struct magnitudes {
+    uint16_t list[LEAST_MAGNITUDES];
+    uint32_t count;
+} magnitudes;
+
+static void note_magnitudes(const uint16_t *weights, uint32_t count, magnitudes *found) {
+    for (uint32_t i = 0; i < count && found->count < LEAST_MAGNITUDES; i++) {
+        const uint16_t magnitude = weights[i] & 0x7FFF;
+        uint32_t k = 0;
+        while (k < found->count && found->list[k] != magnitude)
+            k++;
+        if (k == found->count && magnitude)
+            found->list[found->count++] = magnitude;
+    }
+}
+
+/* Sets *maybe to whether most segments of the sample have few mantissas, though it is more than a few constants. */
 static trf_status look_at_sample(const trf_source *source, int *maybe, trf_error *err) {
-    uint32_t with_few = 0, numbers = 0;
+    uint32_t with_few = 0;
+    magnitudes found = {{0}, 0};
     for (uint32_t i = 0; i < SEGMENTS; i++) {
         const segment at = sample_segment(source, i);
         uint16_t weights[TRF_FP8_BLOCK];
-        uint32_t of_segment;
         if (source->weights) {
             memcpy(weights, (const uint16_t *)source->weights + (size_t)at.row * source->cols + at.col, 2 * at.cols);
         } else {
@@ -107,10 +124,10 @@ static trf_status look_at_sample(const trf_source *source, int *maybe, trf_error
             if (status != TRF_OK)
                 return status;
         }
-        with_few += (uint32_t)has_few_mantissas(weights, at.cols, &of_segment);
-        numbers += of_segment;
+        with_few += (uint32_t)has_few_mantissas(weights, at.cols);
+        note_magnitudes(weights, at.cols, &found);
     }
-    *maybe = 2 * with_few >= SEGMENTS && numbers;
+    *maybe = 2 * with_few >= SEGMENTS && found.count == LEAST_MAGNITUDES;
     return TRF_OK;
 }
 

@@ -105,10 +105,13 @@ typedef enum trf_dtype {
 } trf_dtype;
 
 typedef enum trf_codec {
-    TRF_CODEC_AUTO = 0, /* in options only: the lossless codec for the source's dtype; F32 has none */
+    /* In options only: the lossless codec for the source's dtype; F32 has none. For the BF16 tensors of a checkpoint it
+     * is E4M3 where they are FP8 that was dequantized. */
+    TRF_CODEC_AUTO = 0,
     TRF_CODEC_BF16 = 1,
     TRF_CODEC_FP16 = 2,
-    TRF_CODEC_E4M3 = 3,
+    TRF_CODEC_E4M3 = 3, /* also for BF16 weights that are E4M3 numbers times F32 scales: of the matrix, a row, or a
+                         * block of 128 x 128. Lossless; the encoder finds the scales */
     TRF_CODEC_E5M2 = 4,
     TRF_CODEC_INT = 5
 } trf_codec;
@@ -183,7 +186,7 @@ typedef struct trf_layer_report {
 
 /* Encodes a matrix. The caller releases *blob with trf_free. The bytes do not depend on options->threads. options may
  * be NULL for the defaults, and report may be NULL. Errors: TRF_ERR_ARGUMENT also for a dtype that the codec does not
- * take; TRF_ERR_MISMATCH where the encoder's own check fails. */
+ * take, or for BF16 weights that E4M3 does not; TRF_ERR_MISMATCH where the encoder's own check fails. */
 TRF_API trf_status trf_encode_layer(const trf_matrix *matrix, const trf_encode_options *options, void **blob,
                                     uint64_t *blob_bytes, trf_layer_report *report, trf_error *err);
 

@@ -88,6 +88,28 @@ def test_round_trip_of_random_codes(class_bits: int, raw_bits: int) -> None:
     assert np.array_equal(np.frombuffer(ref.source_bytes(header, decoded), "<f4").reshape(codes.shape), codes)
 
 
+@pytest.mark.parametrize("class_bits", [4, 2])
+@pytest.mark.parametrize("granularity", [ref.TENSOR, ref.CHANNEL, ref.BLOCK])
+def test_round_trip_of_scaled_fp8(class_bits: int, granularity: int) -> None:
+    rng = np.random.default_rng([class_bits, granularity])
+    shape = {ref.TENSOR: (1,), ref.CHANNEL: (273,), ref.BLOCK: (5, 6)}[granularity]
+    table = np.exp2(rng.uniform(-100, 100, shape)).astype(np.float32)
+    options = Options(
+        ref.E4M3, ref.BF16_DTYPE, class_bits=class_bits, granularity=granularity, scales=table,
+        scale_group_size=64 if granularity == ref.BLOCK else 0, stored=lambda t: t == 1,
+        force=rng.random((273, 330)) < 0.1,
+    )  # fmt: skip
+    spread = table[:, None]
+    if granularity == ref.BLOCK:
+        spread = table.repeat(64, 0).repeat(64, 1)[:273, :330]
+    elements = make_golden.scaled_fp8_weights(class_bits, 273, 330, spread)
+    elements[rng.random(elements.shape) < 0.01] = 0xFFFF
+    header, decoded = ref.read_blob(encode(elements, options))
+    assert header.is_scaled_fp8
+    assert np.array_equal(decoded, elements)
+    assert ref.source_bytes(header, decoded) == elements.astype("<u2").tobytes()
+
+
 def round_fraction(value: Fraction, precision: int, min_exponent: int, max_exponent: int) -> Fraction | None:
     """To nearest even, `precision` bits; None for infinity."""
     if value == 0:
@@ -101,6 +123,21 @@ def round_fraction(value: Fraction, precision: int, min_exponent: int, max_expon
     quantum = Fraction(2) ** (max(exponent, min_exponent) - precision + 1)
     rounded = round(value / quantum) * quantum
     return None if abs(rounded) >= Fraction(2) ** (max_exponent + 1) else rounded
+
+
+def test_scaled_fp8_is_rounded_twice() -> None:
+    rng = np.random.default_rng(4)
+    mantissas = np.concatenate([rng.integers(0, 1 << 23, 40), np.arange(20) << 15 | 0x4000, [0x7FFFFF]])
+    for scale in (0x3F800000 | mantissas).astype(np.uint32).view(np.float32):
+        for code in range(0x7F):
+            exponent, mantissa = code >> 3, code & 7
+            value = Fraction(8 * (exponent > 0) + mantissa) * Fraction(2) ** (max(exponent, 1) - 10)
+            twice = round_fraction(round_fraction(value * Fraction(float(scale)), 24, -126, 127), 8, -126, 127)
+            for sign in (0, 0x80):
+                bits = int(ref.scale_fp8(np.array(code | sign), scale))
+                found = np.uint32(bits << 16).view(np.float32)
+                assert Fraction(float(found)) == (-twice if sign else twice)
+                assert bits >> 15 == sign >> 7
 
 
 @pytest.mark.parametrize("dtype", [ref.F32, ref.F16, ref.BF16_DTYPE])
@@ -413,6 +450,11 @@ def source_tensors(rng: np.random.Generator) -> dict[str, Tensor]:
     tensors["nan.weight"] = Tensor("BF16", [64, 64], nans.tobytes())
     tensors["constant.weight"] = Tensor("BF16", [256, 272], np.full(256 * 272, 0x3F80, "<u2").tobytes())
     tensors["norm.weight"] = Tensor("BF16", [77], rng.integers(0, 1 << 16, 77).astype("<u2").tobytes())
+    for shape, (down, across) in zip(SHAPES[3:], ((1, 1), (1, 128), (128, 128), (128, 128), (560, 304))):
+        scales = rng.uniform(1e-4, 1e-3, (-(-shape[0] // down), -(-shape[1] // across))).astype(np.float32)
+        spread = scales.repeat(down, 0).repeat(across, 1)[: shape[0], : shape[1]]
+        bits = make_golden.scaled_fp8_weights(int(rng.integers(1 << 20)), *shape, spread).astype("<u2")
+        tensors[f"was_fp8.{shape[0]}x{shape[1]}.weight"] = Tensor("BF16", list(shape), bits.tobytes())
     tensors["positions"] = Tensor("I64", [5, 2], np.arange(10).astype("<i8").tobytes())
     tensors["empty.weight"] = Tensor("BF16", [0, 16], b"")
     tensors["mask"] = Tensor("BOOL", [3, 3], bytes(9))
@@ -435,6 +477,9 @@ def test_lossless_files_of_the_command(favor: str, tmp_path: Path) -> None:
     run_ok("compress", source, "-o", packed, "--favor", favor)
     _, plain = read_plain(packed)
     assert sum(is_compressed(name, tensor) for name, tensor in plain.items()) > 0
+    versions = {name: struct.unpack_from("<H", t.data, 4)[0] for name, t in plain.items() if is_compressed(name, t)}
+    was_fp8 = {f"was_fp8.{rows}x{cols}.weight_trf" for rows, cols in ((33, 4097), (300, 275), (560, 304))}
+    assert {name for name, version in versions.items() if version == ref.SCALED_FP8_VERSION} == was_fp8
     assert_same(read_safetensors(packed), tensors)
     assert rebuild_source(packed) == source.read_bytes()
     run_ok("decompress", packed, "-o", restored)

@@ -300,6 +300,8 @@ static matrix other_matrix(test_rng *rng, int kind) {
             scale = i % 128 ? scale : 0.008 * (1 + test_uniform(rng));
             value = rint(fmax(-8, fmin(7, 2.5 * normal))) * scale;
         }
+        if (kind == 8) /* two constants */
+            value = i % 3 ? 0.5 : 1.25;
         m.weights[i] = trf_f64_to_bf16(value); /* kind 7: zeros */
     }
     return m;
@@ -486,7 +488,7 @@ int main(void) {
     tcase_add_loop_test(tests, every_granularity_and_shape, 0, NUM_SHAPES);
     tcase_add_loop_test(tests, exceptions, 0, 2);
     tcase_add_test(tests, tile_without_codes);
-    tcase_add_loop_test(tests, others_are_not_found, 0, 8);
+    tcase_add_loop_test(tests, others_are_not_found, 0, 9);
     tcase_add_test(tests, mxfp4_is_a_kind_of_fp8);
     tcase_add_test(tests, threads_do_not_matter);
     tcase_add_test(tests, auto_in_memory_is_bf16);

@@ -214,7 +214,8 @@ def _find_codec(compressed: dict[str, BufferModule]) -> str:
         for name in module._buffer_names():
             buffer = getattr(module, name)
             infos.append(layer_info(buffer) if name == "weight" else expert_infos(buffer)[0])
-    if all(_LOSSLESS.get(info.dtype) == info.codec for info in infos):
+    # BF16 that was FP8 is coded as FP8 where each tensor's own codec is asked for.
+    if all(_LOSSLESS.get(i.dtype) == i.codec or (i.codec, i.dtype) == ("fp8_e4m3", "BF16") for i in infos):
         return _AUTO
     codecs = {info.codec for info in infos}
     return codecs.pop() if len(codecs) == 1 else _AUTO

@@ -49,9 +49,15 @@ def find_taker(module: nn.Module, name: str, tensor: TensorInfo, layout: str) ->
     return taker, ""
 
 
+def _fitting_dtypes(tensor: TensorInfo) -> tuple[torch.dtype, ...]:
+    """Returns the dtypes of models that take a blob's weights. BF16 that is coded as FP8 with scales is BF16."""
+    is_scaled_fp8 = tensor.layer is not None and (tensor.layer.codec, tensor.layer.dtype) == ("fp8_e4m3", "BF16")
+    return _EXACT.get("bf16" if is_scaled_fp8 else str(tensor.codec), _ANY)
+
+
 def reject_dtype(tensor: TensorInfo, dtype: torch.dtype) -> str:
     """Returns why the weights of a blob do not fit a model of a dtype, or ""."""
-    fitting = _EXACT.get(str(tensor.codec), _ANY)
+    fitting = _fitting_dtypes(tensor)
     if dtype in fitting:
         return ""
     known = " or ".join(f"dtype={fit}" for fit in fitting)
@@ -60,4 +66,4 @@ def reject_dtype(tensor: TensorInfo, dtype: torch.dtype) -> str:
 
 def multiplies(tensor: TensorInfo, dtype: torch.dtype) -> bool:
     """Returns whether compressed products take x of a dtype; for others the weights are decoded each time."""
-    return dtype in (torch.bfloat16, torch.float16) and dtype in _EXACT.get(str(tensor.codec), _ANY)
+    return dtype in (torch.bfloat16, torch.float16) and dtype in _fitting_dtypes(tensor)
