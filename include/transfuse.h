@@ -105,8 +105,7 @@ typedef enum trf_dtype {
 } trf_dtype;
 
 typedef enum trf_codec {
-    /* In options only: the lossless codec for the source's dtype; F32 has none. For the BF16 tensors of a checkpoint it
-     * is E4M3 where they are FP8 that was dequantized. */
+    /* In options only: the lossless codec for the source's dtype; F32 has none. */
     TRF_CODEC_AUTO = 0,
     TRF_CODEC_BF16 = 1,
     TRF_CODEC_FP16 = 2,
@@ -235,7 +234,8 @@ typedef void (*trf_note_fn)(void *context, const char *line);
 typedef struct trf_checkpoint_options {
     size_t struct_bytes;
     /* For compressing; encode.threads is for all calls. The codecs E4M3 and E5M2 each stand for both: every FP8 tensor
-     * takes its own. */
+     * takes its own, and BF16 takes E4M3 where it is FP8 that was dequantized, else BF16. (AUTO does not look for that
+     * yet, since the products of such layers are not fused on GPUs.) */
     trf_encode_options encode;
     /* For compressing: globs of the tensors to compress, NULL-terminated, each of which has to match a tensor's name.
      * NULL is the usual choice. */

@@ -171,8 +171,6 @@ static trf_status estimate_share(reading *at, const trf_tensor_info *tensor, dou
     }
     const trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
     trf_encode_options_for(&at->compress_options.encode, dtype, &encode);
-    if (dtype == TRF_DTYPE_BF16 && encode.codec == TRF_CODEC_AUTO)
-        encode.codec = TRF_CODEC_BF16; /* GPUs do not take scaled FP8 */
     const trf_sampled_matrix matrix = {&at->file, tensor->file_offset, dtype, rows, cols};
     const trf_status status = trf_estimate_blob(&matrix, &encode, &encoded, &report, err);
     if (status == TRF_OK)

@@ -109,7 +109,8 @@ expect_error mixed.safetensors layers.0.q_proj.weight TRF_ERR_ARGUMENT
 expect 0 compress mixed.safetensors -o compressed.safetensors --codec fp16 --include '*_proj.weight' -f
 check_info mixed.safetensors compressed.safetensors layers.0.k_proj.weight
 expect 0 compress mixed.safetensors -o compressed.safetensors --codec fp8 -f
-check_info mixed.safetensors compressed.safetensors layers.0.v_proj.weight layers.0.o_proj.weight
+check_info mixed.safetensors compressed.safetensors layers.0.v_proj.weight layers.0.o_proj.weight \
+    layers.0.q_proj.weight layers.0.experts.up_proj "$odd"
 [ ! -e no.safetensors ] || fail "an output of a failed command"
 
 # ---- what --include does not find ----

@@ -456,29 +456,6 @@ START_TEST(rows_and_shards) {
 }
 END_TEST
 
-/* Layouts that do not take scaled FP8 say so. */
-START_TEST(other_layouts_refuse_it) {
-    static const trf_layout layouts[] = {TRF_LAYOUT_PLAIN, TRF_LAYOUT_PACKED};
-    test_rng rng = {13};
-    matrix m = dequantized(&rng, 256, 256, 256, 256);
-    uint64_t bytes;
-    void *blob = encode_fp8(&m, TRF_FAVOR_SPEED, &bytes);
-    trf_context *context;
-    ck_assert_int_eq(trf_context_create(TRF_DEVICE_CPU, &context, &err), TRF_OK);
-    for (int i = 0; i < 2; i++) {
-        trf_load_options options;
-        trf_device_layer *layer;
-        trf_load_options_init(&options);
-        options.layout = layouts[i];
-        ck_assert_int_eq(trf_device_layer_create(context, blob, bytes, &options, &layer, &err), TRF_ERR_UNSUPPORTED);
-        ck_assert_msg(strstr(err.message, "fp8_e4m3") != NULL, "%s", err.message);
-    }
-    trf_context_destroy(context);
-    trf_free(blob);
-    free(m.weights);
-}
-END_TEST
-
 int main(void) {
     Suite *suite = suite_create("scaled_fp8");
     TCase *tests = tcase_create("scaled_fp8");
@@ -494,7 +471,6 @@ int main(void) {
     tcase_add_test(tests, auto_in_memory_is_bf16);
     tcase_add_test(tests, products);
     tcase_add_loop_test(tests, rows_and_shards, 0, 3);
-    tcase_add_test(tests, other_layouts_refuse_it);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

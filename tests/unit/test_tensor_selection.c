@@ -63,7 +63,8 @@ static const choice_case kDefault[] = {
     {"a.weight", "BF16", {64, 32}, 2, TRF_CODEC_FP16, TRF_SELECT_KEEP},
     {"a.weight", "F8_E5M2", {64, 32}, 2, TRF_CODEC_E4M3, TRF_SELECT_COMPRESS},
     {"a.weight", "F8_E4M3", {64, 32}, 2, TRF_CODEC_E4M3, TRF_SELECT_COMPRESS},
-    {"a.weight", "BF16", {64, 32}, 2, TRF_CODEC_E4M3, TRF_SELECT_KEEP},
+    {"a.weight", "BF16", {64, 32}, 2, TRF_CODEC_E4M3, TRF_SELECT_COMPRESS}, /* it may have been FP8 */
+    {"a.weight", "F16", {64, 32}, 2, TRF_CODEC_E4M3, TRF_SELECT_KEEP},
     {"a.weight", "F32", {64, 32}, 2, TRF_CODEC_INT, TRF_SELECT_COMPRESS},
     {"a.weight", "F16", {64, 32}, 2, TRF_CODEC_INT, TRF_SELECT_COMPRESS},
     {"a.weight", "I8", {64, 32}, 2, TRF_CODEC_INT, TRF_SELECT_COMPRESS},
