@@ -8,6 +8,7 @@
 #include "trf_context.h"
 #include "trf_cuda_call.h"
 #include "trf_decode_rows.h"
+#include "trf_packed_layer.h"
 #include "trf_staging_cuda.h"
 
 #include <cuda_runtime_api.h>
