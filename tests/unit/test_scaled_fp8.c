@@ -467,10 +467,14 @@ int main(void) {
     tcase_add_test(tests, tile_without_codes);
     tcase_add_loop_test(tests, others_are_not_found, 0, 9);
     tcase_add_test(tests, mxfp4_is_a_kind_of_fp8);
-    tcase_add_test(tests, threads_do_not_matter);
     tcase_add_test(tests, auto_in_memory_is_bf16);
     tcase_add_test(tests, products);
     tcase_add_loop_test(tests, rows_and_shards, 0, 3);
     suite_add_tcase(suite, tests);
+    TCase *threads = tcase_create("threads");
+    tcase_set_tags(threads, "threads");
+    tcase_set_timeout(threads, 300);
+    tcase_add_test(threads, threads_do_not_matter);
+    suite_add_tcase(suite, threads);
     return run_suite(suite);
 }

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from transfuse import _structs as s
 from transfuse._arrays import Array, copy_aligned, numpy_dtype, take_activations, take_weights
-from transfuse._errors import DataError, Status, argument_error
+from transfuse._errors import ArgumentError, DataError, Status, argument_error
 from transfuse._library import call, library
 from transfuse._options import Granularity, check_threads, encode_path, encode_text, fill_encode_options
 from transfuse._results import LayerInfo, LayerReport, make_layer_info, make_layer_report
@@ -100,7 +100,7 @@ class Layer:
         array : numpy.ndarray, [rows][cols]
         info : LayerInfo
             What the blob of the other one says. If the weights are the same and this version's encoder made that blob,
-            the bytes are the same, too.
+            the bytes are the same, too. Where that one is BF16 that was FP8 and this one is not, the codec is bf16.
         dtype : str, optional
             As in `encode`.
 
@@ -116,7 +116,13 @@ class Layer:
         favor = "size" if info.class_bits == _PAIR_CLASS_BITS else "speed"
         fill_encode_options(options, codec=info.codec, favor=favor, bits=None, granularity=None, threads=0, verify=True)
         options.probability_bits, options.slab_cols = info.probability_bits, info.slab_cols
-        return cls._encode(weights, known, options)
+        try:
+            return cls._encode(weights, known, options)
+        except ArgumentError:
+            if (info.codec, known) != ("fp8_e4m3", s.Dtype.BF16):
+                raise
+            options.codec = s.Codec.BF16
+            return cls._encode(weights, known, options)
 
     @classmethod
     def _encode(cls, weights: npt.NDArray[Any], dtype: s.Dtype, options: s.EncodeOptionsStruct) -> Layer:

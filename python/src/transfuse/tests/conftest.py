@@ -25,6 +25,16 @@ def normal_bf16(rng: np.random.Generator, *shape: int) -> npt.NDArray[np.uint16]
     return values.astype(np.uint16)
 
 
+def was_fp8_bf16(rng: np.random.Generator, rows: int, cols: int) -> npt.NDArray[np.uint16]:
+    """Returns the bits of BF16 numbers that are FP8 E4M3 codes times a scale for each block of 128 rows and columns."""
+    exponents, mantissas = rng.integers(-6, 9, (rows, cols)), rng.integers(8, 15, (rows, cols))
+    scales = rng.uniform(1e-4, 2e-4, (-(-rows // 128), -(-cols // 128))).astype(np.float32)
+    signs = rng.choice([-1, 1], (rows, cols))
+    numbers = (signs * np.ldexp(mantissas.astype(np.float32), exponents - 3)).astype(np.float32)
+    products = (numbers * scales.repeat(128, 0).repeat(128, 1)[:rows, :cols]).view(np.uint32)
+    return ((products + 0x7FFF + (products >> 16 & 1)) >> 16).astype(np.uint16)
+
+
 def write_safetensors(path: Path, tensors: Tensors) -> None:
     """Writes a file in the canonical layout: tensors by falling alignment, then by name."""
     sizes = {"F32": 4, "BF16": 2, "F16": 2}

@@ -10,13 +10,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import transfuse
 from transfuse import _checkpoint
 from transfuse import _structs as s
 from transfuse._library import library
-from transfuse.tests.conftest import Command, Tensors
+from transfuse.tests.conftest import Command, Tensors, was_fp8_bf16, write_safetensors
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,17 @@ def test_mismatch(tmp_path: Path, source: Path, compressed: Path) -> None:
     other.write_bytes(data)
     with pytest.raises(transfuse.MismatchError, match=r"q_proj\.weight"):
         transfuse.verify(compressed, other)
+
+
+def test_bf16_that_was_fp8(tmp_path: Path) -> None:
+    source, small, back = (tmp_path / f"{name}.safetensors" for name in ("source", "small", "back"))
+    weights = was_fp8_bf16(np.random.default_rng(7), 256, 384)
+    write_safetensors(source, {"a.weight": ("BF16", weights)})
+    report = transfuse.compress(source, small)
+    assert report.scaled_fp8_tensors == {"scale-block:128": 1} and report.compressed_tensors == 1
+    transfuse.decompress(small, back)
+    assert back.read_bytes() == source.read_bytes()
+    assert transfuse.compress(source, small, codec="bf16", overwrite=True).scaled_fp8_tensors == {}
 
 
 def test_other_files(tmp_path: Path, source: Path) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 import transfuse
-from transfuse.tests.conftest import Command, Tensors, normal_bf16
+from transfuse.tests.conftest import Command, Tensors, normal_bf16, was_fp8_bf16
 
 _CODECS = {"bf16": "bf16", "f16": "fp16", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "int8": "int"}
 
@@ -65,6 +65,21 @@ def test_encode_like(dtype: str, favor: str) -> None:
             transfuse.Layer.encode_like(weights, layer.info, dtype=dtype)
     else:
         assert transfuse.Layer.encode_like(weights, layer.info, dtype=dtype).to_bytes() == layer.to_bytes()
+
+
+def test_bf16_that_was_fp8() -> None:
+    rng = np.random.default_rng(6)
+    weights, others = was_fp8_bf16(rng, 300, 270), normal_bf16(rng, 300, 270)
+    layer = transfuse.Layer.encode(weights, dtype="bf16", codec="fp8_e4m3")
+    info = layer.info
+    assert (info.codec, info.dtype, info.granularity) == ("fp8_e4m3", "BF16", "scale-block:128")
+    assert bits_of(layer.decode()) == bits_of(weights)
+    assert transfuse.Layer.encode_like(weights, info, dtype="bf16").to_bytes() == layer.to_bytes()
+    like = transfuse.Layer.encode_like(others, info, dtype="bf16")
+    assert like.info.codec == "bf16" and bits_of(like.decode()) == bits_of(others)
+    assert transfuse.Layer.encode(weights, dtype="bf16").info.codec == "bf16"
+    with pytest.raises(transfuse.ArgumentError, match="FP8 codes times scales"):
+        transfuse.Layer.encode(others, dtype="bf16", codec="fp8_e4m3")
 
 
 @pytest.mark.parametrize(
