@@ -32,8 +32,12 @@
  * Shapes with clusters also multiply by several layers in one launch (a group): the grid has the blocks of one product
  * after those of the other. Each block finds its product's arguments, and all else is as in a launch of its own.
  *
- * Shared memory: 3 or 4 stages of 26 to 57 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 168 a thread with
- * 8 warps, 96 with 16. Those with many sums have 232, which the producers' warpgroup gives away.
+ * How a packed slab becomes fragments is a type, one for each kind of layer (trf_packed_bulk_weights.cuh). With FP8, a
+ * warp of the shapes 256 and 128 has two packed tiles side by side, so these have twice the columns in a k block.
+ *
+ * Shared memory: 4 stages of 17 to 45 KiB, with FP8 3 to 6 of 13 to 49 (trf_packed_bulk_sizes.h), 227 KiB at most.
+ * Registers: 168 a thread with 8 warps, 96 with 16. Those with many sums have 232, which the producers' warpgroup gives
+ * away.
  * From 16 M weights on, memory is the limit: 28672x8192 by one row of x is read at 2.9 TB/s on an H100 and 4.1 on an
  * H200, out of 3.35 and 4.8. For smaller layers the limit is the microseconds in which a block begins and ends. */
 #ifndef TRF_PACKED_BULK_CUH
