@@ -7,12 +7,13 @@
 #include <assert.h>
 #include <string.h>
 
-/* Where a line's words go. Tiles are written if there is a place for them. */
+/* A line while it is made. Tiles are written if there is a place for them. */
 typedef struct line_work {
     uint32_t band, first_tile, tiles;
     uint32_t words[TRF_PACKED_LINE_WORDS];
     uint32_t num_records;
-    uint8_t *to; /* the line's first packed tile, or NULL */
+    uint16_t formed[256]; /* what codes become with the constants of the tile at hand */
+    uint8_t *to;          /* the line's first packed tile, or NULL */
 } line_work;
 
 /* ---- input ---- */
@@ -44,14 +45,13 @@ static trf_status check_blocks(const trf_pack8_input *from, trf_error *err) {
 
 /* Gives the code that is packed of a weight, and adds a record if the code does not make the weight. place: the record
  * without the weight's bits. */
-static uint32_t take_weight(const trf_pack8_input *from, line_work *line, uint32_t row, uint32_t col, uint32_t pair,
-                            uint32_t place) {
+static uint32_t take_weight(const trf_pack8_input *from, line_work *line, uint32_t row, uint32_t col, uint32_t place) {
     const size_t at = row * from->stride + col;
     const uint32_t code = from->codes[at];
     const int is_nan = (code & 0x7F) == TRF_PACKED8_NAN_CODE;
     const uint32_t weight =
         from->weights ? from->weights[at] : trf_packed8_define_weight(code, scale_of(from, row, col));
-    if (!is_nan && (!from->weights || trf_packed8_weight(code, pair) == weight))
+    if (!is_nan && (!from->weights || line->formed[code] == weight))
         return code;
     if (line->num_records < TRF_PACKED8_MAX_RECORDS) {
         line->words[line->num_records] = place | weight;
@@ -62,7 +62,7 @@ static uint32_t take_weight(const trf_pack8_input *from, line_work *line, uint32
 }
 
 /* Packs a lane's step. place: the record of its first weight without bits. */
-static void pack_step(const trf_pack8_input *from, line_work *line, uint32_t pair, uint32_t place) {
+static void pack_step(const trf_pack8_input *from, line_work *line, uint32_t place) {
     const uint32_t tile = trf_packed_record_tile(place), slab = trf_packed_record_slab(place),
                    step = trf_packed_record_step(place), lane = trf_packed_record_lane(place);
     uint32_t a[4] = {0}, words[2];
@@ -72,7 +72,7 @@ static void pack_step(const trf_pack8_input *from, line_work *line, uint32_t pai
                              trf_packed_col_in_tile(step, lane, i / 2, i % 2);
         if (row < from->rows && col < from->cols)
             a[i / 2] |=
-                trf_packed8_spread_code(take_weight(from, line, (uint32_t)row, (uint32_t)col, pair, place + (i << 16)))
+                trf_packed8_spread_code(take_weight(from, line, (uint32_t)row, (uint32_t)col, place + (i << 16)))
                 << 16 * (i % 2);
     }
     trf_unspread_packed8(a, words);
@@ -81,22 +81,30 @@ static void pack_step(const trf_pack8_input *from, line_work *line, uint32_t pai
                sizeof words);
 }
 
+/* Finds the constants of the tiles from `tile` on, and what codes become with them. */
+static void set_pair(const trf_pack8_input *from, line_work *line, uint32_t tile) {
+    uint32_t *const pair = &line->words[trf_packed8_pair_word(tile)];
+    trf_packed8_find_pair(
+        scale_of(from, line->band * TRF_PACKED_TILE_ROWS, (line->first_tile + tile) * TRF_PACKED_TILE_COLS), pair);
+    for (uint32_t code = 0; from->weights && code < 256; code++)
+        line->formed[code] = (uint16_t)trf_packed8_weight(code, *pair);
+}
+
 /* Makes the words of line `number`, and its packed tiles. to: as line_work has it. */
 static void make_line(const trf_pack8_input *from, const trf_packed8_head *head, uint64_t number, uint8_t *to,
                       line_work *line) {
-    const trf_packed_view shape = trf_packed8_view_of(head, NULL).packed;
+    const uint64_t lines_per_band = head->num_lines / (head->padded_rows / TRF_PACKED_TILE_ROWS);
     memset(line, 0, sizeof *line);
     line->to = to;
-    line->band = (uint32_t)(number / shape.lines_per_band);
-    line->first_tile = (uint32_t)(number % shape.lines_per_band) * TRF_PACKED_LINE_TILES;
-    const uint32_t left = shape.tiles_per_band - line->first_tile;
+    line->band = (uint32_t)(number / lines_per_band);
+    line->first_tile = (uint32_t)(number % lines_per_band) * TRF_PACKED_LINE_TILES;
+    const uint32_t left = head->padded_cols / TRF_PACKED_TILE_COLS - line->first_tile;
     line->tiles = left < TRF_PACKED_LINE_TILES ? left : (uint32_t)TRF_PACKED_LINE_TILES;
     for (uint32_t tile = 0; tile < line->tiles; tile++) {
-        uint32_t *const pair = &line->words[trf_packed8_pair_word(tile)];
-        trf_packed8_find_pair(
-            scale_of(from, line->band * TRF_PACKED_TILE_ROWS, (line->first_tile + tile) * TRF_PACKED_TILE_COLS), pair);
+        if (tile % TRF_PACKED8_PAIR_TILES == 0)
+            set_pair(from, line, tile);
         for (uint32_t place = 0; place < TRF_PACKED_TILE_WEIGHTS; place += 8)
-            pack_step(from, line, *pair, tile << 27 | place << 16);
+            pack_step(from, line, tile << 27 | place << 16);
     }
 }
 

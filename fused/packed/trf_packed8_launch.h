@@ -15,7 +15,7 @@ extern "C" {
  * head was checked; whatever else the layer holds, nothing outside of it is read. Its flags say which kernels run:
  * without TRF_PACKED8_HAS_RECORDS no records are looked for, and without TRF_PACKED8_HAS_LOW second constants are taken
  * for zeros. product: has x of BF16, and at most TRF_PACKED_BULK_MAX_M rows of it. partition: a bulk kernel's, which
- * trf_packed_choose_shape made for view->packed and this product; so the device has compute capability 9.0. operands:
+ * trf_packed8_choose_shape made for this layer and product; so the device has compute capability 9.0. operands:
  * device, aligned to their elements. workspace: device, 256-byte aligned, partition->workspace_bytes. @return a
  * cudaError_t; cudaErrorInvalidValue for another partition. */
 int trf_packed8_launch(const trf_packed8_view *view, const trf_product *product, const trf_packed_partition *partition,

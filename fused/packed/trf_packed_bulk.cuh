@@ -32,8 +32,12 @@
  * Shapes with clusters also multiply by several layers in one launch (a group): the grid has the blocks of one product
  * after those of the other. Each block finds its product's arguments, and all else is as in a launch of its own.
  *
- * Shared memory: 3 or 4 stages of 26 to 57 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 168 a thread with
- * 8 warps, 96 with 16. Those with many sums have 232, which the producers' warpgroup gives away.
+ * How a packed slab becomes fragments is a type, one for each kind of layer (trf_packed_bulk_weights.cuh). With FP8, a
+ * warp of the shapes 256 and 128 has two packed tiles side by side, so these have twice the columns in a k block.
+ *
+ * Shared memory: 4 stages of 17 to 45 KiB, with FP8 3 to 6 of 13 to 49 (trf_packed_bulk_sizes.h), 227 KiB at most.
+ * Registers: 168 a thread with 8 warps, 96 with 16. Those with many sums have 232, which the producers' warpgroup gives
+ * away.
  * From 16 M weights on, memory is the limit: 28672x8192 by one row of x is read at 2.9 TB/s on an H100 and 4.1 on an
  * H200, out of 3.35 and 4.8. For smaller layers the limit is the microseconds in which a block begins and ends. */
 #ifndef TRF_PACKED_BULK_CUH
@@ -100,13 +104,15 @@ template <int kShape, uint32_t kXTiles_, class Weights_, bool kIsGroup_ = false>
                               kRowWarps = trf_packed_bulk_row_warps(kShape),
                               kColWarps = trf_packed_bulk_col_warps(kShape), kWarps = kRowWarps * kColWarps,
                               kRows = trf_packed_bulk_rows(kShape), kBands = trf_packed_bulk_bands(kShape);
+    static constexpr uint32_t kWarpTiles = trf_packed_bulk_warp_tiles(kShape, Weights::kSlabBytes),
+                              kTiles = kColWarps * kWarpTiles; /* packed tiles of a warp, and of a k block's rows */
     static constexpr uint32_t kSlabBytes = Weights::kSlabBytes, kTileBytes = TRF_PACKED_SLABS * kSlabBytes;
     static constexpr uint32_t kPackedTileSlabs = kRows < TRF_PACKED_TILE_ROWS ? kRows / TRF_PACKED_SLAB_ROWS
                                                                               : (uint32_t)TRF_PACKED_SLABS,
                               /* bytes that a stage has of a packed tile */
         kPackedTileBytes = kPackedTileSlabs * kSlabBytes;
-    static constexpr uint32_t kXBytes = trf_packed_bulk_x_bytes(kShape, kXTiles), kXBoxBytes = kXTiles * 1024,
-                              kXBoxes = kXBytes / kXBoxBytes;
+    static constexpr uint32_t kXBytes = trf_packed_bulk_x_bytes(kShape, kXTiles, kSlabBytes),
+                              kXBoxBytes = kXTiles * 1024, kXBoxes = kXBytes / kXBoxBytes;
     static constexpr uint32_t kXAt = trf_packed_bulk_weight_bytes(kShape, kSlabBytes), kLinesAt = kXAt + kXBytes;
     static constexpr uint32_t kStages = trf_packed_bulk_stages(kShape, kXTiles, kSlabBytes),
                               kStageBytes = trf_packed_bulk_stage_bytes(kShape, kXTiles, kSlabBytes),
@@ -125,7 +131,7 @@ template <int kShape, uint32_t kXTiles_, class Weights_, bool kIsGroup_ = false>
                                                                : 32;
     static constexpr uint32_t kThreads = 32 * (kWarps + TRF_PACKED_PRODUCER_WARPS);
     static_assert(kXAt % 1024 == 0 && kXBytes % kXBoxBytes == 0, "boxes of x lie at multiples of 1024 bytes");
-    static_assert(TRF_PACKED_LINE_TILES % kColWarps == 0, "a stage has one exception line a band");
+    static_assert(TRF_PACKED_LINE_TILES % kTiles == 0, "a stage has one exception line a band");
     static_assert(kStages >= 2, "a pipeline");
     static_assert(!kStreamK || !kIsGroup, "products of a group have clusters");
     static_assert(kStreamK || kWarps * kSlabs * kXTiles * TRF_ACC_TILE_BYTES <= kSumsAt,
@@ -185,15 +191,15 @@ template <class Config>
 static __device__ __forceinline__ trf_packed_bulk_place trf_packed_bulk_place_of(const trf_packed_bulk_args &a,
                                                                                  uint32_t k_block) {
     const uint32_t tile = trf_quotient(k_block, a.tile_k_blocks);
-    return {tile, trf_rest(k_block, tile, a.tile_k_blocks) * Config::kColWarps};
+    return {tile, trf_rest(k_block, tile, a.tile_k_blocks) * Config::kTiles};
 }
 
 /* Goes to the next k block. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_advance(const trf_packed_bulk_args &a,
                                                                trf_packed_bulk_place &place) {
-    place.packed_tile += Config::kColWarps;
-    if (place.packed_tile >= a.stream_k.k_blocks * Config::kColWarps) {
+    place.packed_tile += Config::kTiles;
+    if (place.packed_tile >= a.stream_k.k_blocks * Config::kTiles) {
         place.packed_tile = 0;
         place.tile++;
     }
@@ -218,7 +224,7 @@ static __device__ __forceinline__ uint32_t trf_packed_bulk_bands_of(const trf_pa
 template <class Config>
 static __device__ __forceinline__ uint32_t trf_packed_bulk_packed_tiles_of(const trf_packed_view &view,
                                                                            const trf_packed_bulk_place &place) {
-    return min(Config::kColWarps, view.tiles_per_band - place.packed_tile);
+    return min(Config::kTiles, view.tiles_per_band - place.packed_tile);
 }
 
 /* What a lane copies to a stage: a band's packed tiles, or a part of one packed tile; and a band's exception line,
@@ -251,7 +257,7 @@ template <class Config> struct trf_packed_bulk_copy {
         __syncwarp();
         if constexpr (Config::kPackedTileSlabs == TRF_PACKED_SLABS) { /* a band's packed tiles are contiguous */
             if (lane < bands)
-                trf_bulk_load(ring.stage() + lane * Config::kColWarps * Config::kTileBytes, weights,
+                trf_bulk_load(ring.stage() + lane * Config::kTiles * Config::kTileBytes, weights,
                               packed_tiles * Config::kTileBytes, ring.full(), policy);
         } else {
             if (lane < packed_tiles)
@@ -344,15 +350,19 @@ template <class Config> struct trf_packed_bulk_warp {
     __device__ __forceinline__ uint32_t first_slab() const { return row_warp * Config::kSlabs; } /* in the tile */
     __device__ __forceinline__ uint32_t band() const { return first_slab() / TRF_PACKED_SLABS; }
 
-    /* Where the warp's slabs are in a stage, and further below its columns of x and the line of its band. */
-    __device__ __forceinline__ uint32_t weights(uint32_t stage) const {
-        return stage + (band() * Config::kColWarps + col_warp) * Config::kPackedTileBytes +
+    /* The number in a k block of the warp's packed tile i. */
+    __device__ __forceinline__ uint32_t tile(uint32_t i) const { return col_warp * Config::kWarpTiles + i; }
+
+    /* Where the warp's slabs of packed tile i are in a stage, and further below its columns of x and the line of its
+     * band. */
+    __device__ __forceinline__ uint32_t weights(uint32_t stage, uint32_t i) const {
+        return stage + (band() * Config::kTiles + tile(i)) * Config::kPackedTileBytes +
                first_slab() % Config::kPackedTileSlabs * Config::kSlabBytes;
     }
     /* For ldmatrix: lane l gives row l % 8 of an x tile and octet l / 8 of the packed tile's 32 columns. */
-    __device__ __forceinline__ uint32_t x(uint32_t stage) const {
-        const uint32_t row = lane % 8, octet = col_warp % 2 * 4 + lane / 8;
-        return stage + Config::kXAt + col_warp / 2 * Config::kXBoxBytes + row * 128 + ((octet ^ row) << 4);
+    __device__ __forceinline__ uint32_t x(uint32_t stage, uint32_t i) const {
+        const uint32_t row = lane % 8, octet = tile(i) % 2 * 4 + lane / 8;
+        return stage + Config::kXAt + tile(i) / 2 * Config::kXBoxBytes + row * 128 + ((octet ^ row) << 4);
     }
     __device__ __forceinline__ uint32_t line(uint32_t stage) const {
         return stage + Config::kLinesAt + band() * TRF_PACKED_LINE_BYTES;
@@ -387,35 +397,40 @@ static __device__ __forceinline__ void trf_packed_bulk_multiply(float (&sums)[Co
             trf_mma(trf_bf16_type(), sums[s][kFirst + t], a[s][1], x[t].z, x[t].w);
 }
 
-/* Forms and multiplies a warp's part of a stage. */
+/* Forms and multiplies a warp's part of a stage. If the band ends within the warp's packed tiles, the first one takes
+ * the place of those that are missing: x is zero there, and a branch would keep loads from starting early. */
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_bulk_args &args,
                                                                const trf_packed_bulk_warp<Config> &warp,
                                                                const trf_packed_bulk_place &place, uint32_t stage,
                                                                float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
-    const uint32_t packed_tile = place.packed_tile + warp.col_warp,
+    const uint32_t first_tile = place.packed_tile + warp.tile(0),
                    band = trf_packed_bulk_band<Config>(place.tile) + warp.band();
-    if (packed_tile >= args.view.tiles_per_band || band >= args.view.bands)
+    if (first_tile >= args.view.tiles_per_band || band >= args.view.bands)
         return;
     const uint32_t slab = (trf_packed_bulk_first_slab<Config>(place.tile) + warp.first_slab()) % TRF_PACKED_SLABS;
-    const typename Config::Weights from(warp.line(stage), packed_tile, warp.lane);
-    const uint32_t weights = warp.weights(stage);
-    typename Config::Weights::words words[Config::kSlabs];
+    const typename Config::Weights from(warp.line(stage), first_tile, warp.lane);
 #pragma unroll
-    for (uint32_t s = 0; s < Config::kSlabs; s++)
-        words[s] = from.load(weights + s * Config::kSlabBytes, warp.lane);
-    uint4 x[kPackedBulkXAtOnce<Config>];
-    trf_packed_bulk_load_x<Config>(x, warp.x(stage));
-    uint32_t a[Config::kSlabs][2][4];
+    for (uint32_t i = 0; i < Config::kWarpTiles; i++) {
+        const bool is_there = i == 0 || first_tile + i < args.view.tiles_per_band;
+        const uint32_t weights = warp.weights(stage, is_there ? i : 0);
+        typename Config::Weights::words words[Config::kSlabs];
 #pragma unroll
-    for (uint32_t s = 0; s < Config::kSlabs; s++)
-        from.form_slab(a[s], words[s]);
-    from.patch(a, args.view, packed_tile, slab, warp.lane);
-    trf_packed_bulk_multiply<Config, 0>(sums, a, x);
-    if constexpr (Config::kXTiles > kPackedBulkXAtOnce<Config>) {
-        static_assert(Config::kXTiles == 2 * kPackedBulkXAtOnce<Config>, "two halves");
-        trf_packed_bulk_load_x<Config>(x, warp.x(stage) + kPackedBulkXAtOnce<Config> * 1024);
-        trf_packed_bulk_multiply<Config, kPackedBulkXAtOnce<Config>>(sums, a, x);
+        for (uint32_t s = 0; s < Config::kSlabs; s++)
+            words[s] = from.load(weights + s * Config::kSlabBytes, warp.lane);
+        uint4 x[kPackedBulkXAtOnce<Config>];
+        trf_packed_bulk_load_x<Config>(x, warp.x(stage, i));
+        uint32_t a[Config::kSlabs][2][4];
+#pragma unroll
+        for (uint32_t s = 0; s < Config::kSlabs; s++)
+            from.form_slab(a[s], words[s]);
+        from.patch(a, args.view, first_tile + i, slab, warp.lane);
+        trf_packed_bulk_multiply<Config, 0>(sums, a, x);
+        if constexpr (Config::kXTiles > kPackedBulkXAtOnce<Config>) {
+            static_assert(Config::kXTiles == 2 * kPackedBulkXAtOnce<Config>, "two halves");
+            trf_packed_bulk_load_x<Config>(x, warp.x(stage, i) + kPackedBulkXAtOnce<Config> * 1024);
+            trf_packed_bulk_multiply<Config, kPackedBulkXAtOnce<Config>>(sums, a, x);
+        }
     }
 }
 

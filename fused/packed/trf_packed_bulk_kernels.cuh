@@ -20,24 +20,20 @@ static __global__ void __launch_bounds__(32 * (trf_packed_bulk_warps(kShape) + T
 #endif
 }
 
-template <int kShape, class Weights> static trf_packed_bulk_kernel trf_packed_bulk_find_small(uint32_t x_tiles) {
+template <int kShape, class Weights> static trf_packed_bulk_kernel trf_packed_bulk_find_x(uint32_t x_tiles) {
+    if constexpr (trf_packed_bulk_has_kernel(kShape, 8, Weights::kSlabBytes))
+        if (x_tiles == 8)
+            return trf_packed_bulk<kShape, 8, Weights>;
     return x_tiles == 1   ? trf_packed_bulk<kShape, 1, Weights>
            : x_tiles == 2 ? trf_packed_bulk<kShape, 2, Weights>
                           : trf_packed_bulk<kShape, 4, Weights>;
 }
 
 template <class Weights> static trf_packed_bulk_kernel trf_packed_bulk_find(int shape, uint32_t x_tiles) {
-    switch (shape) {
-    case TRF_PACKED_BULK_256:
-        return trf_packed_bulk_find_small<TRF_PACKED_BULK_256, Weights>(x_tiles);
-    case TRF_PACKED_BULK_128:
-        return trf_packed_bulk_find_small<TRF_PACKED_BULK_128, Weights>(x_tiles);
-    case TRF_PACKED_BULK_64:
-        return trf_packed_bulk_find_small<TRF_PACKED_BULK_64, Weights>(x_tiles);
-    default:
-        return x_tiles == 8 ? trf_packed_bulk<TRF_PACKED_BULK_32, 8, Weights>
-                            : trf_packed_bulk_find_small<TRF_PACKED_BULK_32, Weights>(x_tiles);
-    }
+    return shape == TRF_PACKED_BULK_256   ? trf_packed_bulk_find_x<TRF_PACKED_BULK_256, Weights>(x_tiles)
+           : shape == TRF_PACKED_BULK_128 ? trf_packed_bulk_find_x<TRF_PACKED_BULK_128, Weights>(x_tiles)
+           : shape == TRF_PACKED_BULK_64  ? trf_packed_bulk_find_x<TRF_PACKED_BULK_64, Weights>(x_tiles)
+                                          : trf_packed_bulk_find_x<TRF_PACKED_BULK_32, Weights>(x_tiles);
 }
 
 /* Does what trf_packed_bulk_launch (trf_packed_bulk_launch.cuh) does. */

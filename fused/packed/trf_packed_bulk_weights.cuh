@@ -55,6 +55,7 @@ template <bool kHasLow, bool kHasRecords> struct trf_packed_bulk_fp8 {
     typedef uint4 words; /* w0 and w1 of step 0, and of step 1 */
     uint32_t line_at, high, low, mask;
 
+    /* packed_tile: the first one of the warp; all of them have the same constants. */
     __device__ __forceinline__ trf_packed_bulk_fp8(uint32_t line_at_, uint32_t packed_tile, uint32_t)
         : line_at(line_at_), low(0), mask(0) {
         const uint32_t pair = trf_lds32(line_at + 4 * trf_packed8_pair_word(packed_tile));

@@ -75,7 +75,7 @@ static double bulk_k_blocks_ns(const product *w) {
     const trf_packed_partition *p = w->p;
     const int log = p->x_tiles == 8 ? 3 : p->x_tiles == 4 ? 2 : (int)p->x_tiles - 1;
     const double bytes = trf_packed_bulk_weight_bytes(p->shape, TRF_PACKED_SLAB_BYTES) +
-                         trf_packed_bulk_x_bytes(p->shape, 1) / TRF_PACKED_X_TILE_ROWS * w->m,
+                         trf_packed_bulk_x_bytes(p->shape, 1, TRF_PACKED_SLAB_BYTES) / TRF_PACKED_X_TILE_ROWS * w->m,
                  k_block_ns = larger(bytes / c->bulk_copy, c->bulk_k_block[p->shape][log]);
     return (double)(trf_packed_bulk_is_stream_k(p->shape) ? trf_ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
                                                           : trf_ceil_div(p->k_blocks, p->cluster_size)) *

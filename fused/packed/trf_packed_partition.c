@@ -52,8 +52,6 @@ int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limi
 
 /* ---- bulk and wgmma kernels ---- */
 
-static int has_kernel(int shape, uint32_t x_tiles) { return shape == TRF_PACKED_BULK_32 || x_tiles < 8; }
-
 /* Sets blocks and clusters, with one cluster for each tile. @return 0 if they do not all run at once, or have too
  * little to do. */
 static int give_clusters(const trf_device_limits *limits, uint32_t blocks, trf_packed_partition *made) {
@@ -75,17 +73,17 @@ static int count_k_blocks(const trf_packed_view *view, uint32_t m, uint64_t tile
     return 1;
 }
 
-static int choose_bulk(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint32_t cut,
-                       trf_packed_partition *made) {
+static int choose_bulk_for(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint32_t cut,
+                           uint32_t slab_bytes, trf_packed_partition *made) {
     const int shape = made->shape;
     made->x_tiles = x_tiles_of(m);
     made->x_blocks = 1;
-    if (m > TRF_PACKED_BULK_MAX_M || !has_kernel(shape, made->x_tiles) ||
+    if (m > TRF_PACKED_BULK_MAX_M || !trf_packed_bulk_has_kernel(shape, made->x_tiles, slab_bytes) ||
         trf_packed_bulk_is_stream_k(shape) != (cut == TRF_PACKED_STREAM_K) ||
-        !trf_smem_fits(trf_packed_bulk_shared_bytes(shape, made->x_tiles, TRF_PACKED_SLAB_BYTES), limits) ||
+        !trf_smem_fits(trf_packed_bulk_shared_bytes(shape, made->x_tiles, slab_bytes), limits) ||
         !count_k_blocks(view, m,
                         trf_ceil_div((uint64_t)view->bands * TRF_PACKED_TILE_ROWS, trf_packed_bulk_rows(shape)),
-                        trf_ceil_div(view->tiles_per_band, trf_packed_bulk_col_warps(shape)), made))
+                        trf_ceil_div(view->tiles_per_band, trf_packed_bulk_k_tiles(shape, slab_bytes)), made))
         return 0;
     if (cut != TRF_PACKED_STREAM_K)
         return give_clusters(limits, cut, made);
@@ -93,6 +91,11 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
     made->blocks = blocks < all ? blocks : all;
     made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_bulk_acc_tiles(shape, made->x_tiles));
     return 1;
+}
+
+static int choose_bulk(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint32_t cut,
+                       trf_packed_partition *made) {
+    return choose_bulk_for(view, limits, m, cut, TRF_PACKED_SLAB_BYTES, made);
 }
 
 /* Returns how many k blocks the front of a tile has, if blocks share so many tiles; 0: tiles have no fronts. If there
@@ -131,11 +134,24 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
     return shared > 0;
 }
 
+static int has_sm_90a(const trf_device_limits *limits) {
+    return !(limits->missing_kernels & TRF_KERNELS_SM_90A) && limits->capability == 90;
+}
+
+int trf_packed8_choose_shape(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m, int shape,
+                             uint32_t cut, trf_packed_partition *partition) {
+    trf_packed_partition made = {.shape = shape, .k_splits = 1, .cut = cut, .cluster_size = 1};
+    if (!has_sm_90a(limits) || shape < 0 || shape >= TRF_PACKED_BULK_SHAPES ||
+        !choose_bulk_for(&view->packed, limits, m, cut, TRF_PACKED8_SLAB_BYTES, &made))
+        return 0;
+    *partition = made;
+    return 1;
+}
+
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition) {
     trf_packed_partition made = {.shape = shape, .k_splits = 1, .cut = cut, .cluster_size = 1};
-    if (limits->missing_kernels & TRF_KERNELS_SM_90A || limits->capability != 90 ||
-        !(trf_packed_is_wgmma(shape) ? choose_wgmma : choose_bulk)(view, limits, m, cut, &made))
+    if (!has_sm_90a(limits) || !(trf_packed_is_wgmma(shape) ? choose_wgmma : choose_bulk)(view, limits, m, cut, &made))
         return 0;
     *partition = made;
     return 1;

@@ -5,7 +5,7 @@
 #define TRF_PACKED_PARTITION_H
 
 #include "trf_device_limits.h"
-#include "trf_packed.h"
+#include "trf_packed8.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -62,6 +62,10 @@ enum {
  * kernel does not allow it, else 1. */
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition);
+
+/* Does the same for a packed FP8 layer, which has bulk kernels alone. */
+int trf_packed8_choose_shape(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m, int shape,
+                             uint32_t cut, trf_packed_partition *partition);
 
 /* Finds the bulk and wgmma kernels and cuts that may be the fastest: those whose estimated time is at most 15 % longer
  * than that of the first one, which is the one that trf_packed_choose takes. They are in the order of these times;

@@ -79,7 +79,7 @@ static int try_all(device_case *c, const char *what) {
         for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
             trf_packed_partition partition;
             char name[160];
-            if (!trf_packed_choose_shape(&c->view.packed, &limits, c->of.m, shape, cut, &partition))
+            if (!trf_packed8_choose_shape(&c->view, &limits, c->of.m, shape, cut, &partition))
                 continue;
             snprintf(name, sizeof name, "%s, %s, cut %s, flags %u", what, trf_packed_kernel_name(shape),
                      trf_packed_cut_name(cut), c->view.flags);
@@ -125,7 +125,7 @@ START_TEST(every_class_and_code) {
     const trf_product product = product_of(&c);
     const trf_operands operands = {.x = c.x.at, .y = c.y.at};
     trf_packed_partition partition;
-    EXPECT(trf_packed_choose_shape(&c.view.packed, &limits, c.of.m, TRF_PACKED_BULK_32, 1, &partition));
+    EXPECT(trf_packed8_choose_shape(&c.view, &limits, c.of.m, TRF_PACKED_BULK_32, 1, &partition));
     for (uint32_t col = 0; col < c.of.layer.cols; col += c.of.m * (test_quick() ? 16 : 1)) {
         packed8_product_pick(&c.of, col);
         CUDA(cudaMemcpy(c.x.at, c.of.x, c.x.bytes, cudaMemcpyHostToDevice));
@@ -146,8 +146,8 @@ START_TEST(misaligned_x_and_the_same_bits) {
     trf_operands operands = {.x = c.x.at, .y = c.y.at};
     trf_packed_partition partition;
     gpu_memory shifted = gpu_memory_make(c.x.bytes + 2);
-    if (!trf_packed_choose_shape(&c.view.packed, &limits, c.of.m, _i,
-                                 _i == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 2, &partition))
+    if (!trf_packed8_choose_shape(&c.view, &limits, c.of.m, _i, _i == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 2,
+                                  &partition))
         ck_abort_msg("no kernel %d", _i);
     CUDA(cudaMemcpy((uint8_t *)shifted.at + 2, c.of.x, c.x.bytes, cudaMemcpyHostToDevice));
     operands.x = (const uint8_t *)shifted.at + 2;
@@ -191,8 +191,8 @@ START_TEST(epilogue) {
     const trf_operands operands = {.x = c.x.at, .y = c.y.at, .bias = bias_dev.at, .residual = residual_dev.at};
     for (int shape = 0; shape < TRF_PACKED_BULK_SHAPES; shape++) {
         trf_packed_partition partition;
-        EXPECT(trf_packed_choose_shape(&c.view.packed, &limits, c.of.m, shape,
-                                       shape == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 1, &partition));
+        EXPECT(trf_packed8_choose_shape(&c.view, &limits, c.of.m, shape,
+                                        shape == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 1, &partition));
         uint8_t *y = multiply(&c, &partition, &product, &operands);
         packed8_product_check(&c.of, y, c.y_dtype, c.y_stride, "epilogue");
         free(y);

@@ -61,22 +61,22 @@ START_TEST(bulk_partitions) {
                 trf_packed_partition p;
                 EXPECT(trf_packed_choose(&view, &limits, batches[b], &p));
                 EXPECT(p.shape != TRF_PACKED_GENERAL);
-                for (int i = 0; i < TRF_PACKED_BULK_SHAPES * (TRF_MAX_CLUSTER + 1); i++) {
-                    const int shape = i % TRF_PACKED_BULK_SHAPES;
-                    const uint32_t cut = (uint32_t)i / TRF_PACKED_BULK_SHAPES;
-                    if (!trf_packed_choose_shape(&view, &limits, batches[b], shape, cut, &p))
+                const trf_packed8_view fp8 = {.packed = view};
+                for (int i = 0; i < 2 * TRF_PACKED_BULK_SHAPES * (TRF_MAX_CLUSTER + 1); i++) {
+                    const int shape = i / 2 % TRF_PACKED_BULK_SHAPES;
+                    const uint32_t cut = (uint32_t)i / 2 / TRF_PACKED_BULK_SHAPES,
+                                   slab_bytes = i % 2 ? TRF_PACKED8_SLAB_BYTES : TRF_PACKED_SLAB_BYTES;
+                    if (!(i % 2 ? trf_packed8_choose_shape(&fp8, &limits, batches[b], shape, cut, &p)
+                                : trf_packed_choose_shape(&view, &limits, batches[b], shape, cut, &p)))
                         continue;
                     EXPECT(p.tiles * (uint64_t)trf_packed_bulk_rows(shape) >= view.rows);
-                    EXPECT(p.k_blocks * trf_packed_bulk_col_warps(shape) >= view.tiles_per_band);
+                    EXPECT(p.k_blocks * trf_packed_bulk_k_tiles(shape, slab_bytes) >= view.tiles_per_band);
                     EXPECT(p.blocks >= 1 && p.blocks <= 132);
                     EXPECT(trf_packed_bulk_is_stream_k(shape) == (cut == TRF_PACKED_STREAM_K));
                     EXPECT(cut == TRF_PACKED_STREAM_K ? p.cluster_size == 1 : p.blocks == p.tiles * p.cluster_size);
                     EXPECT(p.handover_offset >= (uint64_t)batches[b] * view.cols * 2);
-                    for (uint32_t i = 0; i < 2; i++) {
-                        const uint32_t slab_bytes = i ? TRF_PACKED8_SLAB_BYTES : TRF_PACKED_SLAB_BYTES;
-                        EXPECT(trf_packed_bulk_shared_bytes(shape, p.x_tiles, slab_bytes) <= 227 << 10);
-                        EXPECT(trf_packed_bulk_stages(shape, p.x_tiles, slab_bytes) >= 2);
-                    }
+                    EXPECT(trf_packed_bulk_shared_bytes(shape, p.x_tiles, slab_bytes) <= 227 << 10);
+                    EXPECT(trf_packed_bulk_stages(shape, p.x_tiles, slab_bytes) >= 2);
                 }
             }
     /* Shapes of layers that matter fill the device. */

@@ -19,7 +19,7 @@ template <class Config>
 static uint32_t set_args(trf_packed_bulk_args *args, const warp_packed_product *product, uint32_t blocks) {
     const uint32_t rows = product->view->bands * TRF_PACKED_TILE_ROWS,
                    tiles = (rows + Config::kRows - 1) / Config::kRows,
-                   k_blocks = (product->view->tiles_per_band + Config::kColWarps - 1) / Config::kColWarps;
+                   k_blocks = (product->view->tiles_per_band + Config::kTiles - 1) / Config::kTiles;
     const uint32_t cluster_size = Config::kStreamK ? 1 : blocks;
     if (!Config::kStreamK)
         blocks = tiles * cluster_size;
@@ -62,16 +62,17 @@ static void multiply(const warp_packed_product *product, uint32_t blocks) {
 
 template <class Weights, uint32_t kXTiles>
 static void multiply_by_shape(const warp_packed_product *product, int shape, uint32_t blocks) {
-    if constexpr (kXTiles == 8)
-        return multiply<Weights, TRF_PACKED_BULK_32, kXTiles>(product, blocks);
-    else if (shape == TRF_PACKED_BULK_32)
+    if (shape == TRF_PACKED_BULK_32)
         multiply<Weights, TRF_PACKED_BULK_32, kXTiles>(product, blocks);
-    else if (shape == TRF_PACKED_BULK_256)
-        multiply<Weights, TRF_PACKED_BULK_256, kXTiles>(product, blocks);
-    else if (shape == TRF_PACKED_BULK_128)
-        multiply<Weights, TRF_PACKED_BULK_128, kXTiles>(product, blocks);
-    else
-        multiply<Weights, TRF_PACKED_BULK_64, kXTiles>(product, blocks);
+    if constexpr (trf_packed_bulk_has_kernel(TRF_PACKED_BULK_256, kXTiles, Weights::kSlabBytes))
+        if (shape == TRF_PACKED_BULK_256)
+            multiply<Weights, TRF_PACKED_BULK_256, kXTiles>(product, blocks);
+    if constexpr (kXTiles < 8) {
+        if (shape == TRF_PACKED_BULK_128)
+            multiply<Weights, TRF_PACKED_BULK_128, kXTiles>(product, blocks);
+        else if (shape == TRF_PACKED_BULK_64)
+            multiply<Weights, TRF_PACKED_BULK_64, kXTiles>(product, blocks);
+    }
 }
 
 /* Multiplies by the kernel of a shape. */
