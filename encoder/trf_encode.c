@@ -113,7 +113,9 @@ uint32_t trf_choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t row
 static double exception_cost(trf_codec codec, uint32_t class_bits) {
     if (class_bits == 4 && codec == TRF_CODEC_INT)
         return TRF_EXCEPTION_BITS;
-    return class_bits == 4 && is_fp8(codec) ? TRF_EXCEPTION_COST_FP8_PAIRS : TRF_EXCEPTION_COST;
+    if (is_fp8(codec))
+        return class_bits == 4 ? TRF_EXCEPTION_COST_FP8_PAIRS : TRF_EXCEPTION_COST_FP8_QUADS;
+    return TRF_EXCEPTION_COST;
 }
 
 /* Fills in the parts of the header that only options and source decide. */

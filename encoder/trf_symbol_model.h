@@ -10,9 +10,12 @@ enum {
     TRF_EXCEPTION_BITS = 32, /* in the blob, and in what TRF_FAVOR_SIZE chooses with the int codec */
     /* Bits that an exception counts as in other choices, because a kernel takes time to put it in place. Among 32, 64,
      * 96 and 128, this has the fewest exceptions on N(0, sigma): 0.04 to 0.08 % with quads, and 0.02 % with pairs,
-     * where 32 has 0.07 %. It costs 0.01 to 0.03 bit a weight. Quads of E4M3 on N(0, sigma) that reaches 448 have
-     * 0.13 %; with 512 they have 0.003 % and take 0.3 bit more. */
+     * where 32 has 0.07 %. It costs 0.01 to 0.03 bit a weight. */
     TRF_EXCEPTION_COST = 128,
+    /* The same for quads of FP8, whose product is bound by instructions and not by memory. On N(0, sigma) scaled to the
+     * type's largest value, E4M3 has 0.003 instead of 0.13 % exceptions, at 0.3 bit more; E5M2 has 0.067 instead of
+     * 0.072 %. */
+    TRF_EXCEPTION_COST_FP8_QUADS = 512,
     /* The same for pairs of FP8, which are for the least bits and lose more to rare symbols. On N(0, sigma) scaled to
      * the type's largest value, E4M3 takes 6.696 bits with 32, 6.702 with this, and 6.719 with 128; 0.08, 0.04 and
      * 0.01 % are exceptions. */
