@@ -7,9 +7,9 @@
  * or takes more time for it: 1,040 slots are blocks of 256, 256, 192, 192 and 144 rather than of 256, 256, 256, 256
  * and 16.
  *
- * With few tokens an expert (the kernel that gathers x), tiles are in the order of their row tiles: the first ones of all
- * token blocks, then the second ones. So a block has tiles of many experts, and the few tiles that have the most tokens,
- * which take longest, are spread over all blocks.
+ * With few tokens an expert (the kernel that gathers x), tiles are in the order of their row tiles: the first ones of
+ * all token blocks, then the second ones. So a block has tiles of many experts, and the few tiles that have the most
+ * tokens, which take longest, are spread over all blocks.
  *
  * With many, the tiles of an expert follow each other in runs of TRF_MOE_RUN row tiles: within a run, first all row
  * tiles of the first token block, then those of the next. So blocks that are under way at once have few row tiles and

@@ -312,14 +312,10 @@ typedef struct layer_case {
 } layer_case;
 
 static const layer_case kCases[] = {
-    {TRF_DTYPE_BF16, TRF_CODEC_AUTO, 0, 0},
-    {TRF_DTYPE_F16, TRF_CODEC_AUTO, 0, 0},
-    {TRF_DTYPE_F8_E4M3, TRF_CODEC_AUTO, 0, 0},
-    {TRF_DTYPE_F8_E4M3, TRF_CODEC_AUTO, 0, 85}, /* reaches 448 */
-    {TRF_DTYPE_F8_E5M2, TRF_CODEC_AUTO, 0, 0},
-    {TRF_DTYPE_I8, TRF_CODEC_AUTO, 0, 0},
-    {TRF_DTYPE_F32, TRF_CODEC_INT, 0, 0},
-    {TRF_DTYPE_BF16, TRF_CODEC_INT, 4.25, 0},
+    {TRF_DTYPE_BF16, TRF_CODEC_AUTO, 0, 0},    {TRF_DTYPE_F16, TRF_CODEC_AUTO, 0, 0},
+    {TRF_DTYPE_F8_E4M3, TRF_CODEC_AUTO, 0, 0}, {TRF_DTYPE_F8_E4M3, TRF_CODEC_AUTO, 0, 85}, /* reaches 448 */
+    {TRF_DTYPE_F8_E5M2, TRF_CODEC_AUTO, 0, 0}, {TRF_DTYPE_I8, TRF_CODEC_AUTO, 0, 0},
+    {TRF_DTYPE_F32, TRF_CODEC_INT, 0, 0},      {TRF_DTYPE_BF16, TRF_CODEC_INT, 4.25, 0},
 };
 enum {
     NUM_KINDS = sizeof kCases / sizeof kCases[0]
