@@ -315,7 +315,7 @@ static void free_search(search *s, int count) {
 static int begin_search(search *s, int count) {
     s->workers = calloc((size_t)count, sizeof *s->workers);
     s->all = calloc(1, sizeof *s->all);
-    int ready = s->workers && s->all;
+    int ready = s->workers && s->all && count > 0;
     for (int i = 0; i < count && ready; i++)
         ready = (s->workers[i] = malloc(sizeof *s->workers[i])) != NULL;
     if (ready)
