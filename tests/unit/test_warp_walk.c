@@ -464,7 +464,7 @@ static void corrupt_entry(test_rng *rng, walked_layer *t) {
 }
 
 START_TEST(corrupt) {
-    test_rng rng = {8300 + (uint64_t)_i};
+    test_rng rng = {8400 + (uint64_t)_i};
     uint32_t ran[2][WARP_WALK_VARIANTS] = {{0}}, bad = 0;
     for (int round = 0; round < test_rounds(24); round++) {
         test_tile_request request = test_tile_random_request_of(&rng, (uint32_t)_i);
