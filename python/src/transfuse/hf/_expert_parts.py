@@ -18,6 +18,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 from transfuse._checkpoint import TensorInfo
 from transfuse._memory_need import packed_bytes
 from transfuse.hf._module_kinds import multiplies
+from transfuse.torch._dtypes import BF16_CODINGS
 from transfuse.torch._experts import find_experts_obstacle
 from transfuse.torch._packed_experts import find_packing_obstacle, find_shape_obstacle
 
@@ -84,9 +85,9 @@ def find_packing_reason(module: nn.Module, sorted_parts: dict[str, list[Part]]) 
     reason = find_packing_obstacle(module, nowhere)
     reason = reason or find_shape_obstacle(module.get_parameter("gate_up_proj").shape, nowhere)
     tensors = [part.tensor for parts in sorted_parts.values() for part in parts]
-    other = next((tensor for tensor in tensors if (tensor.codec, tensor.dtype) != ("bf16", "BF16")), None)
+    other = next((tensor for tensor in tensors if (tensor.codec, tensor.dtype) not in BF16_CODINGS), None)
     if not reason and other is not None:
-        reason = f"packed layers are of codec bf16 and of BF16, and not of {other.codec} and {other.dtype}"
+        reason = f"packed layers are of BF16, and not of {other.codec} and {other.dtype}"
     return reason or ""
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from transfuse._checkpoint import TensorInfo
-from transfuse.torch._dtypes import TORCH_DTYPES
+from transfuse.torch._dtypes import BF16_CODINGS, TORCH_DTYPES
 from transfuse.torch._modules import CompressedModule, TransfuseLinear, make_embedding
 
 # These dtypes hold the decoded weights of a codec exactly. Those of int are rounded once, to any of its dtypes.
@@ -51,8 +51,8 @@ def find_taker(module: nn.Module, name: str, tensor: TensorInfo, layout: str) ->
 
 def _fitting_dtypes(tensor: TensorInfo) -> tuple[torch.dtype, ...]:
     """Returns the dtypes of models that take a blob's weights. BF16 that is coded as FP8 with scales is BF16."""
-    is_scaled_fp8 = tensor.layer is not None and (tensor.layer.codec, tensor.layer.dtype) == ("fp8_e4m3", "BF16")
-    return _EXACT.get("bf16" if is_scaled_fp8 else str(tensor.codec), _ANY)
+    is_bf16 = tensor.layer is not None and (tensor.layer.codec, tensor.layer.dtype) in BF16_CODINGS
+    return _EXACT.get("bf16" if is_bf16 else str(tensor.codec), _ANY)
 
 
 def reject_dtype(tensor: TensorInfo, dtype: torch.dtype) -> str:

@@ -199,9 +199,12 @@ def test_other_experts_at_the_same_place() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("rows", "cols"), [(64, 48), (48, 17), (208, 272)])
-def test_containers(device: str, rows: int, cols: int) -> None:
+@pytest.mark.parametrize("codec", ["bf16", "fp8_e4m3"])
+def test_containers(device: str, codec: str, rows: int, cols: int) -> None:
     dense = normal(3, rows, cols).to(device)
-    coded = tt.make_container([tt.encode(expert) for expert in dense]).to(device)
+    if codec == "fp8_e4m3":  # BF16 that was FP8
+        dense = (100 * dense.float()).to(torch.float8_e4m3fn).to(torch.bfloat16) * 0.01
+    coded = tt.make_container([tt.encode(expert, codec=codec) for expert in dense]).to(device)
     halves = [tt.make_container([tt.encode(e) for e in half]).to(device) for half in dense.chunk(2, dim=1)]
     for interleave in (False, True):
         packed = tt.pack_experts(dense, interleave=interleave)

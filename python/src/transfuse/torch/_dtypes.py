@@ -13,3 +13,6 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "F8_E5M2": torch.float8_e5m2,
     "I8": torch.int8,
 }
+
+# By codec and dtype: how BF16 weights are coded without loss, as they are and as the FP8 that they were.
+BF16_CODINGS = {("bf16", "BF16"), ("fp8_e4m3", "BF16")}

@@ -27,7 +27,7 @@ from transfuse.torch._containers import (
     read_order,
     write_head,
 )
-from transfuse.torch._dtypes import TORCH_DTYPES
+from transfuse.torch._dtypes import BF16_CODINGS, TORCH_DTYPES
 from transfuse.torch._encode import encode, encode_like
 
 # Rows of gate, or of up, that follow each other.
@@ -182,10 +182,10 @@ def _open_part(weights: Tensor) -> _Part:
         )
     infos = _registry.expert_infos(weights)
     about = infos[0]
-    if {(info.codec, info.dtype) for info in infos} != {("bf16", "BF16")}:
+    other = next((info for info in infos if (info.codec, info.dtype) not in BF16_CODINGS), None)
+    if other is not None:
         raise make_error(
-            Status.TRF_ERR_UNSUPPORTED,
-            f"packed layers are of codec bf16 and of BF16, and not of {about.codec} and {about.dtype}",
+            Status.TRF_ERR_UNSUPPORTED, f"packed layers are of BF16, and not of {other.codec} and {other.dtype}"
         )
     buffers, is_interleaved = container_buffers(weights), read_order(weights) == ROWS_INTERLEAVED
 
