@@ -84,7 +84,7 @@ def _read_fields(text: str, struct: str) -> list[str]:
     """Returns the names of a struct's fields, in their order; several may stand in one declaration."""
     body = re.search(rf"typedef struct {struct} \{{(.*?)\}} {struct};", text, re.S)
     assert body, struct
-    declarations = [re.sub(r"\[\w+\]", "", part) for part in body[1].split(";") if part.strip()]
+    declarations = [re.sub(r"\[[^\]]+\]", "", part) for part in body[1].split(";") if part.strip()]
     return [re.findall(r"\w+", name)[-1] for declaration in declarations for name in declaration.split(",")]
 
 
