@@ -36,7 +36,7 @@ void trf_packed8_head_seal(trf_packed8_head *head) {
 
 /* Checks what a head says of itself against what follows from its shape. */
 static trf_status check_sizes(const trf_packed8_head *head, trf_error *err) {
-    trf_packed8_head expected;
+    trf_packed8_head expected = {0};
     if (trf_size_packed8(head->rows, head->cols, &expected, NULL) != TRF_OK)
         return trf_fail(err, TRF_ERR_HEADER,
                         head->rows == 0 || head->rows > TRF_PACKED_MAX_SIDE ? FIELD_OFFSET(rows) : FIELD_OFFSET(cols),

@@ -32,7 +32,8 @@ def was_fp8_bf16(rng: np.random.Generator, rows: int, cols: int) -> npt.NDArray[
     signs = rng.choice([-1, 1], (rows, cols))
     numbers = (signs * np.ldexp(mantissas.astype(np.float32), exponents - 3)).astype(np.float32)
     products = (numbers * scales.repeat(128, 0).repeat(128, 1)[:rows, :cols]).view(np.uint32)
-    return ((products + 0x7FFF + (products >> 16 & 1)) >> 16).astype(np.uint16)
+    rounded: npt.NDArray[np.uint16] = ((products + 0x7FFF + (products >> 16 & 1)) >> 16).astype(np.uint16)
+    return rounded
 
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:
