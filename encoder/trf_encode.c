@@ -45,7 +45,7 @@ trf_codec trf_lossless_codec(trf_dtype dtype) {
         [TRF_DTYPE_F32] = TRF_CODEC_AUTO,     [TRF_DTYPE_F16] = TRF_CODEC_FP16,     [TRF_DTYPE_BF16] = TRF_CODEC_BF16,
         [TRF_DTYPE_F8_E4M3] = TRF_CODEC_E4M3, [TRF_DTYPE_F8_E5M2] = TRF_CODEC_E5M2, [TRF_DTYPE_I8] = TRF_CODEC_INT,
     };
-    return kLossless[dtype];
+    return (size_t)dtype < sizeof kLossless / sizeof *kLossless ? kLossless[dtype] : TRF_CODEC_AUTO;
 }
 
 static trf_status choose_codec(const trf_source *source, const trf_encode_options *options, trf_codec *codec,

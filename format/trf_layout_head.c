@@ -53,6 +53,21 @@ trf_layer_info trf_layout_coded_info(const trf_header *coded, uint32_t rows, uin
     };
 }
 
+trf_status trf_layout_head_check_fields(const trf_layout_head_field *fields, size_t count, trf_error *err) {
+    for (size_t i = 0; i < count; i++)
+        if (fields[i].is != fields[i].should)
+            return trf_fail(err, TRF_ERR_HEADER, fields[i].offset, "%s is %" PRIu64 ", not %" PRIu64, fields[i].name,
+                            fields[i].is, fields[i].should);
+    return TRF_OK;
+}
+
+trf_status trf_layout_head_check_reserved(const void *head, size_t first, size_t end, trf_error *err) {
+    for (size_t at = first; at < end; at++)
+        if (((const uint8_t *)head)[at])
+            return trf_fail(err, TRF_ERR_HEADER, at, "a reserved byte is not zero");
+    return TRF_OK;
+}
+
 trf_status trf_layout_head_check(const trf_layout_head_common *head, trf_layout layout, uint16_t version,
                                  uint64_t buffer_bytes, trf_error *err) {
     if (buffer_bytes < TRF_LAYOUT_HEAD_BYTES)

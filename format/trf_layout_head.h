@@ -44,6 +44,18 @@ trf_layer_info trf_layout_coded_info(const trf_header *coded, uint32_t rows, uin
 /* The header that a coded layer of the codec bf16 would have, as far as it is known without coding. */
 trf_header trf_layout_bf16_header(uint32_t rows, uint32_t cols);
 
+/* A field of a head that follows from others: what it is, what it should be, and its offset in the head. */
+typedef struct trf_layout_head_field {
+    uint64_t is, should, offset;
+    const char *name;
+} trf_layout_head_field;
+
+/* Errors: TRF_ERR_HEADER for the first field that is not what it should be. */
+trf_status trf_layout_head_check_fields(const trf_layout_head_field *fields, size_t count, trf_error *err);
+
+/* Checks that bytes [first, end) of a head, which are reserved, are zeros. Errors: TRF_ERR_HEADER. */
+trf_status trf_layout_head_check_reserved(const void *head, size_t first, size_t end, trf_error *err);
+
 /* Checks the common fields of a head; buffer_bytes: how many bytes of the buffer there are. Errors: TRF_ERR_TRUNCATED,
  * _MAGIC, _VERSION, _HEADER (also for the head of another layout), _CHECKSUM; offsets count from the buffer's first
  * byte. */

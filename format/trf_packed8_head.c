@@ -41,10 +41,7 @@ static trf_status check_sizes(const trf_packed8_head *head, trf_error *err) {
         return trf_fail(err, TRF_ERR_HEADER,
                         head->rows == 0 || head->rows > TRF_PACKED_MAX_SIDE ? FIELD_OFFSET(rows) : FIELD_OFFSET(cols),
                         "%u x %u weights are no packed layer", head->rows, head->cols);
-    const struct {
-        uint64_t is, should, offset;
-        const char *name;
-    } fields[] = {
+    const trf_layout_head_field fields[] = {
         {head->padded_rows, expected.padded_rows, FIELD_OFFSET(padded_rows), "padded_rows"},
         {head->padded_cols, expected.padded_cols, FIELD_OFFSET(padded_cols), "padded_cols"},
         {head->num_lines, expected.num_lines, FIELD_OFFSET(num_lines), "num_lines"},
@@ -53,19 +50,7 @@ static trf_status check_sizes(const trf_packed8_head *head, trf_error *err) {
         {head->tiles_offset, expected.tiles_offset, FIELD_OFFSET(tiles_offset), "tiles_offset"},
         {head->common.buffer_bytes, expected.common.buffer_bytes, FIELD_OFFSET(common.buffer_bytes), "buffer_bytes"},
     };
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (fields[i].is != fields[i].should)
-            return trf_fail(err, TRF_ERR_HEADER, fields[i].offset, "%s is %llu, not %llu", fields[i].name,
-                            (unsigned long long)fields[i].is, (unsigned long long)fields[i].should);
-    return TRF_OK;
-}
-
-/* Checks that bytes [first, end) of a head are zeros. */
-static trf_status check_reserved(const trf_packed8_head *head, size_t first, size_t end, trf_error *err) {
-    for (size_t at = first; at < end; at++)
-        if (((const uint8_t *)head)[at])
-            return trf_fail(err, TRF_ERR_HEADER, at, "a reserved byte is not zero");
-    return TRF_OK;
+    return trf_layout_head_check_fields(fields, sizeof fields / sizeof *fields, err);
 }
 
 trf_status trf_check_packed8_head(const trf_packed8_head *head, uint64_t bytes, trf_error *err) {
@@ -85,8 +70,8 @@ trf_status trf_check_packed8_head(const trf_packed8_head *head, uint64_t bytes, 
     if ((head->num_records != 0) != ((head->flags & TRF_PACKED8_HAS_RECORDS) != 0))
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(flags), "flags 0x%x of a layer with %llu records",
                         head->flags, (unsigned long long)head->num_records);
-    status = check_reserved(head, FIELD_OFFSET(reserved0), FIELD_OFFSET(flags), err);
-    return status == TRF_OK ? check_reserved(head, FIELD_OFFSET(reserved1), sizeof *head, err) : status;
+    status = trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved0), FIELD_OFFSET(flags), err);
+    return status == TRF_OK ? trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved1), sizeof *head, err) : status;
 }
 
 trf_packed8_view trf_packed8_view_of(const trf_packed8_head *head, const void *memory) {

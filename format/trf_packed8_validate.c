@@ -29,29 +29,18 @@ static uint64_t offset_of(const checked_layer *layer, const void *at) {
     return (uint64_t)((const uint8_t *)at - layer->packed);
 }
 
-/* Whether a place in a tile is that of a padding weight. tile: of the band. */
-static int is_padding(const trf_packed_view *view, uint32_t band, uint32_t tile, uint32_t row_in_tile,
-                      uint32_t col_in_tile) {
-    return row_in_tile >= view->rows - band * TRF_PACKED_TILE_ROWS ||
-           col_in_tile >= view->cols - tile * TRF_PACKED_TILE_COLS;
-}
-
 /* ---- lines ---- */
 
 static trf_status check_record(const checked_layer *layer, uint32_t band, uint32_t first_tile, const uint32_t *line,
                                uint32_t i, trf_error *err) {
     const trf_packed_view *view = &layer->view.packed;
-    const uint32_t record = line[i], tile = trf_packed_record_tile(record), lane = trf_packed_record_lane(record);
-    const uint32_t reg = trf_packed_record_reg(record);
+    const uint32_t record = line[i], tile = trf_packed_record_tile(record);
     const uint64_t at = offset_of(layer, line + i);
     if (i > 0 && line[i - 1] >> 16 >= record >> 16)
         return trf_fail(err, TRF_ERR_TILE, at, "record %u is not behind the one before", i);
     if (!trf_packed8_has_records(line[TRF_PACKED8_MASK_WORD], tile))
         return trf_fail(err, TRF_ERR_TILE, at, "record %u is of a tile that has none", i);
-    const uint32_t row = trf_packed_row_in_tile(trf_packed_record_slab(record), lane, reg);
-    const uint32_t col =
-        trf_packed_col_in_tile(trf_packed_record_step(record), lane, reg, trf_packed_record_half(record));
-    if (is_padding(view, band, first_tile + tile, row, col))
+    if (trf_packed_is_padding_record(view, band, first_tile, record))
         return trf_fail(err, TRF_ERR_TILE, at, "record %u is of a padded weight", i);
     return TRF_OK;
 }
@@ -113,8 +102,8 @@ static trf_status check_step(const checked_layer *layer, uint32_t band, uint32_t
         const uint32_t code = trf_packed8_code_of(a[i / 2] >> 16 * (i % 2) & 0xFFFF);
         if ((code & 0x7F) == TRF_PACKED8_NAN_CODE)
             return trf_fail(err, TRF_ERR_TILE, offset_of(layer, at), "a code is a NaN");
-        if (code && is_padding(&layer->view.packed, band, tile, trf_packed_row_in_tile(slab, lane, i / 2),
-                               trf_packed_col_in_tile(step, lane, i / 2, i % 2)))
+        if (code && trf_packed_is_padding(&layer->view.packed, band, tile, trf_packed_row_in_tile(slab, lane, i / 2),
+                                          trf_packed_col_in_tile(step, lane, i / 2, i % 2)))
             return trf_fail(err, TRF_ERR_TILE, offset_of(layer, at), "the code of a padded weight is not zero");
     }
     const uint32_t *line = trf_packed_line_of(&layer->view.packed, band, tile);

@@ -120,10 +120,7 @@ static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
                         "%u x %u weights with %u stored tiles are no packed layer", head->rows, head->cols,
                         head->num_stored);
     }
-    const struct {
-        uint64_t is, should, offset;
-        const char *name;
-    } fields[] = {
+    const trf_layout_head_field fields[] = {
         {head->padded_rows, expected.padded_rows, FIELD_OFFSET(padded_rows), "padded_rows"},
         {head->padded_cols, expected.padded_cols, FIELD_OFFSET(padded_cols), "padded_cols"},
         {head->num_lines, expected.num_lines, FIELD_OFFSET(num_lines), "num_lines"},
@@ -134,20 +131,11 @@ static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
         {head->stored_offset, expected.stored_offset, FIELD_OFFSET(stored_offset), "stored_offset"},
         {head->common.buffer_bytes, expected.common.buffer_bytes, FIELD_OFFSET(common.buffer_bytes), "buffer_bytes"},
     };
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (fields[i].is != fields[i].should)
-            return trf_fail(err, TRF_ERR_HEADER, fields[i].offset, "%s is %llu, not %llu", fields[i].name,
-                            (unsigned long long)fields[i].is, (unsigned long long)fields[i].should);
+    const trf_status fit = trf_layout_head_check_fields(fields, sizeof fields / sizeof *fields, err);
+    if (fit != TRF_OK)
+        return fit;
     if (head->num_records > head->num_lines * TRF_PACKED_MAX_RECORDS)
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(num_records), "more records than exception lines can have");
-    return TRF_OK;
-}
-
-/* Checks that bytes [first, end) of a head are zeros. */
-static trf_status check_reserved(const trf_packed_head *head, size_t first, size_t end, trf_error *err) {
-    for (size_t at = first; at < end; at++)
-        if (((const uint8_t *)head)[at])
-            return trf_fail(err, TRF_ERR_HEADER, at, "a reserved byte is not zero");
     return TRF_OK;
 }
 
@@ -163,10 +151,10 @@ trf_status trf_check_packed_head(const trf_packed_head *head, uint64_t bytes, tr
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(base), "base %u is out of range", head->base);
     status = check_sizes(head, err);
     if (status == TRF_OK)
-        status = check_reserved(head, FIELD_OFFSET(reserved0), FIELD_OFFSET(flags), err);
+        status = trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved0), FIELD_OFFSET(flags), err);
     if (status == TRF_OK)
-        status = check_reserved(head, FIELD_OFFSET(reserved1), FIELD_OFFSET(num_lines), err);
-    return status == TRF_OK ? check_reserved(head, FIELD_OFFSET(reserved2), sizeof *head, err) : status;
+        status = trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved1), FIELD_OFFSET(num_lines), err);
+    return status == TRF_OK ? trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved2), sizeof *head, err) : status;
 }
 
 trf_packed_view trf_packed_view_of(const trf_packed_head *head, const void *memory) {

@@ -22,6 +22,23 @@ TRF_HD const uint32_t *trf_packed_line_of(const trf_packed_view *view, uint32_t 
     return view->lines + TRF_PACKED_LINE_WORDS * trf_packed_line_number(view, band, tile);
 }
 
+/* Whether a place in a tile is that of a padding weight. tile: of the band. */
+TRF_HD int trf_packed_is_padding(const trf_packed_view *view, uint32_t band, uint32_t tile, uint32_t row_in_tile,
+                                 uint32_t col_in_tile) {
+    return row_in_tile >= view->rows - band * TRF_PACKED_TILE_ROWS ||
+           col_in_tile >= view->cols - tile * TRF_PACKED_TILE_COLS;
+}
+
+/* Whether a record is of a padding weight. first_tile: the line's, in the band. */
+TRF_HD int trf_packed_is_padding_record(const trf_packed_view *view, uint32_t band, uint32_t first_tile,
+                                        uint32_t record) {
+    const uint32_t lane = trf_packed_record_lane(record), reg = trf_packed_record_reg(record);
+    return trf_packed_is_padding(
+        view, band, first_tile + trf_packed_record_tile(record),
+        trf_packed_row_in_tile(trf_packed_record_slab(record), lane, reg),
+        trf_packed_col_in_tile(trf_packed_record_step(record), lane, reg, trf_packed_record_half(record)));
+}
+
 /* The number of a line's records, which is bounded whatever the line says. */
 TRF_HD uint32_t trf_packed_line_records(const uint32_t *line) {
     const uint32_t count = line[TRF_PACKED_COUNT_WORD];

@@ -32,18 +32,10 @@ static trf_status check_zeros(const checked_layer *layer, uint64_t from, uint64_
 
 /* ---- exception lines ---- */
 
-/* Whether a place in a tile is that of a padding weight. tile: of the band. */
-static int is_padding(const trf_packed_view *view, uint32_t band, uint32_t tile, uint32_t row_in_tile,
-                      uint32_t col_in_tile) {
-    return row_in_tile >= view->rows - band * TRF_PACKED_TILE_ROWS ||
-           col_in_tile >= view->cols - tile * TRF_PACKED_TILE_COLS;
-}
-
 static trf_status check_record(const checked_layer *layer, uint32_t band, uint32_t first_tile, const uint32_t *line,
                                uint32_t i, trf_error *err) {
     const trf_packed_view *view = &layer->view;
-    const uint32_t record = line[i], tile = trf_packed_record_tile(record), lane = trf_packed_record_lane(record);
-    const uint32_t reg = trf_packed_record_reg(record);
+    const uint32_t record = line[i], tile = trf_packed_record_tile(record);
     const uint64_t at = offset_of(layer, line + i);
     if (i > 0 && line[i - 1] >> 16 >= record >> 16)
         return trf_fail(err, TRF_ERR_TILE, at, "record %u is not behind the one before", i);
@@ -51,10 +43,7 @@ static trf_status check_record(const checked_layer *layer, uint32_t band, uint32
         return trf_fail(err, TRF_ERR_TILE, at, "record %u is of a tile behind the layer's last column", i);
     if (trf_packed_is_stored(line, tile))
         return trf_fail(err, TRF_ERR_TILE, at, "record %u is of a stored tile", i);
-    const uint32_t row = trf_packed_row_in_tile(trf_packed_record_slab(record), lane, reg);
-    const uint32_t col =
-        trf_packed_col_in_tile(trf_packed_record_step(record), lane, reg, trf_packed_record_half(record));
-    if (is_padding(view, band, first_tile + tile, row, col))
+    if (trf_packed_is_padding_record(view, band, first_tile, record))
         return trf_fail(err, TRF_ERR_TILE, at, "record %u is of a padded weight", i);
     return TRF_OK;
 }
@@ -113,7 +102,7 @@ static trf_status check_stored_step(const checked_layer *layer, uint32_t band, u
     for (uint32_t i = 0; i < 8; i++) {
         const uint32_t row = trf_packed_row_in_tile(slab, lane, i / 2);
         const uint32_t col = trf_packed_col_in_tile(step, lane, i / 2, i % 2);
-        if (halves[i] && is_padding(&layer->view, band, tile, row, col))
+        if (halves[i] && trf_packed_is_padding(&layer->view, band, tile, row, col))
             return trf_fail(err, TRF_ERR_TILE, offset_of(layer, halves + i), "a padded weight is not zero");
     }
     return TRF_OK;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_tensor_selection.h"
 
+#include "trf_encode.h"
+
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,12 +72,8 @@ static trf_status ask_name(const trf_selection_rules *rules, const char *name, i
 }
 
 int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf_encode_options *options) {
-    static const trf_codec lossless[] = {
-        [TRF_DTYPE_F16] = TRF_CODEC_FP16,     [TRF_DTYPE_BF16] = TRF_CODEC_BF16, [TRF_DTYPE_F8_E4M3] = TRF_CODEC_E4M3,
-        [TRF_DTYPE_F8_E5M2] = TRF_CODEC_E5M2, [TRF_DTYPE_I8] = TRF_CODEC_INT,    [TRF_DTYPE_F32] = TRF_CODEC_BF16,
-    };
     *options = *asked;
-    options->codec = (size_t)dtype < sizeof lossless / sizeof lossless[0] ? lossless[dtype] : TRF_CODEC_AUTO;
+    options->codec = dtype == TRF_DTYPE_F32 ? TRF_CODEC_BF16 : trf_lossless_codec(dtype);
     int taken = options->codec != TRF_CODEC_AUTO;
     switch (asked->codec) {
     case TRF_CODEC_AUTO:
