@@ -17,6 +17,17 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from second_places import (
+    LANES,
+    ceil_div,
+    chunk_weights,
+    plane_bit_places,
+    plane_widths,
+    plane_word_offsets,
+    plane_words,
+    raw_bytes,
+    weight_places,
+)
 
 MAGIC = 0x52414E53
 VERSION = 4
@@ -27,8 +38,6 @@ TABLE_OFFSET = 320
 TILES_OFFSET = 832
 TILE_SIZE = 256
 SLAB_ROWS = 32
-LANES = 32
-CHUNK_WEIGHTS = 64
 
 BF16, FP16, E4M3, E5M2, INT = 1, 2, 3, 4, 5
 CODEC_NAMES = {BF16: "bf16", FP16: "fp16", E4M3: "fp8 e4m3", E5M2: "fp8 e5m2", INT: "int"}
@@ -84,10 +93,6 @@ def align16(x: int) -> int:
 
 def align128(x: int) -> int:
     return (x + 127) // 128 * 128
-
-
-def ceil_div(a: int, b: int) -> int:
-    return (a + b - 1) // b
 
 
 @dataclass
@@ -413,52 +418,6 @@ def read_tiles(blob: bytes, h: Header) -> None:
 # ---------------------------------------------------------------------------------------------------------------
 # Slabs: sections 6, 7 and 8
 # ---------------------------------------------------------------------------------------------------------------
-
-
-def plane_widths(raw_bits: int) -> list[int]:
-    """Widths of the planes of R, widest first."""
-    return [width for width in (8, 4, 2, 1) if raw_bits & width]
-
-
-def plane_words(m: int, width: int) -> int:
-    """Z: 32-bit words of one lane in a plane of `m` weights."""
-    return ceil_div(m * width, 32)
-
-
-def chunk_weights(n: int) -> list[int]:
-    """m of every chunk of a slab with n weights a lane."""
-    return [min(CHUNK_WEIGHTS, n - first) for first in range(0, n, CHUNK_WEIGHTS)]
-
-
-def raw_bytes(n: int, raw_bits: int) -> int:
-    """Size of all chunks of a slab."""
-    return sum(128 * plane_words(m, width) for m in chunk_weights(n) for width in plane_widths(raw_bits))
-
-
-def weight_places(n: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of weight i of lane l inside a slab: two arrays [lane][i] (section 6)."""
-    lane = np.arange(LANES)[:, None]
-    i = np.arange(n)[None, :]
-    steps = n // (8 * blocks)
-    step, block, a, half = i // (8 * blocks), i // 8 % blocks, i // 2 % 4, i % 2
-    span = np.where(2 * (step // 2) + 1 < steps, 8, 4)
-    row = 16 * block + lane // 4 + 8 * (a % 2)
-    return row, 32 * (step // 2) + span * (lane % 4) + 4 * (step % 2) + 2 * (a // 2) + half
-
-
-def plane_word_offsets(z_count: int) -> np.ndarray:
-    """Byte offset from the plane's start of word z of lane l: array [lane][z]."""
-    lane = np.arange(LANES)[:, None]
-    z = np.arange(z_count)[None, :]
-    whole = 512 * (z // 4) + 16 * lane + 4 * (z % 4)
-    rest = 512 * (z_count // 4) + 4 * (z_count % 4) * lane + 4 * (z % 4)
-    return np.where(z // 4 < z_count // 4, whole, rest)
-
-
-def plane_bit_places(width: int) -> np.ndarray:
-    """Bit position in its word of bit b of weight i, for one word's worth of weights: array [i][b]."""
-    i = np.arange(32 // width)[:, None]
-    return width * (i // 4 % (8 // width)) + 8 * (i // 2 % 2) + 16 * (i % 2) + np.arange(width)[None, :]
 
 
 @dataclass

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import second_decoder as ref
+import second_places
 import xxhash
-from second_decoder import COL_OFFSETS, ROW_OFFSETS, ceil_div
+from second_decoder import COL_OFFSETS, ROW_OFFSETS
+from second_places import ceil_div
 
 
 @dataclass
@@ -219,7 +221,7 @@ class Encoder:
         band, j = divmod(s, ceil_div(grid.shape[1], self.o.slab_cols))
         row, col = 32 * band, self.o.slab_cols * j
         height, width = grid[row : row + 32, col : col + self.o.slab_cols].shape
-        rows, cols = ref.weight_places(height * width // 32, height // 16)
+        rows, cols = second_places.weight_places(height * width // 32, height // 16)
         return row + rows, col + cols
 
     def make_symbols(self, coded: Coded) -> None:
@@ -274,14 +276,14 @@ class Encoder:
     def plane_bytes(self, raw: np.ndarray, width: int) -> bytes:
         """One plane of a chunk; `raw` [lane][i] holds its bits."""
         m = raw.shape[1]
-        z_count = ref.plane_words(m, width)
+        z_count = second_places.plane_words(m, width)
         per_word = 32 // width
         padded = np.zeros((32, z_count * per_word), np.int64)
         padded[:, :m] = raw
         bits = padded.reshape(32, z_count, per_word, 1) >> np.arange(width) & 1
-        words = (bits << ref.plane_bit_places(width)).sum(axis=(2, 3))
+        words = (bits << second_places.plane_bit_places(width)).sum(axis=(2, 3))
         out = np.zeros(32 * z_count, "<u4")
-        out[ref.plane_word_offsets(z_count) // 4] = words
+        out[second_places.plane_word_offsets(z_count) // 4] = words
         return out.tobytes()
 
     def chunk_bytes(self, raw: np.ndarray) -> bytes:
@@ -292,9 +294,9 @@ class Encoder:
             moved[:, :, ref.SIGN_STORED_AT] = signs
             raw = raw & ~mask | moved.reshape(raw.shape)
         out = b""
-        for first in range(0, raw.shape[1], ref.CHUNK_WEIGHTS):
-            chunk, shift = raw[:, first : first + ref.CHUNK_WEIGHTS], 0
-            for width in ref.plane_widths(self.raw_bits):
+        for first in range(0, raw.shape[1], second_places.CHUNK_WEIGHTS):
+            chunk, shift = raw[:, first : first + second_places.CHUNK_WEIGHTS], 0
+            for width in second_places.plane_widths(self.raw_bits):
                 out += self.plane_bytes(chunk >> shift & ((1 << width) - 1), width)
                 shift += width
         return out
