@@ -207,6 +207,7 @@ def _check_quantizer(model: Any) -> Any:
 
 def _find_codec(compressed: dict[str, BufferModule]) -> str:
     """Returns the codec that could have been asked for to get these weights: one for all, or each tensor's own."""
+    from transfuse.torch._dtypes import BF16_CODINGS
     from transfuse.torch._registry import expert_infos, layer_info
 
     infos = []
@@ -214,8 +215,8 @@ def _find_codec(compressed: dict[str, BufferModule]) -> str:
         for name in module._buffer_names():
             buffer = getattr(module, name)
             infos.append(layer_info(buffer) if name == "weight" else expert_infos(buffer)[0])
-    # BF16 that was FP8 is coded as FP8 where each tensor's own codec is asked for.
-    if all(_LOSSLESS.get(i.dtype) == i.codec or (i.codec, i.dtype) == ("fp8_e4m3", "BF16") for i in infos):
+    # FP8 counts as the own codec of BF16 that was FP8.
+    if all(_LOSSLESS.get(info.dtype) == info.codec or (info.codec, info.dtype) in BF16_CODINGS for info in infos):
         return _AUTO
     codecs = {info.codec for info in infos}
     return codecs.pop() if len(codecs) == 1 else _AUTO

@@ -44,6 +44,13 @@ def options_of(**settings: Any) -> dict[str, Any]:
     return {**TRANSFUSE, "additional_config": {"transfuse": settings}}
 
 
+def assert_same_runs(found: list[Any], wanted: list[Any]) -> None:
+    """The greedy tokens and log-probabilities are the same."""
+    for (own_tokens, own_table), (tokens, table) in zip(found, wanted, strict=True):
+        assert own_tokens == tokens
+        assert torch.equal(own_table, table)
+
+
 def assert_close_runs(found: Any, wanted: Any, middle: Any) -> None:
     """Log-probabilities differ as far as rounding in another order goes: the reference's own spread is about 1."""
     for (_, table), (_, own_table) in zip(wanted, found, strict=True):
@@ -67,9 +74,7 @@ def test_weights_and_logits(checkpoints: Any, name: str) -> None:
     assert len(layouts) >= 3 * (2 if name == "qwen3_moe" else 3)
     # Gemma's embedding is made without a quantization config.
     assert any(layer.endswith("embed_tokens") for layer in layouts) == (name != "gemma2")
-    for (tokens, table), (own_tokens, own_table) in zip(logits, exact, strict=True):
-        assert own_tokens == tokens
-        assert torch.equal(own_table, table)
+    assert_same_runs(exact, logits)
     with engines.serve(folder, **TRANSFUSE) as llm:
         packed = engines.run(llm)
     # Where rounding sends a token to another of Qwen3-MoE's eight experts, that token differs by more, so there it is
@@ -88,9 +93,7 @@ def test_compressed_folder(checkpoints: Any, tmp_path: Path, name: str) -> None:
         assert "packed" in llm.apply_model(engines.describe)[0].values()
         assert llm.apply_model(engines.digest)[0] == wanted
         found = engines.run(llm)
-    for (tokens, table), (own_tokens, own_table) in zip(logits, found, strict=True):
-        assert own_tokens == tokens
-        assert torch.equal(own_table, table)
+    assert_same_runs(found, logits)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -110,9 +113,7 @@ def test_two_gpus(checkpoints: Any, tmp_path: Path, parallel: str, kind: str) ->
         assert llm.apply_model(engines.digest) == wanted
         assert all(layout in layouts.values() for layouts in llm.apply_model(engines.describe))
         found = engines.run(llm)
-    for (tokens, table), (own_tokens, own_table) in zip(logits, found, strict=True):
-        assert own_tokens == tokens
-        assert torch.equal(own_table, table)
+    assert_same_runs(found, logits)
     with engines.serve(served, **both, **options_of(layout=layout)) as llm:
         engines.run(llm)
 
@@ -215,9 +216,7 @@ def test_coded_from_a_compressed_folder(checkpoints: Any, tmp_path: Path, name: 
         fused, again = engines.run(llm), engines.run(llm, alone=True)
         with pytest.raises(Exception, match=r"."):  # the engine says that coded layers cannot be changed
             llm.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / "compressed")})
-    for (tokens, table), (own_tokens, own_table) in zip(logits, exact, strict=True):
-        assert own_tokens == tokens
-        assert torch.equal(own_table, table)
+    assert_same_runs(exact, logits)
     for found in (fused, again):
         for (_, table), (_, own_table) in zip(logits, found, strict=True):
             places = min(len(table), len(own_table)) - 23  # those of the prompt, whose tokens are the same
@@ -265,13 +264,6 @@ def test_adapters(checkpoints: Any, tmp_path: Path) -> None:
         for (_, table), (_, own_table) in zip(wanted, packed, strict=True):
             assert (table - own_table)[: len(table) - 23].abs().mean() < 0.05
     assert found["bf16"][0][3][0] != found["bf16"][1][3][0]  # the adapters make a difference
-
-
-def assert_same_runs(found: list[Any], wanted: list[Any]) -> None:
-    """The greedy tokens and log-probabilities of requests alone are the same."""
-    for (own_tokens, own_table), (tokens, table) in zip(found, wanted, strict=True):
-        assert own_tokens == tokens
-        assert torch.equal(own_table, table)
 
 
 def test_sleep(checkpoints: Any, tmp_path: Path) -> None:
