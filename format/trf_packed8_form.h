@@ -90,12 +90,12 @@ TRF_HD void trf_unspread_packed8(const uint32_t a[4], uint32_t w[2]) {
 
 /* ---- weights and the pairs of scales ---- */
 
-/* The definition of a weight: the F32 product of code and scale, rounded to nearest even. NaN codes give the quiet NaN
- * of their sign without a payload, whatever the scale. */
+/* The definition of a weight, which is that of scaled FP8 in blobs (trf_scale_fp8) but for NaN codes: these give the
+ * quiet NaN of their sign without a payload, whatever the scale. scale: one that has a pair. */
 TRF_HD uint32_t trf_packed8_define_weight(uint32_t code, float scale) {
     if ((code & 0x7F) == TRF_PACKED8_NAN_CODE)
         return (code & 0x80) << 8 | 0x7FC0;
-    return trf_f32_to_bf16(trf_e4m3_to_f32((uint8_t)code) * scale);
+    return trf_scale_fp8(code, scale);
 }
 
 /* The weight that a kernel forms. */
