@@ -107,7 +107,7 @@ trf_status trf_packed_head_get_info(const trf_packed_head *head, trf_layer_info 
 
 /* Checks what a head says of itself against what follows from its shape. */
 static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
-    trf_packed_head expected;
+    trf_packed_head expected = {0};
     const trf_status status =
         trf_size_packed(head->rows, head->cols, head->row_offsets_offset != 0, head->num_stored, &expected, NULL);
     if (status != TRF_OK) {
