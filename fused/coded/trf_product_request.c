@@ -4,7 +4,7 @@
 #include "trf_fused_variant.h"
 #include "trf_planning.h"
 
-/* Why products do not take a layer of scaled FP8, or NULL. Kernels have one pair of constants for a slab's 128
+/* Why products do not take a layer of scaled FP8, or NULL. Kernels have one scale pair for a slab's 128
  * columns. */
 static const char *scaled_fp8_refusal(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype) {
     if (x_dtype != TRF_DTYPE_BF16)

@@ -16,8 +16,9 @@ trf_status trf_check_gpu_takes(const trf_blob_view *blob, trf_error *err) {
 trf_layer_directory_offsets trf_layer_directory_offsets_of(const trf_blob_view *view) {
     trf_layer_directory_offsets offsets;
     offsets.decode_table_offset = trf_device_align(trf_count_device_slabs(&view->header) * sizeof(trf_device_slab));
-    offsets.pairs_offset = offsets.decode_table_offset + (sizeof(uint32_t) << view->header.probability_bits);
-    offsets.fault_offset = trf_device_align(offsets.pairs_offset + trf_count_pairs(view) * sizeof(uint32_t));
+    offsets.scale_pairs_offset = offsets.decode_table_offset + (sizeof(uint32_t) << view->header.probability_bits);
+    offsets.fault_offset =
+        trf_device_align(offsets.scale_pairs_offset + trf_count_scale_pairs(view) * sizeof(uint32_t));
     offsets.directory_bytes = offsets.fault_offset + sizeof(trf_device_fault);
     return offsets;
 }
@@ -34,7 +35,7 @@ void trf_write_head_directory(const trf_blob_view *view, uint8_t *directory) {
     trf_decode_table table;
     trf_decode_table_init(&table, view);
     memcpy(directory + offsets.decode_table_offset, table.slots, sizeof(uint32_t) << view->header.probability_bits);
-    trf_write_pairs(view, (uint32_t *)(directory + offsets.pairs_offset));
+    trf_write_scale_pairs(view, (uint32_t *)(directory + offsets.scale_pairs_offset));
 }
 
 void trf_write_layer_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer as it lies in a GPU's memory: its blob, and a directory that the host makes of it:
- *   slab directory | decode table | pairs of scales, of scaled FP8 | fault
+ *   slab directory | decode table | scale pairs of scaled FP8 | fault
  * Each begins at a multiple of 256 bytes, with zeros between them. An offloaded layer is one allocation: the blob, and
  * at the next multiple of 256 the directory without its fault, which lies elsewhere. No CUDA in here. */
 #ifndef TRF_LAYER_DIRECTORY_H
@@ -13,7 +13,7 @@ trf_status trf_check_gpu_takes(const trf_blob_view *blob, trf_error *err);
 
 /* Offsets from the directory's first byte, where the slab directory begins. */
 typedef struct trf_layer_directory_offsets {
-    uint64_t decode_table_offset, pairs_offset, fault_offset;
+    uint64_t decode_table_offset, scale_pairs_offset, fault_offset;
     uint64_t directory_bytes; /* fault included */
 } trf_layer_directory_offsets;
 
@@ -27,7 +27,7 @@ typedef struct trf_offloaded_layer_offsets {
 
 trf_offloaded_layer_offsets trf_offloaded_layer_offsets_of(const trf_blob_view *view);
 
-/* Writes what of a directory depends on the head alone, decode table and pairs. directory: its first byte. */
+/* Writes what of a directory depends on the head alone, decode table and scale pairs. directory: its first byte. */
 void trf_write_head_directory(const trf_blob_view *view, uint8_t *directory);
 
 /* Writes an offloaded layer's directory: memory_bytes - directory_offset bytes of trf_offloaded_layer_offsets, which

@@ -25,19 +25,20 @@ uint64_t trf_count_device_slabs(const trf_header *header) {
     return ((uint64_t)header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * trf_count_panels(header);
 }
 
-/* ---- the pairs of scales ---- */
+/* ---- scale pairs ---- */
 
-uint64_t trf_count_pairs(const trf_blob_view *view) {
+uint64_t trf_count_scale_pairs(const trf_blob_view *view) {
     const int has_pairs = trf_is_scaled_fp8(view->header.codec, view->header.source_dtype);
     return has_pairs ? view->extension.scales_bytes / sizeof(float) : 0;
 }
 
-/* A scale in this range, its pair and what kernels make of both are far from where BF16 has fewer bits, or ends. */
-static int has_pair(float scale) { return scale >= 0x1p-80f && scale < 0x1p7f; }
+/* A scale in this range, its scale pair and what kernels make of both are far from where BF16 has fewer bits, or ends.
+ */
+static int has_scale_pair(float scale) { return scale >= 0x1p-80f && scale < 0x1p7f; }
 
-void trf_write_pairs(const trf_blob_view *view, uint32_t *pairs) {
+void trf_write_scale_pairs(const trf_blob_view *view, uint32_t *pairs) {
     const float factor = ldexpf(1.0f, -trf_fragment_exponent(TRF_CODEC_E4M3));
-    for (uint64_t i = 0, count = trf_count_pairs(view); i < count; i++)
+    for (uint64_t i = 0, count = trf_count_scale_pairs(view); i < count; i++)
         trf_packed8_find_pair(((const float *)view->scales)[i] * factor, &pairs[i]);
 }
 
@@ -172,11 +173,11 @@ static void note_stored_codes(const trf_described_tile *tile, uint32_t begin, tr
 /* Whether coded tiles have different predictor modes. Each bit of `modes` stands for a mode that some tile has. */
 static int are_mixed(uint32_t modes) { return (modes & (modes - 1)) != 0; }
 
-static int have_pairs(const trf_blob_view *view) {
+static int have_scale_pairs(const trf_blob_view *view) {
     if (!trf_is_scaled_fp8(view->header.codec, view->header.source_dtype))
         return 0;
-    for (uint64_t i = 0; i < trf_count_pairs(view); i++)
-        if (!has_pair(((const float *)view->scales)[i]))
+    for (uint64_t i = 0; i < trf_count_scale_pairs(view); i++)
+        if (!has_scale_pair(((const float *)view->scales)[i]))
             return 0;
     return 1;
 }
@@ -188,7 +189,7 @@ void trf_describe_head(const trf_blob_view *view, trf_layer_traits *traits) {
         .irregular_weights = (uint64_t)header->rows * header->cols, /* regular slabs subtract theirs */
         .predictor_modes = header->predictor_modes,
         .exceptions_fit_fragments = 1,
-        .scales_have_pairs = have_pairs(view),
+        .scales_have_pairs = have_scale_pairs(view),
     };
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         if (view->frequency[s] > traits->max_frequency)

@@ -60,9 +60,9 @@ host_view *host_view_make(const trf_blob_view *from, const uint8_t *blob, uint64
     ck_assert_ptr_nonnull(host);
     copy_fields(&host->view, from);
     host->slabs = calloc((size_t)host->view.num_bands * host->view.num_panels, sizeof *host->slabs);
-    host->decode_table = calloc((1u << from->header.probability_bits) + trf_count_pairs(from), sizeof(uint32_t));
+    host->decode_table = calloc((1u << from->header.probability_bits) + trf_count_scale_pairs(from), sizeof(uint32_t));
     ck_assert(host->slabs && host->decode_table);
-    trf_write_pairs(from, host->decode_table + (1u << from->header.probability_bits));
+    trf_write_scale_pairs(from, host->decode_table + (1u << from->header.probability_bits));
     host->view.buffer = blob;
     host->view.buffer_bytes = blob_bytes;
     host->view.slabs = host->slabs;

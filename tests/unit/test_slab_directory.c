@@ -142,17 +142,17 @@ static void count_weights(const trf_layer *layer, uint64_t tile, const uint16_t 
         }
 }
 
-/* Expects of each scale's pair that it gives all weights, times 2^-8, or that a scale is out of range. */
+/* Expects of each scale pair that it gives all weights, times 2^-8, or that a scale is out of range. */
 static void check_pairs(const trf_layer *layer, const trf_layer_traits *traits, const char *path) {
     const trf_blob_view *view = &layer->view;
     const int is_scaled = trf_is_scaled_fp8(view->header.codec, view->header.source_dtype);
     const float *scales = view->scales;
     int in_range = is_scaled;
-    ck_assert_uint_eq(trf_count_pairs(view), is_scaled ? view->extension.scales_bytes / 4 : 0);
-    uint32_t *pairs = malloc(trf_count_pairs(view) * sizeof *pairs + 1);
+    ck_assert_uint_eq(trf_count_scale_pairs(view), is_scaled ? view->extension.scales_bytes / 4 : 0);
+    uint32_t *pairs = malloc(trf_count_scale_pairs(view) * sizeof *pairs + 1);
     ck_assert_ptr_nonnull(pairs);
-    trf_write_pairs(view, pairs);
-    for (uint64_t i = 0; i < trf_count_pairs(view); i++) {
+    trf_write_scale_pairs(view, pairs);
+    for (uint64_t i = 0; i < trf_count_scale_pairs(view); i++) {
         in_range &= scales[i] >= 0x1p-80f && scales[i] < 128;
         for (uint32_t code = 0; code < 256 && in_range; code++)
             if ((code & 0x7F) != 0x7F && trf_bf16_to_f32((uint16_t)trf_packed8_weight(code, pairs[i])) * 256 !=

@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 typedef struct warp_coded_product {
-    const trf_device_view *view; /* all in host memory, pairs included */
+    const trf_device_view *view; /* all in host memory, scale pairs included */
     uint32_t max_rans_bytes;
     int use_row_offsets;
     int two_slabs;     /* a warp walks two slabs at a time */
