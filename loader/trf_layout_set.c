@@ -7,6 +7,7 @@
 #include "trf_layer_parts.h"
 #include "trf_model_sizes.h"
 #include "trf_source_kind.h"
+#include "trf_split.h"
 #include "trf_struct.h"
 #include "trf_tensor_selection.h"
 
@@ -196,7 +197,7 @@ static trf_status select_codec(const reading *at, const trf_tensor_info *tensor,
     *codec = TRF_CODEC_AUTO;
     if (at->is_compressed || trf_name_is_bias(tensor->name)) {
         if (tensor->compressed && !trf_name_is_bias(tensor->name))
-            *codec = tensor->layer.codec;
+            *codec = trf_element_codec(tensor->layer.codec, tensor->layer.dtype);
         return TRF_OK;
     }
     trf_tensor source = {.name = (char *)(uintptr_t)tensor->name,
