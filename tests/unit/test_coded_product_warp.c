@@ -13,7 +13,7 @@ int main(void) {
 #include "common/host_view.h"
 #include "common/run_suite.h"
 #include "common/test_calls.h"
-#include "common/test_weights.h"
+#include "common/was_fp8.h"
 #include "trf_edges.h"
 #include "trf_layer.h"
 #include "trf_number_formats.h"
@@ -155,36 +155,10 @@ enum {
     NUM_CASES = sizeof kCases / sizeof kCases[0]
 };
 
-static float scale_at(const float *scales, const layer_case *tested, uint32_t row, uint32_t col) {
-    return tested->granularity == TRF_GRANULARITY_TENSOR    ? scales[0]
-           : tested->granularity == TRF_GRANULARITY_CHANNEL ? scales[row]
-                                                            : scales[row / 128 * 8 + col / 128];
-}
-
-/* Normally distributed codes times scales, and some exceptions. */
-static uint16_t *make_weights(test_rng *rng, const layer_case *tested) {
-    float scales[512];
-    uint16_t *weights = malloc(sizeof *weights * tested->rows * tested->cols);
-    EXPECT(weights);
-    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
-        scales[i] = ldexpf(1.0f + (float)test_below(rng, 1 << 23) * 0x1p-23f, -(int)test_below(rng, 12));
-    for (uint32_t row = 0; row < tested->rows; row++)
-        for (uint32_t col = 0; col < tested->cols; col++) {
-            uint32_t code = 0x80 * test_below(rng, 2);
-            const double magnitude = fmin(fabs(30 * test_normal(rng)), 448);
-            for (uint32_t c = 0; c < 0x7F && trf_e4m3_to_f32((uint8_t)c) <= magnitude; c++)
-                code = (code & 0x80) | c;
-            weights[(size_t)row * tested->cols + col] = trf_scale_fp8(code, scale_at(scales, tested, row, col));
-        }
-    for (uint32_t row = 0; row < tested->rows; row += 3) /* one of 256 is what the encoder bears in a row */
-        weights[(size_t)row * tested->cols + test_below(rng, tested->cols)] ^= 1;
-    return weights;
-}
-
 START_TEST(layers) {
     const layer_case *tested = &kCases[_i / 2];
     test_rng rng = {9100 + (uint64_t)_i};
-    uint16_t *weights = make_weights(&rng, tested);
+    uint16_t *weights = was_fp8_make(&rng, tested->granularity, tested->rows, tested->cols);
     for (int usual = 0; usual < 2; usual++) {
         trf_encode_options options;
         void *blob;
