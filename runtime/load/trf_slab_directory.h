@@ -19,7 +19,7 @@ uint64_t trf_count_device_slabs(const trf_header *header);
 /* @return the number of pairs of a layer (trf_scale_pairs_of): that of its scales if it is scaled FP8, else 0. */
 uint64_t trf_count_scale_pairs(const trf_blob_view *view);
 
-/* Fills pairs[trf_count_scale_pairs]. Those of scales that fused products do not take are of no use. It takes about 0.6
+/* Fills pairs[trf_count_scale_pairs]. Those of scales that fused products do not take are of no use. It takes about 0.7
  * us a scale. */
 void trf_write_scale_pairs(const trf_blob_view *view, uint32_t *pairs);
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfuse._layer import _PAIR_CLASS_BITS, Layer
+from transfuse._layer import Layer
 from transfuse._results import LayerInfo
 
 # The dtypes that codecs take: their names in Layer.encode, and dtypes for their bits where NumPy has no such dtype.
@@ -22,8 +21,6 @@ _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
     torch.float8_e4m3fn: ("fp8_e4m3", torch.uint8),
     torch.float8_e5m2: ("fp8_e5m2", torch.uint8),
 }
-
-_CODEC_AT = 6  # the byte of a blob's header that has the codec (FORMAT.md, section 2)
 
 
 def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -58,24 +55,6 @@ def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
 def encode_like(weight: torch.Tensor, info: LayerInfo) -> torch.Tensor:
     """Encodes a matrix, [rows][cols], as `transfuse.Layer.encode_like` does; the blob is on the CPU."""
     return _tensor_of(Layer.encode_like(_array_of(weight), info, dtype=_DTYPES[weight.dtype][0]))
-
-
-def make_alike(blobs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the blobs of the experts of a tensor, on the CPU, with one codec, as products of coded experts take them.
-
-    Where some were BF16 that was FP8 and others were not, the former are encoded again, by the codec bf16.
-    """
-    if len({int(blob[_CODEC_AT]) for blob in blobs}) == 1:
-        return blobs
-    made = []
-    for blob in blobs:
-        layer = Layer.from_bytes(blob.numpy().tobytes())
-        if layer.info.codec != "bf16":
-            favor = "size" if layer.info.class_bits == _PAIR_CLASS_BITS else "speed"
-            bits = layer.decode().view(np.uint16)
-            blob = _tensor_of(Layer.encode(bits, dtype="bf16", codec="bf16", favor=favor))
-        made.append(blob)
-    return made
 
 
 def _array_of(weight: torch.Tensor) -> npt.NDArray[Any]:

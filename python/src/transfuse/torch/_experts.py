@@ -45,7 +45,7 @@ from transfuse.torch import _layouts, _ops, _packed_experts, _registry
 from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
 from transfuse.torch._containers import ROWS_INTERLEAVED, container_buffers, make_container, read_order
 from transfuse.torch._dtypes import TORCH_DTYPES
-from transfuse.torch._encode import encode, make_alike
+from transfuse.torch._encode import encode
 
 if TYPE_CHECKING:
     from typing import Self
@@ -199,7 +199,7 @@ def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
         else:
             parts[name.removesuffix("_proj")] = weight.detach()
     return {
-        key: _as_container(make_alike([encode(expert, **options) for expert in part.cpu()])).to(part.device)
+        key: _as_container([encode(expert, **options) for expert in part.cpu()]).to(part.device)
         for key, part in parts.items()
     }
 

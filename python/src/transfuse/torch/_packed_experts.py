@@ -28,7 +28,7 @@ from transfuse.torch._containers import (
     write_head,
 )
 from transfuse.torch._dtypes import BF16_CODINGS, TORCH_DTYPES
-from transfuse.torch._encode import encode, encode_like, make_alike
+from transfuse.torch._encode import encode, encode_like
 
 # Rows of gate, or of up, that follow each other.
 _TURN = 8
@@ -120,7 +120,7 @@ def encode_packed(container: Tensor, infos: Sequence[LayerInfo | None]) -> list[
             dense = _put_apart(dense)
         for made, info, matrix in zip(blobs, infos, dense.chunk(len(infos))):
             made.append(encode(matrix) if info is None else encode_like(matrix, info))
-    return [make_container(make_alike(each) if info is None else each) for each, info in zip(blobs, infos)]
+    return [make_container(each) for each in blobs]
 
 
 def find_packing_obstacle(module: nn.Module, device: torch.device) -> str | None:
