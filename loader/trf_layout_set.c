@@ -7,6 +7,7 @@
 #include "trf_layer_parts.h"
 #include "trf_model_sizes.h"
 #include "trf_source_kind.h"
+#include "trf_split.h"
 #include "trf_struct.h"
 #include "trf_tensor_selection.h"
 
@@ -182,9 +183,7 @@ static trf_status estimate_share(reading *at, const trf_tensor_info *tensor, dou
  * layer that is coded; zeros of others, which will be coded with the defaults. */
 static void add_bytes(trf_layout_layer *layer, const trf_layer_part *part, uint64_t count, double coded_bytes,
                       const trf_layer_info *info) {
-    const uint64_t directory =
-        trf_coded_part_directory_bytes(part, info->slab_cols ? info->slab_cols : TRF_MIN_SLAB_COLS,
-                                       info->probability_bits ? info->probability_bits : TRF_QUADS_PROBABILITY_BITS);
+    const uint64_t directory = trf_coded_part_directory_bytes(part, info);
     layer->bytes[TRF_LAYOUT_PLAIN] += count * trf_plain_part_bytes(part);
     layer->bytes[TRF_LAYOUT_PACKED] += count * trf_packed_part_bytes(part);
     layer->bytes[TRF_LAYOUT_CODED] += (uint64_t)(coded_bytes * part->tiles) + 1 + count * directory;
@@ -198,7 +197,7 @@ static trf_status select_codec(const reading *at, const trf_tensor_info *tensor,
     *codec = TRF_CODEC_AUTO;
     if (at->is_compressed || trf_name_is_bias(tensor->name)) {
         if (tensor->compressed && !trf_name_is_bias(tensor->name))
-            *codec = tensor->layer.codec;
+            *codec = trf_element_codec(tensor->layer.codec, tensor->layer.dtype);
         return TRF_OK;
     }
     trf_tensor source = {.name = (char *)(uintptr_t)tensor->name,
