@@ -7,6 +7,7 @@
 #include "trf_moe_sizes.h"
 #include "trf_packed_handover.cuh"
 #include "trf_packed_product.cuh"
+#include "trf_packed_wgmma_weights.cuh"
 #include "trf_tensor_map.cuh"
 
 /* What is written of a slot's sums. */
@@ -57,10 +58,14 @@ static inline void trf_moe_set_experts(trf_moe_args &args, int kernel, const trf
 
 #if TRF_HAS_SM_90A
 
-template <int kKernel> struct trf_moe_config {
+/* OfWeights: one of trf_packed_wgmma_weights.cuh. */
+template <int kKernel, class OfWeights> struct trf_moe_config {
+    typedef OfWeights Weights;
     static constexpr int kNumber = kKernel;
     static constexpr uint32_t kXRows = trf_moe_x_rows(kKernel), kXTiles = kXRows / 8, kBands = TRF_MOE_BANDS,
                               kRows = TRF_MOE_ROWS, kAccTiles = trf_moe_acc_tiles(kKernel), kWarps = TRF_MOE_WARPS;
+    static constexpr uint32_t kSlabBytes = Weights::kSlabBytes, kTileBytes = TRF_PACKED_SLABS * kSlabBytes,
+                              kBandBytes = trf_packed_wgmma_band_bytes(kSlabBytes); /* of a stage */
     static constexpr uint32_t kXAt = trf_moe_stage_weight_bytes(), kStages = trf_moe_stages(kKernel),
                               kStageBytes = trf_moe_stage_bytes(kKernel), kLinesAt = kStages * kStageBytes,
                               kLinesBytes = trf_moe_stage_lines_bytes(), kSumsAt = kLinesAt + kStages * kLinesBytes,

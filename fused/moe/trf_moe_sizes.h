@@ -43,7 +43,9 @@ TRF_HD_CONSTEXPR uint32_t trf_moe_acc_tiles(int kernel) { return TRF_MOE_WARPS *
 /* ---- shared memory: stages of weights | x each | exception lines of all stages | sums | barriers | stints | tables
  * ---- */
 
-TRF_HD_CONSTEXPR uint32_t trf_moe_stage_weight_bytes(void) { return TRF_MOE_BANDS * TRF_PACKED_WGMMA_STAGE_BAND_BYTES; }
+TRF_HD_CONSTEXPR uint32_t trf_moe_stage_weight_bytes(void) {
+    return TRF_MOE_BANDS * trf_packed_wgmma_band_bytes(TRF_PACKED_SLAB_BYTES);
+}
 TRF_HD_CONSTEXPR uint32_t trf_moe_stage_lines_bytes(void) { return TRF_MOE_BANDS * TRF_PACKED_LINE_BYTES; }
 TRF_HD_CONSTEXPR uint32_t trf_moe_stage_bytes(int kernel) {
     return trf_moe_stage_weight_bytes() + trf_moe_x_rows(kernel) * TRF_PACKED_X_BOX_ROW_BYTES;

@@ -5,7 +5,7 @@
 #include "gpu_fixture.h"
 #include "trf_number_formats.h"
 #include "trf_packed8_launch.h"
-#include "trf_packed_bulk_sizes.h"
+#include "trf_packed_wgmma_sizes.h"
 
 #include <stdio.h>
 
@@ -75,7 +75,7 @@ static int try_all(device_case *c, const char *what) {
     const trf_product product = product_of(c);
     const trf_operands operands = {.x = c->x.at, .y = c->y.at};
     int tried = 0;
-    for (int shape = 0; shape < TRF_PACKED_BULK_SHAPES; shape++)
+    for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
         for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
             trf_packed_partition partition;
             char name[160];
@@ -98,6 +98,14 @@ enum {
     CASES = sizeof kCases / sizeof *kCases
 };
 
+/* More rows of x than bulk kernels take; ragged shapes. */
+static const uint32_t kLargeCases[][3] = {{70, 100, 65},    {600, 97, 128},   {130, 1100, 200}, {300, 2112, 257},
+                                          {64, 704, 512},   {520, 300, 1000}, {2048, 2048, 96}, {1024, 3000, 144},
+                                          {4100, 1024, 80}, {33, 3900, 4097}, {130, 328, 8192}, {640, 704, 2048}};
+enum {
+    LARGE_CASES = sizeof kLargeCases / sizeof *kLargeCases
+};
+
 START_TEST(sums_are_exact) {
     static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
     const uint32_t *of = kCases[_i / PACKED8_KINDS];
@@ -116,8 +124,30 @@ START_TEST(sums_are_exact) {
 }
 END_TEST
 
+/* By all wgmma kernels in all cuts, and by the one that is chosen. */
+START_TEST(large_sums_are_exact) {
+    static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
+    const uint32_t *of = kLargeCases[_i / PACKED8_KINDS];
+    const trf_device_limits limits = find_limits();
+    if (!test_tries(_i))
+        return;
+    test_rng rng = {1900 + (uint64_t)_i};
+    device_case c =
+        case_begin(packed8_product_make(&rng, of[0], of[1], of[2], _i % PACKED8_KINDS), dtypes[_i / PACKED8_KINDS % 3]);
+    const trf_product product = product_of(&c);
+    const trf_operands operands = {.x = c.x.at, .y = c.y.at};
+    trf_packed_partition partition;
+    EXPECT(try_all(&c, "exact sums") >= TRF_PACKED_WGMMA_SHAPES);
+    EXPECT(trf_packed8_choose(&c.view, &limits, c.of.m, &partition));
+    uint8_t *y = multiply(&c, &partition, &product, &operands);
+    packed8_product_check(&c.of, y, c.y_dtype, c.y_stride, "the chosen kernel");
+    free(y);
+    case_end(&c);
+}
+END_TEST
+
 /* Products that pick single weights: 2,048 blocks have the first and the last scale of each class, and 107 exponents.
- */
+ * By a bulk kernel, and by a wgmma kernel. */
 START_TEST(every_class_and_code) {
     const trf_device_limits limits = find_limits();
     test_rng rng = {7};
@@ -125,7 +155,8 @@ START_TEST(every_class_and_code) {
     const trf_product product = product_of(&c);
     const trf_operands operands = {.x = c.x.at, .y = c.y.at};
     trf_packed_partition partition;
-    EXPECT(trf_packed8_choose_shape(&c.view, &limits, c.of.m, TRF_PACKED_BULK_32, 1, &partition));
+    EXPECT(trf_packed8_choose_shape(&c.view, &limits, c.of.m, _i ? TRF_PACKED_WGMMA_64 : TRF_PACKED_BULK_32, 1,
+                                    &partition));
     for (uint32_t col = 0; col < c.of.layer.cols; col += c.of.m * (test_quick() ? 16 : 1)) {
         packed8_product_pick(&c.of, col);
         CUDA(cudaMemcpy(c.x.at, c.of.x, c.x.bytes, cudaMemcpyHostToDevice));
@@ -140,15 +171,19 @@ END_TEST
 /* x that lies at an odd address, and the same bits on every run although sums are rounded. */
 START_TEST(misaligned_x_and_the_same_bits) {
     const trf_device_limits limits = find_limits();
+    static const int shapes[] = {TRF_PACKED_BULK_256,  TRF_PACKED_BULK_128,  TRF_PACKED_BULK_64,     TRF_PACKED_BULK_32,
+                                 TRF_PACKED_WGMMA_128, TRF_PACKED_WGMMA_256, TRF_PACKED_WGMMA_192X96};
+    const int shape = shapes[_i], is_wgmma = trf_packed_is_wgmma(shape);
     test_rng rng = {8 + (uint64_t)_i};
-    device_case c = case_begin(packed8_product_make(&rng, 1000, 4096, 16, WITH_RECORDS), TRF_DTYPE_F32);
+    device_case c =
+        case_begin(packed8_product_make(&rng, 1000, 4096, is_wgmma ? 300 : 16, WITH_RECORDS), TRF_DTYPE_F32);
     const trf_product product = product_of(&c);
     trf_operands operands = {.x = c.x.at, .y = c.y.at};
     trf_packed_partition partition;
     gpu_memory shifted = gpu_memory_make(c.x.bytes + 2);
-    if (!trf_packed8_choose_shape(&c.view, &limits, c.of.m, _i, _i == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 2,
-                                  &partition))
-        ck_abort_msg("no kernel %d", _i);
+    if (!trf_packed8_choose_shape(&c.view, &limits, c.of.m, shape,
+                                  is_wgmma || shape == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 2, &partition))
+        ck_abort_msg("no kernel %d", shape);
     CUDA(cudaMemcpy((uint8_t *)shifted.at + 2, c.of.x, c.x.bytes, cudaMemcpyHostToDevice));
     operands.x = (const uint8_t *)shifted.at + 2;
     uint8_t *y = multiply(&c, &partition, &product, &operands);
@@ -189,7 +224,7 @@ START_TEST(epilogue) {
     product.has_bias = product.has_residual = 1;
     product.residual_stride = rows;
     const trf_operands operands = {.x = c.x.at, .y = c.y.at, .bias = bias_dev.at, .residual = residual_dev.at};
-    for (int shape = 0; shape < TRF_PACKED_BULK_SHAPES; shape++) {
+    for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++) {
         trf_packed_partition partition;
         EXPECT(trf_packed8_choose_shape(&c.view, &limits, c.of.m, shape,
                                         shape == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 1, &partition));
@@ -210,17 +245,18 @@ START_TEST(other_partitions_are_refused) {
     device_case c = case_begin(packed8_product_make(&rng, 64, 64, 1, BY_ONE), TRF_DTYPE_F32);
     const trf_product product = product_of(&c);
     const trf_operands operands = {.x = c.x.at, .y = c.y.at};
-    const trf_packed_partition general = {.shape = TRF_PACKED_GENERAL}, wgmma = {.shape = TRF_PACKED_BULK_SHAPES};
+    const trf_packed_partition general = {.shape = TRF_PACKED_GENERAL}, none = {.shape = TRF_PACKED_SHAPES};
     EXPECT(trf_packed8_launch(&c.view, &product, &general, &operands, NULL, NULL) == cudaErrorInvalidValue);
-    EXPECT(trf_packed8_launch(&c.view, &product, &wgmma, &operands, NULL, NULL) == cudaErrorInvalidValue);
+    EXPECT(trf_packed8_launch(&c.view, &product, &none, &operands, NULL, NULL) == cudaErrorInvalidValue);
     case_end(&c);
 }
 END_TEST
 
 int main(void) {
     const gpu_test tests[] = {{sums_are_exact, CASES * PACKED8_KINDS},
-                              {every_class_and_code, 1},
-                              {misaligned_x_and_the_same_bits, TRF_PACKED_BULK_SHAPES},
+                              {large_sums_are_exact, LARGE_CASES * PACKED8_KINDS},
+                              {every_class_and_code, 2},
+                              {misaligned_x_and_the_same_bits, 7},
                               {epilogue, 1},
                               {other_partitions_are_refused, 1}};
     return gpu_main_unless(lacks_kernels, "packed8_product", tests, sizeof tests / sizeof *tests);

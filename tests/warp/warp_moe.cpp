@@ -15,12 +15,12 @@ template <int kKernel> static void fill_stages() {
         warp_async_put(trf_shared_address(warp_shared_memory()) + at, nan, sizeof nan);
 }
 
-template <int kKernel, bool kMayZero> static void run_block(void *args) {
+template <int kKernel, class Weights> static void run_block(void *args) {
     if (threadIdx.x == 0)
         fill_stages<kKernel>();
     __syncthreads();
-    trf_moe_block<trf_moe_config<kKernel>, kMayZero>(*(const trf_moe_args *)args, warp_shared_memory(),
-                                                     trf_shared_address(warp_shared_memory()));
+    trf_moe_block<trf_moe_config<kKernel, Weights>>(*(const trf_moe_args *)args, warp_shared_memory(),
+                                                    trf_shared_address(warp_shared_memory()));
 }
 
 template <int kKernel> static void multiply(const warp_moe_product *product) {
@@ -53,7 +53,8 @@ template <int kKernel> static void multiply(const warp_moe_product *product) {
     gridDim.x = product->blocks;
     const warp_block_shape shape = {TRF_MOE_THREADS / 32, trf_moe_shared_bytes(kKernel), product->order, 1};
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
-        warp_run_block(shape, may_zero ? run_block<kKernel, true> : run_block<kKernel, false>, &args);
+        warp_run_block(shape, may_zero ? run_block<kKernel, trf_moe_bf16_may_zero> : run_block<kKernel, trf_moe_bf16>,
+                       &args);
     warp_expect_taken_over(args.handover, gridDim.x);
     blockIdx.x = 0;
     gridDim.x = 1;

@@ -42,6 +42,9 @@ void warp_multiply_packed_group(const warp_packed_product *products, uint32_t co
  * product->partition. */
 void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_packed_partition *partition);
 
+/* The same for a packed FP8 layer. product->view: the part of a trf_packed8_view. */
+void warp_multiply_packed8_wgmma(const warp_packed_product *product, const trf_packed_partition *partition);
+
 #ifdef __cplusplus
 }
 
