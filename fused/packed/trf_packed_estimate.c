@@ -127,9 +127,9 @@ static double bulk_ns(const product *w) {
            (trf_packed_bulk_is_stream_k(p->shape) ? c->bulk_stream_k : c->bulk_cluster[p->cluster_size]);
 }
 
-double trf_packed_estimate_group(const trf_packed_costs *costs, const trf_packed_view *const *views,
-                                 const trf_device_limits *limits, const uint32_t *m,
-                                 const trf_packed_partition *partitions, uint32_t count) {
+double trf_packed_estimate_group(const trf_packed_costs *costs, uint32_t slab_bytes,
+                                 const trf_packed_view *const *views, const trf_device_limits *limits,
+                                 const uint32_t *m, const trf_packed_partition *partitions, uint32_t count) {
     double all_read_ns = 0, k_blocks_ns = 0;
     for (uint32_t i = 0; i < count; i++) {
         const product w = {.costs = costs,
@@ -137,7 +137,7 @@ double trf_packed_estimate_group(const trf_packed_costs *costs, const trf_packed
                            .limits = limits,
                            .p = &partitions[i],
                            .m = m[i],
-                           .slab_bytes = TRF_PACKED_SLAB_BYTES};
+                           .slab_bytes = slab_bytes};
         all_read_ns += read_ns(&w, 1, costs->bulk_read);
         k_blocks_ns = larger(k_blocks_ns, bulk_k_blocks_ns(&w));
     }

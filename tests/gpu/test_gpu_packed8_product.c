@@ -5,6 +5,7 @@
 #include "gpu_fixture.h"
 #include "trf_number_formats.h"
 #include "trf_packed8_launch.h"
+#include "trf_packed_group_launch.h"
 #include "trf_packed_wgmma_sizes.h"
 
 #include <stdio.h>
@@ -240,6 +241,91 @@ START_TEST(epilogue) {
 }
 END_TEST
 
+/* Layers in one launch: the partition that is chosen, and every kernel and cut of a group. */
+enum {
+    GROUP = 4
+};
+
+static void check_group(device_case *c, const trf_packed_group_partition *partition) {
+    const trf_packed8_view *views[GROUP];
+    trf_product products[GROUP];
+    const trf_product *pointers[GROUP];
+    const void *x[GROUP];
+    void *y[GROUP];
+    gpu_memory workspace = gpu_memory_make(partition->workspace_bytes);
+    for (int i = 0; i < GROUP; i++) {
+        views[i] = &c[i].view;
+        products[i] = product_of(&c[i]);
+        pointers[i] = &products[i];
+        x[i] = c[i].x.at;
+        y[i] = c[i].y.at;
+        gpu_memory_poison(&c[i].y);
+    }
+    CUDA((cudaError_t)trf_packed8_group_launch(views, pointers, GROUP, partition, x, y, workspace.at, NULL));
+    CUDA(cudaDeviceSynchronize());
+    for (int i = 0; i < GROUP; i++) {
+        uint8_t *found = gpu_malloc(c[i].y.bytes);
+        char what[80];
+        snprintf(what, sizeof what, "layer %d of a group, %s, clusters of %u", i,
+                 trf_packed_kernel_name(partition->shape), partition->cluster_size);
+        gpu_memory_read(&c[i].y, found);
+        packed8_product_check(&c[i].of, found, c[i].y_dtype, c[i].y_stride, what);
+        free(found);
+    }
+    gpu_memory_free(&workspace);
+}
+
+/* @return 0 if a layer does not take the kernel or the cut, or if there are more blocks than run at once. */
+static int cut_group(const device_case *c, const trf_device_limits *limits, int shape, uint32_t cut,
+                     trf_packed_group_partition *made) {
+    *made = (trf_packed_group_partition){.shape = shape, .cluster_size = cut};
+    for (int i = 0; i < GROUP; i++) {
+        trf_packed_partition *member = &made->members[i];
+        if (!trf_packed8_choose_shape(&c[i].view, limits, c[i].of.m, shape, cut, member))
+            return 0;
+        made->x_tiles = member->x_tiles > made->x_tiles ? member->x_tiles : made->x_tiles;
+        made->blocks += (uint32_t)member->blocks;
+        made->x_offset[i] = made->workspace_bytes;
+        made->workspace_bytes += member->handover_offset;
+    }
+    for (int i = 0; i < GROUP; i++)
+        made->members[i].x_tiles = made->x_tiles;
+    return made->blocks / cut <= limits->clusters_of[cut];
+}
+
+START_TEST(groups) {
+    static const uint32_t shapes[GROUP][2] = {{1000, 2048}, {300, 1100}, {65, 4000}, {1024, 97}};
+    static const trf_dtype dtypes[GROUP] = {TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_DTYPE_F16, TRF_DTYPE_BF16};
+    const trf_device_limits limits = find_limits();
+    test_rng rng = {3000 + (uint64_t)_i};
+    device_case c[GROUP];
+    trf_packed_partition alone[GROUP];
+    trf_packed_group_product list[GROUP];
+    trf_packed_group_partition partition;
+    int tried = 0;
+    for (int i = 0; i < GROUP; i++) {
+        const uint32_t m = 1 + ((uint32_t)_i / 2 * 8 + (uint32_t)i) % 32;
+        c[i] = case_begin(packed8_product_make(&rng, shapes[i][0], shapes[i][1], m,
+                                               _i % 2 ? (_i + i) % PACKED8_KINDS : BY_ONE + i % 2),
+                          dtypes[i]);
+        EXPECT(trf_packed8_choose(&c[i].view, &limits, m, &alone[i]));
+        list[i] = (trf_packed_group_product){&c[i].view.packed, m, &alone[i], &c[i].view};
+        EXPECT(trf_packed_group_takes(&list[i]));
+    }
+    EXPECT(trf_packed_group_choose(list, GROUP, &limits, &partition));
+    check_group(c, &partition);
+    for (int shape = TRF_PACKED_BULK_128; shape < TRF_PACKED_BULK_SHAPES; shape++)
+        for (uint32_t cut = 1; cut <= TRF_MAX_CLUSTER; cut++)
+            if (cut_group(c, &limits, shape, cut, &partition)) {
+                check_group(c, &partition);
+                tried++;
+            }
+    EXPECT(tried >= 3);
+    for (int i = 0; i < GROUP; i++)
+        case_end(&c[i]);
+}
+END_TEST
+
 START_TEST(other_partitions_are_refused) {
     test_rng rng = {10};
     device_case c = case_begin(packed8_product_make(&rng, 64, 64, 1, BY_ONE), TRF_DTYPE_F32);
@@ -258,6 +344,7 @@ int main(void) {
                               {every_class_and_code, 2},
                               {misaligned_x_and_the_same_bits, 7},
                               {epilogue, 1},
+                              {groups, 8},
                               {other_partitions_are_refused, 1}};
     return gpu_main_unless(lacks_kernels, "packed8_product", tests, sizeof tests / sizeof *tests);
 }

@@ -132,6 +132,46 @@ START_TEST(single_weights) {
 }
 END_TEST
 
+/* ---- groups ---- */
+
+/* Three layers that differ in rows, columns, batch, type of y and kind, in one launch of each kernel with clusters of
+ * one and two blocks. */
+START_TEST(group_sums_are_exact) {
+    enum {
+        COUNT = 3
+    };
+    static const uint32_t cases[][COUNT][3] = {{{70, 1100, 3}, {300, 97, 8}, {33, 704, 1}},
+                                               {{64, 2112, 13}, {2, 9, 2}, {130, 300, 16}},
+                                               {{300, 1056, 30}, {65, 40, 1}, {64, 520, 32}}};
+    static const trf_dtype dtypes[COUNT] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
+    const int number = _i % 3, shape = TRF_PACKED_BULK_128 + _i / 3 % 3;
+    const uint32_t cluster_size = 1 + (uint32_t)_i / 9;
+    if (!test_tries(_i))
+        return;
+    test_rng rng = {4000 + (uint64_t)_i};
+    packed8_product of[COUNT];
+    trf_packed8_view views[COUNT];
+    y_room y[COUNT];
+    warp_packed_product products[COUNT];
+    uint32_t flags = 0;
+    for (int i = 0; i < COUNT; i++) {
+        of[i] = packed8_product_make(&rng, cases[number][i][0], cases[number][i][1], cases[number][i][2],
+                                     _i % 2 ? (i + _i) % PACKED8_KINDS : BY_ONE + i % 2);
+        views[i] = trf_packed8_view_of(&of[i].layer.head, of[i].layer.packed);
+        y[i] = y_make(&of[i], of[i].layer.rows, dtypes[i]);
+        flags |= views[i].flags;
+        const trf_epilogue epilogue = {.y = y[i].at, .y_stride = y[i].stride, .y_dtype = (uint32_t)y[i].dtype};
+        products[i] = (warp_packed_product){&views[i].packed, NULL, of[i].m, of[i].x, 0, NULL, epilogue, (uint32_t)_i};
+    }
+    EXPECT(((flags & TRF_PACKED8_HAS_RECORDS) != 0) == _i % 2);
+    warp_multiply_packed8_group(products, COUNT, flags, shape, 1u << number, cluster_size);
+    for (int i = 0; i < COUNT; i++) {
+        y_check(&of[i], y[i], "a group");
+        packed8_product_free(&of[i]);
+    }
+}
+END_TEST
+
 /* ---- wgmma ---- */
 
 /* rows, columns, rows of x, and multiprocessors: so few that blocks have several tiles and share others, with fronts
@@ -202,6 +242,7 @@ int main(void) {
     tcase_add_loop_test(tcase, sums_are_exact, 0, TRF_PACKED_BULK_SHAPES * CASES * PACKED8_KINDS);
     tcase_add_test(tcase, kernels_for_more_than_there_is);
     tcase_add_loop_test(tcase, single_weights, 0, TRF_PACKED_BULK_SHAPES);
+    tcase_add_loop_test(tcase, group_sums_are_exact, 0, 18);
     tcase_add_loop_test(tcase, wgmma_sums_are_exact, 0, TRF_PACKED_WGMMA_SHAPES * 2);
     tcase_add_loop_test(tcase, wgmma_single_weights, 0, 4);
     suite_add_tcase(suite, tcase);
