@@ -43,8 +43,12 @@ static cudaError_t launch_product(trf_moe_args &args, const trf_packed_experts &
             return status;
     }
     bool early;
-    return trf_launch_kernel((experts.may_zero ? kernel_of<trf_moe_bf16_may_zero> : kernel_of<trf_moe_bf16>)(kernel),
-                             args, {blocks, TRF_MOE_THREADS, trf_moe_shared_bytes(kernel), 1, stream}, &early);
+    const uint32_t slab_bytes = experts.is_fp8 ? TRF_PACKED8_SLAB_BYTES : TRF_PACKED_SLAB_BYTES;
+    const trf_moe_product_kernel found = experts.is_fp8     ? kernel_of<trf_moe_fp8>(kernel)
+                                         : experts.may_zero ? kernel_of<trf_moe_bf16_may_zero>(kernel)
+                                                            : kernel_of<trf_moe_bf16>(kernel);
+    return trf_launch_kernel(found, args,
+                             {blocks, TRF_MOE_THREADS, trf_moe_shared_bytes(kernel, slab_bytes), 1, stream}, &early);
 }
 
 /* Whether each block of the products sorts the routes by itself. */

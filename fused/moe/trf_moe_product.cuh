@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Multiplies by packed BF16 experts by wgmma on compute capability 9.0, in one launch over the experts that have
- * tokens. The structure is that of trf_packed_wgmma.cuh, whose picture holds here, too: W is operand A, formed in
+/* Multiplies by packed experts, BF16 or FP8, by wgmma on compute capability 9.0, in one launch over the experts that
+ * have tokens. The structure is that of trf_packed_wgmma.cuh, whose picture holds here, too: W is operand A, formed in
  * registers; x is operand B, in shared memory. A tile is 128 rows of an expert's W by 8 to 256 of its slots; blocks
  * stay, and find out by themselves which tiles there are (trf_moe_tables.cuh).
  *
@@ -19,9 +19,10 @@
 #include "trf_moe_tables.cuh"
 #include "trf_packed_wgmma.cuh"
 
-/* How experts are formed that are all not zeroing, or of which some may be. */
+/* How BF16 experts are formed that are all not zeroing, or of which some may be; and FP8 experts. */
 typedef trf_packed_wgmma_bf16<trf_packed_former<false>> trf_moe_bf16;
 typedef trf_packed_wgmma_bf16<trf_packed_either_former> trf_moe_bf16_may_zero;
+typedef trf_packed_wgmma_fp8<true, true> trf_moe_fp8;
 
 #if TRF_HAS_SM_90A
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of packed FP8 layers by all kernels in all cuts: exact sums of integers, odd shapes, records, all types of
- * y, an epilogue, misaligned x, the same bits on every run; and every class of scales with every code. */
+ * y, an epilogue, misaligned x, the same bits on every run; every class of scales with every code; layers in one
+ * launch, and experts. */
 #include "common/packed8_product.h"
 #include "gpu_fixture.h"
+#include "trf_moe_launch.h"
 #include "trf_number_formats.h"
 #include "trf_packed8_launch.h"
 #include "trf_packed_group_launch.h"
@@ -326,6 +328,65 @@ START_TEST(groups) {
 }
 END_TEST
 
+/* Products of FP8 experts, of all kinds of layers, by each kernel: some have no tokens, some few and some many. Weights
+ * and x are the members' own; x has the experts' rows one after the other. */
+START_TEST(experts) {
+    enum {
+        EXPERTS = 6,
+        ROWS = 400,
+        COLS = 1160
+    };
+    static const uint32_t tokens[EXPERTS] = {3, 40, 0, 200, 1, 70};
+    const trf_device_limits limits = find_limits();
+    test_rng rng = {5000 + (uint64_t)_i};
+    packed8_product of[EXPERTS];
+    gpu_memory packed[EXPERTS];
+    trf_packed_view views[EXPERTS];
+    uint32_t offsets[EXPERTS + 1] = {0};
+    for (int e = 0; e < EXPERTS; e++) {
+        of[e] = packed8_product_make(&rng, ROWS, COLS, tokens[e] ? tokens[e] : 1, e % PACKED8_KINDS);
+        packed[e] = gpu_memory_copy_of(of[e].layer.packed, of[e].layer.head.common.buffer_bytes);
+        views[e] = trf_packed8_view_of(&of[e].layer.head, packed[e].at).packed;
+        offsets[e + 1] = offsets[e] + tokens[e];
+    }
+    const uint32_t all = offsets[EXPERTS];
+    uint16_t *x = gpu_malloc(sizeof *x * all * COLS);
+    for (int e = 0; e < EXPERTS; e++)
+        memcpy(x + (size_t)offsets[e] * COLS, of[e].x, sizeof *x * tokens[e] * COLS);
+    gpu_memory x_dev = gpu_memory_copy_of(x, sizeof *x * all * COLS),
+               y_dev = gpu_memory_make(sizeof(float) * all * ROWS), views_dev = gpu_memory_copy_of(views, sizeof views),
+               offsets_dev = gpu_memory_copy_of(offsets, sizeof offsets);
+    trf_packed_experts_partition partition;
+    EXPECT(trf_packed_experts_choose(EXPERTS, ROWS, COLS, &limits, all, _i, &partition));
+    gpu_memory workspace = gpu_memory_make(partition.workspace_bytes);
+    const trf_packed_experts_call call = {
+        .experts = {.views_dev = views_dev.at, .first = views[0], .count = EXPERTS, .is_fp8 = 1},
+        .max_tokens = all,
+        .y_dtype = TRF_DTYPE_F32,
+        .offsets_dev = offsets_dev.at,
+        .x = x_dev.at,
+        .y = y_dev.at,
+        .workspace = workspace.at};
+    CUDA((cudaError_t)trf_packed_experts_launch(&call, &partition, NULL));
+    CUDA(cudaDeviceSynchronize());
+    float *y = gpu_malloc(y_dev.bytes);
+    gpu_memory_read(&y_dev, y);
+    for (int e = 0; e < EXPERTS; e++) {
+        if (tokens[e])
+            packed8_product_check(&of[e], y + (size_t)offsets[e] * ROWS, TRF_DTYPE_F32, ROWS, "an expert");
+        gpu_memory_free(&packed[e]);
+        packed8_product_free(&of[e]);
+    }
+    gpu_memory_free(&x_dev);
+    gpu_memory_free(&y_dev);
+    gpu_memory_free(&views_dev);
+    gpu_memory_free(&offsets_dev);
+    gpu_memory_free(&workspace);
+    free(x);
+    free(y);
+}
+END_TEST
+
 START_TEST(other_partitions_are_refused) {
     test_rng rng = {10};
     device_case c = case_begin(packed8_product_make(&rng, 64, 64, 1, BY_ONE), TRF_DTYPE_F32);
@@ -345,6 +406,7 @@ int main(void) {
                               {misaligned_x_and_the_same_bits, 7},
                               {epilogue, 1},
                               {groups, 8},
+                              {experts, TRF_MOE_KERNELS},
                               {other_partitions_are_refused, 1}};
     return gpu_main_unless(lacks_kernels, "packed8_product", tests, sizeof tests / sizeof *tests);
 }
