@@ -98,6 +98,25 @@ TRF_HD uint32_t trf_packed8_define_weight(uint32_t code, float scale) {
     return trf_scale_fp8(code, scale);
 }
 
+/* The only code that may make a BF16 weight with a scale, whether it does or not: that of the nearest number to the
+ * weight divided by the scale. Weights of codes lie within 2^-8 of their quotient, and codes are 2^-5 apart at least,
+ * so it does not matter how the quotient is rounded. An infinity or a NaN gives the largest number. inverse: 1 / scale.
+ */
+TRF_HD uint32_t trf_packed8_nearest_code(uint32_t weight, float inverse) {
+    const uint32_t largest = 0x43E00000u, normal = 0x3C800000u; /* 448, and 2^-6, the least normal number */
+    const uint32_t exact = trf_f32_bits(trf_f32_from_bits((weight & 0x7FFF) << 16) * inverse),
+                   quotient = exact < largest ? exact : largest;
+    const uint32_t magnitude = quotient < normal ? (uint32_t)(trf_f32_from_bits(quotient) * 0x1p9f + 0.5f)
+                                                 : ((quotient + 0x7FFFF) >> 20) - (120 << 3);
+    return (weight >> 8 & 0x80) | magnitude;
+}
+
+/* The code of a weight that is an E4M3 number or a NaN: the way back where the scale is 1. */
+TRF_HD uint32_t trf_packed8_code_of_number(uint32_t weight) {
+    return (weight & 0x7FFF) > 0x7F80 ? (weight >> 8 & 0x80) | TRF_PACKED8_NAN_CODE
+                                      : trf_packed8_nearest_code(weight, 1.0f);
+}
+
 /* The weight that a kernel forms. */
 TRF_HD uint32_t trf_packed8_weight(uint32_t code, uint32_t pair) {
     const uint32_t spread = trf_packed8_spread_code(code);

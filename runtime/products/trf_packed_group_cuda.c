@@ -10,11 +10,11 @@ static trf_packed_group_product product_of(const trf_planned_member *member) {
     return (trf_packed_group_product){&plan->layer->packed, plan->product.m, &plan->partition.packed};
 }
 
-/* A member must be a whole layer on its packed path. */
+/* A member must be a whole packed BF16 layer on its packed path. */
 static int can_group(const trf_planned_member *member) {
     const trf_device_layer *layer = member->plan->layer;
-    if (member->is_in_launch || member->plan->path != TRF_PATH_PACKED || trf_shard_cuts_rows(layer) ||
-        trf_shard_cuts_cols(layer))
+    if (member->is_in_launch || layer->layout->layout != TRF_LAYOUT_PACKED || member->plan->path != TRF_PATH_PACKED ||
+        trf_shard_cuts_rows(layer) || trf_shard_cuts_cols(layer))
         return 0;
     const trf_packed_group_product product = product_of(member);
     return trf_packed_group_takes(&product);
