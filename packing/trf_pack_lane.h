@@ -232,19 +232,26 @@ TRF_HD void trf_packed_slab_form(uint32_t a[TRF_PACKED_LANE_REGISTERS], trf_word
             trf_form_packed(a + 4 * step, raw.word[2 * step], raw.word[2 * step + 1], index.word[step]);
 }
 
-/* Patches the step that the record is for, if the record is for this lane. The record's bits are first taken to the
- * weight's own scale, in which a already is. lane_record: a record with this lane's tile, packed slab and lane, and
- * zeros otherwise. rescale: for the row of even registers, and for that of odd ones. */
+/* Patches the step that the record is for, if the record is for this lane. lane_record: a record with this lane's tile,
+ * packed slab and lane, and zeros otherwise. bits: the record's weight, in the scale of a. */
+TRF_HD void trf_packed_slab_patch_bits(uint32_t a[TRF_PACKED_LANE_REGISTERS], uint32_t lane_record, uint32_t record,
+                                       uint32_t bits) {
+    if (trf_packed_record_step_place((record ^ lane_record) & 0xFEFFFFFFu) != 0)
+        return;
+    for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
+        if (trf_packed_record_step(record) == step)
+            trf_patch_packed(a + 4 * step, (record & 0xFFFF0000u) | bits);
+}
+
+/* The same where the record's weight is first taken to its own scale, in which a already is. rescale: for the row of
+ * even registers, and for that of odd ones. */
 TRF_HD void trf_packed_slab_patch(uint32_t a[TRF_PACKED_LANE_REGISTERS], uint32_t lane_record, uint32_t record,
                                   const trf_halves_rescale rescale[2]) {
     int exact = 1;
     if (trf_packed_record_step_place((record ^ lane_record) & 0xFEFFFFFFu) != 0)
         return;
     const int32_t shift = trf_packed_record_reg(record) % 2 ? rescale[1].shift : rescale[0].shift;
-    const uint32_t bits = trf_scale_bf16(trf_packed_record_bits(record), shift, &exact);
-    for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
-        if (trf_packed_record_step(record) == step)
-            trf_patch_packed(a + 4 * step, (record & 0xFFFF0000u) | bits);
+    trf_packed_slab_patch_bits(a, lane_record, record, trf_scale_bf16(trf_packed_record_bits(record), shift, &exact));
 }
 
 /* ---- records ---- */

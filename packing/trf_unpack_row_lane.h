@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a lane does when a single row of a packed layer is looked up, in C and CUDA. It gives the same as
- * trf_unpack_row.
+ * trf_unpack_row and trf_unpack8_row.
  *
  * The four lanes of a quartet have a row of a packed tile. Each of their registers 0 and 2 of a step, or 1 and 3, has
  * two neighbouring weights of the row; the other registers have the row that is eight rows away. So a lane forms four
@@ -10,6 +10,7 @@
 #define TRF_UNPACK_ROW_LANE_H
 
 #include "trf_pack_lane.h"
+#include "trf_packed8_form.h"
 
 /* Where a row is in the packed tiles of its band. */
 typedef struct trf_packed_row {
@@ -47,6 +48,20 @@ TRF_HD void trf_packed_row_form(uint32_t words[TRF_OCTETS], trf_words4 raw, trf_
         words[w] = trf_packed_rotate_by(trf_packed_select(mask, raw.word[w], exponents), turn_bits);
         if (zeroing)
             words[w] = trf_packed_lift(words[w]);
+    }
+}
+
+/* The same for a packed FP8 layer. codes: w0 and w1 of step 0, and of step 1. high, low: from trf_packed8_high and
+ * trf_packed8_low. */
+TRF_HD void trf_packed8_row_form(uint32_t words[TRF_OCTETS], trf_words4 codes, uint32_t odd, uint32_t high,
+                                 uint32_t low) {
+    for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++) {
+        uint32_t spread[4];
+        trf_spread_packed8(spread, codes.word[2 * step], codes.word[2 * step + 1]);
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t of_row = odd ? spread[2 * i + 1] : spread[2 * i];
+            words[2 * step + i] = trf_packed8_fma(of_row, high, trf_packed8_mul(of_row, low));
+        }
     }
 }
 

@@ -31,14 +31,9 @@
 
 #include "trf_pack_launch.h"
 #include "trf_row_reader.h"
-#include "trf_unpack_row_lane.h"
-#include "trf_warp.cuh"
+#include "trf_unpack_row_weights.cuh"
 
 static constexpr uint32_t kByIdWarps = 4, kByIdThreads = kByIdWarps * TRF_LANES;
-static constexpr uint32_t kPieceTiles = TRF_LANES / TRF_OCTETS;
-static constexpr uint32_t kByIdPieces = 2; /* of a warp */
-static constexpr uint32_t kByIdTiles = kByIdPieces * kPieceTiles;
-static constexpr uint32_t kByIdTileMask = (1u << (kByIdTiles - 1)) * 2 - 1; /* so many bits, up to 32 */
 static constexpr uint32_t kNanHalves = 0x7FC07FC0u;
 static_assert(TRF_PACKED_LINE_TILES % kByIdTiles == 0, "a warp's tiles are of one line");
 
@@ -65,112 +60,16 @@ static inline trf_unpack_rows_args trf_unpack_rows_args_of(const trf_packed_view
     return args;
 }
 
-/* A lane's words of a row, before they are formed, and its word of the exception line. */
-struct trf_row_words {
-    trf_words4 raw[kByIdPieces];
-    trf_words2 index[kByIdPieces];
-    uint32_t line;
-    int32_t exponent; /* trf_packed_row_exponent */
-};
-
-/* Starts all loads of a warp. tile: the lane's in the first piece. Lanes whose tile is after the band's last one load
- * that one's words. */
-static __device__ __forceinline__ trf_row_words trf_load_row_words(const trf_packed_view &view,
-                                                                   const trf_packed_row &at, uint32_t row,
-                                                                   uint32_t tile, uint32_t slab_lane,
-                                                                   const uint32_t *line) {
-    const uint8_t *const band = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, at.band, 0);
-    uint4 raw[kByIdPieces];
-    uint2 index[kByIdPieces];
-#pragma unroll
-    for (uint32_t p = 0; p < kByIdPieces; p++) {
-        const uint8_t *const from =
-            band + (uint64_t)TRF_PACKED_TILE_BYTES * min(tile + kPieceTiles * p, view.tiles_per_band - 1);
-        raw[p] = __ldcs((const uint4 *)(from + trf_packed_slab_raw_at(at.slab, slab_lane)));
-        index[p] = __ldcs((const uint2 *)(from + trf_packed_slab_index_at(at.slab, slab_lane)));
-    }
-    trf_row_words words;
-    words.line = *line;
-    words.exponent = trf_packed_row_exponent(&view, row);
-#pragma unroll
-    for (uint32_t p = 0; p < kByIdPieces; p++) {
-        words.raw[p] = {{raw[p].x, raw[p].y, raw[p].z, raw[p].w}};
-        words.index[p] = {{index[p].x, index[p].y}};
-    }
-    return words;
-}
-
-/* What a warp knows of its exception line. */
-struct trf_row_line {
-    uint32_t stored, first_stored, records;
-};
-
-static __device__ __forceinline__ trf_row_line trf_row_line_of(uint32_t word) {
-    return {__shfl_sync(kAllLanes, word, TRF_PACKED_STORED_WORD),
-            __shfl_sync(kAllLanes, word, TRF_PACKED_FIRST_STORED_WORD),
-            min(__shfl_sync(kAllLanes, word, TRF_PACKED_COUNT_WORD), (uint32_t)TRF_PACKED_MAX_RECORDS)};
-}
-
-/* Loads a lane's words of a stored tile in place of what was formed; zeros if the layer does not have that stored tile.
- * tile: its number in the line. */
-static __device__ __forceinline__ void trf_load_stored_row(const trf_packed_view &view, const trf_packed_row &at,
-                                                           const trf_row_line &line, uint32_t tile, uint32_t slab_lane,
-                                                           uint32_t words[TRF_OCTETS]) {
-    const uint64_t number = (uint64_t)line.first_stored + trf_packed_count_bits(line.stored & ((1u << tile) - 1));
-    for (uint32_t w = 0; w < TRF_OCTETS; w++)
-        words[w] = number < view.num_stored ? *(const uint32_t *)(view.stored + TRF_PACKED_STORED_TILE_BYTES * number +
-                                                                  trf_packed_row_stored_offset(&at, slab_lane, w))
-                                            : 0;
-}
-
-/* Lets each lane patch its words with the row's records, in their order. tile: the lane's in the first piece, its
- * number in the line. All lanes call it. */
-static __device__ __forceinline__ void trf_patch_row(const trf_packed_row &at, const trf_row_line &line,
-                                                     const trf_row_words &words, uint32_t tile, uint32_t lane,
-                                                     uint32_t (&a)[kByIdPieces][TRF_OCTETS]) {
-    const bool is_record = lane < line.records && trf_packed_row_has_record(&at, words.line) &&
-                           !(line.stored >> trf_packed_record_tile(words.line) & 1);
-    for (uint32_t left = __ballot_sync(kAllLanes, is_record); left; left &= left - 1) {
-        const uint32_t record = __shfl_sync(kAllLanes, words.line, __ffs((int)left) - 1);
-        int exact = 1;
-        const uint32_t bits = trf_scale_bf16(trf_packed_record_bits(record), words.exponent, &exact);
-#pragma unroll
-        for (uint32_t p = 0; p < kByIdPieces; p++)
-            trf_packed_row_patch(a[p], tile + kPieceTiles * p, lane % 4, record, bits);
-    }
-}
-
 /* Unpacks a warp's tiles of a row that the layer has, to an octet for each lane and piece. first_tile: the warp's,
  * which the band has; the others may be after the band's last one. */
-template <bool kZeroing>
+template <class Weights>
 static __device__ __forceinline__ void trf_unpack_row_octets(const trf_packed_view &view, uint32_t row,
                                                              uint32_t first_tile, uint32_t lane,
                                                              uint32_t (&a)[kByIdPieces][TRF_OCTETS]) {
     const trf_packed_row at = trf_packed_row_of(row);
-    const uint32_t slab_lane = at.first_lane + lane % 4, tile = first_tile + lane / 4,
-                   line_tile = tile % TRF_PACKED_LINE_TILES;
-    const trf_row_words words =
-        trf_load_row_words(view, at, row, tile, slab_lane, trf_packed_line_of(&view, at.band, first_tile) + lane);
-    const trf_row_line line = trf_row_line_of(words.line);
-    const trf_halves_rescale rescale = trf_halves_rescale_of(words.exponent);
-    const bool has_stored = line.stored >> first_tile % TRF_PACKED_LINE_TILES & kByIdTileMask;
-#pragma unroll
-    for (uint32_t p = 0; p < kByIdPieces; p++)
-        trf_packed_row_form(a[p], words.raw[p], words.index[p], at.odd, kZeroing);
-    if (!has_stored && rescale.takes_formed) {
-#pragma unroll
-        for (uint32_t i = 0; i < kByIdPieces * TRF_OCTETS; i++)
-            a[i / TRF_OCTETS][i % TRF_OCTETS] = trf_scale_formed(a[i / TRF_OCTETS][i % TRF_OCTETS], rescale, kZeroing);
-    } else {
-#pragma unroll
-        for (uint32_t p = 0; p < kByIdPieces; p++) {
-            if (line.stored >> (line_tile + kPieceTiles * p) & 1)
-                trf_load_stored_row(view, at, line, line_tile + kPieceTiles * p, slab_lane, a[p]);
-            for (uint32_t w = 0; w < TRF_OCTETS; w++)
-                a[p][w] = trf_scale_halves(a[p][w], rescale);
-        }
-    }
-    trf_patch_row(at, line, words, line_tile, lane, a);
+    Weights weights;
+    weights.load(view, at, row, first_tile, lane);
+    weights.form(view, at, first_tile, lane, a);
 #pragma unroll
     for (uint32_t p = 0; p < kByIdPieces; p++)
         trf_quartet_transpose(a[p], lane);
@@ -194,7 +93,7 @@ static __device__ __forceinline__ void trf_store_row_octets(const trf_dense_rows
     }
 }
 
-template <bool kZeroing, bool kHasOctets>
+template <class Weights, bool kHasOctets>
 static __device__ __forceinline__ void trf_unpack_rows_by_id(const trf_unpack_rows_args &args) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const uint32_t first_tile = (blockIdx.x * kByIdWarps + warp) * kByIdTiles;
@@ -204,7 +103,7 @@ static __device__ __forceinline__ void trf_unpack_rows_by_id(const trf_unpack_ro
         const int64_t id = trf_row_id(args.ids, args.id_bytes, index);
         uint32_t a[kByIdPieces][TRF_OCTETS];
         if (id >= 0 && id < args.view.rows) {
-            trf_unpack_row_octets<kZeroing>(args.view, (uint32_t)id, first_tile, lane, a);
+            trf_unpack_row_octets<Weights>(args.view, (uint32_t)id, first_tile, lane, a);
         } else {
 #pragma unroll
             for (uint32_t i = 0; i < kByIdPieces * TRF_OCTETS; i++)

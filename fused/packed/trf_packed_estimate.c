@@ -3,6 +3,8 @@
 
 #include "trf_planning.h"
 
+#include <string.h>
+
 enum {
     USUAL_GB = 3352 /* assumed bandwidth in GB/s, where the driver does not say it */
 };
@@ -45,6 +47,35 @@ const trf_packed_costs trf_packed_sm_90_costs = {
     .wgmma_192_product = 1.138,
 };
 
+/* What differs with packed FP8 layers, which is a guess: times of one H200, of bulk kernels whose warps had one packed
+ * tile of a stage, were taken over to those that have two, at 1.85 times as long
+ * (docs/notebook/2026-11-29-packed-fp8.md). No kernel of 256 rows by 64 rows of x had been measured. */
+typedef struct fp8_costs {
+    double bulk_k_block[TRF_PACKED_BULK_SHAPES][4];
+} fp8_costs;
+
+static const fp8_costs kByOne = {.bulk_k_block = {[TRF_PACKED_BULK_256] = {880, 890, 1090, 1700},
+                                                  [TRF_PACKED_BULK_128] = {880, 935, 1125, 0},
+                                                  [TRF_PACKED_BULK_64] = {480, 520, 597, 0},
+                                                  [TRF_PACKED_BULK_32] = {480, 500, 530, 580}}},
+                       kByTwo = {.bulk_k_block = {[TRF_PACKED_BULK_256] = {945, 1010, 1195, 1800},
+                                                  [TRF_PACKED_BULK_128] = {945, 1030, 1245, 0},
+                                                  [TRF_PACKED_BULK_64] = {515, 568, 650, 0},
+                                                  [TRF_PACKED_BULK_32] = {500, 530, 560, 605}}},
+                       kWithRecords = {.bulk_k_block = {[TRF_PACKED_BULK_256] = {1000, 1040, 1255, 1900},
+                                                        [TRF_PACKED_BULK_128] = {995, 1070, 1260, 0},
+                                                        [TRF_PACKED_BULK_64] = {520, 573, 662, 0},
+                                                        [TRF_PACKED_BULK_32] = {515, 540, 575, 615}}};
+
+trf_packed_costs trf_packed8_sm_90_costs(uint32_t flags) {
+    const fp8_costs *fp8 = flags & TRF_PACKED8_HAS_RECORDS ? &kWithRecords
+                           : flags & TRF_PACKED8_HAS_LOW   ? &kByTwo
+                                                           : &kByOne;
+    trf_packed_costs costs = trf_packed_sm_90_costs;
+    memcpy(costs.bulk_k_block, fp8->bulk_k_block, sizeof costs.bulk_k_block);
+    return costs;
+}
+
 static double larger(double a, double b) { return a > b ? a : b; }
 
 /* A product, and how it is cut. */
@@ -54,6 +85,7 @@ typedef struct product {
     const trf_device_limits *limits;
     const trf_packed_partition *p;
     uint32_t m;
+    uint32_t slab_bytes;
     uint32_t x_rows;   /* wgmma: rows of x of a tile */
     double k_block_ns; /* wgmma: time of a k block whose copies have arrived */
 } product;
@@ -63,7 +95,7 @@ typedef struct product {
 static double read_ns(const product *w, double passes, double share) {
     const trf_packed_view *view = w->view;
     const uint64_t known_gb = w->limits->memory_gb_per_second, gb = known_gb ? known_gb : USUAL_GB,
-                   tile_bytes = TRF_PACKED_TILE_BYTES + TRF_PACKED_LINE_BYTES / TRF_PACKED_LINE_TILES;
+                   tile_bytes = TRF_PACKED_SLABS * w->slab_bytes + TRF_PACKED_LINE_BYTES / TRF_PACKED_LINE_TILES;
     const double bytes = passes * (double)((uint64_t)view->bands * view->tiles_per_band * tile_bytes) +
                          2.0 * w->m * ((double)view->cols + view->rows);
     return bytes / ((double)gb * share);
@@ -74,8 +106,8 @@ static double bulk_k_blocks_ns(const product *w) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;
     const int log = p->x_tiles == 8 ? 3 : p->x_tiles == 4 ? 2 : (int)p->x_tiles - 1;
-    const double bytes = trf_packed_bulk_weight_bytes(p->shape, TRF_PACKED_SLAB_BYTES) +
-                         trf_packed_bulk_x_bytes(p->shape, 1, TRF_PACKED_SLAB_BYTES) / TRF_PACKED_X_TILE_ROWS * w->m,
+    const double bytes = trf_packed_bulk_weight_bytes(p->shape, w->slab_bytes) +
+                         trf_packed_bulk_x_bytes(p->shape, 1, w->slab_bytes) / TRF_PACKED_X_TILE_ROWS * w->m,
                  k_block_ns = larger(bytes / c->bulk_copy, c->bulk_k_block[p->shape][log]);
     return (double)(trf_packed_bulk_is_stream_k(p->shape) ? trf_ceil_div((uint64_t)p->tiles * p->k_blocks, p->blocks)
                                                           : trf_ceil_div(p->k_blocks, p->cluster_size)) *
@@ -94,7 +126,12 @@ double trf_packed_estimate_group(const trf_packed_costs *costs, const trf_packed
                                  const trf_packed_partition *partitions, uint32_t count) {
     double all_read_ns = 0, k_blocks_ns = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const product w = {.costs = costs, .view = views[i], .limits = limits, .p = &partitions[i], .m = m[i]};
+        const product w = {.costs = costs,
+                           .view = views[i],
+                           .limits = limits,
+                           .p = &partitions[i],
+                           .m = m[i],
+                           .slab_bytes = TRF_PACKED_SLAB_BYTES};
         all_read_ns += read_ns(&w, 1, costs->bulk_read);
         k_blocks_ns = larger(k_blocks_ns, bulk_k_blocks_ns(&w));
     }
@@ -175,8 +212,18 @@ static double wgmma_ns(product *w) {
     return start_ns + larger(p->cluster_size > 1 ? cluster_ns(w) : staying_ns(w), power_ns);
 }
 
+static double estimate(const trf_packed_costs *costs, const trf_packed_view *view, const trf_device_limits *limits,
+                       uint32_t m, const trf_packed_partition *partition, uint32_t slab_bytes) {
+    product w = {.costs = costs, .view = view, .limits = limits, .p = partition, .m = m, .slab_bytes = slab_bytes};
+    return trf_packed_is_wgmma(partition->shape) ? wgmma_ns(&w) : bulk_ns(&w);
+}
+
 double trf_packed_estimate(const trf_packed_costs *costs, const trf_packed_view *view, const trf_device_limits *limits,
                            uint32_t m, const trf_packed_partition *partition) {
-    product w = {.costs = costs, .view = view, .limits = limits, .p = partition, .m = m};
-    return trf_packed_is_wgmma(partition->shape) ? wgmma_ns(&w) : bulk_ns(&w);
+    return estimate(costs, view, limits, m, partition, TRF_PACKED_SLAB_BYTES);
+}
+
+double trf_packed8_estimate(const trf_packed_costs *costs, const trf_packed8_view *view,
+                            const trf_device_limits *limits, uint32_t m, const trf_packed_partition *partition) {
+    return estimate(costs, &view->packed, limits, m, partition, TRF_PACKED8_SLAB_BYTES);
 }

@@ -178,27 +178,53 @@ static uint32_t insert(const trf_packed_partition *made, double made_ns, trf_pac
     return count;
 }
 
+/* Drops those of the candidates, which are in the order of times, that take too long. @return how many are left. */
+static uint32_t drop_slow(const double *ns, uint32_t count) {
+    while (count > 1 && ns[count - 1] > kCandidateSlack * ns[0])
+        count--;
+    return count;
+}
+
+static uint32_t most_candidates(uint32_t n) { return n < TRF_PACKED_MAX_CANDIDATES ? n : TRF_PACKED_MAX_CANDIDATES; }
+
 uint32_t trf_packed_candidates(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                                trf_packed_partition *out, uint32_t n) {
     double ns[TRF_PACKED_MAX_CANDIDATES];
     uint32_t count = 0;
-    n = n < TRF_PACKED_MAX_CANDIDATES ? n : TRF_PACKED_MAX_CANDIDATES;
     for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
         for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
             trf_packed_partition made;
             if (trf_packed_choose_shape(view, limits, m, shape, cut, &made))
                 count = insert(&made, trf_packed_estimate(&trf_packed_sm_90_costs, view, limits, m, &made), out, ns,
-                               count, n);
+                               count, most_candidates(n));
         }
-    while (count > 1 && ns[count - 1] > kCandidateSlack * ns[0])
-        count--;
-    return count;
+    return drop_slow(ns, count);
+}
+
+uint32_t trf_packed8_candidates(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m,
+                                trf_packed_partition *out, uint32_t n) {
+    const trf_packed_costs costs = trf_packed8_sm_90_costs(view->flags);
+    double ns[TRF_PACKED_MAX_CANDIDATES];
+    uint32_t count = 0;
+    for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
+        for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
+            trf_packed_partition made;
+            if (trf_packed8_choose_shape(view, limits, m, shape, cut, &made))
+                count = insert(&made, trf_packed8_estimate(&costs, view, limits, m, &made), out, ns, count,
+                               most_candidates(n));
+        }
+    return drop_slow(ns, count);
 }
 
 int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                       trf_packed_partition *partition) {
     return trf_packed_candidates(view, limits, m, partition, 1) ||
            trf_packed_choose_general(view, limits, m, partition);
+}
+
+int trf_packed8_choose(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m,
+                       trf_packed_partition *partition) {
+    return (int)trf_packed8_candidates(view, limits, m, partition, 1);
 }
 
 /* ---- names ---- */

@@ -78,6 +78,14 @@ uint32_t trf_packed_candidates(const trf_packed_view *view, const trf_device_lim
 int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                       trf_packed_partition *partition);
 
+/* Do the same for a packed FP8 layer, whose flags count, too. There is no general kernel for it. @return of
+ * trf_packed8_choose: 0 if the device has no kernel for so many rows of x, as none has that is not of compute
+ * capability 9.0; else 1. */
+uint32_t trf_packed8_candidates(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m,
+                                trf_packed_partition *out, uint32_t n);
+int trf_packed8_choose(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m,
+                       trf_packed_partition *partition);
+
 /* @return the name that tunings and plans have for a kernel: "general", "bulk-256", "wgmma-128" ...; "?" for what is no
  * shape. */
 const char *trf_packed_kernel_name(int shape);

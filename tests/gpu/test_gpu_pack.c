@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packing and unpacking on the device give byte for byte what the CPU's reference gives, for whole layers and range by
  * range, from rows of any alignment; and nothing is written beside. */
+#include "common/packed8_layer.h"
 #include "common/packed_weight_kinds.h"
 #include "gpu_fixture.h"
-#include "trf_pack_launch.h"
 #include "trf_unpack.h"
+#include "trf_unpack8.h"
+#include "trf_unpack8_launch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -227,15 +229,24 @@ END_TEST
 
 /* ---- unpacking ---- */
 
+/* The view of a layer; fp8 is NULL for a BF16 layer. */
+typedef struct layer_view {
+    const trf_packed_view *bf16;
+    const trf_packed8_view *fp8;
+} layer_view;
+
 /* Unpacks some rows, or all of them. weights: the expected ones, from the layer's first row on. */
-static void check_unpacked(test_rng *rng, const trf_packed_view *view, const uint16_t *weights) {
+static void check_unpacked(test_rng *rng, layer_view of, const uint16_t *weights) {
+    const trf_packed_view *view = of.fp8 ? &of.fp8->packed : of.bf16;
     const uint32_t bytes = test_below(rng, 2) ? 2 : 4;
     const uint32_t first = test_below(rng, 2) ? test_below(rng, view->rows) : 0;
     const uint32_t count = first ? 1 + test_below(rng, view->rows - first) : view->rows;
     dense_memory dense =
         dense_memory_of(dense_rows_make(count, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8));
     const trf_unpack_target target = {dense_row(&dense, 0), dense.host.stride, bytes};
-    check_launch(trf_launch_unpack(view, first, count, &target, NULL), "unpacking");
+    check_launch(of.fp8 ? trf_launch_unpack8(of.fp8, first, count, &target, NULL)
+                        : trf_launch_unpack(of.bf16, first, count, &target, NULL),
+                 "unpacking");
     gpu_memory_read(&dense.device, dense.host.memory);
     for (uint32_t row = 0; row < count; row++)
         if (!dense_row_is(&dense.host, row, weights + (size_t)(first + row) * view->cols))
@@ -244,7 +255,8 @@ static void check_unpacked(test_rng *rng, const trf_packed_view *view, const uin
     dense_memory_free(&dense);
 }
 
-static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t *weights) {
+static void check_ids(test_rng *rng, layer_view of, const uint16_t *weights) {
+    const trf_packed_view *view = of.fp8 ? &of.fp8->packed : of.bf16;
     enum {
         COUNT = 50
     };
@@ -258,7 +270,9 @@ static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t
     dense_memory dense =
         dense_memory_of(dense_rows_make(COUNT, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8));
     const trf_unpack_target target = {dense_row(&dense, 0), dense.host.stride, bytes};
-    check_launch(trf_launch_unpack_rows(view, &lookup, &target, NULL), "unpacking rows");
+    check_launch(of.fp8 ? trf_launch_unpack8_rows(of.fp8, &lookup, &target, NULL)
+                        : trf_launch_unpack_rows(of.bf16, &lookup, &target, NULL),
+                 "unpacking rows");
     gpu_memory_read(&dense.device, dense.host.memory);
     for (uint32_t i = 0; i < COUNT; i++) {
         const int64_t id = wide ? ids8[i] : ids4[i];
@@ -270,14 +284,18 @@ static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t
     gpu_memory_free(&ids);
 }
 
+static void check_both(test_rng *rng, layer_view of, const uint16_t *weights) {
+    for (int round = 0; round < 3; round++) {
+        check_unpacked(rng, of, weights);
+        check_ids(rng, of, weights);
+    }
+}
+
 /* layer: head, packed layer and weights on the host. */
 static void check_layer(test_rng *rng, const packed_layer *layer) {
     gpu_memory memory = gpu_memory_copy_of(layer->packed, layer->head.common.buffer_bytes);
     const trf_packed_view view = trf_packed_view_of(&layer->head, memory.at);
-    for (int round = 0; round < 3; round++) {
-        check_unpacked(rng, &view, layer->weights);
-        check_ids(rng, &view, layer->weights);
-    }
+    check_both(rng, (layer_view){&view, NULL}, layer->weights);
     gpu_memory_free(&memory);
 }
 
@@ -345,6 +363,62 @@ START_TEST(garbage_is_read_from_within) {
 }
 END_TEST
 
+/* ---- unpacking FP8 ---- */
+
+/* Weights that are no code times a scale, Inf and NaN among them: up to a line's records in each line. i: which scales
+ * and how many misfits. */
+static packed8_layer make_fp8_layer(test_rng *rng, const uint32_t shape[2], int i) {
+    static const uint16_t kMisfits[] = {0x7F80, 0xFFC1, 0x0001, 0x4F4F, 0x8A55};
+    packed8_layer layer = packed8_layer_make(rng, shape[0], shape[1], i % 2 ? 64 : shape[0],
+                                             128 * (1 + (uint32_t)i % 3), i % 2 ? SCALES_F32 : SCALES_BF16);
+    trf_error err;
+    for (uint32_t row = 0; row < layer.rows; row += 64)
+        for (uint32_t col = 0; col < layer.cols; col += 1024)
+            for (uint32_t left = i % 3 * TRF_PACKED8_MAX_RECORDS / 2; left > 0; left--) {
+                const uint32_t rows = layer.rows - row < 64 ? layer.rows - row : 64,
+                               cols = layer.cols - col < 1024 ? layer.cols - col : 1024;
+                layer.weights[(size_t)(row + test_below(rng, rows)) * layer.cols + col + test_below(rng, cols)] =
+                    kMisfits[test_below(rng, sizeof kMisfits / sizeof *kMisfits)];
+            }
+    ck_assert_msg(packed8_layer_pack(&layer, 1, &err) == TRF_OK, "%s", err.message);
+    return layer;
+}
+
+static void check_fp8_layer(test_rng *rng, const packed8_layer *layer) {
+    gpu_memory memory = gpu_memory_copy_of(layer->packed, layer->head.common.buffer_bytes);
+    const trf_packed8_view view = trf_packed8_view_of(&layer->head, memory.at);
+    check_both(rng, (layer_view){NULL, &view}, layer->weights);
+    gpu_memory_free(&memory);
+}
+
+START_TEST(unpacking_fp8_gives_the_weights_back) {
+    test_rng rng = {700 + (uint64_t)_i};
+    for (int s = 0; s < shapes(); s++) {
+        packed8_layer layer = make_fp8_layer(&rng, kShapes[s], _i);
+        check_fp8_layer(&rng, &layer);
+        packed8_layer_free(&layer);
+    }
+}
+END_TEST
+
+/* Codes, records and masks are garbage, but not the pairs of constants: a NaN of the GPU's has other bits than the
+ * CPU's. */
+START_TEST(garbage_of_fp8_is_read_from_within) {
+    test_rng rng = {800 + (uint64_t)_i};
+    const uint32_t shape[] = {100 + test_below(&rng, 900), 300 + test_below(&rng, 1500)};
+    packed8_layer layer = make_fp8_layer(&rng, shape, _i);
+    for (uint64_t at = layer.head.lines_offset; at < layer.head.common.buffer_bytes; at++) {
+        const uint64_t word = at < layer.head.tiles_offset ? at % TRF_PACKED_LINE_BYTES / 4 : 0;
+        if (word < TRF_PACKED8_PAIRS_WORD && (_i % 3 == 0 || test_below(&rng, 16) == 0))
+            layer.packed[at] = (uint8_t)test_random(&rng);
+    }
+    const trf_packed8_view view = trf_packed8_view_of(&layer.head, layer.packed);
+    trf_unpack8(&view, layer.weights, layer.cols);
+    check_fp8_layer(&rng, &layer);
+    packed8_layer_free(&layer);
+}
+END_TEST
+
 /* ---- the window ---- */
 
 /* Counts a histogram of all rows by its definition. */
@@ -398,6 +472,8 @@ int main(void) {
                               {unpacking_gives_the_weights_back, PACKED_WEIGHT_KINDS},
                               {many_rows_are_looked_up, 2 * PACKED_WEIGHT_KINDS},
                               {garbage_is_read_from_within, 12},
+                              {unpacking_fp8_gives_the_weights_back, 6},
+                              {garbage_of_fp8_is_read_from_within, 6},
                               {histograms_are_the_references, PACKED_WEIGHT_KINDS}};
     return gpu_main("packed", tests, sizeof tests / sizeof tests[0]);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels that pack and unpack. Emulated blocks (tests/warp) run them over whole small layers, with threads in any
- * order. The results must be byte for byte those of trf_pack and trf_unpack, and nothing may be written beside them. */
+ * order. The results must be byte for byte those of trf_pack, trf_unpack and trf_unpack8, and nothing may be written
+ * beside them. */
 #include <stdio.h>
 
 #ifndef TRF_HAVE_WARP_WALK
@@ -10,10 +11,12 @@ int main(void) {
 }
 #else
 #include "common/expect.h"
+#include "common/packed8_layer.h"
 #include "common/packed_weight_kinds.h"
 #include "common/run_suite.h"
 #include "trf_packed_form.h"
 #include "trf_unpack.h"
+#include "trf_unpack8.h"
 #include "warp/warp_pack.h"
 
 #include <check.h>
@@ -192,13 +195,35 @@ END_TEST
 
 /* ---- unpacking ---- */
 
-static void check_unpacked(test_rng *rng, const trf_packed_view *view, const uint16_t *weights) {
+/* The view of a layer; fp8 is NULL for a BF16 layer. */
+typedef struct layer_view {
+    const trf_packed_view *bf16;
+    const trf_packed8_view *fp8;
+} layer_view;
+
+static void unpack(layer_view of, uint32_t first, uint32_t count, const trf_unpack_target *target, warp_grid grid) {
+    if (of.fp8)
+        warp_unpack8(of.fp8, first, count, target, grid);
+    else
+        warp_unpack(of.bf16, first, count, target, grid);
+}
+
+static void unpack_rows(layer_view of, const trf_packed_lookup *lookup, const trf_unpack_target *target,
+                        warp_grid grid) {
+    if (of.fp8)
+        warp_unpack8_rows(of.fp8, lookup, target, grid);
+    else
+        warp_unpack_rows(of.bf16, lookup, target, grid);
+}
+
+static void check_unpacked(test_rng *rng, layer_view of, const uint16_t *weights) {
+    const trf_packed_view *view = of.fp8 ? &of.fp8->packed : of.bf16;
     const uint32_t bytes = test_below(rng, 2) ? 2 : 4, cols = view->cols;
     const uint32_t first = test_below(rng, 2) ? test_below(rng, view->rows) : 0;
     const uint32_t count = first ? 1 + test_below(rng, view->rows - first) : view->rows;
     dense_rows dense = dense_rows_make(count, cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8);
     const trf_unpack_target target = {dense.at, dense.stride, bytes};
-    warp_unpack(view, first, count, &target, random_grid(rng));
+    unpack(of, first, count, &target, random_grid(rng));
     for (uint32_t row = 0; row < count; row++)
         if (!dense_row_is(&dense, row, weights + (size_t)(first + row) * cols))
             ck_abort_msg("row %u of %u columns differs", first + row, cols);
@@ -206,7 +231,8 @@ static void check_unpacked(test_rng *rng, const trf_packed_view *view, const uin
     dense_rows_free(&dense);
 }
 
-static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t *weights) {
+static void check_ids(test_rng *rng, layer_view of, const uint16_t *weights) {
+    const trf_packed_view *view = of.fp8 ? &of.fp8->packed : of.bf16;
     enum {
         COUNT = 9
     };
@@ -218,7 +244,7 @@ static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t
     const trf_packed_lookup lookup = {wide ? (const void *)ids8 : ids4, wide ? 8 : 4, COUNT};
     dense_rows dense = dense_rows_make(COUNT, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8);
     const trf_unpack_target target = {dense.at, dense.stride, bytes};
-    warp_unpack_rows(view, &lookup, &target, random_grid(rng));
+    unpack_rows(of, &lookup, &target, random_grid(rng));
     for (uint32_t i = 0; i < COUNT; i++) {
         const int64_t id = wide ? ids8[i] : ids4[i];
         const int there = id >= 0 && id < view->rows;
@@ -226,6 +252,13 @@ static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t
     }
     EXPECT(dense_rows_gaps_untouched(&dense));
     dense_rows_free(&dense);
+}
+
+static void check_both(test_rng *rng, layer_view of, const uint16_t *weights) {
+    for (int round = 0; round < 3; round++) {
+        check_unpacked(rng, of, weights);
+        check_ids(rng, of, weights);
+    }
 }
 
 START_TEST(unpacking_gives_the_weights_back) {
@@ -238,10 +271,7 @@ START_TEST(unpacking_gives_the_weights_back) {
     packed_layer layer = packed_layer_of_kind(&rng, shape[0], shape[1], kind, &window);
     ck_assert_int_eq(packed_layer_pack(&layer, &window, NULL), TRF_OK);
     const trf_packed_view view = trf_packed_view_of(&layer.head, layer.packed);
-    for (int round = 0; round < 3; round++) {
-        check_unpacked(&rng, &view, layer.weights);
-        check_ids(&rng, &view, layer.weights);
-    }
+    check_both(&rng, (layer_view){&view, NULL}, layer.weights);
     packed_layer_free(&layer);
 }
 END_TEST
@@ -264,11 +294,57 @@ START_TEST(garbage_is_read_from_within) {
             layer.packed[at] = (uint8_t)test_random(&rng);
     const trf_packed_view view = trf_packed_view_of(&layer.head, layer.packed);
     trf_unpack(&view, layer.weights, layer.cols);
-    for (int round = 0; round < 3; round++) {
-        check_unpacked(&rng, &view, layer.weights);
-        check_ids(&rng, &view, layer.weights);
-    }
+    check_both(&rng, (layer_view){&view, NULL}, layer.weights);
     packed_layer_free(&layer);
+}
+END_TEST
+
+/* ---- unpacking FP8 ---- */
+
+/* Puts weights that are no code times a scale, Inf and NaN among them, into the layer: up to `most` in a line. */
+static void add_misfits(test_rng *rng, packed8_layer *layer, uint32_t most) {
+    static const uint16_t kinds[] = {0x7F80, 0xFFC1, 0x0001, 0x4F4F, 0x8000 | 0x0A55};
+    for (uint32_t row = 0; row < layer->rows; row += 64)
+        for (uint32_t col = 0; col < layer->cols; col += 1024)
+            for (uint32_t left = test_below(rng, most + 1); left > 0; left--) {
+                const uint32_t rows = layer->rows - row < 64 ? layer->rows - row : 64,
+                               cols = layer->cols - col < 1024 ? layer->cols - col : 1024;
+                const size_t at = (size_t)(row + test_below(rng, rows)) * layer->cols + col + test_below(rng, cols);
+                layer->weights[at] = kinds[test_below(rng, sizeof kinds / sizeof *kinds)];
+            }
+}
+
+static packed8_layer packed8_layer_draw(test_rng *rng, uint32_t rows, uint32_t cols, int i) {
+    packed8_layer layer = packed8_layer_make(rng, rows, cols, i % 2 ? 64 : rows, 128 * (1 + (uint32_t)i % 3),
+                                             i % 2 ? SCALES_F32 : SCALES_BF16);
+    trf_error err;
+    add_misfits(rng, &layer, i % 3 * TRF_PACKED8_MAX_RECORDS / 2);
+    ck_assert_msg(packed8_layer_pack(&layer, 1, &err) == TRF_OK, "%s", err.message);
+    return layer;
+}
+
+START_TEST(unpacking_fp8_gives_the_weights_back) {
+    const uint32_t *shape = kShapes[_i / 6];
+    test_rng rng = {5000 + (uint64_t)_i};
+    if (test_quick() && _i / 6 > 4 && _i % 3)
+        return;
+    packed8_layer layer = packed8_layer_draw(&rng, shape[0], shape[1], _i % 6);
+    const trf_packed8_view view = trf_packed8_view_of(&layer.head, layer.packed);
+    check_both(&rng, (layer_view){NULL, &view}, layer.weights);
+    packed8_layer_free(&layer);
+}
+END_TEST
+
+START_TEST(garbage_of_fp8_is_read_from_within) {
+    test_rng rng = {6000 + (uint64_t)_i};
+    packed8_layer layer = packed8_layer_draw(&rng, 100 + test_below(&rng, 100), 300 + test_below(&rng, 1500), _i);
+    for (uint64_t at = sizeof(trf_packed8_head); at < layer.head.common.buffer_bytes; at++)
+        if (_i % 3 == 0 || test_below(&rng, 16) == 0)
+            layer.packed[at] = (uint8_t)test_random(&rng);
+    const trf_packed8_view view = trf_packed8_view_of(&layer.head, layer.packed);
+    trf_unpack8(&view, layer.weights, layer.cols);
+    check_both(&rng, (layer_view){NULL, &view}, layer.weights);
+    packed8_layer_free(&layer);
 }
 END_TEST
 
@@ -313,6 +389,8 @@ int main(void) {
     tcase_add_loop_test(tcase, first_inexact_weight_is_found, 0, 6);
     tcase_add_loop_test(tcase, unpacking_gives_the_weights_back, 0, SHAPES * PACKED_WEIGHT_KINDS);
     tcase_add_loop_test(tcase, garbage_is_read_from_within, 0, 12);
+    tcase_add_loop_test(tcase, unpacking_fp8_gives_the_weights_back, 0, SHAPES * 6);
+    tcase_add_loop_test(tcase, garbage_of_fp8_is_read_from_within, 0, 12);
     tcase_add_loop_test(tcase, histograms_are_the_references, 0, 2 * SHAPES);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -3,6 +3,7 @@
 #include "common/expect.h"
 #include "common/hopper_limits.h"
 #include "common/run_suite.h"
+#include "trf_packed_estimate.h"
 #include "trf_packed_partition.h"
 #include "trf_packed_wgmma_sizes.h"
 
@@ -219,6 +220,54 @@ START_TEST(candidates) {
 }
 END_TEST
 
+/* The same for packed FP8 layers of all flags; there is no kernel elsewhere. */
+START_TEST(fp8_candidates) {
+    static const uint32_t sizes[] = {1, 64, 1024, 4096, 14336, 65536};
+    static const uint32_t batches[] = {1, 8, 16, 33, 64};
+    const trf_device_limits limits = hopper_limits();
+    trf_packed_partition chosen, made, found[TRF_PACKED_MAX_CANDIDATES + 1];
+    for (uint32_t i = 0; i < 6 * 6 * 5 * 4; i++) {
+        const uint32_t rows = sizes[i % 6], cols = sizes[i / 6 % 6], m = batches[i / 36 % 5];
+        const trf_packed8_view view = {
+            .packed = {.rows = rows, .cols = cols, .bands = (rows + 63) / 64, .tiles_per_band = (cols + 31) / 32},
+            .flags = i / 180};
+        EXPECT(trf_packed8_choose(&view, &limits, m, &chosen));
+        const uint32_t count = trf_packed8_candidates(&view, &limits, m, found, TRF_PACKED_MAX_CANDIDATES + 1);
+        EXPECT(count >= 1 && count <= TRF_PACKED_MAX_CANDIDATES);
+        EXPECT(found[0].shape == chosen.shape && found[0].cut == chosen.cut);
+        for (uint32_t a = 0; a < count; a++) {
+            EXPECT(trf_packed8_choose_shape(&view, &limits, m, found[a].shape, found[a].cut, &made));
+            EXPECT(made.blocks == found[a].blocks && made.workspace_bytes == found[a].workspace_bytes);
+        }
+    }
+    const trf_device_limits older = {.multiprocessors = 108, .shared_bytes = 160 << 10, .capability = 80};
+    const trf_packed8_view view = {.packed = {.rows = 4096, .cols = 4096, .bands = 64, .tiles_per_band = 128}};
+    EXPECT(trf_packed8_candidates(&view, &older, 8, &made, 1) == 0);
+    EXPECT(!trf_packed8_choose(&view, &older, 8, &made));
+}
+END_TEST
+
+/* More work for each weight takes longer where forming is the limit, and never less long. */
+START_TEST(fp8_flags_cost) {
+    static const uint32_t flags[] = {0, TRF_PACKED8_HAS_LOW, TRF_PACKED8_ALL_FLAGS};
+    trf_device_limits limits = hopper_limits();
+    double ns[3];
+    limits.memory_gb_per_second = 4800; /* an H200's */
+    for (uint32_t m = 1; m <= 64; m *= 2) {
+        for (int i = 0; i < 3; i++) {
+            const trf_packed8_view view = {.packed = {.rows = 14336, .cols = 4096, .bands = 224, .tiles_per_band = 128},
+                                           .flags = flags[i]};
+            const trf_packed_costs costs = trf_packed8_sm_90_costs(flags[i]);
+            trf_packed_partition p;
+            EXPECT(trf_packed8_choose(&view, &limits, m, &p));
+            ns[i] = trf_packed8_estimate(&costs, &view, &limits, m, &p);
+        }
+        EXPECT(ns[0] <= ns[1] && ns[1] <= ns[2] && (m < 32 || ns[0] < ns[2]));
+        EXPECT(ns[2] > 10e3 && ns[2] < 60e3);
+    }
+}
+END_TEST
+
 START_TEST(names) {
     ck_assert_str_eq(trf_packed_kernel_name(TRF_PACKED_GENERAL), "general");
     ck_assert_str_eq(trf_packed_kernel_name(TRF_PACKED_BULK_32), "bulk-32");
@@ -246,6 +295,8 @@ int main(void) {
     tcase_add_test(tests, wgmma_partitions);
     tcase_add_test(tests, wgmma_kernels_want_their_device);
     tcase_add_test(tests, candidates);
+    tcase_add_test(tests, fp8_candidates);
+    tcase_add_test(tests, fp8_flags_cost);
     tcase_add_test(tests, names);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

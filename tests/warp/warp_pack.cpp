@@ -21,11 +21,11 @@ static void make_stored_tiles(void *args) { trf_make_stored_tiles(*(const trf_pa
 static void count_exponents(void *args) {
     trf_count_exponents(*(const trf_histogram_args *)args, shared_as<trf_histogram_shared>());
 }
-template <bool kZeroing> static void unpack_lines(void *args) {
-    trf_unpack_lines<kZeroing>(*(const trf_unpack_args *)args);
+template <class Weights> static void unpack_lines(void *args) {
+    trf_unpack_lines<Weights>(*(const trf_unpack_args *)args);
 }
-template <bool kZeroing, bool kHasOctets> static void unpack_ids(void *args) {
-    trf_unpack_rows_by_id<kZeroing, kHasOctets>(*(const trf_unpack_rows_args *)args);
+template <class Weights, bool kHasOctets> static void unpack_ids(void *args) {
+    trf_unpack_rows_by_id<Weights, kHasOctets>(*(const trf_unpack_rows_args *)args);
 }
 
 /* Runs as many blocks as the work needs, but not more than the grid has. shared: the size of its shared memory. */
@@ -50,21 +50,43 @@ void warp_pack(const trf_packed_view *view, const trf_rows_to_pack *rows, trf_pa
     run(make_stored_tiles, &args, kStoredTileThreads, 0, args.num_lines, grid);
 }
 
+template <class Weights>
+static void run_lines(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows,
+                      const trf_unpack_target *target, warp_grid grid) {
+    trf_unpack_args args = trf_unpack_args_of(view, first_row, num_rows, target);
+    run(unpack_lines<Weights>, &args, kUnpackThreads, 0, args.num_lines, grid);
+}
+
+template <class Weights>
+static void run_ids(const trf_packed_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,
+                    warp_grid grid) {
+    trf_unpack_rows_args args = trf_unpack_rows_args_of(view, lookup, target);
+    gridDim.y = min(grid.blocks, lookup->count);
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
+        warp_run_grid({kByIdWarps, 0, grid.order}, args.row_blocks,
+                      args.has_octets ? unpack_ids<Weights, true> : unpack_ids<Weights, false>, &args);
+    gridDim.y = 1;
+    blockIdx.y = 0;
+}
+
 void warp_unpack(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows, const trf_unpack_target *target,
                  warp_grid grid) {
-    trf_unpack_args args = trf_unpack_args_of(view, first_row, num_rows, target);
-    run(view->zeroing ? unpack_lines<true> : unpack_lines<false>, &args, kUnpackThreads, 0, args.num_lines, grid);
+    (view->zeroing ? run_lines<trf_unpack_bf16<true>> : run_lines<trf_unpack_bf16<false>>)(view, first_row, num_rows,
+                                                                                           target, grid);
 }
 
 void warp_unpack_rows(const trf_packed_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,
                       warp_grid grid) {
-    trf_unpack_rows_args args = trf_unpack_rows_args_of(view, lookup, target);
-    void (*const kernel)(void *) = view->zeroing
-                                       ? (args.has_octets ? unpack_ids<true, true> : unpack_ids<true, false>)
-                                       : (args.has_octets ? unpack_ids<false, true> : unpack_ids<false, false>);
-    gridDim.y = min(grid.blocks, lookup->count);
-    for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
-        warp_run_grid({kByIdWarps, 0, grid.order}, args.row_blocks, kernel, &args);
-    gridDim.y = 1;
-    blockIdx.y = 0;
+    (view->zeroing ? run_ids<trf_unpack_row_bf16<true>> : run_ids<trf_unpack_row_bf16<false>>)(view, lookup, target,
+                                                                                               grid);
+}
+
+void warp_unpack8(const trf_packed8_view *view, uint32_t first_row, uint32_t num_rows, const trf_unpack_target *target,
+                  warp_grid grid) {
+    run_lines<trf_unpack_fp8>(&view->packed, first_row, num_rows, target, grid);
+}
+
+void warp_unpack8_rows(const trf_packed8_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,
+                       warp_grid grid) {
+    run_ids<trf_unpack_row_fp8>(&view->packed, lookup, target, grid);
 }
