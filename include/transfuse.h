@@ -505,10 +505,6 @@ typedef struct trf_device_layer_info {
 
 TRF_API void trf_device_layer_get_info(const trf_device_layer *layer, trf_device_layer_info *info);
 
-/* Says why a layer of FP8 weights that PACKED was asked for lies as packed BF16 and not as PACKED8, in one line without
- * its end; "" for every other layer. The text is the layer's. */
-TRF_API const char *trf_device_layer_get_layout_reason(const trf_device_layer *layer);
-
 /* What trf_device_layer_decode writes for each weight. */
 typedef enum trf_decode_as {
     TRF_DECODE_SOURCE = 0,   /* the source's dtype, as trf_layer_decode */

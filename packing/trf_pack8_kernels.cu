@@ -15,8 +15,8 @@ __global__ void __launch_bounds__(kPackThreads, 2) pack8_lines(const __grid_cons
     trf_pack8_lines(args, shared);
 }
 
-__global__ void __launch_bounds__(kPackThreads) unpack8_codes(const __grid_constant__ trf_unpack8_codes_args args) {
-    trf_unpack8_codes(args);
+__global__ void __launch_bounds__(kValueThreads) unpack8_values(const __grid_constant__ trf_unpack8_values_args args) {
+    trf_unpack8_values(args);
 }
 
 uint32_t blocks_for(uint64_t work, uint64_t each) {
@@ -46,14 +46,14 @@ int trf_launch_pack8(const trf_packed8_view *view, const trf_pack8_scales *scale
     return cudaGetLastError();
 }
 
-int trf_launch_unpack8_codes(const trf_packed8_view *view, uint32_t first_row, uint32_t num_rows, uint8_t *codes,
-                             uint64_t stride, trf_stream stream) {
-    if ((uint64_t)first_row + num_rows > view->packed.rows)
+int trf_launch_unpack8_values(const trf_packed8_view *view, const trf_device_view *kind, trf_decode_as as,
+                              const trf_packed_lookup *lookup, void *to, trf_stream stream) {
+    if (!lookup->ids && lookup->count > view->packed.rows)
         return cudaErrorInvalidValue;
-    if (num_rows == 0)
+    if (lookup->count == 0)
         return cudaSuccess;
-    const trf_unpack8_codes_args args = {*view, first_row, num_rows, codes, stride};
-    const uint64_t slabs = ((uint64_t)num_rows / TRF_PACKED_SLAB_ROWS + 2) * view->packed.tiles_per_band;
-    unpack8_codes<<<blocks_for(slabs, kPackWarps), kPackThreads, 0, stream>>>(args);
+    const trf_unpack8_values_args args = {*view, *kind, *lookup, as, to};
+    const uint64_t threads = (uint64_t)view->packed.tiles_per_band * TRF_PACKED_STEPS * kLanesOfRow * lookup->count;
+    unpack8_values<<<blocks_for(threads, kValueThreads), kValueThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }

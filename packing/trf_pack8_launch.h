@@ -5,6 +5,7 @@
 #ifndef TRF_PACK8_LAUNCH_H
 #define TRF_PACK8_LAUNCH_H
 
+#include "trf_device_view.h"
 #include "trf_pack_launch.h"
 #include "trf_packed8_head.h"
 
@@ -44,10 +45,11 @@ int trf_launch_pack8_pairs(const trf_packed8_view *view, const trf_pack8_scales 
 int trf_launch_pack8(const trf_packed8_view *view, const trf_pack8_scales *scales, const trf_rows_to_pack *rows,
                      trf_pack8_state *state_dev, trf_stream stream);
 
-/* Unpacks rows first_row to first_row + num_rows - 1 of a layer of E4M3 without scales to codes, one byte each,
- * `stride` bytes from one row to the next. view: as for trf_launch_unpack8. */
-int trf_launch_unpack8_codes(const trf_packed8_view *view, uint32_t first_row, uint32_t num_rows, uint8_t *codes,
-                             uint64_t stride, trf_stream stream);
+/* Decodes rows of a layer of E4M3 without scales, whose packed weights are the numbers of its codes. view: as for
+ * trf_launch_unpack8. kind: its codec and dtype. lookup: the rows' numbers, as for trf_launch_unpack8_rows; or ids is
+ * NULL, for the first `count` rows. to: device, [count][cols] of what `as` gives, without padding. */
+int trf_launch_unpack8_values(const trf_packed8_view *view, const trf_device_view *kind, trf_decode_as as,
+                              const trf_packed_lookup *lookup, void *to, trf_stream stream);
 
 #ifdef __cplusplus
 }

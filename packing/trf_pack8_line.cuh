@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packs dense rows of FP8 layers on the device, for any range of packed bands. It does what trf_pack8.c does, byte for
- * byte. There are two kernels, one after the other. Their bodies are here, and also run on the CPU in emulated warps.
+ * byte. There are two kernels, one after the other, and one for the way back to codes. Their bodies are here, and also
+ * run on the CPU in emulated warps.
  *
  *   trf_find_pairs    A thread takes 64x128 weights, finds the constants of their scale, and writes them to the line. A
  *                     scale in a hundred takes a search, of up to 2,304 trials.
@@ -10,13 +11,16 @@
  *
  * The place of a record in its line is counted, and no race decides it (trf_pack_line.cuh).
  *
- * Shared memory: 3,200 bytes. Memory is the limit to aim at: a weight is read in two bytes and written in one. */
+ * Shared memory: 3,168 bytes. Registers: 64, none spilled (sm_90a). Memory is the limit to aim at: a weight is read in
+ * two bytes and written in one. */
 #ifndef TRF_PACK8_LINE_CUH
 #define TRF_PACK8_LINE_CUH
 
+#include "trf_decoded_bits.h"
 #include "trf_pack8_launch.h"
 #include "trf_pack_line.cuh"
 #include "trf_packed8_reader.h"
+#include "trf_row_reader.h"
 
 static constexpr uint32_t kPairThreads = 128;
 
@@ -215,35 +219,45 @@ static __device__ __forceinline__ void trf_pack8_lines(const trf_pack8_args &arg
 
 /* ---- the way back to codes ---- */
 
-struct trf_unpack8_codes_args {
+struct trf_unpack8_values_args {
     trf_packed8_view view;
-    uint32_t first_row, num_rows;
-    uint8_t *codes; /* of first_row */
-    uint64_t stride;
+    trf_device_view kind;     /* what trf_decoded_bits needs: codec and dtype */
+    trf_packed_lookup lookup; /* ids: NULL for rows 0 to count - 1 */
+    trf_decode_as as;
+    void *to;
 };
 
-/* A warp takes a packed slab at a time, and writes the codes of the rows in the range. */
-static __device__ __forceinline__ void trf_unpack8_codes(const trf_unpack8_codes_args &args) {
+/* Which of rows, packed tiles, steps and lanes of a row a thread takes: 4 weights. */
+static constexpr uint32_t kValueThreads = 256, kLanesOfRow = 4;
+
+static __device__ __forceinline__ void trf_unpack8_row_values(const trf_unpack8_values_args &args, uint64_t index,
+                                                              uint32_t in_row) {
     const trf_packed_view &view = args.view.packed;
-    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const uint32_t first_slab = args.first_row / TRF_PACKED_SLAB_ROWS,
-                   end_slab = (args.first_row + args.num_rows - 1) / TRF_PACKED_SLAB_ROWS + 1;
-    const uint64_t slabs = (uint64_t)(end_slab - first_slab) * view.tiles_per_band;
-    for (uint64_t i = (uint64_t)blockIdx.x * kPackWarps + warp; i < slabs; i += (uint64_t)gridDim.x * kPackWarps) {
-        const uint32_t slab = first_slab + (uint32_t)(i / view.tiles_per_band),
-                       tile = (uint32_t)(i % view.tiles_per_band);
-        for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++) {
-            uint32_t a[4];
-            trf_read_packed8_step(&args.view, slab / TRF_PACKED_SLABS, tile, slab % TRF_PACKED_SLABS, step, lane, a);
-            for (uint32_t w = 0; w < 8; w++) {
-                const uint32_t row = TRF_PACKED_SLAB_ROWS * slab + trf_packed_row_in_tile(0, lane, w / 2),
-                               col = TRF_PACKED_TILE_COLS * tile + trf_packed_col_in_tile(step, lane, w / 2, w % 2);
-                if (row - args.first_row < args.num_rows && col < view.cols)
-                    args.codes[(row - args.first_row) * args.stride + col] =
-                        (uint8_t)trf_packed8_code_of_number(a[w / 2] >> 16 * (w % 2) & 0xFFFF);
-            }
-        }
+    const uint32_t bytes = trf_decoded_weight_bytes(&args.kind, args.as);
+    const int64_t id = args.lookup.ids ? trf_row_id(args.lookup.ids, args.lookup.id_bytes, index) : (int64_t)index;
+    const int is_there = id >= 0 && id < (int64_t)view.rows;
+    const trf_packed_place place = trf_packed_place_of(is_there ? (uint32_t)id : 0, 0);
+    const uint32_t lane = place.lane + in_row % kLanesOfRow, step = in_row / kLanesOfRow % TRF_PACKED_STEPS,
+                   tile = in_row / kLanesOfRow / TRF_PACKED_STEPS;
+    uint32_t a[4];
+    trf_read_packed8_step(&args.view, place.band, tile, place.slab, step, lane, a);
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t reg = i / 2 * 2,
+                       col = TRF_PACKED_TILE_COLS * tile + trf_packed_col_in_tile(step, lane, reg, i % 2);
+        const uint32_t pair = place.reg ? a[reg + 1] : a[reg], weight = pair >> 16 * (i % 2) & 0xFFFF;
+        const uint32_t bits = is_there ? trf_decoded_bits(&args.kind, args.as, trf_packed8_code_of_number(weight), 0, 0)
+                                       : trf_decoded_corrupt_bits(&args.kind, args.as);
+        if (col < view.cols)
+            trf_store_decoded_bits(args.to, bytes, index * view.cols + col, bits);
     }
+}
+
+static __device__ __forceinline__ void trf_unpack8_values(const trf_unpack8_values_args &args) {
+    const uint64_t each = (uint64_t)args.view.packed.tiles_per_band * TRF_PACKED_STEPS * kLanesOfRow,
+                   all = each * args.lookup.count;
+    for (uint64_t i = (uint64_t)blockIdx.x * kValueThreads + threadIdx.x; i < all;
+         i += (uint64_t)gridDim.x * kValueThreads)
+        trf_unpack8_row_values(args, i / each, (uint32_t)(i % each));
 }
 
 #endif

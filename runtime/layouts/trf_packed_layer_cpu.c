@@ -98,7 +98,11 @@ static trf_status pack_elements(trf_device_layer *made, const trf_pack8_request 
             return status;
         }
     }
-    return pack_weights(made, elements, row_offsets, at, err);
+    const trf_pack_request bf16 = {trf_element_codec(request->codec, request->dtype), request->rows, request->cols,
+                                   row_offsets != NULL};
+    trf_packed_head most;
+    trf_status status = trf_packed_size_most(&bf16, &most, err); /* refuses E4M3 that is not to be packed as FP8 */
+    return status == TRF_OK ? pack_weights(made, elements, row_offsets, at, err) : status;
 }
 
 trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,

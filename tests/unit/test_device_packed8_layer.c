@@ -229,6 +229,12 @@ START_TEST(plain_fp8) {
         codes[(size_t)rows * cols - 1] = 0xFF;
         const made_blob blob = encode(codes, TRF_DTYPE_F8_E4M3, rows, cols, (trf_favor)_i);
         check_all_ways(&blob, NULL);
+        trf_load_options options;
+        trf_device_layer *layer;
+        trf_load_options_init(&options);
+        options.packed_bf16 = 1; /* which there is not */
+        ck_assert_int_eq(try_make(device, &blob, TRF_LAYOUT_PACKED, &options, &layer), TRF_ERR_UNSUPPORTED);
+        ck_assert_ptr_nonnull(strstr(err.message, "does not take the codec fp8_e4m3"));
         trf_free(blob.at);
         free(codes);
     }

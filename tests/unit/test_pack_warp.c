@@ -14,6 +14,7 @@ int main(void) {
 #include "common/packed8_layer.h"
 #include "common/packed_weight_kinds.h"
 #include "common/run_suite.h"
+#include "trf_decoded_bits.h"
 #include "trf_packed_form.h"
 #include "trf_unpack.h"
 #include "trf_unpack8.h"
@@ -440,27 +441,39 @@ START_TEST(what_cannot_be_packed_as_fp8) {
 }
 END_TEST
 
-/* Codes, NaNs among them, of a layer without scales. */
-START_TEST(unpacking_to_codes) {
+/* Codes, NaNs among them, of a layer without scales, and what they are in other types: all rows, and some of them by
+ * number, of which two are not there. */
+START_TEST(decoding_codes) {
     test_rng rng = {9000 + (uint64_t)_i};
-    const uint32_t *shape = kShapes[_i];
-    packed8_layer layer = packed8_layer_make(&rng, shape[0], shape[1], shape[0], shape[1], SCALES_BF16);
-    const uint64_t stride = shape[1] + test_below(&rng, 3);
+    const uint32_t rows = kShapes[_i][0], cols = kShapes[_i][1];
+    const trf_device_view kind = {.codec = TRF_CODEC_E4M3, .source_dtype = TRF_DTYPE_F8_E4M3};
+    const int64_t ids[] = {test_below(&rng, rows), rows, 0, -1, rows - 1, test_below(&rng, rows)};
+    packed8_layer layer = packed8_layer_make(&rng, rows, cols, rows, cols, SCALES_BF16);
     layer.scales[0] = 1;
     layer.codes[0] = 0xFF;
-    layer.codes[(size_t)shape[0] * shape[1] - 1] = 0x7F;
+    layer.codes[(size_t)rows * cols - 1] = 0x7F;
     packed8_layer_define_weights(&layer);
     trf_error err;
     ck_assert_msg(packed8_layer_pack(&layer, 0, &err) == TRF_OK, "%s", err.message);
     const trf_packed8_view view = trf_packed8_view_of(&layer.head, layer.packed);
-    const uint32_t first = test_below(&rng, shape[0]), count = 1 + test_below(&rng, shape[0] - first);
-    uint8_t *codes = unused_memory((count * stride + 255) / 256 * 256);
-    warp_unpack8_codes(&view, first, count, codes, stride, random_grid(&rng));
-    for (uint32_t row = 0; row < count; row++)
-        for (uint32_t col = 0; col < stride; col++)
-            EXPECT(codes[row * stride + col] ==
-                   (col < shape[1] ? layer.codes[(size_t)(first + row) * shape[1] + col] : UNUSED));
-    free(codes);
+    for (trf_decode_as as = TRF_DECODE_SOURCE; as <= TRF_DECODE_F16; as++)
+        for (int by_id = 0; by_id < 2; by_id++) {
+            const uint32_t count = by_id ? sizeof ids / sizeof *ids : rows, bytes = trf_decoded_weight_bytes(&kind, as);
+            const trf_packed_lookup lookup = {by_id ? ids : NULL, sizeof *ids, count};
+            const size_t written = (size_t)count * cols * bytes;
+            uint8_t *to = unused_memory((written + 256) / 256 * 256), due[4];
+            warp_unpack8_values(&view, &kind, as, &lookup, to, random_grid(&rng));
+            for (size_t i = 0; i < (size_t)count * cols; i++) {
+                const int64_t row = by_id ? ids[i / cols] : (int64_t)(i / cols);
+                const int is_there = row >= 0 && row < rows;
+                trf_store_decoded_bits(due, bytes, 0,
+                                       is_there ? trf_decoded_bits(&kind, as, layer.codes[row * cols + i % cols], 0, 0)
+                                                : trf_decoded_corrupt_bits(&kind, as));
+                EXPECT(memcmp(to + i * bytes, due, bytes) == 0);
+            }
+            EXPECT(to[written] == UNUSED);
+            free(to);
+        }
     packed8_layer_free(&layer);
 }
 END_TEST
@@ -510,7 +523,7 @@ int main(void) {
     tcase_add_loop_test(tcase, garbage_of_fp8_is_read_from_within, 0, 12);
     tcase_add_loop_test(tcase, packing_fp8_is_the_references, 0, SHAPES * 6);
     tcase_add_loop_test(tcase, what_cannot_be_packed_as_fp8, 0, 6);
-    tcase_add_loop_test(tcase, unpacking_to_codes, 0, SHAPES);
+    tcase_add_loop_test(tcase, decoding_codes, 0, SHAPES);
     tcase_add_loop_test(tcase, histograms_are_the_references, 0, 2 * SHAPES);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

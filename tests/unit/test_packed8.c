@@ -300,7 +300,7 @@ static const corruption kCorruptions[] = {
     {13, 2, TRF_ERR_TILE, 52, 1, "second constants"},
     {18, 7, TRF_ERR_TILE, 72, 1, "records, the head says"},
     {20, 256, TRF_ERR_HEADER, 80, 1, "lines_offset"},
-    {30, 1, TRF_ERR_HEADER, 120, 1, "reserved"},
+    {44, 1, TRF_ERR_HEADER, 176, 1, "reserved"},
     {LINE, 0x06000000, TRF_ERR_TILE, 4 * LINE + 4, 0, "not behind"},
     {LINE + 2, 0x10000000, TRF_ERR_TILE, 4 * LINE + 8, 0, "that has none"},
     {LINE + 5, 1, TRF_ERR_TILE, 4 * LINE + 20, 0, "unused word"},

@@ -23,7 +23,7 @@ static void count_exponents(void *args) {
 }
 static void find_pairs(void *args) { trf_find_pairs(*(const trf_pack8_args *)args); }
 static void pack8_lines(void *args) { trf_pack8_lines(*(const trf_pack8_args *)args, shared_as<trf_pack8_shared>()); }
-static void unpack8_codes(void *args) { trf_unpack8_codes(*(const trf_unpack8_codes_args *)args); }
+static void unpack8_values(void *args) { trf_unpack8_values(*(const trf_unpack8_values_args *)args); }
 template <class Weights> static void unpack_lines(void *args) {
     trf_unpack_lines<Weights>(*(const trf_unpack_args *)args);
 }
@@ -106,8 +106,8 @@ void warp_pack8(const trf_packed8_view *view, const trf_pack8_scales *scales, co
     run(pack8_lines, &args, kPackThreads, sizeof(trf_pack8_shared), args.num_lines, grid);
 }
 
-void warp_unpack8_codes(const trf_packed8_view *view, uint32_t first_row, uint32_t num_rows, uint8_t *codes,
-                        uint64_t stride, warp_grid grid) {
-    trf_unpack8_codes_args args = {*view, first_row, num_rows, codes, stride};
-    run(unpack8_codes, &args, kPackThreads, 0, grid.blocks, grid);
+void warp_unpack8_values(const trf_packed8_view *view, const trf_device_view *kind, trf_decode_as as,
+                         const trf_packed_lookup *lookup, void *to, warp_grid grid) {
+    trf_unpack8_values_args args = {*view, *kind, *lookup, as, to};
+    run(unpack8_values, &args, kValueThreads, 0, grid.blocks, grid);
 }

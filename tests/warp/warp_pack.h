@@ -32,8 +32,8 @@ void warp_pack8_pairs(const trf_packed8_view *view, const trf_pack8_scales *scal
                       warp_grid grid);
 void warp_pack8(const trf_packed8_view *view, const trf_pack8_scales *scales, const trf_rows_to_pack *rows,
                 trf_pack8_state *state, warp_grid grid);
-void warp_unpack8_codes(const trf_packed8_view *view, uint32_t first_row, uint32_t num_rows, uint8_t *codes,
-                        uint64_t stride, warp_grid grid);
+void warp_unpack8_values(const trf_packed8_view *view, const trf_device_view *kind, trf_decode_as as,
+                         const trf_packed_lookup *lookup, void *to, warp_grid grid);
 
 #ifdef __cplusplus
 }

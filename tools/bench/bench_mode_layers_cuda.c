@@ -216,7 +216,7 @@ static int list_paths(case_list *list, bench_layer_session *session, bench_subje
     const int sweeps = session->options->mode == CLI_BENCH_SWEEP;
     if (session->options->layout == TRF_LAYOUT_PLAIN)
         return add_case(list, session, subject, BENCH_CASE_DENSE, compressed, batch);
-    if (session->options->layout == TRF_LAYOUT_PACKED)
+    if (session->options->layout == TRF_LAYOUT_PACKED || session->options->layout == TRF_LAYOUT_PACKED8)
         return add_case(list, session, subject, BENCH_CASE_PACKED, compressed, batch);
     if ((!sweeps || batch <= TRF_FUSED_MAX_M) && add_case(list, session, subject, BENCH_CASE_FUSED, compressed, batch))
         return -1;
