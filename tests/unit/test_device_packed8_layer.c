@@ -505,6 +505,8 @@ START_TEST(to_other_layouts) {
     made_blob encoded = {.dtype = TRF_DTYPE_BF16};
     fixture_check_status(trf_device_layer_encode(packed8, 0, &encoded.at, &encoded.bytes, &err), TRF_OK, &err);
     again = make(&encoded, TRF_LAYOUT_CODED, NULL);
+    ck_assert_int_eq(test_layer_info(again).codec, TRF_CODEC_E4M3); /* FP8 again */
+    ck_assert_uint_eq(encoded.bytes, blob.bytes);
     device_check_weights(packed8, again, TRF_DECODE_BF16);
     trf_experts *experts;
     ck_assert_int_eq(trf_experts_create(&packed8, 1, &experts, &err), TRF_ERR_UNSUPPORTED);
