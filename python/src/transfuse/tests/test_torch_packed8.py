@@ -118,7 +118,8 @@ def test_a_model_that_was_fp8(tmp_path: Path) -> None:
     source = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
     for number, (name, parameter) in enumerate(source.named_parameters()):
         if name.endswith("_proj.weight"):
-            parameter.data = make_weight(*parameter.shape, seed=number)
+            rows, cols = parameter.shape
+            parameter.data = make_weight(rows, cols, number)
     source.save_pretrained(tmp_path / "source")
     report = transfuse.compress(tmp_path / "source", tmp_path / "trf", codec="fp8_e4m3")
     assert report.scaled_fp8_tensors == {"scale-block:128": 14}
