@@ -7,6 +7,7 @@
 #include "trf_moe_sizes.h"
 #include "trf_packed_handover.cuh"
 #include "trf_packed_product.cuh"
+#include "trf_packed_wgmma_weights.cuh"
 #include "trf_tensor_map.cuh"
 
 /* What is written of a slot's sums. */
@@ -19,7 +20,7 @@ enum trf_moe_result {
 /* Every kernel takes it by value. */
 struct trf_moe_args {
     trf_tensor_map x_map;           /* boxes of 64 columns by TRF_MOE_BOX_ROWS slots; not for a kernel that gathers */
-    const trf_packed_view *experts; /* device, [routes.experts] */
+    const trf_packed_view *experts; /* device, [routes.experts]; of FP8 experts the parts of trf_packed8_view */
     trf_packed_view shape;          /* of any expert; its pointers do not count */
     uint32_t row_tiles, k_blocks;   /* tiles of an expert's rows; k blocks of a tile */
     trf_divisor tile_k_blocks;      /* divisor by k_blocks */
@@ -57,15 +58,20 @@ static inline void trf_moe_set_experts(trf_moe_args &args, int kernel, const trf
 
 #if TRF_HAS_SM_90A
 
-template <int kKernel> struct trf_moe_config {
+/* OfWeights: one of trf_packed_wgmma_weights.cuh. */
+template <int kKernel, class OfWeights> struct trf_moe_config {
+    typedef OfWeights Weights;
     static constexpr int kNumber = kKernel;
     static constexpr uint32_t kXRows = trf_moe_x_rows(kKernel), kXTiles = kXRows / 8, kBands = TRF_MOE_BANDS,
                               kRows = TRF_MOE_ROWS, kAccTiles = trf_moe_acc_tiles(kKernel), kWarps = TRF_MOE_WARPS;
-    static constexpr uint32_t kXAt = trf_moe_stage_weight_bytes(), kStages = trf_moe_stages(kKernel),
-                              kStageBytes = trf_moe_stage_bytes(kKernel), kLinesAt = kStages * kStageBytes,
+    static constexpr uint32_t kSlabBytes = Weights::kSlabBytes, kTileBytes = TRF_PACKED_SLABS * kSlabBytes,
+                              kBandBytes = trf_packed_wgmma_band_bytes(kSlabBytes); /* of a stage */
+    static constexpr uint32_t kXAt = trf_moe_stage_weight_bytes(kSlabBytes),
+                              kStages = trf_moe_stages(kKernel, kSlabBytes),
+                              kStageBytes = trf_moe_stage_bytes(kKernel, kSlabBytes), kLinesAt = kStages * kStageBytes,
                               kLinesBytes = trf_moe_stage_lines_bytes(), kSumsAt = kLinesAt + kStages * kLinesBytes,
-                              kBarriersAt = kSumsAt + trf_moe_sums_bytes(), kStints = trf_moe_stints(kKernel),
-                              kStintsAt = kBarriersAt + 16 * kStages,
+                              kBarriersAt = kSumsAt + trf_moe_sums_bytes(),
+                              kStints = trf_moe_stints(kKernel, kSlabBytes), kStintsAt = kBarriersAt + 16 * kStages,
                               kTablesAt = kStintsAt + kStints * trf_moe_stint_bytes();
     static constexpr uint32_t kBlocksBeforeAt = kTablesAt,
                               kFirstSlotsAt = kBlocksBeforeAt + trf_moe_blocks_before_bytes(),
@@ -77,8 +83,8 @@ template <int kKernel> struct trf_moe_config {
     static_assert(kXAt % 1024 == 0 && kStageBytes % 1024 == 0, "x lies at multiples of 1024 bytes");
     static_assert(kStages >= 4, "a pipeline");
     static_assert(kTablesAt % 16 == 0 && kPointersAt % 16 == 0, "tables begin at multiples of 16 bytes");
-    static_assert(kTablesAt + trf_moe_tables_bytes(kKernel) == trf_moe_shared_bytes(kKernel), "one layout");
-    static_assert(trf_moe_shared_bytes(kKernel) <= TRF_PACKED_SMEM_BYTES, "it fits");
+    static_assert(kTablesAt + trf_moe_tables_bytes(kKernel) == trf_moe_shared_bytes(kKernel, kSlabBytes), "one layout");
+    static_assert(trf_moe_shared_bytes(kKernel, kSlabBytes) <= TRF_PACKED_SMEM_BYTES, "it fits");
     /* While routes are sorted, counts lie where stages come to lie. */
     static_assert(TRF_MOE_OWN_ROUTES / TRF_MOE_CHUNK * 2 * TRF_MOE_MAX_EXPERTS <= kLinesAt, "the counts fit");
 };

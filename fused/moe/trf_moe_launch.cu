@@ -10,22 +10,21 @@
 
 typedef void (*trf_moe_product_kernel)(trf_moe_args);
 
-template <int kKernel, bool kMayZero>
+template <int kKernel, class Weights>
 static __global__ void __launch_bounds__(TRF_MOE_THREADS, 1)
     trf_moe_product(const __grid_constant__ trf_moe_args args) {
 #if TRF_HAS_SM_90A
     extern __shared__ __align__(1024) uint8_t trf_moe_memory[];
-    trf_moe_block<trf_moe_config<kKernel>, kMayZero>(args, trf_moe_memory,
-                                                     trf_keep_in_register(trf_shared_address(trf_moe_memory)));
+    trf_moe_block<trf_moe_config<kKernel, Weights>>(args, trf_moe_memory,
+                                                    trf_keep_in_register(trf_shared_address(trf_moe_memory)));
 #endif
 }
 
-static trf_moe_product_kernel kernel_of(int kernel, bool may_zero) {
-    static constexpr trf_moe_product_kernel kKernels[TRF_MOE_KERNELS][2] = {
-        {trf_moe_product<TRF_MOE_64, false>, trf_moe_product<TRF_MOE_64, true>},
-        {trf_moe_product<TRF_MOE_192, false>, trf_moe_product<TRF_MOE_192, true>},
-        {trf_moe_product<TRF_MOE_256, false>, trf_moe_product<TRF_MOE_256, true>}};
-    return kKernels[kernel][may_zero];
+template <class Weights> static trf_moe_product_kernel kernel_of(int kernel) {
+    static constexpr trf_moe_product_kernel kKernels[TRF_MOE_KERNELS] = {trf_moe_product<TRF_MOE_64, Weights>,
+                                                                         trf_moe_product<TRF_MOE_192, Weights>,
+                                                                         trf_moe_product<TRF_MOE_256, Weights>};
+    return kKernels[kernel];
 }
 
 /* Completes the arguments of a product, whose routes, tables, result, bias and y are set, and launches it. x: device,
@@ -44,8 +43,12 @@ static cudaError_t launch_product(trf_moe_args &args, const trf_packed_experts &
             return status;
     }
     bool early;
-    return trf_launch_kernel(kernel_of(kernel, experts.may_zero != 0), args,
-                             {blocks, TRF_MOE_THREADS, trf_moe_shared_bytes(kernel), 1, stream}, &early);
+    const uint32_t slab_bytes = experts.is_fp8 ? TRF_PACKED8_SLAB_BYTES : TRF_PACKED_SLAB_BYTES;
+    const trf_moe_product_kernel found = experts.is_fp8     ? kernel_of<trf_moe_fp8>(kernel)
+                                         : experts.may_zero ? kernel_of<trf_moe_bf16_may_zero>(kernel)
+                                                            : kernel_of<trf_moe_bf16>(kernel);
+    return trf_launch_kernel(found, args,
+                             {blocks, TRF_MOE_THREADS, trf_moe_shared_bytes(kernel, slab_bytes), 1, stream}, &early);
 }
 
 /* Whether each block of the products sorts the routes by itself. */

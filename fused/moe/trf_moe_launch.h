@@ -12,12 +12,13 @@
 extern "C" {
 #endif
 
-/* Packed experts of one shape, without row offsets. */
+/* Packed experts of one shape, without row offsets, all BF16 or all FP8. */
 typedef struct trf_packed_experts {
-    const trf_packed_view *views_dev; /* [count] */
+    const trf_packed_view *views_dev; /* [count]; of FP8 experts the parts of trf_packed8_view */
     trf_packed_view first;            /* the first one's view */
     uint32_t count;
     int may_zero; /* whether any of them is zeroing; then all are multiplied by as if they were zeroing */
+    int is_fp8;
 } trf_packed_experts;
 
 typedef struct trf_moe_call {
@@ -34,7 +35,8 @@ typedef struct trf_moe_call {
     uint8_t *workspace;                   /* 256-byte aligned */
 } trf_moe_call;
 
-/* partition: the one that trf_moe_choose made for this shape. */
+/* partition: the one that trf_moe_choose made for this shape. gate_up may be FP8 if gate and up have the same scales,
+ * since a line has one pair of constants for 64 rows, of which half are the gate's. */
 int trf_moe_launch(const trf_moe_call *call, const trf_moe_shape *shape, const trf_moe_partition *partition,
                    trf_stream stream);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Multiplies by packed BF16 experts by wgmma on compute capability 9.0, in one launch over the experts that have
- * tokens. The structure is that of trf_packed_wgmma.cuh, whose picture holds here, too: W is operand A, formed in
+/* Multiplies by packed experts, BF16 or FP8, by wgmma on compute capability 9.0, in one launch over the experts that
+ * have tokens. The structure is that of trf_packed_wgmma.cuh, whose picture holds here, too: W is operand A, formed in
  * registers; x is operand B, in shared memory. A tile is 128 rows of an expert's W by 8 to 256 of its slots; blocks
  * stay, and find out by themselves which tiles there are (trf_moe_tables.cuh).
  *
@@ -18,6 +18,11 @@
 #include "trf_moe_sums.cuh"
 #include "trf_moe_tables.cuh"
 #include "trf_packed_wgmma.cuh"
+
+/* How BF16 experts are formed that are all not zeroing, or of which some may be; and FP8 experts. */
+typedef trf_packed_wgmma_bf16<trf_packed_former<false>> trf_moe_bf16;
+typedef trf_packed_wgmma_bf16<trf_packed_either_former> trf_moe_bf16_may_zero;
+typedef trf_packed_wgmma_fp8<true, true> trf_moe_fp8;
 
 #if TRF_HAS_SM_90A
 
@@ -158,8 +163,8 @@ static __device__ __forceinline__ void trf_moe_gather_x(const trf_moe_args &a, c
 
 /* ---- consumers ---- */
 
-/* Does a stint with a class of its tiles. kMayZero: whether there may be zeroing experts; others may be beside them. */
-template <class Config, uint32_t kTokens, bool kMayZero>
+/* Does a stint with a class of its tiles. */
+template <class Config, uint32_t kTokens>
 static __device__ __forceinline__ void trf_moe_do_stint(const trf_moe_args &a, const trf_moe_told_stint &stint,
                                                         const trf_moe_share &share, const trf_packed_wgmma_warp &warp,
                                                         trf_packed_ring<Config> &at) {
@@ -169,12 +174,7 @@ static __device__ __forceinline__ void trf_moe_do_stint(const trf_moe_args &a, c
     float sums[kTokens / 2] = {};
     const bool has_band = stint.row_tile * Config::kBands + warp.band() < a.shape.bands;
     if (has_band) {
-        if constexpr (kMayZero)
-            trf_packed_wgmma_multiply<Class>(view, warp, stint.begin, stint.end, ring,
-                                             trf_packed_either_former{trf_packed_either_of(view.zeroing)}, sums);
-        else
-            trf_packed_wgmma_multiply<Class>(view, warp, stint.begin, stint.end, ring, trf_packed_former<false>(),
-                                             sums);
+        trf_packed_wgmma_multiply<Class>(view, warp, stint.begin, stint.end, ring, sums);
         if (Config::kGathersX)
             trf_packed_give_stage_back(ring.previous().empty(), warp.lane);
     } else {
@@ -184,7 +184,7 @@ static __device__ __forceinline__ void trf_moe_do_stint(const trf_moe_args &a, c
     at.phase = ring.phase;
     if (has_band && trf_moe_complete_sums<Class>(a, stint, share, warp, sums))
         trf_moe_write<Class>(a, stint, warp, at.shared + Config::kSumsAt + warp.warp * TRF_ACC_TILE_BYTES,
-                             ring.previous().stage() + warp.band() * TRF_PACKED_WGMMA_STAGE_BAND_BYTES, sums);
+                             ring.previous().stage() + warp.band() * Config::kBandBytes, sums);
     if (has_band && !Config::kGathersX) /* the sums went through its last stage */
         trf_packed_give_stage_back(ring.previous().empty(), warp.lane);
 }
@@ -203,7 +203,7 @@ static __device__ __forceinline__ trf_moe_told_stint trf_moe_next_stint(const tr
             trf_moe_uniform(told.shared_tile), told.factor};
 }
 
-template <class Config, bool kMayZero>
+template <class Config>
 static __device__ __forceinline__ void trf_moe_consume(const trf_moe_args &a, const trf_moe_tables<Config> &tables,
                                                        const trf_moe_share &share, uint32_t shared,
                                                        const trf_packed_wgmma_warp &warp) {
@@ -214,27 +214,27 @@ static __device__ __forceinline__ void trf_moe_consume(const trf_moe_args &a, co
         const trf_moe_told_stint stint = trf_moe_next_stint(tables, ring, number);
         if constexpr (Config::kNumber == TRF_MOE_64) {
             if (stint.count <= 8)
-                trf_moe_do_stint<Config, 8, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 8>(a, stint, share, warp, ring);
             else if (stint.count <= 16)
-                trf_moe_do_stint<Config, 16, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 16>(a, stint, share, warp, ring);
             else if (stint.count <= 32)
-                trf_moe_do_stint<Config, 32, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 32>(a, stint, share, warp, ring);
             else
-                trf_moe_do_stint<Config, 64, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 64>(a, stint, share, warp, ring);
         } else if constexpr (Config::kNumber == TRF_MOE_192) {
             if (stint.count <= 64)
-                trf_moe_do_stint<Config, 64, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 64>(a, stint, share, warp, ring);
             else if (stint.count <= 128)
-                trf_moe_do_stint<Config, 128, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 128>(a, stint, share, warp, ring);
             else
-                trf_moe_do_stint<Config, 192, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 192>(a, stint, share, warp, ring);
         } else {
             if (stint.count <= 128)
-                trf_moe_do_stint<Config, 128, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 128>(a, stint, share, warp, ring);
             else if (stint.count <= 192)
-                trf_moe_do_stint<Config, 192, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 192>(a, stint, share, warp, ring);
             else
-                trf_moe_do_stint<Config, 256, kMayZero>(a, stint, share, warp, ring);
+                trf_moe_do_stint<Config, 256>(a, stint, share, warp, ring);
         }
     }
 }
@@ -252,7 +252,7 @@ template <class Config> static __device__ __forceinline__ void trf_moe_set_ring_
 }
 
 /* memory, shared: trf_moe_shared_bytes, at a multiple of 1024. */
-template <class Config, bool kMayZero>
+template <class Config>
 static __device__ __forceinline__ void trf_moe_block(const trf_moe_args &a, uint8_t *memory, uint32_t shared) {
     /* The shuffle tells the compiler that the warp's number is the same in all lanes: wgmma needs uniform registers. */
     const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
@@ -263,7 +263,7 @@ static __device__ __forceinline__ void trf_moe_block(const trf_moe_args &a, uint
     const trf_moe_share share = trf_moe_share::of(a, tables);
     if (warp < Config::kWarps) {
         trf_take_registers<Config::kRegisters>();
-        trf_moe_consume<Config, kMayZero>(a, tables, share, shared, {warp, lane});
+        trf_moe_consume<Config>(a, tables, share, shared, {warp, lane});
         return;
     }
     trf_give_registers<Config::kProducerRegisters>();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The sizes of the kernels that multiply by packed experts (trf_moe_product.cuh), which planning needs, too. C and
- * CUDA. */
+ * CUDA. slab_bytes: those of a packed slab, TRF_PACKED_SLAB_BYTES or TRF_PACKED8_SLAB_BYTES. */
 #ifndef TRF_MOE_SIZES_H
 #define TRF_MOE_SIZES_H
 
@@ -43,10 +43,12 @@ TRF_HD_CONSTEXPR uint32_t trf_moe_acc_tiles(int kernel) { return TRF_MOE_WARPS *
 /* ---- shared memory: stages of weights | x each | exception lines of all stages | sums | barriers | stints | tables
  * ---- */
 
-TRF_HD_CONSTEXPR uint32_t trf_moe_stage_weight_bytes(void) { return TRF_MOE_BANDS * TRF_PACKED_WGMMA_STAGE_BAND_BYTES; }
+TRF_HD_CONSTEXPR uint32_t trf_moe_stage_weight_bytes(uint32_t slab_bytes) {
+    return TRF_MOE_BANDS * trf_packed_wgmma_band_bytes(slab_bytes);
+}
 TRF_HD_CONSTEXPR uint32_t trf_moe_stage_lines_bytes(void) { return TRF_MOE_BANDS * TRF_PACKED_LINE_BYTES; }
-TRF_HD_CONSTEXPR uint32_t trf_moe_stage_bytes(int kernel) {
-    return trf_moe_stage_weight_bytes() + trf_moe_x_rows(kernel) * TRF_PACKED_X_BOX_ROW_BYTES;
+TRF_HD_CONSTEXPR uint32_t trf_moe_stage_bytes(int kernel, uint32_t slab_bytes) {
+    return trf_moe_stage_weight_bytes(slab_bytes) + trf_moe_x_rows(kernel) * TRF_PACKED_X_BOX_ROW_BYTES;
 }
 TRF_HD_CONSTEXPR uint32_t trf_moe_sums_bytes(void) { return TRF_MOE_WARPS * TRF_ACC_TILE_BYTES; }
 
@@ -67,17 +69,20 @@ TRF_HD_CONSTEXPR uint32_t trf_moe_tables_bytes(int kernel) {
 /* What consumers are told of a stint (trf_moe_product.cuh). As each has a stage at least, a stint more than stages is
  * known at once, at most. */
 TRF_HD_CONSTEXPR uint32_t trf_moe_stint_bytes(void) { return 32; }
-TRF_HD_CONSTEXPR uint32_t trf_moe_whole_stage_bytes(int kernel) { /* with a stage's exception lines, barriers, stint */
-    return trf_moe_stage_bytes(kernel) + trf_moe_stage_lines_bytes() + 16 + trf_moe_stint_bytes();
+TRF_HD_CONSTEXPR uint32_t
+trf_moe_whole_stage_bytes(int kernel, uint32_t slab_bytes) { /* with a stage's exception lines, barriers, stint */
+    return trf_moe_stage_bytes(kernel, slab_bytes) + trf_moe_stage_lines_bytes() + 16 + trf_moe_stint_bytes();
 }
-TRF_HD_CONSTEXPR uint32_t trf_moe_stages(int kernel) {
+TRF_HD_CONSTEXPR uint32_t trf_moe_stages(int kernel, uint32_t slab_bytes) {
     return (TRF_PACKED_SMEM_BYTES - trf_moe_sums_bytes() - trf_moe_stint_bytes() - trf_moe_tables_bytes(kernel)) /
-           trf_moe_whole_stage_bytes(kernel);
+           trf_moe_whole_stage_bytes(kernel, slab_bytes);
 }
-TRF_HD_CONSTEXPR uint32_t trf_moe_stints(int kernel) { return trf_moe_stages(kernel) + 1; }
-TRF_HD_CONSTEXPR uint32_t trf_moe_shared_bytes(int kernel) {
-    return trf_moe_stages(kernel) * trf_moe_whole_stage_bytes(kernel) + trf_moe_sums_bytes() + trf_moe_stint_bytes() +
-           trf_moe_tables_bytes(kernel);
+TRF_HD_CONSTEXPR uint32_t trf_moe_stints(int kernel, uint32_t slab_bytes) {
+    return trf_moe_stages(kernel, slab_bytes) + 1;
+}
+TRF_HD_CONSTEXPR uint32_t trf_moe_shared_bytes(int kernel, uint32_t slab_bytes) {
+    return trf_moe_stages(kernel, slab_bytes) * trf_moe_whole_stage_bytes(kernel, slab_bytes) + trf_moe_sums_bytes() +
+           trf_moe_stint_bytes() + trf_moe_tables_bytes(kernel);
 }
 
 #endif

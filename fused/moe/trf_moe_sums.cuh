@@ -254,12 +254,12 @@ static __device__ __forceinline__ void trf_moe_write_pieces(const trf_moe_args &
 }
 
 /* Writes activation(gate) * up of a band. */
-template <uint32_t kTokens>
+template <class Class>
 static __device__ __forceinline__ void trf_moe_write_gated_band(const trf_moe_args &a, const trf_moe_told_stint &stint,
                                                                 const trf_packed_wgmma_warp &warp, uint32_t band_at,
-                                                                float2 bias, const float (&sums)[kTokens / 2]) {
-    constexpr uint32_t kXTiles = kTokens / 8, kXTilesAtOnce = 8, kPieces = TRF_PACKED_SLABS;
-    static_assert(kXTilesAtOnce * 8 * 16 * kPieces <= TRF_PACKED_WGMMA_STAGE_BAND_BYTES, "they fit a band's place");
+                                                                float2 bias, const float (&sums)[Class::kXRows / 2]) {
+    constexpr uint32_t kXTiles = Class::kXTiles, kXTilesAtOnce = 8, kPieces = TRF_PACKED_SLABS;
+    static_assert(kXTilesAtOnce * 8 * 16 * kPieces <= Class::kBandBytes, "they fit a band's place");
     static_assert(kXTiles % kXTilesAtOnce == 0, "whole turns");
     const bool is_tanh = a.activation == TRF_ACTIVATION_GELU_TANH;
     const uint32_t to = band_at + 16 * kPieces * warp.lane + 16 * (warp.slab() ^ trf_moe_swizzle<kPieces>(warp.lane)),
@@ -282,12 +282,12 @@ static __device__ __forceinline__ void trf_moe_write_gated_band(const trf_moe_ar
 }
 
 /* Writes the sums of a band in 16 bits. */
-template <uint32_t kTokens>
+template <class Class>
 static __device__ __forceinline__ void trf_moe_write_octets_band(const trf_moe_args &a, const trf_moe_told_stint &stint,
                                                                  const trf_packed_wgmma_warp &warp, uint32_t band_at,
-                                                                 float2 bias, const float (&sums)[kTokens / 2]) {
-    constexpr uint32_t kXTiles = kTokens / 8, kXTilesAtOnce = 4, kPieces = 2 * TRF_PACKED_SLABS;
-    static_assert(kXTilesAtOnce * 8 * 16 * kPieces <= TRF_PACKED_WGMMA_STAGE_BAND_BYTES, "they fit a band's place");
+                                                                 float2 bias, const float (&sums)[Class::kXRows / 2]) {
+    constexpr uint32_t kXTiles = Class::kXTiles, kXTilesAtOnce = 4, kPieces = 2 * TRF_PACKED_SLABS;
+    static_assert(kXTilesAtOnce * 8 * 16 * kPieces <= Class::kBandBytes, "they fit a band's place");
     static_assert(kXTiles % kXTilesAtOnce == 0, "whole turns");
     const uint32_t to_slot = warp.lane % 8 + warp.lane / 16 * 8,
                    to = band_at + 16 * kPieces * to_slot +
@@ -299,7 +299,7 @@ static __device__ __forceinline__ void trf_moe_write_octets_band(const trf_moe_a
 #pragma unroll
         for (uint32_t t = 0; t < kXTilesAtOnce; t += 2)
             trf_stmatrix4_transposed(to + 16 * kPieces * 8 * t,
-                                     trf_moe_round_pair<kTokens>(a, stint.factor, bias, sums, first + t));
+                                     trf_moe_round_pair<Class::kXRows>(a, stint.factor, bias, sums, first + t));
         trf_named_barrier_sync(TRF_PACKED_BAND_BARRIER_ID + warp.band(), TRF_PACKED_SLABS);
         trf_moe_write_pieces<kPieces, 8 * kXTilesAtOnce>(a, stint, warp, band_at, 8 * first, first_row, a.shape.rows);
     }
@@ -322,9 +322,9 @@ static __device__ __forceinline__ void trf_moe_write(const trf_moe_args &a, cons
             trf_moe_write_octets<kTokens>(a, stint, row, at, stint.factor, bias, warp.lane, sums);
     } else {
         if (a.result == TRF_MOE_GATED)
-            trf_moe_write_gated_band<kTokens>(a, stint, warp, band_at, bias, sums);
+            trf_moe_write_gated_band<Class>(a, stint, warp, band_at, bias, sums);
         else
-            trf_moe_write_octets_band<kTokens>(a, stint, warp, band_at, bias, sums);
+            trf_moe_write_octets_band<Class>(a, stint, warp, band_at, bias, sums);
         trf_fence_async_proxy(); /* orders this before the next copy to that place */
         __syncwarp();
     }

@@ -10,12 +10,12 @@
 #include <cuda_runtime.h>
 
 /* Do what trf_packed_bulk_launch (trf_packed_bulk_launch.cuh) does. view: the part of a trf_packed8_view. */
-typedef cudaError_t trf_packed8_bulk_launch_fn(const trf_packed_view *view, const trf_product *product,
-                                               const trf_packed_partition *partition, const trf_operands *operands,
-                                               const void *x, uint32_t x_stride, void *handover, cudaStream_t stream);
+typedef cudaError_t trf_packed8_launch_fn(const trf_packed_view *view, const trf_product *product,
+                                          const trf_packed_partition *partition, const trf_operands *operands,
+                                          const void *x, uint32_t x_stride, void *handover, cudaStream_t stream);
 
-trf_packed8_bulk_launch_fn trf_packed8_bulk_launch_with_records; /* and second constants, which may be zeros */
-trf_packed8_bulk_launch_fn trf_packed8_bulk_launch_by_two;       /* without records */
-trf_packed8_bulk_launch_fn trf_packed8_bulk_launch_by_one;       /* without records or second constants */
+trf_packed8_launch_fn trf_packed8_bulk_launch_with_records; /* and second constants, which may be zeros */
+trf_packed8_launch_fn trf_packed8_bulk_launch_by_two;       /* without records */
+trf_packed8_launch_fn trf_packed8_bulk_launch_by_one;       /* without records or second constants */
 
 #endif

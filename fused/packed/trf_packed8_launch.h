@@ -14,7 +14,7 @@ extern "C" {
 /* Enqueues y = activation(x . W^T + bias) * multiplier + residual. view: a packed FP8 layer in device memory, whose
  * head was checked; whatever else the layer holds, nothing outside of it is read. Its flags say which kernels run:
  * without TRF_PACKED8_HAS_RECORDS no records are looked for, and without TRF_PACKED8_HAS_LOW second constants are taken
- * for zeros. product: has x of BF16, and at most TRF_PACKED_BULK_MAX_M rows of it. partition: a bulk kernel's, which
+ * for zeros, as far as kernels gain by that. product: has x of BF16. partition: one that trf_packed8_choose or
  * trf_packed8_choose_shape made for this layer and product; so the device has compute capability 9.0. operands:
  * device, aligned to their elements. workspace: device, 256-byte aligned, partition->workspace_bytes. @return a
  * cudaError_t; cudaErrorInvalidValue for another partition. */

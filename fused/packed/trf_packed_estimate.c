@@ -49,20 +49,25 @@ const trf_packed_costs trf_packed_sm_90_costs = {
 
 /* What differs with packed FP8 layers, which is a guess: times of one H200, of bulk kernels whose warps had one packed
  * tile of a stage, were taken over to those that have two, at 1.85 times as long
- * (docs/notebook/2026-11-29-packed-fp8.md). No kernel of 256 rows by 64 rows of x had been measured. */
+ * (docs/notebook/2026-11-29-packed-fp8.md). No kernel of 256 rows by 64 rows of x had been measured, nor a
+ * wgmma kernel, whose warps form eight weights in nine instructions more than those of BF16: 36 ns a k block. */
 typedef struct fp8_costs {
     double bulk_k_block[TRF_PACKED_BULK_SHAPES][4];
+    double wgmma_k_block;
 } fp8_costs;
 
-static const fp8_costs kByOne = {.bulk_k_block = {[TRF_PACKED_BULK_256] = {880, 890, 1090, 1700},
+static const fp8_costs kByOne = {.wgmma_k_block = 365,
+                                 .bulk_k_block = {[TRF_PACKED_BULK_256] = {880, 890, 1090, 1700},
                                                   [TRF_PACKED_BULK_128] = {880, 935, 1125, 0},
                                                   [TRF_PACKED_BULK_64] = {480, 520, 597, 0},
                                                   [TRF_PACKED_BULK_32] = {480, 500, 530, 580}}},
-                       kByTwo = {.bulk_k_block = {[TRF_PACKED_BULK_256] = {945, 1010, 1195, 1800},
+                       kByTwo = {.wgmma_k_block = 365,
+                                 .bulk_k_block = {[TRF_PACKED_BULK_256] = {945, 1010, 1195, 1800},
                                                   [TRF_PACKED_BULK_128] = {945, 1030, 1245, 0},
                                                   [TRF_PACKED_BULK_64] = {515, 568, 650, 0},
                                                   [TRF_PACKED_BULK_32] = {500, 530, 560, 605}}},
-                       kWithRecords = {.bulk_k_block = {[TRF_PACKED_BULK_256] = {1000, 1040, 1255, 1900},
+                       kWithRecords = {.wgmma_k_block = 375,
+                                       .bulk_k_block = {[TRF_PACKED_BULK_256] = {1000, 1040, 1255, 1900},
                                                         [TRF_PACKED_BULK_128] = {995, 1070, 1260, 0},
                                                         [TRF_PACKED_BULK_64] = {520, 573, 662, 0},
                                                         [TRF_PACKED_BULK_32] = {515, 540, 575, 615}}};
@@ -72,6 +77,7 @@ trf_packed_costs trf_packed8_sm_90_costs(uint32_t flags) {
                            : flags & TRF_PACKED8_HAS_LOW   ? &kByTwo
                                                            : &kByOne;
     trf_packed_costs costs = trf_packed_sm_90_costs;
+    costs.wgmma_k_block = fp8->wgmma_k_block;
     memcpy(costs.bulk_k_block, fp8->bulk_k_block, sizeof costs.bulk_k_block);
     return costs;
 }
@@ -121,9 +127,9 @@ static double bulk_ns(const product *w) {
            (trf_packed_bulk_is_stream_k(p->shape) ? c->bulk_stream_k : c->bulk_cluster[p->cluster_size]);
 }
 
-double trf_packed_estimate_group(const trf_packed_costs *costs, const trf_packed_view *const *views,
-                                 const trf_device_limits *limits, const uint32_t *m,
-                                 const trf_packed_partition *partitions, uint32_t count) {
+double trf_packed_estimate_group(const trf_packed_costs *costs, uint32_t slab_bytes,
+                                 const trf_packed_view *const *views, const trf_device_limits *limits,
+                                 const uint32_t *m, const trf_packed_partition *partitions, uint32_t count) {
     double all_read_ns = 0, k_blocks_ns = 0;
     for (uint32_t i = 0; i < count; i++) {
         const product w = {.costs = costs,
@@ -131,7 +137,7 @@ double trf_packed_estimate_group(const trf_packed_costs *costs, const trf_packed
                            .limits = limits,
                            .p = &partitions[i],
                            .m = m[i],
-                           .slab_bytes = TRF_PACKED_SLAB_BYTES};
+                           .slab_bytes = slab_bytes};
         all_read_ns += read_ns(&w, 1, costs->bulk_read);
         k_blocks_ns = larger(k_blocks_ns, bulk_k_blocks_ns(&w));
     }
@@ -202,7 +208,8 @@ static double wgmma_ns(product *w) {
     const trf_packed_costs *c = w->costs;
     const trf_packed_partition *p = w->p;
     const uint32_t x_rows = trf_packed_wgmma_x_rows(p->shape), bands = trf_packed_wgmma_bands(p->shape);
-    const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + trf_packed_wgmma_stage_lines_bytes(p->shape),
+    const double bytes = trf_packed_wgmma_stage_bytes(p->shape, w->slab_bytes) +
+                         trf_packed_wgmma_stage_lines_bytes(p->shape),
                  rows = bands * x_rows * (bands == 3 ? c->wgmma_192_product : 1),
                  way_ns = (c->wgmma_k_block + c->wgmma_k_block_row * x_rows) * (bands == 3 ? c->wgmma_192_k_block : 1),
                  power_ns = (double)p->tiles * p->k_blocks * c->wgmma_power_row * rows / w->limits->multiprocessors,

@@ -53,11 +53,11 @@ double trf_packed_estimate(const trf_packed_costs *costs, const trf_packed_view 
 double trf_packed8_estimate(const trf_packed_costs *costs, const trf_packed8_view *view,
                             const trf_device_limits *limits, uint32_t m, const trf_packed_partition *partition);
 
-/* @return the nanoseconds of products in one launch of a bulk kernel. views, m, partitions: of `count` products, all
- * with one shape, x tiles and size of clusters; all clusters run at once. */
-double trf_packed_estimate_group(const trf_packed_costs *costs, const trf_packed_view *const *views,
-                                 const trf_device_limits *limits, const uint32_t *m,
-                                 const trf_packed_partition *partitions, uint32_t count);
+/* @return the nanoseconds of products in one launch of a bulk kernel. slab_bytes: of the layers' packed slabs. views,
+ * m, partitions: of `count` products, all with one shape, x tiles and size of clusters; all clusters run at once. */
+double trf_packed_estimate_group(const trf_packed_costs *costs, uint32_t slab_bytes,
+                                 const trf_packed_view *const *views, const trf_device_limits *limits,
+                                 const uint32_t *m, const trf_packed_partition *partitions, uint32_t count);
 
 #ifdef __cplusplus
 }

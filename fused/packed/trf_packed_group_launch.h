@@ -17,6 +17,11 @@ int trf_packed_group_launch(const trf_packed_view *const *views, const trf_produ
                             const trf_packed_group_partition *partition, const void *const *x, void *const *y,
                             void *workspace, trf_stream stream);
 
+/* The same for packed FP8 layers. Records are looked for in all of them if one has some. */
+int trf_packed8_group_launch(const trf_packed8_view *const *views, const trf_product *const *products, uint32_t count,
+                             const trf_packed_group_partition *partition, const void *const *x, void *const *y,
+                             void *workspace, trf_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,9 +11,17 @@ int trf_packed_group_takes(const trf_packed_group_product *product) {
     return product->m <= TRF_PACKED_GROUP_MAX_M && product->alone->shape != TRF_PACKED_GENERAL;
 }
 
-/* Kernels are made for layers that are all zeroing, or that are all not. */
-int trf_packed_group_fits(const trf_packed_view *view, const trf_packed_view *other) {
-    return view->zeroing == other->zeroing;
+int trf_packed_group_fits(const trf_packed_group_product *product, const trf_packed_group_product *other) {
+    return product->fp8 ? other->fp8 != NULL : other->fp8 == NULL && product->view->zeroing == other->view->zeroing;
+}
+
+/* Returns what a product takes in a launch of its own. */
+static double alone_ns(const trf_packed_group_product *product, const trf_device_limits *limits) {
+    if (product->fp8) {
+        const trf_packed_costs costs = trf_packed8_sm_90_costs(product->fp8->flags);
+        return trf_packed8_estimate(&costs, product->fp8, limits, product->m, product->alone);
+    }
+    return trf_packed_estimate(&trf_packed_sm_90_costs, product->view, limits, product->m, product->alone);
 }
 
 /* Returns what the products take one after the other. A launch that starts early begins while the one before it
@@ -21,9 +29,29 @@ int trf_packed_group_fits(const trf_packed_view *view, const trf_packed_view *ot
 static double in_a_row_ns(const trf_packed_group_product *products, uint32_t count, const trf_device_limits *limits) {
     double ns = trf_packed_sm_90_costs.bulk_start;
     for (uint32_t i = 0; i < count; i++)
-        ns += trf_packed_estimate(&trf_packed_sm_90_costs, products[i].view, limits, products[i].m, products[i].alone) -
-              trf_packed_sm_90_costs.bulk_start;
+        ns += alone_ns(&products[i], limits) - trf_packed_sm_90_costs.bulk_start;
     return ns;
+}
+
+static int choose_member(const trf_packed_group_product *product, const trf_device_limits *limits, int shape,
+                         uint32_t cluster_size, trf_packed_partition *member) {
+    return product->fp8 ? trf_packed8_choose_shape(product->fp8, limits, product->m, shape, cluster_size, member)
+                        : trf_packed_choose_shape(product->view, limits, product->m, shape, cluster_size, member);
+}
+
+/* Returns what the products take in one launch, whose members are set. The kernel is the same for all of them. */
+static double group_ns(const trf_packed_group_product *products, uint32_t count, const trf_device_limits *limits,
+                       const trf_packed_group_partition *made) {
+    const trf_packed_view *views[TRF_PACKED_GROUP_MAX_LAYERS];
+    uint32_t m[TRF_PACKED_GROUP_MAX_LAYERS], flags = TRF_PACKED8_HAS_LOW;
+    for (uint32_t i = 0; i < count; i++) {
+        views[i] = products[i].view;
+        m[i] = products[i].m;
+        flags |= products[i].fp8 ? products[i].fp8->flags : 0;
+    }
+    const trf_packed_costs costs = products[0].fp8 ? trf_packed8_sm_90_costs(flags) : trf_packed_sm_90_costs;
+    return trf_packed_estimate_group(&costs, products[0].fp8 ? TRF_PACKED8_SLAB_BYTES : TRF_PACKED_SLAB_BYTES, views,
+                                     limits, m, made->members, count);
 }
 
 /* Sets a partition with this kernel and clusters of so many blocks. @return 0 if a product does not allow it, or if not
@@ -33,7 +61,7 @@ static int cut_group(const trf_packed_group_product *products, uint32_t count, c
     uint64_t tiles = 0;
     *made = (trf_packed_group_partition){.shape = shape, .cluster_size = cluster_size};
     for (uint32_t i = 0; i < count; i++) {
-        if (!trf_packed_choose_shape(products[i].view, limits, products[i].m, shape, cluster_size, &made->members[i]))
+        if (!choose_member(&products[i], limits, shape, cluster_size, &made->members[i]))
             return 0;
         made->x_tiles = trf_max_u32(made->x_tiles, made->members[i].x_tiles);
         made->x_offset[i] = made->workspace_bytes;
@@ -43,14 +71,9 @@ static int cut_group(const trf_packed_group_product *products, uint32_t count, c
     if (tiles > limits->clusters_of[cluster_size])
         return 0;
     made->blocks = (uint32_t)tiles * cluster_size;
-    const trf_packed_view *views[TRF_PACKED_GROUP_MAX_LAYERS];
-    uint32_t m[TRF_PACKED_GROUP_MAX_LAYERS];
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         made->members[i].x_tiles = made->x_tiles;
-        views[i] = products[i].view;
-        m[i] = products[i].m;
-    }
-    made->group_ns = trf_packed_estimate_group(&trf_packed_sm_90_costs, views, limits, m, made->members, count);
+    made->group_ns = group_ns(products, count, limits, made);
     return 1;
 }
 

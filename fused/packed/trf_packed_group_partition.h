@@ -18,6 +18,7 @@ typedef struct trf_packed_group_product {
     const trf_packed_view *view;
     uint32_t m;
     const trf_packed_partition *alone; /* of the product in a launch of its own: a bulk or wgmma kernel's */
+    const trf_packed8_view *fp8;       /* of a packed FP8 layer, whose part `view` then is; else NULL */
 } trf_packed_group_product;
 
 typedef struct trf_packed_group_partition {
@@ -35,8 +36,8 @@ typedef struct trf_packed_group_partition {
 /* Whether a group may have the product. */
 int trf_packed_group_takes(const trf_packed_group_product *product);
 
-/* Whether products can be in one group. */
-int trf_packed_group_fits(const trf_packed_view *view, const trf_packed_view *other);
+/* Whether products can be in one group: BF16 layers that are all zeroing, or all not; or FP8 layers. */
+int trf_packed_group_fits(const trf_packed_group_product *product, const trf_packed_group_product *other);
 
 /* Finds the partition of 2 to TRF_PACKED_GROUP_MAX_LAYERS products that take the least time together. All of them are
  * taken and fit each other. @return 1 if it should be faster than launches of their own by more than the estimate may

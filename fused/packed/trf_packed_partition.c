@@ -73,8 +73,8 @@ static int count_k_blocks(const trf_packed_view *view, uint32_t m, uint64_t tile
     return 1;
 }
 
-static int choose_bulk_for(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint32_t cut,
-                           uint32_t slab_bytes, trf_packed_partition *made) {
+static int choose_bulk(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint32_t cut,
+                       uint32_t slab_bytes, trf_packed_partition *made) {
     const int shape = made->shape;
     made->x_tiles = x_tiles_of(m);
     made->x_blocks = 1;
@@ -93,11 +93,6 @@ static int choose_bulk_for(const trf_packed_view *view, const trf_device_limits 
     return 1;
 }
 
-static int choose_bulk(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint32_t cut,
-                       trf_packed_partition *made) {
-    return choose_bulk_for(view, limits, m, cut, TRF_PACKED_SLAB_BYTES, made);
-}
-
 /* Returns how many k blocks the front of a tile has, if blocks share so many tiles; 0: tiles have no fronts. If there
  * is less than a third of a tile for each block, backs would be as scattered as equal shares. A back's block has
  * several beginnings and ends, each of which takes as long as some k blocks; so fronts get more k blocks than an equal
@@ -110,12 +105,12 @@ static uint32_t front_k_blocks(uint64_t shared, const trf_packed_partition *p) {
 }
 
 static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint32_t cut,
-                        trf_packed_partition *made) {
+                        uint32_t slab_bytes, trf_packed_partition *made) {
     const uint64_t room = (uint64_t)limits->multiprocessors;
     const uint32_t x_rows = trf_packed_wgmma_x_rows(made->shape);
     made->x_tiles = x_rows / TRF_PACKED_X_TILE_ROWS;
     made->x_blocks = (uint32_t)trf_ceil_div(m, x_rows);
-    if (!trf_smem_fits(trf_packed_wgmma_shared_bytes(made->shape), limits) ||
+    if (!trf_smem_fits(trf_packed_wgmma_shared_bytes(made->shape, slab_bytes), limits) ||
         !count_k_blocks(view, m, trf_ceil_div(view->bands, trf_packed_wgmma_bands(made->shape)) * made->x_blocks,
                         trf_ceil_div(view->tiles_per_band, TRF_PACKED_WGMMA_STAGE_PACKED_TILES), made))
         return 0;
@@ -138,11 +133,11 @@ static int has_sm_90a(const trf_device_limits *limits) {
     return !(limits->missing_kernels & TRF_KERNELS_SM_90A) && limits->capability == 90;
 }
 
-int trf_packed8_choose_shape(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m, int shape,
-                             uint32_t cut, trf_packed_partition *partition) {
+static int choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
+                        uint32_t cut, uint32_t slab_bytes, trf_packed_partition *partition) {
     trf_packed_partition made = {.shape = shape, .k_splits = 1, .cut = cut, .cluster_size = 1};
-    if (!has_sm_90a(limits) || shape < 0 || shape >= TRF_PACKED_BULK_SHAPES ||
-        !choose_bulk_for(&view->packed, limits, m, cut, TRF_PACKED8_SLAB_BYTES, &made))
+    if (!has_sm_90a(limits) ||
+        !(trf_packed_is_wgmma(shape) ? choose_wgmma : choose_bulk)(view, limits, m, cut, slab_bytes, &made))
         return 0;
     *partition = made;
     return 1;
@@ -150,11 +145,12 @@ int trf_packed8_choose_shape(const trf_packed8_view *view, const trf_device_limi
 
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition) {
-    trf_packed_partition made = {.shape = shape, .k_splits = 1, .cut = cut, .cluster_size = 1};
-    if (!has_sm_90a(limits) || !(trf_packed_is_wgmma(shape) ? choose_wgmma : choose_bulk)(view, limits, m, cut, &made))
-        return 0;
-    *partition = made;
-    return 1;
+    return choose_shape(view, limits, m, shape, cut, TRF_PACKED_SLAB_BYTES, partition);
+}
+
+int trf_packed8_choose_shape(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m, int shape,
+                             uint32_t cut, trf_packed_partition *partition) {
+    return choose_shape(&view->packed, limits, m, shape, cut, TRF_PACKED8_SLAB_BYTES, partition);
 }
 
 /* ---- the choice ---- */

@@ -63,7 +63,7 @@ enum {
 int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                             uint32_t cut, trf_packed_partition *partition);
 
-/* Does the same for a packed FP8 layer, which has bulk kernels alone. */
+/* Does the same for a packed FP8 layer. */
 int trf_packed8_choose_shape(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                              uint32_t cut, trf_packed_partition *partition);
 
@@ -79,8 +79,7 @@ int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limi
                       trf_packed_partition *partition);
 
 /* Do the same for a packed FP8 layer, whose flags count, too. There is no general kernel for it. @return of
- * trf_packed8_choose: 0 if the device has no kernel for so many rows of x, as none has that is not of compute
- * capability 9.0; else 1. */
+ * trf_packed8_choose: 0 where no other runs, as on all devices that are not of compute capability 9.0; else 1. */
 uint32_t trf_packed8_candidates(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m,
                                 trf_packed_partition *out, uint32_t n);
 int trf_packed8_choose(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m,

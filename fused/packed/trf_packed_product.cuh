@@ -32,6 +32,7 @@ static __device__ __forceinline__ void trf_packed_form_slab(uint32_t (&a)[2][4],
 
 /* How kernels form the weights of layers that are all zeroing, or that are all not; or that may be either. */
 template <bool kZeroing> struct trf_packed_former {
+    static __device__ __forceinline__ trf_packed_former of(const trf_packed_view &) { return {}; }
     __device__ __forceinline__ void form_slab(uint32_t (&a)[2][4], const trf_packed_product_words &words) const {
         trf_packed_form_slab<kZeroing>(a, words);
     }
@@ -39,6 +40,9 @@ template <bool kZeroing> struct trf_packed_former {
 struct trf_packed_either_former {
     trf_packed_either either;
 
+    static __device__ __forceinline__ trf_packed_either_former of(const trf_packed_view &view) {
+        return {trf_packed_either_of(view.zeroing)};
+    }
     __device__ __forceinline__ void form_slab(uint32_t (&a)[2][4], const trf_packed_product_words &words) const {
         trf_form_packed_either(a[0], words.raw.x, words.raw.y, words.index.x, either);
         trf_form_packed_either(a[1], words.raw.z, words.raw.w, words.index.y, either);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Computes y = x . W^T of a packed BF16 layer by wgmma on compute capability 9.0, for any number of rows of x, though
- * it is made for more than 64. W is operand A and is formed in registers; x is operand B, in shared memory as TMA
- * leaves it there.
+/* Computes y = x . W^T of a packed layer, BF16 or FP8 (trf_packed_wgmma_weights.cuh), by wgmma on compute capability
+ * 9.0, for any number of rows of x, though it is made for more than 64. W is operand A and is formed in registers; x is
+ * operand B, in shared memory as TMA leaves it there.
  *
  * A *block tile* is 128 rows of W (two packed bands) by 64 to 256 rows of x, in steps of 16; or 192 rows (three bands)
  * by 96 to 128. A block multiplies a tile in k blocks of 64 columns. Each of its two or three consumer warpgroups has a
@@ -37,10 +37,10 @@
  * that are under way at once have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many
  * blocks.
  *
- * Shared memory: 8 to 5 stages of 20 to 44 KiB, 272 or 400 bytes a stage for lines and barriers, 4 or 6 KiB for sums on
- * their way to y: 226 KiB at most. Registers with two bands: 168 a thread up to 128 rows of x. Above that consumers
- * have 232, of which sums take 72 to 128 and two sets of fragments 32, and the producers' warpgroup keeps 40. With
- * three bands it is 160 and 32.
+ * Shared memory: 8 to 5 stages of 20 to 44 KiB (FP8: 10 to 5 of 16 to 40), 272 or 400 bytes a stage for lines and
+ * barriers, 4 or 6 KiB for sums on their way to y: 226 KiB at most. Registers with two bands: 168 a thread up to 128
+ * rows of x. Above that consumers have 232, of which sums take 72 to 128 and two sets of fragments 32, and the
+ * producers' warpgroup keeps 40. With three bands it is 160 and 32.
  *
  * A y of 16 bits without an epilogue is *bare* and is written 16 bytes at a time. Blocks that stay write it by way of
  * the last stage, which is given back after that. Any other y takes some hundred instructions for four elements of a
@@ -57,6 +57,7 @@
 #define TRF_PACKED_WGMMA_CUH
 
 #include "trf_packed_wgmma_sums.cuh"
+#include "trf_packed_wgmma_weights.cuh"
 
 #if TRF_HAS_SM_90A
 
@@ -97,21 +98,21 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, uint32_t row_tile, ui
                    packed_tile = k_block * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
     const bool brings_lines = trf_packed_wgmma_brings_lines(k_block, first);
     if (lane == 0)
-        trf_mbarrier_arrive_expect_tx(ring.full(), bands * (TRF_PACKED_WGMMA_STAGE_BAND_BYTES +
-                                                            (brings_lines ? (uint32_t)TRF_PACKED_LINE_BYTES : 0)));
+        trf_mbarrier_arrive_expect_tx(
+            ring.full(), bands * (Config::kBandBytes + (brings_lines ? (uint32_t)TRF_PACKED_LINE_BYTES : 0)));
     __syncwarp();
     if (lane >= bands)
         return;
-    const uint32_t to = ring.stage() + lane * TRF_PACKED_WGMMA_STAGE_BAND_BYTES;
+    const uint32_t to = ring.stage() + lane * Config::kBandBytes;
     const uint8_t *const from =
-        view.tiles + trf_packed_tile_number(&view, band + lane, packed_tile) * TRF_PACKED_TILE_BYTES;
+        view.tiles + trf_packed_tile_number(&view, band + lane, packed_tile) * Config::kTileBytes;
     if (packed_tile + 1 < view.tiles_per_band) {
-        trf_bulk_load(to, from, TRF_PACKED_WGMMA_STAGE_BAND_BYTES, ring.full(), policy);
+        trf_bulk_load(to, from, Config::kBandBytes, ring.full(), policy);
     } else {
         /* The band's last packed tile fills the place after it, too: its weights are finite, and x multiplies them by
          * zeros. */
-        trf_bulk_load(to, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
-        trf_bulk_load(to + TRF_PACKED_TILE_BYTES, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
+        trf_bulk_load(to, from, Config::kTileBytes, ring.full(), policy);
+        trf_bulk_load(to + Config::kTileBytes, from, Config::kTileBytes, ring.full(), policy);
     }
     if (brings_lines)
         trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * Config::kLinesBytes + lane * TRF_PACKED_LINE_BYTES,
@@ -165,90 +166,25 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
 /* ---- weights ---- */
 
 /* A lane's words of a stage. */
-struct trf_packed_wgmma_words {
-    trf_packed_product_words packed_tiles[TRF_PACKED_WGMMA_STAGE_PACKED_TILES];
+template <class Config> struct trf_packed_wgmma_words {
+    typename Config::Weights::words packed_tiles[TRF_PACKED_WGMMA_STAGE_PACKED_TILES];
 };
 
 template <class Config>
-static __device__ __forceinline__ trf_packed_wgmma_words
+static __device__ __forceinline__ trf_packed_wgmma_words<Config>
 trf_packed_wgmma_load_words(const trf_packed_ring<Config> &ring, const trf_packed_wgmma_warp &warp) {
-    const uint32_t at = ring.stage() + warp.band() * TRF_PACKED_WGMMA_STAGE_BAND_BYTES +
-                        warp.slab() * TRF_PACKED_SLAB_BYTES,
-                   raw = at + 16 * warp.lane, index = at + TRF_PACKED_RAW_BYTES + 8 * warp.lane;
-    return {{{trf_lds128(raw), trf_lds64(index)},
-             {trf_lds128(raw + TRF_PACKED_TILE_BYTES), trf_lds64(index + TRF_PACKED_TILE_BYTES)}}};
+    const uint32_t at = ring.stage() + warp.band() * Config::kBandBytes + warp.slab() * Config::kSlabBytes;
+    return {{Config::Weights::load(at, warp.lane), Config::Weights::load(at + Config::kTileBytes, warp.lane)}};
 }
 
-/* What the exception line that a warp is in says about the warp's slab. Each lane has one record of the line as its
- * own, already decoded. A packed tile for which these records are not enough is *crowded*: it is stored, or a lane has
- * a second record in it. */
-struct trf_packed_wgmma_exceptions {
-    trf_packed_product_line line;
-    uint32_t excepted, crowded; /* masks of the line's packed tiles: those with exceptions; those that are crowded */
-    uint32_t at; /* place of the lane's record: 8 * its packed tile + its register out of 8; 256 if there is none */
-    uint32_t keep, bits; /* what that register keeps, and the bits that it gets */
-
-    /* All lanes call it. word: the lane's word of the line. It has no branches except the loop's: after a branch in
-     * which lanes diverge, the compiler takes nothing in the loop to be the same in all lanes, and moves descriptors to
-     * uniform registers for each wgmma. */
-    __device__ __forceinline__ void take(uint32_t word, uint32_t slab, uint32_t lane) {
-        line.take(word);
-        const bool is_record = (lane < line.records) & (trf_packed_record_slab(word) == slab);
-        uint32_t left = __ballot_sync(0xFFFFFFFF, is_record), own = 0, second = 0;
-        at = 256;
-#pragma unroll 1
-        while (left) {
-            const uint32_t record = __shfl_sync(0xFFFFFFFF, word, __ffs((int)left) - 1);
-            left &= left - 1;
-            const bool is_own = trf_packed_record_lane(record) == lane, is_first = is_own & (at == 256);
-            second |= (is_own & !is_first) ? 1u << trf_packed_record_tile(record) : 0;
-            own = is_first ? record : own;
-            at = is_first ? 8 * trf_packed_record_tile(record) + 4 * trf_packed_record_step(record) +
-                                trf_packed_record_reg(record)
-                          : at;
-        }
-        keep = 0xFFFF0000u >> 16 * trf_packed_record_half(own);
-        bits = trf_packed_record_bits(own) << 16 * trf_packed_record_half(own);
-        second |= lane == TRF_PACKED_STORED_WORD ? word : 0;
-        excepted = __reduce_or_sync(0xFFFFFFFF, second | (is_record ? 1u << trf_packed_record_tile(word) : 0));
-        crowded = __reduce_or_sync(0xFFFFFFFF, second);
-    }
-
-    /* Replaces weights of a stage's formed fragments by exceptions. All lanes call it. packed_tile: the stage's first
-     * one. */
-    __device__ __forceinline__ void patch(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
-                                          const trf_packed_view &view, uint32_t packed_tile, uint32_t slab,
-                                          uint32_t lane) const {
-        const uint32_t here = excepted >> packed_tile % TRF_PACKED_LINE_TILES;
-        if ((here & ((1u << TRF_PACKED_WGMMA_STAGE_PACKED_TILES) - 1)) == 0)
-            return;
-#pragma unroll
-        for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_PACKED_TILES; t++)
-            if (here >> t & 1)
-                patch_packed_tile(a[t], view, packed_tile + t, slab, lane);
-    }
-    __device__ __forceinline__ void patch_packed_tile(uint32_t (&a)[2][4], const trf_packed_view &view,
-                                                      uint32_t packed_tile, uint32_t slab, uint32_t lane) const {
-        const uint32_t reg = at - 8 * (packed_tile % TRF_PACKED_LINE_TILES);
-#pragma unroll
-        for (uint32_t i = 0; i < 8; i++) /* each register is compared by itself, so that none is indexed at run time */
-            a[i / 4][i % 4] = reg == i ? trf_packed_and_or(a[i / 4][i % 4], keep, bits) : a[i / 4][i % 4];
-        if ((crowded >> packed_tile % TRF_PACKED_LINE_TILES & 1) == 0)
-            return;
-        line.patch(a, packed_tile, slab, lane);
-        if (line.is_stored(packed_tile))
-            line.load_stored(a, view, packed_tile, slab, lane);
-    }
-};
-
 /* Forms the fragments of a warp's slab of a stage's packed tiles, without exceptions. */
-template <class Former>
+template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_form(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
-                                                             const trf_packed_wgmma_words &words,
-                                                             const Former &former) {
+                                                             const trf_packed_wgmma_words<Config> &words,
+                                                             const typename Config::Weights &weights) {
 #pragma unroll
     for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_PACKED_TILES; t++)
-        former.form_slab(a[t], words.packed_tiles[t]);
+        weights.form_slab(a[t], words.packed_tiles[t]);
 }
 
 /* ---- products ---- */
@@ -275,11 +211,14 @@ trf_packed_wgmma_start(float (&sums)[Config::kXRows / 2],
 
 /* A warp's way through the k blocks of a stint. */
 template <class Config> struct trf_packed_wgmma_walk {
-    trf_packed_wgmma_words words;           /* words of the stage that is formed next */
-    trf_packed_wgmma_exceptions exceptions; /* of that stage's line */
-    uint32_t packed_tile;                   /* that stage's first packed tile */
-    uint32_t left;                          /* k blocks left, including that stage's */
-    uint32_t multiplied;                    /* the `empty` barrier of the stage whose products run; 0 if none do */
+    trf_packed_wgmma_words<Config> words; /* words of the stage that is formed next */
+    typename Config::Weights weights;     /* ... and of its line */
+    uint32_t packed_tile;                 /* that stage's first packed tile */
+    uint32_t left;                        /* k blocks left, including that stage's */
+    uint32_t multiplied;                  /* the `empty` barrier of the stage whose products run; 0 if none do */
+
+    __device__ __forceinline__ trf_packed_wgmma_walk(const trf_packed_view &view, uint32_t begin, uint32_t end)
+        : weights(view), packed_tile(begin * TRF_PACKED_WGMMA_STAGE_PACKED_TILES), left(end - begin), multiplied(0) {}
 
     /* Loads the words of the next stage, once it has arrived. */
     __device__ __forceinline__ void load(const trf_packed_ring<Config> &ring, const trf_packed_wgmma_warp &warp,
@@ -287,22 +226,23 @@ template <class Config> struct trf_packed_wgmma_walk {
         trf_mbarrier_wait(ring.full(), ring.phase);
         words = trf_packed_wgmma_load_words<Config>(ring, warp);
         if (with_line)
-            exceptions.take(trf_lds32(ring.shared + Config::kLinesAt + ring.index * Config::kLinesBytes +
-                                      warp.band() * TRF_PACKED_LINE_BYTES + 4 * warp.lane),
-                            warp.slab(), warp.lane);
+            weights.take_line(trf_lds32(ring.shared + Config::kLinesAt + ring.index * Config::kLinesBytes +
+                                        warp.band() * TRF_PACKED_LINE_BYTES + 4 * warp.lane),
+                              warp.slab(), warp.lane);
+        weights.begin_stage(packed_tile);
     }
 };
 
 /* Forms a stage and starts its products. Meanwhile loads the next stage's words. Then waits for the previous stage's
  * products, whose registers are formed next. */
-template <class Config, class Former>
+template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_multiply_stage(const trf_packed_view &view, const trf_packed_wgmma_warp &warp,
                                 trf_packed_ring<Config> &ring, trf_packed_wgmma_walk<Config> &walk,
-                                const Former &former, uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
+                                uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
                                 float (&sums)[Config::kXRows / 2]) {
-    trf_packed_wgmma_form(a, walk.words, former);
-    walk.exceptions.patch(a, view, walk.packed_tile, warp.slab(), warp.lane);
+    trf_packed_wgmma_form<Config>(a, walk.words, walk.weights);
+    walk.weights.patch(a, view, walk.packed_tile, warp.slab(), warp.lane);
     trf_packed_wgmma_start<Config>(sums, a, ring.stage() + Config::kXAt);
     const uint32_t started = ring.empty();
     ring.next();
@@ -317,22 +257,19 @@ trf_packed_wgmma_multiply_stage(const trf_packed_view &view, const trf_packed_wg
 
 /* Adds the products of k blocks [begin, end), at least one, to the sums, which are complete when it returns. The last
  * stage is not given back. */
-template <class Config, class Former>
+template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_multiply(const trf_packed_view &view, const trf_packed_wgmma_warp &warp, uint32_t begin, uint32_t end,
-                          trf_packed_ring<Config> &ring, const Former &former, float (&sums)[Config::kXRows / 2]) {
+                          trf_packed_ring<Config> &ring, float (&sums)[Config::kXRows / 2]) {
     uint32_t a[2][TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4]; /* for even and for odd k blocks of the stint */
-    trf_packed_wgmma_walk<Config> walk;
-    walk.packed_tile = begin * TRF_PACKED_WGMMA_STAGE_PACKED_TILES;
-    walk.left = end - begin;
-    walk.multiplied = 0;
+    trf_packed_wgmma_walk<Config> walk(view, begin, end);
     walk.load(ring, warp, true);
 #pragma unroll 1
     for (;;) {
-        trf_packed_wgmma_multiply_stage<Config>(view, warp, ring, walk, former, a[0], sums);
+        trf_packed_wgmma_multiply_stage<Config>(view, warp, ring, walk, a[0], sums);
         if (walk.left == 0)
             break;
-        trf_packed_wgmma_multiply_stage<Config>(view, warp, ring, walk, former, a[1], sums);
+        trf_packed_wgmma_multiply_stage<Config>(view, warp, ring, walk, a[1], sums);
         if (walk.left == 0)
             break;
     }
@@ -353,7 +290,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_skip(uint32_t begin, uin
 
 /* ---- the block ---- */
 
-template <class Config, bool kZeroing>
+template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed_wgmma_args &args, uint32_t shared,
                                                                 const trf_packed_wgmma_warp &warp) {
     trf_packed_ring<Config> ring = {shared, 0, 0};
@@ -365,8 +302,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
         const bool has_band = warp.band_of<Config>(stint) < args.view.bands;
         const bool multiplies = has_band && stint.begin < stint.end;
         if (multiplies)
-            trf_packed_wgmma_multiply<Config>(args.view, warp, stint.begin, stint.end, ring,
-                                              trf_packed_former<kZeroing>(), sums);
+            trf_packed_wgmma_multiply<Config>(args.view, warp, stint.begin, stint.end, ring, sums);
         else
             trf_packed_wgmma_skip<Config>(stint.begin, stint.end, ring, warp.lane);
         const trf_packed_wgmma_y_writer writer = trf_packed_wgmma_y_writer_of(
@@ -376,8 +312,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_consume(const trf_packed
             trf_packed_wgmma_add_blocks<Config>(args, warp, writer, has_band, shared, sums);
         else if (has_band)
             trf_packed_wgmma_leave_sums<Config>(args, stint, warp, writer, sums,
-                                                ring.previous().stage() +
-                                                    warp.band() * TRF_PACKED_WGMMA_STAGE_BAND_BYTES);
+                                                ring.previous().stage() + warp.band() * Config::kBandBytes);
         if (multiplies)
             trf_packed_give_stage_back(ring.previous().empty(), warp.lane);
     }
@@ -398,14 +333,14 @@ static __device__ __forceinline__ void trf_packed_wgmma_set_up(const trf_packed_
 }
 
 /* shared: address of trf_packed_wgmma_shared_bytes, a multiple of 1024. */
-template <class Config, bool kZeroing>
+template <class Config>
 static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_wgmma_args &args, uint32_t shared) {
     /* The shuffle tells the compiler that the warp's number is the same in all lanes: wgmma needs uniform registers. */
     const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
     if (warp < Config::kWarps) {
         trf_named_barrier_sync(TRF_PACKED_CONSUMERS_BARRIER_ID, Config::kWarps + 1);
         trf_take_registers<Config::kRegisters>();
-        trf_packed_wgmma_consume<Config, kZeroing>(args, shared, {warp, lane});
+        trf_packed_wgmma_consume<Config>(args, shared, {warp, lane});
         return;
     }
     trf_give_registers<Config::kProducerRegisters>();

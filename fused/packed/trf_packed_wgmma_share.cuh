@@ -98,14 +98,20 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
 
 #if TRF_HAS_SM_90A
 
-template <int kShape> struct trf_packed_wgmma_config {
+/* OfWeights: one of trf_packed_wgmma_weights.cuh. */
+template <int kShape, class OfWeights> struct trf_packed_wgmma_config {
+    typedef OfWeights Weights;
     static constexpr uint32_t kXRows = trf_packed_wgmma_x_rows(kShape), kXTiles = kXRows / 8,
                               kBands = trf_packed_wgmma_bands(kShape), kRows = trf_packed_wgmma_rows(kShape),
                               kAccTiles = trf_packed_wgmma_acc_tiles(kShape), kWarps = trf_packed_wgmma_warps(kShape);
-    static constexpr uint32_t kXAt = trf_packed_wgmma_stage_weight_bytes(kShape),
+    static constexpr uint32_t kSlabBytes = Weights::kSlabBytes, kTileBytes = TRF_PACKED_SLABS * kSlabBytes,
+                              kBandBytes = trf_packed_wgmma_band_bytes(kSlabBytes), /* of a stage */
+        kYRows = trf_packed_wgmma_y_rows(kSlabBytes);
+    static constexpr uint32_t kXAt = trf_packed_wgmma_stage_weight_bytes(kShape, kSlabBytes),
                               kXBytes = kXRows * TRF_PACKED_X_BOX_ROW_BYTES; /* one box */
-    static constexpr uint32_t kStages = trf_packed_wgmma_stages(kShape),
-                              kStageBytes = trf_packed_wgmma_stage_bytes(kShape), kLinesAt = kStages * kStageBytes,
+    static constexpr uint32_t kStages = trf_packed_wgmma_stages(kShape, kSlabBytes),
+                              kStageBytes = trf_packed_wgmma_stage_bytes(kShape, kSlabBytes),
+                              kLinesAt = kStages * kStageBytes,
                               kLinesBytes = trf_packed_wgmma_stage_lines_bytes(kShape),
                               kSumsAt = kLinesAt + kStages * kLinesBytes,
                               kBarriersAt = kSumsAt + trf_packed_wgmma_sums_bytes(kShape),
@@ -119,7 +125,8 @@ template <int kShape> struct trf_packed_wgmma_config {
     static_assert(kWarps <= TRF_PACKED_HANDOVER_WARPS, "a flag for each warp");
     static_assert((kXTiles / 2 + TRF_MAX_CLUSTER - 1) * 2 * kWarps * TRF_ACC_TILE_BYTES <= kLinesAt,
                   "what blocks of a cluster send each other fits where the stages were");
-    static_assert(kSumBarriersAt + trf_packed_wgmma_sum_barriers_bytes(kShape) == trf_packed_wgmma_shared_bytes(kShape),
+    static_assert(kSumBarriersAt + trf_packed_wgmma_sum_barriers_bytes(kShape) ==
+                      trf_packed_wgmma_shared_bytes(kShape, kSlabBytes),
                   "one layout");
 };
 

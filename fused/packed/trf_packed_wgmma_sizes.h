@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sizes of the wgmma kernels (trf_packed_wgmma.cuh), which planning needs, too. C and CUDA. */
+/* The sizes of the wgmma kernels (trf_packed_wgmma.cuh), which planning needs, too. C and CUDA. slab_bytes: those of a
+ * packed slab, TRF_PACKED_SLAB_BYTES or TRF_PACKED8_SLAB_BYTES. */
 #ifndef TRF_PACKED_WGMMA_SIZES_H
 #define TRF_PACKED_WGMMA_SIZES_H
 
@@ -34,12 +35,9 @@ enum {
     TRF_PACKED_WGMMA_STAGE_PACKED_TILES = 2,
     TRF_PACKED_WGMMA_LINE_K_BLOCKS =
         TRF_PACKED_LINE_TILES / TRF_PACKED_WGMMA_STAGE_PACKED_TILES, /* k blocks of an exception line */
-    TRF_PACKED_WGMMA_STAGE_BAND_BYTES = TRF_PACKED_WGMMA_STAGE_PACKED_TILES * TRF_PACKED_TILE_BYTES,
-    /* So many rows of x have sums that fit, for one band and in 16 bits, in the place of the band's weights in a
-     * stage. */
-    TRF_PACKED_WGMMA_Y_ROWS = TRF_PACKED_WGMMA_STAGE_BAND_BYTES / (2 * TRF_PACKED_TILE_ROWS),
-    TRF_PACKED_WGMMA_MAX_STAGES = 8, /* more were no faster when measured */
-    TRF_PACKED_WGMMA_X_RUN = 8       /* x blocks of a *run*: within it, tiles with the same weights follow each other */
+    TRF_PACKED_WGMMA_MAX_STAGES = 8,                                 /* more were no faster when measured */
+    TRF_PACKED8_WGMMA_MAX_STAGES = 10,                               /* as many bytes */
+    TRF_PACKED_WGMMA_X_RUN = 8 /* x blocks of a *run*: within it, tiles with the same weights follow each other */
 };
 
 TRF_HD_CONSTEXPR bool trf_packed_is_wgmma(int shape) { return shape >= TRF_PACKED_WGMMA_64; }
@@ -71,8 +69,16 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_acc_tiles(int shape) {
 
 /* ---- shared memory: stages of weights | x each | exception lines of all stages | sums | barriers ---- */
 
-TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_weight_bytes(int shape) {
-    return trf_packed_wgmma_bands(shape) * TRF_PACKED_WGMMA_STAGE_BAND_BYTES;
+/* A band's weights in a stage. */
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_band_bytes(uint32_t slab_bytes) {
+    return TRF_PACKED_WGMMA_STAGE_PACKED_TILES * TRF_PACKED_SLABS * slab_bytes;
+}
+/* So many rows of x have sums that fit, for one band and in 16 bits, in the place of the band's weights in a stage. */
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_y_rows(uint32_t slab_bytes) {
+    return trf_packed_wgmma_band_bytes(slab_bytes) / (2 * TRF_PACKED_TILE_ROWS);
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_weight_bytes(int shape, uint32_t slab_bytes) {
+    return trf_packed_wgmma_bands(shape) * trf_packed_wgmma_band_bytes(slab_bytes);
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_lines_bytes(int shape) {
     return trf_packed_wgmma_bands(shape) * TRF_PACKED_LINE_BYTES;
@@ -82,24 +88,29 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_sums_bytes(int shape) {
     return trf_packed_wgmma_warps(shape) * TRF_ACC_TILE_BYTES;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_sum_barriers_bytes(int shape) { return 8 * trf_packed_wgmma_warps(shape); }
-TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_bytes(int shape) {
-    return trf_packed_wgmma_stage_weight_bytes(shape) + trf_packed_wgmma_x_rows(shape) * TRF_PACKED_X_BOX_ROW_BYTES;
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stage_bytes(int shape, uint32_t slab_bytes) {
+    return trf_packed_wgmma_stage_weight_bytes(shape, slab_bytes) +
+           trf_packed_wgmma_x_rows(shape) * TRF_PACKED_X_BOX_ROW_BYTES;
 }
 /* The bytes of a stage with its exception lines and barriers. */
-TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_whole_stage_bytes(int shape) {
-    return trf_packed_wgmma_stage_bytes(shape) + trf_packed_wgmma_stage_lines_bytes(shape) + 16;
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_whole_stage_bytes(int shape, uint32_t slab_bytes) {
+    return trf_packed_wgmma_stage_bytes(shape, slab_bytes) + trf_packed_wgmma_stage_lines_bytes(shape) + 16;
 }
-TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_fitting_stages(int shape) {
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_fitting_stages(int shape, uint32_t slab_bytes) {
     return (TRF_PACKED_SMEM_BYTES - TRF_STATIC_SMEM_BYTES - trf_packed_wgmma_sums_bytes(shape) -
             trf_packed_wgmma_sum_barriers_bytes(shape)) /
-           trf_packed_wgmma_whole_stage_bytes(shape);
+           trf_packed_wgmma_whole_stage_bytes(shape, slab_bytes);
 }
-TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stages(int shape) {
-    return trf_packed_wgmma_fitting_stages(shape) < TRF_PACKED_WGMMA_MAX_STAGES ? trf_packed_wgmma_fitting_stages(shape)
-                                                                                : (uint32_t)TRF_PACKED_WGMMA_MAX_STAGES;
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_most_stages(uint32_t slab_bytes) {
+    return slab_bytes == TRF_PACKED_SLAB_BYTES ? TRF_PACKED_WGMMA_MAX_STAGES : TRF_PACKED8_WGMMA_MAX_STAGES;
 }
-TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_shared_bytes(int shape) {
-    return trf_packed_wgmma_stages(shape) * trf_packed_wgmma_whole_stage_bytes(shape) +
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_stages(int shape, uint32_t slab_bytes) {
+    return trf_packed_wgmma_fitting_stages(shape, slab_bytes) < trf_packed_wgmma_most_stages(slab_bytes)
+               ? trf_packed_wgmma_fitting_stages(shape, slab_bytes)
+               : trf_packed_wgmma_most_stages(slab_bytes);
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_wgmma_shared_bytes(int shape, uint32_t slab_bytes) {
+    return trf_packed_wgmma_stages(shape, slab_bytes) * trf_packed_wgmma_whole_stage_bytes(shape, slab_bytes) +
            trf_packed_wgmma_sums_bytes(shape) + trf_packed_wgmma_sum_barriers_bytes(shape);
 }
 

@@ -118,16 +118,16 @@ static __device__ __forceinline__ void trf_packed_wgmma_put_acc_tile(const float
 }
 
 /* Writes a band's sums to a bare y, in whole cache lines of 128 bytes: 8 lanes write a row of x. The sums go through
- * the band's place in the stage whose products were the last ones (band_at), 48 rows of x at a time. Pieces of 16 bytes
- * are placed by XOR with row % 8 there, to avoid bank conflicts. All warps of the warpgroup call it, before they give
- * the stage back. It takes 2,900 clocks for a tile of 256 rows of x while all multiprocessors write; by sectors and 16
- * rows at a time, as in write_bare, it takes 4,400 (H100). */
+ * the band's place in the stage whose products were the last ones (band_at), 48 rows of x at a time, or 32 with FP8.
+ * Pieces of 16 bytes are placed by XOR with row % 8 there, to avoid bank conflicts. All warps of the warpgroup call it,
+ * before they give the stage back. It takes 2,900 clocks for a tile of 256 rows of x while all multiprocessors write;
+ * by sectors and 16 rows at a time, as in write_bare, it takes 4,400 (H100). */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_write_band(const trf_packed_wgmma_args &a, const trf_packed_wgmma_warp &warp,
                             const trf_packed_wgmma_y_writer &writer, const float (&sums)[Config::kXRows / 2],
                             uint32_t band_at) {
-    constexpr uint32_t kXTilesAtOnce = TRF_PACKED_WGMMA_Y_ROWS / 8;
+    constexpr uint32_t kXTilesAtOnce = Config::kYRows / 8;
     static_assert(kXTilesAtOnce % 2 == 0, "x tiles go in pairs");
     const uint32_t lane = warp.lane, slab = warp.slab(), octet = 2 * slab + lane / 8 % 2;
     const uint32_t to = band_at + 128 * (lane % 8 + lane / 16 * 8) + 16 * (octet ^ lane % 8);

@@ -7,7 +7,8 @@
 
 static trf_packed_group_product product_of(const trf_planned_member *member) {
     const trf_plan *plan = member->plan;
-    return (trf_packed_group_product){&plan->layer->packed, plan->product.m, &plan->partition.packed};
+    return (trf_packed_group_product){
+        .view = &plan->layer->packed, .m = plan->product.m, .alone = &plan->partition.packed};
 }
 
 /* A member must be a whole packed BF16 layer on its packed path. */
@@ -28,12 +29,13 @@ typedef struct candidates {
 
 static candidates find_candidates(const trf_layer_group *group, uint32_t first) {
     candidates found = {.launch = {.is_packed = 1}};
-    const trf_packed_view *leader = &group->members[first].plan->layer->packed;
+    const trf_packed_group_product leader = product_of(&group->members[first]);
     for (uint32_t i = first; i < group->count && found.launch.count < TRF_PACKED_GROUP_MAX_LAYERS; i++) {
         const trf_planned_member *member = &group->members[i];
-        if (!can_group(member) || !trf_packed_group_fits(&member->plan->layer->packed, leader))
+        const trf_packed_group_product product = product_of(member);
+        if (!can_group(member) || !trf_packed_group_fits(&product, &leader))
             continue;
-        found.products[found.launch.count] = product_of(member);
+        found.products[found.launch.count] = product;
         found.launch.member_index[found.launch.count++] = i;
     }
     return found;

@@ -10,6 +10,7 @@ int main(void) {
 }
 #else
 #include "common/expect.h"
+#include "common/packed8_product.h"
 #include "common/packed_integers.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
@@ -23,6 +24,7 @@ int main(void) {
 
 enum {
     MOST_EXPERTS = 9,
+    FP8_EXPERTS = -1, /* a kind: of each expert another kind of FP8 layer */
     /* trf_moe_result, of the device header */
     GATED = 0,
     OCTETS = 1,
@@ -54,6 +56,9 @@ enum {
 typedef struct moe_run {
     const moe_case *of;
     packed_layer layers[MOST_EXPERTS];
+    packed8_product fp8[MOST_EXPERTS]; /* in place of these, if is_fp8 */
+    int is_fp8;
+    const uint16_t *weights[MOST_EXPERTS];
     trf_packed_view views[MOST_EXPERTS];
     uint32_t routes;
     int32_t *ids; /* [routes]; some are none */
@@ -77,12 +82,17 @@ static void sort_routes(moe_run *run) {
 
 static moe_run make_run(const moe_case *of, int kind) {
     test_rng rng = {77 * (uint64_t)of->cols + (uint64_t)kind};
-    moe_run run = {.of = of, .routes = of->tokens * of->top_k};
-    for (uint32_t e = 0; e < of->experts; e++) {
-        /* zeroing experts beside others */
-        run.layers[e] = packed_integers_make(&rng, of->rows, of->cols, e % 2 ? kind : kind & ~WITH_ZEROS);
-        run.views[e] = trf_packed_view_of(&run.layers[e].head, run.layers[e].packed);
-    }
+    moe_run run = {.of = of, .routes = of->tokens * of->top_k, .is_fp8 = kind == FP8_EXPERTS};
+    for (uint32_t e = 0; e < of->experts; e++)
+        if (run.is_fp8) {
+            run.fp8[e] = packed8_product_make(&rng, of->rows, of->cols, 1, (int)e % PACKED8_KINDS);
+            run.weights[e] = run.fp8[e].layer.weights;
+            run.views[e] = trf_packed8_view_of(&run.fp8[e].layer.head, run.fp8[e].layer.packed).packed;
+        } else { /* zeroing experts beside others */
+            run.layers[e] = packed_integers_make(&rng, of->rows, of->cols, e % 2 ? kind : kind & ~WITH_ZEROS);
+            run.weights[e] = run.layers[e].weights;
+            run.views[e] = trf_packed_view_of(&run.layers[e].head, run.layers[e].packed);
+        }
     run.ids = malloc(run.routes * sizeof *run.ids);
     run.first_slots = malloc((of->experts + 1) * sizeof *run.first_slots);
     run.slot_routes = malloc(run.routes * sizeof *run.slot_routes);
@@ -104,7 +114,10 @@ static moe_run make_run(const moe_case *of, int kind) {
 
 static void free_run(moe_run *run) {
     for (uint32_t e = 0; e < run->of->experts; e++)
-        packed_layer_free(&run->layers[e]);
+        if (run->is_fp8)
+            packed8_product_free(&run->fp8[e]);
+        else
+            packed_layer_free(&run->layers[e]);
     free(run->ids);
     free(run->first_slots);
     free(run->slot_routes);
@@ -127,7 +140,7 @@ static uint32_t y_cols(const moe_case *of) { return of->result == GATED ? of->ro
 
 static float exact_sum(const moe_run *run, uint32_t expert, uint32_t row, uint32_t token) {
     const moe_case *of = run->of;
-    const uint16_t *w = run->layers[expert].weights + (size_t)row * of->cols, *x = run->x + (size_t)token * of->cols;
+    const uint16_t *w = run->weights[expert] + (size_t)row * of->cols, *x = run->x + (size_t)token * of->cols;
     double sum = of->biased ? trf_bf16_to_f32(run->bias[expert * of->rows + row]) : 0;
     for (uint32_t c = 0; c < of->cols; c++)
         sum += (double)trf_bf16_to_f32(w[c]) * (double)trf_bf16_to_f32(x[c]);
@@ -164,6 +177,7 @@ static warp_moe_product product_of(const moe_run *run, const uint16_t *slot_x, v
     warp_moe_product product = {.kernel = of->kernel,
                                 .blocks = of->blocks,
                                 .experts = run->views,
+                                .is_fp8 = run->is_fp8,
                                 .routes = routes_of(run),
                                 .first_slots = run->first_slots,
                                 .slot_routes = run->slot_routes,
@@ -184,7 +198,8 @@ static warp_moe_product product_of(const moe_run *run, const uint16_t *slot_x, v
 
 /* What is beside the slots must stay as it was. */
 START_TEST(products_are_exact) {
-    const int kind = _i / CASES * 3 % WITH_OFFSETS; /* 0, 3, 6, 1: all but row offsets, which experts do not have */
+    /* 0, 3, 6, 1: all but row offsets, which experts do not have; and FP8 */
+    const int round = _i / CASES, kind = round < 4 ? round * 3 % WITH_OFFSETS : FP8_EXPERTS;
     const moe_case *of = &kCases[_i % CASES];
     if (!test_tries(_i / CASES + _i % CASES))
         return;
@@ -306,7 +321,7 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("moe_warp");
     TCase *tests = tcase_create("moe_warp");
-    tcase_add_loop_test(tests, products_are_exact, 0, 4 * CASES);
+    tcase_add_loop_test(tests, products_are_exact, 0, 5 * CASES);
     tcase_add_loop_test(tests, invalid_slots, 0, 6);
     tcase_add_loop_test(tests, sorted_routes, 0, 5);
     suite_add_tcase(suite, tests);

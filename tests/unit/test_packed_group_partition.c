@@ -26,7 +26,7 @@ static void add(products *p, const trf_device_limits *limits, uint32_t rows, uin
     const uint32_t i = p->count++;
     p->views[i] = view_of(rows, cols);
     EXPECT(trf_packed_choose(&p->views[i], limits, m, &p->alone[i]));
-    p->list[i] = (trf_packed_group_product){&p->views[i], m, &p->alone[i]};
+    p->list[i] = (trf_packed_group_product){.view = &p->views[i], .m = m, .alone = &p->alone[i]};
     EXPECT(trf_packed_group_takes(&p->list[i]) == (m <= TRF_PACKED_GROUP_MAX_M && limits->capability == 90));
 }
 
@@ -70,6 +70,41 @@ START_TEST(small_layers_share_a_launch) {
 }
 END_TEST
 
+/* The same of packed FP8 layers, with and without records. The group takes less time than that of BF16 layers, and more
+ * if a layer has records. */
+START_TEST(small_fp8_layers_share_a_launch) {
+    static const uint32_t shapes[][2] = {{4096, 4096}, {1024, 4096}, {1024, 4096}}, batches[] = {1, 8, 16, 32};
+    trf_device_limits limits = hopper_limits();
+    double ns[2];
+    limits.memory_gb_per_second = 4800; /* an H200's: forming counts */
+    for (uint32_t records = 0; records < 2; records++) {
+        trf_packed8_view views[3];
+        trf_packed_partition alone[3];
+        trf_packed_group_product list[3];
+        trf_packed_group_partition g;
+        for (int i = 0; i < 3; i++) {
+            views[i] = (trf_packed8_view){view_of(shapes[i][0], shapes[i][1]),
+                                          i == 2 && records ? TRF_PACKED8_ALL_FLAGS : TRF_PACKED8_HAS_LOW};
+            EXPECT(trf_packed8_choose(&views[i], &limits, batches[_i], &alone[i]));
+            list[i] = (trf_packed_group_product){&views[i].packed, batches[_i], &alone[i], &views[i]};
+            EXPECT(trf_packed_group_takes(&list[i]));
+        }
+        ck_assert(trf_packed_group_choose(list, 3, &limits, &g));
+        ns[records] = g.group_ns;
+        for (int i = 0; i < 3; i++) {
+            EXPECT(g.members[i].k_blocks * trf_packed_bulk_k_tiles(g.shape, TRF_PACKED8_SLAB_BYTES) >= 128);
+            EXPECT(g.members[i].tiles * (uint64_t)trf_packed_bulk_rows(g.shape) >= shapes[i][0]);
+        }
+    }
+    products p = {0};
+    trf_packed_group_partition bf16;
+    for (int i = 0; i < 3; i++)
+        add(&p, &limits, shapes[i][0], shapes[i][1], batches[_i]);
+    ck_assert(trf_packed_group_choose(p.list, p.count, &limits, &bf16));
+    EXPECT(ns[0] <= ns[1] && ns[1] < bf16.group_ns);
+}
+END_TEST
+
 /* gate and up of an 8B model: each fills the device, so that nothing is gained. */
 START_TEST(large_layers_stay_alone) {
     const trf_device_limits limits = hopper_limits();
@@ -90,10 +125,14 @@ START_TEST(what_is_no_group) {
     EXPECT(!trf_packed_group_choose(p.list, 0, &limits, &g) && !trf_packed_group_choose(p.list, 1, &limits, &g));
     add(&p, &limits, 1024, 1024, 1);
     EXPECT(trf_packed_group_choose(p.list, 2, &limits, &g));
-    trf_packed_view zeroing = p.views[1];
-    zeroing.zeroing = 1;
-    EXPECT(trf_packed_group_fits(&p.views[0], &p.views[1]) && trf_packed_group_fits(&zeroing, &zeroing));
-    EXPECT(!trf_packed_group_fits(&p.views[0], &zeroing));
+    trf_packed_view zeroing_view = p.views[1];
+    const trf_packed8_view fp8_view = {.packed = p.views[1]};
+    const trf_packed_group_product zeroing = {.view = &zeroing_view},
+                                   fp8 = {.view = &fp8_view.packed, .fp8 = &fp8_view};
+    zeroing_view.zeroing = 1;
+    EXPECT(trf_packed_group_fits(&p.list[0], &p.list[1]) && trf_packed_group_fits(&zeroing, &zeroing));
+    EXPECT(trf_packed_group_fits(&fp8, &fp8) && !trf_packed_group_fits(&fp8, &p.list[0]));
+    EXPECT(!trf_packed_group_fits(&p.list[0], &zeroing) && !trf_packed_group_fits(&p.list[0], &fp8));
     add(&large, &limits, 1024, 1024, 33); /* not taken */
     older.capability = 80;
     add(&on_older, &older, 1024, 1024, 1); /* likewise: the general kernel has it */
@@ -128,6 +167,7 @@ int main(void) {
     Suite *suite = suite_create("packed_group_partition");
     TCase *tcase = tcase_create("packed_group_partition");
     tcase_add_loop_test(tcase, small_layers_share_a_launch, 0, 5);
+    tcase_add_loop_test(tcase, small_fp8_layers_share_a_launch, 0, 4);
     tcase_add_loop_test(tcase, large_layers_stay_alone, 0, 6);
     tcase_add_test(tcase, what_is_no_group);
     tcase_add_loop_test(tcase, any_layers, 0, 4);

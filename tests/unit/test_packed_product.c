@@ -163,8 +163,12 @@ START_TEST(wgmma_partitions) {
             }
     ck_assert(with_fronts > 100 && without_fronts > 100);
     for (int shape = TRF_PACKED_WGMMA_64; shape < TRF_PACKED_SHAPES; shape++) {
-        EXPECT(trf_packed_wgmma_shared_bytes(shape) + 1024 <= 227 << 10);
-        EXPECT(trf_packed_wgmma_stages(shape) >= 4 && trf_packed_wgmma_stages(shape) <= 8);
+        EXPECT(trf_packed_wgmma_shared_bytes(shape, TRF_PACKED_SLAB_BYTES) + 1024 <= 227 << 10);
+        EXPECT(trf_packed_wgmma_shared_bytes(shape, TRF_PACKED8_SLAB_BYTES) + 1024 <= 227 << 10);
+        EXPECT(trf_packed_wgmma_stages(shape, TRF_PACKED_SLAB_BYTES) >= 4 &&
+               trf_packed_wgmma_stages(shape, TRF_PACKED_SLAB_BYTES) <= 8);
+        EXPECT(trf_packed_wgmma_stages(shape, TRF_PACKED8_SLAB_BYTES) >= 5 &&
+               trf_packed_wgmma_stages(shape, TRF_PACKED8_SLAB_BYTES) <= 10);
     }
 }
 END_TEST
@@ -223,14 +227,14 @@ END_TEST
 /* The same for packed FP8 layers of all flags; there is no kernel elsewhere. */
 START_TEST(fp8_candidates) {
     static const uint32_t sizes[] = {1, 64, 1024, 4096, 14336, 65536};
-    static const uint32_t batches[] = {1, 8, 16, 33, 64};
+    static const uint32_t batches[] = {1, 8, 33, 64, 65, 128, 200, 2048};
     const trf_device_limits limits = hopper_limits();
     trf_packed_partition chosen, made, found[TRF_PACKED_MAX_CANDIDATES + 1];
-    for (uint32_t i = 0; i < 6 * 6 * 5 * 4; i++) {
-        const uint32_t rows = sizes[i % 6], cols = sizes[i / 6 % 6], m = batches[i / 36 % 5];
+    for (uint32_t i = 0; i < 6 * 6 * 8 * 4; i++) {
+        const uint32_t rows = sizes[i % 6], cols = sizes[i / 6 % 6], m = batches[i / 36 % 8];
         const trf_packed8_view view = {
             .packed = {.rows = rows, .cols = cols, .bands = (rows + 63) / 64, .tiles_per_band = (cols + 31) / 32},
-            .flags = i / 180};
+            .flags = i / 288};
         EXPECT(trf_packed8_choose(&view, &limits, m, &chosen));
         const uint32_t count = trf_packed8_candidates(&view, &limits, m, found, TRF_PACKED_MAX_CANDIDATES + 1);
         EXPECT(count >= 1 && count <= TRF_PACKED_MAX_CANDIDATES);
@@ -253,7 +257,7 @@ START_TEST(fp8_flags_cost) {
     trf_device_limits limits = hopper_limits();
     double ns[3];
     limits.memory_gb_per_second = 4800; /* an H200's */
-    for (uint32_t m = 1; m <= 64; m *= 2) {
+    for (uint32_t m = 1; m <= 128; m *= 2) {
         for (int i = 0; i < 3; i++) {
             const trf_packed8_view view = {.packed = {.rows = 14336, .cols = 4096, .bands = 224, .tiles_per_band = 128},
                                            .flags = flags[i]};

@@ -8,26 +8,23 @@
 #include "warp_packed_product.h"
 
 /* NaNs wherever stages have x, of which tiles of few tokens bring only a part; they must not reach y. */
-template <int kKernel> static void fill_stages() {
+template <class Config> static void fill_stages() {
     alignas(16) uint8_t nan[16];
     memset(nan, 0xFF, sizeof nan);
-    for (uint32_t at = 0; at < trf_moe_stages(kKernel) * trf_moe_stage_bytes(kKernel); at += sizeof nan)
+    for (uint32_t at = 0; at < Config::kLinesAt; at += sizeof nan)
         warp_async_put(trf_shared_address(warp_shared_memory()) + at, nan, sizeof nan);
 }
 
-template <int kKernel, bool kMayZero> static void run_block(void *args) {
+template <int kKernel, class Weights> static void run_block(void *args) {
     if (threadIdx.x == 0)
-        fill_stages<kKernel>();
+        fill_stages<trf_moe_config<kKernel, Weights>>();
     __syncthreads();
-    trf_moe_block<trf_moe_config<kKernel>, kMayZero>(*(const trf_moe_args *)args, warp_shared_memory(),
-                                                     trf_shared_address(warp_shared_memory()));
+    trf_moe_block<trf_moe_config<kKernel, Weights>>(*(const trf_moe_args *)args, warp_shared_memory(),
+                                                    trf_shared_address(warp_shared_memory()));
 }
 
-template <int kKernel> static void multiply(const warp_moe_product *product) {
+template <int kKernel, class Weights> static void multiply(const warp_moe_product *product) {
     trf_moe_args args = {};
-    bool may_zero = false;
-    for (uint32_t e = 0; e < product->routes.experts; e++)
-        may_zero = may_zero || product->experts[e].zeroing;
     args.x_map =
         warp_make_x_map(product->x, product->x_rows, product->experts[0].cols, TRF_MOE_BOX_ROWS, TRF_MOE_BOX_ROWS);
     trf_packed_view any = product->experts[0];
@@ -51,21 +48,31 @@ template <int kKernel> static void multiply(const warp_moe_product *product) {
     args.handover =
         trf_packed_handover_at(product->handover, product->blocks, trf_moe_acc_tiles(kKernel), WARP_LAUNCH_ID);
     gridDim.x = product->blocks;
-    const warp_block_shape shape = {TRF_MOE_THREADS / 32, trf_moe_shared_bytes(kKernel), product->order, 1};
+    const warp_block_shape shape = {TRF_MOE_THREADS / 32, trf_moe_shared_bytes(kKernel, Weights::kSlabBytes),
+                                    product->order, 1};
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
-        warp_run_block(shape, may_zero ? run_block<kKernel, true> : run_block<kKernel, false>, &args);
+        warp_run_block(shape, run_block<kKernel, Weights>, &args);
     warp_expect_taken_over(args.handover, gridDim.x);
     blockIdx.x = 0;
     gridDim.x = 1;
 }
 
-void warp_multiply_experts(const warp_moe_product *product) {
+template <class Weights> static void multiply_by_kernel(const warp_moe_product *product) {
     if (product->kernel == TRF_MOE_64)
-        multiply<TRF_MOE_64>(product);
+        multiply<TRF_MOE_64, Weights>(product);
     else if (product->kernel == TRF_MOE_192)
-        multiply<TRF_MOE_192>(product);
+        multiply<TRF_MOE_192, Weights>(product);
     else
-        multiply<TRF_MOE_256>(product);
+        multiply<TRF_MOE_256, Weights>(product);
+}
+
+void warp_multiply_experts(const warp_moe_product *product) {
+    bool may_zero = false;
+    for (uint32_t e = 0; e < product->routes.experts; e++)
+        may_zero = may_zero || product->experts[e].zeroing;
+    (product->is_fp8 ? multiply_by_kernel<trf_moe_fp8>
+     : may_zero      ? multiply_by_kernel<trf_moe_bf16_may_zero>
+                     : multiply_by_kernel<trf_moe_bf16>)(product);
 }
 
 static void count_block(void *args) {

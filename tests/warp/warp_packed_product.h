@@ -38,9 +38,16 @@ void warp_multiply_packed8_bulk(const warp_packed_product *product, uint32_t fla
 void warp_multiply_packed_group(const warp_packed_product *products, uint32_t count, int shape, uint32_t x_tiles,
                                 uint32_t cluster_size);
 
+/* The same for packed FP8 layers, whose flags these are, all of them joined. */
+void warp_multiply_packed8_group(const warp_packed_product *products, uint32_t count, uint32_t flags, int shape,
+                                 uint32_t x_tiles, uint32_t cluster_size);
+
 /* One product by a wgmma kernel (trf_packed_wgmma.cuh). partition: the wgmma kernel's, which replaces
  * product->partition. */
 void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_packed_partition *partition);
+
+/* The same for a packed FP8 layer. product->view: the part of a trf_packed8_view. */
+void warp_multiply_packed8_wgmma(const warp_packed_product *product, const trf_packed_partition *partition);
 
 #ifdef __cplusplus
 }
