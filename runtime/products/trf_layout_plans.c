@@ -68,6 +68,6 @@ const char *trf_packed8_choose_partition(const trf_plan *plan, int *is_tuned, tr
     *is_tuned =
         find_tuned(plan, &kernel) && trf_packed8_choose_shape(view, limits, m, kernel.shape, kernel.cut, partition);
     if (!*is_tuned && !trf_packed8_choose(view, limits, m, partition))
-        return "no kernel of packed FP8 takes so many rows of x on this device";
+        return "no kernel of packed FP8 runs on this device, or takes so many rows of x";
     return NULL;
 }

@@ -12,6 +12,7 @@
 #include "common/test_calls.h"
 #include "common/test_weights.h"
 #include "transfuse/experts.h"
+#include "transfuse/groups.h"
 #include "trf_device_layer.h"
 #include "trf_packed8_form.h"
 
@@ -269,7 +270,7 @@ START_TEST(lines_that_are_full) {
     for (uint32_t i = 0; i < 24; i++) {
         from.weights[(size_t)(first_row + i * 2) * from.cols + first_col + i * 44] =
             i % 5 ? (uint16_t)(0x3F81 + 256 * i) : 0xFF81;
-        if (i % 11 != 0 && i < 22)
+        if (i != 0 && i < 22)
             continue;
         const made_blob blob = encode(from.weights, TRF_DTYPE_BF16, from.rows, from.cols, TRF_FAVOR_SPEED);
         if (i < 23) {
@@ -364,8 +365,15 @@ END_TEST
 
 /* ---- products ---- */
 
+/* Whether the device has kernels for such layers. */
+static int has_kernels(void) {
+    trf_context_info info;
+    trf_context_get_info(device, &info);
+    return ON_CPU || info.capability == 90;
+}
+
 START_TEST(products) {
-    static const uint32_t batches[] = {1, 5, 33, 70};
+    static const uint32_t batches[] = {1, 5, 33, 70, 300};
     test_rng rng = {90 + (uint64_t)_i};
     packed8_layer from = make_weights(&rng, 200, 1100, 128, 128, _i);
     from.weights[77] = 0x3F81;
@@ -373,7 +381,13 @@ START_TEST(products) {
     trf_device_layer *layer = make(&blob, TRF_LAYOUT_PACKED8, NULL);
     trf_plan *plan = NULL;
     for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
+        if (ON_CPU && batches[i] > 64)
+            continue;
         check_product(layer, batches[i], TRF_PATH_AUTO);
+        fixture_check_status(
+            test_make_plan(layer, batches[i], TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK, &err);
+        ck_assert_int_eq(test_plan_info(plan).path, has_kernels() ? TRF_PATH_PACKED : TRF_PATH_TWO_STEP);
+        trf_plan_destroy(plan);
         if (!ON_CPU)
             check_product(layer, batches[i], TRF_PATH_TWO_STEP);
     }
@@ -382,6 +396,61 @@ START_TEST(products) {
     trf_device_layer_destroy(layer);
     trf_free(blob.at);
     packed8_layer_free(&from);
+}
+END_TEST
+
+/* Layers of a group give what they give alone; the last one is packed BF16. */
+START_TEST(groups) {
+    enum {
+        LAYERS = 4,
+        M = 3
+    };
+    static const uint32_t shapes[LAYERS][2] = {{256, 512}, {128, 512}, {200, 512}, {256, 512}};
+    test_rng rng = {95};
+    trf_device_layer *layers[LAYERS];
+    trf_group_member members[LAYERS];
+    const void *x[LAYERS];
+    void *y[LAYERS];
+    uint16_t *const x_host = device_make_x(M, 512);
+    for (int i = 0; i < LAYERS; i++) {
+        packed8_layer from = make_weights(&rng, shapes[i][0], shapes[i][1], 128, 128, SCALES_F32);
+        const made_blob blob = encode(from.weights, TRF_DTYPE_BF16, from.rows, from.cols, TRF_FAVOR_SPEED);
+        trf_load_options options;
+        trf_load_options_init(&options);
+        options.packed_bf16 = i == LAYERS - 1;
+        layers[i] = make(&blob, TRF_LAYOUT_PACKED, &options);
+        members[i] = test_group_member(layers[i], M, TRF_DTYPE_BF16, TRF_DTYPE_F32);
+        x[i] = device_upload(device, x_host, 2ull * M * 512);
+        y[i] = device_upload(device, x_host, 2ull * M * 512); /* any contents; larger than what is written */
+        ck_assert_uint_ge(2 * 512, 4 * shapes[i][0]);
+        trf_free(blob.at);
+        packed8_layer_free(&from);
+    }
+    trf_layer_group *group;
+    fixture_check_status(trf_layer_group_create(members, LAYERS, &group, &err), TRF_OK, &err);
+    void *workspace = NULL;
+    fixture_check_status(trf_device_allocate(device, test_group_info(group).workspace_bytes, &workspace, &err), TRF_OK,
+                         &err);
+    fixture_check_status(trf_linear_group(group, x, y, workspace, NULL, &err), TRF_OK, &err);
+    for (int i = 0; i < LAYERS; i++) {
+        const trf_plan_options options = test_plan_options(M, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO);
+        const uint32_t count = M * shapes[i][0];
+        float *due = (float *)device_multiply(layers[i], &options, x_host), *found = malloc(count * sizeof *found);
+        ck_assert_ptr_nonnull(found);
+        fixture_check_status(trf_device_download(device, found, y[i], count * sizeof *found, &err), TRF_OK, &err);
+        for (uint32_t n = 0; n < count; n++) /* kernels of groups add in another order */
+            EXPECT(fabsf(found[n] - due[n]) <= 1e-4f * (fabsf(due[n]) + 1));
+        free(due);
+        free(found);
+    }
+    trf_layer_group_destroy(group);
+    for (int i = 0; i < LAYERS; i++) {
+        trf_device_layer_destroy(layers[i]);
+        trf_device_free(device, (void *)(uintptr_t)x[i]);
+        trf_device_free(device, y[i]);
+    }
+    trf_device_free(device, workspace);
+    free(x_host);
 }
 END_TEST
 
@@ -536,6 +605,7 @@ int main(void) {
     tcase_add_test(tests, scales_without_constants);
     tcase_add_test(tests, bf16_that_is_asked_for);
     tcase_add_loop_test(tests, products, 0, 2);
+    tcase_add_test(tests, groups);
     tcase_add_test(tests, the_callers_memory);
     tcase_add_test(tests, adopted_buffers);
     tcase_add_test(tests, to_other_layouts);
