@@ -230,12 +230,13 @@ static int set_context(cli_options *o, const char *value) {
 }
 
 static int take_bench_codec(void *context, const char *list_entry) {
-    static const char *const names[] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8",
+    static const char *const names[] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "scaled_fp8", "int8",
                                         "bits", "fp8",  "int",      "auto",     NULL};
     static const unsigned masks[] = {1 << CLI_BENCH_BF16,
                                      1 << CLI_BENCH_FP16,
                                      1 << CLI_BENCH_E4M3,
                                      1 << CLI_BENCH_E5M2,
+                                     1 << CLI_BENCH_SCALED_FP8,
                                      1 << CLI_BENCH_INT8,
                                      1 << CLI_BENCH_BITS,
                                      1 << CLI_BENCH_E4M3 | 1 << CLI_BENCH_E5M2,
@@ -313,7 +314,8 @@ static const option_entry kOptions[] = {
                          set_mixture, 0, 0},
     [CLI_OPT_ROUTES] = {"routes", "uniform or skewed", set_routes, 0, 0},
     [CLI_OPT_BATCH] = {"batch", "at most 64 whole numbers from 1 to 1048576, such as 1,8", set_batch, 0, 0},
-    [CLI_OPT_BENCH_CODECS] = {"codec", "a list of auto, bf16, fp16, fp8, fp8_e4m3, fp8_e5m2, int, int8 and bits",
+    [CLI_OPT_BENCH_CODECS] = {"codec",
+                              "a list of auto, bf16, fp16, fp8, fp8_e4m3, fp8_e5m2, scaled_fp8, int, int8 and bits",
                               set_bench_codecs, 0, 0},
     [CLI_OPT_BENCH_BITS] = {"bits", "at most 64 numbers from 2 to 8, such as 4.25,5.7", set_bench_bits, 0, 0},
     [CLI_OPT_DISTRIBUTION] = {"distribution", "normal or student-t", set_distribution, 0, 0},

@@ -25,6 +25,7 @@ typedef enum cli_bench_codec {
     CLI_BENCH_FP16,
     CLI_BENCH_E4M3,
     CLI_BENCH_E5M2,
+    CLI_BENCH_SCALED_FP8, /* BF16 that was FP8 with scale blocks */
     CLI_BENCH_INT8,
     CLI_BENCH_BITS,
     CLI_BENCH_COUNT

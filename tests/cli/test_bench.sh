@@ -7,7 +7,7 @@ need_numpy
 expect 0 bench --layers 96x160,300x64 --batch 1,3 --runs 2 --sigma 0.02,0.03 --bits 3.5,5 --codec auto \
     --json bench.json --csv bench.csv -T 2
 [ ! -s err ] || fail "something on standard error"
-for word in bf16 fp16 fp8_e4m3 fp8_e5m2 int8 bits:3.5 bits:5 lz4 zstd 96x160 300x64 speed size; do
+for word in bf16 fp16 fp8_e4m3 fp8_e5m2 scaled_fp8 int8 bits:3.5 bits:5 lz4 zstd 96x160 300x64 speed size; do
     grep -qF "$word" out || fail "the table lacks $word"
 done
 "$TRF_PYTHON" - <<'PYTHON' || fail "the files of bench"
@@ -15,8 +15,8 @@ import csv, json
 with open("bench.json", encoding="utf-8") as file:
     bench = json.load(file)
 assert bench["cpu"] and bench["date"] and bench["version"] and bench["threads"] == 2 and bench["device"] == "cpu"
-# 2 layers, 2 sigmas, 7 codecs, 2 favors; baselines: 5 codecs, 2 compressors.
-assert len(bench["results"]) == 56 and len(bench["baselines"]) == 40
+# 2 layers, 2 sigmas, 8 codecs, 2 favors; baselines: 6 codecs, 2 compressors.
+assert len(bench["results"]) == 64 and len(bench["baselines"]) == 48
 for r in bench["results"]:
     assert abs(r["bits_per_weight"] - 8 * r["bytes"] / r["weights"]) < 1e-6, r
     assert r["weights"] == r["rows"] * r["cols"]
@@ -30,7 +30,7 @@ with open("bench.csv", newline="", encoding="utf-8") as file:
     rows = list(csv.DictReader(file))
 assert all(None not in row and None not in row.values() for row in rows)
 # 4 figures, and 2 runs of encode, checked encode, decode and 2 products; baselines: 1 figure, 2 runs of 2.
-assert len(rows) == 56 * (4 + 2 * 5) + 40 * (1 + 2 * 2), len(rows)
+assert len(rows) == 64 * (4 + 2 * 5) + 48 * (1 + 2 * 2), len(rows)
 measures = {row["measure"] for row in rows if row["compressor"] == "lz4"}
 assert measures == {"bits_per_weight", "encode_seconds", "decode_seconds"}
 PYTHON

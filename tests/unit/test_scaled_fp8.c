@@ -3,6 +3,7 @@
  * gives them back bit for bit. What is expected is computed in binary64, not by the library's own forming of weights.
  */
 #include "common/decoders.h"
+#include "common/fp8_matrices.h"
 #include "common/run_suite.h"
 #include "common/test_calls.h"
 #include "common/test_weights.h"
@@ -20,65 +21,8 @@
 
 static trf_error err;
 
-/* ---- what is expected ---- */
-
-static double code_value(uint32_t code) {
-    const int exponent = code >> 3 & 15, mantissa = code & 7;
-    const double magnitude = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
-    return code & 0x80 ? -magnitude : magnitude;
-}
-
-/* code * scale, which is exact in binary64, rounded to F32 and then to BF16. */
-static uint16_t scaled(uint32_t code, float scale) {
-    return trf_f64_to_bf16((double)(float)(code_value(code) * (double)scale));
-}
-
-/* The code of a number: to nearest, saturated. */
-static uint32_t quantized(double value) {
-    uint32_t best = 0;
-    for (uint32_t code = 1; code < 0x7F; code++)
-        if (fabs(code_value(code) - fabs(value)) < fabs(code_value(best) - fabs(value)))
-            best = code;
-    return best | (value < 0 ? 0x80 : 0);
-}
-
-/* ---- matrices ---- */
-
-typedef struct matrix {
-    uint32_t rows, cols;
-    uint16_t *weights;
-} matrix;
-
-static matrix new_matrix(uint32_t rows, uint32_t cols) {
-    return (matrix){rows, cols, malloc((size_t)rows * cols * sizeof(uint16_t))};
-}
-
-/* A scale of any mantissa that suits normally distributed weights: 448 of them is about the largest. */
-static float random_scale(test_rng *rng) {
-    return (float)(0.0002 * (1 + test_uniform(rng)) * (test_below(rng, 2) ? 1 : 4));
-}
-
-/* Normally distributed codes times scales of regions of so many rows and columns. */
-static matrix dequantized(test_rng *rng, uint32_t rows, uint32_t cols, uint32_t region_rows, uint32_t region_cols) {
-    matrix m = new_matrix(rows, cols);
-    const uint32_t across = (cols + region_cols - 1) / region_cols;
-    float *scales = malloc(across * sizeof *scales);
-    uint32_t codes[1024];
-    for (uint32_t i = 0; i < 1024; i++)
-        codes[i] = quantized(130 * test_normal(rng));
-    for (uint32_t r = 0; r < rows; r++)
-        for (uint32_t c = 0; c < cols; c++) {
-            if (r % region_rows == 0 && c % region_cols == 0)
-                scales[c / region_cols] = random_scale(rng);
-            const uint32_t code = r % region_rows == 0 && c % region_cols == 0 ? 0x7E : codes[test_below(rng, 1024)];
-            m.weights[(size_t)r * cols + c] = scaled(code, scales[c / region_cols]);
-        }
-    free(scales);
-    return m;
-}
-
-static trf_status encode(const matrix *m, trf_codec codec, trf_favor favor, int threads, void **blob, uint64_t *bytes,
-                         trf_layer_report *report) {
+static trf_status encode(const fp8_matrix *m, trf_codec codec, trf_favor favor, int threads, void **blob,
+                         uint64_t *bytes, trf_layer_report *report) {
     trf_encode_options options;
     trf_encode_options_init(&options);
     options.codec = codec;
@@ -88,14 +32,14 @@ static trf_status encode(const matrix *m, trf_codec codec, trf_favor favor, int 
     return trf_encode_layer(&source, &options, blob, bytes, report, &err);
 }
 
-static void *encode_fp8(const matrix *m, trf_favor favor, uint64_t *bytes) {
+static void *encode_fp8(const fp8_matrix *m, trf_favor favor, uint64_t *bytes) {
     void *blob;
     ck_assert_msg(encode(m, TRF_CODEC_E4M3, favor, 2, &blob, bytes, NULL) == TRF_OK, "%s", err.message);
     return blob;
 }
 
 /* Decodes by every decoder, and as a layer. */
-static void check_decoding(const matrix *m, const void *blob, uint64_t bytes) {
+static void check_decoding(const fp8_matrix *m, const void *blob, uint64_t bytes) {
     decoder decoders[3];
     const uint32_t count = find_decoders(decoders);
     const size_t weights = (size_t)m->rows * m->cols;
@@ -142,7 +86,7 @@ START_TEST(every_scale_has_its_mantissa_set) {
     ck_assert_uint_eq(at, TRF_MANTISSA_SETS - 1);
     for (at = 0; at < TRF_MANTISSA_SETS; at++)
         for (uint32_t m = 0; m < 8; m++)
-            ck_assert_uint_eq(scaled(7 << 3 | m, trf_f32_from_bits(127u << 23 | sets[at].scale_mantissa)),
+            ck_assert_uint_eq(fp8_scaled(7 << 3 | m, trf_f32_from_bits(127u << 23 | sets[at].scale_mantissa)),
                               (uint32_t)((127 + sets[at].carry[m]) << 7 | sets[at].mantissa[m]));
 }
 END_TEST
@@ -150,13 +94,13 @@ END_TEST
 /* A row has all codes, both zeros and the denormal ones included, times one scale, and the rows all sets of mantissas
  * with exponents up to the ends of their range. loop: favors. */
 START_TEST(every_code_times_every_set) {
-    matrix m = new_matrix(TRF_MANTISSA_SETS, 256);
+    fp8_matrix m = fp8_new_matrix(TRF_MANTISSA_SETS, 256);
     const trf_mantissa_set *sets = trf_mantissa_sets();
     for (uint32_t r = 0; r < m.rows; r++) {
         const uint32_t exponent = r == 0 ? 27 : r == 1 ? 226 : 27 + r * 37 % 200;
         const float scale = trf_f32_from_bits(exponent << 23 | sets[r].scale_mantissa);
         for (uint32_t code = 0; code < 256; code++)
-            m.weights[r * 256 + code] = scaled((code & 0x7F) == 0x7F ? code - 1 : code, scale);
+            m.weights[r * 256 + code] = fp8_scaled((code & 0x7F) == 0x7F ? code - 1 : code, scale);
     }
     uint64_t bytes;
     void *blob = encode_fp8(&m, (trf_favor)_i, &bytes);
@@ -179,7 +123,7 @@ END_TEST
 
 /* ---- what is found ---- */
 
-static trf_granularity find(const matrix *m, int threads, trf_fp8_scales *scales) {
+static trf_granularity find(const fp8_matrix *m, int threads, trf_fp8_scales *scales) {
     const trf_source source = {TRF_DTYPE_BF16, m->rows, m->cols, NULL, NULL, m->weights};
     int found;
     ck_assert_int_eq(trf_find_fp8(&source, threads, scales, &found, &err), TRF_OK);
@@ -199,7 +143,7 @@ START_TEST(every_granularity_and_shape) {
     const uint32_t regions[3][2] = {{rows, cols}, {1, cols}, {128, 128}};
     const trf_granularity kinds[3] = {TRF_GRANULARITY_TENSOR, TRF_GRANULARITY_CHANNEL, TRF_GRANULARITY_SCALE_BLOCK};
     for (int g = 0; g < 3; g++) {
-        matrix m = dequantized(&rng, rows, cols, regions[g][0], regions[g][1]);
+        fp8_matrix m = fp8_dequantized(&rng, rows, cols, regions[g][0], regions[g][1]);
         trf_fp8_scales scales;
         const trf_granularity found = find(&m, 3, &scales);
         const int one_region = g == 2 && rows <= 128 && cols <= 128;
@@ -222,29 +166,20 @@ START_TEST(every_granularity_and_shape) {
 }
 END_TEST
 
-/* Puts bits of all kinds in place of one weight of `among`. */
-static void spoil(test_rng *rng, matrix *m, uint32_t among) {
-    static const uint16_t odd[] = {0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x0001, 0x8001, 0x007F, 0x7F7F,
-                                   0x8000, 0x0000, 0x0080, 0x00FF, 0x3F81, 0xBB03, 0x1234, 0x2345};
-    for (size_t i = 0; i < (size_t)m->rows * m->cols; i++)
-        if (test_below(rng, among) == 0)
-            m->weights[i] = test_below(rng, 2) ? odd[test_below(rng, 16)] : (uint16_t)(m->weights[i] ^ 1);
-}
-
 /* loop: favors. Weights that are no code times their scale come back, too, and many of them make it BF16. */
 START_TEST(exceptions) {
     test_rng rng = {7};
     for (int g = 0; g < 2; g++) {
-        matrix m = dequantized(&rng, 400, 700, g ? 128 : 400, g ? 128 : 700);
+        fp8_matrix m = fp8_dequantized(&rng, 400, 700, g ? 128 : 400, g ? 128 : 700);
         trf_fp8_scales scales;
         uint64_t bytes;
         void *blob;
-        spoil(&rng, &m, 1000);
+        fp8_spoil(&rng, &m, 1000);
         blob = encode_fp8(&m, (trf_favor)_i, &bytes);
         ck_assert_uint_gt(((const trf_extension *)((const char *)blob + TRF_EXTENSION_OFFSET))->exception_count, 100);
         check_decoding(&m, blob, bytes);
         trf_free(blob);
-        spoil(&rng, &m, 100);
+        fp8_spoil(&rng, &m, 100);
         ck_assert_int_eq(find(&m, 2, &scales), TRF_GRANULARITY_NONE);
         ck_assert_int_eq(encode(&m, TRF_CODEC_E4M3, (trf_favor)_i, 1, &blob, &bytes, NULL), TRF_ERR_ARGUMENT);
         ck_assert_msg(strstr(err.message, "FP8 codes times scales") != NULL, "%s", err.message);
@@ -256,7 +191,7 @@ END_TEST
 /* A tile that has no codes at all, in a layer with one scale: its weights are stored or exceptions. */
 START_TEST(tile_without_codes) {
     test_rng rng = {8};
-    matrix m = dequantized(&rng, 1024, 8192, 1024, 8192);
+    fp8_matrix m = fp8_dequantized(&rng, 1024, 8192, 1024, 8192);
     for (uint32_t r = 300; r < 440; r++)
         for (uint32_t c = 600; c < 760; c++)
             m.weights[(size_t)r * m.cols + c] = (uint16_t)test_random(&rng);
@@ -268,49 +203,10 @@ START_TEST(tile_without_codes) {
 }
 END_TEST
 
-/* The kinds of matrices that are not FP8 of these granularities. */
-static matrix other_matrix(test_rng *rng, int kind) {
-    enum {
-        ROWS = 512,
-        COLS = 1024
-    };
-    matrix m = kind == 4   ? dequantized(rng, ROWS, COLS, 128, 128)
-               : kind == 5 ? dequantized(rng, ROWS, COLS, 1, 128)
-                           : new_matrix(ROWS, COLS);
-    static const double fp4[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    double scale = 1;
-    for (size_t i = 0; i < (size_t)ROWS * COLS; i++) {
-        const double normal = test_normal(rng);
-        double value = 0;
-        if (kind == 0) {
-            value = 0.02 * normal;
-        } else if (kind == 1) {
-            value = 0.02 * test_student(rng, 3);
-        } else if (kind == 2) { /* INT8, a scale a row */
-            scale = i % COLS ? scale : 0.0006 * (1 + test_uniform(rng));
-            value = rint(fmax(-127, fmin(127, 32 * normal))) * scale;
-        } else if (kind == 3) { /* NVFP4, scales of 16 */
-            scale = i % 16 ? scale : code_value(quantized(40 + 60 * test_uniform(rng))) * 1.2345e-4;
-            value = fp4[test_below(rng, 8)] * scale * (normal < 0 ? -1 : 1);
-        } else if (kind == 4) { /* fine-tuned */
-            value = (double)trf_bf16_to_f32(m.weights[i]) + 1e-4 * normal;
-        } else if (kind == 5) { /* FP8 with scales of 1 x 128 */
-            continue;
-        } else if (kind == 6) { /* INT4, scales of 128 */
-            scale = i % 128 ? scale : 0.008 * (1 + test_uniform(rng));
-            value = rint(fmax(-8, fmin(7, 2.5 * normal))) * scale;
-        }
-        if (kind == 8) /* two constants */
-            value = i % 3 ? 0.5 : 1.25;
-        m.weights[i] = trf_f64_to_bf16(value); /* kind 7: zeros */
-    }
-    return m;
-}
-
 /* loop: kinds. */
 START_TEST(others_are_not_found) {
     test_rng rng = {200 + (uint64_t)_i};
-    matrix m = other_matrix(&rng, _i);
+    fp8_matrix m = fp8_other_matrix(&rng, _i);
     trf_fp8_scales scales;
     ck_assert_int_eq(find(&m, 1, &scales), TRF_GRANULARITY_NONE);
     ck_assert_ptr_null(scales.values);
@@ -322,7 +218,7 @@ END_TEST
 START_TEST(mxfp4_is_a_kind_of_fp8) {
     static const double fp4[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     test_rng rng = {300};
-    matrix m = new_matrix(256, 512);
+    fp8_matrix m = fp8_new_matrix(256, 512);
     double scale = 1;
     for (size_t i = 0; i < (size_t)m.rows * m.cols; i++) {
         scale = i % 32 ? scale : ldexp(1, -8 + (int)test_below(&rng, 3));
@@ -338,7 +234,7 @@ END_TEST
 START_TEST(threads_do_not_matter) {
     test_rng rng = {9};
     for (int g = 0; g < 3; g++) {
-        matrix m = dequantized(&rng, 900, 1300, g == 0 ? 900 : g == 1 ? 1 : 128, g == 2 ? 128 : 1300);
+        fp8_matrix m = fp8_dequantized(&rng, 900, 1300, g == 0 ? 900 : g == 1 ? 1 : 128, g == 2 ? 128 : 1300);
         uint64_t bytes, others;
         void *blob, *other;
         ck_assert_int_eq(encode(&m, TRF_CODEC_E4M3, TRF_FAVOR_SPEED, 1, &blob, &bytes, NULL), TRF_OK);
@@ -355,7 +251,7 @@ END_TEST
 /* What is not asked for is not looked for: layers in memory stay BF16, in the old version. */
 START_TEST(auto_in_memory_is_bf16) {
     test_rng rng = {10};
-    matrix m = dequantized(&rng, 64, 256, 64, 256);
+    fp8_matrix m = fp8_dequantized(&rng, 64, 256, 64, 256);
     uint64_t bytes;
     void *blob;
     ck_assert_int_eq(encode(&m, TRF_CODEC_AUTO, TRF_FAVOR_SPEED, 1, &blob, &bytes, NULL), TRF_OK);
@@ -371,8 +267,8 @@ END_TEST
 /* Products of both have to be the same bits: those of the layer of scaled FP8 are those of its BF16 weights. */
 START_TEST(products) {
     test_rng rng = {11};
-    matrix m = dequantized(&rng, 300, 515, 128, 128);
-    spoil(&rng, &m, 2000);
+    fp8_matrix m = fp8_dequantized(&rng, 300, 515, 128, 128);
+    fp8_spoil(&rng, &m, 2000);
     for (size_t i = 0; i < (size_t)m.rows * m.cols; i++)
         if ((m.weights[i] & 0x7F80) == 0x7F80)
             m.weights[i] = 0;
@@ -402,7 +298,7 @@ static trf_device_layer *load(trf_context *context, const void *blob, uint64_t b
     return layer;
 }
 
-static void check_rows(const trf_device_layer *layer, const matrix *m, const uint32_t shard[4]) {
+static void check_rows(const trf_device_layer *layer, const fp8_matrix *m, const uint32_t shard[4]) {
     const uint32_t rows = shard[1] ? shard[1] : m->rows, cols = shard[3] ? shard[3] : m->cols;
     int32_t *ids = malloc(rows * sizeof *ids);
     uint16_t *weights = malloc((size_t)rows * cols * 2);
@@ -428,8 +324,8 @@ static void check_rows(const trf_device_layer *layer, const matrix *m, const uin
 START_TEST(rows_and_shards) {
     static const uint32_t shards[][4] = {{0, 0, 0, 0}, {256, 256, 0, 0}, {112, 288, 64, 512}, {0, 0, 512, 188}};
     test_rng rng = {12};
-    matrix m = dequantized(&rng, 600, 700, _i == 0 ? 600 : _i == 1 ? 1 : 128, _i == 2 ? 128 : 700);
-    spoil(&rng, &m, 20000);
+    fp8_matrix m = fp8_dequantized(&rng, 600, 700, _i == 0 ? 600 : _i == 1 ? 1 : 128, _i == 2 ? 128 : 700);
+    fp8_spoil(&rng, &m, 20000);
     uint64_t bytes;
     void *blob = encode_fp8(&m, TRF_FAVOR_SPEED, &bytes);
     trf_context *context;
@@ -465,7 +361,7 @@ int main(void) {
     tcase_add_loop_test(tests, every_granularity_and_shape, 0, NUM_SHAPES);
     tcase_add_loop_test(tests, exceptions, 0, 2);
     tcase_add_test(tests, tile_without_codes);
-    tcase_add_loop_test(tests, others_are_not_found, 0, 9);
+    tcase_add_loop_test(tests, others_are_not_found, 0, FP8_OTHER_KINDS);
     tcase_add_test(tests, mxfp4_is_a_kind_of_fp8);
     tcase_add_test(tests, auto_in_memory_is_bf16);
     tcase_add_test(tests, products);

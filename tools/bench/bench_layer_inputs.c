@@ -12,18 +12,26 @@ struct bench_drawn_layer {
     float *drawn;           /* of scale 1 */
     void *source;           /* room for F32 */
     trf_dtype source_dtype; /* what source holds now, NONE for nothing ... */
-    double source_sigma;    /* ... and of which scale */
+    int source_was_fp8;
+    double source_sigma; /* ... and of which scale */
 };
 
-static const char *const kCodecNames[CLI_BENCH_COUNT] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bits"};
-static const trf_dtype kSources[CLI_BENCH_COUNT] = {TRF_DTYPE_BF16,    TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3,
-                                                    TRF_DTYPE_F8_E5M2, TRF_DTYPE_F32, TRF_DTYPE_F32};
+static const char *const kCodecNames[CLI_BENCH_COUNT] = {"bf16",       "fp16", "fp8_e4m3", "fp8_e5m2",
+                                                         "scaled_fp8", "int8", "bits"};
+static const trf_dtype kSources[CLI_BENCH_COUNT] = {TRF_DTYPE_BF16, TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3, TRF_DTYPE_F8_E5M2,
+                                                    TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_DTYPE_F32};
 
 const void *bench_input_weights(const bench_layer_input *input, trf_dtype dtype) {
     bench_drawn_layer *layer = input->drawn;
-    if (layer->source_dtype != dtype || layer->source_sigma != input->sigma)
-        bench_make_source(layer->drawn, layer->shape, input->sigma, dtype, layer->source);
+    const int was_fp8 = input->bench_codec == CLI_BENCH_SCALED_FP8;
+    if (layer->source_dtype != dtype || layer->source_was_fp8 != was_fp8 || layer->source_sigma != input->sigma) {
+        if (was_fp8)
+            bench_make_scaled_fp8(layer->drawn, layer->shape, input->sigma, layer->source);
+        else
+            bench_make_source(layer->drawn, layer->shape, input->sigma, dtype, layer->source);
+    }
     layer->source_dtype = dtype;
+    layer->source_was_fp8 = was_fp8;
     layer->source_sigma = input->sigma;
     return layer->source;
 }
@@ -46,6 +54,8 @@ static bench_layer_input make_input(const cli_options *options, bench_drawn_laye
     trf_encode_options_init(&input.encode);
     input.encode.threads = options->threads;
     snprintf(input.codec, sizeof input.codec, "%s", kCodecNames[codec]);
+    if (codec == CLI_BENCH_SCALED_FP8)
+        input.encode.codec = TRF_CODEC_E4M3;
     if (codec == CLI_BENCH_BITS)
         snprintf(input.codec, sizeof input.codec, "bits:%g", bits);
     if (codec == CLI_BENCH_BITS || codec == CLI_BENCH_INT8) {

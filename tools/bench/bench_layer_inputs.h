@@ -20,7 +20,7 @@ typedef struct bench_layer_input {
     bench_drawn_layer *drawn;
 } bench_layer_input;
 
-/* @return the weights in a dtype, until the next call for the same layer. */
+/* @return the weights in a dtype, until the next call for the same layer. dtype: BF16 for scaled FP8. */
 const void *bench_input_weights(const bench_layer_input *input, trf_dtype dtype);
 
 /* Sets the number of weights, and adds the labels rows, cols, sigma, codec and source. */

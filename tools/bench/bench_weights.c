@@ -74,6 +74,34 @@ void bench_make_source(const float *weights, cli_shape shape, double sigma, trf_
     }
 }
 
+/* Rounds a block of scale 1 to codes and multiplies them by their scale. */
+static void make_scaled_block(const float *from, uint32_t rows, uint32_t cols, uint64_t stride, float sigma,
+                              uint16_t *to) {
+    float largest = 0;
+    for (uint32_t r = 0; r < rows; r++)
+        largest = fmaxf(largest, largest_magnitude(from + r * stride, cols));
+    const float scale = largest > 0 ? largest * sigma / cli_dtype_max(TRF_DTYPE_F8_E4M3) : 1;
+    for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t c = 0; c < cols; c++) {
+            const uint32_t code = cli_float_to_bits(from[r * stride + c] * sigma / scale, TRF_DTYPE_F8_E4M3);
+            const float weight = cli_bits_to_float(code, TRF_DTYPE_F8_E4M3) * scale;
+            to[r * stride + c] = (uint16_t)cli_float_to_bits(weight, TRF_DTYPE_BF16);
+        }
+}
+
+void bench_make_scaled_fp8(const float *weights, cli_shape shape, double sigma, uint16_t *target) {
+    enum {
+        SIDE = 128 /* of a scale block */
+    };
+    for (uint32_t row = 0; row < shape.rows; row += SIDE)
+        for (uint32_t col = 0; col < shape.cols; col += SIDE) {
+            const uint32_t rows = shape.rows - row < SIDE ? shape.rows - row : SIDE,
+                           cols = shape.cols - col < SIDE ? shape.cols - col : SIDE;
+            const uint64_t at = (uint64_t)row * shape.cols + col;
+            make_scaled_block(weights + at, rows, cols, shape.cols, (float)sigma, target + at);
+        }
+}
+
 int bench_encode(const void *weights, trf_dtype dtype, cli_shape shape, const trf_encode_options *options,
                  bench_blob *blob) {
     trf_matrix matrix;

@@ -14,6 +14,10 @@ void bench_draw(float *weights, uint64_t n, int student_t);
  * row by row. target: n elements of dtype. */
 void bench_make_source(const float *weights, cli_shape shape, double sigma, trf_dtype dtype, void *target);
 
+/* The same for BF16 that was FP8 E4M3, with an F32 scale for each 128x128, which takes the largest of their magnitudes
+ * to 448. target: n BF16. */
+void bench_make_scaled_fp8(const float *weights, cli_shape shape, double sigma, uint16_t *target);
+
 typedef struct bench_blob {
     void *bytes; /* released with trf_free */
     uint64_t size;

@@ -65,9 +65,9 @@ static cli_exit complete_layout(cli_options *options) {
         unsigned codecs;
         const char *text;
     } taken[] = {[TRF_LAYOUT_CODED] = {~0u, ""},
-                 [TRF_LAYOUT_PLAIN] = {1u << CLI_BENCH_BF16 | 1u << CLI_BENCH_FP16, "codecs bf16 and fp16"},
-                 [TRF_LAYOUT_PACKED] = {1u << CLI_BENCH_BF16, "codec bf16"},
-                 [TRF_LAYOUT_PACKED8] = {1u << CLI_BENCH_E4M3, "codec fp8_e4m3"}};
+                 [TRF_LAYOUT_PLAIN] = {1u << CLI_BENCH_BF16 | 1u << CLI_BENCH_FP16, "codecs bf16, scaled_fp8 and fp16"},
+                 [TRF_LAYOUT_PACKED] = {1u << CLI_BENCH_BF16, "codecs bf16 and scaled_fp8"},
+                 [TRF_LAYOUT_PACKED8] = {1u << CLI_BENCH_E4M3, "codecs fp8_e4m3 and scaled_fp8"}};
     const char *const layout = trf_layout_name(options->layout);
     const unsigned codecs = taken[options->layout].codecs;
     if (options->layout == TRF_LAYOUT_CODED)
@@ -76,7 +76,7 @@ static cli_exit complete_layout(cli_options *options) {
         (options->mode != CLI_BENCH_LAYERS && options->mode != CLI_BENCH_SWEEP && options->mode != CLI_BENCH_LOAD))
         return cli_usage_error(
             "bench", "--layout %s goes with --device cuda and --mode layers, batch-sweep or load only", layout);
-    if (options->bench_codecs & ~codecs)
+    if (options->bench_codecs & ~(codecs | 1u << CLI_BENCH_SCALED_FP8))
         return cli_usage_error("bench", "--layout %s goes with the %s only", layout, taken[options->layout].text);
     options->bench_codecs = options->bench_codecs ? options->bench_codecs : codecs;
     if (!options->has_favor) { /* weights are the same, whichever it was */
@@ -168,8 +168,9 @@ const cli_command cmd_bench = {
             "                         one a token, go to one expert, and 5 of 16 experts\n"
             "                         have none [uniform]\n"
             "  --batch M,...          rows of x in the products [1,8]; mixtures: tokens\n"
-            "  --codec CODEC,...      bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits,\n"
-            "                         int (both) [all]\n"
+            "  --codec CODEC,...      bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), scaled_fp8\n"
+            "                         (BF16 that was FP8 E4M3 with scales of 128x128), int8,\n"
+            "                         bits, int (both) [all]\n"
             "  --bits B,...           sizes for the codec bits, 2 to 8 [4.25]\n"
             "  --granularity G        of int8 and bits: tensor, channel, scale-group:SIZE,\n"
             "                         scale-block:SIZE [channel]\n"

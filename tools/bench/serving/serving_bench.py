@@ -7,7 +7,8 @@
 A shape is a configuration whose weights are made on the GPU, N(0, 0.02), different in every layer; --model FOLDER loads
 a checkpoint instead, and --write FOLDER writes one of the shape and ends. Prompts are random token ids, answers have a
 fixed length, and nothing is shared between prompts. Run it once for vLLM's own BF16 and once with --transfuse, in one
-session of one machine, and compare the ratios. It needs a GPU and vLLM.
+session of one machine, and compare the ratios. With --born-fp8 the weights are BF16 that was FP8 E4M3 with a scale for
+each 128x128, but for embeddings and heads. It needs a GPU and vLLM.
 
 Prints a line for each figure, and the same as JSON.
 """
@@ -25,7 +26,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # functions go to the engine's process as pickles
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
@@ -96,7 +100,29 @@ def config_of(shape: str) -> dict[str, Any]:
     return {**SHAPES[shape], "dtype": "bfloat16", "max_position_embeddings": 32768}
 
 
-def write_checkpoint(shape: str, folder: Path) -> None:
+def round_to_fp8(weight: torch.Tensor) -> torch.Tensor:
+    """Returns the codes of E4M3, multiplied again, whose scale takes the largest magnitude of each 128x128 to 448.
+
+    Parameters
+    ----------
+    weight : torch.Tensor, [rows][columns]
+
+    Returns
+    -------
+    torch.Tensor
+        Of the same shape, F32.
+    """
+    import torch
+
+    rows, cols = weight.shape
+    blocks = torch.nn.functional.pad(weight.float(), (0, -cols % 128, 0, -rows % 128)).unflatten(0, (-1, 128))
+    blocks = blocks.unflatten(2, (-1, 128))
+    scales = blocks.abs().amax((1, 3), keepdim=True).clamp_min(1e-12) / 448
+    codes = (blocks / scales).to(torch.float8_e4m3fn).float()
+    return (codes * scales).flatten(2, 3).flatten(0, 1)[:rows, :cols]
+
+
+def write_checkpoint(shape: str, folder: Path, born_fp8: bool) -> None:
     """Writes a Llama of a shape with weights N(0, 0.02), in files of about 4 GB."""
     import torch
     from safetensors.torch import save_file
@@ -128,6 +154,8 @@ def write_checkpoint(shape: str, folder: Path) -> None:
     number = 0
     for name, shape_of in shapes.items():
         tensor = torch.randn(shape_of, generator=generator, device="cuda", dtype=torch.float32) * SPREAD
+        if born_fp8 and len(shape_of) == 2 and shape_of[0] != config["vocab_size"]:
+            tensor = round_to_fp8(tensor)
         part[name] = (tensor + (1 if len(shape_of) == 1 else 0)).to(torch.bfloat16).cpu()
         places[name] = f"model-{number:05}.safetensors"
         if sum(tensor.nbytes for tensor in part.values()) > 4e9 or name == "lm_head.weight":
@@ -137,8 +165,11 @@ def write_checkpoint(shape: str, folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def make_dummy_weights_gaussian() -> None:
-    """Has vLLM's loader of dummy weights, in processes that are forked from this one, fill in N(0, 0.02)."""
+def make_dummy_weights_gaussian(vocabulary: int, born_fp8: bool) -> None:
+    """Has vLLM's loader of dummy weights, in processes that are forked from this one, fill in N(0, 0.02).
+
+    `vocabulary` is how many rows embeddings and heads have, which `born_fp8` leaves as they are.
+    """
     import torch
     from vllm.model_executor.model_loader import dummy_loader, weight_utils
 
@@ -154,7 +185,8 @@ def make_dummy_weights_gaussian() -> None:
         generator = torch.Generator(device=param.device)
         generator.manual_seed(filled[0])
         for part in param.data.view(-1, param.shape[-1]).split(8192):
-            part.copy_(torch.randn(part.shape, generator=generator, device=part.device) * SPREAD)
+            drawn = torch.randn(part.shape, generator=generator, device=part.device) * SPREAD
+            part.copy_(round_to_fp8(drawn) if born_fp8 and param.shape[0] != vocabulary else drawn)
 
     weight_utils.initialize_single_dummy_weight = fill
     dummy_loader.initialize_single_dummy_weight = fill
@@ -280,6 +312,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--model", help="a checkpoint of this shape, whose weights are loaded")
     parser.add_argument("--write", help="write a checkpoint of the shape to this folder, and end")
+    parser.add_argument("--born-fp8", action="store_true", help="weights are BF16 that was FP8")
     parser.add_argument("--transfuse", action="store_true", help="--quantization transfuse")
     parser.add_argument("--settings", default="{}", help="transfuse's options as JSON")
     parser.add_argument("--parts", default="memory,ttft,steps,saturated")
@@ -294,15 +327,17 @@ def main() -> None:
     args = parser.parse_args()
     if args.second_gb and not args.memory_gb:
         parser.error("--second-gb needs --memory-gb")
+    if args.born_fp8 and args.model:
+        parser.error("--born-fp8 is for weights that are made, and --model loads others")
     if args.write:
-        write_checkpoint(args.shape, Path(args.write))
+        write_checkpoint(args.shape, Path(args.write), args.born_fp8)
         return
 
     device, device_bytes = device_facts()
     report: dict[str, Any] = {"device": device, "settings": vars(args)}
     from vllm import LLM
 
-    make_dummy_weights_gaussian()
+    make_dummy_weights_gaussian(SHAPES[args.shape]["vocab_size"], args.born_fp8)
     add_utilities()
     options: dict[str, Any] = {
         "skip_tokenizer_init": True,

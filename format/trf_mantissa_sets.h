@@ -6,6 +6,10 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum {
     TRF_MANTISSA_SETS = 1006,
     TRF_E4M3_MANTISSAS = 8
@@ -20,5 +24,9 @@ typedef struct trf_mantissa_set {
 
 /* @return all of them, by ascending scale. The first call computes them, in less than a millisecond. Thread-safe. */
 const trf_mantissa_set *trf_mantissa_sets(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

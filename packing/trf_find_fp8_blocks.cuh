@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Looks for the scales of dense BF16 weights that are FP8 codes times scales (trf_find_fp8_launch.h). This is the body
+ * of the kernel, which also runs on the CPU in emulated warps.
+ *
+ * A thread block takes a scale block of 128x128 weights, which stay in registers, eight octets in each thread:
+ *
+ *     thread 0 .. 15      rows 0 .. 7, one octet each           count mantissas of a sample: octet 0 of every thread
+ *     thread 16 .. 31     rows 8 .. 15                          choose the set of 8 mantissas with the most of them
+ *     ...                                                       count (exponent, mantissa of the set) of the sample
+ *     thread 240 .. 255   rows 120 .. 127                       choose the exponent of the scale
+ *                                                               check all weights; if too few fit, sample them all
+ *
+ * Whether a weight is a code depends on its mantissa, which must be one of the set's, and on its exponent, which must
+ * lie in a range that this mantissa and the scale give. Most blocks of true BF16 end at the first choice, since no set
+ * has more than a fourth of their weights. The first block that ends so ends the search.
+ *
+ * Shared memory: 10 KiB. Registers: 32 for weights. What limits is memory, and about 20 instructions for each weight.
+ */
+#ifndef TRF_FIND_FP8_BLOCKS_CUH
+#define TRF_FIND_FP8_BLOCKS_CUH
+
+#include "trf_find_fp8_launch.h"
+#include "trf_pack_lane.h"
+#include "trf_warp.cuh"
+
+static constexpr uint32_t kFindSide = TRF_FOUND_FP8_BLOCK;
+static constexpr uint32_t kFindRowOctets = kFindSide / TRF_OCTET_WEIGHTS;
+static constexpr uint32_t kFindWarps = 8, kFindThreads = kFindWarps * TRF_LANES;
+static constexpr uint32_t kFindOctets = kFindSide * kFindRowOctets / kFindThreads; /* of a thread */
+static constexpr uint32_t kFindMantissas = 128, kFindExponents = 256;
+static constexpr uint32_t kLargestNormal = 254; /* exponent field */
+/* Exponent fields of scales that have a pair of constants. */
+static constexpr uint32_t kLeastUnit = TRF_PACKED8_MIN_SCALE_EXPONENT, kLargestUnit = TRF_PACKED8_MAX_SCALE_EXPONENT;
+static constexpr uint32_t kNoWeight = 1u << 15; /* an exponent that no weight has */
+
+struct trf_find_fp8_args {
+    trf_dense_rows dense;
+    const trf_find_fp8_set *sets;
+    uint32_t *pairs;
+    trf_found_fp8 *found;
+    uint32_t block_cols;
+    uint64_t blocks;
+};
+
+static inline trf_find_fp8_args trf_find_fp8_args_of(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets,
+                                                     uint32_t *pairs, trf_found_fp8 *found) {
+    return {trf_dense_rows_of(rows->weights, rows->stride, rows->first_row, rows->num_rows, rows->cols, 2),
+            sets,
+            pairs,
+            found,
+            (rows->cols + kFindSide - 1) / kFindSide,
+            trf_found_fp8_blocks(rows->num_rows, rows->cols)};
+}
+
+struct trf_find_fp8_shared {
+    uint32_t mantissas[kFindMantissas];                     /* counts of the sample */
+    uint32_t exponents[TRF_E4M3_MANTISSAS][kFindExponents]; /* the same, of each mantissa of the set */
+    uint32_t codes[kFindMantissas];                         /* trf_find_codes of the scale that is tried */
+    uint32_t results[kFindWarps];                           /* of each warp */
+};
+
+/* Eight bytes of a set, as they lie. */
+struct trf_find_set {
+    uint32_t low, high;
+    __device__ __forceinline__ uint32_t operator[](uint32_t k) const {
+        return (k < 4 ? low >> 8 * k : high >> 8 * (k - 4)) & 0xFF;
+    }
+};
+
+static __device__ __forceinline__ trf_find_set trf_load_find_set(const uint8_t *from) {
+    return {__ldg((const uint32_t *)(const void *)from), __ldg((const uint32_t *)(const void *)(from + 4))};
+}
+
+/* What all threads have chosen. */
+struct trf_find_choice {
+    trf_find_set mantissa, carry;
+    uint32_t pair; /* of a scale in [1, 2) */
+};
+
+/* ---- what all threads of the block do together ---- */
+
+static __device__ __forceinline__ uint32_t trf_block_combine(trf_find_fp8_shared &shared, uint32_t value, bool add) {
+    for (uint32_t reach = TRF_LANES / 2; reach; reach /= 2) {
+        const uint32_t other = __shfl_xor_sync(kAllLanes, value, reach);
+        value = add ? value + other : max(value, other);
+    }
+    __syncthreads(); /* the results before have been read */
+    if (threadIdx.x % TRF_LANES == 0)
+        shared.results[threadIdx.x / TRF_LANES] = value;
+    __syncthreads();
+    uint32_t all = 0;
+    for (uint32_t w = 0; w < kFindWarps; w++)
+        all = add ? all + shared.results[w] : max(all, shared.results[w]);
+    return all;
+}
+static __device__ __forceinline__ uint32_t trf_block_sum(trf_find_fp8_shared &shared, uint32_t value) {
+    return trf_block_combine(shared, value, true);
+}
+static __device__ __forceinline__ uint32_t trf_block_max(trf_find_fp8_shared &shared, uint32_t value) {
+    return trf_block_combine(shared, value, false);
+}
+
+/* ---- weights ---- */
+
+/* Calls use(exponent, mantissa) for the weights of the first kCount octets, zeros left out. */
+template <uint32_t kCount, class Use>
+static __device__ __forceinline__ void trf_for_numbers(const trf_words4 (&octet)[kFindOctets], Use use) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; i++) {
+#pragma unroll
+        for (uint32_t w = 0; w < TRF_OCTET_WEIGHTS; w++) {
+            const uint32_t magnitude = octet[i].word[w / 2] >> 16 * (w % 2) & 0x7FFF;
+            if (magnitude)
+                use(magnitude >> 7, magnitude & 127);
+        }
+    }
+}
+
+static __device__ __forceinline__ bool trf_find_is_normal(uint32_t exponent) { return exponent - 1 < kLargestNormal; }
+
+/* The exponents of the least and of the largest code of a mantissa. Below -6 codes are denormal and have fewer bits;
+ * 480 is a NaN. */
+static __device__ __forceinline__ int trf_least_code(uint32_t k) {
+    return k == 0 ? -9 : k == 4 ? -8 : k % 4 == 2 ? -7 : -6;
+}
+static __device__ __forceinline__ int trf_largest_code(uint32_t k) { return k == 7 ? 7 : 8; }
+
+/* ---- the scale ---- */
+
+/* Counts the mantissas of the sample. @return how many normal numbers it has. */
+template <uint32_t kCount>
+static __device__ __forceinline__ uint32_t trf_count_mantissas(trf_find_fp8_shared &shared,
+                                                               const trf_words4 (&octet)[kFindOctets]) {
+    uint32_t normal = 0;
+    if (threadIdx.x < kFindMantissas)
+        shared.mantissas[threadIdx.x] = 0;
+    for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
+        shared.exponents[k][threadIdx.x] = 0;
+    __syncthreads();
+    trf_for_numbers<kCount>(octet, [&](uint32_t exponent, uint32_t mantissa) {
+        if (trf_find_is_normal(exponent)) {
+            atomicAdd(&shared.mantissas[mantissa], 1u);
+            normal++;
+        }
+    });
+    return trf_block_sum(shared, normal);
+}
+
+/* Chooses the set that has the most of the sample's mantissas, of equal ones the first. @return how many. */
+static __device__ __forceinline__ uint32_t trf_choose_set(const trf_find_fp8_args &args, trf_find_fp8_shared &shared,
+                                                          trf_find_choice *choice) {
+    uint32_t best = 0;
+    for (uint32_t s = threadIdx.x; s < TRF_MANTISSA_SETS; s += kFindThreads) {
+        const trf_find_set mantissa = trf_load_find_set(args.sets[s].mantissa);
+        uint32_t sum = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
+            sum += shared.mantissas[mantissa[k]];
+        best = max(best, sum << 10 | (1023 - s));
+    }
+    static_assert(TRF_MANTISSA_SETS <= 1024 && kFindSide * kFindSide < 1 << 22, "a sum and a number fit a word");
+    best = trf_block_max(shared, best);
+    const trf_find_fp8_set *const set = &args.sets[1023 - best % 1024];
+    *choice = {trf_load_find_set(set->mantissa), trf_load_find_set(set->carry), __ldg(&set->pair)};
+    return best / 1024;
+}
+
+/* Makes shared.codes: for each mantissa its number in the set, or none. */
+static __device__ __forceinline__ void trf_number_mantissas(trf_find_fp8_shared &shared,
+                                                            const trf_find_choice &choice) {
+    if (threadIdx.x < kFindMantissas) {
+        uint32_t number = TRF_E4M3_MANTISSAS;
+        for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
+            if (choice.mantissa[k] == threadIdx.x)
+                number = k;
+        shared.codes[threadIdx.x] = number;
+    }
+    __syncthreads();
+}
+
+/* Chooses the exponent field of the weight that code 1 gives, so that the most of the sample are codes; of equal ones
+ * the least, which has the largest codes. */
+template <uint32_t kCount>
+static __device__ __forceinline__ uint32_t trf_choose_unit(trf_find_fp8_shared &shared, const trf_find_choice &choice,
+                                                           const trf_words4 (&octet)[kFindOctets]) {
+    trf_for_numbers<kCount>(octet, [&](uint32_t exponent, uint32_t mantissa) {
+        const uint32_t k = shared.codes[mantissa];
+        if (trf_find_is_normal(exponent) && k < TRF_E4M3_MANTISSAS)
+            atomicAdd(&shared.exponents[k][exponent], 1u);
+    });
+    __syncthreads();
+    const uint32_t unit = threadIdx.x;
+    uint32_t sum = 0;
+    if (unit >= kLeastUnit && unit <= kLargestUnit)
+        for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++) {
+            const int at = (int)(unit + choice.carry[k]), first = at + trf_least_code(k),
+                      end = at + trf_largest_code(k) + 1;
+            for (int e = first < 1 ? 1 : first; e < end && e <= (int)kLargestNormal; e++)
+                sum += shared.exponents[k][e];
+        }
+    return 255 - trf_block_max(shared, sum << 8 | (255 - unit)) % 256;
+}
+
+/* Counts the weights that are no codes with a scale, and those that are codes other than zeros. */
+static __device__ __forceinline__ uint32_t trf_count_misfits(trf_find_fp8_shared &shared, const trf_find_choice &choice,
+                                                             uint32_t unit, const trf_words4 (&octet)[kFindOctets],
+                                                             uint32_t *numbers) {
+    __syncthreads(); /* shared.codes has been read */
+    if (threadIdx.x < kFindMantissas) {
+        uint32_t least = kNoWeight, more = 0; /* exponents of its codes: from `least` on, and so many more */
+        for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
+            if (choice.mantissa[k] == threadIdx.x) {
+                const int at = (int)(unit + choice.carry[k]), first = at + trf_least_code(k),
+                          last = at + trf_largest_code(k);
+                least = first < 1 ? 1 : (uint32_t)first;
+                more = (last > (int)kLargestNormal ? kLargestNormal : (uint32_t)last) - least;
+            }
+        shared.codes[threadIdx.x] = least | more << 16;
+    }
+    __syncthreads();
+    uint32_t codes = 0, others = 0;
+    trf_for_numbers<kFindOctets>(octet, [&](uint32_t exponent, uint32_t mantissa) {
+        const uint32_t range = shared.codes[mantissa];
+        const bool is_code = exponent - (range & 0xFFFF) <= range >> 16;
+        codes += is_code;
+        others += !is_code;
+    });
+    *numbers = trf_block_sum(shared, codes);
+    return trf_block_sum(shared, others);
+}
+
+/* ---- blocks ---- */
+
+/* Makes the pair of a scale of an exponent field of that of the same mantissa in [1, 2). */
+static __device__ __forceinline__ uint32_t trf_move_pair(uint32_t pair, uint32_t unit) {
+    const uint32_t hi = pair & 0xFFFF, lo = pair >> 16, move = (unit - 127) << 7; /* modulo 2^32 */
+    return ((hi + move) & 0xFFFF) | (lo ? lo + move : 0) << 16;
+}
+
+struct trf_find_outcome {
+    uint32_t pair;
+    uint32_t misfits, numbers;
+};
+
+/* Tries what a sample of kCount octets of each thread suggests. most: misfits that a scale may have. *outcome: set if
+ * there is a scale. @return 1: there is; 0: there is none for these weights; -1: there is none for the sample. */
+template <uint32_t kCount>
+static __device__ __forceinline__ int trf_try_sample(const trf_find_fp8_args &args, trf_find_fp8_shared &shared,
+                                                     const trf_words4 (&octet)[kFindOctets], uint32_t most,
+                                                     trf_find_outcome *outcome) {
+    trf_find_choice choice;
+    const uint32_t normal = trf_count_mantissas<kCount>(shared, octet);
+    const uint32_t in_set = trf_choose_set(args, shared, &choice);
+    if (10 * in_set < TRF_FOUND_SAMPLE_FITS_IN_10 * normal)
+        return -1;
+    trf_number_mantissas(shared, choice);
+    const uint32_t unit = trf_choose_unit<kCount>(shared, choice, octet);
+    outcome->misfits = trf_count_misfits(shared, choice, unit, octet, &outcome->numbers);
+    /* Where all weights are zeros or no codes, any scale would do. */
+    outcome->pair = outcome->numbers ? trf_move_pair(choice.pair, unit) : (127 + TRF_PACKED8_BIAS) << 7;
+    return outcome->misfits <= most;
+}
+
+static __device__ __forceinline__ void trf_find_scale(const trf_find_fp8_args &args, trf_find_fp8_shared &shared,
+                                                      uint64_t block) {
+    const uint32_t block_row = (uint32_t)(block / args.block_cols) * kFindSide,
+                   block_col = (uint32_t)(block % args.block_cols) * kFindSide;
+    const uint32_t first_row = args.dense.first_row + block_row + threadIdx.x / kFindRowOctets * kFindOctets,
+                   col = block_col + threadIdx.x % kFindRowOctets * TRF_OCTET_WEIGHTS;
+    const uint32_t rows = min(args.dense.num_rows - block_row, kFindSide),
+                   cols = min(args.dense.cols - block_col, kFindSide);
+    const uint32_t most = rows * cols * TRF_FOUND_MISFITS_IN_1000 / 1000;
+    trf_words4 octet[kFindOctets];
+    for (uint32_t i = 0; i < kFindOctets; i++)
+        octet[i] = trf_load_octet(&args.dense, first_row + i, col);
+    trf_find_outcome outcome;
+    int found = trf_try_sample<1>(args, shared, octet, most, &outcome);
+    if (found == 0)
+        found = trf_try_sample<kFindOctets>(args, shared, octet, most, &outcome);
+    if (threadIdx.x != 0)
+        return;
+    if (found != 1) {
+        args.found->refused = 1;
+        return;
+    }
+    args.pairs[block] = outcome.pair;
+    if (outcome.pair >> 16)
+        args.found->has_low = 1;
+    if (outcome.misfits)
+        atomicAdd((unsigned long long *)&args.found->misfits, (unsigned long long)outcome.misfits);
+    atomicAdd((unsigned long long *)&args.found->numbers, (unsigned long long)outcome.numbers);
+}
+
+static __device__ __forceinline__ void trf_find_scales(const trf_find_fp8_args &args, trf_find_fp8_shared &shared) {
+    for (uint64_t block = blockIdx.x; block < args.blocks; block += gridDim.x) {
+        /* All threads must go the same way. */
+        const uint32_t refused = *(const volatile uint32_t *)&args.found->refused;
+        if (trf_block_max(shared, refused))
+            return;
+        trf_find_scale(args, shared, block);
+    }
+}
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finds out on the device whether dense BF16 weights are FP8 E4M3 codes times a scale for each scale block of 128x128,
+ * so that they can be packed as FP8. It is the search of encoder/trf_find_fp8.h for a layer that lies on the device
+ * already. C and CUDA. */
+#ifndef TRF_FIND_FP8_LAUNCH_H
+#define TRF_FIND_FP8_LAUNCH_H
+
+#include "trf_mantissa_sets.h"
+#include "trf_pack_launch.h"
+#include "trf_packed8.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    TRF_FOUND_FP8_BLOCK = 128,       /* rows and columns of a scale block */
+    TRF_FOUND_MISFITS_IN_1000 = 4,   /* of a scale block's weights, at most */
+    TRF_FOUND_SAMPLE_FITS_IN_10 = 9, /* of the weights that are looked at first, at least */
+};
+
+/* What the search needs to know of a set of mantissas (trf_mantissa_sets.h). */
+typedef struct trf_find_fp8_set {
+    uint8_t mantissa[TRF_E4M3_MANTISSAS];
+    uint8_t carry[TRF_E4M3_MANTISSAS];
+    uint32_t pair; /* trf_packed8_find_pair of the set's scale in [1, 2) */
+} trf_find_fp8_set;
+
+/* @return all TRF_MANTISSA_SETS of them, on the host. The first call makes them, in a few milliseconds. Thread-safe. */
+const trf_find_fp8_set *trf_find_fp8_sets(void);
+
+/* The outcome, in device memory. All its bytes are zero before the launch. */
+typedef struct trf_found_fp8 {
+    uint64_t misfits; /* weights that are not codes times their block's scale */
+    uint64_t numbers; /* codes other than zeros */
+    uint32_t
+        refused; /* 1: a block has no scale, so the weights are not FP8, and nothing else that was written counts */
+    uint32_t has_low; /* 1: a pair has a second constant that is not zero */
+} trf_found_fp8;
+
+/* How many scale blocks the rows have, those that are cut off included. */
+static inline uint64_t trf_found_fp8_blocks(uint64_t rows, uint64_t cols) {
+    return (rows + TRF_FOUND_FP8_BLOCK - 1) / TRF_FOUND_FP8_BLOCK *
+           ((cols + TRF_FOUND_FP8_BLOCK - 1) / TRF_FOUND_FP8_BLOCK);
+}
+
+/* Enqueues the search. rows: dense rows in device memory, from the layer's first row on. sets_dev: device, a copy of
+ * trf_find_fp8_sets(). pairs_dev: device, [trf_found_fp8_blocks], row-major: the constants of each block's scale
+ * (trf_packed8_form.h), which lies in 2^-100 ... 2^7. A block of zeros gets those of 1. The result does not change from
+ * run to run where no block is refused. @return a cudaError_t. */
+int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, uint32_t *pairs_dev,
+                        trf_found_fp8 *found_dev, trf_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel that looks for FP8 in dense weights, in emulated blocks (tests/warp) with threads in any order: it finds
+ * the scales where the encoder's search does, they explain as many weights, and it finds none elsewhere. */
+#include <stdio.h>
+
+#ifndef TRF_HAVE_WARP_WALK
+int main(void) {
+    puts("skipped: kernels are not emulated in this build");
+    return 77;
+}
+#else
+#include "common/expect.h"
+#include "common/fp8_matrices.h"
+#include "common/packed_weight_kinds.h"
+#include "common/run_suite.h"
+#include "trf_find_fp8.h"
+#include "trf_packed8_form.h"
+#include "warp/warp_find_fp8.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct outcome {
+    trf_found_fp8 found;
+    uint32_t *pairs;
+    uint64_t count;
+} outcome;
+
+/* Looks at a copy of the matrix that is exactly as large, or has gaps. */
+static outcome look(test_rng *rng, const fp8_matrix *m) {
+    static const size_t more[] = {0, 0, 1, 8};
+    outcome result = {.count = trf_found_fp8_blocks(m->rows, m->cols)};
+    dense_rows dense = dense_rows_copy(m->weights, m->rows, m->cols, test_below(rng, 3) * 4, more[test_below(rng, 4)]);
+    const trf_rows_to_pack rows = {dense.at, dense.stride, 0, m->rows, m->cols};
+    result.pairs = malloc(result.count * sizeof *result.pairs);
+    memset(result.pairs, 0xFF, result.count * sizeof *result.pairs);
+    warp_find_fp8(&rows, result.pairs, &result.found, (warp_grid){1 + test_below(rng, 5), (uint32_t)test_random(rng)});
+    dense_rows_free(&dense);
+    return result;
+}
+
+/* Counts the weights that are codes by no pair of their block. */
+static uint64_t count_misfits(const fp8_matrix *m, const outcome *result) {
+    const uint32_t across = (m->cols + TRF_FP8_BLOCK - 1) / TRF_FP8_BLOCK;
+    uint64_t misfits = 0;
+    for (uint64_t block = 0; block < result->count; block++) {
+        uint8_t is_weight[1 << 16] = {0};
+        const uint32_t row = (uint32_t)(block / across) * TRF_FP8_BLOCK, col = block % across * TRF_FP8_BLOCK;
+        for (uint32_t code = 0; code < 256; code++)
+            if ((code & 0x7F) != 0x7F)
+                is_weight[trf_packed8_weight(code, result->pairs[block])] = 1;
+        for (uint32_t r = row; r < row + TRF_FP8_BLOCK && r < m->rows; r++)
+            for (uint32_t c = col; c < col + TRF_FP8_BLOCK && c < m->cols; c++)
+                misfits += !is_weight[m->weights[(size_t)r * m->cols + c]];
+    }
+    return misfits;
+}
+
+static uint64_t count_zeros(const fp8_matrix *m) {
+    uint64_t zeros = 0;
+    for (size_t i = 0; i < (size_t)m->rows * m->cols; i++)
+        zeros += (m->weights[i] & 0x7FFF) == 0;
+    return zeros;
+}
+
+static void expect_found(const fp8_matrix *m, const outcome *result, uint64_t misfits) {
+    ck_assert_uint_eq(result->found.refused, 0);
+    ck_assert_uint_eq(result->found.misfits, misfits);
+    uint32_t has_low = 0;
+    for (uint64_t block = 0; block < result->count; block++)
+        has_low |= result->pairs[block] >> 16 != 0;
+    ck_assert_uint_eq(result->found.has_low, has_low);
+    ck_assert_uint_eq(count_misfits(m, result), misfits);
+    ck_assert_uint_eq(result->found.numbers, (uint64_t)m->rows * m->cols - count_zeros(m) - misfits);
+}
+
+static const uint32_t kShapes[][2] = {{32, 32},   {17, 300},  {300, 515}, {130, 260},
+                                      {64, 1001}, {255, 127}, {128, 129}, {3, 40}};
+
+/* loop: shapes. With one scale, too, each block finds some scale. */
+START_TEST(every_shape) {
+    test_rng rng = {100 + (uint64_t)_i};
+    const uint32_t rows = kShapes[_i][0], cols = kShapes[_i][1];
+    for (int g = 0; g < 2; g++) {
+        fp8_matrix m = fp8_dequantized(&rng, rows, cols, g ? 128 : rows, g ? 128 : cols);
+        outcome result = look(&rng, &m);
+        expect_found(&m, &result, 0);
+        free(result.pairs);
+        free(m.weights);
+    }
+}
+END_TEST
+
+/* Large scales and small ones, of all sets of mantissas, with the codes of both ends. */
+START_TEST(every_set) {
+    const trf_mantissa_set *sets = trf_mantissa_sets();
+    test_rng rng = {5};
+    fp8_matrix m = fp8_new_matrix(128, 128);
+    const int step = getenv("TRF_TEST_QUICK") ? 37 : 5;
+    for (uint32_t s = test_below(&rng, (uint32_t)step); s < TRF_MANTISSA_SETS; s += (uint32_t)step) {
+        const uint32_t exponent = s % 3 ? 27 + s * 37 % 107 : s % 2 ? 27 : 133;
+        const float scale = trf_f32_from_bits(exponent << 23 | sets[s].scale_mantissa);
+        for (uint32_t i = 0; i < 128 * 128; i++) {
+            const uint32_t code = test_below(&rng, 256);
+            m.weights[i] = fp8_scaled((code & 0x7F) == 0x7F ? code - 1 : code, scale);
+        }
+        outcome result = look(&rng, &m);
+        expect_found(&m, &result, 0);
+        free(result.pairs);
+    }
+    free(m.weights);
+}
+END_TEST
+
+/* The largest codes, and all that tell the set, may be outside of the sample. */
+START_TEST(what_the_sample_does_not_have) {
+    test_rng rng = {6};
+    for (int kind = 0; kind < 3; kind++) {
+        fp8_matrix m = fp8_dequantized(&rng, 128, 128, 128, 128);
+        for (uint32_t i = 0; i < 128 * 128; i++) {
+            const uint32_t row = i / 128;
+            if (kind == 0 && row % 8 == 0) /* zeros alone */
+                m.weights[i] = 0;
+            else if (kind == 1 && row % 8 == 0) /* one number, which many sets have */
+                m.weights[i] = fp8_scaled(0x38, 0.001357f);
+            else if (kind == 1)
+                m.weights[i] = fp8_scaled(test_below(&rng, 0x7F), 0.001357f);
+            else if (kind == 2) /* the sample is small: the exponent that does for it does not for the rest */
+                m.weights[i] =
+                    fp8_scaled(row % 8 ? 0x70 + test_below(&rng, 15) : 0x28 + test_below(&rng, 16), 0.001357f);
+        }
+        outcome result = look(&rng, &m);
+        expect_found(&m, &result, 0);
+        free(result.pairs);
+        free(m.weights);
+    }
+}
+END_TEST
+
+START_TEST(exceptions) {
+    test_rng rng = {7};
+    fp8_matrix m = fp8_dequantized(&rng, 400, 700, 128, 128);
+    fp8_spoil(&rng, &m, 1000);
+    outcome result = look(&rng, &m);
+    ck_assert_uint_eq(result.found.refused, 0);
+    expect_found(&m, &result, count_misfits(&m, &result));
+    ck_assert_uint_gt(result.found.misfits, 100);
+    ck_assert_uint_lt(result.found.misfits, 400);
+    free(result.pairs);
+    fp8_spoil(&rng, &m, 100);
+    result = look(&rng, &m);
+    ck_assert_uint_eq(result.found.refused, 1);
+    free(result.pairs);
+    free(m.weights);
+}
+END_TEST
+
+/* loop: kinds. What is made of few numbers is made of codes; the caller decides whether that proves anything. */
+START_TEST(others) {
+    test_rng rng = {200 + (uint64_t)_i};
+    fp8_matrix m = fp8_other_matrix(&rng, _i);
+    outcome result = look(&rng, &m);
+    if (_i == FP8_OTHER_ZEROS || _i == FP8_OTHER_CONSTANTS)
+        expect_found(&m, &result, 0);
+    else
+        ck_assert_uint_eq(result.found.refused, 1);
+    if (_i == FP8_OTHER_ZEROS)
+        ck_assert(result.pairs[0] == 247u << 7 && result.found.numbers == 0);
+    free(result.pairs);
+    free(m.weights);
+}
+END_TEST
+
+/* Infinite numbers and NaNs alone are no codes, and denormal ones neither. */
+START_TEST(no_normal_number) {
+    static const uint16_t odd[] = {0x7F80, 0x7FC0, 0x0001, 0x807F};
+    test_rng rng = {8};
+    for (int i = 0; i < 4; i++) {
+        fp8_matrix m = fp8_new_matrix(40, 50);
+        for (uint32_t k = 0; k < 40 * 50; k++)
+            m.weights[k] = odd[i];
+        outcome result = look(&rng, &m);
+        ck_assert_uint_eq(result.found.refused, 1);
+        free(result.pairs);
+        free(m.weights);
+    }
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("find_fp8_warp");
+    TCase *tests = tcase_create("find_fp8_warp");
+    tcase_set_timeout(tests, 120);
+    tcase_add_loop_test(tests, every_shape, 0, sizeof kShapes / sizeof kShapes[0]);
+    tcase_add_test(tests, every_set);
+    tcase_add_test(tests, what_the_sample_does_not_have);
+    tcase_add_test(tests, exceptions);
+    tcase_add_loop_test(tests, others, 0, FP8_OTHER_KINDS);
+    tcase_add_test(tests, no_normal_number);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}
+#endif
