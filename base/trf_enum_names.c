@@ -93,6 +93,8 @@ const char *trf_layout_name(trf_layout layout) {
         return "plain";
     case TRF_LAYOUT_PACKED:
         return "packed";
+    case TRF_LAYOUT_PACKED8:
+        return "packed8";
     default:
         return "?";
     }

@@ -10,7 +10,6 @@
 #include "trf_packed.h"
 
 enum {
-    TRF_PACKED8_LAYOUT = 3, /* in heads: the number after those of trf_layout, where it will stand */
     TRF_PACKED8_VERSION = 1,
     TRF_PACKED8_SLAB_BYTES = 512,
     TRF_PACKED8_TILE_BYTES = TRF_PACKED_SLABS * TRF_PACKED8_SLAB_BYTES,
@@ -54,13 +53,17 @@ typedef struct trf_packed8_head {
     uint64_t num_records; /* of all lines */
     uint64_t lines_offset;
     uint64_t tiles_offset;
-    uint8_t reserved1[160];
+    uint64_t coded_stored_tiles; /* of the coded layer, or of the shard's tiles of it */
+    uint64_t coded_exceptions;
+    trf_header coded_header; /* the coded layer's, of E4M3 without scales; or that of BF16 weights, of scaled FP8 */
+    uint8_t reserved1[80];
 } trf_packed8_head;
 TRF_STATIC_ASSERT(sizeof(trf_packed8_head) == TRF_LAYOUT_HEAD_BYTES, "the head is 256 bytes");
 TRF_STATIC_ASSERT(offsetof(trf_packed8_head, rows) == sizeof(trf_layout_head_common), "head layout");
 TRF_STATIC_ASSERT(offsetof(trf_packed8_head, flags) == 52, "head layout");
 TRF_STATIC_ASSERT(offsetof(trf_packed8_head, num_lines) == 56, "head layout");
-TRF_STATIC_ASSERT(offsetof(trf_packed8_head, reserved1) == 96, "head layout");
+TRF_STATIC_ASSERT(offsetof(trf_packed8_head, coded_header) == 112, "head layout");
+TRF_STATIC_ASSERT(offsetof(trf_packed8_head, reserved1) == 176, "head layout");
 
 /* What device code, or the CPU, sees of such a layer: what it has in common with a packed BF16 layer, and its flags.
  * The weights stand in their own scale, so `base` is TRF_PACKED_EXPONENT; there are no stored tiles and no row

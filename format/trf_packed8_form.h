@@ -17,10 +17,20 @@
 
 /* ---- arithmetic of BF16, as fma.rn.bf16x2 does it ---- */
 
+/* Rounds to BF16, as trf_f64_to_bf16 does, which takes longer: a CPU spends most of its time here when it unpacks. */
+TRF_HD uint32_t trf_packed8_round(double value) {
+    const uint64_t bits = trf_f64_bits(value), magnitude = bits & (UINT64_MAX >> 1);
+    const uint32_t exponent = (uint32_t)(magnitude >> 52), rebias = 1023 - 127;
+    if (exponent <= rebias || exponent >= rebias + 254) /* no normal BF16, or perhaps none when it is rounded */
+        return trf_f64_to_bf16(value);
+    const uint64_t rounded = (magnitude + (UINT64_MAX >> 20) + (magnitude >> 45 & 1)) >> 45;
+    return (uint32_t)(bits >> 63 << 15) | ((uint32_t)rounded - (rebias << 7));
+}
+
 /* a * b + c, rounded once. Only for numbers whose exact sum a binary64 number holds. */
 TRF_HD uint32_t trf_packed8_fma_half(uint32_t a, uint32_t b, uint32_t c) {
     const double product = (double)trf_bf16_to_f32((uint16_t)a) * (double)trf_bf16_to_f32((uint16_t)b);
-    return trf_f64_to_bf16(product + (double)trf_bf16_to_f32((uint16_t)c));
+    return trf_packed8_round(product + (double)trf_bf16_to_f32((uint16_t)c));
 }
 
 TRF_HD uint32_t trf_packed8_fma(uint32_t a, uint32_t b, uint32_t c) {
@@ -112,6 +122,25 @@ TRF_HD uint32_t trf_packed8_define_weight(uint32_t code, float scale) {
     if ((code & 0x7F) == TRF_PACKED8_NAN_CODE)
         return (code & 0x80) << 8 | 0x7FC0;
     return trf_scale_fp8(code, scale);
+}
+
+/* The only code that may make a BF16 weight with a scale, whether it does or not: that of the nearest number to the
+ * weight divided by the scale. Weights of codes lie within 2^-8 of their quotient, and codes are 2^-5 apart at least,
+ * so it does not matter how the quotient is rounded. An infinity or a NaN gives the largest number. inverse: 1 / scale.
+ */
+TRF_HD uint32_t trf_packed8_nearest_code(uint32_t weight, float inverse) {
+    const uint32_t largest = 0x43E00000u, normal = 0x3C800000u; /* 448, and 2^-6, the least normal number */
+    const uint32_t exact = trf_f32_bits(trf_f32_from_bits((weight & 0x7FFF) << 16) * inverse),
+                   quotient = exact < largest ? exact : largest;
+    const uint32_t magnitude = quotient < normal ? (uint32_t)(trf_f32_from_bits(quotient) * 0x1p9f + 0.5f)
+                                                 : ((quotient + 0x7FFFF) >> 20) - (120 << 3);
+    return (weight >> 8 & 0x80) | magnitude;
+}
+
+/* The code of a weight that is an E4M3 number or a NaN: the way back where the scale is 1. */
+TRF_HD uint32_t trf_packed8_code_of_number(uint32_t weight) {
+    return (weight & 0x7FFF) > 0x7F80 ? (weight >> 8 & 0x80) | TRF_PACKED8_NAN_CODE
+                                      : trf_packed8_nearest_code(weight, 1.0f);
 }
 
 /* The weight that a kernel forms. */

@@ -26,8 +26,27 @@ trf_status trf_size_packed8(uint64_t rows, uint64_t cols, trf_packed8_head *head
 }
 
 void trf_packed8_head_seal(trf_packed8_head *head) {
-    trf_layout_head_finish(&head->common, (trf_layout)TRF_PACKED8_LAYOUT, TRF_PACKED8_VERSION,
-                           head->common.buffer_bytes);
+    trf_layout_head_finish(&head->common, TRF_LAYOUT_PACKED8, TRF_PACKED8_VERSION, head->common.buffer_bytes);
+}
+
+void trf_packed8_head_set_coded(trf_packed8_head *head, const trf_header *coded, const trf_layer_info *info) {
+    head->coded_stored_tiles = info->stored_tiles;
+    head->coded_exceptions = info->exceptions;
+    head->coded_header = *coded;
+    trf_packed8_head_seal(head);
+}
+
+trf_status trf_packed8_head_get_info(const trf_packed8_head *head, trf_layer_info *info, trf_error *err) {
+    const trf_header *coded = &head->coded_header;
+    const int is_bf16 = coded->codec == TRF_CODEC_BF16 && coded->source_dtype == TRF_DTYPE_BF16,
+              is_e4m3 = coded->codec == TRF_CODEC_E4M3 && coded->source_dtype == TRF_DTYPE_F8_E4M3;
+    if (coded->magic != TRF_MAGIC || coded->version != TRF_FORMAT_VERSION || (!is_bf16 && !is_e4m3))
+        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_packed8_head, coded_header),
+                        "a packed FP8 layer of weights that are neither BF16 nor E4M3, or of another version");
+    *info = trf_layout_coded_info(coded, head->rows, head->cols);
+    info->stored_tiles = head->coded_stored_tiles;
+    info->exceptions = head->coded_exceptions;
+    return TRF_OK;
 }
 
 /* ---- checks ---- */
@@ -54,8 +73,7 @@ static trf_status check_sizes(const trf_packed8_head *head, trf_error *err) {
 }
 
 trf_status trf_check_packed8_head(const trf_packed8_head *head, uint64_t bytes, trf_error *err) {
-    trf_status status =
-        trf_layout_head_check(&head->common, (trf_layout)TRF_PACKED8_LAYOUT, TRF_PACKED8_VERSION, bytes, err);
+    trf_status status = trf_layout_head_check(&head->common, TRF_LAYOUT_PACKED8, TRF_PACKED8_VERSION, bytes, err);
     if (status != TRF_OK)
         return status;
     if (head->codec != TRF_CODEC_E4M3)

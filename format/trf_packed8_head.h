@@ -19,6 +19,14 @@ trf_status trf_size_packed8(uint64_t rows, uint64_t cols, trf_packed8_head *head
 /* Fills in the common fields of a head whose own fields are already written, checksum included. */
 void trf_packed8_head_seal(trf_packed8_head *head);
 
+/* Notes in a head what its layer was packed from, and seals the head. coded: the header of the layer's elements: of
+ * E4M3 codes, or of BF16 weights. info: the layer's own, with the shard's rows and columns. */
+void trf_packed8_head_set_coded(trf_packed8_head *head, const trf_header *coded, const trf_layer_info *info);
+
+/* Gives the info of a layer whose head has been checked. Errors: TRF_ERR_HEADER (what trf_packed8_head_set_coded did
+ * not write). */
+trf_status trf_packed8_head_get_info(const trf_packed8_head *head, trf_layer_info *info, trf_error *err);
+
 /* Checks every field of a head, and that the sections lie where they must. bytes: how many bytes of the buffer there
  * are. Errors: as trf_layout_head_check; err->offset: the byte of the field. */
 trf_status trf_check_packed8_head(const trf_packed8_head *head, uint64_t bytes, trf_error *err);

@@ -405,7 +405,10 @@ typedef struct trf_device_layer trf_device_layer;
 typedef enum trf_layout {
     TRF_LAYOUT_CODED = 0, /* entropy coded, as in the blob */
     TRF_LAYOUT_PLAIN = 1, /* decoded once, when they are loaded; the codecs bf16 and fp16 */
-    TRF_LAYOUT_PACKED = 2 /* in fields of fixed width; the codec bf16 */
+    /* In fields of fixed width; the codec bf16. FP8 (E4M3 codes, with scales or without) becomes PACKED8 where that
+     * takes it, so that this may also give a layer of the layout PACKED8. */
+    TRF_LAYOUT_PACKED = 2,
+    TRF_LAYOUT_PACKED8 = 3 /* FP8 codes, and constants for each 64x128 of them; refuses what is no FP8 */
 } trf_layout;
 
 /* Rows [first, first + count) of a matrix. */
@@ -447,6 +450,7 @@ typedef struct trf_load_options {
     trf_progress_fn
         progress; /* or NULL; the thread that loads calls it, with the bytes of the tiles that it has read */
     void *progress_context;
+    int packed_bf16; /* PACKED is packed BF16, of FP8 as well: products of experts do not take PACKED8 */
 } trf_load_options;
 
 TRF_API void trf_load_options_init(trf_load_options *options);
@@ -469,12 +473,12 @@ TRF_API trf_status trf_device_layer_get_size(const trf_context *context, const v
 /* Makes a layer from a buffer, and validates the head and the tiles that are loaded. The buffer is a blob in host
  * memory, 16-byte aligned, which is not needed afterwards. With options->buffer_is_on_device it is a blob in device
  * memory, aligned as trf_layer_memory, which is read back to be checked. Where all of that is loaded, and
- * options->memory.buffer is NULL or the same, it is used where it lies, and must stay. With the layout PLAIN or PACKED
- * it may also be a copy of the whole buffer of such a layer, which is used in the same way. When the call returns any
- * stream may use the layer. options may be NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT
- * also for memory that is too small or misaligned; TRF_ERR_UNSUPPORTED (row_ranges, a codec that the layout does not
- * take, weights that cannot be packed, on a GPU a blob of more than 512 GiB); for PLAIN and PACKED TRF_ERR_RANS (a tile
- * that does not decode); TRF_ERR_CANCELLED. */
+ * options->memory.buffer is NULL or the same, it is used where it lies, and must stay. With the layout PLAIN, PACKED
+ * or PACKED8 it may also be a copy of the whole buffer of such a layer, which is used in the same way. When the call
+ * returns any stream may use the layer. options may be NULL for the defaults. Errors: those of a malformed blob;
+ * TRF_ERR_ARGUMENT also for memory that is too small or misaligned; TRF_ERR_UNSUPPORTED (row_ranges, a codec that the
+ * layout does not take, weights that cannot be packed, on a GPU a blob of more than 512 GiB); for PLAIN and PACKED
+ * TRF_ERR_RANS (a tile that does not decode); TRF_ERR_CANCELLED. */
 TRF_API trf_status trf_device_layer_create(trf_context *context, const void *buffer, uint64_t buffer_bytes,
                                            const trf_load_options *options, trf_device_layer **layer, trf_error *err);
 
@@ -493,8 +497,8 @@ TRF_API trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *c
 TRF_API void trf_device_layer_destroy(trf_device_layer *layer);
 
 typedef struct trf_device_layer_info {
-    trf_layer_info layer; /* rows and cols: the shard's */
-    trf_layout layout;
+    trf_layer_info layer;  /* rows and cols: the shard's */
+    trf_layout layout;     /* also PACKED8 where PACKED was asked for */
     uint64_t memory_bytes; /* the device memory that it takes, the caller's included */
     uint32_t plans;        /* how many have been created and not yet destroyed */
 } trf_device_layer_info;

@@ -17,7 +17,7 @@ trf_status trf_take_load_options(const trf_load_options *options, trf_load_optio
                                          TRF_STRUCT_BYTES(trf_load_options, progress_context)};
     trf_load_options_init(taken);
     trf_status status = options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
-    if (status == TRF_OK && (taken->layout < TRF_LAYOUT_CODED || taken->layout > TRF_LAYOUT_PACKED))
+    if (status == TRF_OK && (taken->layout < TRF_LAYOUT_CODED || taken->layout > TRF_LAYOUT_PACKED8))
         status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "this version has no layout %d", (int)taken->layout);
     return status;
 }

@@ -2,7 +2,7 @@
 #include "trf_layer_parts.h"
 
 #include "trf_blob.h"
-#include "trf_packed.h"
+#include "trf_packed8.h"
 #include "trf_split.h"
 
 #include <string.h>
@@ -85,12 +85,16 @@ trf_layer_part trf_layer_part_find(const char *name, uint64_t rows, uint64_t col
 
 static uint64_t align(uint64_t bytes) { return divide_up(bytes, TRF_PART_ALIGNMENT) * TRF_PART_ALIGNMENT; }
 
-uint64_t trf_packed_part_bytes(const trf_layer_part *part) {
+static uint64_t tiled_bytes(const trf_layer_part *part, uint64_t tile_bytes) {
     const uint64_t bands = divide_up(part->rows, TRF_PACKED_TILE_ROWS),
                    tiles = divide_up(part->cols, TRF_PACKED_TILE_COLS);
     const uint64_t lines = bands * divide_up(tiles, TRF_PACKED_LINE_TILES);
-    return align(TRF_LAYOUT_HEAD_BYTES + lines * TRF_PACKED_LINE_BYTES) + bands * tiles * TRF_PACKED_TILE_BYTES;
+    return align(TRF_LAYOUT_HEAD_BYTES + lines * TRF_PACKED_LINE_BYTES) + bands * tiles * tile_bytes;
 }
+
+uint64_t trf_packed_part_bytes(const trf_layer_part *part) { return tiled_bytes(part, TRF_PACKED_TILE_BYTES); }
+
+uint64_t trf_packed8_part_bytes(const trf_layer_part *part) { return tiled_bytes(part, TRF_PACKED8_TILE_BYTES); }
 
 uint64_t trf_plain_part_bytes(const trf_layer_part *part) {
     return TRF_LAYOUT_HEAD_BYTES + 2 * part->rows * part->cols;

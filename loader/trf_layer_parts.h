@@ -22,8 +22,10 @@ const char *trf_name_last_part(const char *name, size_t *length);
 /* @return whether the name ends in a bias's. */
 int trf_name_is_bias(const char *name);
 
-/* @return the bytes of a part as a packed layer without stored tiles, as nearly all are; and as a plain one. */
+/* @return the bytes of a part as a packed layer without stored tiles, as nearly all are; as a packed FP8 layer; and as
+ * a plain one. */
 uint64_t trf_packed_part_bytes(const trf_layer_part *part);
+uint64_t trf_packed8_part_bytes(const trf_layer_part *part);
 uint64_t trf_plain_part_bytes(const trf_layer_part *part);
 
 /* @return the bytes of a coded layer's directory on a GPU. info: of the layer; zeros where it is not known, which stand

@@ -6,8 +6,8 @@
 #include "trf_job.h"
 #include "trf_layer_parts.h"
 #include "trf_model_sizes.h"
+#include "trf_packed8.h"
 #include "trf_source_kind.h"
-#include "trf_split.h"
 #include "trf_struct.h"
 #include "trf_tensor_selection.h"
 
@@ -145,9 +145,12 @@ static size_t find_experts(const trf_tensor_info *tensor, uint64_t *number) {
     return (size_t)(at - tensor->name) + sizeof kExperts - 1;
 }
 
-static unsigned find_layouts(trf_codec codec, int is_expert) {
+/* info: of a layer that is coded; zeros of others. */
+static unsigned find_layouts(trf_codec codec, const trf_layer_info *info, int is_expert) {
     const unsigned coded = 1u << TRF_LAYOUT_CODED, plain = 1u << TRF_LAYOUT_PLAIN, packed = 1u << TRF_LAYOUT_PACKED;
-    if (codec == TRF_CODEC_BF16)
+    if (codec == TRF_CODEC_E4M3 && info->dtype == TRF_DTYPE_F8_E4M3)
+        return is_expert ? coded : coded | packed;
+    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_E4M3)
         return is_expert ? coded | packed : coded | plain | packed;
     return codec == TRF_CODEC_FP16 && !is_expert ? coded | plain : coded;
 }
@@ -179,13 +182,32 @@ static trf_status estimate_share(reading *at, const trf_tensor_info *tensor, dou
     return status;
 }
 
+/* Whether a packed part becomes packed FP8. Weights of blocks have the same constants only where blocks are whole. */
+static int becomes_packed8(const trf_layer_info *info, const trf_layer_part *part) {
+    const int cuts_blocks = part->rows != info->rows || part->cols != info->cols;
+    if (info->codec != TRF_CODEC_E4M3)
+        return 0;
+    switch (info->granularity) {
+    case TRF_GRANULARITY_NONE:
+    case TRF_GRANULARITY_TENSOR:
+        return 1;
+    case TRF_GRANULARITY_SCALE_BLOCK:
+        return info->scale_group_size % TRF_PACKED8_PAIR_COLS == 0 &&
+               (!cuts_blocks || (part->rows % TRF_PACKED_TILE_ROWS == 0 && part->cols % TRF_PACKED8_PAIR_COLS == 0));
+    default:
+        return 0;
+    }
+}
+
 /* Adds what a matrix, or `count` experts of one shape, take to a layer. coded_bytes: of all of them, whole. info: of a
  * layer that is coded; zeros of others, which will be coded with the defaults. */
 static void add_bytes(trf_layout_layer *layer, const trf_layer_part *part, uint64_t count, double coded_bytes,
-                      const trf_layer_info *info) {
+                      const trf_layer_info *info, int is_expert) {
+    const uint64_t packed =
+        !is_expert && becomes_packed8(info, part) ? trf_packed8_part_bytes(part) : trf_packed_part_bytes(part);
     const uint64_t directory = trf_coded_part_directory_bytes(part, info);
     layer->bytes[TRF_LAYOUT_PLAIN] += count * trf_plain_part_bytes(part);
-    layer->bytes[TRF_LAYOUT_PACKED] += count * trf_packed_part_bytes(part);
+    layer->bytes[TRF_LAYOUT_PACKED] += count * packed;
     layer->bytes[TRF_LAYOUT_CODED] += (uint64_t)(coded_bytes * part->tiles) + 1 + count * directory;
     layer->coded_workspace_bytes += count * trf_plain_part_bytes(part);
 }
@@ -259,9 +281,10 @@ static trf_status add_to_layer(reading *at, const trf_tensor_info *tensor, trf_c
     }
     if (status != TRF_OK)
         return status;
-    layer->layouts = find_layouts(codec, expert_name > 0) & (sums->matrices ? layer->layouts : UINT32_MAX);
+    layer->layouts =
+        find_layouts(codec, &tensor->layer, expert_name > 0) & (sums->matrices ? layer->layouts : UINT32_MAX);
     layer->codec = codec;
-    add_bytes(layer, &part, count, coded_bytes, &tensor->layer);
+    add_bytes(layer, &part, count, coded_bytes, &tensor->layer, expert_name > 0);
     sums->matrices += count;
     if (!expert_name) {
         layer->rows = (uint32_t)part.rows;

@@ -3,7 +3,7 @@
 
 #include "trf_matmul.h"
 #include "trf_number_formats.h"
-#include "trf_packed_reader.h"
+#include "trf_packed8_reader.h"
 #include "trf_threads.h"
 
 #include <math.h>
@@ -48,19 +48,23 @@ void trf_unpack(const trf_packed_view *view, uint16_t *weights, size_t stride) {
 
 typedef struct trf_packed_product {
     const trf_packed_view *view;
-    const float *x; /* [m][padded columns] */
+    const trf_packed8_view *view8; /* of a packed FP8 layer, whose part `view` is then; or NULL */
+    const float *x;                /* [m][padded columns] */
     uint32_t m;
     float *y;       /* [m][view->rows] */
     float *scratch; /* for each worker the rows of W of a packed slab: [TRF_PACKED_SLAB_ROWS][padded columns] */
 } trf_packed_product;
 
 /* Widens a packed slab of one packed tile to F32, in the window's scale. w: the slab's rows, `stride` apart. */
-static void widen_slab(const trf_packed_view *view, uint32_t band, uint32_t slab, uint32_t tile, float *w,
+static void widen_slab(const trf_packed_product *product, uint32_t band, uint32_t slab, uint32_t tile, float *w,
                        size_t stride) {
     for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
         for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
             uint32_t a[4];
-            trf_read_packed_step(view, band, tile, slab, step, lane, a);
+            if (product->view8)
+                trf_read_packed8_step(product->view8, band, tile, slab, step, lane, a);
+            else
+                trf_read_packed_step(product->view, band, tile, slab, step, lane, a);
             for (uint32_t reg = 0; reg < 4; reg++) {
                 float *const row = w + trf_packed_row_in_tile(0, lane, reg) * stride;
                 const uint32_t col = tile * TRF_PACKED_TILE_COLS + trf_packed_col_in_tile(step, lane, reg, 0);
@@ -79,7 +83,8 @@ static trf_status multiply_slab(void *context, uint64_t index, int worker, trf_e
     float *const w = product->scratch + (size_t)worker * TRF_PACKED_SLAB_ROWS * padded;
     (void)err;
     for (uint32_t tile = 0; tile < view->tiles_per_band; tile++)
-        widen_slab(view, (uint32_t)(index / TRF_PACKED_SLABS), (uint32_t)(index % TRF_PACKED_SLABS), tile, w, padded);
+        widen_slab(product, (uint32_t)(index / TRF_PACKED_SLABS), (uint32_t)(index % TRF_PACKED_SLABS), tile, w,
+                   padded);
     trf_dot_rows_portable(w, padded, rows, product->x, padded, product->m, padded, product->y + first, view->rows);
     for (size_t i = 0; i < product->m; i++)
         for (uint32_t row = first; row < first + rows; row++) {
@@ -104,8 +109,14 @@ uint64_t trf_packed_scratch_bytes(const trf_packed_view *view, int workers) {
 
 trf_status trf_multiply_packed_padded(const trf_packed_view *view, const float *x, uint32_t m, float *y, int workers,
                                       float *scratch, trf_error *err) {
-    trf_packed_product product = {view, x, m, y, scratch};
+    trf_packed_product product = {view, NULL, x, m, y, scratch};
     return trf_parallel_for(workers, count_slabs(view), multiply_slab, &product, err);
+}
+
+trf_status trf_multiply_packed8_padded(const trf_packed8_view *view, const float *x, uint32_t m, float *y, int workers,
+                                       float *scratch, trf_error *err) {
+    trf_packed_product product = {&view->packed, view, x, m, y, scratch};
+    return trf_parallel_for(workers, count_slabs(&view->packed), multiply_slab, &product, err);
 }
 
 trf_status trf_multiply_packed(const trf_packed_view *view, const float *x, uint32_t m, float *y, trf_error *err) {

@@ -4,7 +4,7 @@
 #define TRF_UNPACK_H
 
 #include "trf_error.h"
-#include "trf_packed.h"
+#include "trf_packed8.h"
 
 /* All functions take a view whose head was checked. They stay inside the buffer whatever else it holds. Thread-safe. */
 
@@ -34,5 +34,10 @@ uint64_t trf_packed_scratch_bytes(const trf_packed_view *view, int workers);
  * scratch: trf_packed_scratch_bytes(view, workers), 4-byte aligned. */
 trf_status trf_multiply_packed_padded(const trf_packed_view *view, const float *x, uint32_t m, float *y, int workers,
                                       float *scratch, trf_error *err);
+
+/* Does the same for a packed FP8 layer, whose weights are in their own scale. Workers and scratch are those of
+ * view->packed. */
+trf_status trf_multiply_packed8_padded(const trf_packed8_view *view, const float *x, uint32_t m, float *y, int workers,
+                                       float *scratch, trf_error *err);
 
 #endif

@@ -123,7 +123,7 @@ static int set_path(cli_options *o, const char *value) {
 
 static int set_layout(cli_options *o, const char *value) {
     const char *const names[] = {trf_layout_name(TRF_LAYOUT_CODED), trf_layout_name(TRF_LAYOUT_PLAIN),
-                                 trf_layout_name(TRF_LAYOUT_PACKED), NULL};
+                                 trf_layout_name(TRF_LAYOUT_PACKED), trf_layout_name(TRF_LAYOUT_PACKED8), NULL};
     int i = cli_parse_name(value, names);
     o->layout = (trf_layout)(TRF_LAYOUT_CODED + i);
     return i < 0 ? -1 : 0;
@@ -327,7 +327,7 @@ static const option_entry kOptions[] = {
     [CLI_OPT_BUDGET] = {"budget", "a number of bytes such as 8G (K, M, G, T: thousands)", set_budget, 0, 0},
     [CLI_OPT_TUNING] = {"tuning", "a path", set_tuning, 0, 0},
     [CLI_OPT_MAX_BATCH] = {"max-batch", "a whole number from 1 to 1048576", set_max_batch, 0, 0},
-    [CLI_OPT_LAYOUT] = {"layout", "coded, plain or packed", set_layout, 0, 0},
+    [CLI_OPT_LAYOUT] = {"layout", "coded, plain, packed or packed8", set_layout, 0, 0},
     [CLI_OPT_QUIET] = FLAG("quiet", 'q', quiet),
     [CLI_OPT_VERBOSE] = FLAG("verbose", 'v', verbose),
     [CLI_OPT_PROGRESS] = {"progress", "auto, always or never", set_progress, 0, 0},

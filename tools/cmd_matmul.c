@@ -175,7 +175,7 @@ const cli_command cmd_matmul = {
             "  --device cpu|cuda     default: cpu\n"
             "  --layout LAYOUT       on a GPU: how W lies there: coded (default); plain:\n"
             "                        decoded once, bf16 and fp16; packed: in fields of fixed\n"
-            "                        width, bf16\n"
+            "                        width, bf16 and fp8_e4m3; packed8: fp8_e4m3 alone\n"
             "  --path PATH           fused: decode while multiplying; on a GPU also two-step:\n"
             "                        decode to memory first; wide: while multiplying many\n"
             "                        rows, all codecs but bf16; dense: of plain layers,\n"

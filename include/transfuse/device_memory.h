@@ -63,19 +63,23 @@ TRF_API void trf_row_request_init(trf_row_request *request);
 TRF_API trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                    trf_error *err);
 
+/* Says why a layer of FP8 weights that PACKED was asked for lies as packed BF16 and not as PACKED8, in one line without
+ * its end; "" for every other layer. The text is the layer's. */
+TRF_API const char *trf_device_layer_get_layout_reason(const trf_device_layer *layer);
+
 /* Says what memory trf_device_layer_convert takes for the new layer. It has the same errors. */
 TRF_API trf_status trf_device_layer_get_converted_size(const trf_device_layer *layer, trf_layout layout,
                                                        trf_layer_size *size, trf_error *err);
 
-/* Makes a PLAIN or PACKED layer from one that is on the device. Use trf_device_layer_encode to get a coded blob. Both
- * layers exist afterwards: the old one stays as it is, with its plans, and may be in use meanwhile; the new one has the
- * same rows and columns, has no plan yet, and does not need the old one. memory is the caller's, as trf_layer_memory
- * has it, and does not overlap the old layer's; with NULL or zeros the library allocates. When the call returns any
- * stream may use the new layer. A GPU's layer does not pass the host, but takes some device memory while the call
- * lasts. Errors: TRF_ERR_ARGUMENT, also where the layer lies so already, or where memory is too small, misaligned or
- * the old layer's; TRF_ERR_UNSUPPORTED for a codec that the layout does not take, weights that cannot be packed, CODED,
- * and a stack's layer; TRF_ERR_RANS where a tile does not decode, which trf_device_layer_check of the old layer says,
- * too. The content of memory is unspecified after a failure. */
+/* Makes a PLAIN, PACKED or PACKED8 layer from one that is on the device. Use trf_device_layer_encode to get a coded
+ * blob. Both layers exist afterwards: the old one stays as it is, with its plans, and may be in use meanwhile; the new
+ * one has the same rows and columns, has no plan yet, and does not need the old one. memory is the caller's, as
+ * trf_layer_memory has it, and does not overlap the old layer's; with NULL or zeros the library allocates. When the
+ * call returns any stream may use the new layer. A GPU's layer does not pass the host, but takes some device memory
+ * while the call lasts. Errors: TRF_ERR_ARGUMENT, also where the layer lies so already, or where memory is too small,
+ * misaligned or the old layer's; TRF_ERR_UNSUPPORTED for a codec that the layout does not take, weights that cannot be
+ * packed, CODED, and a stack's layer; TRF_ERR_RANS where a tile does not decode, which trf_device_layer_check of the
+ * old layer says, too. The content of memory is unspecified after a failure. */
 TRF_API trf_status trf_device_layer_convert(const trf_device_layer *layer, trf_layout layout,
                                             const trf_layer_memory *memory, trf_device_layer **converted,
                                             trf_error *err);

@@ -2,6 +2,7 @@
 /* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
 #include "trf_context_create.h"
 #include "trf_device_cpu.h"
+#include "trf_packed8_layer.h"
 #include "trf_packed_layer.h"
 #include "trf_plain_layer.h"
 #include "trf_stack.h"
@@ -58,7 +59,23 @@ static const trf_layout_ops packed_layout = {
     .linear = trf_cpu_linear_packed,
 };
 
-static const trf_layout_ops *const cpu_layouts[] = {&coded_layout, &plain_layout, &packed_layout, NULL};
+static const trf_layout_ops packed8_layout = {
+    .layout = TRF_LAYOUT_PACKED8,
+    .get_size = trf_packed8_get_size,
+    .fill = trf_cpu_fill_packed_layer,
+    .adopt = trf_cpu_adopt_packed8_layer,
+    .get_converted_size = trf_packed8_get_converted_size,
+    .convert = trf_cpu_convert_to_packed,
+    .destroy = trf_cpu_destroy_packed_layer,
+    .check = trf_cpu_check_packed_layer,
+    .decode = trf_cpu_decode_packed,
+    .decode_rows = trf_cpu_decode_packed_rows,
+    .create_plan = trf_cpu_create_packed_plan,
+    .linear = trf_cpu_linear_packed,
+};
+
+static const trf_layout_ops *const cpu_layouts[] = {&coded_layout, &plain_layout, &packed_layout, &packed8_layout,
+                                                    NULL};
 
 static const trf_device_ops cpu_device_ops = {
     .destroy = cpu_destroy,

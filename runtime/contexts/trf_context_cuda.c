@@ -11,6 +11,7 @@
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
 #include "trf_load_scratch_cuda.h"
+#include "trf_packed8_layer.h"
 #include "trf_packed_layer.h"
 #include "trf_packed_layer_cuda.h"
 #include "trf_packed_product_cuda.h"
@@ -125,7 +126,24 @@ static const trf_layout_ops packed_layout = {
     .linear = trf_cuda_linear_packed,
 };
 
-static const trf_layout_ops *const cuda_layouts[] = {&coded_layout, &plain_layout, &packed_layout, NULL};
+static const trf_layout_ops packed8_layout = {
+    .layout = TRF_LAYOUT_PACKED8,
+    .has_several_paths = 1,
+    .get_size = trf_packed8_get_size,
+    .fill = trf_cuda_fill_packed_layer,
+    .adopt = trf_packed8_adopt,
+    .get_converted_size = trf_packed8_get_converted_size,
+    .convert = trf_cuda_convert_to_packed,
+    .destroy = trf_cuda_destroy_layer,
+    .check = trf_cuda_check_plain_layer,
+    .decode = trf_cuda_decode_packed,
+    .decode_rows = trf_cuda_decode_packed_rows,
+    .create_plan = trf_cuda_create_packed8_plan,
+    .linear = trf_cuda_linear_packed8,
+};
+
+static const trf_layout_ops *const cuda_layouts[] = {&coded_layout, &plain_layout, &packed_layout, &packed8_layout,
+                                                     NULL};
 
 static const trf_device_ops cuda_device_ops = {
     .destroy = cuda_destroy,

@@ -47,12 +47,18 @@ static const void *place_in_copy(const void *from, const char *to, const void *a
     return at ? to + ((const char *)at - (const char *)from) : NULL;
 }
 
+static void point_packed_into(trf_packed_view *packed, const void *from, const char *to) {
+    packed->row_offsets = place_in_copy(from, to, packed->row_offsets);
+    packed->lines = place_in_copy(from, to, packed->lines);
+    packed->tiles = place_in_copy(from, to, packed->tiles);
+    packed->stored = place_in_copy(from, to, packed->stored);
+}
+
 /* to: the copy's blob. Its directory follows at the next multiple of 256. */
 static void point_into(trf_device_layer *copy, const trf_device_layer *layer, char *to) {
     const void *const blob = layer->view.buffer, *const directory = layer->view.slabs;
     char *const directory_to = to + trf_device_align(layer->view.buffer_bytes);
     trf_device_view *const view = &copy->view;
-    trf_packed_view *const packed = &copy->packed;
     *copy = *layer;
     copy->memory = to;
     view->buffer = place_in_copy(blob, to, view->buffer);
@@ -63,10 +69,8 @@ static void point_into(trf_device_layer *copy, const trf_device_layer *layer, ch
     view->slabs = place_in_copy(directory, directory_to, view->slabs);
     view->decode_table = place_in_copy(directory, directory_to, view->decode_table);
     view->fault = (trf_device_fault *)place_in_copy(directory, directory_to, view->fault);
-    packed->row_offsets = place_in_copy(blob, to, packed->row_offsets);
-    packed->lines = place_in_copy(blob, to, packed->lines);
-    packed->tiles = place_in_copy(blob, to, packed->tiles);
-    packed->stored = place_in_copy(blob, to, packed->stored);
+    point_packed_into(&copy->packed, blob, to);
+    point_packed_into(&copy->packed8.packed, blob, to);
 }
 
 static cudaError_t copy_layer(const trf_device_layer *layer, char *to, cudaStream_t stream) {

@@ -146,10 +146,14 @@ static trf_status time_packed(const trf_measurement *measurement, trf_plan *plan
                               trf_error *err) {
     trf_packed_partition candidates[TRF_PACKED_MAX_CANDIDATES];
     double times[TRF_PACKED_MAX_CANDIDATES];
-    const trf_packed_view *view = &plan->layer->packed;
+    const trf_device_layer *layer = plan->layer;
+    const trf_device_limits *limits = &measurement->context->limits;
+    const uint32_t m = plan->tiles_product.m;
     double *const microseconds = &point->microseconds[TRF_PATH_PACKED - 1];
-    const uint32_t count = trf_packed_candidates(view, &measurement->context->limits, plan->tiles_product.m, candidates,
-                                                 TRF_PACKED_MAX_CANDIDATES);
+    const uint32_t count =
+        layer->layout->layout == TRF_LAYOUT_PACKED8
+            ? trf_packed8_candidates(&layer->packed8, limits, m, candidates, TRF_PACKED_MAX_CANDIDATES)
+            : trf_packed_candidates(&layer->packed, limits, m, candidates, TRF_PACKED_MAX_CANDIDATES);
     if (!count)
         return time_plan(measurement, plan, microseconds, err);
     for (uint32_t i = 0; i < count; i++) {

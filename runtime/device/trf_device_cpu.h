@@ -53,7 +53,8 @@ trf_status trf_cpu_decode_plain_rows(const trf_device_layer *layer, const trf_ro
 trf_status trf_cpu_create_plain_plan(trf_plan *plan, trf_path path, trf_error *err);
 trf_status trf_cpu_linear_plain(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                 trf_error *err);
-/* Layout ops of packed layers. */
+/* Layout ops of packed layers. Those of packed FP8 layers are the same but for adopting; what filling and converting
+ * make depends on the layer's layout and on its weights. */
 trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, struct trf_layer_feed *feed,
                                      const trf_layer_memory *memory, trf_error *err);
 trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,
@@ -62,6 +63,8 @@ trf_status trf_cpu_pack(trf_device_layer *made, const trf_device_matrix *matrix,
                         trf_error *err);
 trf_status trf_cpu_adopt_packed_layer(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes,
                                       trf_error *err);
+trf_status trf_cpu_adopt_packed8_layer(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes,
+                                       trf_error *err);
 void trf_cpu_destroy_packed_layer(trf_device_layer *layer);
 trf_status trf_cpu_check_packed_layer(const trf_device_layer *layer, trf_error *err);
 trf_status trf_cpu_decode_packed(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,

@@ -23,6 +23,10 @@ void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_device_
     };
 }
 
+const char *trf_device_layer_get_layout_reason(const trf_device_layer *device_layer) {
+    return device_layer->layout_reason;
+}
+
 trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err) {
     if (!device_layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no layer to check");

@@ -9,6 +9,7 @@
 #include "trf_layer_traits.h"
 #include "trf_layout.h"
 #include "trf_packed.h"
+#include "trf_packed8.h"
 #include "trf_shard_range.h"
 
 #include <stdatomic.h>
@@ -26,7 +27,11 @@ struct trf_device_layer {
     /* On the CPU, slabs and fault are not set. A layout with a head (trf_layout_head.h) sets buffer, buffer_bytes,
      * rows, cols, codec and source_dtype, and nothing else. */
     trf_device_view view;
-    trf_packed_view packed; /* of a packed layer */
+    trf_packed_view packed;   /* of a packed BF16 layer */
+    trf_packed8_view packed8; /* of a packed FP8 layer */
+    int is_to_be_bf16;        /* while the layer is made: 'packed' is packed BF16 */
+    /* Why a layer of FP8 weights that 'packed' was asked for is packed as BF16; "" for all others. */
+    char layout_reason[256];
     /* The following fields are a GPU's. */
     trf_layer_traits traits;
     int is_of_stack;          /* its blob need not be in device memory */

@@ -9,10 +9,11 @@
 /* Finds the table of the layout that a layer is converted to. */
 static trf_status find_target(const trf_device_layer *layer, trf_layout layout, const trf_layout_ops **ops,
                               trf_error *err) {
-    if (layout < TRF_LAYOUT_CODED || layout > TRF_LAYOUT_PACKED)
+    if (layout < TRF_LAYOUT_CODED || layout > TRF_LAYOUT_PACKED8)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "this version has no layout %d", (int)layout);
-    if (layer->layout->layout == layout)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the layer is %s already", trf_layout_name(layout));
+    if (layer->layout->layout == layout || (layer->layout->layout == TRF_LAYOUT_PACKED8 && layout == TRF_LAYOUT_PACKED))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the layer is %s already",
+                        trf_layout_name(layer->layout->layout));
     if (layer->is_of_stack)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a stack's layer is not converted");
     trf_status status = trf_find_layout(layer->context, layout, ops, err);

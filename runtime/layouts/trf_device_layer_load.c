@@ -111,6 +111,7 @@ static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, 
         status = trf_begin_device_layer(context, layout, &made, err);
     if (status == TRF_OK) {
         trf_set_device_layer_info(feed->view, &feed->shard, made);
+        made->is_to_be_bf16 = options->packed_bf16;
         status = layout->fill(made, feed, &memory, err);
     }
     if (status == TRF_OK)
@@ -147,8 +148,8 @@ static trf_status check_alignment(const trf_given_buffer *buffer, uint32_t align
     return TRF_OK;
 }
 
-/* *layout is the options' layout if the given buffer is on the device and has a head of that layout; else NULL. Blobs
- * are not examined here: opening them does that. */
+/* *layout is the options' layout if the given buffer is on the device and has a layout's head; else NULL. The head says
+ * which of the two layouts it has that PACKED may become. Blobs are not examined here: opening them does that. */
 static trf_status look_for_head(const trf_context *context, const trf_given_buffer *given,
                                 const trf_load_options *options, const trf_layout_ops **layout, trf_error *err) {
     trf_layout_head_common head = {0};
@@ -160,8 +161,11 @@ static trf_status look_for_head(const trf_context *context, const trf_given_buff
     status = check_alignment(given, context->ops->alignment, err);
     if (status == TRF_OK)
         status = context->ops->download(context, &head, given->at, sizeof head, err);
-    if (status == TRF_OK && trf_is_layout_head(&head))
+    if (status == TRF_OK && trf_is_layout_head(&head)) {
         *layout = wanted;
+        if (wanted->layout == TRF_LAYOUT_PACKED && head.layout == TRF_LAYOUT_PACKED8)
+            status = trf_find_layout(context, TRF_LAYOUT_PACKED8, layout, err);
+    }
     return status;
 }
 

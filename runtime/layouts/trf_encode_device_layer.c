@@ -86,8 +86,14 @@ trf_status trf_device_layer_encode(const trf_device_layer *layer, int threads, v
     if (status != TRF_OK)
         return status;
     status = decode_to_host(layer, weights, bytes, err);
-    if (status == TRF_OK)
-        status = encode_weights(info, weights, threads, blob, blob_bytes, err);
+    if (status == TRF_OK) {
+        trf_layer_info as = *info;
+        if (layer->layout->layout == TRF_LAYOUT_PACKED8) /* whose scales are found again */
+            as.codec = TRF_CODEC_E4M3;
+        status = encode_weights(&as, weights, threads, blob, blob_bytes, err);
+        if (status == TRF_ERR_ARGUMENT && as.codec != info->codec) /* so few weights that no scales are found */
+            status = encode_weights(info, weights, threads, blob, blob_bytes, err);
+    }
     free(weights);
     return status;
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_packed_layer.h"
 
+#include "trf_packed8_layer.h"
+
 #include <string.h>
 
 trf_pack_request trf_pack_request_of_shard(const trf_blob_view *view, const trf_shard_range *shard) {
@@ -40,8 +42,13 @@ trf_status trf_packed_size_most(const trf_pack_request *request, trf_packed_head
     return status == TRF_OK ? TRF_OK : trf_packed_fail(status, err);
 }
 
-static trf_status get_size(const trf_pack_request *request, trf_layer_size *size, trf_error *err) {
+/* request8: the same as one for packed FP8, or NULL. E4M3 without scales is packed in no other way, and its size is
+ * known; scaled FP8 may become packed BF16, which takes more memory. */
+static trf_status get_size(const trf_pack_request *request, const trf_pack8_request *request8, trf_layer_size *size,
+                           trf_error *err) {
     trf_packed_head head;
+    if (request8 && trf_pack8_is_fp8(request8) && request->codec != TRF_CODEC_BF16)
+        return trf_pack8_get_size(request8, size, err);
     trf_status status = trf_packed_size_most(request, &head, err);
     if (status == TRF_OK)
         *size = (trf_layer_size){.buffer_bytes = head.common.buffer_bytes};
@@ -51,17 +58,19 @@ static trf_status get_size(const trf_pack_request *request, trf_layer_size *size
 trf_status trf_packed_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
                                trf_error *err) {
     const trf_pack_request request = trf_pack_request_of_shard(view, shard);
-    return get_size(&request, size, err);
+    const trf_pack8_request request8 = trf_pack8_request_of_shard(view, shard);
+    return get_size(&request, &request8, size, err);
 }
 
 trf_status trf_packed_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err) {
     const trf_pack_request request = trf_pack_request_of_layer(from);
-    return get_size(&request, size, err);
+    const trf_pack8_request request8 = trf_pack8_request_of_layer(from);
+    return get_size(&request, &request8, size, err);
 }
 
 trf_status trf_packed_get_matrix_size(const trf_device_matrix *matrix, trf_layer_size *size, trf_error *err) {
     const trf_pack_request request = {TRF_CODEC_BF16, matrix->rows, matrix->cols, 0};
-    return get_size(&request, size, err);
+    return get_size(&request, NULL, size, err);
 }
 
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer) {

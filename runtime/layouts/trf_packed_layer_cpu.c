@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers on the CPU. When a layer is loaded, its tiles are decoded to dense weights; these are packed, and not
- * kept. */
+/* Packed layers on the CPU, BF16 and FP8. When a layer is loaded, its tiles are decoded to dense weights; these are
+ * packed, and not kept. */
 #include "trf_decoded_bits.h"
 #include "trf_device_cpu.h"
 #include "trf_layer_feed.h"
 #include "trf_load_dense_cpu.h"
 #include "trf_pack.h"
+#include "trf_packed8_form.h"
+#include "trf_packed8_layer.h"
 #include "trf_packed_layer.h"
 #include "trf_packed_validate.h"
 #include "trf_plain_layer.h"
 #include "trf_row_reader.h"
 #include "trf_threads.h"
 #include "trf_unpack.h"
+#include "trf_unpack8.h"
 
 #include <stdlib.h>
 
@@ -83,9 +86,29 @@ trf_status trf_cpu_pack(trf_device_layer *made, const trf_device_matrix *matrix,
     return pack_rows(made, from, options, options->memory.buffer, err);
 }
 
+/* Packs decoded elements without padding, as FP8 if that is due. */
+static trf_status pack_elements(trf_device_layer *made, const trf_pack8_request *request, const uint16_t *elements,
+                                const int8_t *row_offsets, uint8_t *at, trf_error *err) {
+    if (trf_pack8_is_due(made, request)) {
+        trf_error failure = {0};
+        trf_status status = trf_cpu_pack8(made, request, elements, at, &failure);
+        if (!trf_pack8_falls_back(made, status, &failure)) {
+            if (err)
+                *err = failure;
+            return status;
+        }
+    }
+    const trf_pack_request bf16 = {trf_element_codec(request->codec, request->dtype), request->rows, request->cols,
+                                   row_offsets != NULL};
+    trf_packed_head most;
+    trf_status status = trf_packed_size_most(&bf16, &most, err); /* refuses E4M3 that is not to be packed as FP8 */
+    return status == TRF_OK ? pack_weights(made, elements, row_offsets, at, err) : status;
+}
+
 trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                                      trf_error *err) {
     const int8_t *offsets = trf_feed_row_offsets(feed);
+    const trf_pack8_request request = trf_pack8_request_of_shard(feed->view, &feed->shard);
     void *weights;
     trf_status status =
         trf_cpu_allocate(made->context, sizeof(uint16_t) * feed->shard.rows * feed->shard.cols, &weights, err);
@@ -93,7 +116,8 @@ trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fee
         return status;
     status = trf_cpu_load_dense(feed, weights, err);
     if (status == TRF_OK)
-        status = pack_weights(made, weights, offsets ? offsets + feed->shard.row : NULL, memory->buffer, err);
+        status =
+            pack_elements(made, &request, weights, offsets ? offsets + feed->shard.row : NULL, memory->buffer, err);
     free(weights);
     return status;
 }
@@ -101,16 +125,18 @@ trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fee
 trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,
                                      const trf_layer_memory *memory, trf_error *err) {
     const int8_t *offsets = trf_layer_row_offsets(from);
+    const trf_pack8_request request = trf_pack8_request_of_layer(from);
     void *weights;
     if (from->layout->layout == TRF_LAYOUT_PLAIN)
-        return pack_weights(made, trf_plain_weights(from), NULL, memory->buffer, err);
+        return pack_elements(made, &request, trf_plain_weights(from), NULL, memory->buffer, err);
     trf_status status =
         trf_cpu_allocate(made->context, sizeof(uint16_t) * made->info.rows * made->info.cols, &weights, err);
     if (status != TRF_OK)
         return status;
     status = trf_cpu_decode_dense(from, weights, err);
     if (status == TRF_OK)
-        status = pack_weights(made, weights, offsets ? offsets + from->shard.row : NULL, memory->buffer, err);
+        status =
+            pack_elements(made, &request, weights, offsets ? offsets + from->shard.row : NULL, memory->buffer, err);
     free(weights);
     return status;
 }
@@ -147,6 +173,17 @@ enum {
     ROWS_AT_A_TIME = TRF_PACKED_TILE_ROWS
 };
 
+/* Writes the elements of a row: BF16 weights, or the codes that FP8 without scales consists of. */
+static void unpack_row(const trf_device_layer *layer, uint32_t row, uint16_t *elements) {
+    if (layer->layout->layout == TRF_LAYOUT_PACKED) {
+        trf_unpack_row(&layer->packed, row, elements);
+        return;
+    }
+    trf_unpack8_row(&layer->packed8, row, elements);
+    for (uint32_t col = 0; layer->info.codec == TRF_CODEC_E4M3 && col < layer->view.cols; col++)
+        elements[col] = (uint16_t)trf_packed8_code_of_number(elements[col]);
+}
+
 /* Writes row `id` of the layer as number `index` of the result. elements: room for one row, or NULL. */
 static void put_row(const trf_packed_rows *work, int64_t id, uint64_t index, uint16_t *elements) {
     const trf_device_view *view = &work->layer->view;
@@ -155,7 +192,7 @@ static void put_row(const trf_packed_rows *work, int64_t id, uint64_t index, uin
     const int is_there = id >= 0 && id < view->rows;
     const uint32_t row = is_there ? (uint32_t)id : 0, missing = trf_decoded_corrupt_bits(view, work->as);
     if (is_there)
-        trf_unpack_row(&work->layer->packed, row, elements ? elements : (uint16_t *)to);
+        unpack_row(work->layer, row, elements ? elements : (uint16_t *)to);
     for (uint32_t col = 0; (elements || !is_there) && col < view->cols; col++)
         trf_store_decoded_bits(to, weight_bytes, col,
                                is_there ? trf_decoded_bits(view, work->as, elements[col], row, col) : missing);
@@ -179,7 +216,7 @@ static trf_status decode_rows(trf_packed_rows *work, trf_error *err) {
     const uint64_t parts = (work->count + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME;
     const int most = trf_thread_count(work->layer->context->threads),
               workers = (uint64_t)most < parts ? most : (int)parts;
-    if (trf_decoded_weight_bytes(view, work->as) != sizeof *work->rows) {
+    if (trf_decoded_weight_bytes(view, work->as) != sizeof *work->rows || view->codec != TRF_CODEC_BF16) {
         const size_t bytes = sizeof *work->rows * (size_t)workers * view->cols;
         work->rows = malloc(bytes);
         if (!work->rows)

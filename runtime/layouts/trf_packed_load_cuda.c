@@ -11,6 +11,7 @@
 #include "trf_device_cuda.h"
 #include "trf_layer_feed.h"
 #include "trf_nvtx.h"
+#include "trf_packed8_load_cuda.h"
 #include "trf_packed_layer_cuda.h"
 #include "trf_packed_maker_cuda.h"
 #include "trf_packed_sample_cuda.h"
@@ -166,24 +167,16 @@ static trf_status run_load(trf_packed_load *load, trf_error *err) {
     return status;
 }
 
-trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
-                                      trf_error *err) {
+/* Loads a packed BF16 layer. The device is current. */
+static trf_status fill_bf16(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
+                            trf_error *err) {
     trf_packed_load load = {.maker = {.made = made,
-                                      .shard = &feed->shard,
-                                      .cols = feed->view->header.cols,
+                                      .bands = {.shard = &feed->shard, .cols = feed->view->header.cols},
                                       .request = trf_pack_request_of_shard(feed->view, &feed->shard)},
                             .feed = feed,
                             .memory = memory,
                             .coded = {.context = made->context, .device = made->device}};
-    trf_device_scope scope;
-    trf_status status = trf_enter_device(made->device, &scope, err);
-    if (status != TRF_OK)
-        return status;
-    trf_nvtx_push("load");
-    status = run_load(&load, err);
-    trf_nvtx_pop();
-    trf_leave_device(&scope);
-    return status;
+    return run_load(&load, err);
 }
 
 /* ---- dense weights ---- */
@@ -216,7 +209,7 @@ static trf_status pack_dense(trf_device_layer *made, const trf_dense_input *from
     const trf_rows_to_pack *rows = &from->rows;
     const trf_device_layer *like = from->options->like;
     trf_packed_maker maker = {.made = made,
-                              .cols = rows->cols,
+                              .bands = {.cols = rows->cols},
                               .request = {made->info.codec, rows->num_rows, rows->cols, 0},
                               .stored_room = from->options->stored_room,
                               .like = like ? &like->packed : NULL};
@@ -261,12 +254,13 @@ static trf_status convert_plain(trf_device_layer *made, const trf_device_layer *
     return pack_dense(made, &dense, err);
 }
 
-static trf_status convert_coded(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
-                                trf_error *err) {
+static trf_status convert_coded_to_bf16(trf_device_layer *made, const trf_device_layer *from,
+                                        const trf_layer_memory *memory, trf_error *err) {
     const trf_context *context = from->context;
     const int8_t *offsets = trf_layer_row_offsets(from);
-    trf_packed_maker maker = {
-        .made = made, .shard = &from->shard, .cols = from->view.cols, .request = trf_pack_request_of_layer(from)};
+    trf_packed_maker maker = {.made = made,
+                              .bands = {.shard = &from->shard, .cols = from->view.cols},
+                              .request = trf_pack_request_of_layer(from)};
     trf_load_scratch *scratch;
     trf_status status =
         trf_load_scratch_take(context->load_scratches, work_bytes(&maker, from, from->view.rows), &scratch, err);
@@ -283,6 +277,22 @@ static trf_status convert_coded(trf_device_layer *made, const trf_device_layer *
     return status;
 }
 
+/* Makes a layer of FP8 if that is due, and can be, and else a packed BF16 layer; a trf_cuda_make_packed_fn. */
+static trf_status convert_coded(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
+                                trf_error *err) {
+    const trf_pack8_request request = trf_pack8_request_of_layer(from);
+    if (trf_pack8_is_due(made, &request)) {
+        trf_error failure = {0};
+        trf_status status = trf_cuda_make_packed8(made, from, memory, &failure);
+        if (!trf_pack8_falls_back(made, status, &failure)) {
+            if (err)
+                *err = failure;
+            return status;
+        }
+    }
+    return convert_coded_to_bf16(made, from, memory, err);
+}
+
 trf_status trf_cuda_convert_to_packed(trf_device_layer *made, const trf_device_layer *from,
                                       const trf_layer_memory *memory, trf_error *err) {
     trf_device_scope scope;
@@ -292,6 +302,23 @@ trf_status trf_cuda_convert_to_packed(trf_device_layer *made, const trf_device_l
     trf_nvtx_push("convert");
     status = from->layout->layout == TRF_LAYOUT_PLAIN ? convert_plain(made, from, memory, err)
                                                       : convert_coded(made, from, memory, err);
+    trf_nvtx_pop();
+    trf_leave_device(&scope);
+    return status;
+}
+
+/* ---- loading, of either kind ---- */
+
+trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
+                                      trf_error *err) {
+    const trf_pack8_request request = trf_pack8_request_of_shard(feed->view, &feed->shard);
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(made->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_nvtx_push("load");
+    status = trf_pack8_is_due(made, &request) ? trf_cuda_load_then_make(made, feed, memory, convert_coded, err)
+                                              : fill_bf16(made, feed, memory, err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;

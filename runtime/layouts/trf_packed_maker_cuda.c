@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Each part of a coded layer is packed straight from its slabs if it can be. Other parts are decoded to dense rows, and
- * the packed bands that are complete by then are packed from there:
- *
- *   dense    64 rows  |  a part's rows
- *              [left] |  [part ....................]      left: rows of the band that the part before began
- *
- * Rows that are left over are copied in front of the next part, so that the rows of a band are contiguous. A shard's
- * bands begin with its first row, wherever that row is in its part.
+ * the packed bands that are complete by then are packed from there (trf_dense_bands_cuda.h):
  *
  *   part                        packed from
  *   ------------------------    -------------------------------------------------------------------
@@ -18,11 +12,16 @@
 #include "trf_packed_maker_cuda.h"
 
 #include "trf_cuda_call.h"
-#include "trf_decode_launch.h"
 #include "trf_device_cuda.h"
 #include "trf_staging_cuda.h"
 
 #include <cuda_runtime_api.h>
+
+/* A trf_pack_bands_fn. */
+static int pack_bands(void *context, const trf_rows_to_pack *rows, trf_stream stream) {
+    const trf_packed_maker *maker = context;
+    return trf_launch_pack(&maker->view, rows, &maker->device_results->state, stream);
+}
 
 /* ---- the buffer ---- */
 
@@ -71,6 +70,9 @@ trf_status trf_packed_maker_begin(trf_packed_maker *maker, const trf_layer_memor
     if (status != TRF_OK)
         return status;
     maker->view = trf_packed_view_of(&maker->head, maker->buffer);
+    maker->bands.as = TRF_DECODE_ELEMENTS;
+    maker->bands.pack = pack_bands;
+    maker->bands.context = maker;
     return write_rest(maker, row_offsets, trf_cuda_copier_work_stream(made->context->copier), err);
 }
 
@@ -114,7 +116,7 @@ static trf_status make_room(trf_packed_maker *maker, cudaStream_t stream, trf_er
 /* ---- memory beside it ---- */
 
 uint64_t trf_packed_maker_memory_bytes(const trf_packed_maker *maker, uint32_t rows) {
-    return trf_device_align(sizeof *maker->device_results) + trf_pack_coded_scratch_bytes(rows, maker->cols);
+    return trf_device_align(sizeof *maker->device_results) + trf_pack_coded_scratch_bytes(rows, maker->bands.cols);
 }
 
 trf_status trf_packed_maker_use(trf_packed_maker *maker, const trf_load_scratch *scratch, uint8_t *memory,
@@ -124,7 +126,7 @@ trf_status trf_packed_maker_use(trf_packed_maker *maker, const trf_load_scratch 
     maker->kernel_scratch = memory + trf_device_align(sizeof *maker->device_results);
     maker->results = (const trf_pack_results *)scratch->results;
     maker->coded_packed = scratch->arrived;
-    maker->part_rows = part_rows;
+    maker->bands.part_rows = part_rows;
     return trf_check_cuda(cudaMemsetAsync(maker->device_results, 0, sizeof *maker->device_results, stream),
                           "packing a layer", err);
 }
@@ -137,8 +139,7 @@ int trf_packed_maker_fetch(const trf_packed_maker *maker, trf_stream stream) {
 void trf_packed_maker_release(trf_packed_maker *maker, trf_status status) {
     if (status != TRF_OK) /* queued work may write to the caller's memory, too */
         cudaStreamSynchronize(trf_cuda_copier_work_stream(maker->made->context->copier));
-    if (maker->dense)
-        cudaFree(maker->dense);
+    trf_dense_bands_release(&maker->bands);
     if (status != TRF_OK) {
         cudaFree(maker->made->memory);
         maker->made->memory = NULL;
@@ -147,51 +148,21 @@ void trf_packed_maker_release(trf_packed_maker *maker, trf_status status) {
 
 /* ---- parts, from dense rows ---- */
 
-/* Packs the complete packed bands among `count` rows of the shard, which begin at `rows`, and keeps the rest in front
- * of `part`. */
-static int pack_rows(trf_packed_maker *maker, const uint16_t *rows, uint32_t count, uint16_t *part, trf_stream stream) {
-    const trf_shard_range *shard = maker->shard;
-    const uint64_t cols = maker->cols;
-    const int is_last = maker->packed + count == shard->rows;
-    const uint32_t now = is_last ? count : count / TRF_PACKED_TILE_ROWS * TRF_PACKED_TILE_ROWS;
-    const trf_rows_to_pack range = {rows + shard->col, cols, maker->packed, now, shard->cols};
-    int error = now ? trf_launch_pack(&maker->view, &range, &maker->device_results->state, stream) : 0;
-    maker->packed += now;
-    maker->left = count - now;
-    if (!error && maker->left)
-        error = cudaMemcpyAsync(part - maker->left * cols, rows + now * cols, 2 * maker->left * cols,
-                                cudaMemcpyDeviceToDevice, stream);
-    return error;
-}
-
 static trf_status pack_dense(trf_packed_maker *maker, const trf_coded_part *coded, trf_stream stream, trf_error *err) {
-    const trf_shard_range *shard = maker->shard;
-    const uint64_t cols = maker->cols, dense_rows = (uint64_t)TRF_PACKED_TILE_ROWS + maker->part_rows;
-    const uint32_t end = coded->first_row + coded->view.rows, shard_end = shard->row + shard->rows;
-    const uint32_t skipped = coded->first_row < shard->row ? shard->row - coded->first_row : 0; /* left is 0 then */
-    const uint32_t rows = (end < shard_end ? end : shard_end) - coded->first_row;
     trf_status status = make_room(maker, stream, err);
-    if (status == TRF_OK && !maker->dense)
-        status = trf_cuda_allocate_here(sizeof *maker->dense * dense_rows * cols, (void **)&maker->dense, err);
-    if (status != TRF_OK)
-        return status;
-    uint16_t *const part = maker->dense + TRF_PACKED_TILE_ROWS * cols;
-    int error = trf_launch_decode_layer(&coded->view, &coded->traits, TRF_DECODE_ELEMENTS, part, stream);
-    if (!error && rows > skipped)
-        error =
-            pack_rows(maker, part + skipped * cols - maker->left * cols, rows - skipped + maker->left, part, stream);
-    if (!error)
-        error = trf_packed_maker_fetch(maker, stream);
-    return trf_check_cuda(error, "packing a part of a layer", err);
+    if (status == TRF_OK)
+        status = trf_dense_bands_take(&maker->bands, coded, stream, err);
+    return status == TRF_OK ? trf_check_cuda(trf_packed_maker_fetch(maker, stream), "packing a part of a layer", err)
+                            : status;
 }
 
 /* ---- parts, from their slabs ---- */
 
 /* Whether a part can be packed from its slabs: it lies in the shard, and no rows are left over from the part before. */
 static int is_direct(const trf_packed_maker *maker, const trf_coded_part *part) {
-    const trf_shard_range *shard = maker->shard;
-    return maker->left == 0 && shard->col == 0 && shard->cols == maker->cols && part->first_row >= shard->row &&
-           part->first_row + part->view.rows <= shard->row + shard->rows &&
+    const trf_shard_range *shard = maker->bands.shard;
+    return maker->bands.left == 0 && shard->col == 0 && shard->cols == maker->bands.cols &&
+           part->first_row >= shard->row && part->first_row + part->view.rows <= shard->row + shard->rows &&
            trf_can_pack_coded(&part->view, &part->traits);
 }
 
@@ -201,13 +172,13 @@ static trf_status pack_directly(trf_packed_maker *maker, const trf_coded_part *p
     const trf_pack_coded_memory memory = {maker->kernel_scratch, &results->counts, &results->state};
     int error = cudaMemsetAsync(&results->counts, 0, sizeof results->counts, stream);
     if (!error)
-        error = trf_launch_pack_coded(&part->view, &part->traits, &maker->view, maker->packed, &memory, stream);
+        error = trf_launch_pack_coded(&part->view, &part->traits, &maker->view, maker->bands.packed, &memory, stream);
     if (!error)
         error = trf_packed_maker_fetch(maker, stream);
     if (!error)
         error = cudaEventRecord(maker->coded_packed, stream);
     maker->open = *part;
-    maker->packed += part->view.rows;
+    maker->bands.packed += part->view.rows;
     return trf_check_cuda(error, "packing a part of a layer", err);
 }
 
@@ -225,7 +196,7 @@ static trf_status settle(trf_packed_maker *maker, trf_stream stream, trf_error *
         maker->num_records += counts.num_records;
         return TRF_OK;
     }
-    maker->packed -= part.view.rows;
+    maker->bands.packed -= part.view.rows;
     status = pack_dense(maker, &part, stream, err);
     const cudaError_t error = cudaStreamSynchronize(stream); /* the part is gone when the next one has been taken */
     return status == TRF_OK ? trf_check_cuda(error, "packing a part of a layer", err) : status;

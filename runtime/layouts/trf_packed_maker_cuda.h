@@ -4,6 +4,7 @@
 #ifndef TRF_PACKED_MAKER_CUDA_H
 #define TRF_PACKED_MAKER_CUDA_H
 
+#include "trf_dense_bands_cuda.h"
 #include "trf_load_scratch_cuda.h"
 #include "trf_pack_coded_launch.h"
 #include "trf_packed_layer.h"
@@ -19,8 +20,7 @@ TRF_STATIC_ASSERT((int)sizeof(trf_pack_results) <= (int)TRF_LOAD_SCRATCH_RESULT_
 
 typedef struct trf_packed_maker {
     trf_device_layer *made;
-    const trf_shard_range *shard; /* which of the rows and columns of all parts are packed */
-    uint32_t cols;                /* of a part */
+    trf_dense_bands bands; /* its shard and cols are set at first, and its packed rows those of all ways */
     trf_pack_request request;
     trf_packed_window window;
     uint64_t stored_room;        /* the member of trf_pack_options */
@@ -33,15 +33,11 @@ typedef struct trf_packed_maker {
     trf_pack_results *device_results; /* in a load scratch, as the next two */
     const trf_pack_results *results;  /* on the host: device_results after the last rows were packed */
     uint8_t *kernel_scratch;          /* for trf_launch_pack_coded; follows device_results */
-    uint16_t *dense;                  /* [64 rows and those of a part][cols]; NULL until it is needed */
-    uint32_t part_rows;               /* of the largest part */
     void *coded_packed;               /* cudaEvent_t: recorded after the open part's kernels and the copy of their
                                        * results */
 
     trf_coded_part open;  /* packed from its slabs, but not yet known to be complete; no rows: none */
     uint64_t num_records; /* of the parts that were packed completely from their slabs */
-    uint32_t packed;      /* the shard's rows that are packed already */
-    uint32_t left;        /* rows in front of the next part that are not */
     trf_pack_state state; /* of all rows, in the end */
 } trf_packed_maker;
 

@@ -14,6 +14,7 @@
 #include "trf_plain_rows.h"
 #include "trf_staging_cuda.h"
 #include "trf_transcode_layer_cuda.h"
+#include "trf_unpack8_launch.h"
 
 #include <cuda_runtime_api.h>
 
@@ -97,7 +98,9 @@ static trf_status decode_coded(const trf_device_layer *from, uint16_t *weights, 
 static trf_status unpack(const trf_device_layer *from, uint16_t *weights, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
     const trf_unpack_target target = {weights, from->info.cols, TRF_PLAIN_WEIGHT_BYTES};
-    int error = trf_launch_unpack(&from->packed, 0, from->info.rows, &target, stream);
+    int error = from->layout->layout == TRF_LAYOUT_PACKED8
+                    ? trf_launch_unpack8(&from->packed8, 0, from->info.rows, &target, stream)
+                    : trf_launch_unpack(&from->packed, 0, from->info.rows, &target, stream);
     if (!error)
         error = cudaStreamSynchronize(stream);
     return trf_check_cuda(error, "unpacking a layer", err);
@@ -109,7 +112,7 @@ static trf_status convert_buffer(const trf_device_layer *made, const trf_device_
     uint16_t *const weights = (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET);
     trf_plain_head head;
     trf_status status =
-        from->layout->layout == TRF_LAYOUT_PACKED ? unpack(from, weights, err) : decode_coded(from, weights, err);
+        from->layout->layout == TRF_LAYOUT_CODED ? decode_coded(from, weights, err) : unpack(from, weights, err);
     if (status != TRF_OK)
         return status;
     trf_plain_head_write(&made->header, &made->info, &head);

@@ -154,6 +154,7 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
     if (status == TRF_OK && trf_has_memory(&taken.memory))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                           "tensor '%s': experts that are loaded together are in memory of the library's", tensor);
+    taken.packed_bf16 = 1;
     if (status == TRF_OK)
         status = find_expert_tensor(checkpoint, tensor, &name, &count, err);
     if (status != TRF_OK)

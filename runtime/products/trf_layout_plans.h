@@ -20,4 +20,11 @@ void trf_packed_set_partition(trf_plan *plan, const trf_packed_partition *partit
  * TRF_ERR_UNSUPPORTED (too many rows of x). */
 trf_status trf_packed_choose_partition(trf_plan *plan, trf_error *err);
 
+/* Why a packed layer's plan has the kernel of the context's tuning. */
+extern const char trf_packed_tuned_reason[];
+
+/* Finds the partition of a packed FP8 layer's plan on a GPU. *is_tuned says whether it is the tuning's. @return why the
+ * packed path does not take the product, a static text; NULL if it does. */
+const char *trf_packed8_choose_partition(const trf_plan *plan, int *is_tuned, trf_packed_partition *partition);
+
 #endif

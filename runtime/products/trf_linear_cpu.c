@@ -20,15 +20,28 @@ typedef struct trf_cpu_workspace {
     uint64_t y_offset, scratch_offset, bytes; /* x is at 0; the offsets are the same if there is no y */
 } trf_cpu_workspace;
 
+/* @return the view of a packed layer, BF16 or FP8; NULL for other layouts. */
+static const trf_packed_view *packed_view_of(const trf_device_layer *layer) {
+    switch (layer->layout->layout) {
+    case TRF_LAYOUT_PACKED:
+        return &layer->packed;
+    case TRF_LAYOUT_PACKED8:
+        return &layer->packed8.packed;
+    default:
+        return NULL;
+    }
+}
+
 /* @return how many F32 values lie from one row of x to the next. */
 static uint32_t x_stride_of(const trf_device_layer *layer) {
-    return layer->layout->layout == TRF_LAYOUT_PACKED ? trf_packed_padded_cols(&layer->packed) : layer->view.cols;
+    const trf_packed_view *packed = packed_view_of(layer);
+    return packed ? trf_packed_padded_cols(packed) : layer->view.cols;
 }
 
 static uint64_t scratch_bytes_of(const trf_plan *plan) {
-    return plan->layer->layout->layout == TRF_LAYOUT_PACKED
-               ? trf_packed_scratch_bytes(&plan->layer->packed, plan->partition.cpu_workers)
-               : trf_matmul_scratch_bytes(plan->partition.cpu_workers);
+    const trf_packed_view *packed = packed_view_of(plan->layer);
+    return packed ? trf_packed_scratch_bytes(packed, plan->partition.cpu_workers)
+                  : trf_matmul_scratch_bytes(plan->partition.cpu_workers);
 }
 
 static trf_cpu_workspace workspace_of(const trf_plan *plan) {
@@ -69,7 +82,7 @@ trf_status trf_cpu_create_packed_plan(trf_plan *plan, trf_path path, trf_error *
     trf_status status = trf_packed_take_path(plan, path, err);
     if (status != TRF_OK)
         return status;
-    plan->partition.cpu_workers = trf_packed_workers(&plan->layer->packed, plan->layer->context->threads);
+    plan->partition.cpu_workers = trf_packed_workers(packed_view_of(plan->layer), plan->layer->context->threads);
     plan->device_workspace_bytes = workspace_of(plan).bytes;
     return TRF_OK;
 }
@@ -141,6 +154,9 @@ static trf_status multiply_plain(const trf_plan *plan, const float *x, float *y,
 }
 
 static trf_status multiply_packed(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err) {
+    if (plan->layer->layout->layout == TRF_LAYOUT_PACKED8)
+        return trf_multiply_packed8_padded(&plan->layer->packed8, x, plan->tiles_product.m, y,
+                                           plan->partition.cpu_workers, scratch, err);
     return trf_multiply_packed_padded(&plan->layer->packed, x, plan->tiles_product.m, y, plan->partition.cpu_workers,
                                       scratch, err);
 }

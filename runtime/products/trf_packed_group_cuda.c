@@ -7,11 +7,15 @@
 
 static trf_packed_group_product product_of(const trf_planned_member *member) {
     const trf_plan *plan = member->plan;
-    return (trf_packed_group_product){
-        .view = &plan->layer->packed, .m = plan->product.m, .alone = &plan->partition.packed};
+    const trf_device_layer *layer = plan->layer;
+    const int is_fp8 = layer->layout->layout == TRF_LAYOUT_PACKED8;
+    return (trf_packed_group_product){.view = is_fp8 ? &layer->packed8.packed : &layer->packed,
+                                      .m = plan->product.m,
+                                      .alone = &plan->partition.packed,
+                                      .fp8 = is_fp8 ? &layer->packed8 : NULL};
 }
 
-/* A member must be a whole layer on its packed path. */
+/* A member must be a whole layer on its packed path, which packed BF16 and FP8 layers have. */
 static int can_group(const trf_planned_member *member) {
     const trf_device_layer *layer = member->plan->layer;
     if (member->is_in_launch || member->plan->path != TRF_PATH_PACKED || trf_shard_cuts_rows(layer) ||
@@ -78,11 +82,18 @@ void trf_cuda_choose_packed_launches(trf_layer_group *group) {
 int trf_cuda_launch_packed_group(const trf_layer_group *group, const trf_shared_launch *launch, const void *const *x,
                                  void *const *y, void *workspace, trf_stream stream) {
     const trf_packed_view *views[TRF_PACKED_GROUP_MAX_LAYERS];
+    const trf_packed8_view *views8[TRF_PACKED_GROUP_MAX_LAYERS];
+    int is_fp8 = 0; /* all members are, or none */
     const trf_product *products[TRF_PACKED_GROUP_MAX_LAYERS];
     for (uint32_t i = 0; i < launch->count; i++) {
         const trf_plan *plan = group->members[launch->member_index[i]].plan;
         views[i] = &plan->layer->packed;
+        views8[i] = &plan->layer->packed8;
+        is_fp8 = plan->layer->layout->layout == TRF_LAYOUT_PACKED8;
         products[i] = &plan->product;
     }
+    if (is_fp8)
+        return trf_packed8_group_launch(views8, products, launch->count, &launch->partition.packed, x, y, workspace,
+                                        stream);
     return trf_packed_group_launch(views, products, launch->count, &launch->partition.packed, x, y, workspace, stream);
 }

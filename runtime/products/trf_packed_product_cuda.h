@@ -9,4 +9,9 @@ trf_status trf_cuda_create_packed_plan(trf_plan *plan, trf_path path, trf_error 
 trf_status trf_cuda_linear_packed(const trf_plan *plan, const trf_operands *operands, void *workspace,
                                   trf_stream stream, trf_error *err);
 
+/* Those of packed FP8 layers. */
+trf_status trf_cuda_create_packed8_plan(trf_plan *plan, trf_path path, trf_error *err);
+trf_status trf_cuda_linear_packed8(const trf_plan *plan, const trf_operands *operands, void *workspace,
+                                   trf_stream stream, trf_error *err);
+
 #endif

@@ -95,7 +95,8 @@ static trf_status choose_path(trf_plan *plan, trf_path path, trf_error *err) {
     /* Tunings and tables were measured without an epilogue. Packed kernels apply it to the sums that they hold, while
      * the two-step path writes and reads all sums once more. By bytes and FLOPs that takes 8 % of the time at 8,192
      * columns, which is more than that path gains. */
-    const int measured = layout->layout != TRF_LAYOUT_PACKED || !trf_dense_product_has_sums(&plan->product);
+    const int is_packed = layout->layout == TRF_LAYOUT_PACKED || layout->layout == TRF_LAYOUT_PACKED8;
+    const int measured = !is_packed || !trf_dense_product_has_sums(&plan->product);
     const char *reason = NULL;
     const trf_path found = path == TRF_PATH_AUTO && layout->has_several_paths && measured
                                ? trf_path_for_batch(plan->layer, plan->product.m, &reason)

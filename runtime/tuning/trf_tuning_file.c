@@ -193,7 +193,7 @@ static int read_codec(const json_t *from, trf_codec *codec) {
 static int read_layout(const json_t *from, trf_layout *layout) {
     const json_t *text = json_object_get(from, "layout");
     const char *name = text ? json_string_value(text) : trf_layout_name(TRF_LAYOUT_CODED);
-    for (int l = TRF_LAYOUT_CODED; name && l <= TRF_LAYOUT_PACKED; l++)
+    for (int l = TRF_LAYOUT_CODED; name && l <= TRF_LAYOUT_PACKED8; l++)
         if (strcmp(name, trf_layout_name((trf_layout)l)) == 0) {
             *layout = (trf_layout)l;
             return 0;
@@ -205,7 +205,7 @@ static trf_status read_layer(const json_t *from, trf_tuning_place *at, trf_tuned
     trf_tuning_key *key = &layer->key;
     const json_t *scale_groups = json_object_get(from, "scale_groups"), *batches = json_object_get(from, "batches");
     if (read_layout(from, &key->layout))
-        return fail_layer(at, "'layout' is neither coded, plain nor packed", err);
+        return fail_layer(at, "'layout' is neither coded, plain, packed nor packed8", err);
     if (read_codec(from, &key->codec))
         return fail_layer(at, "'codec' is none", err);
     if (read_number(from, "class_bits", 1, 8, &key->class_bits) || read_number(from, "raw_bits", 0, 16, &key->raw_bits))

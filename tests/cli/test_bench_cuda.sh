@@ -70,6 +70,16 @@ assert [m["batch"] for m in packed] == [1, 70] and all(m["layout"] == "packed" f
 assert all(m["kernel"] and "cut" in m and m["error_f32"] < 1e-5 for m in packed), packed
 PYTHON
 
+# FP8 as packed8, whose products are with x of BF16; elsewhere than on 9.0 there is no kernel, and a reason is given.
+expect 0 bench --device cuda --layers 512x640 --batch 1,70 --runs 2 --layout packed8 --json packed8.json
+"$TRF_PYTHON" - <<'PYTHON' || fail "bench --layout packed8"
+import json
+(result,) = json.load(open("packed8.json", encoding="utf-8"))["results"]
+packed = [m for m in result["measurements"] if m["what"] == "packed"]
+assert result["codec"] == "fp8_e4m3" and [m["batch"] for m in packed] == [1, 70], result
+assert all(m["layout"] == "packed8" and m.get("error_f32", 0) < 1e-5 for m in packed), packed
+PYTHON
+
 # Plain layers: 16 bits a weight and a head of 256 bytes, and one path, whose y is cuBLASLt's.
 expect 0 bench --device cuda --layers 96x160,300x64 --batch 1,70 --runs 2 --layout plain \
     --json plain.json --csv plain.csv

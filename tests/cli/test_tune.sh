@@ -29,7 +29,7 @@ for layer in layers:
         assert batch["microseconds"]["fused"] > 0, batch
 E
 
-# Packed, but what cannot be packed: that is coded.
+# Packed, and FP8 as packed8, but what cannot be packed: that is coded.
 expect 0 tune compressed.safetensors -o packed.json --max-batch 2 -T 1 --layout packed
 grep -q '^  bf16 .*, packed: 1 packed$' out || {
     cat out
@@ -39,10 +39,11 @@ grep -q '^  bf16 .*, packed: 1 packed$' out || {
 import json
 
 layers = json.load(open("packed.json"))["layers"]
-assert {("packed", "bf16"), ("coded", "int")} <= {(layer["layout"], layer["codec"]) for layer in layers}, layers
+assert {("packed", "bf16"), ("packed8", "fp8_e4m3"), ("coded", "int")} <= {(layer["layout"], layer["codec"]) for layer in layers}, layers
 for layer in layers:
-    assert layer["layout"] == "coded" or layer["codec"] == "bf16", layer
-    path = "packed" if layer["layout"] == "packed" else "fused"
+    packs = {"bf16": "packed", "fp8_e4m3": "packed8"}.get(layer["codec"])
+    assert layer["layout"] in (packs, "coded"), layer
+    path = "fused" if layer["layout"] == "coded" else "packed"
     assert [batch["path"] for batch in layer["batches"]] == [path] * 2, layer
     assert not any("packed" in batch for batch in layer["batches"]), layer  # the CPU has one kernel
 E

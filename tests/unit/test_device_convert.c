@@ -320,7 +320,7 @@ START_TEST(what_there_is_not) {
     check_refused(layer, TRF_LAYOUT_CODED, NULL, TRF_ERR_ARGUMENT, "coded already");
     check_refused(plain, TRF_LAYOUT_PLAIN, NULL, TRF_ERR_ARGUMENT, "plain already");
     check_refused(plain, TRF_LAYOUT_CODED, NULL, TRF_ERR_UNSUPPORTED, "trf_device_layer_encode");
-    check_refused(plain, (trf_layout)3, NULL, TRF_ERR_UNSUPPORTED, "no layout 3");
+    check_refused(plain, (trf_layout)4, NULL, TRF_ERR_UNSUPPORTED, "no layout 4");
     check_refused(plain, (trf_layout)-1, NULL, TRF_ERR_UNSUPPORTED, "no layout -1");
     check_refused(NULL, TRF_LAYOUT_PLAIN, NULL, TRF_ERR_ARGUMENT, "needs a layer");
     fixture_check_status(trf_device_layer_convert(layer, TRF_LAYOUT_PLAIN, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);

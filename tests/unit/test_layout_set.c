@@ -4,6 +4,7 @@
 #include "common/run_suite.h"
 #include "common/was_fp8.h"
 #include "transfuse/layouts.h"
+#include "trf_number_formats.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -148,11 +149,59 @@ START_TEST(layers_that_were_fp8) {
     const trf_layout_layer *layer = find(set, tensor.name), *before = find(estimated, tensor.name);
     ck_assert_uint_eq(layer->layouts, 1u << TRF_LAYOUT_CODED | 1u << TRF_LAYOUT_PLAIN | 1u << TRF_LAYOUT_PACKED);
     ck_assert_uint_eq(layer->layouts, before->layouts);
-    ck_assert_uint_eq(layer->bytes[TRF_LAYOUT_PACKED], before->bytes[TRF_LAYOUT_PACKED]);
+    ck_assert_uint_lt(layer->bytes[TRF_LAYOUT_PACKED], before->bytes[TRF_LAYOUT_PACKED]); /* packed FP8 */
     ck_assert_uint_lt(layer->bytes[TRF_LAYOUT_CODED], 512 * 512);
     ck_assert_double_le((double)before->bytes[TRF_LAYOUT_CODED], 1.1 * (double)layer->bytes[TRF_LAYOUT_CODED]);
     trf_layout_set_free(set);
     trf_layout_set_free(estimated);
+}
+END_TEST
+
+/* Makes the BF16 weights of a file with one tensor those of FP8 codes, one scale for all. */
+static void make_fp8(const char *path, size_t count) {
+    size_t size;
+    uint8_t *file = fixture_read(path, &size);
+    ck_assert_uint_gt(size, count * sizeof(uint16_t));
+    for (size_t i = 0; i < count; i++) {
+        const uint16_t weight = trf_scale_fp8((uint32_t)(i * 2654435761u >> 24) & 0xBF, 0.0123f);
+        memcpy(file + size - (count - i) * sizeof weight, &weight, sizeof weight);
+    }
+    fixture_write(path, file, size);
+    free(file);
+}
+
+/* A packed layer of FP8 takes a byte a weight, with scales or without, but for experts, which are packed BF16. */
+START_TEST(layers_of_fp8) {
+    static const fixture_tensor codes[] = {{"a.q_proj.weight", "F8_E4M3", {512, 512}, 2, 0}},
+                                bf16[] = {{"a.mlp.experts.0.down_proj.weight", "BF16", {512, 512}, 2, 0}},
+                                scaled[] = {{"a.o_proj.weight", "BF16", {512, 512}, 2, 0}};
+    static const struct {
+        const fixture_tensor *tensor;
+        unsigned layouts;
+        uint64_t tile_bytes;
+    } cases[] = {{codes, 1u << TRF_LAYOUT_CODED | 1u << TRF_LAYOUT_PACKED, 2048},
+                 {bf16, 1u << TRF_LAYOUT_CODED | 1u << TRF_LAYOUT_PACKED, 3072},
+                 {scaled, 7, 2048}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *source = fixture_path("fp8_%zu", i), *path = fixture_path("fp8_%zu_trf", i),
+                   *file = fixture_path("fp8_%zu/model.safetensors", i);
+        trf_checkpoint_options options;
+        trf_error err;
+        fixture_make_folder(source);
+        fixture_write(fixture_path("fp8_%zu/config.json", i), kConfig, strlen(kConfig));
+        fixture_write_safetensors(file, NULL, cases[i].tensor, 1, 8, 3);
+        if (cases[i].tensor != codes)
+            make_fp8(file, 512 * 512);
+        trf_checkpoint_options_init(&options);
+        options.encode.codec = TRF_CODEC_E4M3;
+        fixture_check_status(trf_compress_checkpoint(source, path, &options, NULL, &err), TRF_OK, &err);
+        trf_layout_set *set = read_good_set(path, 1, 0);
+        const trf_layout_layer *layer = find(set, cases[i].tensor->name);
+        ck_assert_int_eq(layer->codec, TRF_CODEC_E4M3);
+        ck_assert_uint_eq(layer->layouts, cases[i].layouts);
+        ck_assert_uint_eq(layer->bytes[TRF_LAYOUT_PACKED], 1280 + 8 * 16 * cases[i].tile_bytes);
+        trf_layout_set_free(set);
+    }
 }
 END_TEST
 
@@ -217,6 +266,7 @@ int main(void) {
     tcase_add_test(tests, layers_of_a_plain_checkpoint);
     tcase_add_test(tests, layers_of_a_compressed_checkpoint);
     tcase_add_test(tests, layers_that_were_fp8);
+    tcase_add_test(tests, layers_of_fp8);
     tcase_add_test(tests, gpus_share_layers);
     tcase_add_test(tests, says_what_config_lacks);
     tcase_add_test(tests, latent_caches);

@@ -14,6 +14,7 @@ int main(void) {
 #include "common/packed8_layer.h"
 #include "common/packed_weight_kinds.h"
 #include "common/run_suite.h"
+#include "trf_decoded_bits.h"
 #include "trf_packed_form.h"
 #include "trf_unpack.h"
 #include "trf_unpack8.h"
@@ -348,6 +349,135 @@ START_TEST(garbage_of_fp8_is_read_from_within) {
 }
 END_TEST
 
+/* ---- packing FP8 ---- */
+
+/* Packs a layer of FP8 to memory that is UNUSED before, ranges one after the other. Its blocks are 128x128, or it is
+ * one block. The table of scales has a row of blocks and two columns of them in front of it. */
+static trf_pack8_state pack8_ranges(test_rng *rng, const packed8_layer *layer, uint8_t *memory) {
+    const trf_packed8_view view = trf_packed8_view_of(&layer->head, memory);
+    const uint32_t across = (layer->cols - 1) / layer->block_cols + 1, down = (layer->rows - 1) / layer->block_rows + 1;
+    float *table = calloc((size_t)(across + 2) * (down + 1), sizeof *table);
+    ck_assert_ptr_nonnull(table);
+    for (uint32_t row = 0; row < down; row++)
+        memcpy(table + (size_t)(row + 1) * (across + 2) + 2, layer->scales + (size_t)row * across,
+               across * sizeof *table);
+    const trf_pack8_scales blocks = {table, TRF_GRANULARITY_SCALE_BLOCK, 128, across + 2, 128, 256},
+                           one = {layer->scales, TRF_GRANULARITY_TENSOR, 0, 1, 48, 16};
+    const trf_pack8_scales *scales = layer->num_scales > 1 ? &blocks : &one;
+    trf_pack8_state state = {0};
+    warp_pack8_pairs(&view, scales, &state, random_grid(rng));
+    for (uint32_t row = 0, count = 0; row < layer->rows; row += count) {
+        const uint32_t left = layer->rows - row, wanted = 64 * (1 + test_below(rng, 5));
+        count = wanted < left ? wanted : left;
+        dense_rows dense = dense_rows_copy(layer->weights + (size_t)row * layer->cols, count, layer->cols,
+                                           test_below(rng, 3) * 4, test_below(rng, 2) * 8);
+        const trf_rows_to_pack range = {dense.at, dense.stride, row, count, layer->cols};
+        warp_pack8(&view, scales, &range, &state, random_grid(rng));
+        dense_rows_free(&dense);
+    }
+    free(table);
+    return state;
+}
+
+static uint8_t *unused_memory(uint64_t bytes) {
+    uint8_t *memory = aligned_alloc(TRF_PACKED_ALIGNMENT, bytes);
+    ck_assert_ptr_nonnull(memory);
+    memset(memory, UNUSED, bytes);
+    return memory;
+}
+
+START_TEST(packing_fp8_is_the_references) {
+    const uint32_t *shape = kShapes[_i / 6];
+    test_rng rng = {7000 + (uint64_t)_i};
+    const int has_blocks = _i % 2 && shape[1] > 128 && shape[0] > 128;
+    if (test_quick() && _i / 6 > 4 && _i % 3)
+        return;
+    packed8_layer layer = packed8_layer_make(&rng, shape[0], shape[1], has_blocks ? 128 : shape[0],
+                                             has_blocks ? 128 : shape[1], _i % 3 == 0);
+    trf_error err;
+    add_misfits(&rng, &layer, _i % 3 * TRF_PACKED8_MAX_RECORDS / 2);
+    ck_assert_msg(packed8_layer_pack(&layer, 1, &err) == TRF_OK, "%s", err.message);
+    const trf_packed8_head *head = &layer.head;
+    uint8_t *memory = unused_memory(head->common.buffer_bytes);
+    const trf_pack8_state state = pack8_ranges(&rng, &layer, memory);
+    ck_assert_uint_eq(state.num_records, head->num_records);
+    ck_assert_uint_eq(state.has_low, (head->flags & TRF_PACKED8_HAS_LOW) != 0);
+    EXPECT(state.no_pair == 0 && state.full_line == 0);
+    const uint64_t lines_end = head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES;
+    for (uint64_t at = 0; at < head->common.buffer_bytes; at++) {
+        const int is_between = at < head->lines_offset || (at >= lines_end && at < head->tiles_offset);
+        if (memory[at] != (is_between ? UNUSED : layer.packed[at]))
+            ck_abort_msg("byte %llu is %02x, not %02x", (unsigned long long)at, memory[at], layer.packed[at]);
+    }
+    free(memory);
+    packed8_layer_free(&layer);
+}
+END_TEST
+
+/* The first scale without constants, and the first line with too many records, whatever the order of threads. */
+START_TEST(what_cannot_be_packed_as_fp8) {
+    test_rng rng = {8000 + (uint64_t)_i};
+    packed8_layer layer = packed8_layer_make(&rng, 300, 2100, 128, 128, SCALES_F32); /* lines: 5 bands of 3 */
+    trf_error err;
+    ck_assert_msg(packed8_layer_pack(&layer, 1, &err) == TRF_OK, "%s", err.message);
+    const uint32_t line = 4 + test_below(&rng, 6), more = test_below(&rng, 50), block = 17 + test_below(&rng, 17);
+    for (uint32_t full = 0; full < 2; full++) {
+        const uint32_t first = line + 5 * full;
+        for (uint32_t i = 0; i < 24 + more + full && i < 52; i++)
+            layer.weights[(size_t)(first / 3 * 64 + i % 44) * layer.cols + first % 3 * 1024 + i] = 0x7F80;
+    }
+    layer.scales[block] = 128;     /* its rows of blocks have 17 */
+    layer.scales[block + 11] = -1; /* and so on */
+    uint8_t *memory = unused_memory(layer.head.common.buffer_bytes);
+    const trf_pack8_state state = pack8_ranges(&rng, &layer, memory);
+    const uint64_t full = ~state.full_line, pair = ~state.no_pair;
+    ck_assert(state.full_line && state.no_pair);
+    ck_assert_uint_eq(pair / 8, block / 17 * 2 * 3 + block % 17 / 8);
+    ck_assert_uint_eq(pair % 8, block % 17 % 8);
+    ck_assert_uint_le(full >> TRF_PACK8_COUNT_BITS, line); /* weights of a scale without constants are records, too */
+    EXPECT((full & ((1 << TRF_PACK8_COUNT_BITS) - 1)) >= 24);
+    free(memory);
+    packed8_layer_free(&layer);
+}
+END_TEST
+
+/* Codes, NaNs among them, of a layer without scales, and what they are in other types: all rows, and some of them by
+ * number, of which two are not there. */
+START_TEST(decoding_codes) {
+    test_rng rng = {9000 + (uint64_t)_i};
+    const uint32_t rows = kShapes[_i][0], cols = kShapes[_i][1];
+    const trf_device_view kind = {.codec = TRF_CODEC_E4M3, .source_dtype = TRF_DTYPE_F8_E4M3};
+    const int64_t ids[] = {test_below(&rng, rows), rows, 0, -1, rows - 1, test_below(&rng, rows)};
+    packed8_layer layer = packed8_layer_make(&rng, rows, cols, rows, cols, SCALES_BF16);
+    layer.scales[0] = 1;
+    layer.codes[0] = 0xFF;
+    layer.codes[(size_t)rows * cols - 1] = 0x7F;
+    packed8_layer_define_weights(&layer);
+    trf_error err;
+    ck_assert_msg(packed8_layer_pack(&layer, 0, &err) == TRF_OK, "%s", err.message);
+    const trf_packed8_view view = trf_packed8_view_of(&layer.head, layer.packed);
+    for (trf_decode_as as = TRF_DECODE_SOURCE; as <= TRF_DECODE_F16; as++)
+        for (int by_id = 0; by_id < 2; by_id++) {
+            const uint32_t count = by_id ? sizeof ids / sizeof *ids : rows, bytes = trf_decoded_weight_bytes(&kind, as);
+            const trf_packed_lookup lookup = {by_id ? ids : NULL, sizeof *ids, count};
+            const size_t written = (size_t)count * cols * bytes;
+            uint8_t *to = unused_memory((written + 256) / 256 * 256), due[4];
+            warp_unpack8_values(&view, &kind, as, &lookup, to, random_grid(&rng));
+            for (size_t i = 0; i < (size_t)count * cols; i++) {
+                const int64_t row = by_id ? ids[i / cols] : (int64_t)(i / cols);
+                const int is_there = row >= 0 && row < rows;
+                trf_store_decoded_bits(due, bytes, 0,
+                                       is_there ? trf_decoded_bits(&kind, as, layer.codes[row * cols + i % cols], 0, 0)
+                                                : trf_decoded_corrupt_bits(&kind, as));
+                EXPECT(memcmp(to + i * bytes, due, bytes) == 0);
+            }
+            EXPECT(to[written] == UNUSED);
+            free(to);
+        }
+    packed8_layer_free(&layer);
+}
+END_TEST
+
 /* ---- the window ---- */
 
 START_TEST(histograms_are_the_references) {
@@ -391,6 +521,9 @@ int main(void) {
     tcase_add_loop_test(tcase, garbage_is_read_from_within, 0, 12);
     tcase_add_loop_test(tcase, unpacking_fp8_gives_the_weights_back, 0, SHAPES * 6);
     tcase_add_loop_test(tcase, garbage_of_fp8_is_read_from_within, 0, 12);
+    tcase_add_loop_test(tcase, packing_fp8_is_the_references, 0, SHAPES * 6);
+    tcase_add_loop_test(tcase, what_cannot_be_packed_as_fp8, 0, 6);
+    tcase_add_loop_test(tcase, decoding_codes, 0, SHAPES);
     tcase_add_loop_test(tcase, histograms_are_the_references, 0, 2 * SHAPES);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -63,6 +63,25 @@ START_TEST(other_scales_have_none) {
 }
 END_TEST
 
+/* Numbers of all sizes, and those half way between two BF16 and next to them. */
+START_TEST(rounding) {
+    test_rng rng = {32};
+    for (int i = 0; i < test_rounds(200000); i++) {
+        const uint64_t exponent = 1023 - 160 + test_below(&rng, 300), sign = test_random(&rng) & 1ull << 63;
+        uint64_t fraction = test_random(&rng) >> 12;
+        if (i % 2)
+            fraction = (fraction >> 44 << 44) + test_below(&rng, 3) - 1;
+        const uint64_t bits = sign | ((exponent << 52) + fraction);
+        double value;
+        memcpy(&value, &bits, sizeof value);
+        EXPECT(trf_packed8_round(value) == trf_f64_to_bf16(value));
+    }
+    const double ends[] = {0.0, -0.0, INFINITY, -INFINITY, 0x1p-126, 0x1.FFFFFp-127, 0x1.FFp127, 0x1.FEFFFFp127};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        EXPECT(trf_packed8_round(ends[i]) == trf_f64_to_bf16(ends[i]));
+}
+END_TEST
+
 /* ---- words ---- */
 
 /* One weight takes all codes; the lane's others are random. _i: register and half. */
@@ -300,7 +319,7 @@ static const corruption kCorruptions[] = {
     {13, 2, TRF_ERR_TILE, 52, 1, "second constants"},
     {18, 7, TRF_ERR_TILE, 72, 1, "records, the head says"},
     {20, 256, TRF_ERR_HEADER, 80, 1, "lines_offset"},
-    {30, 1, TRF_ERR_HEADER, 120, 1, "reserved"},
+    {44, 1, TRF_ERR_HEADER, 176, 1, "reserved"},
     {LINE, 0x06000000, TRF_ERR_TILE, 4 * LINE + 4, 0, "not behind"},
     {LINE + 2, 0x10000000, TRF_ERR_TILE, 4 * LINE + 8, 0, "that has none"},
     {LINE + 5, 1, TRF_ERR_TILE, 4 * LINE + 20, 0, "unused word"},
@@ -355,6 +374,7 @@ int main(void) {
     Suite *suite = suite_create("packed8");
     TCase *tcase = tcase_create("all");
     tcase_set_timeout(tcase, 120);
+    tcase_add_test(tcase, rounding);
     tcase_add_test(tcase, every_class_of_scales_has_a_pair);
     tcase_add_test(tcase, random_scales_have_a_pair);
     tcase_add_test(tcase, other_scales_have_none);

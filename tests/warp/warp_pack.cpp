@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "warp_emulation.h"
 
-#include "trf_pack_line.cuh"
+#include "trf_pack8_line.cuh"
 #include "trf_unpack_line.cuh"
 #include "trf_unpack_rows.cuh"
 #include "trf_window_histogram.cuh"
@@ -21,6 +21,9 @@ static void make_stored_tiles(void *args) { trf_make_stored_tiles(*(const trf_pa
 static void count_exponents(void *args) {
     trf_count_exponents(*(const trf_histogram_args *)args, shared_as<trf_histogram_shared>());
 }
+static void find_pairs(void *args) { trf_find_pairs(*(const trf_pack8_args *)args); }
+static void pack8_lines(void *args) { trf_pack8_lines(*(const trf_pack8_args *)args, shared_as<trf_pack8_shared>()); }
+static void unpack8_values(void *args) { trf_unpack8_values(*(const trf_unpack8_values_args *)args); }
 template <class Weights> static void unpack_lines(void *args) {
     trf_unpack_lines<Weights>(*(const trf_unpack_args *)args);
 }
@@ -89,4 +92,22 @@ void warp_unpack8(const trf_packed8_view *view, uint32_t first_row, uint32_t num
 void warp_unpack8_rows(const trf_packed8_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,
                        warp_grid grid) {
     run_ids<trf_unpack_row_fp8>(&view->packed, lookup, target, grid);
+}
+
+void warp_pack8_pairs(const trf_packed8_view *view, const trf_pack8_scales *scales, trf_pack8_state *state,
+                      warp_grid grid) {
+    trf_pack8_args args = trf_pairs_args_of(view, scales, state);
+    run(find_pairs, &args, kPairThreads, 0, grid.blocks, grid);
+}
+
+void warp_pack8(const trf_packed8_view *view, const trf_pack8_scales *scales, const trf_rows_to_pack *rows,
+                trf_pack8_state *state, warp_grid grid) {
+    trf_pack8_args args = trf_pack8_args_of(view, scales, rows, state);
+    run(pack8_lines, &args, kPackThreads, sizeof(trf_pack8_shared), args.num_lines, grid);
+}
+
+void warp_unpack8_values(const trf_packed8_view *view, const trf_device_view *kind, trf_decode_as as,
+                         const trf_packed_lookup *lookup, void *to, warp_grid grid) {
+    trf_unpack8_values_args args = {*view, *kind, *lookup, as, to};
+    run(unpack8_values, &args, kValueThreads, 0, grid.blocks, grid);
 }

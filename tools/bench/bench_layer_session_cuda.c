@@ -92,7 +92,8 @@ static int choose_rows(bench_layer_session *session) {
 int bench_layer_session_open(bench_layer_session *session) {
     const cli_shape shape = session->input->shape;
     session->num_weights = (uint64_t)shape.rows * shape.cols;
-    session->x_dtype = session->input->dtype == TRF_DTYPE_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    const int is_bf16 = session->input->dtype == TRF_DTYPE_BF16 || session->options->layout == TRF_LAYOUT_PACKED8;
+    session->x_dtype = is_bf16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
     for (int i = 0; i < session->options->num_batches; i++)
         session->max_batch =
             session->options->batches[i] > session->max_batch ? session->options->batches[i] : session->max_batch;

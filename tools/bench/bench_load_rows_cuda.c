@@ -131,7 +131,9 @@ static int measure_batch(rows_session *b, const char *text) {
 }
 
 const char *bench_load_layout_text(trf_layout layout) {
-    return layout == TRF_LAYOUT_PACKED ? ", packed" : layout == TRF_LAYOUT_PLAIN ? ", plain" : "";
+    static const char *const texts[] = {
+        [TRF_LAYOUT_PLAIN] = ", plain", [TRF_LAYOUT_PACKED] = ", packed", [TRF_LAYOUT_PACKED8] = ", packed8"};
+    return texts[layout] ? texts[layout] : "";
 }
 
 int bench_measure_rows(const bench_request *request, const bench_device *device, cli_shape shape,

@@ -197,12 +197,20 @@ static int add_favors(bench_layer_session *session, bench_subject *subject) {
     return 0;
 }
 
+/* @return the layout that weights have, which PACKED may have made PACKED8; until they are loaded, that asked for. */
+static trf_layout layout_of(const bench_layer_session *session, int compressed) {
+    trf_device_layer_info info = {.layout = session->options->layout};
+    if (compressed >= 0 && session->compressed[compressed].num_copies)
+        trf_device_layer_get_info(session->compressed[compressed].copies[0], &info);
+    return info.layout;
+}
+
 /* compressed: -1 for a case that reads other weights. */
 static int add_case(case_list *list, bench_layer_session *session, bench_subject *subject, bench_layer_case_id id,
                     int compressed, uint32_t batch) {
     const char *favor = compressed < 0 ? "" : bench_favor_name((int)session->compressed[compressed].favor);
     bench_figure *figure =
-        add_figure(subject, kMeasurements, bench_layer_case_name(id), favor, session->options->layout, batch);
+        add_figure(subject, kMeasurements, bench_layer_case_name(id), favor, layout_of(session, compressed), batch);
     if (!figure)
         return -1;
     list->cases[list->count++] =
@@ -216,7 +224,7 @@ static int list_paths(case_list *list, bench_layer_session *session, bench_subje
     const int sweeps = session->options->mode == CLI_BENCH_SWEEP;
     if (session->options->layout == TRF_LAYOUT_PLAIN)
         return add_case(list, session, subject, BENCH_CASE_DENSE, compressed, batch);
-    if (session->options->layout == TRF_LAYOUT_PACKED)
+    if (session->options->layout == TRF_LAYOUT_PACKED || session->options->layout == TRF_LAYOUT_PACKED8)
         return add_case(list, session, subject, BENCH_CASE_PACKED, compressed, batch);
     if ((!sweeps || batch <= TRF_FUSED_MAX_M) && add_case(list, session, subject, BENCH_CASE_FUSED, compressed, batch))
         return -1;

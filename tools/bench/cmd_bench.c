@@ -61,8 +61,15 @@ static cli_exit measure(const bench_mode *mode, const bench_request *request) {
 
 /* Layouts other than coded exist only on a GPU and for some codecs, which become the default codecs. */
 static cli_exit complete_layout(cli_options *options) {
+    static const struct {
+        unsigned codecs;
+        const char *text;
+    } taken[] = {[TRF_LAYOUT_CODED] = {~0u, ""},
+                 [TRF_LAYOUT_PLAIN] = {1u << CLI_BENCH_BF16 | 1u << CLI_BENCH_FP16, "codecs bf16, scaled_fp8 and fp16"},
+                 [TRF_LAYOUT_PACKED] = {1u << CLI_BENCH_BF16, "codecs bf16 and scaled_fp8"},
+                 [TRF_LAYOUT_PACKED8] = {1u << CLI_BENCH_E4M3, "codecs fp8_e4m3 and scaled_fp8"}};
     const char *const layout = trf_layout_name(options->layout);
-    const unsigned codecs = 1u << CLI_BENCH_BF16 | (options->layout == TRF_LAYOUT_PLAIN ? 1u << CLI_BENCH_FP16 : 0);
+    const unsigned codecs = taken[options->layout].codecs;
     if (options->layout == TRF_LAYOUT_CODED)
         return CLI_OK;
     if (options->device != CLI_DEVICE_CUDA ||
@@ -70,9 +77,7 @@ static cli_exit complete_layout(cli_options *options) {
         return cli_usage_error(
             "bench", "--layout %s goes with --device cuda and --mode layers, batch-sweep or load only", layout);
     if (options->bench_codecs & ~(codecs | 1u << CLI_BENCH_SCALED_FP8))
-        return cli_usage_error("bench", "--layout %s goes with the %s only", layout,
-                               options->layout == TRF_LAYOUT_PLAIN ? "codecs bf16, scaled_fp8 and fp16"
-                                                                   : "codecs bf16 and scaled_fp8");
+        return cli_usage_error("bench", "--layout %s goes with the %s only", layout, taken[options->layout].text);
     options->bench_codecs = options->bench_codecs ? options->bench_codecs : codecs;
     if (!options->has_favor) { /* weights are the same, whichever it was */
         options->favor = TRF_FAVOR_SPEED;
@@ -153,7 +158,7 @@ const cli_command cmd_bench = {
             "  --layout LAYOUT        layers, batch-sweep, load on a GPU: how the weights lie\n"
             "                         there: coded; plain: bf16 and fp16 decoded once, and\n"
             "                         only cuBLASLt's products; packed: bf16 in fields of\n"
-            "                         fixed width [coded]\n"
+            "                         fixed width; packed8: fp8_e4m3, with x of BF16 [coded]\n"
             "  --layers ROWSxCOLUMNS,...  [4096x4096,2048x5632]\n"
             "  --mixture EXPERTSxINNERxHIDDEN/ROUTED,...  moe: whole mixtures of packed\n"
             "                         experts; gate and up are 2 INNER x HIDDEN; a token has\n"

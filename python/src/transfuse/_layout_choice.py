@@ -67,7 +67,8 @@ class LayoutChoice:
 
     def count_layouts(self) -> dict[str, int]:
         """Returns how many tensors have each layout."""
-        return {name: sum(layout == name for layout in self.layouts.values()) for name in LAYOUTS}
+        chosen = [name for name, value in LAYOUTS.items() if value < s.LAYOUTS]
+        return {name: sum(layout == name for layout in self.layouts.values()) for name in chosen}
 
 
 def read_memory(memory: int | str) -> int:

@@ -20,6 +20,9 @@ _SLAB_ROWS, _SLAB_BYTES, _SLOT_BYTES, _SCALE_PAIR_BYTES, _ALIGNMENT = 32, 8, 4, 
 _PACKED_HEAD_BYTES = 256
 _PACKED_ROWS, _PACKED_COLS, _PACKED_TILE_BYTES = 64, 32, 3072
 _LINE_TILES, _LINE_BYTES = 32, 128
+# A tile of packed FP8 has a byte a weight; weights that share a scale are blocks of a multiple of 64x128.
+_PACKED8_TILE_BYTES, _PACKED8_BLOCK = 2048, 128
+_MATRIX = 2  # dimensions; more are experts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +69,36 @@ def _count_scale_pairs(layer: LayerInfo) -> int:
 
 def packed_bytes(rows: int, cols: int) -> int:
     """Returns how many bytes a packed layer without stored tiles takes; nearly all layers are like that."""
+    return _tiled_bytes(rows, cols, _PACKED_TILE_BYTES)
+
+
+def may_become_packed8(layer: LayerInfo) -> bool:
+    """Returns whether "packed" gives a packed FP8 layer, unless it has too many weights that are no FP8."""
+    blocks, _, size = layer.granularity.partition(":")
+    fits = blocks in ("none", "tensor") or (blocks == "scale-block" and int(size) % _PACKED8_BLOCK == 0)
+    return layer.codec == "fp8_e4m3" and fits
+
+
+def layer_packed_bytes(layer: LayerInfo) -> int:
+    """Returns how many bytes a layer of bf16 or fp8_e4m3 takes if it is packed, as packed FP8 where it can be that."""
+    return _tiled_bytes(
+        layer.rows, layer.cols, _PACKED8_TILE_BYTES if may_become_packed8(layer) else _PACKED_TILE_BYTES
+    )
+
+
+def _tiled_bytes(rows: int, cols: int, tile_bytes: int) -> int:
     bands, tiles = math.ceil(rows / _PACKED_ROWS), math.ceil(cols / _PACKED_COLS)
     lines = bands * math.ceil(tiles / _LINE_TILES)
-    return _align(_PACKED_HEAD_BYTES + lines * _LINE_BYTES) + bands * tiles * _PACKED_TILE_BYTES
+    return _align(_PACKED_HEAD_BYTES + lines * _LINE_BYTES) + bands * tiles * tile_bytes
 
 
 def is_bf16_layer(layer: LayerInfo) -> bool:
     """Returns whether the weights of a blob are BF16 numbers, as they are or as the FP8 with scales that they were."""
     return layer.codec == "bf16" or (layer.codec, layer.dtype) == ("fp8_e4m3", "BF16")
+
+
+def _may_be_packed(tensor: TensorInfo, layer: LayerInfo) -> bool:
+    return is_bf16_layer(layer) or (layer.codec == "fp8_e4m3" and len(tensor.shape) <= _MATRIX)
 
 
 def _can_be_plain(layer: LayerInfo) -> bool:
@@ -88,9 +113,11 @@ def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
     total = 0
     for tensor in checkpoint.tensors:
         layer = tensor.layer
-        if layout == "packed" and layer is not None and is_bf16_layer(layer):
-            total += tensor.blobs * packed_bytes(layer.rows, layer.cols)
-        elif layout == "plain" and layer is not None and _can_be_plain(layer) and len(tensor.shape) == 2:
+        if layout == "packed" and layer is not None and _may_be_packed(tensor, layer):
+            # Experts do not lie in packed FP8.
+            each = packed_bytes(layer.rows, layer.cols) if len(tensor.shape) > _MATRIX else layer_packed_bytes(layer)
+            total += tensor.blobs * each
+        elif layout == "plain" and layer is not None and _can_be_plain(layer) and len(tensor.shape) == _MATRIX:
             total += 2 * layer.rows * layer.cols
         else:
             total += tensor.bytes

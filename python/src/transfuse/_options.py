@@ -33,7 +33,13 @@ _GRANULARITIES = {
 }
 
 # The layouts, ways in which the weights of a layer can lie in memory, that this package knows by name.
-LAYOUTS = {"coded": s.Layout.CODED, "packed": s.Layout.PACKED, "plain": s.Layout.PLAIN}
+# "packed" may give a layer that lies "packed8": FP8 that fits that layout.
+LAYOUTS = {
+    "coded": s.Layout.CODED,
+    "packed": s.Layout.PACKED,
+    "plain": s.Layout.PLAIN,
+    "packed8": s.Layout.PACKED8,
+}
 
 
 def find_layout(name: str) -> s.Layout:
@@ -52,6 +58,11 @@ def find_layout(name: str) -> s.Layout:
 def layout_name(layout: int) -> str:
     """Returns the word for a layout."""
     return next(name for name, value in LAYOUTS.items() if value == layout)
+
+
+def fits_layout(found: str, wanted: str) -> bool:
+    """Returns whether a layer lies as was asked for; "packed" and "packed8" are what "packed" gives."""
+    return found == wanted or (found, wanted) == ("packed8", "packed")
 
 
 def granularity_name(kind: int, scale_group_size: int) -> str:

@@ -74,6 +74,7 @@ class Layout(enum.IntEnum):
     CODED = 0
     PLAIN = 1
     PACKED = 2
+    PACKED8 = 3
 
 
 class ErrorStruct(ctypes.Structure):

@@ -23,7 +23,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 
 from transfuse._checkpoint import TensorInfo, info
 from transfuse._errors import Status, UnsupportedError, make_error
-from transfuse._memory_need import packed_bytes
+from transfuse._memory_need import layer_packed_bytes
 from transfuse.hf._expert_parts import CannotTake, find_packing_reason, sort_experts
 from transfuse.hf._file_check import SUFFIX
 from transfuse.hf._module_kinds import find_taker, reject_dtype
@@ -257,7 +257,8 @@ class Planner:
             most = get_load_bytes(self._checkpoints[tensor.file], tensor.name, layout)
         except UnsupportedError as refusal:
             return tensor.bytes, describe_refusal(refusal, tensor)
-        return (packed_bytes(*tensor.shape) if layout == "packed" else most), ""
+        assert tensor.layer is not None
+        return (layer_packed_bytes(tensor.layer) if layout == "packed" else most), ""
 
     def _check_missing(self, given: set[str], unknown: list[str]) -> list[str]:
         return check_missing(self.model, self.expected, given, unknown)
@@ -313,6 +314,8 @@ class Planner:
             wanted = {self.plan.get_layout(part.tensor) for parts in blobs.values() for part in parts}
             layout = "packed" if wanted == {"packed"} else "coded"
             refusal = find_packing_reason(module, blobs) if layout == "packed" else ""
+            if "packed8" in wanted:
+                refusal = "experts do not lie in packed8 yet"
             if refusal:
                 layout = "coded"
                 self.plan.refused.update((f"{path}.{name}", refusal) for name in blobs)

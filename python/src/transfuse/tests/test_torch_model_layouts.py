@@ -117,8 +117,8 @@ def test_what_is_refused(layout: str) -> None:
         TransfuseLinear(64, 64, layout="woven")
     with pytest.raises(transfuse.UnsupportedError, match="codec int"):
         TransfuseLinear.from_linear(linear, layout=layout, bits=4)
-    with pytest.raises(transfuse.UnsupportedError, match="fp8_e4m3"):
-        TransfuseLinear.from_linear(make_linear().to(torch.float8_e4m3fn), layout=layout)
+    with pytest.raises(transfuse.UnsupportedError, match="fp8_e5m2"):
+        TransfuseLinear.from_linear(make_linear().to(torch.float8_e5m2), layout=layout)
     quantized = TransfuseLinear.from_linear(linear, bits=4)
     with pytest.raises(transfuse.UnsupportedError, match="codec int"):
         set_layout(quantized, layout)
@@ -285,7 +285,7 @@ def test_compress_model(layout: str) -> None:
 
 def make_mixed(device: str) -> tuple[Any, set[str]]:
     """Returns a model of layers of all sorts, on a device, and which of them cannot lie packed."""
-    layers = {"bf16": make_linear(), "f16": make_linear(torch.float16), "fp8": make_linear().to(torch.float8_e4m3fn)}
+    layers = {"bf16": make_linear(), "f16": make_linear(torch.float16), "fp8": make_linear().to(torch.float8_e5m2)}
     for kind in UNPACKABLE:
         layers[kind] = make_linear()
         layers[kind].weight.data = make_unpackable(kind, 300, 200)
@@ -312,7 +312,7 @@ def test_what_cannot_lie_packed_stays_coded(way: str, device: str) -> None:
     assert all(name in message for name in refused) and "bf16.weight" not in message
     assert {f"{name}.weight" for name, layer in model.items() if layer.layout == "coded"} == refused
     assert all(same_bits(layer.decode_weight(), dense[name]) for name, layer in model.items())
-    with pytest.warns(UserWarning, match="do not become plain.*: fp8.weight, since .* fp8_e4m3"):
+    with pytest.warns(UserWarning, match="do not become plain.*: fp8.weight, since .* fp8_e5m2"):
         assert set_layout(model, "plain").keys() == {"fp8.weight"}
     with pytest.warns(UserWarning, match="do not become packed"):
         assert set_layout(model, "packed").keys() == refused

@@ -80,9 +80,10 @@ class BufferModule(nn.Module):
 
     @property
     def layout(self) -> str:
-        """How the weights lie in memory, "coded", "packed" or "plain"; if they are still to be loaded, how they will.
+        """How the weights lie in memory, "coded", "packed", "packed8" or "plain"; if they are still to be loaded, how
+        they will.
 
-        Weights that the layout does not take will be coded.
+        Weights that the layout does not take will be coded. FP8 weights for which "packed" was asked lie "packed8".
         """
         return self._layout
 

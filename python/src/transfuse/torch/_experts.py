@@ -426,7 +426,7 @@ class TransfuseExperts(BufferModule):
             coded = {name: made.to(self.down_proj.device) for name, made in self._encode_packed().items()}
             return "", lambda: self._put_containers(coded)
         if layout != "packed":
-            return "experts lie coded or packed", _do_nothing
+            return "experts lie coded or packed (and not in packed8 yet)", _do_nothing
         return self.prepare_packed({name: getattr(self, name) for name in self.container_shapes})
 
     def prepare_packed(self, containers: dict[str, Tensor]) -> tuple[str, Callable[[], None]]:

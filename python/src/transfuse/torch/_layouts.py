@@ -12,6 +12,7 @@ that is an error; layers of a model stay coded, and a warning names them.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections import defaultdict
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from transfuse import _structs as s
 from transfuse._errors import Status, UnsupportedError, make_error
-from transfuse._options import find_layout
+from transfuse._options import find_layout, fits_layout
 from transfuse.torch import _encode, _ops, _registry
 from transfuse.torch._dtypes import TORCH_DTYPES
 
@@ -42,7 +43,7 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
     buffer : Tensor, uint8, [buffer_bytes]
         A layer in any layout. It stays as it is, and is adopted if it is not known.
     layout : str
-        "coded", "packed" or "plain".
+        "coded", "packed", "plain" or "packed8".
 
     Returns
     -------
@@ -61,7 +62,7 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
         The layer is corrupt.
     """
     wanted = find_layout(layout)
-    if _registry.layer_layout(buffer) == layout:
+    if fits_layout(_registry.layer_layout(buffer), layout):
         return buffer
     found = _made.find(buffer, layout)
     if found is None:
@@ -130,12 +131,18 @@ def is_default_form(options: dict[str, Any]) -> bool:
 
 
 def encode_again(buffer: Tensor) -> Tensor:
-    """Returns the blob of a layer in any layout, on the CPU; a coded one is returned as it is."""
-    if _registry.layer_layout(buffer) == "coded":
+    """Returns the blob of a layer in any layout, on the CPU; a coded one is returned as it is.
+
+    A packed FP8 layer becomes FP8 again, with scales if it had some.
+    """
+    layout = _registry.layer_layout(buffer)
+    if layout == "coded":
         return buffer
     found = _made.find(buffer, "file")
     if found is None:
         info = _registry.layer_info(buffer)
+        if layout == "packed8":
+            info = dataclasses.replace(info, codec="fp8_e4m3")
         weights = _ops.decode(buffer, info.rows, info.cols, TORCH_DTYPES[info.dtype])
         found = _encode.encode_like(weights, info)
         _made.note(buffer, "file", found)

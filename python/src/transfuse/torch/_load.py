@@ -98,7 +98,8 @@ def load_layer(
     device : torch.device
         The CPU or a CUDA device.
     layout : str
-        How it will lie in memory: "coded"; or "packed" or "plain", which transcode it while it is loaded.
+        How it will lie in memory: "coded"; or "packed", "packed8" or "plain", which transcode it while it is loaded.
+        FP8 that fits "packed8" lies so with "packed", too.
     rows, cols : tuple of int, optional
         A part of the matrix: the first row or column, and how many. Both are multiples of 16; the last part of a matrix
         may end with it instead. Only the tiles of 256x256 weights that the part touches are read. A coded part that

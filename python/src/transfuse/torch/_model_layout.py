@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transfuse._checkpoint import Progress
 from transfuse._errors import Status, make_error
-from transfuse._options import find_layout
+from transfuse._options import find_layout, fits_layout
 from transfuse.torch import _layouts
 from transfuse.torch._buffer_module import has_bytes
 from transfuse.torch._compress import run_abandonable
@@ -36,7 +36,7 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
     model : nn.Module
         A `TransfuseLinear` or `TransfuseEmbedding`, or any module that contains some.
     layout : str
-        "coded", "packed" or "plain".
+        "coded", "packed", "plain" or "packed8".
     progress : callable, optional
         As in `compress_model`; bytes are those of the weights before they are converted.
 
@@ -63,7 +63,7 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
         elif isinstance(module, TransfuseExperts):
             for name in module.container_shapes:
                 weights.setdefault(id(module), _Weight()).add(f"{start}{name}", module)
-    taken = [weight for weight in weights.values() if weight.modules[0].layout != layout]
+    taken = [weight for weight in weights.values() if not fits_layout(weight.modules[0].layout, layout)]
     total, done = sum(weight.count_bytes() for weight in taken), 0
     refused: dict[str, str] = {}
     for weight in taken:

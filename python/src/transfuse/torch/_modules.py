@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from transfuse._errors import TransfuseError
-from transfuse._options import find_layout
+from transfuse._options import find_layout, fits_layout
 from transfuse._results import LayerInfo
 from transfuse.torch import _layouts, _ops, _registry
 from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
@@ -46,7 +46,7 @@ class CompressedModule(BufferModule):
     weight_dtype : torch.dtype
         The dtype of the decoded weights, which is the source's.
     layout : str
-        "coded", "packed" or "plain".
+        "coded", "packed", "plain" or "packed8".
     """
 
     weight: Tensor
@@ -136,7 +136,8 @@ class CompressedModule(BufferModule):
             self._layout = layout
 
     def _lay_out(self, blob: Tensor) -> Tensor:
-        made, refusal = _layouts.convert_or_keep(blob, self._layout)
+        # A module says "packed8" where its last weights were FP8; the next ones need not be.
+        made, refusal = _layouts.convert_or_keep(blob, "packed" if self._layout == "packed8" else self._layout)
         if refusal:
             rows, cols = self.weight_shape
             warnings.warn(f"a {type(self).__name__} of {rows} x {cols} stays coded, since {refusal}", stacklevel=2)
@@ -169,7 +170,7 @@ class CompressedModule(BufferModule):
         layout = state.get("_layout", self._layout)
         super().__setstate__(state)
         weight = self._parameters["weight"]
-        if weight is not None and has_bytes(weight) and self._layout != layout:
+        if weight is not None and has_bytes(weight) and not fits_layout(self._layout, layout):
             self._layout = layout
             weight.data = self._lay_out(weight)  # once for all modules that share it
             self._note_adoption()
@@ -214,7 +215,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
     dtype : torch.dtype, optional
         The dtype of the weights that are to come, and of the bias.
     layout : str
-        How the weights that are to come will lie in memory, "coded", "packed" or "plain".
+        How the weights that are to come will lie in memory, "coded", "packed", "plain" or "packed8".
 
     The constructor makes a module whose weights are still to be loaded; `from_buffer` and `from_linear` make one that
     has them.
@@ -288,7 +289,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         linear : nn.Linear
             Its weights may lie on any device; the layer will lie on the same one.
         layout : str
-            How the layer will lie in memory, "coded", "packed" or "plain".
+            How the layer will lie in memory, "coded", "packed", "plain" or "packed8".
         **options
             `codec`, `bits`, `granularity`, `favor`, `threads` and `verify` of `transfuse.Layer.encode`.
 
@@ -353,7 +354,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
     dtype : torch.dtype, optional
         The dtype of the weights that are to come.
     layout : str
-        How they will lie in memory, "coded", "packed" or "plain".
+        How they will lie in memory, "coded", "packed", "plain" or "packed8".
 
     Attributes
     ----------

@@ -475,7 +475,7 @@ def layer_info(buffer: torch.Tensor) -> LayerInfo:
 
 
 def layer_layout(buffer: torch.Tensor) -> str:
-    """Returns how a layer lies in memory, "coded", "packed" or "plain"; an unknown one is adopted.
+    """Returns how a layer lies in memory, "coded", "packed", "plain" or "packed8"; an unknown one is adopted.
 
     Raises
     ------

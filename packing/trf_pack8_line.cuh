@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packs dense rows of FP8 layers on the device, for any range of packed bands. It does what trf_pack8.c does, byte for
+ * byte. There are two kernels, one after the other, and one for the way back to codes. Their bodies are here, and also
+ * run on the CPU in emulated warps.
+ *
+ *   trf_find_pairs    A thread takes 64x128 weights, finds the constants of their scale, and writes them to the line. A
+ *                     scale in a hundred takes a search, of up to 2,304 trials.
+ *   trf_pack8_lines   A block takes a line, and each of its 16 warps two neighbouring packed tiles, as
+ * trf_pack_line.cuh has it. A weight's code is the nearest one to weight / scale; if that does not make the weight, the
+ * weight becomes a record in shared memory. Then one warp writes the line.
+ *
+ * The place of a record in its line is counted, and no race decides it (trf_pack_line.cuh).
+ *
+ * Shared memory: 3,168 bytes. Registers: 64, none spilled (sm_90a). Memory is the limit to aim at: a weight is read in
+ * two bytes and written in one. */
+#ifndef TRF_PACK8_LINE_CUH
+#define TRF_PACK8_LINE_CUH
+
+#include "trf_decoded_bits.h"
+#include "trf_pack8_launch.h"
+#include "trf_pack_line.cuh"
+#include "trf_packed8_reader.h"
+#include "trf_row_reader.h"
+
+static constexpr uint32_t kPairThreads = 128;
+
+struct trf_pack8_args {
+    trf_packed8_view view;
+    trf_pack8_scales scales;
+    trf_dense_rows dense;
+    trf_pack8_state *state;
+    uint64_t first_line, num_lines; /* the lines of the range */
+};
+
+/* Makes the arguments for the range that the rows are. */
+static inline trf_pack8_args trf_pack8_args_of(const trf_packed8_view *view, const trf_pack8_scales *scales,
+                                               const trf_rows_to_pack *rows, trf_pack8_state *state) {
+    const uint64_t band = rows->first_row / TRF_PACKED_TILE_ROWS, lines_per_band = view->packed.lines_per_band;
+    const uint64_t bands = ((uint64_t)rows->num_rows + TRF_PACKED_TILE_ROWS - 1) / TRF_PACKED_TILE_ROWS;
+    return {*view,
+            *scales,
+            trf_dense_rows_of(rows->weights, rows->stride, rows->first_row, rows->num_rows, rows->cols, 2),
+            state,
+            band * lines_per_band,
+            bands * lines_per_band};
+}
+
+/* Makes those of all lines, for their constants. */
+static inline trf_pack8_args trf_pairs_args_of(const trf_packed8_view *view, const trf_pack8_scales *scales,
+                                               trf_pack8_state *state) {
+    return {*view, *scales, {}, state, 0, (uint64_t)view->packed.bands * view->packed.lines_per_band};
+}
+
+struct trf_pack8_shared {
+    uint32_t counts[TRF_PACKED_LINE_TILES];                           /* records of each tile */
+    uint32_t records[TRF_PACKED_LINE_TILES][TRF_PACKED8_MAX_RECORDS]; /* [tile][number]; as many as there is room for */
+    uint32_t line[TRF_PACKED8_MAX_RECORDS + 1];
+};
+
+/* The scale of a packed tile's weights; row and col: the tile's first ones. */
+TRF_HD float trf_pack8_scale_of(const trf_pack8_scales *scales, uint32_t row, uint32_t col) {
+    return scales->table
+               ? scales->table[trf_scale_table_index(scales->granularity, scales->scale_group_size, scales->scale_cols,
+                                                     (uint64_t)scales->row + row, (uint64_t)scales->col + col)]
+               : 1.0f;
+}
+
+/* ---- constants ---- */
+
+static __device__ __forceinline__ void trf_find_pairs(const trf_pack8_args &args) {
+    const trf_packed_view &view = args.view.packed;
+    const uint64_t pairs = args.num_lines * TRF_PACKED8_PAIRS, threads = (uint64_t)gridDim.x * kPairThreads;
+    for (uint64_t i = (uint64_t)blockIdx.x * kPairThreads + threadIdx.x; i < pairs; i += threads) {
+        const trf_line_place at = trf_line_place_of(view, i / TRF_PACKED8_PAIRS);
+        const uint32_t number = (uint32_t)(i % TRF_PACKED8_PAIRS), tile = number * TRF_PACKED8_PAIR_TILES;
+        uint32_t pair = 0;
+        if (tile < at.tiles) {
+            const float scale = trf_pack8_scale_of(&args.scales, TRF_PACKED_TILE_ROWS * at.band,
+                                                   TRF_PACKED_TILE_COLS * (at.first_tile + tile));
+            if (!trf_packed8_find_pair(scale, &pair))
+                atomicMax((unsigned long long *)&args.state->no_pair, ~(unsigned long long)i);
+            if (pair >> 16 != 0)
+                args.state->has_low = 1; /* whoever writes it, it is 1 */
+        }
+        trf_line_to_write(view, at.line)[TRF_PACKED8_PAIRS_WORD + number] = pair;
+    }
+}
+
+/* ---- lines and packed tiles ---- */
+
+/* Makes spread codes of a register's two weights; 0 of a weight that is no code times the scale. @return bit h: half h
+ * is such a weight. */
+TRF_HD uint32_t trf_pack8_halves(uint32_t *halves, float scale, float inverse) {
+    uint32_t codes = 0, misfits = 0;
+    for (uint32_t half = 0; half < 2; half++) {
+        const uint32_t weight = *halves >> 16 * half & 0xFFFF, code = trf_packed8_nearest_code(weight, inverse);
+        if (trf_scale_fp8(code, scale) == weight)
+            codes |= trf_packed8_spread_code(code) << 16 * half;
+        else
+            misfits |= 1u << half;
+    }
+    *halves = codes;
+    return misfits;
+}
+
+/* Adds the records of a packed slab to those of its tile. weights: the lane's registers; found: bit i says whether half
+ * i % 2 of register i / 2 becomes a record. @return how many the tile has now. */
+static __device__ __forceinline__ uint32_t trf_add_records8(const uint32_t weights[8], uint32_t found,
+                                                            uint32_t lane_record, uint32_t *records, uint32_t count) {
+    const uint32_t lane = trf_packed_record_lane(lane_record);
+    const uint32_t counts = trf_packed_count_bits(found & 0xFF) | trf_packed_count_bits(found >> 8) << 16;
+    const uint32_t scan = trf_warp_scan(counts, lane), total = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
+    /* the rank of the lane's first record of each step */
+    const uint32_t rank0 = count + ((scan - counts) & 0xFFFF),
+                   rank1 = count + (total & 0xFFFF) + ((scan - counts) >> 16);
+    for (uint32_t left = found; left; left &= left - 1) {
+        const uint32_t bit = (uint32_t)__ffs((int)left) - 1, in_step = bit < 8 ? found & 0xFF : found & 0xFF00;
+        const uint32_t rank = (bit < 8 ? rank0 : rank1) + trf_packed_count_bits(in_step & ((1u << bit) - 1));
+        if (rank < TRF_PACKED8_MAX_RECORDS)
+            records[rank] = trf_packed_slab_record(lane_record, bit, trf_packed_slab_weight(weights, bit));
+    }
+    return count + (total & 0xFFFF) + (total >> 16);
+}
+
+/* Packs a packed slab. octets: the lane's octets of its two rows, before the quartet exchanges words. to: the packed
+ * slab's first byte. @return how many records the tile has now. */
+static __device__ __forceinline__ uint32_t trf_pack8_slab(const trf_packed_view &view, const trf_packed_lane_place &at,
+                                                          float scale, trf_words4 octets[2], uint32_t *records,
+                                                          uint32_t count, uint8_t *to) {
+    const uint32_t lane = trf_packed_record_lane(at.lane_record);
+    uint32_t weights[TRF_PACKED_LANE_REGISTERS], a[TRF_PACKED_LANE_REGISTERS], misfits = 0;
+    const float inverse = 1.0f / scale;
+    trf_quartet_transpose(octets[0].word, lane);
+    trf_quartet_transpose(octets[1].word, lane);
+    trf_packed_slab_from_rows(weights, octets);
+#pragma unroll
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++) {
+        a[i] = weights[i];
+        misfits |= trf_pack8_halves(&a[i], scale, inverse) << 2 * i;
+    }
+    if (__ballot_sync(kAllLanes, misfits != 0))
+        count = trf_add_records8(weights, misfits & trf_packed_slab_there(at.row, at.col, view.rows, view.cols),
+                                 at.lane_record, records, count);
+    trf_words4 words;
+    trf_unspread_packed8(a, words.word);
+    trf_unspread_packed8(a + 4, words.word + 2);
+    *(trf_words4 *)(to + trf_packed8_codes_offset(0, lane, 0)) = words;
+    return count;
+}
+
+/* Packs the warp's tiles of a line. */
+static __device__ __forceinline__ void trf_pack8_tiles(const trf_pack8_args &args, trf_pack8_shared &shared,
+                                                       const trf_line_place &at, uint32_t warp, uint32_t lane) {
+    const trf_packed_view &view = args.view.packed;
+    const uint32_t tile = kTilesEach * warp, row = TRF_PACKED_TILE_ROWS * at.band + lane / 4;
+    float scale = 1;
+    uint32_t counts[kTilesEach] = {};
+    if (tile < at.tiles)
+        scale = trf_pack8_scale_of(&args.scales, TRF_PACKED_TILE_ROWS * at.band,
+                                   TRF_PACKED_TILE_COLS * (at.first_tile + tile));
+#pragma unroll 1
+    for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
+        trf_words4 octets[kTilesEach][2];
+#pragma unroll
+        for (uint32_t t = 0; t < kTilesEach; t++)
+            trf_load_slab_octets(args.dense, row + TRF_PACKED_SLAB_ROWS * slab, at.first_tile + tile + t, lane,
+                                 octets[t]);
+#pragma unroll
+        for (uint32_t t = 0; t < kTilesEach; t++)
+            if (tile + t < at.tiles) {
+                const trf_packed_lane_place place =
+                    trf_packed_lane_place_of(at.band, at.first_tile, tile + t, slab, lane, at.line);
+                uint8_t *const to = const_cast<uint8_t *>(
+                    trf_packed8_tile(&args.view, at.band, at.first_tile + tile + t) + TRF_PACKED8_SLAB_BYTES * slab);
+                counts[t] = trf_pack8_slab(view, place, scale, octets[t], shared.records[tile + t], counts[t], to);
+            }
+    }
+#pragma unroll
+    for (uint32_t t = 0; t < kTilesEach; t++)
+        if (lane == 0)
+            shared.counts[tile + t] = counts[t];
+}
+
+/* Called by one warp: writes the line except for its constants. */
+static __device__ __forceinline__ void trf_finish_line8(const trf_pack8_args &args, trf_pack8_shared &shared,
+                                                        const trf_line_place &at, uint32_t lane) {
+    /* Each lane has a tile. */
+    const uint32_t count = shared.counts[lane], scan = trf_warp_scan(count, lane);
+    const uint32_t records = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
+    const uint32_t mask = __ballot_sync(kAllLanes, count != 0);
+    if (lane < TRF_PACKED8_MAX_RECORDS)
+        shared.line[lane] = 0;
+    __syncwarp();
+    if (records <= TRF_PACKED8_MAX_RECORDS)
+        for (uint32_t i = 0; i < count; i++)
+            shared.line[scan - count + i] = shared.records[lane][i];
+    __syncwarp();
+    if (lane <= TRF_PACKED8_MASK_WORD)
+        trf_line_to_write(args.view.packed, at.line)[lane] = lane == TRF_PACKED8_MASK_WORD ? mask : shared.line[lane];
+    if (lane == 0 && records) {
+        atomicAdd((unsigned long long *)&args.state->num_records, (unsigned long long)records);
+        if (records > TRF_PACKED8_MAX_RECORDS)
+            atomicMax((unsigned long long *)&args.state->full_line,
+                      ~(unsigned long long)(at.line << TRF_PACK8_COUNT_BITS | records));
+    }
+}
+
+static __device__ __forceinline__ void trf_pack8_lines(const trf_pack8_args &args, trf_pack8_shared &shared) {
+    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    for (uint64_t i = blockIdx.x; i < args.num_lines; i += gridDim.x) {
+        const trf_line_place at = trf_line_place_of(args.view.packed, args.first_line + i);
+        trf_pack8_tiles(args, shared, at, warp, lane);
+        __syncthreads();
+        if (warp == 0)
+            trf_finish_line8(args, shared, at, lane);
+        __syncthreads(); /* before the next line's counts are written */
+    }
+}
+
+/* ---- the way back to codes ---- */
+
+struct trf_unpack8_values_args {
+    trf_packed8_view view;
+    trf_device_view kind;     /* what trf_decoded_bits needs: codec and dtype */
+    trf_packed_lookup lookup; /* ids: NULL for rows 0 to count - 1 */
+    trf_decode_as as;
+    void *to;
+};
+
+/* Which of rows, packed tiles, steps and lanes of a row a thread takes: 4 weights. */
+static constexpr uint32_t kValueThreads = 256, kLanesOfRow = 4;
+
+static __device__ __forceinline__ void trf_unpack8_row_values(const trf_unpack8_values_args &args, uint64_t index,
+                                                              uint32_t in_row) {
+    const trf_packed_view &view = args.view.packed;
+    const uint32_t bytes = trf_decoded_weight_bytes(&args.kind, args.as);
+    const int64_t id = args.lookup.ids ? trf_row_id(args.lookup.ids, args.lookup.id_bytes, index) : (int64_t)index;
+    const int is_there = id >= 0 && id < (int64_t)view.rows;
+    const trf_packed_place place = trf_packed_place_of(is_there ? (uint32_t)id : 0, 0);
+    const uint32_t lane = place.lane + in_row % kLanesOfRow, step = in_row / kLanesOfRow % TRF_PACKED_STEPS,
+                   tile = in_row / kLanesOfRow / TRF_PACKED_STEPS;
+    uint32_t a[4];
+    trf_read_packed8_step(&args.view, place.band, tile, place.slab, step, lane, a);
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t reg = i / 2 * 2,
+                       col = TRF_PACKED_TILE_COLS * tile + trf_packed_col_in_tile(step, lane, reg, i % 2);
+        const uint32_t pair = place.reg ? a[reg + 1] : a[reg], weight = pair >> 16 * (i % 2) & 0xFFFF;
+        const uint32_t bits = is_there ? trf_decoded_bits(&args.kind, args.as, trf_packed8_code_of_number(weight), 0, 0)
+                                       : trf_decoded_corrupt_bits(&args.kind, args.as);
+        if (col < view.cols)
+            trf_store_decoded_bits(args.to, bytes, index * view.cols + col, bits);
+    }
+}
+
+static __device__ __forceinline__ void trf_unpack8_values(const trf_unpack8_values_args &args) {
+    const uint64_t each = (uint64_t)args.view.packed.tiles_per_band * TRF_PACKED_STEPS * kLanesOfRow,
+                   all = each * args.lookup.count;
+    for (uint64_t i = (uint64_t)blockIdx.x * kValueThreads + threadIdx.x; i < all;
+         i += (uint64_t)gridDim.x * kValueThreads)
+        trf_unpack8_row_values(args, i / each, (uint32_t)(i % each));
+}
+
+#endif

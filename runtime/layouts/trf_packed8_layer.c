@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_packed8_layer.h"
+
+#include <stdio.h>
+
+/* ---- requests ---- */
+
+trf_pack8_request trf_pack8_request_of_shard(const trf_blob_view *view, const trf_shard_range *shard) {
+    return (trf_pack8_request){
+        .codec = view->header.codec,
+        .dtype = view->header.source_dtype,
+        .lies = TRF_LAYOUT_CODED,
+        .rows = shard->rows,
+        .cols = shard->cols,
+        .row = shard->row,
+        .col = shard->col,
+        .granularity = view->extension.granularity,
+        .scale_group_size = view->extension.scale_group_size,
+        .scale_cols = view->scale_cols,
+        .scales = view->scales,
+    };
+}
+
+trf_pack8_request trf_pack8_request_of_layer(const trf_device_layer *from) {
+    const trf_device_view *view = &from->view;
+    return (trf_pack8_request){
+        .codec = from->info.codec,
+        .dtype = from->info.dtype,
+        .lies = from->layout->layout,
+        .rows = from->info.rows,
+        .cols = from->info.cols,
+        .row = from->shard.row,
+        .col = from->shard.col,
+        .granularity = view->granularity,
+        .scale_group_size = view->scale_group_size,
+        .scale_cols = view->scale_cols,
+        .scales = view->scales,
+    };
+}
+
+int trf_pack8_is_fp8(const trf_pack8_request *request) {
+    return request->lies == TRF_LAYOUT_CODED && request->codec == TRF_CODEC_E4M3 &&
+           (request->dtype == TRF_DTYPE_BF16 || request->dtype == TRF_DTYPE_F8_E4M3);
+}
+
+/* Whether the part's rows or columns, `count` from `first` on, are in one block, or blocks end with its constants. */
+static int fits_blocks(uint32_t first, uint32_t count, uint32_t block, uint32_t multiple) {
+    return first % block + (uint64_t)count <= block || (block % multiple == 0 && first % multiple == 0);
+}
+
+/* Checks that weights that have the same constants have the same scale. */
+static trf_status check_scales(const trf_pack8_request *request, trf_error *err) {
+    const uint32_t block = request->scale_group_size;
+    switch (request->granularity) {
+    case TRF_GRANULARITY_NONE:
+    case TRF_GRANULARITY_TENSOR:
+        return TRF_OK;
+    case TRF_GRANULARITY_SCALE_BLOCK:
+        if (fits_blocks(request->row, request->rows, block, TRF_PACKED_TILE_ROWS) &&
+            fits_blocks(request->col, request->cols, block, TRF_PACKED8_PAIR_COLS))
+            return TRF_OK;
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "its scales are those of blocks of %ux%u weights, of which it begins at row %u and column %u: "
+                        "%dx%d weights have the same constants",
+                        block, block, request->row % block, request->col % block, TRF_PACKED_TILE_ROWS,
+                        TRF_PACKED8_PAIR_COLS);
+    default:
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "its scales are those of rows: %dx%d weights have the same constants", TRF_PACKED_TILE_ROWS,
+                        TRF_PACKED8_PAIR_COLS);
+    }
+}
+
+static trf_status size_head(const trf_pack8_request *request, trf_packed8_head *head, trf_error *err) {
+    *head = (trf_packed8_head){0};
+    if (request->lies != TRF_LAYOUT_CODED)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "the layout 'packed8' is made of coded FP8: a %s layer has no codes and scales",
+                        trf_layout_name(request->lies));
+    if (!trf_pack8_is_fp8(request))
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "the layout 'packed8' takes FP8 (E4M3, or BF16 that is E4M3 times scales), not the codec %s "
+                        "of %s weights",
+                        trf_codec_name((trf_codec)request->codec), trf_dtype_name((trf_dtype)request->dtype));
+    trf_status status = check_scales(request, err);
+    if (status == TRF_OK)
+        status = trf_size_packed8(request->rows, request->cols, head, err);
+    else
+        status = trf_prefix_error(err, status, "the layer cannot be packed as FP8");
+    return status;
+}
+
+trf_status trf_pack8_check(const trf_pack8_request *request, trf_error *err) {
+    trf_packed8_head head;
+    return size_head(request, &head, err);
+}
+
+/* ---- one layout or the other ---- */
+
+static void note_reason(trf_device_layer *made, const char *reason) {
+    snprintf(made->layout_reason, sizeof made->layout_reason, "%s", reason);
+}
+
+int trf_pack8_is_due(trf_device_layer *made, const trf_pack8_request *request) {
+    trf_error error;
+    if (made->layout->layout == TRF_LAYOUT_PACKED8)
+        return 1;
+    if (!trf_pack8_is_fp8(request) || made->is_to_be_bf16)
+        return 0;
+    if (trf_pack8_check(request, &error) == TRF_OK)
+        return 1;
+    note_reason(made, error.message);
+    return 0;
+}
+
+int trf_pack8_falls_back(trf_device_layer *made, trf_status status, const trf_error *err) {
+    if (status != TRF_ERR_UNSUPPORTED || made->layout->layout == TRF_LAYOUT_PACKED8 ||
+        made->info.codec != TRF_CODEC_BF16) /* there is no packed BF16 layer of E4M3 without scales */
+        return 0;
+    note_reason(made, err->message);
+    return 1;
+}
+
+/* ---- members of trf_layout_ops ---- */
+
+trf_status trf_pack8_get_size(const trf_pack8_request *request, trf_layer_size *size, trf_error *err) {
+    trf_packed8_head head;
+    trf_status status = size_head(request, &head, err);
+    if (status == TRF_OK)
+        *size = (trf_layer_size){.buffer_bytes = head.common.buffer_bytes};
+    return status;
+}
+
+trf_status trf_packed8_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                                trf_error *err) {
+    const trf_pack8_request request = trf_pack8_request_of_shard(view, shard);
+    return trf_pack8_get_size(&request, size, err);
+}
+
+trf_status trf_packed8_get_converted_size(const trf_device_layer *from, trf_layer_size *size, trf_error *err) {
+    const trf_pack8_request request = trf_pack8_request_of_layer(from);
+    return trf_pack8_get_size(&request, size, err);
+}
+
+trf_status trf_packed8_set_buffer(trf_device_layer *layer, const trf_packed8_head *head, const void *buffer,
+                                  trf_error *err) {
+    layer->shard = (trf_shard_range){.rows = layer->info.rows, .cols = layer->info.cols};
+    layer->view = (trf_device_view){.buffer = buffer,
+                                    .buffer_bytes = head->common.buffer_bytes,
+                                    .rows = layer->info.rows,
+                                    .cols = layer->info.cols,
+                                    .codec = layer->info.codec,
+                                    .source_dtype = layer->info.dtype};
+    layer->packed8 = trf_packed8_view_of(head, buffer);
+    layer->memory_bytes = head->common.buffer_bytes;
+    return trf_find_layout(layer->context, TRF_LAYOUT_PACKED8, &layer->layout, err);
+}
+
+trf_status trf_packed8_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
+    const trf_context *context = made->context;
+    trf_packed8_head head;
+    if (buffer_bytes < sizeof head)
+        return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "a buffer of %llu bytes, which has no room for its head",
+                        (unsigned long long)buffer_bytes);
+    trf_status status = context->ops->download(context, &head, buffer, sizeof head, err);
+    if (status == TRF_OK)
+        status = trf_check_packed8_head(&head, buffer_bytes, err);
+    if (status == TRF_OK)
+        status = trf_packed8_head_get_info(&head, &made->info, err);
+    if (status != TRF_OK)
+        return status;
+    made->header = head.coded_header;
+    return trf_packed8_set_buffer(made, &head, buffer, err);
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed FP8 layers on the CPU. trf_packed_layer_cpu.c loads, converts and decodes them together with packed BF16
+ * ones. */
+#include "trf_device_cpu.h"
+#include "trf_pack8.h"
+#include "trf_packed8_form.h"
+#include "trf_packed8_layer.h"
+#include "trf_packed8_validate.h"
+#include "trf_threads.h"
+
+#include <stdlib.h>
+
+enum {
+    BLOCK_ROWS = TRF_PACKED_TILE_ROWS, /* what has the same constants */
+    BLOCK_COLS = TRF_PACKED8_PAIR_COLS
+};
+
+/* The codes and scales of a layer while it is packed. */
+typedef struct trf_codes_work {
+    const trf_pack8_request *request;
+    const uint16_t *elements; /* [rows][cols] */
+    uint8_t *codes;           /* [rows][cols] */
+    float *scales;            /* [ceil(rows / 64)][across] */
+    uint32_t across;
+} trf_codes_work;
+
+static uint32_t blocks_of(uint32_t count, uint32_t block) { return count / block + (count % block != 0); }
+
+static float scale_of(const trf_pack8_request *request, uint32_t row, uint32_t col) {
+    if (request->granularity == TRF_GRANULARITY_NONE)
+        return 1.0f;
+    return request->scales[trf_scale_table_index(request->granularity, request->scale_group_size, request->scale_cols,
+                                                 (uint64_t)request->row + row, (uint64_t)request->col + col)];
+}
+
+/* A trf_parallel_fn; index: which 64 rows. Elements of E4M3 without scales are codes already. */
+static trf_status find_codes(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_codes_work *work = context;
+    const trf_pack8_request *request = work->request;
+    const uint32_t first = (uint32_t)index * BLOCK_ROWS, left = request->rows - first,
+                   end = first + (left < BLOCK_ROWS ? left : BLOCK_ROWS);
+    const int are_codes = request->dtype == TRF_DTYPE_F8_E4M3;
+    (void)worker, (void)err;
+    for (uint32_t block = 0; block < work->across; block++)
+        work->scales[index * work->across + block] = scale_of(request, first, block * BLOCK_COLS);
+    for (uint32_t row = first; row < end; row++)
+        for (uint32_t col = 0; col < request->cols; col++) {
+            const size_t at = (size_t)row * request->cols + col;
+            const float inverse = 1 / work->scales[index * work->across + col / BLOCK_COLS];
+            work->codes[at] =
+                (uint8_t)(are_codes ? work->elements[at] : trf_packed8_nearest_code(work->elements[at], inverse));
+        }
+    return TRF_OK;
+}
+
+/* Packs what find_codes has found. at: the caller's memory, or NULL for made->memory. */
+static trf_status pack_codes(trf_device_layer *made, const trf_codes_work *work, uint8_t *at, trf_error *err) {
+    const trf_pack8_request *request = work->request;
+    const trf_pack8_input from = {.codes = work->codes,
+                                  .weights = request->dtype == TRF_DTYPE_F8_E4M3 ? NULL : work->elements,
+                                  .stride = request->cols,
+                                  .rows = request->rows,
+                                  .cols = request->cols,
+                                  .scales = work->scales,
+                                  .block_rows = BLOCK_ROWS,
+                                  .block_cols = BLOCK_COLS};
+    trf_packed8_head head;
+    trf_status status = trf_pack8_head(&from, &head, err);
+    if (status == TRF_ERR_UNSUPPORTED) {
+        if (err)
+            err->offset = TRF_NO_OFFSET; /* it counts in scales that the caller does not have */
+        return trf_prefix_error(err, status, "the layer cannot be packed as FP8");
+    }
+    if (status == TRF_OK && !at) {
+        status = trf_cpu_allocate(made->context, head.common.buffer_bytes, &made->memory, err);
+        at = made->memory;
+    }
+    if (status != TRF_OK)
+        return status;
+    trf_packed8_head_set_coded(&head, &made->header, &made->info);
+    status = trf_pack8(&from, &head, at, err);
+    if (status == TRF_OK)
+        status = trf_packed8_set_buffer(made, &head, at, err);
+    if (status != TRF_OK) {
+        free(made->memory);
+        made->memory = NULL;
+    }
+    return status;
+}
+
+trf_status trf_cpu_pack8(trf_device_layer *made, const trf_pack8_request *request, const uint16_t *elements,
+                         uint8_t *at, trf_error *err) {
+    trf_codes_work work = {.request = request, .elements = elements};
+    const uint32_t bands = blocks_of(request->rows, BLOCK_ROWS);
+    trf_status status = trf_pack8_check(request, err);
+    if (status != TRF_OK)
+        return status;
+    work.across = blocks_of(request->cols, BLOCK_COLS);
+    work.codes = malloc((size_t)request->rows * request->cols);
+    work.scales = malloc(sizeof *work.scales * bands * work.across);
+    if (work.codes && work.scales)
+        status = trf_parallel_for(trf_thread_count(made->context->threads), bands, find_codes, &work, err);
+    else
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the codes of %ux%u weights",
+                          request->rows, request->cols);
+    if (status == TRF_OK)
+        status = pack_codes(made, &work, at, err);
+    free(work.codes);
+    free(work.scales);
+    return status;
+}
+
+/* Checks all of the buffer, as trf_cpu_adopt_packed_layer does. */
+trf_status trf_cpu_adopt_packed8_layer(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes,
+                                       trf_error *err) {
+    trf_packed8_view view;
+    trf_status status = trf_packed8_adopt(made, buffer, buffer_bytes, err);
+    return status == TRF_OK ? trf_validate_packed8(buffer, buffer_bytes, &view, err) : status;
+}
