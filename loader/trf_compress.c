@@ -116,7 +116,8 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
     trf_status status = compressor->out ? trf_encode_source(&source, &options, &sink, &progress, encoded, &layer, err)
                                         : trf_estimate_blob(&sampled, &options, encoded, &layer, err);
-    count_search(compressor->job, tensor, rows, encoded);
+    if (status == TRF_OK)
+        count_search(compressor->job, tensor, rows, encoded);
     compressor->job->weight_energy += layer.weight_energy;
     compressor->job->error_energy += layer.weight_energy * layer.relative_rms_error * layer.relative_rms_error;
     if (status == TRF_OK)
@@ -178,7 +179,7 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     trf_status status = offsets && index ? TRF_OK : trf_fail_memory(err, 2 * index_bytes);
     trf_expert_codec common = {TRF_CODEC_AUTO, {0}};
     for (uint64_t number = 0; number < count && status == TRF_OK; number++) {
-        trf_encoded expert;
+        trf_encoded expert = {0};
         status = compress_matrix(compressor, tensor, number, common.codec, out_offset + end, &expert, err);
         if (status != TRF_OK) {
             trf_prefix_error(err, status, "matrix %" PRIu64, number);

@@ -4,8 +4,8 @@
 #include "trf_fused_variant.h"
 #include "trf_planning.h"
 
-/* Why products do not take a layer of scaled FP8, or NULL. Kernels have one scale pair for a slab's 128
- * columns. */
+/* Why products do not take a layer of scaled FP8, or NULL. Kernels have one scale pair of a row for 128 columns of a
+ * slab. */
 static const char *scaled_fp8_refusal(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype) {
     if (x_dtype != TRF_DTYPE_BF16)
         return "its weights are BF16 numbers, and x is not BF16";

@@ -32,8 +32,8 @@ uint64_t trf_count_scale_pairs(const trf_blob_view *view) {
     return has_pairs ? view->extension.scales_bytes / sizeof(float) : 0;
 }
 
-/* A scale in this range, its scale pair and what kernels make of both are far from where BF16 has fewer bits, or ends.
- */
+/* A scale in this range, its scale pair and what kernels make of both are far from where BF16 has fewer bits, or
+ * ends. */
 static int has_scale_pair(float scale) { return scale >= 0x1p-80f && scale < 0x1p7f; }
 
 void trf_write_scale_pairs(const trf_blob_view *view, uint32_t *pairs) {

@@ -21,7 +21,7 @@ from transfuse._options import Granularity, check_threads, encode_path, encode_t
 from transfuse._results import LayerInfo, LayerReport, make_layer_info, make_layer_report
 
 # The class bits of blobs that were encoded for size (TRF_FAVOR_SIZE): pairs.
-_PAIR_CLASS_BITS = 4
+PAIR_CLASS_BITS = 4
 
 
 class Layer:
@@ -113,7 +113,7 @@ class Layer:
             raise argument_error("a blob of the codec int does not say how it was quantized")
         weights, known = take_weights(array, dtype)
         options = s.EncodeOptionsStruct()
-        favor = "size" if info.class_bits == _PAIR_CLASS_BITS else "speed"
+        favor = "size" if info.class_bits == PAIR_CLASS_BITS else "speed"
         fill_encode_options(options, codec=info.codec, favor=favor, bits=None, granularity=None, threads=0, verify=True)
         options.probability_bits, options.slab_cols = info.probability_bits, info.slab_cols
         try:

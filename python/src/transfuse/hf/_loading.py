@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from transfuse._errors import UnsupportedError
+from transfuse._layer import PAIR_CLASS_BITS
 from transfuse._threads import Cancel, run_on_threads
 from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part, TakenExperts, describe_refusal
-from transfuse.torch import _load, _ops
+from transfuse.torch import _load, _ops, _registry
 from transfuse.torch._buffer_module import BufferModule, note_paths
-from transfuse.torch._containers import container_buffers
+from transfuse.torch._containers import container_buffers, make_container
 from transfuse.torch._dtypes import TORCH_DTYPES
+from transfuse.torch._encode import encode
 from transfuse.torch._experts import TransfuseExperts, replace_experts
 from transfuse.torch._layouts import describe_refusals
 from transfuse.torch._modules import CompressedModule
@@ -142,12 +144,33 @@ class Loader:
 
         return put_coded if reason else put_packed
 
+    def _read_alike(self, load: _Load, sources: list[tuple[_load.Checkpoint, str]], device: torch.device) -> Tensor:
+        """Returns a container of BF16 experts of which some were FP8, in tensors of their own.
+
+        Products of experts take one codec, so these are encoded again, as the others are.
+        """
+        blobs = []
+        for source, part in zip(sources, load.parts, strict=True):
+            blob = _load.load_layer(*source, "cpu", layout="coded", cancel=self._cancel)
+            layer = part.tensor.layer
+            assert layer is not None
+            if (layer.codec, layer.dtype) == ("fp8_e4m3", "BF16"):
+                favor = "size" if layer.class_bits == PAIR_CLASS_BITS else "speed"
+                dense = _ops.decode(blob, layer.rows, layer.cols, torch.bfloat16)
+                blob = encode(dense, codec="bf16", favor=favor)
+            blobs.append(blob)
+        container = make_container(blobs).to(device)
+        _registry.adopt(container)
+        return container
+
     def _read_buffer(self, load: _Load) -> Tensor:
         """Returns a layer's buffer, or a container, on the device of its target, adopted."""
         device = self.device_of(load.target)
         sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in load.parts]
         # A 3-D tensor of a file already has all experts.
         if load.into_container and len(load.parts[0].tensor.shape) == 2:
+            if len({part.tensor.codec for part in load.parts}) > 1:
+                return self._read_alike(load, sources, device)
             return _load.load_experts(sources, device, cancel=self._cancel)
         layout = self.plan.get_layout(load.parts[0].tensor)
         if load.into_container or load.target in self.plan.refused:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -242,3 +243,17 @@ def test_adapter_on_a_compressed_base(tmp_path: Path, dtype: torch.dtype) -> Non
         found = {each.dtype for name, each in ours.named_parameters() if "lora_" in name}
         expected = {each.dtype for name, each in theirs.named_parameters() if "lora_" in name}
         assert found == expected == {dtype}
+
+
+def test_experts_of_which_some_were_fp8(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> Tensors:
+        for name in tensors:
+            if re.search(r"experts\.[02]\.w[12]\.weight$", name):
+                numbers = (100 * tensors[name].float()).to(torch.float8_e4m3fn)
+                tensors[name] = numbers.to(torch.bfloat16) * 0.01
+        return tensors
+
+    folder = make(tmp_path, "MixtralForCausalLM", change)
+    codecs = {tensor.codec for tensor in transfuse.info(folder / "trf").tensors if ".w1." in tensor.name}
+    assert codecs == {"bf16", "fp8_e4m3"}
+    check(folder, "MixtralForCausalLM")
