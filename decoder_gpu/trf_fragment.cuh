@@ -8,7 +8,7 @@
  *   bf16     the exponent                        rotated left by 7, so that bytes 0 and 2 lie on a register's exponents
  *   fp16     exponent[4:0] mantissa[9:7]         likewise, on bits 14:7
  *   fp8      the byte rotated left by 1          a rotation right by 1 brings each sign (stored one byte on) home
- *            or, as F16, what a product needs of E4M3 (trf_build_four_f16)
+ *            or what a product needs of E4M3: F16 (trf_build_four_f16), spread codes (trf_build_four_spread)
  *   int      class index << raw_bits | raw bits
  * In bf16 and fp16 the 8-bit plane has the other 8 bits of each weight: the first register (weights 0, 1) takes them
  * from under kSignMantissaMask, the second one from under its complement, rotated by 8. */
@@ -21,11 +21,14 @@
 static constexpr uint32_t kSignMantissaMask = 0x807F807F; /* sign and mantissa[6:0] of a register's two weights */
 
 /* Codec, class bits and raw bits at compile time. The raw bits of int are given at run time, unless kIntRaw says them:
- * without it, each four weights cost instructions for planes that the layer may not have. kAsF16: elements of E4M3
- * become F16, times 2^-8. kScaledFp8: the codec is E4M3, and elements are BF16, codes times scales. */
-template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false, bool kScaledFp8_ = false>
+ * without it, each four weights cost instructions for planes that the layer may not have. kScaledFp8: the codec is
+ * E4M3, and elements are BF16, codes times scales. kForProduct: E4M3 becomes two registers of what a product takes:
+ * elements as F16, times 2^-8 (kAsF16), or codes of scaled FP8 spread over BF16, times 2^-120 (kSpread). */
+template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kForProduct = false, bool kScaledFp8_ = false>
 struct trf_codec_config {
-    static constexpr bool kAsF16 = kAsF16_, kScaledFp8 = kScaledFp8_;
+    static constexpr bool kScaledFp8 = kScaledFp8_;
+    static constexpr bool kAsF16 = kForProduct && !kScaledFp8, kSpread = kForProduct && kScaledFp8;
+    static constexpr bool kTurned = kSpread && kClassBits_ == 2; /* class parts are kept one byte on */
     static constexpr int kCodec = kCodec_, kClassBits = kClassBits_;
     static constexpr bool kHasPlane8 = kCodec == TRF_CODEC_BF16 || kCodec == TRF_CODEC_FP16; /* has an 8-bit plane */
     static constexpr bool kFp8 = kCodec == TRF_CODEC_E4M3 || kCodec == TRF_CODEC_E5M2;
@@ -166,7 +169,7 @@ static __device__ __forceinline__ uint32_t trf_class_byte(const trf_device_view 
     if (Codec::kCodec == TRF_CODEC_FP16 || Codec::kCodec == TRF_CODEC_E5M2)
         byte = value << 3;
     else if (Codec::kCodec == TRF_CODEC_E4M3)
-        byte = value << (Codec::kAsF16 ? 2 : 4);
+        byte = Codec::kSpread ? value >> 1 | value << 7 : value << (Codec::kAsF16 ? 2 : 4);
     else if (Codec::kInt)
         byte = index << view.raw_bits;
     return byte & 0xFF;
@@ -182,7 +185,8 @@ static __device__ __forceinline__ uint32_t trf_class_part_of(const trf_device_vi
         const uint32_t index = symbol >> (Codec::kClassBits * q) & ((1 << Codec::kClassBits) - 1);
         x |= trf_class_byte<Codec>(view, index) << (8 * ((0x3120 >> (4 * q)) & 3));
     }
-    return Codec::kRotation ? __funnelshift_l(x, x, Codec::kRotation) : x;
+    constexpr int kLeft = Codec::kTurned ? 8 : Codec::kRotation;
+    return kLeft ? __funnelshift_l(x, x, kLeft) : x;
 }
 
 /* The same in 16 bits, for 4-byte entries: a *short class part*. For quads its nibbles say which byte of
@@ -193,7 +197,7 @@ template <class Codec>
 static __device__ __forceinline__ uint32_t trf_short_class_part_of(const trf_device_view &view, uint32_t symbol) {
     if (Codec::kClassBits == 2) {
         const uint32_t nibbles = (symbol & 3) | (symbol >> 4 & 3) << 4 | (symbol >> 2 & 3) << 8 | symbol >> 6 << 12;
-        return Codec::kRotation ? (nibbles << 4 | nibbles >> 12) & 0xFFFF : nibbles;
+        return Codec::kRotation || Codec::kTurned ? (nibbles << 4 | nibbles >> 12) & 0xFFFF : nibbles;
     }
     const uint32_t first = trf_class_byte<Codec>(view, symbol & 15), second = trf_class_byte<Codec>(view, symbol >> 4);
     if (Codec::kRotation)
@@ -244,9 +248,31 @@ static __device__ __forceinline__ void trf_build_four_f16(uint32_t *out, uint32_
     out[1] = __byte_perm(upper, lower, 0x3614);
 }
 
+/* Makes spread codes (trf_packed8_form.h) of the codes of scaled FP8: the sign is bit 15, and E and M are bits 10:4.
+ * Each code is made as two bytes: an upper one of the sign and E[3:1], and a lower one of E[0] and M in bits 7:4. With
+ * quads the upper ones are those of the byte before (kTurned): one rotation then brings e and M[2:1] to both. */
+template <class Codec>
+static __device__ __forceinline__ void trf_build_four_spread(uint32_t *out, uint32_t class_parts,
+                                                             const trf_narrow_words &n, int k, int g) {
+    const uint32_t plane4 = trf_word_of_plane4(n, k, g);
+    const int down4 = 4 * (g % 2), down2 = 2 * g;
+    uint32_t upper, lower;
+    if (Codec::kClassBits == 2) { /* planes of 4: e, M[2:1]; of 2: M[0], s; class parts: E[3:2] in bits 2:1 */
+        const uint32_t plane2 = trf_word_of_plane2(n, k), turned = trf_rotate_left(plane4, 32 + 5 - down4);
+        upper = trf_and_or(turned, 0x01010101u, class_parts);
+        upper = trf_and_or(trf_rotate_left(plane2, 32 + 7 - down2), 0x80808080u, upper);
+        lower = trf_select(0x10101010u, trf_rotate_left(plane2, 32 + 3 - down2), turned) & 0xF0F0F0F0u;
+    } else { /* of 4: M, s; class parts: E[3:1] in bits 2:0, E[0] in bit 7 */
+        upper = trf_select(0x80808080u, trf_rotate_left(plane4, 32 - 1 - down4), class_parts);
+        lower = trf_select(0x80808080u, class_parts, trf_rotate_left(plane4, 32 + 3 - down4)) & 0xF0F0F0F0u;
+    }
+    out[0] = __byte_perm(upper, lower, Codec::kTurned ? 0x3614 : 0x2604);
+    out[1] = __byte_perm(upper, lower, Codec::kTurned ? 0x0725 : 0x3715);
+}
+
 /* Makes the two registers of four weights. parts0, parts1: class parts of their symbols, from the table (with quads
- * only parts0); plane8: the word of the 8-bit plane. For bf16, fp16, and fp8 as F16, these are elements with coded
- * exponents. For other fp8 and int it is one register, the byte word, in out[0]. */
+ * only parts0); plane8: the word of the 8-bit plane. For bf16, fp16, and fp8 for products, these are elements or codes
+ * with coded exponents. For other fp8 and int it is one register, the byte word, in out[0]. */
 template <class Codec>
 static __device__ __forceinline__ void trf_build_four(uint32_t *out, uint32_t parts0, uint32_t parts1, uint32_t plane8,
                                                       const trf_narrow_words &n, int k, int g,
@@ -269,6 +295,10 @@ static __device__ __forceinline__ void trf_build_four(uint32_t *out, uint32_t pa
         const uint32_t class_parts = Codec::kClassBits == 2 ? parts0 : parts0 | parts1 << 8;
         if (Codec::kAsF16) {
             trf_build_four_f16<Codec>(out, class_parts, n, k, g);
+            return;
+        }
+        if (Codec::kSpread) {
+            trf_build_four_spread<Codec>(out, class_parts, n, k, g);
             return;
         }
         const uint32_t bytes = trf_narrow_bits<Codec>(n, k, g, class_parts, planes);

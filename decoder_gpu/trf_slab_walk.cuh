@@ -215,6 +215,10 @@ trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kRingSteps> 
 #pragma unroll
         for (int s = 0; s < kSlabs; s++)
             sink.complete_fragments(reg[s]);
+        if constexpr (Codec::kSpread)
+#pragma unroll
+            for (int s = 0; s < kSlabs; s++)
+                sink.scale_fragments(s, reg[s]);
         trf_patch_step(open, walk, in.lane, sink, reg);
         if (Sink::kCopiesX && Codec::kHasPlane8 && k == 0 && first_step == 0) /* waits for what prefetch_slab started */
             trf_cp_async_wait<kPendingCopies<Codec, Prefetcher, Sink> - 1>();
@@ -247,6 +251,8 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
  *   sink.complete_fragments(reg)            turns reg[8] in place from what trf_build_four leaves (fragments; int, and
  *                                           fp8 unless it is decoded as F16: the four byte words in reg[0, 2, 4, 6])
  *                                           into what step is to get
+ *   sink.scale_fragments(s, reg)            after that, only of spread codes (trf_codec_config): multiplies those of
+ *                                           slab s by their scales
  *   sink.exception_bits(s, exception, walk) for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                 reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)

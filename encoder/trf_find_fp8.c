@@ -323,15 +323,25 @@ static int begin_search(search *s, int count) {
     return ready;
 }
 
+/* @return the number of workers: one a thread, but no more than there are strips. */
+static int count_workers(uint32_t rows, int threads) {
+    const uint64_t strips = divide_up(rows, STRIP_ROWS);
+    const int count = trf_thread_count(threads);
+    return (uint64_t)count < strips ? count : (int)strips;
+}
+
+uint64_t trf_find_fp8_bytes(uint32_t rows, int threads) {
+    return (uint64_t)count_workers(rows, threads) * sizeof(worker) + sizeof(trf_magnitude_sums);
+}
+
 trf_status trf_find_fp8(const trf_source *source, int threads, trf_fp8_scales *scales, int *found, trf_error *err) {
-    int maybe = 0, one_scale = 0, count = trf_thread_count(threads);
-    const uint64_t strips = divide_up(source->rows, STRIP_ROWS);
+    int maybe = 0, one_scale = 0;
     *scales = (trf_fp8_scales){0};
     *found = 0;
     trf_status status = look_at_sample(source, &maybe, err);
     if (status != TRF_OK || !maybe)
         return status;
-    count = (uint64_t)count < strips ? count : (int)strips;
+    const int count = count_workers(source->rows, threads);
     search s = {.source = source, .scales = scales, .lock = PTHREAD_MUTEX_INITIALIZER};
     if (!begin_search(&s, count))
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for counts of weights");

@@ -18,6 +18,10 @@ enum {
  * TRF_ERR_MEMORY, the source's. */
 trf_status trf_find_fp8(const trf_source *source, int threads, trf_fp8_scales *scales, int *found, trf_error *err);
 
+/* @return the bytes of the buffers that a search takes in a layer of so many rows which may be FP8; in others it takes
+ * none. threads: as trf_encode_options. */
+uint64_t trf_find_fp8_bytes(uint32_t rows, int threads);
+
 /* scales: also all zeros. */
 void trf_fp8_scales_free(trf_fp8_scales *scales);
 

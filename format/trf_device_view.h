@@ -47,7 +47,7 @@ typedef struct trf_device_view {
     const uint8_t *buffer; /* a coded layer's blob */
     uint64_t buffer_bytes;
     const trf_device_slab *slabs; /* [num_bands][num_panels] */
-    const uint32_t *decode_table; /* [2^p], trf_slot_entry */
+    const uint32_t *decode_table; /* [2^p], trf_slot_entry; the scale pairs follow it (trf_scale_pairs_of) */
     const trf_tile_meta *tiles;   /* [num_tile_rows * num_tile_cols] */
     const void *scales;           /* F32 or F16, or NULL */
     const int8_t *row_offsets;    /* exponent offsets of the rows, [rows], or NULL */
@@ -66,6 +66,12 @@ typedef struct trf_device_view {
      * bits); for the int codec it is the code that the raw bits are added to. */
     int16_t class_value[16];
 } trf_device_view;
+
+/* The scale pairs of a layer of scaled FP8 on a GPU, which products take in place of its scales: for each entry of the
+ * scale table, in its order, what trf_packed8_find_pair gives for the scale times 2^-8. */
+TRF_HD const uint32_t *trf_scale_pairs_of(const trf_device_view *view) {
+    return view->decode_table + (1u << view->probability_bits);
+}
 
 /* One expert of several, as kernels see it: an array of them lies in device memory. */
 typedef struct trf_expert {

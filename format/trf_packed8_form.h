@@ -73,6 +73,22 @@ TRF_HD uint32_t trf_packed8_low(uint32_t pair) {
 #endif
 }
 
+/* The weights of a register of spread codes, by the pair of their scale. On a GPU each instruction takes its half of
+ * the pair as it is. */
+TRF_HD uint32_t trf_packed8_scale(uint32_t spread, uint32_t pair) {
+#ifdef __CUDA_ARCH__
+    uint32_t to;
+    asm("{\n\t.reg .b16 hi, lo;\n\t.reg .b32 high, low, rest;\n\t"
+        "mov.b32 {hi, lo}, %2;\n\tmov.b32 high, {hi, hi};\n\tmov.b32 low, {lo, lo};\n\t"
+        "fma.rn.bf16x2 rest, %1, low, %3;\n\tfma.rn.bf16x2 %0, %1, high, rest;\n\t}"
+        : "=r"(to)
+        : "r"(spread), "r"(pair), "r"(0x80008000u));
+    return to;
+#else
+    return trf_packed8_fma(spread, trf_packed8_high(pair), trf_packed8_mul(spread, trf_packed8_low(pair)));
+#endif
+}
+
 /* Forms a, the four registers of a column step. high, low: from trf_packed8_high and trf_packed8_low. */
 TRF_HD void trf_form_packed8(uint32_t a[4], uint32_t w0, uint32_t w1, uint32_t high, uint32_t low) {
     trf_spread_packed8(a, w0, w1);

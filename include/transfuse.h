@@ -234,8 +234,8 @@ typedef void (*trf_note_fn)(void *context, const char *line);
 typedef struct trf_checkpoint_options {
     size_t struct_bytes;
     /* For compressing; encode.threads is for all calls. The codecs E4M3 and E5M2 each stand for both: every FP8 tensor
-     * takes its own, and BF16 takes E4M3 where it is FP8 that was dequantized, else BF16. (AUTO does not look for that
-     * yet, since the products of such layers are not fused on GPUs.) */
+     * takes its own. With them and with AUTO, BF16 takes E4M3 where it is FP8 that was dequantized, else BF16; a tensor
+     * of experts takes E4M3 if all of its matrices are that. The codec BF16 looks for nothing. */
     trf_encode_options encode;
     /* For compressing: globs of the tensors to compress, NULL-terminated, each of which has to match a tensor's name.
      * NULL is the usual choice. */

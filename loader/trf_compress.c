@@ -5,6 +5,7 @@
 #include "trf_bf16_numbers.h"
 #include "trf_encode.h"
 #include "trf_estimate.h"
+#include "trf_find_fp8.h"
 #include "trf_output.h"
 #include "trf_source_kind.h"
 #include "trf_source_tensors.h"
@@ -83,12 +84,24 @@ static int report_matrix_progress(void *context, uint64_t done_weights, uint64_t
     return trf_job_progress(progress->job, progress->tensor, done_weights * progress->weight_bytes);
 }
 
-/* Encodes matrix number `number`, from 0 on, of a tensor, to byte out_offset of the output. */
+/* Counts the buffers of a search that has found FP8. */
+static void count_search(trf_job *job, const trf_tensor *tensor, uint64_t rows, const trf_encoded *encoded) {
+    if (!trf_is_scaled_fp8(encoded->codec, trf_dtype_of_name(tensor->dtype)))
+        return;
+    const uint64_t bytes = trf_find_fp8_bytes((uint32_t)rows, job->options.encode.threads);
+    trf_job_count_buffer(job, bytes);
+    trf_job_uncount_buffer(job, bytes);
+}
+
+/* Encodes matrix number `number`, from 0 on, of a tensor, to byte out_offset of the output. codec: AUTO for what was
+ * asked for. */
 static trf_status compress_matrix(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t number,
-                                  uint64_t out_offset, trf_encoded *encoded, trf_error *err) {
+                                  trf_codec codec, uint64_t out_offset, trf_encoded *encoded, trf_error *err) {
     trf_encode_options options;
     trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
     trf_encode_options_for(&compressor->job->options.encode, dtype, &options);
+    if (codec != TRF_CODEC_AUTO)
+        options.codec = codec;
     uint64_t rows = tensor->shape[tensor->num_dims - 2], cols = tensor->shape[tensor->num_dims - 1];
     uint64_t weight_bytes = trf_dtype_bytes(dtype), matrix_bytes = rows * cols * weight_bytes;
     trf_matrix_source matrix = {&compressor->in, 0, cols * weight_bytes, weight_bytes};
@@ -103,6 +116,7 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
     trf_status status = compressor->out ? trf_encode_source(&source, &options, &sink, &progress, encoded, &layer, err)
                                         : trf_estimate_blob(&sampled, &options, encoded, &layer, err);
+    count_search(compressor->job, tensor, rows, encoded);
     compressor->job->weight_energy += layer.weight_energy;
     compressor->job->error_energy += layer.weight_energy * layer.relative_rms_error * layer.relative_rms_error;
     if (status == TRF_OK)
@@ -110,25 +124,44 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     return status;
 }
 
-/* What a tensor of experts is counted as: its first one, unless that was not FP8 and another one is. */
-static void note_expert(uint64_t number, const trf_encoded *expert, trf_encoded *encoded) {
-    if (number == 0 || encoded->codec != TRF_CODEC_E4M3)
-        *encoded = *expert;
+/* What the matrices of an expert tensor have in common. Products of experts take one codec, so a tensor is FP8 only if
+ * all of its matrices are. */
+typedef struct trf_expert_codec {
+    trf_codec codec;   /* AUTO: what was asked for */
+    trf_encoded first; /* of the first matrix */
+} trf_expert_codec;
+
+/* Notes how a matrix was encoded. @return whether all those before have to be encoded anew, with the codec that is set
+ * now. */
+static int note_expert(uint64_t number, const trf_encoded *expert, trf_expert_codec *common) {
+    if (number == 0)
+        common->first = *expert;
+    const int differs = expert->codec != common->first.codec;
+    if (differs || (number == 0 && expert->codec == TRF_CODEC_BF16))
+        common->codec = TRF_CODEC_BF16;
+    return differs;
 }
 
 /* Estimates the size of an expert tensor: a few of its matrices stand for all. */
 static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor,
                                          trf_encoded *encoded, trf_error *err) {
     const uint64_t count = tensor->shape[0], most = count < TRF_SAMPLED_EXPERTS ? count : TRF_SAMPLED_EXPERTS;
+    const uint64_t done = compressor->job->done_bytes;
     trf_status status = TRF_OK;
+    trf_expert_codec common = {TRF_CODEC_AUTO, {0}};
     uint64_t bytes = trf_expert_index_bytes(count);
     for (uint64_t i = 0; i < most && status == TRF_OK; i++) {
         const uint64_t first = i * count / most, behind = (i + 1) * count / most;
         trf_encoded expert = {0};
-        status = compress_matrix(compressor, tensor, first, 0, &expert, err);
-        note_expert(i, &expert, encoded);
+        status = compress_matrix(compressor, tensor, first, common.codec, 0, &expert, err);
         bytes += expert.blob_bytes * (behind - first);
+        if (status == TRF_OK && note_expert(i, &expert, &common)) { /* the loop begins again */
+            bytes = trf_expert_index_bytes(count);
+            compressor->job->done_bytes = done;
+            i = UINT64_MAX;
+        }
     }
+    *encoded = common.first;
     encoded->blob_bytes = bytes;
     return status;
 }
@@ -141,17 +174,23 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     uint64_t count = tensor->shape[0], index_bytes = trf_expert_index_bytes(count), end = index_bytes;
     uint64_t *offsets = calloc(count, sizeof *offsets);
     void *index = malloc(index_bytes);
+    const uint64_t done = compressor->job->done_bytes;
     trf_status status = offsets && index ? TRF_OK : trf_fail_memory(err, 2 * index_bytes);
+    trf_expert_codec common = {TRF_CODEC_AUTO, {0}};
     for (uint64_t number = 0; number < count && status == TRF_OK; number++) {
         trf_encoded expert;
-        status = compress_matrix(compressor, tensor, number, out_offset + end, &expert, err);
+        status = compress_matrix(compressor, tensor, number, common.codec, out_offset + end, &expert, err);
         if (status != TRF_OK) {
             trf_prefix_error(err, status, "matrix %" PRIu64, number);
             break;
         }
-        note_expert(number, &expert, encoded);
         offsets[number] = end;
         end += expert.blob_bytes;
+        if (note_expert(number, &expert, &common)) { /* the loop begins again */
+            end = index_bytes;
+            compressor->job->done_bytes = done;
+            number = UINT64_MAX;
+        }
     }
     if (status == TRF_OK) {
         trf_expert_index_write(offsets, count, index);
@@ -159,6 +198,7 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     }
     free(offsets);
     free(index);
+    *encoded = common.first;
     encoded->blob_bytes = end;
     return status;
 }
@@ -217,8 +257,9 @@ static trf_status compress_tensor(trf_file_compressor *compressor, trf_compresse
     if (status == TRF_OK && compressed->selection == TRF_SELECT_KEEP)
         return TRF_OK;
     if (status == TRF_OK)
-        status = tensor->num_dims == 2 ? compress_matrix(compressor, tensor, 0, out_offset, &encoded, err)
-                                       : compress_expert_tensor(compressor, tensor, out_offset, &encoded, err);
+        status = tensor->num_dims == 2
+                     ? compress_matrix(compressor, tensor, 0, TRF_CODEC_AUTO, out_offset, &encoded, err)
+                     : compress_expert_tensor(compressor, tensor, out_offset, &encoded, err);
     if (status != TRF_OK)
         return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, compressor->file->path, tensor->name,
                                 trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin);

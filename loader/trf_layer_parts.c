@@ -3,6 +3,7 @@
 
 #include "trf_blob.h"
 #include "trf_packed8.h"
+#include "trf_split.h"
 
 #include <string.h>
 
@@ -10,7 +11,8 @@ enum {
     TRF_PART_ALIGNMENT = 256,
     TRF_PART_SLAB_ROWS = 32,
     TRF_PART_SLAB_BYTES = 8, /* of a slab directory */
-    TRF_PART_SLOT_BYTES = 4  /* of a decode table */
+    TRF_PART_SLOT_BYTES = 4, /* of a decode table */
+    TRF_PART_PAIR_BYTES = 4  /* a scale pair of scaled FP8 */
 };
 
 /* The second of two matrices in a row, whose columns are cut where the rows of the first one are. */
@@ -98,8 +100,20 @@ uint64_t trf_plain_part_bytes(const trf_layer_part *part) {
     return TRF_LAYOUT_HEAD_BYTES + 2 * part->rows * part->cols;
 }
 
-uint64_t trf_coded_part_directory_bytes(const trf_layer_part *part, uint32_t slab_cols, uint32_t probability_bits) {
+/* @return the number of scale pairs in a part's directory. */
+static uint64_t count_scale_pairs(const trf_layer_part *part, const trf_layer_info *info) {
+    if (!trf_is_scaled_fp8(info->codec, info->dtype))
+        return 0;
+    const uint64_t side = info->scale_group_size;
+    return info->granularity == TRF_GRANULARITY_CHANNEL ? part->rows
+           : side                                       ? (part->rows / side + 2) * (part->cols / side + 2)
+                                                        : 1;
+}
+
+uint64_t trf_coded_part_directory_bytes(const trf_layer_part *part, const trf_layer_info *info) {
+    const uint32_t slab_cols = info->slab_cols ? info->slab_cols : TRF_MIN_SLAB_COLS,
+                   probability_bits = info->probability_bits ? info->probability_bits : TRF_QUADS_PROBABILITY_BITS;
     const uint64_t slabs = divide_up(part->rows, TRF_PART_SLAB_ROWS) * divide_up(part->cols, slab_cols);
     return align(slabs * TRF_PART_SLAB_BYTES) + align((uint64_t)TRF_PART_SLOT_BYTES << probability_bits) +
-           TRF_PART_ALIGNMENT;
+           align(TRF_PART_PAIR_BYTES * count_scale_pairs(part, info)) + TRF_PART_ALIGNMENT;
 }

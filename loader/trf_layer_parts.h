@@ -28,7 +28,8 @@ uint64_t trf_packed_part_bytes(const trf_layer_part *part);
 uint64_t trf_packed8_part_bytes(const trf_layer_part *part);
 uint64_t trf_plain_part_bytes(const trf_layer_part *part);
 
-/* @return the bytes of a coded layer's directory on a GPU. */
-uint64_t trf_coded_part_directory_bytes(const trf_layer_part *part, uint32_t slab_cols, uint32_t probability_bits);
+/* @return the bytes of a coded layer's directory on a GPU. info: of the layer; zeros where it is not known, which stand
+ * for the defaults. */
+uint64_t trf_coded_part_directory_bytes(const trf_layer_part *part, const trf_layer_info *info);
 
 #endif

@@ -205,9 +205,7 @@ static void add_bytes(trf_layout_layer *layer, const trf_layer_part *part, uint6
                       const trf_layer_info *info, int is_expert) {
     const uint64_t packed =
         !is_expert && becomes_packed8(info, part) ? trf_packed8_part_bytes(part) : trf_packed_part_bytes(part);
-    const uint64_t directory =
-        trf_coded_part_directory_bytes(part, info->slab_cols ? info->slab_cols : TRF_MIN_SLAB_COLS,
-                                       info->probability_bits ? info->probability_bits : TRF_QUADS_PROBABILITY_BITS);
+    const uint64_t directory = trf_coded_part_directory_bytes(part, info);
     layer->bytes[TRF_LAYOUT_PLAIN] += count * trf_plain_part_bytes(part);
     layer->bytes[TRF_LAYOUT_PACKED] += count * packed;
     layer->bytes[TRF_LAYOUT_CODED] += (uint64_t)(coded_bytes * part->tiles) + 1 + count * directory;
@@ -221,7 +219,7 @@ static trf_status select_codec(const reading *at, const trf_tensor_info *tensor,
     *codec = TRF_CODEC_AUTO;
     if (at->is_compressed || trf_name_is_bias(tensor->name)) {
         if (tensor->compressed && !trf_name_is_bias(tensor->name))
-            *codec = tensor->layer.codec;
+            *codec = trf_element_codec(tensor->layer.codec, tensor->layer.dtype);
         return TRF_OK;
     }
     trf_tensor source = {.name = (char *)(uintptr_t)tensor->name,

@@ -77,11 +77,13 @@ int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf
     int taken = options->codec != TRF_CODEC_AUTO;
     switch (asked->codec) {
     case TRF_CODEC_AUTO:
+        if (dtype == TRF_DTYPE_BF16) /* the encoder looks whether it was FP8 */
+            options->codec = TRF_CODEC_AUTO;
         break;
     case TRF_CODEC_E4M3: /* each of the two stands for both */
     case TRF_CODEC_E5M2:
         taken = dtype == TRF_DTYPE_F8_E4M3 || dtype == TRF_DTYPE_F8_E5M2 || dtype == TRF_DTYPE_BF16;
-        if (dtype == TRF_DTYPE_BF16) /* the encoder looks whether it was FP8 */
+        if (dtype == TRF_DTYPE_BF16) /* as with AUTO */
             options->codec = TRF_CODEC_AUTO;
         break;
     case TRF_CODEC_BF16:

@@ -5,6 +5,7 @@
  *   codec                       type of x
  *   bf16, fp16                  its own
  *   e4m3, e5m2                  F16, BF16
+ *   scaled FP8                  BF16
  *   int; int with scale groups  F16, BF16
  *
  * Each has the variants below; an x tile is 8 rows of x. With two slabs a warp, int also has kernels made for the raw
@@ -72,6 +73,7 @@ static trf_fused_kernel trf_fused_pick_codec(int class_bits, int bf16_x, int x_t
 trf_fused_kernel trf_fused_bf16(int class_bits, int x_tiles, int variant);
 trf_fused_kernel trf_fused_fp16(int class_bits, int x_tiles, int variant);
 trf_fused_kernel trf_fused_e4m3(int class_bits, int bf16_x, int x_tiles, int variant);
+trf_fused_kernel trf_fused_scaled_fp8(int class_bits, int x_tiles, int variant);
 trf_fused_kernel trf_fused_e5m2(int class_bits, int bf16_x, int x_tiles, int variant);
 trf_fused_kernel trf_fused_int(int class_bits, uint32_t raw_bits, int bf16_x, int x_tiles, int variant);
 trf_fused_kernel trf_fused_int_scale_groups(int class_bits, int bf16_x, int x_tiles, int variant);

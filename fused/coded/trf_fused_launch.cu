@@ -11,6 +11,8 @@
 static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_fused_partition *c, trf_dtype x_dtype) {
     const int variant = (int)c->variant, x_tiles = (int)c->x_tiles, class_bits = (int)view->class_bits,
               bf16_x = x_dtype == TRF_DTYPE_BF16;
+    if (trf_is_scaled_fp8(view->codec, view->source_dtype))
+        return trf_fused_scaled_fp8(class_bits, x_tiles, variant);
     switch (view->codec) {
     case TRF_CODEC_BF16:
         return trf_fused_bf16(class_bits, x_tiles, variant);

@@ -10,6 +10,7 @@
 #include "trf_epilogue.h"
 #include "trf_fused_variant.h"
 #include "trf_layer_traits.h"
+#include "trf_packed8_form.h"
 #include "trf_slab_walk.cuh"
 
 /* What is computed. Every kernel gets it by value, and the partition below, too. */
@@ -160,6 +161,7 @@ struct trf_warp_product {
     static constexpr int kAccTileXTiles = kXTiles;
     static constexpr bool kPipelinedX =
         trf_pipelines_x(kSlabs, kXTiles); /* x comes from the pipeline, two steps at once */
+    static constexpr bool kTakesScalePairs = Codec::kSpread;
     static constexpr bool kCopiesX = trf_copies_x_by_warp(Codec::kCodec, kSlabs, kXTiles);
     /* x tiles that come through the L1 cache; 1 where none do, so that arrays are not empty. */
     static constexpr int kLoaded = kPipelinedX || kCopiesX ? 1 : kXTiles;
@@ -169,6 +171,9 @@ struct trf_warp_product {
     /* kScaleGroups: the scaled sums of the scale groups before this one. */
     float total[kScaleGroups ? kRowBlocks : 1][kScaleGroups ? kXTiles : 1][4];
     float scale[kScaleGroups ? 2 * kRowBlocks : 1]; /* of rows lane/4 + 8i, in the current scale group */
+    /* Spread codes: the scale pair of the slab's row lane/4 + 8(lane%4), in the present 128 columns. Lanes exchange
+     * them, since there are no registers for those of all four rows of a lane. */
+    uint32_t scale_pair[kSlabs];
     uint32_t step_pairs_left; /* kScaleGroups: step pairs (32 columns) left in the current scale group */
     /* Without kPipelinedX: this lane's x in the chunk that is loaded ahead, for each x tile; or, if x is copied, in the
      * chunk that is copied, for x tile 0. */
@@ -221,6 +226,27 @@ struct trf_warp_product {
         }
     }
 
+    /* Loads the scale pairs of the unit's rows in column `col`, a multiple of 128. A scale block has all rows
+     * of a unit. */
+    __device__ __forceinline__ void load_scale_pairs(uint32_t unit, uint32_t col) {
+        const uint32_t size = a.view.scale_group_size, granularity = a.view.granularity;
+        const uint32_t *pairs = trf_scale_pairs_of(&a.view);
+        if (granularity == TRF_GRANULARITY_SCALE_BLOCK)
+            pairs += (uint64_t)(unit * kRows / size) * a.view.scale_cols + col / size;
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++) {
+            const uint32_t row = unit * kRows + s * TRF_SLAB_ROWS + lane / 4 + 8 * (lane % 4);
+            scale_pair[s] = __ldg(pairs + (granularity == TRF_GRANULARITY_CHANNEL ? min(row, a.view.rows - 1) : 0));
+        }
+    }
+
+    /* Spread codes: loads the scale pairs of the next 128 columns when step k is done with those before. */
+    __device__ __forceinline__ void advance_scale_pairs(const trf_walk &walk, uint32_t k) {
+        const uint32_t next = walk.panel * a.view.slab_cols + 128;
+        if (k == 7 && a.view.granularity == TRF_GRANULARITY_SCALE_BLOCK && next < a.view.cols)
+            load_scale_pairs(walk.unit, next);
+    }
+
     __device__ __forceinline__ void add_scale_group() {
         every([&](int b, int t, int i) {
             total[b][t][i] = fmaf(scale[2 * b + i / 2], sum[b][t][i], total[b][t][i]);
@@ -256,6 +282,8 @@ struct trf_warp_product {
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         if (kScaleGroups)
             load_scales(walk.unit, walk.panel * a.view.slab_cols);
+        if (kTakesScalePairs)
+            load_scale_pairs(walk.unit, walk.panel * a.view.slab_cols);
     }
 
     /* Where x comes through the L1 cache, the first 32 columns of a chunk are loaded two steps ahead, since they are
@@ -301,7 +329,7 @@ struct trf_warp_product {
     }
 
     __device__ __forceinline__ void complete_fragments(uint32_t *reg) {
-        if (Codec::kFp8) {
+        if (Codec::kFp8 && !Codec::kSpread) {
 #pragma unroll
             for (int g = 0; g < 4; g++) {
                 const uint32_t bytes = reg[2 * g];
@@ -326,6 +354,18 @@ struct trf_warp_product {
         }
     }
 
+    /* Makes weights of spread codes of slab s, times 2^-8 as of E4M3 without scales. They are exact, or the product
+     * would have been refused. */
+    __device__ __forceinline__ void scale_fragments(int s, uint32_t *reg) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* rows lane / 4 + 8i */
+            const uint32_t of_row = __shfl_sync(0xFFFFFFFFu, scale_pair[s], i, 4);
+            const int first = i / 2 * 4 + i % 2;
+            reg[first] = trf_packed8_scale(reg[first], of_row);
+            reg[first + 2] = trf_packed8_scale(reg[first + 2], of_row);
+        }
+    }
+
     /* The factor of an exception: 2^-trf_row_exponent of the exception's row. */
     __device__ __forceinline__ float row_exception_factor(uint32_t s, uint32_t exception, const trf_walk &walk) const {
         if (!kRowOffsets || !a.use_row_offsets)
@@ -340,7 +380,7 @@ struct trf_warp_product {
     __device__ __forceinline__ uint32_t exception_bits(uint32_t s, uint32_t exception, const trf_walk &walk) const {
         if (Codec::kInt)
             return trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)exception)));
-        if (Codec::kCodec == TRF_CODEC_BF16)
+        if (Codec::kCodec == TRF_CODEC_BF16 || Codec::kScaledFp8)
             return __float_as_uint(__uint_as_float(exception << 16) * row_exception_factor(s, exception, walk)) >> 16;
         const uint32_t half =
             Codec::kFp8 ? trf_fp8x2_to_f16x2<Codec::kCodec == TRF_CODEC_E5M2>(exception & 0xFF) & 0xFFFF : exception;
@@ -405,6 +445,8 @@ struct trf_warp_product {
         } else {
             multiply_step_pair(reg);
         }
+        if (kTakesScalePairs)
+            advance_scale_pairs(walk, k);
         if (kScaleGroups && k % 2 == 1 && --step_pairs_left == 0) {
             add_scale_group();
             const uint32_t next = walk.panel * a.view.slab_cols + 16 * (k + 1);

@@ -14,8 +14,11 @@ static inline uint64_t trf_ceil_div(uint64_t a, uint64_t b) {
 static inline uint32_t trf_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t trf_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* Whether the layer has scale groups or scale blocks. */
+/* Whether the layer has scale groups or scale blocks that are applied to sums, as int has. Weights of scaled FP8 are
+ * multiplied by their scales before. */
 static inline int trf_has_scale_groups(const trf_device_view *view) {
+    if (trf_is_scaled_fp8(view->codec, view->source_dtype))
+        return 0;
     return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
 }
 

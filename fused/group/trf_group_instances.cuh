@@ -5,6 +5,7 @@
  *   codec       type of x    slabs a warp
  *   bf16, fp16  its own      1, 2
  *   e4m3, e5m2  F16, BF16    quads 2, pairs 1
+ *   scaled FP8  BF16         quads 2, pairs 1
  *   int         F16, BF16    quads 2, pairs 1
  *
  * There are kernels for quads and for pairs. int also has kernels made for the raw bits that it mostly has. */
@@ -24,6 +25,7 @@ template <class Codec, class Type, int kSlabs> static trf_group_kernel trf_group
 trf_group_kernel trf_group_bf16(uint32_t class_bits, uint32_t unit_slabs);
 trf_group_kernel trf_group_fp16(uint32_t class_bits, uint32_t unit_slabs);
 trf_group_kernel trf_group_fp8(bool e5m2, uint32_t class_bits, bool bf16_x);
+trf_group_kernel trf_group_scaled_fp8(uint32_t class_bits);
 trf_group_kernel trf_group_int(uint32_t class_bits, uint32_t raw_bits, bool bf16_x);
 
 #endif

@@ -10,6 +10,8 @@
 
 static trf_group_kernel kernel_of(const trf_device_view *view, uint32_t unit_slabs, trf_dtype x_dtype) {
     const bool bf16_x = x_dtype == TRF_DTYPE_BF16;
+    if (trf_is_scaled_fp8(view->codec, view->source_dtype))
+        return trf_group_scaled_fp8(view->class_bits);
     switch (view->codec) {
     case TRF_CODEC_BF16:
         return trf_group_bf16(view->class_bits, unit_slabs);

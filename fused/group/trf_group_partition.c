@@ -24,7 +24,8 @@ enum {
 /* ---- what the kernels take ---- */
 
 int trf_group_fits(const trf_device_view *view, const trf_device_view *other) {
-    return view->codec == other->codec && view->class_bits == other->class_bits && view->raw_bits == other->raw_bits;
+    return view->codec == other->codec && view->class_bits == other->class_bits && view->raw_bits == other->raw_bits &&
+           trf_is_scaled_fp8(view->codec, view->source_dtype) == trf_is_scaled_fp8(other->codec, other->source_dtype);
 }
 
 const char *trf_group_refusal(const trf_device_view *view, const trf_layer_traits *traits,

@@ -20,5 +20,6 @@ template <class Codec, class Type> static trf_wide_kernel trf_wide_pick(int max_
 trf_wide_kernel trf_wide_fp16(int class_bits, int max_x_rows, int decoding_blocks);
 trf_wide_kernel trf_wide_8_bit(uint32_t codec, int class_bits, int bf16_x, int max_x_rows,
                                int decoding_blocks); /* fp8, int */
+trf_wide_kernel trf_wide_scaled_fp8(int class_bits, int max_x_rows, int decoding_blocks);
 
 #endif

@@ -266,11 +266,15 @@ template <class Product, int kXRows, int kDecodingBlocks> struct trf_wide_sink :
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         fill_zeros_until(walk_panels - walk.left);
         enter_slab(walk.panel);
+        if (Product::kTakesScalePairs)
+            this->load_scale_pairs(walk.unit, walk.panel * this->a.view.slab_cols);
     }
     __device__ __forceinline__ void begin_step_pair(int) {}
     static constexpr bool kCopiesX = false;
 
-    __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &, uint32_t k) {
+    __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
+        if (Product::kTakesScalePairs)
+            this->advance_scale_pairs(walk, k);
         if (k % 2 == 0) {
 #pragma unroll
             for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)

@@ -13,6 +13,8 @@ static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_wide_par
               decoding_blocks = (int)c.decoding_blocks;
     if (view->codec == TRF_CODEC_FP16)
         return trf_wide_fp16(class_bits, max_x_rows, decoding_blocks);
+    if (trf_is_scaled_fp8(view->codec, view->source_dtype))
+        return trf_wide_scaled_fp8(class_bits, max_x_rows, decoding_blocks);
     return trf_wide_8_bit(view->codec, class_bits, x_dtype == TRF_DTYPE_BF16, max_x_rows, decoding_blocks);
 }
 

@@ -18,7 +18,7 @@ bool are_groupable(const std::vector<std::shared_ptr<layer>> &layers, int64_t m,
     if (layers.size() < 2 || m == 0 || m > UINT32_MAX)
         return false;
     for (const auto &one : layers)
-        if (!takes_dtype(one->info.codec, dtype))
+        if (!takes_dtype(one->info, dtype))
             return false;
     return true;
 }
@@ -158,7 +158,7 @@ Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &co
         static_cast<uint64_t>(offsets.size(0)) != of->layers.size() + 1 || device_of(offsets, "offsets") != device)
         throw bad_argument(kExpertsOp, "offsets must be contiguous int32 [" + std::to_string(of->layers.size() + 1) +
                                            "] on x's device; its shape is " + shape_text(offsets));
-    if (!takes_dtype(info.codec, dtype.dtype))
+    if (!takes_dtype(info, dtype.dtype))
         throw bad_argument(kExpertsOp, std::string("weights of codec ") + trf_codec_name(info.codec) +
                                            " do not multiply this dtype of x; decode_experts gives them in any");
     const int64_t tokens = x.size(0);

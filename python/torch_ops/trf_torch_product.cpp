@@ -40,10 +40,12 @@ void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op) {
     check_shape(of.info.rows, of.info.cols, rows, cols, op);
 }
 
-bool takes_dtype(trf_codec codec, trf_dtype dtype) {
+bool takes_dtype(const trf_layer_info &info, trf_dtype dtype) {
     if (dtype == TRF_DTYPE_BF16)
-        return codec != TRF_CODEC_FP16;
-    return dtype == TRF_DTYPE_F16 && codec != TRF_CODEC_BF16;
+        return info.codec != TRF_CODEC_FP16;
+    /* BF16 that is coded as FP8 with scales is BF16 in products. */
+    const bool is_bf16 = info.codec == TRF_CODEC_BF16 || (info.codec == TRF_CODEC_E4M3 && info.dtype == TRF_DTYPE_BF16);
+    return dtype == TRF_DTYPE_F16 && !is_bf16;
 }
 
 int32_t torch_dtype_of(ScalarType dtype) {
@@ -188,7 +190,7 @@ Tensor multiply_assembled(const product &of, const experts &assembled, const std
     std::vector<std::shared_ptr<plan>> plans;
     uint64_t workspace_bytes = 0;
     for (const auto &one : assembled.layers) {
-        if (!takes_dtype(one->info.codec, dtype.dtype))
+        if (!takes_dtype(one->info, dtype.dtype))
             return multiply_dense(of, one->info.cols);
         plans.push_back(find_or_make_plan(one, key, of.op));
         if (!plans.back()->handle)
@@ -276,7 +278,7 @@ Tensor multiply(product of) {
         return multiply_dense(of, cols);
     if (found.assembled)
         return multiply_assembled(of, *found.assembled, y_sizes, dtype, key, device);
-    if (!takes_dtype(found.layer->info.codec, dtype.dtype))
+    if (!takes_dtype(found.layer->info, dtype.dtype))
         return multiply_dense(of, cols);
     if (!found.plan)
         found.plan = make_plan(found.layer, key, of.op);

@@ -71,8 +71,8 @@ std::runtime_error bad_argument(const char *op, const std::string &text);
 void check_buffer(const Tensor &buffer, int device, const char *op);
 void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op);
 
-/* @return whether a codec's weights multiply x of a dtype. */
-bool takes_dtype(trf_codec codec, trf_dtype dtype);
+/* @return whether a layer's weights multiply x of a dtype. */
+bool takes_dtype(const trf_layer_info &info, trf_dtype dtype);
 
 /* The stable ABI's number of a dtype. */
 int32_t torch_dtype_of(ScalarType dtype);

@@ -32,8 +32,7 @@ trf_status trf_cuda_get_layer_size(const trf_blob_view *view, const trf_shard_ra
     (void)shard;
     trf_status status = trf_check_gpu_takes(view, err);
     if (status == TRF_OK)
-        *size =
-            (trf_layer_size){view->header.blob_bytes, trf_layer_directory_offsets_of(&view->header).directory_bytes};
+        *size = (trf_layer_size){view->header.blob_bytes, trf_layer_directory_offsets_of(view).directory_bytes};
     return status;
 }
 
@@ -82,12 +81,8 @@ static uint8_t *find_target(void *context, trf_error *err) {
 static trf_status send_layer(trf_device_layer *made, trf_layer_feed *feed, uint8_t *directory, trf_layer_target *target,
                              trf_error *err) {
     trf_staging *staging = made->context->staging;
-    const trf_header *header = &feed->view->header;
     const int in_place = feed->dev && feed->dev == target->blob;
-    trf_decode_table table;
-    trf_decode_table_init(&table, feed->view);
-    memcpy(directory + trf_layer_directory_offsets_of(header).decode_table_offset, table.slots,
-           sizeof(uint32_t) << header->probability_bits);
+    trf_write_head_directory(feed->view, directory);
     trf_status status = trf_staging_open(staging, err);
     if (status != TRF_OK)
         return status;
@@ -116,7 +111,7 @@ static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_feed *fee
         cudaFree(target->memory);
         return status;
     }
-    const uint64_t fault_offset = trf_layer_directory_offsets_of(&feed->view->header).fault_offset;
+    const uint64_t fault_offset = trf_layer_directory_offsets_of(feed->view).fault_offset;
     layer->memory = target->memory;
     layer->memory_bytes = trf_device_align(target->size.buffer_bytes) + directory_bytes;
     layer->directory_bytes = directory_bytes;

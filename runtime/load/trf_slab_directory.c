@@ -3,6 +3,7 @@
 
 #include "trf_decoded_bits.h"
 #include "trf_edges.h"
+#include "trf_packed8_form.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -24,10 +25,27 @@ uint64_t trf_count_device_slabs(const trf_header *header) {
     return ((uint64_t)header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * trf_count_panels(header);
 }
 
+/* ---- scale pairs ---- */
+
+uint64_t trf_count_scale_pairs(const trf_blob_view *view) {
+    const int has_pairs = trf_is_scaled_fp8(view->header.codec, view->header.source_dtype);
+    return has_pairs ? view->extension.scales_bytes / sizeof(float) : 0;
+}
+
+/* A scale in this range, its scale pair and what kernels make of both are far from where BF16 has fewer bits, or ends.
+ */
+static int has_scale_pair(float scale) { return scale >= 0x1p-80f && scale < 0x1p7f; }
+
+void trf_write_scale_pairs(const trf_blob_view *view, uint32_t *pairs) {
+    const float factor = ldexpf(1.0f, -trf_fragment_exponent(TRF_CODEC_E4M3));
+    for (uint64_t i = 0, count = trf_count_scale_pairs(view); i < count; i++)
+        trf_packed8_find_pair(((const float *)view->scales)[i] * factor, &pairs[i]);
+}
+
 /* ---- exceptions as matrix fragments hold them ---- */
 
-/* Whether a float element times 2^exponent is exact in the 16-bit type of its codec's fragments, which is the codec's
- * own type, or F16 for FP8. All values and products are exact in binary64. */
+/* Whether a float element times 2^exponent is exact in the 16-bit type of fragments, which is the element's own type,
+ * or F16 for FP8. codec: whose element it is. All values and products are exact in binary64. */
 static int fits_fragment(uint32_t codec, uint32_t element, int exponent) {
     const double value = (double)trf_element_to_f32(codec, element);
     if (!isfinite(value))
@@ -88,9 +106,12 @@ static void note_code(trf_layer_traits *traits, int32_t code) {
 
 static void note_exceptions(const trf_described_tile *tile, uint32_t slab, trf_slab_shape shape,
                             const uint8_t *exceptions, uint32_t count, trf_layer_traits *traits) {
-    const uint32_t codec = tile->view->header.codec;
+    const trf_header *header = &tile->view->header;
+    const uint32_t codec = header->codec, element_codec = trf_element_codec(codec, header->source_dtype);
     const int has_offsets = tile->view->extension.exponent_offset || tile->meta->predictor_mode;
-    if (trf_codec_is_float(codec) && (!has_offsets || !traits->exceptions_fit_fragments))
+    /* Exceptions of FP8 without offsets and scales always fit. */
+    const int may_fail = has_offsets || trf_is_scaled_fp8(codec, header->source_dtype);
+    if (trf_codec_is_float(codec) && (!may_fail || !traits->exceptions_fit_fragments))
         return;
     for (uint32_t k = 0; k < count; k++) {
         uint32_t exception;
@@ -102,7 +123,7 @@ static void note_exceptions(const trf_described_tile *tile, uint32_t slab, trf_s
         }
         const uint32_t row = trf_slab_row(&tile->shape, slab) + trf_lane_row(shape, at % TRF_LANES, at / TRF_LANES);
         const uint32_t col = trf_slab_col(&tile->shape, slab) + trf_lane_col(shape, at % TRF_LANES, at / TRF_LANES);
-        if (!fits_fragment(codec, element, -offset_at(tile, row, col) - trf_fragment_exponent(codec)))
+        if (!fits_fragment(element_codec, element, -offset_at(tile, row, col) - trf_fragment_exponent(codec)))
             traits->exceptions_fit_fragments = 0;
     }
 }
@@ -152,6 +173,15 @@ static void note_stored_codes(const trf_described_tile *tile, uint32_t begin, tr
 /* Whether coded tiles have different predictor modes. Each bit of `modes` stands for a mode that some tile has. */
 static int are_mixed(uint32_t modes) { return (modes & (modes - 1)) != 0; }
 
+static int have_scale_pairs(const trf_blob_view *view) {
+    if (!trf_is_scaled_fp8(view->header.codec, view->header.source_dtype))
+        return 0;
+    for (uint64_t i = 0; i < trf_count_scale_pairs(view); i++)
+        if (!has_scale_pair(((const float *)view->scales)[i]))
+            return 0;
+    return 1;
+}
+
 void trf_describe_head(const trf_blob_view *view, trf_layer_traits *traits) {
     const trf_header *header = &view->header;
     uint32_t modes = 0;
@@ -159,6 +189,7 @@ void trf_describe_head(const trf_blob_view *view, trf_layer_traits *traits) {
         .irregular_weights = (uint64_t)header->rows * header->cols, /* regular slabs subtract theirs */
         .predictor_modes = header->predictor_modes,
         .exceptions_fit_fragments = 1,
+        .scales_have_pairs = have_scale_pairs(view),
     };
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         if (view->frequency[s] > traits->max_frequency)

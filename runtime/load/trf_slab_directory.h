@@ -16,6 +16,13 @@ uint32_t trf_count_panels(const trf_header *header);
 /* @return the number of entries of a layer's slab directory: its bands of 32 rows times its panels. */
 uint64_t trf_count_device_slabs(const trf_header *header);
 
+/* @return the number of pairs of a layer (trf_scale_pairs_of): that of its scales if it is scaled FP8, else 0. */
+uint64_t trf_count_scale_pairs(const trf_blob_view *view);
+
+/* Fills pairs[trf_count_scale_pairs]. Those of scales that fused products do not take are of no use. It takes about 0.7
+ * us a scale. */
+void trf_write_scale_pairs(const trf_blob_view *view, uint32_t *pairs);
+
 /* @return the view of a layer whose blob is or will be at blob_dev. slabs, decode_table and fault are not set. view: of
  * the blob's head on the host. */
 trf_device_view trf_device_view_of(const trf_blob_view *view, const uint8_t *blob_dev);

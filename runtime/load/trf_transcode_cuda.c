@@ -122,7 +122,7 @@ static void view_part(const trf_transcoding *t, uint32_t number, trf_coded_part 
 static trf_status allocate(trf_transcoding *t, trf_error *err) {
     const trf_blob_view *view = t->feed->view;
     const trf_header *header = &view->header;
-    t->offsets = trf_layer_directory_offsets_of(header);
+    t->offsets = trf_layer_directory_offsets_of(view);
     t->tile_rows_each = tile_rows_of_part(view);
     t->num_parts = (header->num_tile_rows + t->tile_rows_each - 1) / t->tile_rows_each;
     for (uint32_t part = 0; part < t->num_parts; part++) {
@@ -154,10 +154,7 @@ static void release(trf_transcoding *t) {
  * buffers would be taken for a few KiB while others wait for them. */
 static trf_status send_head(trf_transcoding *t, trf_error *err) {
     const trf_blob_view *view = t->feed->view;
-    trf_decode_table table;
-    trf_decode_table_init(&table, view);
-    memcpy(t->directory + t->offsets.decode_table_offset, table.slots,
-           sizeof(uint32_t) << view->header.probability_bits);
+    trf_write_head_directory(view, t->directory);
     cudaError_t error =
         cudaMemcpyAsync(t->memory, view->head, view->extension.data_offset, cudaMemcpyHostToDevice, t->work);
     if (!error)

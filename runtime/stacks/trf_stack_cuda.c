@@ -35,7 +35,7 @@ typedef struct trf_stack_device {
 } trf_stack_device;
 
 static trf_status cuda_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
-    *bytes = trf_offloaded_layer_offsets_of(&layer->view.header).memory_bytes;
+    *bytes = trf_offloaded_layer_offsets_of(&layer->view).memory_bytes;
     return trf_check_gpu_takes(&layer->view, err);
 }
 
@@ -138,7 +138,7 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
         return TRF_OK;
     const uint64_t blob_bytes = host->view.header.blob_bytes;
     memcpy(image, host->blob, blob_bytes);
-    const uint64_t directory_offset = trf_offloaded_layer_offsets_of(&host->view.header).directory_offset;
+    const uint64_t directory_offset = trf_offloaded_layer_offsets_of(&host->view).directory_offset;
     const uint8_t *const place_dev = stack->device->memory_dev + place->offset;
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
     trf_write_layer_directory(host, image + directory_offset, &layer->traits);

@@ -103,6 +103,10 @@ def was_fp8():
             "BF16",
             np.stack([dequantized(rng, 256, 256, 128, 128), bf16(normal(rng, 256, 256))]),
         ),
+        "layers.0.experts.down_proj": (
+            "BF16",
+            np.stack([dequantized(rng, 256, 256, 128, 128), dequantized(rng, 256, 256, 1, 256)]),
+        ),
         "layers.0.half.weight": ("F16", normal(rng, 64, 96).astype(np.float16)),
     }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host_view.h"
 
+#include "trf_slab_directory.h"
+
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +60,9 @@ host_view *host_view_make(const trf_blob_view *from, const uint8_t *blob, uint64
     ck_assert_ptr_nonnull(host);
     copy_fields(&host->view, from);
     host->slabs = calloc((size_t)host->view.num_bands * host->view.num_panels, sizeof *host->slabs);
-    ck_assert_ptr_nonnull(host->slabs);
+    host->decode_table = calloc((1u << from->header.probability_bits) + trf_count_scale_pairs(from), sizeof(uint32_t));
+    ck_assert(host->slabs && host->decode_table);
+    trf_write_scale_pairs(from, host->decode_table + (1u << from->header.probability_bits));
     host->view.buffer = blob;
     host->view.buffer_bytes = blob_bytes;
     host->view.slabs = host->slabs;
@@ -75,5 +79,6 @@ host_view *host_view_make(const trf_blob_view *from, const uint8_t *blob, uint64
 
 void host_view_free(host_view *host) {
     free(host->slabs);
+    free(host->decode_table);
     free(host);
 }

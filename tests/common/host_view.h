@@ -10,7 +10,7 @@ typedef struct host_view {
     trf_device_view view;
     trf_device_fault fault;
     trf_device_slab *slabs;
-    uint32_t decode_table[TRF_MAX_SLOTS];
+    uint32_t *decode_table; /* and the scale pairs, if it is scaled FP8 */
 } host_view;
 
 /* blob: blob_bytes bytes, from the first of which the tiles' data_offsets count. All of it is validated. It and `from`

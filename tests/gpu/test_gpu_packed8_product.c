@@ -127,7 +127,7 @@ START_TEST(sums_are_exact) {
 }
 END_TEST
 
-/* By all wgmma kernels in all cuts, and by the one that is chosen. */
+/* All wgmma kernels in all cuts, and the one that is chosen. */
 START_TEST(large_sums_are_exact) {
     static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
     const uint32_t *of = kLargeCases[_i / PACKED8_KINDS];

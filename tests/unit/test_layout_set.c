@@ -2,10 +2,12 @@
 /* The layers that checkpoints have to choose layouts for: their sizes, those of the rest, and what each GPU has. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
+#include "common/was_fp8.h"
 #include "transfuse/layouts.h"
 #include "trf_number_formats.h"
 
 #include <check.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,6 +128,35 @@ START_TEST(layers_of_a_compressed_checkpoint) {
 }
 END_TEST
 
+/* BF16 that was FP8 has the layouts of BF16, and a coded size of its own. */
+START_TEST(layers_that_were_fp8) {
+    static const fixture_tensor tensor = {"model.layers.0.self_attn.q_proj.weight", "BF16", {512, 512}, 2, 0};
+    const char *source = fixture_path("was_fp8"), *path = fixture_path("fp8_again");
+    test_rng rng = {5};
+    trf_error err;
+    fixture_make_folder(source);
+    fixture_write(fixture_path("was_fp8/config.json"), kConfig, strlen(kConfig));
+    fixture_write_safetensors(fixture_path("was_fp8/model.safetensors"), NULL, &tensor, 1, 8, 3);
+    uint16_t *const weights = was_fp8_make(&rng, TRF_GRANULARITY_SCALE_BLOCK, 512, 512);
+    FILE *const file = fopen(fixture_path("was_fp8/model.safetensors"), "r+b"); /* the weights are its end */
+    ck_assert(file && fseek(file, -2 * 512 * 512, SEEK_END) == 0);
+    ck_assert(fwrite(weights, 2, 512 * 512, file) == 512 * 512 && fclose(file) == 0);
+    free(weights);
+    trf_checkpoint_report report = {0};
+    fixture_check_status(trf_compress_checkpoint(source, path, NULL, &report, &err), TRF_OK, &err);
+    ck_assert_uint_eq(report.scaled_fp8_tensors[TRF_GRANULARITY_SCALE_BLOCK], 1);
+    trf_layout_set *set = read_good_set(path, 1, 0), *estimated = read_good_set(source, 1, 0);
+    const trf_layout_layer *layer = find(set, tensor.name), *before = find(estimated, tensor.name);
+    ck_assert_uint_eq(layer->layouts, 1u << TRF_LAYOUT_CODED | 1u << TRF_LAYOUT_PLAIN | 1u << TRF_LAYOUT_PACKED);
+    ck_assert_uint_eq(layer->layouts, before->layouts);
+    ck_assert_uint_lt(layer->bytes[TRF_LAYOUT_PACKED], before->bytes[TRF_LAYOUT_PACKED]); /* packed FP8 */
+    ck_assert_uint_lt(layer->bytes[TRF_LAYOUT_CODED], 512 * 512);
+    ck_assert_double_le((double)before->bytes[TRF_LAYOUT_CODED], 1.1 * (double)layer->bytes[TRF_LAYOUT_CODED]);
+    trf_layout_set_free(set);
+    trf_layout_set_free(estimated);
+}
+END_TEST
+
 /* Makes the BF16 weights of a file with one tensor those of FP8 codes, one scale for all. */
 static void make_fp8(const char *path, size_t count) {
     size_t size;
@@ -234,6 +265,7 @@ int main(void) {
     tcase_add_unchecked_fixture(tests, fixture_begin, fixture_end);
     tcase_add_test(tests, layers_of_a_plain_checkpoint);
     tcase_add_test(tests, layers_of_a_compressed_checkpoint);
+    tcase_add_test(tests, layers_that_were_fp8);
     tcase_add_test(tests, layers_of_fp8);
     tcase_add_test(tests, gpus_share_layers);
     tcase_add_test(tests, says_what_config_lacks);

@@ -3,6 +3,7 @@
  * elements. */
 #include "common/run_suite.h"
 #include "trf_decode_tile.h"
+#include "trf_packed8_form.h"
 #include "trf_slab_directory.h"
 
 #include <check.h>
@@ -45,15 +46,16 @@ static int is_exact_in(double value, int significand_bits, int smallest_exponent
 static void count_exception(const trf_layer *layer, uint64_t tile, uint32_t row, uint32_t col, uint32_t element,
                             counts *c) {
     const trf_blob_view *view = &layer->view;
+    const uint32_t codec = trf_element_codec(view->header.codec, view->header.source_dtype);
     double value;
-    if (!trf_codec_is_float(view->header.codec) || !element_value(view->header.codec, element, &value))
+    if (!trf_codec_is_float(codec) || !element_value(codec, element, &value))
         return;
     const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, TRF_TILE_CODED);
     const uint32_t mode = view->tiles[tile].predictor_mode;
     const int offset = view->extension.exponent_offset + (mode & 1 ? view->row_offsets[shape.row + row] : 0) +
                        (mode & 2 ? view->col_offsets[shape.col + col] : 0);
     value = ldexp(value, -offset - (view->header.codec == TRF_CODEC_E4M3 ? 8 : 0));
-    if (!(view->header.codec == TRF_CODEC_BF16 ? is_exact_in(value, 8, -133, 128) : is_exact_in(value, 11, -24, 16)))
+    if (!(codec == TRF_CODEC_BF16 ? is_exact_in(value, 8, -133, 128) : is_exact_in(value, 11, -24, 16)))
         c->traits.exceptions_fit_fragments = 0;
 }
 
@@ -140,6 +142,27 @@ static void count_weights(const trf_layer *layer, uint64_t tile, const uint16_t 
         }
 }
 
+/* Expects of each scale pair that it gives all weights, times 2^-8, or that a scale is out of range. */
+static void check_pairs(const trf_layer *layer, const trf_layer_traits *traits, const char *path) {
+    const trf_blob_view *view = &layer->view;
+    const int is_scaled = trf_is_scaled_fp8(view->header.codec, view->header.source_dtype);
+    const float *scales = view->scales;
+    int in_range = is_scaled;
+    ck_assert_uint_eq(trf_count_scale_pairs(view), is_scaled ? view->extension.scales_bytes / 4 : 0);
+    uint32_t *pairs = malloc(trf_count_scale_pairs(view) * sizeof *pairs + 1);
+    ck_assert_ptr_nonnull(pairs);
+    trf_write_scale_pairs(view, pairs);
+    for (uint64_t i = 0; i < trf_count_scale_pairs(view); i++) {
+        in_range &= scales[i] >= 0x1p-80f && scales[i] < 128;
+        for (uint32_t code = 0; code < 256 && in_range; code++)
+            if ((code & 0x7F) != 0x7F && trf_bf16_to_f32((uint16_t)trf_packed8_weight(code, pairs[i])) * 256 !=
+                                             trf_bf16_to_f32((uint16_t)trf_scale_fp8(code, scales[i])))
+                ck_abort_msg("%s: code 0x%02x times scale %a", path, code, (double)scales[i]);
+    }
+    ck_assert_msg(traits->scales_have_pairs == in_range, "%s", path);
+    free(pairs);
+}
+
 static void check_layer(const char *path) {
     static uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE];
     trf_layer *layer;
@@ -170,6 +193,7 @@ static void check_layer(const char *path) {
     ck_assert_uint_eq(traits.max_abs_offset, c.traits.max_abs_offset);
     ck_assert_uint_ge(traits.max_abs_code, c.traits.max_abs_code);
     ck_assert_msg(traits.exceptions_fit_fragments == c.traits.exceptions_fit_fragments, "%s", path);
+    check_pairs(layer, &traits, path);
     free(slabs);
     trf_layer_free(layer);
 }

@@ -3,6 +3,8 @@
  * or a reason. */
 #include "common/planned_devices.h"
 #include "common/run_suite.h"
+#include "trf_fused_partition.h"
+#include "trf_group_partition.h"
 #include "trf_wide_partition.h"
 
 #include <check.h>
@@ -104,6 +106,37 @@ START_TEST(long_streams_leave_fewer_decoders) {
 }
 END_TEST
 
+/* Scaled FP8 with a scale for each 128x128 weights. */
+START_TEST(scaled_fp8_has_reasons_of_its_own) {
+    trf_device_view usual = view_of(0, 256, 4096, 4096), view;
+    trf_layer_traits traits = kTraits;
+    usual.codec = TRF_CODEC_E4M3;
+    usual.source_dtype = TRF_DTYPE_BF16;
+    usual.raw_bits = 6;
+    usual.granularity = TRF_GRANULARITY_SCALE_BLOCK;
+    usual.scale_group_size = 128;
+    usual.scale_cols = 32;
+    traits.scales_have_pairs = 1;
+    view = usual;
+    ck_assert_ptr_null(trf_wide_refusal(&view, &traits, &kDevices[0], 64, TRF_DTYPE_BF16));
+    ck_assert_ptr_null(trf_group_refusal(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16));
+    ck_assert_ptr_null(trf_fused_refusal(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16));
+    trf_device_view unscaled = view;
+    unscaled.source_dtype = TRF_DTYPE_F8_E4M3;
+    ck_assert(trf_group_fits(&view, &view) && !trf_group_fits(&view, &unscaled));
+    ck_assert_ptr_nonnull(strstr(trf_fused_refusal(&view, &traits, &kDevices[0], 8, TRF_DTYPE_F16), "x is not BF16"));
+    view.scale_group_size = 192;
+    ck_assert_ptr_nonnull(strstr(trf_fused_refusal(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16), "of 128"));
+    view.granularity = TRF_GRANULARITY_CHANNEL;
+    ck_assert_ptr_null(trf_wide_refusal(&view, &traits, &kDevices[0], 64, TRF_DTYPE_BF16));
+    traits.scales_have_pairs = 0;
+    ck_assert_ptr_nonnull(strstr(trf_fused_refusal(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16), "2^-80"));
+    traits.scales_have_pairs = 1;
+    traits.exceptions_fit_fragments = 0;
+    ck_assert_ptr_nonnull(strstr(trf_fused_refusal(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16), "exception"));
+}
+END_TEST
+
 START_TEST(others_have_reasons) {
     const trf_device_view usual = view_of(0, 256, 4096, 4096);
     trf_device_view view = usual;
@@ -144,6 +177,7 @@ int main(void) {
     TCase *tests = tcase_create("wide_partition");
     tcase_add_loop_test(tests, usual_layers_have_plans, 0, 4 * NUM_DEVICES);
     tcase_add_test(tests, long_streams_leave_fewer_decoders);
+    tcase_add_test(tests, scaled_fp8_has_reasons_of_its_own);
     tcase_add_test(tests, others_have_reasons);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -180,6 +180,12 @@ static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, int lane) {
     warp_expect_all_lanes(mask);
     return warp_shuffle(value, (uint32_t)lane % 32);
 }
+/* Among `width` neighbouring lanes, a power of two. */
+static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, int lane, int width) {
+    warp_expect_all_lanes(mask);
+    const uint32_t own = threadIdx.x % 32, first = own & ~((uint32_t)width - 1);
+    return warp_shuffle(value, first + (uint32_t)lane % (uint32_t)width);
+}
 static inline float __shfl_sync(uint32_t mask, float value, int lane) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);

@@ -168,7 +168,8 @@ def compress(
     source, target : path
         A ``.safetensors`` file, an index (which stands for its folder), or a folder.
     codec : str
-        "auto" (the lossless codec of each tensor's dtype), "bf16", "fp16", "fp8_e4m3", "fp8_e5m2" or "int".
+        "auto" (the lossless codec of each tensor's dtype; BF16 that was FP8 with scales is FP8 again), "bf16", "fp16",
+        "fp8_e4m3", "fp8_e5m2" or "int".
     favor : str
         "speed" or "size".
     bits : float, optional

@@ -12,8 +12,9 @@ from transfuse._results import LayerInfo
 # The GPU memory that CUDA, cuBLASLt and a framework take before there is any model.
 MARGIN_BYTES = 1 << 30
 
-# A directory has 8 bytes for each slab of 32 rows and 4 for each slot of the table, in pieces aligned to 256 bytes.
-_SLAB_ROWS, _SLAB_BYTES, _SLOT_BYTES, _ALIGNMENT = 32, 8, 4, 256
+# A directory has 8 bytes for each slab of 32 rows and 4 for each slot of the table and each scale pair, in pieces
+# aligned to 256 bytes.
+_SLAB_ROWS, _SLAB_BYTES, _SLOT_BYTES, _SCALE_PAIR_BYTES, _ALIGNMENT = 32, 8, 4, 4, 256
 
 # A packed layer (format/PACKED.md) has tiles of 64x32 weights at 12 bits, and a line for 32 of them side by side.
 _PACKED_HEAD_BYTES = 256
@@ -52,7 +53,18 @@ def _directory_bytes(tensor: TensorInfo) -> int:
     if layer is None:
         return 0
     slabs = math.ceil(layer.rows / _SLAB_ROWS) * math.ceil(layer.cols / layer.slab_cols)
-    return tensor.blobs * (_align(slabs * _SLAB_BYTES) + _align(_SLOT_BYTES << layer.probability_bits) + _ALIGNMENT)
+    table = (_SLOT_BYTES << layer.probability_bits) + _SCALE_PAIR_BYTES * _count_scale_pairs(layer)
+    return tensor.blobs * (_align(slabs * _SLAB_BYTES) + _align(table) + _ALIGNMENT)
+
+
+def _count_scale_pairs(layer: LayerInfo) -> int:
+    """Returns how many scale pairs a directory has: one for each scale of BF16 that is coded as FP8."""
+    if (layer.codec, layer.dtype) != ("fp8_e4m3", "BF16"):
+        return 0
+    if layer.granularity == "channel":
+        return layer.rows
+    side = int(layer.granularity.partition(":")[2] or max(layer.rows, layer.cols))
+    return math.ceil(layer.rows / side) * math.ceil(layer.cols / side)
 
 
 def packed_bytes(rows: int, cols: int) -> int:
@@ -80,9 +92,17 @@ def _tiled_bytes(rows: int, cols: int, tile_bytes: int) -> int:
     return _align(_PACKED_HEAD_BYTES + lines * _LINE_BYTES) + bands * tiles * tile_bytes
 
 
+def is_bf16_layer(layer: LayerInfo) -> bool:
+    """Returns whether the weights of a blob are BF16 numbers, as they are or as the FP8 with scales that they were."""
+    return layer.codec == "bf16" or (layer.codec, layer.dtype) == ("fp8_e4m3", "BF16")
+
+
 def _may_be_packed(tensor: TensorInfo, layer: LayerInfo) -> bool:
-    is_plain_fp8 = layer.codec == "fp8_e4m3" and layer.dtype != "BF16"
-    return layer.codec == "bf16" or (layer.codec == "fp8_e4m3" and not (is_plain_fp8 and len(tensor.shape) > _MATRIX))
+    return is_bf16_layer(layer) or (layer.codec == "fp8_e4m3" and len(tensor.shape) <= _MATRIX)
+
+
+def _can_be_plain(layer: LayerInfo) -> bool:
+    return layer.codec == "fp16" or is_bf16_layer(layer)
 
 
 def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
@@ -97,7 +117,7 @@ def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
             # Experts do not lie in packed FP8.
             each = packed_bytes(layer.rows, layer.cols) if len(tensor.shape) > _MATRIX else layer_packed_bytes(layer)
             total += tensor.blobs * each
-        elif layout == "plain" and layer is not None and layer.codec in ("bf16", "fp16") and len(tensor.shape) == 2:
+        elif layout == "plain" and layer is not None and _can_be_plain(layer) and len(tensor.shape) == _MATRIX:
             total += 2 * layer.rows * layer.cols
         else:
             total += tensor.bytes

@@ -8,7 +8,7 @@ import math
 import re
 
 from transfuse._checkpoint import CheckpointInfo, TensorInfo
-from transfuse._memory_need import packed_bytes
+from transfuse._memory_need import is_bf16_layer, packed_bytes
 from transfuse._serving_config import NoEstimateError, ServedModel
 
 LAYOUTS = ("packed", "coded", "plain")
@@ -102,7 +102,7 @@ def _cut(size: int, tensor: TensorInfo, model: ServedModel, gpus: int) -> int:
 
 
 def _is_bf16(tensor: TensorInfo) -> bool:
-    return tensor.codec == "bf16" if tensor.compressed else tensor.dtype == "BF16"
+    return tensor.dtype == "BF16" if tensor.layer is None else is_bf16_layer(tensor.layer)
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:

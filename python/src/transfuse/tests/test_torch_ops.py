@@ -171,6 +171,19 @@ def test_linear(codec: str, device: str, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_bf16_that_was_fp8_multiplies_as_bf16(device: str) -> None:
+    numbers = (100 * make_weight(300, 520, torch.bfloat16, 0).float()).to(torch.float8_e4m3fn)
+    source = numbers.to(torch.bfloat16) * 0.01
+    buffer = tt.encode(source, codec="fp8_e4m3").to(device)
+    dense = source.to(device)
+    for tokens in (1, 8, 70):
+        x = make_x(tokens, 520, dtype=torch.bfloat16, device=device)
+        assert_is_product(tt.linear(x, buffer, None, 300), x, dense)
+    x = make_x(5, 520, dtype=torch.float16, device=device)
+    assert torch.equal(tt.linear(x, buffer, None, 300), F.linear(x, dense.to(torch.float16)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 def test_linear_of_other_dtypes_is_torchs_own(dtype: torch.dtype, device: str) -> None:
     case = Case("bf16", device)

@@ -195,7 +195,7 @@ def _find_reason_to_encode(source: torch.Tensor) -> str:
     """Returns why a matrix cannot be a coded layer, or a part of one, as it is; or ""."""
     if not isinstance(source, LazyWeight):
         return "they are not compressed in their files"
-    if source.info.codec != "bf16" or source.dtype != torch.bfloat16:
+    if not source.is_bf16_layer():
         return "they are not compressed as BF16"
     if source.find_tiles() is None:
         return "they are parts of tensors that do not begin and end at multiples of 256 rows and columns"

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from transfuse._checkpoint import TensorInfo
 from transfuse._errors import TransfuseError
+from transfuse._memory_need import is_bf16_layer
 from transfuse.hf._file_check import find_compressed
 from transfuse.hf._file_check import is_compressed as is_file_compressed
 from transfuse.torch import _ops
@@ -119,6 +120,11 @@ class LazyWeight(torch.Tensor):
             tiles = _decode_checked(layer, num_rows, num_cols, self.dtype)
         return tiles[rows.start - first_row : rows.stop - first_row, cols.start - first_col : cols.stop - first_col]
 
+    def is_bf16_layer(self) -> bool:
+        """Returns whether this is BF16, and BF16 in its files, as it is or as the FP8 that it was."""
+        layer = self.info.layer
+        return self.dtype == torch.bfloat16 and layer is not None and is_bf16_layer(layer)
+
     def find_tiles(self) -> TensorPart | None:
         """Returns the part of the tensor for a coded layer to take over as it is; None if it has to be encoded anew.
 
@@ -126,7 +132,7 @@ class LazyWeight(torch.Tensor):
         tensor does.
         """
         part, info = self.part, self.info
-        if isinstance(part.experts, range) or info.codec != "bf16" or self.dtype != torch.bfloat16:
+        if isinstance(part.experts, range) or not self.is_bf16_layer():
             return None
         ranges = []
         for wanted, size in ((part.rows, info.shape[-2]), (part.cols, info.shape[-1])):
