@@ -98,7 +98,7 @@ trf_status trf_pack8_check(const trf_pack8_request *request, trf_error *err) {
 /* ---- one layout or the other ---- */
 
 static void note_reason(trf_device_layer *made, const char *reason) {
-    snprintf(made->layout_reason, sizeof made->layout_reason, "%s", reason);
+    snprintf(made->layout_reason, sizeof made->layout_reason, "%.255s", reason);
 }
 
 int trf_pack8_is_due(trf_device_layer *made, const trf_pack8_request *request) {

@@ -39,7 +39,8 @@ grep -q '^  bf16 .*, packed: 1 packed$' out || {
 import json
 
 layers = json.load(open("packed.json"))["layers"]
-assert {("packed", "bf16"), ("packed8", "fp8_e4m3"), ("coded", "int")} <= {(layer["layout"], layer["codec"]) for layer in layers}, layers
+found = {(layer["layout"], layer["codec"]) for layer in layers}
+assert {("packed", "bf16"), ("packed8", "fp8_e4m3"), ("coded", "int")} <= found, layers
 for layer in layers:
     packs = {"bf16": "packed", "fp8_e4m3": "packed8"}.get(layer["codec"])
     assert layer["layout"] in (packs, "coded"), layer
