@@ -111,7 +111,7 @@ STABLE_TORCH_LIBRARY(transfuse, library) {
     library.def("linear_group(Tensor x, Tensor[] buffers, int[] rows) -> Tensor[]");
     library.def("experts(Tensor x, Tensor offsets, Tensor container, int rows) -> Tensor");
     library.def("moe(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor down, Tensor? expert_map, "
-                "Tensor? gate_up_bias, Tensor? down_bias, str activation, int num_ids, Tensor? up) -> Tensor");
+                "Tensor? gate_up_bias, Tensor? down_bias, str activation, int num_ids, Tensor? up=None) -> Tensor");
     library.def("moe_by_key(Tensor x, Tensor ids, Tensor weights, Tensor gate_up_key, Tensor down_key, "
                 "Tensor? expert_map, Tensor? gate_up_bias, Tensor? down_bias, str activation, int num_ids) -> Tensor");
     library.def("decode(Tensor buffer, int rows, int cols, ScalarType dtype) -> Tensor");

@@ -71,7 +71,7 @@ static trf_status check_up(const trf_experts *gate, const trf_experts *up, trf_e
 /* rows: of gate and up in all. */
 static trf_status check_experts(const trf_experts *gate_up, const trf_experts *down, uint64_t rows, trf_error *err) {
     const trf_layer_info *first = &gate_up->info, *second = &down->info;
-    if (gate_up->context != down->context || gate_up->count != down->count || gate_up->ops != down->ops)
+    if (gate_up->context != down->context || gate_up->count != down->count || is_packed(gate_up) != is_packed(down))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "gate_up and down need one context, one layout, and as many experts as each other (%u and %u)",
                         gate_up->count, down->count);

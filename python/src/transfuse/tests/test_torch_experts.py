@@ -462,7 +462,7 @@ def test_what_is_exported() -> None:
 @pytest.mark.parametrize("kind", [MixtralExperts, Qwen3MoeExperts])
 @pytest.mark.parametrize("apart", [True, False])
 def test_many_tokens_pack_coded_experts(kind: type[Any], apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU by its own products; a GPU packs, of which test_torch_packed_experts_cuda has tests."""
+    """On the CPU by its own products; a GPU packs, of which test_torch_packed_experts has tests."""
     monkeypatch.setattr(_experts, "_PACKING_DEVICES", ("cpu",))
     dense = make_experts("grouped_mm", kind)
     precise = copy.deepcopy(dense).double()
