@@ -30,7 +30,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qw
 
 import transfuse
 from transfuse.tests.torch_cases import exact, normal, same_bits
-from transfuse.torch import _encode, _experts, _ops, make_container
+from transfuse.torch import _encode, _experts, _ops, _registry, make_container
 from transfuse.torch._compress import compress_model
 from transfuse.torch._containers import container_buffers
 from transfuse.torch._experts import (
@@ -91,6 +91,21 @@ def make_routes(
 
 def compress(module: Any, **options: Any) -> Any:
     return replace_experts(module, **encode_experts(module, **options))
+
+
+def make_parts(dense: Any, *, apart: bool) -> dict[str, Tensor]:
+    """Returns coded experts as `replace_experts` takes them, with gate and up in two containers or in one."""
+    parts = encode_experts(dense)
+    if not apart:
+        halves = [expert_matrices(parts.pop(name)) for name in ("gate", "up")]
+        parts["gate_up"] = make_container([_encode.encode(torch.cat(pair)) for pair in zip(*halves, strict=True)])
+    return parts
+
+
+def expert_matrices(container: Tensor) -> list[Tensor]:
+    infos = _registry.expert_infos(container)
+    buffers = container_buffers(container)
+    return [_ops.decode(each, of.rows, of.cols, torch.bfloat16) for each, of in zip(buffers, infos, strict=True)]
 
 
 def error_of(found: Tensor, want: Tensor) -> float:
@@ -467,13 +482,7 @@ def test_many_tokens_pack_coded_experts(kind: type[Any], apart: bool, monkeypatc
     dense = make_experts("grouped_mm", kind)
     precise = copy.deepcopy(dense).double()
     precise.config._experts_implementation = "eager"
-    parts = encode_experts(dense)
-    if not apart:
-        gate_up = [
-            torch.cat([_ops.decode(each, INNER, HIDDEN, torch.bfloat16) for each in pair])
-            for pair in zip(container_buffers(parts.pop("gate")), container_buffers(parts.pop("up")))
-        ]
-        parts["gate_up"] = make_container([_encode.encode(each) for each in gate_up])
+    parts = make_parts(dense, apart=apart)
     module = replace_experts(copy.deepcopy(dense), **parts)
     assert module.layout == "coded" and module.packing_refusal == ""
     decoded: list[str] = []

@@ -148,9 +148,7 @@ def test_mixtures_of_coded_experts() -> None:
     down = tt.make_container([tt.encode(each) for each in mixture.down])
     y = moe(*routes, gate, down, up=up)
     assert cases.error_of(y, want) < 0.004 and same_bits(moe(*routes, both, down), y)
-    torch.library.opcheck(
-        torch.ops.transfuse.moe.default, (*routes, gate, down, None, None, None, "silu", 0, up)
-    )
+    torch.library.opcheck(torch.ops.transfuse.moe.default, (*routes, gate, down, None, None, None, "silu", 0, up))
     for operands, options, words in [
         ((gate, down), {}, "do not fit"),
         ((gate, down), {"up": down}, "gates are 6 experts of 96x128"),
