@@ -316,16 +316,16 @@ struct trf_slab_share {
     uint64_t share, shares;
 };
 
-/* Walks a warp's slabs. All warps of the block call it, and it has a barrier of the block. constants: two, which the
- * block shares. make_sink(lane, behind) makes the walk's sink; behind: shared address of what the warp has after its
- * buffers. */
-template <class Codec, int kP, int kLog, class MakeSink>
-static __device__ __forceinline__ void trf_walk_share(const trf_device_view &view, const trf_write_call &call,
-                                                      const trf_slab_share &own, const uint8_t *shared_memory,
-                                                      uint2 *constants, const MakeSink &make_sink) {
-    const uint32_t shared = trf_shared_address(shared_memory);
-    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const trf_table_slots<kP> table_source(view);
+/* Walks a warp's slabs, with the table and buffers of a part of the block that has them in common. All warps of the
+ * block call it, and it has a barrier of the block. warp: counted in the part. part_memory: where its shared memory
+ * begins; constants: two, which it shares. build_constants() builds the tables of all parts. make_sink(lane, behind)
+ * makes the walk's sink; behind: shared address of what the warp has after its buffers. */
+template <class Codec, int kP, int kLog, class BuildConstants, class MakeSink>
+static __device__ __forceinline__ void
+trf_walk_part_share(const trf_device_view &view, const trf_write_call &call, const trf_slab_share &own, uint32_t warp,
+                    const uint8_t *part_memory, uint2 *constants, const BuildConstants &build_constants,
+                    const MakeSink &make_sink) {
+    const uint32_t shared = trf_shared_address(part_memory), lane = threadIdx.x % TRF_LANES;
     const uint32_t begin = own.first + (uint32_t)(own.num_slabs * own.share / own.shares),
                    end = own.first + (uint32_t)(own.num_slabs * (own.share + 1) / own.shares);
     const trf_walk walk = {begin / call.regular_panels, begin % call.regular_panels, call.regular_panels, end - begin};
@@ -335,15 +335,30 @@ static __device__ __forceinline__ void trf_walk_share(const trf_device_view &vie
 
     trf_prefetcher<1> prefetcher;
     trf_start_walk<Codec>(prefetcher, view, call.smem, planes, walk, unit_order, memory, lane);
-    trf_build_constants<Codec, kP, kLog>(view, table_source, shared, call.smem, constants);
+    build_constants();
     __syncthreads();
 
     auto sink = make_sink(lane, memory + call.smem.slab_bytes);
     trf_walk_slabs<Codec>(
         view, call.smem, planes, prefetcher,
-        trf_rans_params_of<kP, kLog>(view, shared_memory, call.smem.table_log, trf_shared_address(constants), lane),
+        trf_rans_params_of<kP, kLog>(view, part_memory, call.smem.table_log, trf_shared_address(constants), lane),
         shared + call.smem.lane_pair_masks, unit_order, 0xFFFFFFFF, lane, sink);
     trf_cp_async_wait<0>();
+}
+
+/* Does so where the whole block has one table. */
+template <class Codec, int kP, int kLog, class MakeSink>
+static __device__ __forceinline__ void trf_walk_share(const trf_device_view &view, const trf_write_call &call,
+                                                      const trf_slab_share &own, const uint8_t *shared_memory,
+                                                      uint2 *constants, const MakeSink &make_sink) {
+    const trf_table_slots<kP> table_source(view);
+    trf_walk_part_share<Codec, kP, kLog>(
+        view, call, own, threadIdx.x / TRF_LANES, shared_memory, constants,
+        [&]() {
+            trf_build_constants<Codec, kP, kLog>(view, table_source, trf_shared_address(shared_memory), call.smem,
+                                                 constants);
+        },
+        make_sink);
 }
 
 /* Decodes and writes a warp's slabs. It is called in the same way. */

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kMostWarps *TRF_LANES, 1)
 
 template <bool kZeroing>
 __global__ void __launch_bounds__(kMergeThreads) merge_lines(const __grid_constant__ trf_pack_coded_args args) {
-    trf_merge_records_of_lines<kZeroing>(args);
+    trf_merge_records_of_lines<kZeroing>(args.to);
 }
 
 typedef void (*pack_coded_kernel)(trf_pack_coded_args);
@@ -93,7 +93,7 @@ int trf_launch_pack_coded(const trf_device_view *view, const trf_layer_traits *t
     error = cudaGetLastError();
     if (error != cudaSuccess)
         return error;
-    const uint64_t lines = (uint64_t)args.num_bands * packed->lines_per_band,
+    const uint64_t lines = (uint64_t)args.to.num_bands * packed->lines_per_band,
                    blocks = (lines + kMergeWarps - 1) / kMergeWarps;
     const auto merge = packed->zeroing ? merge_lines<true> : merge_lines<false>;
     merge<<<(uint32_t)(blocks < kMostMergeBlocks ? blocks : kMostMergeBlocks), kMergeThreads, 0, stream>>>(args);

@@ -63,6 +63,7 @@ struct trf_record_list {
 /* ---- packing ---- */
 
 /* Adds the records of a packed slab in which some lane has weights without a flag, and clears these weights in a.
+ * state: as for trf_launch_pack, or NULL.
  * count: how many records the list had before. @return how many it has now, including those without room. */
 static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view &view, trf_pack_state *state,
                                                            const trf_packed_lane_place &at, const trf_record_list &list,
@@ -83,7 +84,7 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
         const int32_t shift = bit / 2 % 2 ? rows[1].shift : rows[0].shift;
         const uint32_t bits = trf_scale_bf16(trf_packed_slab_weight(a, bit), shift, &exact);
         const uint32_t record = trf_packed_slab_record(at.lane_record, bit, bits);
-        if (!exact)
+        if (!exact && state)
             atomicMax((unsigned long long *)&state->inexact, ~(unsigned long long)(at.line << 16 | record >> 16));
         if (rank < list.room)
             list.records[rank] = record;

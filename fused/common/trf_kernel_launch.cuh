@@ -28,11 +28,12 @@ struct trf_launch_config {
     uint32_t blocks, threads, shared_bytes;
     uint32_t cluster_size; /* blocks of a cluster */
     cudaStream_t stream;
+    bool waits = false; /* for the preceding kernel to end */
 };
 
 /* Sets *early to whether the kernel may start before the preceding one ends, and the following kernel before this one
- * ends. They may not if the driver has compiled the code from PTX for an architecture below 9.0, which does not wait
- * for its predecessor. */
+ * ends. They may not if launch.waits is set, or if the driver has compiled the code from PTX for an architecture below
+ * 9.0, which does not wait for its predecessor. */
 template <class Args>
 static cudaError_t trf_launch_kernel(void (*kernel)(Args), const Args &args, const trf_launch_config &launch,
                                      bool *early) {
@@ -47,7 +48,7 @@ static cudaError_t trf_launch_kernel(void (*kernel)(Args), const Args &args, con
     config.dynamicSmemBytes = launch.shared_bytes;
     config.stream = launch.stream;
     config.attrs = launch_attributes;
-    *early = attributes.ptxVersion >= 90;
+    *early = !launch.waits && attributes.ptxVersion >= 90;
     if (*early)
         trf_launch_allow_early(&config);
     if (launch.cluster_size > 1)

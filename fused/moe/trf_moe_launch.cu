@@ -47,8 +47,9 @@ static cudaError_t launch_product(trf_moe_args &args, const trf_packed_experts &
     const trf_moe_product_kernel found = experts.is_fp8     ? kernel_of<trf_moe_fp8>(kernel)
                                          : experts.may_zero ? kernel_of<trf_moe_bf16_may_zero>(kernel)
                                                             : kernel_of<trf_moe_bf16>(kernel);
-    return trf_launch_kernel(found, args,
-                             {blocks, TRF_MOE_THREADS, trf_moe_shared_bytes(kernel, slab_bytes), 1, stream}, &early);
+    return trf_launch_kernel(
+        found, args,
+        {blocks, TRF_MOE_THREADS, trf_moe_shared_bytes(kernel, slab_bytes), 1, stream, experts.are_new != 0}, &early);
 }
 
 /* Whether each block of the products sorts the routes by itself. */
@@ -131,12 +132,20 @@ static cudaError_t launch_down(const trf_moe_call *call, const trf_moe_shape *sh
                           partition->routes, shape->gate_up_rows / 2, workspace + partition->down_handover, stream);
 }
 
+static cudaError_t make_weights(const trf_moe_call *call, int is_down, cudaStream_t stream) {
+    return call->make_weights ? (cudaError_t)call->make_weights(call->weights_context, is_down, stream) : cudaSuccess;
+}
+
 int trf_moe_launch(const trf_moe_call *call, const trf_moe_shape *shape, const trf_moe_partition *partition,
                    trf_stream stream) {
     uint8_t *const workspace = call->workspace;
     cudaError_t status = prepare(call, shape, partition, stream);
     if (status == cudaSuccess)
+        status = make_weights(call, 0, stream);
+    if (status == cudaSuccess)
         status = launch_gate_up(call, shape, partition, stream);
+    if (status == cudaSuccess)
+        status = make_weights(call, 1, stream);
     if (status == cudaSuccess)
         status = launch_down(call, shape, partition, stream);
     if (status == cudaSuccess)

@@ -19,7 +19,12 @@ typedef struct trf_packed_experts {
     uint32_t count;
     int may_zero; /* whether any of them is zeroing; then all are multiplied by as if they were zeroing */
     int is_fp8;
+    int are_new; /* whether the kernel before the product writes them, for whose end it must wait then */
 } trf_packed_experts;
+
+/* Enqueues what writes the packed experts of a product, gate and up or down, from which later work has its weights.
+ * @return a cudaError_t. */
+typedef int trf_moe_make_weights(const void *context, int is_down, trf_stream stream);
 
 typedef struct trf_moe_call {
     trf_packed_experts gate_up, down;
@@ -33,6 +38,8 @@ typedef struct trf_moe_call {
     const void *gate_up_bias, *down_bias; /* BF16 [experts][rows], or NULL */
     void *y;                              /* BF16 [tokens][hidden], 16-byte aligned */
     uint8_t *workspace;                   /* 256-byte aligned */
+    trf_moe_make_weights *make_weights;   /* called before each of the two products; NULL: the weights are there */
+    const void *weights_context;
 } trf_moe_call;
 
 /* partition: the one that trf_moe_choose made for this shape. gate_up may be FP8 if gate and up have the same scales,

@@ -117,24 +117,36 @@ typedef struct trf_moe_options {
     uint32_t max_tokens; /* rows of x and y, at most: 1 to 2^20 */
     uint32_t top_k;      /* experts of a token: 1 to 32 */
     uint32_t num_ids;    /* experts on all devices, which ids count; 0: those here */
-    /* The order of gate_up's rows, which must be TRF_GATE_UP_INTERLEAVED_8: what trf_experts_pack was asked for, or
-     * what the caller has made sure of. */
+    /* The order of gate_up's rows. Packed experts must have TRF_GATE_UP_INTERLEAVED_8: what trf_experts_pack was asked
+     * for, or what the caller has made sure of. Coded ones may have either, and with `up` TRF_GATE_UP_HALVES. */
     trf_gate_up_order gate_up_order;
     trf_activation activation; /* of the gate: TRF_ACTIVATION_SILU (the default) or TRF_ACTIVATION_GELU_TANH */
+    /* Coded experts of the up projections, where gate_up has the gates alone: as many, of the same shape; they must
+     * outlive the mixture. NULL: gate_up has both. */
+    const trf_experts *up;
 } trf_moe_options;
 
 TRF_API void trf_moe_options_init(trf_moe_options *options);
 
-/* Prepares a mixture, and does not touch the device. gate_up has experts of [2 * inner][hidden], down as many of
- * [hidden][inner]; both must outlive the mixture. Errors: TRF_ERR_ARGUMENT for experts that do not fit each other, and
- * for an order of gate_up's rows that is not the one above, or not the one in which trf_experts_pack packed them;
- * TRF_ERR_UNSUPPORTED for other codecs than BF16, for sizes that are no multiples of 8, and on a GPU for experts that
- * are not packed. */
+/* Prepares a mixture. gate_up has experts of [2 * inner][hidden], down as many of [hidden][inner] in the same layout;
+ * both must outlive the mixture. Errors: TRF_ERR_ARGUMENT for experts that do not fit each other, and for an order of
+ * gate_up's rows that is not one of those above, or not the one in which trf_experts_pack packed them;
+ * TRF_ERR_UNSUPPORTED for other codecs than BF16, and for sizes that are no multiples of 8.
+ *
+ * With packed experts, and on the CPU, it does not touch the device. Coded experts on a GPU are for many tokens an
+ * expert, for which packing them in each call takes less time than decoding them. They are packed once here, some at a
+ * time, to see that they can be: that waits, and takes device memory for one dense expert and some 64 MiB while the
+ * call lasts. TRF_ERR_UNSUPPORTED, whose message names an expert and the reason, says that they cannot: the GPU does
+ * not multiply by so many packed experts (trf_experts_create); down has rows that are no multiple of 64, gate_up of 64
+ * or, with `up`, of 32; columns are no multiple of 64; blobs of one tensor were encoded by different options, or with
+ * row offsets, or have stored tiles; or too many weights of an expert have exponents outside of 16. */
 TRF_API trf_status trf_moe_create(const trf_experts *gate_up, const trf_experts *down, const trf_moe_options *options,
                                   trf_moe **moe, trf_error *err);
 TRF_API void trf_moe_destroy(trf_moe *moe); /* waits for nothing */
 
-/* Sets *bytes to the workspace that trf_moe_forward needs for so many tokens; more tokens never need less. */
+/* Sets *bytes to the workspace that trf_moe_forward needs for so many tokens; more tokens never need less. That of
+ * coded experts on a GPU includes the packed experts of gate and up, or those of down if they are more: 12.6 bits a
+ * weight. */
 TRF_API trf_status trf_moe_get_workspace(const trf_moe *moe, uint32_t tokens, uint64_t *bytes, trf_error *err);
 
 /* All pointers are to device memory, aligned to their elements, x and y to 16 bytes. */
@@ -149,9 +161,10 @@ typedef struct trf_moe_operands {
     /* [num_ids]: which of the experts here an id means, or -1 for one that is on another device. NULL: ids are those
      * here. */
     const int32_t *expert_map;
-    const void *gate_up_bias; /* BF16 [experts][2 * inner] in the order of gate_up's rows, or NULL */
-    const void *down_bias;    /* BF16 [experts][hidden], or NULL */
-    void *y;                  /* BF16 [tokens][hidden], apart from all others */
+    /* BF16 [experts][2 * inner], in the order TRF_GATE_UP_INTERLEAVED_8 however gate_up's rows lie, or NULL. */
+    const void *gate_up_bias;
+    const void *down_bias; /* BF16 [experts][hidden], or NULL */
+    void *y;               /* BF16 [tokens][hidden], apart from all others */
 } trf_moe_operands;
 
 TRF_API void trf_moe_operands_init(trf_moe_operands *operands);
@@ -161,8 +174,9 @@ TRF_API void trf_moe_operands_init(trf_moe_operands *operands);
  * the map gives no expert here, add nothing, so that a token may get zeros. Ids may be written by work that is ordered
  * before the call, and a graph's replays take what they are then. The call only enqueues work: it neither allocates nor
  * waits, and may be captured. workspace is 256-byte aligned device memory that the call alone uses. Every run with the
- * same operands gives the same bits; a token's bits may depend on which experts the other tokens have. Errors:
- * TRF_ERR_ARGUMENT; TRF_ERR_RANS on the CPU for a corrupt tile; TRF_ERR_CUDA. */
+ * same operands gives the same bits; a token's bits may depend on which experts the other tokens have. On a GPU coded
+ * experts give the bits of packed ones, all of them are packed in each call, and with a corrupt slab y is unspecified
+ * (trf_experts_check tells). Errors: TRF_ERR_ARGUMENT; TRF_ERR_RANS on the CPU for a corrupt tile; TRF_ERR_CUDA. */
 TRF_API trf_status trf_moe_forward(const trf_moe *moe, const trf_moe_operands *operands, void *workspace,
                                    trf_stream stream, trf_error *err);
 

@@ -210,6 +210,19 @@ trf_status trf_torch_check_experts_dtype(int device, const void *container, uint
     return status;
 }
 
+trf_status trf_torch_prepare_moe(int device, const trf_torch_experts *gate_up, const trf_torch_experts *down,
+                                 const trf_torch_experts *up, uint32_t top_k, int is_gelu, trf_error *err) {
+    const auto find = [device](const trf_torch_experts *of) {
+        return of->container ? trf_torch::find_experts(device, of->container, of->container_bytes) : nullptr;
+    };
+    const trf_torch::mixed_experts of = {find(gate_up), find(down), find(up)};
+    if (!of.gate_up || !of.down || (up->container && !of.up))
+        return fail_to_find("there are no experts at this place", err);
+    std::shared_ptr<trf_torch::moe> made;
+    const trf_activation activation = is_gelu ? TRF_ACTIVATION_GELU_TANH : TRF_ACTIVATION_SILU;
+    return trf_torch::find_or_make_moe(of, {nullptr, nullptr, nullptr, top_k, 0, activation}, &made, err);
+}
+
 void trf_torch_forget_experts(int device, const void *container) { trf_torch::forget_experts(device, container); }
 
 void trf_torch_forget(int device, const void *buffer) { trf_torch::forget_layer(device, buffer); }

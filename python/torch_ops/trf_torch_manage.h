@@ -80,6 +80,19 @@ TRF_TORCH_API trf_status trf_torch_check(int device, const void *buffer, uint64_
 TRF_TORCH_API trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes,
                                                        trf_dtype dtype, trf_error *err);
 
+/* Experts of a container, as the functions above find them. */
+typedef struct trf_torch_experts {
+    const void *container; /* NULL: none */
+    uint64_t container_bytes;
+} trf_torch_experts;
+
+/* Prepares the mixture of transfuse::moe for so many experts a token, so that the first call need not; this waits for
+ * the device if they are coded. up: none if gate_up has both. is_gelu: whether the activation is gelu_tanh, and not
+ * silu. Errors: trf_moe_create's; TRF_ERR_NOT_FOUND. */
+TRF_TORCH_API trf_status trf_torch_prepare_moe(int device, const trf_torch_experts *gate_up,
+                                               const trf_torch_experts *down, const trf_torch_experts *up,
+                                               uint32_t top_k, int is_gelu, trf_error *err);
+
 /* Exact mode of the ops that take keys. */
 TRF_TORCH_API void trf_torch_set_exact(int exact);
 

@@ -63,9 +63,11 @@ struct operands {
     uint32_t id_bytes;
 };
 
-operands take_operands(const mixture &of, const experts &gate_up, const experts &down, int64_t tokens, int64_t k) {
+operands take_operands(const mixture &of, const mixed_experts &by, int64_t tokens, int64_t k) {
+    const experts &gate_up = *by.gate_up, &down = *by.down;
     const int64_t count = static_cast<int64_t>(gate_up.layers.size());
-    const int64_t hidden = gate_up.layers[0]->info.cols, gate_up_rows = gate_up.layers[0]->info.rows;
+    const int64_t hidden = gate_up.layers[0]->info.cols,
+                  gate_up_rows = int64_t{by.up ? 2 : 1} * gate_up.layers[0]->info.rows;
     const int32_t bf16 = aoti_torch_dtype_bfloat16(), ids_dtype = torch_dtype_of(of.ids);
     if (ids_dtype != aoti_torch_dtype_int32() && ids_dtype != aoti_torch_dtype_int64())
         throw bad_argument(of.op, "ids must be int32 or int64");
@@ -122,15 +124,20 @@ Tensor forward_moe(const mixture &of) {
         throw bad_argument(of.op, "x must be [tokens, hidden], and ids [tokens, k]; their shapes are " +
                                       shape_text(of.x) + " and " + shape_text(of.ids));
     const trf_activation activation = activation_of(of);
-    const std::shared_ptr<experts> gate_up = find(of.gate_up, of, device), down = find(of.down, of, device);
+    const mixed_experts experts = {find(of.gate_up, of, device), find(of.down, of, device),
+                                   of.up ? find(*of.up, of, device) : nullptr};
     const int64_t tokens = of.x.size(0), k = of.ids.size(1);
     if (of.num_ids < 0 || of.num_ids > INT32_MAX || k > INT32_MAX)
         throw bad_argument(of.op, "num_ids is " + std::to_string(of.num_ids) + " and k " + std::to_string(k) +
                                       "; 0 to 2^31 - 1 can be had");
-    const moe_key key = {gate_up.get(), down.get(), static_cast<uint32_t>(k), static_cast<uint32_t>(of.num_ids),
-                         activation};
-    const std::shared_ptr<moe> by = find_or_make_moe(gate_up, down, key, of.op);
-    const operands taken = take_operands(of, *gate_up, *down, tokens, k);
+    std::shared_ptr<moe> by;
+    trf_error error;
+    check_status(find_or_make_moe(experts,
+                                  {nullptr, nullptr, nullptr, static_cast<uint32_t>(k),
+                                   static_cast<uint32_t>(of.num_ids), activation},
+                                  &by, &error),
+                 error, of.op);
+    const operands taken = take_operands(of, experts, tokens, k);
     const Tensor y = allocate({tokens, of.x.size(1)}, aoti_torch_dtype_bfloat16(), device);
     for (int64_t first = 0; first < tokens; first += by->max_tokens)
         forward_tokens(of, *by, taken, y, static_cast<uint64_t>(first),

@@ -16,6 +16,7 @@ struct mixture {
     const Tensor &ids;                                     /* int32 or int64, [tokens][k] */
     const Tensor &weights;                                 /* F32, [tokens][k] */
     const Tensor &gate_up, &down;                          /* containers, or their keys */
+    const std::optional<Tensor> &up;                       /* none: gate_up has both */
     const std::optional<Tensor> &expert_map;               /* int32, [num_ids] */
     const std::optional<Tensor> &gate_up_bias, &down_bias; /* BF16, [experts][rows] */
     const std::string &activation;

@@ -44,17 +44,18 @@ Tensor experts(const Tensor &x, const Tensor &offsets, const Tensor &container, 
 
 Tensor moe(const Tensor &x, const Tensor &ids, const Tensor &weights, const Tensor &gate_up, const Tensor &down,
            const std::optional<Tensor> &expert_map, const std::optional<Tensor> &gate_up_bias,
-           const std::optional<Tensor> &down_bias, const std::string &activation, int64_t num_ids) {
-    return trf_torch::forward_moe(
-        {"transfuse::moe", x, ids, weights, gate_up, down, expert_map, gate_up_bias, down_bias, activation, num_ids});
+           const std::optional<Tensor> &down_bias, const std::string &activation, int64_t num_ids,
+           const std::optional<Tensor> &up) {
+    return trf_torch::forward_moe({"transfuse::moe", x, ids, weights, gate_up, down, up, expert_map, gate_up_bias,
+                                   down_bias, activation, num_ids});
 }
 
 Tensor moe_by_key(const Tensor &x, const Tensor &ids, const Tensor &weights, const Tensor &gate_up_key,
                   const Tensor &down_key, const std::optional<Tensor> &expert_map,
                   const std::optional<Tensor> &gate_up_bias, const std::optional<Tensor> &down_bias,
                   const std::string &activation, int64_t num_ids) {
-    return trf_torch::forward_moe({"transfuse::moe_by_key", x, ids, weights, gate_up_key, down_key, expert_map,
-                                   gate_up_bias, down_bias, activation, num_ids, trf_torch::naming::key});
+    return trf_torch::forward_moe({"transfuse::moe_by_key", x, ids, weights, gate_up_key, down_key, std::nullopt,
+                                   expert_map, gate_up_bias, down_bias, activation, num_ids, trf_torch::naming::key});
 }
 
 Tensor decode_experts(const Tensor &container, int64_t count, int64_t rows, int64_t cols, ScalarType dtype) {
@@ -110,7 +111,7 @@ STABLE_TORCH_LIBRARY(transfuse, library) {
     library.def("linear_group(Tensor x, Tensor[] buffers, int[] rows) -> Tensor[]");
     library.def("experts(Tensor x, Tensor offsets, Tensor container, int rows) -> Tensor");
     library.def("moe(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor down, Tensor? expert_map, "
-                "Tensor? gate_up_bias, Tensor? down_bias, str activation, int num_ids) -> Tensor");
+                "Tensor? gate_up_bias, Tensor? down_bias, str activation, int num_ids, Tensor? up=None) -> Tensor");
     library.def("moe_by_key(Tensor x, Tensor ids, Tensor weights, Tensor gate_up_key, Tensor down_key, "
                 "Tensor? expert_map, Tensor? gate_up_bias, Tensor? down_bias, str activation, int num_ids) -> Tensor");
     library.def("decode(Tensor buffer, int rows, int cols, ScalarType dtype) -> Tensor");

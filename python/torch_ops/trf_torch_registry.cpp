@@ -39,6 +39,7 @@ struct place_hash {
 
 struct moe_hash {
     size_t operator()(const moe_key &of) const {
+        // up and gate_up come together
         return ((reinterpret_cast<uintptr_t>(of.gate_up) >> 4) * 31 + (reinterpret_cast<uintptr_t>(of.down) >> 4)) *
                    31 +
                of.top_k;
@@ -163,7 +164,7 @@ void take_layer(registry &in, const place &at, forgotten *into) {
 /* Under the lock. Moves the mixtures of these experts to *into. */
 void take_mixtures(registry &in, const experts *of, std::vector<std::shared_ptr<moe>> *into) {
     for (auto at = in.mixtures.begin(); at != in.mixtures.end();)
-        if (at->first.gate_up == of || at->first.down == of) {
+        if (at->first.gate_up == of || at->first.down == of || at->first.up == of) {
             into->push_back(std::move(at->second));
             at = in.mixtures.erase(at);
         } else
@@ -174,6 +175,26 @@ void take_mixtures(registry &in, const experts *of, std::vector<std::shared_ptr<
 bool is_registered(const registry &in, const experts &of) {
     const auto at = in.experts.find({of.layers[0]->device, of.container});
     return at != in.experts.end() && at->second.get() == &of;
+}
+
+/* Whether a mixture takes such experts, whatever the library says of them. */
+trf_status check_mixture(const mixed_experts &of, trf_error *err) {
+    for (const experts *each : {of.gate_up.get(), of.down.get(), of.up.get()})
+        if (each && each->refusal.status != TRF_OK) {
+            *err = each->refusal;
+            return err->status;
+        }
+    trf_device_layer_info info;
+    trf_device_layer_get_info(of.gate_up->layers[0]->handle, &info);
+    if (info.layout == TRF_LAYOUT_PACKED && of.gate_up->combined != combination::interleaved_experts)
+        return fail(err, TRF_ERR_ARGUMENT,
+                    "rows of gate and up are not interleaved in gate_up; pack_experts(..., interleave=True) makes such "
+                    "a container");
+    if (of.down->combined != combination::experts)
+        return fail(err, TRF_ERR_ARGUMENT, "down has interleaved rows, as gate_up alone may have");
+    if (of.up && (of.up->combined != combination::experts || of.gate_up->combined != combination::experts))
+        return fail(err, TRF_ERR_ARGUMENT, "gate and up of two containers have no interleaved rows");
+    return TRF_OK;
 }
 
 } // namespace
@@ -301,28 +322,24 @@ std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &
     return of->plans.insert(key, &made);
 }
 
-std::shared_ptr<moe> find_or_make_moe(const std::shared_ptr<experts> &gate_up, const std::shared_ptr<experts> &down,
-                                      const moe_key &key, const char *op) {
+trf_status find_or_make_moe(const mixed_experts &of, moe_key key, std::shared_ptr<moe> *found, trf_error *err) {
     registry &in = the_registry();
+    key.gate_up = of.gate_up.get();
+    key.down = of.down.get();
+    key.up = of.up.get();
     {
         const std::lock_guard<std::mutex> guard(in.lock);
         const auto at = in.mixtures.find(key);
-        if (at != in.mixtures.end())
-            return at->second;
+        if (at != in.mixtures.end()) {
+            *found = at->second;
+            return TRF_OK;
+        }
     }
-    trf_error error;
-    if (gate_up->combined != combination::interleaved_experts)
-        check_status(fail(&error, TRF_ERR_ARGUMENT,
-                          "rows of gate and up are not interleaved in gate_up; pack_experts(..., interleave=True) "
-                          "makes such a container"),
-                     error, op);
-    if (down->combined != combination::experts)
-        check_status(fail(&error, TRF_ERR_ARGUMENT, "down has interleaved rows, as gate_up alone may have"), error, op);
-    check_status(gate_up->refusal.status, gate_up->refusal, op);
-    check_status(down->refusal.status, down->refusal, op);
+    trf_status status = check_mixture(of, err);
+    if (status != TRF_OK)
+        return status;
     auto made = std::make_shared<moe>();
-    made->gate_up = gate_up;
-    made->down = down;
+    made->of = of;
     trf_moe_options options;
     trf_moe_options_init(&options);
     // Memory is taken for the tokens of a call, so that one mixture serves calls of every size.
@@ -330,13 +347,18 @@ std::shared_ptr<moe> find_or_make_moe(const std::shared_ptr<experts> &gate_up, c
     options.max_tokens = made->max_tokens;
     options.top_k = key.top_k;
     options.num_ids = key.num_ids;
-    options.gate_up_order = TRF_GATE_UP_INTERLEAVED_8;
+    options.gate_up_order =
+        of.gate_up->combined == combination::interleaved_experts ? TRF_GATE_UP_INTERLEAVED_8 : TRF_GATE_UP_HALVES;
     options.activation = key.activation;
-    check_status(trf_moe_create(gate_up->handle, down->handle, &options, &made->handle, &error), error, op);
+    options.up = of.up ? of.up->handle : nullptr;
+    status = trf_moe_create(of.gate_up->handle, of.down->handle, &options, &made->handle, err);
+    if (status != TRF_OK)
+        return status;
+    *found = made;
     const std::lock_guard<std::mutex> guard(in.lock);
-    if (!is_registered(in, *gate_up) || !is_registered(in, *down))
-        return made; // they were forgotten in between
-    return in.mixtures.insert({key, made}).first->second;
+    if (is_registered(in, *of.gate_up) && is_registered(in, *of.down) && (!of.up || is_registered(in, *of.up)))
+        *found = in.mixtures.insert({key, made}).first->second; // else they were forgotten in between
+    return TRF_OK;
 }
 
 trf_status insert_experts(int device, const void *container, uint64_t container_bytes,

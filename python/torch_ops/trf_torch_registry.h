@@ -218,21 +218,26 @@ std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &
 
 /* What the mixtures of the same experts differ in. */
 struct moe_key {
-    const experts *gate_up, *down;
+    const experts *gate_up, *down, *up; /* up: NULL if gate_up has both */
     uint32_t top_k, num_ids;
     trf_activation activation;
 
     bool operator==(const moe_key &other) const {
-        return gate_up == other.gate_up && down == other.down && top_k == other.top_k && num_ids == other.num_ids &&
-               activation == other.activation;
+        return gate_up == other.gate_up && down == other.down && up == other.up && top_k == other.top_k &&
+               num_ids == other.num_ids && activation == other.activation;
     }
+};
+
+/* The experts of a mixture. */
+struct mixed_experts {
+    std::shared_ptr<experts> gate_up, down, up; /* up: NULL if gate_up has both */
 };
 
 /* A mixture of experts, and how many tokens a call of it takes at most. */
 struct moe {
     trf_moe *handle = nullptr;
     uint32_t max_tokens = 0;
-    std::shared_ptr<experts> gate_up, down; /* which it is of */
+    mixed_experts of;
 
     moe() = default;
     moe(const moe &) = delete;
@@ -240,11 +245,10 @@ struct moe {
     ~moe() { trf_moe_destroy(handle); }
 };
 
-/* The mixture of these experts, which is made at the first call and goes when either of them is forgotten. num_ids: 0:
- * as many as there are experts here. Throws what the library reports, and for gate_up whose rows are not interleaved,
- * or down whose rows are. */
-std::shared_ptr<moe> find_or_make_moe(const std::shared_ptr<experts> &gate_up, const std::shared_ptr<experts> &down,
-                                      const moe_key &key, const char *op);
+/* Sets *found to the mixture of these experts, which is made at the first call and goes when any of them is forgotten.
+ * num_ids: 0: as many as there are experts here. key: its experts are set here. Errors: what the library reports;
+ * TRF_ERR_ARGUMENT for packed gate_up whose rows are not interleaved, and for down whose rows are. */
+trf_status find_or_make_moe(const mixed_experts &of, moe_key key, std::shared_ptr<moe> *found, trf_error *err);
 
 /* Makes experts of layers that are known, of one device, shape and source dtype; or has them assembled, of one number
  * of columns and source dtype. Errors: TRF_ERR_EXISTS (there are some at this place), TRF_ERR_ARGUMENT (layers that do

@@ -7,6 +7,7 @@
 #include "trf_context.h"
 #include "trf_group_partition.h"
 #include "trf_moe_launch.h"
+#include "trf_pack_coded_experts_launch.h"
 #include "trf_plan.h"
 
 /* What the device has of experts that its kernels multiply by. */
@@ -52,8 +53,11 @@ struct trf_experts_plan {
 /* Never changes once it is made. */
 struct trf_moe {
     const trf_experts *gate_up, *down;
+    const trf_experts *up;      /* NULL: gate_up has both */
+    trf_pack_rows gate_up_rows; /* how rows in turns follow from those of gate_up and up */
     uint32_t max_tokens, activation;
     trf_moe_shape shape;
+    struct trf_moe_packing *packing; /* what a GPU needs to know of coded experts, malloc'd; or NULL */
 };
 
 /* What a device's kernels do with the experts of a layout (trf_layout_ops.expert_ops). Experts whose layout has none
@@ -69,8 +73,10 @@ typedef struct trf_expert_ops {
     /* Does what trf_experts_decode does, with checked arguments. NULL: they are decoded one after the other. */
     trf_status (*decode)(const trf_experts *experts, trf_decode_as as, void *weights, uint64_t expert_stride,
                          trf_stream stream, trf_error *err);
-    /* Do what the public functions do, with checked arguments and `tokens` up to the most. NULL: there are no kernels
-     * for mixtures of these experts. */
+    /* Finds out what the next two functions need to know of the experts, and whether they take them. NULL: nothing. It
+     * sets packing, which free() releases. */
+    trf_status (*prepare_moe)(trf_moe *moe, trf_error *err);
+    /* Do what the public functions do, with checked arguments and `tokens` up to the most. */
     trf_status (*get_moe_workspace)(const trf_moe *moe, uint32_t tokens, uint64_t *bytes, trf_error *err);
     trf_status (*forward_moe)(const trf_moe *moe, const trf_moe_operands *operands, void *workspace, trf_stream stream,
                               trf_error *err);
@@ -80,6 +86,21 @@ extern const trf_expert_ops trf_cuda_coded_expert_ops, trf_cuda_packed_expert_op
 
 /* Releases experts_dev, or the views of packed experts. */
 void trf_cuda_destroy_experts(trf_experts *experts);
+
+/* Whether the device multiplies by so many packed experts. Errors: TRF_ERR_UNSUPPORTED. */
+trf_status trf_cuda_check_packed_experts(const trf_context *context, uint32_t count, trf_error *err);
+
+/* trf_expert_ops of mixtures of coded experts. */
+trf_status trf_cuda_prepare_coded_moe(trf_moe *moe, trf_error *err);
+trf_status trf_cuda_get_coded_moe_workspace(const trf_moe *moe, uint32_t tokens, uint64_t *bytes, trf_error *err);
+trf_status trf_cuda_forward_coded_moe(const trf_moe *moe, const trf_moe_operands *operands, void *workspace,
+                                      trf_stream stream, trf_error *err);
+
+/* What both kinds of mixtures on a GPU share. */
+trf_status trf_cuda_choose_moe(const trf_moe *moe, uint32_t tokens, trf_moe_partition *partition, trf_error *err);
+/* call: all but what operands and workspace say. */
+trf_status trf_cuda_launch_moe(const trf_moe *moe, const trf_moe_operands *operands, trf_moe_call *call,
+                               void *workspace, trf_stream stream, trf_error *err);
 
 /* Makes experts as trf_experts_create does, which then own their layers if `owns_layers` is set. On failure the caller
  * still does. */

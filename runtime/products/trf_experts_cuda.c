@@ -183,4 +183,7 @@ const trf_expert_ops trf_cuda_coded_expert_ops = {
     .create_plan = cuda_create_experts_plan,
     .linear = cuda_linear_experts,
     .decode = cuda_decode_experts,
+    .prepare_moe = trf_cuda_prepare_coded_moe,
+    .get_moe_workspace = trf_cuda_get_coded_moe_workspace,
+    .forward_moe = trf_cuda_forward_coded_moe,
 };

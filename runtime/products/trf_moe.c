@@ -20,6 +20,8 @@ void trf_moe_operands_init(trf_moe_operands *operands) {
     *operands = (trf_moe_operands){.struct_bytes = sizeof *operands, .id_bytes = 4};
 }
 
+static int is_packed(const trf_experts *experts) { return experts->layers[0]->layout->layout == TRF_LAYOUT_PACKED; }
+
 static trf_status check_options(const trf_experts *gate_up, const trf_moe_options *options, trf_error *err) {
     if (options->max_tokens < 1 || options->max_tokens > MOST_TOKENS)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u tokens; 1 to %d can be had", options->max_tokens,
@@ -30,9 +32,16 @@ static trf_status check_options(const trf_experts *gate_up, const trf_moe_option
     if (options->num_ids && (options->num_ids < gate_up->count || options->num_ids > INT32_MAX))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u experts on all devices, and %u here",
                         options->num_ids, gate_up->count);
-    if (options->gate_up_order != TRF_GATE_UP_INTERLEAVED_8)
+    if (options->up && options->gate_up_order != TRF_GATE_UP_HALVES)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "a mixture needs rows of gate and up that are interleaved by 8 (gate_up_order)");
+                        "rows of gate and up that are two tensors do not take turns (gate_up_order)");
+    if (is_packed(gate_up) && options->gate_up_order != TRF_GATE_UP_INTERLEAVED_8)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "a mixture of packed experts needs rows of gate and up that are interleaved by 8 "
+                        "(gate_up_order)");
+    if (options->gate_up_order != TRF_GATE_UP_HALVES && options->gate_up_order != TRF_GATE_UP_INTERLEAVED_8)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no order %d of gate and up",
+                        (int)options->gate_up_order);
     if (gate_up->is_packed_here && gate_up->gate_up_order != TRF_GATE_UP_INTERLEAVED_8)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "gate_up was packed in another order of rows than the mixture's");
@@ -42,26 +51,64 @@ static trf_status check_options(const trf_experts *gate_up, const trf_moe_option
     return TRF_OK;
 }
 
-static trf_status check_experts(const trf_experts *gate_up, const trf_experts *down, trf_error *err) {
+/* up: NULL if gate_up has both. */
+static trf_status check_up(const trf_experts *gate, const trf_experts *up, trf_error *err) {
+    if (!up)
+        return TRF_OK;
+    if (is_packed(gate) || is_packed(up))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "gate and up of two tensors are coded experts; trf_experts_convert packs them together");
+    if (up->context != gate->context || up->count != gate->count || up->info.rows != gate->info.rows ||
+        up->info.cols != gate->info.cols || up->info.codec != gate->info.codec)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "gates are %u experts of %ux%u of codec %s, up projections %u of %ux%u of codec %s, or they "
+                        "are of two contexts",
+                        gate->count, gate->info.rows, gate->info.cols, trf_codec_name(gate->info.codec), up->count,
+                        up->info.rows, up->info.cols, trf_codec_name(up->info.codec));
+    return TRF_OK;
+}
+
+/* rows: of gate and up in all. */
+static trf_status check_experts(const trf_experts *gate_up, const trf_experts *down, uint64_t rows, trf_error *err) {
     const trf_layer_info *first = &gate_up->info, *second = &down->info;
-    if (gate_up->context != down->context || gate_up->count != down->count || gate_up->ops != down->ops)
+    if (gate_up->context != down->context || gate_up->count != down->count || is_packed(gate_up) != is_packed(down))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "gate_up and down need one context, one layout, and as many experts as each other (%u and %u)",
                         gate_up->count, down->count);
-    if (first->rows % 2 || first->rows / 2 != second->cols || first->cols != second->rows)
+    if (rows % 2 || rows / 2 != second->cols || first->cols != second->rows)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "gate_up of %ux%u and down of %ux%u do not fit each other", first->rows, first->cols,
-                        second->rows, second->cols);
+                        "gate and up of %llux%u and down of %ux%u do not fit each other", (unsigned long long)rows,
+                        first->cols, second->rows, second->cols);
     if (first->codec != TRF_CODEC_BF16 || second->codec != TRF_CODEC_BF16)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "mixtures are of BF16 experts, not of %s",
                         trf_codec_name(first->codec != TRF_CODEC_BF16 ? first->codec : second->codec));
-    if (first->rows % 16 || first->cols % 8)
+    if (rows % 16 || first->cols % 8)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "gate_up has %u rows and %u columns; multiples of 16 and of 8 are needed", first->rows,
-                        first->cols);
-    if (gate_up->ops && !gate_up->ops->forward_moe)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "mixtures on a GPU are of packed experts");
+                        "gate and up have %llu rows in all and %u columns; multiples of 16 and of 8 are needed",
+                        (unsigned long long)rows, first->cols);
     return TRF_OK;
+}
+
+/* options: checked. rows: of gate and up in all. @return NULL if memory is short. */
+static trf_moe *make_moe(const trf_experts *gate_up, const trf_experts *down, const trf_moe_options *options,
+                         uint32_t rows) {
+    trf_moe *made = calloc(1, sizeof *made);
+    if (!made)
+        return NULL;
+    made->gate_up = gate_up;
+    made->down = down;
+    made->up = options->up;
+    made->gate_up_rows = options->up                                           ? TRF_PACK_ROWS_OF_TWO
+                         : options->gate_up_order == TRF_GATE_UP_INTERLEAVED_8 ? TRF_PACK_ROWS_AS_THEY_ARE
+                                                                               : TRF_PACK_ROWS_OF_HALVES;
+    made->max_tokens = options->max_tokens;
+    made->activation = options->activation;
+    made->shape = (trf_moe_shape){.experts = gate_up->count,
+                                  .num_ids = options->num_ids ? options->num_ids : gate_up->count,
+                                  .top_k = options->top_k,
+                                  .hidden = gate_up->info.cols,
+                                  .gate_up_rows = rows};
+    return made;
 }
 
 trf_status trf_moe_create(const trf_experts *gate_up, const trf_experts *down, const trf_moe_options *options,
@@ -69,38 +116,40 @@ trf_status trf_moe_create(const trf_experts *gate_up, const trf_experts *down, c
     static const trf_struct_type type = {"trf_moe_options", sizeof *options,
                                          TRF_STRUCT_BYTES(trf_moe_options, activation)};
     trf_moe_options taken;
+    uint64_t rows = 0, bytes;
     if (!gate_up || !down || !options || !moe)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a mixture needs experts and options");
     trf_moe_options_init(&taken);
     trf_status status = trf_take_struct(&type, &taken, options, err);
     if (status == TRF_OK)
-        status = check_experts(gate_up, down, err);
+        status = check_up(gate_up, taken.up, err);
+    if (status == TRF_OK) {
+        rows = (uint64_t)gate_up->info.rows * (taken.up ? 2 : 1);
+        status = check_experts(gate_up, down, rows, err);
+    }
     if (status == TRF_OK)
         status = check_options(gate_up, &taken, err);
     if (status != TRF_OK)
         return status;
-    trf_moe *made = calloc(1, sizeof *made);
+    trf_moe *made = make_moe(gate_up, down, &taken, (uint32_t)rows);
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a mixture");
-    made->gate_up = gate_up;
-    made->down = down;
-    made->max_tokens = taken.max_tokens;
-    made->activation = taken.activation;
-    made->shape = (trf_moe_shape){.experts = gate_up->count,
-                                  .num_ids = taken.num_ids ? taken.num_ids : gate_up->count,
-                                  .top_k = taken.top_k,
-                                  .hidden = gate_up->info.cols,
-                                  .gate_up_rows = gate_up->info.rows};
-    uint64_t bytes;
-    status = trf_moe_get_workspace(made, made->max_tokens, &bytes, err); /* whether so many are possible */
+    if (gate_up->ops && gate_up->ops->prepare_moe)
+        status = gate_up->ops->prepare_moe(made, err);
+    if (status == TRF_OK)
+        status = trf_moe_get_workspace(made, made->max_tokens, &bytes, err); /* whether so many are possible */
     if (status == TRF_OK)
         *moe = made;
     else
-        free(made);
+        trf_moe_destroy(made);
     return status;
 }
 
-void trf_moe_destroy(trf_moe *moe) { free(moe); }
+void trf_moe_destroy(trf_moe *moe) {
+    if (moe)
+        free(moe->packing);
+    free(moe);
+}
 
 static trf_status check_tokens(const trf_moe *moe, uint32_t tokens, trf_error *err) {
     if (tokens >= 1 && tokens <= moe->max_tokens)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mixtures of experts on the CPU: routes are sorted by expert, and the products are those of trf_experts_linear.
+/* Mixtures of experts on the CPU: routes are sorted by expert, and the products are those of trf_experts_linear. Sums
+ * of gate and up lie as the rows of gate_up do; where these are two tensors, all sums of gate lie before those of up.
  * The workspace: first slots | routes of slots | slots of routes | x of slots | sums of gate and up in F32 | what the
  * activation gives | sums of down in F32 | the products' own. */
 #include "trf_activation.h"
@@ -13,13 +14,14 @@ typedef struct trf_cpu_moe_workspace {
     uint64_t first_slots, slot_routes, route_slots, slot_x, gate_up, hidden, down, products, bytes;
 } trf_cpu_moe_workspace;
 
-/* The plans of both products. */
+/* The plans of all products. up: NULL if gate_up has both. */
 typedef struct trf_cpu_moe_plans {
-    trf_experts_plan *gate_up, *down;
+    trf_experts_plan *gate_up, *up, *down;
 } trf_cpu_moe_plans;
 
 static void destroy_plans(const trf_cpu_moe_plans *plans) {
     trf_experts_plan_destroy(plans->gate_up);
+    trf_experts_plan_destroy(plans->up);
     trf_experts_plan_destroy(plans->down);
 }
 
@@ -27,6 +29,8 @@ static trf_status make_plans(const trf_moe *moe, uint32_t routes, trf_cpu_moe_pl
     memset(plans, 0, sizeof *plans);
     trf_status status =
         trf_experts_plan_create(moe->gate_up, routes, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plans->gate_up, err);
+    if (status == TRF_OK && moe->up)
+        status = trf_experts_plan_create(moe->up, routes, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plans->up, err);
     if (status == TRF_OK)
         status = trf_experts_plan_create(moe->down, routes, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plans->down, err);
     if (status != TRF_OK)
@@ -52,7 +56,7 @@ static trf_cpu_moe_workspace workspace_of(const trf_moe *moe, uint64_t routes, c
     w.gate_up = add_part(&w, routes * shape->gate_up_rows * sizeof(float));
     w.hidden = add_part(&w, routes * (shape->gate_up_rows / 2) * sizeof(uint16_t));
     w.down = add_part(&w, routes * shape->hidden * sizeof(float));
-    w.products = add_part(&w, gate_up > down ? gate_up : down);
+    w.products = add_part(&w, gate_up > down ? gate_up : down); /* up's is that of gate, which is alike */
     return w;
 }
 
@@ -93,18 +97,27 @@ static float bias_at(const void *bias, uint64_t at) {
     return bias ? trf_bf16_to_f32(((const uint16_t *)bias)[at]) : -0.0f;
 }
 
-/* Gives activation(gate) * up of an expert's slots. */
-static void activate(const trf_moe *moe, const void *bias, uint32_t expert, const float *gate_up, uint64_t slots,
-                     uint16_t *hidden) {
-    const uint32_t rows = moe->shape.gate_up_rows;
-    for (uint64_t slot = 0; slot < slots; slot++)
-        for (uint32_t i = 0; i < rows / 2; i++) {
-            const uint32_t gate = i / 8 * 16 + i % 8, up = gate + 8; /* TRF_GATE_UP_INTERLEAVED_8 */
-            const float *const sums = gate_up + slot * rows;
-            const uint64_t at = (uint64_t)expert * rows;
-            hidden[slot * (rows / 2) + i] =
-                trf_f32_to_bf16(trf_activate(moe->activation, sums[gate] + bias_at(bias, at + gate)) *
-                                (sums[up] + bias_at(bias, at + up)));
+/* Where sum i of gate, or of up, of a slot lies. routes: of the call. */
+static uint64_t sum_at(const trf_moe *moe, uint64_t routes, uint64_t slot, uint32_t i, int is_up) {
+    const uint32_t rows = moe->shape.gate_up_rows, inner = rows / 2;
+    if (moe->gate_up_rows == TRF_PACK_ROWS_OF_TWO)
+        return (is_up ? routes + slot : slot) * inner + i;
+    if (moe->gate_up_rows == TRF_PACK_ROWS_OF_HALVES)
+        return slot * rows + (is_up ? inner + i : i);
+    return slot * rows + i / 8 * 16 + i % 8 + (is_up ? 8 : 0); /* TRF_GATE_UP_INTERLEAVED_8 */
+}
+
+/* Gives activation(gate) * up of an expert's slots, `first` to `end` - 1. */
+static void activate(const trf_moe *moe, const trf_moe_operands *o, uint32_t expert, const float *gate_up,
+                     uint64_t first, uint64_t end, uint16_t *hidden) {
+    const uint32_t inner = moe->shape.gate_up_rows / 2;
+    const uint64_t routes = (uint64_t)o->tokens * moe->shape.top_k;
+    for (uint64_t slot = first; slot < end; slot++)
+        for (uint32_t i = 0; i < inner; i++) {
+            const uint64_t bias = 2ull * expert * inner + i / 8 * 16 + i % 8;
+            const float gate = gate_up[sum_at(moe, routes, slot, i, 0)] + bias_at(o->gate_up_bias, bias),
+                        up = gate_up[sum_at(moe, routes, slot, i, 1)] + bias_at(o->gate_up_bias, bias + 8);
+            hidden[slot * inner + i] = trf_f32_to_bf16(trf_activate(moe->activation, gate) * up);
         }
 }
 
@@ -148,9 +161,11 @@ trf_status trf_cpu_forward_moe(const trf_moe *moe, const trf_moe_operands *o, vo
                (const uint16_t *)o->x + (uint64_t)(slot_routes[slot] / shape->top_k) * shape->hidden,
                shape->hidden * sizeof *slot_x);
     status = trf_experts_linear(plans.gate_up, slot_x, first_slots, gate_up, at + w.products, NULL, err);
+    if (status == TRF_OK && moe->up)
+        status = trf_experts_linear(plans.up, slot_x, first_slots, gate_up + (uint64_t)count * moe->up->info.rows,
+                                    at + w.products, NULL, err);
     for (uint32_t e = 0; status == TRF_OK && e < shape->experts; e++)
-        activate(moe, o->gate_up_bias, e, gate_up + (uint64_t)first_slots[e] * shape->gate_up_rows,
-                 first_slots[e + 1] - first_slots[e], hidden + (uint64_t)first_slots[e] * (shape->gate_up_rows / 2));
+        activate(moe, o, e, gate_up, first_slots[e], first_slots[e + 1], hidden);
     if (status == TRF_OK)
         status = trf_experts_linear(plans.down, hidden, first_slots, down, at + w.products, NULL, err);
     for (uint32_t e = 0; status == TRF_OK && o->down_bias && e < shape->experts; e++)

@@ -7,20 +7,25 @@
 
 #include <stdlib.h>
 
+trf_status trf_cuda_check_packed_experts(const trf_context *context, uint32_t count, trf_error *err) {
+    if (trf_moe_device_allows(&context->limits, count))
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                    "products of packed experts need a GPU of compute capability 9.0 and at most %d experts; this one "
+                    "has %d.%d, and there are %u",
+                    TRF_MOE_MAX_EXPERTS, context->limits.capability / 10, context->limits.capability % 10, count);
+}
+
 static trf_status cuda_fill(trf_experts *experts, trf_error *err) {
     const trf_context *context = experts->context;
     const uint64_t bytes = experts->count * sizeof(trf_packed_view);
     void *memory = NULL;
-    if (!trf_moe_device_allows(&context->limits, experts->count))
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "products of packed experts need a GPU of compute capability 9.0 and at most %d experts; this "
-                        "one has %d.%d, and there are %u",
-                        TRF_MOE_MAX_EXPERTS, context->limits.capability / 10, context->limits.capability % 10,
-                        experts->count);
+    trf_status status = trf_cuda_check_packed_experts(context, experts->count, err);
+    if (status != TRF_OK)
+        return status;
     trf_packed_view *views = calloc(experts->count, sizeof *views);
     if (!views)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", experts->count);
-    trf_status status = TRF_OK;
     int may_zero = 0;
     for (uint32_t i = 0; i < experts->count && status == TRF_OK; i++) {
         views[i] = experts->layers[i]->packed;
@@ -74,7 +79,7 @@ static trf_status cuda_linear(const trf_experts_plan *plan, const void *x, const
     return status;
 }
 
-static trf_status choose(const trf_moe *moe, uint32_t tokens, trf_moe_partition *partition, trf_error *err) {
+trf_status trf_cuda_choose_moe(const trf_moe *moe, uint32_t tokens, trf_moe_partition *partition, trf_error *err) {
     if (trf_moe_choose(&moe->shape, &moe->gate_up->context->limits, tokens, -1, partition))
         return TRF_OK;
     return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a mixture of %u experts does not take %u tokens at once",
@@ -83,38 +88,42 @@ static trf_status choose(const trf_moe *moe, uint32_t tokens, trf_moe_partition 
 
 static trf_status cuda_get_moe_workspace(const trf_moe *moe, uint32_t tokens, uint64_t *bytes, trf_error *err) {
     trf_moe_partition partition;
-    trf_status status = choose(moe, tokens, &partition, err);
+    trf_status status = trf_cuda_choose_moe(moe, tokens, &partition, err);
     if (status == TRF_OK)
         *bytes = partition.workspace_bytes;
     return status;
 }
 
-static trf_status cuda_forward_moe(const trf_moe *moe, const trf_moe_operands *operands, void *workspace,
-                                   trf_stream stream, trf_error *err) {
+trf_status trf_cuda_launch_moe(const trf_moe *moe, const trf_moe_operands *operands, trf_moe_call *call,
+                               void *workspace, trf_stream stream, trf_error *err) {
     trf_moe_partition partition;
     trf_device_scope scope;
-    const trf_moe_call call = {.gate_up = moe->gate_up->on_device.packed,
-                               .down = moe->down->on_device.packed,
-                               .activation = moe->activation,
-                               .x = operands->x,
-                               .ids = operands->ids,
-                               .id_bytes = operands->id_bytes,
-                               .map = operands->expert_map,
-                               .weights = operands->weights,
-                               .gate_up_bias = operands->gate_up_bias,
-                               .down_bias = operands->down_bias,
-                               .y = operands->y,
-                               .workspace = workspace};
-    trf_status status = choose(moe, operands->tokens, &partition, err);
+    call->activation = moe->activation;
+    call->x = operands->x;
+    call->ids = operands->ids;
+    call->id_bytes = operands->id_bytes;
+    call->map = operands->expert_map;
+    call->weights = operands->weights;
+    call->gate_up_bias = operands->gate_up_bias;
+    call->down_bias = operands->down_bias;
+    call->y = operands->y;
+    call->workspace = workspace;
+    trf_status status = trf_cuda_choose_moe(moe, operands->tokens, &partition, err);
     if (status == TRF_OK)
         status = trf_enter_device(moe->gate_up->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_nvtx_push("experts");
-    status = trf_check_cuda(trf_moe_launch(&call, &moe->shape, &partition, stream), "a mixture of experts", err);
+    status = trf_check_cuda(trf_moe_launch(call, &moe->shape, &partition, stream), "a mixture of experts", err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;
+}
+
+static trf_status cuda_forward_moe(const trf_moe *moe, const trf_moe_operands *operands, void *workspace,
+                                   trf_stream stream, trf_error *err) {
+    trf_moe_call call = {.gate_up = moe->gate_up->on_device.packed, .down = moe->down->on_device.packed};
+    return trf_cuda_launch_moe(moe, operands, &call, workspace, stream, err);
 }
 
 const trf_expert_ops trf_cuda_packed_expert_ops = {

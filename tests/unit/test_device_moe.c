@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packed experts and mixtures of them, compared with F64: all kinds of counts, ids and maps, biases, both activations,
- * experts with many zeros beside others; the same bits on every run; and what is refused. These tests run on the CPU;
+ * experts with many zeros beside others; mixtures of coded experts, which on a GPU give the bits of packed ones; the
+ * same bits on every run; and what is refused. These tests run on the CPU;
  * tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
@@ -469,6 +470,101 @@ START_TEST(converted_experts_are_the_packed_ones) {
 }
 END_TEST
 
+/* ---- mixtures of coded experts ---- */
+
+/* Experts of a size that the encoder takes its default probability bits for. */
+static const moe_case kCodedCases[] = {
+    {5, 512, 192, 2, 40, 1, 1, 0, 4, TRF_ACTIVATION_SILU},
+    {4, 576, 256, 3, 300, 0, 0, 1, 8, TRF_ACTIVATION_GELU_TANH},
+    {3, 576, 192, 2, 900, 1, 0, 0, 4, TRF_ACTIVATION_SILU},
+};
+enum {
+    CODED_CASES = sizeof kCodedCases / sizeof kCodedCases[0],
+    CODED_WAYS = 3 /* gate and up are two tensors; one in halves; one in turns */
+};
+
+/* Some rows of all experts, from row `first` of each on; the weights stay those of `of`. */
+static dense_experts rows_of(const dense_experts *of, uint32_t first, uint32_t rows) {
+    dense_experts part = *of;
+    part.rows = rows;
+    for (uint32_t e = 0; e < of->count; e++) {
+        part.matrices[e].rows = rows;
+        part.matrices[e].weights = (const uint8_t *)of->matrices[e].weights + 2ull * first * of->cols;
+    }
+    return part;
+}
+
+/* Coded experts, with their layers. */
+typedef struct coded_experts {
+    trf_experts *experts;
+    trf_device_layer *layers[MOST_EXPERTS];
+    uint32_t count;
+} coded_experts;
+
+static coded_experts code(const dense_experts *dense, trf_gate_up_order order) {
+    trf_experts *packed = pack(dense, order);
+    coded_experts coded = {.count = dense->count};
+    coded.experts = encode(packed, coded.layers);
+    trf_experts_destroy(packed);
+    return coded;
+}
+
+static void free_coded(coded_experts *coded) {
+    trf_experts_destroy(coded->experts);
+    for (uint32_t e = 0; coded->experts && e < coded->count; e++)
+        trf_device_layer_destroy(coded->layers[e]);
+}
+
+/* @return y of the mixture; malloc'd. */
+static uint16_t *forward_once(const moe_run *run, const trf_experts *gate_up, const trf_experts *down,
+                              const trf_moe_options *options) {
+    trf_moe *moe = NULL;
+    fixture_check_status(trf_moe_create(gate_up, down, options, &moe, &err), TRF_OK, &err);
+    const moe_memory memory = upload_run(run, moe);
+    uint16_t *y = forward(run, moe, &memory), *again = forward(run, moe, &memory);
+    EXPECT(memcmp(y, again, 2ull * run->of->tokens * run->of->hidden) == 0);
+    free(again);
+    free_memory(&memory);
+    trf_moe_destroy(moe);
+    return y;
+}
+
+/* loop: case and way. */
+START_TEST(coded_mixtures_are_the_packed_ones) {
+    moe_run run = make_run(&kCodedCases[_i / CODED_WAYS]);
+    const int way = _i % CODED_WAYS;
+    const dense_experts gate = rows_of(&run.gate_up, 0, run.of->inner),
+                        up = rows_of(&run.gate_up, run.of->inner, run.of->inner);
+    trf_moe_options options = options_of(&run);
+    trf_experts *turns = pack(&run.gate_up, TRF_GATE_UP_INTERLEAVED_8), *down = pack(&run.down, TRF_GATE_UP_HALVES);
+    coded_experts coded_up = {0}, coded_down = code(&run.down, TRF_GATE_UP_HALVES),
+                  coded = way == 0 ? code(&gate, TRF_GATE_UP_HALVES)
+                                   : code(&run.gate_up, way == 1 ? TRF_GATE_UP_HALVES : TRF_GATE_UP_INTERLEAVED_8);
+    uint16_t *due = forward_once(&run, turns, down, &options);
+    if (way == 0) {
+        coded_up = code(&up, TRF_GATE_UP_HALVES);
+        options.up = coded_up.experts;
+    }
+    options.gate_up_order = way == 2 ? TRF_GATE_UP_INTERLEAVED_8 : TRF_GATE_UP_HALVES;
+    uint16_t *y = forward_once(&run, coded.experts, coded_down.experts, &options);
+    if (TRF_TEST_DEVICE != TRF_DEVICE_CPU)
+        EXPECT(memcmp(y, due, 2ull * run.of->tokens * run.of->hidden) == 0);
+    double errors = 0, values = 0;
+    for (uint32_t token = 0; token < run.of->tokens; token += 1 + token)
+        check_token(&run, y, token, &errors, &values);
+    if (!(sqrt(errors) <= 4e-3 * sqrt(values)))
+        ck_abort_msg("an error of %g of the result", sqrt(errors / values));
+    free(y);
+    free(due);
+    free_coded(&coded);
+    free_coded(&coded_up);
+    free_coded(&coded_down);
+    trf_experts_destroy(turns);
+    trf_experts_destroy(down);
+    free_run(&run);
+}
+END_TEST
+
 /* ---- refusals ---- */
 
 static void expect_refused(const trf_experts *gate_up, const trf_experts *down, const trf_moe_options *options,
@@ -479,6 +575,40 @@ static void expect_refused(const trf_experts *gate_up, const trf_experts *down, 
     if (!strstr(err.message, text))
         ck_abort_msg("\"%s\" does not say \"%s\"", err.message, text);
 }
+
+START_TEST(refused_coded_mixtures) {
+    const moe_case of = {2, 48, 32, 1, 3, 0, 0, 0, 4, TRF_ACTIVATION_SILU};
+    moe_run run = make_run(&of);
+    const dense_experts gate = rows_of(&run.gate_up, 0, of.inner), few = rows_of(&run.gate_up, 0, of.inner / 2);
+    trf_experts *packed = pack(&run.gate_up, TRF_GATE_UP_INTERLEAVED_8), *down = pack(&run.down, TRF_GATE_UP_HALVES);
+    coded_experts coded = code(&gate, TRF_GATE_UP_HALVES), other = code(&few, TRF_GATE_UP_HALVES),
+                  coded_down = code(&run.down, TRF_GATE_UP_HALVES);
+    trf_moe_options options = options_of(&run);
+    options.up = coded.experts;
+    expect_refused(coded.experts, coded_down.experts, &options, TRF_ERR_ARGUMENT, "do not take turns");
+    expect_refused(packed, down, &options, TRF_ERR_ARGUMENT, "are coded experts");
+    options.up = NULL;
+    expect_refused(packed, coded_down.experts, &options, TRF_ERR_ARGUMENT, "one layout");
+    options.up = coded.experts;
+    options.gate_up_order = TRF_GATE_UP_HALVES;
+    expect_refused(other.experts, coded_down.experts, &options, TRF_ERR_ARGUMENT, "gates are 2 experts of 16x48");
+    options.gate_up_order = (trf_gate_up_order)2;
+    options.up = NULL;
+    expect_refused(other.experts, coded_down.experts, &options, TRF_ERR_ARGUMENT, "do not fit");
+    expect_refused(coded.experts, coded.experts, &options, TRF_ERR_ARGUMENT, "do not fit");
+    options.up = coded.experts;
+    options.gate_up_order = TRF_GATE_UP_HALVES;
+    if (TRF_TEST_DEVICE != TRF_DEVICE_CPU) /* 48 columns */
+        expect_refused(coded.experts, coded_down.experts, &options, TRF_ERR_UNSUPPORTED,
+                       "expert 0 cannot be packed for a product: it has stored tiles, or columns beside whole slabs");
+    free_coded(&coded);
+    free_coded(&other);
+    free_coded(&coded_down);
+    trf_experts_destroy(packed);
+    trf_experts_destroy(down);
+    free_run(&run);
+}
+END_TEST
 
 START_TEST(refused_mixtures) {
     const moe_case of = {2, 32, 16, 1, 3, 0, 0, 0, 4, TRF_ACTIVATION_SILU};
@@ -559,6 +689,8 @@ int main(void) {
     tcase_add_loop_test(tests, packed_products_near_f64, 0, 9);
     tcase_add_test(tests, packed_weights_are_the_dense_ones);
     tcase_add_test(tests, converted_experts_are_the_packed_ones);
+    tcase_add_loop_test(tests, coded_mixtures_are_the_packed_ones, 0, CODED_CASES * CODED_WAYS);
+    tcase_add_test(tests, refused_coded_mixtures);
     tcase_add_test(tests, refused_mixtures);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -10,16 +10,12 @@ int main(void) {
     return 77;
 }
 #else
-#include "common/checkpoint_fixture.h"
+#include "common/coded_layer.h"
 #include "common/expect.h"
-#include "common/host_view.h"
 #include "common/packed_layer.h"
 #include "common/run_suite.h"
-#include "common/test_calls.h"
 #include "common/test_weights.h"
-#include "trf_layer.h"
 #include "trf_packed_reader.h"
-#include "trf_smem_layout.h"
 #include "warp/warp_pack_coded.h"
 
 #include <check.h>
@@ -58,48 +54,10 @@ static packed_layer make_layer(test_rng *rng, weight_kind kind, uint32_t rows, u
     return layer;
 }
 
-/* A coded layer as kernels see it. */
-typedef struct coded_layer {
-    void *blob;
-    trf_layer *layer;
-    host_view *host;
-    uint32_t max_rans_bytes;
-} coded_layer;
-
 static coded_layer encode(const packed_layer *source, trf_favor favor, uint32_t slab_cols) {
-    const trf_matrix matrix = test_matrix(source->weights, TRF_DTYPE_BF16, source->rows, source->cols);
-    coded_layer coded = {0};
-    uint64_t bytes;
-    trf_encode_options options;
-    trf_encode_options_init(&options);
-    options.favor = favor;
-    options.slab_cols = slab_cols;
-    fixture_check_status(trf_encode_layer(&matrix, &options, &coded.blob, &bytes, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_layer_from_memory(coded.blob, bytes, &coded.layer, &err), TRF_OK, &err);
-    coded.host = host_view_make(&coded.layer->view, coded.blob, bytes);
-    const trf_device_view *view = &coded.host->view;
-    for (uint32_t s = 0; s < view->num_bands * view->num_panels; s++)
-        if (16u * view->slabs[s].rans_size_16 > coded.max_rans_bytes)
-            coded.max_rans_bytes = 16u * view->slabs[s].rans_size_16;
-    ck_assert(!view->row_offsets);
+    const coded_layer coded = coded_layer_encode(source->weights, source->rows, source->cols, favor, slab_cols);
+    ck_assert(!coded.host->view.row_offsets);
     return coded;
-}
-
-/* Says what trf_can_pack_coded says. Small layers may have other probability bits. */
-static int is_taken(const coded_layer *coded) {
-    trf_layer_info info;
-    uint32_t max_frequency = 0;
-    trf_layer_get_info(coded->layer, &info);
-    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        if (coded->layer->view.frequency[s] > max_frequency)
-            max_frequency = coded->layer->view.frequency[s];
-    return info.stored_tiles == 0 && trf_has_default_p(&coded->host->view, max_frequency);
-}
-
-static void coded_layer_free(coded_layer *coded) {
-    host_view_free(coded->host);
-    trf_layer_free(coded->layer);
-    trf_free(coded->blob);
 }
 
 /* ---- packing a coded layer ---- */
@@ -216,7 +174,7 @@ START_TEST(what_the_reference_packs) {
     ck_assert(window.zeroing || (kind != ZEROS && kind != ZEROS_MORE));
     for (int way = 0; way < 4; way++) {
         coded_layer coded = encode(&layer, way % 2 ? TRF_FAVOR_SIZE : TRF_FAVOR_SPEED, way / 2 ? 128 : 256);
-        if (!is_taken(&coded)) {
+        if (!coded_layer_is_packable(&coded)) {
             coded_layer_free(&coded);
             continue;
         }
@@ -280,7 +238,7 @@ START_TEST(parts_of_layers) {
     const trf_pack_input input = packed_layer_input(&layer);
     const trf_packed_window window = trf_pack_window(&input);
     coded_layer coded = encode(&layer, (trf_favor)(_i / KINDS % 2), 256);
-    if (packed_layer_pack(&layer, &window, &err) == TRF_OK && is_taken(&coded)) {
+    if (packed_layer_pack(&layer, &window, &err) == TRF_OK && coded_layer_is_packable(&coded)) {
         const trf_packed_head *head = &layer.head;
         target to = target_make(rows, cols, window, head->num_stored);
         const trf_pack_state state = pack_in_parts(&rng, &layer, &coded, &to);

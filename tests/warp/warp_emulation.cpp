@@ -29,7 +29,7 @@ namespace {
 constexpr uint32_t kLanes = 32, kMostWarps = 48, kMostThreads = kMostWarps * kLanes, kMostBlocks = 4;
 constexpr size_t kStackBytes = 256 << 10;
 /* Where shared memory begins: the static part, a gap, the dynamic part. An address of 0 is a mistake. */
-constexpr uint32_t kStaticAt = 0x100, kStaticBytes = 16, kDynamicAt = 0x400;
+constexpr uint32_t kStaticAt = 0x100, kStaticBytes = 32, kDynamicAt = 0x400;
 constexpr uint8_t kGarbage = 0xDB;
 constexpr uint32_t kReadBytes = 128; /* a row of an operand of products */
 /* The writer of what copies that count at a barrier have brought. Its readers and writers are not tracked: if a stage

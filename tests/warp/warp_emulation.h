@@ -31,7 +31,7 @@ void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *args), v
 /* The same for a grid of so many blocks, which run one after the other, from the last one on if the order is odd. */
 void warp_run_grid(const warp_block_shape &shape, uint32_t blocks, void (*kernel)(void *args), void *args);
 
-/* The dynamic shared memory of the block that runs, and its static shared memory, which is 16 bytes. */
+/* The dynamic shared memory of the block that runs, and its static shared memory, which is 32 bytes. */
 uint8_t *warp_shared_memory();
 void *warp_static_shared_memory();
 uint32_t warp_shared_address(const void *p);

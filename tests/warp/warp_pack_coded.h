@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launcher of trf_pack_coded_launch.h on the CPU: emulated blocks (warp_emulation.h) run the kernels' bodies. */
+/* The launchers of trf_pack_coded_launch.h and trf_pack_coded_experts_launch.h on the CPU: emulated blocks
+ * (warp_emulation.h) run the kernels' bodies. */
 #ifndef WARP_PACK_CODED_H
 #define WARP_PACK_CODED_H
 
+#include "trf_pack_coded_experts_launch.h"
 #include "trf_pack_coded_launch.h"
 #include "warp_pack.h"
 
@@ -23,6 +25,10 @@ typedef struct warp_coded_packing {
 
 uint64_t warp_pack_coded_scratch_bytes(uint64_t rows, uint64_t cols);
 void warp_pack_coded(const warp_coded_packing *packing, warp_grid grid);
+
+/* Everything is in host memory. warps: of a block, 1 to 16; in turns half of them, 1 to 8. */
+uint64_t warp_pack_coded_experts_bytes(uint32_t count, uint32_t rows, uint32_t cols);
+void warp_pack_coded_experts(const trf_experts_to_pack *experts, uint32_t warps, warp_grid grid);
 
 #ifdef __cplusplus
 }

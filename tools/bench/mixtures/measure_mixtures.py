@@ -3,7 +3,8 @@
 """Times whole mixtures of experts on a GPU, in one process and with the same routes: transfuse's packed experts, vLLM's
 fused experts in BF16, and torch's grouped products.
 
-    python3 measure_mixtures.py [--shapes 128x768x2048/8,...] [--tokens 1,64,...] [--routes uniform,skewed] [--out CSV]
+    python3 measure_mixtures.py [--shapes 128x768x2048/8,...] [--tokens 1,64,...] [--routes uniform,skewed] [--coded]
+                                [--out CSV]
 
 A mixture is routes, gate and up with SwiGLU, down, and the weighted sum; top-k of the router is in none of them. Each
 way is a CUDA graph of calls with routes of their own, so that the L2 cache is cold; all of them take turns. vLLM runs
@@ -15,6 +16,9 @@ table; lines "limit, packed" and "limit, bf16" are the least time by the rates o
 from --rates, a file of `transfuse bench --device cuda --mode moe --json`, or from torch. A way that is missing is left
 out, and said. TRF_COMMIT of the environment goes into the file. With --device cpu it tries itself on small shapes.
 
+--coded also times coded experts: those that each call packs, and those that it decodes for torch's grouped products.
+Encoding takes the CPU up to minutes a shape. Both are compared with each other alone.
+
 Exit status 1: a y was wrong, or a way failed that was there.
 """
 
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import gc
 import os
 import sys
@@ -32,13 +37,14 @@ import torch
 from mixture_routes import MIXTURES, TOKENS, Mixture, calls_of, draw_routes, mean_active
 from mixture_timer import PAUSE_SECONDS, PAUSE_TOKENS, Rates, Timer, measure_rates, read_rates, time_in_turns
 from mixture_vllm import Config, Vllm, compile_ahead, trials
-from mixture_ways import Experts, Layer, Missing, draw_experts, make_grouped, make_packed, relative_error
+from mixture_ways import Experts, Layer, Missing, draw_experts, make_coded, make_grouped, make_packed, relative_error
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from medians import FIELDS, rows_of
 
 OURS = "packed mixture"
+CODED = {"packed": "coded, packed by each call", "dense": "coded, decoded by each call"}
 LIMITS = {"packed": "limit, packed", "bf16": "limit, bf16"}
 MOST_ERROR = 1e-2  # y, each product and the weights may be rounded to BF16
 SEARCH_ROUNDS = 3
@@ -141,10 +147,20 @@ def add_vllm(case: Case, timers: dict[str, Timer], search_seconds: float) -> Non
         case.add_timer(timers, f"vllm, {name}", vllm.layer(case.experts, config))
 
 
-def measure_case(case: Case, packed: tuple[Layer, float] | None, search_seconds: float) -> None:
-    run, timers = case.run, {}
+@dataclasses.dataclass(frozen=True)
+class Ours:
+    """What transfuse has of a mixture; what is missing is empty."""
+
+    packed: tuple[Layer, float] | None
+    coded: tuple[Layer, ...]  # in the order of CODED
+
+
+def measure_case(case: Case, ours: Ours, search_seconds: float) -> None:
+    run, packed, timers = case.run, ours.packed, {}
     if packed:
         case.add_timer(timers, OURS, packed[0])
+    for name, layer in zip(CODED.values(), ours.coded):
+        case.add_timer(timers, name, layer)
     for name, compiled in (("torch grouped_mm", False), ("torch grouped_mm, compiled", True)):
         if compiled and run.options.no_compile:
             continue
@@ -169,15 +185,18 @@ def report(case: Case, seconds: dict[str, list[float]], limits: dict[str, float]
     medians = {name: sorted(taken)[len(taken) // 2] for name, taken in seconds.items()}
     ours = medians.get(OURS)
     for name, median in medians.items():
-        share = 100 * limits["packed" if name == OURS else "bf16"] / median
+        share = 100 * limits["packed" if name in {OURS, CODED["packed"]} and ours else "bf16"] / median
         ratio = f"{median / ours:7.2f}" if ours and name != OURS else "      -"
         print(
             f"{case.subject:44} {case.tokens:6} {name:28} {1e6 * median:10.1f} us {share:4.0f} % of the limit{ratio}",
             flush=True,
         )
-    others = [median for name, median in medians.items() if name != OURS]
+    others = [median for name, median in medians.items() if name not in {OURS, *CODED.values()}]
     if ours and others:
         print(f"{case.subject:44} {case.tokens:6} fastest other by ours: {min(others) / ours:.3f}", flush=True)
+    if set(CODED.values()) <= medians.keys():
+        ratio = medians[CODED["dense"]] / medians[CODED["packed"]]
+        print(f"{case.subject:44} {case.tokens:6} decoding by packing: {ratio:.3f}", flush=True)
 
 
 # ---- all of them ----
@@ -216,15 +235,17 @@ def measure_mixture(run: Run, mixture: Mixture) -> None:
     if not has_time(run, mixture, cases):
         return
     experts = draw_experts(mixture, run.device)
+    ours = Ours(None, ())
     try:
-        packed = make_packed(experts)
+        ours = Ours(make_packed(experts), ())
+        if run.options.coded:
+            ours = dataclasses.replace(ours, coded=make_coded(experts, not run.options.no_compile))
     except Missing as why:
-        packed = None
         run.leave_out(OURS, why)
     for number, (routes, tokens) in enumerate(cases):
         if not has_time(run, mixture, cases[number:]):
             return
-        measure_case(Case(run, experts, tokens, routes), packed, run.search_seconds / (len(cases) - number))
+        measure_case(Case(run, experts, tokens, routes), ours, run.search_seconds / (len(cases) - number))
         gc.collect()
         if run.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -264,6 +285,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing more after so many [no limit]")
     parser.add_argument("--search-seconds", type=float, default=120, help="where vLLM has no table; 0: no search [120]")
     parser.add_argument("--rates", type=Path, help="a JSON file of bench --mode moe of this machine")
+    parser.add_argument("--coded", action="store_true", help="time coded experts, too")
     parser.add_argument("--no-compile", action="store_true", help="leave out the compiled torch layer")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--out", type=Path, help="a CSV file")

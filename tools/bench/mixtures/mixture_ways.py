@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to compute a mixture: transfuse's packed experts, torch's grouped products, and vLLM's fused experts.
+"""Ways to compute a mixture: transfuse's packed and coded experts, and torch's grouped products.
 
 Each way is a function of x, BF16 [tokens][hidden], ids, int32 [tokens][routed], and weights, float32 alike, to y, BF16
 [tokens][hidden]. A way that is not there raises Missing, whose text says why.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -45,21 +46,49 @@ def draw_experts(mixture: Mixture, device: torch.device) -> Experts:
 # ---- transfuse ----
 
 
-def make_packed(experts: Experts) -> tuple[Layer, float]:
-    """Packs the experts. Returns the layer, and the bytes of a packed expert."""
+def _import_transfuse() -> ModuleType:
     try:
         import transfuse.torch
     except ImportError as fault:
         raise Missing(f"transfuse.torch cannot be imported: {fault}") from fault
     if not hasattr(transfuse.torch, "pack_experts") or not hasattr(torch.ops.transfuse, "moe"):
         raise Missing("this transfuse has no pack_experts, or no op transfuse::moe")
-    gate_up = transfuse.torch.pack_experts(experts.gate_up, interleave=True)
-    down = transfuse.torch.pack_experts(experts.down, interleave=False)
+    return transfuse.torch
+
+
+def make_packed(experts: Experts) -> tuple[Layer, float]:
+    """Packs the experts. Returns the layer, and the bytes of a packed expert."""
+    ops = _import_transfuse()
+    gate_up = ops.pack_experts(experts.gate_up, interleave=True)
+    down = ops.pack_experts(experts.down, interleave=False)
 
     def forward(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return torch.ops.transfuse.moe(x, ids, weights, gate_up, down, None, None, None, "silu", 0)
 
     return forward, (gate_up.numel() + down.numel()) / experts.mixture.experts
+
+
+def make_coded(experts: Experts, compiled: bool) -> tuple[Layer, Layer]:
+    """Encodes the experts, gate and up apart as checkpoints have them.
+
+    Returns the layer that packs them in each call, and the one that decodes them for torch's grouped products.
+    """
+    ops = _import_transfuse()
+    parts = (*experts.gate_up.chunk(2, dim=1), experts.down)
+    gate, up, down = (
+        ops.make_container([ops.encode(expert) for expert in part.cpu()]).to(part.device) for part in parts
+    )
+
+    def pack(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return ops.moe(x, ids, weights, gate, down, up=up)
+
+    def decode(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        dense = Experts(experts.mixture, torch.empty_like(experts.gate_up), torch.empty_like(experts.down))
+        for container, out in zip((gate, up, down), (*dense.gate_up.chunk(2, dim=1), dense.down)):
+            ops.decode_experts_into(container, out)
+        return make_grouped(dense, compiled)(x, ids, weights)
+
+    return pack, decode
 
 
 # ---- torch's grouped products ----

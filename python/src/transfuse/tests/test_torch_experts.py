@@ -30,8 +30,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qw
 
 import transfuse
 from transfuse.tests.torch_cases import exact, normal, same_bits
-from transfuse.torch import _encode, _experts, _ops, make_container
+from transfuse.torch import _encode, _experts, _ops, _registry, make_container
 from transfuse.torch._compress import compress_model
+from transfuse.torch._containers import container_buffers
 from transfuse.torch._experts import (
     TransfuseExperts,
     encode_experts,
@@ -90,6 +91,21 @@ def make_routes(
 
 def compress(module: Any, **options: Any) -> Any:
     return replace_experts(module, **encode_experts(module, **options))
+
+
+def make_parts(dense: Any, *, apart: bool) -> dict[str, Tensor]:
+    """Returns coded experts as `replace_experts` takes them, with gate and up in two containers or in one."""
+    parts = encode_experts(dense)
+    if not apart:
+        halves = [expert_matrices(parts.pop(name)) for name in ("gate", "up")]
+        parts["gate_up"] = make_container([_encode.encode(torch.cat(pair)) for pair in zip(*halves, strict=True)])
+    return parts
+
+
+def expert_matrices(container: Tensor) -> list[Tensor]:
+    infos = _registry.expert_infos(container)
+    buffers = container_buffers(container)
+    return [_ops.decode(each, of.rows, of.cols, torch.bfloat16) for each, of in zip(buffers, infos, strict=True)]
 
 
 def error_of(found: Tensor, want: Tensor) -> float:
@@ -456,3 +472,51 @@ def test_casts_of_the_model() -> None:
 
 def test_what_is_exported() -> None:
     assert all(hasattr(_experts, name) for name in _experts.__all__)
+
+
+@pytest.mark.parametrize("kind", [MixtralExperts, Qwen3MoeExperts])
+@pytest.mark.parametrize("apart", [True, False])
+def test_many_tokens_pack_coded_experts(kind: type[Any], apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU by its own products; a GPU packs, of which test_torch_packed_experts has tests."""
+    monkeypatch.setattr(_experts, "_PACKING_DEVICES", ("cpu",))
+    dense = make_experts("grouped_mm", kind)
+    precise = copy.deepcopy(dense).double()
+    precise.config._experts_implementation = "eager"
+    parts = make_parts(dense, apart=apart)
+    module = replace_experts(copy.deepcopy(dense), **parts)
+    assert module.layout == "coded" and module.packing_refusal == ""
+    decoded: list[str] = []
+    monkeypatch.setattr(type(module), "decode_weights", lambda self: decoded.append("yes"))
+    x, index, weights = make_routes(65)
+    found = module(x, index, weights)
+    assert not decoded and found.dtype == torch.bfloat16
+    want = precise(x.double(), index, weights.double())
+    assert error_of(found, want) <= 2 * error_of(dense(x, index, weights), want)
+    monkeypatch.undo()
+    with exact():
+        assert same_bits(module(x, index, weights), dense(x, index, weights))
+    half = copy.deepcopy(dense).half()
+    found = module(x.half(), index, weights.half())
+    assert error_of(found, half(x.half(), index, weights.half()).double()) < 1e-2
+
+
+def test_compiled_calls_pack_coded_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_experts, "_PACKING_DEVICES", ("cpu",))
+    module = compress(make_experts())
+    x, index, weights = make_routes(65)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    assert same_bits(compiled(x, index, weights), module(x, index, weights))
+
+
+def test_what_packing_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = compress(make_experts())
+    assert module.packing_refusal == "experts are not packed for products on cpu"
+    monkeypatch.setattr(_experts, "_PACKING_DEVICES", ("cpu",))
+    dense = make_experts(hidden=84)
+    assert "multiples of 8" in compress(copy.deepcopy(dense)).packing_refusal
+    dense = make_experts()
+    dense.act_fn = nn.GELU()
+    refused = compress(dense)
+    assert "silu and gelu_tanh" in refused.packing_refusal
+    x, index, weights = make_routes(65)
+    assert refused(x, index, weights).shape == x.shape

@@ -131,3 +131,35 @@ def test_experts() -> None:
             y = module(x, index, weights)
         graph.replay()
         assert same_bits(y, module(x, index, weights))
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="packed experts need compute capability 9.0")
+@pytest.mark.parametrize("apart", [True, False])
+def test_many_tokens_pack_coded_experts(apart: bool) -> None:
+    """A call with many tokens gives the bits of packed experts, and decodes none; it can be captured."""
+    pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
+    from transfuse.tests.test_torch_experts import error_of, make_experts, make_parts, make_routes
+    from transfuse.torch._experts import replace_experts
+
+    hidden, inner = 512, 256
+    dense = make_experts("batched_mm", hidden=hidden, inner=inner)
+    parts = make_parts(dense, apart=apart)
+    module = replace_experts(make_experts("batched_mm", hidden=hidden, inner=inner), **parts).cuda()
+    packed = replace_experts(make_experts("batched_mm", hidden=hidden, inner=inner), **parts).cuda()
+    assert module.layout == "coded" and module.packing_refusal == ""
+    assert packed.convert_layout("packed") == ""
+    precise = copy.deepcopy(dense).cuda().double()
+    before = torch.cuda.memory_allocated()
+    for tokens in (65, 300, 2000):
+        x, index, weights = (each.cuda() for each in make_routes(tokens, hidden=hidden))
+        found = module(x, index, weights)
+        assert same_bits(found, packed(x, index, weights))
+        want = precise(x.double(), index, weights.double())
+        assert error_of(found, want) < 1e-2
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            y = module(x, index, weights)
+        graph.replay()
+        assert same_bits(y, found)
+        del graph, y, want, found, x, index, weights
+    assert torch.cuda.memory_allocated() <= before + (1 << 20)

@@ -15,15 +15,17 @@ Packed experts have gate and up in one container, gate_up_proj, with rows in tur
 model have them coded, as they were or would have been. They go through `transfuse.torch.moe`, however many tokens there
 are, but in exact mode, with gradients, and for x of another dtype than BF16.
 
-For each call of coded experts the module chooses between two ways:
+For each call of coded experts the module chooses among three ways:
 
 * If there are few tokens, they are sorted by expert on the device, and multiplied by the compressed experts. Nothing
   waits for the device, so the call can be captured in a CUDA graph.
-* If there are more than `set_experts_decode_threshold` says, in exact mode, or with gradients, the experts of this
-  layer are decoded, and the model's own function of `config._experts_implementation` is called with the dense weights,
-  for the bits that it gives without compression. Their memory comes from torch's allocator and goes back before the
-  next layer runs, which takes the same memory again: one layer's dense weights are held at a time. With gradients they
-  are decoded again in the backward pass.
+* If there are more than `set_experts_decode_threshold` says, `transfuse.torch.moe` packs the experts and multiplies by
+  them, where the GPU and the experts allow it (`packing_refusal`), x is BF16, and they lie packed in the workspace of
+  that call alone. Adoption packs them once to find that out.
+* Else, in exact mode and with gradients, the experts of this layer are decoded, and the model's own function of
+  `config._experts_implementation` is called with the dense weights, for the bits that it gives without compression.
+  Their memory comes from torch's allocator and goes back before the next layer runs, which takes the same memory again:
+  one layer's dense weights are held at a time. With gradients they are decoded again in the backward pass.
 
 Expert parallelism, transposed weights and biases are not supported; `find_experts_obstacle` says so.
 """
@@ -57,11 +59,13 @@ _PACKED_NAMES = ("gate_up_proj", "down_proj")
 # compressed ones, which decodes an expert again for each 8 of its tokens (docs/notebook/2026-11-24-models.md).
 _decode_threshold = 16
 _X_DTYPES = (torch.bfloat16, torch.float16)
+# Where products of coded experts by many tokens pack them. On the CPU torch's own products are faster.
+_PACKING_DEVICES: tuple[str, ...] = ("cuda",)
 _classes: dict[type[nn.Module], type[TransfuseExperts]] = {}
 
 
 def set_experts_decode_threshold(tokens: int) -> None:
-    """Sets above how many tokens of a call experts are decoded and multiplied by the model's own function.
+    """Sets above how many tokens of a call coded experts are packed or decoded first, and then multiplied by.
 
     `tokens` are those of one expert, on average: a call of t tokens, of which each goes to k of n experts, gives an
     expert t k / n. It is 16 unless this function is called. It affects the whole process. Compiled models are compiled
@@ -74,7 +78,7 @@ def set_experts_decode_threshold(tokens: int) -> None:
     """
     global _decode_threshold
     if tokens < 0:
-        raise ValueError(f"tokens is {tokens}; it must be 0 (always decode) or more")
+        raise ValueError(f"tokens is {tokens}; it must be 0 (always decode or pack) or more")
     _decode_threshold = int(tokens)
 
 
@@ -164,6 +168,7 @@ def replace_experts(
     state = {key: value for key, value in module.__dict__.items() if key != "_parameters"}
     made.__dict__.update(state, _parameters={}, container_shapes=shapes, weight_dtype=dtype, dense_dtype=dtype)
     made.product_dtypes = ()
+    made.packing_refusal = "its experts are to be loaded first"
     made._coded_infos = dict.fromkeys(shapes)
     for name, container in containers.items():
         made.register_parameter(name, as_parameter(container))
@@ -295,12 +300,16 @@ class TransfuseExperts(BufferModule):
     product_dtypes : tuple of torch.dtype
         The dtypes of x that the compressed experts multiply on their device. Any other x is multiplied by decoded
         weights.
+    packing_refusal : str
+        Why calls with many tokens decode the experts, and do not pack them; "" if they pack them. It is of coded
+        experts.
     """
 
     container_shapes: dict[str, tuple[int, int, int]]
     weight_dtype: torch.dtype
     dense_dtype: torch.dtype
     product_dtypes: tuple[torch.dtype, ...]
+    packing_refusal: str
     gate_up_proj: Tensor
     down_proj: Tensor
     # The containers that the module has when it lies coded, and how each was encoded; None: not yet, or by default.
@@ -343,6 +352,8 @@ class TransfuseExperts(BufferModule):
         if self._layout == "packed":
             return self._forward_packed(hidden_states, top_k_index, top_k_weights)
         if top_k_index.numel() > _decode_threshold * self.num_experts:
+            if not self.packing_refusal and hidden_states.dtype == torch.bfloat16:
+                return self._forward_packed(hidden_states, top_k_index, top_k_weights)
             return self._forward_dense(hidden_states, top_k_index, top_k_weights)
         return self._forward_compressed(hidden_states, top_k_index, top_k_weights)
 
@@ -535,6 +546,7 @@ class TransfuseExperts(BufferModule):
         containers = [each for each in self._containers() if has_bytes(each)]
         if len(containers) < len(self.container_shapes):
             self.product_dtypes = ()
+            self.packing_refusal = "its experts are to be loaded first"
             return
         layouts = {_layout_of(container) for container in containers}
         if layouts <= {"coded", "packed"}:  # else the bytes are still to be written
@@ -543,6 +555,7 @@ class TransfuseExperts(BufferModule):
         self.product_dtypes = tuple(
             dtype for dtype in dtypes if all(_multiplies(container, dtype) for container in containers)
         )
+        self.packing_refusal = self._find_packing_refusal() if layouts == {"coded"} else "its experts are packed"
 
     def _find_packing_obstacle(self, device: torch.device) -> str | None:
         reason = _packed_experts.find_packing_obstacle(self, device)
@@ -639,8 +652,33 @@ class TransfuseExperts(BufferModule):
             return self._forward_dense(hidden_states, top_k_index, top_k_weights)
         activation = _packed_experts.name_activation(self)
         assert activation is not None
-        containers = self.gate_up_proj, self.down_proj
-        return _ops.moe(hidden_states, top_k_index, top_k_weights.float(), *containers, activation=activation)
+        gate_up, up = self._gate_and_up()
+        containers = gate_up, self.down_proj
+        return _ops.moe(hidden_states, top_k_index, top_k_weights.float(), *containers, activation=activation, up=up)
+
+    def _gate_and_up(self) -> tuple[Tensor, Tensor | None]:
+        """Returns the containers as `moe` takes them."""
+        if "gate_proj" in self.container_shapes:
+            return self._loaded_container("gate_proj"), self._loaded_container("up_proj")
+        return self._loaded_container("gate_up_proj"), None
+
+    def _find_packing_refusal(self) -> str:
+        """Returns why calls with many tokens cannot pack these coded experts, or ""; this may wait for the device."""
+        device = self.down_proj.device
+        if device.type not in _PACKING_DEVICES:
+            return f"experts are not packed for products on {device.type}"
+        reason = self._find_packing_obstacle(device) if self.has_gate else "its experts have no gate"
+        if reason:
+            return reason
+        gate_up, up = self._gate_and_up()
+        top_k = getattr(getattr(self, "config", None), "num_experts_per_tok", None)
+        activation = _packed_experts.name_activation(self)
+        assert activation is not None
+        try:
+            _registry.prepare_moe(gate_up, self.down_proj, up=up, top_k=top_k or 1, activation=activation)
+        except TransfuseError as refusal:  # too little memory, too: decoding may find some
+            return refusal.message
+        return ""
 
     def _forward_compressed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         tokens, k = top_k_index.shape

@@ -179,11 +179,14 @@ def moe(
     down_bias: torch.Tensor | None = None,
     activation: str = "silu",
     num_ids: int = 0,
+    up: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes a whole mixture: y[t] = sum over i of weights[t][i] * down(activation(gate(x[t])) * up(x[t])) of the
     expert ids[t][i].
 
     Nothing is read back from a GPU, so the call can be captured in a CUDA graph. Ids that are out of range add nothing.
+    Coded experts on a GPU are for many tokens: each call packs all of them to a workspace of 12.6 bits a weight of gate
+    and up. The first call of such a mixture waits for the device, and cannot be captured.
 
     Parameters
     ----------
@@ -192,18 +195,21 @@ def moe(
         The experts of each token; k is 32 at most.
     weights : torch.Tensor, float32, [tokens][k]
     gate_up : torch.Tensor, uint8, [container_bytes]
-        BF16 experts of [2 x intermediate][hidden] that `pack_experts(..., interleave=True)` made. On a GPU they are
-        packed, and its compute capability is 9.0.
+        BF16 experts of [2 x intermediate][hidden]: packed ones that `pack_experts(..., interleave=True)` made, or coded
+        ones. A GPU's compute capability is 9.0.
     down : torch.Tensor, uint8, [container_bytes]
-        As many experts of [hidden][intermediate], which `pack_experts(..., interleave=False)` made.
+        As many experts of [hidden][intermediate] in the same layout; packed ones are those of
+        `pack_experts(..., interleave=False)`.
     expert_map : torch.Tensor, int32, [num_ids], or None
         Which of the experts here an id means, or -1 for one that is elsewhere and adds nothing.
     gate_up_bias, down_bias : torch.Tensor, bfloat16, [experts][rows], or None
-        The former has its rows in the order of the container: 8 of gate and 8 of up in turns.
+        The former has 8 rows of gate and 8 of up in turns, however they lie in gate_up.
     activation : str
         "silu" or "gelu_tanh": of the gate.
     num_ids : int
         How many experts there are everywhere, which ids count; 0: those here.
+    up : torch.Tensor, uint8, [container_bytes], or None
+        Coded experts of the up projections, where gate_up has the gates alone, of [intermediate][hidden] each.
 
     Returns
     -------
@@ -218,7 +224,7 @@ def moe(
     """
     _refuse_exact_moe("moe", x, weights, gate_up_bias, down_bias)
     result: torch.Tensor = _moe(
-        x, ids, weights, gate_up, down, expert_map, gate_up_bias, down_bias, activation, num_ids
+        x, ids, weights, gate_up, down, expert_map, gate_up_bias, down_bias, activation, num_ids, up
     )
     return result
 
@@ -510,19 +516,21 @@ def _fake_moe(
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
+    up: torch.Tensor | None = None,
 ) -> torch.Tensor:
     torch._check(x.dtype == torch.bfloat16 and x.dim() == 2, lambda: "x must be BF16 [tokens, hidden]")
     torch._check(ids.dtype in (torch.int32, torch.int64), lambda: "ids must be int32 or int64")
     torch._check(weights.dtype == torch.float32, lambda: "weights must be F32")
     torch._check(ids.dim() == 2 and weights.dim() == 2, lambda: "ids and weights must be [tokens, k]")
-    for experts in (gate_up, down):
+    for experts in (gate_up, down) if up is None else (gate_up, down, up):
         check_experts(experts, x)
     return x.new_empty(x.shape)
 
 
 @torch.library.register_fake("transfuse::moe", lib=_library)
 def _(*operands: Any) -> torch.Tensor:
-    return _fake_moe(_check_fake, *operands[:5])
+    up = operands[10] if len(operands) > 10 else None  # torch leaves out a last operand that is the default
+    return _fake_moe(_check_fake, *operands[:5], up=up)
 
 
 @torch.library.register_fake("transfuse::moe_by_key", lib=_library)

@@ -20,6 +20,12 @@ OLDEST_TORCH = (2, 10)
 CPU = -1
 
 
+class ExpertsStruct(ctypes.Structure):
+    """`trf_torch_experts`."""
+
+    _fields_ = [("container", c_void_p), ("container_bytes", c_uint64)]
+
+
 @functools.cache
 def ops_library() -> ctypes.CDLL:
     """Returns the torch ops' library, which the first call loads.
@@ -43,7 +49,7 @@ def ops_library() -> ctypes.CDLL:
     lib = ctypes.CDLL(path)
     error, info = POINTER(s.ErrorStruct), POINTER(s.DeviceLayerInfoStruct)
     size, memory = POINTER(s.LayerSizeStruct), POINTER(s.LayerMemoryStruct)
-    dense = POINTER(s.DeviceMatrixStruct)
+    dense, experts = POINTER(s.DeviceMatrixStruct), POINTER(ExpertsStruct)
     part = [c_uint32] * 4  # the first row, rows, the first column, columns
     functions: dict[str, tuple[object, list[object]]] = {
         "trf_torch_get_size": (c_int, [c_int, c_void_p, c_uint64, c_int, size, error]),
@@ -60,6 +66,7 @@ def ops_library() -> ctypes.CDLL:
         "trf_torch_assemble_rows": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
         "trf_torch_check": (c_int, [c_int, c_void_p, c_uint64, error]),
         "trf_torch_check_experts_dtype": (c_int, [c_int, c_void_p, c_uint64, c_int, error]),
+        "trf_torch_prepare_moe": (c_int, [c_int, experts, experts, experts, c_uint32, c_int, error]),
         "trf_torch_set_exact": (None, [c_int]),
         "trf_torch_forget": (None, [c_int, c_void_p]),
         "trf_torch_forget_experts": (None, [c_int, c_void_p]),

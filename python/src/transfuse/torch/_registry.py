@@ -25,7 +25,7 @@ from transfuse._library import library
 from transfuse._options import LAYOUTS, layout_name
 from transfuse._results import LayerInfo, make_layer_info
 from transfuse.torch._containers import ROWS_AS_GIVEN, is_container, read_head, read_order
-from transfuse.torch._ops_library import CPU, call, ops_library
+from transfuse.torch._ops_library import CPU, ExpertsStruct, call, ops_library
 
 _DIRECTORY_ALIGNMENT = 256
 
@@ -541,6 +541,29 @@ def check_experts_dtype(container: torch.Tensor, dtype: torch.dtype) -> None:
     if dtype not in known:
         raise make_error(Status.TRF_ERR_UNSUPPORTED, f"experts do not multiply x of {dtype}")
     call("trf_torch_check_experts_dtype", *_place_of(container), container.numel(), known[dtype])
+
+
+def prepare_moe(
+    gate_up: torch.Tensor, down: torch.Tensor, *, up: torch.Tensor | None, top_k: int, activation: str
+) -> None:
+    """Prepares the mixture that `moe` computes of these containers, so that its first call need not.
+
+    With coded experts on a GPU this packs all of them once, and waits.
+
+    Raises
+    ------
+    UnsupportedError
+        The device has no mixtures of these experts; the message says why.
+    TransfuseError
+        They do not fit each other, memory is short, and so on.
+    """
+    containers = (gate_up, down) if up is None else (gate_up, down, up)
+    for container in containers:
+        adopt(container)
+    device, _ = _place_of(gate_up)
+    found = [ExpertsStruct(container.data_ptr(), container.numel()) for container in containers]
+    given = [ctypes.byref(each) for each in (*found, ExpertsStruct())[:3]]
+    call("trf_torch_prepare_moe", device, *given, top_k, int(activation == "gelu_tanh"))
 
 
 def count_layers() -> int:
