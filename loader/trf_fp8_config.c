@@ -155,6 +155,8 @@ void trf_fp8_config_read(const json_t *root, const json_t *modelopt, trf_fp8_con
             config->method = methods[i].method;
             config->is_taken = methods[i].take(config, told);
         }
+    if (told == file && !config->is_taken) /* what the file says then matters to others */
+        *config = (trf_fp8_config){0};
     /* modelopt's file beside another method's config, or beside a config of its own, must not say something else. */
     if (config->is_taken && file && told != file)
         config->is_taken = strcmp(config->method, "modelopt") == 0
