@@ -7,8 +7,8 @@ Usage: make_checkpoint.py NAME PATH
   large     a file with one BF16 matrix of 128 MiB
   float     a file with F32 matrices
   was_fp8   a folder with two files of BF16 that was FP8, with scales of every granularity, and others
-  fp8_block, fp8_channel, fp8_tensor, fp8_row   folders of FP8 with scales, as DeepSeek's and Qwen's, compressed-tensors',
-            modelopt's and fbgemm's are: two files, with weights and their scales in different ones
+  fp8_block, fp8_channel, fp8_tensor, fp8_row   folders of FP8 with scales, as those of DeepSeek and Qwen, of
+            compressed-tensors, modelopt and fbgemm are: two files, with weights and their scales in different ones
   hostile   a file whose tensor name holds terminal escape sequences
 """
 
@@ -134,7 +134,7 @@ _COMPRESSED_TENSORS = {
     },
 }
 _FP8_CONFIGS = {
-    "fp8_block": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "fp8_block": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
     "fp8_channel": _COMPRESSED_TENSORS,
     "fp8_tensor": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
     "fp8_row": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
@@ -142,7 +142,7 @@ _FP8_CONFIGS = {
 
 
 def fp8_model(name):
-    """The tensors of a model of FP8 with scales: one of one scale block, ragged ones, experts apart and in one tensor."""
+    """The tensors of a model of FP8 with scales: small and ragged ones, experts apart and in one tensor."""
     rng = np.random.default_rng(6)
     shapes = {"q_proj": (256, 384), "k_proj": (16, 272), "v_proj": (300, 515), "small": (8, 256)}
     shapes |= {f"mlp.experts.{expert}.up_proj": (160, 256) for expert in range(3)}
