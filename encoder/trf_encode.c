@@ -7,6 +7,7 @@
 #include "trf_find_fp8.h"
 #include "trf_head.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -416,15 +417,12 @@ static trf_status encode_as(encoding *e, trf_codec codec, trf_encoded *encoded, 
     return status;
 }
 
-trf_status trf_encode_source(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
-                             const trf_progress *progress, trf_encoded *encoded, trf_layer_report *report,
-                             trf_error *err) {
-    trf_codec codec = TRF_CODEC_AUTO;
-    trf_status status = check_options(source, options, err);
-    if (status == TRF_OK)
-        status = choose_codec(source, options, &codec, err);
-    if (status != TRF_OK)
-        return status;
+/* Encodes with a codec that takes the source. scales: of scaled FP8, if they are known, and then the caller's; or NULL.
+ */
+static trf_status encode_source(const trf_source *source, trf_codec codec, const trf_fp8_scales *scales,
+                                const trf_encode_options *options, const trf_sink *sink, const trf_progress *progress,
+                                trf_encoded *encoded, trf_layer_report *report, trf_error *err) {
+    trf_status status = TRF_OK;
     encoding *e = calloc(1, sizeof *e);
     if (!e)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to encode a layer");
@@ -438,14 +436,38 @@ trf_status trf_encode_source(const trf_source *source, const trf_encode_options 
     if (!e->metas)
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for the metadata of %llu tiles",
                           (unsigned long long)e->num_tiles);
-    if (status == TRF_OK)
+    if (scales)
+        e->scales = *scales;
+    else if (status == TRF_OK)
         status = look_for_fp8(e, &codec, err);
     if (status == TRF_OK)
         status = encode_as(e, codec, encoded, report, err);
     free_offsets(&e->encoder);
-    trf_fp8_scales_free(&e->scales);
+    if (!scales)
+        trf_fp8_scales_free(&e->scales);
     trf_quantizer_free(e->quantizer);
     free(e->metas);
     free(e);
     return status;
+}
+
+trf_status trf_encode_source(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
+                             const trf_progress *progress, trf_encoded *encoded, trf_layer_report *report,
+                             trf_error *err) {
+    trf_codec codec = TRF_CODEC_AUTO;
+    trf_status status = check_options(source, options, err);
+    if (status == TRF_OK)
+        status = choose_codec(source, options, &codec, err);
+    return status == TRF_OK ? encode_source(source, codec, NULL, options, sink, progress, encoded, report, err)
+                            : status;
+}
+
+trf_status trf_encode_scaled_fp8(const trf_source *source, const trf_fp8_scales *scales,
+                                 const trf_encode_options *options, const trf_sink *sink, const trf_progress *progress,
+                                 trf_encoded *encoded, trf_layer_report *report, trf_error *err) {
+    assert(source->dtype == TRF_DTYPE_BF16);
+    trf_status status = check_options(source, options, err);
+    return status == TRF_OK
+               ? encode_source(source, TRF_CODEC_E4M3, scales, options, sink, progress, encoded, report, err)
+               : status;
 }

@@ -4,6 +4,7 @@
 #define TRF_ENCODE_H
 
 #include "trf_error.h"
+#include "trf_fp8_codes.h"
 
 /* Where a layer's weights come from. read fills dst (host, row-major [num_rows][num_cols] of dtype) with the
  * rectangle of weights whose first one is (row, col), which lies inside the matrix. It may be called several times for
@@ -52,6 +53,13 @@ trf_status trf_take_encode_options(const trf_encode_options *options, trf_encode
 trf_status trf_encode_source(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
                              const trf_progress *progress, trf_encoded *encoded, trf_layer_report *report,
                              trf_error *err);
+
+/* Encodes a layer of BF16 weights as scaled FP8 with these scales, as trf_encode_source does otherwise. A weight that
+ * is no code times its scale is an exception. scales: all of trf_is_fp8_scale, in the number and order of the layer's
+ * scale table; the caller's. options: the codec is not looked at. */
+trf_status trf_encode_scaled_fp8(const trf_source *source, const trf_fp8_scales *scales,
+                                 const trf_encode_options *options, const trf_sink *sink, const trf_progress *progress,
+                                 trf_encoded *encoded, trf_layer_report *report, trf_error *err);
 
 /* @return the codec that gives every weight of a dtype back, or TRF_CODEC_AUTO for F32, which has none. */
 trf_codec trf_lossless_codec(trf_dtype dtype);

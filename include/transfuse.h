@@ -301,6 +301,12 @@ typedef struct trf_checkpoint_report {
     /* compress: BF16 tensors that were found to be FP8 E4M3 times scales, and are coded as that, by trf_granularity;
      * blocks are of 128 x 128. A tensor of experts counts if one of them is. */
     uint64_t scaled_fp8_tensors[TRF_GRANULARITY_SCALE_BLOCK + 1];
+    /* compress: tensors of FP8 E4M3 with scales, by trf_granularity, and the side of their blocks, or 0. They are
+     * stored so that loading gives BF16 weights, and decompressing the source's codes. */
+    uint64_t source_fp8_tensors[TRF_GRANULARITY_SCALE_BLOCK + 1];
+    uint64_t source_fp8_block;
+    uint64_t side_tables;        /* tensors of scales beside FP8 weights, which only decompressing gives back ... */
+    uint64_t unused_side_tables; /* ... and those of them that are not of weights: no product uses them */
 } trf_checkpoint_report;
 
 /* Compresses the checkpoint at in_path to out_path, of the same kind: file to file, directory to directory (an index
@@ -308,7 +314,8 @@ typedef struct trf_checkpoint_report {
  * tensors that are more than BF16 and all else are copied unless `include` asks for them, and so are other files of a
  * directory; config.json gets what FORMAT.md, section 10, says. Of a pipeline (a directory with a model_index.json)
  * each model is compressed. A file that would not become smaller stays as it is. Every tile is decoded and compared
- * before anything appears under out_path. options, report: may be NULL.
+ * before anything appears under out_path. FP8 E4M3 weights with scales of a model whose config.json names them, such as
+ * DeepSeek's, become blobs of BF16 weights, and their scales are kept for decompressing. options, report: may be NULL.
  * Errors: TRF_ERR_NOT_FOUND (also what `include` or `exclude` does not find), _EXISTS, _IO (also too little space),
  * _FORMAT (also for blobs under names that do not say so), _CANCELLED, _MISMATCH; _UNSUPPORTED for what nothing could
  * load afterwards, unless options.store_only; _ARGUMENT also where dtype and codec do not fit for a tensor that
@@ -342,7 +349,7 @@ typedef struct trf_checkpoint trf_checkpoint;
 typedef struct trf_tensor_info {
     const char *name;      /* the source's name, without _trf */
     const char *file;      /* path of the file that holds it */
-    const char *dtype;     /* the source's safetensors dtype string */
+    const char *dtype;     /* the source's safetensors dtype string; of FP8 with scales layer.dtype is BF16 */
     const uint64_t *shape; /* the source's */
     uint32_t num_dims;
     int compressed;
@@ -358,7 +365,7 @@ TRF_API trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkp
 TRF_API void trf_checkpoint_close(trf_checkpoint *checkpoint);
 TRF_API uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint);
 
-/* index < num_tensors, in order of the files. Errors: those of a malformed blob's head. */
+/* index < num_tensors, in order of the files, without side tables. Errors: those of a malformed blob's head. */
 TRF_API trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf_tensor_info *info,
                                          trf_error *err);
 

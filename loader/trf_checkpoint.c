@@ -8,6 +8,8 @@
 #include "trf_layer.h"
 #include "trf_output.h"
 
+#include "transfuse/checkpoints.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -314,6 +316,18 @@ void trf_checkpoint_close(trf_checkpoint *checkpoint) {
     free(checkpoint);
 }
 
+void trf_checkpoint_count_side_tables(const trf_checkpoint *checkpoint, uint64_t *all, uint64_t *unused) {
+    const trf_checkpoint *model;
+    *all = *unused = 0;
+    for (size_t m = 0; (model = trf_checkpoint_model(checkpoint, m)); m++)
+        for (size_t f = 0; f < model->num_files; f++) {
+            const trf_side_tables *tables = &model->files[f].side_tables;
+            *all += tables->count;
+            for (size_t i = 0; i < tables->count; i++)
+                *unused += !tables->tables[i].is_used;
+        }
+}
+
 uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint) {
     uint64_t count = 0;
     for (size_t p = 0; p < checkpoint->num_parts; p++)
@@ -437,6 +451,14 @@ void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor) {
     report->compressed_source_bytes += bytes;
     report->compressed_bytes += tensor->bytes;
     report->compressed_weights += bytes / trf_dtype_bytes(trf_dtype_of_name(tensor->source->dtype));
+}
+
+void trf_count_side_tables(trf_job *job, const trf_checkpoint_file *file) {
+    for (size_t i = 0; i < file->side_tables.count; i++) {
+        const trf_side_table *table = &file->side_tables.tables[i];
+        job->report.side_tables++;
+        job->report.unused_side_tables += !table->is_used;
+    }
 }
 
 /* Opens every blob of a tensor, and sums up what their headers say. */

@@ -72,6 +72,9 @@ trf_status trf_list_blobs(const trf_checkpoint_matrix *matrix, const trf_file *f
 /* Adds a tensor, as it is stored, to the report's totals. */
 void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor);
 
+/* Adds a compressed file's side tables to the report's totals. */
+void trf_count_side_tables(trf_job *job, const trf_checkpoint_file *file);
+
 /* Ends every public function: it makes the message one line, whatever names it quotes. @return status. */
 trf_status trf_sanitize_error(trf_status status, trf_error *err);
 

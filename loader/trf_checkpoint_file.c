@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_checkpoint_file.h"
 
+#include "trf_split.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +10,7 @@
 /* What the header of a stored tensor's first blob says. */
 typedef struct trf_blob_shape {
     trf_dtype dtype;
+    int is_scaled_fp8;
     uint64_t shape[3]; /* [blobs][rows][cols] for an expert tensor, else [rows][cols] */
     uint32_t num_dims;
     uint64_t blobs;
@@ -50,6 +53,7 @@ static trf_status read_blob_shape(const trf_file *file, uint64_t offset, uint64_
                           header.source_dtype, header.rows, header.cols);
     if (status == TRF_OK) {
         blob_shape->dtype = (trf_dtype)header.source_dtype;
+        blob_shape->is_scaled_fp8 = trf_is_scaled_fp8(header.codec, header.source_dtype);
         if (list.is_expert_tensor)
             blob_shape->shape[blob_shape->num_dims++] = list.count;
         blob_shape->shape[blob_shape->num_dims++] = header.rows;
@@ -231,7 +235,9 @@ static trf_status map_tensor(const trf_file *file, const trf_checkpoint_file *ch
     trf_status status = read_blob_shape(file, tensor->file_offset, tensor->bytes, &blob_shape, err);
     if (status != TRF_OK)
         return trf_prefix_error(err, status, "tensor '%s'", own->name);
-    if (blob_shape.dtype != trf_dtype_of_name(source->dtype) ||
+    const trf_dtype dtype = trf_dtype_of_name(source->dtype);
+    tensor->is_scaled_fp8 = blob_shape.is_scaled_fp8 && dtype == TRF_DTYPE_F8_E4M3;
+    if ((blob_shape.dtype != dtype && !tensor->is_scaled_fp8) ||
         !same_shape(source, blob_shape.shape, blob_shape.num_dims))
         return source_header_mismatch(source, "the blob has another dtype or shape", err);
     tensor->blobs = blob_shape.blobs;
@@ -240,24 +246,28 @@ static trf_status map_tensor(const trf_file *file, const trf_checkpoint_file *ch
 
 static trf_status map_tensors(const trf_file *file, trf_checkpoint_file *checkpoint_file, trf_error *err) {
     const trf_safetensors *source = trf_checkpoint_file_source_header(checkpoint_file);
-    checkpoint_file->num_tensors = source->num_tensors;
-    if (!(checkpoint_file->tensors = calloc(checkpoint_file->num_tensors + 1, sizeof *checkpoint_file->tensors)))
-        return trf_fail_memory(err, checkpoint_file->num_tensors * sizeof *checkpoint_file->tensors);
+    if (!(checkpoint_file->tensors = calloc(source->num_tensors + 1, sizeof *checkpoint_file->tensors)))
+        return trf_fail_memory(err, source->num_tensors * sizeof *checkpoint_file->tensors);
     if (checkpoint_file->is_layer) {
         checkpoint_file->tensors[0] =
             (trf_file_tensor){.source = &source->tensors[0], .bytes = checkpoint_file->file_bytes, .blobs = 1};
+        checkpoint_file->num_tensors = 1;
         return TRF_OK;
     }
-    if (checkpoint_file->compressed && checkpoint_file->own_header.num_tensors != source->num_tensors)
+    const size_t stored = checkpoint_file->own_header.num_tensors + checkpoint_file->side_tables.count;
+    if (checkpoint_file->compressed && stored != source->num_tensors)
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET,
                         "the kept source header lists %zu tensors, but the file holds %zu", source->num_tensors,
-                        checkpoint_file->own_header.num_tensors);
-    for (size_t i = 0; i < checkpoint_file->num_tensors; i++) {
-        const trf_tensor *tensor = &source->tensors[i];
-        checkpoint_file->tensors[i].source = tensor;
+                        stored);
+    for (size_t i = 0; i < source->num_tensors; i++) {
+        const trf_tensor *source_tensor = &source->tensors[i];
+        if (trf_side_tables_find(&checkpoint_file->side_tables, source_tensor))
+            continue;
+        trf_file_tensor *tensor = &checkpoint_file->tensors[checkpoint_file->num_tensors++];
+        tensor->source = source_tensor;
         trf_status status = checkpoint_file->compressed
-                                ? map_tensor(file, checkpoint_file, tensor, &checkpoint_file->tensors[i], err)
-                                : map_plain_tensor(file, checkpoint_file, tensor, &checkpoint_file->tensors[i], err);
+                                ? map_tensor(file, checkpoint_file, source_tensor, tensor, err)
+                                : map_plain_tensor(file, checkpoint_file, source_tensor, tensor, err);
         if (status != TRF_OK)
             return status;
     }
@@ -303,6 +313,10 @@ static trf_status parse_checkpoint_file(const trf_file *file, trf_checkpoint_fil
     }
     if (checkpoint_file->compressed && (status = read_source_header(file, checkpoint_file, err)) != TRF_OK)
         return status;
+    if (checkpoint_file->compressed &&
+        (status = trf_side_tables_read(&checkpoint_file->own_header, &checkpoint_file->source_header,
+                                       &checkpoint_file->side_tables, err)) != TRF_OK)
+        return status;
     return map_tensors(file, checkpoint_file, err);
 }
 
@@ -330,6 +344,7 @@ void trf_checkpoint_file_free(trf_checkpoint_file *checkpoint_file) {
     free(checkpoint_file->path);
     free(checkpoint_file->name);
     free(checkpoint_file->tensors);
+    trf_side_tables_free(&checkpoint_file->side_tables);
     trf_safetensors_free(&checkpoint_file->own_header);
     trf_safetensors_free(&checkpoint_file->source_header);
     *checkpoint_file = (trf_checkpoint_file){0};
@@ -338,7 +353,17 @@ void trf_checkpoint_file_free(trf_checkpoint_file *checkpoint_file) {
 const trf_file_tensor *trf_checkpoint_file_find(const trf_checkpoint_file *checkpoint_file, const char *name) {
     const trf_safetensors *source = trf_checkpoint_file_source_header(checkpoint_file);
     const trf_tensor *found = trf_safetensors_find(source, name);
-    return found ? &checkpoint_file->tensors[found - source->tensors] : NULL;
+    size_t begin = 0, end = checkpoint_file->num_tensors;
+    while (found && begin < end) {
+        const size_t middle = (begin + end) / 2;
+        if (checkpoint_file->tensors[middle].source == found)
+            return &checkpoint_file->tensors[middle];
+        if (checkpoint_file->tensors[middle].source < found)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    return NULL;
 }
 
 trf_status trf_file_tensor_open_blob(const trf_file *file, const trf_file_tensor *tensor, const trf_blob_list *list,
@@ -350,9 +375,11 @@ trf_status trf_file_tensor_open_blob(const trf_file *file, const trf_file_tensor
     if (status != TRF_OK)
         return status;
     const trf_header *header = &reader->view.header;
+    const int has_dtype = tensor->is_scaled_fp8 ? trf_is_scaled_fp8(header->codec, header->source_dtype)
+                                                : header->source_dtype == trf_dtype_of_name(source->dtype);
     uint32_t dims = source->num_dims;
     if (list->count == tensor->blobs && dims >= 2 && header->rows == source->shape[dims - 2] &&
-        header->cols == source->shape[dims - 1] && header->source_dtype == trf_dtype_of_name(source->dtype))
+        header->cols == source->shape[dims - 1] && has_dtype)
         return TRF_OK;
     trf_blob_reader_close(reader);
     return trf_fail(err, TRF_ERR_HEADER, offset,

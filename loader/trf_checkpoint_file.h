@@ -5,6 +5,7 @@
 
 #include "trf_blob_reader.h"
 #include "trf_safetensors.h"
+#include "trf_side_tables.h"
 
 #define TRF_BLOB_SUFFIX "_trf"
 #define TRF_METADATA_FORMAT "transfuse_format"
@@ -17,6 +18,7 @@ typedef struct trf_file_tensor {
     const trf_tensor *source;    /* as the source has it */
     uint64_t file_offset, bytes; /* where it is stored */
     uint64_t blobs;              /* number of blobs; 0: it is stored as it was */
+    int is_scaled_fp8;           /* its blobs are of BF16, and the source's weights are their codes */
     int is_bare_blob;            /* it begins as a blob does, though neither its name nor the file says that it is
                                   * one */
 } trf_file_tensor;
@@ -30,8 +32,9 @@ typedef struct trf_checkpoint_file {
     int compressed;                /* it holds blobs, or says that it may */
     trf_safetensors own_header;    /* the file's header; empty for a .trf file */
     trf_safetensors source_header; /* of a compressed file: the header that decompressing gives back */
-    trf_file_tensor *tensors;      /* in the source's order */
+    trf_file_tensor *tensors;      /* in the source's order; side tables are not among them */
     size_t num_tensors;
+    trf_side_tables side_tables; /* tensors of the source that the file has in its metadata */
 } trf_checkpoint_file;
 
 /* Opens, parses and closes a file. path: copied. Release with trf_checkpoint_file_free on success only.
@@ -52,7 +55,7 @@ static inline int trf_checkpoint_file_lost_layout(const trf_checkpoint_file *che
            !trf_safetensors_metadata(&checkpoint_file->own_header, TRF_METADATA_HEADER);
 }
 
-/* @return the tensor with that name in the source, or NULL. */
+/* @return the tensor with that name in the source, or NULL; also NULL for side tables. */
 const trf_file_tensor *trf_checkpoint_file_find(const trf_checkpoint_file *checkpoint_file, const char *name);
 
 /* Opens the blob number `number`, from 0 on, of a tensor. The blob must have the tensor's dtype, and the shape of its

@@ -173,6 +173,24 @@ static char *rewritten_name(const trf_checkpoint_file *in, const trf_checkpoint_
     return tensor->blobs ? trf_blob_name(tensor->source->name) : strdup(tensor->source->name);
 }
 
+/* @return whether what file `in` has as `name` is a side table in file `out`, and so no tensor of it. */
+static int becomes_side_table(const trf_checkpoint_file *in, const trf_checkpoint_file *out, const char *name) {
+    const trf_tensor *source = trf_safetensors_find(trf_checkpoint_file_source_header(out), name);
+    return trf_checkpoint_file_find(in, name) && trf_side_tables_find(&out->side_tables, source);
+}
+
+/* Adds the side tables that were in the metadata of file `in`, and are tensors of file `out`. @return whether there was
+ * memory for it. */
+static int map_side_tables(const trf_checkpoint_file *in, const trf_checkpoint_file *out, json_t *map) {
+    int done = 1;
+    for (size_t i = 0; i < in->side_tables.count && done; i++) {
+        const char *name = in->side_tables.tables[i].source->name;
+        if (trf_checkpoint_file_find(out, name))
+            done = json_object_set_new(map, name, json_string(out->name)) == 0;
+    }
+    return done;
+}
+
 /* @return a new reference to the map for the files of `out`, or NULL; counts the bytes of the files in it. */
 static json_t *rewrite_map(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
                            const trf_checkpoint_file *out, size_t num_files, uint64_t *total_bytes) {
@@ -187,11 +205,15 @@ static json_t *rewrite_map(const trf_checkpoint_index *index, const trf_checkpoi
         json_object_foreach(index->weight_map, name, file) {
             if (last >= num_files || strcmp(in[last].name, json_string_value(file)) != 0)
                 last = find_file_number(in, num_files, json_string_value(file));
+            if (!counted[last]++) {
+                *total_bytes += out[last].own_header.data_bytes;
+                failed |= !map_side_tables(&in[last], &out[last], map);
+            }
+            if (becomes_side_table(&in[last], &out[last], name))
+                continue;
             char *rewritten = rewritten_name(&in[last], &out[last], name);
             failed |= !rewritten || json_object_set(map, rewritten, file) != 0;
             free(rewritten);
-            if (!counted[last]++)
-                *total_bytes += out[last].own_header.data_bytes;
         }
     free(counted);
     if (!failed)

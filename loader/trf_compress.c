@@ -3,9 +3,11 @@
  * written. So blobs are written first, each where the last one that was worth keeping ended; then the other tensors;
  * and the header, for which room was left, last. */
 #include "trf_bf16_numbers.h"
+#include "trf_compress_check.h"
 #include "trf_encode.h"
 #include "trf_estimate.h"
 #include "trf_find_fp8.h"
+#include "trf_fp8_weights.h"
 #include "trf_output.h"
 #include "trf_source_kind.h"
 #include "trf_source_tensors.h"
@@ -24,6 +26,7 @@ typedef struct trf_compressed_tensor {
     trf_left_reason reason; /* why the tensor stays as it was, if it does */
     uint64_t begin, end;    /* in the output's data */
     int is_blob;
+    const trf_fp8_tensor *fp8; /* of a model of FP8 with scales: what the tensor is there; else NULL */
 } trf_compressed_tensor;
 
 /* One file that is written to the output. */
@@ -31,13 +34,14 @@ typedef struct trf_file_compressor {
     trf_job *job;
     const trf_checkpoint_file *file;
     const trf_selection_rules *rules;
+    const trf_fp8_model *fp8;
     trf_blob_counts *counts;
     trf_file in;
     const trf_file *out;            /* NULL: only sizes are asked for */
     trf_compressed_tensor *tensors; /* [file->num_tensors] */
     uint64_t data_offset;           /* of the output's data, which follows the room for the header */
     uint64_t end;                   /* of what has been placed in the data */
-    size_t blobs;
+    size_t blobs, side_tables;
     int always;               /* whether one of the blobs is kept whatever its size */
     int config_is_unreadable; /* and so is carried over */
 } trf_file_compressor;
@@ -47,6 +51,7 @@ typedef struct trf_matrix_source {
     const trf_file *file;
     uint64_t offset;
     uint64_t row_bytes, weight_bytes;
+    const trf_fp8_scales *scales; /* of FP8 weights that are read as elements of scaled FP8 */
 } trf_matrix_source;
 
 typedef struct trf_matrix_sink {
@@ -73,6 +78,39 @@ static trf_status read_matrix(void *context, uint32_t row, uint32_t num_rows, ui
     return status;
 }
 
+static trf_status fail_code(const trf_matrix_source *matrix, uint64_t row, uint64_t col, trf_error *err) {
+    const uint64_t offset = matrix->offset + row * matrix->row_bytes + col;
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, offset,
+                    "the FP8 weight at byte %" PRIu64 " (row %" PRIu64 ", column %" PRIu64
+                    ") would not come back from its product with its scale",
+                    offset, row, col);
+}
+
+/* Reads FP8 weights as elements of scaled FP8, and checks that the codes come back from these. */
+static trf_status read_fp8_matrix(void *context, uint32_t row, uint32_t num_rows, uint32_t col, uint32_t num_cols,
+                                  void *dst, trf_error *err) {
+    const trf_matrix_source *matrix = context;
+    const uint64_t count = (uint64_t)num_rows * num_cols;
+    uint8_t *codes = malloc(count * (2 + sizeof(uint16_t)));
+    if (!codes)
+        return trf_fail_memory(err, count * (2 + sizeof(uint16_t)));
+    uint16_t *elements = (uint16_t *)codes;
+    uint8_t *back = (uint8_t *)(elements + count), *read = back + count;
+    trf_status status = read_matrix(context, row, num_rows, col, num_cols, read, err);
+    if (status == TRF_OK) {
+        trf_fp8_elements(matrix->scales, row, num_rows, col, num_cols, read, dst);
+        memcpy(elements, dst, count * sizeof *elements);
+        uint64_t same = trf_fp8_codes(matrix->scales, row, num_rows, col, num_cols, elements, back);
+        if (same == count && memcmp(back, read, count) != 0)
+            for (same = 0; back[same] == read[same];)
+                same++;
+        if (same != count || memcmp(back, read, count) != 0)
+            status = fail_code(matrix, row + same / num_cols, col + same % num_cols, err);
+    }
+    free(codes);
+    return status;
+}
+
 static trf_status write_blob(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err) {
     const trf_matrix_sink *sink = context;
     return trf_file_write(sink->file, sink->offset + offset, bytes, size, err);
@@ -93,10 +131,39 @@ static void count_search(trf_job *job, const trf_tensor *tensor, uint64_t rows, 
     trf_job_uncount_buffer(job, bytes);
 }
 
+/* Encodes FP8 weights with their scales; or estimates the size by the codes alone. */
+static trf_status encode_fp8(trf_file_compressor *compressor, const trf_compressed_tensor *compressed, uint64_t number,
+                             trf_matrix_source *matrix, const trf_sampled_matrix *sampled, const trf_sink *sink,
+                             const trf_progress *progress, trf_encoded *encoded, trf_error *err) {
+    const trf_encode_options *options = &compressor->job->options.encode;
+    trf_fp8_scales scales;
+    trf_status status =
+        trf_fp8_model_load_scales(compressor->fp8, compressed->source, compressed->fp8, number, &scales, err);
+    if (status != TRF_OK)
+        return status;
+    matrix->scales = &scales;
+    const trf_source source = {TRF_DTYPE_BF16, (uint32_t)sampled->rows, (uint32_t)sampled->cols,
+                               matrix,         read_fp8_matrix,         NULL};
+    if (compressor->out) {
+        status = trf_encode_scaled_fp8(&source, &scales, options, sink, progress, encoded, NULL, err);
+    } else {
+        trf_encode_options as_codes = *options;
+        as_codes.codec = TRF_CODEC_E4M3;
+        status = trf_estimate_blob(sampled, &as_codes, encoded, NULL, err);
+        encoded->blob_bytes += scales.count * sizeof *scales.values;
+        encoded->granularity = scales.granularity;
+        encoded->scale_group_size = scales.scale_group_size;
+    }
+    trf_fp8_scales_free(&scales);
+    return status;
+}
+
 /* Encodes matrix number `number`, from 0 on, of a tensor, to byte out_offset of the output. codec: AUTO for what was
  * asked for. */
-static trf_status compress_matrix(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t number,
-                                  trf_codec codec, uint64_t out_offset, trf_encoded *encoded, trf_error *err) {
+static trf_status compress_matrix(trf_file_compressor *compressor, const trf_compressed_tensor *compressed,
+                                  uint64_t number, trf_codec codec, uint64_t out_offset, trf_encoded *encoded,
+                                  trf_error *err) {
+    const trf_tensor *tensor = compressed->source;
     trf_encode_options options;
     trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
     trf_encode_options_for(&compressor->job->options.encode, dtype, &options);
@@ -104,7 +171,7 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
         options.codec = codec;
     uint64_t rows = tensor->shape[tensor->num_dims - 2], cols = tensor->shape[tensor->num_dims - 1];
     uint64_t weight_bytes = trf_dtype_bytes(dtype), matrix_bytes = rows * cols * weight_bytes;
-    trf_matrix_source matrix = {&compressor->in, 0, cols * weight_bytes, weight_bytes};
+    trf_matrix_source matrix = {&compressor->in, 0, cols * weight_bytes, weight_bytes, NULL};
     matrix.offset = trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin + number * matrix_bytes;
     trf_matrix_sink blob_sink = {compressor->out, out_offset};
     trf_matrix_progress matrix_progress = {compressor->job, tensor->name, weight_bytes};
@@ -114,8 +181,13 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_ten
     trf_progress progress = {&matrix_progress, report_matrix_progress};
     trf_layer_report layer = {0};
     const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
-    trf_status status = compressor->out ? trf_encode_source(&source, &options, &sink, &progress, encoded, &layer, err)
-                                        : trf_estimate_blob(&sampled, &options, encoded, &layer, err);
+    trf_status status;
+    if (compressed->fp8)
+        status = encode_fp8(compressor, compressed, number, &matrix, &sampled, &sink, &progress, encoded, err);
+    else if (compressor->out)
+        status = trf_encode_source(&source, &options, &sink, &progress, encoded, &layer, err);
+    else
+        status = trf_estimate_blob(&sampled, &options, encoded, &layer, err);
     if (status == TRF_OK)
         count_search(compressor->job, tensor, rows, encoded);
     compressor->job->weight_energy += layer.weight_energy;
@@ -144,9 +216,10 @@ static int note_expert(uint64_t number, const trf_encoded *expert, trf_expert_co
 }
 
 /* Estimates the size of an expert tensor: a few of its matrices stand for all. */
-static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor,
+static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const trf_compressed_tensor *compressed,
                                          trf_encoded *encoded, trf_error *err) {
-    const uint64_t count = tensor->shape[0], most = count < TRF_SAMPLED_EXPERTS ? count : TRF_SAMPLED_EXPERTS;
+    const uint64_t count = compressed->source->shape[0],
+                   most = count < TRF_SAMPLED_EXPERTS ? count : TRF_SAMPLED_EXPERTS;
     const uint64_t done = compressor->job->done_bytes;
     trf_status status = TRF_OK;
     trf_expert_codec common = {TRF_CODEC_AUTO, {0}};
@@ -154,7 +227,7 @@ static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const 
     for (uint64_t i = 0; i < most && status == TRF_OK; i++) {
         const uint64_t first = i * count / most, behind = (i + 1) * count / most;
         trf_encoded expert = {0};
-        status = compress_matrix(compressor, tensor, first, common.codec, 0, &expert, err);
+        status = compress_matrix(compressor, compressed, first, common.codec, 0, &expert, err);
         bytes += expert.blob_bytes * (behind - first);
         if (status == TRF_OK && note_expert(i, &expert, &common)) { /* the loop begins again */
             bytes = trf_expert_index_bytes(count);
@@ -168,11 +241,11 @@ static trf_status estimate_expert_tensor(trf_file_compressor *compressor, const 
 }
 
 /* Encodes an expert tensor: an index, followed by its matrices. */
-static trf_status compress_expert_tensor(trf_file_compressor *compressor, const trf_tensor *tensor, uint64_t out_offset,
-                                         trf_encoded *encoded, trf_error *err) {
+static trf_status compress_expert_tensor(trf_file_compressor *compressor, const trf_compressed_tensor *compressed,
+                                         uint64_t out_offset, trf_encoded *encoded, trf_error *err) {
     if (!compressor->out)
-        return estimate_expert_tensor(compressor, tensor, encoded, err);
-    uint64_t count = tensor->shape[0], index_bytes = trf_expert_index_bytes(count), end = index_bytes;
+        return estimate_expert_tensor(compressor, compressed, encoded, err);
+    uint64_t count = compressed->source->shape[0], index_bytes = trf_expert_index_bytes(count), end = index_bytes;
     uint64_t *offsets = calloc(count, sizeof *offsets);
     void *index = malloc(index_bytes);
     const uint64_t done = compressor->job->done_bytes;
@@ -180,7 +253,7 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     trf_expert_codec common = {TRF_CODEC_AUTO, {0}};
     for (uint64_t number = 0; number < count && status == TRF_OK; number++) {
         trf_encoded expert = {0};
-        status = compress_matrix(compressor, tensor, number, common.codec, out_offset + end, &expert, err);
+        status = compress_matrix(compressor, compressed, number, common.codec, out_offset + end, &expert, err);
         if (status != TRF_OK) {
             trf_prefix_error(err, status, "matrix %" PRIu64, number);
             break;
@@ -227,11 +300,12 @@ static trf_status settle_f32(trf_file_compressor *compressor, trf_compressed_ten
 }
 
 /* Adds a blob to the report. */
-static void count_blob(trf_file_compressor *compressor, const trf_tensor *tensor, const trf_encoded *encoded,
-                       int exact) {
+static void count_blob(trf_file_compressor *compressor, const trf_compressed_tensor *compressed,
+                       const trf_encoded *encoded, int exact) {
     trf_checkpoint_report *report = &compressor->job->report;
+    const trf_tensor *tensor = compressed->source;
     const trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
-    const trf_codec codec = trf_element_codec(encoded->codec, dtype);
+    const trf_codec codec = trf_element_codec(encoded->codec, compressed->fp8 ? TRF_DTYPE_BF16 : dtype);
     compressor->counts->all++;
     compressor->counts->widened += exact != 0;
     compressor->counts->bf16 += codec == TRF_CODEC_BF16;
@@ -243,7 +317,11 @@ static void count_blob(trf_file_compressor *compressor, const trf_tensor *tensor
     report->compressed_weights += trf_tensor_bytes(tensor) / trf_dtype_bytes(dtype);
     report->widened_tensors += exact != 0;
     report->rounded_tensors += dtype == TRF_DTYPE_F32 && codec == TRF_CODEC_BF16 && !exact;
-    if (trf_is_scaled_fp8(encoded->codec, dtype))
+    if (compressed->fp8) {
+        report->source_fp8_tensors[encoded->granularity]++;
+        if (encoded->scale_group_size)
+            report->source_fp8_block = encoded->scale_group_size;
+    } else if (trf_is_scaled_fp8(encoded->codec, dtype))
         report->scaled_fp8_tensors[encoded->granularity]++;
 }
 
@@ -259,8 +337,8 @@ static trf_status compress_tensor(trf_file_compressor *compressor, trf_compresse
         return TRF_OK;
     if (status == TRF_OK)
         status = tensor->num_dims == 2
-                     ? compress_matrix(compressor, tensor, 0, TRF_CODEC_AUTO, out_offset, &encoded, err)
-                     : compress_expert_tensor(compressor, tensor, out_offset, &encoded, err);
+                     ? compress_matrix(compressor, compressed, 0, TRF_CODEC_AUTO, out_offset, &encoded, err)
+                     : compress_expert_tensor(compressor, compressed, out_offset, &encoded, err);
     if (status != TRF_OK)
         return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, compressor->file->path, tensor->name,
                                 trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin);
@@ -274,9 +352,14 @@ static trf_status compress_tensor(trf_file_compressor *compressor, trf_compresse
     }
     compressed->begin = compressor->end;
     compressed->end = compressor->end += encoded.blob_bytes;
-    count_blob(compressor, tensor, &encoded, exact);
+    count_blob(compressor, compressed, &encoded, exact);
     compressor->always |= compressed->selection == TRF_SELECT_ALWAYS;
     return TRF_OK;
+}
+
+/* @return whether a tensor becomes metadata of the output. */
+static int is_side_table(const trf_compressed_tensor *compressed) {
+    return compressed->fp8 && compressed->fp8->role != TRF_FP8_WEIGHT;
 }
 
 /* Copies the tensors that stay, wide ones first, so that each is aligned to its elements. */
@@ -287,7 +370,7 @@ static trf_status copy_other_tensors(trf_file_compressor *compressor, trf_error 
         for (size_t i = 0; i < compressor->file->num_tensors; i++) {
             trf_compressed_tensor *compressed = &compressor->tensors[i];
             uint32_t bits = trf_dtype_bits_of_name(compressed->source->dtype);
-            if (compressed->is_blob || (bits < 16 ? 0 : bits) != widths[w])
+            if (compressed->is_blob || is_side_table(compressed) || (bits < 16 ? 0 : bits) != widths[w])
                 continue;
             uint64_t bytes = trf_tensor_bytes(compressed->source);
             if (!compressor->out) {
@@ -322,6 +405,31 @@ static json_t *compressed_metadata(const trf_checkpoint_file *file, int config_i
     return NULL;
 }
 
+/* Puts the file's side tables into its metadata. */
+static trf_status take_side_tables(trf_file_compressor *compressor, json_t *metadata, trf_error *err) {
+    const uint64_t data = trf_safetensors_data_offset(&compressor->file->own_header);
+    json_t *tables = json_object();
+    trf_status status = tables ? TRF_OK : trf_fail_memory(err, 0);
+    for (size_t i = 0; i < compressor->file->num_tensors && status == TRF_OK; i++) {
+        const trf_compressed_tensor *compressed = &compressor->tensors[i];
+        if (!is_side_table(compressed))
+            continue;
+        const int is_used = compressed->fp8->role == TRF_FP8_SCALE;
+        status = trf_side_tables_add(tables, compressed->source, is_used, &compressor->in,
+                                     data + compressed->source->begin, err);
+        compressor->side_tables++, compressor->always = 1; /* loaders must not find them */
+        compressor->job->report.side_tables++;
+        compressor->job->report.unused_side_tables += !is_used;
+        if (status == TRF_OK)
+            status =
+                trf_job_advance(compressor->job, compressed->source->name, trf_tensor_bytes(compressed->source), err);
+    }
+    if (status == TRF_OK)
+        status = trf_side_tables_finish(tables, metadata, err);
+    json_decref(tables);
+    return status;
+}
+
 /* Sets data_offset so that the header fits, whatever the blobs' sizes will be. */
 static trf_status reserve_header(trf_file_compressor *compressor, const json_t *metadata, trf_error *err) {
     trf_text text = {0};
@@ -353,7 +461,7 @@ static trf_status write_header(trf_file_compressor *compressor, const json_t *me
             const trf_compressed_tensor *compressed = &compressor->tensors[i];
             const trf_tensor *source = compressed->source;
             uint64_t bytes = compressed->end - compressed->begin;
-            if (compressed->is_blob != blobs)
+            if (compressed->is_blob != blobs || is_side_table(compressed))
                 continue;
             if (blobs)
                 trf_safetensors_add_tensor(&text, source->name, TRF_BLOB_SUFFIX, "U8", &bytes, 1, compressed->begin,
@@ -421,7 +529,7 @@ static trf_status finish_file(trf_file_compressor *compressor, const json_t *met
                               uint64_t *bytes, trf_error *err) {
     const trf_checkpoint_file *file = compressor->file;
     trf_status status;
-    if (compressor->blobs == 0) {
+    if (compressor->blobs == 0 && compressor->side_tables == 0) {
         status = copy_file_unchanged(compressor, kept_bytes, err);
         compressor->end = file->own_header.data_bytes;
         *bytes = file->file_bytes;
@@ -439,7 +547,7 @@ static trf_status finish_file(trf_file_compressor *compressor, const json_t *met
 static void count_left(trf_file_compressor *compressor, uint64_t *kept_bytes) {
     for (size_t i = 0; i < compressor->file->num_tensors; i++) {
         const trf_compressed_tensor *compressed = &compressor->tensors[i];
-        if (!compressed->source || compressed->is_blob)
+        if (!compressed->source || compressed->is_blob || is_side_table(compressed))
             continue;
         const uint64_t bytes = trf_tensor_bytes(compressed->source);
         trf_left_tensors *left = &compressor->job->report.left[compressed->reason];
@@ -458,11 +566,14 @@ static trf_status compress_tensors(trf_file_compressor *compressor, uint64_t *by
     for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++) {
         trf_compressed_tensor *compressed = &compressor->tensors[i];
         compressed->source = file->tensors[i].source;
-        status =
-            trf_select_tensor(compressor->rules, compressed->source, &compressed->selection, &compressed->reason, err);
+        compressed->fp8 = trf_fp8_model_find(compressor->fp8, file, compressed->source);
+        status = trf_select_fp8(compressor->rules, compressed->fp8, compressed->source, &compressed->selection,
+                                &compressed->reason, err);
     }
     if (status == TRF_OK && !(metadata = compressed_metadata(file, compressor->config_is_unreadable)))
         status = trf_fail_memory(err, file->own_header.text_bytes);
+    if (status == TRF_OK)
+        status = take_side_tables(compressor, metadata, err);
     if (status == TRF_OK)
         status = reserve_header(compressor, metadata, err);
     for (size_t i = 0; i < file->num_tensors && status == TRF_OK; i++)
@@ -484,6 +595,7 @@ typedef struct trf_compression {
     trf_job *job;
     trf_selection_rules rules;
     trf_source_config source;
+    trf_fp8_model fp8;
     trf_model_config config;
     const trf_checkpoint *model;
     trf_blob_counts *counts; /* [model->num_files] */
@@ -508,6 +620,7 @@ static trf_status compress_file(void *context, const trf_checkpoint_file *file, 
     trf_file_compressor compressor = {.job = work->job,
                                       .file = file,
                                       .rules = &rules,
+                                      .fp8 = &work->fp8,
                                       .counts = &work->counts[number],
                                       .out = out,
                                       .config_is_unreadable =
@@ -528,109 +641,11 @@ static trf_status compress_file(void *context, const trf_checkpoint_file *file, 
 
 /* ---- before anything is written ---- */
 
-static trf_status check_collision(const trf_checkpoint *checkpoint, const trf_checkpoint_file *file,
-                                  const trf_tensor *tensor, trf_error *err) {
-    char *name = trf_blob_name(tensor->name);
-    if (!name)
-        return trf_fail_memory(err, strlen(tensor->name));
-    const char *where = trf_safetensors_find(&file->own_header, name) ? file->path : NULL;
-    for (size_t i = 0; i < checkpoint->num_indexes && !where; i++)
-        if (json_object_get(checkpoint->indexes[i].weight_map, name))
-            where = checkpoint->indexes[i].path;
-    free(name);
-    if (!where)
-        return TRF_OK;
-    return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                    "%s: tensor '%s' would become '%s" TRF_BLOB_SUFFIX "', which exists already; exclude it", where,
-                    tensor->name, tensor->name);
-}
-
-/* Checks a few weights of an F32 tensor that must hold BF16 numbers alone. If they show that it does not, the tensor
- * stays as it is, or cannot be compressed. */
-static trf_status check_f32(const trf_checkpoint_file *file, const trf_selection_rules *rules, const trf_tensor *tensor,
-                            trf_tensor_selection *selection, trf_error *err) {
-    trf_file in;
-    uint64_t file_bytes;
-    int may_be;
-    if (!trf_needs_bf16_numbers(rules->options, trf_dtype_of_name(tensor->dtype)))
-        return TRF_OK;
-    trf_status status = trf_file_open(file->path, &in, &file_bytes, err);
-    if (status != TRF_OK)
-        return status;
-    status = trf_may_be_bf16_numbers(&in, trf_safetensors_data_offset(&file->own_header) + tensor->begin,
-                                     trf_tensor_bytes(tensor), &may_be, err);
-    trf_file_close(&in);
-    if (status != TRF_OK || may_be)
-        return status;
-    if (trf_must_fit(rules, *selection))
-        return trf_prefix_error(err, trf_fail_no_bf16_numbers(err), "tensor '%s'", tensor->name);
-    *selection = TRF_SELECT_KEEP;
-    return TRF_OK;
-}
-
-static trf_status check_compressible_file(const trf_checkpoint *checkpoint, const trf_checkpoint_file *file,
-                                          const trf_selection_rules *rules, trf_error *err) {
-    if (file->compressed)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: is compressed already", file->path);
-    if (trf_safetensors_metadata(&file->own_header, TRF_METADATA_HEADER))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: __metadata__ has '" TRF_METADATA_HEADER "' already",
-                        file->path);
-    for (size_t i = 0; i < file->num_tensors; i++) {
-        trf_tensor_selection selection;
-        trf_left_reason reason;
-        const trf_tensor *tensor = file->tensors[i].source;
-        trf_status status = trf_check_bare_blob(&file->tensors[i], err);
-        if (status != TRF_OK)
-            return trf_fail_in_tensor(file, &file->tensors[i], status, err);
-        status = trf_select_tensor(rules, tensor, &selection, &reason, err);
-        if (status == TRF_OK && selection != TRF_SELECT_KEEP)
-            status = check_f32(file, rules, tensor, &selection, err);
-        if (status != TRF_OK)
-            return trf_prefix_error(err, status, "%s", file->path);
-        if (selection != TRF_SELECT_KEEP && (status = check_collision(checkpoint, file, tensor, err)) != TRF_OK)
-            return status;
-    }
-    return TRF_OK;
-}
-
-/* @return whether a pattern matches a tensor of a model; -1 without memory. */
-static int has_match(const trf_checkpoint *model, const char *pattern) {
-    int found = 0;
-    for (size_t i = 0; i < model->num_files && !found; i++)
-        for (size_t t = 0; t < model->files[i].num_tensors && !found; t++) {
-            const char *name = model->files[i].tensors[t].source->name;
-            char *part_name = model->name ? trf_path_join(model->name, name) : NULL;
-            found = model->name && !part_name ? -1 : trf_pattern_matches(pattern, name, part_name);
-            free(part_name);
-        }
-    return found;
-}
-
-/* Checks that each name or glob in `include` or `exclude` matches a tensor. One that does not is a mistake, which the
- * user should hear of now. verb: such as "include". */
-static trf_status check_patterns(const trf_checkpoint *checkpoint, const char *const *patterns, const char *verb,
-                                 trf_error *err) {
-    for (size_t p = 0; patterns && patterns[p]; p++) {
-        const trf_checkpoint *model;
-        int found = 0;
-        for (size_t m = 0; !found && (model = trf_checkpoint_model(checkpoint, m)); m++)
-            found = has_match(model, patterns[p]);
-        if (found < 0)
-            return trf_fail_memory(err, strlen(patterns[p]));
-        if (!found)
-            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,
-                            trf_pattern_is_name(patterns[p]) ? "%s: there is no tensor '%s' to %s"
-                                                             : "%s: no tensor's name matches '%s', which is to %s",
-                            checkpoint->root, patterns[p], verb);
-    }
-    return TRF_OK;
-}
-
 static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf_compression *work, trf_error *err) {
     trf_status status = TRF_OK;
     for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++) {
         const trf_selection_rules rules = get_rules(work, i);
-        status = check_compressible_file(checkpoint, &checkpoint->files[i], &rules, err);
+        status = trf_check_compressible_file(checkpoint, &checkpoint->files[i], &rules, &work->fp8, err);
     }
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
         if (json_object_get(json_object_get(checkpoint->indexes[i].root, "metadata"), TRF_METADATA_INDEX))
@@ -663,8 +678,10 @@ static trf_status find_adapters(const trf_checkpoint *checkpoint, trf_compressio
 static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *work, trf_error *err) {
     const trf_checkpoint_options *options = &work->job->options;
     trf_status status = trf_source_config_read(checkpoint, &work->source, err);
-    if (status == TRF_OK)
-        status = trf_source_find_obstacle(checkpoint, &work->source, work->obstacle, err);
+    if (status == TRF_OK && !options->store_only)
+        status = trf_fp8_model_read(checkpoint, &work->source, &work->fp8, work->obstacle, err);
+    if (status == TRF_OK && !*work->obstacle)
+        status = trf_source_find_obstacle(checkpoint, &work->source, &work->fp8, work->obstacle, err);
     /* The models of a pipeline that could be loaded before can still be loaded after compressing. */
     const int needs_storing = !checkpoint->name || *work->obstacle || work->source.failure.status != TRF_OK;
     work->rules = (trf_selection_rules){.options = options,
@@ -690,7 +707,7 @@ static trf_status prepare_model(const trf_checkpoint *model, trf_job *job, trf_c
     if (status == TRF_OK)
         status = check_compressible(model, work, err);
     if (status == TRF_OK && model->is_folder)
-        work->dtype = trf_source_find_dtype(model, &work->source);
+        work->dtype = work->fp8.is_fp8 ? "bfloat16" : trf_source_find_dtype(model, &work->source);
     if (status == TRF_OK && model->is_folder)
         status = trf_model_config_compress(&work->source, &job->options.encode, work->rules.is_stored, work->dtype,
                                            &work->config, err);
@@ -701,6 +718,7 @@ static trf_status prepare_model(const trf_checkpoint *model, trf_job *job, trf_c
 
 static void free_model(trf_compression *work) {
     trf_model_config_free(&work->config);
+    trf_fp8_model_free(&work->fp8);
     trf_source_config_free(&work->source);
     free(work->counts);
     free(work->is_adapter);
@@ -710,9 +728,9 @@ static void free_model(trf_compression *work) {
  * which *num_parts are to be written; works: their contexts. */
 static trf_status prepare_models(trf_checkpoint *checkpoint, trf_job *job, trf_compression *works,
                                  trf_rewrite_part *parts, size_t *num_parts, trf_error *err) {
-    trf_status status = check_patterns(checkpoint, job->options.include, "include", err);
+    trf_status status = trf_check_patterns(checkpoint, job->options.include, "include", err);
     if (status == TRF_OK)
-        status = check_patterns(checkpoint, job->options.exclude, "exclude", err);
+        status = trf_check_patterns(checkpoint, job->options.exclude, "exclude", err);
     if (status == TRF_OK && checkpoint->num_parts)
         status = trf_source_check_pipeline(checkpoint, job, err);
     const size_t count = checkpoint->num_parts ? checkpoint->num_parts : 1;

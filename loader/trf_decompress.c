@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decompresses a checkpoint: each source tensor goes back to the place that the source's header gives it. */
+#include "trf_fp8_weights.h"
 #include "trf_model_config.h"
 
 #include <inttypes.h>
@@ -20,10 +21,19 @@ typedef struct trf_matrix_target {
     uint64_t offset; /* of the matrix in the output */
     uint64_t cols;
     size_t value_bytes;
+    const trf_blob_view *fp8; /* of scaled FP8 that becomes codes again; else NULL */
+    trf_fp8_buffer *buffer;
 } trf_matrix_target;
 
 static trf_status write_rectangle(void *context, const trf_rectangle *rectangle, trf_error *err) {
     const trf_matrix_target *target = context;
+    trf_rectangle codes;
+    if (target->fp8) {
+        trf_status status = trf_fp8_rectangle(target->fp8, rectangle, target->buffer, &codes, err);
+        if (status != TRF_OK)
+            return status;
+        rectangle = &codes;
+    }
     uint64_t out_offset =
         target->offset + ((uint64_t)rectangle->row * target->cols + rectangle->col) * target->value_bytes;
     uint64_t row_bytes = (uint64_t)rectangle->cols * target->value_bytes;
@@ -47,6 +57,7 @@ static trf_status decompress_blobs(trf_decompression *work, const trf_file *in, 
                                    const trf_file *out, uint64_t out_offset, trf_error *err) {
     trf_job *job = work->job;
     trf_blob_list list;
+    trf_fp8_buffer buffer = {0};
     trf_status status = trf_blob_list_read(in, tensor->file_offset, tensor->bytes, &list, err);
     if (status != TRF_OK)
         return status;
@@ -56,17 +67,41 @@ static trf_status decompress_blobs(trf_decompression *work, const trf_file *in, 
         if ((status = trf_file_tensor_open_blob(in, tensor, &list, number, &reader, err)) != TRF_OK)
             break;
         const trf_header *header = &reader.view.header;
-        size_t value_bytes = trf_dtype_bytes((trf_dtype)header->source_dtype);
+        size_t value_bytes = trf_dtype_bytes(trf_dtype_of_name(tensor->source->dtype));
         if (number == 0)
             count_lossy(work, header);
-        trf_matrix_target target = {job, tensor->source->name, out, out_offset, header->cols, value_bytes};
+        trf_matrix_target target = {job,
+                                    tensor->source->name,
+                                    out,
+                                    out_offset,
+                                    header->cols,
+                                    value_bytes,
+                                    tensor->is_scaled_fp8 ? &reader.view : NULL,
+                                    &buffer};
         status = trf_blob_reader_decode(&reader, job->options.encode.threads, write_rectangle, &target, &buffers, err);
+        buffers += buffer.capacity;
         trf_job_count_buffer(job, buffers);
         trf_job_uncount_buffer(job, buffers);
         out_offset += (uint64_t)header->rows * header->cols * value_bytes;
         trf_blob_reader_close(&reader);
     }
+    trf_fp8_buffer_free(&buffer);
     trf_blob_list_free(&list);
+    return status;
+}
+
+/* Writes the scales that the file has in its metadata. */
+static trf_status decompress_side_tables(trf_decompression *work, const trf_checkpoint_file *file, const trf_file *out,
+                                         trf_error *err) {
+    const uint64_t data = trf_safetensors_data_offset(trf_checkpoint_file_source_header(file));
+    trf_status status = TRF_OK;
+    for (size_t i = 0; i < file->side_tables.count && status == TRF_OK; i++) {
+        const trf_side_table *table = &file->side_tables.tables[i];
+        const uint64_t bytes = trf_tensor_bytes(table->source);
+        status = trf_file_write(out, data + table->source->begin, table->data, bytes, err);
+        if (status == TRF_OK)
+            status = trf_job_advance(work->job, table->source->name, bytes, err);
+    }
     return status;
 }
 
@@ -90,7 +125,7 @@ static trf_status decompress_tensors(trf_decompression *work, const trf_checkpoi
             return trf_fail_in_tensor(file, tensor, status, err);
         trf_count_tensor(job, tensor);
     }
-    return status;
+    return status == TRF_OK ? decompress_side_tables(work, file, out, err) : status;
 }
 
 /* Notes that the first bare blob of a file stays as it is. */
@@ -118,11 +153,13 @@ static trf_status decompress_file(void *context, const trf_checkpoint_file *file
     if (!out) {
         for (size_t i = 0; i < file->num_tensors; i++)
             trf_count_tensor(work->job, &file->tensors[i]);
+        trf_count_side_tables(work->job, file);
         return TRF_OK;
     }
     trf_status status = trf_file_open(file->path, &in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
+    trf_count_side_tables(work->job, file);
     status = decompress_tensors(work, file, &in, out, err);
     if (status == TRF_OK)
         status = trf_file_check_stamp(&in, &file->stamp, err);

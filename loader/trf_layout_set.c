@@ -366,7 +366,7 @@ static trf_status check_source(const reading *at, trf_error *err) {
                         "the checkpoint is stored only: it has to be decompressed before anything loads it");
     if (at->is_compressed)
         return TRF_OK;
-    const trf_status status = trf_source_find_obstacle(at->checkpoint, &at->config, obstacle, err);
+    const trf_status status = trf_source_find_obstacle(at->checkpoint, &at->config, NULL, obstacle, err);
     return status != TRF_OK || !obstacle[0] ? status
                                             : trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s", obstacle);
 }

@@ -12,7 +12,6 @@
 
 #define TRF_STORE_ONLY "--store-only compresses it bit for bit for storage"
 #define TRF_NO_ADAPTERS "PEFT and diffusers read it or merge it, and cannot read compressed tensors"
-#define TRF_MODELOPT_FILE "hf_quant_config.json"
 #define TRF_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Members of config.json, at any depth, that say that the weights are quantized. */
@@ -74,7 +73,8 @@ static const char *find_in_config(json_t *value, const json_t **found) {
 
 /* ---- quantized: by tensors ---- */
 
-static trf_status find_in_tensors(const trf_checkpoint *checkpoint, char text[TRF_OBSTACLE_BYTES], trf_error *err) {
+static trf_status find_in_tensors(const trf_checkpoint *checkpoint, const trf_fp8_model *fp8,
+                                  char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     for (size_t i = 0; i < checkpoint->num_files; i++) {
         const trf_checkpoint_file *file = &checkpoint->files[i];
         for (size_t k = 0; k < TRF_COUNT(kMetadataKeys); k++)
@@ -86,7 +86,7 @@ static trf_status find_in_tensors(const trf_checkpoint *checkpoint, char text[TR
     }
     const trf_checkpoint_file *file;
     const trf_tensor *tensor;
-    trf_status status = trf_find_quantized_tensor(checkpoint, &file, &tensor, err);
+    trf_status status = trf_find_quantized_tensor(checkpoint, fp8, &file, &tensor, err);
     if (status == TRF_OK && tensor)
         snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: is quantized already: it has a tensor '%.200s' (%.40s)", file->path,
                  tensor->name, tensor->dtype);
@@ -179,7 +179,7 @@ static trf_status ask_file(const trf_beside *beside, const char *name, int *foun
 }
 
 /* Looks for files of quantizers and of PEFT. */
-static trf_status find_in_files(const trf_checkpoint *checkpoint, const trf_beside *beside,
+static trf_status find_in_files(const trf_checkpoint *checkpoint, const trf_beside *beside, const trf_fp8_model *fp8,
                                 char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     static const char adapter[] = "adapter_config.json";
     const char *where = checkpoint->is_folder ? "it has" : "beside it is";
@@ -189,6 +189,9 @@ static trf_status find_in_files(const trf_checkpoint *checkpoint, const trf_besi
         snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: is an adapter (%s an %s): " TRF_NO_ADAPTERS, checkpoint->root,
                  where, adapter);
     for (size_t i = 0; i < TRF_COUNT(kFileNames) && beside->has_config && status == TRF_OK && !*text; i++) {
+        /* What modelopt's file says has been read. */
+        if (fp8 && fp8->is_fp8 && strcmp(kFileNames[i], TRF_MODELOPT_FILE) == 0)
+            continue;
         status = ask_file(beside, kFileNames[i], &found, err);
         if (status == TRF_OK && found)
             snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: is quantized already: %s a file %s", checkpoint->root, where,
@@ -197,16 +200,26 @@ static trf_status find_in_files(const trf_checkpoint *checkpoint, const trf_besi
     return status;
 }
 
-static void tell_config(const trf_checkpoint *checkpoint, const trf_source_config *source,
-                        char text[TRF_OBSTACLE_BYTES]) {
+/* Looks at config.json. That of a model of FP8 with scales has one member that is no obstacle. */
+static trf_status tell_config(const trf_checkpoint *checkpoint, const trf_source_config *source,
+                              const trf_fp8_model *fp8, char text[TRF_OBSTACLE_BYTES], trf_error *err) {
+    const int is_fp8 = fp8 && fp8->is_fp8;
+    json_t *root = is_fp8 ? json_copy(source->file.root) : source->file.root;
+    if (is_fp8 && !root)
+        return trf_fail_memory(err, source->file.bytes);
+    if (is_fp8)
+        json_object_del(root, TRF_QUANTIZATION_KEY);
     const json_t *value;
-    const char *name = find_in_config(source->file.root, &value);
+    const char *name = find_in_config(root, &value);
     const char *method = name ? json_string_value(json_object_get(value, "quant_method")) : NULL;
     if (name)
         snprintf(text, TRF_OBSTACLE_BYTES, "%.300s: the model is quantized already: there is a '%s'%s%.40s%s%s",
                  checkpoint->is_folder ? source->file.path : checkpoint->root, name, method ? " (" : "",
                  method ? method : "", method ? ")" : "",
                  checkpoint->is_folder ? "" : " in the " TRF_MODEL_CONFIG_NAME " beside it");
+    if (is_fp8)
+        json_decref(root);
+    return TRF_OK;
 }
 
 /* Looks at tensors. The checkpoint is an adapter if each of its files is one. */
@@ -224,18 +237,18 @@ static trf_status find_adapter(const trf_checkpoint *checkpoint, char text[TRF_O
 }
 
 trf_status trf_source_find_obstacle(const trf_checkpoint *checkpoint, const trf_source_config *source,
-                                    char text[TRF_OBSTACLE_BYTES], trf_error *err) {
+                                    const trf_fp8_model *fp8, char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     trf_beside beside;
     *text = 0;
     trf_status status = look_beside(checkpoint, source, &beside, err);
     if (status == TRF_OK && beside.has_config)
-        tell_config(checkpoint, source, text);
+        status = tell_config(checkpoint, source, fp8, text, err);
     if (status == TRF_OK && !*text)
-        status = find_in_files(checkpoint, &beside, text, err);
+        status = find_in_files(checkpoint, &beside, fp8, text, err);
     if (status == TRF_OK && !*text)
         status = find_adapter(checkpoint, text, err);
     free(beside.folder);
-    return status == TRF_OK && !*text ? find_in_tensors(checkpoint, text, err) : status;
+    return status == TRF_OK && !*text ? find_in_tensors(checkpoint, fp8, text, err) : status;
 }
 
 trf_status trf_source_check(const trf_checkpoint *checkpoint, const trf_source_config *source, const char *obstacle,

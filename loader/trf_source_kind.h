@@ -5,18 +5,14 @@
 #ifndef TRF_SOURCE_KIND_H
 #define TRF_SOURCE_KIND_H
 
-#include "trf_model_config.h"
-
-enum {
-    TRF_OBSTACLE_BYTES = 640
-};
+#include "trf_fp8_model.h"
 
 /* Finds out why no program could load the checkpoint's model once it is compressed: it is an adapter, or a model that
- * is quantized already. For a single file that is named as a model's are, the other files of its folder count, too. No
- * other place decides this: if products ever read other people's scales, their models are let through here. text: a
- * line that begins with a path; or "" if there is no obstacle. Errors: TRF_ERR_MEMORY. */
+ * is quantized already. For a single file that is named as a model's are, the other files of its folder count, too.
+ * fp8: what trf_fp8_model_read found; FP8 weights with scales and their side tables are no obstacle; NULL: they are
+ * one. text: a line that begins with a path; or "" if there is no obstacle. Errors: TRF_ERR_MEMORY. */
 trf_status trf_source_find_obstacle(const trf_checkpoint *checkpoint, const trf_source_config *source,
-                                    char text[TRF_OBSTACLE_BYTES], trf_error *err);
+                                    const trf_fp8_model *fp8, char text[TRF_OBSTACLE_BYTES], trf_error *err);
 
 /* Checks whether a checkpoint may be compressed with these options, and notes what only store_only allows. obstacle: as
  * trf_source_find_obstacle gives it. Errors: TRF_ERR_UNSUPPORTED (there is an obstacle), TRF_ERR_FORMAT, _IO (a

@@ -175,13 +175,15 @@ static trf_status begin_stem(const trf_checkpoint *checkpoint, const char *name,
     return stem->name ? TRF_OK : trf_fail_memory(err, bytes);
 }
 
-trf_status trf_find_quantized_tensor(const trf_checkpoint *checkpoint, const trf_checkpoint_file **file,
-                                     const trf_tensor **tensor, trf_error *err) {
+trf_status trf_find_quantized_tensor(const trf_checkpoint *checkpoint, const trf_fp8_model *fp8,
+                                     const trf_checkpoint_file **file, const trf_tensor **tensor, trf_error *err) {
     *file = NULL, *tensor = NULL;
     for (size_t i = 0; i < checkpoint->num_files; i++)
         for (size_t t = 0; t < checkpoint->files[i].num_tensors; t++) {
             trf_stem stem;
             const trf_tensor *candidate = checkpoint->files[i].tensors[t].source;
+            if (trf_fp8_model_find(fp8, &checkpoint->files[i], candidate))
+                continue;
             trf_status status = begin_stem(checkpoint, candidate->name, &stem, err);
             if (status != TRF_OK)
                 return status;

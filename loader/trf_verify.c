@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Verifies a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is
  * one. */
+#include "trf_fp8_weights.h"
 #include "trf_model_config.h"
 #include "trf_number_formats.h"
 #include "trf_verify_extra.h"
@@ -37,6 +38,8 @@ typedef struct trf_comparison {
     int differs;     /* a weight of the source differs from the decoded one, but agrees with it */
     uint8_t *source; /* one rectangle of the source's weights */
     uint64_t capacity;
+    const trf_blob_view *fp8; /* of scaled FP8 whose source is codes; else NULL */
+    trf_fp8_buffer buffer;
 } trf_comparison;
 
 static trf_status mismatch(const trf_comparison *comparison, uint64_t row, uint64_t col, trf_error *err) {
@@ -100,6 +103,13 @@ static void measure_rectangle(trf_comparison *comparison, const uint8_t *decoded
 static trf_status compare_rectangle(void *context, const trf_rectangle *rectangle, trf_error *err) {
     trf_comparison *comparison = context;
     uint64_t count = (uint64_t)rectangle->rows * rectangle->cols, bytes = count * comparison->value_bytes;
+    trf_rectangle codes;
+    if (comparison->fp8) {
+        trf_status status = trf_fp8_rectangle(comparison->fp8, rectangle, &comparison->buffer, &codes, err);
+        if (status != TRF_OK)
+            return status;
+        rectangle = &codes;
+    }
     if (comparison->against) {
         trf_status status = read_source_rectangle(comparison, rectangle, err);
         if (status != TRF_OK)
@@ -158,19 +168,21 @@ static trf_status verify_blobs(trf_job *job, const trf_file *file, const trf_fil
         const trf_header *header = &reader.view.header;
         comparison.matrix = number;
         comparison.cols = header->cols;
-        comparison.dtype = (trf_dtype)header->source_dtype;
+        comparison.dtype = trf_dtype_of_name(tensor->source->dtype);
+        comparison.fp8 = tensor->is_scaled_fp8 ? &reader.view : NULL;
         comparison.value_bytes = trf_dtype_bytes(comparison.dtype);
         comparison.agreement = agreement_of(job, header);
         is_f32 |= is_rounded(header);
         status =
             trf_blob_reader_decode(&reader, job->options.encode.threads, compare_rectangle, &comparison, &buffers, err);
-        buffers += comparison.capacity;
+        buffers += comparison.capacity + comparison.buffer.capacity;
         trf_job_count_buffer(job, buffers);
         trf_job_uncount_buffer(job, buffers);
         comparison.offset += (uint64_t)header->rows * header->cols * comparison.value_bytes;
         trf_blob_reader_close(&reader);
     }
     free(comparison.source);
+    trf_fp8_buffer_free(&comparison.buffer);
     trf_blob_list_free(&list);
     if (is_f32 && status == TRF_OK)
         count_f32(job, &comparison, weight_energy);
@@ -279,6 +291,49 @@ static void compare_layout(trf_job *job, const trf_checkpoint_file *checkpoint_f
                      checkpoint_file->path);
 }
 
+/* Compares a side table with the source's tensor. */
+static trf_status compare_side_table(const trf_checkpoint_file *checkpoint_file, const trf_side_table *table,
+                                     const trf_checkpoint *against, trf_error *err) {
+    const trf_file_tensor ours = {.source = table->source}, *theirs = NULL;
+    const uint64_t bytes = trf_tensor_bytes(table->source);
+    const trf_checkpoint_file *from = find_source(against, checkpoint_file, table->source->name, &theirs);
+    trf_file file;
+    uint64_t file_bytes, i = 0;
+    if (!from)
+        return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "is not in %s", against->root);
+    trf_status status = check_counterpart(&ours, theirs, err);
+    uint8_t *data = status == TRF_OK ? malloc(bytes + 1) : NULL;
+    if (status == TRF_OK && !data)
+        status = trf_fail_memory(err, bytes);
+    if (status == TRF_OK && (status = trf_file_open(from->path, &file, &file_bytes, err)) == TRF_OK) {
+        status = trf_file_read(&file, theirs->file_offset, data, bytes, err);
+        trf_file_close(&file);
+    }
+    while (status == TRF_OK && i < bytes && data[i] == table->data[i])
+        i++;
+    if (status == TRF_OK && i < bytes)
+        status = trf_fail(err, TRF_ERR_MISMATCH, theirs->file_offset + i, "differs from byte %" PRIu64 " of %s",
+                          theirs->file_offset + i, from->path);
+    free(data);
+    return status;
+}
+
+/* Verifies the scales that a file has in its metadata. against: or NULL. */
+static trf_status verify_side_tables(trf_job *job, const trf_checkpoint_file *checkpoint_file,
+                                     const trf_checkpoint *against, trf_error *err) {
+    trf_status status = TRF_OK;
+    trf_count_side_tables(job, checkpoint_file);
+    for (size_t i = 0; i < checkpoint_file->side_tables.count && status == TRF_OK; i++) {
+        const trf_side_table *table = &checkpoint_file->side_tables.tables[i];
+        if (against)
+            status = compare_side_table(checkpoint_file, table, against, err);
+        if (status != TRF_OK)
+            return trf_prefix_error(err, status, "%s: tensor '%s'", checkpoint_file->path, table->source->name);
+        status = trf_job_advance(job, table->source->name, trf_tensor_bytes(table->source), err);
+    }
+    return status;
+}
+
 static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoint_file, const trf_checkpoint *against,
                               trf_error *err) {
     trf_file file;
@@ -296,7 +351,18 @@ static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoin
             trf_count_tensor(job, &checkpoint_file->tensors[i]);
     }
     trf_file_close(&file);
-    return status;
+    return status == TRF_OK ? verify_side_tables(job, checkpoint_file, against, err) : status;
+}
+
+/* @return whether a file of the checkpoint has a side table of this name. */
+static int has_side_table(const trf_checkpoint *checkpoint, const char *name) {
+    for (size_t i = 0; i < checkpoint->num_files; i++) {
+        const trf_checkpoint_file *file = &checkpoint->files[i];
+        const trf_tensor *tensor = trf_safetensors_find(trf_checkpoint_file_source_header(file), name);
+        if (trf_side_tables_find(&file->side_tables, tensor))
+            return 1;
+    }
+    return 0;
 }
 
 /* Checks that the source holds no tensor that the checkpoint lacks. */
@@ -306,7 +372,7 @@ static trf_status check_missing(const trf_checkpoint *checkpoint, const trf_chec
         for (size_t t = 0; t < against->files[i].num_tensors; t++) {
             const trf_file_tensor *found;
             const char *name = against->files[i].tensors[t].source->name;
-            if (!find_source(checkpoint, &against->files[i], name, &found))
+            if (!find_source(checkpoint, &against->files[i], name, &found) && !has_side_table(checkpoint, name))
                 return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: tensor '%s' of %s is missing",
                                 checkpoint->root, name, against->files[i].path);
         }

@@ -118,6 +118,31 @@ void cli_report_fp8(const uint64_t tensors[TRF_GRANULARITY_SCALE_BLOCK + 1], uin
         }
 }
 
+void cli_report_source_fp8(const cli_source_fp8 *fp8) {
+    const char *label = "FP8 weights";
+    char block[48], count[CLI_COUNT_BYTES];
+    snprintf(block, sizeof block, "scales of %llux%llu", (unsigned long long)fp8->block,
+             (unsigned long long)fp8->block);
+    const char *const scales[TRF_GRANULARITY_SCALE_BLOCK + 1] = {
+        [TRF_GRANULARITY_TENSOR] = "one scale",
+        [TRF_GRANULARITY_CHANNEL] = "a scale a row",
+        [TRF_GRANULARITY_SCALE_BLOCK] = block,
+    };
+    for (int i = 0; i <= TRF_GRANULARITY_SCALE_BLOCK; i++)
+        if (scales[i] && fp8->weights[i]) {
+            cli_report_line(label, "FP8 E4M3 with %s, in %llu of %llu tensors", scales[i],
+                            (unsigned long long)fp8->weights[i], (unsigned long long)fp8->compressed);
+            label = "";
+        }
+    if (!*label)
+        cli_report_line("", "loaded as BF16 weights; activations are not quantized");
+    if (fp8->scales)
+        cli_report_line("scales", "%s, kept for decompressing", cli_count_text(fp8->scales, "tensor", count));
+    if (fp8->unused_scales)
+        cli_report_line("", "%s of activations or of a KV cache: not used",
+                        cli_count_text(fp8->unused_scales, "tensor", count));
+}
+
 /* @return what would compress tensors that were left for a reason, or "". */
 static const char *way_out(trf_left_reason reason) {
     switch (reason) {
@@ -224,6 +249,8 @@ static void describe_counts(json_t *root, const trf_checkpoint_report *r) {
         {"skipped_bytes", r->skipped_bytes},
         {"compared_files", r->compared_files},
         {"added_files", r->added_files},
+        {"side_tables", r->side_tables},
+        {"unused_side_tables", r->unused_side_tables},
         {"peak_buffer_bytes", r->peak_buffer_bytes},
     };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
@@ -235,6 +262,15 @@ static json_t *describe_fp8(const trf_checkpoint_report *r) {
     set_count(tensors, "tensor", r->scaled_fp8_tensors[TRF_GRANULARITY_TENSOR]);
     set_count(tensors, "channel", r->scaled_fp8_tensors[TRF_GRANULARITY_CHANNEL]);
     set_count(tensors, "scale-block:128", r->scaled_fp8_tensors[TRF_GRANULARITY_SCALE_BLOCK]);
+    return tensors;
+}
+
+static json_t *describe_source_fp8(const trf_checkpoint_report *r) {
+    json_t *tensors = json_object();
+    set_count(tensors, "tensor", r->source_fp8_tensors[TRF_GRANULARITY_TENSOR]);
+    set_count(tensors, "channel", r->source_fp8_tensors[TRF_GRANULARITY_CHANNEL]);
+    set_count(tensors, "scale-block", r->source_fp8_tensors[TRF_GRANULARITY_SCALE_BLOCK]);
+    set_count(tensors, "block_size", r->source_fp8_block);
     return tensors;
 }
 
@@ -262,6 +298,8 @@ static json_t *describe_run(const cli_run *run, int is_compressing) {
     json_object_set_new(root, "seconds", json_real(run->seconds));
     if (is_compressing)
         json_object_set_new(root, "scaled_fp8_tensors", describe_fp8(&run->report));
+    if (is_compressing)
+        json_object_set_new(root, "source_fp8_tensors", describe_source_fp8(&run->report));
     describe_counts(root, &run->report);
     const double rms = run->report.relative_rms_error;
     json_object_set_new(root, "relative_rms_error", isfinite(rms) ? json_real(rms) : json_null());

@@ -54,6 +54,16 @@ void cli_report_left(const trf_checkpoint_report *report);
  * trf_granularity; compressed: the number of all compressed tensors. */
 void cli_report_fp8(const uint64_t tensors[TRF_GRANULARITY_SCALE_BLOCK + 1], uint64_t compressed);
 
+/* What is told of FP8 weights that had scales beside them. Counts are tensors. */
+typedef struct cli_source_fp8 {
+    uint64_t weights[TRF_GRANULARITY_SCALE_BLOCK + 1]; /* by granularity */
+    uint64_t block;                                    /* the side of scale blocks */
+    uint64_t compressed, scales, unused_scales;
+} cli_source_fp8;
+
+/* Prints them; nothing if there are none. */
+void cli_report_source_fp8(const cli_source_fp8 *fp8);
+
 /* Prints an object that was made since cli_json_begin, and releases it; root is NULL if there was no memory for it.
  * @return CLI_OK, or the exit status after a message. */
 cli_exit cli_report_object(json_t *root);

@@ -3,6 +3,8 @@
 #include "cli_messages.h"
 #include "cli_output.h"
 
+#include <string.h>
+
 static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,
                                          CLI_OPT_CODEC,
                                          CLI_OPT_INT8,
@@ -99,6 +101,12 @@ static void print_summary(const cli_run *run) {
         cli_report_line(NULL, "%s -> %s, %.1f s", options->arguments[0], options->output, run->seconds);
     print_sizes(r);
     cli_report_fp8(r->scaled_fp8_tensors, r->compressed_tensors);
+    cli_source_fp8 fp8 = {.block = r->source_fp8_block,
+                          .compressed = r->compressed_tensors,
+                          .scales = r->side_tables,
+                          .unused_scales = r->unused_side_tables};
+    memcpy(fp8.weights, r->source_fp8_tensors, sizeof fp8.weights);
+    cli_report_source_fp8(&fp8);
     print_exactness(options, r);
     cli_report_files(r);
     cli_report_left(r);

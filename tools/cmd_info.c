@@ -4,6 +4,8 @@
 #include "cli_report.h"
 #include "cli_terminal.h"
 
+#include "transfuse/checkpoints.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,7 @@ typedef struct totals {
     uint64_t tensors, compressed, bare_blobs, source_bytes, bytes, compressed_source_bytes, compressed_bytes,
         compressed_weights;
     uint64_t scaled_fp8[TRF_GRANULARITY_SCALE_BLOCK + 1]; /* by granularity */
+    cli_source_fp8 source_fp8;
 } totals;
 
 static const char *const kGranularityNames[] = {"none", "tensor", "channel", "scale-group", "scale-block"};
@@ -39,8 +42,15 @@ static void add_to_totals(totals *sum, const trf_tensor_info *tensor) {
         sum->compressed_source_bytes += tensor->source_bytes;
         sum->compressed_bytes += tensor->bytes;
         sum->compressed_weights += count_weights(tensor);
-        if (tensor->layer.codec == TRF_CODEC_E4M3 && tensor->layer.dtype == TRF_DTYPE_BF16)
+        if (tensor->layer.codec != TRF_CODEC_E4M3 || tensor->layer.dtype != TRF_DTYPE_BF16)
+            return;
+        if (strcmp(tensor->dtype, "F8_E4M3") == 0) {
+            sum->source_fp8.weights[tensor->layer.granularity]++;
+            if (tensor->layer.scale_group_size)
+                sum->source_fp8.block = tensor->layer.scale_group_size;
+        } else {
             sum->scaled_fp8[tensor->layer.granularity]++;
+        }
     }
 }
 
@@ -117,6 +127,8 @@ static cli_exit print_json(const char *path, const trf_tensor_info *tensors, con
     json_object_set_new(root, "compressed_tensors", json_integer((json_int_t)sum->compressed));
     json_object_set_new(root, "source_bytes", json_integer((json_int_t)sum->source_bytes));
     json_object_set_new(root, "bytes", json_integer((json_int_t)sum->bytes));
+    json_object_set_new(root, "side_tables", json_integer((json_int_t)sum->source_fp8.scales));
+    json_object_set_new(root, "unused_side_tables", json_integer((json_int_t)sum->source_fp8.unused_scales));
     return cli_report_object(root);
 }
 
@@ -240,6 +252,7 @@ static void print_totals(const totals *sum) {
                         8 * cli_ratio(sum->compressed_bytes, sum->compressed_weights));
         cli_report_fp8(sum->scaled_fp8, sum->compressed);
     }
+    cli_report_source_fp8(&sum->source_fp8);
 }
 
 static void print_table(const cli_options *options, const trf_tensor_info *tensors, const totals *sum) {
@@ -285,6 +298,8 @@ static int run(const cli_options *options) {
         else
             add_to_totals(&sum, &tensors[i]);
     }
+    trf_checkpoint_count_side_tables(checkpoint, &sum.source_fp8.scales, &sum.source_fp8.unused_scales);
+    sum.source_fp8.compressed = sum.compressed;
     if (status == CLI_OK && options->json)
         status = print_json(path, tensors, &sum);
     else if (status == CLI_OK)

@@ -7,6 +7,8 @@ Usage: make_checkpoint.py NAME PATH
   large     a file with one BF16 matrix of 128 MiB
   float     a file with F32 matrices
   was_fp8   a folder with two files of BF16 that was FP8, with scales of every granularity, and others
+  fp8_block, fp8_channel, fp8_tensor, fp8_row   folders of FP8 with scales, as those of DeepSeek and Qwen, of
+            compressed-tensors, modelopt and fbgemm are: two files, with weights and their scales in different ones
   hostile   a file whose tensor name holds terminal escape sequences
 """
 
@@ -111,6 +113,78 @@ def was_fp8():
     }
 
 
+def codes(rng, *shape):
+    """E4M3 as it is in FP8 checkpoints, with all 256 codes in the first row, NaNs among them."""
+    drawn = fp8(100 * rng.standard_normal(shape, dtype=np.float32), 3)
+    drawn.reshape(-1, shape[-1])[0, :256] = np.arange(256)
+    return drawn
+
+
+def scales(rng, dtype, *shape):
+    drawn = (1e-3 * np.exp(rng.standard_normal(shape))).astype(np.float32)
+    return dtype, {"BF16": bf16, "F16": lambda values: values.astype(np.float16), "F32": np.asarray}[dtype](drawn)
+
+
+_COMPRESSED_TENSORS = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+            "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        }
+    },
+}
+_FP8_CONFIGS = {
+    "fp8_block": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "fp8_channel": _COMPRESSED_TENSORS,
+    "fp8_tensor": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+    "fp8_row": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+}
+
+
+def fp8_model(name):
+    """The tensors of a model of FP8 with scales: small and ragged ones, experts apart and in one tensor."""
+    rng = np.random.default_rng(6)
+    shapes = {"q_proj": (256, 384), "k_proj": (16, 272), "v_proj": (300, 515), "small": (8, 256)}
+    shapes |= {f"mlp.experts.{expert}.up_proj": (160, 256) for expert in range(3)}
+    tensors = {
+        "model.embed_tokens.weight": ("BF16", bf16(normal(rng, 128, 64))),
+        "model.norm.weight": ("BF16", bf16(1 + normal(rng, 64))),
+        "model.true.weight": ("BF16", bf16(normal(rng, 200, 300))),
+    }
+    weights = {f"model.layers.0.{module}.weight": shape for module, shape in shapes.items()}
+    weights["model.layers.0.experts.down_proj"] = (3, 96, 256)
+    for weight, shape in weights.items():
+        *experts, rows, cols = shape
+        tensors[weight] = "F8_E4M3", codes(rng, *shape)
+        if name == "fp8_block":
+            blocks = -(-rows // 128), -(-cols // 128)
+            dtype = "BF16" if "q_proj" in weight else "F32"
+            tensors[f"{weight}_scale_inv"] = scales(rng, dtype, *experts, *blocks)
+        elif name == "fp8_tensor":
+            tensors[f"{weight}_scale"] = scales(rng, "F32", *experts)
+            tensors[f"{weight.removesuffix('.weight')}.input_scale"] = scales(rng, "F32")
+        else:
+            dtype = "F16" if "q_proj" in weight else "BF16" if name == "fp8_channel" else "F32"
+            shape = (*experts, rows) if "v_proj" in weight else (*experts, rows, 1)
+            tensors[f"{weight}_scale"] = scales(rng, dtype, *shape)
+    if name == "fp8_tensor":
+        tensors["model.layers.0.self_attn.k_scale"] = scales(rng, "F32", 1)
+    return tensors
+
+
+def write_fp8(folder, name):
+    write_several_files(folder, fp8_model(name))
+    config = {"model_type": "test", "torch_dtype": "bfloat16", "quantization_config": _FP8_CONFIGS[name]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if name == "fp8_tensor":
+        told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+        (folder / "hf_quant_config.json").write_text(json.dumps(told) + "\n")
+
+
 def large():
     rng = np.random.default_rng(3)
     words = bf16(normal(rng, 1024, 8192))
@@ -163,6 +237,8 @@ def main():
         write_several_files(path, mixed())
     elif name == "was_fp8":
         write_several_files(path, was_fp8())
+    elif name in _FP8_CONFIGS:
+        write_fp8(path, name)
     else:
         write(path, {"mixed": mixed, "large": large, "float": floats, "hostile": hostile}[name]())
 

@@ -7,16 +7,31 @@ files for tests.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from second_decoder import DTYPE_NAMES, MAGIC, FormatError, align16, check, read_blob, source_bytes
+import numpy as np
+from second_decoder import (
+    DTYPE_NAMES,
+    MAGIC,
+    FormatError,
+    Header,
+    align16,
+    check,
+    read_blob,
+    scale_fp8,
+    source_bytes,
+    weight_scales,
+)
 
 INDEX_MAGIC = 0x58414E53
 SUFFIX = "_trf"
 FORMAT_KEY, HEADER_KEY = "transfuse_format", "transfuse_source_header"
+SIDE_TABLES_KEY = "transfuse_side_tables"
 #: of files, as opposed to blobs
 FORMAT = "TRF_ERR_FORMAT"
 #: of the index of a 3-D tensor
@@ -61,13 +76,30 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
             file.write(tensor.data)
 
 
-def decode_blob(blob: bytes) -> Tensor:
-    """A 2-D tensor."""
+def find_codes(h: Header, elements: np.ndarray) -> bytes:
+    """The FP8 codes of the elements of scaled FP8, of which each has one with its scale."""
+    spread = np.broadcast_to(weight_scales(h), elements.shape)
+    codes, numbers = np.full(elements.shape, -1), np.array([code for code in range(256) if code & 0x7F != 0x7F])
+    for scale in np.unique(spread):
+        products, place = scale_fp8(numbers, scale), spread == scale
+        check(len(np.unique(products)) == len(numbers), FORMAT, "two codes give one element")
+        order = np.argsort(products)
+        found = np.searchsorted(products[order], elements[place]).clip(max=len(numbers) - 1)
+        codes[place] = np.where(products[order][found] == elements[place], numbers[order][found], -1)
+    codes[elements == 0x7FC0], codes[elements == 0xFFC0] = 0x7F, 0xFF
+    check(bool(np.all(codes >= 0)), FORMAT, "an element without a code")
+    return codes.astype(np.uint8).tobytes()
+
+
+def decode_blob(blob: bytes, as_codes: bool = False) -> Tensor:
+    """A 2-D tensor. as_codes: of F8_E4M3, if the blob is scaled FP8."""
     header, elements = read_blob(blob)
+    if as_codes and header.is_scaled_fp8:
+        return Tensor("F8_E4M3", list(elements.shape), find_codes(header, elements))
     return Tensor(DTYPE_NAMES[header.source_dtype], list(elements.shape), source_bytes(header, elements))
 
 
-def decode_expert_tensor(data: bytes) -> Tensor:
+def decode_expert_tensor(data: bytes, as_codes: bool = False) -> Tensor:
     """A 3-D tensor: an index, followed by blobs."""
     _, count, reserved = struct.unpack_from("<IIQ", data)
     check(reserved == 0, HEADER, "reserved field of the index")
@@ -79,7 +111,7 @@ def decode_expert_tensor(data: bytes) -> Tensor:
     check(offsets[0] == end, HEADER, "blob 0 does not begin behind the index")
     check(offsets == sorted(offsets), HEADER, "offsets of the index do not ascend")
     # Each blob must fill its place: read_blob rejects one that is longer or shorter than the bytes it gets.
-    slices = [decode_blob(data[a:b]) for a, b in zip(offsets, offsets[1:])]
+    slices = [decode_blob(data[a:b], as_codes) for a, b in zip(offsets, offsets[1:])]
     first = slices[0]
     alike = all((s.shape, s.dtype) == (first.shape, first.dtype) for s in slices)
     check(alike, HEADER, "the blobs of a 3-D tensor differ in shape or dtype")
@@ -93,12 +125,12 @@ def is_compressed(name: str, tensor: Tensor) -> bool:
     return struct.unpack_from("<I", tensor.data)[0] in (MAGIC, INDEX_MAGIC)
 
 
-def decode_tensor(tensor: Tensor) -> Tensor:
+def decode_tensor(tensor: Tensor, as_codes: bool = False) -> Tensor:
     check(tensor.dtype == "U8" and len(tensor.shape) == 1, FORMAT, "blobs are not in a U8 tensor of one dimension")
     check(len(tensor.data) >= 16, FORMAT, "no room for a blob")
     if struct.unpack_from("<I", tensor.data)[0] == INDEX_MAGIC:
-        return decode_expert_tensor(tensor.data)
-    return decode_blob(tensor.data)
+        return decode_expert_tensor(tensor.data, as_codes)
+    return decode_blob(tensor.data, as_codes)
 
 
 def kept_header(metadata: dict[str, str]) -> dict[str, dict[str, object]] | None:
@@ -116,6 +148,24 @@ def kept_header(metadata: dict[str, str]) -> dict[str, dict[str, object]] | None
     return header
 
 
+def read_side_tables(metadata: dict[str, str], kept: dict[str, dict[str, object]]) -> dict[str, Tensor]:
+    """The tensors of scales that a file has in its metadata."""
+    text = metadata.get(SIDE_TABLES_KEY)
+    if text is None:
+        return {}
+    told = json.loads(text)
+    check(isinstance(told, dict) and {"used", "unused"} <= told.keys(), FORMAT, "side tables")
+    check(not told["used"].keys() & told["unused"].keys(), FORMAT, "a side table twice")
+    tables = {}
+    for name, data in {**told["used"], **told["unused"]}.items():
+        check(name in kept, FORMAT, f"{name} is not in the kept header")
+        try:
+            tables[name] = Tensor(kept[name]["dtype"], kept[name]["shape"], base64.b64decode(data, validate=True))
+        except binascii.Error as error:
+            raise FormatError(FORMAT, f"{name}: {error}") from error
+    return tables
+
+
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The source's tensors by name."""
     metadata, tensors = read_plain(path)
@@ -128,12 +178,16 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             check(source_name not in result, FORMAT, f"{source_name} twice")
             result[source_name] = decode_tensor(tensor) if packed else tensor
         return result
+    side_tables = read_side_tables(metadata, kept)
+    check(not side_tables.keys() & tensors.keys(), FORMAT, "a side table that is also a tensor")
     for name, entry in kept.items():
-        if name in tensors:
+        if name in side_tables:
+            result[name] = side_tables[name]
+        elif name in tensors:
             result[name] = tensors.pop(name)
         else:
             check(name + SUFFIX in tensors, FORMAT, f"neither {name} nor {name}{SUFFIX}")
-            result[name] = decode_tensor(tensors.pop(name + SUFFIX))
+            result[name] = decode_tensor(tensors.pop(name + SUFFIX), entry["dtype"] == "F8_E4M3")
         found = (result[name].dtype, result[name].shape)
         check(found == (entry["dtype"], entry["shape"]), FORMAT, f"{name} is {found}, not as the kept header says")
         begin, end = entry["data_offsets"]

@@ -488,6 +488,42 @@ def test_lossless_files_of_the_command(favor: str, codec: str, tmp_path: Path) -
     assert restored.read_bytes() == source.read_bytes()
 
 
+def fp8_tensors(rng: np.random.Generator) -> dict[str, Tensor]:
+    """FP8 weights with scales of every granularity; each has all codes, and its scales are in another file."""
+    shapes = {"block": (3, 5), "row": (300, 1), "tensor": ()}
+    tensors = {}
+    for name, shape in shapes.items():
+        codes = rng.normal(0x38, 6, (300, 515)).clip(0, 0x7E).astype(np.uint8) | rng.integers(0, 2, (300, 515)) << 7
+        codes.flat[:256] = np.arange(256)
+        scales = np.exp(rng.standard_normal(shape)).astype(np.float32)
+        tensors[f"{name}.weight"] = Tensor("F8_E4M3", [300, 515], codes.astype(np.uint8).tobytes())
+        tensors[f"{name}.weight_scale"] = Tensor("F32", list(shape), scales.tobytes())
+    tensors["block.input_scale"] = Tensor("BF16", [1], b"\x00\x3f")
+    return tensors
+
+
+@needs_command
+@pytest.mark.parametrize("favor", ["size", "speed"])
+def test_fp8_folders_of_the_command(favor: str, tmp_path: Path) -> None:
+    tensors = fp8_tensors(np.random.default_rng(9))
+    (tmp_path / "source").mkdir()
+    told = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config = {"model_type": "test", "dtype": "bfloat16", "quantization_config": told}
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    names = {
+        "1.safetensors": [n for n in tensors if n.endswith("t")],
+        "2.safetensors": [n for n in tensors if "_" in n],
+    }
+    for file, members in names.items():
+        write_safetensors(tmp_path / "source" / file, {name: tensors[name] for name in members})
+    run_ok("compress", tmp_path / "source", "-o", tmp_path / "packed", "--favor", favor)
+    for file, members in names.items():
+        assert_same(read_safetensors(tmp_path / "packed" / file), {name: tensors[name] for name in members})
+        assert rebuild_source(tmp_path / "packed" / file) == (tmp_path / "source" / file).read_bytes()
+        _, plain = read_plain(tmp_path / "packed" / file)
+        assert set(plain) == ({f"{name}_trf" for name in members} if file == "1.safetensors" else set())
+
+
 def lossy_tensors(rng: np.random.Generator) -> dict[str, Tensor]:
     """Weights of a real spread, with rows of zeros, tiny and huge rows, and denormals."""
     tensors = {}

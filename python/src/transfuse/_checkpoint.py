@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from transfuse import _structs as s
@@ -54,7 +54,9 @@ class CheckpointReport:
     `compress` left as they were, by the reason, such as "F32 without a lossless codec". `compared_files` counts files
     besides the tensors' that `verify` found equal to the source's, and `added_files` those that the source does not
     have. `scaled_fp8_tensors` counts BF16 tensors that `compress` found to be FP8 E4M3 times scales, by the granularity
-    of these: "tensor", "channel" or "scale-block:128".
+    of these: "tensor", "channel" or "scale-block:128". `source_fp8_tensors` counts tensors that were FP8 E4M3 with
+    scales beside them in the source, likewise. `side_tables` are the tensors of such scales, which are kept for
+    `decompress`, and `unused_side_tables` those of them that are of activations or of a KV cache: no product uses them.
     """
 
     tensors: int
@@ -78,7 +80,10 @@ class CheckpointReport:
     skipped_bytes: int = 0
     compared_files: int = 0
     added_files: int = 0
+    side_tables: int = 0
+    unused_side_tables: int = 0
     scaled_fp8_tensors: dict[str, int] = dataclasses.field(default_factory=dict)
+    source_fp8_tensors: dict[str, int] = dataclasses.field(default_factory=dict)
     left: dict[str, LeftTensors] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -87,7 +92,8 @@ class CheckpointReport:
 class TensorInfo:
     """One tensor of a checkpoint (`trf_tensor_info`).
 
-    `name`, `dtype` and `shape` are the source's. `bytes` is its size in this checkpoint, and its first byte lies at
+    `name`, `dtype` and `shape` are the source's, except that FP8 with scales has the dtype BF16, as which it is loaded
+    (`source_bytes` are those of its codes). `bytes` is its size in this checkpoint, and its first byte lies at
     `file_offset` of `file`. `blobs` is 0 if it is not compressed, and 1 or the number of experts if it is; `layer` is
     None, or the first blob's information with exceptions, tiles and bytes summed over all blobs. `is_bare_blob` says
     that the tensor begins as compressed ones do, though neither its name nor the file says so: a state dict of a
@@ -333,17 +339,21 @@ def read_tensor_info(checkpoint: ctypes.c_void_p, index: int) -> TensorInfo:
     """Returns what an open checkpoint says of one of its tensors."""
     tensor = s.TensorInfoStruct()
     call("trf_checkpoint_tensor", checkpoint, index, ctypes.byref(tensor))
+    dtype = tensor.dtype.decode("utf-8", "replace")
+    layer = make_layer_info(tensor.layer) if tensor.compressed else None
+    if layer and layer.codec == "fp8_e4m3" and layer.dtype == "BF16":
+        dtype = layer.dtype  # what loading gives, whatever the source has
     return TensorInfo(
         name=tensor.name.decode("utf-8", "replace"),
         file=os.fsdecode(tensor.file),
-        dtype=tensor.dtype.decode("utf-8", "replace"),
+        dtype=dtype,
         shape=tuple(tensor.shape[: tensor.num_dims]),
         compressed=bool(tensor.compressed),
         source_bytes=tensor.source_bytes,
         bytes=tensor.bytes,
         file_offset=tensor.file_offset,
         blobs=tensor.blobs,
-        layer=make_layer_info(tensor.layer) if tensor.compressed else None,
+        layer=layer,
         is_bare_blob=bool(tensor.is_bare_blob),
     )
 
@@ -409,8 +419,12 @@ def _run(
     return _make_report(report, tuple(notes))
 
 
+def _count_granularities(counts: Iterable[int], block: int) -> dict[str, int]:
+    return {granularity_name(granularity, block): tensors for granularity, tensors in enumerate(counts) if tensors}
+
+
 def _make_report(report: s.CheckpointReportStruct, notes: tuple[str, ...]) -> CheckpointReport:
-    apart = ("warning", "scaled_fp8_tensors", "left", "notes")
+    apart = ("warning", "scaled_fp8_tensors", "source_fp8_tensors", "left", "notes")
     fields = [field.name for field in dataclasses.fields(CheckpointReport) if field.name not in apart]
     left = {}
     for reason, each in enumerate(report.left):
@@ -420,11 +434,8 @@ def _make_report(report: s.CheckpointReportStruct, notes: tuple[str, ...]) -> Ch
     return CheckpointReport(
         **{name: getattr(report, name) for name in fields},
         warning=report.warning.decode("utf-8", "replace"),
-        scaled_fp8_tensors={
-            granularity_name(granularity, 128): tensors
-            for granularity, tensors in enumerate(report.scaled_fp8_tensors)
-            if tensors
-        },
+        scaled_fp8_tensors=_count_granularities(report.scaled_fp8_tensors, 128),
+        source_fp8_tensors=_count_granularities(report.source_fp8_tensors, report.source_fp8_block),
         left=left,
         notes=notes,
     )

@@ -252,6 +252,10 @@ class CheckpointReportStruct(ctypes.Structure):
         ("compared_files", c_uint64),
         ("added_files", c_uint64),
         ("scaled_fp8_tensors", c_uint64 * 5),
+        ("source_fp8_tensors", c_uint64 * 5),
+        ("source_fp8_block", c_uint64),
+        ("side_tables", c_uint64),
+        ("unused_side_tables", c_uint64),
     ]
 
 

@@ -236,11 +236,15 @@ def _make_expert_tensor(blobs: list[Tensor]) -> Tensor:
 
 
 def _renew_source_config(model: PreTrainedModel, config: ConfigFields) -> None:
-    """Replaces the source's config.json, which `transfuse decompress` restores, if the model is of another class."""
+    """Replaces the source's config.json, which `transfuse decompress` restores, if it does not fit what is saved.
+
+    It does not if the model is of another class, or if the source was quantized, as FP8 with scales is: what is saved
+    decompresses to BF16.
+    """
     if config.source_config is None:
         return
-    architectures = json.loads(config.source_config.removeprefix("\ufeff")).get("architectures") or []
-    if type(model).__name__ not in architectures:
+    fields = json.loads(config.source_config.removeprefix("\ufeff"))
+    if type(model).__name__ not in (fields.get("architectures") or []) or fields.get("quantization_config"):
         config.source_config = make_source_config(model)
 
 

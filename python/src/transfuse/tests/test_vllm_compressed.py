@@ -23,6 +23,7 @@ from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwi
 import transfuse
 import transfuse.torch
 from transfuse.tests import vllm_layers as layers
+from transfuse.tests.fp8_sources import FP8_KINDS, quantize_all, write_fp8
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
 from transfuse.vllm import _model_loading
 from transfuse.vllm._lazy_weight import LazyWeight, iterate_dense
@@ -119,6 +120,21 @@ def test_shards(source: dict[str, torch.Tensor], lazy: dict[str, torch.Tensor], 
             assert torch.equal(bits(found[name]), bits(weight)), (rank, name)
     if ranks == 1:
         assert torch.equal(bits(wanted["fused_qkv"]), bits(source["qkv"]))
+
+
+@pytest.mark.parametrize("kind", FP8_KINDS)
+def test_fp8_with_scales(source: dict[str, torch.Tensor], tmp_path: Path, kind: str) -> None:
+    """Layers made of FP8 weights with scales have the bits of those made of codes times scales, on every rank."""
+    fp8, dense = quantize_all(source, FP8_KINDS[kind], lambda name: "table" not in name)
+    write_fp8(tmp_path / "source", fp8, FP8_KINDS[kind], {"model_type": "llama", "dtype": "bfloat16"})
+    transfuse.compress(tmp_path / "source", tmp_path / "compressed", embeddings=True)
+    found = dict(iterate_dense([str(path) for path in sorted((tmp_path / "compressed").glob("*.safetensors"))]))
+    assert found.keys() == source.keys()
+    for ranks in (1, 2):
+        with layers_of_rank(ranks - 1, ranks) as config:
+            wanted, made = decoded_layers(dense, config), decoded_layers(found, config)
+        for name, weight in wanted.items():
+            assert torch.equal(bits(made[name]), bits(weight)), (ranks, name)
 
 
 def make_tall_layers(config: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -20,10 +21,13 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwise_reload
 
+import transfuse
 import transfuse.torch as tt
 from transfuse.tests import vllm_layers as layers
+from transfuse.tests.fp8_sources import FP8_KINDS, quantize_all, write_fp8
 from transfuse.tests.vllm_layers import bits, layers_of_rank, make_model, random_weights
 from transfuse.vllm import _graphs, _mixtures, _model_loading
+from transfuse.vllm._lazy_weight import iterate_dense
 
 EXPERTS, HIDDEN, INNER, ROUTES, TOKENS = 8, 256, 256, 3, 5
 PREFIX = "layers.0.mlp.experts"
@@ -125,6 +129,27 @@ def test_fused_tensors() -> None:
             parameter.weight_loader(parameter, tensor, f"{PREFIX}.{name}", shard, 0)
         layers.finish(model)
         check(apply(experts), reference(weights))
+
+
+def test_fp8_with_scales(tmp_path: Path) -> None:
+    """Experts of a compressed folder of FP8 with scales have the bits of those made of codes times scales."""
+    split = {f"{shard}.{expert}": each for shard, all in make_weights().items() for expert, each in enumerate(all)}
+    fp8, dense = quantize_all(split, FP8_KINDS["block"], lambda name: True)
+    write_fp8(tmp_path / "source", fp8, FP8_KINDS["block"], {"model_type": "llama", "dtype": "bfloat16"})
+    transfuse.compress(tmp_path / "source", tmp_path / "compressed")
+    files = sorted((tmp_path / "compressed").glob("*.safetensors"))
+    found, decoded = dict(iterate_dense([str(path) for path in files])), []
+    assert found.keys() == split.keys()
+    for weights in (dense, found):
+        with layers_of_rank() as config:
+            experts = make_experts(config)
+            model = make_model(experts=experts)
+            stacked = {shard: [weights[f"{shard}.{expert}"] for expert in range(EXPERTS)] for shard in make_weights()}
+            load_experts(experts, stacked)
+            layers.finish(model)
+            decoded.append([decode(experts, name) for name in ("w13_weight", "w2_weight")])
+    for wanted, made in zip(*decoded, strict=True):
+        assert torch.equal(bits(made), bits(wanted))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_fp8_config.h"
+
+#include <fnmatch.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#define TRF_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+enum {
+    LEAST_BLOCK = 16,
+    MOST_BLOCK = 1 << 20,
+    MODELOPT_BLOCK = 128
+};
+
+__attribute__((format(printf, 2, 3))) static int refuse(trf_fp8_config *config, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(config->reason, sizeof config->reason, format, arguments);
+    va_end(arguments);
+    return 0;
+}
+
+/* @return the string of a member; `otherwise` if it is missing or null; "?" if it is no string. */
+static const char *get_string(const json_t *object, const char *key, const char *otherwise) {
+    const json_t *value = json_object_get(object, key);
+    if (!value || json_is_null(value))
+        return otherwise;
+    return json_is_string(value) ? json_string_value(value) : "?";
+}
+
+static int is_one_of(const char *const *list, size_t count, const char *name) {
+    for (size_t i = 0; i < count; i++)
+        if (strcasecmp(list[i], name) == 0)
+            return 1;
+    return 0;
+}
+
+/* Takes the sides of blocks, [rows, cols], whose numbers are reals as trf_json_parse_python reads them; none if the
+ * value is missing or null. @return whether they are taken. */
+static int take_block(trf_fp8_config *config, const json_t *sides) {
+    if (!sides || json_is_null(sides))
+        return 1;
+    const double rows = json_number_value(json_array_get(sides, 0)), cols = json_number_value(json_array_get(sides, 1));
+    if (json_array_size(sides) != 2 || rows != cols)
+        return refuse(config, "blocks of %g x %g weights have one scale, and not squares", rows, cols);
+    if (!(rows >= LEAST_BLOCK && rows <= MOST_BLOCK) || rows != (uint32_t)rows || (uint32_t)rows % LEAST_BLOCK)
+        return refuse(config, "the side of a block is %g, and not a multiple of %d", rows, LEAST_BLOCK);
+    if (config->block_size && config->block_size != (uint32_t)rows)
+        return refuse(config, "blocks have different sides: %u and %g", (unsigned)config->block_size, rows);
+    config->block_size = (uint32_t)rows;
+    return 1;
+}
+
+static void add_ignored(trf_fp8_config *config, const json_t *list) {
+    for (size_t i = 0; i < TRF_FP8_IGNORED_LISTS && json_is_array(list); i++)
+        if (!config->ignored[i]) {
+            config->ignored[i] = list;
+            return;
+        }
+}
+
+/* ---- methods ---- */
+
+/* DeepSeek, Qwen and others: transformers' FineGrainedFP8, vLLM's and Mistral's fp8. */
+static int take_fp8(trf_fp8_config *config, const json_t *told) {
+    const char *format = get_string(told, "fmt", "e4m3");
+    if (strcmp(format, "e4m3") != 0 && strcmp(format, "float8_e4m3fn") != 0)
+        return refuse(config, "its fmt is '%.40s'", format);
+    return take_block(config, json_object_get(told, "weight_block_size"));
+}
+
+static int take_group(trf_fp8_config *config, const char *name, const json_t *group) {
+    static const char *const formats[] = {"float-quantized", "naive-quantized"};
+    static const char *const strategies[] = {"tensor", "channel", "block"};
+    const json_t *weights = json_object_get(group, "weights"), *block = json_object_get(weights, "block_structure");
+    const double bits = json_number_value(json_object_get(weights, "num_bits"));
+    const char *type = get_string(weights, "type", "int"), *strategy = get_string(weights, "strategy", "tensor"),
+               *format = get_string(group, "format", formats[0]);
+    if (bits != 8 || strcmp(type, "float") != 0)
+        return refuse(config, "%.40s has weights of %g bits of type %.20s", name, bits, type);
+    if (!is_one_of(strategies, TRF_COUNT(strategies), strategy))
+        return refuse(config, "%.40s has a scale for each '%.20s' of weights", name, strategy);
+    if (!is_one_of(formats, TRF_COUNT(formats), format))
+        return refuse(config, "%.40s has the format '%.40s'", name, format);
+    if (json_is_false(json_object_get(weights, "symmetric")))
+        return refuse(config, "%.40s has weights with zero points", name);
+    if (strcmp(strategy, "block") != 0)
+        return 1;
+    if (!json_is_string(block))
+        return take_block(config, block);
+    double rows, cols; /* "128x128" */
+    if (sscanf(json_string_value(block), "%lfx%lf", &rows, &cols) != 2)
+        return refuse(config, "%.40s has the block_structure '%.40s'", name, json_string_value(block));
+    json_t *sides = json_pack("[f,f]", rows, cols);
+    const int taken = sides ? take_block(config, sides) : refuse(config, "there is no memory to read it");
+    json_decref(sides);
+    return taken;
+}
+
+static int take_compressed_tensors(trf_fp8_config *config, const json_t *told) {
+    static const char *const formats[] = {"float-quantized", "naive-quantized", "mixed-precision"};
+    json_t *groups = json_object_get(told, "config_groups"), *group;
+    const char *name, *format = get_string(told, "format", formats[0]),
+                      *sparse = get_string(json_object_get(told, "sparsity_config"), "format", "dense");
+    add_ignored(config, json_object_get(told, "ignore"));
+    if (!is_one_of(formats, TRF_COUNT(formats), format))
+        return refuse(config, "its format is '%.40s'", format);
+    if (strcmp(sparse, "dense") != 0)
+        return refuse(config, "weights are sparse, of the format '%.40s'", sparse);
+    if (json_object_size(json_object_get(told, "transform_config")))
+        return refuse(config, "it has a transform_config, by which activations are rotated");
+    if (!json_object_size(groups))
+        return refuse(config, "it has no config_groups");
+    json_object_foreach(groups, name, group) {
+        if (!take_group(config, name, group))
+            return 0;
+    }
+    return 1;
+}
+
+/* told: "quantization_config" of config.json, or "quantization" of hf_quant_config.json. */
+static int take_modelopt(trf_fp8_config *config, const json_t *told) {
+    static const char *const kinds[] = {"FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN"};
+    const char *algorithm = get_string(told, "quant_algo", "none");
+    if (!is_one_of(kinds, TRF_COUNT(kinds), algorithm))
+        return refuse(config, "its quant_algo is '%.40s'", algorithm);
+    if (strcasecmp(algorithm, kinds[1]) == 0)
+        config->block_size = MODELOPT_BLOCK;
+    return 1;
+}
+
+static int take_fbgemm(trf_fp8_config *config, const json_t *told) {
+    (void)config, (void)told;
+    return 1;
+}
+
+void trf_fp8_config_read(const json_t *root, const json_t *modelopt, trf_fp8_config *config) {
+    static const struct {
+        const char *method;
+        int (*take)(trf_fp8_config *config, const json_t *told);
+    } methods[] = {{"fp8", take_fp8},
+                   {"compressed-tensors", take_compressed_tensors},
+                   {"modelopt", take_modelopt},
+                   {"fbgemm_fp8", take_fbgemm}};
+    static const char *const lists[] = {"modules_to_not_convert", "ignored_layers", "exclude_modules", "ignore"};
+    const json_t *own = json_object_get(root, TRF_QUANTIZATION_KEY), *file = json_object_get(modelopt, "quantization");
+    const json_t *told = json_is_object(own) ? own : file;
+    const char *method = json_is_object(own) ? get_string(own, "quant_method", NULL) : file ? "modelopt" : NULL;
+    *config = (trf_fp8_config){0};
+    for (size_t i = 0; i < TRF_COUNT(methods) && method; i++)
+        if (strcmp(methods[i].method, method) == 0) {
+            config->method = methods[i].method;
+            config->is_taken = methods[i].take(config, told);
+        }
+    if (told == file && !config->is_taken) /* what the file says then matters to others */
+        *config = (trf_fp8_config){0};
+    /* modelopt's file beside another method's config, or beside a config of its own, must not say something else. */
+    if (config->is_taken && file && told != file)
+        config->is_taken = strcmp(config->method, "modelopt") == 0
+                               ? take_modelopt(config, file)
+                               : refuse(config, "there is also a file " TRF_MODELOPT_FILE);
+    for (size_t i = 0; i < TRF_COUNT(lists); i++)
+        add_ignored(config, json_object_get(told, lists[i]));
+}
+
+/* ---- modules that are not quantized ---- */
+
+/* @return whether a name of a list is that of a tensor's module, or of one that it is in. */
+static int names_module(const char *listed, const char *tensor) {
+    const size_t length = strlen(listed);
+    if (strpbrk(listed, "*?[")) {
+        char below[320];
+        const int written = snprintf(below, sizeof below, "%s.*", listed);
+        return fnmatch(listed, tensor, 0) == 0 || ((size_t)written < sizeof below && fnmatch(below, tensor, 0) == 0);
+    }
+    for (const char *at = length ? strstr(tensor, listed) : NULL; at; at = strstr(at + 1, listed))
+        if ((at == tensor || at[-1] == '.') && (at[length] == '.' || at[length] == 0))
+            return 1;
+    return 0;
+}
+
+int trf_fp8_config_ignores(const trf_fp8_config *config, const char *tensor) {
+    for (size_t i = 0; i < TRF_FP8_IGNORED_LISTS && config->ignored[i]; i++) {
+        size_t k;
+        json_t *listed;
+        json_array_foreach(config->ignored[i], k, listed) {
+            const char *name = json_string_value(listed);
+            if (name && strncmp(name, "re:", 3) != 0 && names_module(name, tensor))
+                return 1;
+        }
+    }
+    return 0;
+}

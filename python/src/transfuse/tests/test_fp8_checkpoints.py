@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of FP8 with scales in transformers: they load as the BF16 that codes times scales are, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", minversion="5.17", reason="transformers 5.17 is not installed")
+
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import transfuse
+from transfuse.hf import TransfuseConfig
+from transfuse.tests.fp8_sources import FP8_KINDS, quantize_all, write_fp8
+
+SIZES = {
+    "hidden_size": 192,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 48,
+    "vocab_size": 515,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+CONFIGS = {
+    "qwen3": lambda: transformers.Qwen3Config(**SIZES),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=160
+    ),
+}
+CASES = [("qwen3", "block"), ("qwen3", "channel"), ("qwen3", "tensor"), ("qwen3_moe", "block")]
+
+
+@pytest.fixture(autouse=True)
+def approximate() -> Iterator[None]:
+    """Leaves exact mode off behind a test that turned it on."""
+    yield
+    transfuse.set_exact(False)
+
+
+def is_quantized(name: str) -> bool:
+    return not any(part in name for part in ("embed", "lm_head", "mlp.gate.", "norm"))
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an FP8 checkpoint, `source`; the same in BF16, `dense`; and what `source` was compressed to."""
+    model_name, kind_name = request.param
+    path, kind = tmp_path_factory.mktemp("fp8"), FP8_KINDS[kind_name]
+    torch.manual_seed(3)
+    made = transformers.AutoModelForCausalLM.from_config(CONFIGS[model_name](), dtype=torch.bfloat16)
+    made.save_pretrained(path / "dense")
+    source, dense = quantize_all(load_file(path / "dense" / "model.safetensors"), kind, is_quantized)
+    save_file(dense, path / "dense" / "model.safetensors", metadata={"format": "pt"})
+    write_fp8(path / "source", source, kind, json.loads((path / "dense" / "config.json").read_text()))
+    report = transfuse.compress(path / "source", path / "compressed")
+    quantized = sum(tensor.dtype == torch.float8_e4m3fn for tensor in source.values())
+    name = {"block": "scale-block:128"}.get(kind_name, kind_name)
+    assert report.source_fp8_tensors == {name: quantized} and not report.scaled_fp8_tensors
+    assert report.side_tables == len(source) - len(dense)
+    assert report.unused_side_tables == (quantized if kind.input_scales else 0)
+    return path
+
+
+def logits(path: Path, config: TransfuseConfig | None = None) -> torch.Tensor:
+    options = {} if config is None else {"quantization_config": config}
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", **options).eval()
+    assert model.dtype == torch.bfloat16
+    with torch.inference_mode():
+        result: torch.Tensor = model(torch.arange(34).reshape(2, 17)).logits
+    return result
+
+
+@pytest.mark.parametrize("layout", ["coded", "packed", "plain"])
+def test_logits(folder: Path, layout: str) -> None:
+    """Exact mode gives what the checkpoint gives that was dequantized to BF16."""
+    wanted = logits(folder / "dense")
+    assert wanted.abs().max() > 0
+    assert torch.equal(logits(folder / "compressed", TransfuseConfig(exact=True, layout=layout)), wanted)
+
+
+def test_folder(folder: Path, tmp_path: Path) -> None:
+    """Every file comes back, and loaders find no tensor of scales."""
+    transfuse.verify(folder / "compressed", against=folder / "source")
+    transfuse.decompress(folder / "compressed", tmp_path / "back")
+    for file in (folder / "source").iterdir():
+        assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes(), file.name
+    for file in (folder / "compressed").glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            assert not [name for name in opened.keys() if "scale" in name]
+    tensors = transfuse.info(folder / "compressed").tensors
+    assert {tensor.dtype for tensor in tensors} == {"BF16"}
+    assert not [tensor.name for tensor in tensors if "scale" in tensor.name]
+    config = transformers.AutoConfig.from_pretrained(folder / "compressed").quantization_config
+    assert config["quant_method"] == "transfuse"
+
+
+def test_saving(folder: Path, tmp_path: Path) -> None:
+    """A model that is saved is one of BF16 weights, and decompresses to that."""
+    wanted = logits(folder / "dense")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "compressed", dtype="auto")
+    model.save_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(tmp_path / "saved", TransfuseConfig(exact=True)), wanted)
+    transfuse.decompress(tmp_path / "saved", tmp_path / "back")
+    assert "quantization_config" not in json.loads((tmp_path / "back" / "config.json").read_text())
+    transfuse.set_exact(False)
+    assert torch.equal(logits(tmp_path / "back"), wanted)
