@@ -89,7 +89,7 @@ struct trf_pack_turns {
     uint32_t buffer; /* 0 or kTurnsBufferBytes: they have two buffers, so that one barrier a packed tile is enough */
 };
 
-/* Of a buffer in which a warp gives two words4 a lane. */
+/* The bytes of a buffer in which a warp gives two words4 a lane. */
 static constexpr uint32_t kTurnsBufferBytes = 2 * 16 * TRF_LANES;
 
 /* Replaces the octets of the lane's four rows by those of two rows of gate and of up, in turns. */

@@ -152,7 +152,7 @@ def test_mixtures_of_coded_experts() -> None:
     for operands, options, words in [
         ((gate, down), {}, "do not fit"),
         ((gate, down), {"up": down}, "gates are 6 experts of 96x128"),
-        ((both, mixture.packed_down), {}, "in one layout"),
+        ((both, mixture.packed_down), {}, "one layout"),
         ((mixture.packed_gate_up, mixture.packed_down), {"up": up}, "no interleaved rows"),
     ]:
         with pytest.raises(RuntimeError, match=words):
@@ -355,48 +355,6 @@ def test_modules_in_cuda_graphs(tokens: int) -> None:
             torch.compiler.cudagraph_mark_step_begin()
             found = compiled(*routes).clone()
             assert same_bits(found, module(*routes))
-
-
-# Whole slabs, and so many weights that the encoder takes its default probability bits.
-CODED_SIZES: dict[str, Any] = {"hidden": 512, "inner": 256}
-
-
-def make_coded(apart: bool, **sizes: Any) -> Any:
-    """Coded experts on the GPU, with gate and up apart or in one container."""
-    dense = cases.make_experts("grouped_mm", **{**CODED_SIZES, **sizes})
-    parts = encode_experts(dense)
-    if not apart:
-        del parts["gate"], parts["up"]
-        parts["gate_up"] = tt.make_container([tt.encode(each) for each in dense.gate_up_proj])
-    return replace_experts(dense, **parts).to("cuda")
-
-
-@pytest.mark.skipif(not HAS_KERNELS, reason="no GPU of 9.0")
-@pytest.mark.parametrize("apart", [True, False])
-def test_calls_with_many_tokens_pack_coded_experts(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have the bits of packed experts, whatever the number of tokens, also in a CUDA graph."""
-    module, packed = make_coded(apart), cases.make_experts(**CODED_SIZES).to("cuda")
-    compress_model(nn.ModuleDict({"experts": packed}), layout="packed")
-    assert module.layout == "coded" and module.packing_refusal == "" and packed.layout == "packed"
-    monkeypatch.setattr(module, "decode_weights", None)
-    for tokens in (65, 300, 4000):
-        x, index, weights = (each.cuda() for each in cases.make_routes(tokens, hidden=512))
-        found = module(x, index, weights)
-        assert same_bits(found, packed(x, index, weights)) and same_bits(found, module(x, index, weights))
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        y = module(x, index, weights)
-    index.copy_(index.roll(7, dims=0))
-    graph.replay()
-    assert same_bits(y, packed(x, index, weights))
-
-
-@pytest.mark.skipif(not HAS_KERNELS, reason="no GPU of 9.0")
-def test_coded_experts_that_calls_decode() -> None:
-    module, dense = make_coded(True, inner=272), cases.make_experts("grouped_mm", hidden=512, inner=272).to("cuda")
-    assert "expert 0 cannot be packed for a product" in module.packing_refusal
-    routes = tuple(each.cuda() for each in cases.make_routes(65, hidden=512))
-    assert same_bits(module(*routes), dense(*routes))
 
 
 def test_layouts_and_state_dicts() -> None:

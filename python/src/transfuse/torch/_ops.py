@@ -529,8 +529,8 @@ def _fake_moe(
 
 @torch.library.register_fake("transfuse::moe", lib=_library)
 def _(*operands: Any) -> torch.Tensor:
-    up = operands[10] if len(operands) > 10 else None  # torch leaves out a last operand that is the default
-    return _fake_moe(_check_fake, *operands[:5], up=up)
+    # The last one is `up`, which torch leaves out where it is None.
+    return _fake_moe(_check_fake, *operands[:5], *operands[10:])
 
 
 @torch.library.register_fake("transfuse::moe_by_key", lib=_library)
