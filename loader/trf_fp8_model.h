@@ -22,7 +22,7 @@ typedef enum trf_fp8_role {
 
 typedef struct trf_fp8_tensor {
     trf_fp8_role role;
-    /* Of a weight: */
+    /* The rest is set for weights: */
     const trf_checkpoint_file *scale_file;
     const trf_tensor *scale; /* has the scales of all its matrices, one after the other */
     trf_granularity granularity;
