@@ -51,7 +51,7 @@ template <bool kE5M2> static inline uint32_t trf_fp8x2_to_f16x2(uint32_t v) {
 
 static inline uint4 trf_ldg128(const void *at) { return __ldg(static_cast<const uint4 *>(at)); }
 
-/* By which cache a copy comes makes no difference here. */
+/* It makes no difference here by which cache a copy comes. */
 static inline void trf_cp_async16_if(bool here, bool by_l1, uint32_t to, const void *from) {
     (void)by_l1;
     if (here)
