@@ -5,9 +5,9 @@
  *
  *   trf_find_pairs    A thread takes 64x128 weights, finds the constants of their scale, and writes them to the line. A
  *                     scale in a hundred takes a search, of up to 2,304 trials.
- *   trf_pack8_lines   A block takes a line, and each of its 16 warps two neighbouring packed tiles, as
- * trf_pack_line.cuh has it. A weight's code is the nearest one to weight / scale; if that does not make the weight, the
- * weight becomes a record in shared memory. Then one warp writes the line.
+ *   trf_pack8_lines   A block takes a line, and each of its 16 warps two neighbouring packed tiles, as trf_pack_lines
+ *                     has it. A weight's code is the nearest one to weight / scale. If that does not make the weight,
+ *                     the weight becomes a record in shared memory. Then one warp writes the line.
  *
  * The place of a record in its line is counted, and no race decides it (trf_pack_line.cuh).
  *
