@@ -133,7 +133,7 @@ static void count_search(trf_job *job, const trf_tensor *tensor, uint64_t rows, 
 
 /* Encodes FP8 weights with their scales; or estimates the size by the codes alone. */
 static trf_status encode_fp8(trf_file_compressor *compressor, const trf_compressed_tensor *compressed, uint64_t number,
-                             trf_matrix_source *matrix, const trf_sampled_matrix *sampled, const trf_sink *sink,
+                             const trf_matrix_source *codes, const trf_sampled_matrix *sampled, const trf_sink *sink,
                              const trf_progress *progress, trf_encoded *encoded, trf_error *err) {
     const trf_encode_options *options = &compressor->job->options.encode;
     trf_fp8_scales scales;
@@ -141,9 +141,10 @@ static trf_status encode_fp8(trf_file_compressor *compressor, const trf_compress
         trf_fp8_model_load_scales(compressor->fp8, compressed->source, compressed->fp8, number, &scales, err);
     if (status != TRF_OK)
         return status;
-    matrix->scales = &scales;
+    trf_matrix_source matrix = *codes;
+    matrix.scales = &scales;
     const trf_source source = {TRF_DTYPE_BF16, (uint32_t)sampled->rows, (uint32_t)sampled->cols,
-                               matrix,         read_fp8_matrix,         NULL};
+                               &matrix,        read_fp8_matrix,         NULL};
     if (compressor->out) {
         status = trf_encode_scaled_fp8(&source, &scales, options, sink, progress, encoded, NULL, err);
     } else {

@@ -57,6 +57,12 @@ expect 0 verify layer.trf
 expect 0 info layer.trf
 expect_line 'BF16 that was .*FP8 E4M3 x 128x128'
 
+# ---- what the first version of this form wrote: every kind of scales, and NaNs and zeros of both signs ----
+golden=$here/../golden/checkpoints/fp8
+expect 0 verify "$golden/compressed" --against "$golden/source"
+expect 0 decompress "$golden/compressed" -o golden
+diff -r "$golden/source" golden || fail "the golden folder does not come back"
+
 # ---- what cannot be ----
 expect 1 compress fp8_block -o other --exclude '*q_proj.weight'
 expect_error 'q_proj.weight' 'cannot be left out'

@@ -21,7 +21,7 @@
 
 static trf_error err;
 
-#define COUNT(array) (int)(sizeof array / sizeof array[0])
+#define COUNT(array) (int)(sizeof(array) / sizeof((array)[0]))
 #define MODEL "\"model_type\": \"a\", \"dtype\": \"bfloat16\", "
 #define FP8 "{" MODEL "\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": "
 
