@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +52,7 @@ def make_weights(inner: int = INNER, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def load_experts(experts: Any, weights: dict[str, torch.Tensor], without: tuple[str, int] | None = None) -> None:
+def load_experts(experts: Any, weights: Mapping[str, Any], without: tuple[str, int] | None = None) -> None:
     """Loads the weights expert by expert, as models do: into parameters that packing replaces meanwhile."""
     for shard, tensor in weights.items():
         name = "w2_weight" if shard == "w2" else "w13_weight"
