@@ -40,17 +40,6 @@ bool choose_block(const trf_device_view *view, uint32_t max_rans_bytes, bool tur
     return false;
 }
 
-cudaError_t find_device(uint32_t *multiprocessors, int *shared_bytes) {
-    int device, count = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    *multiprocessors = (uint32_t)count;
-    return error;
-}
-
 } // namespace
 
 const char *trf_pack_coded_experts_refusal(const trf_device_view *view, const trf_layer_traits *traits,
@@ -70,7 +59,7 @@ const char *trf_pack_coded_experts_refusal(const trf_device_view *view, const tr
         return "it has row offsets";
     if (!trf_has_default_p(view, traits->max_frequency))
         return "its probability bits are not the default ones";
-    if (find_device(&multiprocessors, &shared_bytes) != cudaSuccess) {
+    if (trf_find_multiprocessors(&multiprocessors, &shared_bytes) != cudaSuccess) {
         cudaGetLastError();
         return "the device does not say how much shared memory it has";
     }
@@ -94,7 +83,7 @@ int trf_launch_pack_coded_experts(const trf_experts_to_pack *experts, trf_stream
     int shared_bytes;
     trf_pack_experts_block block;
     cudaFuncAttributes attributes = {};
-    cudaError_t error = find_device(&multiprocessors, &shared_bytes);
+    cudaError_t error = trf_find_multiprocessors(&multiprocessors, &shared_bytes);
     if (error == cudaSuccess)
         error = trf_allow_all_shared((const void *)kernel, &attributes);
     if (error != cudaSuccess)

@@ -41,17 +41,6 @@ uint32_t choose_warps(const trf_device_view *view, const trf_layer_traits *trait
     return 0;
 }
 
-cudaError_t find_device(uint32_t *multiprocessors, int *shared_bytes) {
-    int device, count = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    *multiprocessors = (uint32_t)count;
-    return error;
-}
-
 } // namespace
 
 int trf_can_pack_coded(const trf_device_view *view, const trf_layer_traits *traits) {
@@ -61,7 +50,7 @@ int trf_can_pack_coded(const trf_device_view *view, const trf_layer_traits *trai
     if (view->codec != TRF_CODEC_BF16 || traits->irregular_weights || view->rows % TRF_PACKED_TILE_ROWS ||
         view->row_offsets || !trf_has_default_p(view, traits->max_frequency))
         return 0;
-    if (find_device(&multiprocessors, &shared_bytes) != cudaSuccess) {
+    if (trf_find_multiprocessors(&multiprocessors, &shared_bytes) != cudaSuccess) {
         cudaGetLastError();
         return 0;
     }
@@ -79,7 +68,7 @@ int trf_launch_pack_coded(const trf_device_view *view, const trf_layer_traits *t
     trf_smem_layout smem;
     cudaFuncAttributes attributes = {};
     const pack_coded_kernel kernel = kernel_of(view->class_bits, packed->zeroing);
-    cudaError_t error = find_device(&multiprocessors, &shared_bytes);
+    cudaError_t error = trf_find_multiprocessors(&multiprocessors, &shared_bytes);
     if (error == cudaSuccess)
         error = trf_allow_all_shared((const void *)kernel, &attributes);
     if (error != cudaSuccess)
