@@ -14,6 +14,7 @@
 #include "transfuse/experts.h"
 #include "transfuse/groups.h"
 #include "trf_device_layer.h"
+#include "trf_encode.h"
 #include "trf_packed8_form.h"
 
 #include <check.h>
@@ -589,6 +590,59 @@ START_TEST(to_other_layouts) {
 }
 END_TEST
 
+/* ---- encoding again ---- */
+
+typedef struct blob_memory {
+    uint8_t bytes[1 << 16];
+} blob_memory;
+
+static trf_status read_weights(void *context, uint32_t row, uint32_t num_rows, uint32_t col, uint32_t num_cols,
+                               void *dst, trf_error *failure) {
+    const packed8_layer *from = context;
+    (void)failure;
+    for (uint32_t r = 0; r < num_rows; r++)
+        memcpy((uint16_t *)dst + (size_t)r * num_cols, from->weights + (size_t)(row + r) * from->cols + col,
+               num_cols * sizeof(uint16_t));
+    return TRF_OK;
+}
+
+static trf_status write_blob(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *failure) {
+    (void)failure;
+    ck_assert_uint_le(offset + size, sizeof(blob_memory));
+    memcpy(((blob_memory *)context)->bytes + offset, bytes, size);
+    return TRF_OK;
+}
+
+/* FP8 with scales that somebody else says: one number, of which nobody could tell that it was FP8. */
+START_TEST(weights_that_are_alike) {
+    test_rng rng = {121};
+    packed8_layer from = make_weights(&rng, 64, 128, 64, 128, SCALES_F32);
+    memset(from.codes, 0x3A, (size_t)from.rows * from.cols);
+    packed8_layer_define_weights(&from);
+    trf_encode_options options;
+    trf_encode_options_init(&options);
+    blob_memory memory = {{0}};
+    trf_encoded made;
+    const trf_source source = {TRF_DTYPE_BF16, from.rows, from.cols, &from, read_weights, NULL};
+    const trf_fp8_scales scales = {
+        .granularity = TRF_GRANULARITY_TENSOR, .scale_cols = 1, .count = 1, .values = from.scales};
+    fixture_check_status(
+        trf_encode_scaled_fp8(&source, &scales, &options, &(trf_sink){&memory, write_blob}, NULL, &made, NULL, &err),
+        TRF_OK, &err);
+    const made_blob blob = {memory.bytes, made.blob_bytes, TRF_DTYPE_BF16};
+    trf_device_layer *packed8 = make(&blob, TRF_LAYOUT_PACKED8, NULL);
+    made_blob encoded = {.dtype = TRF_DTYPE_BF16};
+    fixture_check_status(trf_device_layer_encode(packed8, 1, &encoded.at, &encoded.bytes, &err), TRF_OK, &err);
+    trf_device_layer *again = make(&encoded, TRF_LAYOUT_CODED, NULL);
+    ck_assert_int_eq(test_layer_info(again).codec, TRF_CODEC_BF16);
+    device_check_weights(packed8, again, TRF_DECODE_BF16);
+    trf_device_layer_destroy(again);
+    trf_device_layer_destroy(packed8);
+    trf_free(encoded.at);
+    packed8_layer_free(&from);
+}
+END_TEST
+
 int main(void) {
     if (test_device_missing("gpu.packed8_layer"))
         return 77;
@@ -609,6 +663,7 @@ int main(void) {
     tcase_add_test(tests, the_callers_memory);
     tcase_add_test(tests, adopted_buffers);
     tcase_add_test(tests, to_other_layouts);
+    tcase_add_test(tests, weights_that_are_alike);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
