@@ -42,6 +42,7 @@ class LoadOptions(ctypes.Structure):
         ("threads", c_int),
         ("progress", c_void_p),
         ("progress_context", c_void_p),
+        ("packed_bf16", c_int),
     ]
 
 
