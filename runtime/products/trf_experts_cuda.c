@@ -7,7 +7,6 @@
 #include "trf_group_launch.h"
 #include "trf_nvtx.h"
 
-#include <cuda_runtime_api.h>
 #include <stdlib.h>
 
 /* Chooses the partition for calls of so many tokens. @return whether there is one. */
@@ -76,15 +75,6 @@ static trf_status cuda_fill_experts(trf_experts *experts, trf_error *err) {
     else
         experts->on_device.experts_dev = memory;
     return status;
-}
-
-void trf_cuda_destroy_experts(trf_experts *experts) {
-    trf_device_scope scope;
-    trf_enter_device(experts->context->device, &scope, NULL);
-    cudaDeviceSynchronize();
-    cudaFree(experts->layers[0]->layout->layout == TRF_LAYOUT_PACKED ? (void *)experts->on_device.packed.views_dev
-                                                                     : (void *)experts->on_device.experts_dev);
-    trf_leave_device(&scope);
 }
 
 static trf_status cuda_create_experts_plan(trf_experts_plan *plan, trf_error *err) {

@@ -5,6 +5,7 @@
 #include "trf_experts.h"
 #include "trf_nvtx.h"
 
+#include <cuda_runtime_api.h>
 #include <stdlib.h>
 
 trf_status trf_cuda_check_packed_experts(const trf_context *context, uint32_t count, trf_error *err) {
@@ -14,6 +15,15 @@ trf_status trf_cuda_check_packed_experts(const trf_context *context, uint32_t co
                     "products of packed experts need a GPU of compute capability 9.0 and at most %d experts; this one "
                     "has %d.%d, and there are %u",
                     TRF_MOE_MAX_EXPERTS, context->limits.capability / 10, context->limits.capability % 10, count);
+}
+
+void trf_cuda_destroy_experts(trf_experts *experts) {
+    trf_device_scope scope;
+    trf_enter_device(experts->context->device, &scope, NULL);
+    cudaDeviceSynchronize();
+    cudaFree(experts->layers[0]->layout->layout == TRF_LAYOUT_PACKED ? (void *)experts->on_device.packed.views_dev
+                                                                     : (void *)experts->on_device.experts_dev);
+    trf_leave_device(&scope);
 }
 
 static trf_status cuda_fill(trf_experts *experts, trf_error *err) {
