@@ -98,7 +98,7 @@ static trf_status fetch(void *to, const void *from, uint64_t bytes, const trial 
 static trf_status find_windows(projection *p, const trial *t, trf_error *err) {
     const uint32_t count = p->experts->count;
     const uint64_t bytes = count * sizeof(trf_window_histogram);
-    trf_window_histogram *const found = malloc(bytes);
+    trf_window_histogram *const found = calloc(count, sizeof *found);
     if (!found)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the exponents of %u experts", count);
     int error = cudaMemsetAsync(t->histograms, 0, bytes, t->stream);
@@ -134,7 +134,7 @@ static uint32_t trial_count(const projection *p) {
 static trf_status try_packing(const projection *p, const trial *t, trf_error *err) {
     const uint32_t count = p->experts->count, at_once = trial_count(p);
     const uint64_t bytes = count * sizeof(trf_pack_expert_result);
-    trf_pack_expert_result *const found = malloc(bytes);
+    trf_pack_expert_result *const found = calloc(count, sizeof *found);
     if (!found)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the results of %u experts", count);
     int error = cudaMemsetAsync(t->results, 0, bytes, t->stream);
