@@ -33,9 +33,9 @@ from transfuse.tests.torch_cases import exact, normal, same_bits
 from transfuse.torch import _encode, _experts, _ops, _registry, make_container
 from transfuse.torch._compress import compress_model
 from transfuse.torch._containers import container_buffers
+from transfuse.torch._dense_experts import encode_experts
 from transfuse.torch._experts import (
     TransfuseExperts,
-    encode_experts,
     find_experts_obstacle,
     get_experts_decode_threshold,
     replace_experts,

@@ -27,7 +27,8 @@ from transfuse.tests import test_torch_experts as cases
 from transfuse.tests.torch_cases import exact, make_unpackable, normal, same_bits
 from transfuse.torch import _experts, _packed_experts
 from transfuse.torch._compress import compress_model
-from transfuse.torch._experts import TransfuseExperts, encode_experts, replace_experts
+from transfuse.torch._dense_experts import encode_experts
+from transfuse.torch._experts import TransfuseExperts, replace_experts
 
 HAS_KERNELS = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_KERNELS, reason="no GPU of 9.0"))]

@@ -20,7 +20,8 @@ from transfuse._options import Granularity, fill_encode_options, find_layout
 from transfuse.torch import _layouts, _registry
 from transfuse.torch._buffer_module import as_parameter, note_paths
 from transfuse.torch._containers import container_buffers
-from transfuse.torch._experts import get_expert_names, lay_out_experts, replace_experts
+from transfuse.torch._dense_experts import lay_out_experts
+from transfuse.torch._experts import get_expert_names, replace_experts
 from transfuse.torch._modules import CompressedModule, TransfuseLinear, make_embedding
 from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, select
 

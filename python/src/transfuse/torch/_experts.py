@@ -43,11 +43,10 @@ from torch.utils.checkpoint import checkpoint
 
 from transfuse._errors import Status, TransfuseError, UnsupportedError, make_error
 from transfuse._results import LayerInfo
-from transfuse.torch import _layouts, _ops, _packed_experts, _registry
+from transfuse.torch import _ops, _packed_experts, _registry
 from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
 from transfuse.torch._containers import ROWS_INTERLEAVED, container_buffers, make_container, read_order
 from transfuse.torch._dtypes import TORCH_DTYPES
-from transfuse.torch._encode import encode
 
 if TYPE_CHECKING:
     from typing import Self
@@ -178,107 +177,6 @@ def replace_experts(
     object.__setattr__(module, "__class__", type(made))
     assert isinstance(module, TransfuseExperts)
     return module
-
-
-def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
-    """Encodes the dense experts of a module, gate and up apart where it keeps them one after the other.
-
-    Parameters
-    ----------
-    module : nn.Module
-        A module for which `find_experts_obstacle` returns None.
-    **options
-        The options of `transfuse.Layer.encode`.
-
-    Returns
-    -------
-    dict of str to Tensor
-        The arguments of `replace_experts`, on the device of the weights.
-    """
-    weights = {name: module._parameters[name] for name in get_expert_names(module)}
-    parts: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        assert weight is not None
-        if name == "gate_up_proj" and module.is_concatenated:
-            parts["gate"], parts["up"] = weight.detach().chunk(2, dim=1)
-        else:
-            parts[name.removesuffix("_proj")] = weight.detach()
-    return {
-        key: _as_container([encode(expert, **options) for expert in part.cpu()]).to(part.device)
-        for key, part in parts.items()
-    }
-
-
-def pack_dense_experts(module: nn.Module) -> dict[str, Tensor]:
-    """Packs the dense experts of a module, [experts][rows][columns] of BF16, on the device where they lie.
-
-    Parameters
-    ----------
-    module : nn.Module
-        A module for which `find_experts_obstacle` returns None.
-
-    Returns
-    -------
-    dict of str to Tensor
-        The arguments of `replace_experts`.
-
-    Raises
-    ------
-    UnsupportedError
-        These experts cannot run packed, or their weights cannot be packed.
-    """
-    first, down = (module._parameters[name] for name in get_expert_names(module))
-    assert first is not None and down is not None
-    reason = _packed_experts.find_packing_obstacle(module, down.device)
-    reason = reason or _packed_experts.find_shape_obstacle(first.shape, down.device)
-    if reason is None and {first.dtype, down.dtype} != {torch.bfloat16}:
-        reason = f"packed layers are of BF16, and not of {first.dtype}"
-    if reason:
-        raise make_error(Status.TRF_ERR_UNSUPPORTED, reason)
-    return {
-        "gate_up": _packed_experts.pack_experts(first, interleave=True),
-        "down": _packed_experts.pack_experts(down, interleave=False),
-    }
-
-
-def lay_out_experts(module: nn.Module, layout: str, options: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """Makes the experts of a dense module, packed or coded.
-
-    With options that leave the form of blobs to the library BF16 experts are packed without the encoder. A layout that
-    does not take them gives coded ones.
-
-    Parameters
-    ----------
-    module : nn.Module
-        A module for which `find_experts_obstacle` returns None.
-    layout : str
-        "coded", "packed" or "plain".
-    options : dict
-        The options of `transfuse.Layer.encode`.
-
-    Returns
-    -------
-    dict of str to Tensor
-        The arguments of `replace_experts`.
-    str
-        Why the layout does not take the experts, or "".
-    """
-    if layout == "coded":
-        return encode_experts(module, **options), ""
-    refusal = "experts lie coded or packed"
-    if layout == "packed":
-        refusal = "packed experts are encoded with the default options"
-        if _layouts.is_default_form(options):
-            try:
-                packed = pack_dense_experts(module)
-            except UnsupportedError as reason:
-                refusal = reason.message
-            else:
-                dense = sum(module.get_parameter(name).nbytes for name in get_expert_names(module))
-                if sum(container.numel() for container in packed.values()) < dense:
-                    return packed, ""
-                refusal = "packing does not make them smaller"
-    return encode_experts(module, **options), refusal
 
 
 class TransfuseExperts(BufferModule):
@@ -805,12 +703,9 @@ def _new_instance(dense_class: type[nn.Module]) -> TransfuseExperts:
 
 __all__ = [
     "TransfuseExperts",
-    "encode_experts",
     "find_experts_obstacle",
     "get_expert_names",
     "get_experts_decode_threshold",
-    "lay_out_experts",
-    "pack_dense_experts",
     "replace_experts",
     "set_experts_decode_threshold",
 ]
