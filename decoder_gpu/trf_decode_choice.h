@@ -83,6 +83,23 @@ TRF_HD uint32_t trf_piece_begin(uint32_t num_slabs, uint32_t pieces, uint32_t pi
     return (uint32_t)((uint64_t)num_slabs * piece / pieces);
 }
 
+/* Neighbouring pieces of one expert, which a block takes at a time. */
+typedef struct trf_expert_part {
+    uint32_t expert, pieces; /* pieces: how many of the expert's */
+    uint32_t slab, num_slabs;
+} trf_expert_part;
+
+/* The part that begins with piece number `piece` of all experts, where a block's share ends in front of `end`. */
+TRF_HD trf_expert_part trf_expert_part_of(uint32_t num_slabs, uint32_t pieces, uint64_t piece, uint64_t end) {
+    const uint32_t first = (uint32_t)(piece % pieces), slab = trf_piece_begin(num_slabs, pieces, first);
+    trf_expert_part part;
+    part.expert = (uint32_t)(piece / pieces);
+    part.pieces = end - piece < pieces - first ? (uint32_t)(end - piece) : pieces - first;
+    part.slab = slab;
+    part.num_slabs = trf_piece_begin(num_slabs, pieces, first + part.pieces) - slab;
+    return part;
+}
+
 /* Whether two layers have the same shape and codec, so that one kernel takes both; their traits may differ. */
 int trf_decode_alike(const trf_device_view *a, const trf_device_view *b);
 

@@ -51,14 +51,11 @@ __global__ void __launch_bounds__(TRF_MAX_WRITE_WARPS *TRF_LANES, 1)
     uint64_t piece = all * blockIdx.x / gridDim.x;
 #pragma unroll 1
     while (piece < end) {
-        const uint32_t expert = (uint32_t)(piece / a.pieces), first = (uint32_t)(piece % a.pieces),
-                       count = (uint32_t)min(end - piece, (uint64_t)(a.pieces - first));
-        const uint32_t slab = trf_piece_begin(a.call.num_slabs, a.pieces, first),
-                       num_slabs = trf_piece_begin(a.call.num_slabs, a.pieces, first + count) - slab;
-        enter_expert(a.experts, expert, view);
-        trf_write_slabs<Codec, 2, kDefaultP<Codec>>(view, a.call, a.weights + expert * a.weights_stride,
-                                                    {slab, num_slabs, warp, warps}, shared_memory, constants);
-        piece += count;
+        const trf_expert_part part = trf_expert_part_of(a.call.num_slabs, a.pieces, piece, end);
+        enter_expert(a.experts, part.expert, view);
+        trf_write_slabs<Codec, 2, kDefaultP<Codec>>(view, a.call, a.weights + part.expert * a.weights_stride,
+                                                    {part.slab, part.num_slabs, warp, warps}, shared_memory, constants);
+        piece += part.pieces;
     }
 }
 

@@ -108,18 +108,13 @@ TRF_HD uint32_t trf_pack8_halves(uint32_t *halves, float scale, float inverse) {
 static __device__ __forceinline__ uint32_t trf_add_records8(const uint32_t weights[8], uint32_t found,
                                                             uint32_t lane_record, uint32_t *records, uint32_t count) {
     const uint32_t lane = trf_packed_record_lane(lane_record);
-    const uint32_t counts = trf_packed_count_bits(found & 0xFF) | trf_packed_count_bits(found >> 8) << 16;
-    const uint32_t scan = trf_warp_scan(counts, lane), total = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
-    /* the rank of the lane's first record of each step */
-    const uint32_t rank0 = count + ((scan - counts) & 0xFFFF),
-                   rank1 = count + (total & 0xFFFF) + ((scan - counts) >> 16);
+    const trf_record_ranks ranks = trf_rank_records(found, count, lane);
     for (uint32_t left = found; left; left &= left - 1) {
-        const uint32_t bit = (uint32_t)__ffs((int)left) - 1, in_step = bit < 8 ? found & 0xFF : found & 0xFF00;
-        const uint32_t rank = (bit < 8 ? rank0 : rank1) + trf_packed_count_bits(in_step & ((1u << bit) - 1));
+        const uint32_t bit = (uint32_t)__ffs((int)left) - 1, rank = ranks.of(bit);
         if (rank < TRF_PACKED8_MAX_RECORDS)
             records[rank] = trf_packed_slab_record(lane_record, bit, trf_packed_slab_weight(weights, bit));
     }
-    return count + (total & 0xFFFF) + (total >> 16);
+    return ranks.end;
 }
 
 /* Packs a packed slab. octets: the lane's octets of its two rows, before the quartet exchanges words. to: the packed

@@ -226,21 +226,18 @@ static __device__ __forceinline__ void trf_pack_coded_experts(const trf_pack_exp
     uint64_t piece = all * blockIdx.x / gridDim.x;
 #pragma unroll 1
     while (piece < end) {
-        const uint32_t expert = (uint32_t)(piece / a.pieces), first = (uint32_t)(piece % a.pieces),
-                       count = (uint32_t)min(end - piece, (uint64_t)(a.pieces - first));
-        const uint32_t slab = trf_piece_begin(a.call.num_slabs, a.pieces, first),
-                       num_slabs = trf_piece_begin(a.call.num_slabs, a.pieces, first + count) - slab;
-        trf_open_expert_to_pack(a, expert, kTurns ? kTurnsParts : 1, open);
+        const trf_expert_part part = trf_expert_part_of(a.call.num_slabs, a.pieces, piece, end);
+        trf_open_expert_to_pack(a, part.expert, kTurns ? kTurnsParts : 1, open);
         const bool zeroing = open.to.packed.zeroing != 0;
         if (kTurns && zeroing)
-            trf_pack_expert_turns<Codec, true>(a, open, slab, num_slabs, shared_memory, constants);
+            trf_pack_expert_turns<Codec, true>(a, open, part.slab, part.num_slabs, shared_memory, constants);
         else if (kTurns)
-            trf_pack_expert_turns<Codec, false>(a, open, slab, num_slabs, shared_memory, constants);
+            trf_pack_expert_turns<Codec, false>(a, open, part.slab, part.num_slabs, shared_memory, constants);
         else if (zeroing)
-            trf_pack_expert_slabs<Codec, true>(a, open, slab, num_slabs, shared_memory, constants);
+            trf_pack_expert_slabs<Codec, true>(a, open, part.slab, part.num_slabs, shared_memory, constants);
         else
-            trf_pack_expert_slabs<Codec, false>(a, open, slab, num_slabs, shared_memory, constants);
-        piece += count;
+            trf_pack_expert_slabs<Codec, false>(a, open, part.slab, part.num_slabs, shared_memory, constants);
+        piece += part.pieces;
     }
 }
 

@@ -60,6 +60,26 @@ struct trf_record_list {
     uint32_t room;
 };
 
+/* The numbers that the records of a packed slab get in their tile's list: by step, then lane, then register. */
+struct trf_record_ranks {
+    uint32_t found;        /* the lane's: bit i: half i % 2 of register i / 2 becomes a record */
+    uint32_t rank0, rank1; /* of the lane's first record of each step */
+    uint32_t end;          /* behind the slab's last one */
+
+    __device__ __forceinline__ uint32_t of(uint32_t bit) const {
+        const uint32_t in_step = bit < 8 ? found & 0xFF : found & 0xFF00;
+        return (bit < 8 ? rank0 : rank1) + trf_packed_count_bits(in_step & ((1u << bit) - 1));
+    }
+};
+
+/* count: records that the list has already. All lanes call it. */
+static __device__ __forceinline__ trf_record_ranks trf_rank_records(uint32_t found, uint32_t count, uint32_t lane) {
+    const uint32_t counts = trf_packed_count_bits(found & 0xFF) | trf_packed_count_bits(found >> 8) << 16;
+    const uint32_t scan = trf_warp_scan(counts, lane), total = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
+    return {found, count + ((scan - counts) & 0xFFFF), count + (total & 0xFFFF) + ((scan - counts) >> 16),
+            count + (total & 0xFFFF) + (total >> 16)};
+}
+
 /* ---- packing ---- */
 
 /* Adds the records of a packed slab in which some lane has weights without a flag, and clears these weights in a.
@@ -72,14 +92,9 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
     const uint32_t lane = trf_packed_record_lane(at.lane_record);
     const uint32_t unflagged = trf_packed_slab_unflagged(flags);
     const uint32_t found = unflagged & trf_packed_slab_there(at.row, at.col, view.rows, view.cols);
-    const uint32_t counts = trf_packed_count_bits(found & 0xFF) | trf_packed_count_bits(found >> 8) << 16;
-    const uint32_t scan = trf_warp_scan(counts, lane), total = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
-    /* the rank of the lane's first record of each step */
-    const uint32_t rank0 = count + ((scan - counts) & 0xFFFF),
-                   rank1 = count + (total & 0xFFFF) + ((scan - counts) >> 16);
+    const trf_record_ranks ranks = trf_rank_records(found, count, lane);
     for (uint32_t left = found; left; left &= left - 1) {
-        const uint32_t bit = (uint32_t)__ffs((int)left) - 1, in_step = bit < 8 ? found & 0xFF : found & 0xFF00;
-        const uint32_t rank = (bit < 8 ? rank0 : rank1) + trf_packed_count_bits(in_step & ((1u << bit) - 1));
+        const uint32_t bit = (uint32_t)__ffs((int)left) - 1, rank = ranks.of(bit);
         int exact = 1;
         const int32_t shift = bit / 2 % 2 ? rows[1].shift : rows[0].shift;
         const uint32_t bits = trf_scale_bf16(trf_packed_slab_weight(a, bit), shift, &exact);
@@ -90,7 +105,7 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
             list.records[rank] = record;
     }
     trf_packed_slab_clear(a, unflagged);
-    return count + (total & 0xFFFF) + (total >> 16);
+    return ranks.end;
 }
 
 /* Packs a packed slab. octets: the lane's octets of rows `row` and `row` + 8, before the quartet exchanges words. to:

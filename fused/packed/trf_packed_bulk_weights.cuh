@@ -12,7 +12,7 @@
 #ifndef TRF_PACKED_BULK_WEIGHTS_CUH
 #define TRF_PACKED_BULK_WEIGHTS_CUH
 
-#include "trf_packed8_form.h"
+#include "trf_packed8_constants.cuh"
 #include "trf_packed_product.cuh"
 
 /* Packed BF16 layers, all zeroing or all not. */
@@ -50,32 +50,15 @@ template <bool kZeroing> struct trf_packed_bulk_bf16 {
 
 /* Packed FP8 layers (trf_packed8.h). kHasLow: the second constant is used; kHasRecords: records are looked for. Either
  * may be done without if the layer's flags say so. */
-template <bool kHasLow, bool kHasRecords> struct trf_packed_bulk_fp8 {
-    static constexpr uint32_t kSlabBytes = TRF_PACKED8_SLAB_BYTES;
-    typedef uint4 words; /* w0 and w1 of step 0, and of step 1 */
-    uint32_t line_at, high, low, mask;
+template <bool kHasLow, bool kHasRecords> struct trf_packed_bulk_fp8 : trf_packed8_constants<kHasLow> {
+    uint32_t line_at, mask;
 
     /* packed_tile: the first one of the warp; all of them have the same constants. */
     __device__ __forceinline__ trf_packed_bulk_fp8(uint32_t line_at_, uint32_t packed_tile, uint32_t)
-        : line_at(line_at_), low(0), mask(0) {
-        const uint32_t pair = trf_lds32(line_at + 4 * trf_packed8_pair_word(packed_tile));
-        high = trf_packed8_high(pair);
-        if constexpr (kHasLow)
-            low = trf_packed8_low(pair);
+        : line_at(line_at_), mask(0) {
+        this->take(trf_lds32(line_at + 4 * trf_packed8_pair_word(packed_tile)));
         if constexpr (kHasRecords)
             mask = trf_lds32(line_at + 4 * TRF_PACKED8_MASK_WORD);
-    }
-
-    __device__ __forceinline__ words load(uint32_t at, uint32_t lane) const { return trf_lds128(at + 16 * lane); }
-
-    __device__ __forceinline__ void form_slab(uint32_t (&a)[2][4], const words &from) const {
-        if constexpr (kHasLow) {
-            trf_form_packed8(a[0], from.x, from.y, high, low);
-            trf_form_packed8(a[1], from.z, from.w, high, low);
-        } else {
-            trf_form_packed8_by_one(a[0], from.x, from.y, high);
-            trf_form_packed8_by_one(a[1], from.z, from.w, high);
-        }
     }
 
     /* The mask is the same in all lanes, so that no lane has to ask the others whether there are records. */

@@ -219,18 +219,8 @@ static double wgmma_ns(product *w) {
     return start_ns + larger(p->cluster_size > 1 ? cluster_ns(w) : staying_ns(w), power_ns);
 }
 
-static double estimate(const trf_packed_costs *costs, const trf_packed_view *view, const trf_device_limits *limits,
-                       uint32_t m, const trf_packed_partition *partition, uint32_t slab_bytes) {
+double trf_packed_estimate(const trf_packed_costs *costs, uint32_t slab_bytes, const trf_packed_view *view,
+                           const trf_device_limits *limits, uint32_t m, const trf_packed_partition *partition) {
     product w = {.costs = costs, .view = view, .limits = limits, .p = partition, .m = m, .slab_bytes = slab_bytes};
     return trf_packed_is_wgmma(partition->shape) ? wgmma_ns(&w) : bulk_ns(&w);
-}
-
-double trf_packed_estimate(const trf_packed_costs *costs, const trf_packed_view *view, const trf_device_limits *limits,
-                           uint32_t m, const trf_packed_partition *partition) {
-    return estimate(costs, view, limits, m, partition, TRF_PACKED_SLAB_BYTES);
-}
-
-double trf_packed8_estimate(const trf_packed_costs *costs, const trf_packed8_view *view,
-                            const trf_device_limits *limits, uint32_t m, const trf_packed_partition *partition) {
-    return estimate(costs, &view->packed, limits, m, partition, TRF_PACKED8_SLAB_BYTES);
 }

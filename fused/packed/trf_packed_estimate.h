@@ -45,13 +45,10 @@ extern const trf_packed_costs trf_packed_sm_90_costs;
 /* @return those of packed FP8 layers with these flags, TRF_PACKED8_HAS_LOW and TRF_PACKED8_HAS_RECORDS. */
 trf_packed_costs trf_packed8_sm_90_costs(uint32_t flags);
 
-/* @return the nanoseconds of a product of m rows of x with a partition that trf_packed_choose_shape made. */
-double trf_packed_estimate(const trf_packed_costs *costs, const trf_packed_view *view, const trf_device_limits *limits,
-                           uint32_t m, const trf_packed_partition *partition);
-
-/* The same for a packed FP8 layer. partition: one that trf_packed8_choose_shape made. */
-double trf_packed8_estimate(const trf_packed_costs *costs, const trf_packed8_view *view,
-                            const trf_device_limits *limits, uint32_t m, const trf_packed_partition *partition);
+/* @return the nanoseconds of a product of m rows of x. slab_bytes: of the layer's packed slabs, by which it is BF16 or
+ * FP8. partition: one that trf_packed_choose_shape or trf_packed8_choose_shape made. */
+double trf_packed_estimate(const trf_packed_costs *costs, uint32_t slab_bytes, const trf_packed_view *view,
+                           const trf_device_limits *limits, uint32_t m, const trf_packed_partition *partition);
 
 /* @return the nanoseconds of products in one launch of a bulk kernel. slab_bytes: of the layers' packed slabs. views,
  * m, partitions: of `count` products, all with one shape, x tiles and size of clusters; all clusters run at once. */

@@ -19,9 +19,11 @@ int trf_packed_group_fits(const trf_packed_group_product *product, const trf_pac
 static double alone_ns(const trf_packed_group_product *product, const trf_device_limits *limits) {
     if (product->fp8) {
         const trf_packed_costs costs = trf_packed8_sm_90_costs(product->fp8->flags);
-        return trf_packed8_estimate(&costs, product->fp8, limits, product->m, product->alone);
+        return trf_packed_estimate(&costs, TRF_PACKED8_SLAB_BYTES, &product->fp8->packed, limits, product->m,
+                                   product->alone);
     }
-    return trf_packed_estimate(&trf_packed_sm_90_costs, product->view, limits, product->m, product->alone);
+    return trf_packed_estimate(&trf_packed_sm_90_costs, TRF_PACKED_SLAB_BYTES, product->view, limits, product->m,
+                               product->alone);
 }
 
 /* Returns what the products take one after the other. A launch that starts early begins while the one before it

@@ -183,33 +183,30 @@ static uint32_t drop_slow(const double *ns, uint32_t count) {
 
 static uint32_t most_candidates(uint32_t n) { return n < TRF_PACKED_MAX_CANDIDATES ? n : TRF_PACKED_MAX_CANDIDATES; }
 
-uint32_t trf_packed_candidates(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
-                               trf_packed_partition *out, uint32_t n) {
+/* slab_bytes: of the layer's packed slabs. */
+static uint32_t find_candidates(const trf_packed_view *view, uint32_t slab_bytes, const trf_packed_costs *costs,
+                                const trf_device_limits *limits, uint32_t m, trf_packed_partition *out, uint32_t n) {
     double ns[TRF_PACKED_MAX_CANDIDATES];
     uint32_t count = 0;
     for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
         for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
             trf_packed_partition made;
-            if (trf_packed_choose_shape(view, limits, m, shape, cut, &made))
-                count = insert(&made, trf_packed_estimate(&trf_packed_sm_90_costs, view, limits, m, &made), out, ns,
-                               count, most_candidates(n));
+            if (choose_shape(view, limits, m, shape, cut, slab_bytes, &made))
+                count = insert(&made, trf_packed_estimate(costs, slab_bytes, view, limits, m, &made), out, ns, count,
+                               most_candidates(n));
         }
     return drop_slow(ns, count);
+}
+
+uint32_t trf_packed_candidates(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
+                               trf_packed_partition *out, uint32_t n) {
+    return find_candidates(view, TRF_PACKED_SLAB_BYTES, &trf_packed_sm_90_costs, limits, m, out, n);
 }
 
 uint32_t trf_packed8_candidates(const trf_packed8_view *view, const trf_device_limits *limits, uint32_t m,
                                 trf_packed_partition *out, uint32_t n) {
     const trf_packed_costs costs = trf_packed8_sm_90_costs(view->flags);
-    double ns[TRF_PACKED_MAX_CANDIDATES];
-    uint32_t count = 0;
-    for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
-        for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
-            trf_packed_partition made;
-            if (trf_packed8_choose_shape(view, limits, m, shape, cut, &made))
-                count = insert(&made, trf_packed8_estimate(&costs, view, limits, m, &made), out, ns, count,
-                               most_candidates(n));
-        }
-    return drop_slow(ns, count);
+    return find_candidates(&view->packed, TRF_PACKED8_SLAB_BYTES, &costs, limits, m, out, n);
 }
 
 int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,

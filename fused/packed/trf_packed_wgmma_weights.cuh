@@ -13,7 +13,7 @@
 #ifndef TRF_PACKED_WGMMA_WEIGHTS_CUH
 #define TRF_PACKED_WGMMA_WEIGHTS_CUH
 
-#include "trf_packed8_form.h"
+#include "trf_packed8_constants.cuh"
 #include "trf_packed_product.cuh"
 #include "trf_packed_wgmma_sizes.h"
 
@@ -110,16 +110,11 @@ template <class Former> struct trf_packed_wgmma_bf16 {
 
 /* Packed FP8 layers (trf_packed8.h). kHasLow: the second constant is used; kHasRecords: records are looked for. Either
  * may be done without if the layer's flags say so. */
-template <bool kHasLow, bool kHasRecords> struct trf_packed_wgmma_fp8 {
-    static constexpr uint32_t kSlabBytes = TRF_PACKED8_SLAB_BYTES;
-    typedef uint4 words; /* w0 and w1 of step 0, and of step 1 */
-    uint32_t line_word;  /* lane l has word l */
-    uint32_t high, low;  /* of the stage */
+template <bool kHasLow, bool kHasRecords> struct trf_packed_wgmma_fp8 : trf_packed8_constants<kHasLow> {
+    uint32_t line_word; /* lane l has word l; the constants are the stage's */
     trf_packed_wgmma_exceptions<false> exceptions;
 
-    __device__ __forceinline__ explicit trf_packed_wgmma_fp8(const trf_packed_view &) : low(0) {}
-
-    static __device__ __forceinline__ words load(uint32_t at, uint32_t lane) { return trf_lds128(at + 16 * lane); }
+    __device__ __forceinline__ explicit trf_packed_wgmma_fp8(const trf_packed_view &) {}
 
     __device__ __forceinline__ void take_line(uint32_t word, uint32_t slab, uint32_t lane) {
         line_word = word;
@@ -134,19 +129,7 @@ template <bool kHasLow, bool kHasRecords> struct trf_packed_wgmma_fp8 {
         }
     }
     __device__ __forceinline__ void begin_stage(uint32_t packed_tile) {
-        const uint32_t pair = __shfl_sync(0xFFFFFFFF, line_word, trf_packed8_pair_word(packed_tile));
-        high = trf_packed8_high(pair);
-        if constexpr (kHasLow)
-            low = trf_packed8_low(pair);
-    }
-    __device__ __forceinline__ void form_slab(uint32_t (&a)[2][4], const words &from) const {
-        if constexpr (kHasLow) {
-            trf_form_packed8(a[0], from.x, from.y, high, low);
-            trf_form_packed8(a[1], from.z, from.w, high, low);
-        } else {
-            trf_form_packed8_by_one(a[0], from.x, from.y, high);
-            trf_form_packed8_by_one(a[1], from.z, from.w, high);
-        }
+        this->take(__shfl_sync(0xFFFFFFFF, line_word, trf_packed8_pair_word(packed_tile)));
     }
     __device__ __forceinline__ void patch(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
                                           const trf_packed_view &view, uint32_t packed_tile, uint32_t slab,

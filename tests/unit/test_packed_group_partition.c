@@ -65,7 +65,8 @@ START_TEST(small_layers_share_a_launch) {
     /* Early launches in a row hide no more than a start of each. */
     double all = 0;
     for (uint32_t i = 0; i < p.count; i++)
-        all += trf_packed_estimate(&trf_packed_sm_90_costs, &p.views[i], &limits, batches[_i], &p.alone[i]);
+        all += trf_packed_estimate(&trf_packed_sm_90_costs, TRF_PACKED_SLAB_BYTES, &p.views[i], &limits, batches[_i],
+                                   &p.alone[i]);
     EXPECT(g.alone_ns < all && g.alone_ns > all - 2 * trf_packed_sm_90_costs.bulk_start - 1);
 }
 END_TEST

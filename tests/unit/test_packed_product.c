@@ -264,7 +264,7 @@ START_TEST(fp8_flags_cost) {
             const trf_packed_costs costs = trf_packed8_sm_90_costs(flags[i]);
             trf_packed_partition p;
             EXPECT(trf_packed8_choose(&view, &limits, m, &p));
-            ns[i] = trf_packed8_estimate(&costs, &view, &limits, m, &p);
+            ns[i] = trf_packed_estimate(&costs, TRF_PACKED8_SLAB_BYTES, &view.packed, &limits, m, &p);
         }
         EXPECT(ns[0] <= ns[1] && ns[1] <= ns[2] && (m < 32 || ns[0] < ns[2]));
         EXPECT(ns[2] > 10e3 && ns[2] < 60e3);

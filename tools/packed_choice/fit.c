@@ -220,8 +220,9 @@ static double loss_of(product *p, const trf_packed_costs *costs, int which) {
     double least = INFINITY, weights = 0, times = 0;
     for (int i = 0; i < p->num_ways; i++) {
         way *w = &p->ways[i];
-        w->trial = which & (is_bulk(w) ? 1 : 2) ? trf_packed_estimate(costs, &p->view, &p->limits, p->m, &w->partition)
-                                                : w->ns;
+        w->trial = which & (is_bulk(w) ? 1 : 2)
+                       ? trf_packed_estimate(costs, TRF_PACKED_SLAB_BYTES, &p->view, &p->limits, p->m, &w->partition)
+                       : w->ns;
         least = w->trial < least ? w->trial : least;
     }
     for (int i = 0; i < p->num_ways; i++) {

@@ -252,13 +252,14 @@ static size_t add_kernels(kernel_case *cases, layer *l, bench_plan *plans, uint3
     const trf_packed_view *view = &l->packed[0]->packed;
     const trf_device_limits *limits = &l->packed[0]->context->limits;
     const trf_packed_partition *chosen = &plans[0].plan->partition.packed;
-    const double least = trf_packed_estimate(&trf_packed_sm_90_costs, view, limits, m, chosen);
+    const double least = trf_packed_estimate(&trf_packed_sm_90_costs, TRF_PACKED_SLAB_BYTES, view, limits, m, chosen);
     size_t count = 1;
     for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
         for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
             kernel_case c = {.of = l, .plans = plans};
             if (!trf_packed_choose_shape(view, limits, m, shape, cut, &c.partition) ||
-                trf_packed_estimate(&trf_packed_sm_90_costs, view, limits, m, &c.partition) > kEstimatedSlack * least)
+                trf_packed_estimate(&trf_packed_sm_90_costs, TRF_PACKED_SLAB_BYTES, view, limits, m, &c.partition) >
+                    kEstimatedSlack * least)
                 continue;
             c.is_chosen = shape == chosen->shape && cut == chosen->cut;
             cases[count++] = c;
