@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_fp8_weights.h"
 
-#include "trf_number_formats.h"
+#include "trf_packed8_form.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -13,11 +13,8 @@ enum {
 };
 
 static void scale_run(const uint8_t *codes, uint32_t count, float scale, uint16_t *elements) {
-    for (uint32_t i = 0; i < count; i++) {
-        const uint16_t sign = (uint16_t)((codes[i] & 0x80u) << 8);
-        elements[i] =
-            (codes[i] & 0x7F) == NAN_MAGNITUDE ? (uint16_t)(sign | NAN_ELEMENT) : trf_scale_fp8(codes[i], scale);
-    }
+    for (uint32_t i = 0; i < count; i++)
+        elements[i] = (uint16_t)trf_packed8_define_weight(codes[i], scale);
 }
 
 void trf_fp8_elements(const trf_fp8_scales *scales, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
