@@ -111,3 +111,22 @@ trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request 
         return status;
     return layer->layout->decode_rows(layer, &taken, stream, err);
 }
+
+void trf_set_device_layer_buffer(trf_device_layer *layer, const void *buffer, uint64_t buffer_bytes) {
+    layer->shard = (trf_shard_range){.rows = layer->info.rows, .cols = layer->info.cols};
+    layer->view = (trf_device_view){.buffer = buffer,
+                                    .buffer_bytes = buffer_bytes,
+                                    .rows = layer->info.rows,
+                                    .cols = layer->info.cols,
+                                    .codec = layer->info.codec,
+                                    .source_dtype = layer->info.dtype};
+    layer->memory_bytes = buffer_bytes;
+}
+
+trf_status trf_read_layout_head(const trf_context *context, const void *buffer, uint64_t buffer_bytes, void *head,
+                                size_t head_bytes, trf_error *err) {
+    if (buffer_bytes < head_bytes)
+        return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "a buffer of %llu bytes, which has no room for its head",
+                        (unsigned long long)buffer_bytes);
+    return context->ops->download(context, head, buffer, head_bytes, err);
+}

@@ -63,6 +63,15 @@ trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_laye
  * what will be loaded. */
 void trf_set_device_layer_info(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer);
 
+/* Sets the fields of a layer that is not coded which describe its buffer, for all of its matrix: shard, view and
+ * memory_bytes. info is set. */
+void trf_set_device_layer_buffer(trf_device_layer *layer, const void *buffer, uint64_t buffer_bytes);
+
+/* Reads the head of such a buffer, which lies on the device, and does not look at it. Errors: TRF_ERR_TRUNCATED, those
+ * of a download. */
+trf_status trf_read_layout_head(const trf_context *context, const void *buffer, uint64_t buffer_bytes, void *head,
+                                size_t head_bytes, trf_error *err);
+
 /* Makes info and header of a layer that comes of scaled FP8 and is not coded those of its elements, BF16: other layouts
  * keep nothing of codes and scales. */
 void trf_forget_scaled_fp8(trf_device_layer *layer);

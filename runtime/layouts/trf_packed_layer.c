@@ -74,24 +74,13 @@ trf_status trf_packed_get_matrix_size(const trf_device_matrix *matrix, trf_layer
 }
 
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer) {
-    layer->shard = (trf_shard_range){.rows = layer->info.rows, .cols = layer->info.cols};
-    layer->view = (trf_device_view){.buffer = buffer,
-                                    .buffer_bytes = head->common.buffer_bytes,
-                                    .rows = layer->info.rows,
-                                    .cols = layer->info.cols,
-                                    .codec = layer->info.codec,
-                                    .source_dtype = layer->info.dtype};
+    trf_set_device_layer_buffer(layer, buffer, head->common.buffer_bytes);
     layer->packed = trf_packed_view_of(head, buffer);
-    layer->memory_bytes = head->common.buffer_bytes;
 }
 
 trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
-    const trf_context *context = made->context;
     trf_packed_head head;
-    if (buffer_bytes < sizeof head)
-        return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "a buffer of %llu bytes, which has no room for its head",
-                        (unsigned long long)buffer_bytes);
-    trf_status status = context->ops->download(context, &head, buffer, sizeof head, err);
+    trf_status status = trf_read_layout_head(made->context, buffer, buffer_bytes, &head, sizeof head, err);
     if (status == TRF_OK)
         status = trf_check_packed_head(&head, buffer_bytes, err);
     if (status == TRF_OK)

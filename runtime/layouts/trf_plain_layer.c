@@ -24,23 +24,12 @@ trf_status trf_plain_get_converted_size(const trf_device_layer *from, trf_layer_
 
 void trf_plain_set_buffer(trf_device_layer *layer, const void *buffer) {
     const uint64_t bytes = trf_plain_buffer_bytes(layer->info.rows, layer->info.cols);
-    layer->shard = (trf_shard_range){.rows = layer->info.rows, .cols = layer->info.cols};
-    layer->view = (trf_device_view){.buffer = buffer,
-                                    .buffer_bytes = bytes,
-                                    .rows = layer->info.rows,
-                                    .cols = layer->info.cols,
-                                    .codec = layer->info.codec,
-                                    .source_dtype = layer->info.dtype};
-    layer->memory_bytes = bytes;
+    trf_set_device_layer_buffer(layer, buffer, bytes);
 }
 
 trf_status trf_plain_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
-    const trf_context *context = made->context;
     trf_plain_head head;
-    if (buffer_bytes < sizeof head)
-        return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "a buffer of %llu bytes, which has no room for its head",
-                        (unsigned long long)buffer_bytes);
-    trf_status status = context->ops->download(context, &head, buffer, sizeof head, err);
+    trf_status status = trf_read_layout_head(made->context, buffer, buffer_bytes, &head, sizeof head, err);
     if (status == TRF_OK)
         status = trf_plain_head_read(&head, buffer_bytes, &made->info, err);
     if (status == TRF_OK) {
