@@ -59,7 +59,7 @@ def _directory_bytes(tensor: TensorInfo) -> int:
 
 def _count_scale_pairs(layer: LayerInfo) -> int:
     """Returns how many scale pairs a directory has: one for each scale of BF16 that is coded as FP8."""
-    if (layer.codec, layer.dtype) != ("fp8_e4m3", "BF16"):
+    if not is_scaled_fp8(layer):
         return 0
     if layer.granularity == "channel":
         return layer.rows
@@ -92,9 +92,14 @@ def _tiled_bytes(rows: int, cols: int, tile_bytes: int) -> int:
     return _align(_PACKED_HEAD_BYTES + lines * _LINE_BYTES) + bands * tiles * tile_bytes
 
 
+def is_scaled_fp8(layer: LayerInfo) -> bool:
+    """Returns whether the weights of a blob are BF16 numbers that are coded as the FP8 with scales that they were."""
+    return (layer.codec, layer.dtype) == ("fp8_e4m3", "BF16")
+
+
 def is_bf16_layer(layer: LayerInfo) -> bool:
     """Returns whether the weights of a blob are BF16 numbers, as they are or as the FP8 with scales that they were."""
-    return layer.codec == "bf16" or (layer.codec, layer.dtype) == ("fp8_e4m3", "BF16")
+    return layer.codec == "bf16" or is_scaled_fp8(layer)
 
 
 def _may_be_packed(tensor: TensorInfo, layer: LayerInfo) -> bool:

@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from transfuse._errors import UnsupportedError
 from transfuse._layer import PAIR_CLASS_BITS
+from transfuse._memory_need import is_scaled_fp8
 from transfuse._threads import Cancel, run_on_threads
 from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part, TakenExperts, describe_refusal
@@ -154,7 +155,7 @@ class Loader:
             blob = _load.load_layer(*source, "cpu", layout="coded", cancel=self._cancel)
             layer = part.tensor.layer
             assert layer is not None
-            if (layer.codec, layer.dtype) == ("fp8_e4m3", "BF16"):
+            if is_scaled_fp8(layer):
                 favor = "size" if layer.class_bits == PAIR_CLASS_BITS else "speed"
                 dense = _ops.decode(blob, layer.rows, layer.cols, torch.bfloat16)
                 blob = encode(dense, codec="bf16", favor=favor)
