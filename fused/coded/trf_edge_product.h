@@ -28,7 +28,7 @@ enum {
 
 /* What a lane holds of a segment. */
 typedef struct trf_edge_weights {
-    float unscaled[TRF_EDGE_LANE_COLS]; /* without scales; 0 after the last column */
+    float unscaled[TRF_EDGE_LANE_COLS]; /* elements, without scales; 0 after the last column */
     float scale[TRF_EDGE_VECTORS];
     uint32_t col;  /* of the layer, a multiple of 8 */
     uint32_t cols; /* 0 if the lane has no row */
@@ -47,18 +47,21 @@ TRF_HD void trf_edge_weights_load(trf_edge_weights *w, const trf_device_view *vi
     const uint32_t first = halves ? lane / TRF_FRAGMENT_SIZE * TRF_EDGE_LANE_COLS : 0;
     const uint32_t left = r >= segment->row0 && r < segment->row1 && segment->cols > first ? segment->cols - first : 0;
     const uint32_t *two = (const uint32_t *)(decoded + r * segment->pitch + first);
+    /* Elements of scaled FP8 are weights, which have been scaled. */
+    const uint32_t codec = trf_element_codec(view->codec, view->source_dtype);
+    const int has_scales = codec == view->codec;
     w->cols = left < TRF_EDGE_LANE_COLS ? left : (uint32_t)TRF_EDGE_LANE_COLS;
     w->col = col + segment->col + first;
     TRF_UNROLL
     for (uint32_t c = 0; c < TRF_EDGE_LANE_COLS; c += 2) { /* elements beyond w->cols are read, but not used */
-        w->unscaled[c] = c < w->cols ? trf_element_to_f32(view->codec, two[c / 2] & 0xFFFF) : 0.0f;
-        w->unscaled[c + 1] = c + 1 < w->cols ? trf_element_to_f32(view->codec, two[c / 2] >> 16) : 0.0f;
+        w->unscaled[c] = c < w->cols ? trf_element_to_f32(codec, two[c / 2] & 0xFFFF) : 0.0f;
+        w->unscaled[c + 1] = c + 1 < w->cols ? trf_element_to_f32(codec, two[c / 2] >> 16) : 0.0f;
     }
     TRF_UNROLL
     for (uint32_t vector = 0; vector < TRF_EDGE_VECTORS; vector++)
-        w->scale[vector] = vector * TRF_EDGE_VECTOR_COLS < w->cols
-                               ? trf_device_scale(view, row + r, w->col + vector * TRF_EDGE_VECTOR_COLS)
-                               : 0.0f;
+        w->scale[vector] = vector * TRF_EDGE_VECTOR_COLS >= w->cols ? 0.0f
+                           : has_scales ? trf_device_scale(view, row + r, w->col + vector * TRF_EDGE_VECTOR_COLS)
+                                        : 1.0f;
 }
 
 /* The F32 value of the 16 bits of x. */

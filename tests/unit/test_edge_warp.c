@@ -7,6 +7,7 @@
 #include "common/run_suite.h"
 #include "common/test_calls.h"
 #include "common/test_tile.h"
+#include "common/was_fp8.h"
 #include "trf_decode.h"
 #include "trf_edge_product.h"
 #include "trf_layer.h"
@@ -344,6 +345,9 @@ static const layer_case kCases[] = {
     {TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_CHANNEL, 0},
     {TRF_DTYPE_F16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 48},
     {TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_BLOCK, 32},
+    {TRF_DTYPE_BF16, TRF_CODEC_E4M3, TRF_GRANULARITY_TENSOR, 0}, /* scaled FP8 */
+    {TRF_DTYPE_BF16, TRF_CODEC_E4M3, TRF_GRANULARITY_CHANNEL, 0},
+    {TRF_DTYPE_BF16, TRF_CODEC_E4M3, TRF_GRANULARITY_SCALE_BLOCK, 0},
 };
 enum {
     NUM_KINDS = sizeof kCases / sizeof kCases[0]
@@ -401,12 +405,15 @@ static test_layer make_layer(test_rng *rng, const layer_case *layer, uint32_t ro
     trf_encode_options options;
     trf_error err = {0};
     uint64_t blob_bytes;
-    void *weights = malloc((size_t)rows * cols * trf_dtype_bytes(layer->dtype));
+    const int scaled_fp8 = trf_is_scaled_fp8(layer->codec, layer->dtype);
+    void *weights = scaled_fp8 ? (void *)was_fp8_make(rng, layer->granularity, rows, cols)
+                               : malloc((size_t)rows * cols * trf_dtype_bytes(layer->dtype));
     EXPECT(weights);
-    fill_weights(rng, weights, layer->dtype, rows, cols, patterns);
+    if (!scaled_fp8)
+        fill_weights(rng, weights, layer->dtype, rows, cols, patterns);
     trf_encode_options_init(&options);
     options.codec = layer->codec;
-    options.granularity = layer->granularity;
+    options.granularity = scaled_fp8 ? TRF_GRANULARITY_NONE : layer->granularity; /* which the encoder finds */
     options.scale_group_size = layer->scale_group_size;
     options.favor = test_below(rng, 2) ? TRF_FAVOR_SPEED : TRF_FAVOR_SIZE;
     options.slab_cols = test_below(rng, 2) ? 128 : 256;
@@ -439,10 +446,10 @@ static uint32_t load_value(const void *values, uint32_t bytes, size_t at) {
 static uint32_t due_rounded(const test_layer *t, trf_decode_as as, size_t at) {
     const trf_device_view *view = &t->host->view;
     const uint32_t own = as == TRF_DECODE_BF16 ? TRF_CODEC_BF16 : TRF_CODEC_FP16;
-    if (view->codec == own)
+    if (trf_element_codec(view->codec, view->source_dtype) == own)
         return t->elements[at];
     double value = (double)t->f32[at];
-    if (view->scale_dtype != TRF_SCALE_NONE) {
+    if (view->codec == TRF_CODEC_INT && view->scale_dtype != TRF_SCALE_NONE) {
         const uint64_t scale = trf_scale_index(&t->layer->view, at / view->cols, at % view->cols);
         value = (double)(int16_t)t->elements[at];
         value *= view->scale_dtype == TRF_SCALE_F32
