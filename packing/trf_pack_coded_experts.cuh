@@ -18,8 +18,8 @@
  * a decode table each, so each has a part of the shared memory that a walk takes, for half of the warps. All slabs are
  * there (trf_pack_coded_experts_refusal), so both warps of a pair take as many steps.
  *
- * Shared memory: what the walk takes, with the larger table; in turns twice what half of the warps take with the
- * smaller one, and 4,096 bytes for each pair. Then what the block knows of the expert. */
+ * Shared memory: what the walk takes, with the larger table; in turns twice what half of the warps take, and 4,096
+ * bytes for each pair, 224 KB with 16 warps of bf16 quads. Then what the block knows of the expert. */
 #ifndef TRF_PACK_CODED_EXPERTS_CUH
 #define TRF_PACK_CODED_EXPERTS_CUH
 
@@ -65,8 +65,7 @@ static inline trf_pack_experts_block trf_pack_experts_block_of(uint32_t raw_bits
     trf_pack_experts_block block;
     const uint32_t parts = turns ? kTurnsParts : 1;
     block.warps = warps;
-    block.smem = trf_smem_layout_of(raw_bits, max_rans_bytes, warps, 1, turns ? TRF_SMALL_TABLE_LOG : TRF_TABLE_LOG, 0,
-                                    0, TRF_RING_STEPS);
+    block.smem = trf_smem_layout_of(raw_bits, max_rans_bytes, warps, 1, TRF_TABLE_LOG, 0, 0, TRF_RING_STEPS);
     block.part_bytes = (block.smem.total + 1023) / 1024 * 1024;
     block.open_at = parts * block.part_bytes + (turns ? warps * kPairBytes : 0);
     block.shared_bytes = block.open_at + (uint32_t)((sizeof(trf_open_expert) + 15) / 16 * 16);
@@ -190,7 +189,7 @@ template <class Codec, bool kZeroing>
 static __device__ __forceinline__ void
 trf_pack_expert_turns(const trf_pack_experts_args &a, const trf_open_expert &open, uint32_t first, uint32_t num_slabs,
                       const uint8_t *shared_memory, uint2 *constants) {
-    constexpr int kP = kDefaultP<Codec>, kLog = TRF_SMALL_TABLE_LOG;
+    constexpr int kP = kDefaultP<Codec>, kLog = TRF_TABLE_LOG;
     const uint32_t warp = threadIdx.x / TRF_LANES, is_up = warp >= a.block.warps, pair = warp - is_up * a.block.warps;
     const trf_device_view &view = open.views[is_up];
     const trf_slab_share own = {a.first_slab[is_up] + first, num_slabs, pair, a.block.warps};

@@ -92,13 +92,20 @@ struct trf_pack_turns {
 /* The bytes of a buffer in which a warp gives two words4 a lane. */
 static constexpr uint32_t kTurnsBufferBytes = 2 * 16 * TRF_LANES;
 
+/* Selects words one by one: a choice among arrays would move them to local memory. */
+static __device__ __forceinline__ trf_words4 trf_select_words(uint32_t first, const trf_words4 &a,
+                                                              const trf_words4 &b) {
+    return {{first ? a.word[0] : b.word[0], first ? a.word[1] : b.word[1], first ? a.word[2] : b.word[2],
+             first ? a.word[3] : b.word[3]}};
+}
+
 /* Replaces the octets of the lane's four rows by those of two rows of gate and of up, in turns. */
 static __device__ __forceinline__ void trf_take_turns(trf_pack_turns &turns, trf_words4 words[TRF_WRITE_ROWS]) {
     trf_words4 kept[2];
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-        const trf_words4 &given = turns.is_up ? words[i] : words[2 + i];
-        kept[i] = turns.is_up ? words[2 + i] : words[i];
+        const trf_words4 given = trf_select_words(turns.is_up, words[i], words[2 + i]);
+        kept[i] = trf_select_words(turns.is_up, words[2 + i], words[i]);
         trf_sts128(turns.own + turns.buffer + 16 * TRF_LANES * i,
                    make_uint4(given.word[0], given.word[1], given.word[2], given.word[3]));
     }
@@ -107,8 +114,8 @@ static __device__ __forceinline__ void trf_take_turns(trf_pack_turns &turns, trf
     for (uint32_t i = 0; i < 2; i++) {
         const uint4 v = trf_lds128(turns.other + turns.buffer + 16 * TRF_LANES * i);
         const trf_words4 theirs = {{v.x, v.y, v.z, v.w}};
-        words[2 * i] = turns.is_up ? theirs : kept[i];
-        words[2 * i + 1] = turns.is_up ? kept[i] : theirs;
+        words[2 * i] = trf_select_words(turns.is_up, theirs, kept[i]);
+        words[2 * i + 1] = trf_select_words(turns.is_up, kept[i], theirs);
     }
     turns.buffer ^= kTurnsBufferBytes;
 }

@@ -21,6 +21,8 @@ enum {
 
 static uint64_t weights_of(cli_shape shape) { return (uint64_t)shape.rows * shape.cols; }
 
+static int was_fp8(const bench_checkpoint *c) { return c->options->bench_codecs >> CLI_BENCH_SCALED_FP8 & 1; }
+
 static void choose_shapes(bench_checkpoint *c) {
     const cli_options *options = c->options;
     c->num_shapes = options->num_layers ? options->num_layers : (int)(sizeof kShapes / sizeof kShapes[0]);
@@ -29,26 +31,33 @@ static void choose_shapes(bench_checkpoint *c) {
     trf_encode_options_init(&c->encode);
     c->encode.threads = options->threads;
     c->encode.verify = 0;
+    if (was_fp8(c))
+        c->encode.codec = TRF_CODEC_E4M3;
     if (options->has_favor)
         c->encode.favor = options->favor;
 }
 
-uint16_t *bench_checkpoint_weights(const bench_checkpoint *c, uint64_t num_weights) {
+uint16_t *bench_checkpoint_weights(const bench_checkpoint *c, cli_shape shape) {
     const double sigma = c->options->sigmas.count ? c->options->sigmas.values[0] : 0.02;
-    const uint64_t first = num_weights < c->num_drawn ? num_weights : c->num_drawn;
+    const uint64_t num_weights = weights_of(shape);
+    const uint32_t most = (uint32_t)(c->num_drawn / shape.cols);
+    const cli_shape first = {shape.rows < most ? shape.rows : most, shape.cols};
     uint16_t *made = bench_alloc(num_weights * sizeof *made);
     if (!made)
         return NULL;
-    bench_make_source(c->drawn, (cli_shape){1, (uint32_t)first}, sigma, TRF_DTYPE_BF16, made);
-    for (uint64_t at = first, copied; at < num_weights; at += copied) {
-        copied = num_weights - at < first ? num_weights - at : first;
+    if (was_fp8(c))
+        bench_make_scaled_fp8(c->drawn, first, sigma, made);
+    else
+        bench_make_source(c->drawn, first, sigma, TRF_DTYPE_BF16, made);
+    for (uint64_t at = weights_of(first), copied; at < num_weights; at += copied) {
+        copied = num_weights - at < weights_of(first) ? num_weights - at : weights_of(first);
         memcpy(made + at, made, copied * sizeof *made);
     }
     return made;
 }
 
 static int encode_shape(bench_checkpoint *c, int shape) {
-    uint16_t *weights = bench_checkpoint_weights(c, weights_of(c->shapes[shape]));
+    uint16_t *weights = bench_checkpoint_weights(c, c->shapes[shape]);
     const int failed =
         !weights || bench_encode(weights, TRF_DTYPE_BF16, c->shapes[shape], &c->encode, &c->blobs[shape]);
     free(weights);

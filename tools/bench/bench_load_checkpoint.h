@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The temporary checkpoint that bench --mode load loads: BF16 weights of each shape, under several names. */
+/* The temporary checkpoint that bench --mode load loads: BF16 weights of each shape, under several names. With --codec
+ * scaled_fp8 they were FP8. */
 #ifndef BENCH_LOAD_CHECKPOINT_H
 #define BENCH_LOAD_CHECKPOINT_H
 
@@ -40,8 +41,8 @@ int bench_checkpoint_is_stopped(cli_progress *progress);
 void bench_checkpoint_name_layer(int layer, char name[32]);
 uint64_t bench_checkpoint_layer_bytes(const bench_checkpoint *checkpoint, int layer);
 
-/* @return num_weights BF16 weights, which repeat those that were drawn; to be released with free. NULL after a
- * message. */
-uint16_t *bench_checkpoint_weights(const bench_checkpoint *checkpoint, uint64_t num_weights);
+/* @return BF16 weights of a shape with no more columns than weights were drawn; its rows repeat where they are more. To
+ * be released with free. NULL after a message. */
+uint16_t *bench_checkpoint_weights(const bench_checkpoint *checkpoint, cli_shape shape);
 
 #endif

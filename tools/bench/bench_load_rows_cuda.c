@@ -130,18 +130,20 @@ static int measure_batch(rows_session *b, const char *text) {
     return failed ? -1 : 0;
 }
 
-const char *bench_load_layout_text(trf_layout layout) {
-    static const char *const texts[] = {
-        [TRF_LAYOUT_PLAIN] = ", plain", [TRF_LAYOUT_PACKED] = ", packed", [TRF_LAYOUT_PACKED8] = ", packed8"};
-    return texts[layout] ? texts[layout] : "";
+void bench_load_name_weights(const cli_options *options, char text[32]) {
+    const char *const codec = options->bench_codecs >> CLI_BENCH_SCALED_FP8 & 1 ? "scaled_fp8" : "bf16";
+    if (options->layout == TRF_LAYOUT_CODED)
+        snprintf(text, 32, "%s", codec);
+    else
+        snprintf(text, 32, "%s, %s", codec, trf_layout_name(options->layout));
 }
 
 int bench_measure_rows(const bench_request *request, const bench_device *device, cli_shape shape,
                        const uint16_t *weights, const trf_encode_options *encode) {
     rows_session b = {.request = request, .device = device, .shape = shape, .weights = weights};
-    char text[80];
-    snprintf(text, sizeof text, "rows of %ux%u bf16%s", shape.rows, shape.cols,
-             bench_load_layout_text(request->options->layout));
+    char text[80], named[32];
+    bench_load_name_weights(request->options, named);
+    snprintf(text, sizeof text, "rows of %ux%u %s", shape.rows, shape.cols, named);
     int failed = make_table(&b, encode) || make_ids(&b);
     for (int i = 0; !failed && i < NUM_BATCHES; i++) {
         b.batch = kBatches[i];

@@ -5,8 +5,8 @@
 
 #include "bench_device_cuda.h"
 
-/* @return how the names of subjects end: ", plain" or ", packed", and "" for coded. */
-const char *bench_load_layout_text(trf_layout layout);
+/* Writes what the names of subjects have last, the codec and the layout, unless that is coded: "bf16, packed". */
+void bench_load_name_weights(const cli_options *options, char text[32]);
 
 /* Times the look-up of single rows in a compressed table, in the layout that is asked for, against a gather from the
  * uncompressed table. weights: the table's, BF16 [shape.rows][shape.cols]. @return 0, or -1 after a message. */

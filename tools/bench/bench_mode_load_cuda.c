@@ -181,9 +181,10 @@ static int time_case(load_session *s, load_case which, bench_figure *figure) {
 
 static int time_cases(load_session *s) {
     const bench_request *request = s->request;
-    char text[80];
-    snprintf(text, sizeof text, "%d layers, %.2f GB of bf16%s", s->checkpoint.num_layers,
-             1e-9 * (double)s->checkpoint.total, bench_load_layout_text(layout_of(s)));
+    char text[80], named[32];
+    bench_load_name_weights(request->options, named);
+    snprintf(text, sizeof text, "%d layers, %.2f GB of %s", s->checkpoint.num_layers,
+             1e-9 * (double)s->checkpoint.total, named);
     bench_subject *subject = bench_add_figures_subject(request->record, text, 0);
     bench_figure *figures[NUM_CASES];
     if (!subject || add_figures(s, subject, figures))
@@ -214,7 +215,7 @@ static int make_buffers(load_session *s) {
 
 static int measure_rows(const load_session *s) {
     const cli_shape table = s->checkpoint.table;
-    uint16_t *weights = bench_checkpoint_weights(&s->checkpoint, (uint64_t)table.rows * table.cols);
+    uint16_t *weights = bench_checkpoint_weights(&s->checkpoint, table);
     const int failed = !weights || bench_measure_rows(s->request, s->device, table, weights, &s->checkpoint.encode);
     free(weights);
     return failed;

@@ -78,7 +78,10 @@ static cli_exit complete_layout(cli_options *options) {
             "bench", "--layout %s goes with --device cuda and --mode layers, batch-sweep or load only", layout);
     if (options->bench_codecs & ~(codecs | 1u << CLI_BENCH_SCALED_FP8))
         return cli_usage_error("bench", "--layout %s goes with the %s only", layout, taken[options->layout].text);
-    options->bench_codecs = options->bench_codecs ? options->bench_codecs : codecs;
+    if (!options->bench_codecs) /* checkpoints that load have BF16 weights */
+        options->bench_codecs = options->mode == CLI_BENCH_LOAD && options->layout == TRF_LAYOUT_PACKED8
+                                    ? 1u << CLI_BENCH_SCALED_FP8
+                                    : codecs;
     if (!options->has_favor) { /* weights are the same, whichever it was */
         options->favor = TRF_FAVOR_SPEED;
         options->has_favor = 1;
@@ -95,6 +98,16 @@ static cli_exit check_mixtures(const cli_options *options) {
                                options->num_mixtures ? "mixture" : "routes");
     if (options->num_layers && !options->num_mixtures)
         return cli_usage_error("bench", "--routes goes with mixtures; --layers needs --mixture beside it");
+    return CLI_OK;
+}
+
+/* Two modes have BF16 weights alone. */
+static cli_exit check_codecs(const cli_options *options) {
+    const unsigned bf16 = 1u << CLI_BENCH_BF16, was_fp8 = 1u << CLI_BENCH_SCALED_FP8, codecs = options->bench_codecs;
+    if (options->mode == CLI_BENCH_OFFLOAD && codecs & ~bf16)
+        return cli_usage_error("bench", "--mode offload goes with the codec bf16 only");
+    if (options->mode == CLI_BENCH_LOAD && codecs && codecs != bf16 && codecs != was_fp8)
+        return cli_usage_error("bench", "--mode load goes with one codec, bf16 or scaled_fp8");
     return CLI_OK;
 }
 
@@ -119,6 +132,8 @@ static int run(const cli_options *given) {
     cli_exit status = complete_layout(&options);
     if (status == CLI_OK)
         status = check_mixtures(&options);
+    if (status == CLI_OK)
+        status = check_codecs(&options);
     if (status == CLI_OK)
         status = complete_options(mode, &options);
     if (status != CLI_OK)
