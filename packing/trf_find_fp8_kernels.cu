@@ -15,9 +15,9 @@ __global__ void __launch_bounds__(kFindThreads, kResidentBlocks)
 
 } // namespace
 
-int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, uint32_t *pairs_dev,
+int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, const trf_found_scales *to_dev,
                         trf_found_fp8 *found_dev, trf_stream stream) {
-    const trf_find_fp8_args args = trf_find_fp8_args_of(rows, sets_dev, pairs_dev, found_dev);
+    const trf_find_fp8_args args = trf_find_fp8_args_of(rows, sets_dev, to_dev, found_dev);
     if (args.blocks == 0)
         return cudaSuccess;
     find_scales<<<(uint32_t)(args.blocks < kMostBlocks ? args.blocks : kMostBlocks), kFindThreads, 0, stream>>>(args);
