@@ -18,8 +18,8 @@ typedef struct trf_pack8_request {
     uint32_t rows, cols;
     uint32_t row, col; /* of the table's layer, where the first weight is */
     uint32_t granularity, scale_group_size, scale_cols;
-    const float *scales; /* the table, where the layer is; not of E4M3 without scales */
-    const uint32_t *pairs; /* the constants of the scales, where they are; or NULL: they are still to be found */
+    const float *scales;          /* the table, where the layer is; not of E4M3 without scales */
+    const uint32_t *pairs;        /* the constants of the scales, where they are; or NULL: they are still to be found */
     const trf_device_layer *like; /* as trf_pack_options has it, a packed FP8 layer; or NULL */
 } trf_pack8_request;
 
