@@ -59,10 +59,10 @@ typedef struct trf_found_scales {
 } trf_found_scales;
 
 /* Enqueues the search. rows: dense rows in device memory, from the layer's first row on. sets_dev: device, a copy of
- * trf_find_fp8_sets(). The result is that of trf_find_block_scales, which does the same on the CPU, where no block is
- * refused. @return a cudaError_t. */
+ * trf_find_fp8_sets(). multiprocessors: the device's. The result is that of trf_find_block_scales, which does the same
+ * on the CPU, where no block is refused. @return a cudaError_t. */
 int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, const trf_found_scales *to_dev,
-                        trf_found_fp8 *found_dev, trf_stream stream);
+                        trf_found_fp8 *found_dev, uint32_t multiprocessors, trf_stream stream);
 
 #ifdef __cplusplus
 }

@@ -55,6 +55,7 @@ typedef struct sample {
     const int8_t *offsets; /* of these rows, device, or NULL */
     trf_rows_to_pack all;  /* the rows in which FP8 is looked for, if there is a search */
     trf_fp8_search *search;
+    uint32_t multiprocessors;
     const trf_load_scratch *scratch;
     uint8_t *memory; /* of the counts */
 } sample;
@@ -69,7 +70,8 @@ static trf_status count(const sample *of, int error, cudaStream_t stream, trf_pa
     if (!error)
         error = trf_launch_window_histogram(&of->rows, of->offsets, &counts->histogram, stream);
     if (!error && of->search)
-        error = trf_launch_find_fp8(&of->all, of->scratch->constants, &of->search->to, &counts->found, stream);
+        error = trf_launch_find_fp8(&of->all, of->scratch->constants, &of->search->to, &counts->found,
+                                    of->multiprocessors, stream);
     if (!error)
         error = cudaMemcpyAsync(of->scratch->results, counts, sizeof *counts, cudaMemcpyDeviceToHost, stream);
     const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is used for something else */
@@ -113,6 +115,7 @@ trf_status trf_cuda_sample_rows(const trf_context *context, const trf_rows_to_pa
         .rows = {rows->weights, rows->stride * chosen.step, 0, chosen.count, rows->cols},
         .all = *rows,
         .search = search,
+        .multiprocessors = (uint32_t)context->limits.multiprocessors,
         .scratch = scratch,
         .memory = scratch->memory,
     };
