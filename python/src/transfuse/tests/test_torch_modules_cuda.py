@@ -135,14 +135,12 @@ def test_experts() -> None:
 
 @pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="packed experts need compute capability 9.0")
 @pytest.mark.parametrize("apart", [True, False])
-def test_many_tokens_pack_coded_experts(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tokens_pack_coded_experts(apart: bool) -> None:
     """A call with many tokens gives the bits of packed experts, and decodes none; it can be captured."""
     pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
     from transfuse.tests.test_torch_experts import error_of, make_experts, make_parts, make_routes
-    from transfuse.torch import _experts
     from transfuse.torch._experts import replace_experts
 
-    monkeypatch.setattr(_experts, "_PACKING_TOKENS", 65)
     hidden, inner = 512, 256
     dense = make_experts("batched_mm", hidden=hidden, inner=inner)
     parts = make_parts(dense, apart=apart)

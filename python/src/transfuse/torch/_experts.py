@@ -19,9 +19,9 @@ For each call of coded experts the module chooses among three ways:
 
 * If there are no more tokens than `set_experts_decode_threshold` says, they are sorted by expert on the device, and
   multiplied by the compressed experts. Nothing waits for the device, so the call can be captured in a CUDA graph.
-* If there are 4,096 tokens or more, `transfuse.torch.moe` packs the experts and multiplies by them, where the GPU and
-  the experts allow it (`packing_refusal`) and x is BF16; they lie packed in the workspace of that call alone. Adoption
-  packs them once to find that out.
+* If there are more, `transfuse.torch.moe` packs the experts and multiplies by them, where the GPU and the experts allow
+  it (`packing_refusal`) and x is BF16; they lie packed in the workspace of that call alone. Adoption packs them once to
+  find that out.
 * Else, and in exact mode and with gradients, the experts of this layer are decoded, and the model's own function of
   `config._experts_implementation` is called with the dense weights, for the bits that it gives without compression.
   Their memory comes from torch's allocator and goes back before the next layer runs, which takes the same memory again:
@@ -60,9 +60,6 @@ _decode_threshold = 16
 _X_DTYPES = (torch.bfloat16, torch.float16)
 # Where products of coded experts by many tokens pack them. On the CPU torch's own products are faster.
 _PACKING_DEVICES: tuple[str, ...] = ("cuda",)
-# The tokens of a call from which packing experts beats decoding them: on an H200 by 1.24, 1.09 and 0.99 at 4,096, and
-# by 0.85 to 0.93 at 1,024 (docs/notebook/2026-11-29-packed-experts.md).
-_PACKING_TOKENS = 4096
 _classes: dict[type[nn.Module], type[TransfuseExperts]] = {}
 
 
@@ -253,8 +250,7 @@ class TransfuseExperts(BufferModule):
         if self._layout == "packed":
             return self._forward_packed(hidden_states, top_k_index, top_k_weights)
         if top_k_index.numel() > _decode_threshold * self.num_experts:
-            packs = not self.packing_refusal and hidden_states.dtype == torch.bfloat16
-            if packs and hidden_states.shape[0] >= _PACKING_TOKENS:
+            if not self.packing_refusal and hidden_states.dtype == torch.bfloat16:
                 return self._forward_packed(hidden_states, top_k_index, top_k_weights)
             return self._forward_dense(hidden_states, top_k_index, top_k_weights)
         return self._forward_compressed(hidden_states, top_k_index, top_k_weights)
