@@ -182,6 +182,27 @@ def layouts_table() -> str:
     return table(["packed / coded", "card", *map(str, BATCHES)], measured_rows(rows))
 
 
+def packed8_table() -> str:
+    """Packed FP8 beside packed BF16 of the same layer, with early launches."""
+    times = {
+        (row["card"], row["layer"], int(row["batch"])): row for row in read("packed8.csv") if row["early_launch"] == "1"
+    }
+    rows = []
+    for layer in dict.fromkeys(layer for _, layer, _ in times):
+        for card in CARDS.values():
+            cells = []
+            for batch in BATCHES:
+                row = times.get((card, layer, batch))
+                ratios = (
+                    [float(row["cublaslt_us"]) / float(row[f"{layout}_us"]) for layout in ("packed8", "packed")]
+                    if row
+                    else []
+                )
+                cells.append("/".join(map(bold, ratios)) or NONE)
+            rows.append([shape(layer), card, *cells])
+    return table(["packed8 / packed", "card", *map(str, BATCHES)], measured_rows(rows))
+
+
 def models_table() -> str:
     """Whole models: ratios by layout and card."""
     ratios = defaultdict(dict)
@@ -385,6 +406,7 @@ def transfers_table() -> str:
 TABLES = {
     "first": first_table,
     "layouts": layouts_table,
+    "packed8": packed8_table,
     "models": models_table,
     "mixtures": mixtures_table,
     "codecs": codecs_table,
