@@ -19,10 +19,11 @@ enum {
 
 typedef struct trf_packed8_maker {
     trf_device_layer *made;
-    const trf_device_layer *from;
+    const trf_device_layer *from; /* NULL in turns */
+    const uint16_t *turns;        /* weights in turns, or NULL */
     trf_packed8_head head;
     trf_packed8_view view;
-    trf_pack8_scales scales;
+    trf_pack8_scales scales[2]; /* those of up in turns alone */
     uint8_t *buffer;
     trf_load_scratch *scratch; /* its memory has the state, and its results get a copy */
     trf_dense_bands bands;
@@ -44,7 +45,7 @@ static trf_pack8_scales scales_of(const trf_pack8_request *request) {
 /* A trf_pack_bands_fn. */
 static int pack_bands(void *context, const trf_rows_to_pack *rows, trf_stream stream) {
     const trf_packed8_maker *maker = context;
-    return trf_launch_pack8(&maker->view, &maker->scales, rows, state_of(maker), stream);
+    return trf_launch_pack8(&maker->view, maker->scales, rows, state_of(maker), stream);
 }
 
 /* A trf_take_part_fn. */
@@ -61,7 +62,7 @@ static trf_status begin(trf_packed8_maker *maker, cudaStream_t stream, trf_error
     if (!error && head->tiles_offset > lines_end)
         error = cudaMemsetAsync(maker->buffer + lines_end, 0, head->tiles_offset - lines_end, stream);
     if (!error)
-        error = (cudaError_t)trf_launch_pack8_pairs(&maker->view, &maker->scales, state_of(maker), stream);
+        error = (cudaError_t)trf_launch_pack8_pairs(&maker->view, maker->scales, state_of(maker), stream);
     return trf_check_cuda(error, "packing a layer", err);
 }
 
@@ -87,13 +88,13 @@ static trf_status judge_state(const trf_packed8_maker *maker, trf_error *err) {
                           (unsigned long long)(line % lines_per_band * TRF_PACKED_LINE_COLS +
                                                pair % TRF_PACKED8_PAIRS * TRF_PACKED8_PAIR_COLS));
     else if (maker->state.full_line)
-        status =
-            trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                     "%llu of the weights in rows from %llu and columns from %llu on are no code times its scale; "
-                     "at most %d may be",
-                     (unsigned long long)(full & ((1u << TRF_PACK8_COUNT_BITS) - 1)),
-                     (unsigned long long)(full_line / lines_per_band * TRF_PACKED_TILE_ROWS),
-                     (unsigned long long)(full_line % lines_per_band * TRF_PACKED_LINE_COLS), TRF_PACKED8_MAX_RECORDS);
+        status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                          "%llu of the weights in rows from %llu and columns from %llu on are no code times its scale; "
+                          "at most %u may be",
+                          (unsigned long long)(full & ((1u << TRF_PACK8_COUNT_BITS) - 1)),
+                          (unsigned long long)(full_line / lines_per_band * TRF_PACKED_TILE_ROWS),
+                          (unsigned long long)(full_line % lines_per_band * TRF_PACKED_LINE_COLS),
+                          trf_packed8_max_records(maker->view.flags));
     return status == TRF_OK ? TRF_OK : trf_prefix_error(err, status, "the layer cannot be packed as FP8");
 }
 
@@ -102,7 +103,7 @@ static trf_status complete(trf_packed8_maker *maker, cudaStream_t stream, trf_er
     trf_device_layer *made = maker->made;
     trf_packed8_head *head = &maker->head;
     head->num_records = maker->state.num_records;
-    head->flags = (head->num_records ? TRF_PACKED8_HAS_RECORDS : 0) | (maker->state.has_low ? TRF_PACKED8_HAS_LOW : 0);
+    head->flags |= (head->num_records ? TRF_PACKED8_HAS_RECORDS : 0) | (maker->state.has_low ? TRF_PACKED8_HAS_LOW : 0);
     trf_packed8_head_set_coded(head, &made->header, &made->info);
     const cudaError_t error = cudaMemcpyAsync(maker->buffer, head, sizeof *head, cudaMemcpyHostToDevice, stream);
     const cudaError_t waited = cudaStreamSynchronize(stream);
@@ -117,7 +118,7 @@ static uint32_t part_tile_rows(const trf_device_view *view) {
     return fit < view->num_tile_rows ? (uint32_t)fit : view->num_tile_rows;
 }
 
-static trf_status pack(trf_packed8_maker *maker, trf_error *err) {
+static trf_status pack_coded(trf_packed8_maker *maker, trf_error *err) {
     const trf_device_layer *from = maker->from;
     const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
     const uint32_t tile_rows = part_tile_rows(&from->view);
@@ -140,31 +141,75 @@ static trf_status pack(trf_packed8_maker *maker, trf_error *err) {
     return status == TRF_OK ? complete(maker, stream, err) : status;
 }
 
-trf_status trf_cuda_make_packed8(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
-                                 trf_error *err) {
-    const trf_pack8_request request = trf_pack8_request_of_layer(from);
-    trf_packed8_maker maker = {.made = made, .from = from, .scales = scales_of(&request), .buffer = memory->buffer};
-    trf_status status = trf_pack8_check(&request, err);
-    if (status == TRF_OK)
-        status = trf_size_packed8(request.rows, request.cols, &maker.head, err);
-    if (status == TRF_OK)
-        status = trf_load_scratch_take(made->context->load_scratches, trf_device_align(sizeof maker.state),
-                                       &maker.scratch, err);
+/* Makes the layer by `pack`. maker: made, from or turns, scales, head and the caller's buffer, or NULL, are set. */
+static trf_status make(trf_packed8_maker *maker, trf_status (*pack)(trf_packed8_maker *maker, trf_error *err),
+                       trf_error *err) {
+    trf_device_layer *made = maker->made;
+    trf_status status = trf_load_scratch_take(made->context->load_scratches, trf_device_align(sizeof maker->state),
+                                              &maker->scratch, err);
     if (status != TRF_OK)
         return status;
-    if (!maker.buffer) {
-        status = trf_cuda_allocate_here(maker.head.common.buffer_bytes, &made->memory, err);
-        maker.buffer = made->memory;
+    if (!maker->buffer) {
+        status = trf_cuda_allocate_here(maker->head.common.buffer_bytes, &made->memory, err);
+        maker->buffer = made->memory;
     }
     if (status == TRF_OK) {
-        maker.view = trf_packed8_view_of(&maker.head, maker.buffer);
-        status = pack(&maker, err);
+        maker->view = trf_packed8_view_of(&maker->head, maker->buffer);
+        status = pack(maker, err);
     }
-    trf_load_scratch_give_back(made->context->load_scratches, maker.scratch);
+    trf_load_scratch_give_back(made->context->load_scratches, maker->scratch);
     if (status != TRF_OK) {
         cudaFree(made->memory);
         made->memory = NULL;
     }
+    return status;
+}
+
+trf_status trf_cuda_make_packed8(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
+                                 trf_error *err) {
+    const trf_pack8_request request = trf_pack8_request_of_layer(from);
+    trf_packed8_maker maker = {.made = made, .from = from, .scales = {scales_of(&request)}, .buffer = memory->buffer};
+    trf_status status = trf_pack8_check(&request, err);
+    if (status == TRF_OK)
+        status = trf_size_packed8(request.rows, request.cols, &maker.head, err);
+    return status == TRF_OK ? make(&maker, pack_coded, err) : status;
+}
+
+/* ---- gate and up in turns ---- */
+
+/* A make's pack, of maker->turns. */
+static trf_status pack_dense(trf_packed8_maker *maker, trf_error *err) {
+    const trf_packed8_head *head = &maker->head;
+    const cudaStream_t stream = trf_cuda_copier_work_stream(maker->made->context->copier);
+    const trf_rows_to_pack rows = {maker->turns, head->cols, 0, head->rows, head->cols};
+    trf_status status = trf_check_cuda(cudaStreamSynchronize(NULL), "packing a layer", err); /* it wrote the weights */
+    if (status == TRF_OK)
+        status = begin(maker, stream, err);
+    if (status == TRF_OK)
+        status = trf_check_cuda(pack_bands(maker, &rows, stream), "packing a layer", err);
+    if (status == TRF_OK)
+        status = fetch_state(maker, stream, err);
+    else
+        cudaStreamSynchronize(stream); /* queued work may write to memory that is released now */
+    if (status == TRF_OK)
+        status = judge_state(maker, err);
+    return status == TRF_OK ? complete(maker, stream, err) : status;
+}
+
+trf_status trf_cuda_pack8_turns(trf_device_layer *made, const trf_pack8_request requests[2], const uint16_t *weights,
+                                const trf_layer_memory *memory, trf_error *err) {
+    trf_packed8_maker maker = {.made = made,
+                               .turns = weights,
+                               .scales = {scales_of(&requests[0]), scales_of(&requests[1])},
+                               .buffer = memory->buffer};
+    trf_device_scope scope;
+    trf_status status = trf_pack8_size_turns(requests, &maker.head, err);
+    if (status == TRF_OK)
+        status = trf_enter_device(made->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = make(&maker, pack_dense, err);
+    trf_leave_device(&scope);
     return status;
 }
 
