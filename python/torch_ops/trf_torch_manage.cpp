@@ -121,9 +121,8 @@ struct found_parts {
 trf_status trf_torch_get_gate_up_size(int device, const void *gate, uint64_t gate_bytes, const void *up,
                                       uint64_t up_bytes, trf_layer_size *size, trf_error *err) {
     const found_parts found(device, gate, gate_bytes, up, up_bytes);
-    return found.are_known()
-               ? trf_gate_up_get_converted_size(found.gate.layer->handle, found.up_or_null(), size, err)
-               : fail_to_find("there is no layer at this place", err);
+    return found.are_known() ? trf_gate_up_get_converted_size(found.gate.layer->handle, found.up_or_null(), size, err)
+                             : fail_to_find("there is no layer at this place", err);
 }
 
 trf_status trf_torch_convert_gate_up(int device, const void *gate, uint64_t gate_bytes, const void *up,

@@ -33,8 +33,8 @@ TRF_TORCH_API trf_status trf_torch_convert(int device, const void *buffer, uint6
                                            const trf_layer_memory *memory, trf_error *err);
 
 /* They do the same for gate and up that are known, which become one packed FP8 layer as trf_gate_up_convert has it. up:
- * NULL if gate has both. Errors: those of trf_gate_up_convert and _get_converted_size; TRF_ERR_NOT_FOUND (one of them is
- * unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
+ * NULL if gate has both. Errors: those of trf_gate_up_convert and _get_converted_size; TRF_ERR_NOT_FOUND (one of them
+ * is unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
 TRF_TORCH_API trf_status trf_torch_get_gate_up_size(int device, const void *gate, uint64_t gate_bytes, const void *up,
                                                     uint64_t up_bytes, trf_layer_size *size, trf_error *err);
 TRF_TORCH_API trf_status trf_torch_convert_gate_up(int device, const void *gate, uint64_t gate_bytes, const void *up,
