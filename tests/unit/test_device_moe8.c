@@ -391,6 +391,70 @@ START_TEST(one_expert_and_refusals) {
 }
 END_TEST
 
+/* ---- loading ---- */
+
+/* Compresses experts to a checkpoint with the tensor "experts", and opens that. */
+static trf_checkpoint *open_experts(const fp8_experts *experts) {
+    const size_t each = 2ull * experts->rows * experts->cols, bytes = experts->count * each;
+    char header[256];
+    const int length = snprintf(header + 8, sizeof header - 8,
+                                "{\"experts\":{\"dtype\":\"BF16\",\"shape\":[%u,%u,%u],\"data_offsets\":[0,%zu]}}",
+                                experts->count, experts->rows, experts->cols, bytes);
+    uint8_t *file = malloc(8 + (size_t)length + bytes);
+    const uint64_t header_bytes = (uint64_t)length;
+    memcpy(header, &header_bytes, 8);
+    memcpy(file, header, 8 + (size_t)length);
+    for (uint32_t e = 0; e < experts->count; e++)
+        memcpy(file + 8 + length + e * each, experts->from[e].weights, each);
+    const char *source = fixture_path("in.safetensors"), *compressed = fixture_path("compressed.safetensors");
+    fixture_write(source, file, 8 + (size_t)length + bytes);
+    free(file);
+    trf_checkpoint_options options;
+    trf_checkpoint *checkpoint;
+    trf_checkpoint_options_init(&options);
+    fixture_check_status(trf_compress_checkpoint(source, compressed, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_open(compressed, &checkpoint, &err), TRF_OK, &err);
+    return checkpoint;
+}
+
+/* The tensor becomes packed FP8, or, if expert 1 does not fit, packed BF16, all of it. _i: whether that is so. */
+START_TEST(loaded_experts) {
+    test_rng rng = {500 + (uint64_t)_i};
+    fp8_experts made = make_experts(&rng, 3, 192, 264, _i ? 30 : 4);
+    fixture_begin();
+    trf_checkpoint *checkpoint = open_experts(&made);
+    trf_load_options options;
+    trf_experts *experts = NULL;
+    trf_load_options_init(&options);
+    options.layout = TRF_LAYOUT_PACKED;
+    fixture_check_status(trf_experts_load(device, checkpoint, "experts", &options, &experts, &err), TRF_OK, &err);
+    check_weights(experts, &made, NULL, 0);
+    for (uint32_t e = 0; e < made.count; e++) {
+        ck_assert_int_eq(layout_of(experts, e), _i ? TRF_LAYOUT_PACKED : TRF_LAYOUT_PACKED8);
+        const char *reason = trf_device_layer_get_layout_reason(trf_experts_layer(experts, e));
+        if (_i)
+            ck_assert_ptr_nonnull(strstr(reason, "expert 1: the layer cannot be packed as FP8"));
+        else
+            ck_assert_str_eq(reason, "");
+    }
+    check_products(experts, &made, NULL, 0, 20);
+    trf_experts_destroy(experts);
+    experts = NULL;
+    options.layout = TRF_LAYOUT_PACKED8;
+    fixture_check_status(trf_experts_load(device, checkpoint, "experts", &options, &experts, &err),
+                         _i ? TRF_ERR_UNSUPPORTED : TRF_OK, &err);
+    trf_experts_destroy(experts);
+    options.layout = TRF_LAYOUT_PACKED;
+    options.packed_bf16 = 1;
+    fixture_check_status(trf_experts_load(device, checkpoint, "experts", &options, &experts, &err), TRF_OK, &err);
+    ck_assert_int_eq(layout_of(experts, 0), TRF_LAYOUT_PACKED);
+    trf_experts_destroy(experts);
+    trf_checkpoint_close(checkpoint);
+    fixture_end();
+    free_experts(&made);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("device_moe8");
     TCase *tests = tcase_create("device_moe8");
@@ -400,6 +464,7 @@ int main(void) {
     tcase_add_test(tests, mixtures_are_those_of_bf16);
     tcase_add_test(tests, experts_that_do_not_fit_are_bf16);
     tcase_add_test(tests, one_expert_and_refusals);
+    tcase_add_loop_test(tests, loaded_experts, 0, 2);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
