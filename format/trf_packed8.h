@@ -14,10 +14,12 @@ enum {
     TRF_PACKED8_SLAB_BYTES = 512,
     TRF_PACKED8_TILE_BYTES = TRF_PACKED_SLABS * TRF_PACKED8_SLAB_BYTES,
     /* A line: the records of 32 packed tiles of a band, and the constants of each four of them. */
-    TRF_PACKED8_MAX_RECORDS = 23, /* of a line */
-    TRF_PACKED8_MASK_WORD = 23,   /* bit t: packed tile t of the line has records */
-    TRF_PACKED8_PAIRS_WORD = 24,  /* the first of eight pairs of constants */
-    TRF_PACKED8_PAIR_TILES = 4,   /* packed tiles that have the same constants */
+    TRF_PACKED8_MAX_RECORDS = 23, /* of a line; of a layer in turns, which has second pairs in their place: */
+    TRF_PACKED8_MAX_RECORDS_IN_TURNS = 15,
+    TRF_PACKED8_SECOND_PAIRS_WORD = 15,
+    TRF_PACKED8_MASK_WORD = 23,  /* bit t: packed tile t of the line has records */
+    TRF_PACKED8_PAIRS_WORD = 24, /* the first of eight pairs of constants */
+    TRF_PACKED8_PAIR_TILES = 4,  /* packed tiles that have the same constants */
     TRF_PACKED8_PAIR_COLS = TRF_PACKED8_PAIR_TILES * TRF_PACKED_TILE_COLS,
     TRF_PACKED8_PAIRS = TRF_PACKED_LINE_TILES / TRF_PACKED8_PAIR_TILES, /* of a line */
     /* A code stands in a BF16 as its own number times 2^-120; both constants carry the factor 2^120. */
@@ -29,6 +31,7 @@ enum {
 };
 TRF_STATIC_ASSERT(TRF_PACKED8_SLAB_BYTES == 16 * TRF_LANES, "four words of codes a lane");
 TRF_STATIC_ASSERT(TRF_PACKED8_PAIRS_WORD + TRF_PACKED8_PAIRS == TRF_PACKED_LINE_WORDS, "words of a line");
+TRF_STATIC_ASSERT(TRF_PACKED8_SECOND_PAIRS_WORD + TRF_PACKED8_PAIRS == TRF_PACKED8_MASK_WORD, "words of a line");
 TRF_STATIC_ASSERT(TRF_PACKED8_TILE_BYTES % TRF_PACKED_ALIGNMENT == 0, "packed tiles need no padding");
 
 /* What a layer has that a kernel may do without. */
@@ -36,6 +39,12 @@ enum {
     TRF_PACKED8_HAS_RECORDS = 1,
     TRF_PACKED8_HAS_LOW = 2, /* a second constant that is not zero */
     TRF_PACKED8_ALL_FLAGS = TRF_PACKED8_HAS_RECORDS | TRF_PACKED8_HAS_LOW,
+};
+
+/* A flag beside these, which no kernel may do without: 8 rows of gate and 8 of up take turns, and rows 8 to 15 of each
+ * packed slab, which are up's, have constants of their own. */
+enum {
+    TRF_PACKED8_IN_TURNS = 4
 };
 
 /* The first 256 bytes of the buffer. Offsets count from its first byte. */
@@ -78,9 +87,19 @@ TRF_HD uint32_t trf_packed8_codes_offset(uint32_t slab, uint32_t lane, uint32_t 
     return TRF_PACKED8_SLAB_BYTES * slab + 16 * lane + 8 * step;
 }
 
-/* The word of a line that has the constants of a packed tile; tile: of the band, or of the line. */
+/* The word of a line that has the constants of a packed tile; tile: of the band, or of the line. In turns these are
+ * those of rows 0 to 7 of its packed slabs, and the second ones those of rows 8 to 15. */
 TRF_HD uint32_t trf_packed8_pair_word(uint32_t tile) {
     return TRF_PACKED8_PAIRS_WORD + tile % TRF_PACKED_LINE_TILES / TRF_PACKED8_PAIR_TILES;
+}
+TRF_HD uint32_t trf_packed8_second_pair_word(uint32_t tile) {
+    return TRF_PACKED8_SECOND_PAIRS_WORD + tile % TRF_PACKED_LINE_TILES / TRF_PACKED8_PAIR_TILES;
+}
+
+/* How many records a line holds at most. flags: the layer's. */
+TRF_HD uint32_t trf_packed8_max_records(uint32_t flags) {
+    return flags & TRF_PACKED8_IN_TURNS ? (uint32_t)TRF_PACKED8_MAX_RECORDS_IN_TURNS
+                                        : (uint32_t)TRF_PACKED8_MAX_RECORDS;
 }
 
 /* Whether a packed tile has records. */
@@ -89,9 +108,9 @@ TRF_HD int trf_packed8_has_records(uint32_t mask, uint32_t tile) {
 }
 
 /* Whether word i of a line that has records is one of them. Records are in ascending order and unused words are zeros,
- * so only the first one may have the place 0. */
-TRF_HD int trf_packed8_is_record(uint32_t word, uint32_t i) {
-    return i < TRF_PACKED8_MAX_RECORDS && (i == 0 || word >> 16 != 0);
+ * so only the first one may have the place 0. max_records: trf_packed8_max_records. */
+TRF_HD int trf_packed8_is_record(uint32_t word, uint32_t i, uint32_t max_records) {
+    return i < max_records && (i == 0 || word >> 16 != 0);
 }
 
 #endif

@@ -103,6 +103,14 @@ TRF_HD void trf_form_packed8_by_one(uint32_t a[4], uint32_t w0, uint32_t w1, uin
         a[i] = trf_packed8_mul(a[i], high);
 }
 
+/* The same where registers 0 and 2, and 1 and 3, have constants of their own: a layer in turns. */
+TRF_HD void trf_form_packed8_in_turns(uint32_t a[4], uint32_t w0, uint32_t w1, const uint32_t high[2],
+                                      const uint32_t low[2]) {
+    trf_spread_packed8(a, w0, w1);
+    for (int i = 0; i < 4; i++)
+        a[i] = trf_packed8_fma(a[i], high[i % 2], trf_packed8_mul(a[i], low[i % 2]));
+}
+
 /* A code where it is in a BF16, and back. */
 TRF_HD uint32_t trf_packed8_spread_code(uint32_t code) { return (code & 0x80) << 8 | (code & 0x7F) << 4; }
 TRF_HD uint32_t trf_packed8_code_of(uint32_t half) { return (half >> 8 & 0x80) | (half >> 4 & 0x7F); }

@@ -78,12 +78,12 @@ trf_status trf_check_packed8_head(const trf_packed8_head *head, uint64_t bytes, 
         return status;
     if (head->codec != TRF_CODEC_E4M3)
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(codec), "codec %u is not packed so", head->codec);
-    if (head->flags & ~(uint32_t)TRF_PACKED8_ALL_FLAGS)
+    if (head->flags & ~(uint32_t)(TRF_PACKED8_ALL_FLAGS | TRF_PACKED8_IN_TURNS))
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(flags), "unknown flags 0x%x", head->flags);
     status = check_sizes(head, err);
     if (status != TRF_OK)
         return status;
-    if (head->num_records > head->num_lines * TRF_PACKED8_MAX_RECORDS)
+    if (head->num_records > head->num_lines * trf_packed8_max_records(head->flags))
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(num_records), "more records than lines can have");
     if ((head->num_records != 0) != ((head->flags & TRF_PACKED8_HAS_RECORDS) != 0))
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(flags), "flags 0x%x of a layer with %llu records",

@@ -48,7 +48,7 @@ static trf_status check_record(const checked_layer *layer, uint32_t band, uint32
 /* Checks a line's records, its mask, and that unused words are zeros. tiles: how many of the line the layer has. */
 static trf_status check_records(checked_layer *layer, uint32_t band, uint32_t first_tile, uint32_t tiles,
                                 const uint32_t *line, trf_error *err) {
-    const uint32_t mask = line[TRF_PACKED8_MASK_WORD], count = trf_packed8_line_records(line);
+    const uint32_t mask = line[TRF_PACKED8_MASK_WORD], count = trf_packed8_line_records(line, layer->head->flags);
     uint32_t seen = 0;
     if (tiles < TRF_PACKED_LINE_TILES && mask >> tiles)
         return trf_fail(err, TRF_ERR_TILE, offset_of(layer, line + TRF_PACKED8_MASK_WORD),
@@ -60,20 +60,20 @@ static trf_status check_records(checked_layer *layer, uint32_t band, uint32_t fi
     if (seen != mask)
         return trf_fail(err, TRF_ERR_TILE, offset_of(layer, line + TRF_PACKED8_MASK_WORD),
                         "the tiles of the line's records are 0x%08x, not 0x%08x", seen, mask);
-    for (uint32_t i = count; i < TRF_PACKED8_MAX_RECORDS; i++)
+    for (uint32_t i = count; i < trf_packed8_max_records(layer->head->flags); i++)
         if (line[i])
             return trf_fail(err, TRF_ERR_TILE, offset_of(layer, line + i), "unused word %u is not zero", i);
     layer->records += count;
     return TRF_OK;
 }
 
-/* Checks the pairs of constants. Where the layer has no tiles they are zeros. */
-static trf_status check_pairs(checked_layer *layer, uint32_t tiles, const uint32_t *line, trf_error *err) {
+/* Checks pairs of constants, the first of which is a word of the line. Where the layer has no tiles they are zeros. */
+static trf_status check_pairs(checked_layer *layer, uint32_t tiles, const uint32_t *pairs, trf_error *err) {
     for (uint32_t i = 0; i < TRF_PACKED8_PAIRS; i++) {
-        const uint32_t pair = line[TRF_PACKED8_PAIRS_WORD + i], hi = pair & 0xFFFF, lo = pair >> 16;
+        const uint32_t pair = pairs[i], hi = pair & 0xFFFF, lo = pair >> 16;
         const int is_there = i * TRF_PACKED8_PAIR_TILES < tiles;
         if (pair && (!is_there || hi < MIN_HIGH || hi > MAX_HIGH || lo >= hi))
-            return trf_fail(err, TRF_ERR_TILE, offset_of(layer, line + TRF_PACKED8_PAIRS_WORD + i),
+            return trf_fail(err, TRF_ERR_TILE, offset_of(layer, pairs + i),
                             "0x%08x is no pair of constants for packed tiles %u to %u of the line", pair,
                             i * TRF_PACKED8_PAIR_TILES, (i + 1) * TRF_PACKED8_PAIR_TILES - 1);
         layer->has_low |= lo != 0;
@@ -86,7 +86,9 @@ static trf_status check_line(checked_layer *layer, uint32_t band, uint32_t numbe
     const uint32_t tiles = left < TRF_PACKED_LINE_TILES ? left : (uint32_t)TRF_PACKED_LINE_TILES;
     const uint32_t *line = trf_packed_line_of(&layer->view.packed, band, first_tile);
     TRY(check_records(layer, band, first_tile, tiles, line, err));
-    return check_pairs(layer, tiles, line, err);
+    if (layer->head->flags & TRF_PACKED8_IN_TURNS)
+        TRY(check_pairs(layer, tiles, line + TRF_PACKED8_SECOND_PAIRS_WORD, err));
+    return check_pairs(layer, tiles, line + TRF_PACKED8_PAIRS_WORD, err);
 }
 
 /* ---- tiles ---- */
@@ -108,7 +110,7 @@ static trf_status check_step(const checked_layer *layer, uint32_t band, uint32_t
     }
     const uint32_t *line = trf_packed_line_of(&layer->view.packed, band, tile);
     const uint32_t place = trf_packed_record_step_place(trf_packed_record(tile, slab, step, lane, 0, 0, 0));
-    const uint32_t records = trf_packed8_line_records(line);
+    const uint32_t records = trf_packed8_line_records(line, layer->head->flags);
     for (uint32_t i = 0; i < records; i++)
         if (trf_packed_record_step_place(line[i]) == place &&
             a[trf_packed_record_reg(line[i])] >> 16 * trf_packed_record_half(line[i]) & 0xFFFF)

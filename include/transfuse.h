@@ -457,7 +457,7 @@ typedef struct trf_load_options {
     trf_progress_fn
         progress; /* or NULL; the thread that loads calls it, with the bytes of the tiles that it has read */
     void *progress_context;
-    int packed_bf16; /* PACKED is packed BF16, of FP8 as well: products of experts do not take PACKED8 */
+    int packed_bf16; /* PACKED is packed BF16, of FP8 as well */
 } trf_load_options;
 
 TRF_API void trf_load_options_init(trf_load_options *options);

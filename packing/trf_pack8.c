@@ -12,15 +12,33 @@ typedef struct line_work {
     uint32_t band, first_tile, tiles;
     uint32_t words[TRF_PACKED_LINE_WORDS];
     uint32_t num_records;
-    uint16_t formed[256]; /* what codes become with the constants of the tile at hand */
-    uint8_t *to;          /* the line's first packed tile, or NULL */
+    uint16_t formed[2][256]; /* what codes become with the first and second constants of the tile at hand */
+    uint8_t *to;             /* the line's first packed tile, or NULL */
 } line_work;
 
 /* ---- input ---- */
 
+static uint32_t flags_of(const trf_pack8_input *from) {
+    return from->second_scales ? (uint32_t)TRF_PACKED8_IN_TURNS : 0;
+}
+
+/* Which of the constants of a tile a row has: 0, or 1 for the second ones. */
+static uint32_t turn_of(const trf_pack8_input *from, uint32_t row) { return from->second_scales ? row / 8 % 2 : 0; }
+
 static float scale_of(const trf_pack8_input *from, uint32_t row, uint32_t col) {
     const size_t across = (from->cols - 1) / from->block_cols + 1;
-    return from->scales[row / from->block_rows * across + col / from->block_cols];
+    const float *table = turn_of(from, row) ? from->second_scales : from->scales;
+    return table[row / from->block_rows * across + col / from->block_cols];
+}
+
+static trf_status check_scales(const float *scales, size_t count, trf_error *err) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t pair;
+        if (!trf_packed8_find_pair(scales[i], &pair))
+            return trf_fail(err, TRF_ERR_UNSUPPORTED, i * sizeof *scales,
+                            "scale %zu is %g, and neither 0 nor from 2^-100 to 2^7", i, (double)scales[i]);
+    }
+    return TRF_OK;
 }
 
 static trf_status check_blocks(const trf_pack8_input *from, trf_error *err) {
@@ -32,13 +50,8 @@ static trf_status check_blocks(const trf_pack8_input *from, trf_error *err) {
                         from->block_rows, from->block_cols, TRF_PACKED_TILE_ROWS, TRF_PACKED8_PAIR_COLS);
     const size_t count =
         ((size_t)(from->rows - 1) / from->block_rows + 1) * ((size_t)(from->cols - 1) / from->block_cols + 1);
-    for (size_t i = 0; i < count; i++) {
-        uint32_t pair;
-        if (!trf_packed8_find_pair(from->scales[i], &pair))
-            return trf_fail(err, TRF_ERR_UNSUPPORTED, i * sizeof *from->scales,
-                            "scale %zu is %g, and neither 0 nor from 2^-100 to 2^7", i, (double)from->scales[i]);
-    }
-    return TRF_OK;
+    const trf_status status = check_scales(from->scales, count, err);
+    return status == TRF_OK && from->second_scales ? check_scales(from->second_scales, count, err) : status;
 }
 
 /* ---- one line ---- */
@@ -51,9 +64,9 @@ static uint32_t take_weight(const trf_pack8_input *from, line_work *line, uint32
     const int is_nan = (code & 0x7F) == TRF_PACKED8_NAN_CODE;
     const uint32_t weight =
         from->weights ? from->weights[at] : trf_packed8_define_weight(code, scale_of(from, row, col));
-    if (!is_nan && (!from->weights || line->formed[code] == weight))
+    if (!is_nan && (!from->weights || line->formed[turn_of(from, row)][code] == weight))
         return code;
-    if (line->num_records < TRF_PACKED8_MAX_RECORDS) {
+    if (line->num_records < trf_packed8_max_records(flags_of(from))) {
         line->words[line->num_records] = place | weight;
         line->words[TRF_PACKED8_MASK_WORD] |= 1u << trf_packed_record_tile(place);
     }
@@ -83,11 +96,15 @@ static void pack_step(const trf_pack8_input *from, line_work *line, uint32_t pla
 
 /* Finds the constants of the tiles from `tile` on, and what codes become with them. */
 static void set_pair(const trf_pack8_input *from, line_work *line, uint32_t tile) {
-    uint32_t *const pair = &line->words[trf_packed8_pair_word(tile)];
-    trf_packed8_find_pair(
-        scale_of(from, line->band * TRF_PACKED_TILE_ROWS, (line->first_tile + tile) * TRF_PACKED_TILE_COLS), pair);
-    for (uint32_t code = 0; from->weights && code < 256; code++)
-        line->formed[code] = (uint16_t)trf_packed8_weight(code, *pair);
+    const uint32_t first_row = line->band * TRF_PACKED_TILE_ROWS,
+                   first_col = (line->first_tile + tile) * TRF_PACKED_TILE_COLS;
+    for (uint32_t turn = 0; turn < (from->second_scales ? 2 : 1); turn++) {
+        uint32_t pair;
+        trf_packed8_find_pair(scale_of(from, first_row + 8 * turn, first_col), &pair);
+        line->words[turn ? trf_packed8_second_pair_word(tile) : trf_packed8_pair_word(tile)] = pair;
+        for (uint32_t code = 0; from->weights && code < 256; code++)
+            line->formed[turn][code] = (uint16_t)trf_packed8_weight(code, pair);
+    }
 }
 
 /* Makes the words of line `number`, and its packed tiles. to: as line_work has it. */
@@ -108,11 +125,12 @@ static void make_line(const trf_pack8_input *from, const trf_packed8_head *head,
     }
 }
 
-static int line_has_low(const line_work *line) {
+static int line_has_low(const trf_pack8_input *from, const line_work *line) {
     uint32_t low = 0;
     for (uint32_t i = 0; i < TRF_PACKED8_PAIRS; i++)
-        low |= line->words[TRF_PACKED8_PAIRS_WORD + i] >> 16;
-    return low != 0;
+        low |= line->words[TRF_PACKED8_PAIRS_WORD + i] |
+               (from->second_scales ? line->words[TRF_PACKED8_SECOND_PAIRS_WORD + i] : 0);
+    return low >> 16 != 0;
 }
 
 /* ---- the layer ---- */
@@ -122,18 +140,20 @@ trf_status trf_pack8_head(const trf_pack8_input *from, trf_packed8_head *head, t
     trf_status status = trf_size_packed8(from->rows, from->cols, head, err);
     if (status == TRF_OK)
         status = check_blocks(from, err);
+    head->flags |= flags_of(from);
+    const uint32_t max_records = trf_packed8_max_records(head->flags);
     for (uint64_t number = 0; status == TRF_OK && number < head->num_lines; number++) {
         line_work line;
         make_line(from, head, number, NULL, &line);
-        if (line.num_records > TRF_PACKED8_MAX_RECORDS)
+        if (line.num_records > max_records)
             status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                               "%u of the weights in rows from %u and columns from %u on are no code times its scale; "
-                              "at most %d may be",
+                              "at most %u may be",
                               line.num_records, line.band * TRF_PACKED_TILE_ROWS,
-                              line.first_tile * TRF_PACKED_TILE_COLS, TRF_PACKED8_MAX_RECORDS);
+                              line.first_tile * TRF_PACKED_TILE_COLS, max_records);
         head->num_records += line.num_records;
         head->flags |=
-            (line.num_records ? TRF_PACKED8_HAS_RECORDS : 0) | (line_has_low(&line) ? TRF_PACKED8_HAS_LOW : 0);
+            (line.num_records ? TRF_PACKED8_HAS_RECORDS : 0) | (line_has_low(from, &line) ? TRF_PACKED8_HAS_LOW : 0);
     }
     if (status == TRF_OK)
         trf_packed8_head_seal(head);

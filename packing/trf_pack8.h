@@ -20,11 +20,14 @@ typedef struct trf_pack8_input {
      * does not end with the layer has a multiple of 64 rows and of 128 columns. */
     const float *scales;
     uint32_t block_rows, block_cols; /* not 0 */
+    /* NULL, or those of rows 8 to 15 of each 16 rows, likewise: rows of gate and up take turns, and the layer is packed
+     * in turns (TRF_PACKED8_IN_TURNS). */
+    const float *second_scales;
 } trf_pack8_input;
 
 /* Makes the head of the packed layer, which says how large it is and what is in it. Errors: TRF_ERR_UNSUPPORTED, with
  * the reason in the message, if the layer cannot be packed so: because of its blocks, of a scale that has no constants
- * (err->offset: its first byte), or because 64 rows x 1,024 columns need more than TRF_PACKED8_MAX_RECORDS records;
+ * (err->offset: its first byte), or because 64 rows x 1,024 columns need more than trf_packed8_max_records;
  * TRF_ERR_ARGUMENT (shape). */
 trf_status trf_pack8_head(const trf_pack8_input *from, trf_packed8_head *head, trf_error *err);
 

@@ -10,9 +10,10 @@ __global__ void __launch_bounds__(kPairThreads) find_pairs(const __grid_constant
     trf_find_pairs(args);
 }
 
+template <bool kInTurns>
 __global__ void __launch_bounds__(kPackThreads, 2) pack8_lines(const __grid_constant__ trf_pack8_args args) {
     __shared__ trf_pack8_shared shared;
-    trf_pack8_lines(args, shared);
+    trf_pack8_lines<kInTurns>(args, shared);
 }
 
 __global__ void __launch_bounds__(kValueThreads) unpack8_values(const __grid_constant__ trf_unpack8_values_args args) {
@@ -42,7 +43,8 @@ int trf_launch_pack8(const trf_packed8_view *view, const trf_pack8_scales *scale
     if (rows->num_rows == 0)
         return cudaSuccess;
     const trf_pack8_args args = trf_pack8_args_of(view, scales, rows, state_dev);
-    pack8_lines<<<blocks_for(args.num_lines, 1), kPackThreads, 0, stream>>>(args);
+    const auto kernel = trf_pack8_in_turns(*view) ? pack8_lines<true> : pack8_lines<false>;
+    kernel<<<blocks_for(args.num_lines, 1), kPackThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
 

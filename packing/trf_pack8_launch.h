@@ -21,6 +21,9 @@ typedef struct trf_pack8_scales {
     uint32_t row, col; /* where the packed layer's first weight is in the table's layer */
 } trf_pack8_scales;
 
+/* A layer in turns (TRF_PACKED8_IN_TURNS, which its view says) has two of them, [2]: those of gate and of up, with the
+ * places of gate's and of up's first weights. Others have one. */
+
 /* What the kernels find out, in device memory. All its bytes are zero before the first launch. A layer whose last two
  * fields are zero is packed; another one cannot be packed so, and its bytes mean nothing. */
 typedef struct trf_pack8_state {
@@ -36,7 +39,7 @@ enum {
 };
 
 /* Writes the constants of all lines. view: of a head that trf_size_packed8 made, in device memory. scales: those of
- * weights that have the same constants are the same. */
+ * weights that have the same constants are the same; [1], or [2] in turns. */
 int trf_launch_pack8_pairs(const trf_packed8_view *view, const trf_pack8_scales *scales, trf_pack8_state *state_dev,
                            trf_stream stream);
 

@@ -26,11 +26,13 @@ static constexpr uint32_t kPairThreads = 128;
 
 struct trf_pack8_args {
     trf_packed8_view view;
-    trf_pack8_scales scales;
+    trf_pack8_scales scales[2]; /* the second ones in turns alone */
     trf_dense_rows dense;
     trf_pack8_state *state;
     uint64_t first_line, num_lines; /* the lines of the range */
 };
+
+static inline bool trf_pack8_in_turns(const trf_packed8_view &view) { return view.flags & TRF_PACKED8_IN_TURNS; }
 
 /* Makes the arguments for the range that the rows are. */
 static inline trf_pack8_args trf_pack8_args_of(const trf_packed8_view *view, const trf_pack8_scales *scales,
@@ -38,7 +40,7 @@ static inline trf_pack8_args trf_pack8_args_of(const trf_packed8_view *view, con
     const uint64_t band = rows->first_row / TRF_PACKED_TILE_ROWS, lines_per_band = view->packed.lines_per_band;
     const uint64_t bands = ((uint64_t)rows->num_rows + TRF_PACKED_TILE_ROWS - 1) / TRF_PACKED_TILE_ROWS;
     return {*view,
-            *scales,
+            {scales[0], scales[trf_pack8_in_turns(*view) ? 1 : 0]},
             trf_dense_rows_of(rows->weights, rows->stride, rows->first_row, rows->num_rows, rows->cols, 2),
             state,
             band * lines_per_band,
@@ -48,7 +50,8 @@ static inline trf_pack8_args trf_pack8_args_of(const trf_packed8_view *view, con
 /* Makes those of all lines, for their constants. */
 static inline trf_pack8_args trf_pairs_args_of(const trf_packed8_view *view, const trf_pack8_scales *scales,
                                                trf_pack8_state *state) {
-    return {*view, *scales, {}, state, 0, (uint64_t)view->packed.bands * view->packed.lines_per_band};
+    return {*view, {scales[0], scales[trf_pack8_in_turns(*view) ? 1 : 0]},    {}, state,
+            0,     (uint64_t)view->packed.bands * view->packed.lines_per_band};
 }
 
 struct trf_pack8_shared {
@@ -75,23 +78,42 @@ TRF_HD int trf_pack8_pair_of(const trf_pack8_scales *scales, uint32_t row, uint3
     return 1;
 }
 
+/* The rows of a packed band that a table of scales has: in turns half of them are gate's, and half up's. */
+static __device__ __forceinline__ uint32_t trf_pack8_band_rows(const trf_pack8_args &args) {
+    return args.view.flags & TRF_PACKED8_IN_TURNS ? (uint32_t)TRF_PACKED_TILE_ROWS / 2 : (uint32_t)TRF_PACKED_TILE_ROWS;
+}
+
+/* The scale of a packed tile, in turns of the rows of gate (turn 0) or of up. */
+static __device__ __forceinline__ float trf_pack8_scale_of_band(const trf_pack8_args &args, uint32_t band,
+                                                                uint32_t tile, uint32_t turn) {
+    return trf_pack8_scale_of(&args.scales[turn], trf_pack8_band_rows(args) * band, TRF_PACKED_TILE_COLS * tile);
+}
+
 /* ---- constants ---- */
+
+/* Gives the constants of a packed tile's scale for the line's pair `number` of all lines, and notes what they say of
+ * the layer. band, tile, turn: as for trf_pack8_scale_of_band. */
+static __device__ __forceinline__ uint32_t trf_take_pair(const trf_pack8_args &args, uint32_t band, uint32_t tile,
+                                                         uint32_t turn, uint64_t number) {
+    uint32_t pair;
+    if (!trf_pack8_pair_of(&args.scales[turn], trf_pack8_band_rows(args) * band, TRF_PACKED_TILE_COLS * tile, &pair))
+        atomicMax((unsigned long long *)&args.state->no_pair, ~(unsigned long long)number);
+    if (pair >> 16 != 0)
+        args.state->has_low = 1; /* whoever writes it, it is 1 */
+    return pair;
+}
 
 static __device__ __forceinline__ void trf_find_pairs(const trf_pack8_args &args) {
     const trf_packed_view &view = args.view.packed;
+    const bool in_turns = args.view.flags & TRF_PACKED8_IN_TURNS;
     const uint64_t pairs = args.num_lines * TRF_PACKED8_PAIRS, threads = (uint64_t)gridDim.x * kPairThreads;
     for (uint64_t i = (uint64_t)blockIdx.x * kPairThreads + threadIdx.x; i < pairs; i += threads) {
         const trf_line_place at = trf_line_place_of(view, i / TRF_PACKED8_PAIRS);
         const uint32_t number = (uint32_t)(i % TRF_PACKED8_PAIRS), tile = number * TRF_PACKED8_PAIR_TILES;
-        uint32_t pair = 0;
-        if (tile < at.tiles) {
-            if (!trf_pack8_pair_of(&args.scales, TRF_PACKED_TILE_ROWS * at.band,
-                                   TRF_PACKED_TILE_COLS * (at.first_tile + tile), &pair))
-                atomicMax((unsigned long long *)&args.state->no_pair, ~(unsigned long long)i);
-            if (pair >> 16 != 0)
-                args.state->has_low = 1; /* whoever writes it, it is 1 */
-        }
-        trf_line_to_write(view, at.line)[TRF_PACKED8_PAIRS_WORD + number] = pair;
+        uint32_t *const line = trf_line_to_write(view, at.line);
+        for (uint32_t turn = 0; turn < (in_turns ? 2 : 1); turn++)
+            line[(turn ? TRF_PACKED8_SECOND_PAIRS_WORD : TRF_PACKED8_PAIRS_WORD) + number] =
+                tile < at.tiles ? trf_take_pair(args, at.band, at.first_tile + tile, turn, i) : 0;
     }
 }
 
@@ -126,21 +148,22 @@ static __device__ __forceinline__ uint32_t trf_add_records8(const uint32_t weigh
     return ranks.end;
 }
 
-/* Packs a packed slab. octets: the lane's octets of its two rows, before the quartet exchanges words. to: the packed
- * slab's first byte. @return how many records the tile has now. */
+/* Packs a packed slab. scales: of its rows 0 to 7, and of its rows 8 to 15, whose weights are in odd registers. octets:
+ * the lane's octets of its two rows, before the quartet exchanges words. to: the packed slab's first byte. @return how
+ * many records the tile has now. */
 static __device__ __forceinline__ uint32_t trf_pack8_slab(const trf_packed_view &view, const trf_packed_lane_place &at,
-                                                          float scale, trf_words4 octets[2], uint32_t *records,
-                                                          uint32_t count, uint8_t *to) {
+                                                          const float scales[2], trf_words4 octets[2],
+                                                          uint32_t *records, uint32_t count, uint8_t *to) {
     const uint32_t lane = trf_packed_record_lane(at.lane_record);
     uint32_t weights[TRF_PACKED_LANE_REGISTERS], a[TRF_PACKED_LANE_REGISTERS], misfits = 0;
-    const float inverse = 1.0f / scale;
+    const float inverses[2] = {1.0f / scales[0], 1.0f / scales[1]};
     trf_quartet_transpose(octets[0].word, lane);
     trf_quartet_transpose(octets[1].word, lane);
     trf_packed_slab_from_rows(weights, octets);
 #pragma unroll
     for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++) {
         a[i] = weights[i];
-        misfits |= trf_pack8_halves(&a[i], scale, inverse) << 2 * i;
+        misfits |= trf_pack8_halves(&a[i], scales[i % 2], inverses[i % 2]) << 2 * i;
     }
     if (__ballot_sync(kAllLanes, misfits != 0))
         count = trf_add_records8(weights, misfits & trf_packed_slab_there(at.row, at.col, view.rows, view.cols),
@@ -153,15 +176,18 @@ static __device__ __forceinline__ uint32_t trf_pack8_slab(const trf_packed_view 
 }
 
 /* Packs the warp's tiles of a line. */
+template <bool kInTurns>
 static __device__ __forceinline__ void trf_pack8_tiles(const trf_pack8_args &args, trf_pack8_shared &shared,
                                                        const trf_line_place &at, uint32_t warp, uint32_t lane) {
     const trf_packed_view &view = args.view.packed;
     const uint32_t tile = kTilesEach * warp, row = TRF_PACKED_TILE_ROWS * at.band + lane / 4;
-    float scale = 1;
+    float scales[2] = {1, 1};
     uint32_t counts[kTilesEach] = {};
-    if (tile < at.tiles)
-        scale = trf_pack8_scale_of(&args.scales, TRF_PACKED_TILE_ROWS * at.band,
-                                   TRF_PACKED_TILE_COLS * (at.first_tile + tile));
+    if (tile < at.tiles) {
+        scales[0] = scales[1] = trf_pack8_scale_of_band(args, at.band, at.first_tile + tile, 0);
+        if constexpr (kInTurns)
+            scales[1] = trf_pack8_scale_of_band(args, at.band, at.first_tile + tile, 1);
+    }
 #pragma unroll 1
     for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
         trf_words4 octets[kTilesEach][2];
@@ -176,7 +202,7 @@ static __device__ __forceinline__ void trf_pack8_tiles(const trf_pack8_args &arg
                     trf_packed_lane_place_of(at.band, at.first_tile, tile + t, slab, lane, at.line);
                 uint8_t *const to = const_cast<uint8_t *>(
                     trf_packed8_tile(&args.view, at.band, at.first_tile + tile + t) + TRF_PACKED8_SLAB_BYTES * slab);
-                counts[t] = trf_pack8_slab(view, place, scale, octets[t], shared.records[tile + t], counts[t], to);
+                counts[t] = trf_pack8_slab(view, place, scales, octets[t], shared.records[tile + t], counts[t], to);
             }
     }
 #pragma unroll
@@ -191,29 +217,30 @@ static __device__ __forceinline__ void trf_finish_line8(const trf_pack8_args &ar
     /* Each lane has a tile. */
     const uint32_t count = shared.counts[lane], scan = trf_warp_scan(count, lane);
     const uint32_t records = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
-    const uint32_t mask = __ballot_sync(kAllLanes, count != 0);
+    const uint32_t mask = __ballot_sync(kAllLanes, count != 0), max_records = trf_packed8_max_records(args.view.flags);
     if (lane < TRF_PACKED8_MAX_RECORDS)
         shared.line[lane] = 0;
     __syncwarp();
-    if (records <= TRF_PACKED8_MAX_RECORDS)
+    if (records <= max_records)
         for (uint32_t i = 0; i < count; i++)
             shared.line[scan - count + i] = shared.records[lane][i];
     __syncwarp();
-    if (lane <= TRF_PACKED8_MASK_WORD)
+    if (lane < max_records || lane == TRF_PACKED8_MASK_WORD) /* beside constants */
         trf_line_to_write(args.view.packed, at.line)[lane] = lane == TRF_PACKED8_MASK_WORD ? mask : shared.line[lane];
     if (lane == 0 && records) {
         atomicAdd((unsigned long long *)&args.state->num_records, (unsigned long long)records);
-        if (records > TRF_PACKED8_MAX_RECORDS)
+        if (records > max_records)
             atomicMax((unsigned long long *)&args.state->full_line,
                       ~(unsigned long long)(at.line << TRF_PACK8_COUNT_BITS | records));
     }
 }
 
+template <bool kInTurns>
 static __device__ __forceinline__ void trf_pack8_lines(const trf_pack8_args &args, trf_pack8_shared &shared) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     for (uint64_t i = blockIdx.x; i < args.num_lines; i += gridDim.x) {
         const trf_line_place at = trf_line_place_of(args.view.packed, args.first_line + i);
-        trf_pack8_tiles(args, shared, at, warp, lane);
+        trf_pack8_tiles<kInTurns>(args, shared, at, warp, lane);
         __syncthreads();
         if (warp == 0)
             trf_finish_line8(args, shared, at, lane);

@@ -62,10 +62,14 @@ int trf_launch_unpack_rows(const trf_packed_view *view, const trf_packed_lookup 
 
 int trf_launch_unpack8(const trf_packed8_view *view, uint32_t first_row, uint32_t num_rows,
                        const trf_unpack_target *target, trf_stream stream) {
-    return launch_lines<trf_unpack_fp8>(&view->packed, first_row, num_rows, target, stream);
+    return (view->flags & TRF_PACKED8_IN_TURNS
+                ? launch_lines<trf_unpack_fp8<true>>
+                : launch_lines<trf_unpack_fp8<false>>)(&view->packed, first_row, num_rows, target, stream);
 }
 
 int trf_launch_unpack8_rows(const trf_packed8_view *view, const trf_packed_lookup *lookup,
                             const trf_unpack_target *target, trf_stream stream) {
-    return launch_ids<trf_unpack_row_fp8>(&view->packed, lookup, target, stream);
+    return (view->flags & TRF_PACKED8_IN_TURNS
+                ? launch_ids<trf_unpack_row_fp8<true>>
+                : launch_ids<trf_unpack_row_fp8<false>>)(&view->packed, lookup, target, stream);
 }

@@ -134,8 +134,8 @@ template <bool kZeroing> struct trf_unpack_row_bf16 {
 
 /* ---- packed FP8 layers ---- */
 
-/* It goes by the line alone, not by the layer's flags, as trf_unpack8 does. */
-struct trf_unpack_row_fp8 {
+/* kInTurns: TRF_PACKED8_IN_TURNS. Else it goes by the line alone, not by the layer's flags, as trf_unpack8 does. */
+template <bool kInTurns> struct trf_unpack_row_fp8 {
     trf_words4 codes[kByIdPieces]; /* w0 and w1 of step 0, and of step 1 */
     uint32_t line;                 /* lane l has word l */
 
@@ -160,13 +160,19 @@ struct trf_unpack_row_fp8 {
             mask = __shfl_sync(kAllLanes, line, TRF_PACKED8_MASK_WORD);
 #pragma unroll
         for (uint32_t p = 0; p < kByIdPieces; p++) {
-            const uint32_t pair = __shfl_sync(kAllLanes, line, trf_packed8_pair_word(tile + kPieceTiles * p));
+            const uint32_t of_piece = tile + kPieceTiles * p,
+                           pair = __shfl_sync(kAllLanes, line,
+                                              kInTurns && at.odd ? trf_packed8_second_pair_word(of_piece)
+                                                                 : trf_packed8_pair_word(of_piece));
             trf_packed8_row_form(a[p], codes[p], at.odd, trf_packed8_high(pair), trf_packed8_low(pair));
         }
         if (mask == 0)
             return;
         const bool is_of_row =
-            (trf_packed8_records_of(line, mask, lane) >> lane & 1) && trf_packed_row_has_record(&at, line);
+            (trf_packed8_records_of(line, mask, lane, trf_packed8_max_records(kInTurns ? TRF_PACKED8_IN_TURNS : 0)) >>
+                 lane &
+             1) &&
+            trf_packed_row_has_record(&at, line);
         for (uint32_t left = __ballot_sync(kAllLanes, is_of_row); left; left &= left - 1) {
             const uint32_t record = __shfl_sync(kAllLanes, line, __ffs((int)left) - 1);
 #pragma unroll

@@ -130,29 +130,36 @@ template <bool kZeroing> struct trf_unpack_bf16 {
 /* ---- packed FP8 layers ---- */
 
 /* The mask of those of a line's records that tiles have, bit i for word i, in all lanes. word: lane l has word l of the
- * line. mask: the line's, in all lanes. */
-static __device__ __forceinline__ uint32_t trf_packed8_records_of(uint32_t word, uint32_t mask, uint32_t lane) {
-    const uint32_t like_records = __ballot_sync(kAllLanes, trf_packed8_is_record(word, lane)),
+ * line. mask: the line's, in all lanes. max_records: of a line. */
+static __device__ __forceinline__ uint32_t trf_packed8_records_of(uint32_t word, uint32_t mask, uint32_t lane,
+                                                                  uint32_t max_records) {
+    const uint32_t like_records = __ballot_sync(kAllLanes, trf_packed8_is_record(word, lane, max_records)),
                    end = (like_records + 1) & ~like_records; /* the bit of the first word that is no record */
     const bool is_of_tile = trf_packed8_has_records(mask, trf_packed_record_tile(word));
     return __ballot_sync(kAllLanes, is_of_tile) & (end - 1);
 }
 
-/* It goes by the line alone, not by the layer's flags, as trf_unpack8 does. */
-struct trf_unpack_fp8 {
+/* kInTurns: TRF_PACKED8_IN_TURNS. Else it goes by the line alone, not by the layer's flags, as trf_unpack8 does. */
+template <bool kInTurns> struct trf_unpack_fp8 {
     static constexpr uint32_t kTileBytes = TRF_PACKED8_TILE_BYTES, kSlabBytes = TRF_PACKED8_SLAB_BYTES;
     typedef trf_words4 words; /* w0 and w1 of step 0, and of step 1 */
     uint32_t line_word;       /* lane l has word l */
     uint32_t records;         /* mask of the words that are records of packed tiles that have some */
-    uint32_t high, low;
+    uint32_t high[2], low[2]; /* of even and of odd registers */
 
     /* tile: the warp's first one, which is even; the next one has the same constants. */
     __device__ __forceinline__ trf_unpack_fp8(const trf_packed_view &view, uint32_t band, uint32_t tile, uint32_t lane)
         : line_word(trf_packed_line_of(&view, band, tile)[lane]) {
         const uint32_t pair = __shfl_sync(kAllLanes, line_word, trf_packed8_pair_word(tile));
-        records = trf_packed8_records_of(line_word, __shfl_sync(kAllLanes, line_word, TRF_PACKED8_MASK_WORD), lane);
-        high = trf_packed8_high(pair);
-        low = trf_packed8_low(pair);
+        records = trf_packed8_records_of(line_word, __shfl_sync(kAllLanes, line_word, TRF_PACKED8_MASK_WORD), lane,
+                                         trf_packed8_max_records(kInTurns ? TRF_PACKED8_IN_TURNS : 0));
+        high[0] = high[1] = trf_packed8_high(pair);
+        low[0] = low[1] = trf_packed8_low(pair);
+        if constexpr (kInTurns) {
+            const uint32_t second = __shfl_sync(kAllLanes, line_word, trf_packed8_second_pair_word(tile));
+            high[1] = trf_packed8_high(second);
+            low[1] = trf_packed8_low(second);
+        }
     }
 
     static __device__ __forceinline__ words load(const uint8_t *from, uint32_t lane) {
@@ -165,7 +172,7 @@ struct trf_unpack_fp8 {
         const uint32_t lane_record = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
         const bool match = (records >> lane & 1) && (line_word ^ lane_record) >> 25 == 0;
         for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
-            trf_form_packed8(a + 4 * step, codes.word[2 * step], codes.word[2 * step + 1], high, low);
+            trf_form_packed8_in_turns(a + 4 * step, codes.word[2 * step], codes.word[2 * step + 1], high, low);
         for (uint32_t left = __ballot_sync(kAllLanes, match); left; left &= left - 1) {
             const uint32_t record = __shfl_sync(kAllLanes, line_word, __ffs((int)left) - 1);
             trf_packed_slab_patch_bits(a, lane_record, record, trf_packed_record_bits(record));

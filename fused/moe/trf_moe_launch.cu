@@ -44,7 +44,8 @@ static cudaError_t launch_product(trf_moe_args &args, const trf_packed_experts &
     }
     bool early;
     const uint32_t slab_bytes = experts.is_fp8 ? (uint32_t)TRF_PACKED8_SLAB_BYTES : (uint32_t)TRF_PACKED_SLAB_BYTES;
-    const trf_moe_product_kernel found = experts.is_fp8     ? kernel_of<trf_moe_fp8>(kernel)
+    const trf_moe_product_kernel found = experts.in_turns   ? kernel_of<trf_moe_fp8_in_turns>(kernel)
+                                         : experts.is_fp8   ? kernel_of<trf_moe_fp8>(kernel)
                                          : experts.may_zero ? kernel_of<trf_moe_bf16_may_zero>(kernel)
                                                             : kernel_of<trf_moe_bf16>(kernel);
     return trf_launch_kernel(

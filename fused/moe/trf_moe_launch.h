@@ -19,7 +19,8 @@ typedef struct trf_packed_experts {
     uint32_t count;
     int may_zero; /* whether any of them is zeroing; then all are multiplied by as if they were zeroing */
     int is_fp8;
-    int are_new; /* whether the kernel before the product writes them, for whose end it must wait then */
+    int in_turns; /* FP8 experts, TRF_PACKED8_IN_TURNS: rows of gate and up take turns and have scales of their own */
+    int are_new;  /* whether the kernel before the product writes them, for whose end it must wait then */
 } trf_packed_experts;
 
 /* Enqueues what writes the packed experts of a product, gate and up or down, from which later work has its weights.
@@ -42,8 +43,7 @@ typedef struct trf_moe_call {
     const void *weights_context;
 } trf_moe_call;
 
-/* partition: the one that trf_moe_choose made for this shape. gate_up may be FP8 if gate and up have the same scales,
- * since a line has one pair of constants for 64 rows, of which half are the gate's. */
+/* partition: the one that trf_moe_choose made for this shape. gate_up and down may be of different kinds. */
 int trf_moe_launch(const trf_moe_call *call, const trf_moe_shape *shape, const trf_moe_partition *partition,
                    trf_stream stream);
 

@@ -19,10 +19,12 @@
 #include "trf_moe_tables.cuh"
 #include "trf_packed_wgmma.cuh"
 
-/* How BF16 experts are formed that are all not zeroing, or of which some may be; and FP8 experts. */
+/* How BF16 experts are formed that are all not zeroing, or of which some may be; and FP8 experts, as they are or in
+ * turns. */
 typedef trf_packed_wgmma_bf16<trf_packed_former<false>> trf_moe_bf16;
 typedef trf_packed_wgmma_bf16<trf_packed_either_former> trf_moe_bf16_may_zero;
 typedef trf_packed_wgmma_fp8<true, true> trf_moe_fp8;
+typedef trf_packed_wgmma_fp8<true, true, true> trf_moe_fp8_in_turns;
 
 #if TRF_HAS_SM_90A
 

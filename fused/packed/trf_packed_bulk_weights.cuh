@@ -69,7 +69,8 @@ template <bool kHasLow, bool kHasRecords> struct trf_packed_bulk_fp8 : trf_packe
             return;
         trf_packed_product_line line;
         line.word = trf_lds32(line_at + 4 * lane);
-        line.records = trf_packed_count_bits(__ballot_sync(0xFFFFFFFF, trf_packed8_is_record(line.word, lane)));
+        line.records = trf_packed_count_bits(
+            __ballot_sync(0xFFFFFFFF, trf_packed8_is_record(line.word, lane, TRF_PACKED8_MAX_RECORDS)));
         line.stored = 0;
 #pragma unroll
         for (uint32_t s = 0; s < kSlabs; s++)

@@ -109,8 +109,10 @@ template <class Former> struct trf_packed_wgmma_bf16 {
 };
 
 /* Packed FP8 layers (trf_packed8.h). kHasLow: the second constant is used; kHasRecords: records are looked for. Either
- * may be done without if the layer's flags say so. */
-template <bool kHasLow, bool kHasRecords> struct trf_packed_wgmma_fp8 : trf_packed8_constants<kHasLow> {
+ * may be done without if the layer's flags say so. kInTurns: TRF_PACKED8_IN_TURNS. */
+template <bool kHasLow, bool kHasRecords, bool kInTurns = false>
+struct trf_packed_wgmma_fp8 : trf_packed8_constants<kHasLow, kInTurns> {
+    static constexpr uint32_t kMaxRecords = kInTurns ? TRF_PACKED8_MAX_RECORDS_IN_TURNS : TRF_PACKED8_MAX_RECORDS;
     uint32_t line_word; /* lane l has word l; the constants are the stage's */
     trf_packed_wgmma_exceptions<false> exceptions;
 
@@ -120,7 +122,7 @@ template <bool kHasLow, bool kHasRecords> struct trf_packed_wgmma_fp8 : trf_pack
         line_word = word;
         if constexpr (kHasRecords) {
             const uint32_t mask = __shfl_sync(0xFFFFFFFF, word, TRF_PACKED8_MASK_WORD);
-            const bool is_record = (trf_packed8_is_record(word, lane) != 0) &
+            const bool is_record = (trf_packed8_is_record(word, lane, kMaxRecords) != 0) &
                                    (trf_packed8_has_records(mask, trf_packed_record_tile(word)) != 0);
             exceptions.line.word = word;
             exceptions.line.records = trf_packed_count_bits(__ballot_sync(0xFFFFFFFF, is_record));
@@ -130,6 +132,8 @@ template <bool kHasLow, bool kHasRecords> struct trf_packed_wgmma_fp8 : trf_pack
     }
     __device__ __forceinline__ void begin_stage(uint32_t packed_tile) {
         this->take(__shfl_sync(0xFFFFFFFF, line_word, trf_packed8_pair_word(packed_tile)));
+        if constexpr (kInTurns)
+            this->take_second(__shfl_sync(0xFFFFFFFF, line_word, trf_packed8_second_pair_word(packed_tile)));
     }
     __device__ __forceinline__ void patch(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_PACKED_TILES][2][4],
                                           const trf_packed_view &view, uint32_t packed_tile, uint32_t slab,

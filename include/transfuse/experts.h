@@ -14,17 +14,18 @@ extern "C" {
 typedef struct trf_experts trf_experts;
 
 /* Makes experts of layers in an array [count] in host memory. They have one context, shape, codec and layout, which is
- * coded or packed; coded ones are no shards of parts of tiles. They must outlive the experts. On a GPU an expert takes
- * up to 208 bytes of device memory. Errors: TRF_ERR_ARGUMENT for several contexts, shapes, codecs or layouts;
- * TRF_ERR_UNSUPPORTED for such a shard, plain layers, and on a GPU for packed layers that keep row offsets, more than
- * 512 of them, or a compute capability other than 9.0. */
+ * coded, packed or packed8; coded ones are no shards of parts of tiles. They must outlive the experts. On a GPU an
+ * expert takes up to 208 bytes of device memory. Errors: TRF_ERR_ARGUMENT for several contexts, shapes, codecs or
+ * layouts; TRF_ERR_UNSUPPORTED for such a shard, plain layers, and on a GPU for packed layers that keep row offsets,
+ * more than 512 of them, or a compute capability other than 9.0. */
 TRF_API trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, trf_experts **experts,
                                       trf_error *err);
 
 /* Loads all experts of a 3-D tensor, which then belong to *experts. tensor, options and errors are those of
  * trf_device_layer_load; progress counts each expert by itself. It is TRF_ERR_ARGUMENT, too, if the tensor has no
  * experts, and for options->memory: load "name[0]", "name[1]" ... and make experts of them. It is TRF_ERR_UNSUPPORTED,
- * as in trf_experts_create, for layout PLAIN. */
+ * as in trf_experts_create, for layout PLAIN. Of layout PACKED, FP8 experts are packed FP8 if all of them fit, and else
+ * all packed BF16, and trf_device_layer_get_layout_reason says why. */
 TRF_API trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                     const trf_load_options *options, trf_experts **experts, trf_error *err);
 TRF_API void trf_experts_destroy(trf_experts *experts); /* waits for the device */
@@ -99,14 +100,29 @@ TRF_API void trf_expert_pack_options_init(trf_expert_pack_options *options);
 TRF_API trf_status trf_experts_pack(trf_context *context, const trf_device_matrix *matrices, uint32_t count,
                                     const trf_expert_pack_options *options, trf_experts **experts, trf_error *err);
 
-/* Makes packed experts of others of the codec bf16, coded or packed, such as trf_experts_load gave. With up, `experts`
- * are gates, and each new expert has the rows of a gate and then those of its up projection, before
+/* Makes packed experts of others of BF16 weights, coded or packed, such as trf_experts_load gave. Coded FP8 with scales
+ * becomes packed FP8 (TRF_LAYOUT_PACKED8), by trf_gate_up_convert where rows take turns; if one expert does not fit, or
+ * gate and up do not take turns, all become packed BF16, and trf_device_layer_get_layout_reason says why. With up,
+ * `experts` are gates, and each new expert has the rows of a gate and then those of its up projection, before
  * options->gate_up_order applies; up is NULL where one matrix has both already, and for other weights. The old experts
  * stay as they are. It takes device memory for two dense experts, and waits. Errors: those of trf_experts_pack;
  * TRF_ERR_RANS for a corrupt tile; TRF_ERR_ARGUMENT for up that does not fit, and for experts whose rows take turns
  * already. */
 TRF_API trf_status trf_experts_convert(const trf_experts *experts, const trf_experts *up,
                                        const trf_expert_pack_options *options, trf_experts **packed, trf_error *err);
+
+/* Makes one expert's gate and up, coded FP8 layers with scales, a packed FP8 layer in the order
+ * TRF_GATE_UP_INTERLEAVED_8, in which rows of gate and of up keep their own scales. up: of the same context and shape;
+ * NULL if gate has both, in halves, of 16 rows or a multiple in all. The old layers stay as they are. memory: as for
+ * trf_device_layer_convert; it may be NULL. It takes device memory for the dense weights twice, and waits. Errors:
+ * TRF_ERR_UNSUPPORTED, with the reason in the message, if the layers are no such FP8 or do not fit: 32 rows x 128
+ * columns of gate, and of up, have one scale, 0 or from 2^-100 to 2^7, and of 64 packed rows x 1,024 columns at most 15
+ * weights are no code times the scale; TRF_ERR_RANS for a corrupt tile; else those of trf_device_layer_convert. */
+TRF_API trf_status trf_gate_up_convert(const trf_device_layer *gate, const trf_device_layer *up,
+                                       const trf_layer_memory *memory, trf_device_layer **converted, trf_error *err);
+/* Says what memory that layer takes. Errors: those of trf_gate_up_convert that need no weights. */
+TRF_API trf_status trf_gate_up_get_converted_size(const trf_device_layer *gate, const trf_device_layer *up,
+                                                  trf_layer_size *size, trf_error *err);
 
 /* ---- mixtures: routes, gate and up, activation, down, and the sum over a token's experts, in one call ---- */
 
@@ -128,10 +144,11 @@ typedef struct trf_moe_options {
 
 TRF_API void trf_moe_options_init(trf_moe_options *options);
 
-/* Prepares a mixture. gate_up has experts of [2 * inner][hidden], down as many of [hidden][inner] in the same layout;
- * both must outlive the mixture. Errors: TRF_ERR_ARGUMENT for experts that do not fit each other, and for an order of
- * gate_up's rows that is not one of those above, or not the one in which trf_experts_pack packed them;
- * TRF_ERR_UNSUPPORTED for other codecs than BF16, and for sizes that are no multiples of 8.
+/* Prepares a mixture. gate_up has experts of [2 * inner][hidden], down as many of [hidden][inner], packed both or coded
+ * both; both must outlive the mixture. Errors: TRF_ERR_ARGUMENT for experts that do not fit each other, and for an
+ * order of gate_up's rows that is not one of those above, or not the one in which trf_experts_pack packed them;
+ * TRF_ERR_UNSUPPORTED for other codecs than BF16, of which packed FP8 with scales is, and for sizes that are no
+ * multiples of 8.
  *
  * With packed experts, and on the CPU, it does not touch the device. Coded experts on a GPU are for many tokens an
  * expert, for which packing them in each call takes less time than decoding them. They are packed once here, some at a

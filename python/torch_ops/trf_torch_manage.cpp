@@ -100,6 +100,45 @@ trf_status trf_torch_convert(int device, const void *buffer, uint64_t buffer_byt
     return status;
 }
 
+namespace {
+
+/* Gate and up that are known. */
+struct found_parts {
+    trf_torch::found_layer gate, up;
+    bool has_up;
+
+    found_parts(int device, const void *gate_at, uint64_t gate_bytes, const void *up_at, uint64_t up_bytes)
+        : gate(trf_torch::find_layer(device, gate_at, gate_bytes)), has_up(up_at != nullptr) {
+        if (has_up)
+            up = trf_torch::find_layer(device, up_at, up_bytes);
+    }
+    bool are_known() const { return gate.layer && (!has_up || up.layer); }
+    const trf_device_layer *up_or_null() const { return has_up ? up.layer->handle : nullptr; }
+};
+
+} // namespace
+
+trf_status trf_torch_get_gate_up_size(int device, const void *gate, uint64_t gate_bytes, const void *up,
+                                      uint64_t up_bytes, trf_layer_size *size, trf_error *err) {
+    const found_parts found(device, gate, gate_bytes, up, up_bytes);
+    return found.are_known() ? trf_gate_up_get_converted_size(found.gate.layer->handle, found.up_or_null(), size, err)
+                             : fail_to_find("there is no layer at this place", err);
+}
+
+trf_status trf_torch_convert_gate_up(int device, const void *gate, uint64_t gate_bytes, const void *up,
+                                     uint64_t up_bytes, const trf_layer_memory *memory, trf_error *err) {
+    const found_parts found(device, gate, gate_bytes, up, up_bytes);
+    if (!found.are_known())
+        return fail_to_find("there is no layer at this place", err);
+    trf_device_layer *made = nullptr;
+    trf_status status = trf_gate_up_convert(found.gate.layer->handle, found.up_or_null(), memory, &made, err);
+    if (status == TRF_OK)
+        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
+    if (status != TRF_OK)
+        trf_device_layer_destroy(made);
+    return status;
+}
+
 trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense, trf_layer_size *size, trf_error *err) {
     trf_context *context;
     const trf_status status = trf_torch::find_or_make_context(device, &context, err);

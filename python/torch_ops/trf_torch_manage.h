@@ -32,6 +32,14 @@ TRF_TORCH_API trf_status trf_torch_get_converted_size(int device, const void *bu
 TRF_TORCH_API trf_status trf_torch_convert(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
                                            const trf_layer_memory *memory, trf_error *err);
 
+/* They do the same for gate and up that are known, which become one packed FP8 layer as trf_gate_up_convert has it. up:
+ * NULL if gate has both. Errors: those of trf_gate_up_convert and _get_converted_size; TRF_ERR_NOT_FOUND (one of them
+ * is unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
+TRF_TORCH_API trf_status trf_torch_get_gate_up_size(int device, const void *gate, uint64_t gate_bytes, const void *up,
+                                                    uint64_t up_bytes, trf_layer_size *size, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_convert_gate_up(int device, const void *gate, uint64_t gate_bytes, const void *up,
+                                                   uint64_t up_bytes, const trf_layer_memory *memory, trf_error *err);
+
 /* Makes a packed layer of dense weights, which `stream` writes, in memory that is given, by which it is known then; and
  * how much that takes. stored_room, packed_bf16: as trf_pack_options has them. like: the buffer of a packed layer that
  * is known, whose form it takes, or NULL. Errors: those of trf_device_layer_pack and _get_packed_size; TRF_ERR_NOT_FOUND (`like` is

@@ -186,7 +186,8 @@ trf_status check_mixture(const mixed_experts &of, trf_error *err) {
         }
     trf_device_layer_info info;
     trf_device_layer_get_info(of.gate_up->layers[0]->handle, &info);
-    if (info.layout == TRF_LAYOUT_PACKED && of.gate_up->combined != combination::interleaved_experts)
+    const bool is_packed = info.layout == TRF_LAYOUT_PACKED || info.layout == TRF_LAYOUT_PACKED8;
+    if (is_packed && of.gate_up->combined != combination::interleaved_experts)
         return fail(err, TRF_ERR_ARGUMENT,
                     "rows of gate and up are not interleaved in gate_up; pack_experts(..., interleave=True) makes such "
                     "a container");

@@ -61,12 +61,14 @@ static const trf_layout_ops packed_layout = {
 
 static const trf_layout_ops packed8_layout = {
     .layout = TRF_LAYOUT_PACKED8,
+    .has_experts = 1,
     .get_size = trf_packed8_get_size,
     .fill = trf_cpu_fill_packed_layer,
     .adopt = trf_cpu_adopt_packed8_layer,
     .get_converted_size = trf_packed8_get_converted_size,
     .convert = trf_cpu_convert_to_packed,
     .pack = trf_cpu_pack,
+    .pack_turns = trf_cpu_pack8_turns,
     .destroy = trf_cpu_destroy_packed_layer,
     .check = trf_cpu_check_packed_layer,
     .decode = trf_cpu_decode_packed,

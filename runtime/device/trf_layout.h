@@ -11,6 +11,7 @@
 
 struct trf_blob_view;
 struct trf_layer_feed;
+struct trf_pack8_request;
 
 typedef struct trf_layout_ops {
     trf_layout layout;
@@ -41,6 +42,11 @@ typedef struct trf_layout_ops {
      * means that no layer of this layout is made from dense weights. */
     trf_status (*pack)(trf_device_layer *made, const trf_device_matrix *matrix, const trf_pack_options *options,
                        trf_error *err);
+    /* Fills a layer whose context, layout, info and header are set from dense BF16 weights of gate and up, whose rows
+     * take turns (trf_gate_up.h): [2 * rows][cols], in device memory, written by work on the NULL stream. requests [2]:
+     * those of gate and of up, which have scales and have been checked. memory: as for fill. NULL but for PACKED8. */
+    trf_status (*pack_turns)(trf_device_layer *made, const struct trf_pack8_request *requests, const uint16_t *weights,
+                             const trf_layer_memory *memory, trf_error *err);
     void (*destroy)(trf_device_layer *layer);
     trf_status (*check)(const trf_device_layer *layer, trf_error *err);
     trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,

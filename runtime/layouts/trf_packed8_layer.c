@@ -64,25 +64,24 @@ static int fits_blocks(uint32_t first, uint32_t count, uint32_t block, uint32_t 
     return first % block + (uint64_t)count <= block || (block % multiple == 0 && first % multiple == 0);
 }
 
-/* Checks that weights that have the same constants have the same scale. */
-static trf_status check_scales(const trf_pack8_request *request, trf_error *err) {
+/* Checks that weights that have the same constants have the same scale. tile_rows: so many rows have the same. */
+static trf_status check_scales(const trf_pack8_request *request, uint32_t tile_rows, trf_error *err) {
     const uint32_t block = request->scale_group_size;
     switch (request->granularity) {
     case TRF_GRANULARITY_NONE:
     case TRF_GRANULARITY_TENSOR:
         return TRF_OK;
     case TRF_GRANULARITY_SCALE_BLOCK:
-        if (fits_blocks(request->row, request->rows, block, TRF_PACKED_TILE_ROWS) &&
+        if (fits_blocks(request->row, request->rows, block, tile_rows) &&
             fits_blocks(request->col, request->cols, block, TRF_PACKED8_PAIR_COLS))
             return TRF_OK;
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "its scales are those of blocks of %ux%u weights, of which it begins at row %u and column %u: "
-                        "%dx%d weights have the same constants",
-                        block, block, request->row % block, request->col % block, TRF_PACKED_TILE_ROWS,
-                        TRF_PACKED8_PAIR_COLS);
+                        "%ux%d weights have the same constants",
+                        block, block, request->row % block, request->col % block, tile_rows, TRF_PACKED8_PAIR_COLS);
     default:
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "its scales are those of rows: %dx%d weights have the same constants", TRF_PACKED_TILE_ROWS,
+                        "its scales are those of rows: %ux%d weights have the same constants", tile_rows,
                         TRF_PACKED8_PAIR_COLS);
     }
 }
@@ -98,7 +97,7 @@ static trf_status size_head(const trf_pack8_request *request, trf_packed8_head *
                         "the layout 'packed8' takes FP8 (E4M3, or BF16 that is E4M3 times scales), not the codec %s "
                         "of %s weights",
                         trf_codec_name((trf_codec)request->codec), trf_dtype_name((trf_dtype)request->dtype));
-    trf_status status = check_scales(request, err);
+    trf_status status = check_scales(request, TRF_PACKED_TILE_ROWS, err);
     if (status == TRF_OK)
         status = trf_size_packed8(request->rows, request->cols, head, err);
     else
@@ -109,6 +108,17 @@ static trf_status size_head(const trf_pack8_request *request, trf_packed8_head *
 trf_status trf_pack8_check(const trf_pack8_request *request, trf_error *err) {
     trf_packed8_head head;
     return size_head(request, &head, err);
+}
+
+trf_status trf_pack8_size_turns(const trf_pack8_request requests[2], trf_packed8_head *head, trf_error *err) {
+    *head = (trf_packed8_head){0};
+    trf_status status = check_scales(&requests[0], TRF_PACKED_TILE_ROWS / 2, err);
+    if (status == TRF_OK)
+        status = check_scales(&requests[1], TRF_PACKED_TILE_ROWS / 2, err);
+    if (status != TRF_OK)
+        return trf_prefix_error(err, status, "the layer cannot be packed as FP8");
+    head->flags = TRF_PACKED8_IN_TURNS;
+    return trf_size_packed8(2ull * requests[0].rows, requests[0].cols, head, err);
 }
 
 /* ---- one layout or the other ---- */

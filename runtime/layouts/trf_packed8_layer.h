@@ -38,6 +38,10 @@ int trf_pack8_is_fp8(const trf_pack8_request *request);
  * scales of rows, blocks that do not fit, shape. */
 trf_status trf_pack8_check(const trf_pack8_request *request, trf_error *err);
 
+/* Makes the size of a layer of gate and up in turns, with its flag. requests: of as many rows each; checked as
+ * trf_pack8_check does, but that 32 rows of each have the same constants. Errors: likewise. */
+trf_status trf_pack8_size_turns(const trf_pack8_request requests[2], trf_packed8_head *head, trf_error *err);
+
 /* Says what memory the packed FP8 layer takes, whatever its weights are. Errors: those of trf_pack8_check. */
 trf_status trf_pack8_get_size(const trf_pack8_request *request, trf_layer_size *size, trf_error *err);
 
@@ -85,5 +89,11 @@ trf_status trf_cpu_pack8(trf_device_layer *made, const trf_pack8_request *reques
  * trf_cpu_pack8 and trf_pack8_judge_search. */
 trf_status trf_cpu_pack8_dense(trf_device_layer *made, const trf_rows_to_pack *rows, const trf_device_layer *like,
                                uint8_t *at, int *done, trf_error *err);
+
+/* Members of trf_layout_ops, on the CPU and on a GPU. */
+trf_status trf_cpu_pack8_turns(trf_device_layer *made, const trf_pack8_request requests[2], const uint16_t *weights,
+                               const trf_layer_memory *memory, trf_error *err);
+trf_status trf_cuda_pack8_turns(trf_device_layer *made, const trf_pack8_request requests[2], const uint16_t *weights,
+                                const trf_layer_memory *memory, trf_error *err);
 
 #endif

@@ -3,6 +3,7 @@
  * ones. */
 #include "trf_block_scales.h"
 #include "trf_device_cpu.h"
+#include "trf_gate_up.h"
 #include "trf_pack8.h"
 #include "trf_packed8_form.h"
 #include "trf_packed8_layer.h"
@@ -18,12 +19,13 @@ enum {
 
 /* The codes and scales of a layer while it is packed. */
 typedef struct trf_codes_work {
-    const trf_pack8_request *request;
+    const trf_pack8_request *requests; /* one; in turns those of gate and of up */
+    int in_turns;
     const uint16_t *elements; /* [rows][stride] */
     size_t stride;
     uint8_t *codes; /* likewise */
-    float *scales;  /* [ceil(rows / 64)][across] */
-    uint32_t across;
+    float *scales;  /* [ceil(rows / 64)][across]; in turns twice, one after the other */
+    uint32_t rows, across;
 } trf_codes_work;
 
 static uint32_t blocks_of(uint32_t count, uint32_t block) { return count / block + (count % block != 0); }
@@ -35,35 +37,44 @@ static float scale_of(const trf_pack8_request *request, uint32_t row, uint32_t c
                                                  (uint64_t)request->row + row, (uint64_t)request->col + col)];
 }
 
+/* turn: 1 for the scales of up. */
+static float *scales_of_turn(const trf_codes_work *work, uint32_t turn) {
+    return work->scales + (size_t)turn * blocks_of(work->rows, BLOCK_ROWS) * work->across;
+}
+
 /* A trf_parallel_fn; index: which 64 rows. Elements of E4M3 without scales are codes already. */
 static trf_status find_codes(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_codes_work *work = context;
-    const trf_pack8_request *request = work->request;
-    const uint32_t first = (uint32_t)index * BLOCK_ROWS, left = request->rows - first,
+    const trf_pack8_request *request = work->requests;
+    const uint32_t first = (uint32_t)index * BLOCK_ROWS, left = work->rows - first,
                    end = first + (left < BLOCK_ROWS ? left : BLOCK_ROWS);
     const int are_codes = request->dtype == TRF_DTYPE_F8_E4M3;
     (void)worker, (void)err;
-    for (uint32_t block = 0; block < work->across; block++)
-        work->scales[index * work->across + block] = scale_of(request, first, block * BLOCK_COLS);
+    for (int turn = 0; turn <= work->in_turns; turn++)
+        for (uint32_t block = 0; block < work->across; block++)
+            scales_of_turn(work, turn)[index * work->across + block] =
+                scale_of(&request[turn], work->in_turns ? first / 2 : first, block * BLOCK_COLS);
     for (uint32_t row = first; row < end; row++)
         for (uint32_t col = 0; col < request->cols; col++) {
-            const uint16_t element = work->elements[row * work->stride + col];
-            const float inverse = 1 / work->scales[index * work->across + col / BLOCK_COLS];
-            work->codes[row * work->stride + col] =
-                (uint8_t)(are_codes ? element : trf_packed8_nearest_code(element, inverse));
+            const size_t at = row * work->stride + col;
+            const float *scales = scales_of_turn(work, work->in_turns ? row / TRF_GATE_UP_TURN % 2 : 0);
+            const float inverse = 1 / scales[index * work->across + col / BLOCK_COLS];
+            work->codes[at] =
+                (uint8_t)(are_codes ? work->elements[at] : trf_packed8_nearest_code(work->elements[at], inverse));
         }
     return TRF_OK;
 }
 
 /* Packs what find_codes has found. at: the caller's memory, or NULL for made->memory. */
 static trf_status pack_codes(trf_device_layer *made, const trf_codes_work *work, uint8_t *at, trf_error *err) {
-    const trf_pack8_request *request = work->request;
+    const trf_pack8_request *request = work->requests;
     const trf_pack8_input from = {.codes = work->codes,
                                   .weights = request->dtype == TRF_DTYPE_F8_E4M3 ? NULL : work->elements,
                                   .stride = work->stride,
-                                  .rows = request->rows,
+                                  .rows = work->rows,
                                   .cols = request->cols,
                                   .scales = work->scales,
+                                  .second_scales = work->in_turns ? scales_of_turn(work, 1) : NULL,
                                   .block_rows = BLOCK_ROWS,
                                   .block_cols = BLOCK_COLS};
     trf_packed8_head head;
@@ -92,26 +103,40 @@ static trf_status pack_codes(trf_device_layer *made, const trf_codes_work *work,
     return status;
 }
 
+/* Finds codes, and packs them. work: all but codes, scales and across is set. at: as for pack_codes. */
+static trf_status find_and_pack(trf_device_layer *made, trf_codes_work *work, uint8_t *at, trf_error *err) {
+    const uint32_t bands = blocks_of(work->rows, BLOCK_ROWS), cols = work->requests->cols;
+    trf_status status;
+    work->across = blocks_of(cols, BLOCK_COLS);
+    work->codes = malloc(work->rows * work->stride);
+    work->scales = malloc(sizeof *work->scales * bands * work->across * (work->in_turns ? 2 : 1));
+    if (work->codes && work->scales)
+        status = trf_parallel_for(trf_thread_count(made->context->threads), bands, find_codes, work, err);
+    else
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the codes of %ux%u weights", work->rows,
+                          cols);
+    if (status == TRF_OK)
+        status = pack_codes(made, work, at, err);
+    free(work->codes);
+    free(work->scales);
+    return status;
+}
+
 trf_status trf_cpu_pack8(trf_device_layer *made, const trf_pack8_request *request, const uint16_t *elements,
                          size_t stride, uint8_t *at, trf_error *err) {
-    trf_codes_work work = {.request = request, .elements = elements, .stride = stride};
-    const uint32_t bands = blocks_of(request->rows, BLOCK_ROWS);
+    trf_codes_work work = {.requests = request, .elements = elements, .stride = stride, .rows = request->rows};
     trf_status status = trf_pack8_check(request, err);
-    if (status != TRF_OK)
-        return status;
-    work.across = blocks_of(request->cols, BLOCK_COLS);
-    work.codes = malloc(request->rows * stride);
-    work.scales = malloc(sizeof *work.scales * bands * work.across);
-    if (work.codes && work.scales)
-        status = trf_parallel_for(trf_thread_count(made->context->threads), bands, find_codes, &work, err);
-    else
-        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the codes of %ux%u weights",
-                          request->rows, request->cols);
-    if (status == TRF_OK)
-        status = pack_codes(made, &work, at, err);
-    free(work.codes);
-    free(work.scales);
-    return status;
+    return status == TRF_OK ? find_and_pack(made, &work, at, err) : status;
+}
+
+trf_status trf_cpu_pack8_turns(trf_device_layer *made, const trf_pack8_request requests[2], const uint16_t *weights,
+                               const trf_layer_memory *memory, trf_error *err) {
+    trf_codes_work work = {.requests = requests,
+                           .in_turns = 1,
+                           .elements = weights,
+                           .stride = requests[0].cols,
+                           .rows = 2 * requests[0].rows};
+    return find_and_pack(made, &work, memory->buffer, err);
 }
 
 /* ---- dense weights ---- */

@@ -20,10 +20,11 @@ enum {
 
 typedef struct trf_packed8_maker {
     trf_device_layer *made;
-    const trf_pack8_request *request;
+    const trf_pack8_request *requests; /* one; in turns those of gate and of up */
+    int in_turns;
     trf_packed8_head head;
     trf_packed8_view view;
-    trf_pack8_scales scales;
+    trf_pack8_scales scales[2]; /* of each request */
     uint8_t *buffer;
     trf_load_scratch *scratch; /* its memory has the state, and its results get a copy */
     trf_dense_bands bands;
@@ -46,7 +47,7 @@ static trf_pack8_scales scales_of(const trf_pack8_request *request) {
 /* A trf_pack_bands_fn. */
 static int pack_bands(void *context, const trf_rows_to_pack *rows, trf_stream stream) {
     const trf_packed8_maker *maker = context;
-    return trf_launch_pack8(&maker->view, &maker->scales, rows, state_of(maker), stream);
+    return trf_launch_pack8(&maker->view, maker->scales, rows, state_of(maker), stream);
 }
 
 /* A trf_take_part_fn. */
@@ -55,13 +56,18 @@ static trf_status take_part(void *context, const trf_coded_part *part, trf_strea
     return part ? trf_dense_bands_take(&maker->bands, part, stream, err) : TRF_OK;
 }
 
-/* Gives the maker, whose fields up to `request` are set, its buffer. The caller releases made->memory after a
+static trf_status size(trf_packed8_maker *maker, trf_error *err) {
+    const trf_pack8_request *requests = maker->requests;
+    if (maker->in_turns)
+        return trf_pack8_size_turns(requests, &maker->head, err);
+    trf_status status = trf_pack8_check(requests, err);
+    return status == TRF_OK ? trf_size_packed8(requests->rows, requests->cols, &maker->head, err) : status;
+}
+
+/* Gives the maker, whose fields up to `in_turns` are set, its buffer. The caller releases made->memory after a
  * failure. */
 static trf_status begin(trf_packed8_maker *maker, const trf_layer_memory *memory, trf_error *err) {
-    const trf_pack8_request *request = maker->request;
-    trf_status status = trf_pack8_check(request, err);
-    if (status == TRF_OK)
-        status = trf_size_packed8(request->rows, request->cols, &maker->head, err);
+    trf_status status = size(maker, err);
     maker->buffer = memory->buffer;
     if (status == TRF_OK && !maker->buffer) {
         status = trf_cuda_allocate_here(maker->head.common.buffer_bytes, &maker->made->memory, err);
@@ -70,7 +76,8 @@ static trf_status begin(trf_packed8_maker *maker, const trf_layer_memory *memory
     if (status != TRF_OK)
         return status;
     maker->view = trf_packed8_view_of(&maker->head, maker->buffer);
-    maker->scales = scales_of(request);
+    for (int turn = 0; turn <= maker->in_turns; turn++)
+        maker->scales[turn] = scales_of(&maker->requests[turn]);
     return TRF_OK;
 }
 
@@ -82,7 +89,7 @@ static trf_status write_rest(trf_packed8_maker *maker, cudaStream_t stream, trf_
     if (!error && head->tiles_offset > lines_end)
         error = cudaMemsetAsync(maker->buffer + lines_end, 0, head->tiles_offset - lines_end, stream);
     if (!error)
-        error = (cudaError_t)trf_launch_pack8_pairs(&maker->view, &maker->scales, state_of(maker), stream);
+        error = (cudaError_t)trf_launch_pack8_pairs(&maker->view, maker->scales, state_of(maker), stream);
     return trf_check_cuda(error, "packing a layer", err);
 }
 
@@ -108,13 +115,13 @@ static trf_status judge_state(const trf_packed8_maker *maker, trf_error *err) {
                           (unsigned long long)(line % lines_per_band * TRF_PACKED_LINE_COLS +
                                                pair % TRF_PACKED8_PAIRS * TRF_PACKED8_PAIR_COLS));
     else if (maker->state.full_line)
-        status =
-            trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                     "%llu of the weights in rows from %llu and columns from %llu on are no code times its scale; "
-                     "at most %d may be",
-                     (unsigned long long)(full & ((1u << TRF_PACK8_COUNT_BITS) - 1)),
-                     (unsigned long long)(full_line / lines_per_band * TRF_PACKED_TILE_ROWS),
-                     (unsigned long long)(full_line % lines_per_band * TRF_PACKED_LINE_COLS), TRF_PACKED8_MAX_RECORDS);
+        status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                          "%llu of the weights in rows from %llu and columns from %llu on are no code times its scale; "
+                          "at most %u may be",
+                          (unsigned long long)(full & ((1u << TRF_PACK8_COUNT_BITS) - 1)),
+                          (unsigned long long)(full_line / lines_per_band * TRF_PACKED_TILE_ROWS),
+                          (unsigned long long)(full_line % lines_per_band * TRF_PACKED_LINE_COLS),
+                          trf_packed8_max_records(maker->view.flags));
     return status == TRF_OK ? TRF_OK : trf_prefix_error(err, status, "the layer cannot be packed as FP8");
 }
 
@@ -123,8 +130,8 @@ static trf_status complete(trf_packed8_maker *maker, cudaStream_t stream, trf_er
     trf_device_layer *made = maker->made;
     trf_packed8_head *head = &maker->head;
     head->num_records = maker->state.num_records;
-    head->flags = (head->num_records ? TRF_PACKED8_HAS_RECORDS : 0) | (maker->state.has_low ? TRF_PACKED8_HAS_LOW : 0);
-    trf_status status = trf_pack8_check_like(maker->request, head->flags, err);
+    head->flags |= (head->num_records ? TRF_PACKED8_HAS_RECORDS : 0) | (maker->state.has_low ? TRF_PACKED8_HAS_LOW : 0);
+    trf_status status = trf_pack8_check_like(maker->requests, head->flags, err);
     if (status != TRF_OK)
         return status;
     trf_packed8_head_set_coded(head, &made->header, &made->info);
@@ -179,7 +186,7 @@ static trf_status pack_coded(trf_packed8_maker *maker, const trf_device_layer *f
 trf_status trf_cuda_make_packed8(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
                                  trf_error *err) {
     const trf_pack8_request request = trf_pack8_request_of_layer(from);
-    trf_packed8_maker maker = {.made = made, .request = &request};
+    trf_packed8_maker maker = {.made = made, .requests = &request};
     trf_status status =
         trf_load_scratch_take(made->context->load_scratches, trf_device_align(sizeof maker.state), &maker.scratch, err);
     if (status != TRF_OK)
@@ -195,19 +202,54 @@ trf_status trf_cuda_make_packed8(trf_device_layer *made, const trf_device_layer 
 
 /* ---- of dense weights ---- */
 
-trf_status trf_cuda_pack8_rows(trf_device_layer *made, const trf_pack8_request *request, const trf_rows_to_pack *rows,
-                               const trf_layer_memory *memory, trf_load_scratch *scratch, trf_error *err) {
-    const cudaStream_t stream = trf_cuda_copier_work_stream(made->context->copier);
-    trf_packed8_maker maker = {.made = made, .request = request, .scratch = scratch};
-    trf_status status = begin(&maker, memory, err);
+/* maker: as for begin, and scratch is set. */
+static trf_status pack_rows(trf_packed8_maker *maker, const trf_rows_to_pack *rows, const trf_layer_memory *memory,
+                            trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(maker->made->context->copier);
+    trf_status status = begin(maker, memory, err);
     if (status == TRF_OK) {
-        status = write_rest(&maker, stream, err);
+        status = write_rest(maker, stream, err);
         if (status == TRF_OK)
-            status = trf_check_cuda(pack_bands(&maker, rows, stream), "packing a layer", err);
-        status = finish(&maker, stream, status, err);
+            status = trf_check_cuda(pack_bands(maker, rows, stream), "packing a layer", err);
+        status = finish(maker, stream, status, err);
     }
     if (status != TRF_OK)
-        release_memory(made);
+        release_memory(maker->made);
+    return status;
+}
+
+trf_status trf_cuda_pack8_rows(trf_device_layer *made, const trf_pack8_request *request, const trf_rows_to_pack *rows,
+                               const trf_layer_memory *memory, trf_load_scratch *scratch, trf_error *err) {
+    trf_packed8_maker maker = {.made = made, .requests = request, .scratch = scratch};
+    return pack_rows(&maker, rows, memory, err);
+}
+
+/* ---- gate and up in turns ---- */
+
+static trf_status pack_turns(trf_packed8_maker *maker, const uint16_t *weights, const trf_layer_memory *memory,
+                             trf_error *err) {
+    const uint32_t cols = maker->requests[0].cols;
+    const trf_rows_to_pack rows = {weights, cols, 0, 2 * maker->requests[0].rows, cols};
+    trf_load_scratches *scratches = maker->made->context->load_scratches;
+    trf_status status = trf_check_cuda(cudaStreamSynchronize(NULL), "packing a layer", err); /* it wrote the weights */
+    if (status == TRF_OK)
+        status = trf_load_scratch_take(scratches, trf_device_align(sizeof maker->state), &maker->scratch, err);
+    if (status != TRF_OK)
+        return status;
+    status = pack_rows(maker, &rows, memory, err);
+    trf_load_scratch_give_back(scratches, maker->scratch);
+    return status;
+}
+
+trf_status trf_cuda_pack8_turns(trf_device_layer *made, const trf_pack8_request requests[2], const uint16_t *weights,
+                                const trf_layer_memory *memory, trf_error *err) {
+    trf_packed8_maker maker = {.made = made, .requests = requests, .in_turns = 1};
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(made->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = pack_turns(&maker, weights, memory, err);
+    trf_leave_device(&scope);
     return status;
 }
 

@@ -137,6 +137,38 @@ static trf_status load_expert_tensor(trf_context *context, trf_checkpoint *check
     return status;
 }
 
+static void destroy_layers(trf_device_layer **layers, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        trf_device_layer_destroy(layers[i]);
+}
+
+/* Returns the first expert that does not lie as expert 0 does; count if there is none. */
+static uint32_t find_other_layout(trf_device_layer *const *layers, uint32_t count) {
+    uint32_t i = 0;
+    while (i < count && layers[i]->layout == layers[0]->layout)
+        i++;
+    return i;
+}
+
+/* Loads all experts again, as packed BF16, since some of them cannot be packed as FP8; all note the reason of the first
+ * one of these. The other arguments are those of load_expert_tensor, which has loaded them. */
+static trf_status load_as_bf16(trf_context *context, trf_checkpoint *checkpoint, const char *name, uint32_t count,
+                               const trf_load_options *options, trf_device_layer **layers, uint32_t *loaded,
+                               trf_error *err) {
+    char reason[sizeof layers[0]->layout_reason];
+    trf_load_options as_bf16 = *options;
+    uint32_t unfit = 0;
+    while (unfit + 1 < count && layers[unfit]->layout->layout != TRF_LAYOUT_PACKED)
+        unfit++;
+    snprintf(reason, sizeof reason, "expert %u: %.200s", unfit, layers[unfit]->layout_reason);
+    destroy_layers(layers, count);
+    as_bf16.packed_bf16 = 1;
+    const trf_status status = load_expert_tensor(context, checkpoint, name, count, &as_bf16, layers, loaded, err);
+    for (uint32_t i = 0; status == TRF_OK && i < count; i++)
+        memcpy(layers[i]->layout_reason, reason, sizeof reason);
+    return status;
+}
+
 trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                             const trf_load_options *options, trf_experts **experts, trf_error *err) {
     if (!context || !checkpoint || !tensor || !experts)
@@ -154,7 +186,6 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
     if (status == TRF_OK && trf_has_memory(&taken.memory))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                           "tensor '%s': experts that are loaded together are in memory of the library's", tensor);
-    taken.packed_bf16 = 1;
     if (status == TRF_OK)
         status = find_expert_tensor(checkpoint, tensor, &name, &count, err);
     if (status != TRF_OK)
@@ -163,10 +194,12 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
     if (!layers)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
     status = load_expert_tensor(context, checkpoint, name, count, &taken, layers, &loaded, err);
+    if (status == TRF_OK && find_other_layout(layers, count) < count)
+        status = load_as_bf16(context, checkpoint, name, count, &taken, layers, &loaded, err);
     if (status == TRF_OK)
         status = trf_experts_make(layers, count, 1, experts, err);
-    for (uint32_t i = 0; status != TRF_OK && i < loaded; i++)
-        trf_device_layer_destroy(layers[i]);
+    if (status != TRF_OK)
+        destroy_layers(layers, loaded);
     free(layers);
     return status;
 }

@@ -63,6 +63,8 @@ const char *trf_packed8_choose_partition(const trf_plan *plan, int *is_tuned, tr
     const uint32_t m = plan->tiles_product.m;
     trf_tuned_kernel kernel;
     *is_tuned = 0;
+    if (view->flags & TRF_PACKED8_IN_TURNS)
+        return "rows of gate and up take turns, which kernels of mixtures alone know";
     if (plan->tiles_product.x_dtype != TRF_DTYPE_BF16)
         return "kernels of packed FP8 take x of BF16";
     *is_tuned =

@@ -20,7 +20,11 @@ void trf_moe_operands_init(trf_moe_operands *operands) {
     *operands = (trf_moe_operands){.struct_bytes = sizeof *operands, .id_bytes = 4};
 }
 
-static int is_packed(const trf_experts *experts) { return experts->layers[0]->layout->layout == TRF_LAYOUT_PACKED; }
+/* Whether experts are packed, as BF16 or as FP8. */
+static int is_packed(const trf_experts *experts) {
+    const trf_layout layout = experts->layers[0]->layout->layout;
+    return layout == TRF_LAYOUT_PACKED || layout == TRF_LAYOUT_PACKED8;
+}
 
 static trf_status check_options(const trf_experts *gate_up, const trf_moe_options *options, trf_error *err) {
     if (options->max_tokens < 1 || options->max_tokens > MOST_TOKENS)
@@ -73,7 +77,8 @@ static trf_status check_experts(const trf_experts *gate_up, const trf_experts *d
     const trf_layer_info *first = &gate_up->info, *second = &down->info;
     if (gate_up->context != down->context || gate_up->count != down->count || is_packed(gate_up) != is_packed(down))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "gate_up and down need one context, one layout, and as many experts as each other (%u and %u)",
+                        "gate_up and down need one context, to be packed or coded both, and as many experts as each "
+                        "other (%u and %u)",
                         gate_up->count, down->count);
     if (rows % 2 || rows / 2 != second->cols || first->cols != second->rows)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,

@@ -2,34 +2,15 @@
 /* Packed experts of dense weights, and of other experts: trf_experts_pack, trf_experts_convert. */
 #include "trf_device_layer.h"
 #include "trf_experts.h"
+#include "trf_gate_up.h"
+#include "trf_packed8_layer.h"
 #include "trf_struct.h"
 
+#include <stdio.h>
 #include <stdlib.h>
-
-enum {
-    ROWS_AT_ONCE = 8 /* of gate or of up, that follow each other in TRF_GATE_UP_INTERLEAVED_8 */
-};
 
 void trf_expert_pack_options_init(trf_expert_pack_options *options) {
     *options = (trf_expert_pack_options){.struct_bytes = sizeof *options};
-}
-
-/* Copies one expert's dense weights to `to`, [rows][cols], with 8 rows of gate and 8 of up in turns. */
-static trf_status interleave(const trf_context *context, const trf_device_matrix *matrix, void *to, trf_stream stream,
-                             trf_error *err) {
-    const uint64_t row_bytes = 2ull * matrix->cols, ld_bytes = 2 * (matrix->ld ? matrix->ld : matrix->cols);
-    trf_status status = TRF_OK;
-    for (uint32_t i = 0; i < 2 * ROWS_AT_ONCE && status == TRF_OK; i++) { /* row i, and every 16th one after it */
-        const uint32_t from = i < ROWS_AT_ONCE ? i : matrix->rows / 2 + i - ROWS_AT_ONCE;
-        const trf_row_copy copy = {.to = (uint8_t *)to + i * row_bytes,
-                                   .to_pitch = 2 * ROWS_AT_ONCE * row_bytes,
-                                   .from = (const uint8_t *)matrix->weights + from * ld_bytes,
-                                   .from_pitch = ROWS_AT_ONCE * ld_bytes,
-                                   .width = row_bytes,
-                                   .rows = matrix->rows / (2 * ROWS_AT_ONCE)};
-        status = context->ops->copy_rows(context, &copy, stream, err);
-    }
-    return status;
 }
 
 /* What experts are packed of: dense matrices, or experts that are decoded one at a time, of gates and up projections if
@@ -80,7 +61,7 @@ static trf_status pack_one(const expert_source *from, uint32_t index, const trf_
     pack.packed_bf16 = 1; /* experts do not take packed FP8 */
     trf_status status = get_dense(from, index, scratch->decoded, options->stream, &matrix, err);
     if (status == TRF_OK && scratch->interleaved) {
-        status = interleave(from->context, &matrix, scratch->interleaved, options->stream, err);
+        status = trf_interleave_gate_up(from->context, &matrix, scratch->interleaved, options->stream, err);
         matrix.weights = scratch->interleaved;
         matrix.ld = 0;
     }
@@ -102,9 +83,9 @@ static trf_status check_order(const expert_source *from, const trf_expert_pack_o
     if (options->gate_up_order && options->gate_up_order != TRF_GATE_UP_INTERLEAVED_8)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no order %d of gate and up",
                         (int)options->gate_up_order);
-    if (options->gate_up_order && from->rows % (2 * ROWS_AT_ONCE))
+    if (options->gate_up_order && from->rows % (2 * TRF_GATE_UP_TURN))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "gate and up of %u rows in all cannot take turns by %d rows", from->rows, ROWS_AT_ONCE);
+                        "gate and up of %u rows in all cannot take turns by %d rows", from->rows, TRF_GATE_UP_TURN);
     return TRF_OK;
 }
 
@@ -180,11 +161,20 @@ trf_status trf_experts_pack(trf_context *context, const trf_device_matrix *matri
 
 /* ---- of other experts ---- */
 
+/* Whether an expert's elements are BF16: those of the codec bf16 and of FP8 with scales. */
+static int has_bf16_elements(const trf_layer_info *info) {
+    return info->codec == TRF_CODEC_BF16 || (info->codec == TRF_CODEC_E4M3 && info->dtype == TRF_DTYPE_BF16);
+}
+
 static trf_status check_codec(const trf_experts *experts, trf_error *err) {
-    if (experts->info.codec == TRF_CODEC_BF16)
-        return TRF_OK;
-    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "experts of codec %s are not packed",
-                    trf_codec_name(experts->info.codec));
+    for (uint32_t i = 0; i < experts->count; i++) {
+        const trf_layer_info *info = &experts->layers[i]->info;
+        if (!has_bf16_elements(info))
+            return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                            "experts of codec %s and of %s are not packed (expert %u)", trf_codec_name(info->codec),
+                            trf_dtype_name(info->dtype), i);
+    }
+    return TRF_OK;
 }
 
 static trf_status check_source(const trf_experts *experts, const trf_experts *up, trf_error *err) {
@@ -206,6 +196,71 @@ static trf_status check_source(const trf_experts *experts, const trf_experts *up
     return status == TRF_OK && up ? check_codec(up, err) : status;
 }
 
+/* Whether all experts are coded FP8 with scales. experts: NULL counts as such. */
+static int are_fp8(const trf_experts *experts) {
+    for (uint32_t i = 0; experts && i < experts->count; i++) {
+        const trf_pack8_request request = trf_pack8_request_of_layer(experts->layers[i]);
+        if (!trf_pack8_is_fp8(&request) || request.dtype != TRF_DTYPE_BF16)
+            return 0;
+    }
+    return 1;
+}
+
+/* Packs all experts as FP8. They have up only if rows take turns. Errors: TRF_ERR_UNSUPPORTED if one of them cannot be
+ * packed so, which the message names. */
+static trf_status pack_fp8(const trf_experts *from, const trf_experts *up, const trf_expert_pack_options *options,
+                           trf_experts **packed, trf_error *err) {
+    trf_device_layer **layers = calloc(from->count, sizeof *layers);
+    trf_status status = TRF_OK;
+    uint32_t made = 0;
+    if (!layers)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", from->count);
+    for (; made < from->count && status == TRF_OK; made += status == TRF_OK) {
+        trf_error failure = {0};
+        const trf_device_layer *layer = from->layers[made];
+        status = options->gate_up_order
+                     ? trf_gate_up_convert(layer, up ? up->layers[made] : NULL, NULL, &layers[made], &failure)
+                     : trf_device_layer_convert(layer, TRF_LAYOUT_PACKED8, NULL, &layers[made], &failure);
+        if (status != TRF_OK) {
+            trf_fail(err, status, failure.offset, "expert %u: %s", made, failure.message);
+            if (err)
+                err->cuda = failure.cuda;
+        }
+    }
+    if (status == TRF_OK)
+        status = trf_experts_make(layers, from->count, 1, packed, err);
+    if (status == TRF_OK) {
+        (*packed)->is_packed_here = 1;
+        (*packed)->gate_up_order = options->gate_up_order;
+    }
+    for (uint32_t i = 0; status != TRF_OK && i < made; i++)
+        trf_device_layer_destroy(layers[i]);
+    free(layers);
+    return status;
+}
+
+/* Packs FP8 experts as such, or all of them as BF16 if one cannot be, which then note why. */
+static trf_status pack_fp8_or_bf16(const expert_source *from, const trf_expert_pack_options *options,
+                                   trf_experts **packed, trf_error *err) {
+    trf_error failure = {0};
+    trf_status status = TRF_ERR_UNSUPPORTED;
+    if (from->up && !options->gate_up_order)
+        trf_fail(&failure, status, TRF_NO_OFFSET, "gate and up of two tensors are packed as FP8 in turns");
+    else
+        status = pack_fp8(from->experts, from->up, options, packed, &failure);
+    if (status != TRF_ERR_UNSUPPORTED) {
+        if (status != TRF_OK && err)
+            *err = failure;
+        return status;
+    }
+    status = pack_all(from, options, packed, err);
+    for (uint32_t i = 0; status == TRF_OK && i < from->count; i++) {
+        trf_device_layer *layer = (*packed)->layers[i];
+        snprintf(layer->layout_reason, sizeof layer->layout_reason, "%.255s", failure.message);
+    }
+    return status;
+}
+
 trf_status trf_experts_convert(const trf_experts *experts, const trf_experts *up,
                                const trf_expert_pack_options *options, trf_experts **packed, trf_error *err) {
     trf_expert_pack_options taken;
@@ -222,5 +277,9 @@ trf_status trf_experts_convert(const trf_experts *experts, const trf_experts *up
                                 .cols = experts->info.cols};
     if (status == TRF_OK)
         status = check_order(&from, &taken, err);
-    return status == TRF_OK ? pack_all(&from, &taken, packed, err) : status;
+    if (status != TRF_OK)
+        return status;
+    if (!are_fp8(experts) || !are_fp8(up))
+        return pack_all(&from, &taken, packed, err);
+    return pack_fp8_or_bf16(&from, &taken, packed, err);
 }

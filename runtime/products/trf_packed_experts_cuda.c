@@ -21,13 +21,36 @@ void trf_cuda_destroy_experts(trf_experts *experts) {
     trf_device_scope scope;
     trf_enter_device(experts->context->device, &scope, NULL);
     cudaDeviceSynchronize();
-    cudaFree(experts->layers[0]->layout->layout == TRF_LAYOUT_PACKED ? (void *)experts->on_device.packed.views_dev
-                                                                     : (void *)experts->on_device.experts_dev);
+    cudaFree(experts->layers[0]->layout->layout == TRF_LAYOUT_CODED ? (void *)experts->on_device.experts_dev
+                                                                    : (void *)experts->on_device.packed.views_dev);
     trf_leave_device(&scope);
+}
+
+/* Sets the views of experts, and what their kernels need to know of them. */
+static trf_status take_views(const trf_experts *experts, trf_packed_view *views, trf_packed_experts *packed,
+                             trf_error *err) {
+    packed->is_fp8 = experts->layers[0]->layout->layout == TRF_LAYOUT_PACKED8;
+    packed->in_turns = packed->is_fp8 && experts->layers[0]->packed8.flags & TRF_PACKED8_IN_TURNS;
+    for (uint32_t i = 0; i < experts->count; i++) {
+        const trf_device_layer *layer = experts->layers[i];
+        views[i] = packed->is_fp8 ? layer->packed8.packed : layer->packed;
+        packed->may_zero |= views[i].zeroing != 0;
+        if (packed->is_fp8 && packed->in_turns != ((layer->packed8.flags & TRF_PACKED8_IN_TURNS) != 0))
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                            "rows of gate and up have scales of their own in expert %u, and not in expert %u",
+                            packed->in_turns ? 0 : i, packed->in_turns ? i : 0);
+        if (views[i].row_offsets)
+            return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                            "expert %u was packed with its row offsets; pack it from dense weights", i);
+    }
+    packed->first = views[0];
+    packed->count = experts->count;
+    return TRF_OK;
 }
 
 static trf_status cuda_fill(trf_experts *experts, trf_error *err) {
     const trf_context *context = experts->context;
+    trf_packed_experts packed = {0};
     const uint64_t bytes = experts->count * sizeof(trf_packed_view);
     void *memory = NULL;
     trf_status status = trf_cuda_check_packed_experts(context, experts->count, err);
@@ -36,23 +59,16 @@ static trf_status cuda_fill(trf_experts *experts, trf_error *err) {
     trf_packed_view *views = calloc(experts->count, sizeof *views);
     if (!views)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", experts->count);
-    int may_zero = 0;
-    for (uint32_t i = 0; i < experts->count && status == TRF_OK; i++) {
-        views[i] = experts->layers[i]->packed;
-        may_zero |= views[i].zeroing != 0;
-        if (views[i].row_offsets)
-            status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                              "expert %u was packed with its row offsets; pack it from dense weights", i);
-    }
+    status = take_views(experts, views, &packed, err);
     if (status == TRF_OK)
         status = context->ops->allocate(context, bytes, &memory, err);
     if (status == TRF_OK)
         status = context->ops->upload(context, memory, views, bytes, err);
     if (status == TRF_OK)
-        experts->on_device.packed =
-            (trf_packed_experts){.views_dev = memory, .first = views[0], .count = experts->count, .may_zero = may_zero};
+        packed.views_dev = memory;
     else if (memory)
         context->ops->release(context, memory);
+    experts->on_device.packed = packed;
     free(views);
     return status;
 }

@@ -25,7 +25,8 @@ void packed8_layer_define_weights(packed8_layer *layer) {
     for (uint32_t row = 0; row < layer->rows; row++)
         for (uint32_t col = 0; col < layer->cols; col++) {
             const size_t at = (size_t)row * layer->cols + col;
-            const float scale = layer->scales[row / layer->block_rows * across + col / layer->block_cols];
+            const float *table = layer->second_scales && row / 8 % 2 ? layer->second_scales : layer->scales;
+            const float scale = table[row / layer->block_rows * across + col / layer->block_cols];
             layer->weights[at] = (uint16_t)trf_packed8_define_weight(layer->codes[at], scale);
         }
 }
@@ -46,18 +47,27 @@ packed8_layer packed8_layer_make(test_rng *rng, uint32_t rows, uint32_t cols, ui
     return layer;
 }
 
+void packed8_layer_take_turns(packed8_layer *layer, test_rng *rng, int scale_kind) {
+    layer->second_scales = allocate(layer->num_scales * sizeof *layer->second_scales);
+    for (size_t i = 0; i < layer->num_scales; i++)
+        layer->second_scales[i] = draw_scale(rng, scale_kind);
+    packed8_layer_define_weights(layer);
+}
+
 void packed8_layer_free(packed8_layer *layer) {
     free(layer->codes);
     free(layer->weights);
     free(layer->scales);
+    free(layer->second_scales);
     free(layer->packed);
 }
 
 trf_pack8_input packed8_layer_input(const packed8_layer *layer, int with_weights) {
-    return (trf_pack8_input){layer->codes,      with_weights ? layer->weights : NULL,
-                             layer->cols,       layer->rows,
-                             layer->cols,       layer->scales,
-                             layer->block_rows, layer->block_cols};
+    return (trf_pack8_input){layer->codes,        with_weights ? layer->weights : NULL,
+                             layer->cols,         layer->rows,
+                             layer->cols,         layer->scales,
+                             layer->block_rows,   layer->block_cols,
+                             layer->second_scales};
 }
 
 trf_status packed8_layer_pack(packed8_layer *layer, int with_weights, trf_error *err) {

@@ -10,9 +10,10 @@
 typedef struct packed8_layer {
     uint32_t rows, cols;
     uint32_t block_rows, block_cols;
-    uint8_t *codes;    /* [rows][cols] */
-    uint16_t *weights; /* [rows][cols] */
-    float *scales;     /* [block rows][block columns] */
+    uint8_t *codes;       /* [rows][cols] */
+    uint16_t *weights;    /* [rows][cols] */
+    float *scales;        /* [block rows][block columns] */
+    float *second_scales; /* likewise, of rows 8 to 15 of each 16; NULL: the layer is not in turns */
     size_t num_scales;
     trf_packed8_head head;
     uint8_t *packed; /* exactly head.common.buffer_bytes, 256-byte aligned; NULL if not packed */
@@ -29,6 +30,9 @@ enum {
 packed8_layer packed8_layer_make(test_rng *rng, uint32_t rows, uint32_t cols, uint32_t block_rows, uint32_t block_cols,
                                  int scale_kind);
 void packed8_layer_free(packed8_layer *layer);
+
+/* Makes the layer one in turns, with random second scales, and computes the weights again. */
+void packed8_layer_take_turns(packed8_layer *layer, test_rng *rng, int scale_kind);
 
 /* Computes the weights again, by definition. */
 void packed8_layer_define_weights(packed8_layer *layer);

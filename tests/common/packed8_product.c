@@ -9,7 +9,7 @@
 
 enum {
     RECORD = 0x3E80, /* 64 * 2^-8 */
-    RECORDS_A_LINE = 12
+    RECORDS_A_LINE = 8
 };
 
 static packed8_product allocate(const packed8_layer *layer, uint32_t m) {
@@ -47,21 +47,31 @@ static void add_records(test_rng *rng, packed8_layer *layer, uint32_t first_row,
     }
 }
 
+/* A scale with the same mantissa, from 2^-8 on. */
+static float near_one_256th(float scale) { return trf_f32_from_bits((trf_f32_bits(scale) & 0x7FFFFF) | 119u << 23); }
+
 packed8_product packed8_product_make(test_rng *rng, uint32_t rows, uint32_t cols, uint32_t m, int kind) {
     packed8_layer layer = packed8_layer_make(rng, rows, cols, 128, 128, kind == BY_ONE ? SCALES_BF16 : SCALES_F32);
     trf_error err;
-    for (size_t i = 0; i < layer.num_scales; i++)
-        layer.scales[i] = trf_f32_from_bits((trf_f32_bits(layer.scales[i]) & 0x7FFFFF) | 119u << 23);
+    if (kind == IN_TURNS)
+        packed8_layer_take_turns(&layer, rng, SCALES_F32);
+    for (size_t i = 0; i < layer.num_scales; i++) {
+        layer.scales[i] = near_one_256th(layer.scales[i]);
+        if (layer.second_scales)
+            layer.second_scales[i] = near_one_256th(layer.second_scales[i]);
+    }
     if (kind != BY_ONE)
         layer.scales[0] = 0x1.3579bp-8f; /* needs two constants */
     for (size_t i = 0; i < (size_t)rows * cols; i++)
         layer.codes[i] = (uint8_t)((test_below(rng, 8) ? 7 << 3 | test_below(rng, 16) : 0) | test_below(rng, 2) << 7);
     packed8_layer_define_weights(&layer);
     const uint32_t last_row = (rows - 1) / 64 * 64, last_col = (cols - 1) / 1024 * 1024;
-    for (uint32_t row = 0; kind == WITH_RECORDS && row < rows; row += 64)
+    for (uint32_t row = 0; kind >= WITH_RECORDS && row < rows; row += 64)
         for (uint32_t col = 0; col < cols; col += 1024)
             add_records(rng, &layer, row, col,
-                        row == last_row && col == last_col ? TRF_PACKED8_MAX_RECORDS : RECORDS_A_LINE);
+                        row == last_row && col == last_col
+                            ? trf_packed8_max_records(kind == IN_TURNS ? TRF_PACKED8_IN_TURNS : 0)
+                            : RECORDS_A_LINE);
     ck_assert_msg(packed8_layer_pack(&layer, 1, &err) == TRF_OK, "%s", err.message);
     packed8_product p = allocate(&layer, m);
     for (size_t i = 0; i < (size_t)m * cols; i++)

@@ -12,7 +12,8 @@ enum {
     BY_TWO,       /* two constants */
     WITH_RECORDS, /* two constants, and records in each line: one of the first weight, whose place is all zeros as in
                    * unused words, and as many as the last line holds */
-    PACKED8_KINDS
+    PACKED8_KINDS,
+    IN_TURNS = PACKED8_KINDS /* WITH_RECORDS, and rows of gate and up in turns, which experts alone have */
 };
 
 typedef struct packed8_product {

@@ -590,7 +590,7 @@ START_TEST(refused_coded_mixtures) {
     expect_refused(coded.experts, coded_down.experts, &options, TRF_ERR_ARGUMENT, "do not take turns");
     expect_refused(packed, down, &options, TRF_ERR_ARGUMENT, "are coded experts");
     options.up = NULL;
-    expect_refused(packed, coded_down.experts, &options, TRF_ERR_ARGUMENT, "one layout");
+    expect_refused(packed, coded_down.experts, &options, TRF_ERR_ARGUMENT, "packed or coded both");
     options.up = coded.experts;
     options.gate_up_order = TRF_GATE_UP_HALVES;
     expect_refused(other.experts, coded_down.experts, &options, TRF_ERR_ARGUMENT, "gates are 2 experts of 16x48");

@@ -25,6 +25,7 @@ int main(void) {
 enum {
     MOST_EXPERTS = 9,
     FP8_EXPERTS = -1, /* a kind: of each expert another kind of FP8 layer */
+    FP8_IN_TURNS = -2,
     /* trf_moe_result, of the device header */
     GATED = 0,
     OCTETS = 1,
@@ -57,7 +58,7 @@ typedef struct moe_run {
     const moe_case *of;
     packed_layer layers[MOST_EXPERTS];
     packed8_product fp8[MOST_EXPERTS]; /* in place of these, if is_fp8 */
-    int is_fp8;
+    int is_fp8, in_turns;
     const uint16_t *weights[MOST_EXPERTS];
     trf_packed_view views[MOST_EXPERTS];
     uint32_t routes;
@@ -82,10 +83,11 @@ static void sort_routes(moe_run *run) {
 
 static moe_run make_run(const moe_case *of, int kind) {
     test_rng rng = {77 * (uint64_t)of->cols + (uint64_t)kind};
-    moe_run run = {.of = of, .routes = of->tokens * of->top_k, .is_fp8 = kind == FP8_EXPERTS};
+    moe_run run = {.of = of, .routes = of->tokens * of->top_k, .is_fp8 = kind < 0, .in_turns = kind == FP8_IN_TURNS};
     for (uint32_t e = 0; e < of->experts; e++)
         if (run.is_fp8) {
-            run.fp8[e] = packed8_product_make(&rng, of->rows, of->cols, 1, (int)e % PACKED8_KINDS);
+            run.fp8[e] =
+                packed8_product_make(&rng, of->rows, of->cols, 1, run.in_turns ? IN_TURNS : (int)e % PACKED8_KINDS);
             run.weights[e] = run.fp8[e].layer.weights;
             run.views[e] = trf_packed8_view_of(&run.fp8[e].layer.head, run.fp8[e].layer.packed).packed;
         } else { /* zeroing experts beside others */
@@ -178,6 +180,7 @@ static warp_moe_product product_of(const moe_run *run, const uint16_t *slot_x, v
                                 .blocks = of->blocks,
                                 .experts = run->views,
                                 .is_fp8 = run->is_fp8,
+                                .in_turns = run->in_turns,
                                 .routes = routes_of(run),
                                 .first_slots = run->first_slots,
                                 .slot_routes = run->slot_routes,
@@ -199,7 +202,7 @@ static warp_moe_product product_of(const moe_run *run, const uint16_t *slot_x, v
 /* What is beside the slots must stay as it was. */
 START_TEST(products_are_exact) {
     /* 0, 3, 6, 1: all but row offsets, which experts do not have; and FP8 */
-    const int round = _i / CASES, kind = round < 4 ? round * 3 % WITH_OFFSETS : FP8_EXPERTS;
+    const int round = _i / CASES, kind = round < 4 ? round * 3 % WITH_OFFSETS : round == 4 ? FP8_EXPERTS : FP8_IN_TURNS;
     const moe_case *of = &kCases[_i % CASES];
     if (!test_tries(_i / CASES + _i % CASES))
         return;
@@ -321,7 +324,7 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("moe_warp");
     TCase *tests = tcase_create("moe_warp");
-    tcase_add_loop_test(tests, products_are_exact, 0, 5 * CASES);
+    tcase_add_loop_test(tests, products_are_exact, 0, 6 * CASES);
     tcase_add_loop_test(tests, invalid_slots, 0, 6);
     tcase_add_loop_test(tests, sorted_routes, 0, 5);
     suite_add_tcase(suite, tests);

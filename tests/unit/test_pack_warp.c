@@ -351,19 +351,32 @@ END_TEST
 
 /* ---- packing FP8 ---- */
 
-/* Packs a layer of FP8 to memory that is UNUSED before, ranges one after the other. Its blocks are 128x128, or it is
- * one block. The table of scales has a row of blocks and two columns of them in front of it. */
-static trf_pack8_state pack8_ranges(test_rng *rng, const packed8_layer *layer, uint8_t *memory) {
-    const trf_packed8_view view = trf_packed8_view_of(&layer->head, memory);
+/* Makes a table of scales that has a row of blocks and two columns of them in front of a layer's. In turns the layer's
+ * blocks have twice as many rows as those of the table. Release it with free(). */
+static float *make_table(const packed8_layer *layer, const float *scales) {
     const uint32_t across = (layer->cols - 1) / layer->block_cols + 1, down = (layer->rows - 1) / layer->block_rows + 1;
     float *table = calloc((size_t)(across + 2) * (down + 1), sizeof *table);
     ck_assert_ptr_nonnull(table);
     for (uint32_t row = 0; row < down; row++)
-        memcpy(table + (size_t)(row + 1) * (across + 2) + 2, layer->scales + (size_t)row * across,
-               across * sizeof *table);
-    const trf_pack8_scales blocks = {table, NULL, TRF_GRANULARITY_SCALE_BLOCK, 128, across + 2, 128, 256},
-                           one = {layer->scales, NULL, TRF_GRANULARITY_TENSOR, 0, 1, 48, 16};
-    const trf_pack8_scales *scales = layer->num_scales > 1 ? &blocks : &one;
+        memcpy(table + (size_t)(row + 1) * (across + 2) + 2, scales + (size_t)row * across, across * sizeof *table);
+    return table;
+}
+
+/* Packs a layer of FP8 to memory that is UNUSED before, ranges one after the other. Its blocks are 128x128, in turns
+ * 256x128, or it is one block. */
+static trf_pack8_state pack8_ranges(test_rng *rng, const packed8_layer *layer, uint8_t *memory) {
+    const trf_packed8_view view = trf_packed8_view_of(&layer->head, memory);
+    const uint32_t across = (layer->cols - 1) / layer->block_cols + 1;
+    const float *own[2] = {layer->scales, layer->second_scales};
+    float *tables[2] = {NULL, NULL};
+    trf_pack8_scales scales[2];
+    for (int turn = 0; turn < (layer->second_scales ? 2 : 1); turn++) {
+        tables[turn] = make_table(layer, own[turn]);
+        scales[turn] =
+            layer->num_scales > 1
+                ? (trf_pack8_scales){tables[turn], NULL, TRF_GRANULARITY_SCALE_BLOCK, 128, across + 2, 128, 256}
+                : (trf_pack8_scales){own[turn], NULL, TRF_GRANULARITY_TENSOR, 0, 1, 48, 16};
+    }
     trf_pack8_state state = {0};
     warp_pack8_pairs(&view, scales, &state, random_grid(rng));
     for (uint32_t row = 0, count = 0; row < layer->rows; row += count) {
@@ -375,7 +388,8 @@ static trf_pack8_state pack8_ranges(test_rng *rng, const packed8_layer *layer, u
         warp_pack8(&view, scales, &range, &state, random_grid(rng));
         dense_rows_free(&dense);
     }
-    free(table);
+    free(tables[0]);
+    free(tables[1]);
     return state;
 }
 
@@ -384,6 +398,23 @@ static uint8_t *unused_memory(uint64_t bytes) {
     ck_assert_ptr_nonnull(memory);
     memset(memory, UNUSED, bytes);
     return memory;
+}
+
+/* Expects kernels to make the bytes of a packed layer. */
+static void check_packing_fp8(test_rng *rng, const packed8_layer *layer) {
+    const trf_packed8_head *head = &layer->head;
+    uint8_t *memory = unused_memory(head->common.buffer_bytes);
+    const trf_pack8_state state = pack8_ranges(rng, layer, memory);
+    ck_assert_uint_eq(state.num_records, head->num_records);
+    ck_assert_uint_eq(state.has_low, (head->flags & TRF_PACKED8_HAS_LOW) != 0);
+    EXPECT(state.no_pair == 0 && state.full_line == 0);
+    const uint64_t lines_end = head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES;
+    for (uint64_t at = 0; at < head->common.buffer_bytes; at++) {
+        const int is_between = at < head->lines_offset || (at >= lines_end && at < head->tiles_offset);
+        if (memory[at] != (is_between ? UNUSED : layer->packed[at]))
+            ck_abort_msg("byte %llu is %02x, not %02x", (unsigned long long)at, memory[at], layer->packed[at]);
+    }
+    free(memory);
 }
 
 START_TEST(packing_fp8_is_the_references) {
@@ -397,19 +428,32 @@ START_TEST(packing_fp8_is_the_references) {
     trf_error err;
     add_misfits(&rng, &layer, _i % 3 * TRF_PACKED8_MAX_RECORDS / 2);
     ck_assert_msg(packed8_layer_pack(&layer, 1, &err) == TRF_OK, "%s", err.message);
-    const trf_packed8_head *head = &layer.head;
-    uint8_t *memory = unused_memory(head->common.buffer_bytes);
-    const trf_pack8_state state = pack8_ranges(&rng, &layer, memory);
-    ck_assert_uint_eq(state.num_records, head->num_records);
-    ck_assert_uint_eq(state.has_low, (head->flags & TRF_PACKED8_HAS_LOW) != 0);
-    EXPECT(state.no_pair == 0 && state.full_line == 0);
-    const uint64_t lines_end = head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES;
-    for (uint64_t at = 0; at < head->common.buffer_bytes; at++) {
-        const int is_between = at < head->lines_offset || (at >= lines_end && at < head->tiles_offset);
-        if (memory[at] != (is_between ? UNUSED : layer.packed[at]))
-            ck_abort_msg("byte %llu is %02x, not %02x", (unsigned long long)at, memory[at], layer.packed[at]);
-    }
-    free(memory);
+    check_packing_fp8(&rng, &layer);
+    packed8_layer_free(&layer);
+}
+END_TEST
+
+/* Packed by kernels, and unpacked, with up to as many records as a line in turns holds. */
+START_TEST(fp8_in_turns_is_the_references) {
+    static const uint32_t shapes[][2] = {{16, 40}, {96, 1100}, {144, 130}, {592, 2200}};
+    const uint32_t *shape = shapes[_i / 3];
+    test_rng rng = {9000 + (uint64_t)_i};
+    const int has_blocks = _i % 3 && shape[0] > 256;
+    packed8_layer layer = packed8_layer_make(&rng, shape[0], shape[1], has_blocks ? 256 : shape[0],
+                                             has_blocks ? 128 : shape[1], _i % 3 == 0);
+    trf_error err;
+    packed8_layer_take_turns(&layer, &rng, _i % 3 == 0);
+    add_misfits(&rng, &layer, _i % 3 * TRF_PACKED8_MAX_RECORDS_IN_TURNS / 2);
+    ck_assert_msg(packed8_layer_pack(&layer, 1, &err) == TRF_OK, "%s", err.message);
+    packed8_layer_check(&layer);
+    check_packing_fp8(&rng, &layer);
+    const trf_packed8_view view = trf_packed8_view_of(&layer.head, layer.packed);
+    check_both(&rng, (layer_view){NULL, &view}, layer.weights);
+    for (uint64_t at = sizeof(trf_packed8_head); at < layer.head.common.buffer_bytes; at++) /* and garbage */
+        if (test_below(&rng, 16) == 0)
+            layer.packed[at] = (uint8_t)test_random(&rng);
+    trf_unpack8(&view, layer.weights, layer.cols);
+    check_both(&rng, (layer_view){NULL, &view}, layer.weights);
     packed8_layer_free(&layer);
 }
 END_TEST
@@ -521,6 +565,7 @@ int main(void) {
     tcase_add_loop_test(tcase, garbage_is_read_from_within, 0, 12);
     tcase_add_loop_test(tcase, unpacking_fp8_gives_the_weights_back, 0, SHAPES * 6);
     tcase_add_loop_test(tcase, garbage_of_fp8_is_read_from_within, 0, 12);
+    tcase_add_loop_test(tcase, fp8_in_turns_is_the_references, 0, 12);
     tcase_add_loop_test(tcase, packing_fp8_is_the_references, 0, SHAPES * 6);
     tcase_add_loop_test(tcase, what_cannot_be_packed_as_fp8, 0, 6);
     tcase_add_loop_test(tcase, decoding_codes, 0, SHAPES);

@@ -241,6 +241,43 @@ START_TEST(lines_that_are_full) {
 }
 END_TEST
 
+/* ---- gate and up in turns ---- */
+
+START_TEST(layers_in_turns) {
+    static const uint32_t shapes[][4] = {
+        {16, 33, 64, 128}, {80, 1025, 64, 128}, {256, 1500, 128, 128}, {144, 260, 144, 260}};
+    const uint32_t *shape = shapes[_i / SCALE_KINDS];
+    test_rng rng = {65 + (uint64_t)_i};
+    packed8_layer layer = packed8_layer_make(&rng, shape[0], shape[1], shape[2], shape[3], _i % SCALE_KINDS);
+    packed8_layer_take_turns(&layer, &rng, _i % SCALE_KINDS);
+    pack_and_check(&layer, 1);
+    ck_assert_uint_eq(layer.head.num_records, 0);
+    ck_assert_uint_eq(layer.head.flags & ~(uint32_t)TRF_PACKED8_HAS_LOW, TRF_PACKED8_IN_TURNS);
+    if (_i % SCALE_KINDS == SCALES_BF16)
+        ck_assert_uint_eq(layer.head.flags, TRF_PACKED8_IN_TURNS);
+    packed8_layer_free(&layer);
+}
+END_TEST
+
+/* A line in turns holds 15 records, and has constants where other lines have more. */
+START_TEST(full_lines_in_turns) {
+    test_rng rng = {66};
+    packed8_layer layer = packed8_layer_make(&rng, 128, 2048, 128, 128, SCALES_F32);
+    trf_error err;
+    packed8_layer_take_turns(&layer, &rng, SCALES_F32);
+    for (uint32_t i = 0; i <= TRF_PACKED8_MAX_RECORDS_IN_TURNS; i++) {
+        layer.weights[(size_t)(i * 2) * layer.cols + 1024 + i * 44] ^= 0x4000;
+        if (i < TRF_PACKED8_MAX_RECORDS_IN_TURNS) {
+            pack_and_check(&layer, 1);
+            ck_assert_uint_eq(layer.head.num_records, i + 1);
+        }
+    }
+    ck_assert_int_eq(packed8_layer_pack(&layer, 1, &err), TRF_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "16 of the weights"));
+    packed8_layer_free(&layer);
+}
+END_TEST
+
 /* ---- what is refused ---- */
 
 START_TEST(blocks_and_scales_that_are_refused) {
@@ -314,7 +351,7 @@ static const corruption kCorruptions[] = {
     {10, 64, TRF_ERR_HEADER, 40, 1, "padded_rows"},
     {12, 1, TRF_ERR_HEADER, 48, 1, "codec"},
     {12, 0x100, TRF_ERR_HEADER, 49, 1, "reserved"},
-    {13, 4, TRF_ERR_HEADER, 52, 1, "unknown flags"},
+    {13, 8, TRF_ERR_HEADER, 52, 1, "unknown flags"},
     {13, 1, TRF_ERR_HEADER, 52, 1, "records"},
     {13, 2, TRF_ERR_TILE, 52, 1, "second constants"},
     {18, 7, TRF_ERR_TILE, 72, 1, "records, the head says"},
@@ -385,6 +422,8 @@ int main(void) {
     tcase_add_test(tcase, zeros_and_denormals);
     tcase_add_test(tcase, records_of_every_kind);
     tcase_add_loop_test(tcase, lines_that_are_full, 0, 4);
+    tcase_add_loop_test(tcase, layers_in_turns, 0, 4 * SCALE_KINDS);
+    tcase_add_test(tcase, full_lines_in_turns);
     tcase_add_test(tcase, blocks_and_scales_that_are_refused);
     tcase_add_test(tcase, head_of_other_weights);
     tcase_add_loop_test(tcase, validator_finds, 0, (int)(sizeof kCorruptions / sizeof *kCorruptions));

@@ -70,9 +70,10 @@ void warp_multiply_experts(const warp_moe_product *product) {
     bool may_zero = false;
     for (uint32_t e = 0; e < product->routes.experts; e++)
         may_zero = may_zero || product->experts[e].zeroing;
-    (product->is_fp8 ? multiply_by_kernel<trf_moe_fp8>
-     : may_zero      ? multiply_by_kernel<trf_moe_bf16_may_zero>
-                     : multiply_by_kernel<trf_moe_bf16>)(product);
+    (product->in_turns ? multiply_by_kernel<trf_moe_fp8_in_turns>
+     : product->is_fp8 ? multiply_by_kernel<trf_moe_fp8>
+     : may_zero        ? multiply_by_kernel<trf_moe_bf16_may_zero>
+                       : multiply_by_kernel<trf_moe_bf16>)(product);
 }
 
 static void count_block(void *args) {

@@ -15,8 +15,8 @@ typedef struct warp_moe_product {
     int kernel; /* trf_moe_kernel */
     uint32_t blocks;
     const trf_packed_view *experts; /* [routes.experts], all in host memory; of FP8 experts the parts of their views */
-    int is_fp8;
-    trf_moe_routes routes; /* ids: NULL if the tables say which routes there are */
+    int is_fp8, in_turns;           /* in_turns: FP8 in turns */
+    trf_moe_routes routes;          /* ids: NULL if the tables say which routes there are */
     const uint32_t *first_slots, *slot_routes;
     uint32_t *route_slots;
     uint32_t max_slots;

@@ -22,7 +22,9 @@ static void count_exponents(void *args) {
     trf_count_exponents(*(const trf_histogram_args *)args, shared_as<trf_histogram_shared>());
 }
 static void find_pairs(void *args) { trf_find_pairs(*(const trf_pack8_args *)args); }
-static void pack8_lines(void *args) { trf_pack8_lines(*(const trf_pack8_args *)args, shared_as<trf_pack8_shared>()); }
+template <bool kInTurns> static void pack8_lines(void *args) {
+    trf_pack8_lines<kInTurns>(*(const trf_pack8_args *)args, shared_as<trf_pack8_shared>());
+}
 static void unpack8_values(void *args) { trf_unpack8_values(*(const trf_unpack8_values_args *)args); }
 template <class Weights> static void unpack_lines(void *args) {
     trf_unpack_lines<Weights>(*(const trf_unpack_args *)args);
@@ -86,12 +88,14 @@ void warp_unpack_rows(const trf_packed_view *view, const trf_packed_lookup *look
 
 void warp_unpack8(const trf_packed8_view *view, uint32_t first_row, uint32_t num_rows, const trf_unpack_target *target,
                   warp_grid grid) {
-    run_lines<trf_unpack_fp8>(&view->packed, first_row, num_rows, target, grid);
+    (trf_pack8_in_turns(*view) ? run_lines<trf_unpack_fp8<true>>
+                               : run_lines<trf_unpack_fp8<false>>)(&view->packed, first_row, num_rows, target, grid);
 }
 
 void warp_unpack8_rows(const trf_packed8_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,
                        warp_grid grid) {
-    run_ids<trf_unpack_row_fp8>(&view->packed, lookup, target, grid);
+    (trf_pack8_in_turns(*view) ? run_ids<trf_unpack_row_fp8<true>>
+                               : run_ids<trf_unpack_row_fp8<false>>)(&view->packed, lookup, target, grid);
 }
 
 void warp_pack8_pairs(const trf_packed8_view *view, const trf_pack8_scales *scales, trf_pack8_state *state,
@@ -103,7 +107,8 @@ void warp_pack8_pairs(const trf_packed8_view *view, const trf_pack8_scales *scal
 void warp_pack8(const trf_packed8_view *view, const trf_pack8_scales *scales, const trf_rows_to_pack *rows,
                 trf_pack8_state *state, warp_grid grid) {
     trf_pack8_args args = trf_pack8_args_of(view, scales, rows, state);
-    run(pack8_lines, &args, kPackThreads, sizeof(trf_pack8_shared), args.num_lines, grid);
+    run(trf_pack8_in_turns(*view) ? pack8_lines<true> : pack8_lines<false>, &args, kPackThreads,
+        sizeof(trf_pack8_shared), args.num_lines, grid);
 }
 
 void warp_unpack8_values(const trf_packed8_view *view, const trf_device_view *kind, trf_decode_as as,

@@ -124,9 +124,7 @@ def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
     for tensor in checkpoint.tensors:
         layer = tensor.layer
         if layout == "packed" and layer is not None and _may_be_packed(tensor, layer):
-            # Experts do not lie in packed FP8.
-            each = packed_bytes(layer.rows, layer.cols) if len(tensor.shape) > _MATRIX else layer_packed_bytes(layer)
-            total += tensor.blobs * each
+            total += tensor.blobs * layer_packed_bytes(layer)
         elif layout == "plain" and layer is not None and _can_be_plain(layer) and len(tensor.shape) == _MATRIX:
             total += 2 * layer.rows * layer.cols
         else:

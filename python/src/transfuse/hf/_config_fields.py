@@ -75,10 +75,9 @@ class ConfigFields:
         of the uncompressed model on the same machine, bit for bit. This affects the whole process, and is not saved.
     layout : str
         How the weights of linear layers, embeddings and experts lie in memory: "coded", "packed", "plain" or "packed8".
-        "packed" is packed8 for FP8 that fits it, though not for experts. Weights that a layout does not take lie coded,
-        as all experts do with "plain" and "packed8". In files all of them are coded, also
-        after saving. With "auto" each layer has the layout that `transfuse.choose_layouts` gives it for `memory` and
-        `batches`.
+        "packed" is packed8 for FP8 that fits it. Weights that a layout does not take lie coded, as all experts do with
+        "plain". In files all of them are coded, also after saving. With "auto" each layer has the layout that
+        `transfuse.choose_layouts` gives it for `memory` and `batches`.
     memory : int or str, optional
         For "auto" alone, which needs it: what weights, CUDA and the framework may take, such as "80GB". The KV cache
         and activations come on top.

@@ -16,7 +16,7 @@ from torch import nn
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
 from transfuse._checkpoint import TensorInfo
-from transfuse._memory_need import packed_bytes
+from transfuse._memory_need import layer_packed_bytes
 from transfuse.hf._module_kinds import multiplies
 from transfuse.torch._dtypes import BF16_CODINGS
 from transfuse.torch._experts import find_experts_obstacle
@@ -101,10 +101,9 @@ def make_placeholders(sorted_parts: dict[str, list[Part]], layout: str) -> dict[
 
 def _count_bytes(tensor: TensorInfo, layout: str) -> int:
     """Returns how many bytes of a container one expert takes, or all those of a 3-D tensor."""
-    if layout != "packed":
+    if layout == "coded" or tensor.layer is None:
         return _aligned(tensor.bytes) + _HEAD_BYTES
-    *experts, rows, cols = tensor.shape
-    return math.prod(experts) * (_aligned(packed_bytes(rows, cols)) + _HEAD_BYTES)
+    return math.prod(tensor.shape[:-2]) * (_aligned(layer_packed_bytes(tensor.layer)) + _HEAD_BYTES)
 
 
 def _aligned(size: int) -> int:

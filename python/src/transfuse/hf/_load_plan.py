@@ -87,7 +87,7 @@ class LoadPlan:
     Attributes
     ----------
     layout : str
-        How taken weights will lie in memory; experts lie coded, or packed if it is "packed".
+        How taken weights will lie in memory; experts lie coded, or packed if it is "packed" or "packed8".
     layouts : dict of str to str
         Layouts of single tensors, by their names, in place of `layout`.
     refused : dict of str to str
@@ -312,10 +312,8 @@ class Planner:
                         self._decode(f"{path}.{name}", groups.pop(f"{path}.{name}"), converter, str(obstacle))
                 continue
             wanted = {self.plan.get_layout(part.tensor) for parts in blobs.values() for part in parts}
-            layout = "packed" if wanted == {"packed"} else "coded"
-            refusal = find_packing_reason(module, blobs) if layout == "packed" else ""
-            if "packed8" in wanted:
-                refusal = "experts do not lie in packed8 yet"
+            layout = next(iter(wanted)) if wanted in ({"packed"}, {"packed8"}) else "coded"
+            refusal = find_packing_reason(module, blobs) if layout != "coded" else ""
             if refusal:
                 layout = "coded"
                 self.plan.refused.update((f"{path}.{name}", refusal) for name in blobs)

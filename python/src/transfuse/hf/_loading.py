@@ -99,7 +99,7 @@ class Loader:
     def _make_loads(self) -> list[_Load]:
         loads = [_Load(taken.target, [taken.part]) for taken in self.plan.taken]
         for experts in self.plan.experts:
-            if experts.layout == "packed":
+            if experts.layout != "coded":
                 loads.append(
                     _Load(experts.path, [part for parts in experts.blobs.values() for part in parts], True, experts)
                 )
@@ -131,7 +131,7 @@ class Loader:
         assert isinstance(module, TransfuseExperts)
         with self._packing:
             coded = {name: self._read_buffer(load) for name, load in loads.items()}
-            reason, swap = module.prepare_packed(coded)
+            reason, swap = module.prepare_packed(coded, experts.layout)
 
         def put_coded() -> None:
             self.plan.refused.update((load.target, reason) for load in loads.values())

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import transfuse
 from transfuse.hf import TransfuseConfig
 from transfuse.tests.fp8_sources import FP8_KINDS, quantize_all, write_fp8
+from transfuse.torch._experts import TransfuseExperts
 
 SIZES = {
     "hidden_size": 192,
@@ -115,3 +116,14 @@ def test_saving(folder: Path, tmp_path: Path) -> None:
     assert "quantization_config" not in json.loads((tmp_path / "back" / "config.json").read_text())
     transfuse.set_exact(False)
     assert torch.equal(logits(tmp_path / "back"), wanted)
+
+
+@pytest.mark.parametrize("layout", ["packed", "packed8"])
+def test_experts_lie_packed8(folder: Path, layout: str) -> None:
+    config = TransfuseConfig(layout=layout)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "compressed", dtype="auto", quantization_config=config
+    )
+    experts = [module for module in model.modules() if isinstance(module, TransfuseExperts)]
+    assert len(experts) == (2 if model.config.model_type == "qwen3_moe" else 0)
+    assert all(module.layout == "packed8" for module in experts)

@@ -153,7 +153,7 @@ def test_mixtures_of_coded_experts() -> None:
     for operands, options, words in [
         ((gate, down), {}, "do not fit"),
         ((gate, down), {"up": down}, "gates are 6 experts of 96x128"),
-        ((both, mixture.packed_down), {}, "one layout"),
+        ((both, mixture.packed_down), {}, "packed or coded both"),
         ((mixture.packed_gate_up, mixture.packed_down), {"up": up}, "no interleaved rows"),
     ]:
         with pytest.raises(RuntimeError, match=words):
@@ -173,7 +173,7 @@ def test_what_mixtures_refuse() -> None:
         ((x, ids.short(), weights, gate_up, down), {}, "ids must be int32 or int64"),
         ((x, ids[:4], weights, gate_up, down), {}, r"ids must be int32 or int64 \[13, 2\]"),
         ((x, ids, weights.bfloat16(), gate_up, down), {}, r"weights must be F32 \[13, 2\]"),
-        ((x, ids, weights, coded, down), {}, "one layout"),
+        ((x, ids, weights, coded, down), {}, "packed or coded both"),
         ((x, ids, weights, down, down), {}, "rows of gate and up are not interleaved"),
         ((x, ids, weights, gate_up, gate_up), {}, "down has interleaved rows"),
         ((x, ids, weights, gate_up, tt.pack_experts(mixture.down[1:], interleave=False)), {}, "as many experts"),
@@ -240,8 +240,12 @@ def test_containers(device: str, codec: str, rows: int, cols: int) -> None:
         tt.decode_experts_into(packed, both[:, rows:])
         assert same_bits(both[:, rows:], dense) and bool((both[:, :rows] == 7).all())
         assert same_bits(tt.decode_experts(packed, 3, rows, cols, torch.float32), dense.float())
-        for parts in ([coded], halves, list(dense.chunk(2, dim=1)), [packed]):
+        for parts in (list(dense.chunk(2, dim=1)), [packed], *([[coded], halves] if codec == "bf16" else [])):
             assert same_bits(tt.pack_experts(*parts, interleave=interleave), packed)
+        if codec != "bf16":
+            as_fp8 = tt.pack_experts(coded, interleave=interleave)
+            assert {tt.layer_layout(buffer) for buffer in tt.container_buffers(as_fp8)} == {"packed8"}
+            assert same_bits(tt.decode_experts(as_fp8, 3, rows, cols, torch.bfloat16), dense)
     turns = tt.decode(tt.container_buffers(packed)[1], rows, cols, torch.bfloat16)
     assert same_bits(turns[8:16], dense[1, rows // 2 : rows // 2 + 8])
 
@@ -500,3 +504,98 @@ def test_whole_models(family: str, device: str) -> None:
 def test_what_is_exported() -> None:
     assert all(hasattr(_experts, name) for name in _experts.__all__)
     assert tt.pack_experts is _packed_experts.pack_experts
+
+
+# ---- FP8 experts ----
+
+
+def make_fp8(rows: int, cols: int, seed: int) -> Tensor:
+    """Returns the BF16 weights of all experts, FP8 codes times a scale for each block, which packed BF16 takes, too."""
+    codes = (60 * normal(cases.EXPERTS, rows, cols, seed=seed, scale=1.0).float()).to(torch.float8_e4m3fn).float()
+    blocks = cases.EXPERTS, -(-rows // 128), -(-cols // 128)
+    scales = (torch.rand(blocks, generator=torch.Generator().manual_seed(seed)) + 1) / 1000
+    return (codes * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :rows, :cols]).bfloat16()
+
+
+class Fp8Parts:
+    """Gate, up and down, dense and as blobs of FP8 with scales, and a dense module of them."""
+
+    def __init__(self, device: str, exceptions: int = 0) -> None:
+        hidden, inner = SIZES["hidden"], SIZES["inner"]
+        parts = [make_fp8(inner, hidden, 1), make_fp8(inner, hidden, 2), make_fp8(hidden, inner, 3)]
+        parts[0][2, 0, :exceptions] = 3.0  # no code times the scale
+        self.blobs = [[tt.encode(expert, codec="fp8_e4m3").to(device) for expert in part] for part in parts]
+        self.dense = cases.make_experts("eager", **SIZES).to(device)
+        self.dense.gate_up_proj.data = torch.cat(parts[:2], dim=1).to(device)
+        self.dense.down_proj.data = parts[2].to(device)
+
+    def make_module(self) -> Any:
+        gate, up, down = self.blobs
+        return replace_experts(copy.deepcopy(self.dense), gate=gate, up=up, down=down)
+
+
+def layouts_of(module: Any) -> set[tuple[str, str]]:
+    return {
+        (name, tt.layer_layout(buffer))
+        for name in ("gate_up_proj", "down_proj")
+        for buffer in tt.container_buffers(getattr(module, name))
+    }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fp8_modules(device: str) -> None:
+    parts = Fp8Parts(device)
+    module, as_bf16 = parts.make_module(), copy.deepcopy(parts.dense)
+    before = {name: blob.clone() for name, blob in module.state_dict().items()}
+    assert tt.set_layout(module, "packed") == {}
+    assert module.layout == "packed8" and "layout=packed8" in repr(module)
+    assert layouts_of(module) == {("gate_up_proj", "packed8"), ("down_proj", "packed8")}
+    compress_model(nn.ModuleDict({"experts": as_bf16}), layout="packed", codec="bf16")
+    assert as_bf16.layout == "packed"
+    for tokens in (0, 1, 7, 64, 300):
+        routes = make_routes(tokens, device)
+        assert same_bits(module(*routes), as_bf16(*routes))
+        with exact():
+            assert same_bits(module(*routes), parts.dense(*routes))
+    weights = module.decode_weights()
+    assert same_bits(weights["gate_up_proj"], parts.dense.gate_up_proj)
+    assert same_bits(weights["down_proj"], parts.dense.down_proj)
+    assert tt.set_layout(module, "packed8") == {} and tt.set_layout(module, "packed") == {}
+    for way in ("deepcopy", "pickle"):
+        again = cases.round_trip(module, way)
+        assert again.layout == "packed8" and same_bits(again(*make_routes(5, device)), module(*make_routes(5, device)))
+    assert all(same_bits(made, before[name]) for name, made in module.state_dict().items())
+    module.load_state_dict(before)
+    assert module.layout == "packed8" and same_bits(module.decode_weights()["down_proj"], parts.dense.down_proj)
+    assert tt.set_layout(module, "coded") == {} and module.layout == "coded"
+    assert all(same_bits(made, before[name]) for name, made in module.state_dict().items())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fp8_that_does_not_fit(device: str) -> None:
+    parts = Fp8Parts(device, exceptions=20)
+    module, routes = parts.make_module(), make_routes(9, device)
+    with pytest.warns(UserWarning, match="stay as they are"):
+        refusals = tt.set_layout(nn.ModuleDict({"experts": parts.make_module()}), "packed8")
+    assert len(refusals) == 3 and all("expert 2: " in reason for reason in refusals.values())
+    with pytest.warns(UserWarning, match=r"FP8 experts are packed as BF16: expert 2: .* at most 15 may be"):
+        assert tt.set_layout(module, "packed") == {}
+    assert module.layout == "packed"
+    assert layouts_of(module) == {("gate_up_proj", "packed"), ("down_proj", "packed8")}
+    with exact():
+        assert same_bits(module(*routes), parts.dense(*routes))
+    assert cases.error_of(module(*routes), parts.dense(*routes)) < 0.01
+    with pytest.raises(transfuse.UnsupportedError, match="no coded FP8 with scales"):
+        tt.set_layout(cases.compress(cases.make_experts(**SIZES)), "packed8")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_products_of_fp8_experts(device: str) -> None:
+    parts = Fp8Parts(device)
+    down = tt.pack_experts(tt.make_container(parts.blobs[2]), interleave=False)
+    same = tt.pack_experts(parts.dense.down_proj, interleave=False)
+    assert {tt.layer_layout(buffer) for buffer in tt.container_buffers(down)} == {"packed8"}
+    x = normal(40, SIZES["inner"], seed=4, scale=1.0).to(device)
+    offsets = torch.tensor([0, 3, 3] + [40] * (cases.EXPERTS - 2), dtype=torch.int32, device=device)
+    found, want = (tt.experts(x, offsets, each, SIZES["hidden"]) for each in (down, same))
+    assert same_bits(found, want)

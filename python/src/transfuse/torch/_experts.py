@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transfuse._errors import Status, TransfuseError, UnsupportedError, make_error
+from transfuse._options import fits_layout
 from transfuse._results import LayerInfo
 from transfuse.torch import _ops, _packed_experts, _registry
 from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 _PACKED_NAMES = ("gate_up_proj", "down_proj")
+_PACKED_LAYOUTS = ("packed", "packed8")
 # If an expert has more tokens than this, on average, decoding all experts of a layer is faster than multiplying by
 # compressed ones, which decodes an expert again for each 8 of its tokens (docs/notebook/2026-11-24-models.md).
 _decode_threshold = 16
@@ -171,7 +173,7 @@ def replace_experts(
     made._coded_infos = dict.fromkeys(shapes)
     for name, container in containers.items():
         made.register_parameter(name, as_parameter(container))
-    if made._layout == "packed":
+    if made._is_packed():
         made._coded_infos = dict.fromkeys(("gate_proj", "up_proj", "down_proj"))
     object.__setattr__(module, "__dict__", made.__dict__)
     object.__setattr__(module, "__class__", type(made))
@@ -187,7 +189,7 @@ class TransfuseExperts(BufferModule):
     gate_up_proj, gate_proj, up_proj, down_proj : nn.Parameter, uint8, [container_bytes]
         Two or three of these exist, as this file's docstring says.
     layout : str
-        "coded" or "packed".
+        "coded", "packed", or "packed8", which is FP8 that was packed; "packed" if only one container is.
     container_shapes : dict of str to (int, int, int)
         For each of these the numbers of experts, and of rows and columns of their decoded weights.
     weight_dtype : torch.dtype
@@ -247,7 +249,7 @@ class TransfuseExperts(BufferModule):
             return result
         if _ops.is_exact() or hidden_states.dtype not in self.product_dtypes:
             return self._forward_dense(hidden_states, top_k_index, top_k_weights)
-        if self._layout == "packed":
+        if self._is_packed():
             return self._forward_packed(hidden_states, top_k_index, top_k_weights)
         if top_k_index.numel() > _decode_threshold * self.num_experts:
             if not self.packing_refusal and hidden_states.dtype == torch.bfloat16:
@@ -327,24 +329,29 @@ class TransfuseExperts(BufferModule):
         TransfuseError
             Memory is short, and so on.
         """
-        if layout == self._layout:
+        if fits_layout(self._layout, layout):
             return "", _do_nothing
         if not all(has_bytes(container) for container in self._containers()):
             return "its experts are to be loaded first", _do_nothing
         if layout == "coded":
             coded = {name: made.to(self.down_proj.device) for name, made in self._encode_packed().items()}
             return "", lambda: self._put_containers(coded)
-        if layout != "packed":
-            return "experts lie coded or packed (and not in packed8 yet)", _do_nothing
-        return self.prepare_packed({name: getattr(self, name) for name in self.container_shapes})
+        if layout not in _PACKED_LAYOUTS:
+            return "experts lie coded, packed or packed8", _do_nothing
+        if self._is_packed():  # as BF16, where packed8 is asked for
+            return "its experts are packed as BF16 already", _do_nothing
+        return self.prepare_packed({name: getattr(self, name) for name in self.container_shapes}, layout)
 
-    def prepare_packed(self, containers: dict[str, Tensor]) -> tuple[str, Callable[[], None]]:
-        """Does what `prepare_layout` does for "packed", from coded containers that the module need not have yet."""
+    def prepare_packed(self, containers: dict[str, Tensor], layout: str = "packed") -> tuple[str, Callable[[], None]]:
+        """Does what `prepare_layout` does for "packed" and "packed8", from coded containers.
+
+        The module need not have these yet. "packed" gives "packed8" of FP8 with scales that fits.
+        """
         reason = self._find_packing_obstacle(containers["down_proj"].device)
         if reason:
             return reason, _do_nothing
         try:
-            packed, infos = self._pack(containers)
+            packed, infos = self._pack(containers, layout)
         except UnsupportedError as refusal:
             return refusal.message, _do_nothing
 
@@ -363,7 +370,7 @@ class TransfuseExperts(BufferModule):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The class is made at run time, so it cannot be found by its name.
         state = self.__dict__.copy()
-        if self._layout == "packed" and all(has_bytes(container) for container in self._containers()):
+        if self._is_packed() and all(has_bytes(container) for container in self._containers()):
             coded = {name: as_parameter(made.to(self.down_proj.device)) for name, made in self._encode_packed().items()}
             state.update(_parameters=coded, container_shapes=self._coded_shapes())
         return _new_instance, (self._dense_class,), state
@@ -384,7 +391,7 @@ class TransfuseExperts(BufferModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self._layout != state.get("_layout", "coded"):  # a pickle of packed experts
-            reason = self.convert_layout("packed")
+            reason = self.convert_layout("packed")  # packed8 again, if it was
             if reason:
                 warnings.warn(f"a {type(self).__name__} stays coded, since {reason}", stacklevel=2)
 
@@ -412,15 +419,18 @@ class TransfuseExperts(BufferModule):
         """Raises an error for a container that does not lie as the others do, or in which experts cannot run."""
         layouts = {_registry.layer_layout(expert) for expert in container_buffers(buffer)}
         others = [each for own, each in self._parameters.items() if own != name and each is not None]
-        wanted = {_layout_of(each) for each in others if has_bytes(each)} or {"coded", "packed"}
+        wanted = {_layout_of(each) for each in others if has_bytes(each)} or {"coded", *_PACKED_LAYOUTS}
+        if wanted & set(_PACKED_LAYOUTS):  # containers are packed each in its own way
+            wanted |= set(_PACKED_LAYOUTS)
+        are_packed = layouts <= set(_PACKED_LAYOUTS)
         reason: str | None = ""
         if len(layouts) > 1 or not layouts <= wanted:
             reason = f"its experts lie {' and '.join(sorted(layouts))}, and not {' or '.join(sorted(wanted))}"
-        elif layouts == {"packed"}:
+        elif are_packed:
             reason = self._find_packing_obstacle(buffer.device)
         if reason:
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{what}: {reason}")
-        if (read_order(buffer) == ROWS_INTERLEAVED) != (layouts == {"packed"} and name == "gate_up_proj"):
+        if (read_order(buffer) == ROWS_INTERLEAVED) != (are_packed and name == "gate_up_proj"):
             raise ValueError(f"{what}: rows of gate_up_proj are interleaved if it is packed, and no others are")
 
     def _decode(self, name: str) -> Tensor:
@@ -447,9 +457,10 @@ class TransfuseExperts(BufferModule):
             self.packing_refusal = "its experts are to be loaded first"
             return
         layouts = {_layout_of(container) for container in containers}
-        if layouts <= {"coded", "packed"}:  # else the bytes are still to be written
-            self._layout = "packed" if layouts == {"packed"} else "coded"
-        dtypes = _X_DTYPES if layouts == {"coded"} else _X_DTYPES[:1] if layouts == {"packed"} else ()
+        are_packed = layouts <= set(_PACKED_LAYOUTS)
+        if layouts <= {"coded", *_PACKED_LAYOUTS}:  # else the bytes are still to be written
+            self._layout = "coded" if not are_packed else "packed8" if layouts == {"packed8"} else "packed"
+        dtypes = _X_DTYPES if layouts == {"coded"} else _X_DTYPES[:1] if are_packed else ()
         self.product_dtypes = tuple(
             dtype for dtype in dtypes if all(_multiplies(container, dtype) for container in containers)
         )
@@ -474,12 +485,15 @@ class TransfuseExperts(BufferModule):
         (down,) = _packed_experts.encode_packed(self.down_proj, [self._coded_infos["down_proj"]])
         return {**dict(zip(names, first)), "down_proj": down}
 
-    def _pack(self, containers: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, LayerInfo | None]]:
+    def _pack(
+        self, containers: dict[str, Tensor], layout: str = "packed"
+    ) -> tuple[dict[str, Tensor], dict[str, LayerInfo | None]]:
         """Returns packed containers of coded ones, and how these were encoded."""
+        pack = _packed_experts.pack_fp8_experts if layout == "packed8" else _packed_experts.pack_experts
         first = [container for name, container in containers.items() if name != "down_proj"]
         made = {
-            "gate_up_proj": _packed_experts.pack_experts(*first, interleave=True),
-            "down_proj": _packed_experts.pack_experts(containers["down_proj"], interleave=False),
+            "gate_up_proj": pack(*first, interleave=True),
+            "down_proj": pack(containers["down_proj"], interleave=False),
         }
         return made, {name: _registry.expert_infos(each)[0] for name, each in containers.items()}
 
@@ -494,7 +508,10 @@ class TransfuseExperts(BufferModule):
             self.register_parameter(name, as_parameter(container))
 
     def _state_names(self) -> tuple[str, ...]:
-        return tuple(self._coded_infos) if self._layout == "packed" else self._buffer_names()
+        return tuple(self._coded_infos) if self._is_packed() else self._buffer_names()
+
+    def _is_packed(self) -> bool:
+        return self._layout in _PACKED_LAYOUTS
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -50,12 +50,15 @@ def ops_library() -> ctypes.CDLL:
     error, info = POINTER(s.ErrorStruct), POINTER(s.DeviceLayerInfoStruct)
     size, memory = POINTER(s.LayerSizeStruct), POINTER(s.LayerMemoryStruct)
     dense, experts = POINTER(s.DeviceMatrixStruct), POINTER(ExpertsStruct)
+    two: list[object] = [c_void_p, c_uint64, c_void_p, c_uint64]  # buffers, and their bytes
     part = [c_uint32] * 4  # the first row, rows, the first column, columns
     functions: dict[str, tuple[object, list[object]]] = {
         "trf_torch_get_size": (c_int, [c_int, c_void_p, c_uint64, c_int, size, error]),
         "trf_torch_adopt": (c_int, [c_int, c_void_p, c_uint64, c_int, memory, error]),
         "trf_torch_get_converted_size": (c_int, [c_int, c_void_p, c_uint64, c_int, size, error]),
         "trf_torch_convert": (c_int, [c_int, c_void_p, c_uint64, c_int, memory, error]),
+        "trf_torch_get_gate_up_size": (c_int, [c_int, *two, size, error]),
+        "trf_torch_convert_gate_up": (c_int, [c_int, *two, memory, error]),
         "trf_torch_get_packed_size": (c_int, [c_int, dense, size, error]),
         "trf_torch_pack": (c_int, [c_int, dense, memory, c_void_p, c_uint64, c_int, c_void_p, c_uint64, error]),
         "trf_torch_get_load_size": (c_int, [c_int, c_void_p, c_char_p, c_int, *part, size, error]),

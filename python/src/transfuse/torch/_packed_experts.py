@@ -8,13 +8,15 @@ lie so; whatever decodes it gives them back in the order that they had.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from transfuse import _structs as s
 from transfuse._errors import Status, UnsupportedError, make_error
-from transfuse._memory_need import packed_bytes
+from transfuse._memory_need import is_scaled_fp8, packed_bytes
 from transfuse._results import LayerInfo
 from transfuse.torch import _ops, _registry
 from transfuse.torch._containers import (
@@ -60,7 +62,8 @@ def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
     Returns
     -------
     Tensor, uint8, [container_bytes]
-        A container of packed experts, known to the ops.
+        A container of packed experts, known to the ops. Coded experts of FP8 with scales lie "packed8"; if one of them
+        does not fit that layout, all lie "packed", as BF16, and a warning says why.
 
     Raises
     ------
@@ -74,16 +77,13 @@ def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
     TransfuseError
         A container is corrupt, or memory is short.
     """
-    parts = [_open_part(each) for each in weights]
-    if not parts:
-        raise ValueError("pack_experts needs the weights of experts")
-    first = parts[0]
-    if any((part.count, part.cols, part.device) != (first.count, first.cols, first.device) for part in parts):
-        listed = ", ".join(f"{part.count} of {part.rows} x {part.cols} on {part.device}" for part in parts)
-        raise ValueError(f"experts whose rows follow each other differ: {listed}")
-    rows = sum(part.rows for part in parts)
-    if interleave and rows % (2 * _TURN):
-        raise ValueError(f"gate and up of {rows} rows in all cannot take turns by {_TURN} rows")
+    parts = _open_parts(weights, interleave)
+    rows, first = sum(part.rows for part in parts), parts[0]
+    if all(part.is_fp8 for part in parts):
+        try:
+            return _pack_fp8(parts, interleave)
+        except UnsupportedError as refusal:
+            warnings.warn(f"FP8 experts are packed as BF16: {refusal.message}", stacklevel=2)
     writer = _Writer(first.count, packed_bytes(rows, first.cols), first.device)
     for index in range(first.count):
         matrices = [part.take(index) for part in parts]
@@ -96,6 +96,20 @@ def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
     container = writer.end(ROWS_INTERLEAVED if interleave else ROWS_AS_GIVEN)
     _registry.adopt(container)
     return container
+
+
+def pack_fp8_experts(*weights: Tensor, interleave: bool) -> Tensor:
+    """Does what `pack_experts` does, but packs as FP8 alone: containers of coded FP8 experts with scales.
+
+    Raises
+    ------
+    UnsupportedError
+        They are others, or one of them does not fit.
+    """
+    parts = _open_parts(weights, interleave)
+    if not all(part.is_fp8 for part in parts):
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, "the experts are no coded FP8 with scales")
+    return _pack_fp8(parts, interleave)
 
 
 def encode_packed(container: Tensor, infos: Sequence[LayerInfo | None]) -> list[Tensor]:
@@ -168,6 +182,27 @@ class _Part:
     cols: int
     device: torch.device
     take: Callable[[int], Tensor]
+    # The coded layers of FP8 experts with scales; none of any others.
+    fp8: tuple[Tensor, ...] = ()
+
+    @property
+    def is_fp8(self) -> bool:
+        return bool(self.fp8)
+
+
+def _open_parts(weights: Sequence[Tensor], interleave: bool) -> list[_Part]:
+    """Opens what is to be packed together, and checks that it fits."""
+    parts = [_open_part(each) for each in weights]
+    if not parts:
+        raise ValueError("pack_experts needs the weights of experts")
+    first = parts[0]
+    if any((part.count, part.cols, part.device) != (first.count, first.cols, first.device) for part in parts):
+        listed = ", ".join(f"{part.count} of {part.rows} x {part.cols} on {part.device}" for part in parts)
+        raise ValueError(f"experts whose rows follow each other differ: {listed}")
+    rows = sum(part.rows for part in parts)
+    if interleave and rows % (2 * _TURN):
+        raise ValueError(f"gate and up of {rows} rows in all cannot take turns by {_TURN} rows")
+    return parts
 
 
 def _open_part(weights: Tensor) -> _Part:
@@ -195,7 +230,34 @@ def _open_part(weights: Tensor) -> _Part:
         _registry.check_decoded(buffers[index])
         return _put_apart(dense) if is_interleaved else dense
 
-    return _Part(len(infos), about.rows, about.cols, weights.device, take)
+    are_fp8 = all(is_scaled_fp8(info) for info in infos) and all(
+        _registry.layer_layout(buffer) == "coded" for buffer in buffers
+    )
+    return _Part(len(infos), about.rows, about.cols, weights.device, take, tuple(buffers) if are_fp8 else ())
+
+
+def _pack_fp8(parts: list[_Part], interleave: bool) -> Tensor:
+    """Packs coded FP8 experts with their scales; raises UnsupportedError if one does not fit."""
+    if len(parts) > 2 or (len(parts) == 2 and not interleave):
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, "rows of several tensors are packed as FP8 in turns")
+    first = parts[0]
+    writer: _Writer | None = None
+    for index in range(first.count):
+        layers = [part.fp8[index] for part in parts]
+        try:
+            layer = (
+                _registry.convert_gate_up(layers[0], layers[1] if len(layers) > 1 else None)
+                if interleave
+                else _registry.convert(layers[0], s.Layout.PACKED8)
+            )
+        except UnsupportedError as refusal:
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"expert {index}: {refusal.message}") from refusal
+        writer = writer or _Writer(first.count, layer.numel(), first.device)
+        writer.add(layer)
+    assert writer is not None
+    container = writer.end(ROWS_INTERLEAVED if interleave else ROWS_AS_GIVEN)
+    _registry.adopt(container)
+    return container
 
 
 def _interleave(matrix: Tensor) -> Tensor:

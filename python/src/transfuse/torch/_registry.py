@@ -228,6 +228,31 @@ def convert(buffer: torch.Tensor, layout: int) -> torch.Tensor:
     return _make_layer(size, buffer.device, fill)
 
 
+def convert_gate_up(gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+    """Makes one packed FP8 layer of known coded FP8 layers, with rows of gate and up in turns.
+
+    Both keep their own scales. `up` is None where `gate` has both, one half each. The old layers stay as they are.
+
+    Raises
+    ------
+    UnsupportedError
+        They are no FP8 with scales, or do not fit that layout; the message has the reason.
+    ArgumentError
+        They do not fit each other.
+    DataError
+        A layer is corrupt.
+    """
+    size = s.LayerSizeStruct()
+    device, pointer = _place_of(gate)
+    source = device, pointer, gate.numel(), *((None, 0) if up is None else (_place_of(up)[1], up.numel()))
+    call("trf_torch_get_gate_up_size", *source, ctypes.byref(size))
+
+    def fill(memory: s.LayerMemoryStruct) -> None:
+        call("trf_torch_convert_gate_up", *source, ctypes.byref(memory))
+
+    return _make_layer(size, gate.device, fill)
+
+
 def pack(weight: torch.Tensor, *, stored_room: int = 0, packed_bf16: bool = False) -> torch.Tensor:
     """Packs a matrix losslessly and returns the layer, in memory of its own size; no blob is made.
 
