@@ -20,6 +20,7 @@
 #define TRF_FIND_FP8_BLOCKS_CUH
 
 #include "trf_find_fp8_launch.h"
+#include "trf_number_formats.h"
 #include "trf_pack_lane.h"
 #include "trf_warp.cuh"
 
@@ -36,17 +37,17 @@ static constexpr uint32_t kNoWeight = 1u << 15; /* an exponent that no weight ha
 struct trf_find_fp8_args {
     trf_dense_rows dense;
     const trf_find_fp8_set *sets;
-    uint32_t *pairs;
+    trf_found_scales to;
     trf_found_fp8 *found;
     uint32_t block_cols;
     uint64_t blocks;
 };
 
 static inline trf_find_fp8_args trf_find_fp8_args_of(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets,
-                                                     uint32_t *pairs, trf_found_fp8 *found) {
+                                                     const trf_found_scales *to, trf_found_fp8 *found) {
     return {trf_dense_rows_of(rows->weights, rows->stride, rows->first_row, rows->num_rows, rows->cols, 2),
             sets,
-            pairs,
+            *to,
             found,
             (rows->cols + kFindSide - 1) / kFindSide,
             trf_found_fp8_blocks(rows->num_rows, rows->cols)};
@@ -74,7 +75,7 @@ static __device__ __forceinline__ trf_find_set trf_load_find_set(const uint8_t *
 /* What all threads have chosen. */
 struct trf_find_choice {
     trf_find_set mantissa, carry;
-    uint32_t pair; /* of a scale in [1, 2) */
+    uint32_t pair, scale_mantissa; /* of a scale in [1, 2) */
 };
 
 /* ---- what all threads of the block do together ---- */
@@ -161,7 +162,8 @@ static __device__ __forceinline__ uint32_t trf_choose_set(const trf_find_fp8_arg
     static_assert(TRF_MANTISSA_SETS <= 1024 && kFindSide * kFindSide < 1 << 22, "a sum and a number fit a word");
     best = trf_block_max(shared, best);
     const trf_find_fp8_set *const set = &args.sets[1023 - best % 1024];
-    *choice = {trf_load_find_set(set->mantissa), trf_load_find_set(set->carry), __ldg(&set->pair)};
+    *choice = {trf_load_find_set(set->mantissa), trf_load_find_set(set->carry), __ldg(&set->pair),
+               __ldg(&set->scale_mantissa)};
     return best / 1024;
 }
 
@@ -190,15 +192,17 @@ static __device__ __forceinline__ uint32_t trf_choose_unit(trf_find_fp8_shared &
     });
     __syncthreads();
     const uint32_t unit = threadIdx.x;
+    const bool is_unit = unit >= kLeastUnit && unit <= kLargestUnit;
     uint32_t sum = 0;
-    if (unit >= kLeastUnit && unit <= kLargestUnit)
+    if (is_unit)
         for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++) {
             const int at = (int)(unit + choice.carry[k]), first = at + trf_least_code(k),
                       end = at + trf_largest_code(k) + 1;
             for (int e = first < 1 ? 1 : first; e < end && e <= (int)kLargestNormal; e++)
                 sum += shared.exponents[k][e];
         }
-    return 255 - trf_block_max(shared, sum << 8 | (255 - unit)) % 256;
+    /* Also where no weight of the sample is a code, it is one of these. */
+    return 255 - trf_block_max(shared, is_unit ? sum << 8 | (255 - unit) : 0) % 256;
 }
 
 /* Counts the weights that are no codes with a scale, and those that are codes other than zeros. */
@@ -238,7 +242,7 @@ static __device__ __forceinline__ uint32_t trf_move_pair(uint32_t pair, uint32_t
 }
 
 struct trf_find_outcome {
-    uint32_t pair;
+    uint32_t pair, scale; /* the scale's bits */
     uint32_t misfits, numbers;
 };
 
@@ -258,6 +262,7 @@ static __device__ __forceinline__ int trf_try_sample(const trf_find_fp8_args &ar
     outcome->misfits = trf_count_misfits(shared, choice, unit, octet, &outcome->numbers);
     /* Where all weights are zeros or no codes, any scale would do. */
     outcome->pair = outcome->numbers ? trf_move_pair(choice.pair, unit) : (127 + TRF_PACKED8_BIAS) << 7;
+    outcome->scale = outcome->numbers ? unit << 23 | choice.scale_mantissa : 127u << 23;
     return outcome->misfits <= most;
 }
 
@@ -283,7 +288,8 @@ static __device__ __forceinline__ void trf_find_scale(const trf_find_fp8_args &a
         args.found->refused = 1;
         return;
     }
-    args.pairs[block] = outcome.pair;
+    args.to.pairs[block] = outcome.pair;
+    args.to.scales[block] = trf_f32_from_bits(outcome.scale);
     if (outcome.pair >> 16)
         args.found->has_low = 1;
     if (outcome.misfits)

@@ -4,8 +4,7 @@
 
 namespace {
 
-constexpr uint32_t kMostBlocks = 1u << 20; /* the most of a grid; thread blocks go on in steps of the grid's size */
-constexpr int kResidentBlocks = 3;         /* of a multiprocessor, so that some load while others count */
+constexpr int kResidentBlocks = 3; /* of a multiprocessor, so that some load while others count */
 
 __global__ void __launch_bounds__(kFindThreads, kResidentBlocks)
     find_scales(const __grid_constant__ trf_find_fp8_args args) {
@@ -15,11 +14,13 @@ __global__ void __launch_bounds__(kFindThreads, kResidentBlocks)
 
 } // namespace
 
-int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, uint32_t *pairs_dev,
-                        trf_found_fp8 *found_dev, trf_stream stream) {
-    const trf_find_fp8_args args = trf_find_fp8_args_of(rows, sets_dev, pairs_dev, found_dev);
+int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, const trf_found_scales *to_dev,
+                        trf_found_fp8 *found_dev, uint32_t multiprocessors, trf_stream stream) {
+    const trf_find_fp8_args args = trf_find_fp8_args_of(rows, sets_dev, to_dev, found_dev);
     if (args.blocks == 0)
         return cudaSuccess;
-    find_scales<<<(uint32_t)(args.blocks < kMostBlocks ? args.blocks : kMostBlocks), kFindThreads, 0, stream>>>(args);
+    /* No thread block has to start only to see that the search has ended: they go on in steps of the grid's size. */
+    const uint64_t most = (uint64_t)kResidentBlocks * multiprocessors;
+    find_scales<<<(uint32_t)(args.blocks < most ? args.blocks : most), kFindThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }

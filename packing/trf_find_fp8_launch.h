@@ -17,13 +17,15 @@ enum {
     TRF_FOUND_FP8_BLOCK = 128,       /* rows and columns of a scale block */
     TRF_FOUND_MISFITS_IN_1000 = 4,   /* of a scale block's weights, at most */
     TRF_FOUND_SAMPLE_FITS_IN_10 = 9, /* of the weights that are looked at first, at least */
+    TRF_FOUND_LEAST_NUMBERS = 256,   /* weights of a layer other than zeros that are codes: fewer prove nothing */
 };
 
 /* What the search needs to know of a set of mantissas (trf_mantissa_sets.h). */
 typedef struct trf_find_fp8_set {
     uint8_t mantissa[TRF_E4M3_MANTISSAS];
     uint8_t carry[TRF_E4M3_MANTISSAS];
-    uint32_t pair; /* trf_packed8_find_pair of the set's scale in [1, 2) */
+    uint32_t pair;           /* trf_packed8_find_pair of the set's scale in [1, 2) */
+    uint32_t scale_mantissa; /* the mantissa field of that scale */
 } trf_find_fp8_set;
 
 /* @return all TRF_MANTISSA_SETS of them, on the host. The first call makes them, in a few milliseconds. Thread-safe. */
@@ -38,18 +40,29 @@ typedef struct trf_found_fp8 {
     uint32_t has_low; /* 1: a pair has a second constant that is not zero */
 } trf_found_fp8;
 
+/* Whether the weights of a search that was read back are FP8: none was refused, and there are enough codes other than
+ * zeros to prove something. */
+static inline int trf_found_fp8_is_fp8(const trf_found_fp8 *found) {
+    return !found->refused && found->numbers >= TRF_FOUND_LEAST_NUMBERS;
+}
+
 /* How many scale blocks the rows have, those that are cut off included. */
 static inline uint64_t trf_found_fp8_blocks(uint64_t rows, uint64_t cols) {
     return (rows + TRF_FOUND_FP8_BLOCK - 1) / TRF_FOUND_FP8_BLOCK *
            ((cols + TRF_FOUND_FP8_BLOCK - 1) / TRF_FOUND_FP8_BLOCK);
 }
 
+/* The scales of the blocks, in device memory: [trf_found_fp8_blocks] each, row-major. */
+typedef struct trf_found_scales {
+    float *scales;   /* 2^-100 <= scale < 2^7; that of a block of zeros is 1 */
+    uint32_t *pairs; /* their constants: trf_packed8_find_pair */
+} trf_found_scales;
+
 /* Enqueues the search. rows: dense rows in device memory, from the layer's first row on. sets_dev: device, a copy of
- * trf_find_fp8_sets(). pairs_dev: device, [trf_found_fp8_blocks], row-major: the constants of each block's scale
- * (trf_packed8_form.h), which lies in 2^-100 ... 2^7. A block of zeros gets those of 1. The result does not change from
- * run to run where no block is refused. @return a cudaError_t. */
-int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, uint32_t *pairs_dev,
-                        trf_found_fp8 *found_dev, trf_stream stream);
+ * trf_find_fp8_sets(). multiprocessors: the device's. The result is that of trf_find_block_scales, which does the same
+ * on the CPU, where no block is refused. @return a cudaError_t. */
+int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, const trf_found_scales *to_dev,
+                        trf_found_fp8 *found_dev, uint32_t multiprocessors, trf_stream stream);
 
 #ifdef __cplusplus
 }

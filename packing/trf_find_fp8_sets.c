@@ -15,6 +15,7 @@ static void make_sets(void) {
         assert(found);
         (void)found;
         memcpy(sets[s].mantissa, from[s].mantissa, sizeof sets[s].mantissa);
+        sets[s].scale_mantissa = from[s].scale_mantissa;
         memcpy(sets[s].carry, from[s].carry, sizeof sets[s].carry);
     }
 }

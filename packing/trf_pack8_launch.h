@@ -15,7 +15,8 @@ extern "C" {
 
 /* The scales of a layer's weights, in device memory. */
 typedef struct trf_pack8_scales {
-    const float *table; /* as trf_scale_table_index numbers it; NULL: all scales are 1 */
+    const float *table;    /* as trf_scale_table_index numbers it; NULL: all scales are 1 */
+    const uint32_t *pairs; /* the constants of the table's scales, in the same order; NULL: they are looked for */
     uint32_t granularity, scale_group_size, scale_cols;
     uint32_t row, col; /* where the packed layer's first weight is in the table's layer */
 } trf_pack8_scales;

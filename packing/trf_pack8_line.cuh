@@ -4,7 +4,7 @@
  * run on the CPU in emulated warps.
  *
  *   trf_find_pairs    A thread takes 64x128 weights, finds the constants of their scale, and writes them to the line. A
- *                     scale in a hundred takes a search, of up to 2,304 trials.
+ *                     scale in a hundred takes a search, of up to 2,304 trials; none does that has its constants.
  *   trf_pack8_lines   A block takes a line, and each of its 16 warps two neighbouring packed tiles, as trf_pack_lines
  *                     has it. A weight's code is the nearest one to weight / scale. If that does not make the weight,
  *                     the weight becomes a record in shared memory. Then one warp writes the line.
@@ -57,12 +57,22 @@ struct trf_pack8_shared {
     uint32_t line[TRF_PACKED8_MAX_RECORDS + 1];
 };
 
-/* The scale of a packed tile's weights; row and col: the tile's first ones. */
+/* Where the scale of a packed tile's weights is in the table; row and col: the tile's first ones. */
+TRF_HD uint64_t trf_pack8_scale_index(const trf_pack8_scales *scales, uint32_t row, uint32_t col) {
+    return trf_scale_table_index(scales->granularity, scales->scale_group_size, scales->scale_cols,
+                                 (uint64_t)scales->row + row, (uint64_t)scales->col + col);
+}
+
 TRF_HD float trf_pack8_scale_of(const trf_pack8_scales *scales, uint32_t row, uint32_t col) {
-    return scales->table
-               ? scales->table[trf_scale_table_index(scales->granularity, scales->scale_group_size, scales->scale_cols,
-                                                     (uint64_t)scales->row + row, (uint64_t)scales->col + col)]
-               : 1.0f;
+    return scales->table ? scales->table[trf_pack8_scale_index(scales, row, col)] : 1.0f;
+}
+
+/* Gives the constants of the scale. @return whether it has some. */
+TRF_HD int trf_pack8_pair_of(const trf_pack8_scales *scales, uint32_t row, uint32_t col, uint32_t *pair) {
+    if (!scales->pairs)
+        return trf_packed8_find_pair(trf_pack8_scale_of(scales, row, col), pair);
+    *pair = scales->pairs[trf_pack8_scale_index(scales, row, col)];
+    return 1;
 }
 
 /* ---- constants ---- */
@@ -75,9 +85,8 @@ static __device__ __forceinline__ void trf_find_pairs(const trf_pack8_args &args
         const uint32_t number = (uint32_t)(i % TRF_PACKED8_PAIRS), tile = number * TRF_PACKED8_PAIR_TILES;
         uint32_t pair = 0;
         if (tile < at.tiles) {
-            const float scale = trf_pack8_scale_of(&args.scales, TRF_PACKED_TILE_ROWS * at.band,
-                                                   TRF_PACKED_TILE_COLS * (at.first_tile + tile));
-            if (!trf_packed8_find_pair(scale, &pair))
+            if (!trf_pack8_pair_of(&args.scales, TRF_PACKED_TILE_ROWS * at.band,
+                                   TRF_PACKED_TILE_COLS * (at.first_tile + tile), &pair))
                 atomicMax((unsigned long long *)&args.state->no_pair, ~(unsigned long long)i);
             if (pair >> 16 != 0)
                 args.state->has_low = 1; /* whoever writes it, it is 1 */

@@ -33,6 +33,11 @@ static inline int trf_has_large_smem(const trf_device_limits *limits) {
     return limits->shared_bytes >= TRF_LARGE_SMEM_BYTES && !(limits->missing_kernels & TRF_KERNELS_LARGE_SMEM);
 }
 
+/* Whether kernels run that are written for compute capability 9.0 alone. */
+static inline int trf_has_sm_90a(const trf_device_limits *limits) {
+    return limits->capability == 90 && !(limits->missing_kernels & TRF_KERNELS_SM_90A);
+}
+
 static inline int trf_smem_fits(uint32_t dynamic_bytes, const trf_device_limits *limits) {
     return dynamic_bytes + TRF_STATIC_SMEM_BYTES <= (uint32_t)limits->shared_bytes;
 }

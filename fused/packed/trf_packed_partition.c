@@ -129,14 +129,10 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
     return shared > 0;
 }
 
-static int has_sm_90a(const trf_device_limits *limits) {
-    return !(limits->missing_kernels & TRF_KERNELS_SM_90A) && limits->capability == 90;
-}
-
 static int choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
                         uint32_t cut, uint32_t slab_bytes, trf_packed_partition *partition) {
     trf_packed_partition made = {.shape = shape, .k_splits = 1, .cut = cut, .cluster_size = 1};
-    if (!has_sm_90a(limits) ||
+    if (!trf_has_sm_90a(limits) ||
         !(trf_packed_is_wgmma(shape) ? choose_wgmma : choose_bulk)(view, limits, m, cut, slab_bytes, &made))
         return 0;
     *partition = made;

@@ -64,7 +64,8 @@ TRF_API trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_
                                    trf_error *err);
 
 /* Says why a layer of FP8 weights that PACKED was asked for lies as packed BF16 and not as PACKED8, in one line without
- * its end; "" for every other layer. The text is the layer's. */
+ * its end; "" for every other layer. Dense weights count as FP8 where trf_device_layer_pack finds that they are. The
+ * text is the layer's. */
 TRF_API const char *trf_device_layer_get_layout_reason(const trf_device_layer *layer);
 
 /* Says what memory trf_device_layer_convert takes for the new layer. It has the same errors. */
@@ -116,13 +117,16 @@ typedef struct trf_pack_options {
     trf_layer_memory memory; /* the caller's, which does not overlap the weights; with zeros the library allocates */
     trf_stream stream;       /* packing begins when the work that this stream has been given is done */
     /* For weights that change later: how many stored tiles there is to be room for beyond those that these weights
-     * need, as far as packing still pays then. Each takes 4096 bytes; a layer of usual weights has hardly one. */
+     * need, as far as packing still pays then. Each takes 4096 bytes; a layer of usual weights has hardly one, and a
+     * PACKED8 layer has none. */
     uint64_t stored_room;
-    /* A packed layer of the same context, rows and columns without row offsets, or NULL. The new layer takes its window
-     * and its number of stored tiles, so that their buffers differ by the weights alone. Copy the new buffer over the
-     * old one, after all work that uses the old weights, and the old layer's plans, and CUDA graphs that have captured
-     * them, multiply by the new weights. stored_room does not count then. */
+    /* A PACKED or PACKED8 layer of BF16 weights, of the same context, rows and columns without row offsets, or NULL.
+     * The new layer takes its layout, and its window and number of stored tiles, so that their buffers differ by the
+     * weights alone. Copy the new buffer over the old one, after all work that uses the old weights, and the old
+     * layer's plans, and CUDA graphs that have captured them, multiply by the new weights. stored_room does not count
+     * then. */
     const trf_device_layer *like;
+    int packed_bf16; /* 1: the layer is PACKED, of FP8 as well; as in trf_load_options */
 } trf_pack_options;
 
 TRF_API void trf_pack_options_init(trf_pack_options *options);
@@ -132,13 +136,16 @@ TRF_API void trf_pack_options_init(trf_pack_options *options);
 TRF_API trf_status trf_device_layer_get_packed_size(const trf_context *context, const trf_device_matrix *matrix,
                                                     trf_layer_size *size, trf_error *err);
 
-/* Makes a packed layer from dense weights, on their device, losslessly and without a blob. The layer is what
- * TRF_LAYOUT_PACKED makes of a plain layer with these weights, byte for byte except for what its head says of a blob,
- * and does not need them any more. In its trf_layer_info class_bits, probability_bits, slab_cols, blob_bytes and the
- * like are 0, since there was no blob; trf_device_layer_encode makes one with the default options. options may be NULL
- * for the defaults. When the call returns any stream may use the layer. Errors: TRF_ERR_ARGUMENT, also for memory that
- * is too small, misaligned or overlaps the weights, and for a layer that it cannot be `like`; TRF_ERR_UNSUPPORTED for a
- * dtype other than BF16, weights that cannot be packed, and more stored tiles than those of `like`; TRF_ERR_MEMORY;
+/* Makes a packed layer from dense weights, on their device, losslessly and without a blob. Where in each 128x128 of the
+ * weights all but 0.4 % of them at most are FP8 E4M3 codes times one scale, the layer becomes PACKED8 if it fits that,
+ * on the CPU and on GPUs of compute capability 9.0; all others become PACKED. The layer is what TRF_LAYOUT_PACKED makes
+ * of a plain layer with these weights, byte for byte except for what its head says of a blob, and does not need them
+ * any more. In its trf_layer_info class_bits, probability_bits, slab_cols, blob_bytes and the like are 0, since there
+ * was no blob; trf_device_layer_encode makes one with the default options. options may be NULL for the defaults. When
+ * the call returns any stream may use the layer. Errors: TRF_ERR_ARGUMENT, also for memory that is too small,
+ * misaligned or overlaps the weights, and for a layer that it cannot be `like`; TRF_ERR_UNSUPPORTED for a dtype other
+ * than BF16, weights that cannot be packed, and those that do not fit the form of `like`: they need more stored tiles,
+ * or, if that is PACKED8, are no FP8, or need records or second constants, which it does without; TRF_ERR_MEMORY;
  * TRF_ERR_CUDA. The content of memory is unspecified after a failure. */
 TRF_API trf_status trf_device_layer_pack(trf_context *context, const trf_device_matrix *matrix,
                                          const trf_pack_options *options, trf_device_layer **layer, trf_error *err);

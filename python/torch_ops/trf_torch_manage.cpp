@@ -107,7 +107,8 @@ trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense,
 }
 
 trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_layer_memory *memory, trf_stream stream,
-                          uint64_t stored_room, const void *like, uint64_t like_bytes, trf_error *err) {
+                          uint64_t stored_room, int packed_bf16, const void *like, uint64_t like_bytes,
+                          trf_error *err) {
     trf_context *context;
     trf_status status = trf_torch::find_or_make_context(device, &context, err);
     if (status != TRF_OK)
@@ -122,6 +123,7 @@ trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_
     options.memory = *memory;
     options.stream = stream;
     options.stored_room = stored_room;
+    options.packed_bf16 = packed_bf16;
     options.like = like ? other.layer->handle : nullptr;
     trf_device_layer *made = nullptr;
     status = trf_device_layer_pack(context, dense, &options, &made, err);

@@ -33,14 +33,14 @@ TRF_TORCH_API trf_status trf_torch_convert(int device, const void *buffer, uint6
                                            const trf_layer_memory *memory, trf_error *err);
 
 /* Makes a packed layer of dense weights, which `stream` writes, in memory that is given, by which it is known then; and
- * how much that takes. stored_room: as trf_pack_options has it. like: the buffer of a packed layer that is known, whose
- * form it takes, or NULL. Errors: those of trf_device_layer_pack and _get_packed_size; TRF_ERR_NOT_FOUND (`like` is
+ * how much that takes. stored_room, packed_bf16: as trf_pack_options has them. like: the buffer of a packed layer that
+ * is known, whose form it takes, or NULL. Errors: those of trf_device_layer_pack and _get_packed_size; TRF_ERR_NOT_FOUND (`like` is
  * unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
 TRF_TORCH_API trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense, trf_layer_size *size,
                                                    trf_error *err);
 TRF_TORCH_API trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_layer_memory *memory,
-                                        trf_stream stream, uint64_t stored_room, const void *like, uint64_t like_bytes,
-                                        trf_error *err);
+                                        trf_stream stream, uint64_t stored_room, int packed_bf16, const void *like,
+                                        uint64_t like_bytes, trf_error *err);
 
 /* They do what trf_torch_get_converted_size and _convert do for a tensor of a checkpoint, which is read to the
  * memory that is given: *size is what it takes. first_row to num_cols: the part to load, as trf_load_options has it;

@@ -66,6 +66,7 @@ static const trf_layout_ops packed8_layout = {
     .adopt = trf_cpu_adopt_packed8_layer,
     .get_converted_size = trf_packed8_get_converted_size,
     .convert = trf_cpu_convert_to_packed,
+    .pack = trf_cpu_pack,
     .destroy = trf_cpu_destroy_packed_layer,
     .check = trf_cpu_check_packed_layer,
     .decode = trf_cpu_decode_packed,

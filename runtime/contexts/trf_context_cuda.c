@@ -134,6 +134,7 @@ static const trf_layout_ops packed8_layout = {
     .adopt = trf_packed8_adopt,
     .get_converted_size = trf_packed8_get_converted_size,
     .convert = trf_cuda_convert_to_packed,
+    .pack = trf_cuda_pack,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_plain_layer,
     .decode = trf_cuda_decode_packed,

@@ -53,13 +53,19 @@ static trf_status take_options(const trf_pack_options *options, trf_pack_options
 }
 
 /* Checks that a layer can be packed like another one. */
-static trf_status check_like(const trf_context *context, const trf_device_matrix *matrix, const trf_device_layer *like,
-                             trf_error *err) {
+static trf_status check_like(const trf_context *context, const trf_device_matrix *matrix,
+                             const trf_pack_options *options, trf_error *err) {
+    const trf_device_layer *like = options->like;
     if (!like)
         return TRF_OK;
-    if (like->context != context || like->layout->layout != TRF_LAYOUT_PACKED || like->packed.row_offsets)
+    const int is_bf16 = like->layout->layout == TRF_LAYOUT_PACKED && !like->packed.row_offsets,
+              is_fp8 = like->layout->layout == TRF_LAYOUT_PACKED8 && like->info.codec == TRF_CODEC_BF16;
+    if (like->context != context || !(is_bf16 || is_fp8))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "a layer is packed like a packed one of its context that has no row offsets");
+                        "a layer is packed like a packed one of its context that has BF16 weights and no row offsets");
+    if (is_fp8 && options->packed_bf16)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "a layer that is to be packed as BF16 cannot be packed like one of FP8");
     if (like->info.rows != matrix->rows || like->info.cols != matrix->cols)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%ux%u weights cannot be packed like %ux%u", matrix->rows,
                         matrix->cols, like->info.rows, like->info.cols);
@@ -86,13 +92,15 @@ static trf_status make_layer(trf_context *context, const trf_device_matrix *matr
                              trf_device_layer **layer, trf_error *err) {
     const trf_layout_ops *ops;
     trf_device_layer *made;
-    trf_status status = trf_find_layout(context, TRF_LAYOUT_PACKED, &ops, err);
+    const trf_layout layout = options->like ? options->like->layout->layout : TRF_LAYOUT_PACKED;
+    trf_status status = trf_find_layout(context, layout, &ops, err);
     if (status == TRF_OK)
         status = trf_begin_device_layer(context, ops, &made, err);
     if (status != TRF_OK)
         return status;
     made->header = trf_layout_bf16_header(matrix->rows, matrix->cols);
     made->info = trf_layout_coded_info(&made->header, matrix->rows, matrix->cols);
+    made->is_to_be_bf16 = options->packed_bf16;
     status = ops->pack(made, matrix, options, err);
     if (status == TRF_OK)
         *layer = made;
@@ -116,6 +124,6 @@ trf_status trf_device_layer_pack(trf_context *context, const trf_device_matrix *
     if (status == TRF_OK)
         status = check_memory(context, &dense, &taken.memory, err);
     if (status == TRF_OK)
-        status = check_like(context, &dense, taken.like, err);
+        status = check_like(context, &dense, &taken, err);
     return status == TRF_OK ? make_layer(context, &dense, &taken, layer, err) : status;
 }

@@ -38,6 +38,22 @@ trf_pack8_request trf_pack8_request_of_layer(const trf_device_layer *from) {
     };
 }
 
+trf_pack8_request trf_pack8_request_of_dense(uint32_t rows, uint32_t cols, const float *scales,
+                                             const trf_device_layer *like) {
+    return (trf_pack8_request){
+        .codec = TRF_CODEC_E4M3,
+        .dtype = TRF_DTYPE_BF16,
+        .lies = TRF_LAYOUT_CODED,
+        .rows = rows,
+        .cols = cols,
+        .granularity = TRF_GRANULARITY_SCALE_BLOCK,
+        .scale_group_size = TRF_FOUND_FP8_BLOCK,
+        .scale_cols = (cols - 1) / TRF_FOUND_FP8_BLOCK + 1,
+        .scales = scales,
+        .like = like,
+    };
+}
+
 int trf_pack8_is_fp8(const trf_pack8_request *request) {
     return request->lies == TRF_LAYOUT_CODED && request->codec == TRF_CODEC_E4M3 &&
            (request->dtype == TRF_DTYPE_BF16 || request->dtype == TRF_DTYPE_F8_E4M3);
@@ -111,6 +127,29 @@ int trf_pack8_is_due(trf_device_layer *made, const trf_pack8_request *request) {
         return 1;
     note_reason(made, error.message);
     return 0;
+}
+
+int trf_pack8_looks(const trf_device_layer *made, const trf_device_layer *like) {
+    return !made->is_to_be_bf16 && (!like || like->layout->layout == TRF_LAYOUT_PACKED8);
+}
+
+trf_status trf_pack8_judge_search(const trf_device_layer *made, const trf_found_fp8 *found, int *is_fp8,
+                                  trf_error *err) {
+    *is_fp8 = trf_found_fp8_is_fp8(found);
+    if (*is_fp8 || made->layout->layout != TRF_LAYOUT_PACKED8)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                    "the layer cannot be packed as FP8: the weights are no codes times scales of %dx%d of them",
+                    TRF_FOUND_FP8_BLOCK, TRF_FOUND_FP8_BLOCK);
+}
+
+trf_status trf_pack8_check_like(const trf_pack8_request *request, uint32_t flags, trf_error *err) {
+    const uint32_t more = request->like ? flags & ~request->like->packed8.flags : 0;
+    if (!more)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                    "the layer cannot be packed as FP8: it needs %s, and the other layer does without",
+                    more & TRF_PACKED8_HAS_RECORDS ? "records" : "second constants");
 }
 
 int trf_pack8_falls_back(trf_device_layer *made, trf_status status, const trf_error *err) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packed FP8 layers on the CPU. trf_packed_layer_cpu.c loads, converts and decodes them together with packed BF16
  * ones. */
+#include "trf_block_scales.h"
 #include "trf_device_cpu.h"
 #include "trf_pack8.h"
 #include "trf_packed8_form.h"
@@ -18,9 +19,10 @@ enum {
 /* The codes and scales of a layer while it is packed. */
 typedef struct trf_codes_work {
     const trf_pack8_request *request;
-    const uint16_t *elements; /* [rows][cols] */
-    uint8_t *codes;           /* [rows][cols] */
-    float *scales;            /* [ceil(rows / 64)][across] */
+    const uint16_t *elements; /* [rows][stride] */
+    size_t stride;
+    uint8_t *codes; /* likewise */
+    float *scales;  /* [ceil(rows / 64)][across] */
     uint32_t across;
 } trf_codes_work;
 
@@ -45,10 +47,10 @@ static trf_status find_codes(void *context, uint64_t index, int worker, trf_erro
         work->scales[index * work->across + block] = scale_of(request, first, block * BLOCK_COLS);
     for (uint32_t row = first; row < end; row++)
         for (uint32_t col = 0; col < request->cols; col++) {
-            const size_t at = (size_t)row * request->cols + col;
+            const uint16_t element = work->elements[row * work->stride + col];
             const float inverse = 1 / work->scales[index * work->across + col / BLOCK_COLS];
-            work->codes[at] =
-                (uint8_t)(are_codes ? work->elements[at] : trf_packed8_nearest_code(work->elements[at], inverse));
+            work->codes[row * work->stride + col] =
+                (uint8_t)(are_codes ? element : trf_packed8_nearest_code(element, inverse));
         }
     return TRF_OK;
 }
@@ -58,7 +60,7 @@ static trf_status pack_codes(trf_device_layer *made, const trf_codes_work *work,
     const trf_pack8_request *request = work->request;
     const trf_pack8_input from = {.codes = work->codes,
                                   .weights = request->dtype == TRF_DTYPE_F8_E4M3 ? NULL : work->elements,
-                                  .stride = request->cols,
+                                  .stride = work->stride,
                                   .rows = request->rows,
                                   .cols = request->cols,
                                   .scales = work->scales,
@@ -71,6 +73,8 @@ static trf_status pack_codes(trf_device_layer *made, const trf_codes_work *work,
             err->offset = TRF_NO_OFFSET; /* it counts in scales that the caller does not have */
         return trf_prefix_error(err, status, "the layer cannot be packed as FP8");
     }
+    if (status == TRF_OK)
+        status = trf_pack8_check_like(request, head.flags, err);
     if (status == TRF_OK && !at) {
         status = trf_cpu_allocate(made->context, head.common.buffer_bytes, &made->memory, err);
         at = made->memory;
@@ -89,14 +93,14 @@ static trf_status pack_codes(trf_device_layer *made, const trf_codes_work *work,
 }
 
 trf_status trf_cpu_pack8(trf_device_layer *made, const trf_pack8_request *request, const uint16_t *elements,
-                         uint8_t *at, trf_error *err) {
-    trf_codes_work work = {.request = request, .elements = elements};
+                         size_t stride, uint8_t *at, trf_error *err) {
+    trf_codes_work work = {.request = request, .elements = elements, .stride = stride};
     const uint32_t bands = blocks_of(request->rows, BLOCK_ROWS);
     trf_status status = trf_pack8_check(request, err);
     if (status != TRF_OK)
         return status;
     work.across = blocks_of(request->cols, BLOCK_COLS);
-    work.codes = malloc((size_t)request->rows * request->cols);
+    work.codes = malloc(request->rows * stride);
     work.scales = malloc(sizeof *work.scales * bands * work.across);
     if (work.codes && work.scales)
         status = trf_parallel_for(trf_thread_count(made->context->threads), bands, find_codes, &work, err);
@@ -107,6 +111,82 @@ trf_status trf_cpu_pack8(trf_device_layer *made, const trf_pack8_request *reques
         status = pack_codes(made, &work, at, err);
     free(work.codes);
     free(work.scales);
+    return status;
+}
+
+/* ---- dense weights ---- */
+
+typedef struct trf_scales_work {
+    const trf_rows_to_pack *rows;
+    float *scales;        /* [block rows][across] */
+    trf_found_fp8 *found; /* of each worker */
+    uint32_t across;
+} trf_scales_work;
+
+/* A trf_parallel_fn; index: a row of scale blocks. Fails with TRF_ERR_MISMATCH where the weights are no FP8, so that
+ * the rest is not looked at. */
+static trf_status find_scales(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_scales_work *work = context;
+    if (trf_find_block_scales(work->rows, index, work->scales + index * work->across, &work->found[worker]))
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_MISMATCH, TRF_NO_OFFSET, "the weights are no FP8");
+}
+
+/* Looks at all weights. *found: the outcome. */
+static trf_status search(const trf_scales_work *work, int threads, trf_found_fp8 *found, trf_error *err) {
+    trf_error failure = {0};
+    const trf_status status = trf_parallel_for(threads, blocks_of(work->rows->num_rows, TRF_FOUND_FP8_BLOCK),
+                                               find_scales, (void *)work, &failure);
+    for (int i = 0; i < threads; i++) {
+        found->misfits += work->found[i].misfits;
+        found->numbers += work->found[i].numbers;
+        found->refused |= work->found[i].refused;
+        found->has_low |= work->found[i].has_low;
+    }
+    if (status != TRF_OK && status != TRF_ERR_MISMATCH) {
+        if (err)
+            *err = failure;
+        return status;
+    }
+    return TRF_OK;
+}
+
+/* Packs what has been found; the rest is as in trf_cpu_pack8_dense. */
+static trf_status pack_found(trf_device_layer *made, const trf_scales_work *work, const trf_device_layer *like,
+                             uint8_t *at, int *done, trf_error *err) {
+    const trf_rows_to_pack *rows = work->rows;
+    const trf_pack8_request request = trf_pack8_request_of_dense(rows->num_rows, rows->cols, work->scales, like);
+    trf_error failure = {0};
+    const trf_status status = trf_cpu_pack8(made, &request, rows->weights, rows->stride, at, &failure);
+    *done = !trf_pack8_falls_back(made, status, &failure);
+    if (!*done)
+        return TRF_OK;
+    if (err)
+        *err = failure;
+    return status;
+}
+
+trf_status trf_cpu_pack8_dense(trf_device_layer *made, const trf_rows_to_pack *rows, const trf_device_layer *like,
+                               uint8_t *at, int *done, trf_error *err) {
+    const int threads = trf_thread_count(made->context->threads);
+    trf_scales_work work = {.rows = rows, .across = blocks_of(rows->cols, TRF_FOUND_FP8_BLOCK)};
+    trf_found_fp8 found = {0};
+    int is_fp8 = 0;
+    trf_status status = TRF_OK;
+    *done = 0;
+    work.scales = malloc(sizeof *work.scales * trf_found_fp8_blocks(rows->num_rows, rows->cols));
+    work.found = calloc((size_t)threads, sizeof *work.found);
+    if (work.scales && work.found)
+        status = search(&work, threads, &found, err);
+    else
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the scales of %ux%u weights",
+                          rows->num_rows, rows->cols);
+    if (status == TRF_OK)
+        status = trf_pack8_judge_search(made, &found, &is_fp8, err);
+    if (status == TRF_OK && is_fp8)
+        status = pack_found(made, &work, like, at, done, err);
+    free(work.scales);
+    free(work.found);
     return status;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A packed FP8 layer is made of BF16 weights: the layer is decoded part by part, to dense rows, and a kernel finds the
- * weights' codes again by the scales of the coded layer (trf_pack8_line.cuh). */
+/* A packed FP8 layer is made of BF16 weights: a coded layer is decoded part by part, to dense rows, and a kernel finds
+ * the weights' codes again by the scales of the coded layer (trf_pack8_line.cuh). Dense weights are packed at once by
+ * scales that were found before. */
 #include "trf_packed8_load_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -19,7 +20,7 @@ enum {
 
 typedef struct trf_packed8_maker {
     trf_device_layer *made;
-    const trf_device_layer *from;
+    const trf_pack8_request *request;
     trf_packed8_head head;
     trf_packed8_view view;
     trf_pack8_scales scales;
@@ -34,6 +35,7 @@ static trf_pack8_state *state_of(const trf_packed8_maker *maker) { return (trf_p
 
 static trf_pack8_scales scales_of(const trf_pack8_request *request) {
     return (trf_pack8_scales){.table = request->granularity == TRF_GRANULARITY_NONE ? NULL : request->scales,
+                              .pairs = request->pairs,
                               .granularity = request->granularity,
                               .scale_group_size = request->scale_group_size,
                               .scale_cols = request->scale_cols,
@@ -53,8 +55,27 @@ static trf_status take_part(void *context, const trf_coded_part *part, trf_strea
     return part ? trf_dense_bands_take(&maker->bands, part, stream, err) : TRF_OK;
 }
 
+/* Gives the maker, whose fields up to `request` are set, its buffer. The caller releases made->memory after a
+ * failure. */
+static trf_status begin(trf_packed8_maker *maker, const trf_layer_memory *memory, trf_error *err) {
+    const trf_pack8_request *request = maker->request;
+    trf_status status = trf_pack8_check(request, err);
+    if (status == TRF_OK)
+        status = trf_size_packed8(request->rows, request->cols, &maker->head, err);
+    maker->buffer = memory->buffer;
+    if (status == TRF_OK && !maker->buffer) {
+        status = trf_cuda_allocate_here(maker->head.common.buffer_bytes, &maker->made->memory, err);
+        maker->buffer = maker->made->memory;
+    }
+    if (status != TRF_OK)
+        return status;
+    maker->view = trf_packed8_view_of(&maker->head, maker->buffer);
+    maker->scales = scales_of(request);
+    return TRF_OK;
+}
+
 /* Queues what the buffer has besides head, tiles and records: constants, and zeros between the sections. */
-static trf_status begin(trf_packed8_maker *maker, cudaStream_t stream, trf_error *err) {
+static trf_status write_rest(trf_packed8_maker *maker, cudaStream_t stream, trf_error *err) {
     const trf_packed8_head *head = &maker->head;
     const uint64_t lines_end = head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES;
     cudaError_t error = cudaMemsetAsync(state_of(maker), 0, sizeof maker->state, stream);
@@ -103,12 +124,33 @@ static trf_status complete(trf_packed8_maker *maker, cudaStream_t stream, trf_er
     trf_packed8_head *head = &maker->head;
     head->num_records = maker->state.num_records;
     head->flags = (head->num_records ? TRF_PACKED8_HAS_RECORDS : 0) | (maker->state.has_low ? TRF_PACKED8_HAS_LOW : 0);
+    trf_status status = trf_pack8_check_like(maker->request, head->flags, err);
+    if (status != TRF_OK)
+        return status;
     trf_packed8_head_set_coded(head, &made->header, &made->info);
     const cudaError_t error = cudaMemcpyAsync(maker->buffer, head, sizeof *head, cudaMemcpyHostToDevice, stream);
     const cudaError_t waited = cudaStreamSynchronize(stream);
-    trf_status status = trf_check_cuda(error ? error : waited, "packing a layer", err);
+    status = trf_check_cuda(error ? error : waited, "packing a layer", err);
     return status == TRF_OK ? trf_packed8_set_buffer(made, head, maker->buffer, err) : status;
 }
+
+/* Waits for the kernels, and completes the layer. status: that of queueing them. */
+static trf_status finish(trf_packed8_maker *maker, cudaStream_t stream, trf_status status, trf_error *err) {
+    if (status == TRF_OK)
+        status = fetch_state(maker, stream, err);
+    else
+        cudaStreamSynchronize(stream); /* queued work may write to memory that is released now */
+    if (status == TRF_OK)
+        status = judge_state(maker, err);
+    return status == TRF_OK ? complete(maker, stream, err) : status;
+}
+
+static void release_memory(trf_device_layer *made) {
+    cudaFree(made->memory);
+    made->memory = NULL;
+}
+
+/* ---- of coded layers ---- */
 
 /* @return rows of tiles that are decoded at once. */
 static uint32_t part_tile_rows(const trf_device_view *view) {
@@ -117,8 +159,7 @@ static uint32_t part_tile_rows(const trf_device_view *view) {
     return fit < view->num_tile_rows ? (uint32_t)fit : view->num_tile_rows;
 }
 
-static trf_status pack(trf_packed8_maker *maker, trf_error *err) {
-    const trf_device_layer *from = maker->from;
+static trf_status pack_coded(trf_packed8_maker *maker, const trf_device_layer *from, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
     const uint32_t tile_rows = part_tile_rows(&from->view);
     maker->bands = (trf_dense_bands){.shard = &from->shard,
@@ -127,44 +168,46 @@ static trf_status pack(trf_packed8_maker *maker, trf_error *err) {
                                      .as = TRF_DECODE_BF16,
                                      .pack = pack_bands,
                                      .context = maker};
-    trf_status status = begin(maker, stream, err);
+    trf_status status = write_rest(maker, stream, err);
     if (status == TRF_OK)
         status = trf_cuda_transcode_layer(from, tile_rows, take_part, maker, err);
-    if (status == TRF_OK)
-        status = fetch_state(maker, stream, err);
-    else
-        cudaStreamSynchronize(stream); /* queued work may write to memory that is released now */
+    status = finish(maker, stream, status, err);
     trf_dense_bands_release(&maker->bands);
-    if (status == TRF_OK)
-        status = judge_state(maker, err);
-    return status == TRF_OK ? complete(maker, stream, err) : status;
+    return status;
 }
 
 trf_status trf_cuda_make_packed8(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
                                  trf_error *err) {
     const trf_pack8_request request = trf_pack8_request_of_layer(from);
-    trf_packed8_maker maker = {.made = made, .from = from, .scales = scales_of(&request), .buffer = memory->buffer};
-    trf_status status = trf_pack8_check(&request, err);
-    if (status == TRF_OK)
-        status = trf_size_packed8(request.rows, request.cols, &maker.head, err);
-    if (status == TRF_OK)
-        status = trf_load_scratch_take(made->context->load_scratches, trf_device_align(sizeof maker.state),
-                                       &maker.scratch, err);
+    trf_packed8_maker maker = {.made = made, .request = &request};
+    trf_status status =
+        trf_load_scratch_take(made->context->load_scratches, trf_device_align(sizeof maker.state), &maker.scratch, err);
     if (status != TRF_OK)
         return status;
-    if (!maker.buffer) {
-        status = trf_cuda_allocate_here(maker.head.common.buffer_bytes, &made->memory, err);
-        maker.buffer = made->memory;
-    }
-    if (status == TRF_OK) {
-        maker.view = trf_packed8_view_of(&maker.head, maker.buffer);
-        status = pack(&maker, err);
-    }
+    status = begin(&maker, memory, err);
+    if (status == TRF_OK)
+        status = pack_coded(&maker, from, err);
     trf_load_scratch_give_back(made->context->load_scratches, maker.scratch);
-    if (status != TRF_OK) {
-        cudaFree(made->memory);
-        made->memory = NULL;
+    if (status != TRF_OK)
+        release_memory(made);
+    return status;
+}
+
+/* ---- of dense weights ---- */
+
+trf_status trf_cuda_pack8_rows(trf_device_layer *made, const trf_pack8_request *request, const trf_rows_to_pack *rows,
+                               const trf_layer_memory *memory, trf_load_scratch *scratch, trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(made->context->copier);
+    trf_packed8_maker maker = {.made = made, .request = request, .scratch = scratch};
+    trf_status status = begin(&maker, memory, err);
+    if (status == TRF_OK) {
+        status = write_rest(&maker, stream, err);
+        if (status == TRF_OK)
+            status = trf_check_cuda(pack_bands(&maker, rows, stream), "packing a layer", err);
+        status = finish(&maker, stream, status, err);
     }
+    if (status != TRF_OK)
+        release_memory(made);
     return status;
 }
 

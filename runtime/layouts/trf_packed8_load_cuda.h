@@ -3,6 +3,7 @@
 #ifndef TRF_PACKED8_LOAD_CUDA_H
 #define TRF_PACKED8_LOAD_CUDA_H
 
+#include "trf_load_scratch_cuda.h"
 #include "trf_packed8_layer.h"
 
 /* Makes a packed FP8 layer from a coded one that is on the device. memory: the caller's, and large enough, or none. The
@@ -10,6 +11,11 @@
  * the coded layer's fault is set, TRF_ERR_MEMORY, TRF_ERR_CUDA. */
 trf_status trf_cuda_make_packed8(trf_device_layer *made, const trf_device_layer *from, const trf_layer_memory *memory,
                                  trf_error *err);
+
+/* Makes one from dense weights that are FP8. request: trf_pack8_request_of_dense's, with constants. rows: all rows.
+ * scratch: its first 256 bytes and its results are used. The rest is as in trf_cuda_make_packed8. */
+trf_status trf_cuda_pack8_rows(trf_device_layer *made, const trf_pack8_request *request, const trf_rows_to_pack *rows,
+                               const trf_layer_memory *memory, trf_load_scratch *scratch, trf_error *err);
 
 /* Makes `made` from a coded layer that was loaded to memory that is given back afterwards. A member of
  * trf_layout_ops, `convert`, without its checks; the device is current. */

@@ -79,11 +79,23 @@ static trf_status pack_weights(trf_device_layer *made, const uint16_t *weights, 
     return pack_rows(made, from, NULL, at, err);
 }
 
+/* Packs dense weights, as FP8 if they are. options: or NULL. */
+static trf_status pack_dense(trf_device_layer *made, const trf_rows_to_pack *rows, const trf_pack_options *options,
+                             uint8_t *at, trf_error *err) {
+    const trf_pack_input from = {
+        .weights = rows->weights, .stride = rows->stride, .rows = rows->num_rows, .cols = rows->cols};
+    const trf_device_layer *like = options ? options->like : NULL;
+    int done = 0;
+    trf_status status = TRF_OK;
+    if (trf_pack8_looks(made, like))
+        status = trf_cpu_pack8_dense(made, rows, like, at, &done, err);
+    return status == TRF_OK && !done ? pack_rows(made, from, options, at, err) : status;
+}
+
 trf_status trf_cpu_pack(trf_device_layer *made, const trf_device_matrix *matrix, const trf_pack_options *options,
                         trf_error *err) {
-    const trf_pack_input from = {
-        .weights = matrix->weights, .stride = matrix->ld, .rows = matrix->rows, .cols = matrix->cols};
-    return pack_rows(made, from, options, options->memory.buffer, err);
+    const trf_rows_to_pack rows = {matrix->weights, matrix->ld, 0, matrix->rows, matrix->cols};
+    return pack_dense(made, &rows, options, options->memory.buffer, err);
 }
 
 /* Packs decoded elements without padding, as FP8 if that is due. */
@@ -91,7 +103,7 @@ static trf_status pack_elements(trf_device_layer *made, const trf_pack8_request 
                                 const int8_t *row_offsets, uint8_t *at, trf_error *err) {
     if (trf_pack8_is_due(made, request)) {
         trf_error failure = {0};
-        trf_status status = trf_cpu_pack8(made, request, elements, at, &failure);
+        trf_status status = trf_cpu_pack8(made, request, elements, request->cols, at, &failure);
         if (!trf_pack8_falls_back(made, status, &failure)) {
             if (err)
                 *err = failure;
@@ -127,8 +139,10 @@ trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_la
     const int8_t *offsets = trf_layer_row_offsets(from);
     const trf_pack8_request request = trf_pack8_request_of_layer(from);
     void *weights;
-    if (from->layout->layout == TRF_LAYOUT_PLAIN)
-        return pack_elements(made, &request, trf_plain_weights(from), NULL, memory->buffer, err);
+    if (from->layout->layout == TRF_LAYOUT_PLAIN) {
+        const trf_rows_to_pack rows = {trf_plain_weights(from), from->info.cols, 0, from->info.rows, from->info.cols};
+        return pack_dense(made, &rows, NULL, memory->buffer, err);
+    }
     trf_status status =
         trf_cpu_allocate(made->context, sizeof(uint16_t) * made->info.rows * made->info.cols, &weights, err);
     if (status != TRF_OK)

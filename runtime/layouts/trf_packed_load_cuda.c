@@ -26,10 +26,10 @@ enum {
     REGULAR_COLS = 64      /* the columns of a layer of regular slabs are a multiple of this */
 };
 
-/* @return bytes that sampling and then packing need, with room for the kernels to pack so many rows at once. 0 rows
- * mean dense weights. */
-static uint64_t work_bytes(const trf_packed_maker *maker, const trf_device_layer *coded, uint32_t rows) {
-    const uint64_t looking = trf_cuda_sample_bytes(coded), packing = trf_packed_maker_memory_bytes(maker, rows);
+/* @return bytes that sampling, which takes `looking`, and then packing need, with room for the kernels to pack so many
+ * coded rows at once. */
+static uint64_t work_bytes(uint64_t looking, const trf_packed_maker *maker, uint32_t rows) {
+    const uint64_t packing = trf_packed_maker_memory_bytes(maker, rows);
     return looking > packing ? looking : packing;
 }
 
@@ -121,9 +121,10 @@ static trf_status find_memory(void *context, trf_layer_memory *found, trf_error 
         return status;
     const uint64_t directory_at = blob_in_place(feed) ? 0 : trf_device_align(size.buffer_bytes),
                    work_at = directory_at + trf_device_align(size.directory_bytes);
-    status = trf_load_scratch_take(load->coded.context->load_scratches,
-                                   work_at + work_bytes(&load->maker, &load->coded, feed->view->header.rows),
-                                   &load->scratch, err);
+    status = trf_load_scratch_take(
+        load->coded.context->load_scratches,
+        work_at + work_bytes(trf_cuda_sample_bytes(&load->coded), &load->maker, feed->view->header.rows),
+        &load->scratch, err);
     if (status != TRF_OK)
         return status;
     found->buffer = load->scratch->memory;
@@ -188,7 +189,7 @@ typedef struct trf_dense_input {
     const trf_pack_options *options;
 } trf_dense_input;
 
-/* Packs all rows, to a layer that has room for stored tiles. */
+/* Packs all rows as BF16, to a layer that has room for stored tiles. */
 static trf_status pack_rows(trf_packed_maker *maker, const trf_dense_input *from, const trf_load_scratch *scratch,
                             trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(maker->made->context->copier);
@@ -204,26 +205,63 @@ static trf_status pack_rows(trf_packed_maker *maker, const trf_dense_input *from
     return trf_check_cuda(error ? error : waited, "packing a layer", err);
 }
 
+/* Packs the weights as FP8 if that is what the search found. *done: whether the layer is made. */
+static trf_status pack_fp8(trf_device_layer *made, const trf_dense_input *from, const trf_fp8_search *search,
+                           trf_load_scratch *scratch, int *done, trf_error *err) {
+    const trf_rows_to_pack *rows = &from->rows;
+    trf_pack8_request request =
+        trf_pack8_request_of_dense(rows->num_rows, rows->cols, search->to.scales, from->options->like);
+    trf_error failure = {0};
+    int is_fp8;
+    trf_status status = trf_pack8_judge_search(made, &search->found, &is_fp8, err);
+    if (status != TRF_OK || !is_fp8)
+        return status;
+    request.pairs = search->to.pairs;
+    status = trf_cuda_pack8_rows(made, &request, rows, &from->options->memory, scratch, &failure);
+    *done = !trf_pack8_falls_back(made, status, &failure);
+    if (!*done)
+        return TRF_OK;
+    if (err)
+        *err = failure;
+    return status;
+}
+
+static trf_status pack_bf16(trf_packed_maker *maker, const trf_dense_input *from, const trf_load_scratch *scratch,
+                            trf_error *err) {
+    if (maker->like)
+        maker->window = trf_packed_window_of_view(maker->like);
+    return finish(maker, pack_rows(maker, from, scratch, err), err);
+}
+
+/* Whether to look for FP8. Without kernels for its products packed BF16 is faster. */
+static int looks_for_fp8(const trf_device_layer *made, const trf_device_layer *like) {
+    return trf_pack8_looks(made, like) && (like || trf_has_sm_90a(&made->context->limits));
+}
+
 static trf_status pack_dense(trf_device_layer *made, const trf_dense_input *from, trf_error *err) {
     const trf_context *context = made->context;
     const trf_rows_to_pack *rows = &from->rows;
     const trf_device_layer *like = from->options->like;
+    const int looks = looks_for_fp8(made, like);
     trf_packed_maker maker = {.made = made,
                               .bands = {.cols = rows->cols},
                               .request = {made->info.codec, rows->num_rows, rows->cols, 0},
                               .stored_room = from->options->stored_room,
                               .like = like ? &like->packed : NULL};
+    trf_fp8_search search;
     trf_load_scratch *scratch;
-    trf_status status = trf_load_scratch_take(context->load_scratches, work_bytes(&maker, NULL, 0), &scratch, err);
+    int done = 0;
+    trf_status status = trf_load_scratch_take(
+        context->load_scratches, work_bytes(trf_cuda_sample_rows_bytes(rows->num_rows, rows->cols), &maker, 0),
+        &scratch, err);
     if (status != TRF_OK)
         return status;
     /* This call is needed also when the window is known: it makes packing wait for what writes the weights. */
-    status = trf_cuda_sample_rows(context, rows, from->written, scratch, &maker.window, err);
-    if (like)
-        maker.window = trf_packed_window_of_view(&like->packed);
-    if (status == TRF_OK)
-        status = pack_rows(&maker, from, scratch, err);
-    status = finish(&maker, status, err);
+    status = trf_cuda_sample_rows(context, rows, from->written, scratch, looks ? &search : NULL, &maker.window, err);
+    if (status == TRF_OK && looks)
+        status = pack_fp8(made, from, &search, scratch, &done, err);
+    if (status == TRF_OK && !done)
+        status = pack_bf16(&maker, from, scratch, err);
     trf_load_scratch_give_back(context->load_scratches, scratch);
     return status;
 }
@@ -262,8 +300,8 @@ static trf_status convert_coded_to_bf16(trf_device_layer *made, const trf_device
                               .bands = {.shard = &from->shard, .cols = from->view.cols},
                               .request = trf_pack_request_of_layer(from)};
     trf_load_scratch *scratch;
-    trf_status status =
-        trf_load_scratch_take(context->load_scratches, work_bytes(&maker, from, from->view.rows), &scratch, err);
+    trf_status status = trf_load_scratch_take(
+        context->load_scratches, work_bytes(trf_cuda_sample_bytes(from), &maker, from->view.rows), &scratch, err);
     if (status != TRF_OK)
         return status;
     status = trf_cuda_sample_window(from, scratch, scratch->memory, &maker.window, err);

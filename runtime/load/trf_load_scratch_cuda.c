@@ -29,6 +29,7 @@ static void destroy(trf_load_scratch *scratch) {
             cudaEventDestroy(events[i]);
     cudaFreeHost(scratch->results);
     cudaFree(scratch->memory);
+    cudaFree(scratch->constants);
     free(scratch);
 }
 

@@ -19,6 +19,9 @@ typedef struct trf_load_scratch {
     uint8_t *memory; /* device, 256-byte aligned; NULL: it has none, which happens only while nobody uses it */
     uint64_t bytes;
     uint8_t *results; /* host, page-locked, TRF_LOAD_SCRATCH_RESULT_BYTES: where copies from the device arrive */
+    /* Device: a table of constants that kernels of packing read, or NULL. The first load that needs it makes it, and it
+     * is released with the scratch. */
+    void *constants;
     /* Both are cudaEvent_t. arrived is recorded after a part's copies, in the end after the copy of the faults, or
      * after what packing waits for. taken is recorded, in turns, after what was queued for a part. */
     void *arrived, *taken[2];

@@ -77,6 +77,7 @@ static trf_status pack_one(const expert_source *from, uint32_t index, const trf_
     trf_pack_options pack;
     trf_pack_options_init(&pack);
     pack.stream = options->stream;
+    pack.packed_bf16 = 1; /* experts do not take packed FP8 */
     trf_status status = get_dense(from, index, scratch->decoded, options->stream, &matrix, err);
     if (status == TRF_OK && scratch->interleaved) {
         status = interleave(from->context, &matrix, scratch->interleaved, options->stream, err);

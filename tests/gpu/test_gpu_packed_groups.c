@@ -59,6 +59,7 @@ static void multiply_exactly(member_case *c, const uint16_t *x) {
 static member_case member_make(test_rng *rng, layer_case of, int kind) {
     member_case c = {.of = of};
     trf_device_matrix matrix;
+    trf_pack_options options;
     trf_error err = {0};
     const size_t count = (size_t)of.m * of.cols;
     uint16_t *x = gpu_malloc(count * sizeof *x);
@@ -68,7 +69,9 @@ static member_case member_make(test_rng *rng, layer_case of, int kind) {
     matrix.weights = c.weights.at;
     matrix.rows = of.rows;
     matrix.cols = of.cols;
-    gpu_check(trf_device_layer_pack(gpu_context, &matrix, NULL, &c.device, &err), TRF_OK, &err, "a packed layer");
+    trf_pack_options_init(&options);
+    options.packed_bf16 = 1; /* integers are FP8 */
+    gpu_check(trf_device_layer_pack(gpu_context, &matrix, &options, &c.device, &err), TRF_OK, &err, "a packed layer");
     for (size_t i = 0; i < count; i++)
         x[i] = trf_f32_to_bf16((float)test_below(rng, 9) - 4);
     multiply_exactly(&c, x);

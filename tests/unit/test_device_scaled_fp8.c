@@ -231,7 +231,10 @@ static trf_device_layer *pack_dense(const golden *g, void *weights_dev) {
     matrix.weights = weights_dev;
     matrix.rows = g->rows;
     matrix.cols = g->cols;
-    const trf_status status = trf_device_layer_pack(device, &matrix, NULL, &layer, &err);
+    trf_pack_options options;
+    trf_pack_options_init(&options);
+    options.packed_bf16 = 1; /* packed FP8: test_device_dense_fp8.c */
+    const trf_status status = trf_device_layer_pack(device, &matrix, &options, &layer, &err);
     ck_assert_msg(status == TRF_OK || status == TRF_ERR_UNSUPPORTED, "%s", err.message);
     return layer;
 }

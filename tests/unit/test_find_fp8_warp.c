@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel that looks for FP8 in dense weights, in emulated blocks (tests/warp) with threads in any order: it finds
- * the scales where the encoder's search does, they explain as many weights, and it finds none elsewhere. */
+ * the scales that the reference finds on the CPU, they explain as many weights as they should, and it finds none
+ * elsewhere. What is packed by them has the weights bit for bit. */
 #include <stdio.h>
 
 #ifndef TRF_HAVE_WARP_WALK
@@ -13,8 +14,10 @@ int main(void) {
 #include "common/fp8_matrices.h"
 #include "common/packed_weight_kinds.h"
 #include "common/run_suite.h"
-#include "trf_find_fp8.h"
+#include "trf_block_scales.h"
 #include "trf_packed8_form.h"
+#include "trf_packed8_head.h"
+#include "trf_unpack8.h"
 #include "warp/warp_find_fp8.h"
 
 #include <check.h>
@@ -23,9 +26,33 @@ int main(void) {
 
 typedef struct outcome {
     trf_found_fp8 found;
+    float *scales;
     uint32_t *pairs;
     uint64_t count;
 } outcome;
+
+enum {
+    SIDE = TRF_FOUND_FP8_BLOCK
+};
+
+static void outcome_free(outcome *result) {
+    free(result->scales);
+    free(result->pairs);
+}
+
+/* Checks that the reference has the same outcome. */
+static void check_reference(const trf_rows_to_pack *rows, const outcome *result) {
+    const uint32_t down = (rows->num_rows - 1) / SIDE + 1, across = (rows->cols - 1) / SIDE + 1;
+    float *scales = malloc(sizeof *scales * across);
+    trf_found_fp8 found = {0};
+    for (uint32_t row = 0; row < down && !found.refused; row++)
+        if (trf_find_block_scales(rows, row, scales, &found) && !result->found.refused)
+            EXPECT(memcmp(scales, result->scales + (size_t)row * across, sizeof *scales * across) == 0);
+    ck_assert_uint_eq(found.refused, result->found.refused);
+    if (!found.refused)
+        EXPECT(memcmp(&found, &result->found, sizeof found) == 0);
+    free(scales);
+}
 
 /* Looks at a copy of the matrix that is exactly as large, or has gaps. */
 static outcome look(test_rng *rng, const fp8_matrix *m) {
@@ -33,25 +60,33 @@ static outcome look(test_rng *rng, const fp8_matrix *m) {
     outcome result = {.count = trf_found_fp8_blocks(m->rows, m->cols)};
     dense_rows dense = dense_rows_copy(m->weights, m->rows, m->cols, test_below(rng, 3) * 4, more[test_below(rng, 4)]);
     const trf_rows_to_pack rows = {dense.at, dense.stride, 0, m->rows, m->cols};
+    result.scales = malloc(result.count * sizeof *result.scales);
     result.pairs = malloc(result.count * sizeof *result.pairs);
+    memset(result.scales, 0xFF, result.count * sizeof *result.scales);
     memset(result.pairs, 0xFF, result.count * sizeof *result.pairs);
-    warp_find_fp8(&rows, result.pairs, &result.found, (warp_grid){1 + test_below(rng, 5), (uint32_t)test_random(rng)});
+    const trf_found_scales to = {result.scales, result.pairs};
+    warp_find_fp8(&rows, &to, &result.found, (warp_grid){1 + test_below(rng, 5), (uint32_t)test_random(rng)});
+    check_reference(&rows, &result);
+    for (uint64_t i = 0; !result.found.refused && i < result.count; i++) {
+        uint32_t pair;
+        EXPECT(trf_packed8_find_pair(result.scales[i], &pair) && pair == result.pairs[i]);
+    }
     dense_rows_free(&dense);
     return result;
 }
 
 /* Counts the weights that are codes by no pair of their block. */
 static uint64_t count_misfits(const fp8_matrix *m, const outcome *result) {
-    const uint32_t across = (m->cols + TRF_FP8_BLOCK - 1) / TRF_FP8_BLOCK;
+    const uint32_t across = (m->cols + SIDE - 1) / SIDE;
     uint64_t misfits = 0;
     for (uint64_t block = 0; block < result->count; block++) {
         uint8_t is_weight[1 << 16] = {0};
-        const uint32_t row = (uint32_t)(block / across) * TRF_FP8_BLOCK, col = block % across * TRF_FP8_BLOCK;
+        const uint32_t row = (uint32_t)(block / across) * SIDE, col = block % across * SIDE;
         for (uint32_t code = 0; code < 256; code++)
             if ((code & 0x7F) != 0x7F)
                 is_weight[trf_packed8_weight(code, result->pairs[block])] = 1;
-        for (uint32_t r = row; r < row + TRF_FP8_BLOCK && r < m->rows; r++)
-            for (uint32_t c = col; c < col + TRF_FP8_BLOCK && c < m->cols; c++)
+        for (uint32_t r = row; r < row + SIDE && r < m->rows; r++)
+            for (uint32_t c = col; c < col + SIDE && c < m->cols; c++)
                 misfits += !is_weight[m->weights[(size_t)r * m->cols + c]];
     }
     return misfits;
@@ -86,7 +121,7 @@ START_TEST(every_shape) {
         fp8_matrix m = fp8_dequantized(&rng, rows, cols, g ? 128 : rows, g ? 128 : cols);
         outcome result = look(&rng, &m);
         expect_found(&m, &result, 0);
-        free(result.pairs);
+        outcome_free(&result);
         free(m.weights);
     }
 }
@@ -107,7 +142,7 @@ START_TEST(every_set) {
         }
         outcome result = look(&rng, &m);
         expect_found(&m, &result, 0);
-        free(result.pairs);
+        outcome_free(&result);
     }
     free(m.weights);
 }
@@ -132,7 +167,7 @@ START_TEST(what_the_sample_does_not_have) {
         }
         outcome result = look(&rng, &m);
         expect_found(&m, &result, 0);
-        free(result.pairs);
+        outcome_free(&result);
         free(m.weights);
     }
 }
@@ -147,11 +182,11 @@ START_TEST(exceptions) {
     expect_found(&m, &result, count_misfits(&m, &result));
     ck_assert_uint_gt(result.found.misfits, 100);
     ck_assert_uint_lt(result.found.misfits, 400);
-    free(result.pairs);
+    outcome_free(&result);
     fp8_spoil(&rng, &m, 100);
     result = look(&rng, &m);
     ck_assert_uint_eq(result.found.refused, 1);
-    free(result.pairs);
+    outcome_free(&result);
     free(m.weights);
 }
 END_TEST
@@ -167,7 +202,7 @@ START_TEST(others) {
         ck_assert_uint_eq(result.found.refused, 1);
     if (_i == FP8_OTHER_ZEROS)
         ck_assert(result.pairs[0] == 247u << 7 && result.found.numbers == 0);
-    free(result.pairs);
+    outcome_free(&result);
     free(m.weights);
 }
 END_TEST
@@ -182,9 +217,70 @@ START_TEST(no_normal_number) {
             m.weights[k] = odd[i];
         outcome result = look(&rng, &m);
         ck_assert_uint_eq(result.found.refused, 1);
-        free(result.pairs);
+        outcome_free(&result);
         free(m.weights);
     }
+}
+END_TEST
+
+/* Tiny weights alone, whose scale would lie below the least that has constants. */
+START_TEST(weights_below_every_scale) {
+    test_rng rng = {9};
+    fp8_matrix m = fp8_new_matrix(128, 130);
+    for (uint32_t i = 0; i < 128 * 130; i++)
+        m.weights[i] = (uint16_t)(i / 130 % 8 ? (1 + test_below(&rng, 9)) << 7 : 0);
+    outcome result = look(&rng, &m);
+    ck_assert_uint_eq(result.found.refused, 1);
+    outcome_free(&result);
+    free(m.weights);
+}
+END_TEST
+
+/* ---- packing by what was found ---- */
+
+/* Packs the matrix as FP8. @return the outcome; *packed is malloc'd. */
+static trf_pack8_state pack(test_rng *rng, const fp8_matrix *m, const outcome *found, trf_packed8_head *head,
+                            uint8_t **packed) {
+    *head = (trf_packed8_head){0};
+    ck_assert_int_eq(trf_size_packed8(m->rows, m->cols, head, NULL), TRF_OK);
+    *packed = aligned_alloc(TRF_PACKED_ALIGNMENT, head->common.buffer_bytes);
+    const trf_packed8_view view = trf_packed8_view_of(head, *packed);
+    const trf_pack8_scales scales = {.table = found->scales,
+                                     .pairs = found->pairs,
+                                     .granularity = TRF_GRANULARITY_SCALE_BLOCK,
+                                     .scale_group_size = SIDE,
+                                     .scale_cols = (m->cols - 1) / SIDE + 1};
+    const trf_rows_to_pack rows = {m->weights, m->cols, 0, m->rows, m->cols};
+    trf_pack8_state state = {0};
+    warp_pack8_pairs(&view, &scales, &state, (warp_grid){3, (uint32_t)test_random(rng)});
+    warp_pack8(&view, &scales, &rows, &state, (warp_grid){3, (uint32_t)test_random(rng)});
+    return state;
+}
+
+/* loop: shapes. Codes of all kinds, 0x80 among them, and what is no code: NaNs, infinities, denormal BF16. */
+START_TEST(packs_the_weights) {
+    static const uint16_t odd[] = {0x7FC0, 0xFF80, 0x0001, 0x8000, 0x4F4F, 0x807F};
+    test_rng rng = {300 + (uint64_t)_i};
+    fp8_matrix m = fp8_dequantized(&rng, kShapes[_i][0], kShapes[_i][1], 128, 128);
+    const uint64_t all = (uint64_t)m.rows * m.cols, most = all / 2000;
+    for (uint32_t i = 0; i < most && i < 12; i++)
+        m.weights[test_random(&rng) % all] = odd[i % 6];
+    outcome found = look(&rng, &m);
+    ck_assert_uint_eq(found.found.refused, 0);
+    trf_packed8_head head;
+    uint8_t *packed;
+    const trf_pack8_state state = pack(&rng, &m, &found, &head, &packed);
+    ck_assert(state.no_pair == 0 && state.full_line == 0);
+    ck_assert_uint_eq(state.num_records, found.found.misfits);
+    ck_assert_uint_eq(state.has_low, found.found.has_low);
+    const trf_packed8_view view = trf_packed8_view_of(&head, packed);
+    uint16_t *again = malloc(sizeof *again * all);
+    trf_unpack8(&view, again, m.cols);
+    EXPECT(memcmp(again, m.weights, sizeof *again * all) == 0);
+    free(again);
+    free(packed);
+    outcome_free(&found);
+    free(m.weights);
 }
 END_TEST
 
@@ -198,6 +294,8 @@ int main(void) {
     tcase_add_test(tests, exceptions);
     tcase_add_loop_test(tests, others, 0, FP8_OTHER_KINDS);
     tcase_add_test(tests, no_normal_number);
+    tcase_add_test(tests, weights_below_every_scale);
+    tcase_add_loop_test(tests, packs_the_weights, 0, sizeof kShapes / sizeof kShapes[0]);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -361,8 +361,8 @@ static trf_pack8_state pack8_ranges(test_rng *rng, const packed8_layer *layer, u
     for (uint32_t row = 0; row < down; row++)
         memcpy(table + (size_t)(row + 1) * (across + 2) + 2, layer->scales + (size_t)row * across,
                across * sizeof *table);
-    const trf_pack8_scales blocks = {table, TRF_GRANULARITY_SCALE_BLOCK, 128, across + 2, 128, 256},
-                           one = {layer->scales, TRF_GRANULARITY_TENSOR, 0, 1, 48, 16};
+    const trf_pack8_scales blocks = {table, NULL, TRF_GRANULARITY_SCALE_BLOCK, 128, across + 2, 128, 256},
+                           one = {layer->scales, NULL, TRF_GRANULARITY_TENSOR, 0, 1, 48, 16};
     const trf_pack8_scales *scales = layer->num_scales > 1 ? &blocks : &one;
     trf_pack8_state state = {0};
     warp_pack8_pairs(&view, scales, &state, random_grid(rng));

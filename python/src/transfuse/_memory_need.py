@@ -72,6 +72,11 @@ def packed_bytes(rows: int, cols: int) -> int:
     return _tiled_bytes(rows, cols, _PACKED_TILE_BYTES)
 
 
+def packed8_bytes(rows: int, cols: int) -> int:
+    """Returns how many bytes a packed FP8 layer takes."""
+    return _tiled_bytes(rows, cols, _PACKED8_TILE_BYTES)
+
+
 def may_become_packed8(layer: LayerInfo) -> bool:
     """Returns whether "packed" gives a packed FP8 layer, unless it has too many weights that are no FP8."""
     blocks, _, size = layer.granularity.partition(":")

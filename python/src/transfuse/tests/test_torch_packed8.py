@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import transfuse
 from transfuse.tests.conftest import was_fp8_bf16
 from transfuse.tests.torch_cases import DEVICES, exact, normal, same_bits
-from transfuse.torch import TransfuseLinear, _registry, set_layout
+from transfuse.torch import TransfuseLinear, _encode, _registry, compress_model, pack, repack, set_layout
 from transfuse.torch._encode import encode
 from transfuse.torch._layouts import convert_layer, encode_again
 from transfuse.torch._modules import CompressedModule
@@ -29,6 +29,14 @@ def make_weight(rows: int, cols: int, seed: int = 3) -> Tensor:
     """Returns BF16 weights that are FP8 codes times a scale for each block."""
     bits = was_fp8_bf16(np.random.default_rng(seed), rows, cols)
     return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+
+
+def make_normal_fp8(rows: int, cols: int, seed: int = 3) -> Tensor:
+    """Returns such weights that are normally distributed, which packed BF16 takes, too."""
+    codes = normal(rows, cols, seed=seed, scale=60.0).to(torch.float8_e4m3fn).float()
+    scales = torch.rand(-(-rows // 128), -(-cols // 128), generator=torch.Generator().manual_seed(seed)) * 1e-4 + 1e-4
+    blocks = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :cols]
+    return (codes * blocks).to(torch.bfloat16)
 
 
 def packed8_bytes(rows: int, cols: int) -> int:
@@ -54,6 +62,52 @@ def test_layers(device: str) -> None:
     assert same_bits(decode(copied, 300, 270, torch.bfloat16), weight)
     with pytest.raises(transfuse.UnsupportedError, match="takes FP8"):
         convert_layer(encode(normal(300, 270)).to(device), "packed8")
+
+
+def has_kernels(device: str) -> bool:
+    """Whether dense weights that were FP8 come to lie packed8."""
+    return device == "cpu" or torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dense_weights(device: str) -> None:
+    """Dense weights that were FP8 are found, packed as FP8, and encoded as FP8 again."""
+    weight = make_normal_fp8(300, 270).to(device)
+    bf16, layer = pack(weight, packed_bf16=True), pack(weight)
+    assert _registry.layer_layout(bf16) == "packed" and same_bits(decode(bf16, 300, 270, torch.bfloat16), weight)
+    assert same_bits(decode(layer, 300, 270, torch.bfloat16), weight)
+    plain = convert_layer(layer, "plain")
+    assert same_bits(decode(plain, 300, 270, torch.bfloat16), weight)
+    if not has_kernels(device):
+        assert _registry.layer_layout(layer) == "packed"
+        return
+    assert _registry.layer_layout(layer) == "packed8"
+    assert layer.numel() == layer.untyped_storage().nbytes() == packed8_bytes(300, 270)
+    assert torch.equal(convert_layer(layer, "coded").cpu(), encode(weight, codec="fp8_e4m3"))
+    assert torch.equal(pack(plain[HEAD_BYTES:].view(torch.bfloat16)[: 300 * 270].view(300, 270)), layer)
+    other = normal(300, 270).to(device)
+    assert _registry.layer_layout(pack(other)) == "packed"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_new_dense_weights(device: str) -> None:
+    """Other FP8 weights come to lie where the old ones did; what was no FP8 changes nothing."""
+    if not has_kernels(device):
+        pytest.skip("this GPU has no products of packed FP8 layers")
+    first, second = make_normal_fp8(300, 270).to(device), make_normal_fp8(300, 270, seed=8).to(device)
+    layer = pack(first)
+    address, x = layer.data_ptr(), normal(4, 270, seed=5, scale=1.0).to(device)
+    linear = TransfuseLinear.from_linear(make_linear(first), layout="packed")
+    for weight in (second, first):
+        for buffer in (layer, linear.weight):
+            repack(buffer, weight)
+            assert _registry.layer_layout(buffer) == "packed8"
+            assert same_bits(decode(buffer, 300, 270, torch.bfloat16), weight)
+        assert layer.data_ptr() == address
+        torch.testing.assert_close(linear(x).float(), (x @ weight.T).float(), rtol=2e-2, atol=1e-3)
+    with pytest.raises(transfuse.UnsupportedError, match="are no codes times scales"):
+        repack(layer, normal(300, 270).to(device))
+    assert same_bits(decode(layer, 300, 270, torch.bfloat16), first)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -95,6 +149,27 @@ def test_modules(device: str) -> None:
     other = make_linear(normal(300, 270).to(device))  # no FP8
     fresh.load_state_dict(TransfuseLinear.from_linear(other).state_dict())
     assert fresh.layout == "packed" and same_bits(fresh.decode_weight(), other.weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_modules_of_dense_weights(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of dense weights are packed without an encoder, as FP8 unless the codec bf16 is asked for."""
+    due = "packed8" if has_kernels(device) else "packed"
+    linear = make_linear(make_normal_fp8(300, 270).to(device))
+    model = nn.Sequential(linear, make_linear(normal(64, 300).to(device)))
+    x = normal(4, 270, seed=5, scale=1.0).to(device)
+    wanted = model(x)
+    codec = "fp8_e4m3" if due == "packed8" else "bf16"
+    coded = TransfuseLinear.from_linear(linear, codec=codec).state_dict()["weight"].cpu()
+    with monkeypatch.context() as without_encoder:
+        without_encoder.setattr(_encode, "encode", None)
+        assert TransfuseLinear.from_linear(linear, layout="packed", codec="bf16").layout == "packed"
+        report = compress_model(model, layout="packed")
+    assert report.compressed["0.weight"].layout == due and report.compressed["1.weight"].layout == "packed"
+    assert [layer.layout for layer in model] == [due, "packed"]
+    with exact():
+        assert same_bits(model(x), wanted)
+    assert torch.equal(model.state_dict()["0.weight"].cpu(), coded)
 
 
 def test_a_layout_that_not_all_weights_take() -> None:

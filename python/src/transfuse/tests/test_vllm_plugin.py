@@ -30,7 +30,7 @@ import transfuse
 import transfuse.torch as tt
 from transfuse.tests import vllm_layers as layers
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
-from transfuse.vllm import _graphs, _model_loading
+from transfuse.vllm import _graphs, _model_loading, _packer
 
 HIDDEN, HEAD_DIM, HEADS, KV_HEADS, INTERMEDIATE, VOCABULARY = 256, 32, 8, 2, 688, 1000
 QKV = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
@@ -366,6 +366,61 @@ def test_new_weights_of_another_form() -> None:
         assert packed.layout == "plain" and _graphs._changed == ["wide"]
         assert torch.equal(bits(decode(layer)), bits(noise))
     _graphs.forget_changes()
+
+
+def make_fp8(rows: int, cols: int, seed: int) -> torch.Tensor:
+    """Returns BF16 weights that are FP8 codes times one scale."""
+    return ((random_weights(rows, cols, seed=seed) * 3000).to(torch.float8_e4m3fn).float() * 1.357e-4).bfloat16()
+
+
+def test_weights_that_were_fp8() -> None:
+    """They are found, and lie as FP8; other such weights take their place, and what was no FP8 is packed anew."""
+    rows, cols = 1024, 1024
+    x, first = random_weights(3, cols, seed=4) * 50, make_fp8(rows, cols, 1)
+    with layers_of_rank() as config:
+        layer = linear.ReplicatedLinear(cols, rows, bias=False, quant_config=config, prefix="wide")
+        model = make_model(wide=layer)
+        load(model, [("wide.weight", first, None)])
+        layers.finish(model)
+        packed = layer.transfuse_packed
+        assert packed.layout == "packed8" and packed.held_bytes < 0.51 * packed.dense_bytes
+        address = packed.buffer.data_ptr()
+        for new, layout, is_changed, is_moved in (
+            (make_fp8(rows, cols, 2), "packed8", False, False),
+            (random_weights(rows, cols), "packed", True, True),
+            (first, "packed", False, True),  # the form stays while the weights fit it
+        ):
+            _graphs.forget_changes()
+            initialize_layerwise_reload(model)
+            load(model, [("wide.weight", new, None)])
+            layers.finish(model)
+            assert _graphs._changed == (["wide"] if is_changed else [])
+            assert packed.layout == layout and (packed.buffer.data_ptr() != address) == is_moved
+            assert torch.equal(bits(decode(layer)), bits(new))
+            wanted = F.linear(x.float(), new.float())
+            assert torch.allclose(layer(x)[0].float(), wanted, rtol=0.01, atol=0.01 * float(wanted.abs().max()))
+    _graphs.forget_changes()
+
+
+@pytest.mark.parametrize("kinds", ["bf16", "fp8", "mixed"])
+def test_memory_blocks(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few blocks hold all layers, with hardly any room left over, whichever of them were FP8."""
+    monkeypatch.setattr(_packer, "_ROUNDING", 256)
+    shapes = [(1024, 1024), (512, 1024), (1024, 2048)] * 6
+    packer = _packer.Packer(torch.device("cpu"))
+    packer.expect(shapes)
+    head = packer.pack(random_weights(4096, 256), "head", "packed")
+    assert head.layout == "packed" and len(packer._blocks) == 1
+    made = [head]
+    for number, (rows, cols) in enumerate(shapes):
+        was_fp8 = kinds == "fp8" or (kinds == "mixed" and number >= 2)
+        weight = make_fp8(rows, cols, number) if was_fp8 else random_weights(rows, cols, seed=number)
+        made.append(packer.pack(weight, str(number), "packed"))
+        assert made[-1].layout == ("packed8" if was_fp8 else "packed")
+        assert torch.equal(bits(tt.decode(made[-1].buffer, rows, cols, torch.bfloat16)), bits(weight))
+    held = sum(layer.held_bytes for layer in made)
+    assert len(packer._blocks) <= 5
+    assert held <= sum(block.memory.numel() for block in packer._blocks) <= 1.05 * held
 
 
 def test_dummy_weights_first() -> None:

@@ -97,7 +97,8 @@ def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tenso
 
     BF16 weights are packed without the encoder, which takes hundreds of times as long, if the options leave the blob's
     form to the library: the layer is encoded with its defaults when it is saved. A packed layer that its padding makes
-    no smaller than the weights is encoded, since its blob says whether compressing pays.
+    no smaller than the weights is encoded, since its blob says whether compressing pays. Weights that were FP8 come to
+    lie "packed8", unless the codec bf16 is asked for.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ def lay_out(weight: Tensor, layout: str, options: dict[str, Any]) -> tuple[Tenso
     """
     if layout == "packed" and weight.dtype == torch.bfloat16 and is_default_form(options):
         try:
-            packed = _registry.pack(weight)
+            packed = _registry.pack(weight, packed_bf16=options.get("codec") == "bf16")
         except UnsupportedError:
             pass  # a coded layer may have row offsets, with which it is packed
         else:

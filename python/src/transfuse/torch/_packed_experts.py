@@ -89,7 +89,8 @@ def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
         matrices = [part.take(index) for part in parts]
         matrix = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
         try:
-            writer.add(_registry.pack(_interleave(matrix) if interleave else matrix))
+            # Experts do not take "packed8".
+            writer.add(_registry.pack(_interleave(matrix) if interleave else matrix, packed_bf16=True))
         except UnsupportedError as refusal:
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"expert {index}: {refusal.message}") from refusal
     container = writer.end(ROWS_INTERLEAVED if interleave else ROWS_AS_GIVEN)

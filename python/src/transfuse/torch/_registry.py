@@ -228,10 +228,11 @@ def convert(buffer: torch.Tensor, layout: int) -> torch.Tensor:
     return _make_layer(size, buffer.device, fill)
 
 
-def pack(weight: torch.Tensor, *, stored_room: int = 0) -> torch.Tensor:
+def pack(weight: torch.Tensor, *, stored_room: int = 0, packed_bf16: bool = False) -> torch.Tensor:
     """Packs a matrix losslessly and returns the layer, in memory of its own size; no blob is made.
 
     It is packed on the device where the weights lie. On an H100, 470 MB take 1 ms, which includes memory of its size.
+    Weights that were FP8, E4M3 codes times a scale for each 128x128 of them, are found, and lie "packed8".
 
     Parameters
     ----------
@@ -239,7 +240,10 @@ def pack(weight: torch.Tensor, *, stored_room: int = 0) -> torch.Tensor:
         On the CPU or a CUDA device. It is only read, and not needed afterwards. If the weights of a row are not
         contiguous, a copy is packed.
     stored_room : int
-        Room for `repack`: later weights may have this many more tiles of 64x32 that do not fit the layer's form.
+        Room for `repack`: later weights may have this many more tiles of 64x32 that do not fit the layer's form. A
+        "packed8" layer has none of these.
+    packed_bf16 : bool
+        Whether the layer lies "packed", also where the weights were FP8.
 
     Returns
     -------
@@ -258,7 +262,7 @@ def pack(weight: torch.Tensor, *, stored_room: int = 0) -> torch.Tensor:
     TransfuseError
         The device does not exist, or is out of memory.
     """
-    return _pack(weight, stored_room, None)
+    return _pack(weight, stored_room, None, packed_bf16=packed_bf16)
 
 
 def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
@@ -271,7 +275,7 @@ def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
     Parameters
     ----------
     buffer : torch.Tensor, uint8, [buffer_bytes]
-        The buffer of a packed layer without row offsets, as `pack` makes it.
+        The buffer of a layer of BF16 that lies "packed", without row offsets, or "packed8", as `pack` makes it.
     weight : torch.Tensor, bfloat16, [rows][cols]
         On the device of `buffer`; as in `pack`.
 
@@ -280,8 +284,9 @@ def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
     ArgumentError, ValueError
         `buffer` is no such layer, or the weights have another shape or are on another device.
     UnsupportedError
-        Too many tiles of the new weights do not fit the layer's form, which was chosen for the old weights. The layer
-        still has the old weights.
+        The new weights do not fit the layer's form, which was chosen for the old weights: too many of their tiles; or,
+        if it lies "packed8", they are no FP8, or have constants or exceptions of which it has none. The layer still
+        has the old weights.
     TransfuseError, RuntimeError, TypeError
         What `pack` raises.
     """
@@ -298,7 +303,7 @@ def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
     _repacked[_place_of(buffer)] = object()
 
 
-def _pack(weight: torch.Tensor, stored_room: int, like: torch.Tensor | None) -> torch.Tensor:
+def _pack(weight: torch.Tensor, stored_room: int, like: torch.Tensor | None, packed_bf16: bool = False) -> torch.Tensor:
     """Packs a matrix; the layer takes the form of the layer `like`, if there is one."""
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"weight must be a torch.Tensor, not {type(weight).__name__}")
@@ -323,7 +328,8 @@ def _pack(weight: torch.Tensor, stored_room: int, like: torch.Tensor | None) -> 
     def fill(memory: s.LayerMemoryStruct) -> None:
         stream = torch.cuda.current_stream(dense.device).cuda_stream if dense.device.type == "cuda" else None
         form = (None, 0) if like is None else (like.data_ptr(), like.numel())
-        call("trf_torch_pack", device, ctypes.byref(matrix), ctypes.byref(memory), stream, stored_room, *form)
+        options = (stream, stored_room, int(packed_bf16), *form)
+        call("trf_torch_pack", device, ctypes.byref(matrix), ctypes.byref(memory), *options)
 
     return _make_layer(size, dense.device, fill)
 

@@ -144,13 +144,17 @@ def _note_model(note: Callable[..., Any], model: torch.nn.Module) -> None:
     for layer in layers:
         initialize_online_processing(layer)
     # Containers of experts have memory of their own.
-    matrices = [weight for dense in weights.values() for weight in dense if weight.dim() == 2]
-    shapes = [(weight.shape[0], weight.shape[1]) for weight in matrices]
+    shapes = {
+        layer: [(weight.shape[0], weight.shape[1]) for weight in dense if weight.dim() == 2]
+        for layer, dense in weights.items()
+    }
     packer = Packer.of(get_layerwise_info(model).restore_device)
     if layers and layers[0].quant_method.settings.layout == "coded":
-        packer.expect_encoding(shapes)
+        packer.expect_encoding(shape for of_layer in shapes.values() for shape in of_layer)
     else:
-        packer.expect(shapes)
+        # Embeddings and heads have memory of their own, too.
+        linear = (of_layer for layer, of_layer in shapes.items() if not isinstance(layer, VocabParallelEmbedding))
+        packer.expect(shape for of_layer in linear for shape in of_layer)
 
 
 def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the layer that serves from dense weights on the GPU: packed, coded, or, where neither is possible, plain.
 
-Packed layers lie side by side in one memory block, whose size is known before the first of them is made. If each had a
-block of its own, which torch rounds up to 2 MiB, a model of 8 billion weights would take a quarter of a GiB more, which
-vLLM counts as weights; and so it would in blocks of 256 MiB, whose ends stay empty.
+Packed layers lie side by side in a few memory blocks. If each had a block of its own, which torch rounds up to 2 MiB, a
+model of 8 billion weights would take a quarter of a GiB more, which vLLM counts as weights; and so it would in blocks
+of 256 MiB, whose ends stay empty. What shapes the layers have is known before the first of them is made, but not which
+of them were FP8, and take two thirds of the memory. So a block gets room for a fourth of the layers, or for as much as
+has been made, as if those to come were like the one at hand. Embeddings and heads, which are often of another kind,
+have blocks of their own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -18,7 +22,7 @@ from vllm.logger import init_logger
 
 import transfuse.torch as tt
 from transfuse import UnsupportedError
-from transfuse._memory_need import packed_bytes
+from transfuse._memory_need import packed8_bytes, packed_bytes
 from transfuse.torch._load import TensorPart, load_assembled
 from transfuse.vllm import _graphs
 from transfuse.vllm._lazy_weight import LazyWeight
@@ -36,6 +40,9 @@ _ROUNDING = 2 << 20
 # A stored tile takes this many bytes.
 _STORED_TILE_BYTES = 4096
 
+# "packed" gives one of these.
+_PACKED_LAYOUTS = ("packed", "packed8")
+
 _packers: dict[torch.device, Packer] = {}
 
 
@@ -49,7 +56,7 @@ class Packed:
     key : Parameter, uint8, [256]
         A view of the layer's head, by which the ops find it.
     layout : str
-        "packed", "coded" or "plain".
+        "packed", "packed8", "coded" or "plain".
     shape : tuple of int
         Rows and columns.
     place : torch.Tensor, uint8, [place_bytes]
@@ -75,7 +82,7 @@ class Packed:
     def replace(self, weight: torch.Tensor, name: str) -> None:
         """Replaces the weights by others of the same shape.
 
-        Weights that fit the layer's window are put where the old ones were, so that captured graphs use them. Others
+        Weights that fit the layer's form are put where the old ones were, so that captured graphs use them. Others
         are packed anew, in the same memory if it is large enough, and else in new memory; then `_graphs` notes the
         layer. If that raises an error, the layer still has the old weights.
 
@@ -84,7 +91,7 @@ class Packed:
         ValueError
             The layer lies coded.
         """
-        if self.layout == "packed":
+        if self.layout in _PACKED_LAYOUTS:
             try:
                 tt.repack(self.buffer, weight)
             except UnsupportedError as refusal:
@@ -102,8 +109,8 @@ class Packed:
             )
 
     def _pack_anew(self, weight: torch.Tensor, name: str) -> None:
-        """Makes the layer anew, with a window that suits these weights."""
-        made, layout = _make(weight, name, self.layout)
+        """Makes the layer anew, with a form that suits these weights."""
+        made, layout = _make(weight, name, "packed")
         missing = _align(made.numel() - self.place.numel(), _STORED_TILE_BYTES) // _STORED_TILE_BYTES
         if layout == "packed" and 0 < missing <= _STORED_ROOM:
             made = tt.pack(weight, stored_room=_STORED_ROOM - missing)
@@ -130,7 +137,9 @@ class Packer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._expected = 0  # how many bytes of layers are still to come
+        self._expected: Counter[tuple[int, int]] = Counter()  # the shapes of layers that are still to come
+        self._whole_bytes = 0  # how many bytes they all took as packed BF16, when they were announced
+        self._made_bytes = 0  # how many those took that have come
         self._expected_encoding = 0  # how many bytes of dense weights the encoder will get, where that is known
         self._blocks: list[_Block] = []
 
@@ -147,8 +156,10 @@ class Packer:
         _packers.clear()
 
     def expect(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Announces the packed layers, [rows][cols] each, that are to come, so that one block has room for them all."""
-        self._expected = sum(packed_bytes(rows, cols) + _STORED_ROOM * _STORED_TILE_BYTES for rows, cols in shapes)
+        """Announces the packed layers, [rows][cols] each, that are to come, so that few blocks have room for them."""
+        self._expected = Counter(shapes)
+        self._whole_bytes = _count_bytes(self._expected, "packed")
+        self._made_bytes = 0
 
     def expect_encoding(self, shapes: Iterable[tuple[int, int]]) -> None:
         """Announces the layers, [rows][cols] each, that will be encoded, so that a line can say how long it takes."""
@@ -164,9 +175,9 @@ class Packer:
         """Makes a layer of dense weights, [rows][cols], which are not needed afterwards."""
         self._release_temporaries()
         layer, layout = _make(weight, name, layout, self.encode)
-        place = self._find_place(layer.numel())
-        buffer = _put(layer, place)
         rows, cols = weight.shape
+        place = self._find_place(layer.numel(), (rows, cols), layout)
+        buffer = _put(layer, place)
         return Packed(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), layout, (rows, cols), place)
 
     def load(self, parts: Sequence[LazyWeight | torch.Tensor], shape: tuple[int, int]) -> Packed:
@@ -215,17 +226,23 @@ class Packer:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _find_place(self, bytes_: int) -> torch.Tensor:
+    def _find_place(self, bytes_: int, shape: tuple[int, int], layout: str) -> torch.Tensor:
         """Returns memory for the next layer, in a block."""
         size = _align(bytes_, _ALIGNMENT)
+        is_expected = self._expected[shape] > 0
         block = next((block for block in self._blocks if block.taken + size <= block.memory.numel()), None)
         if block is None:
-            wanted = _align(max(size, self._expected), _ROUNDING)
-            block = _Block(torch.empty(wanted, dtype=torch.uint8, device=self._device))
+            wanted = size
+            if is_expected:
+                most = max(self._whole_bytes // 4, self._made_bytes)
+                wanted = max(size, min(_count_bytes(self._expected, layout), most))
+            block = _Block(torch.empty(_align(wanted, _ROUNDING), dtype=torch.uint8, device=self._device))
             self._blocks.append(block)
         place = block.memory[block.taken : block.taken + bytes_]
         block.taken += size
-        self._expected = max(0, self._expected - size)
+        if is_expected:
+            self._expected[shape] -= 1
+            self._made_bytes += size
         return place
 
 
@@ -246,7 +263,7 @@ def _make(
         try:
             layer = tt.pack(weight, stored_room=_STORED_ROOM)
             if layer.numel() < weight.nbytes:
-                return layer, layout
+                return layer, tt.layer_layout(layer)
             reason = "packing does not make it smaller"
         except UnsupportedError as refusal:
             reason = refusal.message
@@ -255,6 +272,14 @@ def _make(
         return blob.to(weight.device), layout
     logger.info("transfuse: %s stays plain: %s", name, reason or "compressing does not make it smaller")
     return tt.convert_layer(blob.to(weight.device), "plain"), "plain"
+
+
+def _count_bytes(shapes: Counter[tuple[int, int]], layout: str) -> int:
+    """Returns how many bytes layers take, of so many of each shape, that all lie in this layout."""
+    if layout == "packed8":
+        return sum(count * packed8_bytes(*shape) for shape, count in shapes.items())
+    room = _STORED_ROOM * _STORED_TILE_BYTES
+    return sum(count * (packed_bytes(*shape) + room) for shape, count in shapes.items())
 
 
 def _align(size: int, to: int) -> int:

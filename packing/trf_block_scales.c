@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Each step is one of trf_find_fp8_blocks.cuh, which says why it is done. */
+#include "trf_block_scales.h"
+
+#include "trf_packed8_form.h"
+
+#include <string.h>
+
+enum {
+    SIDE = TRF_FOUND_FP8_BLOCK,
+    SAMPLE_STEP = 8, /* one row of so many is looked at first */
+    EXPONENTS = 256,
+    MANTISSAS = 128,
+    LARGEST_NORMAL = 254 /* exponent field */
+};
+
+/* The weights of a scale block. */
+typedef struct block {
+    const uint16_t *weights; /* the first one */
+    uint64_t stride;
+    uint32_t rows, cols;
+} block;
+
+/* What a sample suggests. */
+typedef struct choice {
+    const trf_find_fp8_set *set;
+    uint32_t unit; /* the scale's exponent field */
+} choice;
+
+static uint32_t magnitude_at(const block *b, uint32_t row, uint32_t col) {
+    return b->weights[row * b->stride + col] & 0x7FFF;
+}
+
+static int is_normal(uint32_t magnitude) { return (magnitude >> 7) - 1 < LARGEST_NORMAL; }
+
+/* The exponents of the least and of the largest code of a mantissa. */
+static int least_code(uint32_t k) { return k == 0 ? -9 : k == 4 ? -8 : k % 4 == 2 ? -7 : -6; }
+static int largest_code(uint32_t k) { return k == 7 ? 7 : 8; }
+
+/* Chooses the set that has the most of the sample's mantissas, of equal ones the first. @return whether it has most of
+ * them. */
+static int choose_set(const block *b, uint32_t row_step, choice *to) {
+    uint32_t counts[MANTISSAS] = {0}, normal = 0, most = 0;
+    const trf_find_fp8_set *const sets = trf_find_fp8_sets();
+    for (uint32_t row = 0; row < b->rows; row += row_step)
+        for (uint32_t col = 0; col < b->cols; col++) {
+            const uint32_t magnitude = magnitude_at(b, row, col);
+            if (is_normal(magnitude)) {
+                counts[magnitude % MANTISSAS]++;
+                normal++;
+            }
+        }
+    to->set = sets;
+    for (uint32_t s = 0; s < TRF_MANTISSA_SETS; s++) {
+        uint32_t sum = 0;
+        for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
+            sum += counts[sets[s].mantissa[k]];
+        if (sum > most) {
+            most = sum;
+            to->set = &sets[s];
+        }
+    }
+    return 10 * most >= TRF_FOUND_SAMPLE_FITS_IN_10 * normal;
+}
+
+/* Sets number_of[m] to a mantissa's number in the set, or to TRF_E4M3_MANTISSAS. */
+static void number_mantissas(const trf_find_fp8_set *set, uint8_t number_of[MANTISSAS]) {
+    memset(number_of, TRF_E4M3_MANTISSAS, MANTISSAS);
+    for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
+        number_of[set->mantissa[k]] = (uint8_t)k;
+}
+
+/* The exponent fields, `first` to `last`, that the codes of mantissa k have. */
+static void exponents_of(const choice *c, uint32_t k, uint32_t *first, uint32_t *last) {
+    const int at = (int)(c->unit + c->set->carry[k]), least = at + least_code(k), largest = at + largest_code(k);
+    *first = least < 1 ? 1 : (uint32_t)least;
+    *last = largest > LARGEST_NORMAL ? LARGEST_NORMAL : (uint32_t)largest;
+}
+
+/* Chooses the exponent field of the scale, so that the most of the sample are codes; of equal ones the least. */
+static void choose_unit(const block *b, uint32_t row_step, choice *to) {
+    uint32_t counts[TRF_E4M3_MANTISSAS][EXPONENTS] = {{0}}, most = 0;
+    uint8_t number_of[MANTISSAS];
+    choice tried = *to;
+    number_mantissas(to->set, number_of);
+    for (uint32_t row = 0; row < b->rows; row += row_step)
+        for (uint32_t col = 0; col < b->cols; col++) {
+            const uint32_t magnitude = magnitude_at(b, row, col), k = number_of[magnitude % MANTISSAS];
+            if (is_normal(magnitude) && k < TRF_E4M3_MANTISSAS)
+                counts[k][magnitude / MANTISSAS]++;
+        }
+    to->unit = TRF_PACKED8_MIN_SCALE_EXPONENT;
+    for (tried.unit = to->unit; tried.unit <= TRF_PACKED8_MAX_SCALE_EXPONENT; tried.unit++) {
+        uint32_t sum = 0, first, last;
+        for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++) {
+            exponents_of(&tried, k, &first, &last);
+            for (uint32_t exponent = first; exponent <= last; exponent++)
+                sum += counts[k][exponent];
+        }
+        if (sum > most) {
+            most = sum;
+            to->unit = tried.unit;
+        }
+    }
+}
+
+/* Counts the weights that are no codes times the scale, and those that are, other than zeros. */
+static uint32_t count_misfits(const block *b, const choice *c, uint32_t *numbers) {
+    uint32_t misfits = 0, first[TRF_E4M3_MANTISSAS], last[TRF_E4M3_MANTISSAS];
+    uint8_t number_of[MANTISSAS];
+    number_mantissas(c->set, number_of);
+    for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
+        exponents_of(c, k, &first[k], &last[k]);
+    *numbers = 0;
+    for (uint32_t row = 0; row < b->rows; row++)
+        for (uint32_t col = 0; col < b->cols; col++) {
+            const uint32_t magnitude = magnitude_at(b, row, col), exponent = magnitude / MANTISSAS,
+                           k = number_of[magnitude % MANTISSAS];
+            const int is_code = k < TRF_E4M3_MANTISSAS && exponent >= first[k] && exponent <= last[k];
+            *numbers += magnitude != 0 && is_code;
+            misfits += magnitude != 0 && !is_code;
+        }
+    return misfits;
+}
+
+/* Tries what a sample suggests. @return 1: that is a scale; 0: it is none for these weights; -1: there is none. */
+static int try_sample(const block *b, uint32_t row_step, float *scale, trf_found_fp8 *found) {
+    const uint32_t most = b->rows * b->cols * TRF_FOUND_MISFITS_IN_1000 / 1000;
+    uint32_t numbers;
+    choice c;
+    if (!choose_set(b, row_step, &c))
+        return -1;
+    choose_unit(b, row_step, &c);
+    const uint32_t misfits = count_misfits(b, &c, &numbers);
+    if (misfits > most)
+        return 0;
+    *scale = numbers ? trf_f32_from_bits(c.unit << 23 | c.set->scale_mantissa) : 1.0f;
+    found->misfits += misfits;
+    found->numbers += numbers;
+    found->has_low |= numbers && c.set->pair >> 16;
+    return 1;
+}
+
+int trf_find_block_scales(const trf_rows_to_pack *rows, uint64_t block_row, float *scales, trf_found_fp8 *found) {
+    const uint64_t row = block_row * SIDE;
+    for (uint32_t col = 0; col < rows->cols; col += SIDE) {
+        const block b = {rows->weights + row * rows->stride + col, rows->stride,
+                         rows->num_rows - row < SIDE ? (uint32_t)(rows->num_rows - row) : SIDE,
+                         rows->cols - col < SIDE ? rows->cols - col : SIDE};
+        int is_found = try_sample(&b, SAMPLE_STEP, &scales[col / SIDE], found);
+        if (is_found == 0)
+            is_found = try_sample(&b, 1, &scales[col / SIDE], found);
+        if (is_found != 1) {
+            found->refused = 1;
+            return 0;
+        }
+    }
+    return 1;
+}
