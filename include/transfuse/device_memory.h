@@ -93,9 +93,9 @@ TRF_API trf_status trf_device_layer_get_joined_size(const trf_device_layer *cons
  * take one launch. The layers are of one context, number of columns and dtype of the source, and all but the last have
  * a multiple of 64 rows; scales may differ. Bytes are copied on the device, and no weight is formed. The old layers
  * stay as they are, and may be destroyed when the call returns; any stream may use the new one then. Its
- * trf_layer_info has no blob's fields, as with trf_device_layer_pack. memory is the caller's, which overlaps none of the
- * layers, or NULL or zeros: the library allocates. Errors: TRF_ERR_ARGUMENT, also for layers that do not fit together
- * or memory that is too small or misaligned; TRF_ERR_UNSUPPORTED for other layouts and numbers of rows;
+ * trf_layer_info has no blob's fields, as with trf_device_layer_pack. memory is the caller's, which overlaps none of
+ * the layers, or NULL or zeros: the library allocates. Errors: TRF_ERR_ARGUMENT, also for layers that do not fit
+ * together or memory that is too small or misaligned; TRF_ERR_UNSUPPORTED for other layouts and numbers of rows;
  * TRF_ERR_MEMORY; TRF_ERR_CUDA. The content of memory is unspecified after a failure. */
 TRF_API trf_status trf_device_layer_join(const trf_device_layer *const *layers, uint32_t count,
                                          const trf_layer_memory *memory, trf_device_layer **joined, trf_error *err);
