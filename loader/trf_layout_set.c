@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The layers of a checkpoint to choose layouts for, with what each takes in each layout on one of the GPUs. */
 #include "trf_blob.h"
+#include "trf_compress_check.h"
 #include "trf_error.h"
 #include "trf_estimate.h"
+#include "trf_fp8_model.h"
 #include "trf_job.h"
 #include "trf_layer_parts.h"
 #include "trf_model_sizes.h"
@@ -52,7 +54,8 @@ typedef struct reading {
     trf_checkpoint *checkpoint;
     trf_layout_set_options options;
     trf_source_config config;
-    trf_selection_rules rules; /* of a checkpoint that is not compressed */
+    trf_selection_rules rules; /* of a checkpoint that is not compressed, as fp8 is */
+    trf_fp8_model fp8;
     trf_checkpoint_options compress_options;
     int is_compressed, is_tied;
     uint64_t kv_heads;
@@ -157,35 +160,65 @@ static unsigned find_layouts(trf_codec codec, const trf_layer_info *info, int is
 
 /* ---- sizes ---- */
 
-/* Estimates from a sample what a matrix would take, coded, of what it takes plain. number: of an expert. */
-static trf_status estimate_share(reading *at, const trf_tensor_info *tensor, double *share, trf_error *err) {
-    const uint64_t rows = tensor->shape[tensor->num_dims - 2], cols = tensor->shape[tensor->num_dims - 1];
+/* @return the bytes of the scales that a blob of FP8 weights has. */
+static uint64_t scale_bytes(const trf_layer_info *info) {
+    const uint64_t side = info->scale_group_size;
+    uint64_t count = 1;
+    if (info->granularity == TRF_GRANULARITY_CHANNEL)
+        count = info->rows;
+    else if (info->granularity == TRF_GRANULARITY_SCALE_BLOCK)
+        count = (info->rows / side + 1) * (info->cols / side + 1);
+    return count * sizeof(float);
+}
+
+static trf_status open_sampled(reading *at, const char *path, trf_error *err) {
     uint64_t file_bytes;
+    if (at->file_path && strcmp(at->file_path, path) == 0)
+        return TRF_OK;
+    if (at->file_path)
+        trf_file_close(&at->file);
+    at->file_path = NULL;
+    const trf_status status = trf_file_open(path, &at->file, &file_bytes, err);
+    if (status == TRF_OK)
+        at->file_path = path;
+    return status;
+}
+
+/* Estimates from a sample what a matrix would take, coded, of what it takes in its file. tensor->layer: of FP8 with
+ * scales what describe_fp8 says; of others it becomes what is known of the blob. */
+static trf_status estimate_share(reading *at, trf_tensor_info *tensor, double *share, trf_error *err) {
+    const uint64_t rows = tensor->shape[tensor->num_dims - 2], cols = tensor->shape[tensor->num_dims - 1];
+    const int is_fp8 = tensor->layer.codec == TRF_CODEC_E4M3;
     trf_encoded encoded;
     trf_layer_report report = {0};
     trf_encode_options encode;
-    if (!at->file_path || strcmp(at->file_path, tensor->file) != 0) {
-        if (at->file_path)
-            trf_file_close(&at->file);
-        at->file_path = NULL;
-        const trf_status status = trf_file_open(tensor->file, &at->file, &file_bytes, err);
-        if (status != TRF_OK)
-            return status;
-        at->file_path = tensor->file;
-    }
     const trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
+    trf_status status = open_sampled(at, tensor->file, err);
+    if (status != TRF_OK)
+        return status;
     trf_encode_options_for(&at->compress_options.encode, dtype, &encode);
+    if (is_fp8)
+        encode.codec = TRF_CODEC_E4M3;
     const trf_sampled_matrix matrix = {&at->file, tensor->file_offset, dtype, rows, cols};
-    const trf_status status = trf_estimate_blob(&matrix, &encode, &encoded, &report, err);
-    if (status == TRF_OK)
-        *share = (double)encoded.blob_bytes * kEstimateMargin / (double)(rows * cols * trf_dtype_bytes(dtype));
+    status = trf_estimate_blob(&matrix, &encode, &encoded, &report, err);
+    if (status != TRF_OK)
+        return status;
+    if (!is_fp8)
+        tensor->layer = (trf_layer_info){.rows = (uint32_t)rows,
+                                         .cols = (uint32_t)cols,
+                                         .dtype = dtype,
+                                         .codec = encoded.codec,
+                                         .granularity = encoded.granularity,
+                                         .scale_group_size = encoded.scale_group_size};
+    const uint64_t bytes = encoded.blob_bytes + (is_fp8 ? scale_bytes(&tensor->layer) : 0);
+    *share = (double)bytes * kEstimateMargin / (double)(rows * cols * trf_dtype_bytes(dtype));
     return status;
 }
 
 /* Whether a packed part becomes packed FP8. Weights of blocks have the same constants only where blocks are whole. */
-static int becomes_packed8(const trf_layer_info *info, const trf_layer_part *part) {
+static int becomes_packed8(const trf_layer_info *info, const trf_layer_part *part, int is_expert) {
     const int cuts_blocks = part->rows != info->rows || part->cols != info->cols;
-    if (info->codec != TRF_CODEC_E4M3)
+    if (info->codec != TRF_CODEC_E4M3 || is_expert)
         return 0;
     switch (info->granularity) {
     case TRF_GRANULARITY_NONE:
@@ -200,11 +233,11 @@ static int becomes_packed8(const trf_layer_info *info, const trf_layer_part *par
 }
 
 /* Adds what a matrix, or `count` experts of one shape, take to a layer. coded_bytes: of all of them, whole. info: of a
- * layer that is coded; zeros of others, which will be coded with the defaults. */
+ * layer that is coded; of others what is known of it, and else zeros, since it will be coded with the defaults. */
 static void add_bytes(trf_layout_layer *layer, const trf_layer_part *part, uint64_t count, double coded_bytes,
                       const trf_layer_info *info, int is_expert) {
-    const uint64_t packed =
-        !is_expert && becomes_packed8(info, part) ? trf_packed8_part_bytes(part) : trf_packed_part_bytes(part);
+    layer->packed_is_fp8 = becomes_packed8(info, part, is_expert);
+    const uint64_t packed = layer->packed_is_fp8 ? trf_packed8_part_bytes(part) : trf_packed_part_bytes(part);
     const uint64_t directory = trf_coded_part_directory_bytes(part, info);
     layer->bytes[TRF_LAYOUT_PLAIN] += count * trf_plain_part_bytes(part);
     layer->bytes[TRF_LAYOUT_PACKED] += count * packed;
@@ -214,8 +247,31 @@ static void add_bytes(trf_layout_layer *layer, const trf_layer_part *part, uint6
 
 /* ---- tensors ---- */
 
-/* Whether a tensor is a layer, or a part of one, and its codec. */
-static trf_status select_codec(const reading *at, const trf_tensor_info *tensor, trf_codec *codec, trf_error *err) {
+/* @return what a tensor is in an FP8 checkpoint; or NULL. */
+static const trf_fp8_tensor *find_fp8(const reading *at, uint64_t number) {
+    for (size_t f = 0; f < at->checkpoint->num_files && at->fp8.is_fp8; f++) {
+        const trf_checkpoint_file *file = &at->checkpoint->files[f];
+        if (number < file->num_tensors)
+            return trf_fp8_model_find(&at->fp8, file, file->tensors[number].source);
+        number -= file->num_tensors;
+    }
+    return NULL;
+}
+
+/* Says of FP8 weights with scales what their blob would. */
+static void describe_fp8(const reading *at, const trf_fp8_tensor *fp8, trf_tensor_info *tensor) {
+    tensor->layer = (trf_layer_info){
+        .rows = (uint32_t)tensor->shape[tensor->num_dims - 2],
+        .cols = (uint32_t)tensor->shape[tensor->num_dims - 1],
+        .dtype = TRF_DTYPE_BF16,
+        .codec = TRF_CODEC_E4M3,
+        .granularity = fp8->granularity,
+        .scale_group_size = fp8->granularity == TRF_GRANULARITY_SCALE_BLOCK ? at->fp8.config.block_size : 0};
+}
+
+/* Whether a tensor is a layer, or a part of one, and its codec. fp8: as find_fp8 gives it. */
+static trf_status select_codec(const reading *at, const trf_fp8_tensor *fp8, trf_tensor_info *tensor, trf_codec *codec,
+                               trf_error *err) {
     *codec = TRF_CODEC_AUTO;
     if (at->is_compressed || trf_name_is_bias(tensor->name)) {
         if (tensor->compressed && !trf_name_is_bias(tensor->name))
@@ -229,8 +285,13 @@ static trf_status select_codec(const reading *at, const trf_tensor_info *tensor,
     trf_tensor_selection selection;
     trf_left_reason reason;
     const trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
-    const trf_status status = trf_select_tensor(&at->rules, &source, &selection, &reason, err);
-    if (status == TRF_OK && selection != TRF_SELECT_KEEP)
+    const trf_status status = trf_select_fp8(&at->rules, fp8, &source, &selection, &reason, err);
+    if (status != TRF_OK || selection == TRF_SELECT_KEEP)
+        return status;
+    if (fp8) {
+        describe_fp8(at, fp8, tensor);
+        *codec = TRF_CODEC_BF16;
+    } else
         *codec = dtype == TRF_DTYPE_BF16 ? TRF_CODEC_BF16 : dtype == TRF_DTYPE_F16 ? TRF_CODEC_FP16 : TRF_CODEC_AUTO;
     return status;
 }
@@ -258,8 +319,7 @@ static int is_lookup(const reading *at, const char *name) {
 }
 
 /* Adds a tensor to its layer, whose number becomes *index. */
-static trf_status add_to_layer(reading *at, const trf_tensor_info *tensor, trf_codec codec, uint32_t *index,
-                               trf_error *err) {
+static trf_status add_to_layer(reading *at, trf_tensor_info *tensor, trf_codec codec, uint32_t *index, trf_error *err) {
     trf_layout_set *set = at->set;
     uint64_t number;
     const uint64_t rows = tensor->shape[tensor->num_dims - 2], cols = tensor->shape[tensor->num_dims - 1];
@@ -303,8 +363,11 @@ static trf_status add_tensor(reading *at, uint64_t number, trf_error *err) {
     trf_tensor_info tensor;
     trf_codec codec;
     trf_status status = trf_checkpoint_tensor(at->checkpoint, number, &tensor, err);
+    const trf_fp8_tensor *fp8 = status == TRF_OK ? find_fp8(at, number) : NULL;
+    if (fp8 && fp8->role != TRF_FP8_WEIGHT)
+        return TRF_OK; /* blobs have the scales that are used */
     if (status == TRF_OK)
-        status = select_codec(at, &tensor, &codec, err);
+        status = select_codec(at, fp8, &tensor, &codec, err);
     if (status != TRF_OK)
         return status;
     if (codec == TRF_CODEC_AUTO) {
@@ -358,7 +421,7 @@ static trf_status find_out_compressed(reading *at, trf_error *err) {
 }
 
 /* Refuses what nothing could load. */
-static trf_status check_source(const reading *at, trf_error *err) {
+static trf_status check_source(reading *at, trf_error *err) {
     char obstacle[TRF_OBSTACLE_BYTES] = "";
     const json_t *ours = trf_source_config_find_ours(&at->config);
     if (json_is_true(json_object_get(ours, "stored")))
@@ -366,7 +429,9 @@ static trf_status check_source(const reading *at, trf_error *err) {
                         "the checkpoint is stored only: it has to be decompressed before anything loads it");
     if (at->is_compressed)
         return TRF_OK;
-    const trf_status status = trf_source_find_obstacle(at->checkpoint, &at->config, NULL, obstacle, err);
+    trf_status status = trf_fp8_model_read(at->checkpoint, &at->config, &at->fp8, obstacle, err);
+    if (status == TRF_OK && !obstacle[0])
+        status = trf_source_find_obstacle(at->checkpoint, &at->config, &at->fp8, obstacle, err);
     return status != TRF_OK || !obstacle[0] ? status
                                             : trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s", obstacle);
 }
@@ -435,6 +500,7 @@ trf_status trf_layout_set_read(trf_checkpoint *checkpoint, const trf_layout_set_
         status = trf_fail_memory(err, sizeof *at.set);
     if (status == TRF_OK)
         status = read_set(&at, err);
+    trf_fp8_model_free(&at.fp8);
     trf_source_config_free(&at.config);
     if (at.file_path)
         trf_file_close(&at.file);

@@ -110,6 +110,7 @@ static json_t *describe_layer(const trf_layout_layer *layer, trf_layout layout) 
     json_object_set_new(object, "experts", json_integer(layer->experts));
     json_object_set_new(object, "routed", json_integer(layer->routed));
     json_object_set_new(object, "is_lookup", json_boolean(layer->is_lookup));
+    json_object_set_new(object, "packed_is_fp8", json_boolean(layer->packed_is_fp8));
     json_object_set_new(object, "bytes", bytes);
     return object;
 }
@@ -184,13 +185,22 @@ static const char *generalize(const char *name, char *buffer) {
     return cli_printable(text, buffer, NAME_BYTES);
 }
 
+enum {
+    SHOWN_LAYOUTS = TRF_LAYOUT_PACKED8 + 1 /* what PACKED gives, too */
+};
+
 /* Layers that are alike, and what was chosen for how many of them. */
 typedef struct kind {
     char name[NAME_BYTES];
     const trf_layout_layer *first;
-    uint32_t counts[TRF_LAYOUTS];
+    uint32_t counts[SHOWN_LAYOUTS];
     uint64_t bytes;
 } kind;
+
+/* @return how a layer for which a layout was chosen will lie. */
+static trf_layout shown_layout(const trf_layout_layer *layer, trf_layout chosen) {
+    return chosen == TRF_LAYOUT_PACKED && layer->packed_is_fp8 ? TRF_LAYOUT_PACKED8 : chosen;
+}
 
 static uint32_t find_kinds(const plan *of, int is_alone, kind *kinds) {
     const trf_layout_layer *layers = trf_layout_set_layers(of->set);
@@ -211,7 +221,7 @@ static uint32_t find_kinds(const plan *of, int is_alone, kind *kinds) {
             kinds[k].first = &layers[i];
             count++;
         }
-        kinds[k].counts[of->layouts[i]]++;
+        kinds[k].counts[shown_layout(&layers[i], of->layouts[i])]++;
         kinds[k].bytes += layers[i].bytes[of->layouts[i]];
     }
     return count;
@@ -220,9 +230,11 @@ static uint32_t find_kinds(const plan *of, int is_alone, kind *kinds) {
 /* "32 packed, 1 coded"; of one layer "packed". */
 static const char *counts_text(const kind *of, char *buffer, size_t bytes) {
     size_t used = 0;
-    const uint32_t all = of->counts[0] + of->counts[1] + of->counts[2];
+    uint32_t all = 0;
+    for (int l = 0; l < SHOWN_LAYOUTS; l++)
+        all += of->counts[l];
     buffer[0] = 0;
-    for (int l = 0; l < TRF_LAYOUTS; l++) {
+    for (int l = 0; l < SHOWN_LAYOUTS; l++) {
         char number[16] = "";
         if (all > 1)
             snprintf(number, sizeof number, "%" PRIu32 " ", of->counts[l]);
@@ -322,7 +334,7 @@ const cli_command cmd_layouts = {
     .help = "usage: transfuse layouts IN --memory SIZE [OPTIONS]\n"
             "IN: a model, compressed or not. Chooses coded, packed or plain for each layer, so\n"
             "that the products of a step are expected to take the least time and everything\n"
-            "fits. Nothing is loaded, and no GPU is needed.\n\n"
+            "fits; packed8 is packed FP8. Nothing is loaded, and no GPU is needed.\n\n"
             "  --memory SIZE         of each GPU, for all that is counted, such as 80G\n"
             "  --batch LIST          rows of x of a step, and how often they come: 1,32 or\n"
             "                        1:0.8,32:0.2 (default 1)\n"

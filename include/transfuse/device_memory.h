@@ -21,7 +21,7 @@ typedef struct trf_build_info {
 
 TRF_API void trf_get_build_info(trf_build_info *info);
 
-/* @return "coded", "plain", "packed" or "?". */
+/* @return "coded", "plain", "packed", "packed8" or "?". */
 TRF_API const char *trf_layout_name(trf_layout layout);
 
 /* Allocates device memory. *memory is 256-byte aligned, and NULL for no bytes. */
@@ -84,6 +84,21 @@ TRF_API trf_status trf_device_layer_get_converted_size(const trf_device_layer *l
 TRF_API trf_status trf_device_layer_convert(const trf_device_layer *layer, trf_layout layout,
                                             const trf_layer_memory *memory, trf_device_layer **converted,
                                             trf_error *err);
+
+/* Says what memory trf_device_layer_join takes for the new layer. It has the same errors. */
+TRF_API trf_status trf_device_layer_get_joined_size(const trf_device_layer *const *layers, uint32_t count,
+                                                    trf_layer_size *size, trf_error *err);
+
+/* Makes one PACKED8 layer of [count] of them, whose rows follow each other, such as those of q, k and v: products by it
+ * take one launch. The layers are of one context, number of columns and dtype of the source, and all but the last have
+ * a multiple of 64 rows; scales may differ. Bytes are copied on the device, and no weight is formed. The old layers
+ * stay as they are, and may be destroyed when the call returns; any stream may use the new one then. Its
+ * trf_layer_info has no blob's fields, as with trf_device_layer_pack. memory is the caller's, which overlaps none of
+ * the layers, or NULL or zeros: the library allocates. Errors: TRF_ERR_ARGUMENT, also for layers that do not fit
+ * together or memory that is too small or misaligned; TRF_ERR_UNSUPPORTED for other layouts and numbers of rows;
+ * TRF_ERR_MEMORY; TRF_ERR_CUDA. The content of memory is unspecified after a failure. */
+TRF_API trf_status trf_device_layer_join(const trf_device_layer *const *layers, uint32_t count,
+                                         const trf_layer_memory *memory, trf_device_layer **joined, trf_error *err);
 
 /* The caller's dense weights in device memory, row-major: row r begins at weights[r * ld]. They are only read. */
 typedef struct trf_device_matrix {

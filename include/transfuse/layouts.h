@@ -33,6 +33,7 @@ typedef struct trf_layout_layer {
     /* Device memory that all coded layers share for products of more than TRF_FUSED_MAX_M rows of x: the largest of
      * these numbers is set aside, once, if a layer becomes coded and a batch is above that. */
     uint64_t coded_workspace_bytes;
+    int packed_is_fp8; /* the layout PACKED gives PACKED8, whose bytes and times are meant then; not of experts */
 } trf_layout_layer;
 
 TRF_API void trf_layout_layer_init(trf_layout_layer *layer);
@@ -108,8 +109,9 @@ typedef struct trf_layout_set_info {
 } trf_layout_set_info;
 
 /* Reads which layers a checkpoint has. Compressed tensors are layers; where nothing is compressed, those that
- * trf_compress_checkpoint would compress by default and that are BF16 or F16. What these would take when they are coded
- * is estimated from samples of their weights, and counted 2 % larger. All tensors below ".experts" of a layer are one
+ * trf_compress_checkpoint would compress by default and that are BF16, F16, or FP8 with scales. What these would take
+ * when they are coded is estimated from samples of their weights, and counted 2 % larger; the samples also show BF16
+ * that was FP8. All tensors below ".experts" of a layer are one
  * trf_layout_layer. With several GPUs each GPU has its part of each layer: of the columns where a name says that the
  * layer is the second of two, such as o_proj and down_proj, of the rows otherwise. options may be NULL for the
  * defaults.

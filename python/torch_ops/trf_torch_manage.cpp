@@ -139,6 +139,48 @@ trf_status trf_torch_convert_gate_up(int device, const void *gate, uint64_t gate
     return status;
 }
 
+namespace {
+
+/* Layers that are known, as the library takes them. `kept` holds them while it uses them. */
+struct layer_list {
+    std::vector<trf_torch::found_layer> kept;
+    std::vector<const trf_device_layer *> handles;
+};
+
+trf_status find_layers(int device, const void *const *buffers, const uint64_t *buffer_bytes, uint32_t count,
+                       layer_list &list, trf_error *err) {
+    for (uint32_t i = 0; i < count; i++) {
+        list.kept.push_back(trf_torch::find_layer(device, buffers[i], buffer_bytes[i]));
+        if (!list.kept.back().layer)
+            return fail_to_find("there is no layer at this place", err);
+        list.handles.push_back(list.kept.back().layer->handle);
+    }
+    return TRF_OK;
+}
+
+} // namespace
+
+trf_status trf_torch_get_joined_size(int device, const void *const *buffers, const uint64_t *buffer_bytes,
+                                     uint32_t count, trf_layer_size *size, trf_error *err) {
+    layer_list list;
+    const trf_status status = find_layers(device, buffers, buffer_bytes, count, list, err);
+    return status == TRF_OK ? trf_device_layer_get_joined_size(list.handles.data(), count, size, err) : status;
+}
+
+trf_status trf_torch_join(int device, const void *const *buffers, const uint64_t *buffer_bytes, uint32_t count,
+                          const trf_layer_memory *memory, trf_error *err) {
+    layer_list list;
+    trf_device_layer *made = nullptr;
+    trf_status status = find_layers(device, buffers, buffer_bytes, count, list, err);
+    if (status == TRF_OK)
+        status = trf_device_layer_join(list.handles.data(), count, memory, &made, err);
+    if (status == TRF_OK)
+        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
+    if (status != TRF_OK)
+        trf_device_layer_destroy(made);
+    return status;
+}
+
 trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense, trf_layer_size *size, trf_error *err) {
     trf_context *context;
     const trf_status status = trf_torch::find_or_make_context(device, &context, err);
@@ -214,6 +256,12 @@ int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_de
     if (found.layer)
         trf_device_layer_get_info(found.layer->handle, info);
     return found.layer != nullptr;
+}
+
+void trf_torch_get_layout_reason(int device, const void *buffer, uint64_t buffer_bytes, char *reason,
+                                 uint64_t reason_bytes) {
+    const trf_torch::found_layer found = trf_torch::find_layer(device, buffer, buffer_bytes);
+    snprintf(reason, reason_bytes, "%s", found.layer ? trf_device_layer_get_layout_reason(found.layer->handle) : "");
 }
 
 trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,

@@ -40,10 +40,18 @@ TRF_TORCH_API trf_status trf_torch_get_gate_up_size(int device, const void *gate
 TRF_TORCH_API trf_status trf_torch_convert_gate_up(int device, const void *gate, uint64_t gate_bytes, const void *up,
                                                    uint64_t up_bytes, const trf_layer_memory *memory, trf_error *err);
 
+/* Makes one packed FP8 layer of known ones, [count] buffers of so many bytes, whose rows follow each other, in memory
+ * that is given, by which it is known then; and how much that takes. Errors: those of trf_device_layer_join and
+ * _get_joined_size; TRF_ERR_NOT_FOUND (one is unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
+TRF_TORCH_API trf_status trf_torch_get_joined_size(int device, const void *const *buffers, const uint64_t *buffer_bytes,
+                                                   uint32_t count, trf_layer_size *size, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_join(int device, const void *const *buffers, const uint64_t *buffer_bytes,
+                                        uint32_t count, const trf_layer_memory *memory, trf_error *err);
+
 /* Makes a packed layer of dense weights, which `stream` writes, in memory that is given, by which it is known then; and
  * how much that takes. stored_room, packed_bf16: as trf_pack_options has them. like: the buffer of a packed layer that
- * is known, whose form it takes, or NULL. Errors: those of trf_device_layer_pack and _get_packed_size; TRF_ERR_NOT_FOUND (`like` is
- * unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
+ * is known, whose form it takes, or NULL. Errors: those of trf_device_layer_pack and _get_packed_size;
+ * TRF_ERR_NOT_FOUND (`like` is unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
 TRF_TORCH_API trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense, trf_layer_size *size,
                                                    trf_error *err);
 TRF_TORCH_API trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_layer_memory *memory,
@@ -66,6 +74,10 @@ TRF_TORCH_API int trf_torch_is_known(int device, const void *buffer, uint64_t bu
 
 /* @return whether there is a layer at a place; *info is filled then. */
 TRF_TORCH_API int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer_info *info);
+
+/* Writes trf_device_layer_get_layout_reason of the layer at a place to `reason`; "" if there is none. */
+TRF_TORCH_API void trf_torch_get_layout_reason(int device, const void *buffer, uint64_t buffer_bytes, char *reason,
+                                               uint64_t reason_bytes);
 
 /* Makes experts of layers that are known: [count] buffers at these offsets of a container. order: in which their rows
  * lie, if they are gate and up in one matrix. Where the library does not take them together,

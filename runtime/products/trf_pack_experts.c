@@ -58,7 +58,7 @@ static trf_status pack_one(const expert_source *from, uint32_t index, const trf_
     trf_pack_options pack;
     trf_pack_options_init(&pack);
     pack.stream = options->stream;
-    pack.packed_bf16 = 1; /* experts do not take packed FP8 */
+    pack.packed_bf16 = 1; /* nobody looks for FP8 among dense experts, which must lie alike */
     trf_status status = get_dense(from, index, scratch->decoded, options->stream, &matrix, err);
     if (status == TRF_OK && scratch->interleaved) {
         status = trf_interleave_gate_up(from->context, &matrix, scratch->interleaved, options->stream, err);

@@ -118,7 +118,7 @@ static double find_dense_time(const trf_card_times *card, const trf_tuning *tuni
     if (own > 0)
         return own;
     const double time = find_card_time(card, (int)layout, m, layer->rows, layer->cols);
-    for (int other = 0; other < TRF_LAYOUTS; other++) {
+    for (int other = 0; other < TRF_TIMED_LAYOUTS; other++) {
         const double tuned = find_tuned_time(tuning, layer, (trf_layout)other, m);
         if (tuned > 0)
             return time * tuned / find_card_time(card, other, m, layer->rows, layer->cols);
@@ -154,7 +154,8 @@ double trf_layout_microseconds(const trf_card_times *card, const trf_tuning *tun
     if (layer->is_lookup)
         return 0;
     if (!layer->experts)
-        return find_dense_time(card, tuning, layer, layout, m);
+        return find_dense_time(card, tuning, layer,
+                               layout == TRF_LAYOUT_PACKED && layer->packed_is_fp8 ? TRF_LAYOUT_PACKED8 : layout, m);
     const double experts = layer->experts, active = experts * (1 - pow(1 - layer->routed / experts, m));
     const double tokens = fmax(1, m * (layer->routed / active)), rows = active * layer->rows;
     if (layout == TRF_LAYOUT_CODED)

@@ -6,7 +6,7 @@
 #include "transfuse/layouts.h"
 
 enum {
-    TRF_TIMED_LAYOUTS = TRF_LAYOUTS, /* CODED, PLAIN, PACKED, by their values */
+    TRF_TIMED_LAYOUTS = TRF_LAYOUTS + 1, /* CODED, PLAIN, PACKED and PACKED8, by their values */
     TRF_TIMED_BATCHES = 13
 };
 
@@ -33,8 +33,8 @@ typedef struct trf_card_times {
  * *is_own: whether it is that card's, or name is NULL. */
 const trf_card_times *trf_card_times_for(const char *name, int *is_own);
 
-/* @return the microseconds of a step with m rows of x: what one layer, or the experts of one, take in a layout. It is 0
- * of a table that is looked up. tuning may be NULL. */
+/* @return the microseconds of a step with m rows of x: what one layer, or the experts of one, take in a layout, of
+ * TRF_LAYOUTS. It is 0 of a table that is looked up. tuning may be NULL. */
 double trf_layout_microseconds(const trf_card_times *card, const trf_tuning *tuning, const trf_layout_layer *layer,
                                trf_layout layout, uint32_t m);
 

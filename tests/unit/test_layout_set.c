@@ -128,7 +128,7 @@ START_TEST(layers_of_a_compressed_checkpoint) {
 }
 END_TEST
 
-/* BF16 that was FP8 has the layouts of BF16, and a coded size of its own. */
+/* BF16 that was FP8 has the layouts of BF16, and sizes of its own, which samples of it show. */
 START_TEST(layers_that_were_fp8) {
     static const fixture_tensor tensor = {"model.layers.0.self_attn.q_proj.weight", "BF16", {512, 512}, 2, 0};
     const char *source = fixture_path("was_fp8"), *path = fixture_path("fp8_again");
@@ -149,8 +149,11 @@ START_TEST(layers_that_were_fp8) {
     const trf_layout_layer *layer = find(set, tensor.name), *before = find(estimated, tensor.name);
     ck_assert_uint_eq(layer->layouts, 1u << TRF_LAYOUT_CODED | 1u << TRF_LAYOUT_PLAIN | 1u << TRF_LAYOUT_PACKED);
     ck_assert_uint_eq(layer->layouts, before->layouts);
-    ck_assert_uint_lt(layer->bytes[TRF_LAYOUT_PACKED], before->bytes[TRF_LAYOUT_PACKED]); /* packed FP8 */
+    ck_assert(layer->packed_is_fp8 && before->packed_is_fp8);
+    ck_assert_uint_eq(layer->bytes[TRF_LAYOUT_PACKED], 1280 + 8 * 16 * 2048);
+    ck_assert_uint_eq(before->bytes[TRF_LAYOUT_PACKED], 1280 + 8 * 16 * 2048);
     ck_assert_uint_lt(layer->bytes[TRF_LAYOUT_CODED], 512 * 512);
+    ck_assert_uint_ge(before->bytes[TRF_LAYOUT_CODED], layer->bytes[TRF_LAYOUT_CODED]);
     ck_assert_double_le((double)before->bytes[TRF_LAYOUT_CODED], 1.1 * (double)layer->bytes[TRF_LAYOUT_CODED]);
     trf_layout_set_free(set);
     trf_layout_set_free(estimated);
@@ -202,6 +205,57 @@ START_TEST(layers_of_fp8) {
         ck_assert_uint_eq(layer->bytes[TRF_LAYOUT_PACKED], 1280 + 8 * 16 * cases[i].tile_bytes);
         trf_layout_set_free(set);
     }
+}
+END_TEST
+
+/* FP8 with scales is planned as what it will be when it is compressed, and its scales are nobody's tensors. */
+START_TEST(layers_of_an_fp8_checkpoint) {
+    static const char config[] = "{\"model_type\": \"llama\", \"dtype\": \"bfloat16\", \"num_experts_per_tok\": 2, "
+                                 "\"quantization_config\": {\"quant_method\": \"fp8\", "
+                                 "\"weight_block_size\": [128, 128]}}";
+    static const fixture_tensor tensors[] = {{"a.self_attn.q_proj.weight", "F8_E4M3", {512, 512}, 2, 0},
+                                             {"a.self_attn.q_proj.weight_scale_inv", "F32", {4, 4}, 2, 0},
+                                             {"a.mlp.experts.0.up_proj.weight", "F8_E4M3", {256, 512}, 2, 0},
+                                             {"a.mlp.experts.0.up_proj.weight_scale_inv", "F32", {2, 4}, 2, 0},
+                                             {"a.norm.weight", "BF16", {512}, 1, 0}};
+    enum {
+        COUNT = sizeof tensors / sizeof *tensors
+    };
+    const char *source = fixture_path("of_fp8"), *path = fixture_path("of_fp8_trf"),
+               *name = fixture_path("of_fp8/model.safetensors");
+    trf_layout_set_info info;
+    trf_error err;
+    size_t size;
+    fixture_make_folder(source);
+    fixture_write(fixture_path("of_fp8/config.json"), config, strlen(config));
+    fixture_write_safetensors(name, NULL, tensors, COUNT, 8, 3);
+    uint8_t *file = fixture_read(name, &size), *at = file + size - 2 * 512; /* of the norm */
+    const float scale = 0.0123f;
+    for (int i = 0; i < 8; i++)
+        memcpy(at -= sizeof scale, &scale, sizeof scale);
+    at -= 256 * 512;
+    for (int i = 0; i < 16; i++)
+        memcpy(at -= sizeof scale, &scale, sizeof scale);
+    fixture_write(name, file, size);
+    free(file);
+    fixture_check_status(trf_compress_checkpoint(source, path, NULL, NULL, &err), TRF_OK, &err);
+    trf_layout_set *set = read_good_set(path, 1, 0), *estimated = read_good_set(source, 1, 0);
+    trf_layout_set_get_info(estimated, &info);
+    ck_assert(info.is_estimated && info.num_layers == 2 && info.tensors == 2);
+    ck_assert_uint_eq(info.other_bytes, 2 * 512); /* the norm's alone */
+    for (int i = 0; i < COUNT - 1; i += 2) {
+        const trf_layout_layer *layer = find(set, tensors[i].name), *before = find(estimated, tensors[i].name);
+        ck_assert_uint_eq(layer->layouts, before->layouts);
+        ck_assert_int_eq(layer->codec, before->codec);
+        ck_assert_int_eq(before->packed_is_fp8, i == 0);
+        ck_assert_int_eq(layer->packed_is_fp8, i == 0);
+        ck_assert_uint_eq(layer->bytes[TRF_LAYOUT_PACKED], before->bytes[TRF_LAYOUT_PACKED]);
+        ck_assert_uint_eq(layer->bytes[TRF_LAYOUT_PLAIN], before->bytes[TRF_LAYOUT_PLAIN]);
+        ck_assert_double_eq_tol((double)before->bytes[TRF_LAYOUT_CODED] / (double)layer->bytes[TRF_LAYOUT_CODED], 1.03,
+                                0.03);
+    }
+    trf_layout_set_free(set);
+    trf_layout_set_free(estimated);
 }
 END_TEST
 
@@ -267,6 +321,7 @@ int main(void) {
     tcase_add_test(tests, layers_of_a_compressed_checkpoint);
     tcase_add_test(tests, layers_that_were_fp8);
     tcase_add_test(tests, layers_of_fp8);
+    tcase_add_test(tests, layers_of_an_fp8_checkpoint);
     tcase_add_test(tests, gpus_share_layers);
     tcase_add_test(tests, says_what_config_lacks);
     tcase_add_test(tests, latent_caches);

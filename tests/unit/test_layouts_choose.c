@@ -285,6 +285,34 @@ START_TEST(measured_shapes_have_their_times) {
 }
 END_TEST
 
+/* What PACKED gives of FP8 takes the times of packed8.csv, by cuBLASLt's in there; the other layouts take theirs. */
+START_TEST(packed_fp8_has_times_of_its_own) {
+    static const struct {
+        uint32_t m;
+        double faster; /* than plain */
+    } measured[] = {{1, 35.37 / 18.44}, {8, 34.31 / 18.49}, {16, 34.53 / 19.41}, {32, 34.97 / 22.39}};
+    trf_layout_layer layer;
+    trf_layouts_options options;
+    trf_layout_layer_init(&layer);
+    trf_layouts_options_init(&options);
+    layer.rows = layer.cols = 8192, layer.layouts = 1, layer.bytes[0] = 1;
+    options.num_batches = 1;
+    for (size_t i = 0; i < sizeof measured / sizeof *measured; i++) {
+        double times[2][TRF_LAYOUTS];
+        options.batches = &measured[i].m;
+        for (layer.packed_is_fp8 = 0; layer.packed_is_fp8 < 2; layer.packed_is_fp8++)
+            for (int l = 0; l < TRF_LAYOUTS; l++)
+                ck_assert_int_eq(
+                    trf_layouts_estimate(&layer, (trf_layout)l, &options, &times[layer.packed_is_fp8][l], NULL),
+                    TRF_OK);
+        ck_assert_double_eq(times[0][TRF_LAYOUT_CODED], times[1][TRF_LAYOUT_CODED]);
+        ck_assert_double_eq(times[0][TRF_LAYOUT_PLAIN], times[1][TRF_LAYOUT_PLAIN]);
+        ck_assert_double_lt(times[1][TRF_LAYOUT_PACKED], 0.85 * times[0][TRF_LAYOUT_PACKED]);
+        ck_assert_double_eq_tol(times[1][TRF_LAYOUT_PLAIN] / times[1][TRF_LAYOUT_PACKED], measured[i].faster, 0.03);
+    }
+}
+END_TEST
+
 /* A tuning's own times, those of its nearest shape, and what follows for a layout that it lacks. */
 START_TEST(tunings_have_their_times) {
     trf_tuning *tuning = make_tuning();
@@ -386,6 +414,7 @@ int main(void) {
     tcase_add_test(tests, says_what_is_missing);
     tcase_add_test(tests, workspace_counts_once);
     tcase_add_test(tests, measured_shapes_have_their_times);
+    tcase_add_test(tests, packed_fp8_has_times_of_its_own);
     tcase_add_test(tests, tunings_have_their_times);
     tcase_add_test(tests, experts_take_what_their_tokens_read);
     tcase_add_test(tests, refuses_what_makes_no_sense);

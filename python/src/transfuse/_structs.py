@@ -296,6 +296,7 @@ class LayoutLayerStruct(ctypes.Structure):
         ("layouts", c_uint32),
         ("bytes", c_uint64 * LAYOUTS),
         ("coded_workspace_bytes", c_uint64),
+        ("packed_is_fp8", c_int),
     ]
 
 

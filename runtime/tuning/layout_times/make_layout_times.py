@@ -5,9 +5,11 @@
 
 Plain and packed layers are those of docs/performance/packed.csv, without early launches and without pauses. Coded ones
 are those of docs/performance/speed.csv, the faster of fused and two-step. The two files are of different runs, so that
-a coded time counts by its ratio to cuBLASLt's of its own run. A shape that was not measured coded has the ratio of
-those that are near, so that times between shapes come of the same shapes in all layouts. For larger batches than were
-measured coded is two-step: a plain product after decoding, which takes what it took at the largest batch that was
+a coded time counts by its ratio to cuBLASLt's of its own run. So does one of packed8.csv, beside this script, which has
+the kernels that plans choose for packed FP8 layers with F32 scales and without records; the other card has the ratios
+of the one that is in it. A shape that was not measured has the ratio of those that are near, to plain layers, and for
+packed8 to packed ones, so that times between shapes come of the same shapes in all layouts. For larger batches than
+were measured coded is two-step: a plain product after decoding, which takes what it took at the largest batch that was
 measured. A time beyond a shape's largest batch grows as the batch does.
 
 Each layout and batch has a line through the times of all shapes, overhead + weights * rate, whose relative errors have
@@ -15,8 +17,9 @@ the least squares. The library corrects it by how far the nearest shapes are fro
 
 A layer of experts takes what one matrix of all experts that have tokens would, times a factor for each layout: for
 plain ones the geometric mean over experts.csv beside this script, for others that times the mean by plain ones in the
-same rows of the file, which may be another card's. There "rows" are those of all matrices of an expert together; packed
-ones and the plain ones beside them are whole layers (gate, up, down and the sum), coded ones single products.
+same rows of the file, which may be another card's; 0 where experts have no such layout. There "rows" are those of all
+matrices of an expert together; packed ones and the plain ones beside them are whole layers (gate, up, down and the
+sum), coded ones single products.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 PERFORMANCE = FOLDER.parents[2] / "docs" / "performance"
-LAYOUTS = ["coded", "plain", "packed"]
+LAYOUTS = ["coded", "plain", "packed", "packed8"]
 BATCHES = [1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048]
 CARDS = {"H100": "NVIDIA H100 80GB HBM3", "H200": "NVIDIA H200"}
 NEAR = 0.02  # in octaves: what a shape's distance counts at least
 HEADING = """\
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Made by layout_times/make_layout_times.py of docs/performance and of the file beside it. A shape: rows, columns, and
- * the microseconds of a product by layout (coded, plain, packed) and batch. */"""
+ * the microseconds of a product by layout (coded, plain, packed, packed8) and batch. */"""
 
 Times = dict[int, float]
 Shape = tuple[int, int]
@@ -94,18 +97,37 @@ def read_coded(card: str, plain: dict[Shape, Times]) -> dict[Shape, Times]:
             if batch <= max(fused):
                 own = min(own, at_batch(fused, batch))
             coded[shape][batch] = time * own / at_batch(cublaslt, batch)
-    measured = dict(coded)
-    for shape in sorted(plain.keys() - measured.keys()):
-        coded[shape] = {m: at_batch(plain[shape], m) * find_ratio(measured, plain, m, shape) for m in BATCHES}
-    return coded
+    return add_unmeasured(coded, plain)
 
 
-def find_ratio(coded: dict[Shape, Times], plain: dict[Shape, Times], batch: int, shape: Shape) -> float:
-    """Returns coded times by plain ones for a shape that is not among the coded ones: the mean of the near ones."""
+def read_packed8(plain: dict[Shape, Times], packed: dict[Shape, Times]) -> dict[Shape, Times]:
+    """Returns the times of packed FP8 layers at BATCHES, for all shapes that plain ones have."""
+    ratios: dict[Shape, Times] = defaultdict(dict)
+    for row in read_rows(FOLDER / "packed8.csv"):
+        ratios[parse_shape(row["layer"])][int(row["batch"])] = float(row["packed8_us"]) / float(row["cublaslt_us"])
+    packed8 = {
+        shape: {m: at_batch(plain[shape], m) * at_batch(of_shape, m) for m in BATCHES}
+        for shape, of_shape in ratios.items()
+    }
+    return add_unmeasured(packed8, packed)
+
+
+def add_unmeasured(measured: dict[Shape, Times], known: dict[Shape, Times]) -> dict[Shape, Times]:
+    """Returns times with those of the shapes that only another layout's times have."""
+    others = sorted(known.keys() - measured.keys())
+    found = {
+        shape: {m: at_batch(known[shape], m) * find_ratio(measured, known, m, shape) for m in BATCHES}
+        for shape in others
+    }
+    return {**measured, **found}
+
+
+def find_ratio(measured: dict[Shape, Times], known: dict[Shape, Times], batch: int, shape: Shape) -> float:
+    """Returns times by another layout's for a shape that was not measured: the mean of the near ones."""
     total = weight = 0.0
-    for rows, cols in coded:
+    for rows, cols in measured:
         near = 1 / (abs(math.log2(rows / shape[0])) + abs(math.log2(cols / shape[1])) + NEAR) ** 2
-        total += near * math.log(at_batch(coded[rows, cols], batch) / at_batch(plain[rows, cols], batch))
+        total += near * math.log(at_batch(measured[rows, cols], batch) / at_batch(known[rows, cols], batch))
         weight += near
     return math.exp(total / weight)
 
@@ -155,7 +177,7 @@ def find_factors(card: str, by_layout: dict[str, dict[Shape, Times]]) -> dict[st
         ratios = {
             layout: math.log(float(row[f"{layout}_us"]) / predict_experts(by_layout[layout], row))
             for layout in LAYOUTS
-            if row["card"] == card and row[f"{layout}_us"]
+            if row["card"] == card and row.get(f"{layout}_us")
         }
         for layout, ratio in ratios.items():
             found[layout].append(ratio if layout == "plain" else ratio - ratios["plain"])
@@ -186,7 +208,8 @@ def main() -> None:
     times = {}
     for card in CARDS:
         plain, packed = read_packed(card)
-        times[card] = {"coded": read_coded(card, plain), "plain": plain, "packed": packed}
+        coded, packed8 = read_coded(card, plain), read_packed8(plain, packed)
+        times[card] = {"coded": coded, "plain": plain, "packed": packed, "packed8": packed8}
     factors = {card: find_factors(card, times[card]) for card in CARDS}
     print(HEADING)
     print(f"static const uint32_t kTimedBatches[TRF_TIMED_BATCHES] = {{{', '.join(map(str, BATCHES))}}};")
@@ -195,7 +218,7 @@ def main() -> None:
     print("static const trf_card_times kCardTimes[] = {")
     for card, name in CARDS.items():
         known = (factors[card], *factors.values())
-        by_plain = {layout: next(each[layout] for each in known if layout in each) for layout in LAYOUTS}
+        by_plain = {layout: next((each[layout] for each in known if layout in each), 0.0) for layout in LAYOUTS}
         plain = factors[card]["plain"]
         values = [plain if layout == "plain" else plain * by_plain[layout] for layout in LAYOUTS]
         print(f'    {{"{name}", kShapesOf{card}, sizeof kShapesOf{card} / sizeof kShapesOf{card}[0], kLinesOf{card},')

@@ -30,7 +30,7 @@ from transfuse.torch._containers import container_buffers, make_container
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._encode import encode
 from transfuse.torch._experts import TransfuseExperts, replace_experts
-from transfuse.torch._layouts import describe_refusals
+from transfuse.torch._layouts import describe_packed_fp8, describe_refusals
 from transfuse.torch._modules import CompressedModule
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Loader:
         self._dense_files: dict[str, Any] = {}
         self._cancel = Cancel()
         self._packing = threading.Semaphore(_PACKED_AT_ONCE)
+        self._packed_fp8: dict[str, str] = {}  # FP8 weights that lie packed as BF16, and why
 
     def run(self) -> None:
         """Loads everything, and warns of what the plan's layout does not take. Ctrl-C ends it within a second.
@@ -82,6 +83,8 @@ class Loader:
                 bar.update(len(decoded.parts))
             for follower, first in self.plan.followers.items():
                 set_parameter(self.model, follower, get_tensor(self.model, first))
+        if self._packed_fp8:
+            logger.warning(describe_packed_fp8(self._packed_fp8))
         if self.plan.refused:
             chosen = "what was chosen for them" if self.plan.layouts else self.plan.layout
             logger.warning(describe_refusals(chosen, self.plan.refused))
@@ -177,7 +180,10 @@ class Loader:
         if load.into_container or load.target in self.plan.refused:
             layout = "coded"
         try:
-            return _load.load_layer(*sources[0], device, layout=layout, cancel=self._cancel)
+            buffer = _load.load_layer(*sources[0], device, layout=layout, cancel=self._cancel)
+            if layout == "packed" and (reason := _registry.layout_reason(buffer)):
+                self._packed_fp8[load.target] = reason
+            return buffer
         except UnsupportedError as refusal:
             if layout == "coded":
                 raise

@@ -18,8 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import transfuse
-from transfuse.hf import TransfuseConfig
+from transfuse.hf import TransfuseConfig, _loading
 from transfuse.tests.fp8_sources import FP8_KINDS, quantize_all, write_fp8
+from transfuse.torch import TransfuseLinear
 from transfuse.torch._experts import TransfuseExperts
 
 SIZES = {
@@ -88,6 +89,25 @@ def test_logits(folder: Path, layout: str) -> None:
     wanted = logits(folder / "dense")
     assert wanted.abs().max() > 0
     assert torch.equal(logits(folder / "compressed", TransfuseConfig(exact=True, layout=layout)), wanted)
+
+
+def test_what_lies_packed_as_bf16(
+    folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report says how many FP8 weights do not lie packed8, and why; the modules say so, too."""
+    lines: list[str] = []
+    monkeypatch.setattr(_loading.logger, "warning", lines.append)
+    config = TransfuseConfig(layout="packed")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "compressed", quantization_config=config)
+    modules = [module for module in model.modules() if isinstance(module, TransfuseLinear)]
+    reasons = [module.layout_reason for module in modules if module.layout_reason]
+    lines = [line for line in lines if "packed as BF16" in line]
+    if "channel" not in request.node.callspec.id:
+        assert not reasons and not lines
+        return
+    assert len(reasons) == 2 * 7  # the linear layers, and not the head
+    assert len(lines) == 1 and lines[0].startswith(f"{len(reasons)} weights of FP8 lie packed as BF16, and not packed8")
+    assert "its scales are those of rows" in lines[0] and "its scales are those of rows" in reasons[0]
 
 
 def test_folder(folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 import transfuse
 from transfuse.tests.conftest import was_fp8_bf16
 from transfuse.tests.torch_cases import DEVICES, exact, normal, same_bits
-from transfuse.torch import TransfuseLinear, _encode, _registry, compress_model, pack, repack, set_layout
+from transfuse.torch import (
+    TransfuseLinear,
+    _encode,
+    _registry,
+    compress_model,
+    join_rows,
+    layout_reason,
+    pack,
+    repack,
+    set_layout,
+)
 from transfuse.torch._encode import encode
 from transfuse.torch._layouts import convert_layer, encode_again
 from transfuse.torch._modules import CompressedModule
@@ -170,6 +180,45 @@ def test_modules_of_dense_weights(device: str, monkeypatch: pytest.MonkeyPatch) 
     with exact():
         assert same_bits(model(x), wanted)
     assert torch.equal(model.state_dict()["0.weight"].cpu(), coded)
+
+
+def make_row_scaled(rows: int, cols: int) -> Tensor:
+    """Returns BF16 weights that are FP8 codes times a scale for each row, which packed8 does not take."""
+    codes = (torch.randn(rows, cols, generator=torch.Generator().manual_seed(8)) * 60).to(torch.float8_e4m3fn).float()
+    scales = torch.linspace(1.1e-4, 1.9e-4, rows).to(torch.bfloat16).float()
+    return (codes * scales[:, None]).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_reason_for_packed_bf16(device: str) -> None:
+    """What was FP8 and lies packed as BF16 says why; nothing else does."""
+    weight = make_row_scaled(400, 512).to(device)
+    blob = encode(weight, codec="fp8_e4m3").to(device)
+    layer = convert_layer(blob, "packed")
+    assert _registry.layer_layout(layer) == "packed" and same_bits(decode(layer, 400, 512, torch.bfloat16), weight)
+    assert "its scales are those of rows" in layout_reason(layer)
+    assert layout_reason(blob) == layout_reason(convert_layer(blob, "plain")) == ""
+    assert layout_reason(convert_layer(encode(make_weight(400, 512), codec="fp8_e4m3").to(device), "packed")) == ""
+    assert layout_reason(convert_layer(encode(normal(400, 512)).to(device), "packed")) == ""
+    module = TransfuseLinear.from_linear(make_linear(weight), codec="fp8_e4m3")
+    assert module.layout_reason == ""
+    set_layout(nn.Sequential(module), "packed")
+    assert module.layout == "packed" and "its scales are those of rows" in module.layout_reason
+
+
+def test_joined_rows() -> None:
+    """Layers whose rows follow each other become one, which has their weights."""
+    weights = [make_weight(rows, 384, seed) for seed, rows in enumerate((128, 64, 100))]
+    parts = [convert_layer(encode(weight, codec="fp8_e4m3"), "packed8") for weight in weights]
+    joined = join_rows(parts)
+    assert _registry.layer_layout(joined) == "packed8" and joined.numel() == packed8_bytes(292, 384)
+    assert same_bits(decode(joined, 292, 384, torch.bfloat16), torch.cat(weights))
+    with pytest.raises(transfuse.UnsupportedError, match="layer 0 has 100 rows"):
+        join_rows(parts[::-1])
+    with pytest.raises(transfuse.ArgumentError, match="no layers"):
+        join_rows([])
+    with pytest.raises(transfuse.NotFoundError):
+        join_rows([parts[0], torch.zeros(512, dtype=torch.uint8)])
 
 
 def test_a_layout_that_not_all_weights_take() -> None:

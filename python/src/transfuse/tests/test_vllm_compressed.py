@@ -22,6 +22,7 @@ from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwi
 
 import transfuse
 import transfuse.torch
+from transfuse._memory_need import packed8_bytes
 from transfuse.tests import vllm_layers as layers
 from transfuse.tests.fp8_sources import FP8_KINDS, quantize_all, write_fp8
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
@@ -135,6 +136,79 @@ def test_fp8_with_scales(source: dict[str, torch.Tensor], tmp_path: Path, kind: 
             wanted, made = decoded_layers(dense, config), decoded_layers(found, config)
         for name, weight in wanted.items():
             assert torch.equal(bits(made[name]), bits(weight)), (ranks, name)
+
+
+def load_fp8(source: dict[str, torch.Tensor], folder: Path, kind: str) -> tuple[dict[str, torch.Tensor], Any]:
+    """Returns what vLLM reads from a compressed folder of FP8 weights with scales, and what they are as BF16."""
+    fp8, dense = quantize_all(source, FP8_KINDS[kind], lambda name: "table" not in name)
+    write_fp8(folder / "source", fp8, FP8_KINDS[kind], {"model_type": "llama", "dtype": "bfloat16"})
+    transfuse.compress(folder / "source", folder / "compressed")
+    return dict(iterate_dense([str(path) for path in sorted((folder / "compressed").glob("*.safetensors"))])), dense
+
+
+@pytest.mark.parametrize("kind", ["block", "tensor", "channel"])
+def test_fp8_is_taken_as_it_is(
+    source: dict[str, torch.Tensor], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed layers are made of the files' codes and scales, and merged ones are one layer; others say why not."""
+    lazy, dense = load_fp8(source, tmp_path, kind)
+    refused: dict[str, str] = {}
+    monkeypatch.setattr(_model_loading, "note_fp8_refusal", lambda name, why: refused.setdefault(name, why))
+    pack, packed = transfuse.torch.pack, []
+
+    def pack_noted(weight: torch.Tensor, **options: Any) -> torch.Tensor:
+        packed.append(tuple(weight.shape))
+        return pack(weight, **options)
+
+    monkeypatch.setattr(transfuse.torch, "pack", pack_noted)
+    for ranks in (1, 2):
+        refused.clear()
+        packed.clear()
+        with layers_of_rank(ranks - 1, ranks) as config:
+            made, plain = make_tall_layers(config), make_tall_layers(None)
+            for layers_of in (made, plain):
+                del layers_of["embedding"], layers_of["head"]
+            loads = [each for each in tall_loads_of(lazy) if each[0].partition(".")[0] in made]
+            load(model := make_model(**made), loads)
+            layers.finish(model)
+            loads = [each for each in tall_loads_of(dense) if each[0].partition(".")[0] in made]
+            load(make_model(**plain), loads)
+        for name, layer in made.items():
+            wanted = plain[name].weight.data
+            assert torch.equal(bits(layer.quant_method.dequantize_weight(layer)), bits(wanted)), (ranks, name)
+            x = random_weights(3, wanted.shape[1], seed=7) * 50
+            product = layer.quant_method.apply(layer, x)
+            assert (product - torch.nn.functional.linear(x.float(), wanted.float())).abs().max() < 0.05
+        if kind == "channel":
+            assert set(refused) == set(made) and len(packed) == len(made)
+            reasons = ("its scales are those of rows", "it is a part that is not cut at multiples of 16")
+            assert all(why.startswith(reasons[: 1 if ranks == 1 else 2]) for why in refused.values()), refused
+            continue
+        # 688 and 688 / 2 rows of gate and up, and 64 / 2 of k and v, end within bands of 64 rows.
+        taken = {"tall", "long"} | ({"tall_qkv"} if ranks == 1 else set())
+        assert len(packed) == len(made) - len(taken)
+        assert all(made[name].transfuse_packed.layout == "packed8" for name in taken)
+        held = made["tall"].transfuse_packed
+        assert held.held_bytes == packed8_bytes(*held.shape)
+        assert all("multiple of 64" in why or "multiples of 16" in why for why in refused.values()), refused
+
+
+def test_fp8_layers_get_new_weights(source: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """Layers that were taken as FP8 are loaded again, with other weights and with their own."""
+    lazy, dense = load_fp8(source, tmp_path, "block")
+    with layers_of_rank() as config:
+        layer = make_tall_layers(config)["tall"]
+        model = make_model(tall=layer)
+        weights = ("tall_gate", "tall_up")
+        load(model, [("tall.weight", lazy[name], index) for index, name in enumerate(weights)])
+        layers.finish(model)
+        assert layer.transfuse_packed.layout == "packed8"
+        for given in (source, lazy, {name: lazy[name] for name in weights}):
+            initialize_layerwise_reload(model)
+            load(model, [("tall.weight", given[name], index) for index, name in enumerate(weights)])
+            layers.finish(model)
+            due = torch.cat([(source if given is source else dense)[name] for name in weights])
+            assert torch.equal(bits(layer.quant_method.dequantize_weight(layer)), bits(due))
 
 
 def make_tall_layers(config: Any) -> dict[str, Any]:

@@ -164,11 +164,23 @@ def convert_or_keep(buffer: Tensor, layout: str) -> tuple[Tensor, str]:
 
 def describe_refusals(layout: str, refused: dict[str, str]) -> str:
     """Returns the text of a warning about weights that a layout does not take: their names, by the reasons."""
+    return f"weights that do not become {layout}, but stay as they are: {_enumerate_reasons(refused)}"
+
+
+def describe_packed_fp8(reasons: dict[str, str]) -> str:
+    """Returns the text of a warning about FP8 weights that lie packed as BF16: how many, and their names, by reasons.
+
+    `reasons` has what `layout_reason` says of them.
+    """
+    count = len(reasons)
+    return f"{count} weights of FP8 lie packed as BF16, and not packed8: {_enumerate_reasons(reasons)}"
+
+
+def _enumerate_reasons(reasons: dict[str, str]) -> str:
     names = defaultdict(list)
-    for name, reason in refused.items():
+    for name, reason in reasons.items():
         names[reason].append(name)
-    parts = [f"{_enumerate(those)}, since {reason}" for reason, those in names.items()]
-    return f"weights that do not become {layout}, but stay as they are: {_enumerate(parts, '; ')}"
+    return _enumerate([f"{_enumerate(those)}, since {reason}" for reason, those in names.items()], "; ")
 
 
 def _enumerate(words: list[str], separator: str = ", ") -> str:

@@ -95,6 +95,14 @@ class CompressedModule(BufferModule):
         self._check_loaded()
         return _ops.decode(self.weight, *self.weight_shape, self.weight_dtype)
 
+    @property
+    def layout_reason(self) -> str:
+        """Why FP8 weights for which "packed" was asked lie "packed", and not "packed8"; "" for all others.
+
+        It is known of weights where they were packed, and not of those of a module that was copied or moved.
+        """
+        return _registry.layout_reason(self.weight) if self._layout == "packed" and has_bytes(self.weight) else ""
+
     def _check_loaded(self) -> None:
         if not has_bytes(self.weight):
             raise ValueError(f"{type(self).__name__} has no weights yet: they are to be loaded")

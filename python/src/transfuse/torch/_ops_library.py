@@ -51,6 +51,7 @@ def ops_library() -> ctypes.CDLL:
     size, memory = POINTER(s.LayerSizeStruct), POINTER(s.LayerMemoryStruct)
     dense, experts = POINTER(s.DeviceMatrixStruct), POINTER(ExpertsStruct)
     two: list[object] = [c_void_p, c_uint64, c_void_p, c_uint64]  # buffers, and their bytes
+    buffers = [POINTER(c_void_p), POINTER(c_uint64), c_uint32]
     part = [c_uint32] * 4  # the first row, rows, the first column, columns
     functions: dict[str, tuple[object, list[object]]] = {
         "trf_torch_get_size": (c_int, [c_int, c_void_p, c_uint64, c_int, size, error]),
@@ -59,12 +60,15 @@ def ops_library() -> ctypes.CDLL:
         "trf_torch_convert": (c_int, [c_int, c_void_p, c_uint64, c_int, memory, error]),
         "trf_torch_get_gate_up_size": (c_int, [c_int, *two, size, error]),
         "trf_torch_convert_gate_up": (c_int, [c_int, *two, memory, error]),
+        "trf_torch_get_joined_size": (c_int, [c_int, *buffers, size, error]),
+        "trf_torch_join": (c_int, [c_int, *buffers, memory, error]),
         "trf_torch_get_packed_size": (c_int, [c_int, dense, size, error]),
         "trf_torch_pack": (c_int, [c_int, dense, memory, c_void_p, c_uint64, c_int, c_void_p, c_uint64, error]),
         "trf_torch_get_load_size": (c_int, [c_int, c_void_p, c_char_p, c_int, *part, size, error]),
         "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, c_int, *part, memory, POINTER(c_int32), error]),
         "trf_torch_is_known": (c_int, [c_int, c_void_p, c_uint64]),
         "trf_torch_find": (c_int, [c_int, c_void_p, c_uint64, info]),
+        "trf_torch_get_layout_reason": (None, [c_int, c_void_p, c_uint64, c_char_p, c_uint64]),
         "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, c_int, error]),
         "trf_torch_assemble_rows": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
         "trf_torch_check": (c_int, [c_int, c_void_p, c_uint64, error]),

@@ -15,7 +15,7 @@ import ctypes
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,6 +28,9 @@ from transfuse.torch._containers import ROWS_AS_GIVEN, is_container, read_head, 
 from transfuse.torch._ops_library import CPU, ExpertsStruct, call, ops_library
 
 _DIRECTORY_ALIGNMENT = 256
+
+# A layer's reason for its layout is a line of fewer bytes (trf_device_layer_get_layout_reason).
+_REASON_BYTES = 512
 
 # A key has this many bytes (python/torch_ops/trf_torch_product.h); every buffer has more.
 KEY_BYTES = 256
@@ -43,6 +46,9 @@ _finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] 
 
 # An object that stands for the weights that `repack` last put into a known buffer, by device and address.
 _repacked: dict[tuple[int, int], object] = {}
+
+# What `layout_reason` says of known buffers that are copies of layers which the library made.
+_layout_reasons: dict[tuple[int, int], str] = {}
 
 
 def device_index(device: torch.device) -> int:
@@ -251,6 +257,45 @@ def convert_gate_up(gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor
         call("trf_torch_convert_gate_up", *source, ctypes.byref(memory))
 
     return _make_layer(size, gate.device, fill)
+
+
+def join_rows(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Makes one layer of several that lie "packed8", whose rows follow each other, and returns it.
+
+    Bytes are copied on the device, and no weight is formed. The old layers stay as they are.
+
+    Parameters
+    ----------
+    buffers : sequence of torch.Tensor, uint8, [buffer_bytes]
+        Known layers on one device, of the same number of columns and the same source dtype. All but the last have a
+        multiple of 64 rows.
+
+    Returns
+    -------
+    torch.Tensor, uint8
+
+    Raises
+    ------
+    ArgumentError
+        There are none, or they do not fit together.
+    UnsupportedError
+        One lies otherwise, or has another number of rows.
+    NotFoundError
+        One is not known.
+    """
+    if not buffers:
+        raise make_error(Status.TRF_ERR_ARGUMENT, "there are no layers to join")
+    count = len(buffers)
+    pointers = (ctypes.c_void_p * count)(*(buffer.data_ptr() for buffer in buffers))
+    sizes = (ctypes.c_uint64 * count)(*(buffer.numel() for buffer in buffers))
+    device, _ = _place_of(buffers[0])
+    size = s.LayerSizeStruct()
+    call("trf_torch_get_joined_size", device, pointers, sizes, count, ctypes.byref(size))
+
+    def fill(memory: s.LayerMemoryStruct) -> None:
+        call("trf_torch_join", device, pointers, sizes, count, ctypes.byref(memory))
+
+    return _make_layer(size, buffers[0].device, fill)
 
 
 def pack(weight: torch.Tensor, *, stored_room: int = 0, packed_bf16: bool = False) -> torch.Tensor:
@@ -495,6 +540,7 @@ def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.T
         ops_library().trf_torch_forget(device, pointer + offset)
     _finalizers.pop((device, pointer), None)
     _repacked.pop((device, pointer), None)
+    _layout_reasons.pop((device, pointer), None)
 
 
 def layer_info(buffer: torch.Tensor) -> LayerInfo:
@@ -518,6 +564,21 @@ def layer_layout(buffer: torch.Tensor) -> str:
     return layout_name(_find(buffer).layout)
 
 
+def layout_reason(buffer: torch.Tensor) -> str:
+    """Returns why a layer of FP8 weights for which "packed" was asked lies "packed", and not "packed8".
+
+    It is "" for every other layer, and for a copy of one. An unknown one is adopted; it raises what `adopt` raises.
+    """
+    adopt(buffer)
+    place = _place_of(buffer)
+    kept = _layout_reasons.get(place)
+    if kept is not None:
+        return kept
+    reason = ctypes.create_string_buffer(_REASON_BYTES)
+    ops_library().trf_torch_get_layout_reason(*place, buffer.numel(), reason, len(reason))
+    return reason.value.decode("utf-8", "replace")
+
+
 def fit_memory(buffer: torch.Tensor) -> torch.Tensor:
     """Returns a layer in memory of its own size: the same buffer, or a copy if the buffer has room for more.
 
@@ -528,10 +589,12 @@ def fit_memory(buffer: torch.Tensor) -> torch.Tensor:
     size = int(info.memory_bytes)
     if size >= buffer.numel():
         return buffer
-    fitted = buffer[:size].clone()
+    fitted, reason = buffer[:size].clone(), layout_reason(buffer)
     wait_for(fitted.device)
     # The layout is known. Reading it from the bytes would wait for all that the device does, other loads included.
     _adopt_buffer(fitted, info.layout, 0, f"copy of {size} bytes on {fitted.device}: ")
+    if reason:
+        _layout_reasons[_place_of(fitted)] = reason
     return fitted
 
 

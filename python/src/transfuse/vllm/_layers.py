@@ -29,6 +29,7 @@ from vllm.model_executor.parameter import ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
 
 import transfuse.torch as tt
+from transfuse import UnsupportedError
 from transfuse.vllm import _coverage, _model_loading
 from transfuse.vllm._lazy_weight import LazyWeight, join_rows
 from transfuse.vllm._packer import Packed, Packer
@@ -40,6 +41,12 @@ _embedding = torch.ops.transfuse.embedding_by_key.default
 # The attribute of a layer that holds its packed weights, and that of a dense parameter which refers to its layer.
 PACKED = "transfuse_packed"
 OWNER = "transfuse_owner"
+
+# The GPUs with kernels for packed FP8.
+_PACKED8_CAPABILITY = (9, 0)
+
+# What stands before the reason in the library's message.
+_REFUSED_AS_FP8 = "the layer cannot be packed as FP8: "
 
 
 def prepare(settings: Settings) -> None:
@@ -90,10 +97,12 @@ class _Method:
             _set_key(layer, packed)
 
     def take_compressed(self, layer: Any) -> bool:
-        """Makes a coded layer of compressed tensors as they are, so that vLLM fills no dense weights.
+        """Makes a layer of compressed tensors as they are, so that vLLM fills no dense weights.
 
-        Parts of tensors that do not begin and end at tiles are decoded, and encoded again on the CPU. If all of them
-        are such parts nothing is done here: vLLM makes the dense weights, and the whole layer is encoded.
+        A coded layer takes their tiles. Parts of tensors that do not begin and end at tiles are decoded, and encoded
+        again on the CPU. If all of them are such parts nothing is done here: vLLM makes the dense weights, and the
+        whole layer is encoded. A packed layer is made of FP8 with scales; of other tensors, and where the scales do not
+        fit, vLLM makes the dense weights, which are packed.
 
         Returns
         -------
@@ -106,19 +115,27 @@ class _Method:
             Not all of its elements arrived.
         """
         info, weight = get_layerwise_info(layer), layer.weight
-        if self.settings.layout != "coded" or self.is_dummy or info.kernel_tensors is not None:
-            return False
-        if not weight.is_meta or find_owner(weight) is not layer:
+        if self.is_dummy or info.kernel_tensors is not None or not weight.is_meta or find_owner(weight) is not layer:
             return False
         loads = [arguments for name, arguments in info.loaded_weights if name == "weight"]
         sources = join_rows(_coverage.find_row_sources(weight, loads, _get_original_loader(weight)))
+        if self.settings.layout == "coded":
+            packed = self._take_coded(layer, sources)
+        else:
+            packed = self._take_packed8(layer, sources)
+        if packed is not None:
+            self._keep(layer, packed)
+        return packed is not None
+
+    def _take_coded(self, layer: Any, sources: Sequence[torch.Tensor]) -> Packed | None:
+        info, weight = get_layerwise_info(layer), layer.weight
         reasons = [_find_reason_to_encode(source) for source in sources]
         if len(sources) > 1 and not self.takes_assembled:
             reasons = ["rows are looked up in them, for which they have to be one tensor"] * len(sources)
         for reason in set(reasons or ["their rows are not those of tensors alone, but padded"]) - {""}:
             _model_loading.note_encoded(self.prefix, reason)
         if all(reasons):
-            return False
+            return None
         check_arrived(layer, self.prefix, list(layer._parameters))
         parts: list[torch.Tensor] = []
         for reason, group in itertools.groupby(zip(reasons, sources, strict=True), key=lambda pair: pair[0]):
@@ -126,13 +143,30 @@ class _Method:
             if reason:
                 members = [tt.encode(torch.cat([each.to(info.restore_device, weight.dtype) for each in members]))]
             parts += members
-        self._keep(layer, Packer.of(info.restore_device).load(parts, tuple(weight.shape)))
-        return True
+        return Packer.of(info.restore_device).load(parts, tuple(weight.shape))
+
+    def _take_packed8(self, layer: Any, sources: Sequence[torch.Tensor]) -> Packed | None:
+        parts = [source for source in sources if isinstance(source, LazyWeight) and source.is_scaled_fp8()]
+        if not parts or len(parts) < len(sources):
+            return None
+        device = get_layerwise_info(layer).restore_device
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) != _PACKED8_CAPABILITY:
+            layer.transfuse_fp8_refusal = "its products need compute capability 9.0"
+            return None
+        check_arrived(layer, self.prefix, list(layer._parameters))
+        try:
+            return Packer.of(device).load_packed8(parts, tuple(layer.weight.shape))
+        except UnsupportedError as refusal:
+            layer.transfuse_fp8_refusal = refusal.message.rpartition(_REFUSED_AS_FP8)[2]
+            return None
 
     def _keep(self, layer: Any, packed: Packed) -> None:
         """Makes a layer serve with these weights."""
         setattr(layer, PACKED, packed)
         _model_loading.note_packed(packed)
+        refusal = getattr(layer, "transfuse_fp8_refusal", "")
+        if refusal and packed.layout != "packed8":
+            _model_loading.note_fp8_refusal(self.prefix, refusal)
         _set_key(layer, packed)
 
     def dequantize_weight(self, layer: Any) -> torch.Tensor:

@@ -17,8 +17,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from transfuse._checkpoint import TensorInfo
-from transfuse._errors import TransfuseError
-from transfuse._memory_need import is_bf16_layer
+from transfuse._errors import Status, TransfuseError, make_error
+from transfuse._memory_need import is_bf16_layer, is_scaled_fp8
 from transfuse.hf._file_check import find_compressed
 from transfuse.hf._file_check import is_compressed as is_file_compressed
 from transfuse.torch import _ops
@@ -30,6 +30,9 @@ _aten = torch.ops.aten
 
 # A part of a coded layer can be decoded if it begins and ends at multiples of this, or where the matrix does.
 _TILE_SIZE = 256
+
+# A part of a layer can be loaded if it begins and ends at multiples of this, or where the matrix does.
+_SHARD_STEP = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +144,34 @@ class LazyWeight(torch.Tensor):
                 return None
             ranges.append(whole)
         return TensorPart(self.checkpoint, _name_of(info, part.experts), *ranges)
+
+    def is_scaled_fp8(self) -> bool:
+        """Returns whether this is BF16 whose file has it as FP8 with scales."""
+        layer = self.info.layer
+        return self.dtype == torch.bfloat16 and layer is not None and is_scaled_fp8(layer)
+
+    def load_packed8(self, device: torch.device) -> torch.Tensor:
+        """Reads this matrix of scaled FP8 to a device as a packed FP8 layer. Corrupt tiles are noticed.
+
+        Raises
+        ------
+        UnsupportedError
+            It does not fit that layout.
+        TransfuseError, RuntimeError
+            It cannot be read or decoded; the message names the file and the tensor.
+        """
+        part, info = self.part, self.info
+        if isinstance(part.experts, range):
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{self!r} is a stack of experts")
+        for wanted, size in ((part.rows, info.shape[-2]), (part.cols, info.shape[-1])):
+            if not wanted or wanted.start % _SHARD_STEP or (wanted.stop % _SHARD_STEP and wanted.stop != size):
+                raise make_error(
+                    Status.TRF_ERR_UNSUPPORTED, f"it is a part that is not cut at multiples of {_SHARD_STEP}: {part}"
+                )
+        name = _name_of(info, part.experts)
+        rows, cols = (part.rows.start, len(part.rows)), (part.cols.start, len(part.cols))
+        with _named_source(info, name):
+            return load_layer(self.checkpoint, name, device, layout="packed8", rows=rows, cols=cols)
 
     def check_tiles(self, layer: torch.Tensor) -> None:
         """Decodes a layer that was loaded from what `find_tiles` returned, and throws the weights away.

@@ -57,6 +57,7 @@ class _Report:
         self.dense_bytes: Counter[str] = Counter()
         self.plain: dict[str, list[str]] = {}
         self.encoded: dict[str, list[str]] = {}
+        self.fp8_refusals: dict[str, list[str]] = {}
 
 
 _report = _Report()
@@ -77,6 +78,11 @@ def note_plain(name: str, reason: str) -> None:
 def note_encoded(name: str, reason: str) -> None:
     """Notes a layer that will lie coded, and that has to be encoded for that, at least in part."""
     _report.encoded.setdefault(reason, []).append(name)
+
+
+def note_fp8_refusal(name: str, reason: str) -> None:
+    """Notes a layer that is FP8 in its files, and does not lie as packed FP8."""
+    _report.fp8_refusals.setdefault(reason, []).append(name)
 
 
 def install() -> None:
@@ -205,7 +211,7 @@ def _load_weights(load: Callable[..., Any], loader: Any, model: torch.nn.Module,
 
 
 def _make_layer(make: Callable[..., Any], layer: torch.nn.Module, info: Any) -> None:
-    """Makes a layer whose weights are all there; a coded one is made of compressed tensors, without dense weights."""
+    """Makes a layer whose weights are all there; where it can be, of compressed tensors, without dense weights."""
     from transfuse.vllm._layers import take_compressed
 
     if take_compressed(layer):
@@ -256,6 +262,8 @@ def _write_report() -> None:
             reason,
             _shorten(names),
         )
+    for reason, names in _report.fp8_refusals.items():
+        logger.info("transfuse: %d layers of FP8 do not lie in packed8: %s: %s", len(names), reason, _shorten(names))
     for reason, names in _report.plain.items():
         logger.info("transfuse: %d layers stay as vLLM has them, since %s: %s", len(names), reason, _shorten(names))
     _report = _Report()

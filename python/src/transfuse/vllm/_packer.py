@@ -24,6 +24,7 @@ import transfuse.torch as tt
 from transfuse import UnsupportedError
 from transfuse._memory_need import packed8_bytes, packed_bytes
 from transfuse.torch._load import TensorPart, load_assembled
+from transfuse.torch._registry import join_rows
 from transfuse.vllm import _graphs
 from transfuse.vllm._lazy_weight import LazyWeight
 
@@ -176,9 +177,23 @@ class Packer:
         self._release_temporaries()
         layer, layout = _make(weight, name, layout, self.encode)
         rows, cols = weight.shape
-        place = self._find_place(layer.numel(), (rows, cols), layout)
-        buffer = _put(layer, place)
-        return Packed(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), layout, (rows, cols), place)
+        return self._put_in_block(layer, layout, (rows, cols))
+
+    def load_packed8(self, parts: Sequence[LazyWeight], shape: tuple[int, int]) -> Packed:
+        """Makes one packed FP8 layer of lazy weights that are FP8 in their files, whose rows follow each other.
+
+        Raises
+        ------
+        UnsupportedError
+            They do not fit that layout: their scales, where they are cut, or their numbers of rows.
+        TransfuseError, RuntimeError
+            A tensor cannot be read or decoded; the message names file and tensor.
+        """
+        self._release_temporaries()
+        layers = [part.load_packed8(self._device) for part in parts]
+        layer = layers[0] if len(layers) == 1 else join_rows(layers)
+        del layers
+        return self._put_in_block(layer, "packed8", shape)
 
     def load(self, parts: Sequence[LazyWeight | torch.Tensor], shape: tuple[int, int]) -> Packed:
         """Makes a coded layer of lazy weights, whose tiles are taken as they are, and of blobs on the CPU.
@@ -225,6 +240,11 @@ class Packer:
         """Frees the memory that making the previous layer needed, so that no layer comes to lie in a part of it."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _put_in_block(self, layer: torch.Tensor, layout: str, shape: tuple[int, int]) -> Packed:
+        place = self._find_place(layer.numel(), shape, layout)
+        buffer = _put(layer, place)
+        return Packed(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), layout, shape, place)
 
     def _find_place(self, bytes_: int, shape: tuple[int, int], layout: str) -> torch.Tensor:
         """Returns memory for the next layer, in a block."""
