@@ -2,6 +2,7 @@
 #include "trf_fp8_config.h"
 
 #include <fnmatch.h>
+#include <regex.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -182,13 +183,69 @@ static int names_module(const char *listed, const char *tensor) {
     return 0;
 }
 
+enum {
+    MOST_PATTERN_BYTES = 1024
+};
+
+/* Writes a regular expression of Python's as one of POSIX, which begins where the text does. @return 0 if the
+ * expression has what POSIX does not, such as looking ahead, lazy repetition, or escapes between brackets. */
+static int translate_pattern(const char *python, char posix[MOST_PATTERN_BYTES]) {
+    static const char same_escapes[] = ".^$*+?()[]{}|\\/-wWsSbB";
+    size_t used = (size_t)snprintf(posix, MOST_PATTERN_BYTES, "^(");
+    int is_in_brackets = 0;
+    for (const char *at = python; *at; at++) {
+        char piece[6] = {*at, 0};
+        if (*at == '\\' && at[1] == 'd' && !is_in_brackets) {
+            snprintf(piece, sizeof piece, "[0-9]");
+            at++;
+        } else if (*at == '\\') {
+            if (is_in_brackets || !at[1] || !strchr(same_escapes, at[1]))
+                return 0;
+            snprintf(piece, sizeof piece, strchr("/-", at[1]) ? "%.1s" : "\\%.1s", at + 1);
+            at++;
+        } else if (*at == '(' && at[1] == '?' && !is_in_brackets) {
+            if (at[2] != ':')
+                return 0;
+            at += 2;
+        } else if (strchr("*+?}", *at) && (at[1] == '?' || at[1] == '+') && !is_in_brackets) {
+            return 0;
+        }
+        if (*at == '[' && !is_in_brackets && piece[0] == '[' && !piece[1])
+            is_in_brackets = 1;
+        else if (*at == ']' && piece[0] == ']')
+            is_in_brackets = 0;
+        if (used + strlen(piece) + 2 > MOST_PATTERN_BYTES)
+            return 0;
+        used += (size_t)snprintf(posix + used, MOST_PATTERN_BYTES - used, "%s", piece);
+    }
+    snprintf(posix + used, MOST_PATTERN_BYTES - used, ")");
+    return 1;
+}
+
+/* @return whether a regular expression fits the beginning of the name of a tensor's module, as Python's re.match has
+ * it, by which compressed-tensors goes. One that cannot be translated fits nothing. */
+static int pattern_fits_module(const char *pattern, const char *tensor) {
+    char posix[MOST_PATTERN_BYTES], module[MOST_PATTERN_BYTES];
+    const char *end = strrchr(tensor, '.');
+    regex_t compiled;
+    const int length = snprintf(module, sizeof module, "%.*s", end ? (int)(end - tensor) : (int)strlen(tensor), tensor);
+    if ((size_t)length >= sizeof module || !translate_pattern(pattern, posix) ||
+        regcomp(&compiled, posix, REG_EXTENDED | REG_NOSUB) != 0)
+        return 0;
+    const int fits = regexec(&compiled, module, 0, NULL, 0) == 0;
+    regfree(&compiled);
+    return fits;
+}
+
 int trf_fp8_config_ignores(const trf_fp8_config *config, const char *tensor) {
     for (size_t i = 0; i < TRF_FP8_IGNORED_LISTS && config->ignored[i]; i++) {
         size_t k;
         json_t *listed;
         json_array_foreach(config->ignored[i], k, listed) {
             const char *name = json_string_value(listed);
-            if (name && strncmp(name, "re:", 3) != 0 && names_module(name, tensor))
+            if (!name)
+                continue;
+            if (strncmp(name, "re:", 3) == 0 ? pattern_fits_module(name + 3, tensor) : names_module(name, tensor))
                 return 1;
         }
     }

@@ -28,7 +28,7 @@ typedef struct trf_fp8_config {
 void trf_fp8_config_read(const json_t *root, const json_t *modelopt, trf_fp8_config *config);
 
 /* @return whether a list of modules that are not quantized has a tensor's module, or one that it is in, by its name or
- * by a glob. Regular expressions ("re:...") are passed over. */
+ * by a glob; or its module by a regular expression ("re:..."), of which one is passed over that POSIX does not have. */
 int trf_fp8_config_ignores(const trf_fp8_config *config, const char *tensor);
 
 #endif

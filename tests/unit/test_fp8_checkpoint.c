@@ -7,6 +7,7 @@
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_base64.h"
+#include "trf_fp8_config.h"
 #include "trf_fp8_weights.h"
 #include "trf_number_formats.h"
 
@@ -443,6 +444,39 @@ START_TEST(what_the_config_leaves_out_needs_no_scales) {
 }
 END_TEST
 
+/* compressed-tensors names modules by regular expressions of Python's, too, which fit the beginning of a name. */
+START_TEST(modules_are_left_out_by_regular_expressions) {
+    static const struct {
+        const char *pattern;
+        int fits; /* the module "model.layers.12.mlp.gate" */
+    } cases[] = {{"re:.*mlp\\\\.gate$", 1},
+                 {"re:.*gate", 1},
+                 {"re:model\\\\.layers\\\\.\\\\d+\\\\.mlp", 1},
+                 {"re:model.layers.(?:1|12).mlp.gate$", 1},
+                 {"re:[a-z]+[.]layers", 1},
+                 {"re:.*\\\\bgate\\\\b", 1},
+                 {"re:mlp", 0},
+                 {"re:.*mlp.gate.weight", 0},
+                 {"re:.*gat$", 0},
+                 {"re:(?=model)", 0},
+                 {"re:.*?gate", 0},
+                 {"re:(", 0}};
+    for (int i = 0; i < COUNT(cases); i++) {
+        char config[512];
+        trf_fp8_config read;
+        snprintf(config, sizeof config,
+                 "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"ignore\": [\"%s\"]}}",
+                 cases[i].pattern);
+        json_t *root = json_loads(config, 0, NULL);
+        ck_assert_msg(root != NULL, "%s", config);
+        trf_fp8_config_read(root, NULL, &read);
+        ck_assert_msg(trf_fp8_config_ignores(&read, "model.layers.12.mlp.gate.weight") == cases[i].fits, "%s",
+                      cases[i].pattern);
+        json_decref(root);
+    }
+}
+END_TEST
+
 /* ---- what is corrupt ---- */
 
 /* Replaces the first text in a file after `after` by another one of the same length. */
@@ -575,6 +609,7 @@ int main(void) {
     tcase_add_test(cases, scales_of_two_names_are_refused);
     tcase_add_test(cases, weights_with_scales_cannot_stay);
     tcase_add_test(cases, what_the_config_leaves_out_needs_no_scales);
+    tcase_add_test(cases, modules_are_left_out_by_regular_expressions);
     tcase_add_loop_test(cases, side_tables_that_do_not_fit_are_found, 0, COUNT(kEdits));
     tcase_add_test(cases, side_tables_that_differ_are_found);
     tcase_add_loop_test(cases, elements_without_codes_are_found, 0, 2);
