@@ -34,7 +34,7 @@ const trf_find_fp8_set *trf_find_fp8_sets(void);
 
 /* The outcome, in device memory. All its bytes are zero before the launch. */
 typedef struct trf_found_fp8 {
-    /* Of scale blocks whose sample was trusted, the first counts nothing, and the second the sample alone. */
+    /* Where a scale block's sample was trusted, the first counts nothing, and the second the sample alone. */
     uint64_t misfits; /* weights that are not codes times their block's scale */
     uint64_t numbers; /* codes other than zeros */
     uint32_t

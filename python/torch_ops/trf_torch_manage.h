@@ -34,8 +34,8 @@ TRF_TORCH_API trf_status trf_torch_convert(int device, const void *buffer, uint6
 
 /* Makes a packed layer of dense weights, which `stream` writes, in memory that is given, by which it is known then; and
  * how much that takes. stored_room, packed_bf16: as trf_pack_options has them. like: the buffer of a packed layer that
- * is known, whose form it takes, or NULL. Errors: those of trf_device_layer_pack and _get_packed_size; TRF_ERR_NOT_FOUND (`like` is
- * unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
+ * is known, whose form it takes, or NULL. Errors: those of trf_device_layer_pack and _get_packed_size;
+ * TRF_ERR_NOT_FOUND (`like` is unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
 TRF_TORCH_API trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense, trf_layer_size *size,
                                                    trf_error *err);
 TRF_TORCH_API trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_layer_memory *memory,
