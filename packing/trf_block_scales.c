@@ -11,7 +11,9 @@ enum {
     SAMPLE_STEP = 8, /* one row of so many is looked at first */
     EXPONENTS = 256,
     MANTISSAS = 128,
-    LARGEST_NORMAL = 254 /* exponent field */
+    LARGEST_NORMAL = 254, /* exponent field */
+    TOP_MANTISSA = 6,
+    TOP_EXPONENT = 8 /* of 448, the largest code */
 };
 
 /* The weights of a scale block. */
@@ -24,7 +26,9 @@ typedef struct block {
 /* What a sample suggests. */
 typedef struct choice {
     const trf_find_fp8_set *set;
-    uint32_t unit; /* the scale's exponent field */
+    uint32_t normal, in_set; /* normal numbers of the sample, and those with mantissas of the set */
+    uint32_t unit;           /* the scale's exponent field */
+    int reaches_all;         /* no weight of the block is larger than the largest code */
 } choice;
 
 static uint32_t magnitude_at(const block *b, uint32_t row, uint32_t col) {
@@ -37,17 +41,17 @@ static int is_normal(uint32_t magnitude) { return (magnitude >> 7) - 1 < LARGEST
 static int least_code(uint32_t k) { return k == 0 ? -9 : k == 4 ? -8 : k % 4 == 2 ? -7 : -6; }
 static int largest_code(uint32_t k) { return k == 7 ? 7 : 8; }
 
-/* Chooses the set that has the most of the sample's mantissas, of equal ones the first. @return whether it has most of
- * them. */
-static int choose_set(const block *b, uint32_t row_step, choice *to) {
-    uint32_t counts[MANTISSAS] = {0}, normal = 0, most = 0;
+/* Chooses the set that has the most of the sample's mantissas, of equal ones the first. */
+static void choose_set(const block *b, uint32_t row_step, choice *to) {
+    uint32_t counts[MANTISSAS] = {0};
     const trf_find_fp8_set *const sets = trf_find_fp8_sets();
+    to->normal = to->in_set = 0;
     for (uint32_t row = 0; row < b->rows; row += row_step)
         for (uint32_t col = 0; col < b->cols; col++) {
             const uint32_t magnitude = magnitude_at(b, row, col);
             if (is_normal(magnitude)) {
                 counts[magnitude % MANTISSAS]++;
-                normal++;
+                to->normal++;
             }
         }
     to->set = sets;
@@ -55,12 +59,11 @@ static int choose_set(const block *b, uint32_t row_step, choice *to) {
         uint32_t sum = 0;
         for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
             sum += counts[sets[s].mantissa[k]];
-        if (sum > most) {
-            most = sum;
+        if (sum > to->in_set) {
+            to->in_set = sum;
             to->set = &sets[s];
         }
     }
-    return 10 * most >= TRF_FOUND_SAMPLE_FITS_IN_10 * normal;
 }
 
 /* Sets number_of[m] to a mantissa's number in the set, or to TRF_E4M3_MANTISSAS. */
@@ -77,9 +80,20 @@ static void exponents_of(const choice *c, uint32_t k, uint32_t *first, uint32_t 
     *last = largest > LARGEST_NORMAL ? LARGEST_NORMAL : (uint32_t)largest;
 }
 
-/* Chooses the exponent field of the scale, so that the most of the sample are codes; of equal ones the least. */
-static void choose_unit(const block *b, uint32_t row_step, choice *to) {
-    uint32_t counts[TRF_E4M3_MANTISSAS][EXPONENTS] = {{0}}, most = 0;
+static uint32_t largest_magnitude(const block *b) {
+    uint32_t largest = 0;
+    for (uint32_t row = 0; row < b->rows; row++)
+        for (uint32_t col = 0; col < b->cols; col++) {
+            const uint32_t magnitude = magnitude_at(b, row, col);
+            largest = magnitude > largest ? magnitude : largest;
+        }
+    return largest;
+}
+
+/* Chooses the exponent field of the scale, so that the most of the sample are codes; of equal ones one that reaches the
+ * largest weight, and of these the least. */
+static void choose_unit(const block *b, uint32_t row_step, uint32_t largest, choice *to) {
+    uint32_t counts[TRF_E4M3_MANTISSAS][EXPONENTS] = {{0}}, best = 0;
     uint8_t number_of[MANTISSAS];
     choice tried = *to;
     number_mantissas(to->set, number_of);
@@ -89,17 +103,20 @@ static void choose_unit(const block *b, uint32_t row_step, choice *to) {
             if (is_normal(magnitude) && k < TRF_E4M3_MANTISSAS)
                 counts[k][magnitude / MANTISSAS]++;
         }
-    to->unit = TRF_PACKED8_MIN_SCALE_EXPONENT;
-    for (tried.unit = to->unit; tried.unit <= TRF_PACKED8_MAX_SCALE_EXPONENT; tried.unit++) {
+    for (tried.unit = TRF_PACKED8_MIN_SCALE_EXPONENT; tried.unit <= TRF_PACKED8_MAX_SCALE_EXPONENT; tried.unit++) {
         uint32_t sum = 0, first, last;
         for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++) {
             exponents_of(&tried, k, &first, &last);
             for (uint32_t exponent = first; exponent <= last; exponent++)
                 sum += counts[k][exponent];
         }
-        if (sum > most) {
-            most = sum;
+        const uint32_t top = (tried.unit + to->set->carry[TOP_MANTISSA] + TOP_EXPONENT) << 7 |
+                             to->set->mantissa[TOP_MANTISSA],
+                       rank = 2 * sum + (largest <= top) + 1;
+        if (rank > best) {
+            best = rank;
             to->unit = tried.unit;
+            to->reaches_all = largest <= top;
         }
     }
 }
@@ -123,15 +140,20 @@ static uint32_t count_misfits(const block *b, const choice *c, uint32_t *numbers
     return misfits;
 }
 
-/* Tries what a sample suggests. @return 1: that is a scale; 0: it is none for these weights; -1: there is none. */
-static int try_sample(const block *b, uint32_t row_step, float *scale, trf_found_fp8 *found) {
+/* Tries what a sample suggests. trusts: whether to trust it if it can be. @return 1: that is a scale; 0: it is none for
+ * these weights; -1: there is none. */
+static int try_sample(const block *b, uint32_t row_step, int trusts, uint32_t largest, float *scale,
+                      trf_found_fp8 *found) {
     const uint32_t most = b->rows * b->cols * TRF_FOUND_MISFITS_IN_1000 / 1000;
-    uint32_t numbers;
+    uint32_t misfits = 0, numbers;
     choice c;
-    if (!choose_set(b, row_step, &c))
+    choose_set(b, row_step, &c);
+    if (10 * c.in_set < TRF_FOUND_SAMPLE_FITS_IN_10 * c.normal)
         return -1;
-    choose_unit(b, row_step, &c);
-    const uint32_t misfits = count_misfits(b, &c, &numbers);
+    choose_unit(b, row_step, largest, &c);
+    numbers = c.in_set;
+    if (!trusts || !c.reaches_all || c.normal < TRF_FOUND_LEAST_SAMPLE)
+        misfits = count_misfits(b, &c, &numbers);
     if (misfits > most)
         return 0;
     *scale = numbers ? trf_f32_from_bits(c.unit << 23 | c.set->scale_mantissa) : 1.0f;
@@ -141,15 +163,17 @@ static int try_sample(const block *b, uint32_t row_step, float *scale, trf_found
     return 1;
 }
 
-int trf_find_block_scales(const trf_rows_to_pack *rows, uint64_t block_row, float *scales, trf_found_fp8 *found) {
+int trf_find_block_scales(const trf_rows_to_pack *rows, uint64_t block_row, int checks_all, float *scales,
+                          trf_found_fp8 *found) {
     const uint64_t row = block_row * SIDE;
     for (uint32_t col = 0; col < rows->cols; col += SIDE) {
         const block b = {rows->weights + row * rows->stride + col, rows->stride,
                          rows->num_rows - row < SIDE ? (uint32_t)(rows->num_rows - row) : SIDE,
                          rows->cols - col < SIDE ? rows->cols - col : SIDE};
-        int is_found = try_sample(&b, SAMPLE_STEP, &scales[col / SIDE], found);
+        const uint32_t largest = largest_magnitude(&b);
+        int is_found = try_sample(&b, SAMPLE_STEP, !checks_all, largest, &scales[col / SIDE], found);
         if (is_found == 0)
-            is_found = try_sample(&b, 1, &scales[col / SIDE], found);
+            is_found = try_sample(&b, 1, 0, largest, &scales[col / SIDE], found);
         if (is_found != 1) {
             found->refused = 1;
             return 0;

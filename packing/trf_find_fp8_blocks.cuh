@@ -8,13 +8,18 @@
  *     thread 16 .. 31     rows 8 .. 15                          choose the set of 8 mantissas with the most of them
  *     ...                                                       count (exponent, mantissa of the set) of the sample
  *     thread 240 .. 255   rows 120 .. 127                       choose the exponent of the scale
+ *                                                               end here if the sample is trusted; else
  *                                                               check all weights; if too few fit, sample them all
  *
  * Whether a weight is a code depends on its mantissa, which must be one of the set's, and on its exponent, which must
  * lie in a range that this mantissa and the scale give. Most blocks of true BF16 end at the first choice, since no set
  * has more than a fourth of their weights. The first block that ends so ends the search.
  *
- * Shared memory: 10 KiB. Registers: 32 for weights. What limits is memory, and about 20 instructions for each weight.
+ * A sample is trusted if it is large enough and if the scale that most of it fits reaches the largest weight of the
+ * block: where several scales fit alike, this chooses among them. What does not fit after all is found when the weights
+ * are packed, and then the search is repeated with all weights.
+ *
+ * Shared memory: 10 KiB. Registers: 32 for weights. To check all weights takes more time than the rest.
  */
 #ifndef TRF_FIND_FP8_BLOCKS_CUH
 #define TRF_FIND_FP8_BLOCKS_CUH
@@ -32,23 +37,26 @@ static constexpr uint32_t kFindMantissas = 128, kFindExponents = 256;
 static constexpr uint32_t kLargestNormal = 254; /* exponent field */
 /* Exponent fields of scales that have a pair of constants. */
 static constexpr uint32_t kLeastUnit = TRF_PACKED8_MIN_SCALE_EXPONENT, kLargestUnit = TRF_PACKED8_MAX_SCALE_EXPONENT;
-static constexpr uint32_t kNoWeight = 1u << 15; /* an exponent that no weight has */
+static constexpr uint32_t kTopMantissa = 6, kTopExponent = 8; /* of 448, the largest code */
+static constexpr uint32_t kNoWeight = 1u << 15;               /* an exponent that no weight has */
 
 struct trf_find_fp8_args {
     trf_dense_rows dense;
     const trf_find_fp8_set *sets;
     trf_found_scales to;
     trf_found_fp8 *found;
+    int checks_all;
     uint32_t block_cols;
     uint64_t blocks;
 };
 
 static inline trf_find_fp8_args trf_find_fp8_args_of(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets,
-                                                     const trf_found_scales *to, trf_found_fp8 *found) {
+                                                     const trf_found_scales *to, trf_found_fp8 *found, int checks_all) {
     return {trf_dense_rows_of(rows->weights, rows->stride, rows->first_row, rows->num_rows, rows->cols, 2),
             sets,
             *to,
             found,
+            checks_all,
             (rows->cols + kFindSide - 1) / kFindSide,
             trf_found_fp8_blocks(rows->num_rows, rows->cols)};
 }
@@ -75,7 +83,10 @@ static __device__ __forceinline__ trf_find_set trf_load_find_set(const uint8_t *
 /* What all threads have chosen. */
 struct trf_find_choice {
     trf_find_set mantissa, carry;
-    uint32_t pair, scale_mantissa; /* of a scale in [1, 2) */
+    uint32_t set;            /* its number */
+    uint32_t normal, in_set; /* normal numbers of the sample, and those with mantissas of the set */
+    uint32_t unit;           /* the scale's exponent field */
+    bool reaches_all;        /* no weight of the block is larger than the largest code */
 };
 
 /* ---- what all threads of the block do together ---- */
@@ -147,9 +158,9 @@ static __device__ __forceinline__ uint32_t trf_count_mantissas(trf_find_fp8_shar
     return trf_block_sum(shared, normal);
 }
 
-/* Chooses the set that has the most of the sample's mantissas, of equal ones the first. @return how many. */
-static __device__ __forceinline__ uint32_t trf_choose_set(const trf_find_fp8_args &args, trf_find_fp8_shared &shared,
-                                                          trf_find_choice *choice) {
+/* Chooses the set that has the most of the sample's mantissas, of equal ones the first. */
+static __device__ __forceinline__ void trf_choose_set(const trf_find_fp8_args &args, trf_find_fp8_shared &shared,
+                                                      trf_find_choice *choice) {
     uint32_t best = 0;
     for (uint32_t s = threadIdx.x; s < TRF_MANTISSA_SETS; s += kFindThreads) {
         const trf_find_set mantissa = trf_load_find_set(args.sets[s].mantissa);
@@ -162,9 +173,10 @@ static __device__ __forceinline__ uint32_t trf_choose_set(const trf_find_fp8_arg
     static_assert(TRF_MANTISSA_SETS <= 1024 && kFindSide * kFindSide < 1 << 22, "a sum and a number fit a word");
     best = trf_block_max(shared, best);
     const trf_find_fp8_set *const set = &args.sets[1023 - best % 1024];
-    *choice = {trf_load_find_set(set->mantissa), trf_load_find_set(set->carry), __ldg(&set->pair),
-               __ldg(&set->scale_mantissa)};
-    return best / 1024;
+    choice->mantissa = trf_load_find_set(set->mantissa);
+    choice->carry = trf_load_find_set(set->carry);
+    choice->set = 1023 - best % 1024;
+    choice->in_set = best / 1024;
 }
 
 /* Makes shared.codes: for each mantissa its number in the set, or none. */
@@ -180,29 +192,62 @@ static __device__ __forceinline__ void trf_number_mantissas(trf_find_fp8_shared 
     __syncthreads();
 }
 
+/* Makes shared.exponents[k][e] the count of exponents up to e. Each warp takes a mantissa. */
+static __device__ __forceinline__ void trf_sum_exponents(trf_find_fp8_shared &shared) {
+    static_assert(kFindWarps == TRF_E4M3_MANTISSAS, "a warp for each mantissa of the set");
+    const uint32_t lane = threadIdx.x % TRF_LANES;
+    uint32_t *const row = shared.exponents[threadIdx.x / TRF_LANES];
+    uint32_t before = 0;
+    for (uint32_t e = lane; e < kFindExponents; e += TRF_LANES) {
+        const uint32_t sum = before + trf_warp_scan(row[e], lane);
+        row[e] = sum;
+        before = __shfl_sync(kAllLanes, sum, TRF_LANES - 1);
+    }
+    __syncthreads();
+}
+
+/* @return the largest magnitude of the thread's weights. */
+static __device__ __forceinline__ uint32_t trf_largest_magnitude(const trf_words4 (&octet)[kFindOctets]) {
+    uint32_t low = 0, high = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kFindOctets; i++)
+#pragma unroll
+        for (uint32_t w = 0; w < TRF_OCTET_WEIGHTS / 2; w++) {
+            low = max(low, octet[i].word[w] & 0x7FFF);
+            high = max(high, octet[i].word[w] & 0x7FFF0000);
+        }
+    return max(low, high >> 16);
+}
+
 /* Chooses the exponent field of the weight that code 1 gives, so that the most of the sample are codes; of equal ones
- * the least, which has the largest codes. */
+ * one that reaches the largest weight, and of these the least, which has the largest codes. */
 template <uint32_t kCount>
-static __device__ __forceinline__ uint32_t trf_choose_unit(trf_find_fp8_shared &shared, const trf_find_choice &choice,
-                                                           const trf_words4 (&octet)[kFindOctets]) {
+static __device__ __forceinline__ void trf_choose_unit(trf_find_fp8_shared &shared,
+                                                       const trf_words4 (&octet)[kFindOctets], uint32_t largest,
+                                                       trf_find_choice *choice) {
     trf_for_numbers<kCount>(octet, [&](uint32_t exponent, uint32_t mantissa) {
         const uint32_t k = shared.codes[mantissa];
         if (trf_find_is_normal(exponent) && k < TRF_E4M3_MANTISSAS)
             atomicAdd(&shared.exponents[k][exponent], 1u);
     });
     __syncthreads();
+    trf_sum_exponents(shared);
     const uint32_t unit = threadIdx.x;
-    const bool is_unit = unit >= kLeastUnit && unit <= kLargestUnit;
-    uint32_t sum = 0;
-    if (is_unit)
+    uint32_t rank = 0;
+    if (unit >= kLeastUnit && unit <= kLargestUnit) {
+        uint32_t sum = 0;
+#pragma unroll 2
         for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++) {
-            const int at = (int)(unit + choice.carry[k]), first = at + trf_least_code(k),
-                      end = at + trf_largest_code(k) + 1;
-            for (int e = first < 1 ? 1 : first; e < end && e <= (int)kLargestNormal; e++)
-                sum += shared.exponents[k][e];
+            const uint32_t at = unit + choice->carry[k];
+            sum += shared.exponents[k][at + trf_largest_code(k)] - shared.exponents[k][at + trf_least_code(k) - 1];
         }
+        const uint32_t top = (unit + choice->carry[kTopMantissa] + kTopExponent) << 7 | choice->mantissa[kTopMantissa];
+        rank = sum << 9 | (uint32_t)(largest <= top) << 8 | (255 - unit);
+    }
     /* Also where no weight of the sample is a code, it is one of these. */
-    return 255 - trf_block_max(shared, is_unit ? sum << 8 | (255 - unit) : 0) % 256;
+    rank = trf_block_max(shared, rank);
+    choice->unit = 255 - rank % 256;
+    choice->reaches_all = rank >> 8 & 1;
 }
 
 /* Counts the weights that are no codes with a scale, and those that are codes other than zeros. */
@@ -246,23 +291,28 @@ struct trf_find_outcome {
     uint32_t misfits, numbers;
 };
 
-/* Tries what a sample of kCount octets of each thread suggests. most: misfits that a scale may have. *outcome: set if
- * there is a scale. @return 1: there is; 0: there is none for these weights; -1: there is none for the sample. */
+/* Tries what a sample of kCount octets of each thread suggests. trusts: whether to trust it if it can be. most: misfits
+ * that a scale may have. largest: magnitude of a weight. *outcome: set if there is a scale. @return 1: there is; 0:
+ * there is none for these weights; -1: there is none for the sample. */
 template <uint32_t kCount>
 static __device__ __forceinline__ int trf_try_sample(const trf_find_fp8_args &args, trf_find_fp8_shared &shared,
-                                                     const trf_words4 (&octet)[kFindOctets], uint32_t most,
-                                                     trf_find_outcome *outcome) {
+                                                     const trf_words4 (&octet)[kFindOctets], bool trusts, uint32_t most,
+                                                     uint32_t largest, trf_find_outcome *outcome) {
     trf_find_choice choice;
-    const uint32_t normal = trf_count_mantissas<kCount>(shared, octet);
-    const uint32_t in_set = trf_choose_set(args, shared, &choice);
-    if (10 * in_set < TRF_FOUND_SAMPLE_FITS_IN_10 * normal)
+    choice.normal = trf_count_mantissas<kCount>(shared, octet);
+    trf_choose_set(args, shared, &choice);
+    if (10 * choice.in_set < TRF_FOUND_SAMPLE_FITS_IN_10 * choice.normal)
         return -1;
     trf_number_mantissas(shared, choice);
-    const uint32_t unit = trf_choose_unit<kCount>(shared, choice, octet);
-    outcome->misfits = trf_count_misfits(shared, choice, unit, octet, &outcome->numbers);
+    trf_choose_unit<kCount>(shared, octet, largest, &choice);
+    outcome->misfits = 0;
+    outcome->numbers = choice.in_set;
+    if (!trusts || !choice.reaches_all || choice.normal < TRF_FOUND_LEAST_SAMPLE)
+        outcome->misfits = trf_count_misfits(shared, choice, choice.unit, octet, &outcome->numbers);
     /* Where all weights are zeros or no codes, any scale would do. */
-    outcome->pair = outcome->numbers ? trf_move_pair(choice.pair, unit) : (127 + TRF_PACKED8_BIAS) << 7;
-    outcome->scale = outcome->numbers ? unit << 23 | choice.scale_mantissa : 127u << 23;
+    const trf_find_fp8_set *const set = &args.sets[choice.set];
+    outcome->pair = outcome->numbers ? trf_move_pair(__ldg(&set->pair), choice.unit) : (127 + TRF_PACKED8_BIAS) << 7;
+    outcome->scale = outcome->numbers ? choice.unit << 23 | __ldg(&set->scale_mantissa) : 127u << 23;
     return outcome->misfits <= most;
 }
 
@@ -278,10 +328,11 @@ static __device__ __forceinline__ void trf_find_scale(const trf_find_fp8_args &a
     trf_words4 octet[kFindOctets];
     for (uint32_t i = 0; i < kFindOctets; i++)
         octet[i] = trf_load_octet(&args.dense, first_row + i, col);
+    const uint32_t largest = trf_block_max(shared, trf_largest_magnitude(octet));
     trf_find_outcome outcome;
-    int found = trf_try_sample<1>(args, shared, octet, most, &outcome);
+    int found = trf_try_sample<1>(args, shared, octet, !args.checks_all, most, largest, &outcome);
     if (found == 0)
-        found = trf_try_sample<kFindOctets>(args, shared, octet, most, &outcome);
+        found = trf_try_sample<kFindOctets>(args, shared, octet, false, most, largest, &outcome);
     if (threadIdx.x != 0)
         return;
     if (found != 1) {

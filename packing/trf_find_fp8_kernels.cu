@@ -15,8 +15,8 @@ __global__ void __launch_bounds__(kFindThreads, kResidentBlocks)
 } // namespace
 
 int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, const trf_found_scales *to_dev,
-                        trf_found_fp8 *found_dev, uint32_t multiprocessors, trf_stream stream) {
-    const trf_find_fp8_args args = trf_find_fp8_args_of(rows, sets_dev, to_dev, found_dev);
+                        trf_found_fp8 *found_dev, int checks_all, uint32_t multiprocessors, trf_stream stream) {
+    const trf_find_fp8_args args = trf_find_fp8_args_of(rows, sets_dev, to_dev, found_dev, checks_all);
     if (args.blocks == 0)
         return cudaSuccess;
     /* No thread block has to start only to see that the search has ended: they go on in steps of the grid's size. */

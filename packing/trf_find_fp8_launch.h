@@ -18,6 +18,7 @@ enum {
     TRF_FOUND_MISFITS_IN_1000 = 4,   /* of a scale block's weights, at most */
     TRF_FOUND_SAMPLE_FITS_IN_10 = 9, /* of the weights that are looked at first, at least */
     TRF_FOUND_LEAST_NUMBERS = 256,   /* weights of a layer other than zeros that are codes: fewer prove nothing */
+    TRF_FOUND_LEAST_SAMPLE = 288,    /* weights other than zeros, of those that are looked at first, to be trusted */
 };
 
 /* What the search needs to know of a set of mantissas (trf_mantissa_sets.h). */
@@ -33,6 +34,7 @@ const trf_find_fp8_set *trf_find_fp8_sets(void);
 
 /* The outcome, in device memory. All its bytes are zero before the launch. */
 typedef struct trf_found_fp8 {
+    /* Where a scale block's sample was trusted, the first counts nothing, and the second the sample alone. */
     uint64_t misfits; /* weights that are not codes times their block's scale */
     uint64_t numbers; /* codes other than zeros */
     uint32_t
@@ -58,11 +60,13 @@ typedef struct trf_found_scales {
     uint32_t *pairs; /* their constants: trf_packed8_find_pair */
 } trf_found_scales;
 
-/* Enqueues the search. rows: dense rows in device memory, from the layer's first row on. sets_dev: device, a copy of
- * trf_find_fp8_sets(). multiprocessors: the device's. The result is that of trf_find_block_scales, which does the same
- * on the CPU, where no block is refused. @return a cudaError_t. */
+/* Enqueues the search. checks_all: 1: all weights are compared with what their block's scale makes of codes. 0: a
+ * sample of an eighth of a block is trusted where it says enough and its scale reaches the block's largest weight; that
+ * takes a fraction of the time, and packing finds out what does not fit. rows: dense rows in device memory, from the
+ * layer's first row on. sets_dev: device, a copy of trf_find_fp8_sets(). multiprocessors: the device's. The result is
+ * that of trf_find_block_scales, which does the same on the CPU, where no block is refused. @return a cudaError_t. */
 int trf_launch_find_fp8(const trf_rows_to_pack *rows, const trf_find_fp8_set *sets_dev, const trf_found_scales *to_dev,
-                        trf_found_fp8 *found_dev, uint32_t multiprocessors, trf_stream stream);
+                        trf_found_fp8 *found_dev, int checks_all, uint32_t multiprocessors, trf_stream stream);
 
 #ifdef __cplusplus
 }

@@ -11,6 +11,7 @@
 #include "trf_threads.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     BLOCK_ROWS = TRF_PACKED_TILE_ROWS, /* what has the same constants */
@@ -146,20 +147,24 @@ typedef struct trf_scales_work {
     float *scales;        /* [block rows][across] */
     trf_found_fp8 *found; /* of each worker */
     uint32_t across;
+    int checks_all; /* as in trf_launch_find_fp8 */
 } trf_scales_work;
 
 /* A trf_parallel_fn; index: a row of scale blocks. Fails with TRF_ERR_MISMATCH where the weights are no FP8, so that
  * the rest is not looked at. */
 static trf_status find_scales(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_scales_work *work = context;
-    if (trf_find_block_scales(work->rows, index, work->scales + index * work->across, &work->found[worker]))
+    float *const scales = work->scales + index * work->across;
+    if (trf_find_block_scales(work->rows, index, work->checks_all, scales, &work->found[worker]))
         return TRF_OK;
     return trf_fail(err, TRF_ERR_MISMATCH, TRF_NO_OFFSET, "the weights are no FP8");
 }
 
-/* Looks at all weights. *found: the outcome. */
+/* Looks at the weights. *found: the outcome. */
 static trf_status search(const trf_scales_work *work, int threads, trf_found_fp8 *found, trf_error *err) {
     trf_error failure = {0};
+    *found = (trf_found_fp8){0};
+    memset(work->found, 0, sizeof *work->found * (size_t)threads);
     const trf_status status = trf_parallel_for(threads, blocks_of(work->rows->num_rows, TRF_FOUND_FP8_BLOCK),
                                                find_scales, (void *)work, &failure);
     for (int i = 0; i < threads; i++) {
@@ -176,40 +181,44 @@ static trf_status search(const trf_scales_work *work, int threads, trf_found_fp8
     return TRF_OK;
 }
 
-/* Packs what has been found; the rest is as in trf_cpu_pack8_dense. */
-static trf_status pack_found(trf_device_layer *made, const trf_scales_work *work, const trf_device_layer *like,
-                             uint8_t *at, int *done, trf_error *err) {
+/* Searches, and packs what was found, first by samples, as on a GPU (pack_fp8 in trf_packed_load_cuda.c). */
+static trf_status search_and_pack(trf_device_layer *made, trf_scales_work *work, const trf_device_layer *like,
+                                  uint8_t *at, int *done, trf_error *err) {
     const trf_rows_to_pack *rows = work->rows;
     const trf_pack8_request request = trf_pack8_request_of_dense(rows->num_rows, rows->cols, work->scales, like);
     trf_error failure = {0};
-    const trf_status status = trf_cpu_pack8(made, &request, rows->weights, rows->stride, at, &failure);
-    *done = !trf_pack8_falls_back(made, status, &failure);
+    trf_status packed = TRF_ERR_UNSUPPORTED;
+    for (work->checks_all = 0; work->checks_all < 2 && packed == TRF_ERR_UNSUPPORTED; work->checks_all++) {
+        trf_found_fp8 found;
+        int is_fp8 = 0;
+        trf_status status = search(work, trf_thread_count(made->context->threads), &found, err);
+        if (status == TRF_OK)
+            status = trf_pack8_judge_search(made, &found, &is_fp8, err);
+        if (status != TRF_OK || !is_fp8)
+            return status;
+        packed = trf_cpu_pack8(made, &request, rows->weights, rows->stride, at, &failure);
+    }
+    *done = !trf_pack8_falls_back(made, packed, &failure);
     if (!*done)
         return TRF_OK;
     if (err)
         *err = failure;
-    return status;
+    return packed;
 }
 
 trf_status trf_cpu_pack8_dense(trf_device_layer *made, const trf_rows_to_pack *rows, const trf_device_layer *like,
                                uint8_t *at, int *done, trf_error *err) {
     const int threads = trf_thread_count(made->context->threads);
     trf_scales_work work = {.rows = rows, .across = blocks_of(rows->cols, TRF_FOUND_FP8_BLOCK)};
-    trf_found_fp8 found = {0};
-    int is_fp8 = 0;
-    trf_status status = TRF_OK;
+    trf_status status;
     *done = 0;
     work.scales = malloc(sizeof *work.scales * trf_found_fp8_blocks(rows->num_rows, rows->cols));
     work.found = calloc((size_t)threads, sizeof *work.found);
     if (work.scales && work.found)
-        status = search(&work, threads, &found, err);
+        status = search_and_pack(made, &work, like, at, done, err);
     else
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the scales of %ux%u weights",
                           rows->num_rows, rows->cols);
-    if (status == TRF_OK)
-        status = trf_pack8_judge_search(made, &found, &is_fp8, err);
-    if (status == TRF_OK && is_fp8)
-        status = pack_found(made, &work, like, at, done, err);
     free(work.scales);
     free(work.found);
     return status;

@@ -205,8 +205,9 @@ static trf_status pack_rows(trf_packed_maker *maker, const trf_dense_input *from
     return trf_check_cuda(error ? error : waited, "packing a layer", err);
 }
 
-/* Packs the weights as FP8 if that is what the search found. *done: whether the layer is made. */
-static trf_status pack_fp8(trf_device_layer *made, const trf_dense_input *from, const trf_fp8_search *search,
+/* Packs the weights as FP8 if that is what the search found. If they do not fit, samples may have misled it, so it is
+ * repeated with all weights. *done: whether the layer is made. */
+static trf_status pack_fp8(trf_device_layer *made, const trf_dense_input *from, trf_fp8_search *search,
                            trf_load_scratch *scratch, int *done, trf_error *err) {
     const trf_rows_to_pack *rows = &from->rows;
     trf_pack8_request request =
@@ -218,6 +219,14 @@ static trf_status pack_fp8(trf_device_layer *made, const trf_dense_input *from, 
         return status;
     request.pairs = search->to.pairs;
     status = trf_cuda_pack8_rows(made, &request, rows, &from->options->memory, scratch, &failure);
+    if (status == TRF_ERR_UNSUPPORTED) {
+        status = trf_cuda_search_all(made->context, rows, scratch, search, err);
+        if (status == TRF_OK)
+            status = trf_pack8_judge_search(made, &search->found, &is_fp8, err);
+        if (status != TRF_OK || !is_fp8)
+            return status;
+        status = trf_cuda_pack8_rows(made, &request, rows, &from->options->memory, scratch, &failure);
+    }
     *done = !trf_pack8_falls_back(made, status, &failure);
     if (!*done)
         return TRF_OK;

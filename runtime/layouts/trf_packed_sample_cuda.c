@@ -70,7 +70,7 @@ static trf_status count(const sample *of, int error, cudaStream_t stream, trf_pa
     if (!error)
         error = trf_launch_window_histogram(&of->rows, of->offsets, &counts->histogram, stream);
     if (!error && of->search)
-        error = trf_launch_find_fp8(&of->all, of->scratch->constants, &of->search->to, &counts->found,
+        error = trf_launch_find_fp8(&of->all, of->scratch->constants, &of->search->to, &counts->found, 0,
                                     of->multiprocessors, stream);
     if (!error)
         error = cudaMemcpyAsync(of->scratch->results, counts, sizeof *counts, cudaMemcpyDeviceToHost, stream);
@@ -130,6 +130,21 @@ trf_status trf_cuda_sample_rows(const trf_context *context, const trf_rows_to_pa
     if (!error)
         error = cudaStreamWaitEvent(stream, scratch->arrived, 0);
     return count(&of, error, stream, window, err);
+}
+
+trf_status trf_cuda_search_all(const trf_context *context, const trf_rows_to_pack *rows,
+                               const trf_load_scratch *scratch, trf_fp8_search *search, trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(context->copier);
+    trf_found_fp8 *const found = (trf_found_fp8 *)scratch->memory;
+    int error = cudaMemsetAsync(found, 0, sizeof *found, stream);
+    if (!error)
+        error = trf_launch_find_fp8(rows, scratch->constants, &search->to, found, 1,
+                                    (uint32_t)context->limits.multiprocessors, stream);
+    if (!error)
+        error = cudaMemcpyAsync(scratch->results, found, sizeof *found, cudaMemcpyDeviceToHost, stream);
+    const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is used for something else */
+    search->found = *(const trf_found_fp8 *)scratch->results;
+    return trf_check_cuda(error ? error : waited, "looking at a layer's weights", err);
 }
 
 /* ---- coded layers ---- */

@@ -27,10 +27,15 @@ typedef struct trf_fp8_search {
     trf_found_scales to; /* in the scratch's memory, behind its first 4,096 bytes */
 } trf_fp8_search;
 
+/* Repeats a search of trf_cuda_sample_rows with all weights checked, since packing found weights that do not fit. The
+ * first bytes of the scratch are used again. Errors: TRF_ERR_CUDA. */
+trf_status trf_cuda_search_all(const trf_context *context, const trf_rows_to_pack *rows,
+                               const trf_load_scratch *scratch, trf_fp8_search *search, trf_error *err);
+
 /* Samples dense weights. `written` is the stream on which the work that writes them has been queued. search: is set to
- * what a search for FP8 in all rows finds; or NULL: there is none. It uses the first bytes of the scratch,
- * trf_cuda_sample_rows_bytes, and is otherwise the same. The scales that were found stay there. Errors: also
- * TRF_ERR_MEMORY. */
+ * what a search for FP8 in all rows finds, which trusts samples (trf_launch_find_fp8); or NULL: there is none. It uses
+ * the first bytes of the scratch, trf_cuda_sample_rows_bytes, and is otherwise the same. The scales that were found
+ * stay there. Errors: also TRF_ERR_MEMORY. */
 trf_status trf_cuda_sample_rows(const trf_context *context, const trf_rows_to_pack *rows, trf_stream written,
                                 trf_load_scratch *scratch, trf_fp8_search *search, trf_packed_window *window,
                                 trf_error *err);

@@ -202,6 +202,19 @@ START_TEST(records) {
 }
 END_TEST
 
+/* The rows that are looked at first have one number, which scales of many mantissas give. */
+START_TEST(samples_that_mislead) {
+    test_rng rng = {140};
+    fp8_matrix m = fp8_new_matrix(300, 515);
+    for (uint32_t i = 0; i < m.rows * m.cols; i++)
+        m.weights[i] = fp8_scaled(i / m.cols % 8 ? test_below(&rng, 0x7F) : 0x38, 0x1.6789p-10f);
+    trf_device_layer *layer = check_pack(&rng, m, found_layout);
+    if (found_layout == TRF_LAYOUT_PACKED8)
+        ck_assert_uint_eq(head_of(layer).num_records, 0);
+    trf_device_layer_destroy(layer);
+}
+END_TEST
+
 /* ---- what was not ---- */
 
 /* loop: kinds. Two numbers are codes; so are zeros, but they prove nothing. */
@@ -411,6 +424,7 @@ int main(void) {
     tcase_add_loop_test(tests, every_shape, 0, sizeof kShapes / sizeof *kShapes);
     tcase_add_test(tests, large_layers);
     tcase_add_loop_test(tests, records, 0, 5);
+    tcase_add_test(tests, samples_that_mislead);
     tcase_add_loop_test(tests, others, 0, FP8_OTHER_KINDS);
     tcase_add_test(tests, other_regions);
     tcase_add_test(tests, bf16_that_is_asked_for);

@@ -41,12 +41,12 @@ static void outcome_free(outcome *result) {
 }
 
 /* Checks that the reference has the same outcome. */
-static void check_reference(const trf_rows_to_pack *rows, const outcome *result) {
+static void check_reference(const trf_rows_to_pack *rows, int checks_all, const outcome *result) {
     const uint32_t down = (rows->num_rows - 1) / SIDE + 1, across = (rows->cols - 1) / SIDE + 1;
     float *scales = malloc(sizeof *scales * across);
     trf_found_fp8 found = {0};
     for (uint32_t row = 0; row < down && !found.refused; row++)
-        if (trf_find_block_scales(rows, row, scales, &found) && !result->found.refused)
+        if (trf_find_block_scales(rows, row, checks_all, scales, &found) && !result->found.refused)
             EXPECT(memcmp(scales, result->scales + (size_t)row * across, sizeof *scales * across) == 0);
     ck_assert_uint_eq(found.refused, result->found.refused);
     if (!found.refused)
@@ -55,7 +55,7 @@ static void check_reference(const trf_rows_to_pack *rows, const outcome *result)
 }
 
 /* Looks at a copy of the matrix that is exactly as large, or has gaps. */
-static outcome look(test_rng *rng, const fp8_matrix *m) {
+static outcome look_as(test_rng *rng, const fp8_matrix *m, int checks_all) {
     static const size_t more[] = {0, 0, 1, 8};
     outcome result = {.count = trf_found_fp8_blocks(m->rows, m->cols)};
     dense_rows dense = dense_rows_copy(m->weights, m->rows, m->cols, test_below(rng, 3) * 4, more[test_below(rng, 4)]);
@@ -65,13 +65,23 @@ static outcome look(test_rng *rng, const fp8_matrix *m) {
     memset(result.scales, 0xFF, result.count * sizeof *result.scales);
     memset(result.pairs, 0xFF, result.count * sizeof *result.pairs);
     const trf_found_scales to = {result.scales, result.pairs};
-    warp_find_fp8(&rows, &to, &result.found, (warp_grid){1 + test_below(rng, 5), (uint32_t)test_random(rng)});
-    check_reference(&rows, &result);
+    warp_find_fp8(&rows, &to, &result.found, checks_all,
+                  (warp_grid){1 + test_below(rng, 5), (uint32_t)test_random(rng)});
+    check_reference(&rows, checks_all, &result);
     for (uint64_t i = 0; !result.found.refused && i < result.count; i++) {
         uint32_t pair;
         EXPECT(trf_packed8_find_pair(result.scales[i], &pair) && pair == result.pairs[i]);
     }
     dense_rows_free(&dense);
+    return result;
+}
+
+/* The same with all weights checked. Without that, the same is refused, for what is no FP8 is seen at once. */
+static outcome look(test_rng *rng, const fp8_matrix *m) {
+    outcome result = look_as(rng, m, 1), trusting = look_as(rng, m, 0);
+    if (trusting.found.refused)
+        ck_assert_uint_eq(result.found.refused, 1);
+    outcome_free(&trusting);
     return result;
 }
 
@@ -236,6 +246,27 @@ START_TEST(weights_below_every_scale) {
 }
 END_TEST
 
+/* Codes about 1, of which the sample has as many as it needs, and one code that is far larger, in a row that the sample
+ * does not have: the scale reaches it all the same, at the first try. Were it a NaN, the weights would be checked. */
+START_TEST(the_largest_weight_alone) {
+    test_rng rng = {10};
+    for (uint32_t code = 0x50; code <= 0x7F; code++) {
+        fp8_matrix m = fp8_new_matrix(128, 128);
+        const float scale = 0.001357f;
+        for (uint32_t i = 0; i < 128 * 128; i++)
+            m.weights[i] = fp8_scaled(0x30 + test_below(&rng, 32), scale);
+        m.weights[128 * 77 + 5] = code == 0x7F ? 0x7FC0 : fp8_scaled(code, scale);
+        outcome result = look_as(&rng, &m, 0);
+        ck_assert_uint_eq(result.found.refused, 0);
+        ck_assert_uint_eq(result.found.misfits, code == 0x7F);
+        ck_assert_uint_eq(result.found.numbers, code == 0x7F ? 128 * 128 - 1 : 128 * 16);
+        ck_assert_uint_eq(count_misfits(&m, &result), code == 0x7F);
+        outcome_free(&result);
+        free(m.weights);
+    }
+}
+END_TEST
+
 /* ---- packing by what was found ---- */
 
 /* Packs the matrix as FP8. @return the outcome; *packed is malloc'd. */
@@ -257,15 +288,23 @@ static trf_pack8_state pack(test_rng *rng, const fp8_matrix *m, const outcome *f
     return state;
 }
 
-/* loop: shapes. Codes of all kinds, 0x80 among them, and what is no code: NaNs, infinities, denormal BF16. */
+/* loop: shapes, with all weights checked, or not. Codes of all kinds, 0x80 among them, and what is no code: NaNs,
+ * infinities, denormal BF16. A block's sample need not have its largest weight. */
 START_TEST(packs_the_weights) {
     static const uint16_t odd[] = {0x7FC0, 0xFF80, 0x0001, 0x8000, 0x4F4F, 0x807F};
     test_rng rng = {300 + (uint64_t)_i};
-    fp8_matrix m = fp8_dequantized(&rng, kShapes[_i][0], kShapes[_i][1], 128, 128);
+    const int shape = _i / 2, checks_all = _i % 2;
+    fp8_matrix m = fp8_dequantized(&rng, kShapes[shape][0], kShapes[shape][1], 128, 128);
     const uint64_t all = (uint64_t)m.rows * m.cols, most = all / 2000;
     for (uint32_t i = 0; i < most && i < 12; i++)
         m.weights[test_random(&rng) % all] = odd[i % 6];
-    outcome found = look(&rng, &m);
+    outcome found = look_as(&rng, &m, 1), same = found;
+    if (!checks_all) {
+        found = look_as(&rng, &m, 0);
+        EXPECT(memcmp(found.scales, same.scales, sizeof *found.scales * found.count) == 0);
+        found.found = same.found;
+        outcome_free(&same);
+    }
     ck_assert_uint_eq(found.found.refused, 0);
     trf_packed8_head head;
     uint8_t *packed;
@@ -295,7 +334,8 @@ int main(void) {
     tcase_add_loop_test(tests, others, 0, FP8_OTHER_KINDS);
     tcase_add_test(tests, no_normal_number);
     tcase_add_test(tests, weights_below_every_scale);
-    tcase_add_loop_test(tests, packs_the_weights, 0, sizeof kShapes / sizeof kShapes[0]);
+    tcase_add_test(tests, the_largest_weight_alone);
+    tcase_add_loop_test(tests, packs_the_weights, 0, 2 * (sizeof kShapes / sizeof kShapes[0]));
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

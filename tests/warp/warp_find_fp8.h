@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-void warp_find_fp8(const trf_rows_to_pack *rows, const trf_found_scales *to, trf_found_fp8 *found, warp_grid grid);
+void warp_find_fp8(const trf_rows_to_pack *rows, const trf_found_scales *to, trf_found_fp8 *found, int checks_all,
+                   warp_grid grid);
 
 #ifdef __cplusplus
 }

@@ -82,6 +82,23 @@ def test_weights_and_logits(checkpoints: Any, name: str) -> None:
     assert_close_runs(packed, logits, torch.median if name == "qwen3_moe" else torch.mean)
 
 
+def test_weights_that_were_fp8(checkpoints: Any, tmp_path: Path) -> None:
+    """Layers of a BF16 folder that were FP8 are found, and serve as FP8 with the same weights."""
+    engines.write_was_fp8(checkpoints("llama"), tmp_path / "was_fp8")
+    with engines.serve(tmp_path / "was_fp8") as llm:
+        wanted, logits = llm.apply_model(engines.digest)[0], engines.run(llm)
+    with engines.serve(tmp_path / "was_fp8", **options_of(exact=True)) as llm:
+        layouts = llm.apply_model(engines.describe)[0]
+        assert llm.apply_model(engines.digest)[0] == wanted
+        exact = engines.run(llm)
+    due = "packed8" if torch.cuda.get_device_capability() == (9, 0) else "packed"
+    assert {layout for name, layout in layouts.items() if name.endswith("_proj")} == {due}
+    assert layouts["lm_head"] == "packed"
+    assert_same_runs(exact, logits)
+    with engines.serve(tmp_path / "was_fp8", **TRANSFUSE) as llm:
+        assert_close_runs(engines.run(llm), logits, torch.mean)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3_tied", "phi3", "deepseek_v2"])
 def test_compressed_folder(checkpoints: Any, tmp_path: Path, name: str) -> None:
     """A folder that `transfuse compress` wrote says by itself what it is, and serves the same weights."""

@@ -98,6 +98,21 @@ def scale_checkpoint(folder: Path, scaled: Path, factor: float) -> None:
         save_file(tensors, file)
 
 
+def write_was_fp8(folder: Path, to: Path) -> None:
+    """Writes a checkpoint whose projections are those of another one as FP8 codes times a scale, dequantized.
+
+    The scale is that of all of them, so that it is that of each block of merged ones, too.
+    """
+    shutil.copytree(folder, to)
+    for file in to.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name, tensor in tensors.items():
+            if name.endswith("_proj.weight"):
+                codes = (tensor.float() * 3000).to(torch.float8_e4m3fn)
+                tensors[name] = (codes.float() * (1.357 / 4096)).to(tensor.dtype)
+        save_file(tensors, file)
+
+
 def make_prompts() -> list[dict[str, list[int]]]:
     """Returns prompts of several lengths."""
     generator = torch.Generator().manual_seed(2)
