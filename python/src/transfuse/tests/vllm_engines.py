@@ -104,12 +104,13 @@ def write_was_fp8(folder: Path, to: Path) -> None:
     The scale is that of all of them, so that it is that of each block of merged ones, too.
     """
     shutil.copytree(folder, to)
-    for file in to.glob("*.safetensors"):
-        tensors = load_file(file)
-        for name, tensor in tensors.items():
-            if name.endswith("_proj.weight"):
-                codes = (tensor.float() * 3000).to(torch.float8_e4m3fn)
-                tensors[name] = (codes.float() * (1.357 / 4096)).to(tensor.dtype)
+    files = {file: load_file(file) for file in to.glob("*.safetensors")}
+    projections = [(file, name) for file, tensors in files.items() for name in tensors if name.endswith("_proj.weight")]
+    scale = max(files[file][name].float().abs().max().item() for file, name in projections) / 440  # 449 would be a NaN
+    for file, name in projections:
+        dense = files[file][name]
+        files[file][name] = ((dense.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(dense.dtype)
+    for file, tensors in files.items():
         save_file(tensors, file)
 
 
