@@ -95,8 +95,9 @@ TRF_API trf_status trf_device_layer_get_joined_size(const trf_device_layer *cons
  * stay as they are, and may be destroyed when the call returns; any stream may use the new one then. Its
  * trf_layer_info has no blob's fields, as with trf_device_layer_pack. memory is the caller's, which overlaps none of
  * the layers, or NULL or zeros: the library allocates. Errors: TRF_ERR_ARGUMENT, also for layers that do not fit
- * together or memory that is too small or misaligned; TRF_ERR_UNSUPPORTED for other layouts and numbers of rows;
- * TRF_ERR_MEMORY; TRF_ERR_CUDA. The content of memory is unspecified after a failure. */
+ * together or memory that is too small or misaligned; TRF_ERR_UNSUPPORTED for other layouts and numbers of rows, and
+ * for rows of gate and up in turns; TRF_ERR_MEMORY; TRF_ERR_CUDA. The content of memory is unspecified after a
+ * failure. */
 TRF_API trf_status trf_device_layer_join(const trf_device_layer *const *layers, uint32_t count,
                                          const trf_layer_memory *memory, trf_device_layer **joined, trf_error *err);
 
@@ -120,11 +121,11 @@ typedef struct trf_pack_options {
      * need, as far as packing still pays then. Each takes 4096 bytes; a layer of usual weights has hardly one, and a
      * PACKED8 layer has none. */
     uint64_t stored_room;
-    /* A PACKED or PACKED8 layer of BF16 weights, of the same context, rows and columns without row offsets, or NULL.
-     * The new layer takes its layout, and its window and number of stored tiles, so that their buffers differ by the
-     * weights alone. Copy the new buffer over the old one, after all work that uses the old weights, and the old
-     * layer's plans, and CUDA graphs that have captured them, multiply by the new weights. stored_room does not count
-     * then. */
+    /* A PACKED or PACKED8 layer of BF16 weights, of the same context, rows and columns, without row offsets and rows
+     * of gate and up in turns, or NULL. The new layer takes its layout, and its window and number of stored tiles, so
+     * that their buffers differ by the weights alone. Copy the new buffer over the old one, after all work that uses
+     * the old weights, and the old layer's plans, and CUDA graphs that have captured them, multiply by the new weights.
+     * stored_room does not count then. */
     const trf_device_layer *like;
     int packed_bf16; /* 1: the layer is PACKED, of FP8 as well; as in trf_load_options */
 } trf_pack_options;

@@ -22,6 +22,9 @@ static trf_status check_layer(const trf_join *join, uint32_t i, trf_error *err) 
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "layers that are joined have the layout packed8, and layer %u is %s", i,
                         trf_layout_name(layer->layout->layout));
+    if (layer->packed8.flags & TRF_PACKED8_IN_TURNS)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "layer %u has rows of gate and up in turns, and is not joined to others", i);
     if (layer->context != first->context || layer->info.cols != first->info.cols ||
         layer->info.dtype != first->info.dtype)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,

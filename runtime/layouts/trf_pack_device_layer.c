@@ -59,10 +59,13 @@ static trf_status check_like(const trf_context *context, const trf_device_matrix
     if (!like)
         return TRF_OK;
     const int is_bf16 = like->layout->layout == TRF_LAYOUT_PACKED && !like->packed.row_offsets,
-              is_fp8 = like->layout->layout == TRF_LAYOUT_PACKED8 && like->info.codec == TRF_CODEC_BF16;
+              is_fp8 = like->layout->layout == TRF_LAYOUT_PACKED8 && like->info.codec == TRF_CODEC_BF16 &&
+                       !(like->packed8.flags & TRF_PACKED8_IN_TURNS);
     if (like->context != context || !(is_bf16 || is_fp8))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "a layer is packed like a packed one of its context that has BF16 weights and no row offsets");
+        return trf_fail(
+            err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+            "a layer is packed like a packed one of its context that has BF16 weights and no row offsets, and "
+            "not rows of gate and up in turns");
     if (is_fp8 && options->packed_bf16)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "a layer that is to be packed as BF16 cannot be packed like one of FP8");

@@ -344,6 +344,28 @@ static void expect_refused(const trf_device_layer *gate, const trf_device_layer 
     fixture_check_status(trf_gate_up_get_converted_size(gate, up, &size, &err), status, &err);
 }
 
+/* What has rows in turns is joined to nothing, and nothing is packed like it: the bytes would mean other weights. */
+static void expect_rows_in_turns_refused(const trf_device_layer *turns) {
+    const trf_device_layer_info info = test_device_layer_info(turns);
+    const uint64_t bytes = 2ull * info.layer.rows * info.layer.cols;
+    trf_device_layer *made = NULL;
+    trf_pack_options options;
+    trf_device_matrix matrix;
+    fixture_check_status(trf_device_layer_join(&turns, 1, NULL, &made, &err), TRF_ERR_UNSUPPORTED, &err);
+    trf_pack_options_init(&options);
+    trf_device_matrix_init(&matrix);
+    options.like = turns;
+    void *weights;
+    fixture_check_status(trf_device_allocate(device, bytes, &weights, &err), TRF_OK, &err);
+    matrix.weights = weights;
+    matrix.rows = info.layer.rows;
+    matrix.cols = matrix.ld = info.layer.cols;
+    fixture_check_status(trf_device_layer_decode(turns, TRF_DECODE_SOURCE, weights, bytes, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_layer_pack(device, &matrix, &options, &made, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_null(made);
+    trf_device_free(device, weights);
+}
+
 START_TEST(one_expert_and_refusals) {
     test_rng rng = {400};
     fp8_experts gate = make_experts(&rng, 2, 64, 136, 0), other = make_experts(&rng, 1, 72, 136, 0),
@@ -374,6 +396,7 @@ START_TEST(one_expert_and_refusals) {
                          TRF_OK, &err);
     device_check_weights(made, adopted, TRF_DECODE_SOURCE);
     trf_device_layer_destroy(adopted);
+    expect_rows_in_turns_refused(made);
     trf_device_layer_destroy(made);
     trf_device_free(device, memory.buffer);
 
