@@ -479,6 +479,8 @@ START_TEST(loaded_experts) {
 END_TEST
 
 int main(void) {
+    if (test_device_missing("gpu.moe8"))
+        return 77;
     Suite *suite = suite_create("device_moe8");
     TCase *tests = tcase_create("device_moe8");
     tcase_add_checked_fixture(tests, begin, end);

@@ -426,9 +426,9 @@ def test_experts_do_not_lie_plain() -> None:
         "linear.weight": "plain",
     }
     names = {"experts.gate_proj", "experts.up_proj", "experts.down_proj"}
-    with pytest.warns(UserWarning, match="experts lie coded or packed"):
+    with pytest.warns(UserWarning, match="experts lie coded, packed or packed8"):
         assert set_layout(model, "plain").keys() == names
-    with pytest.raises(transfuse.UnsupportedError, match="experts lie coded or packed"):
+    with pytest.raises(transfuse.UnsupportedError, match="experts lie coded, packed or packed8"):
         set_layout(experts, "plain")
     for layout in ("plain", "packed"):  # the other containers are coded
         buffers = [convert_layer(blob.clone(), layout) for blob in container_buffers(experts.down_proj)]
