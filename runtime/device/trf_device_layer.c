@@ -5,6 +5,7 @@
 #include "trf_context.h"
 #include "trf_struct.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 void trf_device_layer_destroy(trf_device_layer *device_layer) {
@@ -25,6 +26,10 @@ void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_device_
 
 const char *trf_device_layer_get_layout_reason(const trf_device_layer *device_layer) {
     return device_layer->layout_reason;
+}
+
+void trf_note_layout_reason(trf_device_layer *layer, const char *reason) {
+    snprintf(layer->layout_reason, sizeof layer->layout_reason, "%.255s", reason);
 }
 
 trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err) {

@@ -47,6 +47,9 @@ struct trf_device_layer {
 trf_status trf_begin_device_layer(trf_context *context, const trf_layout_ops *layout, trf_device_layer **layer,
                                   trf_error *err);
 
+/* Sets what trf_device_layer_get_layout_reason says, cut off to its 255 bytes. */
+void trf_note_layout_reason(trf_device_layer *layer, const char *reason);
+
 /* The bytes in memory that a layer is made of: a blob, or the buffer of another layout. Both fields are 0 for a layer
  * that comes from a checkpoint's tensor. */
 typedef struct trf_given_buffer {

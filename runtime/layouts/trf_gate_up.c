@@ -29,10 +29,9 @@ trf_status trf_interleave_gate_up(const trf_context *context, const trf_device_m
 /* ---- what is packed ---- */
 
 static trf_status check_part(const trf_device_layer *layer, trf_error *err) {
-    const trf_pack8_request request = trf_pack8_request_of_layer(layer);
     if (layer->is_of_stack)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a stack's layer is not converted");
-    if (trf_pack8_is_fp8(&request) && layer->info.dtype == TRF_DTYPE_BF16)
+    if (trf_is_coded_scaled_fp8(layer))
         return TRF_OK;
     return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                     "gate and up are packed as FP8 of coded layers of FP8 with scales, not of a %s layer of the codec "

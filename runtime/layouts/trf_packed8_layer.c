@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_packed8_layer.h"
 
-#include <stdio.h>
-
 /* ---- requests ---- */
 
 trf_pack8_request trf_pack8_request_of_shard(const trf_blob_view *view, const trf_shard_range *shard) {
@@ -57,6 +55,10 @@ trf_pack8_request trf_pack8_request_of_dense(uint32_t rows, uint32_t cols, const
 int trf_pack8_is_fp8(const trf_pack8_request *request) {
     return request->lies == TRF_LAYOUT_CODED && request->codec == TRF_CODEC_E4M3 &&
            (request->dtype == TRF_DTYPE_BF16 || request->dtype == TRF_DTYPE_F8_E4M3);
+}
+
+int trf_is_coded_scaled_fp8(const trf_device_layer *layer) {
+    return layer->layout->layout == TRF_LAYOUT_CODED && trf_is_scaled_fp8(layer->info.codec, layer->info.dtype);
 }
 
 /* Whether the part's rows or columns, `count` from `first` on, are in one block, or blocks end with its constants. */
@@ -123,10 +125,6 @@ trf_status trf_pack8_size_turns(const trf_pack8_request requests[2], trf_packed8
 
 /* ---- one layout or the other ---- */
 
-static void note_reason(trf_device_layer *made, const char *reason) {
-    snprintf(made->layout_reason, sizeof made->layout_reason, "%.255s", reason);
-}
-
 int trf_pack8_is_due(trf_device_layer *made, const trf_pack8_request *request) {
     trf_error error;
     if (made->layout->layout == TRF_LAYOUT_PACKED8)
@@ -135,7 +133,7 @@ int trf_pack8_is_due(trf_device_layer *made, const trf_pack8_request *request) {
         return 0;
     if (trf_pack8_check(request, &error) == TRF_OK)
         return 1;
-    note_reason(made, error.message);
+    trf_note_layout_reason(made, error.message);
     return 0;
 }
 
@@ -166,7 +164,7 @@ int trf_pack8_falls_back(trf_device_layer *made, trf_status status, const trf_er
     if (status != TRF_ERR_UNSUPPORTED || made->layout->layout == TRF_LAYOUT_PACKED8 ||
         made->info.codec != TRF_CODEC_BF16) /* there is no packed BF16 layer of E4M3 without scales */
         return 0;
-    note_reason(made, err->message);
+    trf_note_layout_reason(made, err->message);
     return 1;
 }
 

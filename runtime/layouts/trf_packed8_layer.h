@@ -34,6 +34,9 @@ trf_pack8_request trf_pack8_request_of_dense(uint32_t rows, uint32_t cols, const
 /* Whether the weights are FP8, so that 'packed' tries to pack them so. */
 int trf_pack8_is_fp8(const trf_pack8_request *request);
 
+/* Whether a layer is coded, and FP8 with scales. */
+int trf_is_coded_scaled_fp8(const trf_device_layer *layer);
+
 /* Checks what can be known without the weights and the scales. Errors: TRF_ERR_UNSUPPORTED with the reason: no FP8,
  * scales of rows, blocks that do not fit, shape. */
 trf_status trf_pack8_check(const trf_pack8_request *request, trf_error *err);

@@ -165,7 +165,7 @@ static trf_status load_as_bf16(trf_context *context, trf_checkpoint *checkpoint,
     as_bf16.packed_bf16 = 1;
     const trf_status status = load_expert_tensor(context, checkpoint, name, count, &as_bf16, layers, loaded, err);
     for (uint32_t i = 0; status == TRF_OK && i < count; i++)
-        memcpy(layers[i]->layout_reason, reason, sizeof reason);
+        trf_note_layout_reason(layers[i], reason);
     return status;
 }
 

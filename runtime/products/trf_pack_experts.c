@@ -6,7 +6,6 @@
 #include "trf_packed8_layer.h"
 #include "trf_struct.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 void trf_expert_pack_options_init(trf_expert_pack_options *options) {
@@ -22,10 +21,15 @@ typedef struct expert_source {
     uint32_t count, rows, cols; /* of each packed expert */
 } expert_source;
 
-/* Device memory for one dense expert each, or NULL where it is not needed. */
-typedef struct pack_scratch {
+/* Experts that are being packed, and device memory for one dense expert each, or NULL where it is not needed. */
+typedef struct expert_packing {
+    const expert_source *from;
+    const trf_expert_pack_options *options;
     void *decoded, *interleaved;
-} pack_scratch;
+} expert_packing;
+
+/* Makes packed expert `index`. */
+typedef trf_status pack_one_fn(const expert_packing *packing, uint32_t index, trf_device_layer **layer, trf_error *err);
 
 /* Decodes expert `index` to `to`, and waits to know that no tile is corrupt. */
 static trf_status decode_one(const trf_experts *experts, uint32_t index, void *to, trf_stream stream, trf_error *err) {
@@ -52,31 +56,41 @@ static trf_status get_dense(const expert_source *from, uint32_t index, void *dec
     return decode_one(from->up, index, (uint8_t *)decoded + (uint64_t)from->rows * from->cols, stream, err);
 }
 
-static trf_status pack_one(const expert_source *from, uint32_t index, const trf_expert_pack_options *options,
-                           const pack_scratch *scratch, trf_device_layer **layer, trf_error *err) {
+/* A pack_one_fn, by way of dense weights. */
+static trf_status pack_bf16(const expert_packing *packing, uint32_t index, trf_device_layer **layer, trf_error *err) {
+    const expert_source *from = packing->from;
+    const trf_stream stream = packing->options->stream;
     trf_device_matrix matrix;
     trf_pack_options pack;
     trf_pack_options_init(&pack);
-    pack.stream = options->stream;
+    pack.stream = stream;
     pack.packed_bf16 = 1; /* nobody looks for FP8 among dense experts, which must lie alike */
-    trf_status status = get_dense(from, index, scratch->decoded, options->stream, &matrix, err);
-    if (status == TRF_OK && scratch->interleaved) {
-        status = trf_interleave_gate_up(from->context, &matrix, scratch->interleaved, options->stream, err);
-        matrix.weights = scratch->interleaved;
+    trf_status status = get_dense(from, index, packing->decoded, stream, &matrix, err);
+    if (status == TRF_OK && packing->interleaved) {
+        status = trf_interleave_gate_up(from->context, &matrix, packing->interleaved, stream, err);
+        matrix.weights = packing->interleaved;
         matrix.ld = 0;
     }
     return status == TRF_OK ? trf_device_layer_pack(from->context, &matrix, &pack, layer, err) : status;
 }
 
-static trf_status allocate_scratch(const expert_source *from, const trf_expert_pack_options *options,
-                                   pack_scratch *scratch, trf_error *err) {
+static trf_status allocate_scratch(expert_packing *packing, trf_error *err) {
+    const expert_source *from = packing->from;
     const uint64_t bytes = 2ull * from->rows * from->cols;
     trf_status status = TRF_OK;
     if (!from->matrices)
-        status = from->context->ops->allocate(from->context, bytes, &scratch->decoded, err);
-    if (status == TRF_OK && options->gate_up_order)
-        status = from->context->ops->allocate(from->context, bytes, &scratch->interleaved, err);
+        status = from->context->ops->allocate(from->context, bytes, &packing->decoded, err);
+    if (status == TRF_OK && packing->options->gate_up_order)
+        status = from->context->ops->allocate(from->context, bytes, &packing->interleaved, err);
     return status;
+}
+
+static void release_scratch(const expert_packing *packing) {
+    const trf_context *context = packing->from->context;
+    if (packing->decoded)
+        context->ops->release(context, packing->decoded);
+    if (packing->interleaved)
+        context->ops->release(context, packing->interleaved);
 }
 
 static trf_status check_order(const expert_source *from, const trf_expert_pack_options *options, trf_error *err) {
@@ -89,37 +103,45 @@ static trf_status check_order(const expert_source *from, const trf_expert_pack_o
     return TRF_OK;
 }
 
-/* Packs all experts of a checked source. */
-static trf_status pack_all(const expert_source *from, const trf_expert_pack_options *options, trf_experts **experts,
-                           trf_error *err) {
-    trf_device_layer **layers = calloc(from->count, sizeof *layers);
-    pack_scratch scratch = {NULL, NULL};
+/* Packs each expert, and releases the scratch memory. Messages name the expert that failed. */
+static trf_status pack_each(const expert_packing *packing, pack_one_fn *pack_one, trf_experts **experts,
+                            trf_error *err) {
+    const uint32_t count = packing->from->count;
+    trf_device_layer **layers = calloc(count, sizeof *layers);
+    trf_status status = TRF_OK;
     uint32_t packed = 0;
     if (!layers)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", from->count);
-    trf_status status = allocate_scratch(from, options, &scratch, err);
-    for (; packed < from->count && status == TRF_OK; packed += status == TRF_OK) {
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
+    for (; packed < count && status == TRF_OK; packed += status == TRF_OK) {
         trf_error failure = {0};
-        status = pack_one(from, packed, options, &scratch, &layers[packed], &failure);
+        status = pack_one(packing, packed, &layers[packed], &failure);
         if (status != TRF_OK) {
             trf_fail(err, status, failure.offset, "expert %u: %s", packed, failure.message);
             if (err)
                 err->cuda = failure.cuda;
         }
     }
-    if (scratch.decoded)
-        from->context->ops->release(from->context, scratch.decoded);
-    if (scratch.interleaved)
-        from->context->ops->release(from->context, scratch.interleaved);
+    release_scratch(packing);
     if (status == TRF_OK)
-        status = trf_experts_make(layers, from->count, 1, experts, err);
+        status = trf_experts_make(layers, count, 1, experts, err);
     if (status == TRF_OK) {
         (*experts)->is_packed_here = 1;
-        (*experts)->gate_up_order = options->gate_up_order;
+        (*experts)->gate_up_order = packing->options->gate_up_order;
     }
     for (uint32_t i = 0; status != TRF_OK && i < packed; i++)
         trf_device_layer_destroy(layers[i]);
     free(layers);
+    return status;
+}
+
+/* Packs all experts of a checked source as BF16. */
+static trf_status pack_all(const expert_source *from, const trf_expert_pack_options *options, trf_experts **experts,
+                           trf_error *err) {
+    expert_packing packing = {.from = from, .options = options};
+    const trf_status status = allocate_scratch(&packing, err);
+    if (status == TRF_OK)
+        return pack_each(&packing, pack_bf16, experts, err);
+    release_scratch(&packing);
     return status;
 }
 
@@ -161,15 +183,10 @@ trf_status trf_experts_pack(trf_context *context, const trf_device_matrix *matri
 
 /* ---- of other experts ---- */
 
-/* Whether an expert's elements are BF16: those of the codec bf16 and of FP8 with scales. */
-static int has_bf16_elements(const trf_layer_info *info) {
-    return info->codec == TRF_CODEC_BF16 || (info->codec == TRF_CODEC_E4M3 && info->dtype == TRF_DTYPE_BF16);
-}
-
 static trf_status check_codec(const trf_experts *experts, trf_error *err) {
     for (uint32_t i = 0; i < experts->count; i++) {
         const trf_layer_info *info = &experts->layers[i]->info;
-        if (!has_bf16_elements(info))
+        if (trf_element_codec(info->codec, info->dtype) != TRF_CODEC_BF16)
             return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                             "experts of codec %s and of %s are not packed (expert %u)", trf_codec_name(info->codec),
                             trf_dtype_name(info->dtype), i);
@@ -198,66 +215,39 @@ static trf_status check_source(const trf_experts *experts, const trf_experts *up
 
 /* Whether all experts are coded FP8 with scales. experts: NULL counts as such. */
 static int are_fp8(const trf_experts *experts) {
-    for (uint32_t i = 0; experts && i < experts->count; i++) {
-        const trf_pack8_request request = trf_pack8_request_of_layer(experts->layers[i]);
-        if (!trf_pack8_is_fp8(&request) || request.dtype != TRF_DTYPE_BF16)
+    for (uint32_t i = 0; experts && i < experts->count; i++)
+        if (!trf_is_coded_scaled_fp8(experts->layers[i]))
             return 0;
-    }
     return 1;
 }
 
-/* Packs all experts as FP8. They have up only if rows take turns. Errors: TRF_ERR_UNSUPPORTED if one of them cannot be
- * packed so, which the message names. */
-static trf_status pack_fp8(const trf_experts *from, const trf_experts *up, const trf_expert_pack_options *options,
-                           trf_experts **packed, trf_error *err) {
-    trf_device_layer **layers = calloc(from->count, sizeof *layers);
-    trf_status status = TRF_OK;
-    uint32_t made = 0;
-    if (!layers)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", from->count);
-    for (; made < from->count && status == TRF_OK; made += status == TRF_OK) {
-        trf_error failure = {0};
-        const trf_device_layer *layer = from->layers[made];
-        status = options->gate_up_order
-                     ? trf_gate_up_convert(layer, up ? up->layers[made] : NULL, NULL, &layers[made], &failure)
-                     : trf_device_layer_convert(layer, TRF_LAYOUT_PACKED8, NULL, &layers[made], &failure);
-        if (status != TRF_OK) {
-            trf_fail(err, status, failure.offset, "expert %u: %s", made, failure.message);
-            if (err)
-                err->cuda = failure.cuda;
-        }
-    }
-    if (status == TRF_OK)
-        status = trf_experts_make(layers, from->count, 1, packed, err);
-    if (status == TRF_OK) {
-        (*packed)->is_packed_here = 1;
-        (*packed)->gate_up_order = options->gate_up_order;
-    }
-    for (uint32_t i = 0; status != TRF_OK && i < made; i++)
-        trf_device_layer_destroy(layers[i]);
-    free(layers);
-    return status;
+/* A pack_one_fn. Errors: TRF_ERR_UNSUPPORTED if the expert cannot be packed as FP8. */
+static trf_status pack_fp8(const expert_packing *packing, uint32_t index, trf_device_layer **layer, trf_error *err) {
+    const expert_source *from = packing->from;
+    const trf_device_layer *expert = from->experts->layers[index];
+    return packing->options->gate_up_order
+               ? trf_gate_up_convert(expert, from->up ? from->up->layers[index] : NULL, NULL, layer, err)
+               : trf_device_layer_convert(expert, TRF_LAYOUT_PACKED8, NULL, layer, err);
 }
 
 /* Packs FP8 experts as such, or all of them as BF16 if one cannot be, which then note why. */
 static trf_status pack_fp8_or_bf16(const expert_source *from, const trf_expert_pack_options *options,
                                    trf_experts **packed, trf_error *err) {
+    const expert_packing packing = {.from = from, .options = options};
     trf_error failure = {0};
     trf_status status = TRF_ERR_UNSUPPORTED;
     if (from->up && !options->gate_up_order)
         trf_fail(&failure, status, TRF_NO_OFFSET, "gate and up of two tensors are packed as FP8 in turns");
     else
-        status = pack_fp8(from->experts, from->up, options, packed, &failure);
+        status = pack_each(&packing, pack_fp8, packed, &failure);
     if (status != TRF_ERR_UNSUPPORTED) {
         if (status != TRF_OK && err)
             *err = failure;
         return status;
     }
     status = pack_all(from, options, packed, err);
-    for (uint32_t i = 0; status == TRF_OK && i < from->count; i++) {
-        trf_device_layer *layer = (*packed)->layers[i];
-        snprintf(layer->layout_reason, sizeof layer->layout_reason, "%.255s", failure.message);
-    }
+    for (uint32_t i = 0; status == TRF_OK && i < from->count; i++)
+        trf_note_layout_reason((*packed)->layers[i], failure.message);
     return status;
 }
 
