@@ -41,6 +41,16 @@ trf_status fail_to_find(const char *message, trf_error *err) {
     return TRF_ERR_NOT_FOUND;
 }
 
+/* Makes a layer known by its memory, if it was made: status is that of making it. It destroys it after a failure. */
+trf_status insert_made(int device, const trf_layer_memory *memory, trf_status status, trf_device_layer *made,
+                       trf_error *err) {
+    if (status == TRF_OK)
+        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
+    if (status != TRF_OK)
+        trf_device_layer_destroy(made);
+    return status;
+}
+
 std::vector<const void *> places_of(const void *container, const uint64_t *offsets, uint32_t count) {
     std::vector<const void *> buffers;
     for (uint32_t i = 0; i < count; i++)
@@ -72,11 +82,7 @@ trf_status trf_torch_adopt(int device, const void *buffer, uint64_t buffer_bytes
     options.memory = *memory;
     trf_device_layer *made = nullptr;
     status = trf_device_layer_create(context, buffer, buffer_bytes, &options, &made, err);
-    if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
-    if (status != TRF_OK)
-        trf_device_layer_destroy(made);
-    return status;
+    return insert_made(device, memory, status, made, err);
 }
 
 trf_status trf_torch_get_converted_size(int device, const void *buffer, uint64_t buffer_bytes, trf_layout layout,
@@ -93,50 +99,7 @@ trf_status trf_torch_convert(int device, const void *buffer, uint64_t buffer_byt
         return fail_to_find("there is no layer at this place", err);
     trf_device_layer *made = nullptr;
     trf_status status = trf_device_layer_convert(found.layer->handle, layout, memory, &made, err);
-    if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
-    if (status != TRF_OK)
-        trf_device_layer_destroy(made);
-    return status;
-}
-
-namespace {
-
-/* Gate and up that are known. */
-struct found_parts {
-    trf_torch::found_layer gate, up;
-    bool has_up;
-
-    found_parts(int device, const void *gate_at, uint64_t gate_bytes, const void *up_at, uint64_t up_bytes)
-        : gate(trf_torch::find_layer(device, gate_at, gate_bytes)), has_up(up_at != nullptr) {
-        if (has_up)
-            up = trf_torch::find_layer(device, up_at, up_bytes);
-    }
-    bool are_known() const { return gate.layer && (!has_up || up.layer); }
-    const trf_device_layer *up_or_null() const { return has_up ? up.layer->handle : nullptr; }
-};
-
-} // namespace
-
-trf_status trf_torch_get_gate_up_size(int device, const void *gate, uint64_t gate_bytes, const void *up,
-                                      uint64_t up_bytes, trf_layer_size *size, trf_error *err) {
-    const found_parts found(device, gate, gate_bytes, up, up_bytes);
-    return found.are_known() ? trf_gate_up_get_converted_size(found.gate.layer->handle, found.up_or_null(), size, err)
-                             : fail_to_find("there is no layer at this place", err);
-}
-
-trf_status trf_torch_convert_gate_up(int device, const void *gate, uint64_t gate_bytes, const void *up,
-                                     uint64_t up_bytes, const trf_layer_memory *memory, trf_error *err) {
-    const found_parts found(device, gate, gate_bytes, up, up_bytes);
-    if (!found.are_known())
-        return fail_to_find("there is no layer at this place", err);
-    trf_device_layer *made = nullptr;
-    trf_status status = trf_gate_up_convert(found.gate.layer->handle, found.up_or_null(), memory, &made, err);
-    if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
-    if (status != TRF_OK)
-        trf_device_layer_destroy(made);
-    return status;
+    return insert_made(device, memory, status, made, err);
 }
 
 namespace {
@@ -158,7 +121,34 @@ trf_status find_layers(int device, const void *const *buffers, const uint64_t *b
     return TRF_OK;
 }
 
+/* Gate and up, or gate alone where that has both (up is NULL then). */
+trf_status find_gate_up(int device, const void *gate, uint64_t gate_bytes, const void *up, uint64_t up_bytes,
+                        layer_list &list, trf_error *err) {
+    const void *const buffers[] = {gate, up};
+    const uint64_t bytes[] = {gate_bytes, up_bytes};
+    const trf_status status = find_layers(device, buffers, bytes, up ? 2 : 1, list, err);
+    list.handles.resize(2);
+    return status;
+}
+
 } // namespace
+
+trf_status trf_torch_get_gate_up_size(int device, const void *gate, uint64_t gate_bytes, const void *up,
+                                      uint64_t up_bytes, trf_layer_size *size, trf_error *err) {
+    layer_list list;
+    const trf_status status = find_gate_up(device, gate, gate_bytes, up, up_bytes, list, err);
+    return status == TRF_OK ? trf_gate_up_get_converted_size(list.handles[0], list.handles[1], size, err) : status;
+}
+
+trf_status trf_torch_convert_gate_up(int device, const void *gate, uint64_t gate_bytes, const void *up,
+                                     uint64_t up_bytes, const trf_layer_memory *memory, trf_error *err) {
+    layer_list list;
+    trf_device_layer *made = nullptr;
+    trf_status status = find_gate_up(device, gate, gate_bytes, up, up_bytes, list, err);
+    if (status == TRF_OK)
+        status = trf_gate_up_convert(list.handles[0], list.handles[1], memory, &made, err);
+    return insert_made(device, memory, status, made, err);
+}
 
 trf_status trf_torch_get_joined_size(int device, const void *const *buffers, const uint64_t *buffer_bytes,
                                      uint32_t count, trf_layer_size *size, trf_error *err) {
@@ -174,11 +164,7 @@ trf_status trf_torch_join(int device, const void *const *buffers, const uint64_t
     trf_status status = find_layers(device, buffers, buffer_bytes, count, list, err);
     if (status == TRF_OK)
         status = trf_device_layer_join(list.handles.data(), count, memory, &made, err);
-    if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
-    if (status != TRF_OK)
-        trf_device_layer_destroy(made);
-    return status;
+    return insert_made(device, memory, status, made, err);
 }
 
 trf_status trf_torch_get_packed_size(int device, const trf_device_matrix *dense, trf_layer_size *size, trf_error *err) {
@@ -208,11 +194,7 @@ trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_
     options.like = like ? other.layer->handle : nullptr;
     trf_device_layer *made = nullptr;
     status = trf_device_layer_pack(context, dense, &options, &made, err);
-    if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
-    if (status != TRF_OK)
-        trf_device_layer_destroy(made);
-    return status;
+    return insert_made(device, memory, status, made, err);
 }
 
 trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
@@ -237,11 +219,7 @@ trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *te
     options.progress_context = const_cast<int32_t *>(cancel);
     trf_device_layer *made = nullptr;
     status = trf_device_layer_load(context, checkpoint, tensor, &options, &made, err);
-    if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, memory->buffer, memory->buffer_bytes, made, err);
-    if (status != TRF_OK)
-        trf_device_layer_destroy(made);
-    return status;
+    return insert_made(device, memory, status, made, err);
 }
 
 void trf_torch_set_exact(int exact) { trf_torch::set_exact(exact != 0); }
