@@ -8,12 +8,7 @@
 
 enum {
     SIDE = TRF_FOUND_FP8_BLOCK,
-    SAMPLE_STEP = 8, /* one row of so many is looked at first */
-    EXPONENTS = 256,
-    MANTISSAS = 128,
-    LARGEST_NORMAL = 254, /* exponent field */
-    TOP_MANTISSA = 6,
-    TOP_EXPONENT = 8 /* of 448, the largest code */
+    SAMPLE_STEP = 8 /* one row of so many is looked at first */
 };
 
 /* The weights of a scale block. */
@@ -35,22 +30,18 @@ static uint32_t magnitude_at(const block *b, uint32_t row, uint32_t col) {
     return b->weights[row * b->stride + col] & 0x7FFF;
 }
 
-static int is_normal(uint32_t magnitude) { return (magnitude >> 7) - 1 < LARGEST_NORMAL; }
-
-/* The exponents of the least and of the largest code of a mantissa. */
-static int least_code(uint32_t k) { return k == 0 ? -9 : k == 4 ? -8 : k % 4 == 2 ? -7 : -6; }
-static int largest_code(uint32_t k) { return k == 7 ? 7 : 8; }
+static int is_normal(uint32_t magnitude) { return (magnitude >> 7) - 1 < TRF_FIND_LARGEST_NORMAL; }
 
 /* Chooses the set that has the most of the sample's mantissas, of equal ones the first. */
 static void choose_set(const block *b, uint32_t row_step, choice *to) {
-    uint32_t counts[MANTISSAS] = {0};
+    uint32_t counts[TRF_FIND_MANTISSAS] = {0};
     const trf_find_fp8_set *const sets = trf_find_fp8_sets();
     to->normal = to->in_set = 0;
     for (uint32_t row = 0; row < b->rows; row += row_step)
         for (uint32_t col = 0; col < b->cols; col++) {
             const uint32_t magnitude = magnitude_at(b, row, col);
             if (is_normal(magnitude)) {
-                counts[magnitude % MANTISSAS]++;
+                counts[magnitude % TRF_FIND_MANTISSAS]++;
                 to->normal++;
             }
         }
@@ -67,17 +58,18 @@ static void choose_set(const block *b, uint32_t row_step, choice *to) {
 }
 
 /* Sets number_of[m] to a mantissa's number in the set, or to TRF_E4M3_MANTISSAS. */
-static void number_mantissas(const trf_find_fp8_set *set, uint8_t number_of[MANTISSAS]) {
-    memset(number_of, TRF_E4M3_MANTISSAS, MANTISSAS);
+static void number_mantissas(const trf_find_fp8_set *set, uint8_t number_of[TRF_FIND_MANTISSAS]) {
+    memset(number_of, TRF_E4M3_MANTISSAS, TRF_FIND_MANTISSAS);
     for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
         number_of[set->mantissa[k]] = (uint8_t)k;
 }
 
 /* The exponent fields, `first` to `last`, that the codes of mantissa k have. */
 static void exponents_of(const choice *c, uint32_t k, uint32_t *first, uint32_t *last) {
-    const int at = (int)(c->unit + c->set->carry[k]), least = at + least_code(k), largest = at + largest_code(k);
+    const int at = (int)(c->unit + c->set->carry[k]), least = at + trf_find_least_code(k),
+              largest = at + trf_find_largest_code(k);
     *first = least < 1 ? 1 : (uint32_t)least;
-    *last = largest > LARGEST_NORMAL ? LARGEST_NORMAL : (uint32_t)largest;
+    *last = largest > TRF_FIND_LARGEST_NORMAL ? TRF_FIND_LARGEST_NORMAL : (uint32_t)largest;
 }
 
 static uint32_t largest_magnitude(const block *b) {
@@ -93,15 +85,15 @@ static uint32_t largest_magnitude(const block *b) {
 /* Chooses the exponent field of the scale, so that the most of the sample are codes; of equal ones one that reaches the
  * largest weight, and of these the least. */
 static void choose_unit(const block *b, uint32_t row_step, uint32_t largest, choice *to) {
-    uint32_t counts[TRF_E4M3_MANTISSAS][EXPONENTS] = {{0}}, best = 0;
-    uint8_t number_of[MANTISSAS];
+    uint32_t counts[TRF_E4M3_MANTISSAS][TRF_FIND_EXPONENTS] = {{0}}, best = 0;
+    uint8_t number_of[TRF_FIND_MANTISSAS];
     choice tried = *to;
     number_mantissas(to->set, number_of);
     for (uint32_t row = 0; row < b->rows; row += row_step)
         for (uint32_t col = 0; col < b->cols; col++) {
-            const uint32_t magnitude = magnitude_at(b, row, col), k = number_of[magnitude % MANTISSAS];
+            const uint32_t magnitude = magnitude_at(b, row, col), k = number_of[magnitude % TRF_FIND_MANTISSAS];
             if (is_normal(magnitude) && k < TRF_E4M3_MANTISSAS)
-                counts[k][magnitude / MANTISSAS]++;
+                counts[k][magnitude / TRF_FIND_MANTISSAS]++;
         }
     for (tried.unit = TRF_PACKED8_MIN_SCALE_EXPONENT; tried.unit <= TRF_PACKED8_MAX_SCALE_EXPONENT; tried.unit++) {
         uint32_t sum = 0, first, last;
@@ -110,8 +102,8 @@ static void choose_unit(const block *b, uint32_t row_step, uint32_t largest, cho
             for (uint32_t exponent = first; exponent <= last; exponent++)
                 sum += counts[k][exponent];
         }
-        const uint32_t top = (tried.unit + to->set->carry[TOP_MANTISSA] + TOP_EXPONENT) << 7 |
-                             to->set->mantissa[TOP_MANTISSA],
+        const uint32_t top = (tried.unit + to->set->carry[TRF_FIND_TOP_MANTISSA] + TRF_FIND_TOP_EXPONENT) << 7 |
+                             to->set->mantissa[TRF_FIND_TOP_MANTISSA],
                        rank = 2 * sum + (largest <= top) + 1;
         if (rank > best) {
             best = rank;
@@ -124,15 +116,15 @@ static void choose_unit(const block *b, uint32_t row_step, uint32_t largest, cho
 /* Counts the weights that are no codes times the scale, and those that are, other than zeros. */
 static uint32_t count_misfits(const block *b, const choice *c, uint32_t *numbers) {
     uint32_t misfits = 0, first[TRF_E4M3_MANTISSAS], last[TRF_E4M3_MANTISSAS];
-    uint8_t number_of[MANTISSAS];
+    uint8_t number_of[TRF_FIND_MANTISSAS];
     number_mantissas(c->set, number_of);
     for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
         exponents_of(c, k, &first[k], &last[k]);
     *numbers = 0;
     for (uint32_t row = 0; row < b->rows; row++)
         for (uint32_t col = 0; col < b->cols; col++) {
-            const uint32_t magnitude = magnitude_at(b, row, col), exponent = magnitude / MANTISSAS,
-                           k = number_of[magnitude % MANTISSAS];
+            const uint32_t magnitude = magnitude_at(b, row, col), exponent = magnitude / TRF_FIND_MANTISSAS,
+                           k = number_of[magnitude % TRF_FIND_MANTISSAS];
             const int is_code = k < TRF_E4M3_MANTISSAS && exponent >= first[k] && exponent <= last[k];
             *numbers += magnitude != 0 && is_code;
             misfits += magnitude != 0 && !is_code;

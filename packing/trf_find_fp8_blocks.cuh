@@ -33,12 +33,11 @@ static constexpr uint32_t kFindSide = TRF_FOUND_FP8_BLOCK;
 static constexpr uint32_t kFindRowOctets = kFindSide / TRF_OCTET_WEIGHTS;
 static constexpr uint32_t kFindWarps = 8, kFindThreads = kFindWarps * TRF_LANES;
 static constexpr uint32_t kFindOctets = kFindSide * kFindRowOctets / kFindThreads; /* of a thread */
-static constexpr uint32_t kFindMantissas = 128, kFindExponents = 256;
-static constexpr uint32_t kLargestNormal = 254; /* exponent field */
+static constexpr uint32_t kFindMantissas = TRF_FIND_MANTISSAS, kFindExponents = TRF_FIND_EXPONENTS,
+                          kLargestNormal = TRF_FIND_LARGEST_NORMAL;
 /* Exponent fields of scales that have a pair of constants. */
 static constexpr uint32_t kLeastUnit = TRF_PACKED8_MIN_SCALE_EXPONENT, kLargestUnit = TRF_PACKED8_MAX_SCALE_EXPONENT;
-static constexpr uint32_t kTopMantissa = 6, kTopExponent = 8; /* of 448, the largest code */
-static constexpr uint32_t kNoWeight = 1u << 15;               /* an exponent that no weight has */
+static constexpr uint32_t kNoWeight = 1u << 15; /* an exponent that no weight has */
 
 struct trf_find_fp8_args {
     trf_dense_rows dense;
@@ -129,13 +128,6 @@ static __device__ __forceinline__ void trf_for_numbers(const trf_words4 (&octet)
 }
 
 static __device__ __forceinline__ bool trf_find_is_normal(uint32_t exponent) { return exponent - 1 < kLargestNormal; }
-
-/* The exponents of the least and of the largest code of a mantissa. Below -6 codes are denormal and have fewer bits;
- * 480 is a NaN. */
-static __device__ __forceinline__ int trf_least_code(uint32_t k) {
-    return k == 0 ? -9 : k == 4 ? -8 : k % 4 == 2 ? -7 : -6;
-}
-static __device__ __forceinline__ int trf_largest_code(uint32_t k) { return k == 7 ? 7 : 8; }
 
 /* ---- the scale ---- */
 
@@ -239,9 +231,11 @@ static __device__ __forceinline__ void trf_choose_unit(trf_find_fp8_shared &shar
 #pragma unroll 2
         for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++) {
             const uint32_t at = unit + choice->carry[k];
-            sum += shared.exponents[k][at + trf_largest_code(k)] - shared.exponents[k][at + trf_least_code(k) - 1];
+            sum += shared.exponents[k][at + trf_find_largest_code(k)] -
+                   shared.exponents[k][at + trf_find_least_code(k) - 1];
         }
-        const uint32_t top = (unit + choice->carry[kTopMantissa] + kTopExponent) << 7 | choice->mantissa[kTopMantissa];
+        const uint32_t top = (unit + choice->carry[TRF_FIND_TOP_MANTISSA] + TRF_FIND_TOP_EXPONENT) << 7 |
+                             choice->mantissa[TRF_FIND_TOP_MANTISSA];
         rank = sum << 9 | (uint32_t)(largest <= top) << 8 | (255 - unit);
     }
     /* Also where no weight of the sample is a code, it is one of these. */
@@ -259,8 +253,8 @@ static __device__ __forceinline__ uint32_t trf_count_misfits(trf_find_fp8_shared
         uint32_t least = kNoWeight, more = 0; /* exponents of its codes: from `least` on, and so many more */
         for (uint32_t k = 0; k < TRF_E4M3_MANTISSAS; k++)
             if (choice.mantissa[k] == threadIdx.x) {
-                const int at = (int)(unit + choice.carry[k]), first = at + trf_least_code(k),
-                          last = at + trf_largest_code(k);
+                const int at = (int)(unit + choice.carry[k]), first = at + trf_find_least_code(k),
+                          last = at + trf_find_largest_code(k);
                 least = first < 1 ? 1 : (uint32_t)first;
                 more = (last > (int)kLargestNormal ? kLargestNormal : (uint32_t)last) - least;
             }

@@ -19,6 +19,12 @@ enum {
     TRF_FOUND_SAMPLE_FITS_IN_10 = 9, /* of the weights that are looked at first, at least */
     TRF_FOUND_LEAST_NUMBERS = 256,   /* weights of a layer other than zeros that are codes: fewer prove nothing */
     TRF_FOUND_LEAST_SAMPLE = 288,    /* weights other than zeros, of those that are looked at first, to be trusted */
+
+    TRF_FIND_MANTISSAS = 128,      /* of BF16 */
+    TRF_FIND_EXPONENTS = 256,      /* exponent fields of BF16 */
+    TRF_FIND_LARGEST_NORMAL = 254, /* the largest exponent field of numbers */
+    TRF_FIND_TOP_MANTISSA = 6,     /* of 448, the largest code */
+    TRF_FIND_TOP_EXPONENT = 8,
 };
 
 /* What the search needs to know of a set of mantissas (trf_mantissa_sets.h). */
@@ -47,6 +53,11 @@ typedef struct trf_found_fp8 {
 static inline int trf_found_fp8_is_fp8(const trf_found_fp8 *found) {
     return !found->refused && found->numbers >= TRF_FOUND_LEAST_NUMBERS;
 }
+
+/* The exponents of the least and of the largest code of mantissa k. Below -6 codes are denormal and have fewer bits;
+ * 480 is a NaN. */
+TRF_HD int trf_find_least_code(uint32_t k) { return k == 0 ? -9 : k == 4 ? -8 : k % 4 == 2 ? -7 : -6; }
+TRF_HD int trf_find_largest_code(uint32_t k) { return k == 7 ? 7 : 8; }
 
 /* How many scale blocks the rows have, those that are cut off included. */
 static inline uint64_t trf_found_fp8_blocks(uint64_t rows, uint64_t cols) {
