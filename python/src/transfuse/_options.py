@@ -41,6 +41,9 @@ LAYOUTS = {
     "packed8": s.Layout.PACKED8,
 }
 
+# One of these is what asking for "packed" gives.
+PACKED_LAYOUTS = ("packed", "packed8")
+
 
 def find_layout(name: str) -> s.Layout:
     """Returns the layout with a name.

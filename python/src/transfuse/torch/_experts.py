@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transfuse._errors import Status, TransfuseError, UnsupportedError, make_error
-from transfuse._options import fits_layout
+from transfuse._options import PACKED_LAYOUTS, fits_layout
 from transfuse._results import LayerInfo
 from transfuse.torch import _ops, _packed_experts, _registry
 from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 _PACKED_NAMES = ("gate_up_proj", "down_proj")
-_PACKED_LAYOUTS = ("packed", "packed8")
 # If an expert has more tokens than this, on average, decoding all experts of a layer is faster than multiplying by
 # compressed ones, which decodes an expert again for each 8 of its tokens (docs/notebook/2026-11-24-models.md).
 _decode_threshold = 16
@@ -336,7 +335,7 @@ class TransfuseExperts(BufferModule):
         if layout == "coded":
             coded = {name: made.to(self.down_proj.device) for name, made in self._encode_packed().items()}
             return "", lambda: self._put_containers(coded)
-        if layout not in _PACKED_LAYOUTS:
+        if layout not in PACKED_LAYOUTS:
             return "experts lie coded, packed or packed8", _do_nothing
         if self._is_packed():  # as BF16, where packed8 is asked for
             return "its experts are packed as BF16 already", _do_nothing
@@ -419,10 +418,10 @@ class TransfuseExperts(BufferModule):
         """Raises an error for a container that does not lie as the others do, or in which experts cannot run."""
         layouts = {_registry.layer_layout(expert) for expert in container_buffers(buffer)}
         others = [each for own, each in self._parameters.items() if own != name and each is not None]
-        wanted = {_layout_of(each) for each in others if has_bytes(each)} or {"coded", *_PACKED_LAYOUTS}
-        if wanted & set(_PACKED_LAYOUTS):  # containers are packed each in its own way
-            wanted |= set(_PACKED_LAYOUTS)
-        are_packed = layouts <= set(_PACKED_LAYOUTS)
+        wanted = {_layout_of(each) for each in others if has_bytes(each)} or {"coded", *PACKED_LAYOUTS}
+        if wanted & set(PACKED_LAYOUTS):  # containers are packed each in its own way
+            wanted |= set(PACKED_LAYOUTS)
+        are_packed = layouts <= set(PACKED_LAYOUTS)
         reason: str | None = ""
         if len(layouts) > 1 or not layouts <= wanted:
             reason = f"its experts lie {' and '.join(sorted(layouts))}, and not {' or '.join(sorted(wanted))}"
@@ -457,8 +456,8 @@ class TransfuseExperts(BufferModule):
             self.packing_refusal = "its experts are to be loaded first"
             return
         layouts = {_layout_of(container) for container in containers}
-        are_packed = layouts <= set(_PACKED_LAYOUTS)
-        if layouts <= {"coded", *_PACKED_LAYOUTS}:  # else the bytes are still to be written
+        are_packed = layouts <= set(PACKED_LAYOUTS)
+        if layouts <= {"coded", *PACKED_LAYOUTS}:  # else the bytes are still to be written
             self._layout = "coded" if not are_packed else "packed8" if layouts == {"packed8"} else "packed"
         dtypes = _X_DTYPES if layouts == {"coded"} else _X_DTYPES[:1] if are_packed else ()
         self.product_dtypes = tuple(
@@ -511,7 +510,7 @@ class TransfuseExperts(BufferModule):
         return tuple(self._coded_infos) if self._is_packed() else self._buffer_names()
 
     def _is_packed(self) -> bool:
-        return self._layout in _PACKED_LAYOUTS
+        return self._layout in PACKED_LAYOUTS
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -23,6 +23,7 @@ from vllm.logger import init_logger
 import transfuse.torch as tt
 from transfuse import UnsupportedError
 from transfuse._memory_need import packed8_bytes, packed_bytes
+from transfuse._options import PACKED_LAYOUTS
 from transfuse.torch._load import TensorPart, load_assembled
 from transfuse.torch._registry import join_rows
 from transfuse.vllm import _graphs
@@ -40,9 +41,6 @@ _ALIGNMENT = 256
 _ROUNDING = 2 << 20
 # A stored tile takes this many bytes.
 _STORED_TILE_BYTES = 4096
-
-# "packed" gives one of these.
-_PACKED_LAYOUTS = ("packed", "packed8")
 
 _packers: dict[torch.device, Packer] = {}
 
@@ -92,7 +90,7 @@ class Packed:
         ValueError
             The layer lies coded.
         """
-        if self.layout in _PACKED_LAYOUTS:
+        if self.layout in PACKED_LAYOUTS:
             try:
                 tt.repack(self.buffer, weight)
             except UnsupportedError as refusal:
