@@ -36,7 +36,7 @@ static trf_device_limits find_limits(void) {
 static const char *lacks_kernels(const trf_context *context) {
     const trf_device_limits limits = find_limits();
     (void)context;
-    return limits.capability != 90 || limits.missing_kernels & TRF_KERNELS_SM_90A ? "no code for 9.0a" : NULL;
+    return trf_has_sm_90a(&limits) ? NULL : "no code for 9.0a";
 }
 
 static device_case case_begin(packed8_product of, trf_dtype y_dtype) {

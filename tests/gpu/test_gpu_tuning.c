@@ -196,8 +196,7 @@ static void check_packed_point(trf_device_layer *layer, const trf_tuned_point *p
  * the tuning names, for each batch. */
 START_TEST(packed_plans_follow) {
     static const gpu_shape shape = {2048, 2048};
-    const int has_choice =
-        gpu_context->limits.capability == 90 && !(gpu_context->limits.missing_kernels & TRF_KERNELS_SM_90A);
+    const int has_choice = trf_has_sm_90a(&gpu_context->limits);
     test_rng rng = {9700};
     gpu_layer coded = gpu_layer_make(&rng, &kGpuRecipes[0], TRF_FAVOR_SPEED, 0, shape, GPU_WEIGHTS_NORMAL);
     trf_device_layer *layer = make_packed(&coded);

@@ -160,9 +160,7 @@ static int check_path(const made_layer *layer, uint32_t m, trf_path path, uint32
 }
 
 /* Whether the wide kernels must take a layer without edges. */
-static int has_wide(void) {
-    return ON_GPU && device->limits.capability == 90 && !(device->limits.missing_kernels & TRF_KERNELS_SM_90A);
-}
+static int has_wide(void) { return ON_GPU && trf_has_sm_90a(&device->limits); }
 
 START_TEST(weights) {
     static const uint32_t kShapes[][2] = {{256, 512}, {300, 530}, {1024, 1280}};
