@@ -13,8 +13,7 @@ extern "C" {
 #endif
 
 /* Both functions take trf_packed8_view_of a checked head, in device memory, and stay in bounds whatever the layer
- * holds. Of its flags they go by
- * TRF_PACKED8_IN_TURNS alone. */
+ * holds. Of its flags they go by TRF_PACKED8_IN_TURNS alone. */
 
 /* Unpacks rows first_row to first_row + num_rows - 1. @return cudaErrorInvalidValue if the layer does not have them. */
 int trf_launch_unpack8(const trf_packed8_view *view, uint32_t first_row, uint32_t num_rows,
