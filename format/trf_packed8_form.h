@@ -145,6 +145,28 @@ TRF_HD uint32_t trf_packed8_nearest_code(uint32_t weight, float inverse) {
     return (weight >> 8 & 0x80) | magnitude;
 }
 
+/* What trf_packed8_nearest_codes multiplies weights by: the inverse of the scale that a pair makes, times 2^-120. */
+TRF_HD uint32_t trf_packed8_inverse(uint32_t pair) {
+    const float scale = trf_bf16_to_f32((uint16_t)pair) + trf_bf16_to_f32((uint16_t)(pair >> 16));
+    const uint32_t inverse = trf_f32_to_bf16(1 / scale);
+    return inverse | inverse << 16;
+}
+
+/* Gives spread codes of a register's two weights: those that make the weights by the pair, if there are such codes.
+ * For weights that are none, among them infinities and NaNs, it gives any numbers. A quotient of BF16 is at most 2^-5.6
+ * off, in parts of itself: the weight was rounded to 2^-9, as the product is; the inverse to 2^-9, and to 2^-7 below
+ * 2^-126, of a scale that the pair has to 2^-8. Codes are 2^-4 apart, and are rounded to the nearest one. */
+TRF_HD uint32_t trf_packed8_nearest_codes(uint32_t weights, uint32_t inverse) {
+    const uint32_t quotients = trf_packed8_mul(weights, inverse) & 0x7FFF7FFFu;
+    const uint32_t codes = (quotients + 0x00080008u) & 0x7FF07FF0u, signs = weights & 0x80008000u;
+#ifdef __CUDA_ARCH__
+    return __vminu2(codes, 0x07E007E0u) | signs; /* 448, the largest number */
+#else
+    const uint32_t low = codes & 0xFFFF, high = codes >> 16;
+    return (low < 0x7E0 ? low : 0x7E0) | (high < 0x7E0 ? high : 0x7E0) << 16 | signs;
+#endif
+}
+
 /* The code of a weight that is an E4M3 number or a NaN: the way back where the scale is 1. */
 TRF_HD uint32_t trf_packed8_code_of_number(uint32_t weight) {
     return (weight & 0x7FFF) > 0x7F80 ? (weight >> 8 & 0x80) | TRF_PACKED8_NAN_CODE

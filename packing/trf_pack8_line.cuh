@@ -6,8 +6,8 @@
  *   trf_find_pairs    A thread takes 64x128 weights, finds the constants of their scale, and writes them to the line. A
  *                     scale in a hundred takes a search, of up to 2,304 trials; none does that has its constants.
  *   trf_pack8_lines   A block takes a line, and each of its 16 warps two neighbouring packed tiles, as trf_pack_lines
- *                     has it. A weight's code is the nearest one to weight / scale. If that does not make the weight,
- *                     the weight becomes a record in shared memory. Then one warp writes the line.
+ *                     has it. A weight's code is the nearest one to weight / scale. If the constants do not make the
+ *                     weight of it, the weight becomes a record in shared memory. Then one warp writes the line.
  *
  * The place of a record in its line is counted, and no race decides it (trf_pack_line.cuh).
  *
@@ -83,16 +83,10 @@ static __device__ __forceinline__ uint32_t trf_pack8_band_rows(const trf_pack8_a
     return args.view.flags & TRF_PACKED8_IN_TURNS ? (uint32_t)TRF_PACKED_TILE_ROWS / 2 : (uint32_t)TRF_PACKED_TILE_ROWS;
 }
 
-/* The scale of a packed tile, in turns of the rows of gate (turn 0) or of up. */
-static __device__ __forceinline__ float trf_pack8_scale_of_band(const trf_pack8_args &args, uint32_t band,
-                                                                uint32_t tile, uint32_t turn) {
-    return trf_pack8_scale_of(&args.scales[turn], trf_pack8_band_rows(args) * band, TRF_PACKED_TILE_COLS * tile);
-}
-
 /* ---- constants ---- */
 
-/* Gives the constants of a packed tile's scale for the line's pair `number` of all lines, and notes what they say of
- * the layer. band, tile, turn: as for trf_pack8_scale_of_band. */
+/* Gives the constants of the scale of packed tile `tile` of a band, which are the pair `number` of all lines, and notes
+ * what they say of the layer. turn: in turns 0 for the rows of gate, 1 for those of up; else 0. */
 static __device__ __forceinline__ uint32_t trf_take_pair(const trf_pack8_args &args, uint32_t band, uint32_t tile,
                                                          uint32_t turn, uint64_t number) {
     uint32_t pair;
@@ -119,18 +113,39 @@ static __device__ __forceinline__ void trf_find_pairs(const trf_pack8_args &args
 
 /* ---- lines and packed tiles ---- */
 
-/* Makes spread codes of a register's two weights; 0 of a weight that is no code times the scale. @return bit h: half h
- * is such a weight. */
-TRF_HD uint32_t trf_pack8_halves(uint32_t *halves, float scale, float inverse) {
-    uint32_t codes = 0, misfits = 0;
-    for (uint32_t half = 0; half < 2; half++) {
-        const uint32_t weight = *halves >> 16 * half & 0xFFFF, code = trf_packed8_nearest_code(weight, inverse);
-        if (trf_scale_fp8(code, scale) == weight)
-            codes |= trf_packed8_spread_code(code) << 16 * half;
-        else
-            misfits |= 1u << half;
+/* The constants of a scale, and what weights are multiplied by to find their codes. */
+struct trf_pack8_constants {
+    uint32_t high, low, inverse;
+    __device__ __forceinline__ explicit trf_pack8_constants(uint32_t pair)
+        : high(trf_packed8_high(pair)), low(trf_packed8_low(pair)), inverse(trf_packed8_inverse(pair)) {}
+
+    /* Bits of a register's two weights that the constants do not make of their codes. */
+    __device__ __forceinline__ uint32_t misfit(uint32_t weights, uint32_t codes) const {
+        return trf_packed8_fma(codes, high, trf_packed8_mul(codes, low)) ^ weights;
     }
-    *halves = codes;
+};
+
+/* Makes spread codes of a lane's weights; 0 of those that are no code times the scale. constants: of registers 0, 2, 4,
+ * 6, and of the others. @return bit i: half i % 2 of register i / 2 is such a weight. */
+static __device__ __forceinline__ uint32_t trf_find_codes(const uint32_t weights[TRF_PACKED_LANE_REGISTERS],
+                                                          const trf_pack8_constants constants[2],
+                                                          uint32_t codes[TRF_PACKED_LANE_REGISTERS]) {
+    uint32_t bits = 0, misfits = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++) {
+        codes[i] = trf_packed8_nearest_codes(weights[i], constants[i % 2].inverse);
+        bits |= constants[i % 2].misfit(weights[i], codes[i]);
+    }
+    if (bits == 0) /* as it is nearly always */
+        return 0;
+#pragma unroll
+    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++)
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++)
+            if (constants[i % 2].misfit(weights[i], codes[i]) >> 16 * half & 0xFFFF) {
+                codes[i] &= 0xFFFF0000u >> 16 * half;
+                misfits |= 1u << (2 * i + half);
+            }
     return misfits;
 }
 
@@ -148,29 +163,24 @@ static __device__ __forceinline__ uint32_t trf_add_records8(const uint32_t weigh
     return ranks.end;
 }
 
-/* Packs a packed slab. scales: of its rows 0 to 7, and of its rows 8 to 15, whose weights are in odd registers. octets:
- * the lane's octets of its two rows, before the quartet exchanges words. to: the packed slab's first byte. @return how
- * many records the tile has now. */
+/* Packs a packed slab. constants: of its rows 0 to 7, and of its rows 8 to 15, whose weights are in odd registers.
+ * octets: the lane's octets of its two rows, before the quartet exchanges words. to: the packed slab's first byte.
+ * @return how many records the tile has now. */
 static __device__ __forceinline__ uint32_t trf_pack8_slab(const trf_packed_view &view, const trf_packed_lane_place &at,
-                                                          const float scales[2], trf_words4 octets[2],
+                                                          const trf_pack8_constants constants[2], trf_words4 octets[2],
                                                           uint32_t *records, uint32_t count, uint8_t *to) {
     const uint32_t lane = trf_packed_record_lane(at.lane_record);
-    uint32_t weights[TRF_PACKED_LANE_REGISTERS], a[TRF_PACKED_LANE_REGISTERS], misfits = 0;
-    const float inverses[2] = {1.0f / scales[0], 1.0f / scales[1]};
+    uint32_t weights[TRF_PACKED_LANE_REGISTERS], codes[TRF_PACKED_LANE_REGISTERS];
     trf_quartet_transpose(octets[0].word, lane);
     trf_quartet_transpose(octets[1].word, lane);
     trf_packed_slab_from_rows(weights, octets);
-#pragma unroll
-    for (uint32_t i = 0; i < TRF_PACKED_LANE_REGISTERS; i++) {
-        a[i] = weights[i];
-        misfits |= trf_pack8_halves(&a[i], scales[i % 2], inverses[i % 2]) << 2 * i;
-    }
+    const uint32_t misfits = trf_find_codes(weights, constants, codes);
     if (__ballot_sync(kAllLanes, misfits != 0))
         count = trf_add_records8(weights, misfits & trf_packed_slab_there(at.row, at.col, view.rows, view.cols),
                                  at.lane_record, records, count);
     trf_words4 words;
-    trf_unspread_packed8(a, words.word);
-    trf_unspread_packed8(a + 4, words.word + 2);
+    trf_unspread_packed8(codes, words.word);
+    trf_unspread_packed8(codes + 4, words.word + 2);
     *(trf_words4 *)(to + trf_packed8_codes_offset(0, lane, 0)) = words;
     return count;
 }
@@ -181,13 +191,11 @@ static __device__ __forceinline__ void trf_pack8_tiles(const trf_pack8_args &arg
                                                        const trf_line_place &at, uint32_t warp, uint32_t lane) {
     const trf_packed_view &view = args.view.packed;
     const uint32_t tile = kTilesEach * warp, row = TRF_PACKED_TILE_ROWS * at.band + lane / 4;
-    float scales[2] = {1, 1};
+    const uint32_t *const line = trf_line_to_write(view, at.line); /* its constants are there already */
+    const trf_pack8_constants constants[2] = {
+        trf_pack8_constants(line[trf_packed8_pair_word(tile)]),
+        trf_pack8_constants(line[kInTurns ? trf_packed8_second_pair_word(tile) : trf_packed8_pair_word(tile)])};
     uint32_t counts[kTilesEach] = {};
-    if (tile < at.tiles) {
-        scales[0] = scales[1] = trf_pack8_scale_of_band(args, at.band, at.first_tile + tile, 0);
-        if constexpr (kInTurns)
-            scales[1] = trf_pack8_scale_of_band(args, at.band, at.first_tile + tile, 1);
-    }
 #pragma unroll 1
     for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
         trf_words4 octets[kTilesEach][2];
@@ -202,7 +210,7 @@ static __device__ __forceinline__ void trf_pack8_tiles(const trf_pack8_args &arg
                     trf_packed_lane_place_of(at.band, at.first_tile, tile + t, slab, lane, at.line);
                 uint8_t *const to = const_cast<uint8_t *>(
                     trf_packed8_tile(&args.view, at.band, at.first_tile + tile + t) + TRF_PACKED8_SLAB_BYTES * slab);
-                counts[t] = trf_pack8_slab(view, place, scales, octets[t], shared.records[tile + t], counts[t], to);
+                counts[t] = trf_pack8_slab(view, place, constants, octets[t], shared.records[tile + t], counts[t], to);
             }
     }
 #pragma unroll

@@ -13,15 +13,27 @@
 
 /* ---- constants ---- */
 
+/* What the pair makes of the codes that are found for two weights, which must be codes of numbers. */
+static uint32_t find_and_form(uint32_t weights, uint32_t pair) {
+    const uint32_t codes = trf_packed8_nearest_codes(weights, trf_packed8_inverse(pair));
+    EXPECT((codes & ~TRF_PACKED8_CODE_MASK) == 0 && (codes & 0x7F0) < 0x7F0 && (codes >> 16 & 0x7F0) < 0x7F0);
+    return trf_packed8_fma(codes, trf_packed8_high(pair), trf_packed8_mul(codes, trf_packed8_low(pair)));
+}
+
 static void expect_all_codes(float scale) {
     uint32_t pair;
     if (!trf_packed8_find_pair(scale, &pair))
         ck_abort_msg("%a has no pair", (double)scale);
-    for (uint32_t code = 0; code < 256; code++)
-        if ((code & 0x7F) != TRF_PACKED8_NAN_CODE &&
-            trf_packed8_weight(code, pair) != trf_packed8_define_weight(code, scale))
-            ck_abort_msg("code %02x times %a: %04x instead of %04x", code, (double)scale,
-                         trf_packed8_weight(code, pair), trf_packed8_define_weight(code, scale));
+    for (uint32_t code = 0; code < 256; code++) {
+        if ((code & 0x7F) == TRF_PACKED8_NAN_CODE)
+            continue;
+        const uint32_t weight = trf_packed8_weight(code, pair), both = weight | (weight ^ 0x8000) << 16;
+        if (weight != trf_packed8_define_weight(code, scale))
+            ck_abort_msg("code %02x times %a: %04x instead of %04x", code, (double)scale, weight,
+                         trf_packed8_define_weight(code, scale));
+        if (find_and_form(both, pair) != both)
+            ck_abort_msg("code %02x times %a: %08x is not found again", code, (double)scale, both);
+    }
 }
 
 /* All classes with all exponents between them; an eighth of the combinations, or one in 64. */
@@ -60,6 +72,22 @@ START_TEST(other_scales_have_none) {
     EXPECT(trf_packed8_find_pair(0x1p-100f, &pair) && trf_packed8_find_pair(0x1.fffffep6f, &pair));
     expect_all_codes(0);
     EXPECT(trf_packed8_find_pair(0, &pair) && pair == 0);
+}
+END_TEST
+
+/* Every BF16, with scales of all sizes: whatever is found for those that are no code times the scale is a number's code,
+ * and what is found for others makes them again. _i: the scale's exponent field. */
+START_TEST(finds_no_code_but_those_of_numbers) {
+    uint32_t pair;
+    const float scale = trf_f32_from_bits(((uint32_t)_i << 23) + 0x54321u * (uint32_t)_i % (1 << 23));
+    EXPECT(trf_packed8_find_pair(scale, &pair));
+    uint8_t is_made[1 << 16] = {0};
+    for (uint32_t code = 0; code < 256; code++)
+        is_made[trf_packed8_weight(code, pair)] = (code & 0x7F) != TRF_PACKED8_NAN_CODE;
+    for (uint32_t weight = 0; weight < 1 << 16; weight++) {
+        const uint32_t formed = find_and_form(weight | 0x3F800000, pair) & 0xFFFF;
+        EXPECT((formed == weight) == is_made[weight]);
+    }
 }
 END_TEST
 
@@ -415,6 +443,8 @@ int main(void) {
     tcase_add_test(tcase, every_class_of_scales_has_a_pair);
     tcase_add_test(tcase, random_scales_have_a_pair);
     tcase_add_test(tcase, other_scales_have_none);
+    tcase_add_loop_test(tcase, finds_no_code_but_those_of_numbers, TRF_PACKED8_MIN_SCALE_EXPONENT,
+                        TRF_PACKED8_MAX_SCALE_EXPONENT + 1);
     tcase_add_loop_test(tcase, forms_every_code_in_every_place, 0, 8);
     tcase_add_test(tcase, bits_are_where_the_page_says);
     tcase_add_loop_test(tcase, layers_of_any_shape, 0, 10 * SCALE_KINDS);
