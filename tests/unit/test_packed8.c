@@ -75,8 +75,8 @@ START_TEST(other_scales_have_none) {
 }
 END_TEST
 
-/* Every BF16, with scales of all sizes: whatever is found for those that are no code times the scale is a number's code,
- * and what is found for others makes them again. _i: the scale's exponent field. */
+/* Every BF16, with scales of all sizes. What is found for those that are no code times the scale is a number's code all
+ * the same, and what is found for others makes them again. _i: the scale's exponent field. */
 START_TEST(finds_no_code_but_those_of_numbers) {
     uint32_t pair;
     const float scale = trf_f32_from_bits(((uint32_t)_i << 23) + 0x54321u * (uint32_t)_i % (1 << 23));
