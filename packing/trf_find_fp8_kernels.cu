@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr int kResidentBlocks = 3; /* of a multiprocessor, so that some load while others count */
+constexpr int kResidentBlocks = 8; /* of a multiprocessor, so that some load while others count */
 
 __global__ void __launch_bounds__(kFindThreads, kResidentBlocks)
     find_scales(const __grid_constant__ trf_find_fp8_args args) {

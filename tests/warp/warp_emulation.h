@@ -219,6 +219,14 @@ static inline uint32_t __match_any_sync(uint32_t mask, uint32_t value) {
         same |= (uint32_t)(lanes[i][0] == value) << i;
     return same;
 }
+static inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
+    warp_expect_all_lanes(mask);
+    const warp_exchanged *const lanes = warp_exchange(&value, 1);
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < 32; i++)
+        largest = largest > lanes[i][0] ? largest : lanes[i][0];
+    return largest;
+}
 static inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
     warp_expect_all_lanes(mask);
     const warp_exchanged *const lanes = warp_exchange(&value, 1);
