@@ -578,8 +578,14 @@ def test_fp8_that_does_not_fit(device: str) -> None:
     with pytest.warns(UserWarning, match="stay as they are"):
         refusals = tt.set_layout(nn.ModuleDict({"experts": parts.make_module()}), "packed8")
     assert len(refusals) == 3 and all("expert 2: " in reason for reason in refusals.values())
-    with pytest.warns(UserWarning, match=r"FP8 experts are packed as BF16: expert 2: .* at most 15 may be"):
+    with pytest.warns(UserWarning, match="1 weights of FP8 lie packed as BF16, and not packed8: gate_up_proj, since"):
         assert tt.set_layout(module, "packed") == {}
+    assert "gate_up_proj: expert 2: " in module.layout_reason and "at most 15 may be" in module.layout_reason
+    assert tt.layout_reason(module.gate_up_proj) in module.layout_reason
+    assert not tt.layout_reason(module.down_proj) and "down_proj" not in module.layout_reason
+    with pytest.warns(UserWarning, match=r"FP8 experts are packed as BF16: expert 2: .* at most 15 may be"):
+        container = tt.pack_experts(*(tt.make_container(blobs) for blobs in parts.blobs[:2]), interleave=True)
+    assert "expert 2: " in tt.layout_reason(container)
     assert module.layout == "packed"
     assert layouts_of(module) == {("gate_up_proj", "packed"), ("down_proj", "packed8")}
     with exact():

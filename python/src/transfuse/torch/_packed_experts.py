@@ -63,7 +63,7 @@ def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
     -------
     Tensor, uint8, [container_bytes]
         A container of packed experts, known to the ops. Coded experts of FP8 with scales lie "packed8"; if one of them
-        does not fit that layout, all lie "packed", as BF16, and a warning says why.
+        does not fit that layout, all lie "packed", as BF16, and `layout_reason` and a warning say why.
 
     Raises
     ------
@@ -77,13 +77,23 @@ def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
     TransfuseError
         A container is corrupt, or memory is short.
     """
+    container = pack_experts_quietly(*weights, interleave=interleave)
+    if reason := _registry.layout_reason(container):
+        warnings.warn(f"FP8 experts are packed as BF16: {reason}", stacklevel=2)
+    return container
+
+
+def pack_experts_quietly(*weights: Tensor, interleave: bool) -> Tensor:
+    """Does what `pack_experts` does, without a warning."""
     parts = _open_parts(weights, interleave)
-    rows, first = sum(part.rows for part in parts), parts[0]
+    rows, first, reason = sum(part.rows for part in parts), parts[0], ""
     if all(part.is_fp8 for part in parts):
         try:
             return _pack_fp8(parts, interleave)
         except UnsupportedError as refusal:
-            warnings.warn(f"FP8 experts are packed as BF16: {refusal.message}", stacklevel=2)
+            reason = refusal.message
+    elif any(part.is_fp8 for part in parts):
+        reason = "of gate and up only one is FP8"
     writer = _Writer(first.count, packed_bytes(rows, first.cols), first.device)
     for index in range(first.count):
         matrices = [part.take(index) for part in parts]
@@ -95,6 +105,8 @@ def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"expert {index}: {refusal.message}") from refusal
     container = writer.end(ROWS_INTERLEAVED if interleave else ROWS_AS_GIVEN)
     _registry.adopt(container)
+    if reason:
+        _registry.note_layout_reason(container, reason)
     return container
 
 

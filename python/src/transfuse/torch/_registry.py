@@ -47,7 +47,7 @@ _finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] 
 # An object that stands for the weights that `repack` last put into a known buffer, by device and address.
 _repacked: dict[tuple[int, int], object] = {}
 
-# What `layout_reason` says of known buffers that are copies of layers which the library made.
+# What `layout_reason` says of known buffers that are copies of layers which the library made, and of containers.
 _layout_reasons: dict[tuple[int, int], str] = {}
 
 
@@ -567,7 +567,8 @@ def layer_layout(buffer: torch.Tensor) -> str:
 def layout_reason(buffer: torch.Tensor) -> str:
     """Returns why a layer of FP8 weights for which "packed" was asked lies "packed", and not "packed8".
 
-    It is "" for every other layer, and for a copy of one. An unknown one is adopted; it raises what `adopt` raises.
+    It is "" for every other layer, and for a copy of one. Of a container of experts the reason names the expert. An
+    unknown one is adopted; it raises what `adopt` raises.
     """
     adopt(buffer)
     place = _place_of(buffer)
@@ -577,6 +578,11 @@ def layout_reason(buffer: torch.Tensor) -> str:
     reason = ctypes.create_string_buffer(_REASON_BYTES)
     ops_library().trf_torch_get_layout_reason(*place, buffer.numel(), reason, len(reason))
     return reason.value.decode("utf-8", "replace")
+
+
+def note_layout_reason(container: torch.Tensor, reason: str) -> None:
+    """Sets what `layout_reason` says of a known container, until it is forgotten."""
+    _layout_reasons[_place_of(container)] = reason
 
 
 def fit_memory(buffer: torch.Tensor) -> torch.Tensor:
