@@ -273,7 +273,7 @@ START_TEST(dense_layers) {
         trf_layout_set_free(set);
         trf_layout_set_free(estimated);
     }
-    /* Of scale blocks the parts of q_proj and o_proj begin where 64 rows and 128 columns do, and no others. */
+    /* The parts of q_proj and o_proj begin where 64 rows and 128 columns of scale blocks do, and no others. */
     ck_assert_int_eq(fp8, kind->granularity == TRF_GRANULARITY_CHANNEL || _i == TOO_LARGE ? 0
                           : kind->granularity == TRF_GRANULARITY_TENSOR                   ? 3 * NUM_DENSE - 2
                                                                                           : NUM_DENSE + 4);
