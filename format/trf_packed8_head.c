@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_packed8_head.h"
 
+#include "trf_number_formats.h"
+
 #include <string.h>
 
 static uint64_t round_up(uint64_t number, uint64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
@@ -23,6 +25,30 @@ trf_status trf_size_packed8(uint64_t rows, uint64_t cols, trf_packed8_head *head
     head->tiles_offset = round_up(head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES, TRF_PACKED_ALIGNMENT);
     head->common.buffer_bytes = head->tiles_offset + head->num_tiles * TRF_PACKED8_TILE_BYTES;
     return TRF_OK;
+}
+
+/* Whether `count` rows or columns from `first` on are in one block, or blocks end where constants do. */
+static int fits_blocks(uint64_t first, uint64_t count, uint32_t block, uint32_t multiple) {
+    return first % block + count <= block || (block % multiple == 0 && first % multiple == 0);
+}
+
+int trf_packed8_scales_fit(const trf_packed8_part *part, uint32_t tile_rows) {
+    const uint32_t block = part->scale_group_size;
+    switch (part->granularity) {
+    case TRF_GRANULARITY_NONE:
+    case TRF_GRANULARITY_TENSOR:
+        return 1;
+    case TRF_GRANULARITY_SCALE_BLOCK:
+        return fits_blocks(part->row, part->rows, block, tile_rows) &&
+               fits_blocks(part->col, part->cols, block, TRF_PACKED8_PAIR_COLS);
+    default:
+        return 0;
+    }
+}
+
+int trf_packed8_has_pair(float scale) {
+    const uint32_t bits = trf_f32_bits(scale), exponent = bits >> 23; /* a sign makes it too large */
+    return bits == 0 || (exponent >= TRF_PACKED8_MIN_SCALE_EXPONENT && exponent <= TRF_PACKED8_MAX_SCALE_EXPONENT);
 }
 
 void trf_packed8_head_seal(trf_packed8_head *head) {

@@ -16,6 +16,19 @@ extern "C" {
  * them is 0 or beyond TRF_PACKED_MAX_SIDE. Nothing overflows below that. */
 trf_status trf_size_packed8(uint64_t rows, uint64_t cols, trf_packed8_head *head, trf_error *err);
 
+/* Rows and columns of a layer of FP8 weights that become a packed layer, and what kind of scales the layer has. */
+typedef struct trf_packed8_part {
+    uint32_t granularity, scale_group_size;
+    uint64_t row, rows, col, cols;
+} trf_packed8_part;
+
+/* @return whether weights of the part that would have the same constants, TRF_PACKED8_PAIR_COLS columns of `tile_rows`
+ * rows, have one scale. */
+int trf_packed8_scales_fit(const trf_packed8_part *part, uint32_t tile_rows);
+
+/* @return whether a scale has a pair of constants (trf_packed8_find_pair, which takes longer). */
+int trf_packed8_has_pair(float scale);
+
 /* Fills in the common fields of a head whose own fields are already written, checksum included. */
 void trf_packed8_head_seal(trf_packed8_head *head);
 

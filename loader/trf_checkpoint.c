@@ -461,9 +461,9 @@ void trf_count_side_tables(trf_job *job, const trf_checkpoint_file *file) {
     }
 }
 
-/* Opens every blob of a tensor, and sums up what their headers say. */
+/* Opens every blob of a tensor, and sums up what their headers say. look: or NULL. */
 static trf_status describe_blobs(const trf_checkpoint_file *checkpoint_file, const trf_file_tensor *tensor,
-                                 trf_layer_info *info, trf_error *err) {
+                                 trf_look_at_blob_fn *look, void *context, trf_layer_info *info, trf_error *err) {
     trf_file file;
     uint64_t file_bytes;
     trf_blob_list list;
@@ -478,6 +478,8 @@ static trf_status describe_blobs(const trf_checkpoint_file *checkpoint_file, con
         if ((status = trf_file_tensor_open_blob(&file, tensor, &list, number, &reader, err)) != TRF_OK)
             break;
         trf_blob_get_info(&reader.view, &part);
+        if (look)
+            look(context, &reader.view);
         trf_blob_reader_close(&reader);
         if (number == 0) {
             *info = part;
@@ -494,7 +496,8 @@ done:
     return status;
 }
 
-trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf_tensor_info *info, trf_error *err) {
+trf_status trf_checkpoint_look(trf_checkpoint *checkpoint, uint64_t index, trf_look_at_blob_fn *look, void *context,
+                               trf_tensor_info *info, trf_error *err) {
     const trf_checkpoint_file *checkpoint_file = NULL;
     uint64_t i = index;
     if (!checkpoint || !info)
@@ -527,5 +530,9 @@ trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf
     };
     if (!tensor->blobs)
         return TRF_OK;
-    return trf_sanitize_error(describe_blobs(checkpoint_file, tensor, &info->layer, err), err);
+    return trf_sanitize_error(describe_blobs(checkpoint_file, tensor, look, context, &info->layer, err), err);
+}
+
+trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf_tensor_info *info, trf_error *err) {
+    return trf_checkpoint_look(checkpoint, index, NULL, NULL, info, err);
 }

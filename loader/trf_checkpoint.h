@@ -75,6 +75,13 @@ void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor);
 /* Adds a compressed file's side tables to the report's totals. */
 void trf_count_side_tables(trf_job *job, const trf_checkpoint_file *file);
 
+/* Is handed each blob of a tensor, whose head is checked. */
+typedef void trf_look_at_blob_fn(void *context, const struct trf_blob_view *view);
+
+/* Does what trf_checkpoint_tensor does, and lets `look`, which may be NULL, see the blobs of a compressed tensor. */
+trf_status trf_checkpoint_look(trf_checkpoint *checkpoint, uint64_t index, trf_look_at_blob_fn *look, void *context,
+                               trf_tensor_info *info, trf_error *err);
+
 /* Ends every public function: it makes the message one line, whatever names it quotes. @return status. */
 trf_status trf_sanitize_error(trf_status status, trf_error *err);
 

@@ -20,6 +20,7 @@ static const char *const kSecond[] = {"o_proj", "down_proj", "out_proj", "dense_
                                       "w2",     "wo",        "fc2",      "fc_out",        "dense"};
 /* Every GPU has all of these: routers, and what makes latent vectors. */
 static const char *const kWhole[] = {"gate", "router", "shared_expert_gate", "q_a_proj", "kv_a_proj_with_mqa"};
+static const char *const kGateUp[] = {"gate_up_proj", "gate_up", "w13"};
 static const char *const kKeysOrValues[] = {"k_proj", "v_proj"};
 
 const char *trf_name_last_part(const char *name, size_t *length) {
@@ -49,6 +50,18 @@ static int is_one_of(const char *const *names, size_t count, const char *part, s
 }
 
 #define IS_ONE_OF(names, part, length) is_one_of(names, sizeof(names) / sizeof(names)[0], part, length)
+
+int trf_name_is_second(const char *name) {
+    size_t length;
+    const char *last = trf_name_last_part(name, &length);
+    return IS_ONE_OF(kSecond, last, length);
+}
+
+int trf_name_is_gate_up(const char *name) {
+    size_t length;
+    const char *last = trf_name_last_part(name, &length);
+    return IS_ONE_OF(kGateUp, last, length);
+}
 
 static uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 

@@ -19,6 +19,11 @@ trf_layer_part trf_layer_part_find(const char *name, uint64_t rows, uint64_t col
 /* @return the last part of a tensor's name without ".weight", which is `length` bytes long. */
 const char *trf_name_last_part(const char *name, size_t *length);
 
+/* @return whether the last part of a tensor's name is that of the second of two matrices in a row, such as down_proj;
+ * and whether it is that of gate and up in one matrix. */
+int trf_name_is_second(const char *name);
+int trf_name_is_gate_up(const char *name);
+
 /* @return whether the name ends in a bias's. */
 int trf_name_is_bias(const char *name);
 

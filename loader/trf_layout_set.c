@@ -6,10 +6,12 @@
 #include "trf_estimate.h"
 #include "trf_fp8_model.h"
 #include "trf_job.h"
+#include "trf_layer.h"
 #include "trf_layer_parts.h"
 #include "trf_model_sizes.h"
-#include "trf_packed8.h"
+#include "trf_packed8_head.h"
 #include "trf_source_kind.h"
+#include "trf_split.h"
 #include "trf_struct.h"
 #include "trf_tensor_selection.h"
 
@@ -33,12 +35,31 @@ typedef struct tensor_place {
     uint32_t layer;
 } tensor_place;
 
+/* What is known of the scales of a tensor's FP8 weights, all matrices together. */
+typedef struct fp8_scales {
+    trf_granularity granularity; /* the finest of all matrices; CHANNEL for scale blocks of several sizes */
+    uint32_t block;              /* rows and columns of a scale block */
+    int is_fp8;                  /* the weights are E4M3, without scales or with those */
+    int in_range;                /* each scale has a pair of constants, as far as its value is known */
+} fp8_scales;
+
+/* What is summed up of matrices of experts that are packed together: of gate and up, or of down. */
+typedef struct container_sums {
+    uint64_t matrices;
+    uint64_t packed_bytes, packed8_bytes; /* of all of them, each by itself, as packed BF16, and as packed FP8 */
+    trf_layer_part first;
+    int is_mixed;           /* not all have the first one's shape */
+    int has_bf16;           /* one of them cannot be packed as FP8, so that none is */
+    double coded_share;     /* of the first matrix, which was sampled: coded bytes by plain bytes; 0: none yet */
+    trf_layer_info sampled; /* what its blob would be */
+} container_sums;
+
 /* What is summed up of the matrices of a layer of experts. */
 typedef struct expert_sums {
-    uint64_t matrices, weights; /* weights: of a GPU's parts */
-    uint64_t numbers;           /* one more than the highest number of an expert */
-    uint64_t cols;              /* of the first matrix */
-    double coded_share;         /* of its first matrix that was sampled: coded bytes by plain bytes; 0: none yet */
+    uint64_t matrices, weights;   /* weights: of a GPU's parts */
+    uint64_t numbers;             /* one more than the highest number of an expert */
+    uint64_t cols;                /* of the first matrix */
+    container_sums containers[2]; /* of gate and up, and of down */
 } expert_sums;
 
 struct trf_layout_set {
@@ -61,6 +82,7 @@ typedef struct reading {
     uint64_t kv_heads;
     trf_file file; /* the one that samples are read from */
     const char *file_path;
+    fp8_scales scales; /* of the tensor that is being added, if it is compressed */
     trf_layout_set *set;
 } reading;
 
@@ -215,34 +237,117 @@ static trf_status estimate_share(reading *at, trf_tensor_info *tensor, double *s
     return status;
 }
 
-/* Whether a packed part becomes packed FP8. Weights of blocks have the same constants only where blocks are whole. */
-static int becomes_packed8(const trf_layer_info *info, const trf_layer_part *part, int is_expert) {
-    const int cuts_blocks = part->rows != info->rows || part->cols != info->cols;
-    if (info->codec != TRF_CODEC_E4M3 || is_expert)
-        return 0;
-    switch (info->granularity) {
-    case TRF_GRANULARITY_NONE:
-    case TRF_GRANULARITY_TENSOR:
-        return 1;
-    case TRF_GRANULARITY_SCALE_BLOCK:
-        return info->scale_group_size % TRF_PACKED8_PAIR_COLS == 0 &&
-               (!cuts_blocks || (part->rows % TRF_PACKED_TILE_ROWS == 0 && part->cols % TRF_PACKED8_PAIR_COLS == 0));
-    default:
-        return 0;
-    }
+/* ---- packed FP8 ---- */
+
+/* @return what an estimate, or the config of an FP8 checkpoint, says of scales, of which it knows no values. */
+static fp8_scales scales_of(const trf_layer_info *info) {
+    return (fp8_scales){.granularity = info->granularity,
+                        .block = info->scale_group_size,
+                        .is_fp8 = trf_is_scaled_fp8(info->codec, info->dtype) ||
+                                  (info->codec == TRF_CODEC_E4M3 && info->dtype == TRF_DTYPE_F8_E4M3),
+                        .in_range = 1};
 }
 
-/* Adds what a matrix, or `count` experts of one shape, take to a layer. coded_bytes: of all of them, whole. info: of a
- * layer that is coded; of others what is known of it, and else zeros, since it will be coded with the defaults. */
+static int have_pairs(const trf_blob_view *view) {
+    const float *scales = view->scales;
+    for (uint64_t i = 0; i < view->num_scales; i++)
+        if (!trf_packed8_has_pair(scales[i]))
+            return 0;
+    return 1;
+}
+
+static int is_fine(const fp8_scales *scales) {
+    return scales->granularity != TRF_GRANULARITY_NONE && scales->granularity != TRF_GRANULARITY_TENSOR;
+}
+
+/* A trf_look_at_blob_fn; context: the fp8_scales of the blobs before. */
+static void add_blob(void *context, const trf_blob_view *view) {
+    fp8_scales *const scales = context;
+    trf_layer_info info;
+    trf_blob_get_info(view, &info);
+    const fp8_scales own = scales_of(&info);
+    scales->is_fp8 &= own.is_fp8;
+    scales->in_range &= !trf_is_scaled_fp8(info.codec, info.dtype) || have_pairs(view);
+    if (!is_fine(scales)) {
+        scales->granularity = own.granularity;
+        scales->block = own.block;
+    } else if (is_fine(&own) && (own.granularity != scales->granularity || own.block != scales->block))
+        scales->granularity = TRF_GRANULARITY_CHANNEL;
+}
+
+/* Whether the weights of each GPU's part of rows `first` to `end`, which are cut into pieces, have one scale where they
+ * have the same constants. part: of which cols, and the columns' pieces, count. */
+static int fit_rows(const fp8_scales *scales, uint64_t first, uint64_t end, uint64_t piece, uint64_t cols,
+                    const trf_layer_part *part, uint32_t tile_rows) {
+    for (uint64_t row = first; row < end; row += piece)
+        for (uint64_t col = 0; col < cols; col += part->cols) {
+            const trf_packed8_part of_gpu = {.granularity = (uint32_t)scales->granularity,
+                                             .scale_group_size = scales->block,
+                                             .row = row,
+                                             .rows = end - row < piece ? end - row : piece,
+                                             .col = col,
+                                             .cols = cols - col < part->cols ? cols - col : part->cols};
+            if (!trf_packed8_scales_fit(&of_gpu, tile_rows))
+                return 0;
+        }
+    return 1;
+}
+
+/* Whether a packed tensor becomes packed FP8 on every GPU, unless too many of its weights are no codes times scales. Of
+ * experts rows of gate and up lie in turns, half of those that have the same constants each. */
+static int becomes_packed8(const fp8_scales *scales, const trf_tensor_info *tensor, const trf_layer_part *part,
+                           int is_expert) {
+    const uint64_t rows = tensor->shape[tensor->num_dims - 2], cols = tensor->shape[tensor->num_dims - 1],
+                   half = rows / 2;
+    if (!scales->is_fp8 || !scales->in_range)
+        return 0;
+    if (!is_expert || !trf_name_is_gate_up(tensor->name))
+        return fit_rows(scales, 0, rows, part->rows, cols, part, TRF_PACKED_TILE_ROWS);
+    const uint64_t piece = (part->rows + 1) / 2;
+    return fit_rows(scales, 0, half, piece, cols, part, TRF_PACKED_TILE_ROWS / 2) &&
+           fit_rows(scales, half, rows, piece, cols, part, TRF_PACKED_TILE_ROWS / 2);
+}
+
+/* Adds what a matrix, or `count` experts of one shape, take to a layer, but for packed experts. coded_bytes: of all of
+ * them, whole. info: of a layer that is coded; of others what is known of it, and else zeros, since it will be coded
+ * with the defaults. */
 static void add_bytes(trf_layout_layer *layer, const trf_layer_part *part, uint64_t count, double coded_bytes,
-                      const trf_layer_info *info, int is_expert) {
-    layer->packed_is_fp8 = becomes_packed8(info, part, is_expert);
-    const uint64_t packed = layer->packed_is_fp8 ? trf_packed8_part_bytes(part) : trf_packed_part_bytes(part);
+                      const trf_layer_info *info) {
     const uint64_t directory = trf_coded_part_directory_bytes(part, info);
     layer->bytes[TRF_LAYOUT_PLAIN] += count * trf_plain_part_bytes(part);
-    layer->bytes[TRF_LAYOUT_PACKED] += count * packed;
     layer->bytes[TRF_LAYOUT_CODED] += (uint64_t)(coded_bytes * part->tiles) + 1 + count * directory;
     layer->coded_workspace_bytes += count * trf_plain_part_bytes(part);
+}
+
+static void add_packed_experts(container_sums *sums, const trf_layer_part *part, uint64_t count, int is_packed8) {
+    if (!sums->matrices)
+        sums->first = *part;
+    sums->is_mixed |= part->rows != sums->first.rows || part->cols != sums->first.cols;
+    sums->matrices += count;
+    sums->packed_bytes += count * trf_packed_part_bytes(part);
+    sums->packed8_bytes += count * trf_packed8_part_bytes(part);
+    sums->has_bf16 |= !is_packed8;
+}
+
+/* Counts gate and up as one matrix, which they are when they are packed. numbers: of experts. */
+static void merge_packed_experts(container_sums *sums, uint64_t numbers) {
+    trf_layer_part merged = sums->first;
+    if (sums->is_mixed || sums->matrices < numbers || sums->matrices % numbers)
+        return;
+    merged.rows *= sums->matrices / numbers;
+    sums->packed_bytes = numbers * trf_packed_part_bytes(&merged);
+    sums->packed8_bytes = numbers * trf_packed8_part_bytes(&merged);
+}
+
+/* Experts of a container are all packed FP8, or none is. */
+static void finish_packed_experts(trf_layout_layer *layer, expert_sums *sums) {
+    layer->packed_is_fp8 = 1;
+    for (int i = 0; i < 2; i++) {
+        container_sums *of = &sums->containers[i];
+        merge_packed_experts(of, sums->numbers);
+        layer->bytes[TRF_LAYOUT_PACKED] += of->has_bf16 ? of->packed_bytes : of->packed8_bytes;
+        layer->packed_is_fp8 &= !of->has_bf16;
+    }
 }
 
 /* ---- tensors ---- */
@@ -318,6 +423,20 @@ static int is_lookup(const reading *at, const char *name) {
     return !at->is_tied && trf_last_part_is_embedding(last);
 }
 
+/* Estimates what a matrix would take when it is coded, or, of experts, what the container's first one would. */
+static trf_status sample_once(reading *at, trf_tensor_info *tensor, int is_expert, container_sums *container,
+                              trf_error *err) {
+    const int is_described = tensor->layer.codec == TRF_CODEC_E4M3; /* by describe_fp8 */
+    if (is_expert && container->coded_share > 0) {
+        if (!is_described)
+            tensor->layer = container->sampled;
+        return TRF_OK;
+    }
+    const trf_status status = estimate_share(at, tensor, &container->coded_share, err);
+    container->sampled = tensor->layer;
+    return status;
+}
+
 /* Adds a tensor to its layer, whose number becomes *index. */
 static trf_status add_to_layer(reading *at, trf_tensor_info *tensor, trf_codec codec, uint32_t *index, trf_error *err) {
     trf_layout_set *set = at->set;
@@ -333,25 +452,28 @@ static trf_status add_to_layer(reading *at, trf_tensor_info *tensor, trf_codec c
         return status;
     trf_layout_layer *layer = &set->layers[*index];
     expert_sums *sums = &set->sums[*index];
-    double coded_bytes = (double)tensor->bytes;
-    if (!at->is_compressed) {
-        if (!expert_name || !(sums->coded_share > 0))
-            status = estimate_share(at, tensor, &sums->coded_share, err);
-        coded_bytes *= sums->coded_share;
-    }
+    container_sums *container = &sums->containers[trf_name_is_second(tensor->name)];
+    if (!at->is_compressed)
+        status = sample_once(at, tensor, expert_name > 0, container, err);
     if (status != TRF_OK)
         return status;
+    const double coded_bytes = (double)tensor->bytes * (at->is_compressed ? 1 : container->coded_share);
+    const fp8_scales scales = at->is_compressed ? at->scales : scales_of(&tensor->layer);
+    const int is_packed8 = becomes_packed8(&scales, tensor, &part, expert_name > 0);
     layer->layouts =
         find_layouts(codec, &tensor->layer, expert_name > 0) & (sums->matrices ? layer->layouts : UINT32_MAX);
     layer->codec = codec;
-    add_bytes(layer, &part, count, coded_bytes, &tensor->layer, expert_name > 0);
+    add_bytes(layer, &part, count, coded_bytes, &tensor->layer);
     sums->matrices += count;
     if (!expert_name) {
+        layer->packed_is_fp8 = is_packed8;
+        layer->bytes[TRF_LAYOUT_PACKED] = is_packed8 ? trf_packed8_part_bytes(&part) : trf_packed_part_bytes(&part);
         layer->rows = (uint32_t)part.rows;
         layer->cols = (uint32_t)part.cols;
         layer->is_lookup = is_lookup(at, tensor->name);
         return TRF_OK;
     }
+    add_packed_experts(container, &part, count, is_packed8);
     sums->weights += count * part.rows * part.cols;
     sums->numbers = number + count > sums->numbers ? number + count : sums->numbers;
     sums->cols = sums->cols ? sums->cols : part.cols;
@@ -362,7 +484,8 @@ static trf_status add_tensor(reading *at, uint64_t number, trf_error *err) {
     trf_layout_set *set = at->set;
     trf_tensor_info tensor;
     trf_codec codec;
-    trf_status status = trf_checkpoint_tensor(at->checkpoint, number, &tensor, err);
+    at->scales = (fp8_scales){.is_fp8 = 1, .in_range = 1};
+    trf_status status = trf_checkpoint_look(at->checkpoint, number, add_blob, &at->scales, &tensor, err);
     const trf_fp8_tensor *fp8 = status == TRF_OK ? find_fp8(at, number) : NULL;
     if (fp8 && fp8->role != TRF_FP8_WEIGHT)
         return TRF_OK; /* blobs have the scales that are used */
@@ -390,7 +513,7 @@ static trf_status finish_experts(reading *at, trf_error *err) {
     uint32_t routed = 0;
     for (uint32_t i = 0; i < at->set->info.num_layers; i++) {
         trf_layout_layer *layer = &at->set->layers[i];
-        const expert_sums *sums = &at->set->sums[i];
+        expert_sums *sums = &at->set->sums[i];
         if (!sums->numbers)
             continue;
         const trf_status status = routed ? TRF_OK : trf_model_routed_read(&at->config, &routed, err);
@@ -401,6 +524,7 @@ static trf_status finish_experts(reading *at, trf_error *err) {
         layer->routed = routed < layer->experts ? routed : layer->experts;
         layer->cols = (uint32_t)sums->cols;
         layer->rows = (uint32_t)((sums->weights + of_all - 1) / of_all);
+        finish_packed_experts(layer, sums);
     }
     return TRF_OK;
 }

@@ -88,6 +88,7 @@ typedef struct trf_expert_pack_options {
      * matrices in halves, of 16 rows or a multiple, and packs them for trf_moe_create. */
     trf_gate_up_order gate_up_order;
     trf_stream stream; /* packing begins when the work that this stream has been given is done */
+    int packed_bf16;   /* all become packed BF16, FP8 as well, and nobody looks for it */
 } trf_expert_pack_options;
 
 TRF_API void trf_expert_pack_options_init(trf_expert_pack_options *options);
@@ -96,7 +97,9 @@ TRF_API void trf_expert_pack_options_init(trf_expert_pack_options *options);
  * memory, of one shape. The layers belong to *experts, in memory of the library's. options may be NULL for the
  * defaults. Interleaving takes device memory for one dense expert while the call lasts. Errors: those of
  * trf_device_layer_pack, whose message names the expert; TRF_ERR_ARGUMENT for several shapes; TRF_ERR_UNSUPPORTED for
- * rows that do not interleave, and those of trf_experts_create. */
+ * rows that do not interleave, and those of trf_experts_create. Experts that were FP8 become packed FP8, by
+ * trf_gate_up_pack where rows take turns, if all are that and fit; if some are not, all become packed BF16, and
+ * trf_device_layer_get_layout_reason says which one is not, and why. */
 TRF_API trf_status trf_experts_pack(trf_context *context, const trf_device_matrix *matrices, uint32_t count,
                                     const trf_expert_pack_options *options, trf_experts **experts, trf_error *err);
 
@@ -120,7 +123,14 @@ TRF_API trf_status trf_experts_convert(const trf_experts *experts, const trf_exp
  * weights are no code times the scale; TRF_ERR_RANS for a corrupt tile; else those of trf_device_layer_convert. */
 TRF_API trf_status trf_gate_up_convert(const trf_device_layer *gate, const trf_device_layer *up,
                                        const trf_layer_memory *memory, trf_device_layer **converted, trf_error *err);
-/* Says what memory that layer takes. Errors: those of trf_gate_up_convert that need no weights. */
+/* Does the same with dense BF16 weights that were FP8: gate and up, one half of the matrix's rows each, which are in
+ * device memory, written by work on `stream`, and only read. Of each half scale blocks of 128x128 are looked for as
+ * trf_device_layer_pack does. memory: of the packed layer's size, or NULL. It takes device memory for the dense weights
+ * once, and waits. Errors: as trf_gate_up_convert; TRF_ERR_MISMATCH if the weights are no such FP8, which a GPU of
+ * another compute capability than 9.0 does not look for. */
+TRF_API trf_status trf_gate_up_pack(trf_context *context, const trf_device_matrix *matrix, trf_stream stream,
+                                    const trf_layer_memory *memory, trf_device_layer **packed, trf_error *err);
+/* Says what memory trf_gate_up_convert's layer takes. Errors: those of it that need no weights. */
 TRF_API trf_status trf_gate_up_get_converted_size(const trf_device_layer *gate, const trf_device_layer *up,
                                                   trf_layer_size *size, trf_error *err);
 

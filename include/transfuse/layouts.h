@@ -33,7 +33,7 @@ typedef struct trf_layout_layer {
     /* Device memory that all coded layers share for products of more than TRF_FUSED_MAX_M rows of x: the largest of
      * these numbers is set aside, once, if a layer becomes coded and a batch is above that. */
     uint64_t coded_workspace_bytes;
-    int packed_is_fp8; /* the layout PACKED gives PACKED8, whose bytes and times are meant then; not of experts */
+    int packed_is_fp8; /* the layout PACKED gives PACKED8, of all experts, whose bytes and times are meant then */
 } trf_layout_layer;
 
 TRF_API void trf_layout_layer_init(trf_layout_layer *layer);
@@ -111,10 +111,11 @@ typedef struct trf_layout_set_info {
 /* Reads which layers a checkpoint has. Compressed tensors are layers; where nothing is compressed, those that
  * trf_compress_checkpoint would compress by default and that are BF16, F16, or FP8 with scales. What these would take
  * when they are coded is estimated from samples of their weights, and counted 2 % larger; the samples also show BF16
- * that was FP8. All tensors below ".experts" of a layer are one
- * trf_layout_layer. With several GPUs each GPU has its part of each layer: of the columns where a name says that the
- * layer is the second of two, such as o_proj and down_proj, of the rows otherwise. options may be NULL for the
- * defaults.
+ * that was FP8. All tensors below ".experts" of a layer are one trf_layout_layer, of which gate and up, and down, are
+ * packed as FP8 if each matrix can be. Packed layers count as loading makes them; but FP8 layers that have too many
+ * weights that are no codes times scales become packed BF16, which needs all weights to know. With several GPUs each
+ * GPU has its part of each layer: of the columns where a name says that the layer is the second of two, such as o_proj
+ * and down_proj, of the rows otherwise. options may be NULL for the defaults.
  * Errors: those of a malformed checkpoint; TRF_ERR_UNSUPPORTED (a pipeline of several models; config.json does not say,
  * or not in a way that is understood, what a KV cache keeps of a token, or how many experts a token has). */
 TRF_API trf_status trf_layout_set_read(trf_checkpoint *checkpoint, const trf_layout_set_options *options,

@@ -197,6 +197,16 @@ trf_status trf_torch_pack(int device, const trf_device_matrix *dense, const trf_
     return insert_made(device, memory, status, made, err);
 }
 
+trf_status trf_torch_pack_gate_up(int device, const trf_device_matrix *dense, const trf_layer_memory *memory,
+                                  trf_stream stream, trf_error *err) {
+    trf_context *context;
+    trf_device_layer *made = nullptr;
+    trf_status status = trf_torch::find_or_make_context(device, &context, err);
+    if (status == TRF_OK)
+        status = trf_gate_up_pack(context, dense, stream, memory, &made, err);
+    return insert_made(device, memory, status, made, err);
+}
+
 trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
                                    uint32_t first_row, uint32_t num_rows, uint32_t first_col, uint32_t num_cols,
                                    trf_layer_size *size, trf_error *err) {

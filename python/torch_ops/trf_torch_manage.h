@@ -58,6 +58,11 @@ TRF_TORCH_API trf_status trf_torch_pack(int device, const trf_device_matrix *den
                                         trf_stream stream, uint64_t stored_room, int packed_bf16, const void *like,
                                         uint64_t like_bytes, trf_error *err);
 
+/* Does the same for gate and up that were FP8, as trf_gate_up_pack has it; trf_torch_get_packed_size's memory is
+ * enough. Errors: those of trf_gate_up_pack; TRF_ERR_EXISTS. */
+TRF_TORCH_API trf_status trf_torch_pack_gate_up(int device, const trf_device_matrix *dense,
+                                                const trf_layer_memory *memory, trf_stream stream, trf_error *err);
+
 /* They do what trf_torch_get_converted_size and _convert do for a tensor of a checkpoint, which is read to the
  * memory that is given: *size is what it takes. first_row to num_cols: the part to load, as trf_load_options has it;
  * zeros: the whole tensor. cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */

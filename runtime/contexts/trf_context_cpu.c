@@ -69,6 +69,7 @@ static const trf_layout_ops packed8_layout = {
     .convert = trf_cpu_convert_to_packed,
     .pack = trf_cpu_pack,
     .pack_turns = trf_cpu_pack8_turns,
+    .find_fp8 = trf_cpu_find_fp8,
     .destroy = trf_cpu_destroy_packed_layer,
     .check = trf_cpu_check_packed_layer,
     .decode = trf_cpu_decode_packed,

@@ -138,6 +138,7 @@ static const trf_layout_ops packed8_layout = {
     .convert = trf_cuda_convert_to_packed,
     .pack = trf_cuda_pack,
     .pack_turns = trf_cuda_pack8_turns,
+    .find_fp8 = trf_cuda_find_fp8,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_plain_layer,
     .decode = trf_cuda_decode_packed,

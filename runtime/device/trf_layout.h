@@ -12,6 +12,8 @@
 struct trf_blob_view;
 struct trf_layer_feed;
 struct trf_pack8_request;
+struct trf_rows_to_pack; /* trf_pack_launch.h */
+struct trf_found_fp8;    /* trf_find_fp8_launch.h */
 
 typedef struct trf_layout_ops {
     trf_layout layout;
@@ -47,6 +49,11 @@ typedef struct trf_layout_ops {
      * those of gate and of up, which have scales and have been checked. memory: as for fill. NULL but for PACKED8. */
     trf_status (*pack_turns)(trf_device_layer *made, const struct trf_pack8_request *requests, const uint16_t *weights,
                              const trf_layer_memory *memory, trf_error *err);
+    /* Looks for FP8 in dense BF16 weights in device memory, which work on `stream` writes, and waits. checks_all: as in
+     * trf_launch_find_fp8. scales: device memory, [trf_found_fp8_blocks]; they count if the weights are FP8. A device
+     * without products of FP8 finds none. NULL but for PACKED8. */
+    trf_status (*find_fp8)(trf_context *context, const struct trf_rows_to_pack *rows, trf_stream stream, int checks_all,
+                           float *scales, struct trf_found_fp8 *found, trf_error *err);
     void (*destroy)(trf_device_layer *layer);
     trf_status (*check)(const trf_device_layer *layer, trf_error *err);
     trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes a packed FP8 layer of gate and up, whose rows take turns: the public functions. The coded layers are decoded to
- * dense weights, these are put in turns, and the device packs them by the scales of the coded layers. */
+/* Makes a packed FP8 layer of gate and up, whose rows take turns: the public functions. Coded layers are decoded to
+ * dense weights, these are put in turns, and the device packs them by the scales of the coded layers, or by those that
+ * are found in dense weights. */
 #include "trf_gate_up.h"
 
 #include "transfuse/experts.h"
 #include "trf_device_layer.h"
 #include "trf_packed8_layer.h"
+#include "trf_packed_layer.h"
 
 #include <stdlib.h>
 
@@ -159,6 +161,121 @@ trf_status trf_gate_up_convert(const trf_device_layer *gate, const trf_device_la
     status = fill(made, gate, up, requests, &given, err);
     if (status == TRF_OK)
         *converted = made;
+    else
+        free(made);
+    return status;
+}
+
+/* ---- of dense weights ---- */
+
+/* Dense gate and up, one half each, and device memory for what is made of them. */
+typedef struct dense_turns {
+    trf_device_matrix matrix;
+    trf_stream stream; /* writes the weights */
+    float *scales;     /* those of gate, and then those of up, [trf_found_fp8_blocks] each */
+    void *turns;       /* the weights in turns */
+} dense_turns;
+
+static trf_rows_to_pack half_of(const dense_turns *of, int turn) {
+    const uint32_t rows = of->matrix.rows / 2;
+    const uint16_t *weights = of->matrix.weights;
+    return (trf_rows_to_pack){weights + (uint64_t)turn * rows * of->matrix.ld, of->matrix.ld, 0, rows, of->matrix.cols};
+}
+
+/* Looks for FP8 in both halves, and makes their requests. */
+static trf_status find_halves(trf_device_layer *made, const dense_turns *of, int checks_all,
+                              trf_pack8_request requests[2], trf_error *err) {
+    for (int turn = 0; turn < 2; turn++) {
+        const trf_rows_to_pack rows = half_of(of, turn);
+        float *const scales = of->scales + (turn ? trf_found_fp8_blocks(rows.num_rows, rows.cols) : 0);
+        trf_found_fp8 found;
+        trf_status status = made->layout->find_fp8(made->context, &rows, of->stream, checks_all, scales, &found, err);
+        if (status != TRF_OK)
+            return status;
+        if (!trf_found_fp8_is_fp8(&found))
+            return trf_fail(err, TRF_ERR_MISMATCH, TRF_NO_OFFSET,
+                            "the weights of %s are no codes times scales of %dx%d of them", turn ? "up" : "gate",
+                            TRF_FOUND_FP8_BLOCK, TRF_FOUND_FP8_BLOCK);
+        requests[turn] = trf_pack8_request_of_dense(rows.num_rows, rows.cols, scales, NULL);
+    }
+    return TRF_OK;
+}
+
+/* Searches and packs, first by samples, and, if these misled the search, by all weights. */
+static trf_status search_and_pack(trf_device_layer *made, const dense_turns *of, const trf_layer_memory *memory,
+                                  trf_error *err) {
+    trf_status status = TRF_ERR_UNSUPPORTED;
+    for (int checks_all = 0; checks_all < 2 && status == TRF_ERR_UNSUPPORTED; checks_all++) {
+        trf_pack8_request requests[2];
+        status = find_halves(made, of, checks_all, requests, err);
+        if (status != TRF_OK)
+            return status;
+        /* The search has waited for the weights, so the NULL stream may read them. */
+        status = trf_interleave_gate_up(made->context, &of->matrix, of->turns, NULL, err);
+        if (status == TRF_OK)
+            status = made->layout->pack_turns(made, requests, of->turns, memory, err);
+    }
+    return status;
+}
+
+static trf_status pack_dense(trf_device_layer *made, dense_turns *of, const trf_layer_memory *memory, trf_error *err) {
+    const trf_context *context = made->context;
+    const uint64_t blocks = trf_found_fp8_blocks(of->matrix.rows / 2, of->matrix.cols);
+    void *scales = NULL;
+    trf_status status = context->ops->allocate(context, 2 * blocks * sizeof *of->scales, &scales, err);
+    of->scales = scales;
+    if (status == TRF_OK)
+        status = context->ops->allocate(context, 2ull * of->matrix.rows * of->matrix.cols, &of->turns, err);
+    if (status == TRF_OK)
+        status = search_and_pack(made, of, memory, err);
+    if (scales)
+        context->ops->release(context, scales);
+    if (of->turns)
+        context->ops->release(context, of->turns);
+    return status;
+}
+
+/* Checks the shape, that the weights are given, and the layer's memory, if the caller supplies it. */
+static trf_status check_dense(const trf_context *context, const trf_device_matrix *matrix,
+                              const trf_layer_memory *memory, trf_error *err) {
+    const uint64_t weights = (uint64_t)(matrix->rows ? matrix->rows - 1 : 0) * matrix->ld + matrix->cols;
+    const trf_given_buffer given = {matrix->weights, weights * sizeof(uint16_t)};
+    trf_packed8_head head = {0};
+    if (!given.at || (uintptr_t)given.at % sizeof(uint16_t))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "packing needs weights in device memory, aligned to 2 bytes");
+    if (matrix->rows % (2 * TRF_GATE_UP_TURN))
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "gate and up of %u rows in all cannot take turns by %d rows", matrix->rows, TRF_GATE_UP_TURN);
+    trf_status status = trf_size_packed8(matrix->rows, matrix->cols, &head, err);
+    const trf_layer_size size = {.buffer_bytes = head.common.buffer_bytes};
+    if (status != TRF_OK || !trf_has_memory(memory))
+        return status;
+    return trf_check_layer_memory(memory, &size, &given, context->ops->alignment, 0, err);
+}
+
+trf_status trf_gate_up_pack(trf_context *context, const trf_device_matrix *matrix, trf_stream stream,
+                            const trf_layer_memory *memory, trf_device_layer **packed, trf_error *err) {
+    const trf_layer_memory given = memory ? *memory : (trf_layer_memory){0};
+    dense_turns of = {.stream = stream};
+    const trf_layout_ops *ops;
+    trf_device_layer *made;
+    if (!context || !packed)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "packing needs a context, and a place for the layer");
+    trf_status status = trf_take_device_matrix(matrix, &of.matrix, err);
+    if (status == TRF_OK)
+        status = check_dense(context, &of.matrix, &given, err);
+    if (status == TRF_OK)
+        status = trf_find_layout(context, TRF_LAYOUT_PACKED8, &ops, err);
+    if (status == TRF_OK)
+        status = trf_begin_device_layer(context, ops, &made, err);
+    if (status != TRF_OK)
+        return status;
+    made->header = trf_layout_bf16_header(of.matrix.rows, of.matrix.cols);
+    made->info = trf_layout_coded_info(&made->header, of.matrix.rows, of.matrix.cols);
+    status = pack_dense(made, &of, &given, err);
+    if (status == TRF_OK)
+        *packed = made;
     else
         free(made);
     return status;

@@ -16,8 +16,7 @@ void trf_pack_options_init(trf_pack_options *options) {
     *options = (trf_pack_options){.struct_bytes = sizeof *options};
 }
 
-/* Reads and checks the caller's matrix, except its weights. */
-static trf_status take_matrix(const trf_device_matrix *matrix, trf_device_matrix *taken, trf_error *err) {
+trf_status trf_take_device_matrix(const trf_device_matrix *matrix, trf_device_matrix *taken, trf_error *err) {
     static const trf_struct_type type = {"trf_device_matrix", sizeof *matrix, TRF_STRUCT_BYTES(trf_device_matrix, ld)};
     if (!matrix)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "packing needs a matrix");
@@ -41,7 +40,7 @@ trf_status trf_device_layer_get_packed_size(const trf_context *context, const tr
     trf_device_matrix taken;
     if (!context || !size)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer's size needs a context");
-    trf_status status = take_matrix(matrix, &taken, err);
+    trf_status status = trf_take_device_matrix(matrix, &taken, err);
     return status == TRF_OK ? trf_packed_get_matrix_size(&taken, size, err) : status;
 }
 
@@ -118,7 +117,7 @@ trf_status trf_device_layer_pack(trf_context *context, const trf_device_matrix *
     trf_pack_options taken;
     if (!context || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "packing needs a context, and a place for the layer");
-    trf_status status = take_matrix(matrix, &dense, err);
+    trf_status status = trf_take_device_matrix(matrix, &dense, err);
     if (status == TRF_OK)
         status = take_options(options, &taken, err);
     if (status == TRF_OK && (dense.rows == 0 || dense.cols == 0))

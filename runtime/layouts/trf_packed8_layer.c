@@ -61,31 +61,25 @@ int trf_is_coded_scaled_fp8(const trf_device_layer *layer) {
     return layer->layout->layout == TRF_LAYOUT_CODED && trf_is_scaled_fp8(layer->info.codec, layer->info.dtype);
 }
 
-/* Whether the part's rows or columns, `count` from `first` on, are in one block, or blocks end with its constants. */
-static int fits_blocks(uint32_t first, uint32_t count, uint32_t block, uint32_t multiple) {
-    return first % block + (uint64_t)count <= block || (block % multiple == 0 && first % multiple == 0);
-}
-
 /* Checks that weights that have the same constants have the same scale. tile_rows: so many rows have the same. */
 static trf_status check_scales(const trf_pack8_request *request, uint32_t tile_rows, trf_error *err) {
     const uint32_t block = request->scale_group_size;
-    switch (request->granularity) {
-    case TRF_GRANULARITY_NONE:
-    case TRF_GRANULARITY_TENSOR:
+    const trf_packed8_part part = {.granularity = request->granularity,
+                                   .scale_group_size = block,
+                                   .row = request->row,
+                                   .rows = request->rows,
+                                   .col = request->col,
+                                   .cols = request->cols};
+    if (trf_packed8_scales_fit(&part, tile_rows))
         return TRF_OK;
-    case TRF_GRANULARITY_SCALE_BLOCK:
-        if (fits_blocks(request->row, request->rows, block, tile_rows) &&
-            fits_blocks(request->col, request->cols, block, TRF_PACKED8_PAIR_COLS))
-            return TRF_OK;
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "its scales are those of blocks of %ux%u weights, of which it begins at row %u and column %u: "
-                        "%ux%d weights have the same constants",
-                        block, block, request->row % block, request->col % block, tile_rows, TRF_PACKED8_PAIR_COLS);
-    default:
+    if (request->granularity != TRF_GRANULARITY_SCALE_BLOCK)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "its scales are those of rows: %ux%d weights have the same constants", tile_rows,
                         TRF_PACKED8_PAIR_COLS);
-    }
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                    "its scales are those of blocks of %ux%u weights, of which it begins at row %u and column %u: "
+                    "%ux%d weights have the same constants",
+                    block, block, request->row % block, request->col % block, tile_rows, TRF_PACKED8_PAIR_COLS);
 }
 
 static trf_status size_head(const trf_pack8_request *request, trf_packed8_head *head, trf_error *err) {

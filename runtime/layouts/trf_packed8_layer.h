@@ -98,5 +98,9 @@ trf_status trf_cpu_pack8_turns(trf_device_layer *made, const trf_pack8_request r
                                const trf_layer_memory *memory, trf_error *err);
 trf_status trf_cuda_pack8_turns(trf_device_layer *made, const trf_pack8_request requests[2], const uint16_t *weights,
                                 const trf_layer_memory *memory, trf_error *err);
+trf_status trf_cpu_find_fp8(trf_context *context, const trf_rows_to_pack *rows, trf_stream stream, int checks_all,
+                            float *scales, trf_found_fp8 *found, trf_error *err);
+trf_status trf_cuda_find_fp8(trf_context *context, const trf_rows_to_pack *rows, trf_stream stream, int checks_all,
+                             float *scales, trf_found_fp8 *found, trf_error *err);
 
 #endif

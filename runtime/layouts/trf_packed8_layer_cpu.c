@@ -181,6 +181,20 @@ static trf_status search(const trf_scales_work *work, int threads, trf_found_fp8
     return TRF_OK;
 }
 
+trf_status trf_cpu_find_fp8(trf_context *context, const trf_rows_to_pack *rows, trf_stream stream, int checks_all,
+                            float *scales, trf_found_fp8 *found, trf_error *err) {
+    const int threads = trf_thread_count(context->threads);
+    trf_scales_work work = {
+        .rows = rows, .scales = scales, .across = blocks_of(rows->cols, TRF_FOUND_FP8_BLOCK), .checks_all = checks_all};
+    (void)stream;
+    work.found = calloc((size_t)threads, sizeof *work.found);
+    if (!work.found)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the results of %d threads", threads);
+    const trf_status status = search(&work, threads, found, err);
+    free(work.found);
+    return status;
+}
+
 /* Searches, and packs what was found, first by samples, as on a GPU (pack_fp8 in trf_packed_load_cuda.c). */
 static trf_status search_and_pack(trf_device_layer *made, trf_scales_work *work, const trf_device_layer *like,
                                   uint8_t *at, int *done, trf_error *err) {

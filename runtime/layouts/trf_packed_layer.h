@@ -35,6 +35,10 @@ trf_status trf_packed_get_converted_size(const trf_device_layer *from, trf_layer
 trf_status trf_packed_get_matrix_size(const trf_device_matrix *matrix, trf_layer_size *size, trf_error *err);
 trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err);
 
+/* Reads and checks the caller's matrix, except its weights; taken->ld is set. Errors: TRF_ERR_ARGUMENT,
+ * TRF_ERR_UNSUPPORTED (another dtype). */
+trf_status trf_take_device_matrix(const trf_device_matrix *matrix, trf_device_matrix *taken, trf_error *err);
+
 /* Sets the fields of a layer that describe its buffer, for all of its matrix. info is set, and head has been
  * checked. */
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer);

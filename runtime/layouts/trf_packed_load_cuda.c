@@ -247,6 +247,45 @@ static int looks_for_fp8(const trf_device_layer *made, const trf_device_layer *l
     return trf_pack8_looks(made, like) && (like || trf_has_sm_90a(&made->context->limits));
 }
 
+/* Searches, and copies the scales that were found. The device is current. */
+static trf_status find_fp8(const trf_context *context, const trf_rows_to_pack *rows, trf_stream stream, int checks_all,
+                           float *scales, trf_found_fp8 *found, trf_error *err) {
+    const uint64_t bytes = sizeof *scales * trf_found_fp8_blocks(rows->num_rows, rows->cols);
+    const cudaStream_t own = trf_cuda_copier_work_stream(context->copier);
+    trf_packed_window window;
+    trf_fp8_search search;
+    trf_load_scratch *scratch;
+    trf_status status = trf_load_scratch_take(context->load_scratches,
+                                              trf_cuda_sample_rows_bytes(rows->num_rows, rows->cols), &scratch, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_cuda_sample_rows(context, rows, stream, scratch, &search, &window, err);
+    if (status == TRF_OK && checks_all)
+        status = trf_cuda_search_all(context, rows, scratch, &search, err);
+    if (status == TRF_OK) {
+        const cudaError_t error = cudaMemcpyAsync(scales, search.to.scales, bytes, cudaMemcpyDeviceToDevice, own);
+        const cudaError_t waited = cudaStreamSynchronize(own); /* the scratch is given back */
+        status = trf_check_cuda(error ? error : waited, "looking for FP8", err);
+        *found = search.found;
+    }
+    trf_load_scratch_give_back(context->load_scratches, scratch);
+    return status;
+}
+
+trf_status trf_cuda_find_fp8(trf_context *context, const trf_rows_to_pack *rows, trf_stream stream, int checks_all,
+                             float *scales, trf_found_fp8 *found, trf_error *err) {
+    trf_device_scope scope;
+    *found = (trf_found_fp8){.refused = 1};
+    if (!trf_has_sm_90a(&context->limits)) /* as in looks_for_fp8 */
+        return TRF_OK;
+    trf_status status = trf_enter_device(context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = find_fp8(context, rows, stream, checks_all, scales, found, err);
+    trf_leave_device(&scope);
+    return status;
+}
+
 static trf_status pack_dense(trf_device_layer *made, const trf_dense_input *from, trf_error *err) {
     const trf_context *context = made->context;
     const trf_rows_to_pack *rows = &from->rows;

@@ -26,6 +26,7 @@ typedef struct expert_packing {
     const expert_source *from;
     const trf_expert_pack_options *options;
     void *decoded, *interleaved;
+    uint32_t packed; /* so many experts have been packed, also after a failure */
 } expert_packing;
 
 /* Makes packed expert `index`. */
@@ -64,7 +65,7 @@ static trf_status pack_bf16(const expert_packing *packing, uint32_t index, trf_d
     trf_pack_options pack;
     trf_pack_options_init(&pack);
     pack.stream = stream;
-    pack.packed_bf16 = 1; /* nobody looks for FP8 among dense experts, which must lie alike */
+    pack.packed_bf16 = 1; /* experts must lie alike */
     trf_status status = get_dense(from, index, packing->decoded, stream, &matrix, err);
     if (status == TRF_OK && packing->interleaved) {
         status = trf_interleave_gate_up(from->context, &matrix, packing->interleaved, stream, err);
@@ -104,8 +105,7 @@ static trf_status check_order(const expert_source *from, const trf_expert_pack_o
 }
 
 /* Packs each expert, and releases the scratch memory. Messages name the expert that failed. */
-static trf_status pack_each(const expert_packing *packing, pack_one_fn *pack_one, trf_experts **experts,
-                            trf_error *err) {
+static trf_status pack_each(expert_packing *packing, pack_one_fn *pack_one, trf_experts **experts, trf_error *err) {
     const uint32_t count = packing->from->count;
     trf_device_layer **layers = calloc(count, sizeof *layers);
     trf_status status = TRF_OK;
@@ -122,6 +122,7 @@ static trf_status pack_each(const expert_packing *packing, pack_one_fn *pack_one
         }
     }
     release_scratch(packing);
+    packing->packed = packed;
     if (status == TRF_OK)
         status = trf_experts_make(layers, count, 1, experts, err);
     if (status == TRF_OK) {
@@ -142,6 +143,15 @@ static trf_status pack_all(const expert_source *from, const trf_expert_pack_opti
     if (status == TRF_OK)
         return pack_each(&packing, pack_bf16, experts, err);
     release_scratch(&packing);
+    return status;
+}
+
+/* Does the same, and has all experts note why they are not packed as FP8. */
+static trf_status pack_all_since(const expert_source *from, const trf_expert_pack_options *options, const char *reason,
+                                 trf_experts **experts, trf_error *err) {
+    const trf_status status = pack_all(from, options, experts, err);
+    for (uint32_t i = 0; status == TRF_OK && i < from->count; i++)
+        trf_note_layout_reason((*experts)->layers[i], reason);
     return status;
 }
 
@@ -166,6 +176,52 @@ static trf_status check_matrices(const trf_device_matrix *matrices, uint32_t cou
     return TRF_OK;
 }
 
+/* A pack_one_fn. Errors: TRF_ERR_MISMATCH if the weights are no FP8, TRF_ERR_UNSUPPORTED if they do not fit. */
+static trf_status pack_dense_fp8(const expert_packing *packing, uint32_t index, trf_device_layer **layer,
+                                 trf_error *err) {
+    const expert_source *from = packing->from;
+    const trf_device_matrix *matrix = &from->matrices[index];
+    trf_pack_options pack;
+    if (packing->options->gate_up_order)
+        return trf_gate_up_pack(from->context, matrix, packing->options->stream, NULL, layer, err);
+    trf_pack_options_init(&pack);
+    pack.stream = packing->options->stream;
+    trf_status status = trf_device_layer_pack(from->context, matrix, &pack, layer, err);
+    if (status != TRF_OK || (*layer)->layout->layout == TRF_LAYOUT_PACKED8)
+        return status;
+    status =
+        (*layer)->layout_reason[0]
+            ? trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s", (*layer)->layout_reason)
+            : trf_fail(err, TRF_ERR_MISMATCH, TRF_NO_OFFSET, "the weights are no codes times scales of %dx%d of them",
+                       TRF_FOUND_FP8_BLOCK, TRF_FOUND_FP8_BLOCK);
+    trf_device_layer_destroy(*layer);
+    return status;
+}
+
+/* Whether the last expert is FP8, though the first one is not: else the experts are taken for what never was FP8. */
+static int is_last_fp8(const expert_packing *packing) {
+    trf_device_layer *layer;
+    const trf_status status = pack_dense_fp8(packing, packing->from->count - 1, &layer, NULL);
+    if (status == TRF_OK)
+        trf_device_layer_destroy(layer);
+    return status == TRF_OK || status == TRF_ERR_UNSUPPORTED;
+}
+
+/* Packs dense experts as FP8 if all were that, and else as BF16. */
+static trf_status pack_dense(const expert_source *from, const trf_expert_pack_options *options, trf_experts **experts,
+                             trf_error *err) {
+    expert_packing packing = {.from = from, .options = options};
+    trf_error failure = {0};
+    const trf_status status = pack_each(&packing, pack_dense_fp8, experts, &failure);
+    if (status == TRF_ERR_MISMATCH && packing.packed == 0 && !is_last_fp8(&packing))
+        return pack_all(from, options, experts, err);
+    if (status == TRF_ERR_MISMATCH || status == TRF_ERR_UNSUPPORTED)
+        return pack_all_since(from, options, failure.message, experts, err);
+    if (status != TRF_OK && err)
+        *err = failure;
+    return status;
+}
+
 trf_status trf_experts_pack(trf_context *context, const trf_device_matrix *matrices, uint32_t count,
                             const trf_expert_pack_options *options, trf_experts **experts, trf_error *err) {
     trf_expert_pack_options taken;
@@ -178,7 +234,9 @@ trf_status trf_experts_pack(trf_context *context, const trf_device_matrix *matri
         status = check_matrices(matrices, count, err);
     if (status == TRF_OK)
         status = check_order(&from, &taken, err);
-    return status == TRF_OK ? pack_all(&from, &taken, experts, err) : status;
+    if (status != TRF_OK)
+        return status;
+    return taken.packed_bf16 ? pack_all(&from, &taken, experts, err) : pack_dense(&from, &taken, experts, err);
 }
 
 /* ---- of other experts ---- */
@@ -233,7 +291,7 @@ static trf_status pack_fp8(const expert_packing *packing, uint32_t index, trf_de
 /* Packs FP8 experts as such, or all of them as BF16 if one cannot be, which then note why. */
 static trf_status pack_fp8_or_bf16(const expert_source *from, const trf_expert_pack_options *options,
                                    trf_experts **packed, trf_error *err) {
-    const expert_packing packing = {.from = from, .options = options};
+    expert_packing packing = {.from = from, .options = options};
     trf_error failure = {0};
     trf_status status = TRF_ERR_UNSUPPORTED;
     if (from->up && !options->gate_up_order)
@@ -245,10 +303,7 @@ static trf_status pack_fp8_or_bf16(const expert_source *from, const trf_expert_p
             *err = failure;
         return status;
     }
-    status = pack_all(from, options, packed, err);
-    for (uint32_t i = 0; status == TRF_OK && i < from->count; i++)
-        trf_note_layout_reason((*packed)->layers[i], failure.message);
-    return status;
+    return pack_all_since(from, options, failure.message, packed, err);
 }
 
 trf_status trf_experts_convert(const trf_experts *experts, const trf_experts *up,
@@ -269,7 +324,7 @@ trf_status trf_experts_convert(const trf_experts *experts, const trf_experts *up
         status = check_order(&from, &taken, err);
     if (status != TRF_OK)
         return status;
-    if (!are_fp8(experts) || !are_fp8(up))
+    if (taken.packed_bf16 || !are_fp8(experts) || !are_fp8(up))
         return pack_all(&from, &taken, packed, err);
     return pack_fp8_or_bf16(&from, &taken, packed, err);
 }

@@ -153,9 +153,10 @@ double trf_layout_microseconds(const trf_card_times *card, const trf_tuning *tun
                                trf_layout layout, uint32_t m) {
     if (layer->is_lookup)
         return 0;
+    if (layout == TRF_LAYOUT_PACKED && layer->packed_is_fp8)
+        layout = TRF_LAYOUT_PACKED8;
     if (!layer->experts)
-        return find_dense_time(card, tuning, layer,
-                               layout == TRF_LAYOUT_PACKED && layer->packed_is_fp8 ? TRF_LAYOUT_PACKED8 : layout, m);
+        return find_dense_time(card, tuning, layer, layout, m);
     const double experts = layer->experts, active = experts * (1 - pow(1 - layer->routed / experts, m));
     const double tokens = fmax(1, m * (layer->routed / active)), rows = active * layer->rows;
     if (layout == TRF_LAYOUT_CODED)

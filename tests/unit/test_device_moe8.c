@@ -108,8 +108,8 @@ static const uint16_t *row_of(const fp8_experts *experts, const fp8_experts *up,
               : experts->from[expert].weights + (size_t)(inner + in_part) * experts->cols;
 }
 
-/* Packed BF16 experts of the same weights, in turns if there is up. */
-static trf_experts *pack_bf16(const fp8_experts *experts, const fp8_experts *up) {
+/* Packed experts of the same dense weights, in turns if there is up. */
+static trf_experts *pack(const fp8_experts *experts, const fp8_experts *up, int packed_bf16) {
     const uint32_t rows = experts->rows * (up ? 2 : 1), cols = experts->cols;
     trf_device_matrix matrices[MOST_EXPERTS];
     void *memory[MOST_EXPERTS];
@@ -118,6 +118,7 @@ static trf_experts *pack_bf16(const fp8_experts *experts, const fp8_experts *up)
     trf_experts *packed = NULL;
     trf_expert_pack_options_init(&options);
     options.gate_up_order = up ? TRF_GATE_UP_INTERLEAVED_8 : TRF_GATE_UP_HALVES;
+    options.packed_bf16 = packed_bf16;
     for (uint32_t e = 0; e < experts->count; e++) {
         const size_t half = (size_t)experts->rows * cols;
         memcpy(dense, experts->from[e].weights, 2 * half);
@@ -135,6 +136,8 @@ static trf_experts *pack_bf16(const fp8_experts *experts, const fp8_experts *up)
     free(dense);
     return packed;
 }
+
+static trf_experts *pack_bf16(const fp8_experts *experts, const fp8_experts *up) { return pack(experts, up, 1); }
 
 static trf_layout layout_of(const trf_experts *experts, uint32_t expert) {
     return test_device_layer_info(trf_experts_layer(experts, expert)).layout;
@@ -303,6 +306,7 @@ static void check_mixtures(uint32_t exceptions, int falls_back) {
     trf_experts *packed8[] = {convert(&gate, &up, TRF_GATE_UP_INTERLEAVED_8), convert(&down, NULL, TRF_GATE_UP_HALVES)},
                 *bf16[] = {pack_bf16(&gate, &up), pack_bf16(&down, NULL)};
     ck_assert_int_eq(layout_of(packed8[1], 3), TRF_LAYOUT_PACKED8);
+    ck_assert_int_eq(layout_of(bf16[1], 3), TRF_LAYOUT_PACKED);
     check_weights(packed8[0], &gate, &up, 1);
     for (uint32_t e = 0; e < gate.count; e++) {
         const char *reason = trf_device_layer_get_layout_reason(trf_experts_layer(packed8[0], e));
@@ -478,6 +482,99 @@ START_TEST(loaded_experts) {
 }
 END_TEST
 
+/* ---- dense experts that were FP8 ---- */
+
+/* FP8 is found in dense experts, in turns or not, and packed as coded ones are. _i: whether in turns.
+ */
+START_TEST(dense_experts_were_fp8) {
+    test_rng rng = {600 + (uint64_t)_i};
+    fp8_experts first = make_experts(&rng, 3, 160, 264, 5), second = make_experts(&rng, 3, 160, 264, 5),
+                *up = _i ? &second : NULL;
+    trf_experts *packed = pack(&first, up, 0),
+                *due = convert(&first, up, _i ? TRF_GATE_UP_INTERLEAVED_8 : TRF_GATE_UP_HALVES);
+    for (uint32_t e = 0; e < first.count; e++) {
+        const trf_device_layer *layer = trf_experts_layer(packed, e);
+        ck_assert_int_eq(layout_of(packed, e), TRF_LAYOUT_PACKED8);
+        ck_assert_str_eq(trf_device_layer_get_layout_reason(layer), "");
+        ck_assert_uint_eq(test_device_layer_info(layer).memory_bytes,
+                          test_device_layer_info(trf_experts_layer(due, e)).memory_bytes);
+    }
+    check_weights(packed, &first, up, _i);
+    check_products(packed, &first, up, _i, 40);
+    trf_experts_destroy(packed);
+    trf_experts_destroy(due);
+    free_experts(&first);
+    free_experts(&second);
+}
+END_TEST
+
+/* Makes an expert one that never was FP8. */
+static void make_bf16(fp8_experts *experts, test_rng *rng, uint32_t expert) {
+    const uint64_t count = (uint64_t)experts->rows * experts->cols;
+    test_fill_normal(rng, experts->from[expert].weights, TRF_DTYPE_BF16, count, 0.02);
+}
+
+/* Expects packed BF16 experts whose reasons are this, or begin with it. */
+static void check_all_bf16(const fp8_experts *first, const fp8_experts *up, const char *reason) {
+    trf_experts *packed = pack(first, up, 0);
+    for (uint32_t e = 0; e < first->count; e++) {
+        const char *found = trf_device_layer_get_layout_reason(trf_experts_layer(packed, e));
+        ck_assert_int_eq(layout_of(packed, e), TRF_LAYOUT_PACKED);
+        if (reason[0] ? strncmp(found, reason, strlen(reason)) != 0 : found[0] != 0)
+            ck_abort_msg("expert %u: '%s', not '%s'", e, found, reason);
+    }
+    check_weights(packed, first, up, up != NULL);
+    trf_experts_destroy(packed);
+}
+
+/* One expert that is no FP8, or has too many exceptions, makes all packed BF16; what never was FP8 has no reason. */
+START_TEST(dense_experts_that_are_bf16) {
+    test_rng rng = {700 + (uint64_t)_i};
+    fp8_experts first = make_experts(&rng, 3, 160, 264, 30), second = make_experts(&rng, 3, 160, 264, 3),
+                *up = _i ? &second : NULL;
+    const char *const no_codes = _i ? "the weights of gate are no codes" : "the weights are no codes";
+    char reason[80];
+    check_all_bf16(&first, up, "expert 1: the layer cannot be packed as FP8: ");
+    make_bf16(&first, &rng, 1);
+    snprintf(reason, sizeof reason, "expert 1: %s", no_codes);
+    check_all_bf16(&first, up, reason);
+    make_bf16(&first, &rng, 0);
+    snprintf(reason, sizeof reason, "expert 0: %s", no_codes);
+    check_all_bf16(&first, up, reason);
+    make_bf16(&first, &rng, 2);
+    check_all_bf16(&first, up, "");
+    free_experts(&first);
+    free_experts(&second);
+}
+END_TEST
+
+START_TEST(dense_gate_and_up_refusals) {
+    test_rng rng = {800};
+    trf_device_layer *layer = NULL;
+    trf_device_matrix matrix;
+    packed8_layer made = make_weights(&rng, 320, 264, 0);
+    trf_device_matrix_init(&matrix);
+    void *memory = device_upload(device, made.weights, 2ull * 320 * 264);
+    matrix.weights = memory;
+    matrix.cols = 264;
+    matrix.rows = 312;
+    fixture_check_status(trf_gate_up_pack(device, &matrix, NULL, NULL, &layer, &err), TRF_ERR_UNSUPPORTED, &err);
+    EXPECT(strstr(err.message, "cannot take turns by 8 rows") != NULL);
+    matrix.rows = 0;
+    fixture_check_status(trf_gate_up_pack(device, &matrix, NULL, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    matrix.rows = 288; /* up begins at row 144, within scale blocks, whose scales differ */
+    fixture_check_status(trf_gate_up_pack(device, &matrix, NULL, NULL, &layer, &err), TRF_ERR_MISMATCH, &err);
+    EXPECT(strstr(err.message, "the weights of up are no codes") != NULL);
+    matrix.weights = NULL;
+    fixture_check_status(trf_gate_up_pack(device, &matrix, NULL, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_gate_up_pack(device, NULL, NULL, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_gate_up_pack(NULL, &matrix, NULL, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_null(layer);
+    trf_device_free(device, memory);
+    packed8_layer_free(&made);
+}
+END_TEST
+
 int main(void) {
     if (test_device_missing("gpu.moe8"))
         return 77;
@@ -490,6 +587,9 @@ int main(void) {
     tcase_add_test(tests, experts_that_do_not_fit_are_bf16);
     tcase_add_test(tests, one_expert_and_refusals);
     tcase_add_loop_test(tests, loaded_experts, 0, 2);
+    tcase_add_loop_test(tests, dense_experts_were_fp8, 0, 2);
+    tcase_add_loop_test(tests, dense_experts_that_are_bf16, 0, 2);
+    tcase_add_test(tests, dense_gate_and_up_refusals);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

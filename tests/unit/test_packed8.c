@@ -24,6 +24,7 @@ static void expect_all_codes(float scale) {
     uint32_t pair;
     if (!trf_packed8_find_pair(scale, &pair))
         ck_abort_msg("%a has no pair", (double)scale);
+    EXPECT(trf_packed8_has_pair(scale));
     for (uint32_t code = 0; code < 256; code++) {
         if ((code & 0x7F) == TRF_PACKED8_NAN_CODE)
             continue;
@@ -68,7 +69,7 @@ START_TEST(other_scales_have_none) {
                           0x1p127f, 0x1p-126f, 0x1p-149f, 0x1.fffffep-101f, -0x1p-10f};
     uint32_t pair;
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
-        EXPECT(!trf_packed8_find_pair(none[i], &pair));
+        EXPECT(!trf_packed8_find_pair(none[i], &pair) && !trf_packed8_has_pair(none[i]));
     EXPECT(trf_packed8_find_pair(0x1p-100f, &pair) && trf_packed8_find_pair(0x1.fffffep6f, &pair));
     expect_all_codes(0);
     EXPECT(trf_packed8_find_pair(0, &pair) && pair == 0);

@@ -17,9 +17,9 @@ the least squares. The library corrects it by how far the nearest shapes are fro
 
 A layer of experts takes what one matrix of all experts that have tokens would, times a factor for each layout: for
 plain ones the geometric mean over experts.csv beside this script, for others that times the mean by plain ones in the
-same rows of the file, which may be another card's; 0 where experts have no such layout. There "rows" are those of all
-matrices of an expert together; packed ones and the plain ones beside them are whole layers (gate, up, down and the
-sum), coded ones single products.
+same rows of the file, which may be another card's. Packed8 experts, which nobody has timed, have the factor of packed
+ones, whose kernels they run. In the file "rows" are those of all matrices of an expert together; packed ones and the
+plain ones beside them are whole layers (gate, up, down and the sum), coded ones single products.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ def main() -> None:
     print("static const trf_card_times kCardTimes[] = {")
     for card, name in CARDS.items():
         known = (factors[card], *factors.values())
-        by_plain = {layout: next((each[layout] for each in known if layout in each), 0.0) for layout in LAYOUTS}
+        by_plain = {layout: next(each[layout] for each in known if layout in each) for layout in LAYOUTS[:-1]}
+        by_plain["packed8"] = by_plain["packed"]
         plain = factors[card]["plain"]
         values = [plain if layout == "plain" else plain * by_plain[layout] for layout in LAYOUTS]
         print(f'    {{"{name}", kShapesOf{card}, sizeof kShapesOf{card} / sizeof kShapesOf{card}[0], kLinesOf{card},')

@@ -145,6 +145,8 @@ class Loader:
             swap()
             for name in module._buffer_names():
                 mark_loaded(getattr(module, name))
+            reasons = module.layout_reasons().items()
+            self._packed_fp8.update((f"{experts.path}.{name}", reason) for name, reason in reasons)
 
         return put_coded if reason else put_packed
 

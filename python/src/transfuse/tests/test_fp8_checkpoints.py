@@ -40,7 +40,8 @@ CONFIGS = {
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=160
     ),
 }
-CASES = [("qwen3", "block"), ("qwen3", "channel"), ("qwen3", "tensor"), ("qwen3_moe", "block")]
+CASES = [("qwen3", kind) for kind in ("block", "channel", "tensor")]
+CASES += [("qwen3_moe", kind) for kind in ("block", "channel")]
 
 
 @pytest.fixture(autouse=True)
@@ -99,14 +100,17 @@ def test_what_lies_packed_as_bf16(
     monkeypatch.setattr(_loading.logger, "warning", lines.append)
     config = TransfuseConfig(layout="packed")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "compressed", quantization_config=config)
-    modules = [module for module in model.modules() if isinstance(module, TransfuseLinear)]
+    modules = [module for module in model.modules() if isinstance(module, (TransfuseLinear, TransfuseExperts))]
     reasons = [module.layout_reason for module in modules if module.layout_reason]
+    are_mixtures = "moe" in request.node.callspec.id
     lines = [line for line in lines if "packed as BF16" in line]
     if "channel" not in request.node.callspec.id:
         assert not reasons and not lines
         return
-    assert len(reasons) == 2 * 7  # the linear layers, and not the head
-    assert len(lines) == 1 and lines[0].startswith(f"{len(reasons)} weights of FP8 lie packed as BF16, and not packed8")
+    # The linear layers, and not the head; of experts the two containers of each module.
+    assert len(reasons) == 2 * (5 if are_mixtures else 7)
+    count = 2 * (4 + 2 if are_mixtures else 7)
+    assert len(lines) == 1 and lines[0].startswith(f"{count} weights of FP8 lie packed as BF16, and not packed8")
     assert "its scales are those of rows" in lines[0] and "its scales are those of rows" in reasons[0]
 
 
@@ -139,11 +143,13 @@ def test_saving(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["packed", "packed8"])
-def test_experts_lie_packed8(folder: Path, layout: str) -> None:
+def test_experts_lie_packed8(folder: Path, layout: str, request: pytest.FixtureRequest) -> None:
+    is_channel = "channel" in request.node.callspec.id
     config = TransfuseConfig(layout=layout)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder / "compressed", dtype="auto", quantization_config=config
     )
     experts = [module for module in model.modules() if isinstance(module, TransfuseExperts)]
     assert len(experts) == (2 if model.config.model_type == "qwen3_moe" else 0)
-    assert all(module.layout == "packed8" for module in experts)
+    lies = "packed8" if not is_channel else "packed" if layout == "packed" else "coded"
+    assert all(module.layout == lies for module in experts)

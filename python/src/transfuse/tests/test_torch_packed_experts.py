@@ -233,7 +233,8 @@ def test_containers(device: str, codec: str, rows: int, cols: int) -> None:
     for interleave in (False, True):
         packed = tt.pack_experts(dense, interleave=interleave)
         assert packed.device == dense.device
-        assert {tt.layer_layout(buffer) for buffer in tt.container_buffers(packed)} == {"packed"}
+        layout = "packed" if codec == "bf16" else "packed8"
+        assert {tt.layer_layout(buffer) for buffer in tt.container_buffers(packed)} == {layout}
         assert packed.numel() <= 256 + 3 * packed_bytes(rows, cols) + 512
         assert same_bits(tt.decode_experts(packed, 3, rows, cols, torch.bfloat16), dense)
         both = torch.full((3, 2 * rows, cols), 7.0, dtype=torch.bfloat16, device=device)
@@ -578,8 +579,14 @@ def test_fp8_that_does_not_fit(device: str) -> None:
     with pytest.warns(UserWarning, match="stay as they are"):
         refusals = tt.set_layout(nn.ModuleDict({"experts": parts.make_module()}), "packed8")
     assert len(refusals) == 3 and all("expert 2: " in reason for reason in refusals.values())
-    with pytest.warns(UserWarning, match=r"FP8 experts are packed as BF16: expert 2: .* at most 15 may be"):
+    with pytest.warns(UserWarning, match="1 weights of FP8 lie packed as BF16, and not packed8: gate_up_proj, since"):
         assert tt.set_layout(module, "packed") == {}
+    assert "gate_up_proj: expert 2: " in module.layout_reason and "at most 15 may be" in module.layout_reason
+    assert tt.layout_reason(module.gate_up_proj) in module.layout_reason
+    assert not tt.layout_reason(module.down_proj) and "down_proj" not in module.layout_reason
+    with pytest.warns(UserWarning, match=r"FP8 experts are packed as BF16: expert 2: .* at most 15 may be"):
+        container = tt.pack_experts(*(tt.make_container(blobs) for blobs in parts.blobs[:2]), interleave=True)
+    assert "expert 2: " in tt.layout_reason(container)
     assert module.layout == "packed"
     assert layouts_of(module) == {("gate_up_proj", "packed"), ("down_proj", "packed8")}
     with exact():
@@ -587,6 +594,36 @@ def test_fp8_that_does_not_fit(device: str) -> None:
     assert cases.error_of(module(*routes), parts.dense(*routes)) < 0.01
     with pytest.raises(transfuse.UnsupportedError, match="no coded FP8 with scales"):
         tt.set_layout(cases.compress(cases.make_experts(**SIZES)), "packed8")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dense_experts_that_were_fp8(device: str) -> None:
+    """FP8 is found in dense experts; one expert that is no FP8 makes all packed BF16, and is named."""
+    dense = Fp8Parts(device).dense
+    first, down = dense.gate_up_proj.detach(), dense.down_proj.detach()
+    for weight, interleave in ((first, True), (down, False)):
+        for changed, reason in ((None, ""), (2, "expert 2: the weights"), (0, "expert 0: the weights")):
+            given = weight.clone()
+            if changed is not None:
+                given[changed] = normal(*given[changed].shape, seed=changed).to(device)
+            container = _packed_experts.pack_experts_quietly(given, interleave=interleave)
+            layouts = {tt.layer_layout(buffer) for buffer in tt.container_buffers(container)}
+            assert layouts == {"packed" if reason else "packed8"}
+            assert tt.layout_reason(container).startswith(reason) and bool(tt.layout_reason(container)) == bool(reason)
+            assert same_bits(tt.decode_experts(container, *given.shape, torch.bfloat16), given)
+            plain = tt.pack_experts(given, interleave=interleave, packed_bf16=True)
+            assert tt.layer_layout(tt.container_buffers(plain)[0]) == "packed" and not tt.layout_reason(plain)
+    with pytest.warns(UserWarning, match="FP8 experts are packed as BF16: expert 0: the weights of gate"):
+        first[0] = normal(*first[0].shape, seed=9).to(device)
+        tt.pack_experts(first, interleave=True)
+    true_bf16 = normal(3, 64, 512, seed=3).to(device)
+    assert not tt.layout_reason(tt.pack_experts(true_bf16, interleave=True))
+    module, routes = Fp8Parts(device).dense, make_routes(7, device)
+    as_bf16 = copy.deepcopy(module)
+    compress_model(nn.ModuleDict({"experts": module}), layout="packed")
+    compress_model(nn.ModuleDict({"experts": as_bf16}), layout="packed", codec="bf16")
+    assert (module.layout, as_bf16.layout) == ("packed8", "packed") and not module.layout_reason
+    assert same_bits(module(*routes), as_bf16(*routes))
 
 
 @pytest.mark.parametrize("device", DEVICES)

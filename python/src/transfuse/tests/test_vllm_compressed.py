@@ -193,6 +193,31 @@ def test_fp8_is_taken_as_it_is(
         assert all("multiple of 64" in why or "multiples of 16" in why for why in refused.values()), refused
 
 
+def test_reasons_of_merged_layers(
+    source: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merged layer that is FP8 in part, and one whose FP8 is found in dense weights and does not fit, say why."""
+    lazy, dense = load_fp8(source, tmp_path, "block")
+    unfit = dense["tall_gate"].clone()
+    unfit[0, :40] = 3.0  # no codes times scales
+    refused: dict[str, str] = {}
+    monkeypatch.setattr(_model_loading, "note_fp8_refusal", lambda name, why: refused.setdefault(name, why))
+    for gate, up, reason in (
+        (lazy["tall_gate"], source["tall_up"], "only some of its parts are FP8 in their files"),
+        (unfit, dense["tall_up"], "40 of the weights"),
+        (dense["tall_gate"], dense["tall_up"], ""),
+        (source["tall_gate"], source["tall_up"], ""),
+    ):
+        refused.clear()
+        with layers_of_rank() as config:
+            layer = make_tall_layers(config)["tall"]
+            load(model := make_model(tall=layer), [("tall.weight", gate, 0), ("tall.weight", up, 1)])
+            layers.finish(model)
+        is_fp8 = not reason and up is not source["tall_up"]
+        assert layer.transfuse_packed.layout == ("packed8" if is_fp8 else "packed")
+        assert list(refused) == (["tall"] if reason else []) and refused.get("tall", "").startswith(reason)
+
+
 def test_fp8_layers_get_new_weights(source: dict[str, torch.Tensor], tmp_path: Path) -> None:
     """Layers that were taken as FP8 are loaded again, with other weights and with their own."""
     lazy, dense = load_fp8(source, tmp_path, "block")

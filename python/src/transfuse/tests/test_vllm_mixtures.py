@@ -132,11 +132,14 @@ def test_fused_tensors() -> None:
         check(apply(experts), reference(weights))
 
 
-def test_fp8_with_scales(tmp_path: Path) -> None:
-    """Experts of a compressed folder of FP8 with scales have the bits of those made of codes times scales."""
+@pytest.mark.parametrize("kind", ["block", "tensor", "channel"])
+def test_fp8_with_scales(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts of a compressed folder of FP8 have the bits of codes times scales, and the log says which stay BF16."""
+    refused: dict[str, str] = {}
+    monkeypatch.setattr(_model_loading, "note_fp8_refusal", lambda name, why: refused.setdefault(name, why))
     split = {f"{shard}.{expert}": each for shard, all in make_weights().items() for expert, each in enumerate(all)}
-    fp8, dense = quantize_all(split, FP8_KINDS["block"], lambda name: True)
-    write_fp8(tmp_path / "source", fp8, FP8_KINDS["block"], {"model_type": "llama", "dtype": "bfloat16"})
+    fp8, dense = quantize_all(split, FP8_KINDS[kind], lambda name: True)
+    write_fp8(tmp_path / "source", fp8, FP8_KINDS[kind], {"model_type": "llama", "dtype": "bfloat16"})
     transfuse.compress(tmp_path / "source", tmp_path / "compressed")
     files = sorted((tmp_path / "compressed").glob("*.safetensors"))
     found, decoded = dict(iterate_dense([str(path) for path in files])), []
@@ -149,6 +152,10 @@ def test_fp8_with_scales(tmp_path: Path) -> None:
             load_experts(experts, stacked)
             layers.finish(model)
             decoded.append([decode(experts, name) for name in ("w13_weight", "w2_weight")])
+            packed = experts.routed_experts.transfuse_packed
+            assert packed.layout == ("packed experts" if kind == "channel" else "packed8 experts")
+    assert not refused if kind != "channel" else "experts are searched for" in refused[PREFIX]
+    assert kind != "channel" or "their files have channel" in refused[PREFIX]
     for wanted, made in zip(*decoded, strict=True):
         assert torch.equal(bits(made), bits(wanted))
 

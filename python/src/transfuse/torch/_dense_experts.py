@@ -47,13 +47,15 @@ def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
     }
 
 
-def pack_dense_experts(module: nn.Module) -> dict[str, Tensor]:
+def pack_dense_experts(module: nn.Module, *, packed_bf16: bool = False) -> dict[str, Tensor]:
     """Packs the dense experts of a module, [experts][rows][columns] of BF16, on the device where they lie.
 
     Parameters
     ----------
     module : nn.Module
         A module for which `find_experts_obstacle` returns None.
+    packed_bf16 : bool
+        As in `pack_experts`.
 
     Returns
     -------
@@ -74,8 +76,8 @@ def pack_dense_experts(module: nn.Module) -> dict[str, Tensor]:
     if reason:
         raise make_error(Status.TRF_ERR_UNSUPPORTED, reason)
     return {
-        "gate_up": _packed_experts.pack_experts(first, interleave=True),
-        "down": _packed_experts.pack_experts(down, interleave=False),
+        "gate_up": _packed_experts.pack_experts_quietly(first, interleave=True, packed_bf16=packed_bf16),
+        "down": _packed_experts.pack_experts_quietly(down, interleave=False, packed_bf16=packed_bf16),
     }
 
 
@@ -108,7 +110,7 @@ def lay_out_experts(module: nn.Module, layout: str, options: dict[str, Any]) -> 
         refusal = "packed experts are encoded with the default options"
         if _layouts.is_default_form(options):
             try:
-                packed = pack_dense_experts(module)
+                packed = pack_dense_experts(module, packed_bf16=options.get("codec") == "bf16")
             except UnsupportedError as reason:
                 refusal = reason.message
             else:

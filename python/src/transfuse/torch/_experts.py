@@ -280,6 +280,22 @@ class TransfuseExperts(BufferModule):
                 out.copy_(self._decode(name))
         return {"gate_up_proj": both, "down_proj": self._decode("down_proj")}
 
+    @property
+    def layout_reason(self) -> str:
+        """Why FP8 experts lie "packed", and not "packed8", for each container that does; "" for all others.
+
+        It is known of experts where they were packed, and not of those of a module that was copied or moved.
+        """
+        return "; ".join(f"{name}: {reason}" for name, reason in self.layout_reasons().items())
+
+    def layout_reasons(self) -> dict[str, str]:
+        """Returns what `layout_reason` says, by the containers' names."""
+        if not self._is_packed():
+            return {}
+        found = {name: getattr(self, name) for name in self._buffer_names()}
+        reasons = {name: _registry.layout_reason(each) for name, each in found.items() if has_bytes(each)}
+        return {name: reason for name, reason in reasons.items() if reason}
+
     def dense_shapes(self) -> dict[str, tuple[int, int, int]]:
         """Returns the shapes of what `decode_weights` returns, which may be asked for before anything is loaded."""
         shapes = dict(self.container_shapes)
@@ -488,7 +504,7 @@ class TransfuseExperts(BufferModule):
         self, containers: dict[str, Tensor], layout: str = "packed"
     ) -> tuple[dict[str, Tensor], dict[str, LayerInfo | None]]:
         """Returns packed containers of coded ones, and how these were encoded."""
-        pack = _packed_experts.pack_fp8_experts if layout == "packed8" else _packed_experts.pack_experts
+        pack = _packed_experts.pack_fp8_experts if layout == "packed8" else _packed_experts.pack_experts_quietly
         first = [container for name, container in containers.items() if name != "down_proj"]
         made = {
             "gate_up_proj": pack(*first, interleave=True),

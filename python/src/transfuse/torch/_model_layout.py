@@ -27,9 +27,9 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
     ties hold. But their memory is new, so compiled models are compiled anew, and CUDA graphs must be captured again.
     Modules whose weights are to be loaded are told how. No other thread may use the model meanwhile. Weights that the
     layout does not take stay as they are, and a warning names them: weights of other codecs, for "packed" weights whose
-    exponents lie too far apart and experts that cannot run so, for "plain" all experts. Packed experts have other
-    parameters than coded ones. After Ctrl-C, or any other exception, the model still works, and some of its
-    layers are converted.
+    exponents lie too far apart and experts that cannot run so, for "plain" all experts. Another one names FP8 weights
+    that become packed BF16, and says why. Packed experts have other parameters than coded ones. After Ctrl-C, or any
+    other exception, the model still works, and some of its layers are converted.
 
     Parameters
     ----------
@@ -79,6 +79,8 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
         _report_progress(progress, taken[-1].names[0], done, total)
     if refused:
         warnings.warn(_layouts.describe_refusals(layout, refused), stacklevel=2)
+    if layout == "packed" and (packed := {name: why for weight in taken for name, why in weight.find_packed_fp8()}):
+        warnings.warn(_layouts.describe_packed_fp8(packed), stacklevel=2)
     return refused
 
 
@@ -92,6 +94,14 @@ class _Weight:
     def add(self, name: str, module: CompressedModule | TransfuseExperts) -> None:
         self.names.append(name)
         self.modules.append(module)
+
+    def find_packed_fp8(self) -> list[tuple[str, str]]:
+        """Returns the names of FP8 weights that lie packed as BF16, and why."""
+        first = self.modules[0]
+        if isinstance(first, CompressedModule):
+            return [(self.names[0], first.layout_reason)] if first.layout_reason else []
+        path = self.names[0].removesuffix(self.names[0].rpartition(".")[2])
+        return [(path + name, reason) for name, reason in first.layout_reasons().items()]
 
     def count_bytes(self) -> int:
         first = self.modules[0]

@@ -64,6 +64,7 @@ def ops_library() -> ctypes.CDLL:
         "trf_torch_join": (c_int, [c_int, *buffers, memory, error]),
         "trf_torch_get_packed_size": (c_int, [c_int, dense, size, error]),
         "trf_torch_pack": (c_int, [c_int, dense, memory, c_void_p, c_uint64, c_int, c_void_p, c_uint64, error]),
+        "trf_torch_pack_gate_up": (c_int, [c_int, dense, memory, c_void_p, error]),
         "trf_torch_get_load_size": (c_int, [c_int, c_void_p, c_char_p, c_int, *part, size, error]),
         "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, c_int, *part, memory, POINTER(c_int32), error]),
         "trf_torch_is_known": (c_int, [c_int, c_void_p, c_uint64]),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transfuse import _structs as s
-from transfuse._errors import Status, UnsupportedError, make_error
+from transfuse._errors import MismatchError, Status, UnsupportedError, make_error
 from transfuse._memory_need import is_scaled_fp8, packed_bytes
 from transfuse._results import LayerInfo
 from transfuse.torch import _ops, _registry
@@ -47,7 +47,7 @@ _GROWTH = 1.03
 _ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELUTanh": "gelu_tanh", "PytorchGELUTanh": "gelu_tanh"}
 
 
-def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
+def pack_experts(*weights: Tensor, interleave: bool, packed_bf16: bool = False) -> Tensor:
     """Packs experts losslessly, one at a time, on the device where they lie.
 
     Parameters
@@ -58,12 +58,16 @@ def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
     interleave : bool
         Whether the first half of an expert's rows is gate and the second up, which are to lie in turns, as `moe` takes
         them. The number of rows is a multiple of 16 then.
+    packed_bf16 : bool
+        Whether experts lie "packed", also where they were FP8.
 
     Returns
     -------
     Tensor, uint8, [container_bytes]
-        A container of packed experts, known to the ops. Coded experts of FP8 with scales lie "packed8"; if one of them
-        does not fit that layout, all lie "packed", as BF16, and a warning says why.
+        A container of packed experts, known to the ops. Coded experts of FP8 with scales, and dense ones that were FP8
+        as `pack` finds it, lie "packed8"; if one of them does not fit that layout, or is no FP8, all lie "packed", as
+        BF16, and `layout_reason` and a warning say why. Where neither the first nor the last dense expert is FP8, they
+        are taken for what never was.
 
     Raises
     ------
@@ -77,24 +81,32 @@ def pack_experts(*weights: Tensor, interleave: bool) -> Tensor:
     TransfuseError
         A container is corrupt, or memory is short.
     """
+    container = pack_experts_quietly(*weights, interleave=interleave, packed_bf16=packed_bf16)
+    if reason := _registry.layout_reason(container):
+        warnings.warn(f"FP8 experts are packed as BF16: {reason}", stacklevel=2)
+    return container
+
+
+def pack_experts_quietly(*weights: Tensor, interleave: bool, packed_bf16: bool = False) -> Tensor:
+    """Does what `pack_experts` does, without a warning."""
     parts = _open_parts(weights, interleave)
-    rows, first = sum(part.rows for part in parts), parts[0]
-    if all(part.is_fp8 for part in parts):
-        try:
-            return _pack_fp8(parts, interleave)
-        except UnsupportedError as refusal:
-            warnings.warn(f"FP8 experts are packed as BF16: {refusal.message}", stacklevel=2)
+    rows, first, reason = sum(part.rows for part in parts), parts[0], ""
+    try:
+        container = None if packed_bf16 else _pack_as_fp8(parts, interleave)
+        if container is not None:
+            return container
+    except UnsupportedError as refusal:
+        reason = refusal.message
     writer = _Writer(first.count, packed_bytes(rows, first.cols), first.device)
     for index in range(first.count):
-        matrices = [part.take(index) for part in parts]
-        matrix = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+        matrix = _take_rows(parts, index)
         try:
-            # Experts do not take "packed8".
             writer.add(_registry.pack(_interleave(matrix) if interleave else matrix, packed_bf16=True))
         except UnsupportedError as refusal:
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"expert {index}: {refusal.message}") from refusal
-    container = writer.end(ROWS_INTERLEAVED if interleave else ROWS_AS_GIVEN)
-    _registry.adopt(container)
+    container = _end_container(writer, interleave)
+    if reason:
+        _registry.note_layout_reason(container, reason)
     return container
 
 
@@ -184,6 +196,8 @@ class _Part:
     take: Callable[[int], Tensor]
     # The coded layers of FP8 experts with scales; none of any others.
     fp8: tuple[Tensor, ...] = ()
+    # Whether FP8 may be found in the experts: those that are dense, or packed FP8.
+    is_searched: bool = False
 
     @property
     def is_fp8(self) -> bool:
@@ -210,7 +224,7 @@ def _open_part(weights: Tensor) -> _Part:
         raise TypeError(f"experts are a torch.Tensor, not a {type(weights).__name__}")
     if weights.dim() == 3 and weights.numel():
         count, rows, cols = weights.shape
-        return _Part(count, rows, cols, weights.device, lambda index: weights.detach()[index])
+        return _Part(count, rows, cols, weights.device, lambda index: weights.detach()[index], is_searched=True)
     if weights.dim() != 1 or weights.dtype != torch.uint8 or not is_container(bytes(weights[:4].tolist())):
         raise ValueError(
             "experts are a tensor of [experts][rows][cols] that has weights, or a container; this is "
@@ -230,10 +244,70 @@ def _open_part(weights: Tensor) -> _Part:
         _registry.check_decoded(buffers[index])
         return _put_apart(dense) if is_interleaved else dense
 
-    are_fp8 = all(is_scaled_fp8(info) for info in infos) and all(
-        _registry.layer_layout(buffer) == "coded" for buffer in buffers
-    )
-    return _Part(len(infos), about.rows, about.cols, weights.device, take, tuple(buffers) if are_fp8 else ())
+    layouts = {_registry.layer_layout(buffer) for buffer in buffers}
+    fp8 = tuple(buffers) if layouts == {"coded"} and all(is_scaled_fp8(info) for info in infos) else ()
+    return _Part(len(infos), about.rows, about.cols, weights.device, take, fp8, layouts == {"packed8"})
+
+
+def _pack_as_fp8(parts: list[_Part], interleave: bool) -> Tensor | None:
+    """Packs experts as FP8 if they are that; raises UnsupportedError if only some are, or one does not fit."""
+    if all(part.is_fp8 for part in parts):
+        return _pack_fp8(parts, interleave)
+    if any(part.is_fp8 for part in parts):
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, "of gate and up only one is FP8")
+    if all(part.is_searched for part in parts):
+        return _pack_dense_fp8(parts, interleave)
+    return None
+
+
+def _take_rows(parts: list[_Part], index: int) -> Tensor:
+    """Returns an expert, dense, with the rows of all parts."""
+    matrices = [part.take(index) for part in parts]
+    return matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+
+
+def _pack_dense_fp8(parts: list[_Part], interleave: bool) -> Tensor | None:
+    """Does what `_pack_as_fp8` does for dense experts, which are searched for FP8."""
+
+    def pack(index: int) -> Tensor:
+        matrix = _take_rows(parts, index)
+        if interleave:
+            return _registry.pack_gate_up(matrix)
+        layer = _registry.pack(matrix)
+        if _registry.layer_layout(layer) == "packed8":
+            return layer
+        if reason := _registry.layout_reason(layer):
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, reason)
+        raise make_error(Status.TRF_ERR_MISMATCH, "the weights are no codes times scales of 128x128 of them")
+
+    def is_fp8(index: int) -> bool:
+        try:
+            pack(index)
+        except MismatchError:
+            return False
+        except UnsupportedError:
+            pass
+        return True
+
+    first = parts[0]
+    writer: _Writer | None = None
+    for index in range(first.count):
+        try:
+            layer = pack(index)
+        except (MismatchError, UnsupportedError) as refusal:
+            if isinstance(refusal, MismatchError) and index == 0 and not is_fp8(first.count - 1):
+                return None
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"expert {index}: {refusal.message}") from refusal
+        writer = writer or _Writer(first.count, layer.numel(), first.device)
+        writer.add(layer)
+    return _end_container(writer, interleave)
+
+
+def _end_container(writer: _Writer | None, interleave: bool) -> Tensor:
+    assert writer is not None
+    container = writer.end(ROWS_INTERLEAVED if interleave else ROWS_AS_GIVEN)
+    _registry.adopt(container)
+    return container
 
 
 def _pack_fp8(parts: list[_Part], interleave: bool) -> Tensor:
@@ -254,10 +328,7 @@ def _pack_fp8(parts: list[_Part], interleave: bool) -> Tensor:
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"expert {index}: {refusal.message}") from refusal
         writer = writer or _Writer(first.count, layer.numel(), first.device)
         writer.add(layer)
-    assert writer is not None
-    container = writer.end(ROWS_INTERLEAVED if interleave else ROWS_AS_GIVEN)
-    _registry.adopt(container)
-    return container
+    return _end_container(writer, interleave)
 
 
 def _interleave(matrix: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ _finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] 
 # An object that stands for the weights that `repack` last put into a known buffer, by device and address.
 _repacked: dict[tuple[int, int], object] = {}
 
-# What `layout_reason` says of known buffers that are copies of layers which the library made.
+# What `layout_reason` says of known buffers that are copies of layers which the library made, and of containers.
 _layout_reasons: dict[tuple[int, int], str] = {}
 
 
@@ -335,6 +335,28 @@ def pack(weight: torch.Tensor, *, stored_room: int = 0, packed_bf16: bool = Fals
     return _pack(weight, stored_room, None, packed_bf16=packed_bf16)
 
 
+def pack_gate_up(weight: torch.Tensor) -> torch.Tensor:
+    """Makes one packed FP8 layer of gate and up that were FP8, one half of the rows each, with their rows in turns.
+
+    In each half a scale for each 128x128 of the weights is looked for. The rest is as in `pack`.
+
+    Raises
+    ------
+    MismatchError
+        One half is no FP8, or the GPU has no products of FP8.
+    UnsupportedError
+        They are FP8, and do not fit that layout; or their rows do not interleave.
+    TypeError, ValueError, RuntimeError, TransfuseError
+        What `pack` raises.
+    """
+    device, dense, matrix, size = _describe(weight)
+
+    def fill(memory: s.LayerMemoryStruct) -> None:
+        call("trf_torch_pack_gate_up", device, ctypes.byref(matrix), ctypes.byref(memory), _stream_of(dense))
+
+    return _make_layer(size, dense.device, fill)
+
+
 def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
     """Replaces the weights of a packed layer by others of the same shape.
 
@@ -375,6 +397,26 @@ def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
 
 def _pack(weight: torch.Tensor, stored_room: int, like: torch.Tensor | None, packed_bf16: bool = False) -> torch.Tensor:
     """Packs a matrix; the layer takes the form of the layer `like`, if there is one."""
+    device, dense, matrix, size = _describe(weight)
+
+    def fill(memory: s.LayerMemoryStruct) -> None:
+        form = (None, 0) if like is None else (like.data_ptr(), like.numel())
+        options = (_stream_of(dense), stored_room, int(packed_bf16), *form)
+        call("trf_torch_pack", device, ctypes.byref(matrix), ctypes.byref(memory), *options)
+
+    return _make_layer(size, dense.device, fill)
+
+
+def _stream_of(dense: torch.Tensor) -> int | None:
+    return torch.cuda.current_stream(dense.device).cuda_stream if dense.device.type == "cuda" else None
+
+
+def _describe(weight: torch.Tensor) -> tuple[int, torch.Tensor, s.DeviceMatrixStruct, s.LayerSizeStruct]:
+    """Checks a matrix that is to be packed.
+
+    Returns its device, the tensor that has to live until it is packed, what describes that, and the size of the layer
+    as packed BF16.
+    """
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"weight must be a torch.Tensor, not {type(weight).__name__}")
     if weight.layout is not torch.strided or weight.is_nested:
@@ -394,14 +436,7 @@ def _pack(weight: torch.Tensor, stored_room: int, like: torch.Tensor | None, pac
     matrix.weights, matrix.rows, matrix.cols, matrix.ld = dense.data_ptr(), rows, cols, max(dense.stride(0), cols)
     size = s.LayerSizeStruct()
     call("trf_torch_get_packed_size", device, ctypes.byref(matrix), ctypes.byref(size))
-
-    def fill(memory: s.LayerMemoryStruct) -> None:
-        stream = torch.cuda.current_stream(dense.device).cuda_stream if dense.device.type == "cuda" else None
-        form = (None, 0) if like is None else (like.data_ptr(), like.numel())
-        options = (stream, stored_room, int(packed_bf16), *form)
-        call("trf_torch_pack", device, ctypes.byref(matrix), ctypes.byref(memory), *options)
-
-    return _make_layer(size, dense.device, fill)
+    return device, dense, matrix, size
 
 
 def _make_layer(
@@ -567,7 +602,8 @@ def layer_layout(buffer: torch.Tensor) -> str:
 def layout_reason(buffer: torch.Tensor) -> str:
     """Returns why a layer of FP8 weights for which "packed" was asked lies "packed", and not "packed8".
 
-    It is "" for every other layer, and for a copy of one. An unknown one is adopted; it raises what `adopt` raises.
+    It is "" for every other layer, and for a copy of one. Of a container of experts the reason names the expert. An
+    unknown one is adopted; it raises what `adopt` raises.
     """
     adopt(buffer)
     place = _place_of(buffer)
@@ -577,6 +613,11 @@ def layout_reason(buffer: torch.Tensor) -> str:
     reason = ctypes.create_string_buffer(_REASON_BYTES)
     ops_library().trf_torch_get_layout_reason(*place, buffer.numel(), reason, len(reason))
     return reason.value.decode("utf-8", "replace")
+
+
+def note_layout_reason(container: torch.Tensor, reason: str) -> None:
+    """Sets what `layout_reason` says of a known container, until it is forgotten."""
+    _layout_reasons[_place_of(container)] = reason
 
 
 def fit_memory(buffer: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from vllm.model_executor.utils import set_weight_attrs
 import transfuse.torch as tt
 from transfuse import UnsupportedError
 from transfuse.vllm import _coverage, _model_loading
-from transfuse.vllm._lazy_weight import LazyWeight, join_rows
+from transfuse.vllm._lazy_weight import LazyWeight, find_fp8_loads, join_rows
 from transfuse.vllm._packer import Packed, Packer
 from transfuse.vllm._settings import Settings
 
@@ -123,6 +123,12 @@ class _Method:
             packed = self._take_coded(layer, sources)
         else:
             packed = self._take_packed8(layer, sources)
+            if packed is None and not getattr(layer, "transfuse_fp8_refusal", "") and find_fp8_loads(loads):
+                layer.transfuse_fp8_refusal = (
+                    "only some of its parts are FP8 in their files"
+                    if sources
+                    else "its rows are not those of tensors alone, but padded"
+                )
         if packed is not None:
             self._keep(layer, packed)
         return packed is not None
@@ -164,7 +170,7 @@ class _Method:
         """Makes a layer serve with these weights."""
         setattr(layer, PACKED, packed)
         _model_loading.note_packed(packed)
-        refusal = getattr(layer, "transfuse_fp8_refusal", "")
+        refusal = getattr(layer, "transfuse_fp8_refusal", "") or packed.layout_reason.removeprefix(_REFUSED_AS_FP8)
         if refusal and packed.layout != "packed8":
             _model_loading.note_fp8_refusal(self.prefix, refusal)
         _set_key(layer, packed)

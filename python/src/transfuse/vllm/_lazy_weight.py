@@ -234,6 +234,12 @@ class LazyWeight(torch.Tensor):
         return func(*dense_args, **dense_kwargs)
 
 
+def find_fp8_loads(loads: Iterable[Any]) -> list[LazyWeight]:
+    """Returns the weights among the arguments of loads of a parameter that are FP8 with scales in their files."""
+    values = (value for load in loads for value in load.arguments.values())
+    return [value for value in values if isinstance(value, LazyWeight) and value.is_scaled_fp8()]
+
+
 def _widen(part: range, size: int) -> tuple[int, int]:
     """Returns the first index and the number of indices of the whole tiles that hold a range."""
     first = part.start // _TILE_SIZE * _TILE_SIZE

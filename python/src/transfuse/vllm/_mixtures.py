@@ -25,13 +25,15 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
     make_unquantized_moe_kernel,
 )
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info, initialize_online_processing
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
 import transfuse.torch as tt
 from transfuse import UnsupportedError
+from transfuse.torch._packed_experts import pack_experts_quietly
 from transfuse.vllm import _graphs, _layers, _model_loading
+from transfuse.vllm._lazy_weight import find_fp8_loads
 from transfuse.vllm._settings import Settings
 
 logger = init_logger("vllm.transfuse")
@@ -42,6 +44,7 @@ _ACTIVATIONS = {MoEActivation.SILU: "silu", MoEActivation.GELU_TANH: "gelu_tanh"
 
 # What the library takes: sizes are multiples of this, and a GPU has this capability.
 _SIDE = 8
+_FOUND_BLOCK = 128  # FP8 is found by these scale blocks
 _MOST_EXPERTS = 512
 _MOST_ROUTES = 32
 _CAPABILITY = (9, 0)
@@ -64,6 +67,11 @@ class _Container:
     def of(cls, buffer: torch.Tensor, shape: torch.Size) -> _Container:
         experts, rows, cols = shape
         return cls(buffer, Parameter(tt.layer_key(buffer), requires_grad=False), buffer, (experts, rows, cols))
+
+    @property
+    def layout(self) -> str:
+        """How the experts lie, "packed" or "packed8"."""
+        return tt.layer_layout(tt.container_buffers(self.buffer)[0])
 
     def decode(self) -> torch.Tensor:
         """Returns the dense experts, rows of gate before those of up."""
@@ -88,7 +96,12 @@ class PackedMixture:
 
     gate_up: _Container
     down: _Container
-    layout = "packed experts"
+
+    @property
+    def layout(self) -> str:
+        """What reports call them: "packed experts", or "packed8 experts" if both containers are packed FP8."""
+        are_fp8 = all(each.layout == "packed8" for each in (self.gate_up, self.down))
+        return "packed8 experts" if are_fp8 else "packed experts"
 
     @property
     def held_bytes(self) -> int:
@@ -231,8 +244,8 @@ class TransfuseExpertsMethod(FusedMoEMethodBase):
             torch.cuda.empty_cache()  # so that containers do not come to lie in parts of what was freed
         try:
             made = PackedMixture(
-                _Container.of(tt.pack_experts(gate_up.data, interleave=True), gate_up.shape),
-                _Container.of(tt.pack_experts(down.data, interleave=False), down.shape),
+                _Container.of(pack_experts_quietly(gate_up.data, interleave=True), gate_up.shape),
+                _Container.of(pack_experts_quietly(down.data, interleave=False), down.shape),
             )
         except UnsupportedError as refusal:
             _model_loading.note_plain(self.prefix, f"they cannot be packed ({refusal.message})")
@@ -244,15 +257,34 @@ class TransfuseExpertsMethod(FusedMoEMethodBase):
         for container in (made.gate_up, made.down):
             set_weight_attrs(container.key, {"weight_loader": _make_late_loader(layer, self.prefix)})
         _model_loading.note_packed(made)
+        for reason in self._find_fp8_refusals(layer, made):
+            _model_loading.note_fp8_refusal(self.prefix, reason)
         self._set_keys(layer, made)
         if self.settings.exact:
             self._make_exact(layer)
         return True
 
+    def _find_fp8_refusals(self, layer: Any, made: PackedMixture) -> set[str]:
+        """Returns why containers of FP8 lie packed as BF16.
+
+        vLLM fills dense weights, so FP8 has to be found in them again.
+        """
+        reasons = set()
+        for name, container in zip(self.transfuse_names, (made.gate_up, made.down), strict=True):
+            loads = [load for of, load in get_layerwise_info(layer).loaded_weights if of == name]
+            in_files = find_fp8_loads(loads)
+            reason = tt.layout_reason(container.buffer)
+            if container.layout == "packed" and in_files and not reason:
+                kinds = sorted({each.info.layer.granularity for each in in_files if each.info.layer is not None})
+                found = f"{_FOUND_BLOCK}x{_FOUND_BLOCK} of a rank's weights"
+                reason = f"experts are searched for scales of {found}, and their files have {' and '.join(kinds)}"
+            reasons.add(reason)
+        return reasons - {""}
+
     def _replace(self, layer: Any, packed: PackedMixture) -> None:
         """Packs new weights, puts them where the old ones lie, and has graphs captured again."""
-        gate_up = tt.pack_experts(layer.w13_weight.data, interleave=True)
-        down = tt.pack_experts(layer.w2_weight.data, interleave=False)
+        gate_up = pack_experts_quietly(layer.w13_weight.data, interleave=True)
+        down = pack_experts_quietly(layer.w2_weight.data, interleave=False)
         _graphs.note_changed(self.prefix)
         packed.gate_up.replace(gate_up)
         packed.down.replace(down)

@@ -60,6 +60,8 @@ class Packed:
         Rows and columns.
     place : torch.Tensor, uint8, [place_bytes]
         The memory that the layer may take, which begins with the buffer.
+    layout_reason : str
+        Why weights that were found to be FP8 lie "packed", and not "packed8"; "" for all others.
     """
 
     buffer: torch.Tensor
@@ -67,6 +69,7 @@ class Packed:
     layout: str
     shape: tuple[int, int]
     place: torch.Tensor
+    layout_reason: str = ""
 
     @property
     def dense_bytes(self) -> int:
@@ -175,7 +178,9 @@ class Packer:
         self._release_temporaries()
         layer, layout = _make(weight, name, layout, self.encode)
         rows, cols = weight.shape
-        return self._put_in_block(layer, layout, (rows, cols))
+        packed = self._put_in_block(layer, layout, (rows, cols))
+        packed.layout_reason = tt.layout_reason(layer)
+        return packed
 
     def load_packed8(self, parts: Sequence[LazyWeight], shape: tuple[int, int]) -> Packed:
         """Makes one packed FP8 layer of lazy weights that are FP8 in their files, whose rows follow each other.
