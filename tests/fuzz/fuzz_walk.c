@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Takes any bytes as a layer blob, and compares what the kernels' walk (tests/warp) makes of its regular slabs with the
  * reference decoder. Tiles that the validator refuses count as having no slabs. Checksums are corrected first. */
-#include "fuzz_checksums.h"
+#include "fuzz_mutate_blob.h"
 #include "trf_decode.h"
 #include "trf_slab_directory.h"
 #include "warp/warp_walk.h"
@@ -110,4 +110,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     free(blob);
     return 0;
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
+    return fuzz_mutate_blob_input(data, size, max_size, seed);
 }
