@@ -21,7 +21,7 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
     add_compile_options("$<$<COMPILE_LANGUAGE:C>:-Wno-format-truncation>")
 endif()
 
-if(TRF_FUZZ)
+if(TRF_FUZZ AND NOT TRF_FUZZ_ENGINE)
     if(NOT CMAKE_C_COMPILER_ID STREQUAL "Clang")
         message(FATAL_ERROR "TRF_FUZZ needs clang (libFuzzer); the compiler is ${CMAKE_C_COMPILER_ID}")
     endif()

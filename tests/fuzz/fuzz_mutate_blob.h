@@ -147,7 +147,7 @@ static void fuzz_swap_tiles(fuzz_mutation *m) {
 
 /* Mutates a blob in place. @return 0, and nothing is done, if it does not begin as a blob does. blob: 16-byte
  * aligned. */
-static int fuzz_mutate_blob(uint8_t *blob, size_t size, unsigned int seed) {
+static inline int fuzz_mutate_blob(uint8_t *blob, size_t size, unsigned int seed) {
     static void (*const mutations[])(fuzz_mutation *) = {fuzz_change_head,   fuzz_move_slots,  fuzz_change_tables,
                                                          fuzz_change_tables, fuzz_change_tile, fuzz_change_tile,
                                                          fuzz_change_tile,   fuzz_swap_tiles};

@@ -36,7 +36,7 @@ static int fuzz_mend_blob(uint8_t *blob, size_t size, unsigned int seed) {
 }
 
 /* Makes the checksums of all blobs in a file right again. */
-static void fuzz_mend_blobs(uint8_t *file, size_t size) {
+static inline void fuzz_mend_blobs(uint8_t *file, size_t size) {
     for (size_t at = fuzz_find_blob(file, size, 0); at < size;) {
         const size_t next = fuzz_find_blob(file, size, at + 1);
         fuzz_change_blob(file, at, next, fuzz_mend_blob, 0);
@@ -45,7 +45,7 @@ static void fuzz_mend_blobs(uint8_t *file, size_t size) {
 }
 
 /* Lets libFuzzer mutate the header's text, and moves the data behind it. @return the file's new size; 0: not done. */
-static size_t fuzz_mutate_header(uint8_t *file, size_t size, size_t max_size) {
+static inline size_t fuzz_mutate_header(uint8_t *file, size_t size, size_t max_size) {
     uint64_t text_bytes;
     if (size < sizeof text_bytes || !LLVMFuzzerMutate)
         return 0;
@@ -70,7 +70,7 @@ static size_t fuzz_mutate_header(uint8_t *file, size_t size, size_t max_size) {
 }
 
 /* A custom mutator. */
-static size_t fuzz_mutate_checkpoint(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
+static inline size_t fuzz_mutate_checkpoint(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
     fuzz_mutation m = {.random = seed * 0x9E3779B97F4A7C15 + 1};
     const uint64_t kind = fuzz_below(&m, 4);
     size_t begin = fuzz_find_blob(data, size, 0), mutated = 0;

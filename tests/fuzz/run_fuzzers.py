@@ -30,10 +30,10 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-RUN_FIELDS = ["started", "commit", "target", "seconds", "executions", "edges", "features", "inputs", "findings"]
-SUM_FIELDS = ["target", "commit", "first_day", "last_day", "hours", "executions", "edges", "inputs", "findings"]
-# Those whose inputs are blobs begin with the golden files, too.
-OF_BLOBS = {"fuzz_blob", "fuzz_walk", "fuzz_load"}
+RUN_FIELDS = ["started", "commit", "target", "seconds", "executions", "covered_edges", "features", "inputs", "findings"]
+SUM_FIELDS = ["target", "commit", "first_day", "last_day", "hours", "executions", "covered_edges", "inputs", "findings"]
+# Those whose inputs are blobs begin with the golden files, too, and with blobs that the encoder makes.
+OF_BLOBS = {"fuzz_blob", "fuzz_edges", "fuzz_pack_coded", "fuzz_walk"}
 LARGEST_KEPT = 12 << 10  # of an input in the repository, in bytes
 MOST_KEPT = 40 << 10  # of a target's inputs there, together
 
@@ -62,10 +62,14 @@ def options_of(target: str) -> list[str]:
     return options
 
 
-def seeds_of(target: str) -> list[pathlib.Path]:
-    folders = [HERE / "corpus" / target.removeprefix("fuzz_")]
-    if target in OF_BLOBS:
-        folders.append(ROOT / "tests" / "golden")
+def seeds_of(target: pathlib.Path, work: pathlib.Path) -> list[pathlib.Path]:
+    folders = [HERE / "corpus" / target.name.removeprefix("fuzz_")]
+    if target.name in OF_BLOBS:
+        encoded, maker = work / "seeds", target.parent / "make_fuzz_seeds"
+        if not encoded.exists():
+            encoded.mkdir(parents=True)
+            subprocess.run([str(maker), str(encoded)], check=True)
+        folders += [ROOT / "tests" / "golden", encoded]
     return [folder for folder in folders if folder.is_dir()]
 
 
@@ -80,6 +84,9 @@ def environment() -> dict[str, str]:
 
 
 def commit() -> str:
+    """The commit that was built: TRF_COMMIT, or else the one that is checked out."""
+    if os.environ.get("TRF_COMMIT"):
+        return os.environ["TRF_COMMIT"]
     text = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True)
     return text.stdout.strip() or "unknown"
 
@@ -109,7 +116,7 @@ def run_target(target: pathlib.Path, seconds: int, work: pathlib.Path) -> dict[s
         f"-artifact_prefix={findings}/{name}-",
         *options_of(name),
         str(corpus),
-        *map(str, seeds_of(name)),
+        *map(str, seeds_of(target, work)),
     ]
     with open(log, "wb") as out:
         status = subprocess.run(command, stdout=out, stderr=out, env=environment(), check=False).returncode
@@ -124,12 +131,15 @@ def run_target(target: pathlib.Path, seconds: int, work: pathlib.Path) -> dict[s
         "target": name,
         "seconds": round(time.monotonic() - begin),
         "executions": executions,
-        "edges": edges,
+        "covered_edges": edges,
         "features": features,
         "inputs": len(list(corpus.iterdir())),
         "findings": int(status != 0),
     }
-    print(f"{name}: {executions} executions in {run['seconds']} s, {edges} edges, {run['inputs']} inputs", flush=True)
+    print(
+        f"{name}: {executions} executions in {run['seconds']} s, {edges} edges covered, {run['inputs']} inputs",
+        flush=True,
+    )
     return run
 
 
@@ -164,7 +174,7 @@ def sum_runs(runs: list[dict[str, str]]) -> list[dict[str, object]]:
             "last_day": max(r["started"] for r in group)[:10],
             "hours": f"{sum(int(r['seconds']) for r in group) / 3600:.2f}",
             "executions": sum(int(r["executions"]) for r in group),
-            "edges": max(int(r["edges"]) for r in group),
+            "covered_edges": max(int(r["covered_edges"]) for r in group),
             "inputs": max(int(r["inputs"]) for r in group),
             "findings": sum(int(r["findings"]) for r in group),
         }
@@ -201,7 +211,7 @@ def minimize(target: pathlib.Path, work: pathlib.Path) -> None:
                 "-timeout=60",
                 *options_of(name),
                 folder,
-                *map(str, seeds_of(name)),
+                *map(str, seeds_of(target, work)),
                 str(work / "corpus" / name),
             ],
             env=environment(),
