@@ -35,7 +35,7 @@ SUM_FIELDS = ["target", "commit", "first_day", "last_day", "hours", "executions"
 # Those whose inputs are blobs begin with the golden files, too, and with blobs that the encoder makes.
 OF_BLOBS = {"fuzz_blob", "fuzz_edges", "fuzz_pack_coded", "fuzz_walk"}
 LARGEST_KEPT = 12 << 10  # of an input in the repository, in bytes
-MOST_KEPT = 40 << 10  # of a target's inputs there, together
+MOST_KEPT = 24 << 10  # of a target's inputs there, together
 
 
 def find_targets(binaries: pathlib.Path, wanted: list[str]) -> list[pathlib.Path]:
@@ -201,6 +201,7 @@ def write_sum(work: pathlib.Path, table: pathlib.Path) -> None:
 def minimize(target: pathlib.Path, work: pathlib.Path) -> None:
     name = target.name
     kept = HERE / "corpus" / name.removeprefix("fuzz_")
+    (work / "corpus" / name).mkdir(parents=True, exist_ok=True)
     named = {path.read_bytes() for path in kept.iterdir()} if kept.is_dir() else set()  # by people, or findings
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
