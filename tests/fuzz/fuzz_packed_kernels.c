@@ -6,9 +6,10 @@
  * An input begins with which kernel, kind of layer, shape, and rows of x; then come places, and what is written there.
  * Lines of records are a thousandth of a layer, so most places are in them. */
 #include "common/hopper_limits.h"
-#include "common/packed8_layer.h"
 #include "common/packed_layer.h"
 #include "fuzz_bytes.h"
+#include "trf_pack8.h"
+#include "trf_packed8_form.h"
 #include "trf_packed_bulk_sizes.h"
 #include "trf_packed_wgmma_sizes.h"
 #include "warp/warp_pack.h"
@@ -34,9 +35,8 @@ enum {
 typedef struct spoiled_layer {
     int is_fp8;
     packed_layer bf16;
-    packed8_layer fp8;
     trf_packed8_view view; /* of a BF16 layer only `packed` is set */
-    uint8_t *memory;
+    uint8_t *memory;       /* the packed layer; or NULL */
     uint64_t lines_offset, line_bytes, bytes;
 } spoiled_layer;
 
@@ -61,10 +61,10 @@ static void make_bf16(spoiled_layer *layer, uint32_t rows, uint32_t cols, uint32
     for (size_t i = 0; i < (size_t)rows * cols; i++) {
         const uint32_t mixed = (uint32_t)i * 0x9E3779B1u;
         layer->bf16.weights[i] = (uint16_t)((mixed >> 16 & 0x807F) | (113 + (mixed >> 12) % 15) << 7);
-        if (options & 4 && mixed % 97 == 0)
+        if (options & 4 && i % 1999 == 0)
             layer->bf16.weights[i] = 0x4480; /* a record */
-        if (options & 8 && i / 32 % 7 == 0)
-            layer->bf16.weights[i] = (uint16_t)(0x4480 | (mixed >> 20 & 0x7F)); /* so many that tiles are stored */
+        if (options & 8 && i / cols < 64 && i % cols / 32 == 1)
+            layer->bf16.weights[i] = (uint16_t)(0x4480 | (mixed >> 20 & 0x7F)); /* a stored tile */
     }
     if (packed_layer_pack(&layer->bf16, &window, NULL) != TRF_OK)
         return;
@@ -75,19 +75,50 @@ static void make_bf16(spoiled_layer *layer, uint32_t rows, uint32_t cols, uint32
     layer->bytes = layer->bf16.head.common.buffer_bytes;
 }
 
-static void make_fp8(spoiled_layer *layer, uint32_t rows, uint32_t cols, uint32_t options) {
-    test_rng rng = {1 + options};
-    layer->fp8 = packed8_layer_make(&rng, rows, cols, 64, 128, options & 1 ? SCALES_F32 : SCALES_BF16);
-    if (options & 4)
-        for (size_t i = 0; i < (size_t)rows * cols; i += 5003)
-            layer->fp8.weights[i] = 0x3E80; /* a record */
-    if (packed8_layer_pack(&layer->fp8, 1, NULL) != TRF_OK)
+/* Packs codes and scales that `options` ask for: scales that need one constant or two, and few records. */
+static void pack_fp8(spoiled_layer *layer, trf_pack8_input *input, uint8_t *codes, uint16_t *weights, float *scales,
+                     uint32_t options) {
+    const size_t across = (input->cols - 1) / input->block_cols + 1,
+                 blocks = across * ((input->rows - 1) / input->block_rows + 1);
+    for (size_t i = 0; i < blocks; i++)
+        scales[i] = 0x1p-9f * (1 + (options & 1 ? 0x1p-23f : 0x1p-7f) * (float)(i * 37 % 101));
+    for (size_t i = 0; i < (size_t)input->rows * input->cols; i++) {
+        const uint32_t mixed = (uint32_t)i * 0x9E3779B1u;
+        const size_t block = i / input->cols / input->block_rows * across + i % input->cols / input->block_cols;
+        codes[i] = (uint8_t)((mixed >> 24 & 0x80) | (mixed >> 16) % TRF_PACKED8_NAN_CODE);
+        weights[i] = (uint16_t)trf_packed8_define_weight(codes[i], scales[block]);
+        if (options & 4 && i % 5003 == 0)
+            weights[i] = 0x3E80; /* a record */
+    }
+    trf_packed8_head head;
+    if (trf_pack8_head(input, &head, NULL) != TRF_OK)
         return;
-    layer->memory = layer->fp8.packed;
-    layer->view = trf_packed8_view_of(&layer->fp8.head, layer->memory);
-    layer->lines_offset = layer->fp8.head.lines_offset;
-    layer->line_bytes = layer->fp8.head.num_lines * TRF_PACKED_LINE_BYTES;
-    layer->bytes = layer->fp8.head.common.buffer_bytes;
+    layer->bytes = head.common.buffer_bytes;
+    layer->memory = aligned_alloc(TRF_PACKED_ALIGNMENT, layer->bytes);
+    if (!layer->memory || trf_pack8(input, &head, layer->memory, NULL) != TRF_OK)
+        abort();
+    layer->view = trf_packed8_view_of(&head, layer->memory);
+    layer->lines_offset = head.lines_offset;
+    layer->line_bytes = head.num_lines * TRF_PACKED_LINE_BYTES;
+}
+
+static void make_fp8(spoiled_layer *layer, uint32_t rows, uint32_t cols, uint32_t options) {
+    const size_t count = (size_t)rows * cols;
+    uint8_t *codes = allocate(count);
+    uint16_t *weights = allocate(count * sizeof *weights);
+    float *scales = allocate(count * sizeof *scales);
+    trf_pack8_input input = {.codes = codes,
+                             .weights = weights,
+                             .stride = cols,
+                             .rows = rows,
+                             .cols = cols,
+                             .scales = scales,
+                             .block_rows = 64,
+                             .block_cols = 128};
+    pack_fp8(layer, &input, codes, weights, scales, options);
+    free(codes);
+    free(weights);
+    free(scales);
 }
 
 /* Makes a layer; memory is NULL if it cannot be packed. */
@@ -103,7 +134,8 @@ static void make_layer(spoiled_layer *layer, fuzz_bytes *bytes) {
 
 static void free_layer(spoiled_layer *layer) {
     packed_layer_free(&layer->bf16);
-    packed8_layer_free(&layer->fp8);
+    if (layer->is_fp8)
+        free(layer->memory);
 }
 
 static void spoil(const spoiled_layer *layer, fuzz_bytes *bytes) {
@@ -207,7 +239,7 @@ static void multiply_group(const kernel_run *run) {
 static void multiply_wgmma(const kernel_run *run) {
     const int shape = TRF_PACKED_WGMMA_64 + (int)(run->choice % TRF_PACKED_WGMMA_SHAPES);
     trf_packed_partition partition;
-    if (!choose(run, shape, run->choice / 16 % 4, &partition))
+    if (!choose(run, shape, run->choice / 16 % 4, &partition) && !choose(run, shape, 1, &partition))
         return;
     void *workspace = allocate(partition.workspace_bytes - partition.handover_offset);
     const warp_packed_product product = product_of(run, &partition, workspace);

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Takes any bytes as a layer blob, and compares what the kernels' walk (tests/warp) makes of its regular slabs with the
- * reference decoder. Tiles that the validator refuses count as having no slabs. Checksums are corrected first. */
+ * reference decoder. Tiles that the validator refuses count as having no slabs. Checksums are corrected first. Scaled
+ * FP8 is also multiplied by, which uses scale pairs; its sums are not looked at. */
 #include "fuzz_layer.h"
 #include "fuzz_mutate_blob.h"
+#include "trf_product_request.h"
+#include "warp/warp_coded_product.h"
 #include "warp/warp_walk.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -49,10 +52,42 @@ static void walk_all(const fuzz_layer *layer, uint32_t order) {
     free(walk.slabs);
 }
 
+/* Multiplies by the kernels that take a layer of scaled FP8. */
+static void multiply_all(const fuzz_layer *layer, uint32_t order) {
+    const trf_device_view *view = &layer->view;
+    if (!trf_is_scaled_fp8(view->codec, view->source_dtype) || trf_regular_panels(view) == 0 ||
+        view->rows < TRF_SLAB_ROWS || trf_fragment_refusal(view, &layer->traits, TRF_DTYPE_BF16))
+        return;
+    enum {
+        ROWS_OF_X = 8
+    };
+    warp_coded_product product = {.view = view,
+                                  .max_rans_bytes = layer->traits.max_rans_bytes,
+                                  .use_row_offsets = (layer->traits.predictor_modes & TRF_PREDICT_ROW) != 0,
+                                  .x_stride = (view->cols + 63) / 64 * 64,
+                                  .y = malloc(sizeof(float) * ROWS_OF_X * view->rows),
+                                  .warps = 1 + order % 3,
+                                  .order = order};
+    void *x = NULL;
+    if (product.y && posix_memalign(&x, 16, sizeof(uint16_t) * ROWS_OF_X * product.x_stride) == 0) {
+        memset(x, 0x3F, sizeof(uint16_t) * ROWS_OF_X * product.x_stride);
+        product.x = x;
+        for (uint32_t kind = 0; kind < 3; kind++) { /* one slab, two, general */
+            product.two_slabs = kind == 1;
+            product.general = kind == 2;
+            if (product.general || (trf_has_default_p(view, layer->traits.max_frequency) && !product.use_row_offsets))
+                warp_multiply_coded(&product);
+        }
+    }
+    free(x);
+    free(product.y);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_layer layer;
     if (fuzz_layer_make(&layer, data, size)) {
         walk_all(&layer, (uint32_t)size);
+        multiply_all(&layer, (uint32_t)size);
         fuzz_layer_free(&layer);
     }
     return 0;
