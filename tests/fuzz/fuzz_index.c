@@ -62,7 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (!trf_checkpoint_index_why_idle(&index, &files->source, 1) &&
             trf_checkpoint_index_check(&index, &files->source, 1, &err) == TRF_OK)
             check_comes_back(&index, data, size);
-        /* As the index of a compressed model, which a stranger wrote. */
+        /* The index of a compressed model is a stranger's, too. */
         if (!trf_checkpoint_index_why_idle(&index, &files->compressed, 1) &&
             trf_checkpoint_index_check(&index, &files->compressed, 1, &err) == TRF_OK) {
             (void)trf_checkpoint_index_check_kept(&index, &files->compressed, 1, &err);

@@ -1,9 +1,10 @@
-#!/bin/bash -eu
+#!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds all fuzz targets with the compilers, flags and engine that OSS-Fuzz sets: CC, CXX, CFLAGS, CXXFLAGS,
 # LIB_FUZZING_ENGINE and SANITIZER. Sources are in SRC, what is built on the way in WORK, and the targets, their seeds,
 # dictionaries and options go to OUT.
 
+set -eu
 libraries=$WORK/libraries
 export PKG_CONFIG_PATH=$libraries/lib/pkgconfig:${PKG_CONFIG_PATH-}
 
