@@ -9,8 +9,9 @@
 
 Everything is kept in the folder of `--work`: the corpora as they grow (corpus/TARGET), inputs that failed
 (findings/TARGET-*), the last log of each target (logs/TARGET.log), and runs.csv, with a line for each run. `--sum` adds
-the runs that are not in it yet to a table with a line for each target and commit. `--minimize` puts the fewest inputs
-that reach what each corpus reaches into tests/fuzz/corpus, as long as they are small.
+the runs to a table with a line for each target and campaign, by the day on which that began; hours are of CPU time.
+`--minimize` puts the fewest inputs that reach what each corpus reaches into tests/fuzz/corpus, as long as they are
+small.
 
 The exit status is 1 if a target failed, and its input is named."""
 
@@ -30,8 +31,29 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-RUN_FIELDS = ["started", "commit", "target", "seconds", "executions", "covered_edges", "features", "inputs", "findings"]
-SUM_FIELDS = ["target", "commit", "first_day", "last_day", "hours", "executions", "covered_edges", "inputs", "findings"]
+RUN_FIELDS = [
+    "started",
+    "commit",
+    "target",
+    "seconds",
+    "cpu_seconds",
+    "executions",
+    "covered_edges",
+    "features",
+    "inputs",
+    "findings",
+]
+SUM_FIELDS = [
+    "target",
+    "commit",
+    "first_day",
+    "last_day",
+    "cpu_hours",
+    "executions",
+    "covered_edges",
+    "inputs",
+    "findings",
+]
 # Those whose inputs are blobs begin with the golden files, too, and with blobs that the encoder makes.
 OF_BLOBS = {"fuzz_blob", "fuzz_edges", "fuzz_pack_coded", "fuzz_walk"}
 LARGEST_KEPT = 12 << 10  # of an input in the repository, in bytes
@@ -119,7 +141,9 @@ def run_target(target: pathlib.Path, seconds: int, work: pathlib.Path) -> dict[s
         *map(str, seeds_of(target, work)),
     ]
     with open(log, "wb") as out:
-        status = subprocess.run(command, stdout=out, stderr=out, env=environment(), check=False).returncode
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment())
+        _, wait_status, usage = os.wait4(process.pid, 0)
+        status = process.returncode = os.waitstatus_to_exitcode(wait_status)
     executions, edges, features = read_log(log.read_text(errors="replace"))
     found = sorted(path for path in findings.iterdir() if path not in before)
     if status != 0:
@@ -130,6 +154,7 @@ def run_target(target: pathlib.Path, seconds: int, work: pathlib.Path) -> dict[s
         "commit": commit(),
         "target": name,
         "seconds": round(time.monotonic() - begin),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime),
         "executions": executions,
         "covered_edges": edges,
         "features": features,
@@ -163,34 +188,35 @@ def run_all(targets: list[pathlib.Path], seconds: int, at_once: int, work: pathl
 
 
 def sum_runs(runs: list[dict[str, str]]) -> list[dict[str, object]]:
-    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    """A line for each target. commit: the last one that was run."""
+    groups: dict[str, list[dict[str, str]]] = {}
     for run in runs:
-        groups.setdefault((run["target"], run["commit"]), []).append(run)
+        groups.setdefault(run["target"], []).append(run)
     return [
         {
             "target": target,
-            "commit": commit_,
-            "first_day": min(r["started"] for r in group)[:10],
-            "last_day": max(r["started"] for r in group)[:10],
-            "hours": f"{sum(int(r['seconds']) for r in group) / 3600:.2f}",
+            "commit": group[-1]["commit"],
+            "first_day": group[0]["started"][:10],
+            "last_day": group[-1]["started"][:10],
+            "cpu_hours": f"{sum(int(r['cpu_seconds']) for r in group) / 3600:.2f}",
             "executions": sum(int(r["executions"]) for r in group),
             "covered_edges": max(int(r["covered_edges"]) for r in group),
-            "inputs": max(int(r["inputs"]) for r in group),
+            "inputs": int(group[-1]["inputs"]),
             "findings": sum(int(r["findings"]) for r in group),
         }
-        for (target, commit_), group in sorted(groups.items())
+        for target, group in sorted(groups.items())
     ]
 
 
 def write_sum(work: pathlib.Path, table: pathlib.Path) -> None:
-    """Lines of other campaigns stay as they are."""
+    """Lines of campaigns that began on other days stay as they are."""
     with open(work / "runs.csv", newline="") as file:
         ours = sum_runs(list(csv.DictReader(file)))
-    keys = {(line["target"], line["commit"]) for line in ours}
+    keys = {(line["target"], line["first_day"]) for line in ours}
     others: list[dict[str, object]] = []
     if table.exists():
         with open(table, newline="") as file:
-            others = [dict(line) for line in csv.DictReader(file) if (line["target"], line["commit"]) not in keys]
+            others = [dict(line) for line in csv.DictReader(file) if (line["target"], line["first_day"]) not in keys]
     table.parent.mkdir(parents=True, exist_ok=True)
     with open(table, "w", newline="") as file:
         writer = csv.DictWriter(file, SUM_FIELDS, lineterminator="\n")
