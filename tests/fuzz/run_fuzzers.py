@@ -198,7 +198,7 @@ def sum_runs(runs: list[dict[str, str]]) -> list[dict[str, object]]:
             "commit": group[-1]["commit"],
             "first_day": group[0]["started"][:10],
             "last_day": group[-1]["started"][:10],
-            "cpu_hours": f"{sum(int(r['cpu_seconds']) for r in group) / 3600:.2f}",
+            "cpu_hours": f"{sum(int(r['cpu_seconds']) for r in group) / 3600:.3f}",
             "executions": sum(int(r["executions"]) for r in group),
             "covered_edges": max(int(r["covered_edges"]) for r in group),
             "inputs": int(group[-1]["inputs"]),
