@@ -21,7 +21,7 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
     add_compile_options("$<$<COMPILE_LANGUAGE:C>:-Wno-format-truncation>")
 endif()
 
-if(TRF_FUZZ)
+if(TRF_FUZZ AND NOT TRF_FUZZ_ENGINE)
     if(NOT CMAKE_C_COMPILER_ID STREQUAL "Clang")
         message(FATAL_ERROR "TRF_FUZZ needs clang (libFuzzer); the compiler is ${CMAKE_C_COMPILER_ID}")
     endif()
@@ -41,10 +41,11 @@ if(TRF_SANITIZE)
 endif()
 
 # Only files named *_avx2.c and *_avx512.c get these flags, so that nothing else can use an instruction that the CPU
-# lacks before the dispatcher has looked. Elsewhere than on x86-64 those files are left out.
+# lacks before the dispatcher has looked. Elsewhere than on x86-64 those files are left out, and so they are for
+# MemorySanitizer, which does not follow shuffles of bytes.
 set(avx2_flags -mavx2 -mbmi -mbmi2 -mfma)
 set(avx512_flags -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vbmi2 -mbmi -mbmi2 -mfma)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND NOT "${TRF_SANITIZE} ${CMAKE_C_FLAGS}" MATCHES "memory")
     set(TRF_X86_SIMD ON)
     add_compile_definitions(TRF_HAVE_X86_SIMD=1)
 endif()

@@ -156,16 +156,21 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     __device__ __forceinline__ void prefetch_chunk() {}
     __device__ __forceinline__ void prefetch_slab(const trf_walk &) {}
 
-    __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
+    /* All that elements depend on. A sink that makes them and has no memory to write them to calls this alone. */
+    __device__ __forceinline__ void begin_elements(const trf_walk &walk) {
         row = walk.unit * TRF_SLAB_ROWS + trf_lane_row_at(lane, 0);
         col = walk.panel * view.slab_cols + trf_lane_col_at(lane, 0);
+        scale_end = col;
+        if (!Codec::kInt)
+            load_row_offsets(walk);
+    }
+
+    __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
+        begin_elements(walk);
         to = weights + row * row_bytes + (uint64_t)col * kBytes;
         gathered_to =
             weights + (uint64_t)walk.unit * TRF_SLAB_ROWS * row_bytes + (uint64_t)walk.panel * view.slab_cols * kBytes;
         gathered = 0;
-        scale_end = col;
-        if (!Codec::kInt)
-            load_row_offsets(walk);
     }
 
     __device__ __forceinline__ void begin_step_pair(int) {

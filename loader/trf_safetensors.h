@@ -33,7 +33,8 @@ typedef struct trf_safetensors {
 
 /* Parses a header. text: malloc'd, text_bytes long; it is taken over on success and on failure. data_bytes: the bytes
  * after it in the file, or UINT64_MAX if there is no file to compare with. Release with trf_safetensors_free on success
- * only. Errors: TRF_ERR_FORMAT (offsets count from the file's first byte), TRF_ERR_MEMORY. */
+ * only. Errors: TRF_ERR_FORMAT, TRF_ERR_TRUNCATED (a tensor ends after the data); their offsets count from the file's
+ * first byte; TRF_ERR_MEMORY. */
 trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_bytes, trf_safetensors *header,
                                  trf_error *err);
 

@@ -145,7 +145,7 @@ struct trf_pack_coded_sink : trf_write_sink<Codec, 2, false> {
     }
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
-        Base::begin_slab(walk);
+        Base::begin_elements(walk);
         band = kTurns ? kTileHalves * (walk.unit - turns.first_unit) + turns.is_up : walk.unit;
         packed_band = target.first_band + band / kTileHalves;
         packed_tile = first_packed_tile = walk.panel * (this->view.slab_cols / TRF_PACKED_TILE_COLS);

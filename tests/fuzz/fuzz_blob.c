@@ -2,7 +2,7 @@
 /* Takes any bytes as a layer blob: runs the validator and, if it accepts them, every decoder. Checksums are corrected
  * first. */
 #include "common/decoders.h"
-#include "fuzz_checksums.h"
+#include "fuzz_mutate_blob.h"
 #include "trf_row_reader.h"
 #include "trf_slab_directory.h"
 
@@ -88,4 +88,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     free(blob);
     return 0;
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
+    return fuzz_mutate_blob_input(data, size, max_size, seed);
 }

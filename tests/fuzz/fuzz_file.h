@@ -3,7 +3,9 @@
 #ifndef FUZZ_FILE_H
 #define FUZZ_FILE_H
 
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

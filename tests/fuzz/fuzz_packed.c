@@ -5,6 +5,7 @@
  *
  * Byte 0 of an input says which of the two; then come rows, columns, the window and how weights are made. */
 #include "common/packed_layer.h"
+#include "fuzz_bytes.h"
 
 #include "trf_packed_validate.h"
 
@@ -13,48 +14,31 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* The bytes that are left; zeros follow them. */
-typedef struct fuzz_bytes {
-    const uint8_t *at;
-    size_t left;
-} fuzz_bytes;
-
-static uint32_t take(fuzz_bytes *bytes) {
-    if (bytes->left == 0)
-        return 0;
-    bytes->left--;
-    return *bytes->at++;
-}
-
-static uint32_t take_two(fuzz_bytes *bytes) {
-    const uint32_t low = take(bytes);
-    return low | take(bytes) << 8;
-}
-
 /* Makes weights in a window, with weights from the input spread among them. */
 static packed_layer make_layer(fuzz_bytes *bytes, trf_packed_window *window) {
-    const uint32_t options = take(bytes), rows = 1 + take(bytes) % 130, cols = 1 + take_two(bytes) % 1100;
+    const uint32_t options = fuzz_take(bytes), rows = 1 + fuzz_take(bytes) % 130,
+                   cols = 1 + fuzz_take_two(bytes) % 1100;
     packed_layer layer = packed_layer_make(rows, cols, options & 1);
     const size_t weights = (size_t)rows * cols;
     window->zeroing = options >> 1 & 1;
-    window->base = 1 + take(bytes) % TRF_PACKED_MAX_BASE;
+    window->base = 1 + fuzz_take(bytes) % TRF_PACKED_MAX_BASE;
     for (size_t i = 0; i < weights; i++)
         layer.weights[i] = (uint16_t)((i * 0x9E37 & 0x807F) | (window->base + 1 + i % 15) << 7);
     for (uint32_t row = 0; layer.row_offsets && row < rows; row += 7)
-        layer.row_offsets[row] = (int8_t)take(bytes);
-    const uint32_t stride = 1 + take(bytes); /* small ones make stored tiles */
-    for (size_t i = take(bytes); bytes->left && i < weights; i += stride)
-        layer.weights[i] = (uint16_t)take_two(bytes);
+        layer.row_offsets[row] = (int8_t)fuzz_take(bytes);
+    const uint32_t stride = 1 + fuzz_take(bytes); /* small ones make stored tiles */
+    for (size_t i = fuzz_take(bytes); bytes->left && i < weights; i += stride)
+        layer.weights[i] = (uint16_t)fuzz_take_two(bytes);
     return layer;
 }
 
 /* Writes bytes to places, both taken from the input, and corrects the head's checksum if the input asks for it. */
 static void spoil(packed_layer *layer, fuzz_bytes *bytes) {
-    const uint32_t how = take(bytes);
+    const uint32_t how = fuzz_take(bytes);
     while (bytes->left >= 4) {
-        const uint32_t at = take_two(bytes) | take(bytes) << 16;
+        const uint32_t at = fuzz_take_two(bytes) | fuzz_take(bytes) << 16;
         const uint64_t from = how & 1 ? layer->head.lines_offset : 0;
-        layer->packed[from + at % (layer->head.common.buffer_bytes - from)] = (uint8_t)take(bytes);
+        layer->packed[from + at % (layer->head.common.buffer_bytes - from)] = (uint8_t)fuzz_take(bytes);
     }
     trf_packed_head *head = (trf_packed_head *)layer->packed;
     if (how & 2)
@@ -74,7 +58,7 @@ static void read_spoiled(const packed_layer *layer) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_bytes bytes = {data, size};
-    const uint32_t mode = take(&bytes);
+    const uint32_t mode = fuzz_take(&bytes);
     trf_packed_window window;
     packed_layer layer;
     if (mode % 2) { /* the first half of the bytes makes the layer, the rest spoils it */

@@ -1,54 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Takes any bytes as a layer blob, and compares what the kernels' walk (tests/warp) makes of its regular slabs with the
- * reference decoder. Tiles that the validator refuses count as having no slabs. Checksums are corrected first. */
-#include "fuzz_checksums.h"
-#include "trf_decode.h"
-#include "trf_slab_directory.h"
+ * reference decoder. Tiles that the validator refuses count as having no slabs. Checksums are corrected first. Scaled
+ * FP8 is also multiplied by, which uses scale pairs; its sums are not looked at. */
+#include "fuzz_layer.h"
+#include "fuzz_mutate_blob.h"
+#include "trf_product_request.h"
+#include "warp/warp_coded_product.h"
 #include "warp/warp_walk.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum {
-    MOST_WEIGHTS = 1 << 20 /* the header of a short input could say more */
-};
-
-/* A layer as kernels see it, and what the reference decoder makes of it. */
-typedef struct fuzzed_layer {
-    trf_device_view view;
-    trf_layer_traits traits;
-    trf_device_fault fault;
-    trf_device_slab *slabs;
-    uint16_t *elements; /* [rows][cols] */
-    uint8_t *good;      /* [tiles]: decoded, edges included */
-} fuzzed_layer;
-
-static void describe(fuzzed_layer *layer, const trf_blob_view *view, const uint8_t *blob) {
-    static trf_decode_table table;
-    const size_t cols = view->header.cols;
-    trf_decode_table_init(&table, view);
-    layer->view = trf_device_view_of(view, blob);
-    layer->view.decode_table = table.slots;
-    layer->view.slabs = layer->slabs;
-    layer->view.fault = &layer->fault;
-    trf_describe_head(view, &layer->traits);
-    for (uint64_t t = 0; t < view->num_tiles; t++) {
-        const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].coding);
-        const uint8_t *bytes = blob + view->tiles[t].data_offset;
-        if (trf_blob_check_tile(view, t, bytes, NULL) != TRF_OK)
-            continue;
-        trf_describe_tile(view, t, bytes, layer->slabs, &layer->traits);
-        layer->good[t] =
-            trf_decode_tile_ref(view, &table, t, bytes, layer->elements + (size_t)shape.row * cols + shape.col, cols,
-                                NULL) == TRF_OK;
-    }
-}
-
 /* Expects each weight of the walked slabs exactly once. A good tile must have good slabs with its elements; but the
  * slab beside such a one may be bad. */
-static void compare(const warp_walk *walk, const fuzzed_layer *layer) {
+static void compare(const warp_walk *walk, const fuzz_layer *layer) {
     const trf_device_view *view = walk->view;
     for (uint32_t row = 0; row < view->rows; row++)
         for (uint32_t col = 0; col < view->cols; col++) {
@@ -63,7 +27,7 @@ static void compare(const warp_walk *walk, const fuzzed_layer *layer) {
         }
 }
 
-static void walk_all(const fuzzed_layer *layer, uint32_t order) {
+static void walk_all(const fuzz_layer *layer, uint32_t order) {
     const trf_device_view *view = &layer->view;
     const size_t weights = (size_t)view->rows * view->cols, num_slabs = (size_t)view->num_bands * view->num_panels;
     warp_walk walk = {.view = view,
@@ -88,26 +52,47 @@ static void walk_all(const fuzzed_layer *layer, uint32_t order) {
     free(walk.slabs);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    trf_blob_view view;
-    void *blob;
-    if (posix_memalign(&blob, TRF_TILE_ALIGNMENT, size ? size : 1))
-        return 0;
-    memcpy(blob, data, size);
-    fuzz_mend_checksums(blob, size);
-    if (trf_blob_open(blob, size, size, &view, NULL) == TRF_OK &&
-        (uint64_t)view.header.rows * view.header.cols <= MOST_WEIGHTS) {
-        fuzzed_layer layer = {.slabs = calloc(trf_count_device_slabs(&view.header), sizeof *layer.slabs),
-                              .elements = calloc((size_t)view.header.rows * view.header.cols, sizeof *layer.elements),
-                              .good = calloc(view.num_tiles, 1)};
-        if (layer.slabs && layer.elements && layer.good) {
-            describe(&layer, &view, blob);
-            walk_all(&layer, (uint32_t)size);
+/* Multiplies by the kernels that take a layer of scaled FP8. */
+static void multiply_all(const fuzz_layer *layer, uint32_t order) {
+    const trf_device_view *view = &layer->view;
+    if (!trf_is_scaled_fp8(view->codec, view->source_dtype) || trf_regular_panels(view) == 0 ||
+        view->rows < TRF_SLAB_ROWS || trf_fragment_refusal(view, &layer->traits, TRF_DTYPE_BF16))
+        return;
+    enum {
+        ROWS_OF_X = 8
+    };
+    warp_coded_product product = {.view = view,
+                                  .max_rans_bytes = layer->traits.max_rans_bytes,
+                                  .use_row_offsets = (layer->traits.predictor_modes & TRF_PREDICT_ROW) != 0,
+                                  .x_stride = (view->cols + 63) / 64 * 64,
+                                  .y = malloc(sizeof(float) * ROWS_OF_X * view->rows),
+                                  .warps = 1 + order % 3,
+                                  .order = order};
+    void *x = NULL;
+    if (product.y && posix_memalign(&x, 16, sizeof(uint16_t) * ROWS_OF_X * product.x_stride) == 0) {
+        memset(x, 0x3F, sizeof(uint16_t) * ROWS_OF_X * product.x_stride);
+        product.x = x;
+        for (uint32_t kind = 0; kind < 3; kind++) { /* one slab, two, general */
+            product.two_slabs = kind == 1;
+            product.general = kind == 2;
+            if (product.general || (trf_has_default_p(view, layer->traits.max_frequency) && !product.use_row_offsets))
+                warp_multiply_coded(&product);
         }
-        free(layer.slabs);
-        free(layer.elements);
-        free(layer.good);
     }
-    free(blob);
+    free(x);
+    free(product.y);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    fuzz_layer layer;
+    if (fuzz_layer_make(&layer, data, size)) {
+        walk_all(&layer, (uint32_t)size);
+        multiply_all(&layer, (uint32_t)size);
+        fuzz_layer_free(&layer);
+    }
     return 0;
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
+    return fuzz_mutate_blob_input(data, size, max_size, seed);
 }

@@ -31,6 +31,10 @@ _HASH_COMMENT = (
     ".ci/run",
     ".yml",
     "Containerfile",
+    "Dockerfile",
+    ".dict",
+    ".options",
+    ".yaml",
 )
 # What has no such line: the licence and pages, data (some without comments, some held to its bytes), lists, settings.
 EXCEPTIONS = (

@@ -9,13 +9,13 @@ parsed where no word in it can belong to a compressed file. This module imports 
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import zipfile
 from collections.abc import Iterable
 from typing import Any
 
 from transfuse._errors import Status, make_error
+from transfuse._json_text import parse_json
 from transfuse.hf._config_fields import METHOD
 
 # The name of a compressed tensor ends in this, and its data begins with that (format/FORMAT.md, section 10).
@@ -29,6 +29,8 @@ _WORDS = (_FORMAT, b'_trf"', b"\\u")
 # The parameters of compressed modules begin with one of these: a blob, a layer of another layout, or a container of
 # experts. A small number of two bytes comes next, since a pickle's storages are looked at without their types.
 _STATE_MAGICS = (b"SNAR", b"TRFL", b"TRFX")
+# What reading a header that is not what it should be may raise.
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # If weights have another name than usual, transformers' config.json names them under this key.
 WEIGHTS_KEY = "transformers_weights"
@@ -51,12 +53,12 @@ def is_compressed(path: Any) -> bool:
             start, text = _read_header(file)
             if not any(word in text for word in _WORDS):
                 return False
-            header = json.loads(text)
+            header = parse_json(text)
             if "transfuse_format" in (header.get("__metadata__") or {}):
                 return True
             places = [start + tensor["data_offsets"][0] for name, tensor in header.items() if _may_hold(name, tensor)]
             return any(_read_head(file, place)[:4] in _MAGICS for place in places)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except _UNREADABLE:
         return False
 
 
@@ -108,14 +110,14 @@ def holds_state(path: Any) -> bool:
         if os.fspath(path).endswith(".safetensors"):
             with open(path, "rb") as file:
                 start, text = _read_header(file)
-                header = json.loads(text) if b'"U8"' in text and _FORMAT not in text else {}
+                header = parse_json(text) if b'"U8"' in text and _FORMAT not in text else {}
                 tensors = [tensor for name, tensor in header.items() if _may_be_state(name, tensor)]
                 return any(_is_state(_read_head(file, start + tensor["data_offsets"][0])) for tensor in tensors)
         if os.fspath(path).endswith(_PICKLES) and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 storages = [name for name in archive.namelist() if "/data/" in name]
                 return any(_is_state(_read_storage(archive, name)) for name in storages)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
+    except (*_UNREADABLE, zipfile.BadZipFile):
         pass
     return False
 
@@ -213,7 +215,7 @@ def read_config(path: str) -> dict[str, Any]:
     """Returns what a config.json holds, as Python reads it; it is empty if there is none that can be read."""
     try:
         with open(path, encoding="utf-8-sig") as file:
-            fields = json.load(file)
+            fields = parse_json(file.read())
     except (OSError, ValueError):
         return {}
     return fields if isinstance(fields, dict) else {}
@@ -222,7 +224,7 @@ def read_config(path: str) -> dict[str, Any]:
 def source_weights_name(source_config: str | None) -> str | None:
     """Returns the name that the source's config.json gives its file of weights, if it gives one."""
     try:
-        fields = json.loads((source_config or "{}").removeprefix("\ufeff"))
+        fields = parse_json((source_config or "{}").removeprefix("\ufeff"))
     except ValueError:
         return None
     name = fields.get(WEIGHTS_KEY) if isinstance(fields, dict) else None

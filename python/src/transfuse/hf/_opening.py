@@ -8,13 +8,13 @@ tensor of the files becomes. All this runs in an interpreter of its own (transfu
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from transfuse._checkpoint import TensorInfo, info
+from transfuse._json_text import parse_json
 from transfuse.hf._config_fields import COMPRESSED_BY
 from transfuse.hf._file_check import find_marker, read_config, source_weights_name
 
@@ -113,7 +113,7 @@ def find_weight_files(folder: Path, stem: str, name: str | None = None) -> tuple
 def _resolve(path: Path) -> list[str]:
     if path.suffix != ".json":
         return [str(path)]
-    weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
     return sorted({str(path.parent / name) for name in weight_map.values()})
 
 

@@ -15,6 +15,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging
 
 from transfuse._errors import Status, make_error
+from transfuse._json_text import parse_json
 from transfuse._results import LayerInfo
 from transfuse.hf._file_check import SUFFIX
 from transfuse.hf._file_names import FileNames
@@ -243,7 +244,7 @@ def _renew_source_config(model: PreTrainedModel, config: ConfigFields) -> None:
     """
     if config.source_config is None:
         return
-    fields = json.loads(config.source_config.removeprefix("\ufeff"))
+    fields = parse_json(config.source_config.removeprefix("\ufeff"))
     if type(model).__name__ not in (fields.get("architectures") or []) or fields.get("quantization_config"):
         config.source_config = make_source_config(model)
 

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 import transfuse
 from transfuse.hf._config_fields import NEEDS_TRANSFUSE
-from transfuse.hf._file_check import holds_state, is_compressed
+from transfuse.hf._file_check import holds_state, is_compressed, read_config, source_weights_name
 from transfuse.tests.architectures import (
     ARCHITECTURES,
     count_compressed,
@@ -424,6 +424,19 @@ def test_telling_files_apart(tmp_path: Path, pair: tuple[Path, Path], monkeypatc
         None,
     ):
         assert not holds_state(path)
+    # Nor does a header that is none, with words that only a compressed file has.
+    for text in (
+        b'{"x_trf":' + b"[" * 100_000,
+        b'{"x_trf":{"dtype":"U8","shape":[Infinity],"data_offsets":[0,64]}}',
+        b'{"x_trf":{"dtype":"U8","shape":[64],"data_offsets":[]}}',
+        b'{"x_trf":{"dtype":"U8","shape":[64],"data_offsets":[-99,64]}}',
+        b'{"x":{"dtype":"U8","shape":[64],"data_offsets":[]}}',
+        b'["x_trf"]',
+    ):
+        (tmp_path / "odd.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(64))
+        assert not is_compressed(tmp_path / "odd.safetensors") and not holds_state(tmp_path / "odd.safetensors")
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert read_config(str(tmp_path / "config.json")) == {} and source_weights_name("[" * 100_000) is None
     # A header without the words is not even parsed.
     monkeypatch.setattr(json, "loads", None)
     assert not is_compressed(source) and not holds_state(source)
