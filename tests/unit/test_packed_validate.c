@@ -65,7 +65,7 @@ typedef struct head_case {
 static const head_case kHeads[] = {
     {FIELD(common.magic), 0x52414E53, TRF_ERR_MAGIC},
     {FIELD(common.layout), TRF_LAYOUT_PLAIN, TRF_ERR_HEADER},
-    {FIELD(common.version), 2, TRF_ERR_VERSION},
+    {FIELD(common.version), 3, TRF_ERR_VERSION},
     {FIELD(common.head_bytes), 128, TRF_ERR_HEADER},
     {FIELD(codec), TRF_CODEC_FP16, TRF_ERR_HEADER},
     {FIELD(base), 0, TRF_ERR_HEADER},
@@ -88,7 +88,7 @@ static const head_case kHeads[] = {
     {FIELD(common.buffer_bytes), 1 << 30, TRF_ERR_TRUNCATED},
     {FIELD(reserved0), 1, TRF_ERR_HEADER},
     {FIELD(reserved1), 1, TRF_ERR_HEADER},
-    {offsetof(trf_packed_head, reserved2) + 55, 1, 1, TRF_ERR_HEADER},
+    {offsetof(trf_packed_head, reserved2) + 39, 1, 1, TRF_ERR_HEADER},
 };
 enum {
     HEADS = sizeof kHeads / sizeof *kHeads
