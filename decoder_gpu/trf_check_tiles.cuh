@@ -74,8 +74,7 @@ static __device__ __forceinline__ void trf_put_block_sums(uint64_t (&sums)[kChec
         uint64_t two[2];
 #pragma unroll
         for (uint32_t b = 0; b < 2; b++)
-            two[b] = (upper ? sums[b + 2][a] : sums[b][a]) +
-                     trf_shuffle_xor64(upper ? sums[b][a] : sums[b + 2][a], 16);
+            two[b] = (upper ? sums[b + 2][a] : sums[b][a]) + trf_shuffle_xor64(upper ? sums[b][a] : sums[b + 2][a], 16);
         own[a] = (middle ? two[1] : two[0]) + trf_shuffle_xor64(middle ? two[0] : two[1], 8);
         own[a] += trf_shuffle_xor64(own[a], 4);
     }

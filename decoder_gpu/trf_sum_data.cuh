@@ -87,8 +87,8 @@ static __device__ __forceinline__ void trf_sum_data(const trf_sum_data_args &arg
             words[i] = trf_load_data_words(args, (first + i * step) * TRF_DATA_CHUNK_BYTES + 16 * threadIdx.x);
 #pragma unroll
         for (uint32_t i = 0; i < kSumChunks; i++)
-            trf_add_data_words(args, first + i * step,
-                               (first + i * step) * TRF_DATA_CHUNK_BYTES + 16 * threadIdx.x, words[i], &own);
+            trf_add_data_words(args, first + i * step, (first + i * step) * TRF_DATA_CHUNK_BYTES + 16 * threadIdx.x,
+                               words[i], &own);
     }
     trf_add_up_block(args, own, shared);
 }

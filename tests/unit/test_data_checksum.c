@@ -129,9 +129,8 @@ START_TEST(larger_damage_is_found) {
         const trf_data_checksum now = checksum_of(damaged, BYTES, 1);
         ck_assert(kept.sum != now.sum);
         const uint64_t end = first + (i % 4 == 1 ? stride + 7 : count * stride - 1),
-                       one = first / TRF_DATA_CHUNK_BYTES == end / TRF_DATA_CHUNK_BYTES
-                                 ? first / TRF_DATA_CHUNK_BYTES
-                                 : UINT64_MAX;
+                       one = first / TRF_DATA_CHUNK_BYTES == end / TRF_DATA_CHUNK_BYTES ? first / TRF_DATA_CHUNK_BYTES
+                                                                                        : UINT64_MAX;
         if (one != UINT64_MAX)
             ck_assert_uint_eq(trf_find_changed_chunk(kept, now, BYTES), one);
     }

@@ -26,9 +26,7 @@ static uint8_t *random_bytes(test_rng *rng, uint64_t bytes) {
     return made;
 }
 
-static warp_grid random_grid(test_rng *rng) {
-    return (warp_grid){1 + test_below(rng, 5), (uint32_t)test_random(rng)};
-}
+static warp_grid random_grid(test_rng *rng) { return (warp_grid){1 + test_below(rng, 5), (uint32_t)test_random(rng)}; }
 
 /* ---- data ---- */
 
@@ -125,7 +123,8 @@ START_TEST(corrupt_metadata) {
     static const struct {
         uint64_t offset;
         uint32_t size;
-    } lies[] = {{~0ull, 128}, {~0ull - 127, 128}, {1ull << 40, 256}, {0, 0}, {0, UINT32_MAX}, {128, 0xFFFFFF80}, {1, 128}};
+    } lies[] = {{~0ull, 128},    {~0ull - 127, 128}, {1ull << 40, 256}, {0, 0},
+                {0, UINT32_MAX}, {128, 0xFFFFFF80},  {1, 128}};
     test_rng rng = {4};
     made_blob made = make_blob(&rng, 2, bytes);
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
