@@ -171,7 +171,7 @@ static __device__ __forceinline__ void trf_check_part(const trf_check_blob_args 
     } else {
         const trf_tile_meta meta = blob.tiles[number - 1];
         sound = trf_is_tile_in_blob(blob, meta);
-        checked = {blob.blob + meta.data_offset, meta.data_size, number - 1, false};
+        checked = {blob.blob + (sound ? meta.data_offset : 0), meta.data_size, number - 1, false};
         expected = meta.checksum;
     }
     if (sound) {

@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(kCheckThreads, kCheckBlocksEach)
 
 int trf_launch_sum_data(const void *data_dev, uint64_t bytes, trf_data_checksum *to_dev, uint32_t multiprocessors,
                         trf_stream stream) {
-    const uint64_t chunks = trf_count_data_chunks(bytes), most = (uint64_t)kSumBlocksEach * multiprocessors;
+    const uint64_t pages = trf_count_data_pages(bytes), most = (uint64_t)kSumBlocksEach * multiprocessors;
     const trf_sum_data_args args = {(const uint8_t *)data_dev, bytes, to_dev};
-    if (chunks == 0)
+    if (pages == 0)
         return cudaSuccess;
-    sum_data<<<(uint32_t)(chunks < most ? chunks : most), kSumThreads, 0, stream>>>(args);
+    sum_data<<<(uint32_t)(pages < most ? pages : most), kSumThreads, 0, stream>>>(args);
     return cudaGetLastError();
 }
 

@@ -2,12 +2,12 @@
 /* Adds up the mixed words of a layer's data (trf_data_checksum.h). This is the body of the kernel, which also runs on
  * the CPU in emulated warps.
  *
- *     chunk c, 4,096 bytes     thread 0   words 512 c, 512 c + 1
+ *     page c, 4,096 bytes     thread 0   words 512 c, 512 c + 1
  *                              thread 1   words 512 c + 2, 512 c + 3
  *                              ...
  *                              thread 255 words 512 c + 510, 512 c + 511
  *
- * A thread block takes every gridDim.x-th chunk. A thread loads its words of four chunks before it mixes them. In the
+ * A thread block takes every gridDim.x-th page. A thread loads its words of four pages before it mixes them. In the
  * end the threads' sums are added up, and those of blocks by atomic additions, whose order does not matter.
  *
  * Shared memory: 128 bytes. A word takes some 16 instructions, a third of what memory leaves time for. */
@@ -18,9 +18,9 @@
 #include "trf_warp.cuh"
 
 static constexpr uint32_t kSumWarps = 8, kSumThreads = kSumWarps * TRF_LANES;
-static constexpr uint32_t kSumWords = TRF_DATA_CHUNK_BYTES / TRF_DATA_WORD_BYTES / kSumThreads; /* of a thread */
-static constexpr uint32_t kSumChunks = 4; /* that are loaded at once: 64 bytes of each thread */
-static_assert(kSumWords == 2, "a thread loads 16 bytes of a chunk");
+static constexpr uint32_t kSumWords = TRF_DATA_PAGE_BYTES / TRF_DATA_WORD_BYTES / kSumThreads; /* of a thread */
+static constexpr uint32_t kSumPages = 4; /* that are loaded at once: 64 bytes of each thread */
+static_assert(kSumWords == 2, "a thread loads 16 bytes of a page");
 
 struct trf_sum_data_args {
     const uint8_t *data;
@@ -46,7 +46,7 @@ static __device__ __forceinline__ ulonglong2 trf_load_data_words(const trf_sum_d
 }
 
 /* Mixes two words, or one if the other is behind the end, and adds them. */
-static __device__ __forceinline__ void trf_add_data_words(const trf_sum_data_args &args, uint64_t chunk, uint64_t at,
+static __device__ __forceinline__ void trf_add_data_words(const trf_sum_data_args &args, uint64_t page, uint64_t at,
                                                           ulonglong2 words, trf_data_checksum *sum) {
     const uint64_t index = at / TRF_DATA_WORD_BYTES;
     if (at >= args.bytes)
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void trf_add_data_words(const trf_sum_data_arg
     uint64_t mixed = trf_mix_data_word(words.x, index);
     if (at + TRF_DATA_WORD_BYTES < args.bytes)
         mixed += trf_mix_data_word(words.y, index + 1);
-    trf_add_data_chunk(sum, chunk, mixed);
+    trf_add_data_page(sum, page, mixed);
 }
 
 /* Adds up what the threads of a block have. */
@@ -78,16 +78,16 @@ static __device__ __forceinline__ void trf_add_up_block(const trf_sum_data_args 
 }
 
 static __device__ __forceinline__ void trf_sum_data(const trf_sum_data_args &args, trf_sum_data_shared &shared) {
-    const uint64_t chunks = trf_count_data_chunks(args.bytes), step = gridDim.x;
+    const uint64_t pages = trf_count_data_pages(args.bytes), step = gridDim.x;
     trf_data_checksum own = {0, 0};
-    for (uint64_t first = blockIdx.x; first < chunks; first += kSumChunks * step) {
-        ulonglong2 words[kSumChunks];
+    for (uint64_t first = blockIdx.x; first < pages; first += kSumPages * step) {
+        ulonglong2 words[kSumPages];
 #pragma unroll
-        for (uint32_t i = 0; i < kSumChunks; i++)
-            words[i] = trf_load_data_words(args, (first + i * step) * TRF_DATA_CHUNK_BYTES + 16 * threadIdx.x);
+        for (uint32_t i = 0; i < kSumPages; i++)
+            words[i] = trf_load_data_words(args, (first + i * step) * TRF_DATA_PAGE_BYTES + 16 * threadIdx.x);
 #pragma unroll
-        for (uint32_t i = 0; i < kSumChunks; i++)
-            trf_add_data_words(args, first + i * step, (first + i * step) * TRF_DATA_CHUNK_BYTES + 16 * threadIdx.x,
+        for (uint32_t i = 0; i < kSumPages; i++)
+            trf_add_data_words(args, first + i * step, (first + i * step) * TRF_DATA_PAGE_BYTES + 16 * threadIdx.x,
                                words[i], &own);
     }
     trf_add_up_block(args, own, shared);

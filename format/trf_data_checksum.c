@@ -7,7 +7,7 @@
 #include <string.h>
 
 enum {
-    CHUNKS_AT_A_TIME = 256 /* 1 MiB, which takes longer than it takes to hand it out */
+    PAGES_AT_A_TIME = 256 /* 1 MiB, which takes longer than it takes to hand it out */
 };
 
 typedef struct checksum_work {
@@ -16,10 +16,10 @@ typedef struct checksum_work {
     _Atomic uint64_t sum, places;
 } checksum_work;
 
-/* Adds up the mixed words of a chunk. */
-static uint64_t mix_chunk(const checksum_work *work, uint64_t chunk) {
-    const uint64_t first = chunk * TRF_DATA_CHUNK_BYTES, left = work->bytes - first,
-                   bytes = left < TRF_DATA_CHUNK_BYTES ? left : TRF_DATA_CHUNK_BYTES;
+/* Adds up the mixed words of a page. */
+static uint64_t mix_page(const checksum_work *work, uint64_t page) {
+    const uint64_t first = page * TRF_DATA_PAGE_BYTES, left = work->bytes - first,
+                   bytes = left < TRF_DATA_PAGE_BYTES ? left : TRF_DATA_PAGE_BYTES;
     uint64_t mixed = 0, at = 0, word;
     for (; at + sizeof word <= bytes; at += sizeof word) {
         memcpy(&word, work->data + first + at, sizeof word);
@@ -33,15 +33,15 @@ static uint64_t mix_chunk(const checksum_work *work, uint64_t chunk) {
     return mixed;
 }
 
-/* A trf_parallel_fn; index: number of a run of CHUNKS_AT_A_TIME chunks. */
-static trf_status add_chunks(void *context, uint64_t index, int worker, trf_error *err) {
+/* A trf_parallel_fn; index: number of a run of PAGES_AT_A_TIME pages. */
+static trf_status add_pages(void *context, uint64_t index, int worker, trf_error *err) {
     checksum_work *work = context;
-    const uint64_t chunks = trf_count_data_chunks(work->bytes), first = index * CHUNKS_AT_A_TIME,
-                   end = first + CHUNKS_AT_A_TIME < chunks ? first + CHUNKS_AT_A_TIME : chunks;
+    const uint64_t pages = trf_count_data_pages(work->bytes), first = index * PAGES_AT_A_TIME,
+                   end = first + PAGES_AT_A_TIME < pages ? first + PAGES_AT_A_TIME : pages;
     trf_data_checksum own = {0};
     (void)worker, (void)err;
-    for (uint64_t chunk = first; chunk < end; chunk++)
-        trf_add_data_chunk(&own, chunk, mix_chunk(work, chunk));
+    for (uint64_t page = first; page < end; page++)
+        trf_add_data_page(&own, page, mix_page(work, page));
     atomic_fetch_add(&work->sum, own.sum);
     atomic_fetch_add(&work->places, own.places);
     return TRF_OK;
@@ -50,10 +50,10 @@ static trf_status add_chunks(void *context, uint64_t index, int worker, trf_erro
 trf_status trf_compute_data_checksum(const void *data, uint64_t bytes, int threads, trf_data_checksum *checksum,
                                      trf_error *err) {
     checksum_work work = {.data = data, .bytes = bytes};
-    const uint64_t runs = (trf_count_data_chunks(bytes) + CHUNKS_AT_A_TIME - 1) / CHUNKS_AT_A_TIME;
+    const uint64_t runs = (trf_count_data_pages(bytes) + PAGES_AT_A_TIME - 1) / PAGES_AT_A_TIME;
     const int most = trf_thread_count(threads);
     trf_status status =
-        trf_parallel_for(runs < (uint64_t)most ? (int)(runs ? runs : 1) : most, runs, add_chunks, &work, err);
+        trf_parallel_for(runs < (uint64_t)most ? (int)(runs ? runs : 1) : most, runs, add_pages, &work, err);
     if (status == TRF_OK)
         *checksum = (trf_data_checksum){atomic_load(&work.sum), atomic_load(&work.places)};
     return status;
@@ -67,14 +67,14 @@ static uint64_t inverse_of(uint64_t odd) {
     return inverse;
 }
 
-uint64_t trf_find_changed_chunk(trf_data_checksum kept, trf_data_checksum computed, uint64_t bytes) {
+uint64_t trf_find_changed_page(trf_data_checksum kept, trf_data_checksum computed, uint64_t bytes) {
     const uint64_t sum = computed.sum - kept.sum, places = computed.places - kept.places;
     if (sum == 0)
         return UINT64_MAX;
     const int zeros = __builtin_ctzll(sum);
     /* Only number · sum = places modulo 2^64 can be solved, and only modulo 2^(64 - zeros). */
     const uint64_t number = ((places >> zeros) * inverse_of(sum >> zeros)) & (UINT64_MAX >> zeros);
-    if (number == 0 || number > trf_count_data_chunks(bytes) || number * sum != places)
+    if (number == 0 || number > trf_count_data_pages(bytes) || number * sum != places)
         return UINT64_MAX;
     return number - 1;
 }

@@ -7,7 +7,7 @@
  * are added up, so that threads may take the words in any order. Mixing is a bijection: whatever changes within one
  * word changes the sum. A word that becomes a random one leaves the sum as it was with probability 2^-64.
  *
- * A second sum counts each word by the number of its chunk, from 1 on. If all that changed lies in one chunk, the two
+ * A second sum counts each word by the number of its page, from 1 on. If all that changed lies in one page, the two
  * differences say which one. */
 #ifndef TRF_DATA_CHECKSUM_H
 #define TRF_DATA_CHECKSUM_H
@@ -21,12 +21,12 @@ extern "C" {
 
 enum {
     TRF_DATA_WORD_BYTES = 8,
-    TRF_DATA_CHUNK_BYTES = 4096
+    TRF_DATA_PAGE_BYTES = 4096
 };
 
 typedef struct trf_data_checksum {
     uint64_t sum;    /* of all mixed words, modulo 2^64 */
-    uint64_t places; /* of each chunk's sum times the chunk's number, counted from 1 */
+    uint64_t places; /* of each page's sum times the page's number, counted from 1 */
 } trf_data_checksum;
 TRF_STATIC_ASSERT(sizeof(trf_data_checksum) == 16, "it is the end of a layout's head");
 
@@ -39,14 +39,14 @@ TRF_HD uint64_t trf_mix_data_word(uint64_t word, uint64_t index) {
     return x ^ x >> 32;
 }
 
-/* Adds what a chunk's words have come to, all or some of them. */
-TRF_HD void trf_add_data_chunk(trf_data_checksum *to, uint64_t chunk, uint64_t mixed) {
+/* Adds what a page's words have come to, all or some of them. */
+TRF_HD void trf_add_data_page(trf_data_checksum *to, uint64_t page, uint64_t mixed) {
     to->sum += mixed;
-    to->places += (chunk + 1) * mixed;
+    to->places += (page + 1) * mixed;
 }
 
-TRF_HD uint64_t trf_count_data_chunks(uint64_t bytes) {
-    return bytes / TRF_DATA_CHUNK_BYTES + (bytes % TRF_DATA_CHUNK_BYTES != 0);
+TRF_HD uint64_t trf_count_data_pages(uint64_t bytes) {
+    return bytes / TRF_DATA_PAGE_BYTES + (bytes % TRF_DATA_PAGE_BYTES != 0);
 }
 
 /* Computes the checksum of bytes in host memory. threads: as trf_thread_count takes it. Errors: TRF_ERR_MEMORY. */
@@ -57,9 +57,9 @@ static inline int trf_data_checksums_differ(trf_data_checksum a, trf_data_checks
     return a.sum != b.sum || a.places != b.places;
 }
 
-/* Finds the chunk whose change explains how two checksums of so many bytes differ. @return its number from 0 on, or
- * UINT64_MAX if no single chunk does. */
-uint64_t trf_find_changed_chunk(trf_data_checksum kept, trf_data_checksum computed, uint64_t bytes);
+/* Finds the page whose change explains how two checksums of so many bytes differ. @return its number from 0 on, or
+ * UINT64_MAX if no single page does. */
+uint64_t trf_find_changed_page(trf_data_checksum kept, trf_data_checksum computed, uint64_t bytes);
 
 #ifdef __cplusplus
 }

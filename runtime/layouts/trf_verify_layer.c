@@ -29,9 +29,9 @@ trf_status trf_judge_buffer(const trf_device_layer *layer, const void *head, trf
     const trf_data_checksum kept = *(const trf_data_checksum *)((const uint8_t *)head + TRF_DATA_CHECKSUM_OFFSET);
     if (!trf_data_checksums_differ(kept, computed))
         return TRF_OK;
-    const uint64_t chunk = trf_find_changed_chunk(kept, computed, bytes),
-                   at = TRF_LAYOUT_HEAD_BYTES + chunk * TRF_DATA_CHUNK_BYTES;
-    if (chunk == UINT64_MAX)
+    const uint64_t page = trf_find_changed_page(kept, computed, bytes),
+                   at = TRF_LAYOUT_HEAD_BYTES + page * TRF_DATA_PAGE_BYTES;
+    if (page == UINT64_MAX)
         return trf_fail(
             err, TRF_ERR_CHECKSUM, TRF_NO_OFFSET,
             "the data of a %s layer have changed in memory, in several places: their checksum is 0x%016llX, "
@@ -40,7 +40,7 @@ trf_status trf_judge_buffer(const trf_device_layer *layer, const void *head, trf
     return trf_fail(err, TRF_ERR_CHECKSUM, at,
                     "the data of a %s layer have changed in memory, in the %d bytes from %llu on: their checksum is "
                     "0x%016llX, computed 0x%016llX",
-                    layout, TRF_DATA_CHUNK_BYTES, (unsigned long long)at, (unsigned long long)kept.sum,
+                    layout, TRF_DATA_PAGE_BYTES, (unsigned long long)at, (unsigned long long)kept.sum,
                     (unsigned long long)computed.sum);
 }
 

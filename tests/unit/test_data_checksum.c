@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The checksum of a layer's data: mixing is a bijection, so that every change within a word is found; every bit of a
- * small buffer that flips is found, and its chunk; random damage is found; and threads do not matter. */
+ * small buffer that flips is found, and its page; random damage is found; and threads do not matter. */
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_data_checksum.h"
@@ -76,16 +76,16 @@ START_TEST(mixing_can_be_undone) {
 }
 END_TEST
 
-/* Expects that a change is found, and its chunk. */
+/* Expects that a change is found, and its page. */
 static void expect_found(trf_data_checksum kept, const uint8_t *data, uint64_t bytes, uint64_t at) {
     const trf_data_checksum now = checksum_of(data, bytes, 1);
     ck_assert(kept.sum != now.sum);
-    ck_assert_uint_eq(trf_find_changed_chunk(kept, now, bytes), at / TRF_DATA_CHUNK_BYTES);
+    ck_assert_uint_eq(trf_find_changed_page(kept, now, bytes), at / TRF_DATA_PAGE_BYTES);
 }
 
 START_TEST(every_bit_is_found) {
     enum {
-        BYTES = 2 * TRF_DATA_CHUNK_BYTES + 14
+        BYTES = 2 * TRF_DATA_PAGE_BYTES + 14
     };
     test_rng rng = {3};
     for (int kind = 0; kind < 2; kind++) {
@@ -106,7 +106,7 @@ END_TEST
 /* Damage of several words: the same bit of many words, words that change places, runs that become zeros or others. */
 START_TEST(larger_damage_is_found) {
     enum {
-        BYTES = 24 * TRF_DATA_CHUNK_BYTES
+        BYTES = 24 * TRF_DATA_PAGE_BYTES
     };
     test_rng rng = {4};
     uint8_t *data = random_bytes(&rng, BYTES), *damaged = malloc(BYTES);
@@ -129,18 +129,18 @@ START_TEST(larger_damage_is_found) {
         const trf_data_checksum now = checksum_of(damaged, BYTES, 1);
         ck_assert(kept.sum != now.sum);
         const uint64_t end = first + (i % 4 == 1 ? stride + 7 : count * stride - 1),
-                       one = first / TRF_DATA_CHUNK_BYTES == end / TRF_DATA_CHUNK_BYTES ? first / TRF_DATA_CHUNK_BYTES
-                                                                                        : UINT64_MAX;
+                       one = first / TRF_DATA_PAGE_BYTES == end / TRF_DATA_PAGE_BYTES ? first / TRF_DATA_PAGE_BYTES
+                                                                                      : UINT64_MAX;
         if (one != UINT64_MAX)
-            ck_assert_uint_eq(trf_find_changed_chunk(kept, now, BYTES), one);
+            ck_assert_uint_eq(trf_find_changed_page(kept, now, BYTES), one);
     }
     free(data);
     free(damaged);
 }
 END_TEST
 
-/* A kept checksum that is wrong itself names no chunk. */
-START_TEST(a_wrong_checksum_names_no_chunk) {
+/* A kept checksum that is wrong itself names no page. */
+START_TEST(a_wrong_checksum_names_no_page) {
     test_rng rng = {5};
     uint8_t *data = random_bytes(&rng, 9000);
     const trf_data_checksum now = checksum_of(data, 9000, 1);
@@ -148,7 +148,7 @@ START_TEST(a_wrong_checksum_names_no_chunk) {
         trf_data_checksum kept = now;
         *(bit < 64 ? &kept.sum : &kept.places) ^= 1ull << bit % 64;
         ck_assert(trf_data_checksums_differ(kept, now));
-        ck_assert_uint_eq(trf_find_changed_chunk(kept, now, 9000), UINT64_MAX);
+        ck_assert_uint_eq(trf_find_changed_page(kept, now, 9000), UINT64_MAX);
     }
     free(data);
 }
@@ -162,7 +162,7 @@ int main(void) {
     tcase_add_test(tests, mixing_can_be_undone);
     tcase_add_test(tests, every_bit_is_found);
     tcase_add_test(tests, larger_damage_is_found);
-    tcase_add_test(tests, a_wrong_checksum_names_no_chunk);
+    tcase_add_test(tests, a_wrong_checksum_names_no_page);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

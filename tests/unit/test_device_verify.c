@@ -114,12 +114,12 @@ static void put_byte(const void *at, uint64_t offset, uint8_t byte) {
     fixture_check_status(trf_device_upload(device, (uint8_t *)at + offset, &byte, 1, &err), TRF_OK, &err);
 }
 
-/* The place that an error has to name for a byte that has changed: the tile, or the chunk of 4,096 bytes, or the place
+/* The place that an error has to name for a byte that has changed: the tile, or the page of 4,096 bytes, or the place
  * of the head's checksum. UINT64_MAX if it has to name none. */
 static uint64_t place_of(const trf_device_layer *layer, const uint8_t *buffer, uint64_t at) {
     if (layer->layout->layout != TRF_LAYOUT_CODED)
         return at >= TRF_LAYOUT_HEAD_BYTES
-                   ? TRF_LAYOUT_HEAD_BYTES + (at - TRF_LAYOUT_HEAD_BYTES) / TRF_DATA_CHUNK_BYTES * TRF_DATA_CHUNK_BYTES
+                   ? TRF_LAYOUT_HEAD_BYTES + (at - TRF_LAYOUT_HEAD_BYTES) / TRF_DATA_PAGE_BYTES * TRF_DATA_PAGE_BYTES
                : at < TRF_DATA_CHECKSUM_OFFSET ? offsetof(trf_layout_head_common, checksum)
                                                : TRF_NO_OFFSET;
     const trf_tile_meta *tiles = (const trf_tile_meta *)(buffer + TRF_TILES_OFFSET);

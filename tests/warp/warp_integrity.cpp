@@ -13,10 +13,10 @@ static void sum_data(void *args) {
 
 void warp_sum_data(const void *data, uint64_t bytes, trf_data_checksum *to, warp_grid grid) {
     trf_sum_data_args args = {(const uint8_t *)data, bytes, to};
-    const uint64_t chunks = trf_count_data_chunks(bytes);
-    if (chunks)
+    const uint64_t pages = trf_count_data_pages(bytes);
+    if (pages)
         warp_run_grid({kSumWarps, shared_bytes(sizeof(trf_sum_data_shared)), grid.order},
-                      (uint32_t)min(chunks, (uint64_t)grid.blocks), sum_data, &args);
+                      (uint32_t)min(pages, (uint64_t)grid.blocks), sum_data, &args);
 }
 
 static void check_blob(void *args) {
