@@ -68,10 +68,10 @@ TRF_API trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_
  * the blob's own checksums, and the directory; of other layouts the head, and the data behind it. On the GPU it takes
  * about as long as reading the layer from device memory, and 512 bytes of device memory; a layer that a stack has
  * offloaded is checked in host memory. It waits for the device, and must not be called while a stream captures a graph.
- * One bit that has flipped in a layer that is not coded is always found; other changes pass with a probability of
- * 2^-64. Errors: TRF_ERR_CHECKSUM, whose message says what has changed: a coded layer's first such tile, and its place
- * in the blob as the offset; or, of other layouts, which 4,096 bytes of the buffer, if they are the only ones, else
- * TRF_NO_OFFSET. */
+ * One bit that has flipped in the data of a layer that is not coded is always found; other changes pass with a
+ * probability of 2^-64. Errors: TRF_ERR_CHECKSUM, whose message says what has changed: a coded layer's first such tile,
+ * and its place in the blob as the offset; or, of other layouts, which 4,096 bytes of the buffer, if they are the only
+ * ones, else TRF_NO_OFFSET. */
 TRF_API trf_status trf_device_layer_verify(const trf_device_layer *layer, trf_error *err);
 
 /* Says why a layer of FP8 weights that PACKED was asked for lies as packed BF16 and not as PACKED8, in one line without

@@ -33,7 +33,9 @@ def expect_changed(buffer: Tensor, places: int = 20) -> None:
     draw = random.Random(buffer.numel())
     for at in [*range(0, 256, 17), *(draw.randrange(buffer.numel()) for _ in range(places))]:
         flip(buffer, at)
-        with pytest.raises(transfuse.DataError, match="changed in memory"):
+        # On the CPU a layer whose first bytes have changed is unknown, and validated again.
+        words = None if buffer.device.type == "cpu" and at < 256 else "changed in memory"
+        with pytest.raises(transfuse.DataError, match=words):
             tt.verify_layer(buffer)
         flip(buffer, at)
     tt.verify_layer(buffer)
@@ -93,6 +95,10 @@ def test_models(layout: str, device: str) -> None:
     with pytest.raises(transfuse.DataError, match=r"^1\.weight: .*changed in memory"):
         tt.verify_model(model)
     flip(module.weight, 1000)
+    flip(module.weight, 3)
+    with pytest.raises(transfuse.DataError):
+        tt.verify_model(model)
+    flip(module.weight, 3)
     assert tt.verify_model(model) == 3
     assert tt.verify_model(nn.Linear(3, 4)) == 0
 

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from transfuse.torch import _registry
+from transfuse.torch._buffer_module import has_bytes
 from transfuse.torch._containers import read_head
+from transfuse.torch._experts import TransfuseExperts
+from transfuse.torch._modules import CompressedModule
 
 
 def verify_layer(buffer: Tensor) -> None:
@@ -55,7 +59,8 @@ def verify_model(model: nn.Module) -> int:
     Raises
     ------
     DataError
-        The memory of a layer has changed. The message begins with the parameter's name.
+        The memory of a layer has changed. The message begins with the parameter's name, unless the first bytes have
+        changed on the CPU.
     RuntimeError
         A CUDA graph is being captured.
     """
@@ -63,16 +68,25 @@ def verify_model(model: nn.Module) -> int:
 
 
 def _find_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields what may be buffers and containers, once each, with their names."""
+    """Yields buffers and containers, once each, with their names.
+
+    Those of the modules of this package are adopted if they are unknown: on the CPU a layer is, whose first bytes have
+    changed.
+    """
     seen: set[tuple[torch.device, int]] = set()
-    for tensors in (model.named_parameters(), model.named_buffers()):
-        for name, tensor in tensors:
-            is_candidate = tensor.dtype == torch.uint8 and tensor.dim() == 1 and tensor.numel() and not tensor.is_meta
+    for path, module in model.named_modules():
+        own = module._buffer_names() if isinstance(module, CompressedModule | TransfuseExperts) else ()
+        for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+            is_candidate = tensor.dtype == torch.uint8 and tensor.dim() == 1 and has_bytes(tensor)
             place = (tensor.device, tensor.data_ptr()) if is_candidate else None
-            if place is None or place in seen or not _registry.is_known(tensor):
+            if place is None or place in seen:
+                continue
+            if name in own:
+                _registry.adopt(tensor)
+            elif not _registry.is_known(tensor):
                 continue
             seen.add(place)
-            yield name, tensor
+            yield f"{path}.{name}" if path else name, tensor
 
 
 def _verify_known(buffer: Tensor, what: str) -> int:
