@@ -72,7 +72,7 @@ def test_containers(device: str) -> None:
     tt.verify_layer(container)
 
 
-def make_model(device: str, **options: Any) -> nn.Module:
+def make_model(device: str, **options: Any) -> nn.Sequential:
     model = nn.Sequential()
     for i in range(3):
         linear = nn.Linear(256, 256, bias=False, dtype=torch.bfloat16)
