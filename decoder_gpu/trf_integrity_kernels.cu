@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int kSumBlocksEach = 4, kCheckBlocksEach = 3; /* of a multiprocessor */
+constexpr int kSumBlocksEach = 6, kCheckBlocksEach = 3; /* of a multiprocessor */
 constexpr uint64_t kMostBlocks = 1u << 30;
 
 __global__ void __launch_bounds__(kSumThreads, kSumBlocksEach)
