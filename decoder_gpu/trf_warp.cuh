@@ -7,6 +7,12 @@
 
 static constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
+static __device__ __forceinline__ uint64_t trf_shuffle_xor64(uint64_t value, uint32_t lane_mask) {
+    const uint32_t low = __shfl_xor_sync(kAllLanes, (uint32_t)value, lane_mask),
+                   high = __shfl_xor_sync(kAllLanes, (uint32_t)(value >> 32), lane_mask);
+    return (uint64_t)high << 32 | low;
+}
+
 /* Returns the sum of the lanes' values up to and including the lane's own. */
 static __device__ __forceinline__ uint32_t trf_warp_scan(uint32_t value, uint32_t lane) {
     for (uint32_t reach = 1; reach < TRF_LANES; reach *= 2) {

@@ -11,6 +11,7 @@ uint64_t trf_layout_head_checksum(const trf_layout_head_common *head) {
     uint64_t bytes[TRF_LAYOUT_HEAD_BYTES / sizeof(uint64_t)];
     memcpy(bytes, head, sizeof bytes);
     bytes[offsetof(trf_layout_head_common, checksum) / sizeof(uint64_t)] = 0;
+    *trf_layout_head_data(bytes) = (trf_data_checksum){0};
     return trf_checksum_best()(bytes, sizeof bytes, 0);
 }
 

@@ -13,7 +13,7 @@
 #include "trf_layout_head.h"
 
 enum {
-    TRF_PACKED_VERSION = 1,
+    TRF_PACKED_VERSION = 2,
     TRF_PACKED_ALIGNMENT = 256, /* of every section of the buffer, and of the buffer itself */
     TRF_PACKED_TILE_ROWS = 64,  /* also those of a packed band */
     TRF_PACKED_TILE_COLS = 32,
@@ -85,7 +85,8 @@ typedef struct trf_packed_head {
     /* ... and its first 64 bytes, which say how it was encoded. If there was no blob, they say only shape, codec and
      * dtype. */
     trf_header coded_header;
-    uint8_t reserved2[56];
+    uint8_t reserved2[40];
+    trf_data_checksum data;
 } trf_packed_head;
 TRF_STATIC_ASSERT(sizeof(trf_packed_head) == TRF_LAYOUT_HEAD_BYTES, "the packed head is 256 bytes");
 TRF_STATIC_ASSERT(offsetof(trf_packed_head, rows) == sizeof(trf_layout_head_common), "packed head layout");

@@ -10,7 +10,7 @@
 #include "trf_packed.h"
 
 enum {
-    TRF_PACKED8_VERSION = 1,
+    TRF_PACKED8_VERSION = 2,
     TRF_PACKED8_SLAB_BYTES = 512,
     TRF_PACKED8_TILE_BYTES = TRF_PACKED_SLABS * TRF_PACKED8_SLAB_BYTES,
     /* A line: the records of 32 packed tiles of a band, and the constants of each four of them. */
@@ -65,7 +65,8 @@ typedef struct trf_packed8_head {
     uint64_t coded_stored_tiles; /* of the coded layer, or of the shard's tiles of it */
     uint64_t coded_exceptions;
     trf_header coded_header; /* the coded layer's, of E4M3 without scales; or that of BF16 weights, of scaled FP8 */
-    uint8_t reserved1[80];
+    uint8_t reserved1[64];
+    trf_data_checksum data;
 } trf_packed8_head;
 TRF_STATIC_ASSERT(sizeof(trf_packed8_head) == TRF_LAYOUT_HEAD_BYTES, "the head is 256 bytes");
 TRF_STATIC_ASSERT(offsetof(trf_packed8_head, rows) == sizeof(trf_layout_head_common), "head layout");

@@ -115,7 +115,8 @@ trf_status trf_check_packed8_head(const trf_packed8_head *head, uint64_t bytes, 
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(flags), "flags 0x%x of a layer with %llu records",
                         head->flags, (unsigned long long)head->num_records);
     status = trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved0), FIELD_OFFSET(flags), err);
-    return status == TRF_OK ? trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved1), sizeof *head, err) : status;
+    return status == TRF_OK ? trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved1), FIELD_OFFSET(data), err)
+                            : status;
 }
 
 trf_packed8_view trf_packed8_view_of(const trf_packed8_head *head, const void *memory) {

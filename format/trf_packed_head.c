@@ -154,7 +154,8 @@ trf_status trf_check_packed_head(const trf_packed_head *head, uint64_t bytes, tr
         status = trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved0), FIELD_OFFSET(flags), err);
     if (status == TRF_OK)
         status = trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved1), FIELD_OFFSET(num_lines), err);
-    return status == TRF_OK ? trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved2), sizeof *head, err) : status;
+    return status == TRF_OK ? trf_layout_head_check_reserved(head, FIELD_OFFSET(reserved2), FIELD_OFFSET(data), err)
+                            : status;
 }
 
 trf_packed_view trf_packed_view_of(const trf_packed_head *head, const void *memory) {

@@ -7,7 +7,7 @@
 #include "trf_layout_head.h"
 
 enum {
-    TRF_PLAIN_VERSION = 1,
+    TRF_PLAIN_VERSION = 2,
     TRF_PLAIN_WEIGHT_BYTES = 2,
     TRF_PLAIN_WEIGHTS_OFFSET = TRF_LAYOUT_HEAD_BYTES
 };
@@ -20,10 +20,12 @@ typedef struct trf_plain_head {
     uint64_t coded_stored_tiles; /* of the coded layer that this one was, or of the shard's tiles of it ... */
     uint64_t coded_exceptions;
     trf_header coded_header; /* ... and its first 64 bytes, which say how it was encoded */
-    uint8_t reserved1[128];
+    uint8_t reserved1[112];
+    trf_data_checksum data;
 } trf_plain_head;
 TRF_STATIC_ASSERT(sizeof(trf_plain_head) == TRF_LAYOUT_HEAD_BYTES, "weights begin at 256");
 TRF_STATIC_ASSERT(offsetof(trf_plain_head, coded_header) == 64, "plain head");
+TRF_STATIC_ASSERT(offsetof(trf_plain_head, data) == TRF_DATA_CHECKSUM_OFFSET, "plain head");
 
 /* The dtype of a codec's weights in the plain layout; TRF_DTYPE_NONE if the codec has no plain layout. */
 trf_dtype trf_plain_dtype(uint32_t codec);

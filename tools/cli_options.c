@@ -109,6 +109,7 @@ static int set_device(cli_options *o, const char *value) {
     static const char *const names[] = {"cpu", "cuda", NULL};
     int i = cli_parse_name(value, names);
     o->device = i ? CLI_DEVICE_CUDA : CLI_DEVICE_CPU;
+    o->has_device = 1;
     return i < 0 ? -1 : 0;
 }
 
@@ -126,6 +127,7 @@ static int set_layout(cli_options *o, const char *value) {
                                  trf_layout_name(TRF_LAYOUT_PACKED), trf_layout_name(TRF_LAYOUT_PACKED8), NULL};
     int i = cli_parse_name(value, names);
     o->layout = (trf_layout)(TRF_LAYOUT_CODED + i);
+    o->has_layout = 1;
     return i < 0 ? -1 : 0;
 }
 

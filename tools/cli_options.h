@@ -135,6 +135,7 @@ typedef struct cli_options {
     int json, quiet, verbose;
     cli_progress_mode progress;
     cli_device device;
+    int has_device, has_layout;
     trf_path path; /* AUTO: not given */
     trf_layout layout;
 

@@ -278,6 +278,16 @@ static void set_path(json_t *root, const char *name, const char *path) {
     json_object_set_new(root, name, path ? cli_json_text(path) : json_null());
 }
 
+static json_t *describe_device_check(const cli_device_check *check) {
+    json_t *object = json_object();
+    json_object_set_new(object, "name", cli_json_text(check->device));
+    set_count(object, "layers", check->layers);
+    set_count(object, "coded", check->coded);
+    set_count(object, "bytes", check->bytes);
+    json_object_set_new(object, "seconds", json_real(check->seconds));
+    return object;
+}
+
 static json_t *describe_run(const cli_run *run, int is_compressing) {
     const cli_options *const options = run->options;
     json_t *root = json_object(), *notes = json_array();
@@ -292,6 +302,7 @@ static json_t *describe_run(const cli_run *run, int is_compressing) {
         json_object_set_new(root, "verdict", json_string(run->report.compressed_tensors ? "ok" : "nothing_compressed"));
         set_count(root, "unchecked_tensors", unchecked.tensors);
         set_count(root, "unchecked_bytes", unchecked.bytes);
+        json_object_set_new(root, "device", run->device_check ? describe_device_check(run->device_check) : json_null());
     }
     if (is_compressing)
         json_object_set_new(root, "dry_run", json_boolean(options->dry_run));

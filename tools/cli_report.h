@@ -4,6 +4,7 @@
 #ifndef CLI_REPORT_H
 #define CLI_REPORT_H
 
+#include "cli_device_check.h"
 #include "cli_json.h"
 #include "cli_progress.h"
 #include "cli_terminal.h"
@@ -19,6 +20,7 @@ typedef struct cli_run {
     trf_checkpoint_options library;
     trf_checkpoint_report report;
     double seconds;
+    const cli_device_check *device_check; /* of verify --device, or NULL */
 } cli_run;
 
 /* Sets the fields of run->library that all commands have in common, and starts the progress. verb: such as

@@ -3,9 +3,17 @@
 #include "cli_messages.h"
 #include "cli_report.h"
 
-static const cli_option_id kOptions[] = {CLI_OPT_AGAINST,  CLI_OPT_STRICT, CLI_OPT_SKIP_EXTRA,
-                                         CLI_OPT_THREADS,  CLI_OPT_QUIET,  CLI_OPT_VERBOSE,
-                                         CLI_OPT_PROGRESS, CLI_OPT_JSON,   0};
+static const cli_option_id kOptions[] = {CLI_OPT_AGAINST,
+                                         CLI_OPT_STRICT,
+                                         CLI_OPT_SKIP_EXTRA,
+                                         CLI_OPT_THREADS,
+                                         CLI_OPT_QUIET,
+                                         CLI_OPT_VERBOSE,
+                                         CLI_OPT_PROGRESS,
+                                         CLI_OPT_JSON,
+                                         CLI_OPT_DEVICE,
+                                         CLI_OPT_LAYOUT,
+                                         0};
 
 static void print_against(const cli_options *options, const trf_checkpoint_report *r) {
     if (!options->against)
@@ -22,6 +30,19 @@ static void print_against(const cli_options *options, const trf_checkpoint_repor
                         cli_count_text(r->compared_files, "file", count));
     if (r->added_files)
         cli_report_line("added", "%s that the source does not have", cli_count_text(r->added_files, "file", count));
+}
+
+/* check: NULL without --device. */
+static void print_device_check(const cli_device_check *check) {
+    char size[16], count[CLI_COUNT_BYTES];
+    if (!check)
+        return;
+    cli_report_line("in memory", "%s: %s sound, %s at %.0f GB/s", check->device,
+                    cli_count_text(check->layers, "layer", count), cli_size_text(check->bytes, size),
+                    check->seconds > 0 ? (double)check->bytes / 1e9 / check->seconds : 0.0);
+    if (check->coded)
+        cli_report_line(NULL, "%s coded, since --layout does not take them",
+                        cli_count_text(check->coded, "layer", count));
 }
 
 static void print_summary(const cli_run *run) {
@@ -50,6 +71,7 @@ static void print_summary(const cli_run *run) {
         cli_report_line("not compressed", "%s, %s: no checksums; --against checks them",
                         cli_count_text(unchecked.tensors, "tensor", count), cli_size_text(unchecked.bytes, size));
     print_against(options, r);
+    print_device_check(run->device_check);
 }
 
 /* With --strict a checkpoint in which nothing is compressed does not pass. */
@@ -59,18 +81,41 @@ static cli_exit judge(const cli_run *run) {
     return cli_fail(TRF_ERR_NOT_FOUND, "%s: nothing in it is compressed", run->options->arguments[0]);
 }
 
-static int run(const cli_options *options) {
+/* context: that of --device, or NULL. */
+static cli_exit verify(const cli_options *options, trf_context *context) {
     cli_run run;
+    cli_device_check check;
     trf_error err = {0};
     cli_run_begin(&run, options, cmd_verify.name, "verifying");
     trf_status failed = trf_verify_checkpoint(options->arguments[0], options->against, &run.library, &run.report, &err);
     cli_run_end(&run, failed);
     cli_exit status = failed ? cli_report_error(&err) : judge(&run);
+    if (status == CLI_OK && context) {
+        status = cli_check_on_device(options, context, &check);
+        run.device_check = &check;
+    }
     if (status == CLI_OK && cli_run_wants_summary(&run))
         print_summary(&run);
     if (status == CLI_OK)
         status = cli_report_json(&run);
     cli_run_free(&run);
+    return status;
+}
+
+static int run(const cli_options *options) {
+    trf_context *context = NULL;
+    trf_error err = {0};
+    if (options->has_layout && !options->has_device)
+        return cli_usage_error(cmd_verify.name, "--layout needs --device");
+    if (!options->has_device)
+        return verify(options, NULL);
+    cli_exit status = cli_open_device(options->device, &context);
+    if (status != CLI_OK)
+        return status;
+    if (!context && trf_context_create(TRF_DEVICE_CPU, &context, &err))
+        return cli_report_error(&err);
+    status = verify(options, context);
+    trf_context_destroy(context);
     return status;
 }
 
@@ -84,6 +129,11 @@ const cli_command cmd_verify = {
             "  --against SOURCE      also compare every tensor, and the other files, with the\n"
             "                        checkpoint that was compressed; one that differs or is\n"
             "                        missing is an error; one that was added is named\n"
+            "  --device DEVICE       cpu or cuda: then also load each layer, and compare it\n"
+            "                        with its checksums in the device's memory\n"
+            "  --layout LAYOUT       in which layers are loaded for that: coded (default),\n"
+            "                        plain, packed or packed8; those that it does not take\n"
+            "                        are loaded coded\n"
             "  --strict              one in which nothing is compressed does not pass\n"
             "  --skip-extra GLOB     with --against: do not compare files of these paths\n"
             "                        below the folder; may be repeated\n"

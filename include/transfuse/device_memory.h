@@ -63,6 +63,17 @@ TRF_API void trf_row_request_init(trf_row_request *request);
 TRF_API trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                    trf_error *err);
 
+/* Compares a layer, as it lies in device memory, with checksums that were made with it, and so finds what has changed
+ * in that memory since. Everything that the layer consists of is checked: of a coded layer the head and each tile, by
+ * the blob's own checksums, and the directory; of other layouts the head, and the data behind it. On the GPU it takes
+ * about as long as reading the layer from device memory, and 512 bytes of device memory; a layer that a stack has
+ * offloaded is checked in host memory. It waits for the device, and must not be called while a stream captures a graph.
+ * One bit that has flipped in the data of a layer that is not coded is always found; other changes pass with a
+ * probability of 2^-64. Errors: TRF_ERR_CHECKSUM, whose message says what has changed: a coded layer's first such tile,
+ * and its place in the blob as the offset; or, of other layouts, which 4,096 bytes of the buffer, if they are the only
+ * ones, else TRF_NO_OFFSET. */
+TRF_API trf_status trf_device_layer_verify(const trf_device_layer *layer, trf_error *err);
+
 /* Says why a layer of FP8 weights that PACKED was asked for lies as packed BF16 and not as PACKED8, in one line without
  * its end; "" for every other layer. Dense weights count as FP8 where trf_device_layer_pack finds that they are. The
  * text is the layer's. */

@@ -272,6 +272,12 @@ trf_status trf_torch_check(int device, const void *buffer, uint64_t buffer_bytes
                        : fail_to_find("there is no layer at this place", err);
 }
 
+trf_status trf_torch_verify(int device, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
+    const trf_torch::found_layer found = trf_torch::find_layer(device, buffer, buffer_bytes);
+    return found.layer ? trf_device_layer_verify(found.layer->handle, err)
+                       : fail_to_find("there is no layer at this place", err);
+}
+
 trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes, trf_dtype dtype,
                                          trf_error *err) {
     const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, container, container_bytes);

@@ -100,6 +100,9 @@ TRF_TORCH_API trf_status trf_torch_assemble_rows(int device, const void *contain
  * trf_device_layer_check's; TRF_ERR_NOT_FOUND (it is unknown). */
 TRF_TORCH_API trf_status trf_torch_check(int device, const void *buffer, uint64_t buffer_bytes, trf_error *err);
 
+/* Compares the layer at a place with its checksums. Errors: trf_device_layer_verify's; TRF_ERR_NOT_FOUND. */
+TRF_TORCH_API trf_status trf_torch_verify(int device, const void *buffer, uint64_t buffer_bytes, trf_error *err);
+
 /* Whether transfuse::experts takes them with an x of this dtype. Errors: trf_experts_create's and _plan_create's;
  * TRF_ERR_NOT_FOUND. */
 TRF_TORCH_API trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes,

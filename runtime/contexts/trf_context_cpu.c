@@ -6,6 +6,7 @@
 #include "trf_packed_layer.h"
 #include "trf_plain_layer.h"
 #include "trf_stack.h"
+#include "trf_verify_layer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ static const trf_layout_ops coded_layout = {
     .fill = trf_cpu_fill_layer,
     .destroy = trf_cpu_destroy_layer,
     .check = trf_cpu_check_layer,
+    .verify = trf_cpu_verify_blob,
     .decode = trf_cpu_decode,
     .decode_rows = trf_cpu_decode_rows,
     .create_plan = trf_cpu_create_plan,
@@ -36,6 +38,7 @@ static const trf_layout_ops plain_layout = {
     .convert = trf_cpu_convert_to_plain,
     .destroy = trf_cpu_destroy_plain_layer,
     .check = trf_cpu_check_plain_layer,
+    .verify = trf_cpu_verify_buffer,
     .decode = trf_cpu_decode_plain,
     .decode_rows = trf_cpu_decode_plain_rows,
     .create_plan = trf_cpu_create_plain_plan,
@@ -53,6 +56,7 @@ static const trf_layout_ops packed_layout = {
     .pack = trf_cpu_pack,
     .destroy = trf_cpu_destroy_packed_layer,
     .check = trf_cpu_check_packed_layer,
+    .verify = trf_cpu_verify_buffer,
     .decode = trf_cpu_decode_packed,
     .decode_rows = trf_cpu_decode_packed_rows,
     .create_plan = trf_cpu_create_packed_plan,
@@ -72,6 +76,7 @@ static const trf_layout_ops packed8_layout = {
     .find_fp8 = trf_cpu_find_fp8,
     .destroy = trf_cpu_destroy_packed_layer,
     .check = trf_cpu_check_packed_layer,
+    .verify = trf_cpu_verify_buffer,
     .decode = trf_cpu_decode_packed,
     .decode_rows = trf_cpu_decode_packed_rows,
     .create_plan = trf_cpu_create_packed_plan,
@@ -94,6 +99,7 @@ static const trf_device_ops cpu_device_ops = {
     .upload = trf_cpu_copy,
     .download = trf_cpu_copy,
     .copy_rows = trf_cpu_copy_rows,
+    .add_data_checksum = trf_cpu_add_data_checksum,
     .stack = &trf_cpu_stack_ops,
 };
 

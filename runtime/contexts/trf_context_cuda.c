@@ -21,6 +21,8 @@
 #include "trf_stack.h"
 #include "trf_staging_cuda.h"
 #include "trf_time_cuda.h"
+#include "trf_verify_layer.h"
+#include "trf_verify_layer_cuda.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -86,6 +88,7 @@ static const trf_layout_ops coded_layout = {
     .fill = trf_cuda_fill_layer,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_layer,
+    .verify = trf_cuda_verify_blob,
     .decode = trf_cuda_decode,
     .decode_rows = trf_cuda_decode_rows,
     .create_plan = trf_cuda_create_plan,
@@ -101,6 +104,7 @@ static const trf_layout_ops plain_layout = {
     .convert = trf_cuda_convert_to_plain,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_plain_layer,
+    .verify = trf_cuda_verify_buffer,
     .decode = trf_cuda_decode_plain,
     .decode_rows = trf_cuda_decode_plain_rows,
     .create_plan = trf_cuda_create_plain_plan,
@@ -120,6 +124,7 @@ static const trf_layout_ops packed_layout = {
     .pack = trf_cuda_pack,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_plain_layer,
+    .verify = trf_cuda_verify_buffer,
     .decode = trf_cuda_decode_packed,
     .decode_rows = trf_cuda_decode_packed_rows,
     .create_plan = trf_cuda_create_packed_plan,
@@ -141,6 +146,7 @@ static const trf_layout_ops packed8_layout = {
     .find_fp8 = trf_cuda_find_fp8,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_plain_layer,
+    .verify = trf_cuda_verify_buffer,
     .decode = trf_cuda_decode_packed,
     .decode_rows = trf_cuda_decode_packed_rows,
     .create_plan = trf_cuda_create_packed8_plan,
@@ -163,6 +169,7 @@ static const trf_device_ops cuda_device_ops = {
     .upload = trf_cuda_upload,
     .download = trf_cuda_download,
     .copy_rows = trf_cuda_copy_rows,
+    .add_data_checksum = trf_cuda_add_data_checksum,
     .stack = &trf_cuda_stack_ops,
     .groups = &trf_cuda_group_ops,
 };

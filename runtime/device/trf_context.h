@@ -52,6 +52,10 @@ typedef struct trf_device_ops {
     trf_status (*upload)(const trf_context *context, void *to, const void *from_host, uint64_t bytes, trf_error *err);
     trf_status (*download)(const trf_context *context, void *to_host, const void *from, uint64_t bytes, trf_error *err);
     trf_status (*copy_rows)(const trf_context *context, const trf_row_copy *copy, trf_stream stream, trf_error *err);
+    /* Adds the checksum of what follows the head of a layout's buffer to the zeros that the head has for it
+     * (trf_data_checksum.h). buffer: in the device's memory, complete but for that. The checksum is there when the call
+     * returns. */
+    trf_status (*add_data_checksum)(const trf_context *context, void *buffer, uint64_t buffer_bytes, trf_error *err);
     const struct trf_stack_ops *stack; /* trf_stack.h */
     /* Groups (trf_layer_group.h). NULL means that their layers run one after another, as each would alone. */
     const struct trf_group_ops *groups;

@@ -14,6 +14,7 @@ trf_status trf_cpu_allocate(const trf_context *context, uint64_t bytes, void **m
 void trf_cpu_release(const trf_context *context, void *memory);
 trf_status trf_cpu_copy(const trf_context *context, void *to, const void *from, uint64_t bytes, trf_error *err);
 trf_status trf_cpu_copy_rows(const trf_context *context, const trf_row_copy *copy, trf_stream stream, trf_error *err);
+trf_status trf_cpu_add_data_checksum(const trf_context *context, void *buffer, uint64_t buffer_bytes, trf_error *err);
 
 trf_status trf_cpu_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
                                     const trf_load_options *options, struct trf_layer_feed *feed, trf_error *err);

@@ -4,6 +4,7 @@
 #define TRF_DEVICE_LAYER_H
 
 #include "transfuse.h"
+#include "trf_data_checksum.h"
 #include "trf_device_view.h"
 #include "trf_error.h"
 #include "trf_layer_traits.h"
@@ -13,6 +14,13 @@
 #include "trf_shard_range.h"
 
 #include <stdatomic.h>
+
+/* What verifying a coded layer on a GPU needs, beside the checksums in its blob. */
+typedef struct trf_kept_checksums {
+    uint64_t head_bytes;      /* of the blob's head */
+    uint64_t directory_bytes; /* of the directory, without its fault */
+    trf_data_checksum directory;
+} trf_kept_checksums;
 
 struct trf_device_layer {
     trf_context *context;
@@ -37,6 +45,7 @@ struct trf_device_layer {
     int is_of_stack;          /* its blob need not be in device memory */
     uint64_t directory_bytes; /* of the directory at view.slabs; the blob is at view.buffer. 0: the layer is a stack's,
                                * or not coded */
+    trf_kept_checksums kept;  /* of a coded layer */
     /* On the CPU: a coded layer's host layer. On a GPU: where the blob of an offloaded layer lies in host memory. */
     trf_layer *host;
     struct trf_cpu_fault *fault;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU's device memory, which is the process's. */
 #include "trf_device_cpu.h"
+#include "trf_layout_head.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,4 +36,10 @@ trf_status trf_cpu_copy_rows(const trf_context *context, const trf_row_copy *cop
             memset(to, 0, copy->width);
     }
     return TRF_OK;
+}
+
+trf_status trf_cpu_add_data_checksum(const trf_context *context, void *buffer, uint64_t buffer_bytes, trf_error *err) {
+    return trf_compute_data_checksum((const uint8_t *)buffer + TRF_LAYOUT_HEAD_BYTES,
+                                     buffer_bytes - TRF_LAYOUT_HEAD_BYTES, context->threads,
+                                     trf_layout_head_data(buffer), err);
 }

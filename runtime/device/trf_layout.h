@@ -56,6 +56,8 @@ typedef struct trf_layout_ops {
                            float *scales, struct trf_found_fp8 *found, trf_error *err);
     void (*destroy)(trf_device_layer *layer);
     trf_status (*check)(const trf_device_layer *layer, trf_error *err);
+    /* Compares the layer's memory with its checksums: trf_device_layer_verify. */
+    trf_status (*verify)(const trf_device_layer *layer, trf_error *err);
     trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                          trf_error *err);
     trf_status (*decode_rows)(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,

@@ -92,6 +92,8 @@ static trf_status send_layer(trf_device_layer *made, trf_layer_feed *feed, uint8
         status = complete_target(target, err);
     if (status == TRF_OK)
         status = trf_staging_finish(staging, target->directory, directory, target->size.directory_bytes, err);
+    if (status == TRF_OK)
+        status = trf_keep_checksums(feed->view, directory, &made->kept, err);
     if (status != TRF_OK)
         trf_staging_drain(staging);
     return status;

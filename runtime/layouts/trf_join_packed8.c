@@ -109,7 +109,10 @@ static trf_status write_buffer(const trf_join *join, uint8_t *at, trf_error *err
         lines += line_bytes * from->bands;
         tiles += tile_bytes * from->bands;
     }
-    return status == TRF_OK ? context->ops->upload(context, at, &join->head, sizeof join->head, err) : status;
+    if (status == TRF_OK)
+        status = context->ops->upload(context, at, &join->head, sizeof join->head, err);
+    return status == TRF_OK ? context->ops->add_data_checksum(context, at, join->head.common.buffer_bytes, err)
+                            : status;
 }
 
 /* Finds the joined layer's memory: the caller's, or new memory, which *owned is then. */

@@ -96,6 +96,8 @@ static trf_status pack_codes(trf_device_layer *made, const trf_codes_work *work,
     trf_packed8_head_set_coded(&head, &made->header, &made->info);
     status = trf_pack8(&from, &head, at, err);
     if (status == TRF_OK)
+        status = trf_cpu_add_data_checksum(made->context, at, head.common.buffer_bytes, err);
+    if (status == TRF_OK)
         status = trf_packed8_set_buffer(made, &head, at, err);
     if (status != TRF_OK) {
         free(made->memory);

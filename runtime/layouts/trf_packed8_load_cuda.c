@@ -11,6 +11,7 @@
 #include "trf_pack8_launch.h"
 #include "trf_staging_cuda.h"
 #include "trf_transcode_layer_cuda.h"
+#include "trf_verify_layer_cuda.h"
 
 #include <cuda_runtime_api.h>
 
@@ -135,8 +136,10 @@ static trf_status complete(trf_packed8_maker *maker, cudaStream_t stream, trf_er
     if (status != TRF_OK)
         return status;
     trf_packed8_head_set_coded(head, &made->header, &made->info);
-    const cudaError_t error = cudaMemcpyAsync(maker->buffer, head, sizeof *head, cudaMemcpyHostToDevice, stream);
-    const cudaError_t waited = cudaStreamSynchronize(stream);
+    int error = cudaMemcpyAsync(maker->buffer, head, sizeof *head, cudaMemcpyHostToDevice, stream);
+    if (!error)
+        error = trf_cuda_queue_data_checksum(made->context, maker->buffer, head->common.buffer_bytes, stream);
+    const int waited = cudaStreamSynchronize(stream);
     status = trf_check_cuda(error ? error : waited, "packing a layer", err);
     return status == TRF_OK ? trf_packed8_set_buffer(made, head, maker->buffer, err) : status;
 }

@@ -60,6 +60,8 @@ static trf_status pack_rows(trf_device_layer *made, trf_pack_input from, const t
     }
     trf_packed_head_set_coded(&head, &made->header, &made->info);
     status = trf_pack(&from, &head, at, err);
+    if (status == TRF_OK)
+        status = trf_cpu_add_data_checksum(made->context, at, head.common.buffer_bytes, err);
     if (status != TRF_OK) {
         free(made->memory);
         return trf_packed_fail(status, err);

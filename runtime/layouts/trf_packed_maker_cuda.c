@@ -14,6 +14,7 @@
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_staging_cuda.h"
+#include "trf_verify_layer_cuda.h"
 
 #include <cuda_runtime_api.h>
 
@@ -276,6 +277,8 @@ trf_status trf_packed_maker_complete(trf_packed_maker *maker, trf_error *err) {
     int error = clear_room(maker, stream);
     if (!error)
         error = cudaMemcpyAsync(maker->buffer, head, sizeof *head, cudaMemcpyHostToDevice, stream);
+    if (!error)
+        error = trf_cuda_queue_data_checksum(made->context, maker->buffer, head->common.buffer_bytes, stream);
     const int waited = cudaStreamSynchronize(stream);
     status = trf_check_cuda(error ? error : waited, "packing a layer", err);
     if (status != TRF_OK)

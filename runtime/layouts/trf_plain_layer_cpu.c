@@ -23,14 +23,15 @@ static trf_status find_buffer(trf_device_layer *made, const trf_layer_memory *me
 }
 
 /* Completes the buffer if the weights have been written, or else releases it. The head is written last, so a buffer
- * that has a head is complete. @return status. */
-static trf_status finish_buffer(trf_device_layer *made, uint8_t *buffer, trf_status status) {
+ * that has a head is complete. @return status, or TRF_ERR_MEMORY. */
+static trf_status finish_buffer(trf_device_layer *made, uint8_t *buffer, trf_status status, trf_error *err) {
     if (status == TRF_OK) {
         trf_plain_head_write(&made->header, &made->info, (trf_plain_head *)buffer);
         trf_plain_set_buffer(made, buffer);
-    } else {
-        free(made->memory);
+        status = trf_cpu_add_data_checksum(made->context, buffer, made->view.buffer_bytes, err);
     }
+    if (status != TRF_OK)
+        free(made->memory);
     return status;
 }
 
@@ -41,7 +42,7 @@ trf_status trf_cpu_fill_plain_layer(trf_device_layer *made, trf_layer_feed *feed
     if (status != TRF_OK)
         return status;
     status = trf_cpu_load_dense(feed, (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET), err);
-    return finish_buffer(made, buffer, status);
+    return finish_buffer(made, buffer, status, err);
 }
 
 trf_status trf_cpu_convert_to_plain(trf_device_layer *made, const trf_device_layer *from,
@@ -51,7 +52,7 @@ trf_status trf_cpu_convert_to_plain(trf_device_layer *made, const trf_device_lay
     if (status != TRF_OK)
         return status;
     status = trf_cpu_decode_dense(from, (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET), err);
-    return finish_buffer(made, buffer, status);
+    return finish_buffer(made, buffer, status, err);
 }
 
 void trf_cpu_destroy_plain_layer(trf_device_layer *layer) { free(layer->memory); }

@@ -15,6 +15,7 @@
 #include "trf_staging_cuda.h"
 #include "trf_transcode_layer_cuda.h"
 #include "trf_unpack8_launch.h"
+#include "trf_verify_layer_cuda.h"
 
 #include <cuda_runtime_api.h>
 
@@ -53,6 +54,12 @@ static trf_status decode_part(void *context, const trf_coded_part *part, trf_str
     return trf_check_cuda(error, "decoding a part of a layer", err);
 }
 
+/* Completes the head of a buffer that is complete otherwise. */
+static trf_status add_checksum(const trf_device_layer *made, uint8_t *buffer, trf_error *err) {
+    return trf_cuda_add_data_checksum(made->context, buffer, trf_plain_buffer_bytes(made->info.rows, made->info.cols),
+                                      err);
+}
+
 /* Fills the layer's buffer from a feed. The device is current. The head is written last, so a buffer that has a head is
  * complete. */
 static trf_status fill_buffer(const trf_device_layer *made, trf_layer_feed *feed, uint8_t *buffer, trf_error *err) {
@@ -71,7 +78,8 @@ static trf_status fill_buffer(const trf_device_layer *made, trf_layer_feed *feed
     if (status != TRF_OK)
         return status;
     trf_plain_head_write(&made->header, &made->info, &head);
-    return trf_staging_finish(context->staging, buffer, &head, sizeof head, err);
+    status = trf_staging_finish(context->staging, buffer, &head, sizeof head, err);
+    return status == TRF_OK ? add_checksum(made, buffer, err) : status;
 }
 
 /* ---- converting ---- */
@@ -116,7 +124,8 @@ static trf_status convert_buffer(const trf_device_layer *made, const trf_device_
     if (status != TRF_OK)
         return status;
     trf_plain_head_write(&made->header, &made->info, &head);
-    return trf_check_cuda(cudaMemcpy(buffer, &head, sizeof head, cudaMemcpyHostToDevice), "converting a layer", err);
+    status = trf_check_cuda(cudaMemcpy(buffer, &head, sizeof head, cudaMemcpyHostToDevice), "converting a layer", err);
+    return status == TRF_OK ? add_checksum(made, buffer, err) : status;
 }
 
 /* ---- memory for loads and conversions ---- */

@@ -43,6 +43,13 @@ void trf_write_layer_directory(const trf_layer *layer, uint8_t *directory, trf_l
     trf_write_head_directory(&layer->view, directory);
 }
 
+trf_status trf_keep_checksums(const trf_blob_view *blob, const uint8_t *directory, trf_kept_checksums *kept,
+                              trf_error *err) {
+    kept->head_bytes = blob->extension.data_offset;
+    kept->directory_bytes = trf_layer_directory_offsets_of(blob).fault_offset;
+    return trf_compute_data_checksum(directory, kept->directory_bytes, 1, &kept->directory, err);
+}
+
 trf_device_view trf_device_view_of_layer(const trf_blob_view *blob, const uint8_t *blob_dev,
                                          const uint8_t *directory_dev, trf_device_fault *fault_dev) {
     trf_device_view view = trf_device_view_of(blob, blob_dev);

@@ -6,6 +6,7 @@
 #ifndef TRF_LAYER_DIRECTORY_H
 #define TRF_LAYER_DIRECTORY_H
 
+#include "trf_device_layer.h"
 #include "trf_slab_directory.h"
 
 /* Checks that a GPU can hold a blob as it is, and that the kernels take it. Errors: TRF_ERR_UNSUPPORTED. */
@@ -33,6 +34,11 @@ void trf_write_head_directory(const trf_blob_view *view, uint8_t *directory);
 /* Writes an offloaded layer's directory: memory_bytes - directory_offset bytes of trf_offloaded_layer_offsets, which
  * are zeros before. layer: as for trf_describe_layer. */
 void trf_write_layer_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits);
+
+/* Finds what trf_device_layer_verify needs to know of a blob, and of its directory, which is complete. Errors:
+ * TRF_ERR_MEMORY. */
+trf_status trf_keep_checksums(const trf_blob_view *blob, const uint8_t *directory, trf_kept_checksums *kept,
+                              trf_error *err);
 
 /* @return the view of `blob` at blob_dev, with a directory. */
 trf_device_view trf_device_view_of_layer(const trf_blob_view *blob, const uint8_t *blob_dev,

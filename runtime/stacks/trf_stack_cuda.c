@@ -142,6 +142,9 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
     const uint8_t *const place_dev = stack->device->memory_dev + place->offset;
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
     trf_write_layer_directory(host, image + directory_offset, &layer->traits);
+    trf_status status = trf_keep_checksums(&host->view, image + directory_offset, &layer->kept, err);
+    if (status != TRF_OK)
+        return status;
     layer->view = trf_device_view_of_layer(&host->view, place_dev, place_dev + directory_offset, fault_of(stack, i));
     return place->is_resident ? TRF_OK : open_image(image, host, &layer->host, err);
 }

@@ -164,8 +164,9 @@ has out '^  tensors         28, of which 8 compressed'
 expect 1 compress pipeline -o no --include 'vae/*'
 expect_error "no tensor's name matches 'vae/*'" TRF_ERR_NOT_FOUND
 rm -r tuning.json some
-expect 0 verify pipeline-compressed --against pipeline --strict
+expect 0 verify pipeline-compressed --against pipeline --strict --device cpu
 has out '^  models          2, of a pipeline'
+has out '^  in memory       CPU: [0-9]* layers sound'
 expect 0 decompress pipeline-compressed -o again
 has out '^  models          2, of a pipeline'
 diff -r pipeline again || fail "the pipeline does not come back"

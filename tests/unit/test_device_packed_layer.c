@@ -587,7 +587,7 @@ START_TEST(heads_that_are_not_good) {
     guarded_memory room = guarded_allocate(device, own->view.buffer_bytes);
     fixture_check_status(trf_device_download(device, room.at, own->view.buffer, room.bytes, &err), TRF_OK, &err);
     trf_device_layer_destroy(own);
-    for (uint32_t at = 0; at < sizeof(trf_packed_head); at++) {
+    for (uint32_t at = 0; at < TRF_DATA_CHECKSUM_OFFSET; at++) {
         room.at[at] ^= (uint8_t)(1u << at % 8);
         const trf_status status = adopt(room.at, room.bytes, whole, &layer);
         EXPECT(status == (at < 4 ? TRF_ERR_MAGIC : TRF_ERR_CHECKSUM) && !layer);

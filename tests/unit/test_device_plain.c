@@ -348,15 +348,15 @@ START_TEST(memory_that_does_not_do) {
 }
 END_TEST
 
-/* A buffer is refused if any byte of its head is changed, if it is cut or misaligned, or if the options ask for
- * something else. */
+/* A buffer is refused if any byte of its head but the data checksum is changed, if it is cut or misaligned, or if the
+ * options ask for something else. */
 START_TEST(heads_that_are_not_good) {
     trf_load_options options = part(0, TRF_LAYOUT_PLAIN), whole = options;
     guarded_memory room = make_room("odd", &options);
     trf_device_layer *layer = load("odd", &options), *none = NULL;
     uint8_t *bytes = guarded_read(&room);
     trf_device_layer_destroy(layer);
-    for (uint32_t at = 0; at < TRF_LAYOUT_HEAD_BYTES; at++) {
+    for (uint32_t at = 0; at < TRF_DATA_CHECKSUM_OFFSET; at++) {
         bytes[at] ^= 1u << at % 8;
         fixture_check_status(trf_device_upload(device, room.at, bytes, room.bytes, &err), TRF_OK, &err);
         const trf_status status = adopt(room.at, room.bytes, whole, &none);

@@ -44,6 +44,7 @@ from transfuse.torch._registry import (
     pack,
     repack,
 )
+from transfuse.torch._verify import verify_layer, verify_model
 
 __all__ = [
     "Cancel",
@@ -91,6 +92,8 @@ __all__ = [
     "set_experts_decode_threshold",
     "set_grouping",
     "set_layout",
+    "verify_layer",
+    "verify_model",
 ]
 
 install()

@@ -73,6 +73,7 @@ def ops_library() -> ctypes.CDLL:
         "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, c_int, error]),
         "trf_torch_assemble_rows": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
         "trf_torch_check": (c_int, [c_int, c_void_p, c_uint64, error]),
+        "trf_torch_verify": (c_int, [c_int, c_void_p, c_uint64, error]),
         "trf_torch_check_experts_dtype": (c_int, [c_int, c_void_p, c_uint64, c_int, error]),
         "trf_torch_prepare_moe": (c_int, [c_int, experts, experts, experts, c_uint32, c_int, error]),
         "trf_torch_set_exact": (None, [c_int]),

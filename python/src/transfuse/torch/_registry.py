@@ -475,6 +475,18 @@ def check_decoded(buffer: torch.Tensor) -> None:
     call("trf_torch_check", *_place_of(buffer), buffer.numel())
 
 
+def is_layer(buffer: torch.Tensor) -> bool:
+    """Returns whether a buffer is a known layer, and no container."""
+    info = s.DeviceLayerInfoStruct()
+    return bool(ops_library().trf_torch_find(*_place_of(buffer), buffer.numel(), ctypes.byref(info)))
+
+
+def verify(buffer: torch.Tensor, what: str = "") -> None:
+    """Compares a known layer with its checksums; `what` begins the message of an error."""
+    wait_for(buffer.device)
+    call("trf_torch_verify", *_place_of(buffer), buffer.numel(), what=what)
+
+
 class Keeping:
     """Keeps the directories of layers as long as the storage of their buffers, with which the layers are forgotten.
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds out whether the memory of layers has changed since they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from transfuse.torch import _registry
+from transfuse.torch._buffer_module import has_bytes
+from transfuse.torch._containers import read_head
+from transfuse.torch._experts import TransfuseExperts
+from transfuse.torch._modules import CompressedModule
+
+
+def verify_layer(buffer: Tensor) -> None:
+    """Compares a layer, or all layers of a container of experts, with the checksums that were made with them.
+
+    The memory is read where it lies, on a CUDA device at about the speed of that memory; the call waits for the device.
+    A buffer that the ops do not know yet is adopted, which checks a coded one on the host.
+
+    Parameters
+    ----------
+    buffer : torch.Tensor, uint8, [buffer_bytes]
+        A layer's buffer, or a container. No other work may write it meanwhile.
+
+    Raises
+    ------
+    DataError
+        The memory has changed. The message says where.
+    TransfuseError
+        What `adopt` raises.
+    RuntimeError
+        A CUDA graph is being captured.
+    """
+    _registry.adopt(buffer)
+    _verify_known(buffer, "")
+
+
+def verify_model(model: nn.Module) -> int:
+    """Does what `verify_layer` does for all compressed weights of a model that the ops know.
+
+    These are the parameters and buffers of `TransfuseLinear`, `TransfuseEmbedding` and `TransfuseExperts`, and of
+    vLLM's layers.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any module. Weights that several modules share are verified once.
+
+    Returns
+    -------
+    int
+        How many layers were verified; each expert counts.
+
+    Raises
+    ------
+    DataError
+        The memory of a layer has changed. The message begins with the parameter's name, unless the first bytes have
+        changed on the CPU.
+    RuntimeError
+        A CUDA graph is being captured.
+    """
+    return sum(_verify_known(buffer, f"{name}: ") for name, buffer in _find_buffers(model))
+
+
+def _find_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields buffers and containers, once each, with their names.
+
+    Those of the modules of this package are adopted if they are unknown: on the CPU a layer is, whose first bytes have
+    changed.
+    """
+    seen: set[tuple[torch.device, int]] = set()
+    for path, module in model.named_modules():
+        own = module._buffer_names() if isinstance(module, CompressedModule | TransfuseExperts) else ()
+        for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+            is_candidate = tensor.dtype == torch.uint8 and tensor.dim() == 1 and has_bytes(tensor)
+            place = (tensor.device, tensor.data_ptr()) if is_candidate else None
+            if place is None or place in seen:
+                continue
+            if name in own:
+                _registry.adopt(tensor)
+            elif not _registry.is_known(tensor):
+                continue
+            seen.add(place)
+            yield f"{path}.{name}" if path else name, tensor
+
+
+def _verify_known(buffer: Tensor, what: str) -> int:
+    """Verifies a layer or a container that is known; returns how many layers it has."""
+    if _registry.is_layer(buffer):
+        _registry.verify(buffer, what)
+        return 1
+    offsets, sizes = read_head(buffer)
+    for i, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        _registry.verify(buffer[offset : offset + size], f"{what}expert {i}: ")
+    return len(offsets)
+
+
+__all__ = ["verify_layer", "verify_model"]
