@@ -255,6 +255,10 @@ typedef struct trf_checkpoint_options {
     const char *const *skip_extra;
     trf_note_fn note; /* or NULL */
     void *note_context;
+    /* For compressing: if the call ends early, keep what is encoded beside the output; and go on from what such a call
+     * has left, if it had the same input (names, sizes, times and headers of its files), options and version. Else it
+     * begins anew, and a note says why. The bytes of the output are the same either way. */
+    int resume;
 } trf_checkpoint_options;
 
 TRF_API void trf_checkpoint_options_init(trf_checkpoint_options *options);

@@ -474,6 +474,8 @@ trf_status trf_verify_checkpoint(const char *path, const char *against_path, con
     trf_extra_files extra = {0};
     trf_job job;
     trf_status status = trf_job_begin(&job, options, err);
+    if (status == TRF_OK && job.options.resume)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "resume is for compressing");
     if (status == TRF_OK)
         status = trf_checkpoint_open(path, &checkpoint, err);
     if (status == TRF_OK && against_path)
