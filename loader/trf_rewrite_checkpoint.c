@@ -3,6 +3,7 @@
 #include "trf_model_config.h"
 #include "trf_output.h"
 #include "trf_resume.h"
+#include "trf_verify.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -50,6 +51,17 @@ static unsigned mode_of(const trf_rewriting *work, const char *below) {
 
 /* ---- one model ---- */
 
+/* Compares a file that has been written with its source. What is wrong is not continued either. */
+static trf_status read_back(trf_rewriting *work, const char *path, const trf_checkpoint *model,
+                            const trf_checkpoint_file *file, trf_error *err) {
+    if (!work->job->reads_back)
+        return TRF_OK;
+    trf_status status = trf_verify_written(work->job, path, model, file, err);
+    if (status == TRF_ERR_MISMATCH && work->job->resume)
+        work->job->resume->is_unsound = 1;
+    return status;
+}
+
 /* Rewrites one file as a new file of the folder. */
 static trf_status rewrite_one_file(trf_rewriting_part *at, const trf_checkpoint_file *file, trf_error *err) {
     trf_rewriting *work = at->work;
@@ -72,6 +84,8 @@ static trf_status rewrite_one_file(trf_rewriting_part *at, const trf_checkpoint_
         status = trf_file_create(path, mode_of(work, below), &out, err);
     if (status == TRF_OK)
         status = rewrite_file(at->part->context, file, &out, &bytes, err);
+    if (status == TRF_OK)
+        status = read_back(work, path, at->part->checkpoint, file, err);
     if (status == TRF_OK && (status = trf_file_sync(&out, err)) != TRF_OK && resume)
         resume->is_unsound = 1;
     trf_file_close(&out);
@@ -479,6 +493,9 @@ static trf_status write_output(trf_rewriting *work, const trf_output_place *plac
         uint64_t bytes = 0;
         status = work->plan->rewrite_file(work->plan->parts->context, work->plan->checkpoint->files, &work->output.file,
                                           &bytes, err);
+        if (status == TRF_OK)
+            status =
+                read_back(work, work->output.temporary, work->plan->checkpoint, work->plan->checkpoint->files, err);
         count_output(work, bytes);
     }
     if (status == TRF_OK)

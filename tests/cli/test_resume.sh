@@ -73,8 +73,11 @@ mv result whole
 for damage in blob journal; do
     stop KILL compress many.safetensors -T 1 -o result --resume
     "$TRF_PYTHON" -c '
-import glob, sys
-path, at = (glob.glob("*.transfuse-tmp-*")[0], 20000) if sys.argv[1] == "blob" else (glob.glob("*.transfuse-resume-*")[0], 40)
+import glob
+import sys
+path, at = glob.glob("*.transfuse-tmp-*")[0], 20000
+if sys.argv[1] == "journal":
+    path, at = glob.glob("*.transfuse-resume-*")[0], 40
 with open(path, "r+b") as file:
     file.seek(at)
     byte = file.read(1)[0]

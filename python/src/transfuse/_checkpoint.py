@@ -192,7 +192,7 @@ def compress(
     threads : int
         0 means one for each core.
     verify : bool
-        Decode and compare each tile before it is written.
+        Read back what is written, decode it, and compare it with the source before the target gets its name.
     overwrite : bool
         Replace a target that exists, atomically.
     store_only : bool
