@@ -14,6 +14,7 @@
 #include "trf_source_tensors.h"
 #include "trf_split.h"
 #include "trf_tensor_selection.h"
+#include "trf_verify.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -743,7 +744,9 @@ static trf_status compress_models(trf_checkpoint *checkpoint, const char *out_pa
     job->total_bytes = job->report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
     job->report.tensors = trf_checkpoint_num_tensors(checkpoint);
     job->report.models = num_parts;
-    const trf_rewrite rewrite = {checkpoint, parts, num_parts, job, out_path, compress_file, .compresses = 1};
+    const trf_rewrite rewrite = {
+        checkpoint, parts,         num_parts,       job,
+        out_path,   compress_file, .compresses = 1, .read_back = job->reads_back ? trf_verify_written : NULL};
     trf_resume resume = {.file = {.fd = -1}};
     if (status == TRF_OK && job->options.resume) {
         resume.fingerprint = trf_resume_fingerprint(checkpoint, &job->options);

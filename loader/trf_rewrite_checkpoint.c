@@ -3,7 +3,6 @@
 #include "trf_model_config.h"
 #include "trf_output.h"
 #include "trf_resume.h"
-#include "trf_verify.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -54,9 +53,9 @@ static unsigned mode_of(const trf_rewriting *work, const char *below) {
 /* Compares a file that has been written with its source. What is wrong is not continued either. */
 static trf_status read_back(trf_rewriting *work, const char *path, const trf_checkpoint *model,
                             const trf_checkpoint_file *file, trf_error *err) {
-    if (!work->job->reads_back)
+    if (!work->plan->read_back)
         return TRF_OK;
-    trf_status status = trf_verify_written(work->job, path, model, file, err);
+    trf_status status = work->plan->read_back(work->job, path, model, file, err);
     if (status == TRF_ERR_MISMATCH && work->job->resume)
         work->job->resume->is_unsound = 1;
     return status;
