@@ -255,6 +255,10 @@ typedef struct trf_checkpoint_options {
     const char *const *skip_extra;
     trf_note_fn note; /* or NULL */
     void *note_context;
+    /* For compressing: if the call ends early, keep what is encoded beside the output; and go on from what such a call
+     * has left, if it had the same input (names, sizes, times and headers of its files), options and version. Else it
+     * begins anew, and a note says why. The bytes of the output are the same either way. */
+    int resume;
 } trf_checkpoint_options;
 
 TRF_API void trf_checkpoint_options_init(trf_checkpoint_options *options);
@@ -313,9 +317,11 @@ typedef struct trf_checkpoint_report {
  * stands for its directory). Matrices and 3-D tensors of experts become blobs; embeddings, tensors tied to them, F32
  * tensors that are more than BF16 and all else are copied unless `include` asks for them, and so are other files of a
  * directory; config.json gets what FORMAT.md, section 10, says. Of a pipeline (a directory with a model_index.json)
- * each model is compressed. A file that would not become smaller stays as it is. Every tile is decoded and compared
- * before anything appears under out_path. FP8 E4M3 weights with scales of a model whose config.json names them, such as
- * DeepSeek's, become blobs of BF16 weights, and their scales are kept for decompressing. options, report: may be NULL.
+ * each model is compressed. A file that would not become smaller stays as it is. Unless encode.verify is 0, each file
+ * is read back, decoded and compared with its source before anything appears under out_path; with the codec int on
+ * floats each tile is compared as it is encoded, and its checksum is looked at when it is read back. FP8 E4M3 weights
+ * with scales of a model whose config.json names them, such as DeepSeek's, become blobs of BF16 weights, and their
+ * scales are kept for decompressing. options, report: may be NULL.
  * Errors: TRF_ERR_NOT_FOUND (also what `include` or `exclude` does not find), _EXISTS, _IO (also too little space),
  * _FORMAT (also for blobs under names that do not say so), _CANCELLED, _MISMATCH; _UNSUPPORTED for what nothing could
  * load afterwards, unless options.store_only; _ARGUMENT also where dtype and codec do not fit for a tensor that

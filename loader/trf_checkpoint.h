@@ -99,6 +99,10 @@ typedef struct trf_rewrite_part {
 typedef trf_status trf_rewrite_file_fn(void *context, const trf_checkpoint_file *checkpoint_file, const trf_file *out,
                                        uint64_t *bytes, trf_error *err);
 
+/* Compares a file that has just been written with its source, as trf_verify_written does. */
+typedef trf_status trf_read_back_fn(trf_job *job, const char *path, const trf_checkpoint *model,
+                                    const trf_checkpoint_file *source_file, trf_error *err);
+
 /* An output that is made from a checkpoint. Each file of each model goes through `rewrite_file`, indexes are rewritten,
  * config.json becomes what `config` says, and other files are copied. */
 typedef struct trf_rewrite {
@@ -109,6 +113,7 @@ typedef struct trf_rewrite {
     const char *out_path; /* NULL: only with job->options.dry_run */
     trf_rewrite_file_fn *rewrite_file;
     int compresses;
+    trf_read_back_fn *read_back; /* called for each file of weights; or NULL */
 } trf_rewrite;
 
 /* Makes the output and publishes all of it at once, or nothing. Fills in what the report says of whole files. With

@@ -7,12 +7,14 @@
 #include "trf_encode.h"
 #include "trf_estimate.h"
 #include "trf_find_fp8.h"
-#include "trf_fp8_weights.h"
+#include "trf_matrix_source.h"
 #include "trf_output.h"
+#include "trf_resume.h"
 #include "trf_source_kind.h"
 #include "trf_source_tensors.h"
 #include "trf_split.h"
 #include "trf_tensor_selection.h"
+#include "trf_verify.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -46,14 +48,6 @@ typedef struct trf_file_compressor {
     int config_is_unreadable; /* and so is carried over */
 } trf_file_compressor;
 
-/* The weights of one matrix, in the source file. */
-typedef struct trf_matrix_source {
-    const trf_file *file;
-    uint64_t offset;
-    uint64_t row_bytes, weight_bytes;
-    const trf_fp8_scales *scales; /* of FP8 weights that are read as elements of scaled FP8 */
-} trf_matrix_source;
-
 typedef struct trf_matrix_sink {
     const trf_file *file;
     uint64_t offset;
@@ -64,52 +58,6 @@ typedef struct trf_matrix_progress {
     const char *tensor;
     uint64_t weight_bytes;
 } trf_matrix_progress;
-
-static trf_status read_matrix(void *context, uint32_t row, uint32_t num_rows, uint32_t col, uint32_t num_cols,
-                              void *dst, trf_error *err) {
-    const trf_matrix_source *matrix = context;
-    uint64_t line = num_cols * matrix->weight_bytes;
-    uint64_t offset = matrix->offset + row * matrix->row_bytes + col * matrix->weight_bytes;
-    if (line == matrix->row_bytes)
-        return trf_file_read(matrix->file, offset, dst, num_rows * line, err);
-    trf_status status = TRF_OK;
-    for (uint32_t r = 0; r < num_rows && status == TRF_OK; r++)
-        status = trf_file_read(matrix->file, offset + r * matrix->row_bytes, (uint8_t *)dst + r * line, line, err);
-    return status;
-}
-
-static trf_status fail_code(const trf_matrix_source *matrix, uint64_t row, uint64_t col, trf_error *err) {
-    const uint64_t offset = matrix->offset + row * matrix->row_bytes + col;
-    return trf_fail(err, TRF_ERR_UNSUPPORTED, offset,
-                    "the FP8 weight at byte %" PRIu64 " (row %" PRIu64 ", column %" PRIu64
-                    ") would not come back from its product with its scale",
-                    offset, row, col);
-}
-
-/* Reads FP8 weights as elements of scaled FP8, and checks that the codes come back from these. */
-static trf_status read_fp8_matrix(void *context, uint32_t row, uint32_t num_rows, uint32_t col, uint32_t num_cols,
-                                  void *dst, trf_error *err) {
-    const trf_matrix_source *matrix = context;
-    const uint64_t count = (uint64_t)num_rows * num_cols;
-    uint8_t *codes = malloc(count * (2 + sizeof(uint16_t)));
-    if (!codes)
-        return trf_fail_memory(err, count * (2 + sizeof(uint16_t)));
-    uint16_t *elements = (uint16_t *)codes;
-    uint8_t *back = (uint8_t *)(elements + count), *read = back + count;
-    trf_status status = read_matrix(context, row, num_rows, col, num_cols, read, err);
-    if (status == TRF_OK) {
-        trf_fp8_elements(matrix->scales, row, num_rows, col, num_cols, read, dst);
-        memcpy(elements, dst, count * sizeof *elements);
-        uint64_t same = trf_fp8_codes(matrix->scales, row, num_rows, col, num_cols, elements, back);
-        if (same == count && memcmp(back, read, count) != 0)
-            for (same = 0; back[same] == read[same];)
-                same++;
-        if (same != count || memcmp(back, read, count) != 0)
-            status = fail_code(matrix, row + same / num_cols, col + same % num_cols, err);
-    }
-    free(codes);
-    return status;
-}
 
 static trf_status write_blob(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err) {
     const trf_matrix_sink *sink = context;
@@ -144,7 +92,7 @@ static trf_status encode_fp8(trf_file_compressor *compressor, const trf_compress
     trf_matrix_source matrix = *codes;
     matrix.scales = &scales;
     const trf_source source = {TRF_DTYPE_BF16, (uint32_t)sampled->rows, (uint32_t)sampled->cols,
-                               &matrix,        read_fp8_matrix,         NULL};
+                               &matrix,        trf_matrix_read_fp8,     NULL};
     if (compressor->out) {
         status = trf_encode_scaled_fp8(&source, &scales, options, sink, progress, encoded, NULL, err);
     } else {
@@ -177,7 +125,7 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_com
     trf_matrix_sink blob_sink = {compressor->out, out_offset};
     trf_matrix_progress matrix_progress = {compressor->job, tensor->name, weight_bytes};
 
-    trf_source source = {dtype, (uint32_t)rows, (uint32_t)cols, &matrix, read_matrix, NULL};
+    trf_source source = {dtype, (uint32_t)rows, (uint32_t)cols, &matrix, trf_matrix_read, NULL};
     trf_sink sink = {&blob_sink, write_blob};
     trf_progress progress = {&matrix_progress, report_matrix_progress};
     trf_layer_report layer = {0};
@@ -326,6 +274,39 @@ static void count_blob(trf_file_compressor *compressor, const trf_compressed_ten
         report->scaled_fp8_tensors[encoded->granularity]++;
 }
 
+/* Encodes one tensor, or takes what an earlier run has made of it. */
+static trf_status encode_tensor(trf_file_compressor *compressor, const trf_compressed_tensor *compressed,
+                                uint64_t out_offset, trf_encoded *encoded, trf_error *err) {
+    const trf_tensor *tensor = compressed->source;
+    trf_job *job = compressor->job;
+    trf_resume *resume = compressor->out ? job->resume : NULL;
+    const trf_resume_place place = {trf_resume_key(compressor->rules->part, compressor->file->name, tensor->name),
+                                    compressor->out, out_offset,
+                                    compressed->selection == TRF_SELECT_ALWAYS ? UINT64_MAX : trf_tensor_bytes(tensor)};
+    const trf_resume_record *done = NULL;
+    trf_status status = resume ? trf_resume_take(resume, &place, job, &done, err) : TRF_OK;
+    if (status == TRF_OK && done) {
+        *encoded = (trf_encoded){done->blob_bytes, (trf_codec)done->codec, (trf_granularity)done->granularity,
+                                 done->scale_group_size};
+        job->error_energy += done->error_energy, job->weight_energy += done->weight_energy;
+        return trf_job_advance(job, tensor->name, trf_tensor_bytes(tensor), err);
+    }
+    const double error_energy = job->error_energy, weight_energy = job->weight_energy;
+    if (status == TRF_OK)
+        status = tensor->num_dims == 2
+                     ? compress_matrix(compressor, compressed, 0, TRF_CODEC_AUTO, out_offset, encoded, err)
+                     : compress_expert_tensor(compressor, compressed, out_offset, encoded, err);
+    if (status != TRF_OK || !resume)
+        return status;
+    trf_resume_record record = {.blob_bytes = encoded->blob_bytes,
+                                .codec = (uint32_t)encoded->codec,
+                                .granularity = (uint32_t)encoded->granularity,
+                                .scale_group_size = encoded->scale_group_size,
+                                .error_energy = job->error_energy - error_energy,
+                                .weight_energy = job->weight_energy - weight_energy};
+    return trf_resume_add_tensor(resume, &place, job, &record, err);
+}
+
 /* Encodes one tensor after the blobs before it, and keeps the result if it is worth it. */
 static trf_status compress_tensor(trf_file_compressor *compressor, trf_compressed_tensor *compressed, trf_error *err) {
     const trf_tensor *tensor = compressed->source;
@@ -337,9 +318,7 @@ static trf_status compress_tensor(trf_file_compressor *compressor, trf_compresse
     if (status == TRF_OK && compressed->selection == TRF_SELECT_KEEP)
         return TRF_OK;
     if (status == TRF_OK)
-        status = tensor->num_dims == 2
-                     ? compress_matrix(compressor, compressed, 0, TRF_CODEC_AUTO, out_offset, &encoded, err)
-                     : compress_expert_tensor(compressor, compressed, out_offset, &encoded, err);
+        status = encode_tensor(compressor, compressed, out_offset, &encoded, err);
     if (status != TRF_OK)
         return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, compressor->file->path, tensor->name,
                                 trf_safetensors_data_offset(&compressor->file->own_header) + tensor->begin);
@@ -765,9 +744,20 @@ static trf_status compress_models(trf_checkpoint *checkpoint, const char *out_pa
     job->total_bytes = job->report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
     job->report.tensors = trf_checkpoint_num_tensors(checkpoint);
     job->report.models = num_parts;
-    const trf_rewrite rewrite = {checkpoint, parts, num_parts, job, out_path, compress_file, .compresses = 1};
+    const trf_rewrite rewrite = {
+        checkpoint, parts,         num_parts,       job,
+        out_path,   compress_file, .compresses = 1, .read_back = job->reads_back ? trf_verify_written : NULL};
+    trf_resume resume = {.file = {.fd = -1}};
+    if (status == TRF_OK && job->options.resume) {
+        resume.fingerprint = trf_resume_fingerprint(checkpoint, &job->options);
+        job->resume = &resume;
+    }
     if (status == TRF_OK)
         status = trf_checkpoint_rewrite(&rewrite, err);
+    if (status == TRF_OK && resume.taken)
+        trf_job_note(job, "%zu tensors had been encoded by an earlier run", resume.taken);
+    job->resume = NULL;
+    trf_resume_end(&resume);
     for (size_t i = 0; i < num_parts && status == TRF_OK; i++) {
         const trf_compression *work = parts[i].context;
         trf_source_tell(work->model, &work->source, work->dtype, work->counts, work->rules.is_stored, job);
@@ -786,6 +776,12 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
     trf_status status = trf_job_begin(&job, options, err);
     if (status == TRF_OK && !out_path && !job.options.dry_run)
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
+    job.reads_back = job.options.encode.verify;
+    if (job.options.encode.codec != TRF_CODEC_INT) /* what is read back and compared needs no other check */
+        job.options.encode.verify = 0;
+    if (status == TRF_OK && job.options.resume && job.options.dry_run)
+        status =
+            trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "resume does not go with dry_run, which writes nothing");
     if (status == TRF_OK)
         status = trf_checkpoint_open(in_path, &checkpoint, err);
     if (status == TRF_OK)

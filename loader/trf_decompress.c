@@ -208,6 +208,8 @@ trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path, 
     trf_checkpoint *checkpoint = NULL;
     trf_job job;
     trf_status status = trf_job_begin(&job, options, err);
+    if (status == TRF_OK && job.options.resume)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "resume is for compressing");
     if (status == TRF_OK && !out_path && !job.options.dry_run)
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
     if (status == TRF_OK)

@@ -109,6 +109,20 @@ trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_
     return TRF_ERR_IO;
 }
 
+trf_status trf_file_continue(const char *path, unsigned mode, trf_file *file, trf_error *err) {
+    if (chmod(path, 0600) != 0) /* it may have the mode of a file that nobody may write to */
+        return trf_file_create(path, mode, file, err);
+    *file = (trf_file){open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW), path};
+    if (file->fd < 0) {
+        trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open again");
+        return err ? err->status = TRF_ERR_IO : TRF_ERR_IO;
+    }
+    trf_status status = trf_file_set_mode(file->fd, path, mode, err);
+    if (status != TRF_OK)
+        trf_file_close(file);
+    return status;
+}
+
 trf_status trf_file_set_mode(int fd, const char *path, unsigned mode, trf_error *err) {
     struct stat info;
     if (fstat(fd, &info) != 0)

@@ -38,6 +38,11 @@ trf_status trf_file_check_stamp(const trf_file *file, const trf_file_stamp *stam
  * and never a more open one. */
 trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err);
 
+/* Opens a file of a temporary folder that is continued, or creates it, for writing and reading back. Errors:
+ * TRF_ERR_IO.
+ */
+trf_status trf_file_continue(const char *path, unsigned mode, trf_file *file, trf_error *err);
+
 /* Closes a file; fd < 0 (not open) is allowed. Call trf_file_sync first where the contents matter. */
 void trf_file_close(trf_file *file);
 

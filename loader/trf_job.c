@@ -68,6 +68,7 @@ trf_status trf_fail_cancelled(const char *tensor, trf_error *err) {
 }
 
 int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes) {
+    job->told = tensor;
     if (!job->options.progress)
         return 0;
     uint64_t done = job->done_bytes + bytes;

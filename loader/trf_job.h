@@ -14,7 +14,10 @@ typedef struct trf_job {
     /* Sums of squares of errors and of weights, over the tensors whose codec is not lossless. report.relative_rms_error
      * is about these. */
     double error_energy, weight_energy;
-    int is_lossless; /* verify: config.json says that every tensor has its own lossless codec */
+    int is_lossless;  /* verify: config.json says that every tensor has its own lossless codec */
+    const char *told; /* the tensor of the last progress; it outlives the job */
+    int reads_back;   /* compress: each file is read back and compared with its source before it gets its name */
+    struct trf_resume *resume; /* compress: what a run that is stopped leaves, trf_resume.h; NULL: nothing */
 } trf_job;
 
 enum {

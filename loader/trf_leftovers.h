@@ -11,6 +11,9 @@
 #define TRF_TEMPORARY_LABEL "transfuse-tmp"
 #define TRF_FORMER_LABEL "transfuse-old"
 
+/* The label of the journal of a temporary that can be continued; it has the digits of the temporary (trf_resume.h). */
+#define TRF_JOURNAL_LABEL "transfuse-resume"
+
 enum {
     TRF_TEMPORARY_DIGITS = 8
 };
@@ -18,6 +21,12 @@ enum {
 /* Locks what is being built, for as long as fd is open. path: the path that fd was opened with. @return 0 if another
  * run took it for a leftover in the meantime. */
 int trf_temporary_lock(int fd, const char *path);
+
+/* @return whether `name` is `base`, a dot, the label, a dash and the digits, and nothing else. */
+int trf_is_temporary_name(const char *name, const char *base, const char *label);
+
+/* @return malloc'd: an output's path, a dot, the label, a dash and the digits; or NULL without memory. */
+char *trf_temporary_path(const char *path, const char *label, const char *digits);
 
 /* Looks for leftovers beside an output, and mentions each in a note; removes them with `overwrite`. A folder that gave
  * way stays as long as there is none under the output's own name, since it is the only one then. Errors:

@@ -6,6 +6,7 @@
 
 #include "trf_checkpoint.h"
 #include "trf_leftovers.h"
+#include "trf_resume.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -159,13 +160,16 @@ static trf_status output_check_existing(const trf_output *output, trf_error *err
 /* Makes a name beside the final one, on the same file system. @return malloc'd, or NULL without memory. */
 static char *output_temporary_name(const trf_output *output, const char *label, unsigned attempt) {
     struct timespec now;
+    char digits[17];
     clock_gettime(CLOCK_REALTIME, &now);
     unsigned long long seed =
         (unsigned long long)now.tv_nsec * 1000003u + (unsigned long long)getpid() * 7919u + attempt;
-    char *name = malloc(strlen(output->path) + strlen(label) + 3 + TRF_TEMPORARY_DIGITS);
-    if (name)
-        sprintf(name, "%s.%s-%0*llx", output->path, label, TRF_TEMPORARY_DIGITS, seed & 0xFFFFFFFFu);
-    return name;
+    snprintf(digits, sizeof digits, "%0*llx", TRF_TEMPORARY_DIGITS, seed & 0xFFFFFFFFu);
+    return trf_temporary_path(output->path, label, digits);
+}
+
+static trf_resume *output_resume(const trf_output *output) {
+    return output->place.job ? output->place.job->resume : NULL;
 }
 
 static trf_status output_set_place(trf_output *output, const trf_output_place *place, trf_error *err) {
@@ -193,6 +197,83 @@ static int output_make(trf_output *output, const char *name) {
     return 1;
 }
 
+/* Opens and locks the temporary of another run. @return whether it is this user's, and of the right kind. */
+static int output_take(trf_output *output, const char *temporary) {
+    const int is_folder = output->place.is_folder;
+    struct stat info;
+    if (lstat(temporary, &info) != 0 || info.st_uid != geteuid() ||
+        !(is_folder ? S_ISDIR(info.st_mode) : S_ISREG(info.st_mode)) || chmod(temporary, is_folder ? 0700 : 0600) != 0)
+        return 0;
+    const int fd = open(temporary, (is_folder ? O_RDONLY | O_DIRECTORY : O_RDWR) | O_CLOEXEC | O_NOFOLLOW);
+    if (fd >= 0 && trf_temporary_lock(fd, temporary) && fstat(fd, &info) == 0) {
+        output->file = (trf_file){fd, output->path};
+        if (!is_folder)
+            output_resume(output)->held_bytes = (uint64_t)info.st_blocks * 512;
+        return 1;
+    }
+    if (fd >= 0)
+        close(fd);
+    return 0;
+}
+
+/* Continues what the run has left to which a journal belongs, if this run would make the same. */
+static trf_status output_try_journal(trf_output *output, const char *name, trf_error *err) {
+    trf_resume *resume = output_resume(output);
+    const char *digits = name + strlen(name) - TRF_TEMPORARY_DIGITS;
+    int matches = 0;
+    char *journal = trf_temporary_path(output->path, TRF_JOURNAL_LABEL, digits),
+         *temporary = trf_temporary_path(output->path, TRF_TEMPORARY_LABEL, digits);
+    struct stat info;
+    trf_status status = journal && temporary ? TRF_OK : trf_fail_memory(err, strlen(output->path));
+    const int has_temporary = status == TRF_OK && lstat(temporary, &info) == 0;
+    if (has_temporary) /* else the temporary has become an output, and nothing is left but the journal */
+        status = trf_resume_open(resume, journal, &matches, err);
+    if (status == TRF_OK && matches && output_take(output, temporary)) {
+        output->temporary = temporary;
+        trf_job_note(output->place.job, "%s: continued", temporary);
+        temporary = NULL;
+    } else if (status == TRF_OK && has_temporary) {
+        trf_job_note(output->place.job, "%s: not continued, but begun anew: %s", temporary,
+                     matches ? "another run is at work on it, or it cannot be opened"
+                             : "it is of another input, other options or another version, or its journal is damaged");
+        if (matches)
+            trf_resume_close(resume);
+    }
+    free(journal);
+    free(temporary);
+    return status;
+}
+
+/* Looks for what an earlier run has left for this one. */
+static trf_status output_continue(trf_output *output, trf_error *err) {
+    trf_folder folder;
+    const char *base = trf_path_basename(output->path);
+    char *parent = trf_path_parent(output->path);
+    if (!parent)
+        return trf_fail_memory(err, strlen(output->path));
+    trf_status status = trf_folder_list(parent, &folder, NULL);
+    free(parent);
+    if (status != TRF_OK) /* as in trf_leftovers_clear */
+        return status == TRF_ERR_MEMORY ? trf_fail_memory(err, strlen(output->path)) : TRF_OK;
+    for (size_t i = 0; i < folder.count && status == TRF_OK && !output->temporary; i++)
+        if (trf_is_temporary_name(folder.names[i], base, TRF_JOURNAL_LABEL))
+            status = output_try_journal(output, folder.names[i], err);
+    trf_folder_free(&folder);
+    return status;
+}
+
+/* Begins the journal of a temporary that has just been made. */
+static trf_status output_begin_journal(const trf_output *output, trf_error *err) {
+    trf_resume *resume = output_resume(output);
+    if (!resume)
+        return TRF_OK;
+    const char *digits = output->temporary + strlen(output->temporary) - TRF_TEMPORARY_DIGITS;
+    char *journal = trf_temporary_path(output->path, TRF_JOURNAL_LABEL, digits);
+    trf_status status = journal ? trf_resume_create(resume, journal, err) : trf_fail_memory(err, strlen(output->path));
+    free(journal);
+    return status;
+}
+
 trf_status trf_output_check(const trf_output_place *place, trf_error *err) {
     trf_output output;
     trf_status status = output_set_place(&output, place, err);
@@ -206,9 +287,11 @@ trf_status trf_output_begin(trf_output *output, const trf_output_place *place, t
     trf_status status = output_set_place(output, place, err);
     if (status == TRF_OK)
         status = output_check_existing(output, err);
+    if (status == TRF_OK && output_resume(output))
+        status = output_continue(output, err);
     if (status == TRF_OK && place->job)
         status = trf_leftovers_clear(output->path, place->overwrite, place->job, err);
-    if (status != TRF_OK)
+    if (status != TRF_OK || output->temporary)
         return status;
     for (unsigned attempt = 0; attempt < TRF_TEMPORARY_TRIES; attempt++) {
         char *name = output_temporary_name(output, TRF_TEMPORARY_LABEL, attempt);
@@ -216,7 +299,7 @@ trf_status trf_output_begin(trf_output *output, const trf_output_place *place, t
             return trf_fail_memory(err, strlen(output->path));
         if (output_make(output, name)) {
             output->temporary = name;
-            return TRF_OK;
+            return output_begin_journal(output, err);
         }
         free(name);
         if (errno != EEXIST)
@@ -293,22 +376,39 @@ static trf_status output_rename(trf_output *output, trf_error *err) {
     trf_status status = output_check_existing(output, err); /* something else may exist there by now */
     if (status != TRF_OK)
         return status;
-    if (output->place.is_folder) {
-        if ((status = exchange_folder(output, err)) == TRF_OK)
-            trf_remove_tree(output->temporary);
-        return status;
-    }
+    if (output->place.is_folder)
+        return exchange_folder(output, err);
     if (rename(output->temporary, output->path) != 0)
         return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot rename to this");
     return TRF_OK;
+}
+
+/* Syncs the folder in which the output has its name now. Only then a former folder is removed: if its entries were
+ * gone from the disk before it had lost the output's name there, a power cut would leave half of it under that name. */
+static trf_status output_settle(const trf_output *output, const char *parent, trf_error *err) {
+    struct stat info;
+    const int has_former = lstat(output->temporary, &info) == 0;
+    trf_status status = trf_folder_sync(parent, err);
+    if (status == TRF_OK && has_former)
+        trf_remove_tree(output->temporary);
+    if (status == TRF_OK)
+        return TRF_OK;
+    if (has_former)
+        return trf_prefix_error(err, status,
+                                "the output is whole, but may not outlast a power cut; the former one is %s",
+                                output->temporary);
+    return trf_prefix_error(err, status, "the output is whole, but may not outlast a power cut");
 }
 
 trf_status trf_output_publish(trf_output *output, trf_error *err) {
     trf_status status = TRF_OK;
     if (output->place.mode != TRF_MODE_OF_NEW_FILES)
         status = trf_file_set_mode(output->file.fd, output->path, output->place.mode, err);
-    if (status == TRF_OK)
+    if (status == TRF_OK) {
         status = output->place.is_folder ? trf_folder_sync(output->temporary, err) : trf_file_sync(&output->file, err);
+        if (status != TRF_OK && output_resume(output))
+            output_resume(output)->is_unsound = 1;
+    }
     if (status != TRF_OK)
         return status;
     char *parent = trf_path_parent(output->path); /* while it can still fail */
@@ -316,17 +416,24 @@ trf_status trf_output_publish(trf_output *output, trf_error *err) {
         return trf_fail_memory(err, strlen(output->path));
     status = output_rename(output, err);
     if (status == TRF_OK) {
+        status = output_settle(output, parent, err);
         free(output->temporary);
         output->temporary = NULL;
-        status = trf_folder_sync(parent, err);
     }
     free(parent);
     return status;
 }
 
 void trf_output_end(trf_output *output) {
-    if (output->temporary)
-        trf_remove_tree(output->temporary);
+    trf_resume *resume = output_resume(output);
+    if (output->temporary && resume && trf_resume_is_worth_keeping(resume)) {
+        trf_job_note(output->place.job, "%s: kept; with resume the same run goes on from there", output->temporary);
+    } else {
+        if (output->temporary)
+            trf_remove_tree(output->temporary);
+        if (resume)
+            trf_resume_forget(resume);
+    }
     trf_file_close(&output->file);
     free(output->temporary);
     free(output->path);

@@ -36,8 +36,9 @@ typedef struct trf_output {
 /* Begins an output. With `overwrite` an existing file is replaced if it may be, and an existing folder if each entry in
  * it may be (-f must not destroy anybody's work); nothing else is ever replaced. A symbolic link stays: the output is
  * what it leads to. What killed runs left beside it is mentioned in notes and, with `overwrite`, removed. place:
- * copied, and so is its path. Call trf_output_end in every case. Errors: TRF_ERR_EXISTS, _NOT_FOUND (a link leads
- * nowhere), _IO, _ARGUMENT (empty path), _MEMORY. */
+ * copied, and so is its path. With job->resume an earlier run's temporary is continued if
+ * there is one that fits, and a journal begun else. Call trf_output_end in every case. Errors: TRF_ERR_EXISTS,
+ * _NOT_FOUND (a link leads nowhere), _IO, _ARGUMENT (empty path), _MEMORY. */
 trf_status trf_output_begin(trf_output *output, const trf_output_place *place, trf_error *err);
 
 /* Does the same for a file, with the permissions that new files get. */
@@ -48,10 +49,10 @@ trf_status trf_output_check(const trf_output_place *place, trf_error *err);
 
 /* Syncs what was built and gives it its final name, atomically. Without `overwrite` nothing is replaced, not even
  * something that was created meanwhile. The caller must sync files and folders inside a folder.
- * Errors: TRF_ERR_EXISTS, _IO. */
+ * Errors: TRF_ERR_EXISTS, _IO; the output is there, whole, if only the sync of the folder around it failed. */
 trf_status trf_output_publish(trf_output *output, trf_error *err);
 
-/* Removes what was not published and releases the rest. */
+/* Removes what was not published, unless job->resume has something of it to continue, and releases the rest. */
 void trf_output_end(trf_output *output);
 
 /* Refuses an output that is the input, lies inside it or holds it. in_path exists. Errors: TRF_ERR_ARGUMENT, _MEMORY.

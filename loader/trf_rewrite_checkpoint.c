@@ -2,6 +2,7 @@
 /* Makes one checkpoint from another: the files of the output, whatever is done to the tensors. */
 #include "trf_model_config.h"
 #include "trf_output.h"
+#include "trf_resume.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -49,6 +50,17 @@ static unsigned mode_of(const trf_rewriting *work, const char *below) {
 
 /* ---- one model ---- */
 
+/* Compares a file that has been written with its source. What is wrong is not continued either. */
+static trf_status read_back(trf_rewriting *work, const char *path, const trf_checkpoint *model,
+                            const trf_checkpoint_file *file, trf_error *err) {
+    if (!work->plan->read_back)
+        return TRF_OK;
+    trf_status status = work->plan->read_back(work->job, path, model, file, err);
+    if (status == TRF_ERR_MISMATCH && work->job->resume)
+        work->job->resume->is_unsound = 1;
+    return status;
+}
+
 /* Rewrites one file as a new file of the folder. */
 static trf_status rewrite_one_file(trf_rewriting_part *at, const trf_checkpoint_file *file, trf_error *err) {
     trf_rewriting *work = at->work;
@@ -61,12 +73,20 @@ static trf_status rewrite_one_file(trf_rewriting_part *at, const trf_checkpoint_
     }
     char *below = path_below(at, file->name), *path = below ? trf_path_join(work->folder, below) : NULL;
     trf_file out = {.fd = -1};
-    trf_status status =
-        path ? trf_file_create(path, mode_of(work, below), &out, err) : trf_fail_memory(err, strlen(file->name));
+    trf_resume *resume = work->job->resume;
+    trf_status status = TRF_OK;
+    if (!path)
+        status = trf_fail_memory(err, strlen(file->name));
+    else if (resume && resume->continues)
+        status = trf_file_continue(path, mode_of(work, below), &out, err);
+    else
+        status = trf_file_create(path, mode_of(work, below), &out, err);
     if (status == TRF_OK)
         status = rewrite_file(at->part->context, file, &out, &bytes, err);
     if (status == TRF_OK)
-        status = trf_file_sync(&out, err);
+        status = read_back(work, path, at->part->checkpoint, file, err);
+    if (status == TRF_OK && (status = trf_file_sync(&out, err)) != TRF_OK && resume)
+        resume->is_unsound = 1;
     trf_file_close(&out);
     count_output(work, bytes);
     if (status == TRF_OK && at->written &&
@@ -319,7 +339,9 @@ static trf_status check_space(trf_rewriting *work, trf_error *err) {
     char *parent = trf_path_parent(work->output.path);
     if (!parent)
         return trf_fail_memory(err, strlen(work->output.path));
-    const uint64_t available = trf_free_bytes(parent);
+    uint64_t available = trf_free_bytes(parent);
+    if (work->job->resume && available < UINT64_MAX)
+        available += work->job->resume->held_bytes;
     free(parent);
     uint64_t needed = work->job->report.source_file_bytes;
     if (available >= needed)
@@ -437,8 +459,28 @@ static trf_status check_unchanged(const trf_rewriting *work, trf_error *err) {
     return status;
 }
 
+/* Decides whether a file of a folder that is continued is one of weights, which has what was encoded before. context:
+ * the plan. */
+static int is_rewritten(const void *context, const char *below) {
+    const trf_rewrite *plan = context;
+    for (size_t p = 0; p < plan->num_parts; p++) {
+        const trf_checkpoint *model = plan->parts[p].checkpoint;
+        for (size_t i = 0; i < model->num_files; i++) {
+            char *path = trf_path_join(model->name ? model->name : "", model->files[i].name);
+            const int found = path ? strcmp(path, below) == 0 : -1;
+            free(path);
+            if (found)
+                return found;
+        }
+    }
+    return 0;
+}
+
 static trf_status write_output(trf_rewriting *work, const trf_output_place *place, trf_error *err) {
     trf_status status = trf_output_begin(&work->output, place, err);
+    trf_resume *resume = work->job->resume;
+    if (status == TRF_OK && place->is_folder && resume && resume->continues)
+        status = trf_resume_clean(resume, work->output.temporary, is_rewritten, work->plan, err);
     if (status == TRF_OK)
         status = check_space(work, err);
     if (status != TRF_OK)
@@ -450,6 +492,9 @@ static trf_status write_output(trf_rewriting *work, const trf_output_place *plac
         uint64_t bytes = 0;
         status = work->plan->rewrite_file(work->plan->parts->context, work->plan->checkpoint->files, &work->output.file,
                                           &bytes, err);
+        if (status == TRF_OK)
+            status =
+                read_back(work, work->output.temporary, work->plan->checkpoint, work->plan->checkpoint->files, err);
         count_output(work, bytes);
     }
     if (status == TRF_OK)

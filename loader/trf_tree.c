@@ -313,7 +313,8 @@ trf_status trf_tree_copy(const trf_tree *tree, const trf_tree_entry *entry, cons
         status = trf_fail_memory(err, strlen(entry->path));
     else if (entry->kind == TRF_TREE_FILE)
         status = copy_file(in, out, entry, job, err);
-    else if (entry->kind == TRF_TREE_LINK ? symlink(entry->link, out) != 0 : mkdir(out, 0700) != 0)
+    else if (entry->kind == TRF_TREE_LINK ? symlink(entry->link, out) != 0
+                                          : mkdir(out, 0700) != 0 && !(job->resume && errno == EEXIST))
         status = trf_fail_errno(err, out, TRF_NO_OFFSET, "cannot create");
     free(in);
     free(out);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Verifies a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is
  * one. */
+#include "trf_verify.h"
 #include "trf_fp8_weights.h"
 #include "trf_model_config.h"
 #include "trf_number_formats.h"
@@ -354,6 +355,45 @@ static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoin
     return status == TRF_OK ? verify_side_tables(job, checkpoint_file, against, err) : status;
 }
 
+/* ---- what has just been written ---- */
+
+/* Asks the job's caller whether to stop. It hears of nothing that it does not know: the source's bytes are done. */
+static int ask_whether_to_stop(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes) {
+    trf_job *job = context;
+    (void)done_bytes, (void)total_bytes;
+    return trf_job_progress(job, job->told ? job->told : tensor, 0);
+}
+
+static trf_status check_kept_header(const trf_checkpoint_file *written, const trf_checkpoint_file *source_file,
+                                    trf_error *err) {
+    const trf_safetensors *ours = trf_checkpoint_file_source_header(written), *theirs = &source_file->own_header;
+    if (ours->text_bytes == theirs->text_bytes && memcmp(ours->text, theirs->text, ours->text_bytes) == 0)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_MISMATCH, TRF_NO_OFFSET, "%s: the header that it keeps is not that of %s",
+                    written->path, source_file->path);
+}
+
+trf_status trf_verify_written(trf_job *job, const char *path, const trf_checkpoint *model,
+                              const trf_checkpoint_file *source_file, trf_error *err) {
+    trf_checkpoint_file written;
+    trf_job check = {.options = job->options, .buffer = job->buffer, .held_bytes = job->held_bytes};
+    check.options.note = NULL;
+    check.options.progress = ask_whether_to_stop;
+    check.options.progress_context = job;
+    trf_status status = trf_checkpoint_file_open(path, &written, err);
+    if (status == TRF_OK) {
+        status = check_kept_header(&written, source_file, err);
+        if (status == TRF_OK)
+            status = verify_file(&check, &written, model, err);
+        trf_checkpoint_file_free(&written);
+    }
+    if (check.report.peak_buffer_bytes > job->report.peak_buffer_bytes)
+        job->report.peak_buffer_bytes = check.report.peak_buffer_bytes;
+    if (status == TRF_OK || status == TRF_ERR_IO || status == TRF_ERR_CANCELLED || status == TRF_ERR_MEMORY)
+        return status;
+    return trf_prefix_error(err, TRF_ERR_MISMATCH, "what was written does not agree with the source");
+}
+
 /* @return whether a file of the checkpoint has a side table of this name. */
 static int has_side_table(const trf_checkpoint *checkpoint, const char *name) {
     for (size_t i = 0; i < checkpoint->num_files; i++) {
@@ -474,6 +514,8 @@ trf_status trf_verify_checkpoint(const char *path, const char *against_path, con
     trf_extra_files extra = {0};
     trf_job job;
     trf_status status = trf_job_begin(&job, options, err);
+    if (status == TRF_OK && job.options.resume)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "resume is for compressing");
     if (status == TRF_OK)
         status = trf_checkpoint_open(path, &checkpoint, err);
     if (status == TRF_OK && against_path)

@@ -335,6 +335,7 @@ static const option_entry kOptions[] = {
     [CLI_OPT_PROGRESS] = {"progress", "auto, always or never", set_progress, 0, 0},
     [CLI_OPT_STORE_ONLY] = FLAG("store-only", 0, store_only),
     [CLI_OPT_DRY_RUN] = FLAG("dry-run", 0, dry_run),
+    [CLI_OPT_RESUME] = FLAG("resume", 0, resume),
     [CLI_OPT_SKIP_EXTRA] = {"skip-extra", "a pattern of paths below the folder", set_skip_extra, 0, 0},
     [CLI_OPT_STRICT] = FLAG("strict", 0, strict),
     [CLI_OPT_MEMORY] = {"memory", "a number of bytes such as 80G (K, M, G, T: thousands)", set_memory, 0, 0},

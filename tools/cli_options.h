@@ -85,6 +85,7 @@ typedef enum cli_option_id {
     CLI_OPT_PROGRESS,
     CLI_OPT_STORE_ONLY,
     CLI_OPT_DRY_RUN,
+    CLI_OPT_RESUME,
     CLI_OPT_SKIP_EXTRA,
     CLI_OPT_STRICT,
     CLI_OPT_MEMORY,
@@ -128,7 +129,7 @@ typedef struct cli_options {
     trf_favor favor;
     int has_favor;
     const char **include, **exclude, **skip_extra; /* NULL-terminated */
-    int embeddings, store_only, dry_run;
+    int embeddings, store_only, dry_run, resume;
 
     const char *against;
     int strict;

@@ -5,25 +5,11 @@
 
 #include <string.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,
-                                         CLI_OPT_CODEC,
-                                         CLI_OPT_INT8,
-                                         CLI_OPT_BITS,
-                                         CLI_OPT_GRANULARITY,
-                                         CLI_OPT_FAVOR,
-                                         CLI_OPT_INCLUDE,
-                                         CLI_OPT_EXCLUDE,
-                                         CLI_OPT_EMBEDDINGS,
-                                         CLI_OPT_STORE_ONLY,
-                                         CLI_OPT_DRY_RUN,
-                                         CLI_OPT_SKIP_EXTRA,
-                                         CLI_OPT_THREADS,
-                                         CLI_OPT_FORCE,
-                                         CLI_OPT_QUIET,
-                                         CLI_OPT_VERBOSE,
-                                         CLI_OPT_PROGRESS,
-                                         CLI_OPT_JSON,
-                                         0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,      CLI_OPT_CODEC,      CLI_OPT_INT8,    CLI_OPT_BITS,
+                                         CLI_OPT_GRANULARITY, CLI_OPT_FAVOR,      CLI_OPT_INCLUDE, CLI_OPT_EXCLUDE,
+                                         CLI_OPT_EMBEDDINGS,  CLI_OPT_STORE_ONLY, CLI_OPT_DRY_RUN, CLI_OPT_RESUME,
+                                         CLI_OPT_SKIP_EXTRA,  CLI_OPT_THREADS,    CLI_OPT_FORCE,   CLI_OPT_QUIET,
+                                         CLI_OPT_VERBOSE,     CLI_OPT_PROGRESS,   CLI_OPT_JSON,    0};
 
 /* Looks for options that contradict each other. @return CLI_OK, or CLI_USAGE after a message. */
 static cli_exit check_options(const cli_options *options) {
@@ -37,6 +23,8 @@ static cli_exit check_options(const cli_options *options) {
         return cli_usage_error(name, "%s goes with --codec int only", options->int8 ? "--int8" : "--bits");
     if (options->granularity != TRF_GRANULARITY_NONE && !quantize && options->codec != TRF_CODEC_INT)
         return cli_usage_error(name, "--granularity goes with --int8, --bits or --codec int only");
+    if (options->resume && options->dry_run)
+        return cli_usage_error(name, "--resume does not go with --dry-run, which writes nothing");
     if (options->store_only && (quantize || options->codec == TRF_CODEC_INT || options->codec == TRF_CODEC_BF16))
         return cli_usage_error(name, "--store-only keeps every bit, and does not go with %s",
                                options->int8   ? "--int8"
@@ -128,6 +116,7 @@ static int run(const cli_options *options) {
     run.library.embeddings = options->embeddings;
     run.library.store_only = options->store_only;
     run.library.dry_run = options->dry_run;
+    run.library.resume = options->resume;
     return cli_run_rewrite(&run, trf_compress_checkpoint, print_summary);
 }
 
@@ -162,6 +151,8 @@ const cli_command cmd_compress = {
             "                        as original or '*.bin'; may be repeated\n"
             "  --dry-run             write nothing, and say what would be compressed, and\n"
             "                        about how small it would become; -o may be missing\n"
+            "  --resume              keep what is encoded if the run is stopped, and go on\n"
+            "                        where such a run of the same input and options ended\n"
             "  -T, --threads N       threads; 0 (default): one for each core\n"
             "  -f, --force           replace OUT if it exists\n"
             "  -q, --quiet           print nothing but errors\n"

@@ -191,6 +191,12 @@ def large():
     return {"big.weight": ("BF16", np.tile(words, (8, 1)))}
 
 
+def many():
+    """Equal matrices, each of which takes a moment to encode."""
+    words = bf16(normal(np.random.default_rng(5), 512, 4096))
+    return {f"layer.{number}.weight": ("BF16", words) for number in range(16)}
+
+
 def hostile():
     return {"a\x1b[2Jb\rc.weight": ("BF16", bf16(normal(np.random.default_rng(4), 32, 32)))}
 
@@ -240,7 +246,7 @@ def main():
     elif name in _FP8_CONFIGS:
         write_fp8(path, name)
     else:
-        write(path, {"mixed": mixed, "large": large, "float": floats, "hostile": hostile}[name]())
+        write(path, {"mixed": mixed, "large": large, "many": many, "float": floats, "hostile": hostile}[name]())
 
 
 if __name__ == "__main__":

@@ -16,10 +16,12 @@
 static atomic_long allocations_made;     /* since they were last counted */
 static atomic_long allocation_fails_at;  /* which one fails, from 1; 0: none */
 static atomic_int allocation_has_failed; /* whether it has */
+static atomic_int allocations_fail_on;   /* whether all later ones fail, too */
 
 static int allocation_fails(void) {
     const long number = atomic_fetch_add(&allocations_made, 1) + 1;
-    if (number != atomic_load(&allocation_fails_at))
+    const long fails_at = atomic_load(&allocation_fails_at);
+    if (number != fails_at && (number < fails_at || !fails_at || !atomic_load(&allocations_fail_on)))
         return 0;
     atomic_store(&allocation_has_failed, 1);
     errno = ENOMEM;
@@ -32,12 +34,12 @@ static void count_allocations_from_here(long fail_at) {
     atomic_store(&allocation_fails_at, fail_at);
 }
 
-/* Attempts something again and again, each time with the next of its allocations failing, until no allocation is left.
- * Expects TRF_ERR_MEMORY or `also` each time, in err, too, and TRF_OK the last time. attempt must make no assertions,
- * since Check allocates as well. @return how often it was attempted. */
-static inline long fail_each_allocation(trf_status (*attempt)(void *context), void *context, trf_status also,
-                                        const trf_error *err) {
-    for (long number = 1;; number++) {
+/* Attempts something again and again, each time with an allocation failing that comes `step` after the one before,
+ * until none is left. Expects TRF_ERR_MEMORY or `also` each time, in err, too, and TRF_OK the last time. attempt must
+ * make no assertions, since Check allocates as well. @return how often it was attempted. */
+static inline long fail_allocations(trf_status (*attempt)(void *context), void *context, trf_status also, long step,
+                                    const trf_error *err) {
+    for (long number = 1;; number += step) {
         count_allocations_from_here(number);
         const trf_status status = attempt(context);
         const int failed = atomic_load(&allocation_has_failed);
@@ -50,6 +52,17 @@ static inline long fail_each_allocation(trf_status (*attempt)(void *context), vo
                       trf_status_name(status), err->message);
         ck_assert_int_eq(err->status, status);
     }
+}
+
+/* Does that with each allocation failing once, then with all failing from each fifth one on: memory that stays short.
+ */
+static inline long fail_each_allocation(trf_status (*attempt)(void *context), void *context, trf_status also,
+                                        const trf_error *err) {
+    const long number = fail_allocations(attempt, context, also, 1, err);
+    atomic_store(&allocations_fail_on, 1);
+    fail_allocations(attempt, context, also, 5, err);
+    atomic_store(&allocations_fail_on, 0);
+    return number;
 }
 
 void *__real_malloc(size_t bytes);

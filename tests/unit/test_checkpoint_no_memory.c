@@ -203,12 +203,36 @@ START_TEST(every_allocation_fails_once) {
 }
 END_TEST
 
+/* With resume each attempt goes on from what the one before has left, and the last one comes to the same bytes. */
+START_TEST(failures_are_continued) {
+    trf_checkpoint_options options = options_of(1);
+    options.resume = 1;
+    long number = 1;
+    int failed = 1;
+    snprintf(out, sizeof out, "%s/resumed", folder);
+    entries_before = fixture_count_entries(folder);
+    for (; failed; number += 3) {
+        count_allocations_from_here(number);
+        const trf_status status = trf_compress_checkpoint(source, out, &options, NULL, &err);
+        failed = atomic_load(&allocation_has_failed);
+        count_allocations_from_here(0);
+        fixture_check_status(status, failed ? TRF_ERR_MEMORY : TRF_OK, &err);
+        ck_assert_int_eq(fixture_exists(out), !failed);
+        const int more = fixture_count_entries(folder) - entries_before;
+        ck_assert_msg(failed ? more == 0 || more == 2 : more == 1, "%d more entries", more);
+    }
+    ck_assert_int_gt(number, 30);
+    fixture_check_same(out, compressed_path);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("checkpoint_no_memory");
     TCase *tests = tcase_create("checkpoint_no_memory");
     tcase_add_unchecked_fixture(tests, begin, fixture_end);
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, every_allocation_fails_once, 0, ACTS);
+    tcase_add_test(tests, failures_are_continued);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -160,14 +160,15 @@ def compress(
     overwrite: bool = False,
     store_only: bool = False,
     dry_run: bool = False,
+    resume: bool = False,
     skip_extra: Sequence[str] | None = None,
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> CheckpointReport:
     """Compresses a checkpoint to another one of the same kind: file to file, folder to folder.
 
-    The target appears whole or not at all; Ctrl-C, too, leaves nothing behind. A folder may be a pipeline of
-    diffusers, with a ``model_index.json``, each model of which is compressed.
+    The target appears whole or not at all; Ctrl-C, too, leaves nothing behind, unless `resume` is set. A folder may be
+    a pipeline of diffusers, with a ``model_index.json``, each model of which is compressed.
 
     Parameters
     ----------
@@ -191,7 +192,7 @@ def compress(
     threads : int
         0 means one for each core.
     verify : bool
-        Decode and compare each tile before it is written.
+        Read back what is written, decode it, and compare it with the source before the target gets its name.
     overwrite : bool
         Replace a target that exists, atomically.
     store_only : bool
@@ -199,6 +200,9 @@ def compress(
         bit, and must be decompressed before they are loaded.
     dry_run : bool
         Write nothing: the report says what would be done, with sizes that are estimated from a sample of each tensor.
+    resume : bool
+        If the call ends early, keep what is encoded, and go on from what such a call of the same source and options
+        has left. The target's bytes are the same either way. Not together with `dry_run`.
     skip_extra : sequence of str, optional
         Globs of files that are not to be carried over, by their path below the folder; "original" takes all that is
         below it.
@@ -240,7 +244,7 @@ def compress(
     options.include, options.exclude = globs
     options.embeddings = int(embeddings)
     options.overwrite = int(overwrite)
-    options.store_only, options.dry_run = int(store_only), int(dry_run)
+    options.store_only, options.dry_run, options.resume = int(store_only), int(dry_run), int(resume)
     options.skip_extra = _make_globs(skip_extra, "skip_extra")
     return _run("trf_compress_checkpoint", [encode_path(source), encode_path(target)], options, progress, note)
 

@@ -216,6 +216,7 @@ class CheckpointOptionsStruct(ctypes.Structure):
         ("skip_extra", ctypes.POINTER(c_char_p)),
         ("note", NoteFunction),
         ("note_context", c_void_p),
+        ("resume", c_int),
     ]
 
 

@@ -209,7 +209,7 @@ def fake_library(monkeypatch: pytest.MonkeyPatch, lines: list[bytes]) -> dict[st
 
     def call(name: str, *arguments: Any) -> None:
         options, report = arguments[-2]._obj, arguments[-1]._obj
-        for field in ("store_only", "dry_run", "overwrite"):
+        for field in ("store_only", "dry_run", "overwrite", "resume"):
             seen[field] = getattr(options, field)
         for field in ("skip_extra", "include", "exclude"):
             globs = getattr(options, field)
@@ -242,7 +242,9 @@ def test_options_and_report(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.left["F32 without a lossless codec"].bytes == 1200
     transfuse.decompress("a", "b", skip_extra=["original"])
     assert seen["name"] == "trf_decompress_checkpoint" and seen["skip_extra"][0] == b"original"
-    assert seen["store_only"] == seen["dry_run"] == 0
+    assert seen["store_only"] == seen["dry_run"] == seen["resume"] == 0
+    transfuse.compress("a", "b", resume=True)
+    assert seen["resume"] == 1 and seen["dry_run"] == 0
     transfuse.verify("a", "b", skip_extra=["original"])
     assert seen["name"] == "trf_verify_checkpoint" and seen["skip_extra"][0] == b"original"
     with pytest.raises(TypeError, match="skip_extra"):
