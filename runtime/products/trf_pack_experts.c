@@ -110,8 +110,10 @@ static trf_status pack_each(expert_packing *packing, pack_one_fn *pack_one, trf_
     trf_device_layer **layers = calloc(count, sizeof *layers);
     trf_status status = TRF_OK;
     uint32_t packed = 0;
-    if (!layers)
-        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
+    if (!layers) {
+        release_scratch(packing);
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
+    }
     for (; packed < count && status == TRF_OK; packed += status == TRF_OK) {
         trf_error failure = {0};
         status = pack_one(packing, packed, &layers[packed], &failure);
