@@ -272,6 +272,22 @@ void trf_folder_free(trf_folder *folder) {
     *folder = (trf_folder){0};
 }
 
+trf_status trf_folder_each(const char *path, const char *below, trf_folder_entry_fn *use, void *context,
+                           trf_error *err) {
+    trf_folder folder;
+    trf_status status = trf_folder_list(path, &folder, err);
+    if (status != TRF_OK)
+        return status;
+    for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
+        char *entry = trf_path_join(path, folder.names[i]), *name = trf_path_join(below, folder.names[i]);
+        status = entry && name ? use(context, entry, name, err) : trf_fail_memory(err, strlen(path));
+        free(entry);
+        free(name);
+    }
+    trf_folder_free(&folder);
+    return status;
+}
+
 char *trf_path_join(const char *folder, const char *name) {
     size_t length = strlen(folder), slash = length && folder[length - 1] != '/';
     char *path = malloc(length + slash + strlen(name) + 1);

@@ -78,6 +78,14 @@ typedef struct trf_folder {
 trf_status trf_folder_list(const char *path, trf_folder *folder, trf_error *err);
 void trf_folder_free(trf_folder *folder);
 
+/* Is handed an entry of a folder. path: the entry's; below: its path in the folder where a walk began. */
+typedef trf_status trf_folder_entry_fn(void *context, const char *path, const char *below, trf_error *err);
+
+/* Calls `use` for each entry of a folder, in byte order, until one fails. below: the folder's path in the one where the
+ * walk began; "" for that. Errors: TRF_ERR_IO, _MEMORY, those of `use`. */
+trf_status trf_folder_each(const char *path, const char *below, trf_folder_entry_fn *use, void *context,
+                           trf_error *err);
+
 /* @return a malloc'd path, or NULL without memory. */
 char *trf_path_join(const char *folder, const char *name);
 char *trf_path_parent(const char *path);

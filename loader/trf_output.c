@@ -56,11 +56,9 @@ static trf_status output_set_path(trf_output *output, const char *path, trf_erro
     return output_follow_link(output, err);
 }
 
-static trf_status check_entries(const trf_output_place *place, const char *folder_path, const char *below,
-                                trf_error *err);
-
-/* Checks one entry of a folder that is to be replaced. below: its path in the folder. */
-static trf_status check_entry(const trf_output_place *place, const char *path, const char *below, trf_error *err) {
+/* Checks one entry of a folder that is to be replaced. A trf_folder_entry_fn; context: the trf_output_place. */
+static trf_status check_entry(void *context, const char *path, const char *below, trf_error *err) {
+    const trf_output_place *place = context;
     struct stat info;
     trf_folder folder;
     size_t count = 0;
@@ -75,7 +73,7 @@ static trf_status check_entry(const trf_output_place *place, const char *path, c
         trf_folder_free(&folder);
     }
     if (count)
-        return check_entries(place, path, below, err);
+        return trf_folder_each(path, below, check_entry, context, err);
     const int may = place->may_replace ? place->may_replace(place->context, below, path, is_folder) : 0;
     if (may < 0)
         return trf_fail_memory(err, strlen(path));
@@ -85,22 +83,6 @@ static trf_status check_entry(const trf_output_place *place, const char *path, c
                     "%s: exists, and is not replaced: it holds %s, which would be lost; move that away, or choose "
                     "another output",
                     place->path, below);
-}
-
-static trf_status check_entries(const trf_output_place *place, const char *folder_path, const char *below,
-                                trf_error *err) {
-    trf_folder folder;
-    trf_status status = trf_folder_list(folder_path, &folder, err);
-    if (status != TRF_OK)
-        return status;
-    for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
-        char *path = trf_path_join(folder_path, folder.names[i]), *name = trf_path_join(below, folder.names[i]);
-        status = path && name ? check_entry(place, path, name, err) : trf_fail_memory(err, strlen(folder_path));
-        free(path);
-        free(name);
-    }
-    trf_folder_free(&folder);
-    return status;
 }
 
 /* Refuses a folder on which another file system is mounted: it cannot be renamed. */
@@ -154,7 +136,8 @@ static trf_status output_check_existing(const trf_output *output, trf_error *err
         status = trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
     if (status != TRF_OK)
         return status;
-    return place->is_folder ? check_entries(place, output->path, "", err) : check_file(output, err);
+    return place->is_folder ? trf_folder_each(output->path, "", check_entry, (void *)place, err)
+                            : check_file(output, err);
 }
 
 /* Makes a name beside the final one, on the same file system. @return malloc'd, or NULL without memory. */

@@ -227,53 +227,40 @@ int trf_resume_is_worth_keeping(const trf_resume *resume) {
 
 /* ---- the temporary ---- */
 
-static trf_status clean_below(trf_resume *resume, const char *folder, const char *below, trf_resume_keeps_fn *keeps,
-                              const void *context, trf_error *err);
+/* A folder that is being cleaned. */
+typedef struct cleaning {
+    trf_resume *resume;
+    trf_resume_keeps_fn *keeps;
+    const void *keeps_context;
+} cleaning;
 
-/* Removes one entry unless it stays, or something in it does. */
-static trf_status clean_entry(trf_resume *resume, const char *path, const char *below, trf_resume_keeps_fn *keeps,
-                              const void *context, trf_error *err) {
+/* Removes one entry unless it stays, or something in it does. A trf_folder_entry_fn. */
+static trf_status clean_entry(void *context, const char *path, const char *below, trf_error *err) {
+    const cleaning *work = context;
     struct stat info;
     if (lstat(path, &info) != 0)
         return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot examine");
     if (S_ISDIR(info.st_mode)) {
-        trf_status status = TRF_OK;
         if (chmod(path, 0700) != 0) /* it may have got the permissions of its source already */
             return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot set the permissions");
-        status = clean_below(resume, path, below, keeps, context, err);
+        const trf_status status = trf_folder_each(path, below, clean_entry, context, err);
         if (status == TRF_OK && rmdir(path) != 0 && errno != ENOTEMPTY && errno != EEXIST)
             return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot remove");
         return status;
     }
-    const int stays = S_ISREG(info.st_mode) ? keeps(context, below) : 0;
+    const int stays = S_ISREG(info.st_mode) ? work->keeps(work->keeps_context, below) : 0;
     if (stays < 0)
         return trf_fail_memory(err, strlen(below));
     if (!stays)
         return unlink(path) == 0 ? TRF_OK : trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot remove");
-    resume->held_bytes += (uint64_t)info.st_blocks * 512;
+    work->resume->held_bytes += (uint64_t)info.st_blocks * 512;
     return TRF_OK;
-}
-
-static trf_status clean_below(trf_resume *resume, const char *folder, const char *below, trf_resume_keeps_fn *keeps,
-                              const void *context, trf_error *err) {
-    trf_folder entries;
-    trf_status status = trf_folder_list(folder, &entries, err);
-    if (status != TRF_OK)
-        return status;
-    for (size_t i = 0; i < entries.count && status == TRF_OK; i++) {
-        char *path = trf_path_join(folder, entries.names[i]), *name = trf_path_join(below, entries.names[i]);
-        status =
-            path && name ? clean_entry(resume, path, name, keeps, context, err) : trf_fail_memory(err, strlen(folder));
-        free(path);
-        free(name);
-    }
-    trf_folder_free(&entries);
-    return status;
 }
 
 trf_status trf_resume_clean(trf_resume *resume, const char *folder, trf_resume_keeps_fn *keeps, const void *context,
                             trf_error *err) {
-    return clean_below(resume, folder, "", keeps, context, err);
+    cleaning work = {resume, keeps, context};
+    return trf_folder_each(folder, "", clean_entry, &work, err);
 }
 
 void trf_resume_forget(trf_resume *resume) {

@@ -232,24 +232,26 @@ static trf_status walk_entry(trf_tree_walk *walk, const char *path, const char *
     return TRF_OK;
 }
 
+/* A folder that is being walked through. */
+typedef struct trf_walked_folder {
+    trf_tree_walk *walk;
+    int level;
+    const char *left_out;
+} trf_walked_folder;
+
+/* A trf_folder_entry_fn; context: the trf_walked_folder. */
+static trf_status walk_entry_of(void *context, const char *path, const char *below, trf_error *err) {
+    const trf_walked_folder *folder = context;
+    return walk_entry(folder->walk, path, below, folder->level, folder->left_out, err);
+}
+
 static trf_status walk_folder(trf_tree_walk *walk, const char *path, const char *below, int level, const char *left_out,
                               trf_error *err) {
-    trf_folder folder;
+    trf_walked_folder folder = {walk, level, left_out};
     if (level == TRF_MOST_LEVELS)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: more than %d folders deep", path,
                         TRF_MOST_LEVELS);
-    trf_status status = trf_folder_list(path, &folder, err);
-    if (status != TRF_OK)
-        return status;
-    for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
-        char *entry = trf_path_join(path, folder.names[i]), *name = trf_path_join(below, folder.names[i]);
-        status =
-            entry && name ? walk_entry(walk, entry, name, level, left_out, err) : trf_fail_memory(err, strlen(path));
-        free(entry);
-        free(name);
-    }
-    trf_folder_free(&folder);
-    return status;
+    return trf_folder_each(path, below, walk_entry_of, &folder, err);
 }
 
 trf_status trf_tree_list(const char *root, const char *const *skip, trf_tree_owner_fn *owner, const void *context,

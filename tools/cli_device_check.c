@@ -10,11 +10,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum {
-    /* The first call on a GPU also loads the kernel, so each layer is verified twice, and the shorter time counts. */
-    REPEATS = 2
-};
-
 typedef struct device_run {
     const cli_options *options;
     trf_context *context;
@@ -22,6 +17,7 @@ typedef struct device_run {
     cli_device_check *check;
     cli_progress progress;
     uint64_t done_bytes, total_bytes; /* of compressed tensors */
+    uint32_t layouts;                 /* bit l: a layer of layout l has been verified */
 } device_run;
 
 /* Loads a layer as --layout says, or coded if that layout does not take it. */
@@ -38,25 +34,26 @@ static trf_status load(const device_run *run, const char *name, trf_device_layer
     return trf_device_layer_load(run->context, run->checkpoint, name, &options, layer, err);
 }
 
-static trf_status verify(const device_run *run, const trf_device_layer *layer, trf_error *err) {
+/* The first call for a layout also loads its kernel, so its first layer is verified twice, and the second time counts.
+ */
+static trf_status verify(device_run *run, const trf_device_layer *layer, trf_error *err) {
     trf_device_layer_info info;
     trf_status status = TRF_OK;
-    double least = 0;
-    for (int i = 0; i < REPEATS && status == TRF_OK; i++) {
-        const double start = cli_now();
-        status = trf_device_layer_verify(layer, err);
-        const double seconds = cli_now() - start;
-        least = i && least < seconds ? least : seconds;
-    }
     trf_device_layer_get_info(layer, &info);
+    if (!(run->layouts >> info.layout & 1))
+        status = trf_device_layer_verify(layer, err);
+    run->layouts |= 1u << info.layout;
+    const double start = cli_now();
+    if (status == TRF_OK)
+        status = trf_device_layer_verify(layer, err);
+    run->check->seconds += cli_now() - start;
     run->check->layers++;
     run->check->bytes += info.memory_bytes;
-    run->check->seconds += least;
     return status;
 }
 
 /* name: as trf_device_layer_load takes it. */
-static cli_exit check_layer(const device_run *run, const char *name) {
+static cli_exit check_layer(device_run *run, const char *name) {
     trf_device_layer *layer = NULL;
     trf_error err = {0};
     if (load(run, name, &layer, &err))

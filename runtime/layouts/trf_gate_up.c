@@ -42,6 +42,14 @@ static trf_status check_part(const trf_device_layer *layer, trf_error *err) {
                     trf_dtype_name(layer->info.dtype));
 }
 
+trf_status trf_check_gate_up_rows(uint64_t rows, trf_error *err) {
+    if (rows % (2 * TRF_GATE_UP_TURN) == 0 && rows <= UINT32_MAX)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                    "gate and up of %llu rows in all cannot take turns by %d rows", (unsigned long long)rows,
+                    TRF_GATE_UP_TURN);
+}
+
 /* Fills in the requests of gate and of up. */
 static trf_status take_parts(const trf_device_layer *gate, const trf_device_layer *up, trf_pack8_request requests[2],
                              trf_error *err) {
@@ -58,10 +66,8 @@ static trf_status take_parts(const trf_device_layer *gate, const trf_device_laye
     requests[0] = trf_pack8_request_of_layer(gate);
     requests[1] = trf_pack8_request_of_layer(up ? up : gate);
     const uint64_t rows = (uint64_t)requests[0].rows * (up ? 2 : 1);
-    if (rows % (2 * TRF_GATE_UP_TURN) || rows > UINT32_MAX)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "gate and up of %llu rows in all cannot take turns by %d rows", (unsigned long long)rows,
-                        TRF_GATE_UP_TURN);
+    if ((status = trf_check_gate_up_rows(rows, err)) != TRF_OK)
+        return status;
     requests[0].rows = requests[1].rows = (uint32_t)(rows / 2);
     if (!up)
         requests[1].row += requests[1].rows;
@@ -244,10 +250,9 @@ static trf_status check_dense(const trf_context *context, const trf_device_matri
     if (!given.at || (uintptr_t)given.at % sizeof(uint16_t))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "packing needs weights in device memory, aligned to 2 bytes");
-    if (matrix->rows % (2 * TRF_GATE_UP_TURN))
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "gate and up of %u rows in all cannot take turns by %d rows", matrix->rows, TRF_GATE_UP_TURN);
-    trf_status status = trf_size_packed8(matrix->rows, matrix->cols, &head, err);
+    trf_status status = trf_check_gate_up_rows(matrix->rows, err);
+    if (status == TRF_OK)
+        status = trf_size_packed8(matrix->rows, matrix->cols, &head, err);
     const trf_layer_size size = {.buffer_bytes = head.common.buffer_bytes};
     if (status != TRF_OK || !trf_has_memory(memory))
         return status;

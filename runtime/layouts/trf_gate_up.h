@@ -14,4 +14,7 @@ enum {
 trf_status trf_interleave_gate_up(const trf_context *context, const trf_device_matrix *matrix, void *to,
                                   trf_stream stream, trf_error *err);
 
+/* Checks that so many rows, those of gate and of up in all, can take turns. Errors: TRF_ERR_UNSUPPORTED. */
+trf_status trf_check_gate_up_rows(uint64_t rows, trf_error *err);
+
 #endif

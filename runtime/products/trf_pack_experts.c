@@ -98,10 +98,7 @@ static trf_status check_order(const expert_source *from, const trf_expert_pack_o
     if (options->gate_up_order && options->gate_up_order != TRF_GATE_UP_INTERLEAVED_8)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no order %d of gate and up",
                         (int)options->gate_up_order);
-    if (options->gate_up_order && from->rows % (2 * TRF_GATE_UP_TURN))
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "gate and up of %u rows in all cannot take turns by %d rows", from->rows, TRF_GATE_UP_TURN);
-    return TRF_OK;
+    return options->gate_up_order ? trf_check_gate_up_rows(from->rows, err) : TRF_OK;
 }
 
 /* Packs each expert, and releases the scratch memory. Messages name the expert that failed. */

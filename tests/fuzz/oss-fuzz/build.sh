@@ -6,6 +6,7 @@
 
 set -eu
 libraries=$WORK/libraries
+out=${OUT:?}
 export PKG_CONFIG_PATH=$libraries/lib/pkgconfig:${PKG_CONFIG_PATH-}
 
 # Usage: install_library SOURCE NAME [CMAKE'S ARGUMENTS...]
@@ -35,8 +36,8 @@ tests=$SRC/transfuse/tests
 for target in "$WORK"/transfuse/tests/fuzz/fuzz_*; do
     [ -x "$target" ] && [ -f "$target" ] || continue
     name=$(basename "$target")
-    cp "$target" "$OUT/"
-    [ ! -f "$tests/fuzz/$name.options" ] || cp "$tests/fuzz/$name.options" "$OUT/"
+    cp "$target" "$out/"
+    [ ! -f "$tests/fuzz/$name.options" ] || cp "$tests/fuzz/$name.options" "$out/"
     seeds=$WORK/seeds/$name
     rm -rf "$seeds"
     mkdir -p "$seeds"
@@ -47,6 +48,6 @@ for target in "$WORK"/transfuse/tests/fuzz/fuzz_*; do
         "$WORK/transfuse/tests/fuzz/make_fuzz_seeds" "$seeds"
         ;;
     esac
-    (cd "$seeds" && zip -q -r "$OUT/${name}_seed_corpus.zip" .)
+    (cd "$seeds" && zip -q -r "$out/${name}_seed_corpus.zip" .)
 done
-cp "$tests"/fuzz/*.dict "$OUT/"
+cp "$tests"/fuzz/*.dict "$out/"
