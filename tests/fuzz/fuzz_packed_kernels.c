@@ -6,16 +6,11 @@
  * An input begins with which kernel, kind of layer, shape, and rows of x; then come places, and what is written there.
  * Lines of records are a thousandth of a layer, so most places are in them. */
 #include "common/hopper_limits.h"
-#include "common/packed_layer.h"
-#include "fuzz_bytes.h"
-#include "trf_pack8.h"
-#include "trf_packed8_form.h"
+#include "fuzz_packed_layer.h"
 #include "trf_packed_bulk_sizes.h"
 #include "trf_packed_wgmma_sizes.h"
 #include "warp/warp_pack.h"
 #include "warp/warp_packed_product.h"
-
-#include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -31,121 +26,13 @@ enum {
     MOST_X_ROWS = 40
 };
 
-/* A layer of either kind. */
-typedef struct spoiled_layer {
-    int is_fp8;
-    packed_layer bf16;
-    trf_packed8_view view; /* of a BF16 layer only `packed` is set */
-    uint8_t *memory;       /* the packed layer; or NULL */
-    uint64_t lines_offset, line_bytes, bytes;
-} spoiled_layer;
-
 /* What a kernel works on besides the layer. */
 typedef struct kernel_run {
-    const spoiled_layer *layer;
+    const fuzz_packed_layer *layer;
     uint32_t m, order, choice; /* choice: any number; it picks among what the kernel has */
     uint16_t *x;
     float *y;
 } kernel_run;
-
-static void *allocate(size_t bytes) {
-    void *memory = malloc(bytes ? bytes : 1);
-    if (!memory)
-        abort();
-    return memory;
-}
-
-static void make_bf16(spoiled_layer *layer, uint32_t rows, uint32_t cols, uint32_t options) {
-    layer->bf16 = packed_layer_make(rows, cols, options & 1);
-    const trf_packed_window window = {.base = 112, .zeroing = options >> 1 & 1};
-    for (size_t i = 0; i < (size_t)rows * cols; i++) {
-        const uint32_t mixed = (uint32_t)i * 0x9E3779B1u;
-        layer->bf16.weights[i] = (uint16_t)((mixed >> 16 & 0x807F) | (113 + (mixed >> 12) % 15) << 7);
-        if (options & 4 && i % 1999 == 0)
-            layer->bf16.weights[i] = 0x4480; /* a record */
-        if (options & 8 && i / cols < 64 && i % cols / 32 == 1)
-            layer->bf16.weights[i] = (uint16_t)(0x4480 | (mixed >> 20 & 0x7F)); /* a stored tile */
-    }
-    if (packed_layer_pack(&layer->bf16, &window, NULL) != TRF_OK)
-        return;
-    layer->memory = layer->bf16.packed;
-    layer->view.packed = trf_packed_view_of(&layer->bf16.head, layer->memory);
-    layer->lines_offset = layer->bf16.head.lines_offset;
-    layer->line_bytes = layer->bf16.head.num_lines * TRF_PACKED_LINE_BYTES;
-    layer->bytes = layer->bf16.head.common.buffer_bytes;
-}
-
-/* Packs codes and scales that `options` ask for: scales that need one constant or two, and few records. */
-static void pack_fp8(spoiled_layer *layer, trf_pack8_input *input, uint8_t *codes, uint16_t *weights, float *scales,
-                     uint32_t options) {
-    const size_t across = (input->cols - 1) / input->block_cols + 1,
-                 blocks = across * ((input->rows - 1) / input->block_rows + 1);
-    for (size_t i = 0; i < blocks; i++)
-        scales[i] = 0x1p-9f * (1 + (options & 1 ? 0x1p-23f : 0x1p-7f) * (float)(i * 37 % 101));
-    for (size_t i = 0; i < (size_t)input->rows * input->cols; i++) {
-        const uint32_t mixed = (uint32_t)i * 0x9E3779B1u;
-        const size_t block = i / input->cols / input->block_rows * across + i % input->cols / input->block_cols;
-        codes[i] = (uint8_t)((mixed >> 24 & 0x80) | (mixed >> 16) % TRF_PACKED8_NAN_CODE);
-        weights[i] = (uint16_t)trf_packed8_define_weight(codes[i], scales[block]);
-        if (options & 4 && i % 5003 == 0)
-            weights[i] = 0x3E80; /* a record */
-    }
-    trf_packed8_head head;
-    if (trf_pack8_head(input, &head, NULL) != TRF_OK)
-        return;
-    layer->bytes = head.common.buffer_bytes;
-    layer->memory = aligned_alloc(TRF_PACKED_ALIGNMENT, layer->bytes);
-    if (!layer->memory || trf_pack8(input, &head, layer->memory, NULL) != TRF_OK)
-        abort();
-    layer->view = trf_packed8_view_of(&head, layer->memory);
-    layer->lines_offset = head.lines_offset;
-    layer->line_bytes = head.num_lines * TRF_PACKED_LINE_BYTES;
-}
-
-static void make_fp8(spoiled_layer *layer, uint32_t rows, uint32_t cols, uint32_t options) {
-    const size_t count = (size_t)rows * cols;
-    uint8_t *codes = allocate(count);
-    uint16_t *weights = allocate(count * sizeof *weights);
-    float *scales = allocate(count * sizeof *scales);
-    trf_pack8_input input = {.codes = codes,
-                             .weights = weights,
-                             .stride = cols,
-                             .rows = rows,
-                             .cols = cols,
-                             .scales = scales,
-                             .block_rows = 64,
-                             .block_cols = 128};
-    pack_fp8(layer, &input, codes, weights, scales, options);
-    free(codes);
-    free(weights);
-    free(scales);
-}
-
-/* Makes a layer; memory is NULL if it cannot be packed. */
-static void make_layer(spoiled_layer *layer, fuzz_bytes *bytes) {
-    const uint32_t options = fuzz_take(bytes), rows = 1 + fuzz_take(bytes) % 140, cols = 1 + fuzz_take_two(bytes) % 300;
-    memset(layer, 0, sizeof *layer);
-    layer->is_fp8 = (int)(options >> 7);
-    if (layer->is_fp8)
-        make_fp8(layer, rows, cols, options);
-    else
-        make_bf16(layer, rows, cols, options);
-}
-
-static void free_layer(spoiled_layer *layer) {
-    packed_layer_free(&layer->bf16);
-    if (layer->is_fp8)
-        free(layer->memory);
-}
-
-static void spoil(const spoiled_layer *layer, fuzz_bytes *bytes) {
-    while (bytes->left >= 4) {
-        const uint32_t at = fuzz_take_two(bytes), where = fuzz_take(bytes);
-        const uint64_t after = layer->bytes - layer->lines_offset;
-        layer->memory[layer->lines_offset + (where < 192 ? at % layer->line_bytes : (at * 257ull + where) % after)] =
-            (uint8_t)fuzz_take(bytes);
-    }
-}
 
 /* ---- kernels ---- */
 
@@ -154,7 +41,7 @@ static void unpack(const kernel_run *run) {
     const uint32_t first = run->choice % view->rows, count = 1 + run->choice / 256 % (view->rows - first);
     const uint32_t weight_bytes = run->choice & 1 ? 4 : 2;
     const warp_grid grid = {1 + run->choice % 3, run->order};
-    void *weights = allocate((size_t)count * view->cols * weight_bytes);
+    void *weights = fuzz_allocate((size_t)count * view->cols * weight_bytes);
     const trf_unpack_target target = {weights, view->cols, weight_bytes};
     if (run->layer->is_fp8)
         warp_unpack8(&run->layer->view, first, count, &target, grid);
@@ -168,7 +55,7 @@ static void look_up(const kernel_run *run) {
     const int64_t ids[] = {0, run->choice, -1, view->rows - 1, INT64_MAX, INT64_MIN};
     const trf_packed_lookup lookup = {ids, 8, sizeof ids / sizeof *ids};
     const warp_grid grid = {1 + run->choice % 3, run->order};
-    uint16_t *weights = allocate(lookup.count * view->cols * sizeof *weights);
+    uint16_t *weights = fuzz_allocate(lookup.count * view->cols * sizeof *weights);
     const trf_unpack_target target = {weights, view->cols, 2};
     if (run->layer->is_fp8)
         warp_unpack8_rows(&run->layer->view, &lookup, &target, grid);
@@ -188,7 +75,7 @@ static void multiply_general(const kernel_run *run) {
     trf_packed_partition partition;
     if (run->layer->is_fp8 || !trf_packed_choose_general(&run->layer->view.packed, &limits, run->m, &partition))
         return;
-    void *workspace = allocate(partition.workspace_bytes);
+    void *workspace = fuzz_allocate(partition.workspace_bytes);
     const warp_packed_product product = product_of(run, &partition, workspace);
     warp_multiply_packed(&product);
     free(workspace);
@@ -214,7 +101,7 @@ static void multiply_bulk(const kernel_run *run) {
     uint32_t blocks = 1 + run->choice / 8 % 3;
     if (blocks > bulk.tiles * bulk.k_blocks || (!is_stream_k && warps * blocks > MOST_WARPS))
         blocks = 1;
-    void *workspace = allocate(trf_packed_handover_bytes(blocks, trf_packed_bulk_acc_tiles(shape, bulk.x_tiles)));
+    void *workspace = fuzz_allocate(trf_packed_handover_bytes(blocks, trf_packed_bulk_acc_tiles(shape, bulk.x_tiles)));
     const warp_packed_product product = product_of(run, &bulk, workspace);
     if (run->layer->is_fp8)
         warp_multiply_packed8_bulk(&product, run->layer->view.flags, shape, bulk.x_tiles, blocks);
@@ -241,7 +128,7 @@ static void multiply_wgmma(const kernel_run *run) {
     trf_packed_partition partition;
     if (!choose(run, shape, run->choice / 16 % 4, &partition) && !choose(run, shape, 1, &partition))
         return;
-    void *workspace = allocate(partition.workspace_bytes - partition.handover_offset);
+    void *workspace = fuzz_allocate(partition.workspace_bytes - partition.handover_offset);
     const warp_packed_product product = product_of(run, &partition, workspace);
     if (run->layer->is_fp8)
         warp_multiply_packed8_wgmma(&product, &partition);
@@ -257,20 +144,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const uint32_t kernel = fuzz_take(&bytes) % KERNELS;
     kernel_run run = {.m = 1 + fuzz_take(&bytes) % MOST_X_ROWS, .choice = fuzz_take_two(&bytes)};
     run.order = run.choice >> 9;
-    spoiled_layer layer;
-    make_layer(&layer, &bytes);
+    const uint32_t options = fuzz_take(&bytes), rows = 1 + fuzz_take(&bytes) % 140,
+                   cols = 1 + fuzz_take_two(&bytes) % 300;
+    fuzz_packed_layer layer;
+    fuzz_make_packed(&layer, rows, cols, options);
     if (layer.memory) {
         const size_t xs = (size_t)run.m * layer.view.packed.cols;
         run.layer = &layer;
-        run.x = allocate(xs * sizeof *run.x);
-        run.y = allocate((size_t)run.m * layer.view.packed.rows * sizeof *run.y);
+        run.x = fuzz_allocate(xs * sizeof *run.x);
+        run.y = fuzz_allocate((size_t)run.m * layer.view.packed.rows * sizeof *run.y);
         for (size_t i = 0; i < xs; i++)
             run.x[i] = 0x3F80;
-        spoil(&layer, &bytes);
+        fuzz_spoil(&layer, &bytes);
         kernels[kernel](&run);
         free(run.x);
         free(run.y);
     }
-    free_layer(&layer);
+    fuzz_free_packed(&layer);
     return 0;
 }
