@@ -4,7 +4,7 @@
 
 # What the build, the tests and the demo need beyond the base system.
 transfuse_packages="gcc g++ cmake ninja-build pkg-config libjansson-dev libxxhash-dev check libsubunit-dev liblz4-dev
-    libzstd-dev python3 python3-venv ca-certificates clang-format-14 clang-tidy-14"
+    libzstd-dev python3 python3-venv ca-certificates clang libclang-rt-14-dev clang-format-14 clang-tidy-14"
 # The venv is made from Debian's own Python, whatever python3 comes first in PATH: the pins are for that version.
 system_python=/usr/bin/python3
 # The Python environment, and what is in it.
