@@ -65,7 +65,8 @@ build_preset tsan
 # shellcheck disable=SC2086  # a list of words
 run_tests tsan $fixed_addresses || die "the tsan stage failed"
 
-# Where no GPU runs it, device code need only compile: structure.older_gpus compiles a part of it for 8.0.
+# Where no GPU runs it, device code need only compile: structure.older_gpus compiles a part of it for 8.0. It has run
+# in emulated warps before, under the sanitizers.
 release=release
 nvidia-smi -L >/dev/null 2>&1 || release=no-gpu
 build_preset "$release"
