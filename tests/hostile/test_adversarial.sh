@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd) || exit 1
     exit 77
 }
 # Under a sanitizer the command takes longer to start.
-every=4
-[ -z "${TRF_TEST_QUICK-}" ] || every=16
+every=8
+[ -z "${TRF_TEST_QUICK-}" ] || every=64
 PYTHONDONTWRITEBYTECODE=1 exec "$TRF_PYTHON" "$here/run_adversarial.py" "$TRF_ADVERSARIAL_DRIVER" "$TRANSFUSE" \
     --every $every
