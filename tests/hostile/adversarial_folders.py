@@ -314,13 +314,20 @@ def config_cases() -> Iterator[Case]:
         "type_object": (text.replace(b'"llama"', b'{"a":[]}'), OK),
         "dtype_array": (text.replace(b'"bfloat16"', b"[[]]"), OK),
         "members_100000_times": (b"{" + many + text[1:], OK), "parts_30000": (b"{" + parts + text[1:], OK),
+        "part_twice": (b'{"a":1,"b":{},"a":{"model_type":"x"},' + text[1:], OK),
+        "part_twice_first_empty": (b'{"a":{},"a":{"model_type":"x"},' + text[1:], OK),
         "quantized_null": (text[:-1] + b',"quantization_config":null}', OK),
         "quantized_text": (text[:-1] + b',"quantization_config":"x"}', UNSUPPORTED),
         "quantized_deep": (text[:-1] + b',"a":[[{"quantization_config":{}}]]}', UNSUPPORTED),
         "says_transfuse": (text[:-1] + b',"quantization_config":{"quant_method":"transfuse"}}', ARGUMENT),
     }  # fmt: skip
     for name, (content, status) in table.items():
-        yield case(f"config_{name}", folder({**source_folder(), "config.json": content}), status, line, words=(MODEL,))
+        make = folder({**source_folder(), "config.json": content})
+        if status == OK:
+            calls, same = {line: OK, "decompress out/x out/y": OK}, [("in/m/config.json", "out/y/config.json")]
+            yield Case(f"config_{name}", make, calls, ["x", "y"], same)
+        else:
+            yield case(f"config_{name}", make, status, line, words=(MODEL,))
     yield case("config_of_16_mb", folder(source_folder(), lambda m: sparse((16 << 20) + 1)(m / "config.json")), FORMAT,
                line, words=("config.json",))  # fmt: skip
 
