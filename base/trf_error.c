@@ -62,3 +62,29 @@ trf_status trf_prefix_error(trf_error *err, trf_status status, const char *forma
     err->status = status;
     return status;
 }
+
+/* @return the bytes of a character on which a terminal acts; 0 for another one. */
+static size_t control_bytes(const char *text) {
+    const unsigned char *c = (const unsigned char *)text;
+    if (c[0] < ' ' || c[0] == 0x7F)
+        return 1;
+    if (c[0] == 0xC2 && c[1] >= 0x80 && c[1] < 0xA0)
+        return 2;
+    /* U+200E, U+200F, U+2028 to U+202E; U+2066 to U+2069 */
+    if (c[0] == 0xE2 && c[1] == 0x80 && (c[2] == 0x8E || c[2] == 0x8F || (c[2] >= 0xA8 && c[2] <= 0xAE)))
+        return 3;
+    return c[0] == 0xE2 && c[1] == 0x81 && c[2] >= 0xA6 && c[2] <= 0xA9 ? 3 : 0;
+}
+
+void trf_make_printable(char *text) {
+    size_t end = 0, start;
+    for (size_t bytes; text[end]; end += bytes ? bytes : 1)
+        if ((bytes = control_bytes(text + end)) != 0)
+            memset(text + end, '?', bytes);
+    for (start = end; start && end - start < 3 && ((unsigned char)text[start - 1] & 0xC0) == 0x80;)
+        start--;
+    const unsigned char lead = start ? (unsigned char)text[start - 1] : 0;
+    const size_t needed = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : lead >= 0xC0 ? 1 : 0;
+    if (needed > end - start)
+        text[start - 1] = 0;
+}

@@ -17,6 +17,11 @@ __attribute__((format(printf, 4, 5))) trf_status trf_fail(trf_error *err, trf_st
 __attribute__((format(printf, 3, 4))) trf_status trf_prefix_error(trf_error *err, trf_status status, const char *format,
                                                                   ...);
 
+/* Replaces, in place, each byte of characters on which a terminal acts by '?': control characters, of C1 as well, and
+ * those that change the direction of text or end a line. Names in files may have them. A character that was cut at the
+ * end is left out. */
+void trf_make_printable(char *text);
+
 #ifdef __clang_analyzer__
 /* clang-tidy reads one source at a time and would follow every failure as if it could return TRF_OK. The sources that
  * define these functions undefine the macros. */

@@ -37,7 +37,11 @@ static trf_status check_fields(const trf_plain_head *head, trf_error *err) {
     if (coded->magic != TRF_MAGIC || coded->version != TRF_FORMAT_VERSION)
         return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_plain_head, coded_header),
                         "a plain layer that was loaded from no blob of this version");
-    return TRF_OK;
+    trf_status status = trf_layout_head_check_reserved(head, offsetof(trf_plain_head, reserved0),
+                                                       offsetof(trf_plain_head, coded_stored_tiles), err);
+    if (status != TRF_OK)
+        return status;
+    return trf_layout_head_check_reserved(head, offsetof(trf_plain_head, reserved1), TRF_DATA_CHECKSUM_OFFSET, err);
 }
 
 trf_status trf_plain_head_read(const trf_plain_head *head, uint64_t buffer_bytes, trf_layer_info *info,

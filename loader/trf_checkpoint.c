@@ -18,9 +18,7 @@
 
 trf_status trf_sanitize_error(trf_status status, trf_error *err) {
     if (status != TRF_OK && err)
-        for (char *c = err->message; *c; c++)
-            if ((unsigned char)*c < ' ' || *c == 0x7F)
-                *c = '?';
+        trf_make_printable(err->message);
     return status;
 }
 

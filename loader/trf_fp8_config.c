@@ -5,6 +5,7 @@
 #include <regex.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -184,14 +185,25 @@ static int names_module(const char *listed, const char *tensor) {
 }
 
 enum {
-    MOST_PATTERN_BYTES = 1024
+    MOST_PATTERN_BYTES = 1024,
+    MOST_COPIES = 64 /* of a part of a pattern: regcomp writes repetitions out, and nested ones take gigabytes */
 };
 
+/* @return how often the repetition at text, which begins with a brace, writes out what is before it; at least 1. */
+static unsigned long count_copies(const char *text) {
+    char *end;
+    unsigned long least = strtoul(text + 1, &end, 10), most = *end == ',' ? strtoul(end + 1, &end, 10) : 0;
+    most = most > least ? most : least;
+    return most ? most : 1;
+}
+
 /* Writes a regular expression of Python's as one of POSIX, which begins where the text does. @return 0 if the
- * expression has what POSIX does not, such as looking ahead, lazy repetition, or escapes between brackets. */
+ * expression has what POSIX does not, such as looking ahead, lazy repetition, or escapes between brackets, or repeats
+ * too much. */
 static int translate_pattern(const char *python, char posix[MOST_PATTERN_BYTES]) {
     static const char same_escapes[] = ".^$*+?()[]{}|\\/-wWsSbB";
     size_t used = (size_t)snprintf(posix, MOST_PATTERN_BYTES, "^(");
+    unsigned long copies = 1;
     int is_in_brackets = 0;
     for (const char *at = python; *at; at++) {
         char piece[6] = {*at, 0};
@@ -207,6 +219,10 @@ static int translate_pattern(const char *python, char posix[MOST_PATTERN_BYTES])
             if (at[2] != ':')
                 return 0;
             at += 2;
+        } else if (*at == '{' && !is_in_brackets) {
+            const unsigned long more = count_copies(at);
+            if (more > MOST_COPIES || (copies *= more) > MOST_COPIES)
+                return 0;
         } else if (strchr("*+?}", *at) && (at[1] == '?' || at[1] == '+') && !is_in_brackets) {
             return 0;
         }

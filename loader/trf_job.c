@@ -87,9 +87,7 @@ void trf_job_note(trf_job *job, const char *format, ...) {
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    for (char *c = line; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 0x7F)
-            *c = '?';
+    trf_make_printable(line);
     if (job->options.note)
         job->options.note(job->options.note_context, line);
     char *warning = job->report.warning;

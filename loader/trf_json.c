@@ -197,19 +197,19 @@ static int is_string(const char *text, size_t bytes, const char *value) {
     return same;
 }
 
-size_t trf_json_find_member(const char *strict, size_t bytes, const char *key, size_t *begin, size_t *end) {
-    size_t found = 0, at = skip_space(strict, 0) + 1;
-    for (at = skip_space(strict, at); at < bytes && strict[at] == '"';) {
+int trf_json_next_member(const char *strict, size_t bytes, const char *key, trf_json_member *member) {
+    size_t at = member->next ? member->next : skip_space(strict, skip_space(strict, 0) + 1);
+    while (at < bytes && strict[at] == '"') {
         const size_t key_at = at, key_bytes = string_size(strict + at, bytes - at);
         at = skip_space(strict, at + key_bytes) + 1; /* after the colon */
         const size_t last = value_end(strict, bytes, skip_space(strict, at));
         const int same = is_string(strict + key_at, key_bytes, key);
-        if (same < 0)
-            return SIZE_MAX;
-        if (same && found++ == 0)
-            *begin = key_at, *end = last;
         at = skip_space(strict, last);
         at = skip_space(strict, at + (strict[at] == ','));
+        if (same)
+            *member = (trf_json_member){key_at, last, at};
+        if (same)
+            return same;
     }
-    return found;
+    return 0;
 }

@@ -25,8 +25,13 @@ trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size
 trf_status trf_json_parse_python(const char *path, const char *text, size_t bytes, json_t **root, char **strict,
                                  trf_error *err);
 
-/* Finds a member of the object in a strict text. @return the number of members of that name, or SIZE_MAX without
- * memory. *begin, *end: the first one's key and value, in the text. */
-size_t trf_json_find_member(const char *strict, size_t bytes, const char *key, size_t *begin, size_t *end);
+/* A member of an object in a strict text: its key and value are [begin, end). */
+typedef struct trf_json_member {
+    size_t begin, end, next; /* next: where the one after it begins */
+} trf_json_member;
+
+/* Finds the next member of a name in the object that a strict text is; the first one where *member is zeros. Up to
+ * `end` the text may have been written over. @return 1 if there is one, 0 if not, -1 without memory. */
+int trf_json_next_member(const char *strict, size_t bytes, const char *key, trf_json_member *member);
 
 #endif

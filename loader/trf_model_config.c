@@ -29,7 +29,8 @@ static const char kNeedsDecompressing[] =
 /* A compressed config.json contains the source's text, escaped, so it is up to three times as long, and its layout may
  * have been changed. */
 enum {
-    TRF_MAX_COMPRESSED_CONFIG_BYTES = 8 * TRF_MAX_MODEL_CONFIG_BYTES
+    TRF_MAX_COMPRESSED_CONFIG_BYTES = 8 * TRF_MAX_MODEL_CONFIG_BYTES,
+    TRF_MOST_PARTS = 64 /* that get the sentence: a model has a few, and each takes a walk through the text */
 };
 
 static void free_file(trf_config_file *file) {
@@ -119,27 +120,43 @@ static void cut_bytes(trf_config_text *config, size_t begin, size_t end) {
     config->bytes -= end - begin;
 }
 
-/* Cuts out all members with a name, each with one comma. */
+/* Moves bytes [begin, end) to *to, which becomes their end. */
+static void move_bytes(trf_config_text *config, size_t *to, size_t begin, size_t end) {
+    memmove(config->text + *to, config->text + begin, end - begin);
+    memmove(config->strict + *to, config->strict + begin, end - begin);
+    *to += end - begin;
+}
+
+/* Cuts out all members with a name, each with one comma. It takes one walk through the text, since a stranger may have
+ * written the name a million times. */
 static trf_status cut_member(trf_config_text *config, const char *key, trf_error *err) {
-    size_t begin, end, found;
-    while ((found = trf_json_find_member(config->strict, config->bytes, key, &begin, &end)) != 0) {
-        if (found == SIZE_MAX)
-            return trf_fail_memory(err, config->bytes);
-        size_t comma = end;
+    trf_json_member member = {0};
+    size_t to = 0, from = 0;
+    int found;
+    while ((found = trf_json_next_member(config->strict, config->bytes, key, &member)) > 0) {
+        size_t comma = member.end;
+        move_bytes(config, &to, from, member.begin);
+        from = member.end;
         while (is_space(config->strict[comma]))
             comma++;
         if (config->strict[comma] == ',') {
-            cut_bytes(config, comma, comma + 1);
+            move_bytes(config, &to, from, comma);
+            from = comma + 1;
         } else { /* the last member: cuts the comma before it, unless it is the only one */
-            for (comma = begin; is_space(config->strict[comma - 1]);)
-                comma--;
-            if (config->strict[comma - 1] == ',') {
-                cut_bytes(config, comma - 1, comma);
-                begin--, end--;
+            size_t before = to;
+            while (is_space(config->strict[before - 1]))
+                before--;
+            if (config->strict[before - 1] == ',') {
+                const size_t end = to;
+                to = before - 1;
+                move_bytes(config, &to, before, end);
             }
         }
-        cut_bytes(config, begin, end);
     }
+    if (found < 0)
+        return trf_fail_memory(err, config->bytes);
+    move_bytes(config, &to, from, config->bytes + 1);
+    config->bytes = to - 1;
     return TRF_OK;
 }
 
@@ -169,12 +186,22 @@ static int is_part(const char *key, const json_t *value) {
     return strcmp(key, TRF_CONFIG_KEY) != 0 && json_is_string(json_object_get(value, "model_type"));
 }
 
+/* Finds the last member of a name, which is the one that counts. @return as trf_json_next_member. */
+static int find_last(const trf_config_text *config, const char *key, trf_json_member *member) {
+    trf_json_member next = {0};
+    int found, any = 0;
+    while ((found = trf_json_next_member(config->strict, config->bytes, key, &next)) > 0)
+        *member = next, any = 1;
+    return found < 0 ? found : any;
+}
+
 /* Adds the sentence to the configs of a model's parts, too (text_config, vision_config ...), since a part may be loaded
  * by its own config alone. */
 static trf_status add_to_parts(const trf_config_file *source, const char *weights, trf_config_text *config,
                                trf_error *err) {
     const char *key;
     json_t *value;
+    unsigned parts = 0;
     trf_text added = {0};
     trf_text_append_json_string(&added, TRF_CONFIG_WEIGHTS);
     trf_text_append(&added, ": ", 2);
@@ -182,14 +209,17 @@ static trf_status add_to_parts(const trf_config_file *source, const char *weight
     trf_text_append(&added, ", ", 2);
     trf_status status = added.failed ? trf_fail_memory(err, strlen(weights)) : TRF_OK;
     json_object_foreach(source->root, key, value) {
-        size_t begin, end;
-        if (status != TRF_OK || !is_part(key, value))
+        trf_json_member member;
+        if (status != TRF_OK || parts == TRF_MOST_PARTS)
+            break;
+        if (!is_part(key, value))
             continue;
-        const size_t found = trf_json_find_member(config->strict, config->bytes, key, &begin, &end);
-        if (found == SIZE_MAX)
+        parts++;
+        const int found = find_last(config, key, &member);
+        if (found < 0)
             status = trf_fail_memory(err, config->bytes);
         else if (found)
-            status = insert_text(config, find_object(config->strict, begin), &added, err);
+            status = insert_text(config, find_object(config->strict, member.begin), &added, err);
     }
     trf_text_free(&added);
     return status;

@@ -10,10 +10,26 @@
 
 #undef cli_fail
 
+/* @return the bytes of a character on which a terminal acts, such as a control character or one that changes the
+ * direction of text; 0 for another one. The library's messages are without them. */
+static size_t control_bytes(const unsigned char *c) {
+    if (c[0] < 0x20 || c[0] == 0x7f)
+        return 1;
+    if (c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0)
+        return 2;
+    if (c[0] == 0xe2 && c[1] == 0x80 && (c[2] == 0x8e || c[2] == 0x8f || (c[2] >= 0xa8 && c[2] <= 0xae)))
+        return 3;
+    return c[0] == 0xe2 && c[1] == 0x81 && c[2] >= 0xa6 && c[2] <= 0xa9 ? 3 : 0;
+}
+
 const char *cli_printable(const char *text, char *buffer, size_t buffer_bytes) {
-    size_t i = 0;
-    for (; text[i] && i + 1 < buffer_bytes; i++)
-        buffer[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
+    size_t i = 0, control = 0;
+    for (; text[i] && i + 1 < buffer_bytes; i++) {
+        if (!control)
+            control = control_bytes((const unsigned char *)text + i);
+        buffer[i] = control ? '?' : text[i];
+        control -= control > 0;
+    }
     buffer[i] = 0;
     return buffer;
 }

@@ -113,9 +113,15 @@ static void find_members(const uint8_t *data, size_t size) {
     if (trf_json_parse_python("config.json", (const char *)data, size, &root, &strict, &err) != TRF_OK)
         return;
     for (size_t i = 0; i < sizeof keys / sizeof *keys && json_is_object(root); i++) {
-        size_t begin = 0, end = 0;
-        const size_t found = trf_json_find_member(strict, size, keys[i], &begin, &end);
-        if ((found == 0) != (json_object_get(root, keys[i]) == NULL) || (found > 0 && (begin >= end || end > size)))
+        trf_json_member member = {0};
+        int found;
+        size_t last = 0, count = 0;
+        while ((found = trf_json_next_member(strict, size, keys[i], &member)) > 0) {
+            if (member.begin < last || member.begin >= member.end || member.end > size || member.next < member.end)
+                abort();
+            last = member.next, count++;
+        }
+        if (found < 0 || (count == 0) != (json_object_get(root, keys[i]) == NULL))
             abort();
     }
     json_decref(root);

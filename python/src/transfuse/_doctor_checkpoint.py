@@ -16,7 +16,7 @@ from transfuse._doctor_layouts import LayoutsDoctor
 from transfuse._doctor_report import Report, write_size
 from transfuse._doctor_serving import ServingDoctor, ServingOptions
 from transfuse._errors import TransfuseError, UnsupportedError
-from transfuse._json_text import parse_json
+from transfuse._json_text import parse_json, read_text
 from transfuse._memory_need import count_layout_bytes, get_memory_need
 from transfuse._nvidia import Gpu
 from transfuse._options import LAYOUTS
@@ -366,7 +366,7 @@ class CheckpointDoctor:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a file, read as Python reads it, with or without a byte order mark."""
-    values = parse_json(path.read_text(encoding="utf-8-sig"))
+    values = parse_json(read_text(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path} is not of a JSON object")
     return values

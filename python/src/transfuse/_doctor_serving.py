@@ -10,7 +10,7 @@ from typing import Any
 
 from transfuse._checkpoint import CheckpointInfo
 from transfuse._doctor_report import Report, write_size
-from transfuse._json_text import parse_json
+from transfuse._json_text import parse_json, read_text
 from transfuse._nvidia import Gpu
 from transfuse._serving_config import NoEstimateError, ServedModel, read_served_model
 from transfuse._serving_need import (
@@ -198,7 +198,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise NoEstimateError("it is not the folder of a model")
     try:
-        config = parse_json((folder / "config.json").read_text(encoding="utf-8-sig"))
+        config = parse_json(read_text(folder / "config.json"))
     except FileNotFoundError:
         raise NoEstimateError("there is no config.json") from None
     except (OSError, ValueError) as failure:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import difflib
 import os
 import zipfile
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
 from transfuse._errors import Status, make_error
-from transfuse._json_text import parse_json
+from transfuse._json_text import open_regular, parse_json, read_text
 from transfuse.hf._config_fields import METHOD
 
 # The name of a compressed tensor ends in this, and its data begins with that (format/FORMAT.md, section 10).
@@ -49,7 +50,7 @@ def is_compressed(path: Any) -> bool:
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path).endswith(".safetensors"):
         return False
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start, text = _read_header(file)
             if not any(word in text for word in _WORDS):
                 return False
@@ -108,16 +109,16 @@ def holds_state(path: Any) -> bool:
         return False
     try:
         if os.fspath(path).endswith(".safetensors"):
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 start, text = _read_header(file)
                 header = parse_json(text) if b'"U8"' in text and _FORMAT not in text else {}
                 tensors = [tensor for name, tensor in header.items() if _may_be_state(name, tensor)]
                 return any(_is_state(_read_head(file, start + tensor["data_offsets"][0])) for tensor in tensors)
-        if os.fspath(path).endswith(_PICKLES) and zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
+        if os.fspath(path).endswith(_PICKLES):
+            with open_regular(path) as file, zipfile.ZipFile(file) as archive:
                 storages = [name for name in archive.namelist() if "/data/" in name]
                 return any(_is_state(_read_storage(archive, name)) for name in storages)
-    except (*_UNREADABLE, zipfile.BadZipFile):
+    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError):  # also of an encrypted archive
         pass
     return False
 
@@ -214,8 +215,7 @@ def is_marker(marker: Any) -> bool:
 def read_config(path: str) -> dict[str, Any]:
     """Returns what a config.json holds, as Python reads it; it is empty if there is none that can be read."""
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            fields = parse_json(file.read())
+        fields = parse_json(read_text(path))
     except (OSError, ValueError):
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from transfuse._checkpoint import TensorInfo, info
-from transfuse._json_text import parse_json
+from transfuse._json_text import parse_json, read_text
 from transfuse.hf._config_fields import COMPRESSED_BY
 from transfuse.hf._file_check import find_marker, read_config, source_weights_name
 
@@ -113,8 +113,13 @@ def find_weight_files(folder: Path, stem: str, name: str | None = None) -> tuple
 def _resolve(path: Path) -> list[str]:
     if path.suffix != ".json":
         return [str(path)]
-    weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
-    return sorted({str(path.parent / name) for name in weight_map.values()})
+    index = parse_json(read_text(path))
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    names: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    # A file elsewhere is none of the model's.
+    if any(not isinstance(name, str) or not name or "/" in name for name in names):
+        raise CannotOpen(f"{path} does not name files beside it")
+    return sorted({str(path.parent / name) for name in names})
 
 
 def _read_tensors(files: Iterable[str]) -> list[TensorInfo]:
