@@ -9,6 +9,7 @@
 #include "made_weights.h"
 #include "trf_checksum.h"
 #include "trf_decode.h"
+#include "trf_log2.h"
 
 #include <glob.h>
 #include <stdio.h>
@@ -149,6 +150,22 @@ static void encode_integers(void) {
     }
 }
 
+/* The numbers that costs are made of: bytes seldom depend on their last bit, so it is looked at here. */
+static void print_logarithms(void) {
+    enum {
+        COUNT = 1 << 14
+    };
+    static double logarithms[COUNT], ratios[COUNT], powers[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        logarithms[i] = trf_log2((i + 1) * 0x1p-7);
+        ratios[i] = trf_log2((i + 2.0) / (i + 1.0));
+        powers[i] = trf_exp2((i - COUNT / 2) * 0x1.8p-9);
+    }
+    same_print(logarithms, sizeof logarithms, "computed", "log2");
+    same_print(ratios, sizeof ratios, "computed", "log2_of_ratios");
+    same_print(powers, sizeof powers, "computed", "exp2");
+}
+
 /* ---- golden blobs ---- */
 
 static void decode_golden(const char *folder) {
@@ -175,6 +192,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     fprintf(stderr, "%s\n", trf_decode_tile_best_name());
+    print_logarithms();
     encode_floats();
     encode_integers();
     decode_golden(argv[2]);
