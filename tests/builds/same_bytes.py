@@ -168,6 +168,8 @@ def main() -> int:
     for build in builds:
         needed = [build.compiler, *build.runner[:1], *([f"{AARCH64}-gcc"] if build.more else [])]
         missing = [tool for tool in needed if not shutil.which(tool)]
+        if build.more and not arguments.arm64:
+            missing.append("--arm64")
         if missing:
             print(f"{build.name:18} left out: there is no {' and no '.join(missing)}")
             left_out += 1

@@ -29,11 +29,10 @@ program=$1
 run avx512 7
 best=$used
 run avx512 1
-run avx512 2
 run avx512 16
 for set in avx2 scalar; do
     [ "$set" = "$best" ] && continue
-    run $set 16
+    run $set 2
     [ "$used" = "$set" ] || [ "$best" = scalar ] || {
         echo "TRF_SIMD=$set took $used"
         exit 1
