@@ -66,7 +66,7 @@ configure() {
     words=$1
     shift
     rm -rf "$scratch/build"
-    refused "$words" "$cmake" -S "$root" -B "$scratch/build" -DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY \
+    refused "$words" "$cmake" -G Ninja -S "$root" -B "$scratch/build" -DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY \
         -DTRF_CUDA=OFF "$@"
 }
 if [ "$(uname -m)" = x86_64 ]; then
