@@ -12,9 +12,9 @@ uint64_t trf_checksum_portable(const void *bytes, size_t size, uint64_t seed) {
 
 trf_checksum_fn *trf_checksum_best(void) {
 #ifdef TRF_HAVE_X86_SIMD
-    if (trf_cpu_has_avx512())
+    if (trf_cpu_simd() == TRF_SIMD_AVX512)
         return trf_checksum_avx512;
-    if (trf_cpu_has_avx2())
+    if (trf_cpu_simd() == TRF_SIMD_AVX2)
         return trf_checksum_avx2;
 #endif
     return trf_checksum_portable;

@@ -3,6 +3,8 @@
 #ifndef TRF_CHECKSUM_H
 #define TRF_CHECKSUM_H
 
+#include "trf_host.h"
+
 #include <stddef.h>
 #include <stdint.h>
 

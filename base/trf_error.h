@@ -3,6 +3,8 @@
 #ifndef TRF_ERROR_H
 #define TRF_ERROR_H
 
+#include "trf_host.h"
+
 #include "transfuse.h"
 
 #include <stdarg.h>

@@ -8,7 +8,6 @@
 #include "trf_scale.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 void trf_decode_table_init(trf_decode_table *table, const trf_blob_view *view) {
@@ -27,11 +26,9 @@ typedef struct trf_decoder {
 
 static trf_decoder choose_decoder(void) {
 #ifdef TRF_HAVE_X86_SIMD
-    const char *limit = getenv("TRF_SIMD");
-    int scalar = limit && strcmp(limit, "scalar") == 0, avx2 = limit && strcmp(limit, "avx2") == 0;
-    if (!scalar && !avx2 && trf_cpu_has_avx512())
+    if (trf_cpu_simd() == TRF_SIMD_AVX512)
         return (trf_decoder){"avx512", trf_decode_tile_avx512};
-    if (!scalar && trf_cpu_has_avx2())
+    if (trf_cpu_simd() == TRF_SIMD_AVX2)
         return (trf_decoder){"avx2", trf_decode_tile_avx2};
 #endif
     return (trf_decoder){"scalar", trf_decode_tile_ref};

@@ -24,8 +24,7 @@ typedef trf_status trf_decode_tile_fn(const trf_blob_view *view, const trf_decod
 
 trf_decode_tile_fn trf_decode_tile_ref; /* scalar, written for clarity */
 
-/* The fastest decoder that this CPU can run: AVX-512 (with VBMI), else AVX2, else the reference. The environment
- * variable TRF_SIMD=scalar|avx2|avx512 lowers the choice (for tests); it never raises it beyond what the CPU has. */
+/* The decoder for trf_cpu_simd's instruction set: AVX-512 (with VBMI), else AVX2, else the reference. */
 trf_decode_tile_fn *trf_decode_tile_best(void);
 const char *trf_decode_tile_best_name(void); /* "avx512", "avx2" or "scalar" */
 

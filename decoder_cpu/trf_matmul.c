@@ -7,6 +7,7 @@
 
 #include "transfuse/cpu.h"
 
+#include "trf_cpu.h"
 #include "trf_decode_tile.h"
 #include "trf_layer.h"
 #include "trf_number_formats.h"
@@ -43,10 +44,9 @@ static uint32_t count_tiles(uint32_t span) { return span / TRF_TILE_SIZE + (span
 
 static trf_dot_rows_fn *dot_rows_best(void) {
 #ifdef TRF_HAVE_X86_SIMD
-    trf_decode_tile_fn *decode = trf_decode_tile_best(); /* it looks at the CPU and the environment */
-    if (decode == trf_decode_tile_avx512)
+    if (trf_cpu_simd() == TRF_SIMD_AVX512)
         return trf_dot_rows_avx512;
-    if (decode == trf_decode_tile_avx2)
+    if (trf_cpu_simd() == TRF_SIMD_AVX2)
         return trf_dot_rows_avx2;
 #endif
     return trf_dot_rows_portable;

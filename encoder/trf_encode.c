@@ -6,6 +6,7 @@
 #include "trf_encode_tiles.h"
 #include "trf_find_fp8.h"
 #include "trf_head.h"
+#include "trf_log2.h"
 
 #include <assert.h>
 #include <math.h>
@@ -215,18 +216,18 @@ static double blob_bits(const encoding *e, uint64_t bytes) {
 /* The step at which the model (order-0 entropy of classes plus `overhead`) predicts the bits asked for. The cost falls
  * as the step grows. */
 static double solve_step(const encoding *e, double overhead) {
-    double low = log(trf_quantizer_min_step(e->quantizer)), high = log(trf_quantizer_max_step(e->quantizer));
+    double low = trf_quantizer_min_step(e->quantizer), high = trf_quantizer_max_step(e->quantizer);
     for (int i = 0; i < 40; i++) {
-        double counts[TRF_NUM_CODES], middle = (low + high) / 2;
+        double counts[TRF_NUM_CODES], middle = sqrt(low * high);
         trf_classes classes;
-        trf_quantizer_estimate(e->quantizer, exp(middle), counts);
+        trf_quantizer_estimate(e->quantizer, middle, counts);
         trf_choose_int_classes(&classes, counts, e->encoder.header.class_bits, e->encoder.exception_cost);
         if (classes.bits + overhead > e->options->bits)
             low = middle;
         else
             high = middle;
     }
-    return exp((low + high) / 2);
+    return sqrt(low * high);
 }
 
 /* Measures the bits a weight that a step really gives, by encoding some spans of tiles spread over the layer. */
@@ -309,7 +310,7 @@ static trf_status search_step(encoding *e, double correction, double max_step, d
         else
             high = step;
         /* A bit is a factor of two in the step; if that leaves the bracket, the bracket is halved. */
-        step *= exp2(bits - target);
+        step *= trf_exp2(bits - target);
         if (step <= low || step >= high)
             step = isfinite(high) && low > 0 ? sqrt(low * high) : step;
         step = step < min_step ? min_step : step > max_step ? max_step : step;

@@ -7,9 +7,9 @@
 
 static trf_fp8_codes_fn *choose_function(void) {
 #ifdef TRF_HAVE_X86_SIMD
-    if (trf_cpu_has_avx512())
+    if (trf_cpu_simd() == TRF_SIMD_AVX512)
         return trf_fp8_codes_avx512;
-    if (trf_cpu_has_avx2())
+    if (trf_cpu_simd() == TRF_SIMD_AVX2)
         return trf_fp8_codes_avx2;
 #endif
     return trf_fp8_codes_portable;

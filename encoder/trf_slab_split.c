@@ -6,9 +6,9 @@
 
 trf_split_slab_fn *trf_split_slab_best(void) {
 #ifdef TRF_HAVE_X86_SIMD
-    if (trf_cpu_has_avx512())
+    if (trf_cpu_simd() == TRF_SIMD_AVX512)
         return trf_split_slab_avx512;
-    if (trf_cpu_has_avx2())
+    if (trf_cpu_simd() == TRF_SIMD_AVX2)
         return trf_split_slab_avx2;
 #endif
     return trf_split_slab_portable;

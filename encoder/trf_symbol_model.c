@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_symbol_model.h"
 
+#include "trf_log2.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +13,7 @@ double trf_entropy(const uint64_t *counts, size_t n) {
         total += (double)counts[i];
     for (size_t i = 0; i < n; i++)
         if (counts[i])
-            bits -= (double)counts[i] / total * log2((double)counts[i] / total);
+            bits -= (double)counts[i] / total * trf_log2((double)counts[i] / total);
     return bits;
 }
 
@@ -108,7 +110,7 @@ void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], 
 
 /* ---- classes of codes ---- */
 
-static double entropy_term(double p) { return p > 0 ? -p * log2(p) : 0; }
+static double entropy_term(double p) { return p > 0 ? -p * trf_log2(p) : 0; }
 
 /* The sum of the counts of codes low ... high-1, clipped to the codes that there are. prefix: the counts' prefix
  * sums. */
@@ -198,7 +200,7 @@ static void count_classes(uint8_t classes_in[TRF_ALPHABET], uint32_t class_bits)
 }
 
 /* The bits that one more slot saves for a symbol that has f slots; infinite for its first one. */
-static double slot_value(double count, uint32_t f) { return f ? count * log2((f + 1.0) / f) : INFINITY; }
+static double slot_value(double count, uint32_t f) { return f ? count * trf_log2((f + 1.0) / f) : INFINITY; }
 
 /* What it costs to take one of a symbol's f slots away, or to give it one more; infinite for what must not be. */
 static double lost_slot(double count, uint32_t f) { return f ? slot_value(count, f - 1) : INFINITY; }
@@ -260,7 +262,7 @@ static void try_symbols(trf_symbol_model *model, const symbol_counts *counts, ui
     scale_to_slots(replaced, counts->total, slots, counts->max_frequency, model->frequency);
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         if (replaced[s] > 0)
-            bits += replaced[s] * (model->probability_bits - log2(model->frequency[s]));
+            bits += replaced[s] * (model->probability_bits - trf_log2(model->frequency[s]));
     model->cost = (bits + exceptions * counts->exception_cost) / (counts->total * weights);
 }
 

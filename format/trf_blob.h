@@ -3,12 +3,10 @@
 #ifndef TRF_BLOB_H
 #define TRF_BLOB_H
 
+#include "trf_host.h"
+
 #include <stddef.h>
 #include <stdint.h>
-
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "transfuse reads and writes its little-endian structures in place; this host is big-endian"
-#endif
 
 #ifdef __CUDACC__
 #define TRF_HD __host__ __device__ __forceinline__

@@ -183,9 +183,10 @@ typedef struct trf_layer_report {
     uint32_t predictor_modes;  /* those of all tiles, or-ed: 1 is exponent offsets of rows, 2 of columns */
 } trf_layer_report;
 
-/* Encodes a matrix. The caller releases *blob with trf_free. The bytes do not depend on options->threads. options may
- * be NULL for the defaults, and report may be NULL. Errors: TRF_ERR_ARGUMENT also for a dtype that the codec does not
- * take, or for BF16 weights that E4M3 does not; TRF_ERR_MISMATCH where the encoder's own check fails. */
+/* Encodes a matrix. The caller releases *blob with trf_free. The bytes depend neither on options->threads nor on the
+ * machine. options may be NULL for the defaults, and report may be NULL. Errors: TRF_ERR_ARGUMENT also for a dtype that
+ * the codec does not take, or for BF16 weights that E4M3 does not; TRF_ERR_MISMATCH where the encoder's own check
+ * fails. */
 TRF_API trf_status trf_encode_layer(const trf_matrix *matrix, const trf_encode_options *options, void **blob,
                                     uint64_t *blob_bytes, trf_layer_report *report, trf_error *err);
 
