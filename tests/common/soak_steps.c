@@ -74,9 +74,10 @@ static soak_layer *load(soak_thread *thread, const soak_subject *subject, soak_s
         const trf_status status = trf_device_layer_load(context->context, checkpoint->checkpoint, subject->tensor,
                                                         &options, &layer, &thread->err);
         const int stopped = stop->at && stop->calls >= stop->at;
-        if (soak_expect(thread, status, stopped ? TRF_ERR_CANCELLED : TRF_OK, subject->tensor) && status == TRF_OK)
+        if (soak_expect(thread, status, stopped ? TRF_ERR_CANCELLED : TRF_OK, subject->tensor) && status == TRF_OK) {
             made = soak_wrap(thread, context, layer, subject, soak_draw(thread, SOAK_MOST_PRODUCTS), &options.memory);
-        else if (layer)
+            options.memory = (trf_layer_memory){0}; /* the wrapped layer's */
+        } else if (layer)
             soak_fail(thread, "%s: a load that failed gave a layer", subject->tensor);
     }
     if (stop->is_wrong)
