@@ -174,7 +174,7 @@ static void print_totals(const soak *soak, const soak_totals *totals, double sec
 
 /* Covers memory that is not the library's: what malloc cannot give back, CUDA's own, and Check's. */
 static soak_slack slack_of(const soak_device *device) {
-    return device->used_bytes ? (soak_slack){256 * MIB, 16 * MIB, 32 * MIB} : (soak_slack){64 * MIB, MIB / 2, 0};
+    return device->used_bytes ? (soak_slack){256 * MIB, 16 * MIB, 32 * MIB} : (soak_slack){64 * MIB, MIB / 8, 0};
 }
 
 void soak_run(const soak_device *device, soak_length length) {
