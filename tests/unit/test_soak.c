@@ -8,7 +8,7 @@
 
 static const soak_device cpu = {.ordinal = TRF_DEVICE_CPU};
 
-START_TEST(threads_at_once) { soak_run(&cpu, (soak_length){.steps = test_quick() ? 4 : 12}); }
+START_TEST(threads_at_once) { soak_run(&cpu, (soak_length){.steps = test_quick() ? 4 : 8}); }
 END_TEST
 
 START_TEST(load_and_free) { soak_cycle(&cpu, test_quick() ? 40 : 400); }
