@@ -174,7 +174,8 @@ static void print_totals(const soak *soak, const soak_totals *totals, double sec
 
 /* Covers memory that is not the library's: what malloc cannot give back, CUDA's own, and Check's. */
 static soak_slack slack_of(const soak_device *device) {
-    return device->used_bytes ? (soak_slack){256 * MIB, 16 * MIB, 32 * MIB} : (soak_slack){64 * MIB, MIB / 8, 0};
+    return device->used_bytes ? (soak_slack){256 * MIB, 16 * MIB, 32 * MIB, 16, 4}
+                              : (soak_slack){64 * MIB, MIB / 8, 0, 0, 0};
 }
 
 void soak_run(const soak_device *device, soak_length length) {
@@ -239,8 +240,8 @@ void soak_cycle(const soak_device *device, uint32_t cycles) {
     soak_thread thread;
     soak_measure first = {0};
     const char *asked = getenv("TRF_TEST_CYCLES");
-    const soak_slack slack = {device->used_bytes ? 64 * MIB : 4 * MIB, device->used_bytes ? 4 * MIB : MIB / 16,
-                              4 * MIB};
+    const soak_slack slack =
+        device->used_bytes ? (soak_slack){64 * MIB, 4 * MIB, 4 * MIB, 4, 4} : (soak_slack){4 * MIB, MIB / 16, 0, 0, 0};
     if (asked && *asked)
         cycles = (uint32_t)strtoul(asked, NULL, 10);
     soak_make_world(&soak, device);

@@ -18,9 +18,10 @@ void soak_measure_print(const char *when, const soak_measure *measure);
 /* How much more there may be than before. */
 typedef struct soak_slack {
     uint64_t resident_bytes, heap_bytes, device_bytes;
+    uint32_t descriptors, threads; /* CUDA makes some of its own when it first needs them */
 } soak_slack;
 
-/* Ends the test if there is more now than there was before: of memory by more than the slack. */
+/* Ends the test if there is more now than there was before, by more than the slack. */
 void soak_measure_check(const char *when, const soak_measure *before, const soak_measure *now, const soak_slack *slack);
 
 #endif
