@@ -3,7 +3,8 @@
  * convert, pack, encode, compress, and close what others may still be using others of. What comes out is compared, bit
  * for bit, with what a single thread got at the start. Memory and file descriptors are counted while nothing is open.
  * A run prints what it did. TRF_TEST_SECONDS in the environment makes it as long as that, and TRF_TEST_SEED another
- * one. Everything here ends the test on failure, from the calling thread. */
+ * one. A test must end within 35 minutes, which are all the microseconds that Check can count. Everything here ends the
+ * test on failure, from the calling thread. */
 #ifndef SOAK_H
 #define SOAK_H
 
