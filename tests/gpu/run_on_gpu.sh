@@ -120,7 +120,7 @@ run_ctest command -R '^cli\..*_cuda'
 # Suites without kernels of their own: memcheck alone. nvtx hooks NVTX, and so does the tool.
 runs_only_memcheck() {
     case $1 in
-    load | stack | layer_chain | failures | tuning) return 0 ;;
+    load | stack | layer_chain | failures | tuning | soak) return 0 ;;
     esac
     return 1
 }

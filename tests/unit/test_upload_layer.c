@@ -725,6 +725,36 @@ static void *load_often(void *context) {
 START_TEST(several_at_once) { load_at_once(load_often); }
 END_TEST
 
+/* Stops loads half way while others use the same buffers. */
+static void *load_or_cancel(void *context) {
+    const int first = *(const int *)context;
+    for (int i = 0; i < test_rounds(4); i++) {
+        counted c = {pthread_self(), 0, 1 + (first + i) % 5, 0, 0};
+        trf_load_options options;
+        trf_error error;
+        arrival a;
+        trf_load_options_init(&options);
+        options.threads = 1 + (first + i) % 4;
+        options.progress = count;
+        options.progress_context = &c;
+        trf_status status = load_from(checkpoint, "large.weight", &options, &a, &error);
+        EXPECT(status == (c.calls == c.stop_at ? TRF_ERR_CANCELLED : TRF_OK));
+        arrival_free(&a);
+        options.progress = NULL;
+        const char *tensor = kTensors[1 + (first + i) % (NUM_TENSORS - 1)].name;
+        fixture_check_status(load_from(checkpoint, tensor, &options, &a, &error), TRF_OK, &error);
+        trf_shard_range shard;
+        trf_layer *layer = open_layer(tensor, &options, &shard);
+        EXPECT(a.bytes == layer->view.header.blob_bytes && memcmp(a.memory, layer->blob, a.bytes) == 0);
+        trf_layer_free(layer);
+        arrival_free(&a);
+    }
+    return NULL;
+}
+
+START_TEST(some_are_cancelled) { load_at_once(load_or_cancel); }
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("upload_layer");
     TCase *tests = tcase_create("upload_layer");
@@ -745,6 +775,7 @@ int main(void) {
     tcase_add_loop_test(tests, engines_that_fail, 0, 2);
     tcase_add_test(tests, no_device_memory);
     tcase_add_test(tests, several_at_once);
+    tcase_add_test(tests, some_are_cancelled);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
