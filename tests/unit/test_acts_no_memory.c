@@ -3,6 +3,7 @@
  * with the CPU device (device_acts.h). Each time there are a status and a message, or the same result as without
  * failures, and in the end the act works. (The address sanitizer's run looks for leaks.) TRF_TEST_WRAPS_ALLOCATIONS.
  * TRF_TEST_WRAPS: pthread_create */
+#include "common/any_device.h"
 #include "common/device_acts.h"
 #include "common/expect.h"
 #include "common/failing_memory.h"
@@ -18,7 +19,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
     return allocation_fails() ? EAGAIN : __real_pthread_create(thread, attributes, start, argument);
 }
 
-static void begin(void) { device_acts_begin(TRF_DEVICE_CPU); }
+static void begin(void) { device_acts_begin(TRF_TEST_DEVICE); }
 
 /* Does the act with calls failing from `first` on, each `step` after the one before, until none is left. @return how
  * many there are. *survived: how often the act was done all the same. */
