@@ -40,7 +40,7 @@ def find_calls(text: str, prefix: str) -> set[str]:
 
 
 def find_tried(root: Path) -> set[str]:
-    tests = [path for path in sorted((root / "tests/unit").glob("test_*.c"))]
+    tests = sorted((root / "tests/unit").glob("test_*.c"))
     marked = [text for text in map(read_text, tests) if "TRF_TEST_WRAPS_ALLOCATIONS" in text]
     return find_calls("\n".join([read_text(root / ACTS), *marked]), "trf_")
 

@@ -60,7 +60,8 @@ START_TEST(every_call_fails) {
     ck_assert(again == right);
     printf("%s: %ld calls failed, %d of them were done without; of those that failed on, %d\n", act->name, calls,
            survived, survived_more);
-    ck_assert_int_gt(calls, survived);
+    if (TRF_TEST_DEVICE == TRF_DEVICE_CPU) /* memory that a GPU has is not counted here */
+        ck_assert_int_gt(calls, survived);
 }
 END_TEST
 
