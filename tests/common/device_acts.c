@@ -625,7 +625,9 @@ const device_act kDeviceActs[] = {{"a context", use_context},
                                   {"packing experts", pack_experts},
                                   {"converting experts", convert_experts},
                                   {"converting gate and up", convert_gate_up},
+#ifndef TRF_ACTS_WITHOUT_KERNELS /* it takes what kernels find */
                                   {"packing gate and up", pack_gate_up},
+#endif
                                   {"a packed mixture", mix_packed},
                                   {"a coded mixture", mix_coded},
                                   {"an FP8 mixture", mix_fp8},
