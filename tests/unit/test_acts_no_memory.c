@@ -3,7 +3,6 @@
  * with the CPU device (device_acts.h). Each time there are a status and a message, or the same result as without
  * failures, and in the end the act works. (The address sanitizer's run looks for leaks.) TRF_TEST_WRAPS_ALLOCATIONS.
  * TRF_TEST_WRAPS: pthread_create */
-#include "common/any_device.h"
 #include "common/device_acts.h"
 #include "common/expect.h"
 #include "common/failing_memory.h"
@@ -13,13 +12,20 @@
 #include <pthread.h>
 #include <stdio.h>
 
+/* tests/faults/cuda_without_gpu has a device of its own. */
+#ifdef TRF_TEST_DEVICE
+static const int kDevice = TRF_TEST_DEVICE;
+#else
+static const int kDevice = TRF_DEVICE_CPU;
+#endif
+
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument) {
     return allocation_fails() ? EAGAIN : __real_pthread_create(thread, attributes, start, argument);
 }
 
-static void begin(void) { device_acts_begin(TRF_TEST_DEVICE); }
+static void begin(void) { device_acts_begin(kDevice); }
 
 /* Does the act with calls failing from `first` on, each `step` after the one before, until none is left. @return how
  * many there are. *survived: how often the act was done all the same. */
@@ -60,7 +66,7 @@ START_TEST(every_call_fails) {
     ck_assert(again == right);
     printf("%s: %ld calls failed, %d of them were done without; of those that failed on, %d\n", act->name, calls,
            survived, survived_more);
-    if (TRF_TEST_DEVICE == TRF_DEVICE_CPU) /* memory that a GPU has is not counted here */
+    if (kDevice == TRF_DEVICE_CPU) /* memory that a GPU has is not counted here */
         ck_assert_int_gt(calls, survived);
 }
 END_TEST
