@@ -15,6 +15,11 @@ trf_status trf_check_cuda(int error, const char *doing, trf_error *err) {
     return status;
 }
 
+void trf_pass_over_cuda(int error) {
+    if (error != cudaSuccess)
+        cudaGetLastError();
+}
+
 trf_status trf_enter_device(int device, trf_device_scope *scope, trf_error *err) {
     int previous = device;
     cudaError_t error = cudaGetDevice(&previous);
@@ -27,5 +32,5 @@ trf_status trf_enter_device(int device, trf_device_scope *scope, trf_error *err)
 
 void trf_leave_device(const trf_device_scope *scope) {
     if (scope->previous != scope->device)
-        cudaSetDevice(scope->previous);
+        trf_pass_over_cuda(cudaSetDevice(scope->previous));
 }

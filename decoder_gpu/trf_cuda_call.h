@@ -10,6 +10,9 @@
  * the message. */
 trf_status trf_check_cuda(int error, const char *doing, trf_error *err);
 
+/* For a call whose failure changes nothing, such as waiting before memory is released: clears the record, too. */
+void trf_pass_over_cuda(int error);
+
 /* The device that was current before trf_enter_device. */
 typedef struct trf_device_scope {
     int previous, device;

@@ -35,7 +35,7 @@ static void timer_free(trf_timer *timer) {
     if (timer->end)
         cudaEventDestroy(timer->end);
     if (timer->stream) {
-        cudaStreamSynchronize(timer->stream);
+        trf_pass_over_cuda(cudaStreamSynchronize(timer->stream));
         cudaStreamDestroy(timer->stream);
     }
     free(timer);

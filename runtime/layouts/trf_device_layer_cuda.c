@@ -151,7 +151,7 @@ void trf_cuda_destroy_layer(trf_device_layer *layer) {
     if (!layer->memory)
         return;
     trf_enter_device(layer->device, &scope, NULL);
-    cudaDeviceSynchronize();
+    trf_pass_over_cuda(cudaDeviceSynchronize());
     cudaFree(layer->memory);
     trf_leave_device(&scope);
 }

@@ -149,7 +149,7 @@ static trf_status finish(trf_packed8_maker *maker, cudaStream_t stream, trf_stat
     if (status == TRF_OK)
         status = fetch_state(maker, stream, err);
     else
-        cudaStreamSynchronize(stream); /* queued work may write to memory that is released now */
+        trf_pass_over_cuda(cudaStreamSynchronize(stream)); /* queued work may write to memory that is released now */
     if (status == TRF_OK)
         status = judge_state(maker, err);
     return status == TRF_OK ? complete(maker, stream, err) : status;

@@ -139,7 +139,7 @@ int trf_packed_maker_fetch(const trf_packed_maker *maker, trf_stream stream) {
 
 void trf_packed_maker_release(trf_packed_maker *maker, trf_status status) {
     if (status != TRF_OK) /* queued work may write to the caller's memory, too */
-        cudaStreamSynchronize(trf_cuda_copier_work_stream(maker->made->context->copier));
+        trf_pass_over_cuda(cudaStreamSynchronize(trf_cuda_copier_work_stream(maker->made->context->copier)));
     trf_dense_bands_release(&maker->bands);
     if (status != TRF_OK) {
         cudaFree(maker->made->memory);

@@ -256,7 +256,7 @@ static trf_status run_parts(trf_transcoding *t, trf_error *err) {
         status = t->take(t->take_context, NULL, t->work, err);
     if (status != TRF_OK) { /* the memory may be reused after this */
         trf_staging_drain(t->context->staging);
-        cudaStreamSynchronize(t->work);
+        trf_pass_over_cuda(cudaStreamSynchronize(t->work));
     }
     return status;
 }

@@ -20,7 +20,7 @@ trf_status trf_cuda_check_packed_experts(const trf_context *context, uint32_t co
 void trf_cuda_destroy_experts(trf_experts *experts) {
     trf_device_scope scope;
     trf_enter_device(experts->context->device, &scope, NULL);
-    cudaDeviceSynchronize();
+    trf_pass_over_cuda(cudaDeviceSynchronize());
     cudaFree(experts->layers[0]->layout->layout == TRF_LAYOUT_CODED ? (void *)experts->on_device.experts_dev
                                                                     : (void *)experts->on_device.packed.views_dev);
     trf_leave_device(&scope);

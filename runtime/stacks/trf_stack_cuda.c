@@ -292,7 +292,7 @@ static void cuda_destroy_stack(trf_stack *stack) {
     trf_device_scope scope;
     trf_enter_device(stack->context->device, &scope, NULL);
     if (stack->device)
-        cudaDeviceSynchronize();
+        trf_pass_over_cuda(cudaDeviceSynchronize());
     free_stack_device(stack); /* also if the device is lost: some of the memory is the host's */
     trf_leave_device(&scope);
     for (uint32_t i = 0; i < stack->count; i++)
