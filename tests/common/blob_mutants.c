@@ -15,6 +15,22 @@ enum {
 
 /* ---- a blob and its structure ---- */
 
+void *blob_of_golden(const char *name, uint64_t *bytes) {
+    char path[512];
+    void *blob;
+    snprintf(path, sizeof path, "%s/golden/%s.trf", TRF_TEST_DATA_DIR, name);
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        ck_abort_msg("%s cannot be read", path);
+    fseek(file, 0, SEEK_END);
+    *bytes = (uint64_t)ftell(file);
+    rewind(file);
+    EXPECT(posix_memalign(&blob, TRF_TILE_ALIGNMENT, *bytes) == 0);
+    EXPECT(fread(blob, 1, *bytes, file) == *bytes);
+    fclose(file);
+    return blob;
+}
+
 static void add_range(blob_mutants *m, uint64_t begin, uint64_t end) {
     if (m->num_structure % 64 == 0) {
         m->structure = realloc(m->structure, (m->num_structure + 64) * sizeof *m->structure);

@@ -43,6 +43,9 @@ typedef struct blob_mutants {
     uint64_t num_structure;
 } blob_mutants;
 
+/* Reads the golden file of a name, without .trf. @return 128-byte aligned memory, to be released with free. */
+void *blob_of_golden(const char *name, uint64_t *bytes);
+
 /* other: NULL if there are to be no foreign tiles. Ends the test if a blob is not sound. */
 blob_mutants blob_mutants_of(const void *blob, uint64_t bytes, const void *other, uint64_t other_bytes);
 void blob_mutants_free(blob_mutants *mutants);

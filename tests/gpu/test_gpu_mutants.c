@@ -3,24 +3,17 @@
  * memory, which is exactly as large as the mutant, or takes much longer than for the intact layer; and what decoding
  * alone can find becomes NaN, or 0, and sticks as the layer's fault.
  *
- * A mutant gets to the device in one of these ways:
- *   bypassed   its bytes, with the intact layer's directory and traits, as if the blob had changed in device memory
- *   directory  as well, and the directory has changed, too
- *   forged     sizes and checksums are right again. What the validator takes then is loaded as any layer is, and must
- *              decode to what the CPU decodes. If it takes the head alone, view, decode table, traits and the entries
- *              of the tiles that it takes are the mutant's; if it refuses the head, nothing is
+ * common/coded_mutants.h says in which ways a mutant gets to the device. What the validator takes of forged ones is
+ * loaded as any layer is, and must decode to what the CPU decodes.
  *
  * In the environment: TRF_MUTANTS is their number (2,000, or 200 with TRF_TEST_QUICK), TRF_MUTANT_SEED the seed (1),
  * and TRF_MUTANT_PART such as 0/4 does every fourth of the intact layers, so that four processes share the work.
  * With TRF_TEST_QUICK nothing is timed: it is for compute-sanitizer. TRF_MUTANT_NAMES names each mutant beforehand. */
-#include "common/blob_mutants.h"
+#include "common/coded_mutants.h"
 #include "gpu_calls.h"
 #include "trf_decode.h"
 #include "trf_decoded_bits.h"
 #include "trf_device_layer.h"
-#include "trf_layer_directory.h"
-#include "trf_number_formats.h"
-#include "trf_slab_directory.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -112,86 +105,38 @@ static void *make_other(test_rng *rng, const subject *from, const gpu_layer *int
 
 /* ---- mutants on the device ---- */
 
-typedef enum way {
-    BYPASSED,
-    DIRECTORY,
-    FORGED_REFUSED,
-    FORGED_HEAD,
-    FORGED,
-    WAYS
-} way;
-
 /* What all mutants of a layer share. */
 typedef struct bench {
     gpu_layer intact;
-    blob_mutants mutants;
+    coded_mutants mutants;
     void *other;
-    uint8_t *bytes; /* of the mutant at hand, and how many */
-    uint64_t num_bytes;
-    uint8_t *directory, *intact_directory;
-    trf_layer_directory_offsets offsets;
     gpu_call_memory memory;
     float times[GPU_CALLS]; /* of the intact layer, least ones */
-    char what[256];         /* the mutant at hand */
 } bench;
 
 /* A mutant's layer. */
 typedef struct mutant_layer {
     trf_device_layer *device;
     gpu_memory blob, directory;
-    way way;
 } mutant_layer;
 
 /* What has been tried, over all layers. */
 static struct {
-    uint64_t mutants[WAYS], corrupt, calls;
+    uint64_t mutants[MUTANT_WAYS], corrupt, calls;
     float most_times;
     char slowest[384];
 } totals;
 
-/* Makes a layer of the mutant's bytes as they are. view: of a head. */
-static trf_device_layer *make_unchecked(const bench *b, const mutant_layer *made, const trf_blob_view *view,
-                                        const trf_layer_traits *traits) {
+/* Makes a layer of the mutant at hand, which nobody has checked: what the library has made of the intact layer, with
+ * another view. */
+static trf_device_layer *make_unchecked(const bench *b, const mutant_layer *made) {
     trf_device_layer *layer = gpu_malloc(sizeof *layer);
-    uint8_t *const directory = made->directory.at;
     memcpy(layer, b->intact.device, sizeof *layer);
     atomic_store(&layer->num_plans, 0);
     layer->memory = NULL;
-    layer->traits = *traits;
-    layer->view = trf_device_view_of_layer(view, made->blob.at, directory,
-                                           (trf_device_fault *)(void *)(directory + b->offsets.fault_offset));
-    layer->view.buffer_bytes = b->num_bytes;
+    layer->traits = b->mutants.traits;
+    layer->view = coded_mutants_view(&b->mutants, made->blob.at, made->directory.at);
     return layer;
-}
-
-/* Changes some bytes of the directory, half of them where slabs lie. */
-static void spoil_directory(bench *b, test_rng *rng) {
-    const uint64_t slabs = trf_count_device_slabs(&b->intact.view.header) * sizeof(trf_device_slab);
-    for (uint32_t left = 1 + test_below(rng, 4); left > 0; left--) {
-        const uint64_t bytes = test_below(rng, 2) ? slabs : b->offsets.fault_offset;
-        b->directory[test_below(rng, (uint32_t)bytes)] = (uint8_t)test_random(rng);
-    }
-}
-
-/* Whether a mutant's outputs are as large as the intact layer's. */
-static int is_alike(const trf_header *a, const trf_header *b) {
-    return a->rows == b->rows && a->cols == b->cols && a->codec == b->codec && a->source_dtype == b->source_dtype &&
-           a->slab_cols == b->slab_cols && a->probability_bits == b->probability_bits;
-}
-
-/* Describes a forged blob whose head the validator takes; tiles that it refuses are described as the intact ones. */
-static void describe_head(bench *b, const trf_blob_view *view, trf_layer_traits *traits) {
-    const trf_blob_view *intact = &b->intact.view;
-    memset(b->directory, 0, b->offsets.directory_bytes);
-    trf_write_head_directory(view, b->directory);
-    trf_describe_head(view, traits);
-    for (uint64_t t = 0; t < view->num_tiles; t++) {
-        const uint8_t *tile = b->bytes + view->tiles[t].data_offset;
-        const int is_sound = trf_blob_check_tile(view, t, tile, NULL) == TRF_OK;
-        trf_describe_tile(is_sound ? view : intact, t,
-                          is_sound ? tile : (const uint8_t *)b->intact.blob + intact->tiles[t].data_offset,
-                          (trf_device_slab *)(void *)b->directory, traits);
-    }
 }
 
 /* Loads a forged mutant that the validator takes. */
@@ -200,50 +145,32 @@ static void load_forged(const bench *b, mutant_layer *made) {
     trf_layer_size size;
     trf_error err = {0};
     trf_load_options_init(&options);
-    gpu_check(trf_device_layer_get_size(gpu_context, b->bytes, b->num_bytes, &options, &size, &err), TRF_OK, &err,
-              b->what);
+    gpu_check(trf_device_layer_get_size(gpu_context, b->mutants.bytes, b->mutants.num_bytes, &options, &size, &err),
+              TRF_OK, &err, b->mutants.what);
     made->blob = gpu_exact_memory(size.buffer_bytes);
     made->directory = gpu_exact_memory(size.directory_bytes);
     options.memory = (trf_layer_memory){made->blob.at, size.buffer_bytes, made->directory.at, size.directory_bytes};
-    gpu_check(trf_device_layer_create(gpu_context, b->bytes, b->num_bytes, &options, &made->device, &err), TRF_OK, &err,
-              b->what);
-}
-
-/* Forges the mutant, and finds how much of it the validator takes. */
-static way forge(bench *b, trf_blob_view *view) {
-    blob_mutant_forge(b->bytes, b->num_bytes);
-    const trf_blob_view *intact = &b->intact.view;
-    if (trf_blob_open(b->bytes, b->num_bytes, b->num_bytes, view, NULL) != TRF_OK ||
-        !is_alike(&view->header, &intact->header) || trf_count_scale_pairs(view) != trf_count_scale_pairs(intact))
-        return FORGED_REFUSED;
-    return trf_blob_validate(b->bytes, b->num_bytes, view, NULL) == TRF_OK ? FORGED : FORGED_HEAD;
+    gpu_check(
+        trf_device_layer_create(gpu_context, b->mutants.bytes, b->mutants.num_bytes, &options, &made->device, &err),
+        TRF_OK, &err, b->mutants.what);
 }
 
 /* Puts the mutant at hand on the device. */
-static mutant_layer make_mutant_layer(bench *b, test_rng *rng) {
-    const uint32_t draw = test_below(rng, 10);
-    trf_blob_view view = b->intact.view;
-    trf_layer_traits traits = b->intact.device->traits;
-    mutant_layer made = {.way = draw < 4 ? BYPASSED : draw < 6 ? DIRECTORY : forge(b, &view)};
-    memcpy(b->directory, b->intact_directory, b->offsets.directory_bytes);
-    if (made.way == FORGED) {
+static mutant_layer make_mutant_layer(const bench *b) {
+    const coded_mutants *c = &b->mutants;
+    mutant_layer made = {0};
+    if (c->way == MUTANT_FORGED) {
         load_forged(b, &made);
         return made;
     }
-    if (made.way == DIRECTORY)
-        spoil_directory(b, rng);
-    else if (made.way == FORGED_HEAD)
-        describe_head(b, &view, &traits);
-    else
-        view = b->intact.view;
-    made.blob = gpu_exact_copy_of(b->bytes, b->num_bytes);
-    made.directory = gpu_exact_copy_of(b->directory, b->offsets.directory_bytes);
-    made.device = make_unchecked(b, &made, &view, &traits);
+    made.blob = gpu_exact_copy_of(c->bytes, c->num_bytes);
+    made.directory = gpu_exact_copy_of(c->directory, c->offsets.directory_bytes);
+    made.device = make_unchecked(b, &made);
     return made;
 }
 
-static void free_mutant_layer(mutant_layer *made) {
-    if (made->way == FORGED)
+static void free_mutant_layer(const bench *b, mutant_layer *made) {
+    if (b->mutants.way == MUTANT_FORGED)
         trf_device_layer_destroy(made->device);
     else
         free(made->device);
@@ -266,7 +193,7 @@ static expected_weights decode_on_cpu(const bench *b, const trf_blob_view *view)
     trf_decode_table_init(table, view);
     for (uint64_t t = 0; t < view->num_tiles; t++) {
         const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].coding);
-        made.good[t] = trf_decode_tile_ref(view, table, t, b->bytes + view->tiles[t].data_offset,
+        made.good[t] = trf_decode_tile_ref(view, table, t, b->mutants.bytes + view->tiles[t].data_offset,
                                            made.elements + shape.row * cols + shape.col, cols, NULL) == TRF_OK;
     }
     free(table);
@@ -283,10 +210,11 @@ static void check_tile(const bench *b, const trf_blob_view *view, uint64_t tile,
             const size_t at = (size_t)r * view->header.cols + c;
             replaced += found[at] == corrupt;
             if (expected->good[tile] && found[at] != expected->elements[at])
-                ck_abort_msg("%s: element %u, %u is %04x, not %04x", b->what, r, c, found[at], expected->elements[at]);
+                ck_abort_msg("%s: element %u, %u is %04x, not %04x", b->mutants.what, r, c, found[at],
+                             expected->elements[at]);
         }
     if (!expected->good[tile] && !replaced)
-        ck_abort_msg("%s: tile %llu is corrupt, and none of its weights is replaced", b->what,
+        ck_abort_msg("%s: tile %llu is corrupt, and none of its weights is replaced", b->mutants.what,
                      (unsigned long long)tile);
 }
 
@@ -294,7 +222,7 @@ static void check_tile(const bench *b, const trf_blob_view *view, uint64_t tile,
 static void check_products(const bench *b, const gpu_calls *calls, const trf_tile_shape *tile) {
     for (int plan = 0; plan < GPU_CALL_PLANS; plan++) {
         trf_dtype dtype;
-        if (!gpu_call_queue(calls, GPU_CALL_LINEAR + plan, b->what))
+        if (!gpu_call_queue(calls, GPU_CALL_LINEAR + plan, b->mutants.what))
             continue;
         const uint64_t bytes = gpu_call_y_bytes(calls, plan, &dtype);
         void *y = gpu_malloc(bytes);
@@ -303,7 +231,7 @@ static void check_products(const bench *b, const gpu_calls *calls, const trf_til
         for (uint32_t r = tile->row; r < tile->row + tile->rows; r++)
             has_nan |= isnan(gpu_to_double(y, dtype, r));
         if (!has_nan)
-            ck_abort_msg("%s: no NaN in y of plan %d, rows %u to %u", b->what, plan, tile->row,
+            ck_abort_msg("%s: no NaN in y of plan %d, rows %u to %u", b->mutants.what, plan, tile->row,
                          tile->row + tile->rows - 1);
         free(y);
     }
@@ -313,12 +241,12 @@ static void check_products(const bench *b, const gpu_calls *calls, const trf_til
 static void check_forged(const bench *b, const mutant_layer *made, const gpu_calls *calls) {
     trf_blob_view view;
     trf_error err = {0};
-    EXPECT(trf_blob_validate(b->bytes, b->num_bytes, &view, NULL) == TRF_OK);
+    EXPECT(trf_blob_validate(b->mutants.bytes, b->mutants.num_bytes, &view, NULL) == TRF_OK);
     const uint64_t bytes = 2 * (uint64_t)view.header.rows * view.header.cols;
     expected_weights expected = decode_on_cpu(b, &view);
     uint16_t *found = gpu_malloc(bytes);
     int is_corrupt = 0;
-    gpu_call_queue(calls, GPU_CALL_DECODE + TRF_DECODE_ELEMENTS, b->what);
+    gpu_call_queue(calls, GPU_CALL_DECODE + TRF_DECODE_ELEMENTS, b->mutants.what);
     CUDA(cudaMemcpy(found, gpu_last_bytes(&b->memory.weights, bytes), bytes, cudaMemcpyDeviceToHost));
     const uint32_t corrupt = trf_decoded_corrupt_bits(&made->device->view, TRF_DECODE_ELEMENTS);
     for (uint64_t t = 0; t < view.num_tiles; t++) {
@@ -329,46 +257,44 @@ static void check_forged(const bench *b, const mutant_layer *made, const gpu_cal
             check_products(b, calls, &shape);
         }
     }
-    gpu_check(trf_device_layer_check(made->device, &err), is_corrupt ? TRF_ERR_RANS : TRF_OK, &err, b->what);
-    gpu_check(trf_device_layer_verify(made->device, &err), TRF_OK, &err, b->what);
+    gpu_check(trf_device_layer_check(made->device, &err), is_corrupt ? TRF_ERR_RANS : TRF_OK, &err, b->mutants.what);
+    gpu_check(trf_device_layer_verify(made->device, &err), TRF_OK, &err, b->mutants.what);
     totals.corrupt += (uint64_t)is_corrupt;
     free(expected.elements);
     free(expected.good);
     free(found);
 }
 
-/* Checks that a change in device memory is found where it lies. */
+/* Checks that a change in device memory is found. */
 static void check_unforged(const bench *b, const mutant_layer *made) {
+    const coded_mutants *c = &b->mutants;
     trf_error err = {0};
     const trf_status found = trf_device_layer_verify(made->device, &err);
-    const int same = b->num_bytes == b->intact.blob_bytes && memcmp(b->bytes, b->intact.blob, b->num_bytes) == 0 &&
-                     memcmp(b->directory, b->intact_directory, b->offsets.directory_bytes) == 0;
-    if (made->way == BYPASSED || made->way == DIRECTORY)
-        if (b->num_bytes == b->intact.blob_bytes)
-            gpu_check(found, same ? TRF_OK : TRF_ERR_CHECKSUM, &err, b->what);
+    if (c->way <= MUTANT_DIRECTORY && c->num_bytes == b->intact.blob_bytes)
+        gpu_check(found, coded_mutants_is_intact(c) ? TRF_OK : TRF_ERR_CHECKSUM, &err, c->what);
     trf_device_layer_check(made->device, NULL);
 }
 
 /* ---- times ---- */
 
 static void check_time(bench *b, const gpu_calls *intact, const gpu_calls *calls, int call) {
-    float time = gpu_call_least_time(calls, call, RUNS, b->what);
+    float time = gpu_call_least_time(calls, call, RUNS, b->mutants.what);
     totals.calls++;
     if (time < 0 || b->times[call] < 0)
         return;
     if (time > kMostTimes * b->times[call]) { /* both again: the machine's other work may have been in between */
-        b->times[call] = gpu_call_least_time(intact, call, MORE_RUNS, b->what);
-        time = gpu_call_least_time(calls, call, MORE_RUNS, b->what);
+        b->times[call] = gpu_call_least_time(intact, call, MORE_RUNS, b->mutants.what);
+        time = gpu_call_least_time(calls, call, MORE_RUNS, b->mutants.what);
     }
     const float times = time / b->times[call];
     char name[64];
     gpu_call_name(calls, call, name);
     if (times > totals.most_times) {
         totals.most_times = times;
-        snprintf(totals.slowest, sizeof totals.slowest, "%s: %s, %.1f us", b->what, name, 1000 * (double)time);
+        snprintf(totals.slowest, sizeof totals.slowest, "%s: %s, %.1f us", b->mutants.what, name, 1000 * (double)time);
     }
     if (times > kMostTimes)
-        ck_abort_msg("%s: %s takes %.1f us, and for the intact layer %.1f", b->what, name, 1000 * (double)time,
+        ck_abort_msg("%s: %s takes %.1f us, and for the intact layer %.1f", b->mutants.what, name, 1000 * (double)time,
                      1000 * (double)b->times[call]);
 }
 
@@ -389,64 +315,43 @@ static bench make_bench(test_rng *rng, const subject *from) {
     bench b = {.intact = make_intact(rng, from)};
     uint64_t other_bytes;
     b.other = make_other(rng, from, &b.intact, &other_bytes);
-    b.mutants = blob_mutants_of(b.intact.blob, b.intact.blob_bytes, b.other, other_bytes);
-    void *bytes;
-    EXPECT(posix_memalign(&bytes, 16, b.mutants.room) == 0);
-    b.bytes = bytes;
-    b.offsets = trf_layer_directory_offsets_of(&b.intact.view);
-    b.directory = gpu_malloc(b.offsets.directory_bytes);
-    b.intact_directory = gpu_malloc(b.offsets.directory_bytes);
-    CUDA(
-        cudaMemcpy(b.intact_directory, b.intact.device->view.slabs, b.offsets.directory_bytes, cudaMemcpyDeviceToHost));
+    b.mutants = coded_mutants_of(b.intact.blob, b.intact.blob_bytes, b.other, other_bytes);
     b.memory = gpu_call_memory_make(rng, b.intact.info.rows, b.intact.info.cols);
     return b;
 }
 
 static void free_bench(bench *b) {
     gpu_call_memory_free(&b->memory);
-    blob_mutants_free(&b->mutants);
+    coded_mutants_free(&b->mutants);
     gpu_layer_free(&b->intact);
     free(b->other);
-    free(b->bytes);
-    free(b->directory);
-    free(b->intact_directory);
 }
 
-/* Draws the next mutant. Its head is whole, since whoever copies a blob to a device has read the head. */
-static void draw_mutant(bench *b, test_rng *rng, uint64_t number) {
-    blob_mutant mutant;
-    char name[96];
-    do {
-        mutant = blob_mutants_draw(&b->mutants, rng);
-        b->num_bytes = blob_mutant_make(&b->mutants, &mutant, b->bytes);
-    } while (b->num_bytes < b->intact.view.extension.data_offset);
-    blob_mutant_name(&mutant, name);
-    snprintf(b->what, sizeof b->what, "%s, mutant %llu (%s)", b->intact.name, (unsigned long long)number, name);
-}
-
-static void try_mutant(bench *b, const gpu_calls *intact, test_rng *rng) {
-    mutant_layer made = make_mutant_layer(b, rng);
+static void try_mutant(bench *b, const gpu_calls *intact) {
+    const coded_mutants *c = &b->mutants;
+    mutant_layer made = make_mutant_layer(b);
     gpu_calls calls = gpu_calls_make(made.device, b->intact.device, &b->memory);
     if (getenv("TRF_MUTANT_NAMES")) {
-        printf("%s, way %d\n", b->what, made.way);
+        printf("%s, way %d\n", c->what, (int)c->way);
         fflush(stdout);
     }
     for (int call = 0; call < GPU_CALLS; call++)
         if (test_quick()) {
-            gpu_call_queue(&calls, call, b->what);
-            gpu_check_cuda(cudaDeviceSynchronize(), b->what);
+            gpu_call_queue(&calls, call, c->what);
+            gpu_check_cuda(cudaDeviceSynchronize(), c->what);
         } else {
             check_time(b, intact, &calls, call);
         }
-    gpu_convert_all(&calls, b->what);
-    if (made.way == FORGED)
+    CUDA(cudaMemset(made.device->view.fault, 0, sizeof(trf_device_fault))); /* conversions look for their own */
+    gpu_convert_all(&calls, c->what);
+    if (c->way == MUTANT_FORGED)
         check_forged(b, &made, &calls);
     else
         check_unforged(b, &made);
-    gpu_check_cuda(cudaDeviceSynchronize(), b->what);
+    gpu_check_cuda(cudaDeviceSynchronize(), c->what);
     gpu_calls_free(&calls);
-    free_mutant_layer(&made);
-    totals.mutants[made.way]++;
+    totals.mutants[c->way]++;
+    free_mutant_layer(b, &made);
 }
 
 /* loop: intact layers. */
@@ -461,8 +366,8 @@ START_TEST(mutants_past_the_validator) {
     for (int call = 0; call < GPU_CALLS && !test_quick(); call++)
         b.times[call] = gpu_call_least_time(&intact, call, 2 * RUNS, b.intact.name);
     for (uint64_t i = 0; i < count; i++) {
-        draw_mutant(&b, &rng, i);
-        try_mutant(&b, &intact, &rng);
+        coded_mutants_draw(&b.mutants, &rng, b.intact.name, i);
+        try_mutant(&b, &intact);
     }
     gpu_calls_free(&intact);
     free_bench(&b);
@@ -475,9 +380,11 @@ int main(void) {
     if (status != 77)
         printf("mutants: %llu bypassed, %llu with a spoiled directory, %llu forged and refused, %llu with a forged "
                "head, %llu forged (%llu of them corrupt); %llu calls, the slowest %.2f times the intact layer's: %s\n",
-               (unsigned long long)totals.mutants[BYPASSED], (unsigned long long)totals.mutants[DIRECTORY],
-               (unsigned long long)totals.mutants[FORGED_REFUSED], (unsigned long long)totals.mutants[FORGED_HEAD],
-               (unsigned long long)totals.mutants[FORGED], (unsigned long long)totals.corrupt,
+               (unsigned long long)totals.mutants[MUTANT_BYPASSED],
+               (unsigned long long)totals.mutants[MUTANT_DIRECTORY],
+               (unsigned long long)totals.mutants[MUTANT_FORGED_REFUSED],
+               (unsigned long long)totals.mutants[MUTANT_FORGED_HEAD],
+               (unsigned long long)totals.mutants[MUTANT_FORGED], (unsigned long long)totals.corrupt,
                (unsigned long long)totals.calls, (double)totals.most_times, totals.slowest);
     return status;
 }
