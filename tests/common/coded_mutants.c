@@ -107,3 +107,18 @@ trf_device_view coded_mutants_view(const coded_mutants *c, const uint8_t *blob, 
     view.buffer_bytes = c->num_bytes;
     return view;
 }
+
+uint64_t mutants_number(const char *variable, uint64_t by_default) {
+    const char *text = getenv(variable);
+    return text && *text ? strtoull(text, NULL, 10) : by_default;
+}
+
+int mutants_has_part(int i) {
+    const char *text = getenv("TRF_MUTANT_PART");
+    unsigned part, parts;
+    if (!text || !*text)
+        return 1;
+    if (sscanf(text, "%u/%u", &part, &parts) != 2 || part >= parts)
+        ck_abort_msg("TRF_MUTANT_PART is %s, not such as 0/4", text);
+    return (unsigned)i % parts == part;
+}

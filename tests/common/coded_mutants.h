@@ -50,6 +50,12 @@ void coded_mutants_draw(coded_mutants *c, test_rng *rng, const char *name, uint6
 /* Whether the mutant at hand is what it was made of. */
 int coded_mutants_is_intact(const coded_mutants *c);
 
+/* @return a number of the environment, such as TRF_MUTANTS, or if it is not there another one. */
+uint64_t mutants_number(const char *variable, uint64_t by_default);
+
+/* Whether this process is to do item i: all, or with TRF_MUTANT_PART=2/4 the items 2, 6, 10 ... */
+int mutants_has_part(int i);
+
 /* @return the view of the mutant at hand, whose bytes and directory have been copied to these places. */
 trf_device_view coded_mutants_view(const coded_mutants *c, const uint8_t *blob, uint8_t *directory);
 

@@ -10,8 +10,11 @@
 enum {
     OTHER_IDS = 4, /* of rows that no layer has */
     GROUP_M = 4,
-    DELAY_BYTES = 32 << 20
+    DELAY_BYTES = 32 << 20,
+    RUNS = 3,      /* of each call that is timed */
+    MORE_RUNS = 40 /* where a time looks too long */
 };
+static const float kMostTimes = 2;
 
 /* ---- memory ---- */
 
@@ -234,7 +237,22 @@ int gpu_call_queue(const gpu_calls *calls, int call, const char *what) {
     return is_taken(status, &err, what);
 }
 
-float gpu_call_time(const gpu_calls *calls, int call, const char *what) {
+void gpu_call_name(const gpu_calls *calls, int call, char name[64]) {
+    static const char *const others[] = {"a group", "experts", "decoding experts"};
+    if (call < GPU_CALL_LINEAR) {
+        snprintf(name, 64, "%s as %d", call < GPU_CALL_ROWS ? "decoding" : "rows", call % GPU_CALL_FORMS);
+    } else if (call < GPU_CALL_GROUP) {
+        const plan_kind kind = kind_of(calls, call - GPU_CALL_LINEAR);
+        snprintf(name, 64, "%s product, m %u", trf_path_name(kind.path), kind.m);
+    } else {
+        snprintf(name, 64, "%s", others[call - GPU_CALL_GROUP]);
+    }
+}
+
+/* ---- times ---- */
+
+/* @return a call's time on the device, or a negative number if there is no such call. */
+static float time_call(const gpu_calls *calls, int call, const char *what) {
     const gpu_call_memory *memory = calls->memory;
     float milliseconds;
     CUDA(cudaMemsetAsync(memory->delay.at, 0, memory->delay.bytes, NULL));
@@ -247,25 +265,63 @@ float gpu_call_time(const gpu_calls *calls, int call, const char *what) {
     return milliseconds;
 }
 
-float gpu_call_least_time(const gpu_calls *calls, int call, int runs, const char *what) {
-    float least = gpu_call_time(calls, call, what);
+static float least_time(const gpu_calls *calls, int call, int runs, const char *what) {
+    float least = time_call(calls, call, what);
     for (int i = 1; i < runs && least >= 0; i++) {
-        const float time = gpu_call_time(calls, call, what);
+        const float time = time_call(calls, call, what);
         least = time < least ? time : least;
     }
     return least;
 }
 
-void gpu_call_name(const gpu_calls *calls, int call, char name[64]) {
-    static const char *const others[] = {"a group", "experts", "decoding experts"};
-    if (call < GPU_CALL_LINEAR) {
-        snprintf(name, 64, "%s as %d", call < GPU_CALL_ROWS ? "decoding" : "rows", call % GPU_CALL_FORMS);
-    } else if (call < GPU_CALL_GROUP) {
-        const plan_kind kind = kind_of(calls, call - GPU_CALL_LINEAR);
-        snprintf(name, 64, "%s product, m %u", trf_path_name(kind.path), kind.m);
-    } else {
-        snprintf(name, 64, "%s", others[call - GPU_CALL_GROUP]);
+gpu_call_times gpu_call_times_of(const gpu_calls *intact, const char *what) {
+    gpu_call_times times = {.most = 0};
+    for (int call = 0; call < GPU_CALLS && !test_quick(); call++)
+        times.least[call] = least_time(intact, call, 2 * RUNS, what);
+    return times;
+}
+
+static void check_time(const gpu_calls *intact, const gpu_calls *mutant, int call, gpu_call_times *times,
+                       const char *what) {
+    float time = least_time(mutant, call, RUNS, what), *const least = &times->least[call];
+    char name[64];
+    if (time < 0 || *least < 0)
+        return;
+    if (time > kMostTimes * *least) { /* both again: other work of the machine may have been in between */
+        *least = least_time(intact, call, MORE_RUNS, what);
+        time = least_time(mutant, call, MORE_RUNS, what);
     }
+    gpu_call_name(mutant, call, name);
+    if (time > times->most * *least) {
+        times->most = time / *least;
+        snprintf(times->slowest, sizeof times->slowest, "%s: %s, %.1f us", what, name, 1000 * (double)time);
+    }
+    if (time > kMostTimes * *least)
+        ck_abort_msg("%s: %s takes %.1f us, and of the intact layer %.1f", what, name, 1000 * (double)time,
+                     1000 * (double)*least);
+}
+
+void gpu_call_all(const gpu_calls *intact, const gpu_calls *mutant, gpu_call_times *times, const char *what) {
+    for (int call = 0; call < GPU_CALLS; call++) {
+        times->calls++;
+        if (!test_quick()) {
+            check_time(intact, mutant, call, times, what);
+            continue;
+        }
+        char name[64], both[384];
+        gpu_call_name(mutant, call, name);
+        snprintf(both, sizeof both, "%s: %s", what, name);
+        gpu_call_queue(mutant, call, both);
+        gpu_check_cuda(cudaDeviceSynchronize(), both);
+    }
+}
+
+void gpu_call_times_add(gpu_call_times *to, const gpu_call_times *times) {
+    to->calls += times->calls;
+    if (times->most <= to->most)
+        return;
+    to->most = times->most;
+    memcpy(to->slowest, times->slowest, sizeof to->slowest);
 }
 
 /* ---- other layouts ---- */
@@ -298,7 +354,7 @@ void gpu_convert_all(const gpu_calls *calls, const char *what) {
     for (int i = 0; i < 3; i++) {
         trf_device_layer *made = NULL;
         trf_error err = {0};
-        if (layouts[i] == own)
+        if (layouts[i] == own || (own >= TRF_LAYOUT_PACKED && layouts[i] >= TRF_LAYOUT_PACKED))
             continue;
         const trf_status status = trf_device_layer_convert(calls->layer, layouts[i], NULL, &made, &err);
         if (status == TRF_OK)

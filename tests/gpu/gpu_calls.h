@@ -62,12 +62,23 @@ void gpu_calls_free(gpu_calls *calls);
 /* @return 0 if the layer has no such call. what: for messages. */
 int gpu_call_queue(const gpu_calls *calls, int call, const char *what);
 
-/* Queues a call and waits. @return its time on the device in milliseconds, or a negative number if there is no such
- * call. */
-float gpu_call_time(const gpu_calls *calls, int call, const char *what);
+/* Times of an intact layer's calls, and the calls of its mutants that took the longest in comparison. */
+typedef struct gpu_call_times {
+    float least[GPU_CALLS]; /* in milliseconds; negative if there is no such call */
+    uint64_t calls;         /* of mutants */
+    float most;             /* how many times as long as the intact layer's */
+    char slowest[384];
+} gpu_call_times;
 
-/* @return the least of some times. */
-float gpu_call_least_time(const gpu_calls *calls, int call, int runs, const char *what);
+/* Measures an intact layer's calls; with TRF_TEST_QUICK nothing is timed. what: for messages. */
+gpu_call_times gpu_call_times_of(const gpu_calls *intact, const char *what);
+
+/* Makes all calls of a mutant, and expects of each at most twice the time of the intact layer's. With TRF_TEST_QUICK
+ * nothing is timed, and the device is waited for after each call, so that messages name the one that failed. */
+void gpu_call_all(const gpu_calls *intact, const gpu_calls *mutant, gpu_call_times *times, const char *what);
+
+/* Adds the counts of some times to others, and keeps the slowest call. */
+void gpu_call_times_add(gpu_call_times *to, const gpu_call_times *times);
 
 /* @return the bytes of y that a plan writes, to gpu_last_bytes of memory->y, and the type of its elements. */
 uint64_t gpu_call_y_bytes(const gpu_calls *calls, int plan, trf_dtype *dtype);

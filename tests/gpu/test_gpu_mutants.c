@@ -22,11 +22,8 @@
 
 enum {
     MUTANTS = 2000,
-    QUICK_MUTANTS = 200,
-    RUNS = 3,      /* of each call that is timed */
-    MORE_RUNS = 40 /* where a time looks too long */
+    QUICK_MUTANTS = 200
 };
-static const float kMostTimes = 2;
 
 /* ---- intact layers ---- */
 
@@ -111,7 +108,8 @@ typedef struct bench {
     coded_mutants mutants;
     void *other;
     gpu_call_memory memory;
-    float times[GPU_CALLS]; /* of the intact layer, least ones */
+    gpu_calls calls; /* of the intact layer */
+    gpu_call_times times;
 } bench;
 
 /* A mutant's layer. */
@@ -122,9 +120,8 @@ typedef struct mutant_layer {
 
 /* What has been tried, over all layers. */
 static struct {
-    uint64_t mutants[MUTANT_WAYS], corrupt, calls;
-    float most_times;
-    char slowest[384];
+    uint64_t mutants[MUTANT_WAYS], corrupt;
+    gpu_call_times slowest;
 } totals;
 
 /* Makes a layer of the mutant at hand, which nobody has checked: what the library has made of the intact layer, with
@@ -275,41 +272,7 @@ static void check_unforged(const bench *b, const mutant_layer *made) {
     trf_device_layer_check(made->device, NULL);
 }
 
-/* ---- times ---- */
-
-static void check_time(bench *b, const gpu_calls *intact, const gpu_calls *calls, int call) {
-    float time = gpu_call_least_time(calls, call, RUNS, b->mutants.what);
-    totals.calls++;
-    if (time < 0 || b->times[call] < 0)
-        return;
-    if (time > kMostTimes * b->times[call]) { /* both again: the machine's other work may have been in between */
-        b->times[call] = gpu_call_least_time(intact, call, MORE_RUNS, b->mutants.what);
-        time = gpu_call_least_time(calls, call, MORE_RUNS, b->mutants.what);
-    }
-    const float times = time / b->times[call];
-    char name[64];
-    gpu_call_name(calls, call, name);
-    if (times > totals.most_times) {
-        totals.most_times = times;
-        snprintf(totals.slowest, sizeof totals.slowest, "%s: %s, %.1f us", b->mutants.what, name, 1000 * (double)time);
-    }
-    if (times > kMostTimes)
-        ck_abort_msg("%s: %s takes %.1f us, and for the intact layer %.1f", b->mutants.what, name, 1000 * (double)time,
-                     1000 * (double)b->times[call]);
-}
-
 /* ---- the test ---- */
-
-static uint64_t number_of(const char *variable, uint64_t by_default) {
-    const char *text = getenv(variable);
-    return text && *text ? strtoull(text, NULL, 10) : by_default;
-}
-
-static int is_of_part(int i) {
-    const char *text = getenv("TRF_MUTANT_PART");
-    unsigned part, parts;
-    return !text || sscanf(text, "%u/%u", &part, &parts) != 2 || parts == 0 || (unsigned)i % parts == part;
-}
 
 static bench make_bench(test_rng *rng, const subject *from) {
     bench b = {.intact = make_intact(rng, from)};
@@ -327,7 +290,7 @@ static void free_bench(bench *b) {
     free(b->other);
 }
 
-static void try_mutant(bench *b, const gpu_calls *intact) {
+static void try_mutant(bench *b) {
     const coded_mutants *c = &b->mutants;
     mutant_layer made = make_mutant_layer(b);
     gpu_calls calls = gpu_calls_make(made.device, b->intact.device, &b->memory);
@@ -335,13 +298,7 @@ static void try_mutant(bench *b, const gpu_calls *intact) {
         printf("%s, way %d\n", c->what, (int)c->way);
         fflush(stdout);
     }
-    for (int call = 0; call < GPU_CALLS; call++)
-        if (test_quick()) {
-            gpu_call_queue(&calls, call, c->what);
-            gpu_check_cuda(cudaDeviceSynchronize(), c->what);
-        } else {
-            check_time(b, intact, &calls, call);
-        }
+    gpu_call_all(&b->calls, &calls, &b->times, c->what);
     CUDA(cudaMemset(made.device->view.fault, 0, sizeof(trf_device_fault))); /* conversions look for their own */
     gpu_convert_all(&calls, c->what);
     if (c->way == MUTANT_FORGED)
@@ -356,20 +313,20 @@ static void try_mutant(bench *b, const gpu_calls *intact) {
 
 /* loop: intact layers. */
 START_TEST(mutants_past_the_validator) {
-    const uint64_t all = number_of("TRF_MUTANTS", test_quick() ? QUICK_MUTANTS : MUTANTS),
+    const uint64_t all = mutants_number("TRF_MUTANTS", test_quick() ? QUICK_MUTANTS : MUTANTS),
                    count = (all + SUBJECTS - 1) / SUBJECTS;
-    test_rng rng = {number_of("TRF_MUTANT_SEED", 1) * 1000 + (uint64_t)_i};
-    if (!is_of_part(_i))
+    test_rng rng = {mutants_number("TRF_MUTANT_SEED", 1) * 1000 + (uint64_t)_i};
+    if (!mutants_has_part(_i))
         return;
     bench b = make_bench(&rng, &kSubjects[_i]);
-    gpu_calls intact = gpu_calls_make(b.intact.device, b.intact.device, &b.memory);
-    for (int call = 0; call < GPU_CALLS && !test_quick(); call++)
-        b.times[call] = gpu_call_least_time(&intact, call, 2 * RUNS, b.intact.name);
+    b.calls = gpu_calls_make(b.intact.device, b.intact.device, &b.memory);
+    b.times = gpu_call_times_of(&b.calls, b.intact.name);
     for (uint64_t i = 0; i < count; i++) {
         coded_mutants_draw(&b.mutants, &rng, b.intact.name, i);
-        try_mutant(&b, &intact);
+        try_mutant(&b);
     }
-    gpu_calls_free(&intact);
+    gpu_call_times_add(&totals.slowest, &b.times);
+    gpu_calls_free(&b.calls);
     free_bench(&b);
 }
 END_TEST
@@ -385,6 +342,6 @@ int main(void) {
                (unsigned long long)totals.mutants[MUTANT_FORGED_REFUSED],
                (unsigned long long)totals.mutants[MUTANT_FORGED_HEAD],
                (unsigned long long)totals.mutants[MUTANT_FORGED], (unsigned long long)totals.corrupt,
-               (unsigned long long)totals.calls, (double)totals.most_times, totals.slowest);
+               (unsigned long long)totals.slowest.calls, (double)totals.slowest.most, totals.slowest.slowest);
     return status;
 }
