@@ -132,10 +132,23 @@ blob_mutant blob_mutants_at(const blob_mutants *m, blob_mutant_kind kind, uint64
 
 static uint64_t below(test_rng *rng, uint64_t bound) { return test_random(rng) % bound; }
 
+/* Draws the offset of a byte: any one, one of the head, one behind the frequencies, where tiles' metadata begin, or one
+ * of the structure. */
 static uint64_t draw_offset(const blob_mutants *m, test_rng *rng) {
-    if (test_below(rng, 2))
-        return below(rng, m->bytes);
-    const blob_range range = m->structure[below(rng, m->num_structure)];
+    const uint64_t data = m->view.extension.data_offset;
+    blob_range range = {0, m->bytes};
+    switch (test_below(rng, 6)) {
+    case 0:
+        range.end = data;
+        break;
+    case 1:
+        range = (blob_range){TRF_TILES_OFFSET, data};
+        break;
+    case 2:
+    case 3:
+        range = m->structure[below(rng, m->num_structure)];
+        break;
+    }
     return range.begin + below(rng, range.end - range.begin);
 }
 

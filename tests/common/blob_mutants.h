@@ -55,8 +55,8 @@ uint64_t blob_mutants_count(const blob_mutants *mutants, blob_mutant_kind kind);
 /* Mutant `number` of a kind; number < blob_mutants_count. */
 blob_mutant blob_mutants_at(const blob_mutants *mutants, blob_mutant_kind kind, uint64_t number);
 
-/* Draws a mutant of any kind that the blob has. Half of those that change bytes do so in `structure`, which is a small
- * part of a large blob. */
+/* Draws a mutant of any kind that the blob has. Two thirds of those that change bytes do so in head and structure,
+ * which are small parts of a large blob. */
 blob_mutant blob_mutants_draw(const blob_mutants *mutants, test_rng *rng);
 
 /* Makes a mutant. to: mutants->room bytes, 16-byte aligned. @return its size. */
