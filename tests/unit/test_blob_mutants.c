@@ -60,6 +60,9 @@ enum {
 
 typedef enum part {
     PART_HEADER,
+    PART_STATE_BITS,
+    PART_STORED_BYTES,
+    PART_GRANULARITY,
     PART_CLASS_LIST,
     PART_EXPONENT_OFFSET,
     PART_EXTENSION,
@@ -79,6 +82,9 @@ typedef enum part {
 } part;
 
 static const char *const kPartNames[PARTS] = {"header",
+                                              "state bits",
+                                              "bytes of stored elements",
+                                              "granularity",
                                               "class list",
                                               "layer's exponent offset",
                                               "rest of the extension",
@@ -96,23 +102,31 @@ static const char *const kPartNames[PARTS] = {"header",
                                               "slivers, stored tiles and padding"};
 
 /* Whether a byte may decode to the same weights when it has changed: it holds what no weight needs, such as classes and
- * slots of symbols that do not occur, scales and offsets of weights that are all exceptions or stored, and the raw bits
- * in the place of an exception; or a code whose product with its scale is rounded. */
+ * slots of symbols that do not occur, scales and offsets of weights that are all exceptions or stored, raw bits in the
+ * place of an exception, and the bits of states if no tile is coded; or says the same in another way: a stored code in
+ * one byte or two of which the second is padding, a single scale as that of the tensor or of a row; or is a code whose
+ * product with its scale is rounded. */
 static int may_not_matter(const trf_layer_info *info, part p) {
-    const int is_rounded = info->codec == TRF_CODEC_INT && info->granularity != TRF_GRANULARITY_NONE;
+    const int is_rounded = info->codec == TRF_CODEC_INT && info->granularity != TRF_GRANULARITY_NONE,
+              is_stored = info->stored_tiles == info->tiles;
     return p == PART_CLASS_LIST || p == PART_EXPONENT_OFFSET || p == PART_FREQUENCIES || p == PART_SCALES ||
-           p == PART_OFFSETS || p == PART_RAW_BITS || (is_rounded && (p == PART_EXCEPTIONS || p == PART_STORED));
+           p == PART_OFFSETS || p == PART_RAW_BITS || (is_rounded && (p == PART_EXCEPTIONS || p == PART_STORED)) ||
+           (is_stored && p == PART_STATE_BITS) || (info->codec == TRF_CODEC_INT && p == PART_STORED_BYTES) ||
+           (info->granularity != TRF_GRANULARITY_NONE && p == PART_GRANULARITY);
 }
 
 static part part_of_head(const trf_blob_view *view, uint64_t at) {
     const trf_extension *x = &view->extension;
     if (at < TRF_EXTENSION_OFFSET)
-        return PART_HEADER;
+        return at == offsetof(trf_header, state_bits)             ? PART_STATE_BITS
+               : at == offsetof(trf_header, stored_element_bytes) ? PART_STORED_BYTES
+                                                                  : PART_HEADER;
     if (at < TRF_FREQUENCY_OFFSET) {
         const uint64_t in = at - TRF_EXTENSION_OFFSET;
-        return in < sizeof x->class_value                  ? PART_CLASS_LIST
-               : in < offsetof(trf_extension, granularity) ? PART_EXPONENT_OFFSET
-                                                           : PART_EXTENSION;
+        return in < sizeof x->class_value                   ? PART_CLASS_LIST
+               : in < offsetof(trf_extension, granularity)  ? PART_EXPONENT_OFFSET
+               : in == offsetof(trf_extension, granularity) ? PART_GRANULARITY
+                                                            : PART_EXTENSION;
     }
     if (at < TRF_TILES_OFFSET)
         return PART_FREQUENCIES;
@@ -179,6 +193,7 @@ typedef struct bench {
 
 static uint64_t counts[2][OUTCOMES]; /* of mutants that are not forged, and of forged ones */
 static uint64_t same_parts[PARTS];   /* forged ones that decode to the same weights, by the byte's part */
+static uint64_t num_mended;          /* forged ones that are the blob itself */
 
 static uint64_t weight_bytes_of(const trf_layer_info *info) {
     return trf_dtype_bytes(info->dtype) * (uint64_t)info->rows * info->cols;
@@ -269,6 +284,7 @@ static void try_mutant(bench *b, const blob_mutant *mutant, int compare) {
     const int is_mended = bytes == b->mutants.bytes && memcmp(b->bytes, b->blob, bytes) == 0;
     const outcome forged = try_bytes(b, bytes, compare, what);
     counts[1][forged]++;
+    num_mended += is_mended;
     if (forged != THE_SAME || is_mended)
         return;
     if (!is_byte) /* tiles with the same weights, such as a foreign one that is the blob's own */
@@ -319,11 +335,11 @@ static void try_all(bench *b, int is_small) {
 
 static void print_counts(const char *name) {
     printf("%s: %llu mutants: %llu refused, %llu intact; forged: %llu refused, %llu found by decoding, %llu other "
-           "weights, %llu the same ones:",
+           "weights, %llu the same ones (%llu are undone by forging):",
            name, (unsigned long long)(counts[0][REFUSED] + counts[0][THE_SAME]), (unsigned long long)counts[0][REFUSED],
            (unsigned long long)counts[0][THE_SAME], (unsigned long long)counts[1][REFUSED],
            (unsigned long long)counts[1][FOUND], (unsigned long long)counts[1][DIFFERENT],
-           (unsigned long long)counts[1][THE_SAME]);
+           (unsigned long long)counts[1][THE_SAME], (unsigned long long)num_mended);
     for (int p = 0; p < PARTS; p++)
         if (same_parts[p])
             printf(" %llu in %s", (unsigned long long)same_parts[p], kPartNames[p]);
@@ -340,6 +356,7 @@ START_TEST(mutants_are_found) {
     bench b = make_bench(_i);
     memset(counts, 0, sizeof counts);
     memset(same_parts, 0, sizeof same_parts);
+    num_mended = 0;
     if (all && *all == '1') {
         try_all(&b, _i < SMALL_FILES);
         print_counts(b.name);
