@@ -110,7 +110,7 @@ static int may_not_matter(const trf_layer_info *info, part p) {
     const int is_rounded = info->codec == TRF_CODEC_INT && info->granularity != TRF_GRANULARITY_NONE,
               is_stored = info->stored_tiles == info->tiles;
     return p == PART_CLASS_LIST || p == PART_EXPONENT_OFFSET || p == PART_FREQUENCIES || p == PART_SCALES ||
-           p == PART_OFFSETS || p == PART_RAW_BITS || (is_rounded && (p == PART_EXCEPTIONS || p == PART_STORED)) ||
+           p == PART_OFFSETS || p == PART_RAW_BITS || (is_rounded && p > PART_RAW_BITS) ||
            (is_stored && p == PART_STATE_BITS) || (info->codec == TRF_CODEC_INT && p == PART_STORED_BYTES) ||
            (info->granularity != TRF_GRANULARITY_NONE && p == PART_GRANULARITY);
 }
