@@ -129,9 +129,10 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     __device__ __forceinline__ void load_row_offsets(const trf_walk &walk) {
         uint32_t mode = 0;
         if (view.row_offsets || view.col_offsets)
-            mode = __ldg(&view.tiles[(uint64_t)(walk.unit / TRF_BANDS_PER_TILE) * view.num_tile_cols +
-                                     walk.panel * view.slab_cols / TRF_TILE_SIZE]
-                              .predictor_mode);
+            mode = trf_bounded_predictor_mode(
+                &view, __ldg(&view.tiles[(uint64_t)(walk.unit / TRF_BANDS_PER_TILE) * view.num_tile_cols +
+                                         walk.panel * view.slab_cols / TRF_TILE_SIZE]
+                                  .predictor_mode));
         has_offsets = mode || view.exponent_offset;
         has_col_offsets = mode & TRF_PREDICT_COL;
 #pragma unroll

@@ -73,6 +73,14 @@ TRF_HD const uint32_t *trf_scale_pairs_of(const trf_device_view *view) {
     return view->decode_table + (1u << view->probability_bits);
 }
 
+/* The predictor mode of a tile, whose metadata say `stored`. In device memory that may no longer be what was checked:
+ * the mode never names offsets that the layer does not have. */
+TRF_HD uint32_t trf_bounded_predictor_mode(const trf_device_view *view, uint32_t stored) {
+    const uint32_t rows = view->row_offsets ? (uint32_t)TRF_PREDICT_ROW : 0,
+                   cols = view->col_offsets ? (uint32_t)TRF_PREDICT_COL : 0;
+    return stored & (rows | cols);
+}
+
 /* One expert of several, as kernels see it: an array of them lies in device memory. */
 typedef struct trf_expert {
     trf_device_view view;

@@ -121,10 +121,12 @@ TRF_HD int trf_band_has_edges(const trf_device_view *view, uint32_t band, uint32
 }
 
 /* Where a tile's stored elements begin in the blob: after its last slab's rANS streams, or at its first byte if it has
- * no slabs. */
+ * no slabs. The metadata may no longer be what was checked: the offset is aligned, and at most the blob's end. */
 TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_shape *tile, uint64_t index) {
-    if (tile->num_slabs == 0)
-        return view->tiles[index].data_offset;
+    if (tile->num_slabs == 0) {
+        const uint64_t offset = view->tiles[index].data_offset & ~(uint64_t)(TRF_TILE_ALIGNMENT - 1);
+        return offset < view->buffer_bytes ? offset : view->buffer_bytes;
+    }
     const uint32_t last_band = (tile->row + tile->coded_rows - 1) / TRF_SLAB_ROWS;
     const trf_device_slab slab = *trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE, tile->slabs_across - 1);
     return trf_device_slab_rans_streams(slab) + (uint32_t)slab.rans_size_16 * TRF_ALIGNMENT;
@@ -148,7 +150,7 @@ TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t b
     const trf_slab_shape shape = trf_slab_shape_from(&edge->tile, edge->band_row, edge->region.col0);
     const uint64_t raw = trf_device_slab_raw(slab), rans_streams = trf_device_slab_rans_streams(slab);
     const uint32_t bytes = slab.rans_size_16 * (uint32_t)TRF_ALIGNMENT;
-    edge->predictor_mode = view->tiles[edge->index].predictor_mode;
+    edge->predictor_mode = trf_bounded_predictor_mode(view, view->tiles[edge->index].predictor_mode);
     edge->intact = raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) <= rans_streams &&
                    rans_streams + bytes <= view->buffer_bytes &&
                    trf_slab_reader_open(&edge->slab, view->buffer + raw, view->buffer + rans_streams, bytes, shape);

@@ -35,7 +35,7 @@ TRF_HD trf_row_crossing trf_row_crossing_of(const trf_device_view *view, trf_til
     trf_row_crossing crossing;
     crossing.tile = tile;
     crossing.index = (uint64_t)(row / TRF_TILE_SIZE) * view->num_tile_cols + tile.col / TRF_TILE_SIZE;
-    crossing.predictor_mode = view->tiles[crossing.index].predictor_mode;
+    crossing.predictor_mode = trf_bounded_predictor_mode(view, view->tiles[crossing.index].predictor_mode);
     crossing.row = row - tile.row;
     crossing.col = panel * view->slab_cols - tile.col;
     const uint32_t left = tile.cols - crossing.col;

@@ -156,17 +156,18 @@ void trf_cuda_destroy_layer(trf_device_layer *layer) {
     trf_leave_device(&scope);
 }
 
-/* Reads the fault once the device is idle, and the metadata of the tile that it names. If the layer is offloaded, these
- * come from host memory. */
+/* Reads the fault once the device is idle, and the metadata of the tile that it names; they stay as they are if the
+ * fault itself is corrupt and there is no such tile. If the layer is offloaded, these come from host memory. */
 static cudaError_t read_fault(const trf_device_layer *layer, trf_device_fault *fault, trf_tile_meta *meta) {
     const trf_device_view *view = &layer->view;
     cudaError_t error = cudaDeviceSynchronize();
     if (!error)
         error = cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
     const uint64_t tile = (uint64_t)fault->tile_high << 32 | fault->tile_low;
-    if (!error && fault->set && layer->host)
+    const int is_tile = tile < (uint64_t)view->num_tile_rows * view->num_tile_cols;
+    if (!error && fault->set && is_tile && layer->host)
         *meta = layer->host->view.tiles[tile];
-    else if (!error && fault->set)
+    else if (!error && fault->set && is_tile)
         error = cudaMemcpy(meta, view->tiles + tile, sizeof *meta, cudaMemcpyDeviceToHost);
     return error;
 }

@@ -117,10 +117,11 @@ run_ctest command -R '^cli\..*_cuda'
 
 # ---- compute-sanitizer ----
 
-# Suites without kernels of their own: memcheck alone. nvtx hooks NVTX, and so does the tool.
+# Suites without kernels of their own, or that look for accesses out of bounds alone: memcheck. nvtx hooks NVTX, and so
+# does the tool.
 runs_only_memcheck() {
     case $1 in
-    load | stack | layer_chain | failures | tuning | soak) return 0 ;;
+    mutants | packed_mutants | load | stack | layer_chain | failures | tuning | soak) return 0 ;;
     esac
     return 1
 }
@@ -173,7 +174,7 @@ for tool in $tools; do
         if [ "$suite" = nvtx ]; then
             skipped "$tool of gpu.nvtx: the tool hooks NVTX, as the suite does"
         elif [ "$tool" != memcheck ] && runs_only_memcheck "$suite"; then
-            skipped "$tool of gpu.$suite: it has no kernels of its own"
+            skipped "$tool of gpu.$suite: memcheck alone is for it"
         else
             say "$tool $version: gpu.$suite"
             sanitize "$tool" "$suite" "$binary"
