@@ -76,7 +76,8 @@ typedef enum trf_status {
     TRF_ERR_DEVICE = 18,      /* no such device */
     TRF_ERR_CUDA = 19,        /* a CUDA call failed; trf_error.cuda holds its code */
     TRF_ERR_CANCELLED = 20,   /* the caller's progress callback asked to stop */
-    TRF_STATUS_COUNT = 21
+    TRF_ERR_LIMIT = 21,       /* what a file asks for is more than the caller's trf_limits allow */
+    TRF_STATUS_COUNT = 22
 } trf_status;
 
 /* The offset of an error that lies at no byte of a file or blob. */
@@ -223,6 +224,24 @@ TRF_API trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint6
 
 /* ---- checkpoints: a .safetensors file, a model.safetensors.index.json, or a directory that holds either ---- */
 
+/* How much a call may write and hold at a time for what a checkpoint's files ask for, in bytes; 0 is no limit. More is
+ * TRF_ERR_LIMIT, whose message names the limit, the file and the tensor, before it is written or allocated. */
+typedef struct trf_limits {
+    size_t struct_bytes;
+    /* Compressing, decompressing and extracting: all files of the output. Other calls write nothing. */
+    uint64_t max_output_bytes;
+    /* Host memory: texts of headers, indexes and config.json with what parsing makes of them, and heads of blobs (these
+     * for as long as a checkpoint is open), lists of experts, side tables, buffers of tiles and of weights, and the
+     * encoder's tables. Sizes that are known only afterwards count as the most that they can be. Not counted are 4 MiB
+     * for copying, names of files, stacks of threads, mapped files, and what a context holds. */
+    uint64_t max_memory_bytes;
+    /* Loads: the layer's device memory, as trf_device_layer_get_load_size (transfuse/device_memory.h) says it; also on
+     * the CPU, and also where it is the caller's. */
+    uint64_t max_device_bytes;
+} trf_limits;
+
+TRF_API void trf_limits_init(trf_limits *limits);
+
 /* It is called now and then, from one thread at a time, with the tensor at work and bytes of the source checkpoint.
  * Returning nonzero asks to stop (TRF_ERR_CANCELLED). */
 typedef int (*trf_progress_fn)(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes);
@@ -259,6 +278,7 @@ typedef struct trf_checkpoint_options {
      * has left, if it had the same input (names, sizes, times and headers of its files), options and version. Else it
      * begins anew, and a note says why. The bytes of the output are the same either way. */
     int resume;
+    const trf_limits *limits; /* or NULL: none; read during the call */
 } trf_checkpoint_options;
 
 TRF_API void trf_checkpoint_options_init(trf_checkpoint_options *options);
@@ -368,6 +388,11 @@ typedef struct trf_tensor_info {
 } trf_tensor_info;
 
 TRF_API trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, trf_error *err);
+
+/* Does the same within limits (copied; NULL: none). They hold for each later call on the checkpoint, too, and for loads
+ * from it whose options have none. */
+TRF_API trf_status trf_checkpoint_open_within(const char *path, const trf_limits *limits, trf_checkpoint **checkpoint,
+                                              trf_error *err);
 TRF_API void trf_checkpoint_close(trf_checkpoint *checkpoint);
 TRF_API uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint);
 
@@ -380,6 +405,10 @@ TRF_API trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t in
  * where several parts have one of the name. */
 TRF_API trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
                                      trf_error *err);
+
+/* Does the same within limits (NULL: none). */
+TRF_API trf_status trf_extract_layer_within(const char *in_path, const char *tensor, const char *out_path,
+                                            int overwrite, const trf_limits *limits, trf_error *err);
 
 /* ---- devices: a GPU (CUDA), or the CPU behind the same calls ---- */
 
@@ -463,7 +492,8 @@ typedef struct trf_load_options {
     trf_progress_fn
         progress; /* or NULL; the thread that loads calls it, with the bytes of the tiles that it has read */
     void *progress_context;
-    int packed_bf16; /* PACKED is packed BF16, of FP8 as well */
+    int packed_bf16;          /* PACKED is packed BF16, of FP8 as well */
+    const trf_limits *limits; /* or NULL: those of the checkpoint, if there is one; read during the call */
 } trf_load_options;
 
 TRF_API void trf_load_options_init(trf_load_options *options);

@@ -48,6 +48,10 @@ typedef struct trf_file_compressor {
     int config_is_unreadable; /* and so is carried over */
 } trf_file_compressor;
 
+enum {
+    ENCODED_SCALE_BYTES = 8 /* of a scale, in the encoder and in the head */
+};
+
 typedef struct trf_matrix_sink {
     const trf_file *file;
     uint64_t offset;
@@ -87,6 +91,9 @@ static trf_status encode_fp8(trf_file_compressor *compressor, const trf_compress
     trf_fp8_scales scales;
     trf_status status =
         trf_fp8_model_load_scales(compressor->fp8, compressed->source, compressed->fp8, number, &scales, err);
+    const uint64_t bytes = scales.count * (sizeof *scales.values + ENCODED_SCALE_BYTES);
+    if (status == TRF_OK && (status = trf_budget_take(&compressor->job->budget, bytes, "its scales", err)) != TRF_OK)
+        trf_fp8_scales_free(&scales);
     if (status != TRF_OK)
         return status;
     trf_matrix_source matrix = *codes;
@@ -103,6 +110,7 @@ static trf_status encode_fp8(trf_file_compressor *compressor, const trf_compress
         encoded->granularity = scales.granularity;
         encoded->scale_group_size = scales.scale_group_size;
     }
+    trf_budget_give(&compressor->job->budget, bytes);
     trf_fp8_scales_free(&scales);
     return status;
 }
@@ -130,13 +138,18 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_com
     trf_progress progress = {&matrix_progress, report_matrix_progress};
     trf_layer_report layer = {0};
     const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
-    trf_status status;
+    const uint64_t bytes = trf_encode_bytes(&source, &options);
+    trf_budget *budget = &compressor->job->budget;
+    trf_status status = trf_budget_take(budget, bytes, "encoding a matrix", err);
+    if (status != TRF_OK)
+        return status;
     if (compressed->fp8)
         status = encode_fp8(compressor, compressed, number, &matrix, &sampled, &sink, &progress, encoded, err);
     else if (compressor->out)
         status = trf_encode_source(&source, &options, &sink, &progress, encoded, &layer, err);
     else
         status = trf_estimate_blob(&sampled, &options, encoded, &layer, err);
+    trf_budget_give(budget, bytes);
     if (status == TRF_OK)
         count_search(compressor->job, tensor, rows, encoded);
     compressor->job->weight_energy += layer.weight_energy;
@@ -195,10 +208,14 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     if (!compressor->out)
         return estimate_expert_tensor(compressor, compressed, encoded, err);
     uint64_t count = compressed->source->shape[0], index_bytes = trf_expert_index_bytes(count), end = index_bytes;
+    const uint64_t done = compressor->job->done_bytes;
+    trf_status status = trf_budget_take(&compressor->job->budget, 2 * index_bytes, "the list of its matrices", err);
+    if (status != TRF_OK)
+        return status;
     uint64_t *offsets = calloc(count, sizeof *offsets);
     void *index = malloc(index_bytes);
-    const uint64_t done = compressor->job->done_bytes;
-    trf_status status = offsets && index ? TRF_OK : trf_fail_memory(err, 2 * index_bytes);
+    if (!offsets || !index)
+        status = trf_fail_memory(err, 2 * index_bytes);
     trf_expert_codec common = {TRF_CODEC_AUTO, {0}};
     for (uint64_t number = 0; number < count && status == TRF_OK; number++) {
         trf_encoded expert = {0};
@@ -221,6 +238,7 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     }
     free(offsets);
     free(index);
+    trf_budget_give(&compressor->job->budget, 2 * index_bytes);
     *encoded = common.first;
     encoded->blob_bytes = end;
     return status;
@@ -591,6 +609,18 @@ static trf_selection_rules get_rules(const trf_compression *work, size_t file) {
     return rules;
 }
 
+/* @return the most memory that the lists of a file's tensors, the metadata and the text of the new header take: this
+ * keeps the old one, escaped, and side tables in base64. */
+static uint64_t header_bytes(const trf_compression *work, const trf_checkpoint_file *file) {
+    uint64_t tables = 0;
+    for (size_t i = 0; i < file->num_tensors; i++) {
+        const trf_fp8_tensor *fp8 = trf_fp8_model_find(&work->fp8, file, file->tensors[i].source);
+        tables += fp8 && fp8->role != TRF_FP8_WEIGHT ? trf_tensor_bytes(file->tensors[i].source) : 0;
+    }
+    return 12 * (uint64_t)file->own_header.text_bytes + 8 * tables +
+           file->num_tensors * (sizeof(trf_compressed_tensor) + 512);
+}
+
 static trf_status compress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, uint64_t *bytes,
                                 trf_error *err) {
     trf_compression *work = context;
@@ -609,12 +639,19 @@ static trf_status compress_file(void *context, const trf_checkpoint_file *file, 
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
+    const uint64_t taken = header_bytes(work, file);
+    if ((status = trf_budget_take(&work->job->budget, taken, "the new header", err)) != TRF_OK) {
+        trf_prefix_error(err, status, "%s", file->path);
+        trf_file_close(&compressor.in);
+        return status;
+    }
     compressor.tensors = calloc(file->num_tensors + 1, sizeof *compressor.tensors);
     status = compressor.tensors ? compress_tensors(&compressor, bytes, err)
                                 : trf_fail_memory(err, file->num_tensors * sizeof *compressor.tensors);
     if (status == TRF_OK)
         status = trf_file_check_stamp(&compressor.in, &file->stamp, err);
     free(compressor.tensors);
+    trf_budget_give(&work->job->budget, taken);
     trf_file_close(&compressor.in);
     return status;
 }
@@ -783,7 +820,7 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
         status =
             trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "resume does not go with dry_run, which writes nothing");
     if (status == TRF_OK)
-        status = trf_checkpoint_open(in_path, &checkpoint, err);
+        status = trf_checkpoint_open_counted(in_path, &job.budget, &checkpoint, err);
     if (status == TRF_OK)
         status = compress_models(checkpoint, out_path, &job, err);
     if (status == TRF_OK)

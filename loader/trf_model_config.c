@@ -55,13 +55,15 @@ static trf_status load_file(const trf_checkpoint *checkpoint, uint64_t max_bytes
         if (!S_ISREG(info.st_mode))
             return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: not a regular file", file->path);
     }
-    return trf_file_load(file->path, max_bytes, &file->text, &file->bytes, err);
+    return trf_file_load_within(checkpoint->budget, file->path, max_bytes, &file->text, &file->bytes, err);
 }
 
 /* Does the same, and parses it. Errors: also TRF_ERR_FORMAT (no JSON object). */
 static trf_status read_file(const trf_checkpoint *checkpoint, uint64_t max_bytes, trf_config_file *file,
                             trf_error *err) {
     trf_status status = load_file(checkpoint, max_bytes, file, err);
+    if (status == TRF_OK)
+        status = trf_json_check(checkpoint->budget, file->path, file->text, file->bytes, 1, 2, err);
     if (status == TRF_OK)
         status = trf_json_parse_python(file->path, file->text, file->bytes, &file->root, &file->strict, err);
     if (status == TRF_OK && !json_is_object(file->root)) {
