@@ -5,6 +5,8 @@
 
 #include "trf_error.h"
 
+#include "transfuse/checkpoints.h"
+
 /* Host memory that is held at a time for what files say. Whoever allocates takes it before and gives it back after. One
  * thread at a time uses a budget. */
 typedef struct trf_budget {
@@ -22,6 +24,10 @@ void trf_budget_give(trf_budget *budget, uint64_t bytes);
 
 /* Checks that so many bytes could be taken. */
 trf_status trf_budget_check(const trf_budget *budget, uint64_t bytes, const char *what, trf_error *err);
+
+/* @return whether a status says that there is too little memory, or that no more is allowed. It says nothing of the
+ * file then, and is never taken for a fault of it. */
+static inline int trf_lacks_memory(trf_status status) { return status == TRF_ERR_MEMORY || status == TRF_ERR_LIMIT; }
 
 /* What an output's files may take together. */
 typedef struct trf_quota {

@@ -9,7 +9,7 @@
  *   transfuse/groups.h   layers that do not wait for each other in one launch
  *   transfuse/experts.h  mixtures of experts whose counts of tokens only the device knows
  *   transfuse/stacks.h   layers that are offloaded to host memory, for models larger than device memory
- *   transfuse/checkpoints.h   texts for what a report counts
+ *   transfuse/checkpoints.h   limits on what files may ask for, texts for what a report counts
  *   transfuse/cpu.h      the product on the CPU without a device layer, and threads
  * docs/guide.md has the long contracts: what corrupt data leads to, exactness, CUDA graphs, memory.
  *
@@ -224,23 +224,8 @@ TRF_API trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint6
 
 /* ---- checkpoints: a .safetensors file, a model.safetensors.index.json, or a directory that holds either ---- */
 
-/* How much a call may write and hold at a time for what a checkpoint's files ask for, in bytes; 0 is no limit. More is
- * TRF_ERR_LIMIT, whose message names the limit, the file and the tensor, before it is written or allocated. */
-typedef struct trf_limits {
-    size_t struct_bytes;
-    /* Compressing, decompressing and extracting: all files of the output. Other calls write nothing. */
-    uint64_t max_output_bytes;
-    /* Host memory: texts of headers, indexes and config.json with what parsing makes of them, and heads of blobs (these
-     * for as long as a checkpoint is open), lists of experts, side tables, buffers of tiles and of weights, and the
-     * encoder's tables. Sizes that are known only afterwards count as the most that they can be. Not counted are 4 MiB
-     * for copying, names of files, stacks of threads, mapped files, and what a context holds. */
-    uint64_t max_memory_bytes;
-    /* Loads: the layer's device memory, as trf_device_layer_get_load_size (transfuse/device_memory.h) says it; also on
-     * the CPU, and also where it is the caller's. */
-    uint64_t max_device_bytes;
-} trf_limits;
-
-TRF_API void trf_limits_init(trf_limits *limits);
+/* How much a call may write, and hold in memory, for what files ask for: transfuse/checkpoints.h. */
+typedef struct trf_limits trf_limits;
 
 /* It is called now and then, from one thread at a time, with the tensor at work and bytes of the source checkpoint.
  * Returning nonzero asks to stop (TRF_ERR_CANCELLED). */
@@ -388,11 +373,6 @@ typedef struct trf_tensor_info {
 } trf_tensor_info;
 
 TRF_API trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, trf_error *err);
-
-/* Does the same within limits (copied; NULL: none). They hold for each later call on the checkpoint, too, and for loads
- * from it whose options have none. */
-TRF_API trf_status trf_checkpoint_open_within(const char *path, const trf_limits *limits, trf_checkpoint **checkpoint,
-                                              trf_error *err);
 TRF_API void trf_checkpoint_close(trf_checkpoint *checkpoint);
 TRF_API uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint);
 
@@ -405,10 +385,6 @@ TRF_API trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t in
  * where several parts have one of the name. */
 TRF_API trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
                                      trf_error *err);
-
-/* Does the same within limits (NULL: none). */
-TRF_API trf_status trf_extract_layer_within(const char *in_path, const char *tensor, const char *out_path,
-                                            int overwrite, const trf_limits *limits, trf_error *err);
 
 /* ---- devices: a GPU (CUDA), or the CPU behind the same calls ---- */
 

@@ -278,7 +278,7 @@ static trf_status check_kept_text(const trf_checkpoint_index *index, const char 
         status = trf_checkpoint_index_check(&source_index, files, num_files, err);
     json_decref(source_index.root);
     if (status != TRF_OK)
-        return trf_prefix_error(err, status == TRF_ERR_MEMORY ? status : TRF_ERR_FORMAT,
+        return trf_prefix_error(err, trf_lacks_memory(status) ? status : TRF_ERR_FORMAT,
                                 "the kept source index does not fit");
     return TRF_OK;
 }

@@ -48,10 +48,6 @@ typedef struct trf_file_compressor {
     int config_is_unreadable; /* and so is carried over */
 } trf_file_compressor;
 
-enum {
-    ENCODED_SCALE_BYTES = 8 /* of a scale, in the encoder and in the head */
-};
-
 typedef struct trf_matrix_sink {
     const trf_file *file;
     uint64_t offset;
@@ -88,10 +84,10 @@ static trf_status encode_fp8(trf_file_compressor *compressor, const trf_compress
                              const trf_matrix_source *codes, const trf_sampled_matrix *sampled, const trf_sink *sink,
                              const trf_progress *progress, trf_encoded *encoded, trf_error *err) {
     const trf_encode_options *options = &compressor->job->options.encode;
-    trf_fp8_scales scales;
+    trf_fp8_scales scales = {0};
     trf_status status =
         trf_fp8_model_load_scales(compressor->fp8, compressed->source, compressed->fp8, number, &scales, err);
-    const uint64_t bytes = scales.count * (sizeof *scales.values + ENCODED_SCALE_BYTES);
+    const uint64_t bytes = 3 * scales.count * sizeof *scales.values; /* also in encoder and head */
     if (status == TRF_OK && (status = trf_budget_take(&compressor->job->budget, bytes, "its scales", err)) != TRF_OK)
         trf_fp8_scales_free(&scales);
     if (status != TRF_OK)
@@ -138,8 +134,8 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_com
     trf_progress progress = {&matrix_progress, report_matrix_progress};
     trf_layer_report layer = {0};
     const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
-    const uint64_t bytes = trf_encode_bytes(&source, &options);
     trf_budget *budget = &compressor->job->budget;
+    const uint64_t bytes = trf_encode_bytes(&source, &options);
     trf_status status = trf_budget_take(budget, bytes, "encoding a matrix", err);
     if (status != TRF_OK)
         return status;
@@ -214,8 +210,7 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
         return status;
     uint64_t *offsets = calloc(count, sizeof *offsets);
     void *index = malloc(index_bytes);
-    if (!offsets || !index)
-        status = trf_fail_memory(err, 2 * index_bytes);
+    status = offsets && index ? TRF_OK : trf_fail_memory(err, 2 * index_bytes);
     trf_expert_codec common = {TRF_CODEC_AUTO, {0}};
     for (uint64_t number = 0; number < count && status == TRF_OK; number++) {
         trf_encoded expert = {0};
@@ -388,21 +383,6 @@ static trf_status copy_other_tensors(trf_file_compressor *compressor, trf_error 
     return TRF_OK;
 }
 
-/* Joins the source's metadata and ours. @return a new reference, or NULL without memory. */
-static json_t *compressed_metadata(const trf_checkpoint_file *file, int config_is_unreadable) {
-    json_t *metadata = file->own_header.metadata ? json_copy(file->own_header.metadata) : json_object();
-    json_t *kept = json_stringn(file->own_header.text, file->own_header.text_bytes);
-    int failed =
-        !metadata || !kept || json_object_set_new(metadata, TRF_METADATA_FORMAT, json_string("1")) ||
-        json_object_set(metadata, TRF_METADATA_HEADER, kept) ||
-        (config_is_unreadable && json_object_set_new(metadata, TRF_METADATA_CONFIG, json_string("unreadable")));
-    json_decref(kept);
-    if (!failed)
-        return metadata;
-    json_decref(metadata);
-    return NULL;
-}
-
 /* Puts the file's side tables into its metadata. */
 static trf_status take_side_tables(trf_file_compressor *compressor, json_t *metadata, trf_error *err) {
     const uint64_t data = trf_safetensors_data_offset(&compressor->file->own_header);
@@ -568,7 +548,7 @@ static trf_status compress_tensors(trf_file_compressor *compressor, uint64_t *by
         status = trf_select_fp8(compressor->rules, compressed->fp8, compressed->source, &compressed->selection,
                                 &compressed->reason, err);
     }
-    if (status == TRF_OK && !(metadata = compressed_metadata(file, compressor->config_is_unreadable)))
+    if (status == TRF_OK && !(metadata = trf_compressed_metadata(file, compressor->config_is_unreadable)))
         status = trf_fail_memory(err, file->own_header.text_bytes);
     if (status == TRF_OK)
         status = take_side_tables(compressor, metadata, err);
@@ -609,18 +589,6 @@ static trf_selection_rules get_rules(const trf_compression *work, size_t file) {
     return rules;
 }
 
-/* @return the most memory that the lists of a file's tensors, the metadata and the text of the new header take: this
- * keeps the old one, escaped, and side tables in base64. */
-static uint64_t header_bytes(const trf_compression *work, const trf_checkpoint_file *file) {
-    uint64_t tables = 0;
-    for (size_t i = 0; i < file->num_tensors; i++) {
-        const trf_fp8_tensor *fp8 = trf_fp8_model_find(&work->fp8, file, file->tensors[i].source);
-        tables += fp8 && fp8->role != TRF_FP8_WEIGHT ? trf_tensor_bytes(file->tensors[i].source) : 0;
-    }
-    return 12 * (uint64_t)file->own_header.text_bytes + 8 * tables +
-           file->num_tensors * (sizeof(trf_compressed_tensor) + 512);
-}
-
 static trf_status compress_file(void *context, const trf_checkpoint_file *file, const trf_file *out, uint64_t *bytes,
                                 trf_error *err) {
     trf_compression *work = context;
@@ -639,19 +607,20 @@ static trf_status compress_file(void *context, const trf_checkpoint_file *file, 
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
-    const uint64_t taken = header_bytes(work, file);
-    if ((status = trf_budget_take(&work->job->budget, taken, "the new header", err)) != TRF_OK) {
+    const uint64_t taken = trf_compressed_header_bytes(file, &work->fp8);
+    status = trf_budget_take(&work->job->budget, taken, "its new header", err);
+    compressor.tensors = status == TRF_OK ? calloc(file->num_tensors + 1, sizeof *compressor.tensors) : NULL;
+    if (compressor.tensors)
+        status = compress_tensors(&compressor, bytes, err);
+    else if (status == TRF_OK)
+        status = trf_fail_memory(err, file->num_tensors * sizeof *compressor.tensors);
+    else
         trf_prefix_error(err, status, "%s", file->path);
-        trf_file_close(&compressor.in);
-        return status;
-    }
-    compressor.tensors = calloc(file->num_tensors + 1, sizeof *compressor.tensors);
-    status = compressor.tensors ? compress_tensors(&compressor, bytes, err)
-                                : trf_fail_memory(err, file->num_tensors * sizeof *compressor.tensors);
     if (status == TRF_OK)
         status = trf_file_check_stamp(&compressor.in, &file->stamp, err);
+    if (compressor.tensors)
+        trf_budget_give(&work->job->budget, taken);
     free(compressor.tensors);
-    trf_budget_give(&work->job->budget, taken);
     trf_file_close(&compressor.in);
     return status;
 }
@@ -756,7 +725,7 @@ static trf_status prepare_models(trf_checkpoint *checkpoint, trf_job *job, trf_c
         trf_checkpoint *model = checkpoint->num_parts ? checkpoint->parts[i] : checkpoint;
         status = prepare_model(model, job, &works[i], &failure);
         const int is_unreadable =
-            status != TRF_OK && status != TRF_ERR_MEMORY && status == works[i].source.failure.status;
+            status != TRF_OK && !trf_lacks_memory(status) && status == works[i].source.failure.status;
         if ((status == TRF_ERR_UNSUPPORTED || is_unreadable) && checkpoint->num_parts) {
             trf_job_note(job, "%s/ is carried over as it is: %s", model->name, failure.message);
             model->carried_over = 1;

@@ -253,7 +253,7 @@ trf_status trf_source_config_read(const trf_checkpoint *checkpoint, trf_source_c
     *source = (trf_source_config){0};
     trf_status status = read_file(checkpoint, TRF_MAX_MODEL_CONFIG_BYTES, &source->file, &source->failure);
     source->failure.status = status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
-    if (status != TRF_ERR_MEMORY)
+    if (!trf_lacks_memory(status))
         return TRF_OK;
     if (err)
         *err = source->failure;
@@ -379,6 +379,9 @@ static trf_status take_kept(const trf_checkpoint *checkpoint, const trf_config_f
     const char *text = json_string_value(kept);
     size_t bytes = json_string_length(kept);
     trf_error failure;
+    trf_status status = text ? trf_json_check(checkpoint->budget, file->path, text, bytes, 1, 3, err) : TRF_OK;
+    if (status != TRF_OK)
+        return status;
     if (text && trf_json_parse_python(file->path, text, bytes, &source, NULL, &failure) == TRF_ERR_MEMORY)
         return trf_fail_memory(err, bytes);
     if (!text || !json_is_object(source)) {
@@ -407,9 +410,9 @@ static trf_status restore_file(const trf_checkpoint *checkpoint, trf_config_file
                                trf_error *failure, trf_error *err) {
     trf_status status = read_file(checkpoint, TRF_MAX_COMPRESSED_CONFIG_BYTES, file, failure);
     *config = (trf_model_config){.mode = file->mode};
-    if (status == TRF_ERR_MEMORY && err)
+    if (trf_lacks_memory(status) && err)
         *err = *failure;
-    if (status == TRF_ERR_MEMORY)
+    if (trf_lacks_memory(status))
         return status;
     failure->status = status;
     if (status != TRF_OK && status != TRF_ERR_NOT_FOUND)
@@ -477,7 +480,7 @@ trf_status trf_model_config_is_lossless(const trf_checkpoint *checkpoint, int *l
     const char *codec = json_string_value(json_object_get(find_ours(file.root), "codec"));
     *lossless = codec && strcmp(codec, trf_codec_name(TRF_CODEC_AUTO)) == 0;
     free_file(&file);
-    return status == TRF_ERR_MEMORY ? trf_fail(err, status, failure.offset, "%s", failure.message) : TRF_OK;
+    return trf_lacks_memory(status) ? trf_fail(err, status, failure.offset, "%s", failure.message) : TRF_OK;
 }
 
 /* ---- comparing ---- */

@@ -401,7 +401,7 @@ trf_status trf_verify_written(trf_job *job, const char *path, const trf_checkpoi
     }
     if (check.report.peak_buffer_bytes > job->report.peak_buffer_bytes)
         job->report.peak_buffer_bytes = check.report.peak_buffer_bytes;
-    if (status == TRF_OK || status == TRF_ERR_IO || status == TRF_ERR_CANCELLED || status == TRF_ERR_MEMORY)
+    if (status == TRF_OK || status == TRF_ERR_IO || status == TRF_ERR_CANCELLED || trf_lacks_memory(status))
         return status;
     return trf_prefix_error(err, TRF_ERR_MISMATCH, "what was written does not agree with the source");
 }

@@ -9,6 +9,8 @@
 #include "cli_progress.h"
 #include "cli_terminal.h"
 
+#include "transfuse/checkpoints.h"
+
 /* A run over a checkpoint. */
 typedef struct cli_run {
     const cli_options *options;

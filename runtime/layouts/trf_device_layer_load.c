@@ -199,6 +199,16 @@ static trf_status check_adoption(const trf_layer_info *info, const trf_given_buf
     return TRF_OK;
 }
 
+/* Checks that the limits allow a buffer that becomes a layer where it lies. */
+static trf_status check_given(const trf_load_options *options, uint64_t bytes, trf_error *err) {
+    trf_limits limits;
+    trf_status status = trf_take_limits(options->limits, &limits, err);
+    if (status != TRF_OK || !limits.max_device_bytes || bytes <= limits.max_device_bytes)
+        return status;
+    return trf_fail(err, TRF_ERR_LIMIT, TRF_NO_OFFSET, "max_device_bytes is %llu, and the buffer has %llu bytes",
+                    (unsigned long long)limits.max_device_bytes, (unsigned long long)bytes);
+}
+
 static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout, const trf_given_buffer *given,
                               const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_device_layer *made = NULL;
@@ -284,6 +294,8 @@ trf_status trf_device_layer_create(trf_context *context, const void *buffer, uin
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
         status = look_for_head(context, &given, &taken, &adopts, err);
+    if (status == TRF_OK && adopts)
+        status = check_given(&taken, buffer_bytes, err);
     if (status == TRF_OK && adopts)
         return adopt_layer(context, adopts, &given, &taken, layer, err);
     if (status == TRF_OK)

@@ -4,6 +4,7 @@
  * TRF_TEST_WRAPS: free */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
+#include "transfuse/checkpoints.h"
 #include "transfuse/device_memory.h"
 #include "trf_blob.h"
 #include "trf_encode.h"

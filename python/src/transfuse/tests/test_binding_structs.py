@@ -20,7 +20,7 @@ import transfuse
 from transfuse import _structs as s
 from transfuse._library import library
 
-_HEADERS = ("transfuse.h", "transfuse/device_memory.h", "transfuse/layouts.h")
+_HEADERS = ("transfuse.h", "transfuse/checkpoints.h", "transfuse/device_memory.h", "transfuse/layouts.h")
 _STRUCTS = {
     "trf_error": s.ErrorStruct,
     "trf_build_info": s.BuildInfoStruct,
