@@ -303,7 +303,7 @@ def test_limits(tmp_path: Path, source: Path, compressed: Path) -> None:
     name = next(tensor.name for tensor in transfuse.info(compressed).tensors if tensor.blobs == 1)
     for call in (
         lambda limit: transfuse.compress(source, tmp_path / "out.safetensors", max_memory_bytes=limit),
-        lambda limit: transfuse.decompress(compressed, tmp_path / "out.safetensors", max_memory_bytes=limit),
+        lambda limit: transfuse.decompress(compressed, tmp_path / "again.safetensors", max_memory_bytes=limit),
         lambda limit: transfuse.verify(compressed, max_memory_bytes=limit),
         lambda limit: transfuse.info(compressed, max_memory_bytes=limit),
         lambda limit: transfuse.Layer.load(compressed, name, max_memory_bytes=limit),
