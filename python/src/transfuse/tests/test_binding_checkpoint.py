@@ -7,6 +7,7 @@ import ctypes
 import json
 import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -301,13 +302,14 @@ def test_limits(tmp_path: Path, source: Path, compressed: Path) -> None:
     with pytest.raises(transfuse.LimitError, match=r"max_output_bytes is 1000"):
         transfuse.compress(source, tmp_path / "out.safetensors", max_output_bytes=1000)
     name = next(tensor.name for tensor in transfuse.info(compressed).tensors if tensor.blobs == 1)
-    for call in (
+    calls: list[Callable[[int], object]] = [
         lambda limit: transfuse.compress(source, tmp_path / "out.safetensors", max_memory_bytes=limit),
         lambda limit: transfuse.decompress(compressed, tmp_path / "again.safetensors", max_memory_bytes=limit),
         lambda limit: transfuse.verify(compressed, max_memory_bytes=limit),
         lambda limit: transfuse.info(compressed, max_memory_bytes=limit),
         lambda limit: transfuse.Layer.load(compressed, name, max_memory_bytes=limit),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(transfuse.LimitError, match=r"max_memory_bytes is 500"):
             call(500)
         call(2**30)
