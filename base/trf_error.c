@@ -29,6 +29,7 @@ static const char *const kNames[TRF_STATUS_COUNT] = {
     "TRF_ERR_DEVICE",
     "TRF_ERR_CUDA",
     "TRF_ERR_CANCELLED",
+    "TRF_ERR_LIMIT",
 };
 
 const char *trf_status_name(trf_status status) {

@@ -61,6 +61,10 @@ trf_status trf_encode_scaled_fp8(const trf_source *source, const trf_fp8_scales 
                                  const trf_encode_options *options, const trf_sink *sink, const trf_progress *progress,
                                  trf_encoded *encoded, trf_layer_report *report, trf_error *err);
 
+/* @return the most memory that trf_encode_source takes at a time for a layer of this dtype and shape, besides what
+ * source and sink take. options: with its codec. */
+uint64_t trf_encode_bytes(const trf_source *source, const trf_encode_options *options);
+
 /* @return the codec that gives every weight of a dtype back, or TRF_CODEC_AUTO for F32, which has none. */
 trf_codec trf_lossless_codec(trf_dtype dtype);
 

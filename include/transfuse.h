@@ -9,7 +9,7 @@
  *   transfuse/groups.h   layers that do not wait for each other in one launch
  *   transfuse/experts.h  mixtures of experts whose counts of tokens only the device knows
  *   transfuse/stacks.h   layers that are offloaded to host memory, for models larger than device memory
- *   transfuse/checkpoints.h   texts for what a report counts
+ *   transfuse/checkpoints.h   limits on what files may ask for, texts for what a report counts
  *   transfuse/cpu.h      the product on the CPU without a device layer, and threads
  * docs/guide.md has the long contracts: what corrupt data leads to, exactness, CUDA graphs, memory.
  *
@@ -76,7 +76,8 @@ typedef enum trf_status {
     TRF_ERR_DEVICE = 18,      /* no such device */
     TRF_ERR_CUDA = 19,        /* a CUDA call failed; trf_error.cuda holds its code */
     TRF_ERR_CANCELLED = 20,   /* the caller's progress callback asked to stop */
-    TRF_STATUS_COUNT = 21
+    TRF_ERR_LIMIT = 21,       /* what a file asks for is more than the caller's trf_limits allow */
+    TRF_STATUS_COUNT = 22
 } trf_status;
 
 /* The offset of an error that lies at no byte of a file or blob. */
@@ -224,6 +225,9 @@ TRF_API trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint6
 
 /* ---- checkpoints: a .safetensors file, a model.safetensors.index.json, or a directory that holds either ---- */
 
+/* How much a call may write, and hold in memory, for what files ask for: transfuse/checkpoints.h. */
+typedef struct trf_limits trf_limits;
+
 /* It is called now and then, from one thread at a time, with the tensor at work and bytes of the source checkpoint.
  * Returning nonzero asks to stop (TRF_ERR_CANCELLED). */
 typedef int (*trf_progress_fn)(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes);
@@ -260,6 +264,7 @@ typedef struct trf_checkpoint_options {
      * has left, if it had the same input (names, sizes, times and headers of its files), options and version. Else it
      * begins anew, and a note says why. The bytes of the output are the same either way. */
     int resume;
+    const trf_limits *limits; /* or NULL: none; read during the call */
 } trf_checkpoint_options;
 
 TRF_API void trf_checkpoint_options_init(trf_checkpoint_options *options);
@@ -464,7 +469,8 @@ typedef struct trf_load_options {
     trf_progress_fn
         progress; /* or NULL; the thread that loads calls it, with the bytes of the tiles that it has read */
     void *progress_context;
-    int packed_bf16; /* PACKED is packed BF16, of FP8 as well */
+    int packed_bf16;          /* PACKED is packed BF16, of FP8 as well */
+    const trf_limits *limits; /* or NULL: those of the checkpoint, if there is one; read during the call */
 } trf_load_options;
 
 TRF_API void trf_load_options_init(trf_load_options *options);

@@ -10,15 +10,15 @@
 /* A blob whose head has been read and validated. */
 typedef struct trf_blob_reader {
     const trf_file *file;
-    uint64_t offset; /* of the blob's first byte in the file */
-    uint64_t bytes;  /* of the blob */
-    void *head;      /* aligned; view points into it */
-    uint64_t head_bytes;
+    uint64_t offset;     /* of the blob's first byte in the file */
+    uint64_t bytes;      /* of the blob */
+    void *head;          /* aligned; view points into it */
+    uint64_t head_bytes; /* taken of the file's budget */
     trf_blob_view view;
 } trf_blob_reader;
 
 /* Opens the blob in `bytes` bytes at `offset`; file must outlive the reader. Release with trf_blob_reader_close on
- * success only. Errors: those of a malformed head, with offsets in the file; TRF_ERR_IO, TRF_ERR_MEMORY. */
+ * success only. Errors: those of a malformed head, with offsets in the file; TRF_ERR_IO, _MEMORY, _LIMIT. */
 trf_status trf_blob_reader_open(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_reader *reader,
                                 trf_error *err);
 void trf_blob_reader_close(trf_blob_reader *reader);
@@ -34,7 +34,7 @@ typedef trf_status trf_rectangle_fn(void *context, const trf_rectangle *rectangl
 /* Checks and decodes every tile, and hands the weights to fn: from left to right, then downwards, each weight once, one
  * call at a time. If fn is NULL the tiles are only checked and decoded. threads: as trf_thread_count takes it.
  * *buffer_bytes, if not NULL: the bytes that were allocated.
- * Errors: those of tiles, with offsets in the file; whatever fn returns; TRF_ERR_IO, TRF_ERR_MEMORY. */
+ * Errors: those of tiles, with offsets in the file; whatever fn returns; TRF_ERR_IO, _MEMORY, _LIMIT. */
 trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, trf_rectangle_fn *fn, void *context,
                                   uint64_t *buffer_bytes, trf_error *err);
 
@@ -44,11 +44,12 @@ typedef struct trf_blob_list {
     uint64_t count;
     uint64_t *offsets; /* [count + 1] from the tensor's first byte; the last is its size */
     int is_expert_tensor;
+    trf_budget *budget; /* the file's, which has given the memory */
 } trf_blob_list;
 
 /* Reads and checks the index if there is one. Release with trf_blob_list_free on success only.
  * Errors: TRF_ERR_MAGIC (neither blob nor expert index), TRF_ERR_HEADER, TRF_ERR_TRUNCATED, TRF_ERR_IO,
- * TRF_ERR_MEMORY. */
+ * TRF_ERR_MEMORY, TRF_ERR_LIMIT. */
 trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_list *list,
                               trf_error *err);
 void trf_blob_list_free(trf_blob_list *list);

@@ -96,11 +96,11 @@ static trf_status checkpoint_add(trf_checkpoint *checkpoint, const char *name, t
                                 lstat(path, &info) == 0 ? "cannot follow the link" : "cannot examine");
     else if (S_ISDIR(info.st_mode) || (!is_index && is_alias(checkpoint->root, path)))
         ; /* it is copied with the other entries */
-    else if (is_index &&
-             (status = trf_checkpoint_index_open(path, &checkpoint->indexes[checkpoint->num_indexes], err)) == TRF_OK)
+    else if (is_index && (status = trf_checkpoint_index_open_counted(
+                              path, checkpoint->budget, &checkpoint->indexes[checkpoint->num_indexes], err)) == TRF_OK)
         checkpoint->num_indexes++;
-    else if (!is_index &&
-             (status = trf_checkpoint_file_open(path, &checkpoint->files[checkpoint->num_files], err)) == TRF_OK)
+    else if (!is_index && (status = trf_checkpoint_file_open_counted(
+                               path, checkpoint->budget, &checkpoint->files[checkpoint->num_files], err)) == TRF_OK)
         checkpoint->num_files++;
     free(path);
     return status;
@@ -217,6 +217,8 @@ static trf_status checkpoint_add_part(trf_checkpoint *checkpoint, const char *na
     trf_checkpoint *part = is ? calloc(1, sizeof *part) : NULL;
     if (part) {
         part->is_folder = 1;
+        part->limits = checkpoint->limits;
+        part->budget = checkpoint->budget;
         part->root = path;
         part->name = strdup(name);
         checkpoint->parts[checkpoint->num_parts++] = part;
@@ -263,12 +265,14 @@ static trf_status checkpoint_open_files(trf_checkpoint *checkpoint, trf_error *e
 static trf_status checkpoint_open_file(trf_checkpoint *checkpoint, trf_error *err) {
     if (!(checkpoint->files = calloc(1, sizeof *checkpoint->files)))
         return trf_fail_memory(err, sizeof *checkpoint->files);
-    trf_status status = trf_checkpoint_file_open(checkpoint->root, checkpoint->files, err);
+    trf_status status = trf_checkpoint_file_open_counted(checkpoint->root, checkpoint->budget, checkpoint->files, err);
     checkpoint->num_files = status == TRF_OK;
     return status;
 }
 
-trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, trf_error *err) {
+/* budget: NULL: the checkpoint's own, of its limits. */
+static trf_status checkpoint_open(const char *path, const trf_limits *limits, trf_budget *budget,
+                                  trf_checkpoint **checkpoint, trf_error *err) {
     struct stat info;
     if (!path || !checkpoint)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "opening a checkpoint needs a path, and a place for it");
@@ -278,6 +282,9 @@ trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, tr
     trf_checkpoint *opened = calloc(1, sizeof *opened);
     if (!opened)
         return trf_fail_memory(err, sizeof *opened);
+    opened->limits = *limits;
+    opened->own.max_bytes = limits->max_memory_bytes;
+    opened->budget = budget ? budget : &opened->own;
     int is_index = !S_ISDIR(info.st_mode) && trf_name_is_index(path);
     opened->is_folder = S_ISDIR(info.st_mode) || is_index;
     opened->root = is_index ? trf_path_parent(path) : strdup(path);
@@ -292,6 +299,23 @@ trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, tr
     }
     *checkpoint = opened;
     return TRF_OK;
+}
+
+trf_status trf_checkpoint_open_counted(const char *path, trf_budget *budget, trf_checkpoint **checkpoint,
+                                       trf_error *err) {
+    const trf_limits none = {.struct_bytes = sizeof none};
+    return checkpoint_open(path, &none, budget, checkpoint, err);
+}
+
+trf_status trf_checkpoint_open_within(const char *path, const trf_limits *limits, trf_checkpoint **checkpoint,
+                                      trf_error *err) {
+    trf_limits taken;
+    trf_status status = trf_take_limits(limits, &taken, err);
+    return status == TRF_OK ? checkpoint_open(path, &taken, NULL, checkpoint, err) : status;
+}
+
+trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, trf_error *err) {
+    return trf_checkpoint_open_within(path, NULL, checkpoint, err);
 }
 
 void trf_checkpoint_close(trf_checkpoint *checkpoint) {
@@ -461,13 +485,15 @@ void trf_count_side_tables(trf_job *job, const trf_checkpoint_file *file) {
 
 /* Opens every blob of a tensor, and sums up what their headers say. look: or NULL. */
 static trf_status describe_blobs(const trf_checkpoint_file *checkpoint_file, const trf_file_tensor *tensor,
-                                 trf_look_at_blob_fn *look, void *context, trf_layer_info *info, trf_error *err) {
+                                 trf_budget *budget, trf_look_at_blob_fn *look, void *context, trf_layer_info *info,
+                                 trf_error *err) {
     trf_file file;
     uint64_t file_bytes;
     trf_blob_list list;
     trf_status status = trf_file_open(checkpoint_file->path, &file, &file_bytes, err);
     if (status != TRF_OK)
         return status;
+    file.budget = budget;
     if ((status = trf_blob_list_read(&file, tensor->file_offset, tensor->bytes, &list, err)) != TRF_OK)
         goto done;
     for (uint64_t number = 0; number < list.count && status == TRF_OK; number++) {
@@ -528,7 +554,8 @@ trf_status trf_checkpoint_look(trf_checkpoint *checkpoint, uint64_t index, trf_l
     };
     if (!tensor->blobs)
         return TRF_OK;
-    return trf_sanitize_error(describe_blobs(checkpoint_file, tensor, look, context, &info->layer, err), err);
+    trf_budget budget = *checkpoint->budget; /* several threads may ask */
+    return trf_sanitize_error(describe_blobs(checkpoint_file, tensor, &budget, look, context, &info->layer, err), err);
 }
 
 trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf_tensor_info *info, trf_error *err) {

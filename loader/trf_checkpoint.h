@@ -28,7 +28,15 @@ struct trf_checkpoint {
     int has_config;              /* a folder with a config.json ... */
     trf_file_stamp config_stamp; /* ... when it was opened */
     int carried_over;            /* the part is left as it is; set by the code that works on the pipeline */
+    trf_limits limits;           /* of the calls on it ... */
+    trf_budget *budget;          /* ... and what the open files take: the caller's, or `own`; a part's is the whole's */
+    trf_budget own;
 };
+
+/* Opens a checkpoint as trf_checkpoint_open does. What its files take in memory is taken from the budget, which must
+ * outlive it, and given back when it is closed. */
+trf_status trf_checkpoint_open_counted(const char *path, trf_budget *budget, trf_checkpoint **checkpoint,
+                                       trf_error *err);
 
 /* The file that makes a folder a pipeline's. */
 #define TRF_PIPELINE_INDEX_NAME "model_index.json"

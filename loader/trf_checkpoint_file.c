@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_checkpoint_file.h"
 
+#include "trf_json.h"
 #include "trf_split.h"
 
 #include <inttypes.h>
@@ -175,7 +176,8 @@ done:
     free(blob_shape);
     json_decref(metadata);
     if (status == TRF_OK)
-        return trf_safetensors_parse(text.bytes, text.size, UINT64_MAX, &checkpoint_file->source_header, err);
+        return trf_safetensors_parse_counted(file->budget, text.bytes, text.size, UINT64_MAX,
+                                             &checkpoint_file->source_header, err);
     trf_text_free(&text);
     return status;
 }
@@ -185,10 +187,14 @@ static trf_status read_source_header(const trf_file *file, trf_checkpoint_file *
     const char *kept = trf_safetensors_metadata(&checkpoint_file->own_header, TRF_METADATA_HEADER);
     if (!kept)
         return rebuild_header(file, checkpoint_file, err);
+    trf_status status = trf_budget_check(file->budget, strlen(kept) + 1, "the kept source header", err);
+    if (status != TRF_OK)
+        return status;
     char *text = strdup(kept);
     if (!text)
         return trf_fail_memory(err, strlen(kept));
-    trf_status status = trf_safetensors_parse(text, strlen(kept), UINT64_MAX, &checkpoint_file->source_header, err);
+    status = trf_safetensors_parse_counted(file->budget, text, strlen(kept), UINT64_MAX,
+                                           &checkpoint_file->source_header, err);
     if (status == TRF_OK)
         return TRF_OK;
     if (err)
@@ -290,6 +296,17 @@ static trf_status detect_compressed(const trf_file *file, trf_checkpoint_file *c
     return TRF_OK;
 }
 
+/* Takes what the list of tensors and the side tables need; of these what was encoded is in the metadata, too. */
+static trf_status count_lists(const trf_file *file, const trf_checkpoint_file *checkpoint_file, trf_error *err) {
+    const trf_safetensors *own = &checkpoint_file->own_header;
+    const char *tables = trf_safetensors_metadata(own, TRF_METADATA_SIDE_TABLES);
+    const uint64_t tensors = trf_checkpoint_file_source_header(checkpoint_file)->num_tensors,
+                   tables_bytes = tables ? trf_json_bytes(tables, strlen(tables)) : 0;
+    return trf_budget_take(file->budget,
+                           (tensors + 1) * (sizeof(trf_file_tensor) + sizeof(trf_side_table)) + tables_bytes,
+                           "its list of tensors", err);
+}
+
 static trf_status parse_checkpoint_file(const trf_file *file, trf_checkpoint_file *checkpoint_file, trf_error *err) {
     uint32_t magic = 0;
     trf_status status = TRF_OK;
@@ -313,6 +330,8 @@ static trf_status parse_checkpoint_file(const trf_file *file, trf_checkpoint_fil
     }
     if (checkpoint_file->compressed && (status = read_source_header(file, checkpoint_file, err)) != TRF_OK)
         return status;
+    if ((status = count_lists(file, checkpoint_file, err)) != TRF_OK)
+        return status;
     if (checkpoint_file->compressed &&
         (status = trf_side_tables_read(&checkpoint_file->own_header, &checkpoint_file->source_header,
                                        &checkpoint_file->side_tables, err)) != TRF_OK)
@@ -321,12 +340,20 @@ static trf_status parse_checkpoint_file(const trf_file *file, trf_checkpoint_fil
 }
 
 trf_status trf_checkpoint_file_open(const char *path, trf_checkpoint_file *checkpoint_file, trf_error *err) {
+    return trf_checkpoint_file_open_counted(path, NULL, checkpoint_file, err);
+}
+
+trf_status trf_checkpoint_file_open_counted(const char *path, trf_budget *budget, trf_checkpoint_file *checkpoint_file,
+                                            trf_error *err) {
     trf_file file;
-    *checkpoint_file = (trf_checkpoint_file){.path = strdup(path), .name = strdup(trf_path_basename(path))};
+    const uint64_t held_before = budget ? budget->held_bytes : 0;
+    *checkpoint_file =
+        (trf_checkpoint_file){.path = strdup(path), .name = strdup(trf_path_basename(path)), .budget = budget};
     trf_status status;
     if (!checkpoint_file->path || !checkpoint_file->name) {
         status = trf_fail_memory(err, strlen(path));
     } else if ((status = trf_file_open(path, &file, &checkpoint_file->file_bytes, err)) == TRF_OK) {
+        file.budget = budget;
         status = trf_file_take_stamp(&file, &checkpoint_file->stamp, err);
         if (status == TRF_OK)
             status = parse_checkpoint_file(&file, checkpoint_file, err);
@@ -335,6 +362,7 @@ trf_status trf_checkpoint_file_open(const char *path, trf_checkpoint_file *check
             trf_prefix_error(err, status, "%s", path);
         trf_file_close(&file);
     }
+    checkpoint_file->counted_bytes = budget ? budget->held_bytes - held_before : 0;
     if (status != TRF_OK)
         trf_checkpoint_file_free(checkpoint_file);
     return status;
@@ -347,6 +375,7 @@ void trf_checkpoint_file_free(trf_checkpoint_file *checkpoint_file) {
     trf_side_tables_free(&checkpoint_file->side_tables);
     trf_safetensors_free(&checkpoint_file->own_header);
     trf_safetensors_free(&checkpoint_file->source_header);
+    trf_budget_give(checkpoint_file->budget, checkpoint_file->counted_bytes);
     *checkpoint_file = (trf_checkpoint_file){0};
 }
 

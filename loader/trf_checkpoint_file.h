@@ -35,12 +35,18 @@ typedef struct trf_checkpoint_file {
     trf_file_tensor *tensors;      /* in the source's order; side tables are not among them */
     size_t num_tensors;
     trf_side_tables side_tables; /* tensors of the source that the file has in its metadata */
+    trf_budget *budget;          /* or NULL */
+    uint64_t counted_bytes;      /* what it has taken of the budget */
 } trf_checkpoint_file;
 
 /* Opens, parses and closes a file. path: copied. Release with trf_checkpoint_file_free on success only.
  * Errors: TRF_ERR_NOT_FOUND, _IO, _TRUNCATED, _FORMAT, _VERSION, _MEMORY, and those of blobs' headers. Messages name
  * the file. */
 trf_status trf_checkpoint_file_open(const char *path, trf_checkpoint_file *checkpoint_file, trf_error *err);
+
+/* Does the same within a budget, which must outlive the file. Errors: also TRF_ERR_LIMIT. */
+trf_status trf_checkpoint_file_open_counted(const char *path, trf_budget *budget, trf_checkpoint_file *checkpoint_file,
+                                            trf_error *err);
 void trf_checkpoint_file_free(trf_checkpoint_file *checkpoint_file);
 
 /* @return the header that the source has, or had. */

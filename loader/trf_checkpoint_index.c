@@ -38,15 +38,27 @@ static trf_status index_parse(const char *path, const char *text, size_t bytes, 
 }
 
 trf_status trf_checkpoint_index_open(const char *path, trf_checkpoint_index *index, trf_error *err) {
+    return trf_checkpoint_index_open_counted(path, NULL, index, err);
+}
+
+trf_status trf_checkpoint_index_open_counted(const char *path, trf_budget *budget, trf_checkpoint_index *index,
+                                             trf_error *err) {
     char *text = NULL;
     size_t bytes;
-    *index = (trf_checkpoint_index){.path = strdup(path), .name = strdup(trf_path_basename(path))};
+    *index = (trf_checkpoint_index){.path = strdup(path), .name = strdup(trf_path_basename(path)), .budget = budget};
     trf_status status = trf_path_take_stamp(path, &index->stamp, err);
     if (status == TRF_OK)
-        status = trf_file_load(path, TRF_MAX_INDEX_BYTES, &text, &bytes, err);
+        status = trf_file_load_within(budget, path, TRF_MAX_INDEX_BYTES, &text, &bytes, err);
     index->has_mark = status == TRF_OK && bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0;
+    if (status == TRF_OK && !index->has_mark) /* it is parsed twice, once as Python does it */
+        status = trf_json_check(budget, path, text, bytes, 2, 2, err);
     if (status == TRF_OK && !index->has_mark)
         status = index_parse(path, text, bytes, index, err);
+    if (status == TRF_OK && !index->has_mark && budget && budget->max_bytes) {
+        const uint64_t held = trf_json_bytes(text, bytes);
+        status = trf_budget_take(budget, held, "an index", err);
+        index->counted_bytes = status == TRF_OK ? held : 0;
+    }
     if (status == TRF_OK && (!index->path || !index->name))
         status = trf_fail_memory(err, strlen(path));
     free(text);
@@ -59,14 +71,25 @@ void trf_checkpoint_index_free(trf_checkpoint_index *index) {
     free(index->path);
     free(index->name);
     json_decref(index->root);
+    trf_budget_give(index->budget, index->counted_bytes);
     *index = (trf_checkpoint_index){0};
 }
 
+/* Finds a file; files are in the order of their names. An index of a million names, and as many files, must not take
+ * hours. @return num_files if there is none of the name. */
 static size_t find_file_number(const trf_checkpoint_file *files, size_t num_files, const char *name) {
-    size_t i = 0;
-    while (i < num_files && strcmp(files[i].name, name) != 0)
-        i++;
-    return i;
+    size_t begin = 0, end = num_files;
+    while (begin < end) {
+        const size_t middle = begin + (end - begin) / 2;
+        const int order = strcmp(name, files[middle].name);
+        if (order == 0)
+            return middle;
+        if (order < 0)
+            end = middle;
+        else
+            begin = middle + 1;
+    }
+    return num_files;
 }
 
 const char *trf_checkpoint_index_why_idle(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
@@ -248,12 +271,14 @@ static trf_status index_rewrite(const trf_checkpoint_index *index, const trf_che
 static trf_status check_kept_text(const trf_checkpoint_index *index, const char *text, size_t bytes,
                                   const trf_checkpoint_file *files, size_t num_files, trf_error *err) {
     trf_checkpoint_index source_index = {.path = index->path};
-    trf_status status = index_parse(index->path, text, bytes, &source_index, err);
+    trf_status status = trf_json_check(index->budget, index->path, text, bytes, 2, 2, err);
+    if (status == TRF_OK)
+        status = index_parse(index->path, text, bytes, &source_index, err);
     if (status == TRF_OK)
         status = trf_checkpoint_index_check(&source_index, files, num_files, err);
     json_decref(source_index.root);
     if (status != TRF_OK)
-        return trf_prefix_error(err, status == TRF_ERR_MEMORY ? status : TRF_ERR_FORMAT,
+        return trf_prefix_error(err, trf_lacks_memory(status) ? status : TRF_ERR_FORMAT,
                                 "the kept source index does not fit");
     return TRF_OK;
 }
@@ -311,9 +336,16 @@ trf_status trf_checkpoint_index_rewrite(const trf_checkpoint_index *index, const
 
     char *source;
     size_t source_bytes;
-    trf_status status = trf_file_load(index->path, TRF_MAX_INDEX_BYTES, &source, &source_bytes, err);
+    trf_status status =
+        trf_file_load_within(index->budget, index->path, TRF_MAX_INDEX_BYTES, &source, &source_bytes, err);
     if (status != TRF_OK)
         return status;
+    if (out_compressed) /* a map, and the texts of the old index and of the new one, which keeps the old */
+        status = trf_json_check(index->budget, index->path, source, source_bytes, 1, 8, err);
+    if (status != TRF_OK) {
+        free(source);
+        return status;
+    }
     if (!out_compressed) {
         *text = source, *bytes = source_bytes;
         return TRF_OK;

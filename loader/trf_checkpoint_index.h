@@ -13,14 +13,20 @@ typedef struct trf_checkpoint_index {
     char *name;           /* of the file alone */
     trf_file_stamp stamp; /* when it was read */
     json_t *root;
-    json_t *weight_map; /* within root */
-    int has_mark;       /* it begins with a byte order mark, and is not parsed: programs that load by it raise an
-                         * error */
+    json_t *weight_map;     /* within root */
+    int has_mark;           /* it begins with a byte order mark, and is not parsed: programs that load by it raise an
+                             * error */
+    trf_budget *budget;     /* or NULL */
+    uint64_t counted_bytes; /* what it has taken of the budget */
 } trf_checkpoint_index;
 
 /* Reads and parses an index. Release with trf_checkpoint_index_free on success only. Errors: TRF_ERR_NOT_FOUND, _IO,
  * _FORMAT, _MEMORY. */
 trf_status trf_checkpoint_index_open(const char *path, trf_checkpoint_index *index, trf_error *err);
+
+/* Does the same within a budget, which must outlive the index. Errors: also TRF_ERR_LIMIT. */
+trf_status trf_checkpoint_index_open_counted(const char *path, trf_budget *budget, trf_checkpoint_index *index,
+                                             trf_error *err);
 void trf_checkpoint_index_free(trf_checkpoint_index *index);
 
 /* Checks that every tensor of the map is in its file, and every tensor of those files in the map.

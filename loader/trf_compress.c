@@ -84,9 +84,12 @@ static trf_status encode_fp8(trf_file_compressor *compressor, const trf_compress
                              const trf_matrix_source *codes, const trf_sampled_matrix *sampled, const trf_sink *sink,
                              const trf_progress *progress, trf_encoded *encoded, trf_error *err) {
     const trf_encode_options *options = &compressor->job->options.encode;
-    trf_fp8_scales scales;
+    trf_fp8_scales scales = {0};
     trf_status status =
         trf_fp8_model_load_scales(compressor->fp8, compressed->source, compressed->fp8, number, &scales, err);
+    const uint64_t bytes = 3 * scales.count * sizeof *scales.values; /* also in encoder and head */
+    if (status == TRF_OK && (status = trf_budget_take(&compressor->job->budget, bytes, "its scales", err)) != TRF_OK)
+        trf_fp8_scales_free(&scales);
     if (status != TRF_OK)
         return status;
     trf_matrix_source matrix = *codes;
@@ -103,6 +106,7 @@ static trf_status encode_fp8(trf_file_compressor *compressor, const trf_compress
         encoded->granularity = scales.granularity;
         encoded->scale_group_size = scales.scale_group_size;
     }
+    trf_budget_give(&compressor->job->budget, bytes);
     trf_fp8_scales_free(&scales);
     return status;
 }
@@ -130,13 +134,18 @@ static trf_status compress_matrix(trf_file_compressor *compressor, const trf_com
     trf_progress progress = {&matrix_progress, report_matrix_progress};
     trf_layer_report layer = {0};
     const trf_sampled_matrix sampled = {&compressor->in, matrix.offset, dtype, rows, cols};
-    trf_status status;
+    trf_budget *budget = &compressor->job->budget;
+    const uint64_t bytes = trf_encode_bytes(&source, &options);
+    trf_status status = trf_budget_take(budget, bytes, "encoding a matrix", err);
+    if (status != TRF_OK)
+        return status;
     if (compressed->fp8)
         status = encode_fp8(compressor, compressed, number, &matrix, &sampled, &sink, &progress, encoded, err);
     else if (compressor->out)
         status = trf_encode_source(&source, &options, &sink, &progress, encoded, &layer, err);
     else
         status = trf_estimate_blob(&sampled, &options, encoded, &layer, err);
+    trf_budget_give(budget, bytes);
     if (status == TRF_OK)
         count_search(compressor->job, tensor, rows, encoded);
     compressor->job->weight_energy += layer.weight_energy;
@@ -195,10 +204,13 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     if (!compressor->out)
         return estimate_expert_tensor(compressor, compressed, encoded, err);
     uint64_t count = compressed->source->shape[0], index_bytes = trf_expert_index_bytes(count), end = index_bytes;
+    const uint64_t done = compressor->job->done_bytes;
+    trf_status status = trf_budget_take(&compressor->job->budget, 2 * index_bytes, "the list of its matrices", err);
+    if (status != TRF_OK)
+        return status;
     uint64_t *offsets = calloc(count, sizeof *offsets);
     void *index = malloc(index_bytes);
-    const uint64_t done = compressor->job->done_bytes;
-    trf_status status = offsets && index ? TRF_OK : trf_fail_memory(err, 2 * index_bytes);
+    status = offsets && index ? TRF_OK : trf_fail_memory(err, 2 * index_bytes);
     trf_expert_codec common = {TRF_CODEC_AUTO, {0}};
     for (uint64_t number = 0; number < count && status == TRF_OK; number++) {
         trf_encoded expert = {0};
@@ -221,6 +233,7 @@ static trf_status compress_expert_tensor(trf_file_compressor *compressor, const 
     }
     free(offsets);
     free(index);
+    trf_budget_give(&compressor->job->budget, 2 * index_bytes);
     *encoded = common.first;
     encoded->blob_bytes = end;
     return status;
@@ -368,21 +381,6 @@ static trf_status copy_other_tensors(trf_file_compressor *compressor, trf_error 
             compressed->end = compressor->end += bytes;
         }
     return TRF_OK;
-}
-
-/* Joins the source's metadata and ours. @return a new reference, or NULL without memory. */
-static json_t *compressed_metadata(const trf_checkpoint_file *file, int config_is_unreadable) {
-    json_t *metadata = file->own_header.metadata ? json_copy(file->own_header.metadata) : json_object();
-    json_t *kept = json_stringn(file->own_header.text, file->own_header.text_bytes);
-    int failed =
-        !metadata || !kept || json_object_set_new(metadata, TRF_METADATA_FORMAT, json_string("1")) ||
-        json_object_set(metadata, TRF_METADATA_HEADER, kept) ||
-        (config_is_unreadable && json_object_set_new(metadata, TRF_METADATA_CONFIG, json_string("unreadable")));
-    json_decref(kept);
-    if (!failed)
-        return metadata;
-    json_decref(metadata);
-    return NULL;
 }
 
 /* Puts the file's side tables into its metadata. */
@@ -550,7 +548,7 @@ static trf_status compress_tensors(trf_file_compressor *compressor, uint64_t *by
         status = trf_select_fp8(compressor->rules, compressed->fp8, compressed->source, &compressed->selection,
                                 &compressed->reason, err);
     }
-    if (status == TRF_OK && !(metadata = compressed_metadata(file, compressor->config_is_unreadable)))
+    if (status == TRF_OK && !(metadata = trf_compressed_metadata(file, compressor->config_is_unreadable)))
         status = trf_fail_memory(err, file->own_header.text_bytes);
     if (status == TRF_OK)
         status = take_side_tables(compressor, metadata, err);
@@ -609,11 +607,19 @@ static trf_status compress_file(void *context, const trf_checkpoint_file *file, 
     trf_status status = trf_file_open(file->path, &compressor.in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
-    compressor.tensors = calloc(file->num_tensors + 1, sizeof *compressor.tensors);
-    status = compressor.tensors ? compress_tensors(&compressor, bytes, err)
-                                : trf_fail_memory(err, file->num_tensors * sizeof *compressor.tensors);
+    const uint64_t taken = trf_compressed_header_bytes(file, &work->fp8);
+    status = trf_budget_take(&work->job->budget, taken, "its new header", err);
+    compressor.tensors = status == TRF_OK ? calloc(file->num_tensors + 1, sizeof *compressor.tensors) : NULL;
+    if (compressor.tensors)
+        status = compress_tensors(&compressor, bytes, err);
+    else if (status == TRF_OK)
+        status = trf_fail_memory(err, file->num_tensors * sizeof *compressor.tensors);
+    else
+        trf_prefix_error(err, status, "%s", file->path);
     if (status == TRF_OK)
         status = trf_file_check_stamp(&compressor.in, &file->stamp, err);
+    if (compressor.tensors)
+        trf_budget_give(&work->job->budget, taken);
     free(compressor.tensors);
     trf_file_close(&compressor.in);
     return status;
@@ -719,7 +725,7 @@ static trf_status prepare_models(trf_checkpoint *checkpoint, trf_job *job, trf_c
         trf_checkpoint *model = checkpoint->num_parts ? checkpoint->parts[i] : checkpoint;
         status = prepare_model(model, job, &works[i], &failure);
         const int is_unreadable =
-            status != TRF_OK && status != TRF_ERR_MEMORY && status == works[i].source.failure.status;
+            status != TRF_OK && !trf_lacks_memory(status) && status == works[i].source.failure.status;
         if ((status == TRF_ERR_UNSUPPORTED || is_unreadable) && checkpoint->num_parts) {
             trf_job_note(job, "%s/ is carried over as it is: %s", model->name, failure.message);
             model->carried_over = 1;
@@ -783,7 +789,7 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
         status =
             trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "resume does not go with dry_run, which writes nothing");
     if (status == TRF_OK)
-        status = trf_checkpoint_open(in_path, &checkpoint, err);
+        status = trf_checkpoint_open_counted(in_path, &job.budget, &checkpoint, err);
     if (status == TRF_OK)
         status = compress_models(checkpoint, out_path, &job, err);
     if (status == TRF_OK)

@@ -119,3 +119,32 @@ trf_status trf_check_patterns(const trf_checkpoint *checkpoint, const char *cons
     }
     return TRF_OK;
 }
+
+/* ---- the new header ---- */
+
+enum {
+    TENSOR_BYTES = 640 /* what is kept of a tensor, and its entry without its name, which the text has, too */
+};
+
+json_t *trf_compressed_metadata(const trf_checkpoint_file *file, int config_is_unreadable) {
+    json_t *metadata = file->own_header.metadata ? json_copy(file->own_header.metadata) : json_object();
+    json_t *kept = json_stringn(file->own_header.text, file->own_header.text_bytes);
+    int failed =
+        !metadata || !kept || json_object_set_new(metadata, TRF_METADATA_FORMAT, json_string("1")) ||
+        json_object_set(metadata, TRF_METADATA_HEADER, kept) ||
+        (config_is_unreadable && json_object_set_new(metadata, TRF_METADATA_CONFIG, json_string("unreadable")));
+    json_decref(kept);
+    if (!failed)
+        return metadata;
+    json_decref(metadata);
+    return NULL;
+}
+
+uint64_t trf_compressed_header_bytes(const trf_checkpoint_file *file, const trf_fp8_model *fp8_model) {
+    uint64_t tables = 0;
+    for (size_t i = 0; i < file->num_tensors; i++) {
+        const trf_fp8_tensor *fp8 = trf_fp8_model_find(fp8_model, file, file->tensors[i].source);
+        tables += fp8 && fp8->role != TRF_FP8_WEIGHT ? trf_tensor_bytes(file->tensors[i].source) : 0;
+    }
+    return 12 * (uint64_t)file->own_header.text_bytes + 8 * tables + file->num_tensors * TENSOR_BYTES;
+}

@@ -22,4 +22,11 @@ trf_status trf_check_compressible_file(const trf_checkpoint *checkpoint, const t
 trf_status trf_check_patterns(const trf_checkpoint *checkpoint, const char *const *patterns, const char *verb,
                               trf_error *err);
 
+/* Joins the source's metadata and ours. @return a new reference, or NULL without memory. */
+json_t *trf_compressed_metadata(const trf_checkpoint_file *file, int config_is_unreadable);
+
+/* @return the most memory that the lists of a file's tensors, the metadata and the text of the new header take: this
+ * keeps the old one, escaped, and side tables in base64. */
+uint64_t trf_compressed_header_bytes(const trf_checkpoint_file *file, const trf_fp8_model *fp8_model);
+
 #endif

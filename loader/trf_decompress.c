@@ -29,7 +29,10 @@ static trf_status write_rectangle(void *context, const trf_rectangle *rectangle,
     const trf_matrix_target *target = context;
     trf_rectangle codes;
     if (target->fp8) {
-        trf_status status = trf_fp8_rectangle(target->fp8, rectangle, target->buffer, &codes, err);
+        trf_status status = trf_job_take_growth(target->job, target->buffer->capacity, trf_fp8_buffer_bytes(rectangle),
+                                                "FP8 codes", err);
+        if (status == TRF_OK)
+            status = trf_fp8_rectangle(target->fp8, rectangle, target->buffer, &codes, err);
         if (status != TRF_OK)
             return status;
         rectangle = &codes;
@@ -85,6 +88,7 @@ static trf_status decompress_blobs(trf_decompression *work, const trf_file *in, 
         out_offset += (uint64_t)header->rows * header->cols * value_bytes;
         trf_blob_reader_close(&reader);
     }
+    trf_budget_give(&job->budget, buffer.capacity);
     trf_fp8_buffer_free(&buffer);
     trf_blob_list_free(&list);
     return status;
@@ -159,6 +163,7 @@ static trf_status decompress_file(void *context, const trf_checkpoint_file *file
     trf_status status = trf_file_open(file->path, &in, &file_bytes, err);
     if (status != TRF_OK)
         return status;
+    in.budget = &work->job->budget;
     trf_count_side_tables(work->job, file);
     status = decompress_tensors(work, file, &in, out, err);
     if (status == TRF_OK)
@@ -213,7 +218,7 @@ trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path, 
     if (status == TRF_OK && !out_path && !job.options.dry_run)
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
     if (status == TRF_OK)
-        status = trf_checkpoint_open(in_path, &checkpoint, err);
+        status = trf_checkpoint_open_counted(in_path, &job.budget, &checkpoint, err);
     if (status != TRF_OK)
         goto done;
     job.total_bytes = job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);

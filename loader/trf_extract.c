@@ -8,33 +8,31 @@
 
 /* Validates the blob, tiles and all, then writes it. */
 static trf_status extract_blob(const trf_file *file, const trf_file_tensor *tensor, const trf_blob_list *list,
-                               uint64_t matrix, const char *out_path, int overwrite, trf_error *err) {
+                               uint64_t matrix, const char *out_path, int overwrite, trf_job *job, trf_error *err) {
     trf_blob_reader reader;
     trf_output output = {.file = {.fd = -1}};
     struct stat info;
     const unsigned mode = fstat(file->fd, &info) == 0 ? info.st_mode & 0777 : TRF_MODE_OF_NEW_FILES;
     const trf_output_place place = {.path = out_path, .overwrite = overwrite, .mode = mode};
-    trf_job job;
-    trf_status status = trf_job_begin(&job, NULL, err);
+    trf_status status = trf_file_tensor_open_blob(file, tensor, list, matrix, &reader, err);
     if (status != TRF_OK)
         return status;
-    if ((status = trf_file_tensor_open_blob(file, tensor, list, matrix, &reader, err)) != TRF_OK)
-        goto done;
-    status = trf_blob_reader_decode(&reader, 0, NULL, NULL, NULL, err);
+    status = trf_quota_check(&job->quota, reader.bytes, out_path, err);
+    if (status == TRF_OK)
+        status = trf_blob_reader_decode(&reader, 0, NULL, NULL, NULL, err);
     if (status == TRF_OK)
         status = trf_output_begin(&output, &place, err);
+    output.file.quota = &job->quota;
     if (status == TRF_OK)
-        status = trf_job_copy(&job, NULL, file, reader.offset, &output.file, 0, reader.bytes, err);
+        status = trf_job_copy(job, NULL, file, reader.offset, &output.file, 0, reader.bytes, err);
     if (status == TRF_OK)
         status = trf_output_publish(&output, err);
     trf_output_end(&output);
     trf_blob_reader_close(&reader);
-done:
-    trf_job_end(&job);
     return status;
 }
 
-static trf_status extract_from(const trf_checkpoint_matrix *matrix, const char *out_path, int overwrite,
+static trf_status extract_from(const trf_checkpoint_matrix *matrix, const char *out_path, int overwrite, trf_job *job,
                                trf_error *err) {
     trf_file file;
     uint64_t file_bytes;
@@ -42,9 +40,10 @@ static trf_status extract_from(const trf_checkpoint_matrix *matrix, const char *
     trf_status status = trf_file_open(matrix->checkpoint_file->path, &file, &file_bytes, err);
     if (status != TRF_OK)
         return status;
+    file.budget = &job->budget;
     status = trf_list_blobs(matrix, &file, &list, err);
     if (status == TRF_OK) {
-        status = extract_blob(&file, matrix->tensor, &list, matrix->expert, out_path, overwrite, err);
+        status = extract_blob(&file, matrix->tensor, &list, matrix->expert, out_path, overwrite, job, err);
         trf_blob_list_free(&list);
     }
     trf_file_close(&file);
@@ -65,24 +64,42 @@ static trf_status check_apart(const trf_checkpoint *checkpoint, const char *out_
     return status;
 }
 
-trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
-                             trf_error *err) {
+static trf_status extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
+                                trf_job *job, trf_error *err) {
     trf_checkpoint *checkpoint;
     trf_checkpoint_matrix matrix;
-    if (!tensor || !out_path)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "extracting a layer needs its name, and a path to write to");
-    trf_status status = trf_checkpoint_open(in_path, &checkpoint, err);
+    trf_status status = trf_checkpoint_open_counted(in_path, &job->budget, &checkpoint, err);
     if (status != TRF_OK)
         return status;
     status = trf_checkpoint_find(checkpoint, tensor, &matrix, err);
     if (status == TRF_OK)
         status = check_apart(checkpoint, out_path, err);
     if (status == TRF_OK) {
-        status = extract_from(&matrix, out_path, overwrite, err);
+        status = extract_from(&matrix, out_path, overwrite, job, err);
         if (status != TRF_OK)
             trf_prefix_error(err, status, "%s: tensor '%s'", matrix.checkpoint_file->path, tensor);
     }
     trf_checkpoint_close(checkpoint);
     return trf_sanitize_error(status, err);
+}
+
+trf_status trf_extract_layer_within(const char *in_path, const char *tensor, const char *out_path, int overwrite,
+                                    const trf_limits *limits, trf_error *err) {
+    trf_checkpoint_options options;
+    trf_job job;
+    if (!tensor || !out_path)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "extracting a layer needs its name, and a path to write to");
+    trf_checkpoint_options_init(&options);
+    options.limits = limits;
+    trf_status status = trf_job_begin(&job, &options, err);
+    if (status == TRF_OK)
+        status = extract_layer(in_path, tensor, out_path, overwrite, &job, err);
+    trf_job_end(&job);
+    return status;
+}
+
+trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
+                             trf_error *err) {
+    return trf_extract_layer_within(in_path, tensor, out_path, overwrite, NULL, err);
 }

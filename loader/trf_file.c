@@ -40,7 +40,7 @@ trf_status trf_fail_memory(trf_error *err, uint64_t bytes) {
 trf_status trf_file_open(const char *path, trf_file *file, uint64_t *size, trf_error *err) {
     struct stat info;
     /* O_NONBLOCK: opening a FIFO that nobody writes to must not hang. */
-    *file = (trf_file){open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), path};
+    *file = (trf_file){.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), .path = path};
     if (file->fd < 0)
         return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open");
     if (fstat(file->fd, &info) != 0) {
@@ -96,7 +96,7 @@ trf_status trf_file_check_stamp(const trf_file *file, const trf_file_stamp *stam
 }
 
 trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err) {
-    *file = (trf_file){open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)(mode & 0700)), path};
+    *file = (trf_file){.fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)(mode & 0700)), .path = path};
     if (file->fd >= 0) {
         trf_status status = trf_file_set_mode(file->fd, path, mode, err);
         if (status != TRF_OK)
@@ -112,7 +112,7 @@ trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_
 trf_status trf_file_continue(const char *path, unsigned mode, trf_file *file, trf_error *err) {
     if (chmod(path, 0600) != 0) /* it may have the mode of a file that nobody may write to */
         return trf_file_create(path, mode, file, err);
-    *file = (trf_file){open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW), path};
+    *file = (trf_file){.fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW), .path = path};
     if (file->fd < 0) {
         trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open again");
         return err ? err->status = TRF_ERR_IO : TRF_ERR_IO;
@@ -173,6 +173,9 @@ trf_status trf_file_read(const trf_file *file, uint64_t offset, void *dst, uint6
 
 trf_status trf_file_write(const trf_file *file, uint64_t offset, const void *src, uint64_t size, trf_error *err) {
     const uint8_t *at = src;
+    trf_status status = trf_quota_check(file->quota, offset + size, file->path, err);
+    if (status != TRF_OK)
+        return status;
     while (size) {
         size_t part = size < TRF_MAX_TRANSFER ? (size_t)size : TRF_MAX_TRANSFER;
         ssize_t put = pwrite(file->fd, at, part, (off_t)offset);
@@ -195,6 +198,11 @@ trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err) 
 }
 
 trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size_t *bytes, trf_error *err) {
+    return trf_file_load_within(NULL, path, max_bytes, text, bytes, err);
+}
+
+trf_status trf_file_load_within(const trf_budget *budget, const char *path, uint64_t max_bytes, char **text,
+                                size_t *bytes, trf_error *err) {
     trf_file file;
     uint64_t size = 0;
     char *buffer = NULL;
@@ -204,6 +212,10 @@ trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size
     if (size > max_bytes) {
         status = trf_fail(err, TRF_ERR_FORMAT, max_bytes,
                           "%s: %" PRIu64 " bytes, of which at most %" PRIu64 " were expected", path, size, max_bytes);
+        goto done;
+    }
+    if ((status = trf_budget_check(budget, size + 1, "its text", err)) != TRF_OK) {
+        trf_prefix_error(err, status, "%s", path);
         goto done;
     }
     if (!(buffer = malloc((size_t)size + 1))) {

@@ -3,13 +3,15 @@
 #ifndef TRF_FILE_H
 #define TRF_FILE_H
 
-#include "trf_error.h"
+#include "trf_budget.h"
 
 /* An open file, and the path that messages give it: for an output the final name, although the file still has a
  * temporary one. path is not owned. */
 typedef struct trf_file {
     int fd;
     const char *path;
+    trf_budget *budget;     /* of what is allocated to read it, or NULL */
+    const trf_quota *quota; /* of an output: how far it may grow, or NULL */
 } trf_file;
 
 /* Opens a regular file for reading. Errors: TRF_ERR_NOT_FOUND, _IO (also for what is not a regular file). */
@@ -50,7 +52,7 @@ void trf_file_close(trf_file *file);
 trf_status trf_file_sync(const trf_file *file, trf_error *err);
 
 /* These read and write `size` bytes, and change a file's size. Errors: TRF_ERR_TRUNCATED if the file ends before offset
- * + size, TRF_ERR_IO. Thread-safe. */
+ * + size, TRF_ERR_IO, and TRF_ERR_LIMIT where the quota does not allow it. Thread-safe. */
 trf_status trf_file_read(const trf_file *file, uint64_t offset, void *dst, uint64_t size, trf_error *err);
 trf_status trf_file_write(const trf_file *file, uint64_t offset, const void *src, uint64_t size, trf_error *err);
 trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err);
@@ -58,6 +60,10 @@ trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err);
 /* Reads a whole file of at most max_bytes. *text is malloc'd and ends with a NUL after its *bytes bytes. Errors: also
  * TRF_ERR_FORMAT if it is larger. */
 trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size_t *bytes, trf_error *err);
+
+/* Does the same if the budget has room for the text. Errors: also TRF_ERR_LIMIT. */
+trf_status trf_file_load_within(const trf_budget *budget, const char *path, uint64_t max_bytes, char **text,
+                                size_t *bytes, trf_error *err);
 
 /* Gives a file or folder exactly these permissions. The rest of its mode stays. */
 trf_status trf_file_set_mode(int fd, const char *path, unsigned mode, trf_error *err);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_fp8_model.h"
 
+#include "trf_base64.h"
 #include "trf_find_fp8.h"
 #include "trf_json.h"
 #include "trf_number_formats.h"
@@ -129,8 +130,11 @@ trf_status trf_fp8_model_load_scales(const trf_fp8_model *model, const trf_tenso
     shape_scales(model, weight, fp8, scales);
     const uint64_t bytes = scales->count * trf_dtype_bytes(dtype),
                    offset = trf_safetensors_data_offset(&fp8->scale_file->own_header) + fp8->scale->begin;
+    trf_status status = trf_budget_check(model->checkpoint->budget, bytes + scales->count * sizeof *scales->values,
+                                         "the scales of its weights", err);
+    if (status != TRF_OK)
+        return status;
     uint8_t *stored = malloc(bytes);
-    trf_status status = TRF_OK;
     if (!(scales->values = malloc(scales->count * sizeof *scales->values)) || !stored)
         status = trf_fail_memory(err, scales->count * sizeof *scales->values);
     if (status == TRF_OK && (status = trf_file_open(fp8->scale_file->path, &file, &file_bytes, err)) == TRF_OK) {
@@ -160,6 +164,10 @@ __attribute__((format(printf, 4, 5))) static void refuse(char text[TRF_OBSTACLE_
 /* Checks the values of a weight's scales. */
 static trf_status check_scales(const trf_fp8_model *model, const trf_tensor *weight, const trf_fp8_tensor *fp8,
                                char text[TRF_OBSTACLE_BYTES], trf_error *err) {
+    /* They are kept in the header, in base64, and would be refused there after they have been held in memory. */
+    if (trf_base64_length(trf_tensor_bytes(fp8->scale)) > TRF_MAX_SAFETENSORS_HEADER_BYTES)
+        refuse(text, fp8->scale_file, fp8->scale, "%" PRIu64 " bytes of scales, more than a header can keep",
+               trf_tensor_bytes(fp8->scale));
     for (uint64_t number = 0; number < matrices_of(weight) && !*text; number++) {
         trf_fp8_scales scales;
         trf_status status = trf_fp8_model_load_scales(model, weight, fp8, number, &scales, err);
@@ -261,11 +269,17 @@ static trf_status read_modelopt(const trf_checkpoint *checkpoint, json_t **root,
     trf_error failure = {0};
     trf_status status = path ? TRF_OK : trf_fail_memory(err, strlen(checkpoint->root));
     if (path && access(path, F_OK) == 0)
-        status = trf_file_load(path, TRF_MAX_MODEL_CONFIG_BYTES, &text, &bytes, &failure);
+        status = trf_file_load_within(checkpoint->budget, path, TRF_MAX_MODEL_CONFIG_BYTES, &text, &bytes, &failure);
+    if (status == TRF_OK && text)
+        status = trf_json_check(checkpoint->budget, path, text, bytes, 1, 2, &failure);
     if (status == TRF_OK && text)
         status = trf_json_parse_python(path, text, bytes, root, NULL, &failure);
     free(text);
     free(path);
+    if (status == TRF_ERR_LIMIT && err)
+        *err = failure;
+    if (status == TRF_ERR_LIMIT)
+        return status;
     return status == TRF_ERR_MEMORY ? trf_fail_memory(err, TRF_MAX_MODEL_CONFIG_BYTES) : TRF_OK;
 }
 

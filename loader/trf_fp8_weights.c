@@ -61,7 +61,7 @@ trf_status trf_fp8_rectangle(const trf_blob_view *view, const trf_rectangle *rec
                                    .scale_cols = view->scale_cols,
                                    .count = view->num_scales,
                                    .values = (float *)view->scales}; /* they are only read */
-    const uint64_t count = (uint64_t)rectangle->rows * rectangle->cols, bytes = count * (sizeof(uint16_t) + 1);
+    const uint64_t count = (uint64_t)rectangle->rows * rectangle->cols, bytes = trf_fp8_buffer_bytes(rectangle);
     if (bytes > buffer->capacity) {
         trf_fp8_buffer_free(buffer);
         if (!(buffer->bytes = malloc(bytes)))

@@ -25,6 +25,11 @@ typedef struct trf_fp8_buffer {
 
 void trf_fp8_buffer_free(trf_fp8_buffer *buffer);
 
+/* @return the bytes of the buffer that a rectangle needs. */
+static inline uint64_t trf_fp8_buffer_bytes(const trf_rectangle *rectangle) {
+    return (uint64_t)rectangle->rows * rectangle->cols * (sizeof(uint16_t) + 1);
+}
+
 /* Turns a decoded rectangle of scaled FP8 into the codes that the source has. view: of the blob. *codes: the rectangle
  * with values of one byte, which are the buffer's. Errors: TRF_ERR_FORMAT (an element that is no code times its scale;
  * the message names row and column), TRF_ERR_MEMORY. */

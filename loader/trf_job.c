@@ -38,13 +38,18 @@ static trf_status take_options(const trf_checkpoint_options *options, trf_checkp
 
 trf_status trf_job_begin(trf_job *job, const trf_checkpoint_options *options, trf_error *err) {
     trf_status status = TRF_OK;
+    trf_limits limits;
     *job = (trf_job){0};
     if (options)
         status = take_options(options, &job->options, err);
     else
         trf_checkpoint_options_init(&job->options);
+    if (status == TRF_OK)
+        status = trf_take_limits(job->options.limits, &limits, err);
     if (status != TRF_OK)
         return status;
+    job->budget.max_bytes = limits.max_memory_bytes;
+    job->quota.max_bytes = limits.max_output_bytes;
     if (!(job->buffer = malloc(TRF_COPY_BYTES)))
         return trf_fail_memory(err, TRF_COPY_BYTES);
     trf_job_count_buffer(job, TRF_COPY_BYTES);
@@ -116,6 +121,13 @@ void trf_job_count_buffer(trf_job *job, uint64_t bytes) {
 }
 
 void trf_job_uncount_buffer(trf_job *job, uint64_t bytes) { job->held_bytes -= bytes; }
+
+trf_status trf_job_take_growth(trf_job *job, uint64_t held_bytes, uint64_t needed_bytes, const char *what,
+                               trf_error *err) {
+    if (needed_bytes <= held_bytes)
+        return TRF_OK;
+    return trf_budget_take(&job->budget, needed_bytes - held_bytes, what, err);
+}
 
 trf_status trf_job_copy(trf_job *job, const char *tensor, const trf_file *in, uint64_t in_offset, const trf_file *out,
                         uint64_t out_offset, uint64_t bytes, trf_error *err) {

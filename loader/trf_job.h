@@ -14,9 +14,11 @@ typedef struct trf_job {
     /* Sums of squares of errors and of weights, over the tensors whose codec is not lossless. report.relative_rms_error
      * is about these. */
     double error_energy, weight_energy;
-    int is_lossless;  /* verify: config.json says that every tensor has its own lossless codec */
-    const char *told; /* the tensor of the last progress; it outlives the job */
-    int reads_back;   /* compress: each file is read back and compared with its source before it gets its name */
+    int is_lossless;   /* verify: config.json says that every tensor has its own lossless codec */
+    const char *told;  /* the tensor of the last progress; it outlives the job */
+    int reads_back;    /* compress: each file is read back and compared with its source before it gets its name */
+    trf_budget budget; /* of memory ... */
+    trf_quota quota;   /* ... and of the output, as options.limits say */
     struct trf_resume *resume; /* compress: what a run that is stopped leaves, trf_resume.h; NULL: nothing */
 } trf_job;
 
@@ -51,6 +53,11 @@ const char *trf_size_text(uint64_t bytes, char text[TRF_SIZE_TEXT_BYTES]);
 /* These count the bytes of buffers for report.peak_buffer_bytes. */
 void trf_job_count_buffer(trf_job *job, uint64_t bytes);
 void trf_job_uncount_buffer(trf_job *job, uint64_t bytes);
+
+/* Takes what a buffer of held_bytes, which the job's budget has given, grows by to have needed_bytes. Errors:
+ * TRF_ERR_LIMIT. */
+trf_status trf_job_take_growth(trf_job *job, uint64_t held_bytes, uint64_t needed_bytes, const char *what,
+                               trf_error *err);
 
 /* Copies bytes from file to file. tensor: the name under which the caller is told of them; NULL: it is not told.
  * Errors: TRF_ERR_IO, _TRUNCATED, _CANCELLED. */

@@ -6,6 +6,39 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What Jansson takes for each character of a text, its malloc's own bytes included: tables grow by doubling, and the
+ * old one is there beside the new one. tests/unit/test_limits.c measures it. */
+enum {
+    BYTES_OF_CHARACTER = 4, /* a string, and the buffer in which it is read */
+    BYTES_OF_COLON = 320,   /* a key, its entry, and the value, which may be a string */
+    BYTES_OF_COMMA = 112,   /* a value of an array */
+    BYTES_OF_ARRAY = 272,   /* and its first value */
+    BYTES_OF_OBJECT = 320,
+    BYTES_OF_PARSER = 4096
+};
+
+uint64_t trf_json_bytes(const char *text, size_t bytes) {
+    uint64_t total = BYTES_OF_PARSER + BYTES_OF_CHARACTER * (uint64_t)bytes;
+    for (size_t i = 0; i < bytes; i++) {
+        const char c = text[i];
+        total += c == ':'   ? BYTES_OF_COLON
+                 : c == ',' ? BYTES_OF_COMMA
+                 : c == '[' ? BYTES_OF_ARRAY
+                 : c == '{' ? BYTES_OF_OBJECT
+                            : 0;
+    }
+    return total;
+}
+
+trf_status trf_json_check(const trf_budget *budget, const char *path, const char *text, size_t bytes, unsigned trees,
+                          unsigned copies, trf_error *err) {
+    if (!budget || !budget->max_bytes)
+        return TRF_OK;
+    const uint64_t needed = trees * trf_json_bytes(text, bytes) + copies * (uint64_t)bytes;
+    trf_status status = trf_budget_check(budget, needed, "its JSON", err);
+    return status == TRF_OK ? TRF_OK : trf_prefix_error(err, status, "%s", path);
+}
+
 trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size_t flags, json_t **root,
                           trf_error *err) {
     json_error_t json_error;

@@ -3,7 +3,7 @@
 #ifndef TRF_JSON_H
 #define TRF_JSON_H
 
-#include "trf_error.h"
+#include "trf_budget.h"
 
 #include <jansson.h>
 
@@ -11,6 +11,14 @@
 static inline int trf_json_lacked_memory(const json_error_t *json_error) {
     return json_error_code(json_error) == json_error_out_of_memory || !json_error->text[0];
 }
+
+/* @return the most memory that parsing a text takes at a time, besides the text itself. */
+uint64_t trf_json_bytes(const char *text, size_t bytes);
+
+/* Checks that the budget has room for parsing the text of a file `trees` times over and `copies` of it. Errors:
+ * TRF_ERR_LIMIT (the message names the file). */
+trf_status trf_json_check(const trf_budget *budget, const char *path, const char *text, size_t bytes, unsigned trees,
+                          unsigned copies, trf_error *err);
 
 /* Parses the text of a file. flags: Jansson's, such as JSON_REJECT_DUPLICATES. Release *root with json_decref; NULL
  * after a failure. Errors: TRF_ERR_FORMAT (the message names file and byte), _MEMORY. */

@@ -122,7 +122,11 @@ static trf_status take_slice(trf_layer_feed *feed, trf_error *err) {
     trf_slice *slice = &feed->slice;
     *slice = (trf_slice){
         .view = feed->view, .selection = &feed->selection, .read = feed->read, .read_context = feed->read_context};
-    trf_status status = trf_slice_open(slice, feed->threads, err);
+    /* Twice: the slice has tiles' metadata, and then a head. */
+    trf_status status =
+        trf_budget_take(&feed->budget, 2 * feed->view->extension.data_offset, "the head of a shard", err);
+    if (status == TRF_OK)
+        status = trf_slice_open(slice, feed->threads, err);
     if (status != TRF_OK)
         return status;
     const uint64_t bytes = slice->extension.data_offset;
@@ -167,6 +171,25 @@ static trf_layer_feed begin_feed(const trf_load_options *options, const char *te
                             .file = {.fd = -1}};
 }
 
+static trf_status take_limits(trf_layer_feed *feed, const trf_limits *limits, trf_error *err) {
+    trf_limits taken;
+    trf_status status = trf_take_limits(limits, &taken, err);
+    if (status != TRF_OK)
+        return status;
+    feed->budget.max_bytes = taken.max_memory_bytes;
+    feed->max_device_bytes = taken.max_device_bytes;
+    return TRF_OK;
+}
+
+trf_status trf_layer_feed_check_device(const trf_layer_feed *feed, uint64_t bytes, trf_error *err) {
+    if (!feed->max_device_bytes || bytes <= feed->max_device_bytes)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_LIMIT, TRF_NO_OFFSET,
+                    "max_device_bytes is %" PRIu64 ", and the layer of %" PRIu32 "x%" PRIu32 " weights takes %" PRIu64
+                    " bytes of device memory",
+                    feed->max_device_bytes, feed->shard.rows, feed->shard.cols, bytes);
+}
+
 /* Every function that opens a feed ends with this one. After a failure it releases everything. */
 static trf_status finish_opening(trf_layer_feed *feed, trf_status status) {
     if (status != TRF_OK)
@@ -204,9 +227,12 @@ trf_status trf_layer_feed_open_tensor(const trf_checkpoint *checkpoint, const ch
     if (status != TRF_OK)
         return trf_sanitize_error(status, err);
     *feed = begin_feed(options, tensor);
-    status = trf_file_open(matrix.checkpoint_file->path, &feed->file, &feed->file_bytes, err);
+    status = take_limits(feed, options->limits ? options->limits : &checkpoint->limits, err);
+    if (status == TRF_OK)
+        status = trf_file_open(matrix.checkpoint_file->path, &feed->file, &feed->file_bytes, err);
     if (status != TRF_OK)
         return trf_sanitize_error(status, err);
+    feed->file.budget = &feed->budget;
     return finish_opening(feed, open_file_blob(feed, &matrix, options, err));
 }
 
@@ -214,7 +240,9 @@ trf_status trf_layer_feed_open_memory(const void *blob, uint64_t blob_bytes, con
                                       trf_layer_feed *feed, trf_error *err) {
     *feed = begin_feed(options, "");
     feed->host = blob;
-    trf_status status = trf_blob_open(blob, blob_bytes, blob_bytes, &feed->blob.view, err);
+    trf_status status = take_limits(feed, options->limits, err);
+    if (status == TRF_OK)
+        status = trf_blob_open(blob, blob_bytes, blob_bytes, &feed->blob.view, err);
     if (status == TRF_OK)
         status = take_blob(feed, read_tiles_of_host, options, err);
     return finish_opening(feed, status == TRF_OK ? TRF_OK : trf_layer_feed_fail(feed, status, err));
@@ -228,6 +256,8 @@ static trf_status read_head_of_device(trf_layer_feed *feed, uint64_t blob_bytes,
     trf_status status = feed->copy_back(feed->copy_context, start, feed->dev, available, err);
     if (status == TRF_OK)
         status = trf_blob_head_bytes(start, available, blob_bytes, &blob->head_bytes, err);
+    if (status == TRF_OK)
+        status = trf_budget_take(&feed->budget, blob->head_bytes, "the head of a blob", err);
     if (status != TRF_OK)
         return status;
     blob->head = aligned_alloc(TRF_TILE_ALIGNMENT, trf_tile_align(blob->head_bytes));
@@ -244,7 +274,9 @@ trf_status trf_layer_feed_open_device(const void *blob_dev, uint64_t blob_bytes,
     feed->dev = blob_dev;
     feed->copy_back = copy_back;
     feed->copy_context = copy_context;
-    trf_status status = read_head_of_device(feed, blob_bytes, err);
+    trf_status status = take_limits(feed, options->limits, err);
+    if (status == TRF_OK)
+        status = read_head_of_device(feed, blob_bytes, err);
     if (status == TRF_OK)
         status = take_blob(feed, read_tiles_of_device, options, err);
     return finish_opening(feed, status == TRF_OK ? TRF_OK : trf_layer_feed_fail(feed, status, err));

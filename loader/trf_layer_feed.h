@@ -33,7 +33,9 @@ typedef struct trf_layer_feed {
     int threads;              /* that read; as trf_thread_count takes it */
     trf_progress_fn progress; /* or NULL; called by the caller's thread */
     void *progress_context;
-    const char *tensor; /* its name; "" for a blob in memory */
+    const char *tensor;        /* its name; "" for a blob in memory */
+    trf_budget budget;         /* of host memory, while it is open */
+    uint64_t max_device_bytes; /* 0: no limit */
 
     /* The source of the feed: the blob, whose place is in file, host or dev ... */
     trf_file file; /* fd < 0: none */
@@ -48,6 +50,9 @@ typedef struct trf_layer_feed {
     void *slice_head;
     trf_blob_view slice_view;
 } trf_layer_feed;
+
+/* Checks that the layer that is made of the feed may take so much device memory. Errors: TRF_ERR_LIMIT. */
+trf_status trf_layer_feed_check_device(const trf_layer_feed *feed, uint64_t bytes, trf_error *err);
 
 /* Opens the blob of a checkpoint's tensor, named as in trf_device_layer_load. options: with all fields that this build
  * knows. What they point to, `tensor` and the checkpoint must outlive the feed. Release with trf_layer_feed_close on

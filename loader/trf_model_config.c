@@ -56,13 +56,15 @@ static trf_status load_file(const trf_checkpoint *checkpoint, uint64_t max_bytes
         if (!S_ISREG(info.st_mode))
             return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: not a regular file", file->path);
     }
-    return trf_file_load(file->path, max_bytes, &file->text, &file->bytes, err);
+    return trf_file_load_within(checkpoint->budget, file->path, max_bytes, &file->text, &file->bytes, err);
 }
 
 /* Does the same, and parses it. Errors: also TRF_ERR_FORMAT (no JSON object). */
 static trf_status read_file(const trf_checkpoint *checkpoint, uint64_t max_bytes, trf_config_file *file,
                             trf_error *err) {
     trf_status status = load_file(checkpoint, max_bytes, file, err);
+    if (status == TRF_OK)
+        status = trf_json_check(checkpoint->budget, file->path, file->text, file->bytes, 1, 2, err);
     if (status == TRF_OK)
         status = trf_json_parse_python(file->path, file->text, file->bytes, &file->root, &file->strict, err);
     if (status == TRF_OK && !json_is_object(file->root)) {
@@ -281,7 +283,7 @@ trf_status trf_source_config_read(const trf_checkpoint *checkpoint, trf_source_c
     *source = (trf_source_config){0};
     trf_status status = read_file(checkpoint, TRF_MAX_MODEL_CONFIG_BYTES, &source->file, &source->failure);
     source->failure.status = status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
-    if (status != TRF_ERR_MEMORY)
+    if (!trf_lacks_memory(status))
         return TRF_OK;
     if (err)
         *err = source->failure;
@@ -407,6 +409,9 @@ static trf_status take_kept(const trf_checkpoint *checkpoint, const trf_config_f
     const char *text = json_string_value(kept);
     size_t bytes = json_string_length(kept);
     trf_error failure;
+    trf_status status = text ? trf_json_check(checkpoint->budget, file->path, text, bytes, 1, 3, err) : TRF_OK;
+    if (status != TRF_OK)
+        return status;
     if (text && trf_json_parse_python(file->path, text, bytes, &source, NULL, &failure) == TRF_ERR_MEMORY)
         return trf_fail_memory(err, bytes);
     if (!text || !json_is_object(source)) {
@@ -435,9 +440,9 @@ static trf_status restore_file(const trf_checkpoint *checkpoint, trf_config_file
                                trf_error *failure, trf_error *err) {
     trf_status status = read_file(checkpoint, TRF_MAX_COMPRESSED_CONFIG_BYTES, file, failure);
     *config = (trf_model_config){.mode = file->mode};
-    if (status == TRF_ERR_MEMORY && err)
+    if (trf_lacks_memory(status) && err)
         *err = *failure;
-    if (status == TRF_ERR_MEMORY)
+    if (trf_lacks_memory(status))
         return status;
     failure->status = status;
     if (status != TRF_OK && status != TRF_ERR_NOT_FOUND)
@@ -505,7 +510,7 @@ trf_status trf_model_config_is_lossless(const trf_checkpoint *checkpoint, int *l
     const char *codec = json_string_value(json_object_get(find_ours(file.root), "codec"));
     *lossless = codec && strcmp(codec, trf_codec_name(TRF_CODEC_AUTO)) == 0;
     free_file(&file);
-    return status == TRF_ERR_MEMORY ? trf_fail(err, status, failure.offset, "%s", failure.message) : TRF_OK;
+    return trf_lacks_memory(status) ? trf_fail(err, status, failure.offset, "%s", failure.message) : TRF_OK;
 }
 
 /* ---- comparing ---- */

@@ -176,7 +176,7 @@ static int output_make(trf_output *output, const char *name) {
         close(fd);
         return errno = EEXIST, 0;
     }
-    output->file = (trf_file){fd, output->path};
+    output->file = (trf_file){.fd = fd, .path = output->path};
     return 1;
 }
 
@@ -189,7 +189,7 @@ static int output_take(trf_output *output, const char *temporary) {
         return 0;
     const int fd = open(temporary, (is_folder ? O_RDONLY | O_DIRECTORY : O_RDWR) | O_CLOEXEC | O_NOFOLLOW);
     if (fd >= 0 && trf_temporary_lock(fd, temporary) && fstat(fd, &info) == 0) {
-        output->file = (trf_file){fd, output->path};
+        output->file = (trf_file){.fd = fd, .path = output->path};
         if (!is_folder)
             output_resume(output)->held_bytes = (uint64_t)info.st_blocks * 512;
         return 1;

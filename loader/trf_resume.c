@@ -128,7 +128,7 @@ static int is_own_journal(const trf_resume *resume, const trf_file *file) {
 }
 
 trf_status trf_resume_open(trf_resume *resume, const char *path, int *matches, trf_error *err) {
-    trf_file file = {open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), path};
+    trf_file file = {.fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), .path = path};
     trf_resume_record record;
     trf_status status = TRF_OK;
     *matches = file.fd >= 0 && is_own_journal(resume, &file);
@@ -141,7 +141,7 @@ trf_status trf_resume_open(trf_resume *resume, const char *path, int *matches, t
     if (*matches && status == TRF_OK && !(resume->path = strdup(path)))
         status = trf_fail_memory(err, strlen(path));
     if (*matches && status == TRF_OK) {
-        resume->file = (trf_file){file.fd, resume->path};
+        resume->file = (trf_file){.fd = file.fd, .path = resume->path};
         resume->continues = 1;
         return TRF_OK;
     }

@@ -81,8 +81,10 @@ static trf_status rewrite_one_file(trf_rewriting_part *at, const trf_checkpoint_
         status = trf_file_continue(path, mode_of(work, below), &out, err);
     else
         status = trf_file_create(path, mode_of(work, below), &out, err);
+    out.quota = &work->job->quota;
     if (status == TRF_OK)
         status = rewrite_file(at->part->context, file, &out, &bytes, err);
+    work->job->quota.done_bytes += bytes;
     if (status == TRF_OK)
         status = read_back(work, path, at->part->checkpoint, file, err);
     if (status == TRF_OK && (status = trf_file_sync(&out, err)) != TRF_OK && resume)
@@ -90,7 +92,8 @@ static trf_status rewrite_one_file(trf_rewriting_part *at, const trf_checkpoint_
     trf_file_close(&out);
     count_output(work, bytes);
     if (status == TRF_OK && at->written &&
-        (status = trf_checkpoint_file_open(path, &at->written[at->num_written], err)) == TRF_OK)
+        (status = trf_checkpoint_file_open_counted(path, &work->job->budget, &at->written[at->num_written], err)) ==
+            TRF_OK)
         at->num_written++;
     free(below);
     free(path);
@@ -108,8 +111,10 @@ static trf_status write_text(const trf_rewriting_part *at, const char *name, con
     trf_file out = {.fd = -1};
     trf_status status =
         path ? trf_file_create(path, mode_of(work, below), &out, err) : trf_fail_memory(err, strlen(name));
+    out.quota = &work->job->quota;
     if (status == TRF_OK)
         status = trf_file_write(&out, 0, text, bytes, err);
+    work->job->quota.done_bytes += bytes;
     if (status == TRF_OK)
         status = trf_file_sync(&out, err);
     trf_file_close(&out);
@@ -317,6 +322,68 @@ static trf_status survey(trf_rewriting *work, trf_error *err) {
     return TRF_OK;
 }
 
+/* ---- what the caller's limit allows ---- */
+
+/* Fails because of the file, or of its first tensor that does not fit after before_bytes of other files. */
+static trf_status fail_quota(const trf_rewriting *work, const trf_checkpoint_file *file, uint64_t before_bytes,
+                             trf_error *err) {
+    const trf_safetensors *source = trf_checkpoint_file_source_header(file);
+    const uint64_t max_bytes = work->job->quota.max_bytes, data = before_bytes + trf_safetensors_data_offset(source);
+    for (size_t i = 0; i < file->num_tensors; i++) {
+        const trf_tensor *tensor = file->tensors[i].source;
+        if (data <= max_bytes && tensor->end <= max_bytes - data)
+            continue;
+        return trf_fail(err, TRF_ERR_LIMIT, file->tensors[i].file_offset,
+                        "%s: tensor '%s': max_output_bytes is %" PRIu64 ", and its %" PRIu64
+                        " bytes would end at byte %" PRIu64 " of the output",
+                        file->path, tensor->name, max_bytes, trf_tensor_bytes(tensor), data + tensor->end);
+    }
+    return trf_fail(err, TRF_ERR_LIMIT, TRF_NO_OFFSET,
+                    "%s: max_output_bytes is %" PRIu64 ", and the file would have %" PRIu64 " bytes, after %" PRIu64
+                    " of other files",
+                    file->path, max_bytes, trf_checkpoint_file_source_bytes(file), before_bytes);
+}
+
+/* Checks what is known of the output's size before anything is written: of files that are carried over, and, when
+ * decompressing, of all. */
+static trf_status check_quota(const trf_rewriting *work, trf_error *err) {
+    const uint64_t max_bytes = work->job->quota.max_bytes;
+    uint64_t total = 0;
+    for (size_t i = 0; i < work->tree.count && max_bytes; i++) {
+        const trf_tree_entry *entry = &work->tree.entries[i];
+        if (entry->owner == TRF_TREE_REWRITTEN || entry->kind != TRF_TREE_FILE)
+            continue;
+        if (entry->bytes > max_bytes - total)
+            return trf_fail(err, TRF_ERR_LIMIT, TRF_NO_OFFSET,
+                            "%s/%s: max_output_bytes is %" PRIu64 ", and the file has %" PRIu64 " bytes, after %" PRIu64
+                            " of other files that are carried over",
+                            work->tree.root, entry->path, max_bytes, entry->bytes, total);
+        total += entry->bytes;
+    }
+    for (size_t p = 0; p < work->plan->num_parts && max_bytes && !work->plan->compresses; p++) {
+        const trf_checkpoint *model = work->plan->parts[p].checkpoint;
+        for (size_t i = 0; i < model->num_files; i++) {
+            const uint64_t bytes = trf_checkpoint_file_source_bytes(&model->files[i]);
+            if (bytes > max_bytes - total)
+                return fail_quota(work, &model->files[i], total, err);
+            total += bytes;
+        }
+    }
+    return TRF_OK;
+}
+
+/* Checks the sizes that a dry run has found. */
+static trf_status check_estimate(const trf_rewriting *work, trf_error *err) {
+    const trf_checkpoint_report *report = &work->job->report;
+    const uint64_t max_bytes = work->job->quota.max_bytes,
+                   bytes = work->plan->compresses ? report->output_file_bytes : report->source_file_bytes;
+    if (!max_bytes || bytes <= max_bytes)
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_LIMIT, TRF_NO_OFFSET,
+                    "%s: max_output_bytes is %" PRIu64 ", and the output would have about %" PRIu64 " bytes",
+                    work->plan->checkpoint->root, max_bytes, bytes);
+}
+
 /* Estimates the sizes, without writing anything. */
 static trf_status estimate(trf_rewriting *work, trf_error *err) {
     const char *folder = work->folder;
@@ -490,6 +557,7 @@ static trf_status write_output(trf_rewriting *work, const trf_output_place *plac
         status = rewrite_folder(work, err);
     } else {
         uint64_t bytes = 0;
+        work->output.file.quota = &work->job->quota;
         status = work->plan->rewrite_file(work->plan->parts->context, work->plan->checkpoint->files, &work->output.file,
                                           &bytes, err);
         if (status == TRF_OK)
@@ -511,12 +579,16 @@ trf_status trf_checkpoint_rewrite(const trf_rewrite *plan, trf_error *err) {
         status = trf_output_check_apart(plan->checkpoint->root, out_path, err);
     if (status == TRF_OK)
         status = survey(&work, err);
+    if (status == TRF_OK)
+        status = check_quota(&work, err);
     if (status == TRF_OK && out_path)
         status = make_place(&work, &place, err);
     if (status == TRF_OK && plan->job->options.dry_run && out_path)
         status = trf_output_check(&place, err);
     if (status == TRF_OK)
         status = plan->job->options.dry_run ? estimate(&work, err) : write_output(&work, &place, err);
+    if (status == TRF_OK && plan->job->options.dry_run)
+        status = check_estimate(&work, err);
     trf_output_end(&work.output);
     trf_tree_free(&work.tree);
     return status;

@@ -19,6 +19,12 @@ typedef struct trf_dtype_entry {
     trf_dtype dtype;
 } trf_dtype_entry;
 
+enum {
+    MALLOC_BYTES = 32,      /* what an allocation takes beside its content */
+    PAGES_BYTES = 2 * 4096, /* large allocations are whole pages */
+    METADATA_BYTES = 320,   /* what an entry of the metadata takes beside its strings */
+};
+
 static const trf_dtype_entry kDtypes[] = {
     {"BOOL", 8, TRF_DTYPE_NONE},       {"F4", 4, TRF_DTYPE_NONE},         {"F6_E2M3", 6, TRF_DTYPE_NONE},
     {"F6_E3M2", 6, TRF_DTYPE_NONE},    {"U8", 8, TRF_DTYPE_NONE},         {"I8", 8, TRF_DTYPE_I8},
@@ -207,6 +213,28 @@ done:
     return status;
 }
 
+uint64_t trf_safetensors_parse_bytes(const char *text, size_t text_bytes) {
+    uint64_t members = 0, commas = 0;
+    for (size_t i = 0; i < text_bytes; i++)
+        members += text[i] == ':', commas += text[i] == ',';
+    /* Three lists have room for each member, two numbers stand at least for each tensor; strings are copied. */
+    return text_bytes + 1 + trf_json_bytes(text, text_bytes) + text_bytes + commas * sizeof(uint64_t) +
+           (members + 1) * (sizeof(trf_parsed_tensor) + sizeof(trf_tensor) + sizeof(trf_tensor *) + 3 * MALLOC_BYTES);
+}
+
+uint64_t trf_safetensors_held_bytes(const trf_safetensors *header) {
+    const char *key;
+    json_t *value;
+    uint64_t total = header->text_bytes + 1 + PAGES_BYTES;
+    for (size_t i = 0; i < header->num_tensors; i++) {
+        const trf_tensor *tensor = &header->tensors[i];
+        total += sizeof *tensor + sizeof tensor + 3 * MALLOC_BYTES + strlen(tensor->name) + strlen(tensor->dtype) +
+                 tensor->num_dims * sizeof *tensor->shape;
+    }
+    json_object_foreach(header->metadata, key, value) total += METADATA_BYTES + strlen(key) + json_string_length(value);
+    return total;
+}
+
 trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_bytes, trf_safetensors *header,
                                  trf_error *err) {
     *header = (trf_safetensors){.text = text, .text_bytes = text_bytes, .data_bytes = data_bytes};
@@ -226,6 +254,22 @@ trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_by
     if (status != TRF_OK)
         trf_safetensors_free(header);
     return status;
+}
+
+trf_status trf_safetensors_parse_counted(trf_budget *budget, char *text, size_t text_bytes, uint64_t data_bytes,
+                                         trf_safetensors *header, trf_error *err) {
+    const int is_limited = budget && budget->max_bytes;
+    trf_status status = TRF_OK;
+    if (is_limited) /* else the text need not be looked through */
+        status = trf_budget_check(budget, trf_safetensors_parse_bytes(text, text_bytes), "its header", err);
+    if (status != TRF_OK) {
+        free(text);
+        return status;
+    }
+    status = trf_safetensors_parse(text, text_bytes, data_bytes, header, err);
+    return status == TRF_OK && is_limited
+               ? trf_budget_take(budget, trf_safetensors_held_bytes(header), "its header", err)
+               : status;
 }
 
 /* Whether the file is a pointer of Git LFS, which a user who cloned a model without Git LFS has instead of the file. */
@@ -254,6 +298,8 @@ trf_status trf_safetensors_read(const trf_file *file, uint64_t file_bytes, trf_s
         return trf_fail(err, TRF_ERR_TRUNCATED, file_bytes,
                         "the header should be %" PRIu64 " bytes long, but the file ends at byte %" PRIu64, text_bytes,
                         file_bytes);
+    if ((status = trf_budget_check(file->budget, text_bytes + 1, "the text of its header", err)) != TRF_OK)
+        return status;
     char *text = malloc((size_t)text_bytes + 1);
     if (!text)
         return trf_fail_memory(err, text_bytes + 1);
@@ -263,7 +309,8 @@ trf_status trf_safetensors_read(const trf_file *file, uint64_t file_bytes, trf_s
         return status;
     }
     text[text_bytes] = 0;
-    return trf_safetensors_parse(text, (size_t)text_bytes, file_bytes - sizeof text_bytes - text_bytes, header, err);
+    return trf_safetensors_parse_counted(file->budget, text, (size_t)text_bytes,
+                                         file_bytes - sizeof text_bytes - text_bytes, header, err);
 }
 
 void trf_safetensors_free(trf_safetensors *header) {

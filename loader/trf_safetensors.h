@@ -31,6 +31,11 @@ typedef struct trf_safetensors {
     trf_tensor **by_name; /* the same, in the order of strcmp */
 } trf_safetensors;
 
+/* @return the most memory that parsing a header takes at a time, and what is held afterwards: the text and what was
+ * parsed from it. */
+uint64_t trf_safetensors_parse_bytes(const char *text, size_t text_bytes);
+uint64_t trf_safetensors_held_bytes(const trf_safetensors *header);
+
 /* Parses a header. text: malloc'd, text_bytes long; it is taken over on success and on failure. data_bytes: the bytes
  * after it in the file, or UINT64_MAX if there is no file to compare with. Release with trf_safetensors_free on success
  * only. Errors: TRF_ERR_FORMAT, TRF_ERR_TRUNCATED (a tensor ends after the data); their offsets count from the file's
@@ -38,8 +43,12 @@ typedef struct trf_safetensors {
 trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_bytes, trf_safetensors *header,
                                  trf_error *err);
 
-/* Reads and parses a file's header; file_bytes: its size. Errors: also TRF_ERR_TRUNCATED, TRF_ERR_IO. Messages do not
- * name the file. */
+/* Does the same if the budget has room for it; what is held afterwards stays taken. Errors: also TRF_ERR_LIMIT. */
+trf_status trf_safetensors_parse_counted(trf_budget *budget, char *text, size_t text_bytes, uint64_t data_bytes,
+                                         trf_safetensors *header, trf_error *err);
+
+/* Reads and parses a file's header; file_bytes: its size. What is held of it afterwards stays taken of the file's
+ * budget. Errors: also TRF_ERR_TRUNCATED, TRF_ERR_IO, TRF_ERR_LIMIT. Messages do not name the file. */
 trf_status trf_safetensors_read(const trf_file *file, uint64_t file_bytes, trf_safetensors *header, trf_error *err);
 
 void trf_safetensors_free(trf_safetensors *header);

@@ -112,12 +112,13 @@ typedef struct trf_beside {
     char *folder;
     int has_config; /* config.json and the quantizers' files count */
     int has_adapter_config;
+    const trf_budget *budget;
 } trf_beside;
 
 /* Finds the checkpoint's other files. Release beside->folder with free. */
 static trf_status look_beside(const trf_checkpoint *checkpoint, const trf_source_config *source, trf_beside *beside,
                               trf_error *err) {
-    *beside = (trf_beside){NULL, 1, 1};
+    *beside = (trf_beside){NULL, 1, 1, checkpoint->budget};
     if (checkpoint->is_folder) {
         beside->folder = strdup(checkpoint->root);
         /* An adapter's config beside a model's config and weights belongs to an adapter that is also there. */
@@ -136,12 +137,15 @@ static trf_status look_beside(const trf_checkpoint *checkpoint, const trf_source
 
 /* Reads a JSON file as Python does. *root: NULL if it is no JSON; failure says why. *has_mark: whether it begins with a
  * byte order mark, which not every program skips. Errors: as trf_json_parse_python, and those of trf_file_load. */
-static trf_status read_json(const char *path, json_t **root, int *has_mark, trf_error *failure) {
+static trf_status read_json(const trf_budget *budget, const char *path, json_t **root, int *has_mark,
+                            trf_error *failure) {
     static const char mark[] = "\xEF\xBB\xBF";
     char *text = NULL;
     size_t bytes;
     *root = NULL, *has_mark = 0;
-    trf_status status = trf_file_load(path, TRF_MAX_MODEL_CONFIG_BYTES, &text, &bytes, failure);
+    trf_status status = trf_file_load_within(budget, path, TRF_MAX_MODEL_CONFIG_BYTES, &text, &bytes, failure);
+    if (status == TRF_OK)
+        status = trf_json_check(budget, path, text, bytes, 1, 2, failure);
     if (status == TRF_OK) {
         *has_mark = strncmp(text, mark, strlen(mark)) == 0;
         status = trf_json_parse_python(path, text, bytes, root, NULL, failure);
@@ -151,13 +155,13 @@ static trf_status read_json(const char *path, json_t **root, int *has_mark, trf_
 }
 
 /* Sets *found to 0 if this is the file of a model that modelopt has exported without quantizing it; else to 1. */
-static trf_status ask_algorithms(const char *path, int *found, trf_error *err) {
+static trf_status ask_algorithms(const trf_budget *budget, const char *path, int *found, trf_error *err) {
     json_t *root;
     int has_mark;
     trf_error failure;
-    const trf_status status = read_json(path, &root, &has_mark, &failure);
-    if (status == TRF_ERR_MEMORY)
-        return trf_fail_memory(err, TRF_MAX_MODEL_CONFIG_BYTES);
+    const trf_status status = read_json(budget, path, &root, &has_mark, &failure);
+    if (trf_lacks_memory(status))
+        return trf_fail(err, status, failure.offset, "%s", failure.message);
     const json_t *told = json_object_get(root, "quantization");
     const json_t *weights = json_object_get(told, "quant_algo"), *cache = json_object_get(told, "kv_cache_quant_algo");
     *found = !json_is_null(weights) || (cache && !json_is_null(cache));
@@ -173,7 +177,7 @@ static trf_status ask_file(const trf_beside *beside, const char *name, int *foun
     trf_status status = TRF_OK;
     *found = access(path, F_OK) == 0;
     if (*found && strcmp(name, TRF_MODELOPT_FILE) == 0)
-        status = ask_algorithms(path, found, err);
+        status = ask_algorithms(beside->budget, path, found, err);
     free(path);
     return status;
 }
@@ -275,13 +279,13 @@ trf_status trf_source_check_pipeline(const trf_checkpoint *checkpoint, trf_job *
     json_t *root;
     int has_mark;
     trf_error failure = {0};
-    trf_status status = read_json(path, &root, &has_mark, &failure);
+    trf_status status = read_json(checkpoint->budget, path, &root, &has_mark, &failure);
     if (status == TRF_OK && (has_mark || !json_is_object(root)))
         status = trf_fail(&failure, TRF_ERR_FORMAT, 0, "%s: %s", path,
                           has_mark ? "begins with a byte order mark" : "not a JSON object");
     json_decref(root);
     free(path);
-    if (status == TRF_ERR_MEMORY)
+    if (trf_lacks_memory(status))
         return trf_fail(err, status, failure.offset, "%s", failure.message);
     if (status != TRF_OK)
         trf_job_note(job, "%.800s; diffusers cannot load the pipeline by it; it is carried over as it is",

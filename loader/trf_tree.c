@@ -296,8 +296,11 @@ static trf_status copy_file(const char *in_path, const char *out_path, const trf
     trf_status status = trf_file_open(in_path, &in, &bytes, err);
     if (status != TRF_OK)
         return status;
-    if ((status = trf_file_create(out_path, entry->mode, &out, err)) == TRF_OK)
+    if ((status = trf_file_create(out_path, entry->mode, &out, err)) == TRF_OK) {
+        out.quota = &job->quota;
         status = trf_job_copy(job, entry->path, &in, 0, &out, 0, bytes, err);
+        job->quota.done_bytes += bytes;
+    }
     if (status == TRF_OK)
         status = trf_file_sync(&out, err);
     if (status == TRF_OK && trf_job_progress(job, entry->path, 0))

@@ -53,6 +53,10 @@ static trf_status mismatch(const trf_comparison *comparison, uint64_t row, uint6
 static trf_status read_source_rectangle(trf_comparison *comparison, const trf_rectangle *rectangle, trf_error *err) {
     uint64_t row_bytes = (uint64_t)rectangle->cols * comparison->value_bytes, bytes = row_bytes * rectangle->rows;
     if (bytes > comparison->capacity) {
+        trf_status taken =
+            trf_job_take_growth(comparison->job, comparison->capacity, bytes, "the source's weights", err);
+        if (taken != TRF_OK)
+            return taken;
         free(comparison->source);
         comparison->capacity = 0;
         if (!(comparison->source = malloc(bytes)))
@@ -106,7 +110,10 @@ static trf_status compare_rectangle(void *context, const trf_rectangle *rectangl
     uint64_t count = (uint64_t)rectangle->rows * rectangle->cols, bytes = count * comparison->value_bytes;
     trf_rectangle codes;
     if (comparison->fp8) {
-        trf_status status = trf_fp8_rectangle(comparison->fp8, rectangle, &comparison->buffer, &codes, err);
+        trf_status status = trf_job_take_growth(comparison->job, comparison->buffer.capacity,
+                                                trf_fp8_buffer_bytes(rectangle), "FP8 codes", err);
+        if (status == TRF_OK)
+            status = trf_fp8_rectangle(comparison->fp8, rectangle, &comparison->buffer, &codes, err);
         if (status != TRF_OK)
             return status;
         rectangle = &codes;
@@ -182,6 +189,7 @@ static trf_status verify_blobs(trf_job *job, const trf_file *file, const trf_fil
         comparison.offset += (uint64_t)header->rows * header->cols * comparison.value_bytes;
         trf_blob_reader_close(&reader);
     }
+    trf_budget_give(&job->budget, comparison.capacity + comparison.buffer.capacity);
     free(comparison.source);
     trf_fp8_buffer_free(&comparison.buffer);
     trf_blob_list_free(&list);
@@ -294,7 +302,7 @@ static void compare_layout(trf_job *job, const trf_checkpoint_file *checkpoint_f
 
 /* Compares a side table with the source's tensor. */
 static trf_status compare_side_table(const trf_checkpoint_file *checkpoint_file, const trf_side_table *table,
-                                     const trf_checkpoint *against, trf_error *err) {
+                                     const trf_checkpoint *against, const trf_budget *budget, trf_error *err) {
     const trf_file_tensor ours = {.source = table->source}, *theirs = NULL;
     const uint64_t bytes = trf_tensor_bytes(table->source);
     const trf_checkpoint_file *from = find_source(against, checkpoint_file, table->source->name, &theirs);
@@ -303,6 +311,8 @@ static trf_status compare_side_table(const trf_checkpoint_file *checkpoint_file,
     if (!from)
         return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "is not in %s", against->root);
     trf_status status = check_counterpart(&ours, theirs, err);
+    if (status == TRF_OK)
+        status = trf_budget_check(budget, bytes + 1, "a table of scales", err);
     uint8_t *data = status == TRF_OK ? malloc(bytes + 1) : NULL;
     if (status == TRF_OK && !data)
         status = trf_fail_memory(err, bytes);
@@ -327,7 +337,7 @@ static trf_status verify_side_tables(trf_job *job, const trf_checkpoint_file *ch
     for (size_t i = 0; i < checkpoint_file->side_tables.count && status == TRF_OK; i++) {
         const trf_side_table *table = &checkpoint_file->side_tables.tables[i];
         if (against)
-            status = compare_side_table(checkpoint_file, table, against, err);
+            status = compare_side_table(checkpoint_file, table, against, &job->budget, err);
         if (status != TRF_OK)
             return trf_prefix_error(err, status, "%s: tensor '%s'", checkpoint_file->path, table->source->name);
         status = trf_job_advance(job, table->source->name, trf_tensor_bytes(table->source), err);
@@ -342,6 +352,7 @@ static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoin
     trf_status status = trf_file_open(checkpoint_file->path, &file, &file_bytes, err);
     if (status != TRF_OK)
         return status;
+    file.budget = &job->budget;
     if (against)
         compare_layout(job, checkpoint_file, against);
     for (size_t i = 0; i < checkpoint_file->num_tensors && status == TRF_OK; i++) {
@@ -376,11 +387,12 @@ static trf_status check_kept_header(const trf_checkpoint_file *written, const tr
 trf_status trf_verify_written(trf_job *job, const char *path, const trf_checkpoint *model,
                               const trf_checkpoint_file *source_file, trf_error *err) {
     trf_checkpoint_file written;
-    trf_job check = {.options = job->options, .buffer = job->buffer, .held_bytes = job->held_bytes};
+    trf_job check = {
+        .options = job->options, .buffer = job->buffer, .held_bytes = job->held_bytes, .budget = job->budget};
     check.options.note = NULL;
     check.options.progress = ask_whether_to_stop;
     check.options.progress_context = job;
-    trf_status status = trf_checkpoint_file_open(path, &written, err);
+    trf_status status = trf_checkpoint_file_open_counted(path, &check.budget, &written, err);
     if (status == TRF_OK) {
         status = check_kept_header(&written, source_file, err);
         if (status == TRF_OK)
@@ -389,7 +401,7 @@ trf_status trf_verify_written(trf_job *job, const char *path, const trf_checkpoi
     }
     if (check.report.peak_buffer_bytes > job->report.peak_buffer_bytes)
         job->report.peak_buffer_bytes = check.report.peak_buffer_bytes;
-    if (status == TRF_OK || status == TRF_ERR_IO || status == TRF_ERR_CANCELLED || status == TRF_ERR_MEMORY)
+    if (status == TRF_OK || status == TRF_ERR_IO || status == TRF_ERR_CANCELLED || trf_lacks_memory(status))
         return status;
     return trf_prefix_error(err, TRF_ERR_MISMATCH, "what was written does not agree with the source");
 }
@@ -419,8 +431,8 @@ static trf_status check_missing(const trf_checkpoint *checkpoint, const trf_chec
     return TRF_OK;
 }
 
-static trf_status open_against(const char *path, trf_checkpoint **against, trf_error *err) {
-    trf_status status = trf_checkpoint_open(path, against, err);
+static trf_status open_against(const char *path, trf_budget *budget, trf_checkpoint **against, trf_error *err) {
+    trf_status status = trf_checkpoint_open_counted(path, budget, against, err);
     if (status != TRF_OK)
         return status;
     const trf_checkpoint *model;
@@ -517,9 +529,9 @@ trf_status trf_verify_checkpoint(const char *path, const char *against_path, con
     if (status == TRF_OK && job.options.resume)
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "resume is for compressing");
     if (status == TRF_OK)
-        status = trf_checkpoint_open(path, &checkpoint, err);
+        status = trf_checkpoint_open_counted(path, &job.budget, &checkpoint, err);
     if (status == TRF_OK && against_path)
-        status = open_against(against_path, &against, err);
+        status = open_against(against_path, &job.budget, &against, err);
     if (status == TRF_OK && against)
         status = check_models(checkpoint, against, err);
     if (status != TRF_OK)

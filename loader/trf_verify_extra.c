@@ -234,7 +234,7 @@ static trf_status restored_index(const trf_checkpoint_index *index, char **owned
     *owned = NULL;
     if ((*text = trf_checkpoint_index_kept(index, bytes)))
         return TRF_OK;
-    trf_status status = trf_file_load(index->path, TRF_MOST_INDEX_BYTES, owned, bytes, err);
+    trf_status status = trf_file_load_within(index->budget, index->path, TRF_MOST_INDEX_BYTES, owned, bytes, err);
     *text = *owned;
     return status;
 }
@@ -245,7 +245,7 @@ static trf_status verify_index(const trf_checkpoint_index *ours, const trf_check
     size_t bytes, source_bytes = 0, at = 0;
     trf_status status = restored_index(ours, &owned, &text, &bytes, err);
     if (status == TRF_OK)
-        status = trf_file_load(source->path, TRF_MOST_INDEX_BYTES, &theirs, &source_bytes, err);
+        status = trf_file_load_within(source->budget, source->path, TRF_MOST_INDEX_BYTES, &theirs, &source_bytes, err);
     while (status == TRF_OK && at < bytes && at < source_bytes && text[at] == theirs[at])
         at++;
     if (status == TRF_OK && (at < bytes || at < source_bytes))

@@ -108,7 +108,8 @@ static cli_exit for_tensors(device_run *run, int counts) {
 
 static cli_exit check_checkpoint(device_run *run) {
     trf_error err = {0};
-    if (trf_checkpoint_open(run->options->arguments[0], &run->checkpoint, &err))
+    const trf_limits limits = cli_limits(run->options);
+    if (trf_checkpoint_open_within(run->options->arguments[0], &limits, &run->checkpoint, &err))
         return cli_report_error(&err);
     cli_progress_start(&run->progress, run->options, "verifying in device memory");
     cli_exit status = for_tensors(run, 1);

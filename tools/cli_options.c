@@ -217,6 +217,8 @@ static int set_batch_shares(cli_options *o, const char *value) {
 }
 
 static int set_memory(cli_options *o, const char *value) { return cli_parse_bytes(value, &o->memory_bytes); }
+static int set_max_output(cli_options *o, const char *value) { return cli_parse_bytes(value, &o->max_output_bytes); }
+static int set_max_memory(cli_options *o, const char *value) { return cli_parse_bytes(value, &o->max_memory_bytes); }
 static int set_card(cli_options *o, const char *value) { return set_path_string(&o->card, value); }
 
 static int set_gpus(cli_options *o, const char *value) {
@@ -345,6 +347,9 @@ static const option_entry kOptions[] = {
     [CLI_OPT_GPUS] = {"gpus", "a whole number from 1 to 1024", set_gpus, 0, 0},
     [CLI_OPT_CONTEXT] = {"context", "a whole number of tokens from 1 to 4294967296", set_context, 0, 0},
     [CLI_OPT_CARD] = {"card", "the name of a GPU such as H100", set_card, 0, 0},
+    [CLI_OPT_MAX_OUTPUT] = {"max-output", "a number of bytes such as 80G (K, M, G, T: thousands)", set_max_output, 0,
+                            0},
+    [CLI_OPT_MAX_MEMORY] = {"max-memory", "a number of bytes such as 2G (K, M, G, T: thousands)", set_max_memory, 0, 0},
 };
 enum {
     kNumOptions = sizeof kOptions / sizeof kOptions[0],

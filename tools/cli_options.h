@@ -92,7 +92,9 @@ typedef enum cli_option_id {
     CLI_OPT_BATCH_SHARES,
     CLI_OPT_GPUS,
     CLI_OPT_CONTEXT,
-    CLI_OPT_CARD
+    CLI_OPT_CARD,
+    CLI_OPT_MAX_OUTPUT,
+    CLI_OPT_MAX_MEMORY
 } cli_option_id;
 
 enum {
@@ -155,9 +157,10 @@ typedef struct cli_options {
     const char *tuning;
     uint32_t max_batch; /* 0: not given */
 
-    uint64_t memory_bytes, context_tokens; /* 0: not given */
-    double shares[CLI_MAX_LIST];           /* of the batches */
-    uint32_t gpus;                         /* 0: not given */
+    uint64_t max_output_bytes, max_memory_bytes; /* 0: not given */
+    uint64_t memory_bytes, context_tokens;       /* 0: not given */
+    double shares[CLI_MAX_LIST];                 /* of the batches */
+    uint32_t gpus;                               /* 0: not given */
     const char *card;
 } cli_options;
 

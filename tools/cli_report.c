@@ -50,9 +50,19 @@ static void take_warning(cli_run *run) {
 
 /* ---- the run ---- */
 
+trf_limits cli_limits(const cli_options *options) {
+    trf_limits limits;
+    trf_limits_init(&limits);
+    limits.max_output_bytes = options->max_output_bytes;
+    limits.max_memory_bytes = options->max_memory_bytes;
+    return limits;
+}
+
 void cli_run_begin(cli_run *run, const cli_options *options, const char *command, const char *verb) {
     *run = (cli_run){.options = options, .command = command};
     trf_checkpoint_options_init(&run->library);
+    run->limits = cli_limits(options);
+    run->library.limits = &run->limits;
     run->library.encode.threads = options->threads;
     run->library.overwrite = options->force;
     run->library.skip_extra = options->skip_extra;

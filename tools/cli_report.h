@@ -9,6 +9,8 @@
 #include "cli_progress.h"
 #include "cli_terminal.h"
 
+#include "transfuse/checkpoints.h"
+
 /* A run over a checkpoint. */
 typedef struct cli_run {
     const cli_options *options;
@@ -16,12 +18,16 @@ typedef struct cli_run {
     cli_progress progress;
     char **notes;
     size_t num_notes;
-    int lost_a_note; /* because there was no memory */
+    int lost_a_note;   /* because there was no memory */
+    trf_limits limits; /* library points to it */
     trf_checkpoint_options library;
     trf_checkpoint_report report;
     double seconds;
     const cli_device_check *device_check; /* of verify --device, or NULL */
 } cli_run;
+
+/* @return the limits of --max-output and --max-memory. */
+trf_limits cli_limits(const cli_options *options);
 
 /* Sets the fields of run->library that all commands have in common, and starts the progress. verb: such as
  * "compressing". */

@@ -5,11 +5,17 @@
 
 #include <string.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,      CLI_OPT_CODEC,      CLI_OPT_INT8,    CLI_OPT_BITS,
-                                         CLI_OPT_GRANULARITY, CLI_OPT_FAVOR,      CLI_OPT_INCLUDE, CLI_OPT_EXCLUDE,
-                                         CLI_OPT_EMBEDDINGS,  CLI_OPT_STORE_ONLY, CLI_OPT_DRY_RUN, CLI_OPT_RESUME,
-                                         CLI_OPT_SKIP_EXTRA,  CLI_OPT_THREADS,    CLI_OPT_FORCE,   CLI_OPT_QUIET,
-                                         CLI_OPT_VERBOSE,     CLI_OPT_PROGRESS,   CLI_OPT_JSON,    0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,      CLI_OPT_CODEC,
+                                         CLI_OPT_INT8,        CLI_OPT_BITS,
+                                         CLI_OPT_GRANULARITY, CLI_OPT_FAVOR,
+                                         CLI_OPT_INCLUDE,     CLI_OPT_EXCLUDE,
+                                         CLI_OPT_EMBEDDINGS,  CLI_OPT_STORE_ONLY,
+                                         CLI_OPT_DRY_RUN,     CLI_OPT_RESUME,
+                                         CLI_OPT_SKIP_EXTRA,  CLI_OPT_THREADS,
+                                         CLI_OPT_FORCE,       CLI_OPT_QUIET,
+                                         CLI_OPT_VERBOSE,     CLI_OPT_PROGRESS,
+                                         CLI_OPT_JSON,        CLI_OPT_MAX_OUTPUT,
+                                         CLI_OPT_MAX_MEMORY,  0};
 
 /* Looks for options that contradict each other. @return CLI_OK, or CLI_USAGE after a message. */
 static cli_exit check_options(const cli_options *options) {
@@ -153,6 +159,8 @@ const cli_command cmd_compress = {
             "                        about how small it would become; -o may be missing\n"
             "  --resume              keep what is encoded if the run is stopped, and go on\n"
             "                        where such a run of the same input and options ended\n"
+            "  --max-output SIZE     fail before more is written, such as 80G (K, M, G, T)\n"
+            "  --max-memory SIZE     fail before files make it take more memory\n"
             "  -T, --threads N       threads; 0 (default): one for each core\n"
             "  -f, --force           replace OUT if it exists\n"
             "  -q, --quiet           print nothing but errors\n"

@@ -3,9 +3,17 @@
 #include "cli_messages.h"
 #include "cli_output.h"
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,   CLI_OPT_SKIP_EXTRA, CLI_OPT_THREADS,
-                                         CLI_OPT_FORCE,    CLI_OPT_QUIET,      CLI_OPT_VERBOSE,
-                                         CLI_OPT_PROGRESS, CLI_OPT_JSON,       0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,
+                                         CLI_OPT_SKIP_EXTRA,
+                                         CLI_OPT_THREADS,
+                                         CLI_OPT_FORCE,
+                                         CLI_OPT_QUIET,
+                                         CLI_OPT_VERBOSE,
+                                         CLI_OPT_PROGRESS,
+                                         CLI_OPT_JSON,
+                                         CLI_OPT_MAX_OUTPUT,
+                                         CLI_OPT_MAX_MEMORY,
+                                         0};
 
 static void print_summary(const cli_run *run) {
     const cli_options *options = run->options;
@@ -45,6 +53,8 @@ const cli_command cmd_decompress = {
             "  -o, --output OUT      where to write\n"
             "  --skip-extra GLOB     do not copy files of these paths below the folder; may\n"
             "                        be repeated\n"
+            "  --max-output SIZE     fail before more is written, such as 80G (K, M, G, T)\n"
+            "  --max-memory SIZE     fail before files make it take more memory\n"
             "  -T, --threads N       threads; 0 (default): one for each core\n"
             "  -f, --force           replace OUT if it exists\n"
             "  -q, --quiet           print nothing but errors\n"

@@ -5,7 +5,8 @@
 #include "cli_report.h"
 #include "cli_signals.h"
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_FORCE, CLI_OPT_QUIET, CLI_OPT_JSON, 0};
+static const cli_option_id kOptions[] = {
+    CLI_OPT_OUTPUT, CLI_OPT_FORCE, CLI_OPT_QUIET, CLI_OPT_JSON, CLI_OPT_MAX_OUTPUT, CLI_OPT_MAX_MEMORY, 0};
 
 static cli_exit print_json(const cli_options *options, const trf_layer_info *info) {
     cli_json_begin();
@@ -42,12 +43,13 @@ static cli_exit report(const cli_options *options) {
 
 static int run(const cli_options *options) {
     trf_error err = {0};
+    const trf_limits limits = cli_limits(options);
     const cli_exit status = cli_output_check(cmd_extract.name, NULL, options->output);
     if (status != CLI_OK)
         return status;
     cli_signals_hold();
-    trf_status failed =
-        trf_extract_layer(options->arguments[0], options->arguments[1], options->output, options->force, &err);
+    trf_status failed = trf_extract_layer_within(options->arguments[0], options->arguments[1], options->output,
+                                                 options->force, &limits, &err);
     cli_signals_settle(failed);
     return failed ? cli_report_output_error(options, &err) : report(options);
 }
@@ -59,6 +61,8 @@ const cli_command cmd_extract = {
             "IN: a compressed checkpoint. TENSOR: a name that 'transfuse info IN' lists;\n"
             "NAME[3] is expert 3 of an expert tensor.\n\n"
             "  -o, --output OUT      where to write\n"
+            "  --max-output SIZE     fail before more is written, such as 80G (K, M, G, T)\n"
+            "  --max-memory SIZE     fail before files make it take more memory\n"
             "  -f, --force           replace OUT if it exists\n"
             "  -q, --quiet           print nothing but errors\n"
             "  --json                print the report for programs\n",

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_JSON, CLI_OPT_VERBOSE, 0};
+static const cli_option_id kOptions[] = {CLI_OPT_JSON, CLI_OPT_VERBOSE, CLI_OPT_MAX_MEMORY, 0};
 
 typedef struct totals {
     uint64_t tensors, compressed, bare_blobs, source_bytes, bytes, compressed_source_bytes, compressed_bytes,
@@ -283,7 +283,8 @@ static int run(const cli_options *options) {
     const char *path = options->arguments[0];
     trf_error err = {0};
     trf_checkpoint *checkpoint;
-    if (trf_checkpoint_open(path, &checkpoint, &err))
+    const trf_limits limits = cli_limits(options);
+    if (trf_checkpoint_open_within(path, &limits, &checkpoint, &err))
         return cli_report_error(&err);
 
     cli_exit status = CLI_OK;
@@ -318,6 +319,7 @@ const cli_command cmd_info = {
             "middle on a terminal, or if $COLUMNS is set, and never in a pipe. Names of a\n"
             "pipeline's tensors begin with their part, as in vae/NAME.\n\n"
             "  --json                everything, for programs\n"
+            "  --max-memory SIZE     fail before files make it take more memory\n"
             "  -v, --verbose         the whole table, however wide\n\n"
             "bits: a weight, all counted. class: bits of a weight's class, 2 (four weights a\n"
             "step) or 4 (two). prob: probability bits, how finely frequencies are expressed.\n"

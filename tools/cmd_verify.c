@@ -3,17 +3,9 @@
 #include "cli_messages.h"
 #include "cli_report.h"
 
-static const cli_option_id kOptions[] = {CLI_OPT_AGAINST,
-                                         CLI_OPT_STRICT,
-                                         CLI_OPT_SKIP_EXTRA,
-                                         CLI_OPT_THREADS,
-                                         CLI_OPT_QUIET,
-                                         CLI_OPT_VERBOSE,
-                                         CLI_OPT_PROGRESS,
-                                         CLI_OPT_JSON,
-                                         CLI_OPT_DEVICE,
-                                         CLI_OPT_LAYOUT,
-                                         0};
+static const cli_option_id kOptions[] = {CLI_OPT_AGAINST, CLI_OPT_STRICT,  CLI_OPT_SKIP_EXTRA, CLI_OPT_THREADS,
+                                         CLI_OPT_QUIET,   CLI_OPT_VERBOSE, CLI_OPT_PROGRESS,   CLI_OPT_JSON,
+                                         CLI_OPT_DEVICE,  CLI_OPT_LAYOUT,  CLI_OPT_MAX_MEMORY, 0};
 
 static void print_against(const cli_options *options, const trf_checkpoint_report *r) {
     if (!options->against)
@@ -137,6 +129,7 @@ const cli_command cmd_verify = {
             "  --strict              one in which nothing is compressed does not pass\n"
             "  --skip-extra GLOB     with --against: do not compare files of these paths\n"
             "                        below the folder; may be repeated\n"
+            "  --max-memory SIZE     fail before files make it take more memory\n"
             "  -T, --threads N       threads; 0 (default): one for each core\n"
             "  -q, --quiet           print nothing but errors\n"
             "  -v, --verbose         print the name of each tensor and file, too\n"

@@ -5,6 +5,8 @@
 #include "trf_layer.h"
 #include "trf_layer_feed.h"
 #include "trf_layout_head.h"
+#include "trf_threads.h"
+#include "trf_validate.h"
 
 #include <stdlib.h>
 
@@ -47,14 +49,28 @@ trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_laye
     return TRF_OK;
 }
 
+/* Takes the host memory in which a layer is decoded on the CPU: a tile for each thread, and before it is packed all of
+ * its weights and their FP8 codes. */
+static trf_status take_decoding(trf_layer_feed *feed, trf_layout layout, trf_error *err) {
+    const uint64_t weights = (uint64_t)feed->shard.rows * feed->shard.cols, tiles = feed->view->num_tiles,
+                   threads = (uint64_t)trf_thread_count(feed->threads),
+                   tile = TRF_MAX_TILE_BYTES + 2 * TRF_TILE_SIZE * TRF_TILE_SIZE * sizeof(uint16_t),
+                   dense = layout == TRF_LAYOUT_PLAIN ? 0 : 3 * weights + weights / 1024;
+    return trf_budget_take(&feed->budget, (threads < tiles ? threads : tiles) * tile + dense, "decoding a layer", err);
+}
+
 /* Finds the memory that `fill` is to use. A blob that is on the device and is loaded as it is stays where it lies,
  * unless the caller supplies another place for it. */
-static trf_status find_memory(const trf_context *context, const trf_layout_ops *layout, const trf_layer_feed *feed,
+static trf_status find_memory(const trf_context *context, const trf_layout_ops *layout, trf_layer_feed *feed,
                               const trf_given_buffer *given, const trf_load_options *options, trf_layer_memory *memory,
                               trf_error *err) {
     trf_layer_size size;
     const int may_stay = given->at && options->buffer_is_on_device && feed->is_whole && !layout->adopt;
     trf_status status = layout->get_size(feed->view, &feed->shard, &size, err);
+    if (status == TRF_OK)
+        status = trf_layer_feed_check_device(feed, size.buffer_bytes + size.directory_bytes, err);
+    if (status == TRF_OK && context->device == TRF_DEVICE_CPU && layout->layout != TRF_LAYOUT_CODED)
+        status = take_decoding(feed, layout->layout, err);
     if (status != TRF_OK)
         return status;
     *memory = options->memory;
@@ -183,6 +199,16 @@ static trf_status check_adoption(const trf_layer_info *info, const trf_given_buf
     return TRF_OK;
 }
 
+/* Checks that the limits allow a buffer that becomes a layer where it lies. */
+static trf_status check_given(const trf_load_options *options, uint64_t bytes, trf_error *err) {
+    trf_limits limits;
+    trf_status status = trf_take_limits(options->limits, &limits, err);
+    if (status != TRF_OK || !limits.max_device_bytes || bytes <= limits.max_device_bytes)
+        return status;
+    return trf_fail(err, TRF_ERR_LIMIT, TRF_NO_OFFSET, "max_device_bytes is %llu, and the buffer has %llu bytes",
+                    (unsigned long long)limits.max_device_bytes, (unsigned long long)bytes);
+}
+
 static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout, const trf_given_buffer *given,
                               const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_device_layer *made = NULL;
@@ -268,6 +294,8 @@ trf_status trf_device_layer_create(trf_context *context, const void *buffer, uin
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
         status = look_for_head(context, &given, &taken, &adopts, err);
+    if (status == TRF_OK && adopts)
+        status = check_given(&taken, buffer_bytes, err);
     if (status == TRF_OK && adopts)
         return adopt_layer(context, adopts, &given, &taken, layer, err);
     if (status == TRF_OK)

@@ -43,6 +43,7 @@ class LoadOptions(ctypes.Structure):
         ("progress", c_void_p),
         ("progress_context", c_void_p),
         ("packed_bf16", c_int),
+        ("limits", c_void_p),
     ]
 
 

@@ -169,6 +169,16 @@ static trf_status call_job(const void *structure, trf_error *err) {
     return status;
 }
 
+static trf_status call_limits(const void *structure, trf_error *err) {
+    trf_checkpoint *checkpoint;
+    const char *path = fixture_path("one.safetensors");
+    fixture_write_header(path, "{\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1);
+    trf_status status = trf_checkpoint_open_within(path, structure, &checkpoint, err);
+    if (status == TRF_OK)
+        trf_checkpoint_close(checkpoint);
+    return status;
+}
+
 static trf_status call_load(const void *structure, trf_error *err) {
     trf_layer_size size;
     trf_status status = trf_device_layer_get_size(setup.context, setup.blob, setup.blob_bytes, structure, &size, err);
@@ -215,6 +225,7 @@ typedef union any_struct {
     trf_encode_options encode;
     trf_checkpoint_options checkpoint;
     trf_load_options load;
+    trf_limits limits;
     trf_plan_options plan;
     trf_operands operands;
     trf_row_request rows;
@@ -234,6 +245,7 @@ static const struct_case kCases[] = {
     {"trf_encode_options", call_encode_options, sizeof(trf_encode_options)},
     {"trf_checkpoint_options", call_job, sizeof(trf_checkpoint_options)},
     {"trf_load_options", call_load, sizeof(trf_load_options)},
+    {"trf_limits", call_limits, sizeof(trf_limits)},
     {"trf_plan_options", call_plan, sizeof(trf_plan_options)},
     {"trf_operands", call_linear, sizeof(trf_operands)},
     {"trf_row_request", call_rows, sizeof(trf_row_request)},
@@ -251,6 +263,8 @@ static void fill(const struct_case *c, any_struct *any) {
         trf_checkpoint_options_init(&any->checkpoint);
     else if (c->call == call_load)
         trf_load_options_init(&any->load);
+    else if (c->call == call_limits)
+        trf_limits_init(&any->limits);
     else if (c->call == call_plan)
         any->plan = setup_plan_options();
     else if (c->call == call_rows)
@@ -356,6 +370,7 @@ int main(void) {
     tcase_add_test(function, a_newer_one_is_taken_if_what_is_new_is_zero);
     tcase_add_test(function, sizes_of_no_version_are_refused);
     suite_add_tcase(suite, function);
+    tcase_add_unchecked_fixture(calls, fixture_begin, fixture_end);
     tcase_add_checked_fixture(calls, begin, end);
     tcase_add_loop_test(calls, every_call_looks_at_the_size, 0, sizeof kCases / sizeof kCases[0]);
     tcase_add_test(calls, options_behind_larger_encode_options_are_found);

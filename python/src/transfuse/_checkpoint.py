@@ -18,6 +18,7 @@ from transfuse._options import (
     encode_text,
     fill_encode_options,
     granularity_name,
+    make_limits,
 )
 from transfuse._results import LayerInfo, make_layer_info
 from transfuse._threads import Cancel, call_interruptible
@@ -162,6 +163,8 @@ def compress(
     dry_run: bool = False,
     resume: bool = False,
     skip_extra: Sequence[str] | None = None,
+    max_output_bytes: int | None = None,
+    max_memory_bytes: int | None = None,
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> CheckpointReport:
@@ -206,6 +209,10 @@ def compress(
     skip_extra : sequence of str, optional
         Globs of files that are not to be carried over, by their path below the folder; "original" takes all that is
         below it.
+    max_output_bytes, max_memory_bytes : int, optional
+        The most that all files of the target may have, and the most memory that the source's files may make the call
+        take (`trf_limits` in ``transfuse.h`` says what is counted); fewer `threads` take less. More is `LimitError`,
+        before it is written or taken.
     progress : callable, optional
         ``progress(tensor, done_bytes, total_bytes)``, called now and then from another thread. If it returns something
         true, the call ends with `CancelledError`; what it raises ends the call, too, and is passed on.
@@ -223,7 +230,7 @@ def compress(
         There is no such file, or a glob matches no tensor.
     UnsupportedError
         Nothing could load the result, and `store_only` is not set.
-    OutputExistsError, InputOutputError, DataError, CancelledError, MismatchError
+    OutputExistsError, InputOutputError, DataError, CancelledError, MismatchError, LimitError
     ArgumentError
         Also if the codec does not take the dtype of a tensor that `include` names.
     """
@@ -246,6 +253,7 @@ def compress(
     options.overwrite = int(overwrite)
     options.store_only, options.dry_run, options.resume = int(store_only), int(dry_run), int(resume)
     options.skip_extra = _make_globs(skip_extra, "skip_extra")
+    options.limits = ctypes.pointer(make_limits(max_output_bytes, max_memory_bytes))
     return _run("trf_compress_checkpoint", [encode_path(source), encode_path(target)], options, progress, note)
 
 
@@ -256,6 +264,8 @@ def decompress(
     threads: int = 0,
     overwrite: bool = False,
     skip_extra: Sequence[str] | None = None,
+    max_output_bytes: int | None = None,
+    max_memory_bytes: int | None = None,
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> CheckpointReport:
@@ -267,7 +277,7 @@ def decompress(
     ----------
     path
         The compressed checkpoint, or a ``.trf`` file.
-    target, threads, overwrite, skip_extra, progress, note
+    target, threads, overwrite, skip_extra, max_output_bytes, max_memory_bytes, progress, note
         As in `compress`.
 
     Returns
@@ -276,9 +286,10 @@ def decompress(
 
     Raises
     ------
-    NotFoundError, OutputExistsError, InputOutputError, DataError, UnsupportedError, CancelledError
+    NotFoundError, OutputExistsError, InputOutputError, DataError, UnsupportedError, CancelledError, LimitError
     """
     options = _make_options(threads, skip_extra)
+    options.limits = ctypes.pointer(make_limits(max_output_bytes, max_memory_bytes))
     options.overwrite = int(overwrite)
     return _run("trf_decompress_checkpoint", [encode_path(path), encode_path(target)], options, progress, note)
 
@@ -289,6 +300,7 @@ def verify(
     *,
     threads: int = 0,
     skip_extra: Sequence[str] | None = None,
+    max_memory_bytes: int | None = None,
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> CheckpointReport:
@@ -303,7 +315,7 @@ def verify(
         whose error is in the report. Other files are compared, too.
     skip_extra : sequence of str, optional
         Globs of other files that are not compared.
-    threads, progress, note
+    threads, max_memory_bytes, progress, note
         As in `compress`.
 
     Returns
@@ -317,21 +329,31 @@ def verify(
     MismatchError
         A tensor differs from that in `against`, and the message names tensor, row and column; or other files differ,
         and the message names them.
-    NotFoundError, InputOutputError, UnsupportedError, CancelledError
+    NotFoundError, InputOutputError, UnsupportedError, CancelledError, LimitError
     """
+    options = _make_options(threads, skip_extra)
+    options.limits = ctypes.pointer(make_limits(max_memory_bytes=max_memory_bytes))
     paths = [encode_path(path), None if against is None else encode_path(against)]
-    return _run("trf_verify_checkpoint", paths, _make_options(threads, skip_extra), progress, note)
+    return _run("trf_verify_checkpoint", paths, options, progress, note)
 
 
-def info(path: Path) -> CheckpointInfo:
+def info(path: Path, *, max_memory_bytes: int | None = None) -> CheckpointInfo:
     """Lists the tensors of a checkpoint, compressed or not, or of a ``.trf`` file (one tensor, "weight").
+
+    Parameters
+    ----------
+    path
+        The checkpoint.
+    max_memory_bytes
+        As in `compress`; what Python itself takes for the list is not counted.
 
     Raises
     ------
-    NotFoundError, InputOutputError, DataError, UnsupportedError
+    NotFoundError, InputOutputError, DataError, UnsupportedError, LimitError
     """
     checkpoint = ctypes.c_void_p()
-    call("trf_checkpoint_open", encode_path(path), ctypes.byref(checkpoint))
+    limits = make_limits(max_memory_bytes=max_memory_bytes)
+    call("trf_checkpoint_open_within", encode_path(path), ctypes.byref(limits), ctypes.byref(checkpoint))
     try:
         count = library().trf_checkpoint_num_tensors(checkpoint)
         return CheckpointInfo(os.fsdecode(path), tuple(read_tensor_info(checkpoint, index) for index in range(count)))

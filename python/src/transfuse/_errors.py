@@ -30,6 +30,7 @@ class Status(enum.IntEnum):
     TRF_ERR_DEVICE = 18
     TRF_ERR_CUDA = 19
     TRF_ERR_CANCELLED = 20
+    TRF_ERR_LIMIT = 21
 
 
 class TransfuseError(Exception):
@@ -105,6 +106,10 @@ class CancelledError(TransfuseError):
     """The caller's progress function asked to stop."""
 
 
+class LimitError(TransfuseError):
+    """What a file asks for is more than the caller's limits allow; nothing of it was written or allocated."""
+
+
 _CLASSES: dict[Status, type[TransfuseError]] = {
     Status.TRF_ERR_ARGUMENT: ArgumentError,
     Status.TRF_ERR_MEMORY: OutOfMemoryError,
@@ -126,6 +131,7 @@ _CLASSES: dict[Status, type[TransfuseError]] = {
     Status.TRF_ERR_DEVICE: DeviceError,
     Status.TRF_ERR_CUDA: DeviceError,
     Status.TRF_ERR_CANCELLED: CancelledError,
+    Status.TRF_ERR_LIMIT: LimitError,
 }
 
 

@@ -17,7 +17,7 @@ from transfuse import _structs as s
 from transfuse._arrays import Array, copy_aligned, numpy_dtype, take_activations, take_weights
 from transfuse._errors import ArgumentError, DataError, Status, argument_error
 from transfuse._library import call, library
-from transfuse._options import Granularity, check_threads, encode_path, encode_text, fill_encode_options
+from transfuse._options import Granularity, check_threads, encode_path, encode_text, fill_encode_options, make_limits
 from transfuse._results import LayerInfo, LayerReport, make_layer_info, make_layer_report
 
 # The class bits of blobs that were encoded for size (TRF_FAVOR_SIZE): pairs.
@@ -173,7 +173,14 @@ class Layer:
         return cls._from_memory(ctypes.c_void_p(copy.ctypes.data), copy.size, lambda: copy.size)
 
     @classmethod
-    def load(cls, checkpoint: str | os.PathLike[str], tensor: str) -> Layer:
+    def load(
+        cls,
+        checkpoint: str | os.PathLike[str],
+        tensor: str,
+        *,
+        max_output_bytes: int | None = None,
+        max_memory_bytes: int | None = None,
+    ) -> Layer:
         """Reads one compressed tensor of a checkpoint to memory, through a file in the temporary folder.
 
         Parameters
@@ -182,6 +189,9 @@ class Layer:
             A ``.safetensors`` file, an index, or a folder.
         tensor : str
             The source's name; an expert of a 3-D tensor is "name[3]".
+        max_output_bytes, max_memory_bytes : int, optional
+            The most that the blob may have, on disk and then in memory, and the most memory that finding and checking
+            it may take, as in `transfuse.compress`.
 
         Raises
         ------
@@ -189,11 +199,13 @@ class Layer:
             There is no such checkpoint, tensor or expert.
         ArgumentError
             The tensor is not compressed, or one of experts, and no expert is named.
-        InputOutputError, DataError, UnsupportedError
+        InputOutputError, DataError, UnsupportedError, LimitError
         """
+        limits = make_limits(max_output_bytes, max_memory_bytes)
         with tempfile.TemporaryDirectory(prefix="transfuse-") as folder:
             path = os.path.join(folder, "layer.trf")
-            call("trf_extract_layer", encode_path(checkpoint), encode_text(tensor, "tensor"), encode_path(path), 0)
+            names = encode_path(checkpoint), encode_text(tensor, "tensor"), encode_path(path)
+            call("trf_extract_layer_within", *names, 0, ctypes.byref(limits))
             return cls.from_bytes(np.fromfile(path, np.uint8))
 
     @classmethod

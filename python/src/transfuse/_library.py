@@ -60,6 +60,7 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(find_installed("lib", LIBRARY_NAME)))
     error, path = POINTER(s.ErrorStruct), c_char_p
     handle, handle_out = c_void_p, POINTER(c_void_p)
+    limits = POINTER(s.LimitsStruct)
     options, report = POINTER(s.CheckpointOptionsStruct), POINTER(s.CheckpointReportStruct)
     functions: dict[str, tuple[object, list[object]]] = {
         "trf_version": (c_char_p, []),
@@ -92,11 +93,13 @@ def library() -> ctypes.CDLL:
         "trf_compress_checkpoint": (c_int, [path, path, options, report, error]),
         "trf_decompress_checkpoint": (c_int, [path, path, options, report, error]),
         "trf_verify_checkpoint": (c_int, [path, path, options, report, error]),
+        "trf_limits_init": (None, [limits]),
         "trf_checkpoint_open": (c_int, [path, handle_out, error]),
+        "trf_checkpoint_open_within": (c_int, [path, limits, handle_out, error]),
         "trf_checkpoint_close": (None, [handle]),
         "trf_checkpoint_num_tensors": (c_uint64, [handle]),
         "trf_checkpoint_tensor": (c_int, [handle, c_uint64, POINTER(s.TensorInfoStruct), error]),
-        "trf_extract_layer": (c_int, [path, c_char_p, path, c_int, error]),
+        "trf_extract_layer_within": (c_int, [path, c_char_p, path, c_int, limits, error]),
     }
     for name, (result, arguments) in (functions | _list_layout_functions()).items():
         function = getattr(lib, name)

@@ -84,6 +84,25 @@ def check_threads(threads: int) -> int:
     return threads
 
 
+def make_limits(max_output_bytes: int | None = None, max_memory_bytes: int | None = None) -> s.LimitsStruct:
+    """Returns the library's struct; None is no limit."""
+    limits = s.LimitsStruct()
+    library().trf_limits_init(ctypes.byref(limits))
+    limits.max_output_bytes = _check_limit(max_output_bytes, "max_output_bytes")
+    limits.max_memory_bytes = _check_limit(max_memory_bytes, "max_memory_bytes")
+    return limits
+
+
+def _check_limit(limit: int | None, what: str) -> int:
+    if limit is None:
+        return 0
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise TypeError(f"{what} must be an int or None, not {type(limit).__name__}")
+    if not 1 <= limit < 2**64:
+        raise argument_error(f"{what} is {limit}; it must be at least 1, or None")
+    return limit
+
+
 def encode_path(path: str | os.PathLike[str]) -> bytes:
     """Returns a path as the library takes it."""
     return _without_nul(os.fsencode(path), "a path")

@@ -192,6 +192,17 @@ class DeviceLayerInfoStruct(ctypes.Structure):
     _fields_ = [("layer", LayerInfoStruct), ("layout", c_int), ("memory_bytes", c_uint64), ("plans", c_uint32)]
 
 
+class LimitsStruct(ctypes.Structure):
+    """`trf_limits`."""
+
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("max_output_bytes", c_uint64),
+        ("max_memory_bytes", c_uint64),
+        ("max_device_bytes", c_uint64),
+    ]
+
+
 # trf_progress_fn
 ProgressFunction = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_uint64)
 
@@ -217,6 +228,7 @@ class CheckpointOptionsStruct(ctypes.Structure):
         ("note", NoteFunction),
         ("note_context", c_void_p),
         ("resume", c_int),
+        ("limits", ctypes.POINTER(LimitsStruct)),
     ]
 
 

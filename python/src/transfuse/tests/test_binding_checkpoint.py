@@ -7,6 +7,7 @@ import ctypes
 import json
 import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +290,33 @@ def test_threads(tmp_path: Path, source: Path, compressed: Path) -> None:
     for thread in threads:
         thread.join()
     assert not failures, failures
+
+
+def test_limits(tmp_path: Path, source: Path, compressed: Path) -> None:
+    back = tmp_path / "back.safetensors"
+    size = source.stat().st_size
+    with pytest.raises(transfuse.LimitError, match=rf"tensor '.*': max_output_bytes is {size - 1}, ") as caught:
+        transfuse.decompress(compressed, back, max_output_bytes=size - 1)
+    assert caught.value.status is transfuse.Status.TRF_ERR_LIMIT and not back.exists()
+    transfuse.decompress(compressed, back, max_output_bytes=size, max_memory_bytes=2**30)
+    with pytest.raises(transfuse.LimitError, match=r"max_output_bytes is 1000"):
+        transfuse.compress(source, tmp_path / "out.safetensors", max_output_bytes=1000)
+    name = next(tensor.name for tensor in transfuse.info(compressed).tensors if tensor.blobs == 1)
+    calls: list[Callable[[int], object]] = [
+        lambda limit: transfuse.compress(source, tmp_path / "out.safetensors", max_memory_bytes=limit),
+        lambda limit: transfuse.decompress(compressed, tmp_path / "again.safetensors", max_memory_bytes=limit),
+        lambda limit: transfuse.verify(compressed, max_memory_bytes=limit),
+        lambda limit: transfuse.info(compressed, max_memory_bytes=limit),
+        lambda limit: transfuse.Layer.load(compressed, name, max_memory_bytes=limit),
+    ]
+    for call in calls:
+        with pytest.raises(transfuse.LimitError, match=r"max_memory_bytes is 500"):
+            call(500)
+        call(2**30)
+    with pytest.raises(transfuse.LimitError, match=r"max_output_bytes is 500"):
+        transfuse.Layer.load(compressed, name, max_output_bytes=500)
+    for wrong in (0, -1, 2**64):
+        with pytest.raises(transfuse.ArgumentError, match="max_memory_bytes is"):
+            transfuse.info(compressed, max_memory_bytes=wrong)
+    with pytest.raises(TypeError, match="max_memory_bytes must be an int"):
+        transfuse.info(compressed, max_memory_bytes=1.5)  # type: ignore[arg-type]

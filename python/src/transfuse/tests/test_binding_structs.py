@@ -20,7 +20,7 @@ import transfuse
 from transfuse import _structs as s
 from transfuse._library import library
 
-_HEADERS = ("transfuse.h", "transfuse/device_memory.h", "transfuse/layouts.h")
+_HEADERS = ("transfuse.h", "transfuse/checkpoints.h", "transfuse/device_memory.h", "transfuse/layouts.h")
 _STRUCTS = {
     "trf_error": s.ErrorStruct,
     "trf_build_info": s.BuildInfoStruct,
@@ -32,6 +32,7 @@ _STRUCTS = {
     "trf_layer_memory": s.LayerMemoryStruct,
     "trf_device_matrix": s.DeviceMatrixStruct,
     "trf_device_layer_info": s.DeviceLayerInfoStruct,
+    "trf_limits": s.LimitsStruct,
     "trf_checkpoint_options": s.CheckpointOptionsStruct,
     "trf_left_tensors": s.LeftTensorsStruct,
     "trf_checkpoint_report": s.CheckpointReportStruct,
@@ -118,6 +119,7 @@ def test_structs_are_as_large_as_the_library_thinks() -> None:
         ("trf_matrix_init", s.MatrixStruct),
         ("trf_encode_options_init", s.EncodeOptionsStruct),
         ("trf_checkpoint_options_init", s.CheckpointOptionsStruct),
+        ("trf_limits_init", s.LimitsStruct),
         ("trf_layout_layer_init", s.LayoutLayerStruct),
         ("trf_layouts_options_init", s.LayoutsOptionsStruct),
         ("trf_layout_set_options_init", s.LayoutSetOptionsStruct),
