@@ -39,10 +39,23 @@ trf_status trf_json_check(const trf_budget *budget, const char *path, const char
     return status == TRF_OK ? TRF_OK : trf_prefix_error(err, status, "%s", path);
 }
 
+json_t *trf_json_load(const char *text, size_t bytes, size_t flags, json_error_t *json_error) {
+    json_t *root = json_loadb(text, bytes, flags, json_error);
+    const char *nul = root ? memchr(text, 0, bytes) : NULL;
+    if (!nul)
+        return root;
+    json_decref(root);
+    memset(json_error, 0, sizeof *json_error);
+    json_error->position = (int)(nul - text);
+    strcpy(json_error->text, "NUL byte");
+    json_error->text[sizeof json_error->text - 1] = json_error_invalid_syntax; /* where Jansson has its code */
+    return NULL;
+}
+
 trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size_t flags, json_t **root,
                           trf_error *err) {
     json_error_t json_error;
-    *root = json_loadb(text, bytes, flags, &json_error);
+    *root = trf_json_load(text, bytes, flags, &json_error);
     if (*root)
         return TRF_OK;
     if (trf_json_lacked_memory(&json_error))

@@ -240,7 +240,7 @@ trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_by
     *header = (trf_safetensors){.text = text, .text_bytes = text_bytes, .data_bytes = data_bytes};
     json_error_t json_error;
     trf_status status;
-    json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &json_error);
+    json_t *root = trf_json_load(text, text_bytes, JSON_REJECT_DUPLICATES, &json_error);
     if (!root && trf_json_lacked_memory(&json_error))
         status = trf_fail_memory(err, text_bytes);
     else if (!root)
