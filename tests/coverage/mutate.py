@@ -5,7 +5,7 @@
 
 BUILD: a build folder in which the tests of TARGETS are built (such as build/quick; --list-tests names them). Each
 mutant (c_mutants.py) is compiled, linked with the library and each test in turn, and run; a test that fails, crashes or
-runs for more than TIMEOUT_S seconds kills it. What survives all tests is compiled again with the address and
+takes more than CPU_S seconds of processor time kills it. What survives all tests is compiled again with the address and
 undefined-behaviour sanitizers and tried once more, since tests hand over buffers of exact size. Mutants that do not
 compile do not count.
 
@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "tests" / "structure"))
 
 import c_mutants  # noqa: E402  its own import needs the path
 
-TIMEOUT_S = 20
+CPU_S = 20
 SURVIVORS = Path(__file__).with_name("survivors.json")
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 KILLED, SURVIVED, INVALID = "killed", "survived", "invalid"
@@ -117,13 +117,8 @@ class Build:
             "TRF_SOURCE_DIR": str(ROOT),
             "ASAN_OPTIONS": "allocator_may_return_null=1:detect_leaks=0",
         }
-        try:
-            ran = subprocess.run(
-                [program], capture_output=True, cwd=program.parent, env=environment, timeout=TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        return ran.returncode == 0
+        limited = ["prlimit", f"--cpu={CPU_S}", "--core=0", str(program)]
+        return subprocess.run(limited, capture_output=True, cwd=program.parent, env=environment).returncode == 0
 
 
 def try_mutant(build: Build, file: str, mutant: c_mutants.Mutant) -> str:
