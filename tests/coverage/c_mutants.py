@@ -155,7 +155,9 @@ def _changes_of_statement(source: str, words: list[_Word], start: int, last: int
     if words[start].text == "return":
         if end + 1 != last:
             return [(words[start].at, words[end].at, "")]
-        return [(words[start].at, words[end].at, "return 0")] if words[start + 1].text not in ("0", ";", "TRF_OK") else []
+        return (
+            [(words[start].at, words[end].at, "return 0")] if words[start + 1].text not in ("0", ";", "TRF_OK") else []
+        )
     return [(words[start].at, words[end].at, "")] if _is_expression(source, words, start) else []
 
 
@@ -172,6 +174,85 @@ def _statement_starts(words: list[_Word], first: int, last: int) -> list[int]:
                 found.append(_closing(words, i + 1) + 1)
         i += 1
     return sorted(set(found))
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function's definition: where its declaration, its name, its body and its end are; its parameters' names."""
+
+    name: str
+    start: int
+    name_at: int
+    body: int
+    end: int
+    parameters: tuple[str, ...]
+    returns: bool
+
+
+def _parameters(words: list[_Word], opening: int, closing: int) -> tuple[str, ...]:
+    """Returns the last name of each parameter: what stands before a bracket, a comma, or the end."""
+    found, depth = [], 0
+    for i in range(opening + 1, closing):
+        depth += (words[i].text in ("(", "[")) - (words[i].text in (")", "]"))
+        if depth == 0 and words[i].kind == "name" and words[i + 1].text in (",", "[", ")"):
+            found.append(words[i].text)
+    return tuple(name for name in found if name != "void")
+
+
+def find_definitions(source: str) -> list[Definition]:
+    """Returns the functions that a source defines, in their order."""
+    words, found = _join_operators(source), []
+    names = {(function.name, function.line) for function in c_tokens.find_functions(source)}
+    for first, last in _function_bodies(words):
+        start = first
+        while start and words[start - 1].text not in (";", "}"):
+            start -= 1
+        name = next(i for i in range(start, first) if (words[i].text, words[i].line) in names)
+        found.append(
+            Definition(
+                words[name].text,
+                words[start].at,
+                words[name].at,
+                words[first].at,
+                words[last].end,
+                _parameters(words, name + 1, _closing(words, name + 1)),
+                not (words[name - 1].text == "void" and words[name - 2].text != "*"),
+            )
+        )
+    return found
+
+
+def write_switched(source: str, mutants: dict[int, Mutant]) -> tuple[str, dict[int, int]]:
+    """Returns the source with all mutants in it, and which lines are whose.
+
+    A function of which there are mutants is there as often, each time under a name of its own, and what has its true
+    name calls the one that the variable trf_mutant picks, by the number in `mutants`; the one without a change if it
+    picks none of them. Functions that are to be inlined (TRF_HD) are not.
+    """
+    text, owners, at = ["extern int trf_mutant;\n"], {}, 0
+
+    def add(part: str, number: int = 0) -> None:
+        line = sum(piece.count("\n") for piece in text) + 1 if number else 0
+        text.append(part)
+        owners.update({line + i: number for i in range(part.count("\n"))} if number else {})
+
+    for definition in find_definitions(source):
+        inside = {n: m for n, m in mutants.items() if definition.body <= m.start < definition.end}
+        if not inside:
+            continue
+        add(source[at : definition.start])
+        add("\n#undef TRF_HD\n#define TRF_HD static __attribute__((unused))\n")
+        before, behind = source[definition.start : definition.name_at], definition.name_at + len(definition.name)
+        add(f"{before}{definition.name}_mutant_0{source[behind : definition.end]}\n")
+        for number, mutant in inside.items():
+            body = source[behind : mutant.start] + mutant.text + source[mutant.end : definition.end]
+            add(f"{before}{definition.name}_mutant_{number}{body}\n", number)
+        arguments, value = ", ".join(definition.parameters), "return " if definition.returns else ""
+        calls = [f"case {n}: {value}{definition.name}_mutant_{n}({arguments}); break;\n" for n in (*inside, 0)]
+        calls[-1] = calls[-1].replace("case 0", "default")
+        add(source[definition.start : definition.body] + "{\nswitch (trf_mutant) {\n" + "".join(calls) + "}\n}\n")
+        at = definition.end
+    return "".join(text) + source[at:], owners
 
 
 def make_mutants(source: str) -> list[Mutant]:

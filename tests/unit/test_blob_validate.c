@@ -216,7 +216,7 @@ START_TEST(kinds_of_heads) {
     for (c.version = test_quick() ? 4 : 3; c.version <= (test_quick() ? 5u : 6u); c.version++)
         for (c.dtype = 0; c.dtype <= 7; c.dtype++)
             for (c.granularity = 0; c.granularity <= 5; c.granularity++)
-                for (c.class_bits = 1; c.class_bits <= 5; c.class_bits++)
+                for (c.class_bits = test_quick() ? 2 : 1; c.class_bits <= (test_quick() ? 4u : 5u); c.class_bits++)
                     for (c.stored_element_bytes = 0; c.stored_element_bytes <= 3; c.stored_element_bytes++)
                         for (c.raw_bits = 0; c.raw_bits <= 14; c.raw_bits++) {
                             const int blocks = c.granularity == 3 || c.granularity == 4;
@@ -238,13 +238,13 @@ START_TEST(scales_and_offsets_of_heads) {
             for (c.scale_dtype = 0; c.scale_dtype <= 3; c.scale_dtype++)
                 for (c.modes = 0; c.modes <= 4; c.modes++)
                     for (uint32_t group = 0; group < 11; group += test_quick() ? 3 : 1)
-                        for (uint32_t i = 0; i < 42; i++) {
+                        for (uint32_t i = 0; i < 13; i++) {
                             const int scaled = c.codec == TRF_CODEC_E4M3 && c.dtype == TRF_DTYPE_BF16;
                             c.version = scaled ? 5 : 4;
                             c.stored_element_bytes = (c.codec == 3 && !scaled) || c.codec == 4 ? 1 : 2;
                             c.scale_group_size = groups[group];
-                            c.scale_exponent = exponents[i % 7];
-                            c.exponent_offset = offsets[i / 7];
+                            c.scale_exponent = i < 7 ? exponents[i] : 0;
+                            c.exponent_offset = i < 7 ? 0 : offsets[i - 7];
                             check_head(&c);
                         }
 }
@@ -732,6 +732,8 @@ static uint32_t unused_bits(uint32_t raw_bits, uint32_t weights) {
 
 /* loop: bases, of which the first ones have small slabs. Every raw bit is one of a weight, or refused where it is. */
 START_TEST(unused_raw_bits) {
+    if (test_quick() && _i > 2 && _i != 7)
+        return;
     blob b = read_golden(kSlabs[_i]);
     const trf_tile_shape shape = trf_tile_shape_of(&b.view.header, 0, b.view.tiles[0].coding);
     const uint32_t s = shape.num_slabs - 1;
