@@ -61,10 +61,10 @@ TARGETS = {
     "format/trf_slab_reader.h": Target(("lane",), ("tests/unit/test_lane.c",)),
     "decoder_cpu/trf_decode_ref.c": Target(("golden",)),
     "decoder_cpu/trf_decode_tile.c": Target(("golden",)),
-    "format/trf_layout_head.c": Target(("packed_validate", "packed8_validate", "plain_head")),
-    "format/trf_packed_head.c": Target(("packed_validate", "packed")),
+    "format/trf_layout_head.c": Target(("plain_head", "packed_validate", "packed8_validate")),
+    "format/trf_packed_head.c": Target(("packed_validate",)),
     "format/trf_packed_validate.c": Target(("packed_validate",)),
-    "format/trf_packed8_head.c": Target(("packed8_validate", "packed8")),
+    "format/trf_packed8_head.c": Target(("packed8_validate",)),
     "format/trf_packed8_validate.c": Target(("packed8_validate",)),
     "format/trf_plain_head.c": Target(("plain_head",)),
 }
