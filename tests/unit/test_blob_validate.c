@@ -296,6 +296,11 @@ static const head_fault kHeadFaults[] = {
     HEADER_FAULT(ONE, source_dtype, 0),
     HEADER_FAULT(ONE, source_dtype, 7),
     HEADER_FAULT(ONE, source_dtype, TRF_DTYPE_I8),
+    /* The first fault counts: with one of class_bits, which is the next byte, too. */
+    {ONE, offsetof(trf_header, source_dtype), 2, 0x0300, TRF_ERR_HEADER, offsetof(trf_header, source_dtype)},
+    {ONE, offsetof(trf_header, source_dtype), 2, 0x0307, TRF_ERR_HEADER, offsetof(trf_header, source_dtype)},
+    {ONE, offsetof(trf_header, codec), 2, 0x0700, TRF_ERR_HEADER, offsetof(trf_header, codec)},
+    {ONE, offsetof(trf_header, codec), 2, 0x0706, TRF_ERR_HEADER, offsetof(trf_header, codec)},
     HEADER_AT(ONE, codec, TRF_CODEC_FP16, raw_bits),
     HEADER_FAULT(ONE, class_bits, 3),
     HEADER_AT(ONE, class_bits, 2, raw_bits),
