@@ -240,9 +240,10 @@ static void close_slab(lone_slab *slab) {
     free(slab->streams);
 }
 
-/* Decodes a slab's elements [32][256] as 32 lanes do, in pieces of `piece` weights. @return the slab's verdict. */
+/* Decodes a slab's elements [32][256] as 32 lanes do, in pieces of `piece` weights. taken: the words that each
+ * took. @return the slab's verdict. */
 static int decode_slab(const trf_device_view *view, const lone_slab *slab, trf_slab_place place, uint32_t piece,
-                       uint16_t *elements) {
+                       uint16_t *elements, uint32_t taken[32]) {
     trf_lane_reader readers[32];
     for (uint32_t lane = 0; lane < 32; lane++)
         readers[lane] = trf_lane_reader_open(&slab->reader, lane, view->state_bits);
@@ -260,10 +261,45 @@ static int decode_slab(const trf_device_view *view, const lone_slab *slab, trf_s
         }
     }
     int good = 1;
-    for (uint32_t lane = 0; lane < 32; lane++)
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        taken[lane] = readers[lane].taken;
         good &=
             trf_lane_reader_verdict(&readers[lane], &slab->reader, lane, readers[lane ^ 16].taken, view->state_bits);
+    }
     return good;
+}
+
+/* Puts a word between those that the two lanes of a pair take, one pair after the other, where the slab has room for
+ * it: all states end right, but a word is left. */
+static void check_words_left(const trf_blob_view *blob, const trf_decode_table *table, uint64_t t, uint8_t *tile,
+                             const trf_slab_location *location, const lone_slab *slab, const uint32_t taken[32]) {
+    static uint16_t elements[256 * 256];
+    const uint32_t words = location->rans_streams + slab->reader.words, used = 2 * slab->reader.num_words;
+    if (words + used + 2 > location->end)
+        return;
+    for (uint32_t pair = 0, begin = words; pair < 16; begin += 2u * tile[location->rans_streams + 64 + pair++]) {
+        const uint32_t at = begin + 2 * taken[pair], moved = words + used - at;
+        if (tile[location->rans_streams + 64 + pair] == 255 || (test_quick() && pair % 5))
+            continue;
+        memmove(tile + at + 2, tile + at, moved);
+        tile[location->rans_streams + 64 + pair]++;
+        EXPECT(trf_decode_tile_ref(blob, table, t, tile, elements, 256, NULL) == TRF_ERR_RANS);
+        EXPECT(trf_decode_tile_best()(blob, table, t, tile, elements, 256, NULL) == TRF_ERR_RANS);
+        tile[location->rans_streams + 64 + pair]--;
+        memmove(tile + at, tile + at + 2, moved);
+        memset(tile + words + used, 0, 2);
+    }
+}
+
+/* A tile whose last slab has no rANS words, in memory that ends there: lanes that want one do not read on. */
+static void check_words_missing(const trf_blob_view *blob, const trf_decode_table *table, uint64_t t,
+                                const uint8_t *tile, const trf_slab_location *last, uint32_t exceptions) {
+    static uint16_t elements[256 * 256];
+    const size_t size = last->rans_streams + TRF_RANS_FIXED_BYTES + 4 * (size_t)exceptions;
+    uint8_t *cut = copy_of(tile, size);
+    memset(cut + last->rans_streams + TRF_STATES_BYTES, 0, TRF_LANE_PAIRS);
+    EXPECT(trf_decode_tile_ref(blob, table, t, cut, elements, 256, NULL) == TRF_ERR_RANS);
+    free(cut);
 }
 
 /* Compares a tile's slabs with the reference decoder's elements. */
@@ -278,18 +314,24 @@ static void check_tile(const trf_blob_view *blob, const trf_device_view *view, u
         const trf_slab_location location = trf_locate_slab(&shape, tile, s, blob->header.raw_bits);
         const uint32_t row = trf_slab_row(&shape, s), col = trf_slab_col(&shape, s);
         const trf_slab_place place = {shape.row + row, shape.col + col, blob->tiles[t].predictor_mode};
+        uint32_t taken[32], others[32];
         lone_slab slab = open_slab(tile, &location, blob->header.raw_bits);
-        for (uint32_t piece = 8; piece <= 256; piece *= 4) {
+        for (uint32_t piece = 8; piece <= 256; piece *= test_quick() ? 32 : 4) {
             memset(elements, 0xEE, sizeof elements);
-            EXPECT(decode_slab(view, &slab, place, piece, elements));
+            EXPECT(decode_slab(view, &slab, place, piece, elements, taken));
             for (uint32_t i = 0; i < 16 * location.shape.row_blocks; i++)
                 EXPECT(memcmp(elements + 256 * i, expected + 256 * (row + i) + col, 32 * location.shape.steps) == 0);
         }
+        if (!test_quick() || s + 1 == shape.num_slabs)
+            check_words_left(blob, &table, t, tile, &location, &slab, taken);
+        const int is_whole = shape.coded_rows == shape.rows && shape.coded_cols == shape.cols;
+        if (s + 1 == shape.num_slabs && is_whole && slab.reader.num_words)
+            check_words_missing(blob, &table, t, tile, &location, slab.reader.num_exceptions);
         /* Another start state ends wrong, unless that only changed a symbol: the reference decoder knows. */
         tile[location.rans_streams + 2 * (s % 32)] ^= 1;
         slab.streams[2 * (s % 32)] ^= 1;
         const trf_status status = trf_decode_tile_ref(blob, &table, t, tile, changed, 256, NULL);
-        EXPECT(decode_slab(view, &slab, place, 256, elements) == (status == TRF_OK));
+        EXPECT(decode_slab(view, &slab, place, 256, elements, others) == (status == TRF_OK));
         slab.streams[2 * (s % 32)] ^= 1;
         tile[location.rans_streams + 2 * (s % 32)] ^= 1;
         uint32_t pair = 0;
@@ -298,7 +340,7 @@ static void check_tile(const trf_blob_view *blob, const trf_device_view *view, u
         if (pair < 16) { /* a word that the slab does not have */
             slab.streams[64 + pair]--;
             slab.reader.num_words--;
-            EXPECT(!decode_slab(view, &slab, place, 256, elements));
+            EXPECT(!decode_slab(view, &slab, place, 256, elements, others));
         }
         close_slab(&slab);
     }

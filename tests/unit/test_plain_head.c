@@ -145,6 +145,24 @@ START_TEST(fields_are_checked) {
 }
 END_TEST
 
+/* Where two fields are wrong and agree. */
+START_TEST(nothing_at_all) {
+    trf_error err;
+    for (int columns = 0; columns < 2; columns++) {
+        trf_plain_head head = make_head(TRF_CODEC_BF16, TRF_DTYPE_BF16);
+        *(columns ? &head.cols : &head.rows) = 0;
+        head.common.buffer_bytes = 256;
+        head.common.checksum = trf_layout_head_checksum(&head.common);
+        ck_assert_int_eq(read_head(&head, BUFFER_BYTES, &err), TRF_ERR_HEADER);
+        ck_assert_uint_eq(err.offset, offsetof(trf_plain_head, rows));
+    }
+    trf_plain_head head = make_head(TRF_CODEC_INT, TRF_DTYPE_NONE); /* of a codec without a plain layout */
+    ck_assert_uint_eq(head.weight_dtype, TRF_DTYPE_NONE);
+    ck_assert_int_eq(read_head(&head, BUFFER_BYTES, &err), TRF_ERR_HEADER);
+    ck_assert_uint_eq(err.offset, offsetof(trf_plain_head, weight_dtype));
+}
+END_TEST
+
 /* F16 weights are of F16 tensors alone. */
 START_TEST(sources_of_f16) {
     trf_plain_head head = make_head(TRF_CODEC_FP16, TRF_DTYPE_F32);
@@ -161,6 +179,11 @@ START_TEST(sizes_are_checked) {
         ck_assert_int_eq(read_head(&head, bytes, &err), TRF_ERR_TRUNCATED);
         ck_assert_uint_eq(err.offset, bytes);
     }
+    trf_plain_head largest = head; /* 4 bytes less than 2^64 */
+    largest.rows = 2611277386, largest.cols = 3532130323;
+    largest.common.buffer_bytes = UINT64_MAX - 3;
+    largest.common.checksum = trf_layout_head_checksum(&largest.common);
+    ck_assert_int_eq(read_head(&largest, UINT64_MAX - 3, &err), TRF_OK);
     trf_plain_head large = head; /* rows * cols * 2 + 256 is more than 64 bits hold, and wraps around to 258 */
     large.rows = large.cols = UINT32_MAX;
     large.common.buffer_bytes = trf_plain_buffer_bytes(large.rows, large.cols);
@@ -188,6 +211,7 @@ int main(void) {
     tcase_add_test(tests, dtypes_of_codecs);
     tcase_add_test(tests, every_bit_of_a_head_matters);
     tcase_add_loop_test(tests, fields_are_checked, 0, FAULTS);
+    tcase_add_test(tests, nothing_at_all);
     tcase_add_test(tests, sources_of_f16);
     tcase_add_test(tests, sizes_are_checked);
     tcase_add_test(tests, headers_of_bf16_weights);
