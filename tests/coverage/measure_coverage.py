@@ -10,9 +10,10 @@ to, and nothing is built. --missing: prints the lines of these files that did no
 not taken. --csv: where the figures go.
 
 How branches are counted: as gcov does, one for each way out of a condition, and of each part of it that && and ||
-join. Those of exceptions are left out (device headers are compiled as C++), and there are none of assert. Functions of
-headers are compiled into many places, and gcov has a copy of their branches for each: a branch is taken if it is in any
-of the copies. Code for AVX-512 counts where the processor has it (VBMI2, too), as it cannot run elsewhere.
+join. Those of exceptions are left out (device headers are compiled as C++), and there are none of assert. No
+function is inlined; those of headers are compiled into many objects, and gcov has a copy of their branches for each: a
+branch is taken if it is in any of the copies. Code for AVX-512 counts where the processor has it (VBMI2, too), as it
+cannot run elsewhere.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ GROUPS = {
 UNIT_TESTS = """
     blob_validate checkpoint checkpoint_failures checkpoint_folder checkpoint_no_memory checksum coded_product_warp
     data_checksum decode decode_choice device_packed8_layer device_packed_layer device_plain device_verify divisor
-    edge_warp find_fp8_warp fragment_write golden integrity_warp lane matmul no_threads pack_coded_experts_warp
-    pack_coded_warp packed packed8 packed8_validate packed_form packed_validate plain_head row_reader safetensors
-    scaled_fp8 slab_directory warp_walk
+    edge_warp find_fp8_warp fragment_write golden integrity_warp lane layer_on_cpu matmul no_threads
+    pack_coded_experts_warp pack_coded_warp packed packed8 packed8_validate packed_form packed_validate plain_head
+    row_reader safetensors scaled_fp8 slab_directory warp_walk
 """.split()
 REPLAYS = "blob checkpoint edges frequency index lane pack_coded packed safetensors walk".split()
 
@@ -57,8 +58,8 @@ class Line:
     def branches(self) -> list[int]:
         """Returns how often each branch was taken, over all copies.
 
-        A caller into which a function is inlined several times has the function's branches as often, one after the
-        other; so the shortest copy tells how many there are.
+        Where a line is in several copies in one function, their branches stand one after the other; so the shortest
+        copy tells how many there are.
         """
         if not self.copies:
             return []
@@ -71,7 +72,7 @@ class Line:
 
 
 def build(folder: Path, jobs: int) -> None:
-    flags = "-O0 -DNDEBUG --coverage"
+    flags = "-O0 -DNDEBUG --coverage -Dalways_inline=unused"
     subprocess.run(
         ["cmake", "--preset", "quick", "-B", folder, "-DTRF_EMULATE_KERNELS=ON", "-DCMAKE_BUILD_TYPE=Debug",
          f"-DCMAKE_C_FLAGS_DEBUG={flags}", f"-DCMAKE_CXX_FLAGS_DEBUG={flags}"],
