@@ -54,7 +54,7 @@ class Target:
 
 _LANE_USERS = ("format/trf_validate.c", "decoder_cpu/trf_decode_ref.c", "decoder_cpu/trf_decode_tile.c")
 TARGETS = {
-    "format/trf_validate.c": Target(("golden", "blob_validate")),
+    "format/trf_validate.c": Target(("golden", "blob_tiles", "blob_validate")),
     "format/trf_head.c": Target(("blob_validate",)),
     "format/trf_lane.h": Target(("lane", "golden"), (*_LANE_USERS, "tests/unit/test_lane.c")),
     "format/trf_split.h": Target(("lane", "golden", "blob_validate"), (*_LANE_USERS, "tests/unit/test_lane.c")),
