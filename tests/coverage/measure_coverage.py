@@ -41,12 +41,12 @@ GROUPS = {
 UNIT_TESTS = """
     blob_tiles blob_validate checkpoint checkpoint_failures checkpoint_folder checkpoint_no_memory checksum
     coded_product_warp data_checksum decode decode_choice device_packed8_layer device_packed_layer device_plain
-    device_verify divisor
+    device_verify divisor fp8_checkpoint model_config
     edge_warp find_fp8_warp fragment_write golden integrity_warp lane layer_on_cpu matmul no_threads
     pack_coded_experts_warp pack_coded_warp packed packed8 packed8_validate packed_form packed_validate plain_head
     row_reader safetensors scaled_fp8 slab_directory warp_walk
 """.split()
-REPLAYS = "blob checkpoint edges frequency index lane pack_coded packed safetensors walk".split()
+REPLAYS = "blob checkpoint config edges frequency index lane pack_coded packed safetensors walk".split()
 
 
 @dataclass
