@@ -30,18 +30,19 @@ static trf_status check_fields(const trf_plain_head *head, trf_error *err) {
                         "a plain layer of %" PRIu32 "x%" PRIu32 " weights in a buffer of %" PRIu64 " bytes", head->rows,
                         head->cols, head->common.buffer_bytes);
     if (head->weight_dtype == TRF_DTYPE_NONE || head->weight_dtype != trf_plain_dtype(coded->codec) ||
-        (coded->source_dtype != head->weight_dtype && coded->source_dtype != TRF_DTYPE_F32))
+        (coded->source_dtype != head->weight_dtype &&
+         (coded->source_dtype != TRF_DTYPE_F32 || coded->codec != TRF_CODEC_BF16)))
         return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_plain_head, weight_dtype),
                         "a plain layer of codec %d and dtypes %d and %d", coded->codec, head->weight_dtype,
                         coded->source_dtype);
     if (coded->magic != TRF_MAGIC || coded->version != TRF_FORMAT_VERSION)
         return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_plain_head, coded_header),
                         "a plain layer that was loaded from no blob of this version");
-    trf_status status = trf_layout_head_check_reserved(head, offsetof(trf_plain_head, reserved0),
-                                                       offsetof(trf_plain_head, coded_stored_tiles), err);
-    if (status != TRF_OK)
-        return status;
-    return trf_layout_head_check_reserved(head, offsetof(trf_plain_head, reserved1), TRF_DATA_CHECKSUM_OFFSET, err);
+    const trf_status status = trf_layout_head_check_reserved(head, offsetof(trf_plain_head, reserved0),
+                                                             offsetof(trf_plain_head, coded_stored_tiles), err);
+    return status == TRF_OK ? trf_layout_head_check_reserved(head, offsetof(trf_plain_head, reserved1),
+                                                             offsetof(trf_plain_head, data), err)
+                            : status;
 }
 
 trf_status trf_plain_head_read(const trf_plain_head *head, uint64_t buffer_bytes, trf_layer_info *info,

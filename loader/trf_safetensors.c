@@ -272,11 +272,9 @@ trf_status trf_safetensors_parse_counted(trf_budget *budget, char *text, size_t 
                : status;
 }
 
-/* Whether the file is a pointer of Git LFS, which a user who cloned a model without Git LFS has instead of the file. */
-static int is_lfs_pointer(const uint8_t *first, uint64_t size) {
-    static const char pointer[] = "version ";
-    return size >= sizeof pointer - 1 && memcmp(first, pointer, sizeof pointer - 1) == 0;
-}
+/* Whether a file that begins so is a pointer of Git LFS, which a user who cloned a model without Git LFS has instead of
+ * the file. */
+static int is_lfs_pointer(uint64_t first_8_bytes) { return memcmp(&first_8_bytes, "version ", 8) == 0; }
 
 trf_status trf_safetensors_read(const trf_file *file, uint64_t file_bytes, trf_safetensors *header, trf_error *err) {
     uint64_t text_bytes;
@@ -291,7 +289,7 @@ trf_status trf_safetensors_read(const trf_file *file, uint64_t file_bytes, trf_s
                         "not a safetensors file: its first 8 bytes promise a header of %" PRIu64
                         " bytes, of which %u are allowed%s",
                         text_bytes, TRF_MAX_SAFETENSORS_HEADER_BYTES,
-                        is_lfs_pointer((const uint8_t *)&text_bytes, sizeof text_bytes)
+                        is_lfs_pointer(text_bytes)
                             ? " (this looks like a Git LFS pointer; the file itself has not been fetched)"
                             : "");
     if (text_bytes > file_bytes - sizeof text_bytes)

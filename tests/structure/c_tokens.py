@@ -48,6 +48,7 @@ class Token:
     kind: str
     text: str
     line: int
+    at: int  # its first character in the text
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def tokenize(text: str) -> tuple[list[Token], set[int]]:
         if kind == "blank":
             line_is_blank = line_is_blank or "\n" in word
         elif kind != "comment":
-            tokens.append(Token(kind, word, line))
+            tokens.append(Token(kind, word, line, at))
             code.update(range(line, line + newlines + 1))
             line_is_blank = False
         line += newlines

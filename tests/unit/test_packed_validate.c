@@ -9,6 +9,8 @@
 #include "trf_packed_validate.h"
 
 #include <check.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* 80x1100 weights: two bands of two lines, of 32 and 3 tiles; records in all of them, and two stored tiles. */
 static packed_layer make_layer(int zeroing) {
@@ -118,6 +120,96 @@ START_TEST(sizes_are_checked) {
     ck_assert_uint_eq(err.offset, bytes - 1);
     ck_assert_int_eq(trf_validate_packed(layer.packed, bytes + 256, &view, &err), TRF_OK); /* room after it */
     ck_assert_int_eq(trf_validate_packed(layer.packed + 8, bytes, &view, &err), TRF_ERR_ARGUMENT);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* PACKED.md: tiles of 64x32, lines of 32 tiles of 128 bytes, offsets of rows before them, packed tiles of 3 KiB, stored
+ * ones of 4 KiB, all from multiples of 256. */
+START_TEST(sizes_of_layers) {
+    static const uint64_t sides[] = {1, 31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 100000, TRF_PACKED_MAX_SIDE};
+    for (uint32_t i = 0; i < 288; i++) {
+        const uint64_t rows = sides[i / 12 % 12], cols = sides[i % 12], bands = (rows + 63) / 64;
+        const uint64_t across = (cols + 31) / 32, lines = bands * ((across + 31) / 32), stored = i % 3 ? 1 : 0;
+        const uint64_t at = 256 + (i >= 144 ? (64 * bands + 255) / 256 * 256 : 0);
+        const uint64_t tiles = (at + 128 * lines + 255) / 256 * 256;
+        trf_packed_head head = {.num_records = 9};
+        EXPECT(trf_size_packed(rows, cols, i >= 144, stored, &head, NULL) == TRF_OK);
+        EXPECT(head.rows == rows && head.cols == cols && head.num_stored == stored && head.num_records == 9);
+        EXPECT(head.padded_rows == 64 * bands && head.padded_cols == 32 * across);
+        EXPECT(head.num_lines == lines && head.num_tiles == bands * across);
+        EXPECT(head.row_offsets_offset == (i >= 144 ? 256 : 0) && head.lines_offset == at);
+        EXPECT(head.tiles_offset == tiles && head.stored_offset == tiles + 3072 * bands * across);
+        EXPECT(head.common.buffer_bytes == head.stored_offset + 4096 * stored);
+    }
+    static const uint64_t bad[][3] = {{0, 1, 0},
+                                      {1, 0, 0},
+                                      {1ull + TRF_PACKED_MAX_SIDE, 1, 0},
+                                      {1, 1ull + TRF_PACKED_MAX_SIDE, 0},
+                                      {64, 32, 2},
+                                      {65, 33, 5},
+                                      {TRF_PACKED_MAX_SIDE, TRF_PACKED_MAX_SIDE, 1ull << 32}};
+    for (uint32_t i = 0; i < 7; i++) {
+        trf_packed_head head = {0};
+        ck_assert_int_eq(trf_size_packed(bad[i][0], bad[i][1], 0, bad[i][2], &head, NULL), TRF_ERR_ARGUMENT);
+        ck_assert_uint_eq(head.rows, 0);
+    }
+    trf_packed_head head = {0};
+    ck_assert_int_eq(trf_size_packed(65, 33, 0, 4, &head, NULL), TRF_OK);
+    ck_assert_int_eq(trf_size_packed(TRF_PACKED_MAX_SIDE, TRF_PACKED_MAX_SIDE, 0, UINT32_MAX, &head, NULL), TRF_OK);
+}
+END_TEST
+
+START_TEST(what_it_was_packed_from) {
+    packed_layer layer = make_layer(0);
+    trf_header coded = {.magic = TRF_MAGIC, .version = TRF_FORMAT_VERSION, .rows = 9, .cols = 8, .num_tile_rows = 1};
+    coded.num_tile_cols = 1;
+    const trf_layer_info from = {.stored_tiles = 77, .exceptions = 88};
+    trf_error err;
+    trf_layer_info info;
+    for (uint32_t codec = 1; codec <= 5; codec++)
+        for (uint32_t dtype = 1; dtype <= 6; dtype++) {
+            coded.codec = (uint8_t)codec, coded.source_dtype = (uint8_t)dtype;
+            trf_packed_head_set_coded(&layer.head, &coded, &from);
+            const int good = codec == TRF_CODEC_BF16 && (dtype == TRF_DTYPE_BF16 || dtype == TRF_DTYPE_F32);
+            EXPECT(trf_check_packed_head(&layer.head, layer.head.common.buffer_bytes, &err) == TRF_OK);
+            EXPECT(trf_packed_head_get_info(&layer.head, &info, &err) == (good ? TRF_OK : TRF_ERR_HEADER));
+            EXPECT(good ? info.rows == 80 && info.cols == 1100 && info.stored_tiles == 77 && info.exceptions == 88
+                        : err.offset == offsetof(trf_packed_head, coded_header));
+        }
+    coded.codec = TRF_CODEC_BF16, coded.source_dtype = TRF_DTYPE_BF16, coded.version++;
+    trf_packed_head_set_coded(&layer.head, &coded, &from);
+    ck_assert_int_eq(trf_packed_head_get_info(&layer.head, &info, &err), TRF_ERR_HEADER);
+    coded.version--, coded.magic++;
+    trf_packed_head_set_coded(&layer.head, &coded, &from);
+    ck_assert_int_eq(trf_packed_head_get_info(&layer.head, &info, &err), TRF_ERR_HEADER);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* A layer with room for two more stored tiles than it has: zeros lie there. */
+START_TEST(room_for_stored_tiles) {
+    packed_layer layer = make_layer(0);
+    const uint64_t bytes = layer.head.common.buffer_bytes, more = bytes + 2 * TRF_PACKED_STORED_TILE_BYTES;
+    uint8_t *larger;
+    ck_assert_int_eq(posix_memalign((void **)&larger, 256, more), 0);
+    memset(larger, 0, more);
+    memcpy(larger, layer.packed, bytes);
+    trf_packed_head *head = (trf_packed_head *)larger;
+    head->num_stored += 2;
+    head->common.buffer_bytes = more;
+    head->common.checksum = trf_layout_head_checksum(&head->common);
+    trf_packed_view view;
+    trf_error err;
+    ck_assert_msg(trf_validate_packed(larger, more, &view, &err) == TRF_OK, "%s", err.message);
+    static const uint64_t places[] = {0, 1, TRF_PACKED_STORED_TILE_BYTES, 2 * TRF_PACKED_STORED_TILE_BYTES - 1};
+    for (uint32_t i = 0; i < 4; i++) {
+        larger[bytes + places[i]] = 1;
+        ck_assert_int_eq(trf_validate_packed(larger, more, &view, &err), TRF_ERR_TILE);
+        ck_assert_uint_eq(err.offset, bytes + places[i]);
+        larger[bytes + places[i]] = 0;
+    }
+    free(larger);
     packed_layer_free(&layer);
 }
 END_TEST
@@ -250,6 +342,9 @@ int main(void) {
     tcase_add_test(tcase, every_bit_of_a_head_matters);
     tcase_add_loop_test(tcase, fields_are_checked, 0, HEADS);
     tcase_add_test(tcase, sizes_are_checked);
+    tcase_add_test(tcase, sizes_of_layers);
+    tcase_add_test(tcase, what_it_was_packed_from);
+    tcase_add_test(tcase, room_for_stored_tiles);
     tcase_add_test(tcase, lines_are_checked);
     tcase_add_test(tcase, records_are_checked);
     tcase_add_test(tcase, tiles_and_padding_are_checked);

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Headers of safetensors files: which ones are accepted, the exact status of those that are not, and headers that the
- * library makes. */
+/* Headers of safetensors files: which ones are accepted, the exact status of those that are not, what happens when
+ * memory or the file fails meanwhile (TRF_TEST_WRAPS_ALLOCATIONS), and headers that the library makes. */
 #include "common/checkpoint_fixture.h"
+#include "common/failing_memory.h"
 #include "common/run_suite.h"
 #include "trf_safetensors.h"
 
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct header_case {
     const char *header;
@@ -40,7 +42,25 @@ static const header_case kCases[] = {
     {"{\"a\":" ENTRY("U8", "[0]", 0, 0) ",\"b\":" ENTRY("U8", "[2]", 0, 2) ",\"c\":" ENTRY("U8", "[0]", 2, 2) "}", 2,
      TRF_OK, 0},
 
+    {"{\"b\":" ENTRY("U8", "[0]", 0, 0) ",\"a\":" ENTRY("U8", "[0]", 0, 0) ",\"c\":" ENTRY("U8", "[0,2]", 0, 0) "}", 0,
+     TRF_OK, 0},
+
     /* not JSON, or other JSON */
+    {"1", 0, TRF_ERR_FORMAT, 0},
+    {"\"{}\"", 0, TRF_ERR_FORMAT, 0},
+    {"null", 0, TRF_ERR_FORMAT, 0},
+    {"{\"__metadata__\":\"a\"}", 0, TRF_ERR_FORMAT, 0},
+    {"{\"__metadata__\":{\"a\":\"b\",\"c\":null}}", 0, TRF_ERR_FORMAT, 0},
+    {"{\"a\":null}", 0, TRF_ERR_FORMAT, 0},
+    {"{\"a\":[\"U8\",[1],[0,1]]}", 1, TRF_ERR_FORMAT, 0},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":\"1\",\"data_offsets\":[0,1]}}", 1, TRF_ERR_FORMAT, 0},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":{},\"data_offsets\":[0,1]}}", 1, TRF_ERR_FORMAT, 0},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[null],\"data_offsets\":[0,1]}}", 1, TRF_ERR_FORMAT, 0},
+    {"{\"a\":{\"dtype\":null,\"shape\":[1],\"data_offsets\":[0,1]}}", 1, TRF_ERR_FORMAT, 0},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":{}}}", 1, TRF_ERR_FORMAT, 0},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":\"01\"}}", 1, TRF_ERR_FORMAT, 0},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[\"0\",1]}}", 1, TRF_ERR_FORMAT, 0},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,-1]}}", 1, TRF_ERR_FORMAT, 0},
     {"", 0, TRF_ERR_FORMAT, 0},
     {"{", 0, TRF_ERR_FORMAT, 9},
     {"{}x", 0, TRF_ERR_FORMAT, 0},
@@ -157,6 +177,99 @@ START_TEST(files_give_their_status) {
 }
 END_TEST
 
+/* ---- failures meanwhile ---- */
+
+static const char kSound[] = "{\"c\":" ENTRY("U8", "[2]", 4, 6) ",\"a\":" ENTRY("F32", "[1]", 0, 4) "}";
+
+/* The header that is parsed, and the file that it is read from. */
+typedef struct sound_file {
+    trf_file file;
+    uint64_t bytes;
+    trf_error err;
+} sound_file;
+
+static sound_file open_sound_file(void) {
+    const char *path = fixture_path("sound.safetensors");
+    uint8_t bytes[8 + sizeof kSound - 1 + 6] = {sizeof kSound - 1};
+    memcpy(bytes + 8, kSound, sizeof kSound - 1);
+    fixture_write(path, bytes, sizeof bytes);
+    sound_file sound = {.bytes = 0};
+    ck_assert_int_eq(trf_file_open(path, &sound.file, &sound.bytes, &sound.err), TRF_OK);
+    ck_assert_uint_eq(sound.bytes, sizeof bytes);
+    return sound;
+}
+
+static trf_status read_sound_file(void *context) {
+    sound_file *sound = context;
+    trf_safetensors header;
+    const trf_status status = trf_safetensors_read(&sound->file, sound->bytes, &header, &sound->err);
+    if (status == TRF_OK)
+        trf_safetensors_free(&header);
+    return status;
+}
+
+START_TEST(every_allocation_fails_once) {
+    sound_file sound = open_sound_file();
+    const long allocations = fail_each_allocation(read_sound_file, &sound, TRF_ERR_MEMORY, &sound.err);
+    ck_assert_int_gt(allocations, 9); /* the text, three lists, and three of each of the two tensors */
+    trf_file_close(&sound.file);
+}
+END_TEST
+
+static void *no_memory(size_t bytes) {
+    (void)bytes;
+    return NULL;
+}
+
+START_TEST(jansson_lacks_memory) {
+    sound_file sound = open_sound_file();
+    json_set_alloc_funcs(no_memory, free);
+    const trf_status status = read_sound_file(&sound);
+    json_set_alloc_funcs(__real_malloc, free);
+    fixture_check_status(status, TRF_ERR_MEMORY, &sound.err);
+    fixture_check_status(read_sound_file(&sound), TRF_OK, &sound.err);
+    trf_file_close(&sound.file);
+}
+END_TEST
+
+/* The file is cut after its size was asked for: before the length, in it, and in the header. */
+START_TEST(the_file_becomes_shorter) {
+    static const uint64_t kept[] = {0, 7, 8, 8 + sizeof kSound - 2};
+    for (size_t i = 0; i < 4; i++) {
+        sound_file sound = open_sound_file();
+        const char *path = fixture_path("sound.safetensors");
+        ck_assert_int_eq(truncate(path, (off_t)kept[i]), 0);
+        fixture_check_status(read_sound_file(&sound), TRF_ERR_TRUNCATED, &sound.err);
+        trf_file_close(&sound.file);
+    }
+}
+END_TEST
+
+START_TEST(names_of_dtypes) {
+    static const struct {
+        const char *name;
+        uint32_t bits;
+        trf_dtype dtype;
+    } dtypes[] = {{"F32", 32, TRF_DTYPE_F32},
+                  {"F16", 16, TRF_DTYPE_F16},
+                  {"BF16", 16, TRF_DTYPE_BF16},
+                  {"F8_E4M3", 8, TRF_DTYPE_F8_E4M3},
+                  {"F8_E5M2", 8, TRF_DTYPE_F8_E5M2},
+                  {"I8", 8, TRF_DTYPE_I8},
+                  {"F6_E3M2", 6, TRF_DTYPE_NONE},
+                  {"U64", 64, TRF_DTYPE_NONE},
+                  {"F4", 4, TRF_DTYPE_NONE},
+                  {"NEVER_HEARD", 0, TRF_DTYPE_NONE},
+                  {"", 0, TRF_DTYPE_NONE}};
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        ck_assert_uint_eq(trf_dtype_bits_of_name(dtypes[i].name), dtypes[i].bits);
+        ck_assert_int_eq(trf_dtype_of_name(dtypes[i].name), dtypes[i].dtype);
+    }
+}
+END_TEST
+
+/* ---- writing ---- */
+
 START_TEST(written_headers_can_be_read) {
     static const uint64_t shape[] = {3, 5};
     json_t *metadata = json_pack("{s:s}", "a\n\"b", "\xc3\xa9");
@@ -205,6 +318,10 @@ int main(void) {
     tcase_add_loop_test(tests, headers_give_their_status, 0, sizeof kCases / sizeof kCases[0]);
     tcase_add_loop_test(tests, files_give_their_status, 0, sizeof kFiles / sizeof kFiles[0]);
     tcase_add_test(tests, tensors_come_in_the_order_of_their_data);
+    tcase_add_test(tests, every_allocation_fails_once);
+    tcase_add_test(tests, jansson_lacks_memory);
+    tcase_add_test(tests, the_file_becomes_shorter);
+    tcase_add_test(tests, names_of_dtypes);
     tcase_add_test(tests, written_headers_can_be_read);
     tcase_add_test(tests, entries_stay_within_their_bound);
     suite_add_tcase(suite, tests);
