@@ -27,8 +27,7 @@ esac
 work=$PWD/build/wheel
 platform=manylinux_2_34_x86_64
 limit_bytes=25000000
-# Of the oldest torch that the ops are for; they run with every newer one.
-torch=2.10.0
+torch=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' tools/wheel_torch_requirements.txt)
 transfuse_packages="gcc g++ cmake ninja-build pkg-config libjansson-dev libxxhash-dev liblz4-dev libzstd-dev python3
     python3-venv ca-certificates"
 venv=$work/env
@@ -41,7 +40,7 @@ find_torch() {
     say "fetching torch $torch, of which the headers and libtorch_cpu.so are kept"
     rm -rf "$work/download" "$work/torch-$torch"
     quietly "pip download" "$work/download.log" "$venv/bin/python" -m pip download --no-cache-dir \
-        --disable-pip-version-check --no-input --no-deps --only-binary :all: -d "$work/download" "torch==$torch"
+        --disable-pip-version-check --no-input --no-deps --only-binary :all: --require-hashes -d "$work/download" -r tools/wheel_torch_requirements.txt
     "$venv/bin/python" - "$work"/download/torch-*.whl "$work/torch-$torch" <<'END'
 import sys
 import zipfile

@@ -27,7 +27,6 @@ _HASH_COMMENT = (
     ".in",
     ".toml",
     "CMakeLists.txt",
-    "requirements.txt",
     ".ci/run",
     ".yml",
     "Containerfile",
@@ -48,6 +47,7 @@ EXCEPTIONS = (
     "docs/performance/*.txt",
     "tests/fuzz/corpus/*",
     "cmake/exported_symbols.txt",
+    "*requirements.txt",  # made by a program of the .in file beside it
     ".clang-format",
     ".clang-tidy",
     ".gitignore",
