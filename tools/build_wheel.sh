@@ -111,6 +111,10 @@ if [ -n "$cuda" ]; then
 else
     set -- "$@" --config-settings=cmake.define.TRF_CUDA=OFF
 fi
+# The same sources give the same bytes (tests/builds/compare_wheels.sh): files in the wheel are dated as the last commit,
+# or, where git knows none, as early as a zip file can say.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
+export SOURCE_DATE_EPOCH
 say "building; the log is $work/wheel.log"
 export CMAKE_BUILD_PARALLEL_LEVEL="$jobs"
 quietly "pip wheel" "$work/wheel.log" "$venv/bin/python" -m pip wheel --verbose --disable-pip-version-check --no-input \
