@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The bill of materials in a wheel (PEP 770): what a build may link or compile in, of which cmake/make_sbom.py finds what
-# it did.
+# The bill of materials in a wheel (PEP 770): what a build may link or compile in, of which cmake/make_sbom.py finds
+# what it did.
 
 # Writes what may become part of the wheel to a file, by the versions that were found.
 function(trf_list_known_parts file)

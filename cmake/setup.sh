@@ -113,7 +113,7 @@ install_packages() {
         as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
 }
 
-# Installs a file of pins into $venv, unless its stamp shows that it was. Each package must have one of the file's hashes
+# Installs a file of pins into $venv, unless its stamp shows that it was. A package must have one of the file's hashes
 # and be ready to use, since what building one takes is pinned nowhere; a file names all that it needs.
 # FILE.txt is made of FILE.in by the command in its first lines (`pip install uv`). Usage: pip_install_pins NAME FILE
 pip_install_pins() {

@@ -17,12 +17,16 @@ unset CMAKE_C_COMPILER_LAUNCHER CMAKE_CXX_COMPILER_LAUNCHER CMAKE_CUDA_COMPILER_
 SOURCE_DATE_EPOCH=1700000000
 export SOURCE_DATE_EPOCH
 
+# One state of the sources, whatever is changed meanwhile.
+mkdir "$work/sources"
+git ls-files -z | xargs -0 cp --parents -t "$work/sources"
+
 # Usage: make FOLDER DATE SETTING...
 make() {
     folder=$work/$1 date=$2
     shift 2
-    mkdir -p "$folder/source"
-    git ls-files -z | xargs -0 cp --parents -t "$folder/source"
+    mkdir -p "$folder"
+    cp -r "$work/sources" "$folder/source"
     find "$folder/source" -type f -exec touch -d "$date" {} +
     for setting in "$@"; do
         set -- "$@" "--config-settings=cmake.define.$setting"
