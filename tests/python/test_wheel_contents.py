@@ -93,5 +93,5 @@ def test_static_library_is_found_in_the_map(wheel: zipfile.ZipFile, tmp_path: Pa
 def test_no_file_names_a_folder_of_the_build(wheel: zipfile.ZipFile) -> None:
     for name in wheel.namelist():
         content = wheel.read(name)
-        for folder in (ROOT, BUILD):
+        for folder in (ROOT, BUILD / "wheel"):
             assert os.fsencode(folder) not in content, f"{name} has {folder} in it"

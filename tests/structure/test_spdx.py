@@ -31,6 +31,7 @@ _HASH_COMMENT = (
     ".yml",
     "Containerfile",
     "Dockerfile",
+    "cppcheck.txt",
     ".dict",
     ".options",
     ".yaml",
