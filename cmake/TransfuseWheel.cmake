@@ -4,6 +4,9 @@
 
 include(TransfuseSbom)
 
+# Otherwise nvcc names its files by its process, and objects have these names.
+add_compile_options("$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:--objdir-as-tempdir>")
+
 # Device code for the GPUs that are here, and none where there is no GPU. TRF_CUDA or CMAKE_CUDA_ARCHITECTURES given by
 # the user (pip install --config-settings=cmake.define.TRF_CUDA=ON .) are left as they are. To be called before TRF_CUDA
 # has its default.
