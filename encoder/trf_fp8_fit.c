@@ -144,7 +144,7 @@ static uint64_t choose_unit(const trf_magnitude_sums *sums, const trf_mantissa_s
 
 int trf_fit_fp8(const trf_magnitude_sums *sums, uint64_t most, trf_fp8_fit *fit) {
     mantissa_counts counts;
-    const trf_mantissa_set *sets[MAX_SETS];
+    const trf_mantissa_set *sets[MAX_SETS] = {NULL};
     uint64_t in_set;
     count_mantissas(sums, &counts);
     const uint64_t zeros = sums->first == 0 && sums->end ? sums->count[0][0] : 0,

@@ -65,10 +65,11 @@ trf_status trf_side_tables_read(const trf_safetensors *own, const trf_safetensor
     trf_status status =
         !slots ? trf_fail_memory(err, source->num_tensors * sizeof *slots) : read_tables(own, source, root, slots, err);
     json_decref(root);
+    size_t count = 0;
     for (size_t i = 0; slots && i < source->num_tensors; i++)
         if (slots[i].data)
-            slots[tables->count++] = slots[i];
-    tables->tables = slots;
+            slots[count++] = slots[i];
+    *tables = (trf_side_tables){.tables = slots, .count = count};
     if (status != TRF_OK)
         trf_side_tables_free(tables);
     return status;

@@ -27,8 +27,7 @@ esac
 work=$PWD/build/wheel
 platform=manylinux_2_34_x86_64
 limit_bytes=25000000
-# Of the oldest torch that the ops are for; they run with every newer one.
-torch=2.10.0
+torch=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' tools/wheel_torch_requirements.txt)
 transfuse_packages="gcc g++ cmake ninja-build pkg-config libjansson-dev libxxhash-dev liblz4-dev libzstd-dev python3
     python3-venv ca-certificates"
 venv=$work/env
@@ -41,7 +40,8 @@ find_torch() {
     say "fetching torch $torch, of which the headers and libtorch_cpu.so are kept"
     rm -rf "$work/download" "$work/torch-$torch"
     quietly "pip download" "$work/download.log" "$venv/bin/python" -m pip download --no-cache-dir \
-        --disable-pip-version-check --no-input --no-deps --only-binary :all: -d "$work/download" "torch==$torch"
+        --disable-pip-version-check --no-input --no-deps --only-binary :all: --require-hashes \
+        -d "$work/download" -r tools/wheel_torch_requirements.txt
     "$venv/bin/python" - "$work"/download/torch-*.whl "$work/torch-$torch" <<'END'
 import sys
 import zipfile
@@ -112,6 +112,10 @@ if [ -n "$cuda" ]; then
 else
     set -- "$@" --config-settings=cmake.define.TRF_CUDA=OFF
 fi
+# The same sources give the same bytes (tests/builds/compare_wheels.sh): files in the wheel are dated as the last
+# commit, or, where git knows none, as early as a zip file can say.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
+export SOURCE_DATE_EPOCH
 say "building; the log is $work/wheel.log"
 export CMAKE_BUILD_PARALLEL_LEVEL="$jobs"
 quietly "pip wheel" "$work/wheel.log" "$venv/bin/python" -m pip wheel --verbose --disable-pip-version-check --no-input \

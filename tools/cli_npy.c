@@ -257,7 +257,8 @@ cli_exit cli_write_npy(const char *path, const float *values, uint64_t rows, uin
     cli_exit status = cli_file_begin(&file, path, force);
     if (status != CLI_OK)
         return status;
-    fwrite(header, 1, make_header(rows, cols, header), file.handle);
+    const size_t header_bytes = make_header(rows, cols, header);
+    fwrite(header, 1, header_bytes, file.handle);
     if (count)
         fwrite(values, sizeof *values, count, file.handle);
     return cli_file_commit(&file); /* it looks for failures of writing */

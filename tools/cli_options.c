@@ -484,6 +484,7 @@ cli_exit cli_options_parse(const cli_command *command, int argc, char **argv, cl
         if (code == '?')
             return explain_unknown(command, argc, argv);
         const option_entry *entry = find_option(command, code);
+        assert(entry); /* getopt_long returns no other code than those of describe_options */
         if (optarg && optarg[0] == '=' && optarg == argv[optind - 1] + 2)
             return cli_usage_error(command->name, "-%c%s: no '=' goes with one letter; say -%c %s or --%s%s", code,
                                    optarg, code, optarg + 1, entry->long_name, optarg);

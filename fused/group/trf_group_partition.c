@@ -202,7 +202,7 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
                      trf_group_partition *partition) {
     const trf_device_view *view = products[0].view;
     group_search search = {.products = products, .count = count, .limits = limits, .best.microseconds = HUGE_VAL};
-    search.partitions = malloc(TRF_GROUP_MAX_LAYERS * sizeof *search.partitions);
+    search.partitions = calloc(TRF_GROUP_MAX_LAYERS, sizeof *search.partitions);
     if (!search.partitions)
         return 0; /* then each layer is launched alone */
     for (uint32_t unit_slabs = 1; unit_slabs <= 2; unit_slabs++)

@@ -22,7 +22,7 @@ done
 
 mkdir -p .venv/bin bin cmake examples tests .ci
 for file in demo.sh test.sh .ci/run cmake/setup.sh CMakePresets.json tests/requirements.txt \
-    tests/torch_requirements.txt tests/vllm_requirements.txt examples/demo.py; do
+    tests/torch_requirements.txt tests/vllm_requirements.txt tests/minilm_requirements.txt examples/demo.py; do
     cp "$TRF_SOURCE_DIR/$file" $file || exit 1
 done
 cat >CMakeLists.txt <<'CMAKE'

@@ -22,7 +22,7 @@ SKIPPED = 77
 
 def find_tool(root: Path) -> str | None:
     """Returns the ruff of the version that tests/requirements.txt pins: each has its own rules and its own format."""
-    pin = re.search(r"^ruff==(\S+)$", read_text(root / "tests" / "requirements.txt"), re.M)
+    pin = re.search(r"^ruff==(\S+)", read_text(root / "tests" / "requirements.txt"), re.M)
     for path in (root / ".venv" / "bin" / "ruff", shutil.which("ruff")):
         if path and Path(path).exists():
             said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout

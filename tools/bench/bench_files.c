@@ -154,6 +154,7 @@ static void write_row(const csv_row *row, const char *quantity, int run, double 
     const bench_style *style = row->style;
     for (int i = 0; i < style->num_csv_columns; i++) {
         const char *key = style->csv_columns[i].key;
+        const bench_field *cell = find_cell(row, key);
         if (i > 0)
             fputc(',', row->file);
         if (strcmp(key, BENCH_CSV_QUANTITY) == 0)
@@ -162,8 +163,8 @@ static void write_row(const csv_row *row, const char *quantity, int run, double 
             fprintf(row->file, "%d", run);
         else if (strcmp(key, BENCH_CSV_VALUE) == 0)
             fprintf(row->file, "%.*g", style->csv_digits, value);
-        else if (find_cell(row, key))
-            write_field(row->file, find_cell(row, key));
+        else if (cell)
+            write_field(row->file, cell);
     }
     fputc('\n', row->file);
 }
