@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The bill of materials in a wheel (PEP 770): what a build may link or compile in, of which cmake/make_sbom.py finds
+# The bill of materials in a wheel (PEP 770): what a build may link or compile in, of which tools/make_sbom.py finds
 # what it did.
 
 # Writes what may become part of the wheel to a file, by the versions that were found.
@@ -34,7 +34,7 @@ function(trf_install_sbom)
         string(APPEND maps " --map \"${PROJECT_BINARY_DIR}/${target}.map\"")
         string(APPEND files " \"$<TARGET_FILE:${target}>\"")
     endforeach()
-    install(CODE "execute_process(COMMAND \"${Python3_EXECUTABLE}\" -B \"${PROJECT_SOURCE_DIR}/cmake/make_sbom.py\"
+    install(CODE "execute_process(COMMAND \"${Python3_EXECUTABLE}\" -B \"${PROJECT_SOURCE_DIR}/tools/make_sbom.py\"
         --version \"${PROJECT_VERSION}\" --known \"${known}\" --out \"${bill}\"${maps}${files}
         COMMAND_ERROR_IS_FATAL ANY)")
     install(FILES "${bill}" DESTINATION "${SKBUILD_METADATA_DIR}/sboms")

@@ -12,7 +12,7 @@ static inline int trf_json_lacked_memory(const json_error_t *json_error) {
     return json_error_code(json_error) == json_error_out_of_memory || !json_error->text[0];
 }
 
-/* As json_loadb, but a NUL byte is an error wherever it is. Jansson passes over one behind a number or a literal. */
+/* json_loadb, but a NUL byte is an error wherever it is: Jansson passes over one behind a number or a literal. */
 json_t *trf_json_load(const char *text, size_t bytes, size_t flags, json_error_t *json_error);
 
 /* @return the most memory that parsing a text takes at a time, besides the text itself. */

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from wheel_environment import BUILD, ROOT, make_environment
 
-MAKE_SBOM = ROOT / "cmake" / "make_sbom.py"
+MAKE_SBOM = ROOT / "tools" / "make_sbom.py"
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ VERSION = 12
 # __clang_analyzer__ makes the functions that report a failure return none but failures, for this analyzer as for
 # clang's: each reads one source at a time. With -O1 it sees what is inlined, and forgets less.
 #
-# A leak is what gcc 12 takes each pointer for that a function stores in its caller's struct or list: 25 of 25 were.
-# clang-tidy looks for leaks, too, and the leak sanitizer does in all tests, failing allocations among them.
-# Unset values it finds where a loop that fills an array would not run once: 4 of 4 were none. clang-tidy, gcc's own
+# A leak is what gcc 12 takes a pointer for that a function stores in its caller's struct or list; none of those that
+# were read is one. clang-tidy looks for leaks, too, and the leak sanitizer does in all tests, failing allocations among
+# them. Unset values it finds where a loop that fills an array would not run once. clang-tidy, gcc's own
 # -Wmaybe-uninitialized and, in fuzz targets, the memory sanitizer look for these.
 _ARGUMENTS = (
     *("-O1", "-UNDEBUG", "-U_FORTIFY_SOURCE", "-D__clang_analyzer__", "-fanalyzer", "-Werror"),

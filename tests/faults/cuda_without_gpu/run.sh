@@ -5,8 +5,8 @@
 #
 #     sh tests/faults/cuda_without_gpu/run.sh build/quick [CUDA'S FOLDER] [FLAGS]
 #
-# The build folder is one without device code, after `cmake --build` of the target transfuse. TRF_TEST_QUICK=1 lets fewer
-# calls fail. "packing gate and up" is not tried: it takes what kernels find.
+# The build folder is one without device code, after `cmake --build` of the target transfuse. TRF_TEST_QUICK=1 lets
+# fewer calls fail. "packing gate and up" is not tried: it takes what kernels find.
 set -eu
 build=$(realpath "$1")
 cuda=${2:-/usr/local/cuda}
