@@ -296,9 +296,10 @@ static void check_time(const gpu_calls *intact, const gpu_calls *mutant, int cal
         times->most = time / *least;
         snprintf(times->slowest, sizeof times->slowest, "%s: %s, %.1f us", what, name, 1000 * (double)time);
     }
-    if (time > kMostTimes * *least)
-        ck_abort_msg("%s: %s takes %.1f us, and of the intact layer %.1f", what, name, 1000 * (double)time,
-                     1000 * (double)*least);
+    times->over_twice += time > kMostTimes * *least;
+    if (time > kMostTimes * *least && time > kMostTimes * times->one_slab[call])
+        ck_abort_msg("%s: %s takes %.1f us, of the intact layer %.1f, and of a slab of exceptions %.1f", what, name,
+                     1000 * (double)time, 1000 * (double)*least, 1000 * (double)times->one_slab[call]);
 }
 
 void gpu_call_all(const gpu_calls *intact, const gpu_calls *mutant, gpu_call_times *times, const char *what) {
@@ -318,6 +319,7 @@ void gpu_call_all(const gpu_calls *intact, const gpu_calls *mutant, gpu_call_tim
 
 void gpu_call_times_add(gpu_call_times *to, const gpu_call_times *times) {
     to->calls += times->calls;
+    to->over_twice += times->over_twice;
     if (times->most <= to->most)
         return;
     to->most = times->most;

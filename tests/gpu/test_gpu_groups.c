@@ -312,6 +312,7 @@ static void make_ring(ring *r, const group_case *g) {
     for (int i = 0; i < 5; i++)
         r->memory[i] = gpu_memory_make(RING_BYTES);
     CUDA(cudaMemcpy(r->memory[0].at, g->x[0], RING_BYTES, cudaMemcpyDeviceToDevice));
+    CUDA(cudaDeviceSynchronize()); /* such a copy may still run, and the ring's stream does not wait for it */
 }
 
 static void queue_ring(const ring *r, cudaStream_t stream) {

@@ -274,6 +274,24 @@ static void check_unforged(const bench *b, const mutant_layer *made) {
 
 /* ---- the test ---- */
 
+/* @return the times of a sound layer that is one slab, all of whose weights are exceptions; measured once. */
+static const float *time_one_slab(void) {
+    static const char name[] = "e4m3_all_exceptions.trf";
+    static gpu_call_times times;
+    static int is_measured;
+    if (is_measured++)
+        return times.least;
+    test_rng rng = {1};
+    gpu_layer layer = gpu_layer_of_golden(name);
+    gpu_call_memory memory = gpu_call_memory_make(&rng, layer.info.rows, layer.info.cols);
+    gpu_calls calls = gpu_calls_make(layer.device, layer.device, &memory);
+    times = gpu_call_times_of(&calls, name);
+    gpu_calls_free(&calls);
+    gpu_call_memory_free(&memory);
+    gpu_layer_free(&layer);
+    return times.least;
+}
+
 static bench make_bench(test_rng *rng, const subject *from) {
     bench b = {.intact = make_intact(rng, from)};
     uint64_t other_bytes;
@@ -321,6 +339,7 @@ START_TEST(mutants_past_the_validator) {
     bench b = make_bench(&rng, &kSubjects[_i]);
     b.calls = gpu_calls_make(b.intact.device, b.intact.device, &b.memory);
     b.times = gpu_call_times_of(&b.calls, b.intact.name);
+    memcpy(b.times.one_slab, time_one_slab(), sizeof b.times.one_slab);
     for (uint64_t i = 0; i < count; i++) {
         coded_mutants_draw(&b.mutants, &rng, b.intact.name, i);
         try_mutant(&b);
@@ -335,13 +354,15 @@ int main(void) {
     const gpu_test tests[] = {{mutants_past_the_validator, SUBJECTS}};
     const int status = gpu_main("mutants", tests, sizeof tests / sizeof *tests);
     if (status != 77)
-        printf("mutants: %llu bypassed, %llu with a spoiled directory, %llu forged and refused, %llu with a forged "
-               "head, %llu forged (%llu of them corrupt); %llu calls, the slowest %.2f times the intact layer's: %s\n",
-               (unsigned long long)totals.mutants[MUTANT_BYPASSED],
-               (unsigned long long)totals.mutants[MUTANT_DIRECTORY],
-               (unsigned long long)totals.mutants[MUTANT_FORGED_REFUSED],
-               (unsigned long long)totals.mutants[MUTANT_FORGED_HEAD],
-               (unsigned long long)totals.mutants[MUTANT_FORGED], (unsigned long long)totals.corrupt,
-               (unsigned long long)totals.slowest.calls, (double)totals.slowest.most, totals.slowest.slowest);
+        printf(
+            "mutants: %llu bypassed, %llu with a spoiled directory, %llu forged and refused, %llu with a forged "
+            "head, %llu forged (%llu of them corrupt); %llu calls, %llu of them over twice the intact layer's time; "
+            "the slowest "
+            "%.2f times: %s\n",
+            (unsigned long long)totals.mutants[MUTANT_BYPASSED], (unsigned long long)totals.mutants[MUTANT_DIRECTORY],
+            (unsigned long long)totals.mutants[MUTANT_FORGED_REFUSED],
+            (unsigned long long)totals.mutants[MUTANT_FORGED_HEAD], (unsigned long long)totals.mutants[MUTANT_FORGED],
+            (unsigned long long)totals.corrupt, (unsigned long long)totals.slowest.calls,
+            (unsigned long long)totals.slowest.over_twice, (double)totals.slowest.most, totals.slowest.slowest);
     return status;
 }
