@@ -302,6 +302,104 @@ START_TEST(tiles_and_padding_are_checked) {
 }
 END_TEST
 
+/* ---- each place ---- */
+
+/* Turns bits of a byte over, and back. @return what the validator says meanwhile, and in *offset where. */
+static trf_status try_bit(packed_layer *layer, uint64_t at, uint8_t bit, uint64_t *offset) {
+    trf_error err = {.offset = 0};
+    layer->packed[at] ^= bit;
+    const trf_status status = validate(layer, &err);
+    layer->packed[at] ^= bit;
+    *offset = err.offset;
+    return status;
+}
+
+/* The packed place of a stored tile is all zeros. */
+START_TEST(places_of_stored_tiles) {
+    packed_layer layer = make_layer(0);
+    static const uint32_t tiles[] = {2, 35 + 34};
+    for (uint32_t i = 0; i < 2 * TRF_PACKED_TILE_BYTES; i += test_quick() ? 5 : 1) {
+        const uint64_t at = layer.head.tiles_offset +
+                            (uint64_t)tiles[i / TRF_PACKED_TILE_BYTES] * TRF_PACKED_TILE_BYTES +
+                            i % TRF_PACKED_TILE_BYTES;
+        uint64_t offset;
+        ck_assert_int_eq(try_bit(&layer, at, 1, &offset), TRF_ERR_TILE);
+        ck_assert_uint_eq(offset, at);
+    }
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* The weights of the last stored tile: rows 64 to 127 and columns 1088 to 1119, of which 80 x 1100 are the layer's. */
+START_TEST(weights_of_stored_tiles) {
+    packed_layer layer = make_layer(0);
+    for (uint32_t row = 64; row < 128; row++)
+        for (uint32_t col = 1088; col < 1120; col++) {
+            const trf_packed_place place = trf_packed_place_of(row, col);
+            const uint64_t at = layer.head.stored_offset + TRF_PACKED_STORED_TILE_BYTES +
+                                2 * trf_packed_stored_half(place.slab, place.lane, place.step, place.reg, place.half);
+            const int is_padding = row >= 80 || col >= 1100;
+            for (uint32_t byte = 0; byte < 2; byte++) {
+                uint64_t offset;
+                ck_assert_int_eq(try_bit(&layer, at + byte, 4, &offset), is_padding ? TRF_ERR_TILE : TRF_OK);
+                ck_assert(!is_padding || offset == at);
+            }
+        }
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* In a zeroing layer a weight with index 0 has no mantissa, and any other weight has any. */
+START_TEST(weights_of_a_zeroing_tile) {
+    packed_layer layer = make_layer(1);
+    uint32_t zeros = 0;
+    for (uint32_t row = 0; row < 64; row++)
+        for (uint32_t col = 32; col < 64; col++) { /* tile 1 */
+            const trf_packed_place place = trf_packed_place_of(row, col);
+            const uint64_t tile = layer.head.tiles_offset + TRF_PACKED_TILE_BYTES;
+            const uint64_t at = tile + trf_packed_raw_offset(place.slab, place.lane, place.step, place.reg) +
+                                trf_packed_mantissa_byte(place.reg, place.half);
+            const uint32_t magnitude = layer.weights[row * 1100 + col] & 0x7FFF;
+            const int is_zero = magnitude == 0 || magnitude >= 0x4480; /* as the places of records are */
+            uint64_t offset;
+            const uint8_t bit = (uint8_t)(1 << (row + col) % 7);
+            ck_assert_int_eq(try_bit(&layer, at, bit, &offset), is_zero ? TRF_ERR_TILE : TRF_OK);
+            ck_assert(!is_zero || offset == at);
+            ck_assert_int_eq(try_bit(&layer, at, 0x80, &offset), TRF_OK); /* a sign */
+            zeros += (uint32_t)is_zero;
+        }
+    ck_assert(zeros > 8 && zeros < 2040);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* A line holds 29 records, and no unused word is left then. */
+START_TEST(a_full_line) {
+    packed_layer layer = packed_layer_make(64, 1024, 0);
+    for (size_t i = 0; i < 64 * 1024; i++)
+        layer.weights[i] = 0x3D00;
+    for (uint32_t i = 0; i < TRF_PACKED_MAX_RECORDS; i++)
+        layer.weights[(2 * i) * 1024 + 35 * i] = 0x7F00;
+    const trf_packed_window window = {112, 0};
+    ck_assert_int_eq(packed_layer_pack(&layer, &window, NULL), TRF_OK);
+    ck_assert(packed_layer_is_right(&layer));
+    const uint32_t *line = (const uint32_t *)(layer.packed + layer.head.lines_offset);
+    ck_assert_uint_eq(line[TRF_PACKED_COUNT_WORD], TRF_PACKED_MAX_RECORDS);
+    const uint64_t last = layer.head.lines_offset + 4 * (TRF_PACKED_MAX_RECORDS - 1);
+    expect_refusal(&layer, last, line[TRF_PACKED_MAX_RECORDS - 2], last);
+    /* one record fewer than the head says, whose word is as unused ones are */
+    trf_error err;
+    uint32_t *const words = (uint32_t *)(layer.packed + layer.head.lines_offset);
+    words[TRF_PACKED_COUNT_WORD]--;
+    ck_assert_int_eq(validate(&layer, &err), TRF_ERR_TILE);
+    ck_assert_uint_eq(err.offset, last);
+    words[TRF_PACKED_MAX_RECORDS - 1] = 0x7F00; /* the line's first weight */
+    ck_assert_int_eq(validate(&layer, &err), TRF_ERR_TILE);
+    ck_assert_uint_eq(err.offset, offsetof(trf_packed_head, num_records));
+    packed_layer_free(&layer);
+}
+END_TEST
+
 /* Anything may follow a valid head: readers stay inside the buffer (the sanitizer checks). */
 START_TEST(readers_stay_inside) {
     test_rng rng = {2000 + (uint64_t)_i};
@@ -348,6 +446,10 @@ int main(void) {
     tcase_add_test(tcase, lines_are_checked);
     tcase_add_test(tcase, records_are_checked);
     tcase_add_test(tcase, tiles_and_padding_are_checked);
+    tcase_add_test(tcase, places_of_stored_tiles);
+    tcase_add_test(tcase, weights_of_stored_tiles);
+    tcase_add_test(tcase, weights_of_a_zeroing_tile);
+    tcase_add_test(tcase, a_full_line);
     tcase_add_loop_test(tcase, readers_stay_inside, 0, 2);
     tcase_add_loop_test(tcase, any_bit_is_refused_or_harmless, 0, 2);
     suite_add_tcase(suite, tcase);
