@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Sets up the machine, then builds and runs the whole test suite: under the address and undefined-behaviour
-# sanitizers, with fuzz targets that look for new inputs for TRF_FUZZ_SECONDS each (30); under the thread sanitizer
-# (tests labelled `threads`); and last the release build, or no-gpu. Stops at the first of the three that fails; the
-# last lines are ctest's own summary.
+# sanitizers; under the thread sanitizer (tests labelled `threads`); fuzz targets, which look for new inputs for
+# TRF_FUZZ_SECONDS each (30); and last the release build, or no-gpu. Stops at the first of the four that fails; the last
+# lines are ctest's own summary.
 # With --quick: the release build without device code, emulated or not, and the tests of units and of the command, with
 # a quarter of the cases of one kind (TRF_TEST_QUICK=1), nothing else.
 # TRF_JOBS=N sets how much runs at once.
@@ -62,6 +62,8 @@ run_tests asan || die "the asan stage failed"
 build_preset tsan
 # shellcheck disable=SC2086  # a list of words
 run_tests tsan $fixed_addresses || die "the tsan stage failed"
+build_preset fuzz
+run_tests fuzz || die "the fuzz stage failed"
 
 # Where no GPU runs it, device code need only compile: structure.older_gpus compiles a part of it for 8.0. It has run
 # in emulated warps before, under the sanitizers.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the fuzz targets of a build (preset `asan`), keeps what they find, and counts what they did.
+"""Runs the fuzz targets of a build (preset `fuzz`), keeps what they find, and counts what they did.
 
     python3 tests/fuzz/run_fuzzers.py --seconds 30            # each target for 30 s, as many at once as there are cores
     python3 tests/fuzz/run_fuzzers.py --hours 10 --at-once 1  # a campaign, in turns, on one core
@@ -68,7 +68,7 @@ def find_targets(binaries: pathlib.Path, wanted: list[str]) -> list[pathlib.Path
             sys.exit(f"run_fuzzers.py: no target {name} in {binaries}; there are: {', '.join(names) or 'none'}")
     if not found:
         sys.exit(
-            f"run_fuzzers.py: no targets in {binaries}; build them: cmake --preset asan && cmake --build --preset asan"
+            f"run_fuzzers.py: no targets in {binaries}; build them: cmake --preset fuzz && cmake --build --preset fuzz"
         )
     return [p for p in found if not wanted or p.name in wanted]
 
@@ -260,7 +260,7 @@ def minimize(target: pathlib.Path, work: pathlib.Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "asan" / "tests" / "fuzz")
+    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "fuzz" / "tests" / "fuzz")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build" / "fuzzing")
     parser.add_argument("--target", action="append", default=[], help="fuzz_NAME; may be repeated; all if left out")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
