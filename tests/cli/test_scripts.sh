@@ -32,8 +32,9 @@ option(TRF_BUILD_TESTS "" ON)
 set(TRF_CUDA AUTO CACHE STRING "")
 add_custom_target(command ALL COMMAND cp "$ENV{TRANSFUSE}" transfuse)
 add_custom_target(threads_tests)
+add_custom_target(fuzz_targets)
 enable_testing()
-foreach(name IN ITEMS unit.one cli.one fuzz.one)
+foreach(name IN ITEMS unit.one cli.one fuzz.new_inputs)
     add_test(NAME ${name} COMMAND sh -c "test \"$FAKE_FAULT\" != ${name}")
 endforeach()
 set_property(TEST unit.one PROPERTY LABELS threads)
@@ -115,8 +116,10 @@ cached no-gpu CMAKE_CUDA_ARCHITECTURES 90a-real
 cached no-gpu TRF_CUDA_FAST_COMPILE ON
 cached asan TRF_SANITIZE address,undefined
 cached tsan TRF_SANITIZE thread
+cached fuzz TRF_FUZZ ON
+cached no-gpu TRF_EMULATE_KERNELS OFF
 cached quick TRF_CUDA OFF
-only_tests 7 unit.one cli.one fuzz.one
+only_tests 8 unit.one cli.one fuzz.new_inputs
 tail -n 6 out | grep -q '^100% tests passed, 0 tests failed out of 3$' || fail "the last lines: $(tail -n 6 out)"
 tail -n 1 out | grep -q '^Total Test time' || fail "the last line: $(tail -n 1 out)"
 rm -r build
@@ -125,7 +128,7 @@ grep -q -e '^CMAKE_CUDA_ARCH' -e '^TRF_CUDA_FAST' build/release/CMakeCache.txt &
     fail "with a GPU the build is not the default's"
 
 # A failure stops the suite and is passed on.
-FAKE_FAULT=fuzz.one .ci/run >out 2>&1 && fail "a test that fails passed: $(cat out)"
+FAKE_FAULT=fuzz.new_inputs .ci/run >out 2>&1 && fail "a test that fails passed: $(cat out)"
 grep -q 'the asan stage failed' out || fail "the stage that failed is not named: $(cat out)"
 grep -q 'tsan: ' out && fail "a stage behind the one that failed: $(cat out)"
 FAKE_FAULT=cli.one sh test.sh --quick >out 2>&1 && fail "a test that fails passed --quick: $(cat out)"
