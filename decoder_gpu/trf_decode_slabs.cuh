@@ -302,18 +302,14 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         if (good)
             return;
         __syncwarp(); /* all lanes have stored */
-        /* Copies, since stores of bytes might change what `this` points to, as far as the compiler knows. */
         const uint32_t bits = trf_decoded_corrupt_bits(&view, call.as), width = 64 * trf_slab_chunks(view, walk.panel);
-        const uint64_t stride = view.cols;
-        void *const all = weights;
-        uint64_t at = (uint64_t)walk.unit * TRF_SLAB_ROWS * stride + walk.panel * view.slab_cols + lane;
 #pragma unroll 1
-        for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++, at += stride)
+        for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
 #pragma unroll 1
-            for (uint32_t c = 0; c < width; c += 2 * TRF_LANES) {
-                trf_store_decoded_bits(all, kBytes, at + c, bits);
-                trf_store_decoded_bits(all, kBytes, at + c + TRF_LANES, bits);
-            }
+            for (uint32_t c = lane; c < width; c += TRF_LANES)
+                trf_store_decoded_bits(
+                    weights, kBytes,
+                    ((uint64_t)walk.unit * TRF_SLAB_ROWS + r) * view.cols + walk.panel * view.slab_cols + c, bits);
     }
 };
 
