@@ -15,8 +15,8 @@ enum {
 typedef struct trf_plain_head {
     trf_layout_head_common common;
     uint32_t rows, cols;
-    uint8_t weight_dtype; /* trf_dtype: BF16 or F16 */
-    uint8_t reserved0[7];
+    uint8_t weight_dtype;        /* trf_dtype: BF16 or F16 */
+    uint8_t reserved0[7];        /* zeros, as reserved1 */
     uint64_t coded_stored_tiles; /* of the coded layer that this one was, or of the shard's tiles of it ... */
     uint64_t coded_exceptions;
     trf_header coded_header; /* ... and its first 64 bytes, which say how it was encoded */

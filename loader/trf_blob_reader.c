@@ -304,7 +304,7 @@ static trf_status read_expert_index(const trf_file *file, uint64_t offset, uint6
 trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_list *list,
                               trf_error *err) {
     uint32_t start[4] = {0};
-    *list = (trf_blob_list){.count = 1, .budget = file->budget};
+    *list = (trf_blob_list){.count = 1};
     if (bytes < sizeof start)
         return trf_fail(err, TRF_ERR_TRUNCATED, offset, "%" PRIu64 " bytes at byte %" PRIu64 " are too few for a blob",
                         bytes, offset);
@@ -329,6 +329,7 @@ trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t by
     const uint64_t list_bytes = (list->count + 1) * sizeof *list->offsets;
     if ((status = trf_budget_take(file->budget, list_bytes, "the list of a tensor's blobs", err)) != TRF_OK)
         return status;
+    list->budget = file->budget; /* to which freeing the list gives it back */
     if (list->is_expert_tensor) {
         status = read_expert_index(file, offset, bytes, list, err);
         uint64_t end = 16 + 8 * list->count, padding = 0;

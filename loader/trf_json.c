@@ -252,10 +252,10 @@ int trf_json_next_member(const char *strict, size_t bytes, const char *key, trf_
         const int same = is_string(strict + key_at, key_bytes, key);
         at = skip_space(strict, last);
         at = skip_space(strict, at + (strict[at] == ','));
-        if (same)
+        if (same) {
             *member = (trf_json_member){key_at, last, at};
-        if (same)
             return same;
+        }
     }
     return 0;
 }

@@ -157,22 +157,23 @@ static void check_output(soak_thread *thread, trf_status status, const soak_stop
         remove(path);
 }
 
-void soak_step_compress(soak_thread *thread) {
-    const soak *soak = thread->soak;
+/* Lets `rewrite`, which compresses or decompresses, write a file of the thread's own. */
+static void rewrite_file(soak_thread *thread, const char *in_path, const char *kind, const soak_bytes *due,
+                         trf_status rewrite(const char *, const char *, const trf_checkpoint_options *,
+                                            trf_checkpoint_report *, trf_error *)) {
     soak_stop stop = {0};
     const trf_checkpoint_options options = draw_options(thread, &stop);
     char path[512];
-    snprintf(path, sizeof path, "%s.compressed.%d.safetensors", soak->output, thread->number);
-    const trf_status status = trf_compress_checkpoint(soak->source_pair, path, &options, NULL, &thread->err);
-    check_output(thread, status, &stop, path, &soak->pair);
+    snprintf(path, sizeof path, "%s.%s.%d.safetensors", thread->soak->output, kind, thread->number);
+    check_output(thread, rewrite(in_path, path, &options, NULL, &thread->err), &stop, path, due);
+}
+
+void soak_step_compress(soak_thread *thread) {
+    const soak *soak = thread->soak;
+    rewrite_file(thread, soak->source_pair, "compressed", &soak->pair, trf_compress_checkpoint);
 }
 
 void soak_step_decompress(soak_thread *thread) {
     const soak *soak = thread->soak;
-    soak_stop stop = {0};
-    const trf_checkpoint_options options = draw_options(thread, &stop);
-    char path[512];
-    snprintf(path, sizeof path, "%s.source.%d.safetensors", soak->output, thread->number);
-    const trf_status status = trf_decompress_checkpoint(soak->paths[SOAK_PAIR], path, &options, NULL, &thread->err);
-    check_output(thread, status, &stop, path, &soak->pair_source);
+    rewrite_file(thread, soak->paths[SOAK_PAIR], "source", &soak->pair_source, trf_decompress_checkpoint);
 }

@@ -7,6 +7,7 @@
 #include "fuzz_checksums.h"
 #include "trf_decode.h"
 #include "trf_slab_directory.h"
+#include "trf_smem_layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -83,6 +84,25 @@ static inline int fuzz_layer_make(fuzz_layer *layer, const uint8_t *data, size_t
     }
     fuzz_layer_free(layer);
     return 0;
+}
+
+/* Whether the reference decoder takes all tiles. */
+static inline int fuzz_layer_is_good(const fuzz_layer *layer) {
+    int good = 1;
+    for (uint64_t t = 0; t < layer->blob_view.num_tiles; t++)
+        good &= layer->good[t];
+    return good;
+}
+
+/* Whether kernels that pack coded slabs may take the layer, with all slabs there, since a load refuses tiles that are
+ * not valid. row_unit: of what its rows are a multiple. */
+static inline int fuzz_layer_can_pack(const fuzz_layer *layer, uint32_t row_unit) {
+    const trf_device_view *view = &layer->view;
+    for (uint32_t s = 0; s < view->num_bands * view->num_panels; s++)
+        if (layer->slabs[s].rans_size_16 == 0)
+            return 0;
+    return view->codec == TRF_CODEC_BF16 && view->rows % row_unit == 0 && view->cols % 64 == 0 && !view->row_offsets &&
+           trf_has_default_p(view, layer->traits.max_frequency) && layer->traits.irregular_weights == 0;
 }
 
 #endif

@@ -5,28 +5,9 @@
 #include "fuzz_layer.h"
 #include "fuzz_mutate_blob.h"
 #include "trf_pack.h"
-#include "trf_smem_layout.h"
 #include "warp/warp_pack_coded.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-/* What trf_can_pack_coded asks for, with all slabs there, since a load refuses tiles that are not valid. */
-static int can_pack(const fuzz_layer *layer) {
-    const trf_device_view *view = &layer->view;
-    for (uint32_t s = 0; s < view->num_bands * view->num_panels; s++)
-        if (layer->slabs[s].rans_size_16 == 0)
-            return 0;
-    return view->codec == TRF_CODEC_BF16 && view->rows % TRF_PACKED_TILE_ROWS == 0 && view->cols % 64 == 0 &&
-           !view->row_offsets && trf_has_default_p(view, layer->traits.max_frequency) &&
-           layer->traits.irregular_weights == 0;
-}
-
-static int is_good(const fuzz_layer *layer) {
-    int good = 1;
-    for (uint64_t t = 0; t < layer->blob_view.num_tiles; t++)
-        good &= layer->good[t];
-    return good;
-}
 
 static void compare(const trf_pack_input *input, const trf_packed_head *head, const uint8_t *packed) {
     uint8_t *reference = aligned_alloc(TRF_PACKED_ALIGNMENT, head->common.buffer_bytes);
@@ -60,9 +41,9 @@ static void pack(fuzz_layer *layer, uint32_t order) {
             &layer->view, layer->traits.max_rans_bytes, &view, 0, {scratch, &counts, &state}, 1 + order % 4};
         const warp_grid grid = {1 + order / 4 % 3, order};
         warp_pack_coded(&packing, grid);
-        if (is_good(layer) == (layer->fault.set != 0))
+        if (fuzz_layer_is_good(layer) == (layer->fault.set != 0))
             abort();
-        if (is_good(layer) && status == TRF_OK && counts.num_left == 0) {
+        if (fuzz_layer_is_good(layer) && status == TRF_OK && counts.num_left == 0) {
             if (state.inexact || counts.num_records != reference.num_records || reference.num_stored != 0)
                 abort();
             compare(&input, &reference, memory);
@@ -75,7 +56,7 @@ static void pack(fuzz_layer *layer, uint32_t order) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_layer layer;
     if (fuzz_layer_make(&layer, data, size)) {
-        if (can_pack(&layer))
+        if (fuzz_layer_can_pack(&layer, TRF_PACKED_TILE_ROWS)) /* as trf_can_pack_coded */
             pack(&layer, (uint32_t)size / TRF_TILE_ALIGNMENT);
         fuzz_layer_free(&layer);
     }

@@ -7,7 +7,6 @@
 #include "fuzz_mutate_blob.h"
 #include "trf_decode_choice.h"
 #include "trf_pack.h"
-#include "trf_smem_layout.h"
 #include "warp/warp_pack_coded.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -17,23 +16,9 @@ enum {
     ORDERS = 3
 };
 
-/* What trf_pack_coded_experts_refusal asks for, but for memory; all slabs are there, since a load refuses tiles that
- * are not valid. */
-static int can_pack(const fuzz_layer *layer, trf_pack_rows order) {
-    const trf_device_view *view = &layer->view;
-    const uint32_t unit = order == TRF_PACK_ROWS_OF_TWO ? (uint32_t)TRF_SLAB_ROWS : (uint32_t)TRF_PACKED_TILE_ROWS;
-    for (uint32_t s = 0; s < view->num_bands * view->num_panels; s++)
-        if (layer->slabs[s].rans_size_16 == 0)
-            return 0;
-    return view->codec == TRF_CODEC_BF16 && view->rows % unit == 0 && view->cols % 64 == 0 && !view->row_offsets &&
-           trf_has_default_p(view, layer->traits.max_frequency) && layer->traits.irregular_weights == 0;
-}
-
-static int is_good(const fuzz_layer *layer) {
-    int good = 1;
-    for (uint64_t t = 0; t < layer->blob_view.num_tiles; t++)
-        good &= layer->good[t];
-    return good;
+/* What a layer's rows are a multiple of, by trf_pack_coded_experts_refusal, which asks for memory besides. */
+static uint32_t row_unit(uint32_t order) {
+    return order == TRF_PACK_ROWS_OF_TWO ? (uint32_t)TRF_SLAB_ROWS : (uint32_t)TRF_PACKED_TILE_ROWS;
 }
 
 /* Packs `count` experts that are all this layer. */
@@ -64,10 +49,10 @@ static void pack(fuzz_layer *layer, trf_pack_rows order, uint32_t count, uint32_
                                          .memory = memory,
                                          .results = number & 1 ? results : NULL};
     warp_pack_coded_experts(&request, 1 + number / 2 % 4, (warp_grid){1 + number / 8 % 3, number});
-    if (is_good(layer) == (layer->fault.set != 0))
+    if (fuzz_layer_is_good(layer) == (layer->fault.set != 0))
         abort();
     const trf_packed_view *const views = (const trf_packed_view *)memory;
-    for (uint32_t e = 1; e < count && is_good(layer) && results[0].counts.num_left == 0; e++) {
+    for (uint32_t e = 1; e < count && fuzz_layer_is_good(layer) && results[0].counts.num_left == 0; e++) {
         const uint64_t tile_bytes = (uint64_t)views[0].bands * views[0].tiles_per_band * TRF_PACKED_TILE_BYTES;
         if (memcmp(views[0].tiles, views[e].tiles, tile_bytes) != 0 ||
             memcmp(&results[0], &results[e], sizeof results[0]) != 0)
@@ -81,7 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (fuzz_layer_make(&layer, data, size)) {
         const uint32_t number = (uint32_t)size / TRF_TILE_ALIGNMENT;
         for (uint32_t order = 0; order < ORDERS; order++)
-            if (can_pack(&layer, (trf_pack_rows)order)) {
+            if (fuzz_layer_can_pack(&layer, row_unit(order))) {
                 layer.fault.set = 0;
                 pack(&layer, (trf_pack_rows)order, 1 + (number + order) % MOST_EXPERTS, number + order);
             }
