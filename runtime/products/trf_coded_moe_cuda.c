@@ -162,8 +162,9 @@ static trf_status prepare(projection *p, trf_error *err) {
     void *memory = NULL;
     trial t = {0};
     trf_status status = context->ops->allocate(context, packed_at + packed, &memory, err);
-    if (status == TRF_OK)
-        status = trf_check_cuda(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking), "a stream", err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_check_cuda(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking), "a stream", err);
     t.dense = memory;
     t.histograms = (trf_window_histogram *)((uint8_t *)memory + histograms_at);
     t.results = (trf_pack_expert_result *)((uint8_t *)memory + results_at);
@@ -174,8 +175,7 @@ static trf_status prepare(projection *p, trf_error *err) {
         status = try_packing(p, &t, err);
     if (t.stream)
         cudaStreamDestroy(t.stream);
-    if (memory)
-        context->ops->release(context, memory);
+    context->ops->release(context, memory);
     return status;
 }
 
