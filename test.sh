@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sets up the machine, then builds and runs the whole test suite: under the address and undefined-behaviour
 # sanitizers; under the thread sanitizer (tests labelled `threads`); fuzz targets, which look for new inputs for
-# TRF_FUZZ_SECONDS each (30); and last the release build, or no-gpu. Stops at the first of the four that fails; the last
-# lines are ctest's own summary.
+# TRF_FUZZ_SECONDS each (30; those of emulated kernels do so in the first stage); and last the release build, or no-gpu.
+# Stops at the first of the four that fails; the last lines are ctest's own summary.
 # With --quick: the release build without device code, emulated or not, and the tests of units and of the command, with
 # a quarter of the cases of one kind (TRF_TEST_QUICK=1), nothing else.
 # TRF_JOBS=N sets how much runs at once.

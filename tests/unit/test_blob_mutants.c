@@ -77,6 +77,7 @@ typedef enum part {
     PART_COUNTS,
     PART_EXCEPTIONS,
     PART_WORDS,
+    PART_WORDS_BESIDE_EXCEPTIONS,
     PART_STORED,
     PARTS
 } part;
@@ -99,19 +100,21 @@ static const char *const kPartNames[PARTS] = {"header",
                                               "counts of words and exceptions",
                                               "exceptions",
                                               "rANS words",
+                                              "rANS words beside exceptions",
                                               "slivers, stored tiles and padding"};
 
 /* Whether a byte may decode to the same weights when it has changed: it holds what no weight needs, such as classes and
  * slots of symbols that do not occur, scales and offsets of weights that are all exceptions or stored, raw bits in the
- * place of an exception, and the bits of states if no tile is coded; or says the same in another way: a stored code in
- * one byte or two of which the second is padding, a single scale as that of the tensor or of a row; or is a code whose
- * product with its scale is rounded. */
+ * place of an exception, a word by which just the symbol in such a place becomes another, and the bits of states if no
+ * tile is coded; or says the same in another way: a stored code in one byte or two of which the second is padding, a
+ * single scale as that of the tensor or of a row; or is a code whose product with its scale is rounded. */
 static int may_not_matter(const trf_layer_info *info, part p) {
     const int is_rounded = info->codec == TRF_CODEC_INT && info->granularity != TRF_GRANULARITY_NONE,
               is_stored = info->stored_tiles == info->tiles;
     return p == PART_CLASS_LIST || p == PART_EXPONENT_OFFSET || p == PART_FREQUENCIES || p == PART_SCALES ||
-           p == PART_OFFSETS || p == PART_RAW_BITS || (is_rounded && p > PART_RAW_BITS) ||
-           (is_stored && p == PART_STATE_BITS) || (info->codec == TRF_CODEC_INT && p == PART_STORED_BYTES) ||
+           p == PART_OFFSETS || p == PART_RAW_BITS || p == PART_WORDS_BESIDE_EXCEPTIONS ||
+           (is_rounded && p > PART_RAW_BITS) || (is_stored && p == PART_STATE_BITS) ||
+           (info->codec == TRF_CODEC_INT && p == PART_STORED_BYTES) ||
            (info->granularity != TRF_GRANULARITY_NONE && p == PART_GRANULARITY);
 }
 
@@ -144,8 +147,10 @@ static part part_of_slab(const uint8_t *rans_streams, uint64_t at) {
         return PART_STATES;
     if (at < TRF_RANS_FIXED_BYTES)
         return PART_COUNTS;
-    return at < TRF_RANS_FIXED_BYTES + 4 * (uint64_t)trf_rans_exception_count(rans_streams) ? PART_EXCEPTIONS
-                                                                                            : PART_WORDS;
+    const uint64_t exceptions = trf_rans_exception_count(rans_streams);
+    if (at < TRF_RANS_FIXED_BYTES + 4 * exceptions)
+        return PART_EXCEPTIONS;
+    return exceptions ? PART_WORDS_BESIDE_EXCEPTIONS : PART_WORDS;
 }
 
 /* at: below the blob's bytes. */
