@@ -63,16 +63,15 @@ TARGETS = {
     "decoder_cpu/trf_decode_ref.c": Target(("golden", "lane")),
     "decoder_cpu/trf_decode_tile.c": Target(("golden", "lane")),
     "format/trf_layout_head.c": Target(("plain_head", "packed_validate", "packed8_validate")),
-    "format/trf_packed_head.c": Target(("packed_validate",)),
+    "format/trf_packed_head.c": Target(("packed_head", "packed_validate")),
     "format/trf_packed_validate.c": Target(("packed_validate",)),
     "format/trf_packed8_head.c": Target(("packed8_validate",)),
     "format/trf_packed8_validate.c": Target(("packed8_validate",)),
     "format/trf_packed_reader.h": Target(
-        ("packed_validate",), ("format/trf_packed_validate.c", "packing/trf_unpack.c", "tests/common/packed_layer.c")
+        ("packed_reader", "packed_validate"), ("format/trf_packed_validate.c", "tests/unit/test_packed_reader.c")
     ),
     "format/trf_packed8_reader.h": Target(
-        ("packed8_validate",),
-        ("format/trf_packed8_validate.c", "packing/trf_unpack.c", "packing/trf_unpack8.c"),
+        ("packed_reader", "packed8_validate"), ("format/trf_packed8_validate.c", "tests/unit/test_packed_reader.c")
     ),
     "format/trf_plain_head.c": Target(("plain_head",)),
     "format/trf_data_checksum.c": Target(("data_checksum",)),
@@ -118,9 +117,7 @@ class Build:
         words = list(self.links[test])
         words[words.index("-o") + 1] = str(program)
         own = f"tests/unit/test_{test}.c"
-        inputs = [
-            str(path) for source, path in objects.items() if not source.startswith("tests/unit/") or source == own
-        ]
+        inputs = [str(path) for source, path in objects.items() if not source.startswith("tests/") or source == own]
         if own in objects:
             words = [word for word in words if not word.endswith(f"test_{test}.c.o")]
         switch = str(Path(__file__).with_name("mutant_switch.c"))
