@@ -85,21 +85,36 @@ START_TEST(fields_are_checked) {
     trf_packed8_head *head = (trf_packed8_head *)layer.packed;
     const uint64_t none = offsetof(trf_packed8_head, rows);
     try_bytes(&layer, FIELD(codec), TRF_CODEC_E5M2, TRF_ERR_HEADER, offsetof(trf_packed8_head, codec));
+    try_bytes(&layer, FIELD(codec), TRF_CODEC_FP16, TRF_ERR_HEADER, offsetof(trf_packed8_head, codec));
     try_bytes(&layer, FIELD(rows), 0, TRF_ERR_HEADER, none);
+    try_bytes(&layer, FIELD(rows), 0x80000000, TRF_ERR_HEADER, none);
+    try_bytes(&layer, FIELD(rows), 129, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_rows));
+    try_bytes(&layer, FIELD(rows), 64, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_rows));
+    try_bytes(&layer, FIELD(cols), 1121, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_cols));
+    try_bytes(&layer, FIELD(cols), 1088, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_cols));
+    try_bytes(&layer, FIELD(cols), 0, TRF_ERR_HEADER, offsetof(trf_packed8_head, cols));
     try_bytes(&layer, FIELD(cols), 0x80000000, TRF_ERR_HEADER, offsetof(trf_packed8_head, cols));
 #define OFF_BY(name, step)                                                                                             \
     try_bytes(&layer, FIELD(name), head->name + (uint64_t)(step), TRF_ERR_HEADER, offsetof(trf_packed8_head, name))
-    OFF_BY(padded_rows, 64);
-    OFF_BY(padded_rows, -1);
-    OFF_BY(padded_cols, 32);
-    OFF_BY(padded_cols, -1);
-    OFF_BY(num_lines, 1);
-    OFF_BY(num_tiles, 1);
-    OFF_BY(num_tiles, -1);
-    OFF_BY(lines_offset, 256);
-    OFF_BY(tiles_offset, 256);
-    OFF_BY(tiles_offset, -256);
+    for (int step = -1; step <= 1; step += 2) {
+        OFF_BY(padded_rows, step);
+        OFF_BY(padded_rows, 64 * step);
+        OFF_BY(padded_cols, step);
+        OFF_BY(padded_cols, 32 * step);
+        OFF_BY(num_lines, step);
+        OFF_BY(num_tiles, step);
+        OFF_BY(lines_offset, step);
+        OFF_BY(lines_offset, 256 * step);
+        OFF_BY(tiles_offset, step);
+        OFF_BY(tiles_offset, 256 * step);
+    }
     OFF_BY(common.buffer_bytes, -1);
+    try_bytes(&layer, FIELD(lines_offset), head->tiles_offset, TRF_ERR_HEADER,
+              offsetof(trf_packed8_head, lines_offset));
+    try_bytes(&layer, FIELD(tiles_offset), head->lines_offset, TRF_ERR_HEADER,
+              offsetof(trf_packed8_head, tiles_offset));
+    try_bytes(&layer, FIELD(common.buffer_bytes), head->common.buffer_bytes + 1, TRF_ERR_TRUNCATED,
+              head->common.buffer_bytes);
     OFF_BY(flags, TRF_PACKED8_IN_TURNS << 1);
     OFF_BY(flags, 1u << 31);
     for (uint32_t i = 0; i < sizeof head->reserved0; i++)
