@@ -93,6 +93,7 @@ START_TEST(fields_are_checked) {
     try_bytes(&layer, FIELD(cols), 1121, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_cols));
     try_bytes(&layer, FIELD(cols), 1088, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_cols));
     try_bytes(&layer, FIELD(cols), 0, TRF_ERR_HEADER, offsetof(trf_packed8_head, cols));
+    try_bytes(&layer, none, 8, TRF_PACKED_MAX_SIDE, TRF_ERR_HEADER, none + 4); /* columns: 0 */
     try_bytes(&layer, FIELD(cols), 0x80000000, TRF_ERR_HEADER, offsetof(trf_packed8_head, cols));
 #define OFF_BY(name, step)                                                                                             \
     try_bytes(&layer, FIELD(name), head->name + (uint64_t)(step), TRF_ERR_HEADER, offsetof(trf_packed8_head, name))
@@ -166,6 +167,14 @@ START_TEST(sizes_of_layers) {
         EXPECT(head.padded_rows == 64 * bands && head.padded_cols == 32 * across);
         EXPECT(head.num_lines == lines && head.num_tiles == bands * across && head.lines_offset == 256);
         EXPECT(head.tiles_offset == tiles && head.common.buffer_bytes == tiles + 2048 * bands * across);
+        head.flags = i % 8;
+        const uint8_t *const memory = (const uint8_t *)&head;
+        const trf_packed8_view view = trf_packed8_view_of(&head, memory);
+        EXPECT((const uint8_t *)view.packed.lines == memory + 256 && view.packed.tiles == memory + tiles);
+        EXPECT(view.packed.rows == rows && view.packed.cols == cols && view.packed.bands == bands);
+        EXPECT(view.packed.tiles_per_band == across && view.packed.lines_per_band == (across + 31) / 32);
+        EXPECT(view.packed.base == 112 && view.packed.zeroing == 0 && view.flags == i % 8);
+        EXPECT(!view.packed.row_offsets && !view.packed.stored && view.packed.num_stored == 0);
     }
     static const uint64_t bad[][2] = {{0, 1}, {1, 0}, {1ull + TRF_PACKED_MAX_SIDE, 1}, {1, 1ull + TRF_PACKED_MAX_SIDE}};
     for (uint32_t i = 0; i < 4; i++) {

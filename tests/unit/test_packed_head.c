@@ -71,6 +71,22 @@ START_TEST(windows_in_heads) {
 }
 END_TEST
 
+/* 1 to 239, and 0 where the index 0 stands for zeros. */
+START_TEST(windows_that_heads_may_have) {
+    for (uint32_t base = 0; base < 256; base++)
+        for (uint32_t zeroing = 0; zeroing < 2; zeroing++) {
+            trf_packed_head head = {0};
+            trf_error err = {.offset = 0};
+            EXPECT(trf_size_packed(70, 90, 0, 1, &head, NULL) == TRF_OK);
+            trf_packed_head_set_window(&head, (trf_packed_window){base, zeroing});
+            trf_packed_head_seal(&head);
+            const trf_status status = trf_check_packed_head(&head, head.common.buffer_bytes, &err);
+            EXPECT(status == (base >= 1 - zeroing && base <= 239 ? TRF_OK : TRF_ERR_HEADER));
+            EXPECT(status == TRF_OK || err.offset == offsetof(trf_packed_head, base));
+        }
+}
+END_TEST
+
 /* All rows of up to 128, and else 128 that lie evenly. */
 START_TEST(rows_that_choose_a_window) {
     for (uint32_t rows = 1; rows < 1000; rows++) {
@@ -151,6 +167,7 @@ int main(void) {
     tcase_add_test(tests, windows_have_most_weights);
     tcase_add_test(tests, windows_are_those_of_the_definition);
     tcase_add_test(tests, windows_in_heads);
+    tcase_add_test(tests, windows_that_heads_may_have);
     tcase_add_test(tests, rows_that_choose_a_window);
     tcase_add_test(tests, sizes_never_overflow);
     tcase_add_test(tests, stored_tiles_that_pay);

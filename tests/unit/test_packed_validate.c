@@ -134,6 +134,27 @@ START_TEST(fields_are_checked) {
 }
 END_TEST
 
+/* A side that is the largest is not what is wrong. */
+START_TEST(the_wrong_side_is_named) {
+    packed_layer layer = make_layer(0);
+    trf_packed_head *head = (trf_packed_head *)layer.packed;
+    trf_error err;
+    head->rows = TRF_PACKED_MAX_SIDE, head->cols = 0;
+    seal(&layer);
+    ck_assert_int_eq(validate(&layer, &err), TRF_ERR_HEADER);
+    ck_assert_uint_eq(err.offset, offsetof(trf_packed_head, cols));
+    head->rows = 64, head->cols = TRF_PACKED_MAX_SIDE, head->num_stored = UINT32_MAX;
+    seal(&layer);
+    ck_assert_int_eq(validate(&layer, &err), TRF_ERR_HEADER);
+    ck_assert_uint_eq(err.offset, offsetof(trf_packed_head, num_stored));
+    head->rows = TRF_PACKED_MAX_SIDE, head->cols = 32;
+    seal(&layer);
+    ck_assert_int_eq(validate(&layer, &err), TRF_ERR_HEADER);
+    ck_assert_uint_eq(err.offset, offsetof(trf_packed_head, num_stored));
+    packed_layer_free(&layer);
+}
+END_TEST
+
 START_TEST(sizes_are_checked) {
     packed_layer layer = make_layer(0);
     trf_packed_view view;
@@ -477,6 +498,7 @@ int main(void) {
     TCase *tcase = tcase_create("packed_validate");
     tcase_add_test(tcase, every_bit_of_a_head_matters);
     tcase_add_loop_test(tcase, fields_are_checked, 0, HEADS);
+    tcase_add_test(tcase, the_wrong_side_is_named);
     tcase_add_test(tcase, sizes_are_checked);
     tcase_add_test(tcase, sizes_of_layers);
     tcase_add_test(tcase, what_it_was_packed_from);
