@@ -151,6 +151,7 @@ START_TEST(sizes_are_checked) {
     ck_assert(view.flags == layer.head.flags && view.packed.tiles == layer.packed + layer.head.tiles_offset);
     ck_assert_ptr_eq(view.packed.lines, layer.packed + 256);
     ck_assert_int_eq(trf_validate_packed8(layer.packed + 8, bytes, &view, &err), TRF_ERR_ARGUMENT);
+    ck_assert_uint_eq(err.offset, 0);
     packed8_layer_free(&layer);
 }
 END_TEST
@@ -435,13 +436,15 @@ START_TEST(records_of_every_place) {
 }
 END_TEST
 
-/* Each word of each line, in a layer of two bands with three lines: unused ones, masks, and constants of tiles behind
- * the last column. loop: in turns or not. */
+/* Each word of each line of two bands: unused ones, masks, and constants of tiles behind the last column. loop: in
+ * turns or not, and how many tiles the bands' last lines have. */
 START_TEST(words_of_every_line) {
-    packed8_layer layer = make_zeros(77, 2100, 0, _i);
+    static const uint32_t lasts[] = {2, 28, 31, 32};
+    const uint32_t last = lasts[_i / 2], in_turns = _i % 2;
+    packed8_layer layer = make_zeros(77, 1024 + 32 * last - 5, 0, (int)in_turns);
     const uint32_t most = trf_packed8_max_records(layer.head.flags), pair = (120 + 120) << 7;
-    for (uint32_t line = 0; line < 6; line++) {
-        const uint64_t at = layer.head.lines_offset + 128 * line, tiles = line % 3 < 2 ? 32 : 2;
+    for (uint32_t line = 0; line < 4; line++) {
+        const uint64_t at = layer.head.lines_offset + 128 * line, tiles = line % 2 ? last : 32;
         for (uint32_t word = 0; word < most; word++) {
             try_word(&layer, at + 4 * word, 1, at + 4 * word);
             try_word(&layer, at + 4 * word, 1u << 31, at + 4 * word);
@@ -458,7 +461,7 @@ START_TEST(words_of_every_line) {
                            second = at + 4 * (TRF_PACKED8_SECOND_PAIRS_WORD + i);
             const trf_status status = 4 * i < tiles ? TRF_OK : TRF_ERR_TILE;
             try_bytes(&layer, first, 4, pair | 1u << 16, status, first);
-            if (_i)
+            if (in_turns)
                 try_bytes(&layer, second, 4, pair | 1u << 16, status, second);
         }
     }
@@ -505,7 +508,7 @@ int main(void) {
     tcase_add_test(tests, bytes_behind_lines);
     tcase_add_loop_test(tests, codes_of_every_place, 0, SHAPES);
     tcase_add_loop_test(tests, records_of_every_place, 0, SHAPES);
-    tcase_add_loop_test(tests, words_of_every_line, 0, 2);
+    tcase_add_loop_test(tests, words_of_every_line, 0, 8);
     tcase_add_loop_test(tests, a_full_line, 0, 2);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
