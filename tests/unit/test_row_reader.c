@@ -73,6 +73,9 @@ static void check_rows(const trf_layer *layer, uint32_t first, uint32_t cols, tr
         for (uint32_t s = 0; s < host->view.num_panels; s++) {
             const trf_row_crossing crossing = trf_row_crossing_at(&host->view, r, s);
             EXPECT(decode_crossing(&host->view, &crossing, &target));
+            const trf_row_crossing bare = trf_row_crossing_of(&host->view, crossing.tile, r, s);
+            EXPECT(bare.coded_cols == crossing.coded_cols && bare.index == crossing.index);
+            EXPECT(!bare.stored && !bare.raw && !bare.rans_streams && !bare.rans_bytes);
         }
         for (uint32_t c = 0; c < cols; c++)
             trf_store_decoded_bits(
@@ -248,6 +251,24 @@ START_TEST(crossings_that_reach_too_far) {
 }
 END_TEST
 
+/* Two exceptions, and a word behind them that could be one. */
+START_TEST(elements_of_exceptions) {
+    uint32_t words[TRF_RANS_FIXED_BYTES / 4 + 3] = {0};
+    uint32_t *const exceptions = words + TRF_RANS_FIXED_BYTES / 4;
+    for (uint32_t e = 0; e < 3; e++)
+        exceptions[e] = trf_make_exception(5 + 4 * e, 0x1000 + e);
+    const trf_slab_reader slab = {.rans_streams = (const uint8_t *)words, .num_exceptions = 2};
+    for (uint32_t first = 0; first < 16; first++) {
+        uint32_t next = 0;
+        for (uint32_t position = first; position < 16; position++) {
+            const uint32_t is = trf_row_element(&slab, &next, position, position);
+            EXPECT(is == (position == 5 ? 0x1000 : position == 9 ? 0x1001 : position));
+            EXPECT(next == (position <= 5 ? 0u : position <= 9 ? 1u : 2u));
+        }
+    }
+}
+END_TEST
+
 START_TEST(row_ids) {
     static const int64_t wide[] = {0, -1, 1ll << 40, INT64_MIN, 7};
     static const int32_t narrow[] = {0, -1, 1 << 30, INT32_MIN, 7};
@@ -265,6 +286,7 @@ int main(void) {
     tcase_add_test(tests, golden_files);
     tcase_add_loop_test(tests, corrupt_rans_streams, 0, 4);
     tcase_add_test(tests, crossings_that_reach_too_far);
+    tcase_add_test(tests, elements_of_exceptions);
     tcase_add_test(tests, row_ids);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
