@@ -11,11 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int has_no_memory;
+static int has_no_memory, threads_asked;
+static uint64_t runs_asked;
 
 trf_status __real_trf_parallel_for(int threads, uint64_t count, trf_parallel_fn *fn, void *context, trf_error *err);
 trf_status __wrap_trf_parallel_for(int threads, uint64_t count, trf_parallel_fn *fn, void *context, trf_error *err);
 trf_status __wrap_trf_parallel_for(int threads, uint64_t count, trf_parallel_fn *fn, void *context, trf_error *err) {
+    threads_asked = threads;
+    runs_asked = count;
     if (has_no_memory)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "there is none");
     return __real_trf_parallel_for(threads, count, fn, context, err);
@@ -49,11 +52,14 @@ static trf_data_checksum define(const uint8_t *data, uint64_t bytes) {
     return sum;
 }
 
+/* Threads take 256 pages at a time, and there are no more of them than that makes. */
 static void check_size(test_rng *rng, uint64_t bytes) {
     uint8_t *data = random_bytes(rng, bytes);
     const trf_data_checksum due = define(data, bytes);
     ck_assert(!trf_data_checksums_differ(due, checksum_of(data, bytes, 1)));
     ck_assert(!trf_data_checksums_differ(due, checksum_of(data, bytes, 3)));
+    ck_assert_uint_eq(runs_asked, (bytes + (1 << 20) - 1) >> 20);
+    ck_assert_int_eq(threads_asked, runs_asked > 3 ? 3 : runs_asked > 1 ? (int)runs_asked : 1);
     free(data);
 }
 
@@ -61,7 +67,7 @@ START_TEST(sizes_and_threads_agree) {
     test_rng rng = {1};
     for (uint64_t bytes = 0; bytes < 3 << 20; bytes += 1 + bytes / 3 + test_below(&rng, 9))
         check_size(&rng, bytes);
-    static const uint64_t pages[] = {1, 2, 256, 512}; /* 256: what a thread takes at a time */
+    static const uint64_t pages[] = {1, 2, 256, 768}; /* 256: what a thread takes at a time */
     for (uint32_t i = 0; i < 4; i++)
         for (uint64_t step = 0; step < 3; step++)
             check_size(&rng, pages[i] * TRF_DATA_PAGE_BYTES + step - 1);
