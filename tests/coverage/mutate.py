@@ -59,14 +59,22 @@ TARGETS = {
     "format/trf_lane.h": Target(("lane", "golden"), (*_LANE_USERS, "tests/unit/test_lane.c")),
     "format/trf_split.h": Target(("lane", "golden", "blob_validate"), (*_LANE_USERS, "tests/unit/test_lane.c")),
     "format/trf_slab_reader.h": Target(("lane",), ("tests/unit/test_lane.c",)),
+    "format/trf_row_reader.h": Target(("row_reader",), ("tests/unit/test_row_reader.c",)),
     "decoder_cpu/trf_decode_ref.c": Target(("golden", "lane")),
     "decoder_cpu/trf_decode_tile.c": Target(("golden", "lane")),
     "format/trf_layout_head.c": Target(("plain_head", "packed_validate", "packed8_validate")),
-    "format/trf_packed_head.c": Target(("packed_validate",)),
+    "format/trf_packed_head.c": Target(("packed_head", "packed_validate")),
     "format/trf_packed_validate.c": Target(("packed_validate",)),
     "format/trf_packed8_head.c": Target(("packed8_validate",)),
     "format/trf_packed8_validate.c": Target(("packed8_validate",)),
+    "format/trf_packed_reader.h": Target(
+        ("packed_reader", "packed_validate"), ("format/trf_packed_validate.c", "tests/unit/test_packed_reader.c")
+    ),
+    "format/trf_packed8_reader.h": Target(
+        ("packed_reader", "packed8_validate"), ("format/trf_packed8_validate.c", "tests/unit/test_packed_reader.c")
+    ),
     "format/trf_plain_head.c": Target(("plain_head",)),
+    "format/trf_data_checksum.c": Target(("data_checksum",)),
 }
 
 

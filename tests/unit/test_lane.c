@@ -249,16 +249,24 @@ static int decode_slab(const trf_device_view *view, const lone_slab *slab, trf_s
         readers[lane] = trf_lane_reader_open(&slab->reader, lane, view->state_bits);
     for (uint32_t first = 0; first < slab->reader.weights; first += piece) {
         const uint32_t left = slab->reader.weights - first, count = left < piece ? left : piece;
+        const uint32_t first_col = first / (8 * slab->reader.shape.row_blocks) / 2 * 32; /* of two steps */
+        uint16_t *const to = elements + first_col, others[256] = {0};
         for (uint32_t lane = 0; lane < 32; lane++)
-            trf_lane_decode(view, view->class_value, &slab->reader, &readers[lane], lane, place, first, count, elements,
-                            256, 0);
-        const uint32_t from = trf_slab_exceptions_below(&slab->reader, first),
-                       to = trf_slab_exceptions_below(&slab->reader, first + count);
+            trf_lane_decode(view, view->class_value, &slab->reader, &readers[lane], lane, place, first, count, to, 256,
+                            first_col);
+        const uint32_t begin = trf_slab_exceptions_below(&slab->reader, first),
+                       end = trf_slab_exceptions_below(&slab->reader, first + count);
         for (uint32_t e = 0; e < slab->reader.num_exceptions; e++) {
             const uint32_t index = trf_exception_position(trf_slab_exception(&slab->reader, e)) / 32;
-            EXPECT((e >= from && e < to) == (index >= first && index < first + count));
-            trf_slab_write_exception(&slab->reader, e, first, count, elements, 256, 0);
+            const int is_inside = index >= first && index < first + count;
+            EXPECT((e >= begin && e < end) == is_inside);
+            if (is_inside)
+                trf_slab_write_exception(&slab->reader, e, first, count, to, 256, first_col);
+            else
+                trf_slab_write_exception(&slab->reader, e, first, count, others, 0, 0);
         }
+        for (uint32_t col = 0; col < 256; col++)
+            EXPECT(others[col] == 0);
     }
     int good = 1;
     for (uint32_t lane = 0; lane < 32; lane++) {

@@ -244,26 +244,6 @@ START_TEST(other_weights_than_the_heads) {
 }
 END_TEST
 
-/* ---- windows ---- */
-
-START_TEST(windows_have_most_weights) {
-    uint64_t exponents[256] = {0};
-    ck_assert_uint_eq(trf_choose_packed_window(exponents, 0).base, 1);
-    ck_assert_uint_eq(trf_choose_packed_window(exponents, 1).base, 0);
-    exponents[0] = exponents[255] = 1000; /* zeros, denormals, Inf and NaN have no place in it */
-    exponents[254] = 3;
-    ck_assert_uint_eq(trf_choose_packed_window(exponents, 0).base, TRF_PACKED_MAX_BASE);
-    exponents[100] = 2, exponents[115] = 2;
-    ck_assert_uint_eq(trf_choose_packed_window(exponents, 0).base, 100);
-    ck_assert_uint_eq(trf_choose_packed_window(exponents, 1).base, TRF_PACKED_MAX_BASE); /* 15 cover one alone */
-    exponents[110] = 2;
-    ck_assert_uint_eq(trf_choose_packed_window(exponents, 1).base, 95); /* 110 at most: 96 to 110, the lowest */
-    ck_assert_uint_eq(trf_packed_is_zeroing(0, 5), 0);
-    ck_assert_uint_eq(trf_packed_is_zeroing(1, 5), 1);
-    ck_assert_uint_eq(trf_packed_is_zeroing(1, TRF_PACKED_WEIGHTS_A_ZERO), 0);
-}
-END_TEST
-
 /* ---- sizes ---- */
 
 START_TEST(bits_of_normal_weights) {
@@ -276,27 +256,6 @@ START_TEST(bits_of_normal_weights) {
     ck_assert_double_le(bits, 12.05);
     ck_assert_double_ge(bits, 12.01);
     packed_layer_free(&layer);
-}
-END_TEST
-
-START_TEST(sizes_never_overflow) {
-    static const uint64_t kMost = 1ull << 32;
-    trf_packed_head head;
-    ck_assert_int_eq(trf_size_packed(kMost, kMost, 1, 0, &head, NULL), TRF_ERR_ARGUMENT);
-    ck_assert_int_eq(trf_size_packed(1ull << 31, 1, 0, 0, &head, NULL), TRF_ERR_ARGUMENT);
-    ck_assert_int_eq(trf_size_packed(1, UINT64_MAX, 0, 0, &head, NULL), TRF_ERR_ARGUMENT);
-    ck_assert_int_eq(trf_size_packed(0, 1, 0, 0, &head, NULL), TRF_ERR_ARGUMENT);
-    ck_assert_int_eq(trf_size_packed(64, 64, 0, 3, &head, NULL), TRF_ERR_ARGUMENT);
-    ck_assert_int_eq(trf_size_packed(kMost / 2 - 1, kMost / 2 - 1, 1, kMost, &head, NULL), TRF_ERR_ARGUMENT);
-    ck_assert_int_eq(trf_size_packed(kMost / 2 - 1, kMost / 2 - 1, 1, kMost - 1, &head, NULL), TRF_OK);
-    ck_assert_uint_eq(head.padded_rows, 1u << 31);
-    ck_assert_uint_eq(head.num_tiles, 1ull << 51);
-    ck_assert_uint_eq(head.num_lines, 1ull << 46);
-    ck_assert_uint_eq(head.lines_offset, 256 + (1ull << 31));
-    ck_assert_uint_eq(head.tiles_offset, head.lines_offset + (1ull << 53));
-    ck_assert_uint_eq(head.stored_offset, head.tiles_offset + (3072ull << 51));
-    ck_assert_uint_eq(head.common.buffer_bytes, head.stored_offset + ((1ull << 32) - 1) * 4096);
-    ck_assert(trf_packed_pays(&head));
 }
 END_TEST
 
@@ -365,9 +324,7 @@ int main(void) {
     tcase_add_test(tcase, tails_are_stored_or_refused);
     tcase_add_test(tcase, random_bits_are_refused);
     tcase_add_test(tcase, other_weights_than_the_heads);
-    tcase_add_test(tcase, windows_have_most_weights);
     tcase_add_test(tcase, bits_of_normal_weights);
-    tcase_add_test(tcase, sizes_never_overflow);
     tcase_add_loop_test(tcase, product_is_near_double, 0, 8);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -10,6 +10,7 @@
 
 #include <check.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* 70x1100 weights with a zero first: two bands of two lines, of 32 and 3 tiles. The first line has five records: tile 0
@@ -84,21 +85,37 @@ START_TEST(fields_are_checked) {
     trf_packed8_head *head = (trf_packed8_head *)layer.packed;
     const uint64_t none = offsetof(trf_packed8_head, rows);
     try_bytes(&layer, FIELD(codec), TRF_CODEC_E5M2, TRF_ERR_HEADER, offsetof(trf_packed8_head, codec));
+    try_bytes(&layer, FIELD(codec), TRF_CODEC_FP16, TRF_ERR_HEADER, offsetof(trf_packed8_head, codec));
     try_bytes(&layer, FIELD(rows), 0, TRF_ERR_HEADER, none);
+    try_bytes(&layer, FIELD(rows), 0x80000000, TRF_ERR_HEADER, none);
+    try_bytes(&layer, FIELD(rows), 129, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_rows));
+    try_bytes(&layer, FIELD(rows), 64, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_rows));
+    try_bytes(&layer, FIELD(cols), 1121, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_cols));
+    try_bytes(&layer, FIELD(cols), 1088, TRF_ERR_HEADER, offsetof(trf_packed8_head, padded_cols));
+    try_bytes(&layer, FIELD(cols), 0, TRF_ERR_HEADER, offsetof(trf_packed8_head, cols));
+    try_bytes(&layer, none, 8, TRF_PACKED_MAX_SIDE, TRF_ERR_HEADER, none + 4); /* columns: 0 */
     try_bytes(&layer, FIELD(cols), 0x80000000, TRF_ERR_HEADER, offsetof(trf_packed8_head, cols));
 #define OFF_BY(name, step)                                                                                             \
     try_bytes(&layer, FIELD(name), head->name + (uint64_t)(step), TRF_ERR_HEADER, offsetof(trf_packed8_head, name))
-    OFF_BY(padded_rows, 64);
-    OFF_BY(padded_rows, -1);
-    OFF_BY(padded_cols, 32);
-    OFF_BY(padded_cols, -1);
-    OFF_BY(num_lines, 1);
-    OFF_BY(num_tiles, 1);
-    OFF_BY(num_tiles, -1);
-    OFF_BY(lines_offset, 256);
-    OFF_BY(tiles_offset, 256);
-    OFF_BY(tiles_offset, -256);
+    for (int step = -1; step <= 1; step += 2) {
+        OFF_BY(padded_rows, step);
+        OFF_BY(padded_rows, 64 * step);
+        OFF_BY(padded_cols, step);
+        OFF_BY(padded_cols, 32 * step);
+        OFF_BY(num_lines, step);
+        OFF_BY(num_tiles, step);
+        OFF_BY(lines_offset, step);
+        OFF_BY(lines_offset, 256 * step);
+        OFF_BY(tiles_offset, step);
+        OFF_BY(tiles_offset, 256 * step);
+    }
     OFF_BY(common.buffer_bytes, -1);
+    try_bytes(&layer, FIELD(lines_offset), head->tiles_offset, TRF_ERR_HEADER,
+              offsetof(trf_packed8_head, lines_offset));
+    try_bytes(&layer, FIELD(tiles_offset), head->lines_offset, TRF_ERR_HEADER,
+              offsetof(trf_packed8_head, tiles_offset));
+    try_bytes(&layer, FIELD(common.buffer_bytes), head->common.buffer_bytes + 1, TRF_ERR_TRUNCATED,
+              head->common.buffer_bytes);
     OFF_BY(flags, TRF_PACKED8_IN_TURNS << 1);
     OFF_BY(flags, 1u << 31);
     for (uint32_t i = 0; i < sizeof head->reserved0; i++)
@@ -134,6 +151,7 @@ START_TEST(sizes_are_checked) {
     ck_assert(view.flags == layer.head.flags && view.packed.tiles == layer.packed + layer.head.tiles_offset);
     ck_assert_ptr_eq(view.packed.lines, layer.packed + 256);
     ck_assert_int_eq(trf_validate_packed8(layer.packed + 8, bytes, &view, &err), TRF_ERR_ARGUMENT);
+    ck_assert_uint_eq(err.offset, 0);
     packed8_layer_free(&layer);
 }
 END_TEST
@@ -150,6 +168,14 @@ START_TEST(sizes_of_layers) {
         EXPECT(head.padded_rows == 64 * bands && head.padded_cols == 32 * across);
         EXPECT(head.num_lines == lines && head.num_tiles == bands * across && head.lines_offset == 256);
         EXPECT(head.tiles_offset == tiles && head.common.buffer_bytes == tiles + 2048 * bands * across);
+        head.flags = i % 8;
+        const uint8_t *const memory = (const uint8_t *)&head;
+        const trf_packed8_view view = trf_packed8_view_of(&head, memory);
+        EXPECT((const uint8_t *)view.packed.lines == memory + 256 && view.packed.tiles == memory + tiles);
+        EXPECT(view.packed.rows == rows && view.packed.cols == cols && view.packed.bands == bands);
+        EXPECT(view.packed.tiles_per_band == across && view.packed.lines_per_band == (across + 31) / 32);
+        EXPECT(view.packed.base == 112 && view.packed.zeroing == 0 && view.flags == i % 8);
+        EXPECT(!view.packed.row_offsets && !view.packed.stored && view.packed.num_stored == 0);
     }
     static const uint64_t bad[][2] = {{0, 1}, {1, 0}, {1ull + TRF_PACKED_MAX_SIDE, 1}, {1, 1ull + TRF_PACKED_MAX_SIDE}};
     for (uint32_t i = 0; i < 4; i++) {
@@ -299,41 +325,170 @@ START_TEST(bytes_behind_lines) {
 }
 END_TEST
 
-/* ---- tiles ---- */
+/* ---- each place ---- */
 
-/* Every code of the last band and column of tiles, where most are padding: no NaN, and zero where no weight is. */
-START_TEST(codes_are_checked) {
-    packed8_layer layer = make_layer(_i);
-    const uint64_t first = layer.head.tiles_offset, tiles[2] = {first + 2048 * 34, first + 2048 * (2 * 35 - 1)};
-    uint32_t padded = 0;
-    for (uint32_t t = 0; t < 2; t++)
-        for (uint64_t at = tiles[t]; at < tiles[t] + 2048; at += test_quick() ? 9 : 1) {
-            const uint8_t before = layer.packed[at];
-            trf_error err;
-            layer.packed[at] = before ^ 1;
-            const trf_status status = validate(&layer, &err);
-            EXPECT(status == TRF_OK || (status == TRF_ERR_TILE && err.offset == at / 8 * 8));
-            padded += status != TRF_OK && strstr(err.message, "padded") != NULL;
-            layer.packed[at] = before;
+/* A layer of zeros but for `records` weights (2i, 44i), each in a tile of its own, which are no codes. */
+static packed8_layer make_zeros(uint32_t rows, uint32_t cols, uint32_t records, int in_turns) {
+    test_rng rng = {5};
+    packed8_layer layer = packed8_layer_make(&rng, rows, cols, 128, 128, SCALES_F32);
+    trf_error err;
+    if (in_turns)
+        packed8_layer_take_turns(&layer, &rng, SCALES_F32);
+    memset(layer.codes, 0, (size_t)rows * cols);
+    packed8_layer_define_weights(&layer);
+    for (uint32_t i = 0; i < records; i++)
+        layer.weights[(size_t)(2 * i) * cols + 44 * i] = 0x7F80;
+    ck_assert_msg(packed8_layer_pack(&layer, 1, &err) == TRF_OK, "%s", err.message);
+    ck_assert_uint_eq(layer.head.num_records, records);
+    return layer;
+}
+
+/* Expects that the layer is valid, or that the validator says so much of byte `at`. says: NULL if it is valid. */
+static void expect_verdict(const packed8_layer *layer, uint64_t at, const char *says) {
+    trf_error err = {.offset = 0};
+    const trf_status status = validate(layer, &err);
+    const int is_right =
+        says ? status == TRF_ERR_TILE && err.offset == at && strstr(err.message, says) != NULL : status == TRF_OK;
+    if (!is_right)
+        ck_abort_msg("%s at %llu: '%s', not '%s' at %llu", trf_status_name(status), (unsigned long long)err.offset,
+                     err.message, says ? says : "", (unsigned long long)at);
+}
+
+/* Where the two words lie that have a weight's code. */
+static uint64_t words_of(const packed8_layer *layer, trf_packed_place place) {
+    const uint64_t tile = (uint64_t)place.band * (layer->head.padded_cols / TRF_PACKED_TILE_COLS) + place.tile;
+    return layer->head.tiles_offset + tile * TRF_PACKED8_TILE_BYTES +
+           trf_packed8_codes_offset(place.slab, place.lane, place.step);
+}
+
+/* Gives a weight another code meanwhile. says: as expect_verdict has it. */
+static void try_code(packed8_layer *layer, trf_packed_place place, uint32_t code, const char *says) {
+    const uint64_t at = words_of(layer, place);
+    uint32_t before[2], words[2], a[4];
+    memcpy(before, layer->packed + at, sizeof before);
+    trf_spread_packed8(a, before[0], before[1]);
+    a[place.reg] = (a[place.reg] & 0xFFFF0000u >> 16 * place.half) | trf_packed8_spread_code(code) << 16 * place.half;
+    trf_unspread_packed8(a, words);
+    memcpy(layer->packed + at, words, sizeof words);
+    expect_verdict(layer, at, says);
+    memcpy(layer->packed + at, before, sizeof before);
+}
+
+/* Whether a place is tried: all of a single tile, in four tiles their edges and the layer's, and in many the corners of
+ * the last tiles of bands and of those before them. */
+static int is_tried(const packed8_layer *layer, uint32_t row, uint32_t col) {
+    const uint64_t tiles = layer->head.num_tiles;
+    const int row_edge = row % 64 == 0 || row % 64 == 63 || row == layer->rows || row + 1 == layer->rows;
+    const int col_edge = col % 32 == 0 || col % 32 == 31 || col == layer->cols || col + 1 == layer->cols;
+    return tiles == 1 || (tiles <= 4 ? row_edge || col_edge : row_edge && col_edge && col + 64 >= layer->cols);
+}
+
+static const uint32_t kShapes[][2] = {{45, 27}, {1, 1}, {64, 32}, {77, 43}, {109, 1051}};
+enum {
+    SHAPES = sizeof kShapes / sizeof *kShapes
+};
+
+/* Padding has the code 0, neither a number nor a sign, and no place has a NaN. loop: shapes. */
+START_TEST(codes_of_every_place) {
+    packed8_layer layer = make_zeros(kShapes[_i][0], kShapes[_i][1], 0, _i % 2);
+    for (uint32_t row = 0; row < layer.head.padded_rows; row++)
+        for (uint32_t col = 0; col < layer.head.padded_cols; col++) {
+            if (!is_tried(&layer, row, col))
+                continue;
+            const trf_packed_place place = trf_packed_place_of(row, col);
+            const char *says = row >= layer.rows || col >= layer.cols ? "padded" : NULL;
+            try_code(&layer, place, 0x80, says);
+            try_code(&layer, place, 1 + (row + col) % 0x7E, says);
+            try_code(&layer, place, col % 2 ? 0x7F : 0xFF, "NaN");
         }
-    ck_assert_uint_gt(padded, test_quick() ? 30 : 300);
     packed8_layer_free(&layer);
 }
 END_TEST
 
-START_TEST(records_have_no_codes) {
-    packed8_layer layer = make_layer(0);
-    const uint64_t tile = layer.head.tiles_offset;
-    uint32_t refused = 0;
-    for (uint64_t at = tile; at < tile + TRF_PACKED8_SLAB_BYTES; at++) { /* the first slab has both */
-        const uint8_t before = layer.packed[at];
-        trf_error err;
-        layer.packed[at] = 0x38; /* 1 */
-        if (validate(&layer, &err) != TRF_OK && strstr(err.message, "record") != NULL)
-            refused++;
-        layer.packed[at] = before;
+/* The layer's only record moves to every place: padding has none, and where it is there must be no code. loop: shapes.
+ */
+START_TEST(records_of_every_place) {
+    packed8_layer layer = make_zeros(kShapes[_i][0], kShapes[_i][1], 1, _i % 2);
+    const uint32_t lines_per_band = (uint32_t)layer.head.num_lines / (layer.head.padded_rows / TRF_PACKED_TILE_ROWS);
+    uint32_t *const lines = (uint32_t *)(layer.packed + layer.head.lines_offset);
+    ck_assert_uint_eq(lines[0], 0x7F80);
+    lines[0] = lines[TRF_PACKED8_MASK_WORD] = 0;
+    for (uint32_t row = 0; row < layer.head.padded_rows; row++)
+        for (uint32_t col = 0; col < layer.head.padded_cols; col++) {
+            if (!is_tried(&layer, row, col))
+                continue;
+            trf_packed_place place = trf_packed_place_of(row, col);
+            const int is_padding = row >= layer.rows || col >= layer.cols;
+            uint32_t *const line = lines + TRF_PACKED_LINE_WORDS * (place.band * lines_per_band + place.tile / 32);
+            line[0] = trf_packed_record(place.tile, place.slab, place.step, place.lane, place.reg, place.half, 0x7F80);
+            line[TRF_PACKED8_MASK_WORD] = 1u << place.tile % 32;
+            expect_verdict(&layer, (uint64_t)((uint8_t *)line - layer.packed), is_padding ? "padded" : NULL);
+            if (!is_padding) {
+                try_code(&layer, place, row % 2 ? 0x80 : 1, "code of record 0");
+                place.half ^= 1;
+                try_code(&layer, place, 0x11, (col ^ 1) < layer.cols ? NULL : "padded");
+                place.half ^= 1, place.reg ^= 1;
+                try_code(&layer, place, 0x11, (row ^ 8) < layer.rows ? NULL : "padded");
+            }
+            line[0] = line[TRF_PACKED8_MASK_WORD] = 0;
+        }
+    packed8_layer_free(&layer);
+}
+END_TEST
+
+/* Each word of each line of two bands: unused ones, masks, and constants of tiles behind the last column. loop: in
+ * turns or not, and how many tiles the bands' last lines have. */
+START_TEST(words_of_every_line) {
+    static const uint32_t lasts[] = {2, 28, 31, 32};
+    const uint32_t last = lasts[_i / 2], in_turns = _i % 2;
+    packed8_layer layer = make_zeros(77, 1024 + 32 * last - 5, 0, (int)in_turns);
+    const uint32_t most = trf_packed8_max_records(layer.head.flags), pair = (120 + 120) << 7;
+    for (uint32_t line = 0; line < 4; line++) {
+        const uint64_t at = layer.head.lines_offset + 128 * line, tiles = line % 2 ? last : 32;
+        for (uint32_t word = 0; word < most; word++) {
+            try_word(&layer, at + 4 * word, 1, at + 4 * word);
+            try_word(&layer, at + 4 * word, 1u << 31, at + 4 * word);
+        }
+        for (uint32_t tile = 0; tile < 32; tile++) { /* its first word counts as a record of tile 0 */
+            const uint64_t mask = at + 4 * TRF_PACKED8_MASK_WORD;
+            try_word(&layer, mask, 1u << tile,
+                     tile >= tiles ? mask
+                     : tile        ? at
+                                   : offsetof(trf_packed8_head, num_records));
+        }
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint64_t first = at + 4 * (TRF_PACKED8_PAIRS_WORD + i),
+                           second = at + 4 * (TRF_PACKED8_SECOND_PAIRS_WORD + i);
+            const trf_status status = 4 * i < tiles ? TRF_OK : TRF_ERR_TILE;
+            try_bytes(&layer, first, 4, pair | 1u << 16, status, first);
+            if (in_turns)
+                try_bytes(&layer, second, 4, pair | 1u << 16, status, second);
+        }
     }
-    ck_assert_uint_eq(refused, 2);
+    packed8_layer_free(&layer);
+}
+END_TEST
+
+/* A line that is full has no unused word, and each record's code is zero. loop: in turns or not. */
+START_TEST(a_full_line) {
+    const uint32_t most = _i ? 15 : 23;
+    packed8_layer layer = make_zeros(64, 1024, most, _i);
+    packed8_layer_check(&layer);
+    uint32_t *const line = (uint32_t *)(layer.packed + layer.head.lines_offset);
+    for (uint32_t i = 0; i < most; i++) {
+        char says[32];
+        snprintf(says, sizeof says, "code of record %u is", i);
+        try_code(&layer, trf_packed_place_of(2 * i, 44 * i), 1 + i, says);
+    }
+    const uint64_t at = layer.head.lines_offset, last = at + 4 * (most - 1), mask = at + 4 * TRF_PACKED8_MASK_WORD;
+    try_word(&layer, last, line[most - 2], last);
+    line[TRF_PACKED8_MASK_WORD] &= ~(1u << trf_packed_record_tile(line[most - 1]));
+    expect_verdict(&layer, last, "that has none");
+    line[most - 1] = 0; /* one record fewer than the head says */
+    expect_verdict(&layer, offsetof(trf_packed8_head, num_records), "records, the head says");
+    line[TRF_PACKED8_MASK_WORD] |= 1u;
+    line[0] = 0, line[1] = 0;
+    expect_verdict(&layer, mask, "the tiles of the line's records");
     packed8_layer_free(&layer);
 }
 END_TEST
@@ -351,8 +506,10 @@ int main(void) {
     tcase_add_loop_test(tests, records_are_checked, 0, 2);
     tcase_add_loop_test(tests, constants_are_checked, 0, 2);
     tcase_add_test(tests, bytes_behind_lines);
-    tcase_add_loop_test(tests, codes_are_checked, 0, 2);
-    tcase_add_test(tests, records_have_no_codes);
+    tcase_add_loop_test(tests, codes_of_every_place, 0, SHAPES);
+    tcase_add_loop_test(tests, records_of_every_place, 0, SHAPES);
+    tcase_add_loop_test(tests, words_of_every_line, 0, 8);
+    tcase_add_loop_test(tests, a_full_line, 0, 2);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

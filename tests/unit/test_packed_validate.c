@@ -92,6 +92,30 @@ static const head_case kHeads[] = {
     {FIELD(reserved0), 1, TRF_ERR_HEADER},
     {FIELD(reserved1), 1, TRF_ERR_HEADER},
     {offsetof(trf_packed_head, reserved2) + 39, 1, 1, TRF_ERR_HEADER},
+    {FIELD(rows), 0x80000000, TRF_ERR_HEADER},
+    {FIELD(cols), 0, TRF_ERR_HEADER},
+    {FIELD(padded_rows), 127, TRF_ERR_HEADER},
+    {FIELD(padded_rows), 129, TRF_ERR_HEADER},
+    {FIELD(padded_cols), 1119, TRF_ERR_HEADER},
+    {FIELD(padded_cols), 1121, TRF_ERR_HEADER},
+    {FIELD(num_lines), 3, TRF_ERR_HEADER},
+    {FIELD(num_tiles), 69, TRF_ERR_HEADER},
+    {FIELD(num_tiles), 71, TRF_ERR_HEADER},
+    {FIELD(num_records), 4 * 29, TRF_ERR_TILE},
+    {FIELD(num_records), 0, TRF_ERR_TILE},
+    {FIELD(row_offsets_offset), 255, TRF_ERR_HEADER},
+    {FIELD(row_offsets_offset), 257, TRF_ERR_HEADER},
+    {FIELD(lines_offset), 511, TRF_ERR_HEADER},
+    {FIELD(lines_offset), 768, TRF_ERR_HEADER},
+    {FIELD(tiles_offset), 768, TRF_ERR_HEADER},
+    {FIELD(tiles_offset), 1280, TRF_ERR_HEADER},
+    {FIELD(stored_offset), 1024 + 70 * 3072 - 256, TRF_ERR_HEADER},
+    {FIELD(stored_offset), 1024 + 70 * 3072 + 256, TRF_ERR_HEADER},
+    {FIELD(common.buffer_bytes), 1024 + 70 * 3072 + 2 * 4096 - 1, TRF_ERR_HEADER},
+    {FIELD(flags), 1u << 31, TRF_ERR_HEADER},
+    {offsetof(trf_packed_head, reserved0) + 1, 1, 1, TRF_ERR_HEADER},
+    {offsetof(trf_packed_head, reserved1) + 3, 1, 1, TRF_ERR_HEADER},
+    {offsetof(trf_packed_head, reserved2), 1, 1, TRF_ERR_HEADER},
 };
 enum {
     HEADS = sizeof kHeads / sizeof *kHeads
@@ -106,6 +130,27 @@ START_TEST(fields_are_checked) {
     seal(&layer);
     ck_assert_int_eq(validate(&layer, &err), c->status);
     ck_assert_uint_eq(err.offset, c->status == TRF_ERR_TRUNCATED ? layer.head.common.buffer_bytes : c->offset);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* A side that is the largest is not what is wrong. */
+START_TEST(the_wrong_side_is_named) {
+    packed_layer layer = make_layer(0);
+    trf_packed_head *head = (trf_packed_head *)layer.packed;
+    trf_error err;
+    head->rows = TRF_PACKED_MAX_SIDE, head->cols = 0;
+    seal(&layer);
+    ck_assert_int_eq(validate(&layer, &err), TRF_ERR_HEADER);
+    ck_assert_uint_eq(err.offset, offsetof(trf_packed_head, cols));
+    head->rows = 64, head->cols = TRF_PACKED_MAX_SIDE, head->num_stored = UINT32_MAX;
+    seal(&layer);
+    ck_assert_int_eq(validate(&layer, &err), TRF_ERR_HEADER);
+    ck_assert_uint_eq(err.offset, offsetof(trf_packed_head, num_stored));
+    head->rows = TRF_PACKED_MAX_SIDE, head->cols = 32;
+    seal(&layer);
+    ck_assert_int_eq(validate(&layer, &err), TRF_ERR_HEADER);
+    ck_assert_uint_eq(err.offset, offsetof(trf_packed_head, num_stored));
     packed_layer_free(&layer);
 }
 END_TEST
@@ -453,6 +498,7 @@ int main(void) {
     TCase *tcase = tcase_create("packed_validate");
     tcase_add_test(tcase, every_bit_of_a_head_matters);
     tcase_add_loop_test(tcase, fields_are_checked, 0, HEADS);
+    tcase_add_test(tcase, the_wrong_side_is_named);
     tcase_add_test(tcase, sizes_are_checked);
     tcase_add_test(tcase, sizes_of_layers);
     tcase_add_test(tcase, what_it_was_packed_from);

@@ -46,30 +46,71 @@ static uint16_t *reference_elements(const trf_layer *layer) {
     return elements;
 }
 
-/* Checks whole rows, and only columns from `first` on. */
-static void check_rows(const trf_layer *layer, uint32_t first) {
+enum { /* rows begin at any of so many weights, and as many stand after them */
+    OFFSETS = 4,
+    UNTOUCHED = 0xA5
+};
+
+/* Checks columns first to first + cols - 1 of all rows, and that nothing beside them is written. */
+static void check_rows(const trf_layer *layer, uint32_t first, uint32_t cols, trf_decode_as as) {
     const trf_header *header = &layer->view.header;
-    const uint32_t cols = header->cols - first;
     host_view *host = host_view_make(&layer->view, layer->blob, header->blob_bytes);
-    uint16_t *elements = reference_elements(layer), *row = malloc(2ull * cols + 8);
+    const uint32_t weight_bytes = trf_decoded_weight_bytes(&host->view, as);
+    const size_t bytes = ((size_t)cols + 2 * OFFSETS) * weight_bytes;
+    uint16_t *elements = reference_elements(layer);
+    uint8_t *is = aligned_alloc(16, (bytes + 15) / 16 * 16), *due = malloc(bytes);
+    ck_assert(is && due);
     for (uint32_t r = 0; r < header->rows; r++) {
-        uint16_t *const to = row + (r & 3); /* aligned or not */
-        trf_row_target target = target_of(to, cols);
-        target.col = first;
-        memset(row, 0xA5, 2ull * cols + 8);
+        const uint32_t offset = r % OFFSETS;
+        const trf_row_target target = {.to = is + offset * weight_bytes,
+                                       .col = first,
+                                       .cols = cols,
+                                       .as = as,
+                                       .weight_bytes = weight_bytes,
+                                       .aligned = offset == 0};
+        memset(is, UNTOUCHED, bytes);
+        memset(due, UNTOUCHED, bytes);
         for (uint32_t s = 0; s < host->view.num_panels; s++) {
             const trf_row_crossing crossing = trf_row_crossing_at(&host->view, r, s);
             EXPECT(decode_crossing(&host->view, &crossing, &target));
+            const trf_row_crossing bare = trf_row_crossing_of(&host->view, crossing.tile, r, s);
+            EXPECT(bare.coded_cols == crossing.coded_cols && bare.index == crossing.index);
+            EXPECT(!bare.stored && !bare.raw && !bare.rans_streams && !bare.rans_bytes);
         }
-        EXPECT(memcmp(to, elements + (size_t)r * header->cols + first, 2ull * cols) == 0);
-        for (uint32_t c = 0; c < (r & 3); c++)
-            EXPECT(row[c] == 0xA5A5);
-        for (uint32_t c = (r & 3) + cols; c < cols + 4; c++)
-            EXPECT(row[c] == 0xA5A5);
+        for (uint32_t c = 0; c < cols; c++)
+            trf_store_decoded_bits(
+                due, weight_bytes, offset + c,
+                trf_decoded_bits(&host->view, as, elements[(size_t)r * header->cols + first + c], r, first + c));
+        EXPECT(memcmp(is, due, bytes) == 0);
     }
     host_view_free(host);
     free(elements);
-    free(row);
+    free(is);
+    free(due);
+}
+
+/* Rows that the layer does not have: NaNs, or zeros, in the columns of each panel. */
+static void check_missing_rows(const trf_layer *layer, uint32_t first, uint32_t cols, trf_decode_as as) {
+    host_view *host = host_view_make(&layer->view, layer->blob, layer->view.header.blob_bytes);
+    const trf_device_view *view = &host->view;
+    const uint32_t weight_bytes = trf_decoded_weight_bytes(view, as);
+    const size_t bytes = (size_t)cols * weight_bytes;
+    uint8_t *is = malloc(bytes), *due = malloc(bytes);
+    ck_assert(is && due);
+    const trf_row_target target = {.to = is, .col = first, .cols = cols, .as = as, .weight_bytes = weight_bytes};
+    memset(due, UNTOUCHED, bytes);
+    memset(is, UNTOUCHED, bytes);
+    for (uint32_t panel = 0; panel < view->num_panels; panel++)
+        for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++) {
+            trf_row_fill(view, panel, quarter, &target);
+            for (uint32_t c = 0; c < cols; c++)
+                if ((first + c) / view->slab_cols == panel && (first + c) % 4 == quarter)
+                    trf_store_decoded_bits(due, weight_bytes, c, trf_decoded_corrupt_bits(view, as));
+            EXPECT(memcmp(is, due, bytes) == 0);
+        }
+    host_view_free(host);
+    free(is);
+    free(due);
 }
 
 START_TEST(golden_files) {
@@ -79,9 +120,15 @@ START_TEST(golden_files) {
         trf_layer *layer;
         trf_error err;
         ck_assert_msg(trf_layer_open(files.gl_pathv[i], &layer, &err) == TRF_OK, "%s", err.message);
-        check_rows(layer, 0);
-        if (layer->view.header.cols > 48)
-            check_rows(layer, 48);
+        const uint32_t cols = layer->view.header.cols;
+        check_rows(layer, 0, cols, TRF_DECODE_ELEMENTS);
+        if (cols > 48)
+            check_rows(layer, 48, cols - 48, TRF_DECODE_ELEMENTS);
+        for (uint32_t as = TRF_DECODE_SOURCE; as <= TRF_DECODE_F16; as++) {
+            const uint32_t first = cols > 64 ? 16 : 0, some = cols > 64 ? (cols - 32) / 16 * 16 : cols;
+            check_rows(layer, first, some, (trf_decode_as)as);
+            check_missing_rows(layer, first, some, (trf_decode_as)as);
+        }
         trf_layer_free(layer);
     }
     ck_assert_uint_gt(files.gl_pathc, 0);
@@ -168,12 +215,79 @@ START_TEST(corrupt_rans_streams) {
 }
 END_TEST
 
+/* A slab's raw bits end before its streams begin, and these in the layer's memory. */
+START_TEST(crossings_that_reach_too_far) {
+    test_rng rng = {9};
+    uint16_t *weights = malloc(2 * 64 * 256), row[256];
+    trf_encode_options options;
+    void *blob;
+    uint64_t bytes;
+    trf_layer *layer;
+    trf_error err;
+    test_fill_normal(&rng, weights, TRF_DTYPE_BF16, 64 * 256, 0.02);
+    trf_encode_options_init(&options);
+    const trf_matrix matrix = test_matrix(weights, TRF_DTYPE_BF16, 64, 256);
+    ck_assert_int_eq(trf_encode_layer(&matrix, &options, &blob, &bytes, NULL, &err), TRF_OK);
+    ck_assert_int_eq(trf_layer_from_memory(blob, bytes, &layer, &err), TRF_OK);
+    host_view *host = host_view_make(&layer->view, blob, bytes);
+    const trf_row_target target = target_of(row, 256);
+    const trf_row_crossing sound = trf_row_crossing_at(&host->view, 40, 0);
+    ck_assert(sound.coded_cols == host->view.slab_cols && decode_crossing(&host->view, &sound, &target));
+    const uint64_t raw_bytes =
+        trf_raw_bytes(host->view.raw_bits, trf_lane_weights(trf_slab_shape_from(&sound.tile, 32, 0)));
+    trf_row_crossing crossing = sound;
+    crossing.raw = sound.rans_streams - raw_bytes; /* other raw bits, which no stream says anything of */
+    EXPECT(decode_crossing(&host->view, &crossing, &target));
+    crossing.raw += 16;
+    EXPECT(!decode_crossing(&host->view, &crossing, &target));
+    host->view.buffer_bytes = sound.rans_streams + sound.rans_bytes;
+    EXPECT(decode_crossing(&host->view, &sound, &target));
+    host->view.buffer_bytes--;
+    EXPECT(!decode_crossing(&host->view, &sound, &target));
+    host_view_free(host);
+    trf_layer_free(layer);
+    free(blob);
+    free(weights);
+}
+END_TEST
+
+/* Two exceptions, and a word behind them that could be one. */
+START_TEST(elements_of_exceptions) {
+    uint32_t words[TRF_RANS_FIXED_BYTES / 4 + 3] = {0};
+    uint32_t *const exceptions = words + TRF_RANS_FIXED_BYTES / 4;
+    for (uint32_t e = 0; e < 3; e++)
+        exceptions[e] = trf_make_exception(5 + 4 * e, 0x1000 + e);
+    const trf_slab_reader slab = {.rans_streams = (const uint8_t *)words, .num_exceptions = 2};
+    for (uint32_t first = 0; first < 16; first++) {
+        uint32_t next = 0;
+        for (uint32_t position = first; position < 16; position++) {
+            const uint32_t is = trf_row_element(&slab, &next, position, position);
+            EXPECT(is == (position == 5 ? 0x1000 : position == 9 ? 0x1001 : position));
+            EXPECT(next == (position <= 5 ? 0u : position <= 9 ? 1u : 2u));
+        }
+    }
+}
+END_TEST
+
+START_TEST(row_ids) {
+    static const int64_t wide[] = {0, -1, 1ll << 40, INT64_MIN, 7};
+    static const int32_t narrow[] = {0, -1, 1 << 30, INT32_MIN, 7};
+    for (uint64_t i = 0; i < 5; i++) {
+        EXPECT(trf_row_id(wide, 8, i) == wide[i]);
+        EXPECT(trf_row_id(narrow, 4, i) == narrow[i]);
+    }
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("row_reader");
     TCase *tests = tcase_create("row_reader");
     tcase_set_timeout(tests, 120);
     tcase_add_test(tests, golden_files);
     tcase_add_loop_test(tests, corrupt_rans_streams, 0, 4);
+    tcase_add_test(tests, crossings_that_reach_too_far);
+    tcase_add_test(tests, elements_of_exceptions);
+    tcase_add_test(tests, row_ids);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
