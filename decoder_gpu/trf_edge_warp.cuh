@@ -6,13 +6,10 @@
 
 #include "trf_edges.h"
 #include "trf_fault.cuh"
+#include "trf_prefetch.cuh"
 #include "trf_warp.cuh"
 
-static __device__ __forceinline__ void trf_prefetch_l2(const void *at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
-/* The same for `bytes` bytes: each lane prefetches every 32nd cache line. */
+/* Prefetches `bytes` bytes: each lane every 32nd cache line. */
 static __device__ __forceinline__ void trf_warp_prefetch_l2(const uint8_t *from, uint32_t bytes, uint32_t lane) {
     for (uint32_t at = 128 * lane; at < bytes; at += 128 * TRF_LANES)
         trf_prefetch_l2(from + at);

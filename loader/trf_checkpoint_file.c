@@ -149,7 +149,8 @@ static trf_status rebuild_header(const trf_file *file, trf_checkpoint_file *chec
     trf_text text = {0};
     uint64_t end = 0;
     trf_status status = TRF_OK;
-    json_t *metadata = checkpoint_file->own_header.metadata ? json_copy(checkpoint_file->own_header.metadata) : NULL;
+    json_t *metadata =
+        checkpoint_file->own_header.metadata ? trf_json_copy(checkpoint_file->own_header.metadata) : NULL;
     trf_blob_shape *blob_shape = calloc(count + 1, sizeof *blob_shape);
     if (!blob_shape || (checkpoint_file->own_header.metadata && !metadata)) {
         status = trf_fail_memory(err, count * sizeof *blob_shape);
@@ -231,7 +232,11 @@ static trf_status map_tensor(const trf_file *file, const trf_checkpoint_file *ch
     if (!name)
         return trf_fail_memory(err, strlen(source->name));
     own = trf_safetensors_find(&checkpoint_file->own_header, name);
+    /* Or one tensor of the file would stand for two, and another one for none. */
+    const int is_other = trf_safetensors_find(trf_checkpoint_file_source_header(checkpoint_file), name) != NULL;
     free(name);
+    if (is_other)
+        return source_header_mismatch(source, "another tensor has its blob's name", err);
     if (!own)
         return source_header_mismatch(source, "the file does not hold this tensor", err);
     if (strcmp(own->dtype, "U8") != 0 || own->num_dims != 1)

@@ -34,6 +34,11 @@ static trf_status index_parse(const char *path, const char *text, size_t bytes, 
                             "%s: weight_map: what stands for tensor '%s' is not the name of a file beside the index",
                             path, name);
     }
+    /* Loaders would draw all weights at random. Our own index has an empty map where the source's names side tables
+     * alone. */
+    size_t kept_bytes;
+    if (!json_object_size(index->weight_map) && !trf_checkpoint_index_kept(index, &kept_bytes))
+        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: weight_map is empty: it names no tensor", path);
     return TRF_OK;
 }
 
@@ -92,6 +97,11 @@ static size_t find_file_number(const trf_checkpoint_file *files, size_t num_file
     return num_files;
 }
 
+/* The same, where neighbours in a map tend to share a file. last: the number found before. */
+static size_t find_near(const trf_checkpoint_file *files, size_t num_files, const char *name, size_t last) {
+    return last < num_files && strcmp(files[last].name, name) == 0 ? last : find_file_number(files, num_files, name);
+}
+
 const char *trf_checkpoint_index_why_idle(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
                                           size_t num_files) {
     const char *name, *last = "";
@@ -139,11 +149,10 @@ static uint8_t *index_find_files(const trf_checkpoint_index *index, const trf_ch
     }
     const char *name;
     json_t *file;
-    size_t last = 0; /* neighbours in the map tend to share a file */
+    size_t last = 0;
     json_object_foreach(index->weight_map, name, file) {
         const char *file_name = json_string_value(file);
-        if (last >= num_files || strcmp(files[last].name, file_name) != 0)
-            last = find_file_number(files, num_files, file_name);
+        last = find_near(files, num_files, file_name, last);
         if (last == num_files) {
             trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: tensor '%s': there is no file %s", index->path, name,
                      file_name);
@@ -178,22 +187,15 @@ trf_status trf_checkpoint_index_check(const trf_checkpoint_index *index, const t
     return status;
 }
 
-/* Makes the name under which file `out` stores what file `in` stores as `name`. @return malloc'd; NULL without memory
- * or tensor. */
+/* Makes the name under which file `out` stores what file `in` stores as `name`: a tensor of the source's name, or a
+ * blob, whose name has the suffix. @return malloc'd; NULL without memory. */
 static char *rewritten_name(const trf_checkpoint_file *in, const trf_checkpoint_file *out, const char *name) {
-    const trf_file_tensor *tensor = trf_checkpoint_file_find(in, name);
-    size_t length = strlen(name), suffix = strlen(TRF_BLOB_SUFFIX);
-    if (tensor && tensor->blobs)
-        tensor = NULL; /* stored as name_trf, so this is another tensor */
-    if (!tensor && length >= suffix) {
-        char *source = strndup(name, length - suffix);
-        tensor = source ? trf_checkpoint_file_find(in, source) : NULL;
-        free(source);
-    }
-    tensor = tensor ? trf_checkpoint_file_find(out, tensor->source->name) : NULL;
-    if (!tensor)
-        return NULL;
-    return tensor->blobs ? trf_blob_name(tensor->source->name) : strdup(tensor->source->name);
+    const size_t suffix = trf_checkpoint_file_find(in, name) ? 0 : strlen(TRF_BLOB_SUFFIX);
+    char *source = strndup(name, strlen(name) - suffix);
+    const trf_file_tensor *tensor = source ? trf_checkpoint_file_find(out, source) : NULL;
+    char *rewritten = tensor ? tensor->blobs ? trf_blob_name(source) : strdup(source) : NULL;
+    free(source);
+    return rewritten;
 }
 
 /* @return whether what file `in` has as `name` is a side table in file `out`, and so no tensor of it. */
@@ -226,8 +228,7 @@ static json_t *rewrite_map(const trf_checkpoint_index *index, const trf_checkpoi
     *total_bytes = 0;
     if (!failed)
         json_object_foreach(index->weight_map, name, file) {
-            if (last >= num_files || strcmp(in[last].name, json_string_value(file)) != 0)
-                last = find_file_number(in, num_files, json_string_value(file));
+            last = find_near(in, num_files, json_string_value(file), last);
             if (!counted[last]++) {
                 *total_bytes += out[last].own_header.data_bytes;
                 failed |= !map_side_tables(&in[last], &out[last], map);
@@ -250,21 +251,18 @@ static trf_status index_rewrite(const trf_checkpoint_index *index, const trf_che
                                 const trf_checkpoint_file *out, size_t num_files, const json_t *kept, char **text,
                                 size_t *bytes, trf_error *err) {
     uint64_t total_bytes;
-    json_t *map = rewrite_map(index, in, out, num_files, &total_bytes), *root = json_copy(index->root);
+    json_t *map = rewrite_map(index, in, out, num_files, &total_bytes), *root = trf_json_copy(index->root);
     json_t *metadata = json_object_get(index->root, "metadata");
-    metadata = json_is_object(metadata) ? json_copy(metadata) : json_object();
+    metadata = json_is_object(metadata) ? trf_json_copy(metadata) : json_object();
     int failed = !map || !root || !metadata;
     failed = failed || json_object_set_new(metadata, "total_size", json_integer((json_int_t)total_bytes));
     failed = failed || (kept && json_object_set(metadata, TRF_METADATA_INDEX, (json_t *)kept));
     failed = failed || json_object_set(root, "metadata", metadata) || json_object_set(root, "weight_map", map);
-    *text = failed ? NULL : json_dumps(root, JSON_INDENT(2));
+    *text = failed ? NULL : trf_json_dump(root, JSON_INDENT(2), bytes);
     json_decref(map);
     json_decref(metadata);
     json_decref(root);
-    if (!*text)
-        return trf_fail_memory(err, 0);
-    *bytes = strlen(*text);
-    return TRF_OK;
+    return *text ? TRF_OK : trf_fail_memory(err, 0);
 }
 
 /* Checks that the index that the compressor kept fits these files. Only their names and headers are used. */
@@ -321,12 +319,10 @@ trf_status trf_checkpoint_index_rewrite(const trf_checkpoint_index *index, const
     int in_compressed = 0, out_compressed = 0;
     const char *name;
     json_t *file;
-    size_t last = num_files;
+    size_t last = 0;
     json_object_foreach(index->weight_map, name, file) { /* an index of other files stays as it is */
-        if (last == num_files || strcmp(in[last].name, json_string_value(file)) != 0)
-            last = find_file_number(in, num_files, json_string_value(file));
-        if (last < num_files)
-            in_compressed |= in[last].compressed, out_compressed |= out[last].compressed;
+        last = find_near(in, num_files, json_string_value(file), last);
+        in_compressed |= in[last].compressed, out_compressed |= out[last].compressed;
     }
     json_t *kept = json_object_get(json_object_get(index->root, "metadata"), TRF_METADATA_INDEX);
     if (json_is_string(kept) && !out_compressed)

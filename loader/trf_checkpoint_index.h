@@ -21,7 +21,7 @@ typedef struct trf_checkpoint_index {
 } trf_checkpoint_index;
 
 /* Reads and parses an index. Release with trf_checkpoint_index_free on success only. Errors: TRF_ERR_NOT_FOUND, _IO,
- * _FORMAT, _MEMORY. */
+ * _FORMAT (also a map that is empty, unless the index keeps the source's), _MEMORY. */
 trf_status trf_checkpoint_index_open(const char *path, trf_checkpoint_index *index, trf_error *err);
 
 /* Does the same within a budget, which must outlive the index. Errors: also TRF_ERR_LIMIT. */
@@ -48,7 +48,8 @@ trf_status trf_checkpoint_index_check_kept(const trf_checkpoint_index *index, co
                                            size_t num_files, trf_error *err);
 
 /* Makes the text of the index for `out`, the files that those of `in` became (same names, same order). Compressing
- * keeps the text of this index in it, and decompressing gives that text back. *text is malloc'd.
+ * keeps the text of this index in it, and decompressing gives that text back. The index must have passed
+ * trf_checkpoint_index_check with `in`. *text is malloc'd.
  * Errors: TRF_ERR_FORMAT (a kept index that does not fit), _IO, _MEMORY. */
 trf_status trf_checkpoint_index_rewrite(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
                                         const trf_checkpoint_file *out, size_t num_files, char **text, size_t *bytes,

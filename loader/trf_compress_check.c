@@ -2,6 +2,7 @@
 #include "trf_compress_check.h"
 
 #include "trf_bf16_numbers.h"
+#include "trf_json.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -127,7 +128,7 @@ enum {
 };
 
 json_t *trf_compressed_metadata(const trf_checkpoint_file *file, int config_is_unreadable) {
-    json_t *metadata = file->own_header.metadata ? json_copy(file->own_header.metadata) : json_object();
+    json_t *metadata = file->own_header.metadata ? trf_json_copy(file->own_header.metadata) : json_object();
     json_t *kept = json_stringn(file->own_header.text, file->own_header.text_bytes);
     int failed =
         !metadata || !kept || json_object_set_new(metadata, TRF_METADATA_FORMAT, json_string("1")) ||

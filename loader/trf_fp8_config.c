@@ -40,13 +40,9 @@ static int is_one_of(const char *const *list, size_t count, const char *name) {
     return 0;
 }
 
-/* Takes the sides of blocks, [rows, cols], whose numbers are reals as trf_json_parse_python reads them; none if the
- * value is missing or null. @return whether they are taken. */
-static int take_block(trf_fp8_config *config, const json_t *sides) {
-    if (!sides || json_is_null(sides))
-        return 1;
-    const double rows = json_number_value(json_array_get(sides, 0)), cols = json_number_value(json_array_get(sides, 1));
-    if (json_array_size(sides) != 2 || rows != cols)
+/* Takes the sides of blocks. @return whether they are taken. */
+static int take_sides(trf_fp8_config *config, double rows, double cols) {
+    if (rows != cols)
         return refuse(config, "blocks of %g x %g weights have one scale, and not squares", rows, cols);
     if (!(rows >= LEAST_BLOCK && rows <= MOST_BLOCK) || rows != (uint32_t)rows || (uint32_t)rows % LEAST_BLOCK)
         return refuse(config, "the side of a block is %g, and not a multiple of %d", rows, LEAST_BLOCK);
@@ -54,6 +50,26 @@ static int take_block(trf_fp8_config *config, const json_t *sides) {
         return refuse(config, "blocks have different sides: %u and %g", (unsigned)config->block_size, rows);
     config->block_size = (uint32_t)rows;
     return 1;
+}
+
+/* Takes [rows, cols], whose numbers are reals as trf_json_parse_python reads them; nothing if the value is missing or
+ * null. @return whether they are taken. */
+static int take_block(trf_fp8_config *config, const json_t *sides) {
+    if (!sides || json_is_null(sides))
+        return 1;
+    const json_t *rows = json_array_get(sides, 0), *cols = json_array_get(sides, 1);
+    if (json_array_size(sides) != 2 || !json_is_number(rows) || !json_is_number(cols))
+        return refuse(config, "the sides of a block are not two numbers");
+    return take_sides(config, json_number_value(rows), json_number_value(cols));
+}
+
+/* Takes "128x128", in decimal digits alone, as compressed-tensors does. @return whether it is taken. */
+static int take_block_text(trf_fp8_config *config, const char *name, const char *text) {
+    static const char digits[] = "0123456789";
+    const size_t rows = strspn(text, digits), cols = text[rows] == 'x' ? strspn(text + rows + 1, digits) : 0;
+    if (!rows || !cols || text[rows + 1 + cols])
+        return refuse(config, "%.40s has the block_structure '%.40s'", name, text);
+    return take_sides(config, (double)strtoul(text, NULL, 10), (double)strtoul(text + rows + 1, NULL, 10));
 }
 
 static void add_ignored(trf_fp8_config *config, const json_t *list) {
@@ -91,15 +107,7 @@ static int take_group(trf_fp8_config *config, const char *name, const json_t *gr
         return refuse(config, "%.40s has weights with zero points", name);
     if (strcmp(strategy, "block") != 0)
         return 1;
-    if (!json_is_string(block))
-        return take_block(config, block);
-    double rows, cols; /* "128x128" */
-    if (sscanf(json_string_value(block), "%lfx%lf", &rows, &cols) != 2)
-        return refuse(config, "%.40s has the block_structure '%.40s'", name, json_string_value(block));
-    json_t *sides = json_pack("[f,f]", rows, cols);
-    const int taken = sides ? take_block(config, sides) : refuse(config, "there is no memory to read it");
-    json_decref(sides);
-    return taken;
+    return json_is_string(block) ? take_block_text(config, name, json_string_value(block)) : take_block(config, block);
 }
 
 static int take_compressed_tensors(trf_fp8_config *config, const json_t *told) {

@@ -64,6 +64,28 @@ trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size
                     json_error.text, json_error.position);
 }
 
+json_t *trf_json_copy(const json_t *object) {
+    json_t *copy = json_object();
+    if (json_object_update(copy, (json_t *)object) == 0)
+        return copy;
+    json_decref(copy);
+    return NULL;
+}
+
+char *trf_json_dump(const json_t *root, size_t flags, size_t *bytes) {
+    const size_t size = json_dumpb(root, NULL, 0, flags); /* 0 is a failure; it takes no memory for the text */
+    char *text = size ? malloc(size + 1) : NULL;
+    if (text && json_dumpb(root, text, size, flags) != size) {
+        free(text);
+        return NULL;
+    }
+    if (text)
+        text[size] = 0;
+    if (text && bytes)
+        *bytes = size;
+    return text;
+}
+
 /* ---- JSON as Python reads it ---- */
 
 /* Replaces a number that strict JSON does not allow, or that no double holds. Spaces fill the rest of its place. */

@@ -36,6 +36,14 @@ trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size
 trf_status trf_json_parse_python(const char *path, const char *text, size_t bytes, json_t **root, char **strict,
                                  trf_error *err);
 
+/* @return an object with the same members, a new reference; NULL without memory. (Jansson's own json_copy leaves out
+ * those for which there is none.) */
+json_t *trf_json_copy(const json_t *object);
+
+/* Writes an object or array as json_dumps does with these flags, which leaves out without a word what it has no memory
+ * for. *bytes: without the NUL after it; may be NULL. @return malloc'd; NULL without memory, or if root is NULL. */
+char *trf_json_dump(const json_t *root, size_t flags, size_t *bytes);
+
 /* A member of an object in a strict text: its key and value are [begin, end). */
 typedef struct trf_json_member {
     size_t begin, end, next; /* next: where the one after it begins */

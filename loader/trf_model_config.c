@@ -104,7 +104,7 @@ static char *describe(const trf_config_file *source, const trf_encode_options *e
     int failed = !added || (encode->bits > 0 && json_object_set_new(added, "bits", json_real(encode->bits))) ||
                  (stored && json_object_set_new(added, "stored", json_true())) ||
                  json_object_set_new(added, TRF_CONFIG_SOURCE, json_stringn(source->text, source->bytes));
-    char *text = failed ? NULL : json_dumps(added, JSON_REAL_PRECISION(15));
+    char *text = failed ? NULL : trf_json_dump(added, JSON_REAL_PRECISION(15), NULL);
     json_decref(added);
     return text;
 }

@@ -2,6 +2,7 @@
 #include "trf_side_tables.h"
 
 #include "trf_base64.h"
+#include "trf_json.h"
 
 #include <stdlib.h>
 
@@ -122,7 +123,7 @@ trf_status trf_side_tables_add(json_t *added, const trf_tensor *tensor, int is_u
 trf_status trf_side_tables_finish(const json_t *added, json_t *metadata, trf_error *err) {
     if (!json_object_size(added))
         return TRF_OK;
-    char *text = json_dumps(added, JSON_COMPACT);
+    char *text = trf_json_dump(added, JSON_COMPACT, NULL);
     const int failed = !text || json_object_set_new(metadata, TRF_METADATA_SIDE_TABLES, json_string(text));
     free(text);
     return failed ? trf_fail_memory(err, json_object_size(added)) : TRF_OK;

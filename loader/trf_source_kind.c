@@ -208,7 +208,7 @@ static trf_status find_in_files(const trf_checkpoint *checkpoint, const trf_besi
 static trf_status tell_config(const trf_checkpoint *checkpoint, const trf_source_config *source,
                               const trf_fp8_model *fp8, char text[TRF_OBSTACLE_BYTES], trf_error *err) {
     const int is_fp8 = fp8 && fp8->is_fp8;
-    json_t *root = is_fp8 ? json_copy(source->file.root) : source->file.root;
+    json_t *root = is_fp8 ? trf_json_copy(source->file.root) : source->file.root;
     if (is_fp8 && !root)
         return trf_fail_memory(err, source->file.bytes);
     if (is_fp8)

@@ -83,7 +83,7 @@ static char *tuning_to_text(const trf_tuning *tuning) {
                              TRF_TUNING_VERSION, "device", card->name, "capability", (json_int_t)card->capability,
                              "multiprocessors", (json_int_t)card->multiprocessors, "memory_gb_per_second",
                              (json_int_t)card->memory_gb_per_second, "layers", layers);
-    char *text = root ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
+    char *text = trf_json_dump(root, JSON_INDENT(1) | JSON_REAL_PRECISION(6), NULL);
     json_decref(root);
     return text;
 }

@@ -14,6 +14,9 @@ join. Those of exceptions are left out (device headers are compiled as C++), and
 function is inlined; those of headers are compiled into many objects, and gcov has a copy of their branches for each: a
 branch is taken if it is in any of the copies. Code for AVX-512 counts where the processor has it (VBMI2, too), as it
 cannot run elsewhere.
+
+Device headers run in the emulated warps of tests/warp. Those that cannot are in NOT_EMULATED, with the reason; another
+.cuh of decoder_gpu that no test runs is an error, unless only some tests run.
 """
 
 from __future__ import annotations
@@ -38,13 +41,18 @@ GROUPS = {
     "decoder_gpu": r"decoder_gpu/.*\.(h|cuh)",
     "safetensors reader": r"loader/trf_(safetensors|json|checkpoint_index)\.[ch]",
 }
+NOT_EMULATED = {
+    "decoder_gpu/trf_kernel_smem.cuh": "host code that asks CUDA",
+    "decoder_gpu/trf_prefetch.cuh": "PTX, in place of which warp_edge.cpp has a read",
+    "decoder_gpu/trf_ptx.cuh": "PTX, in place of which warp_emulation.h stands",
+}
 UNIT_TESTS = """
-    blob_tiles blob_validate checkpoint checkpoint_failures checkpoint_folder checkpoint_no_memory checksum
-    coded_product_warp data_checksum decode decode_choice device_packed8_layer device_packed_layer device_plain
-    device_verify divisor fp8_checkpoint model_config
-    edge_warp find_fp8_warp fragment_write golden integrity_warp lane layer_on_cpu matmul no_threads
-    pack_coded_experts_warp pack_coded_warp packed packed8 packed8_validate packed_form packed_validate plain_head
-    row_reader safetensors scaled_fp8 slab_directory warp_walk
+    blob_tiles blob_validate checkpoint checkpoint_failures checkpoint_folder checkpoint_index
+    checkpoint_no_memory checksum coded_product_warp data_checksum decode decode_choice decode_edges_warp
+    device_packed8_layer device_packed_layer device_plain device_verify divisor edge_warp find_fp8_warp
+    fp8_checkpoint fragment_write golden integrity_warp lane layer_on_cpu matmul model_config no_threads
+    pack_coded_experts_warp pack_coded_warp packed packed8 packed8_validate packed_form packed_validate
+    plain_head row_reader safetensors scaled_fp8 slab_directory warp_walk
 """.split()
 REPLAYS = "blob checkpoint config edges frequency index lane pack_coded packed safetensors walk".split()
 
@@ -153,6 +161,14 @@ def print_missing(name: str, lines: dict[int, Line]) -> None:
             print(f"{name}:{number}: {said}: {source[number - 1].strip()}")
 
 
+def check_all_emulated(found: dict[str, dict[int, Line]]) -> None:
+    """Raises SystemExit if a device header of decoder_gpu has run nowhere, or is said not to be emulated and is."""
+    names = {os.path.relpath(path, ROOT) for path in (ROOT / "decoder_gpu").glob("*.cuh")}
+    wrong = (names - set(found)) ^ set(NOT_EMULATED)
+    if wrong:
+        sys.exit(f"measure_coverage.py: NOT_EMULATED should differ in {', '.join(sorted(wrong))}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path, nargs="?", default=ROOT / "build" / "coverage")
@@ -169,12 +185,16 @@ def main() -> int:
     if not options.no_run:
         run_tests(folder, options.jobs, options.only)
     found = collect(folder, options.jobs)
+    if not options.only:
+        check_all_emulated(found)
     rows, below = [], 0
     for group, pattern in GROUPS.items():
         names = sorted(name for name in found if re.fullmatch(pattern, name))
         rows += [row_of(name, list(found[name].values())) for name in names]
         rows.append(row_of(group, [line for name in names for line in found[name].values()]))
         below += rows[-1][3] < GOALS[0] or rows[-1][6] < GOALS[1]
+    for name, reason in NOT_EMULATED.items():
+        print(f"{name:42} not measured: {reason}")
     for name, lines, ran, line_percent, branches, taken, branch_percent in rows:
         print(f"{name:42} {ran:5} of {lines:5} lines {line_percent:5.1f} %  "
               f"{taken:5} of {branches:5} branches {branch_percent:5.1f} %")  # fmt: skip

@@ -4,11 +4,12 @@
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_blob.h"
+#include "trf_checkpoint_file.h"
 #include "trf_file.h"
-#include "trf_safetensors.h"
 
 #include <check.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -334,6 +335,7 @@ static const index_case kIndexes[] = {
     {"[]", TRF_ERR_FORMAT},
     {"{}", TRF_ERR_FORMAT},
     {"{\"weight_map\":[]}", TRF_ERR_FORMAT},
+    {"{\"weight_map\":{}}", TRF_ERR_FORMAT},
     {"{\"weight_map\":{\"x\":1,\"y\":\"s.safetensors\"}}", TRF_ERR_FORMAT},
     {"{\"weight_map\":{\"x\":\"../s.safetensors\",\"y\":\"s.safetensors\"}}", TRF_ERR_FORMAT},
     {"{\"weight_map\":{\"x\":\"\",\"y\":\"s.safetensors\"}}", TRF_ERR_FORMAT},
@@ -572,6 +574,31 @@ START_TEST(kept_headers_give_their_status) {
 }
 END_TEST
 
+/* A kept header that lists a tensor twice, once by its blob's name, and leaves another one out. */
+START_TEST(no_tensor_is_left_out) {
+    const char *compressed_path = make_packed("left"), *edited = fixture_path("left/edited"),
+               *back = fixture_path("left/back");
+    trf_checkpoint_file file;
+    fixture_check_status(trf_checkpoint_file_open(compressed_path, &file, &err), TRF_OK, &err);
+    const trf_tensor *blob = trf_safetensors_find(&file.own_header, "a.weight_trf");
+    const uint64_t weight_bytes = 2 * 300 * 520, blob_bytes = blob->end - blob->begin, bias_bytes = 4000;
+    char header[512];
+    snprintf(header, sizeof header,
+             "{\"a.weight\":{\"dtype\":\"BF16\",\"shape\":[300,520],\"data_offsets\":[0,%" PRIu64 "]},"
+             "\"a.weight_trf\":{\"dtype\":\"U8\",\"shape\":[%" PRIu64 "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]},"
+             "\"c.bias\":{\"dtype\":\"F32\",\"shape\":[1000],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}}",
+             weight_bytes, blob_bytes, weight_bytes, weight_bytes + blob_bytes, weight_bytes + blob_bytes,
+             weight_bytes + blob_bytes + bias_bytes);
+    trf_checkpoint_file_free(&file);
+    edit_metadata(compressed_path, edited, "transfuse_source_header", header);
+    fixture_check_status(trf_decompress_checkpoint(edited, back, NULL, NULL, &err), TRF_ERR_FORMAT, &err);
+    ck_assert_msg(strstr(err.message, "tensor 'a.weight': the kept source header does not fit: another tensor has its "
+                                      "blob's name"),
+                  "%s", err.message);
+    ck_assert(!fixture_exists(back));
+}
+END_TEST
+
 START_TEST(header_need_not_be_kept) {
     const char *compressed_path = make_packed("unkept"), *source = fixture_path("unkept/in.safetensors");
     const char *edited = fixture_path("unkept/edited"), *bare = fixture_path("unkept/bare"),
@@ -625,6 +652,7 @@ int main(void) {
     tcase_add_test(tests, truncated_files_are_found);
     tcase_add_test(tests, sources_that_differ);
     tcase_add_loop_test(tests, kept_headers_give_their_status, 0, sizeof kKept / sizeof kKept[0]);
+    tcase_add_test(tests, no_tensor_is_left_out);
     tcase_add_test(tests, header_need_not_be_kept);
     tcase_add_test(tests, what_cannot_be_carried_over);
     suite_add_tcase(suite, tests);

@@ -318,7 +318,9 @@ END_TEST
 
 START_TEST(indexes_by_any_name) {
     static const char index[] = "{\"weight_map\": {\"a.weight\": \"model.safetensors\", \"n\": \"model.safetensors\"}}",
-                      idle[] = "{\"weight_map\": {\"a.weight\": \"model.fp16.safetensors\"}}";
+                      idle[] = "{\"weight_map\": {\"a.weight\": \"model.fp16.safetensors\"}}",
+                      reordered[] =
+                          "{\"weight_map\": {\"n\": \"model.safetensors\", \"a.weight\": \"model.safetensors\"}}";
     const char *in = make_model("variant"), *out = fixture_path("variant-out"), *back = fixture_path("variant-back");
     fixture_write(fixture_path("variant/model.safetensors.index.bf16.json"), index, sizeof index - 1);
     fixture_write(fixture_path("variant/model.safetensors.index.fp16.json"), idle, sizeof idle - 1);
@@ -332,7 +334,7 @@ START_TEST(indexes_by_any_name) {
     fixture_check_status(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_OK, &err);
     fixture_check_status(trf_decompress_checkpoint(out, back, NULL, NULL, &err), TRF_OK, &err);
     fixture_check_same(in, back);
-    fixture_write(fixture_path("variant/model.safetensors.index.bf16.json"), " {\"weight_map\": {}}", 19);
+    fixture_write(fixture_path("variant/model.safetensors.index.bf16.json"), reordered, sizeof reordered - 1);
     check_fails(trf_verify_checkpoint(out, in, NULL, NULL, &err), TRF_ERR_MISMATCH, "index.bf16.json");
     fixture_write(fixture_path("variant/model.safetensors.index.bf16.json"), index, sizeof index - 1);
     ck_assert_int_eq(unlink(fixture_path("variant-out/model.safetensors.index.bf16.json")), 0);

@@ -378,6 +378,27 @@ static const struct {
      GROUPS "{\"weights\": {\"num_bits\": 8, \"type\": \"float\"}}}, "
             "\"sparsity_config\": {\"format\": \"sparse-24-bitmask\"}}}",
      {"sparse", "sparse-24-bitmask"}},
+#define BLOCK_TEXT(text)                                                                                               \
+    GROUPS "{\"weights\": {\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"block\", \"block_structure\": " text  \
+           "}}}}}"
+#define BLOCK_TEXT_CASE(text, found)                                                                                   \
+    {                                                                                                                  \
+        WEIGHT, {"a.weight_scale", "F32", {2, 2}, 2, 1}, BLOCK_TEXT("\"" text "\""), { "(compressed-tensors)", found } \
+    }
+    BLOCK_TEXT_CASE("0x80x0x80", "g has the block_structure '0x80x0x80'"),
+    BLOCK_TEXT_CASE("0x128", "blocks of 0 x 128 weights"),
+    BLOCK_TEXT_CASE("", "g has the block_structure ''"),
+    BLOCK_TEXT_CASE("128", "g has the block_structure '128'"),
+    BLOCK_TEXT_CASE("128x", "g has the block_structure '128x'"),
+    BLOCK_TEXT_CASE("x128", "g has the block_structure 'x128'"),
+    BLOCK_TEXT_CASE("128x128x128", "g has the block_structure '128x128x128'"),
+    BLOCK_TEXT_CASE(" 128x128", "g has the block_structure ' 128x128'"),
+    BLOCK_TEXT_CASE("128x+128", "g has the block_structure '128x+128'"),
+    BLOCK_TEXT_CASE("1.28e2x128", "g has the block_structure '1.28e2x128'"),
+    BLOCK_TEXT_CASE("infxinf", "g has the block_structure 'infxinf'"),
+    BLOCK_TEXT_CASE("18446744073709551744x18446744073709551744", "the side of a block is 1.84467e+19"),
+    {WEIGHT, {"a.weight_scale", "F32", {2, 2}, 2, 1}, BLOCK_TEXT("[\"128\", \"128\"]"), {"a block", "not two numbers"}},
+    {WEIGHT, {"a.weight_scale", "F32", {2, 2}, 2, 1}, BLOCK_TEXT("[128]"), {"a block", "not two numbers"}},
 };
 
 START_TEST(others_are_refused_by_name) {

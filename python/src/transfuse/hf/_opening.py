@@ -119,6 +119,8 @@ def _resolve(path: Path) -> list[str]:
     # A file elsewhere is none of the model's.
     if any(not isinstance(name, str) or not name or "/" in name for name in names):
         raise CannotOpen(f"{path} does not name files beside it")
+    if not names:
+        raise CannotOpen(f"{path}: weight_map is empty: it names no tensor")
     return sorted({str(path.parent / name) for name in names})
 
 

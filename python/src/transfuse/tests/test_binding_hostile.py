@@ -196,3 +196,9 @@ def test_the_doctor_opens_no_file_elsewhere(tmp_path: Path, name: object) -> Non
     (tmp_path / INDEX).write_text(map_to(name))
     with pytest.raises(_opening.CannotOpen, match="beside"):
         _opening.find_weight_files(tmp_path, "model")
+
+
+def test_the_doctor_refuses_an_index_that_names_nothing(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text('{"weight_map": {}}')
+    with pytest.raises(_opening.CannotOpen, match=f"{INDEX}: weight_map is empty: it names no tensor"):
+        _opening.find_weight_files(tmp_path, "model")
