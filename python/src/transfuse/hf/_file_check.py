@@ -108,7 +108,7 @@ def refuse_elsewhere(file: str, index: Any) -> None:
         if os.path.basename(name) != name:
             raise make_error(
                 Status.TRF_ERR_FORMAT,
-                f"{file}: the index that leads here has {name!r} for tensor {tensor!r}, which is not the name of a file "
+                f"{file}: the index that leads here has {name!r} for tensor {tensor!r}, which is no name of a file "
                 "beside it",
             )
 

@@ -516,7 +516,7 @@ def test_index_that_leads_elsewhere(tmp_path: Path) -> None:
     assert count_compressed(LLAMA.from_pretrained(compressed)) > 3
     for elsewhere in (f"../{shard}", str(tmp_path / shard)):
         index.write_text(text.replace(f'"{shard}"', json.dumps(elsewhere)))
-        with pytest.raises(transfuse.DataError, match=f"{re.escape(elsewhere)}.*not the name of a file beside it"):
+        with pytest.raises(transfuse.DataError, match=f"{re.escape(elsewhere)}.*no name of a file beside it"):
             LLAMA.from_pretrained(compressed)
 
 
