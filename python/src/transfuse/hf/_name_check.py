@@ -107,8 +107,8 @@ def _find_holes(model: PreTrainedModel, expected: dict[str, Any], given: set[str
     base = [name for name in missing if not has_base or name.startswith(prefix)]
     if sum(expected[name].numel() for name in base) > sum(expected[name].numel() for name in given & expected.keys()):
         return missing
-    # A missing parameter is a hole if the files have others of its module, or others of the blocks that it is in all of:
-    # classes differ in their heads, and in whether a block attends to an encoder.
+    # A missing parameter is a hole if the files have others of its module, or of the list of blocks that it is in. The
+    # blocks of classes with one base differ only in whether they attend to an encoder.
     modules = {name.rpartition(".")[0] for name in given}
     kinds = {_NUMBER.sub(".*", name) for name in given}
     blocks = {_find_block(name) for name in given} - {None}
