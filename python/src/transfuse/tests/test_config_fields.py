@@ -70,7 +70,8 @@ def test_hostile_keys_of_files() -> None:
     config = AutoQuantizationConfig.from_dict({**WRITTEN, "to_dict": "x", "check_loadable": None, "__class__": 1})
     config.check_loadable()
     assert config.to_dict() == WRITTEN and type(config) is transfuse.TransfuseConfig
-    for text in (5, [], {}, True):
+    texts: list[Any] = [5, [], {}, True]
+    for text in texts:
         with pytest.raises(transfuse.DataError, match="source_config is a string, and not of type"):
             AutoQuantizationConfig.from_dict({**WRITTEN, "source_config": text})
 
