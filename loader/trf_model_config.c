@@ -434,6 +434,12 @@ static trf_status take_kept(const trf_checkpoint *checkpoint, const trf_config_f
     return TRF_OK;
 }
 
+/* @return whether the sentence is there, whose folder has a quantization_config of ours. */
+static int says_compressed(const json_t *root) {
+    const char *weights = json_string_value(json_object_get(root, TRF_CONFIG_WEIGHTS));
+    return weights && strstr(weights, "compressed by transfuse");
+}
+
 /* Restores the source's text. Also gives the file itself, which the caller releases with free_file in every case, and
  * why it cannot be read. */
 static trf_status restore_file(const trf_checkpoint *checkpoint, trf_config_file *file, trf_model_config *config,
@@ -448,7 +454,16 @@ static trf_status restore_file(const trf_checkpoint *checkpoint, trf_config_file
     if (status != TRF_OK && status != TRF_ERR_NOT_FOUND)
         lose_text(checkpoint, status, failure->offset, failure->message, config);
     const json_t *ours = find_ours(file->root);
-    return ours ? take_kept(checkpoint, file, ours, config, err) : TRF_OK;
+    if (ours)
+        return take_kept(checkpoint, file, ours, config, err);
+    if (says_compressed(file->root)) {
+        trf_fail(failure, TRF_ERR_FORMAT, TRF_NO_OFFSET,
+                 "%.600s: " TRF_CONFIG_WEIGHTS " says that the folder is compressed, and there is no " TRF_CONFIG_KEY
+                 " of transfuse",
+                 file->path);
+        lose_text(checkpoint, TRF_ERR_FORMAT, TRF_NO_OFFSET, failure->message, config);
+    }
+    return TRF_OK;
 }
 
 trf_status trf_model_config_restore(const trf_checkpoint *checkpoint, trf_model_config *config, trf_error *err) {

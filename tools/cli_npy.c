@@ -132,7 +132,21 @@ static trf_status parse_shape(const npy_file *file, const char *at, npy_header *
     return TRF_OK;
 }
 
+/* Python takes the last of two values, and another reader the first. */
+static trf_status refuse_double_keys(const npy_file *file, const char *text) {
+    static const char *const keys[] = {"descr", "fortran_order", "shape"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const char *value = find_value(text, keys[i]);
+        if (value && find_value(value, keys[i]))
+            return fail_npy(file, TRF_ERR_FORMAT, TRF_NO_OFFSET, "the header has '%s' twice", keys[i]);
+    }
+    return TRF_OK;
+}
+
 static trf_status parse_header(const npy_file *file, npy_header *header) {
+    const trf_status doubled = refuse_double_keys(file, header->text);
+    if (doubled != TRF_OK)
+        return doubled;
     const char *descr = find_value(header->text, "descr"), *order = find_value(header->text, "fortran_order");
     if (!descr || (*descr != '\'' && *descr != '"'))
         return fail_npy(file, TRF_ERR_FORMAT, TRF_NO_OFFSET, "the header has no descr of a plain type");

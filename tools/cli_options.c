@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli_options.h"
 
+#include "cli_messages.h"
 #include "cli_suggest.h"
 #include "cli_values.h"
 
@@ -16,12 +17,13 @@
 #include <string.h>
 
 cli_exit cli_usage_error(const char *command, const char *format, ...) {
-    fprintf(stderr, "transfuse %s: ", command);
+    char text[2048], message[sizeof text]; /* arguments may be names of files that anyone may have made */
     va_list args;
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fprintf(stderr, "\nTry 'transfuse %s --help'.\n", command);
+    fprintf(stderr, "transfuse %s: %s\nTry 'transfuse %s --help'.\n", command,
+            cli_printable(text, message, sizeof message), command);
     return CLI_USAGE;
 }
 

@@ -4,9 +4,9 @@
 #include <signal.h>
 #include <unistd.h>
 
-/* The first three also end a command that is not at work yet; for the others the default, a core dump, is wanted
- * there. */
-static const int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
+/* The first three also end a command that is not at work yet; for the others the default, which for most is a core
+ * dump, is wanted there. */
+static const int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, SIGPIPE};
 enum {
     kNumStopSignals = sizeof kStopSignals / sizeof kStopSignals[0],
     kNumEarlySignals = 3

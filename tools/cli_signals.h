@@ -10,8 +10,8 @@
  * the write fails. */
 void cli_signals_prepare(void);
 
-/* From here on SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGXCPU (ulimit -t) are only noted, for a run that asks now and
- * then whether to stop, and then takes its temporaries away. */
+/* From here on SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU (ulimit -t) and SIGPIPE (nobody reads the messages) are only
+ * noted, for a run that asks now and then whether to stop, and then takes its temporaries away. */
 void cli_signals_catch(void);
 
 /* @return the number of the last signal that was noted; 0 if there was none. */

@@ -99,6 +99,8 @@ static int run(const cli_options *options) {
     trf_error err = {0};
     if (options->has_layout && !options->has_device)
         return cli_usage_error(cmd_verify.name, "--layout needs --device");
+    if (options->skip_extra && !options->against)
+        return cli_usage_error(cmd_verify.name, "--skip-extra needs --against");
     if (!options->has_device)
         return verify(options, NULL);
     cli_exit status = cli_open_device(options->device, &context);

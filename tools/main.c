@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse: the command line tool. Everything that it does, it does through transfuse.h. */
+#include "cli_messages.h"
 #include "cli_options.h"
 #include "cli_signals.h"
 #include "cli_suggest.h"
@@ -88,12 +89,12 @@ static int fail_unknown_command(const char *name) {
         return CLI_USAGE;
     }
     const char *near = cli_suggest(name, words);
-    char option[64];
+    char option[64], text[256];
     snprintf(option, sizeof option, "--%s", name);
     if (!near && name[0] && name[1]) /* 'version' */
         near = cli_suggest(option, kGeneralOptions);
-    fprintf(stderr, "transfuse: unknown command '%s'%s%s%s\n", name, near ? "; did you mean '" : "", near ? near : "",
-            near ? "'?" : "");
+    fprintf(stderr, "transfuse: unknown command '%s'%s%s%s\n", cli_printable(name, text, sizeof text),
+            near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
     if (!near) {
         fputs("Commands: ", stderr);
         for (int i = 0; i < kNumCommands; i++)
@@ -108,17 +109,23 @@ static int fail_unknown(const char *name) {
     if (name[0] != '-')
         return fail_unknown_command(name);
     const char *near = cli_suggest(name, kGeneralOptions);
-    fprintf(stderr, "transfuse: unknown option '%s'%s%s%s\nTry 'transfuse --help'.\n", name,
-            near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+    char text[256];
+    fprintf(stderr, "transfuse: unknown option '%s'%s%s%s\nTry 'transfuse --help'.\n",
+            cli_printable(name, text, sizeof text), near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
     return CLI_USAGE;
 }
 
-/* help [COMMAND] */
+static int fail_unexpected(const char *word, const char *argument) {
+    char text[256];
+    fprintf(stderr, "transfuse %s: unexpected argument '%s'\nTry 'transfuse --help'.\n", word,
+            cli_printable(argument, text, sizeof text));
+    return CLI_USAGE;
+}
+
+/* help [COMMAND], or --help for it */
 static int run_help(int argc, char **argv) {
-    if (argc > 2) {
-        fprintf(stderr, "transfuse help: unexpected argument '%s'\nTry 'transfuse --help'.\n", argv[2]);
-        return CLI_USAGE;
-    }
+    if (argc > 2)
+        return fail_unexpected(argv[0], argv[2]);
     const int is_general =
         argc < 2 || strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0;
     const cli_command *command = is_general ? NULL : find_command(argv[1]);
@@ -155,8 +162,10 @@ int main(int argc, char **argv) {
     if (strcmp(name, "help") == 0)
         return run_help(argc - 1, argv + 1);
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
-        return run_help(1, argv);
+        return run_help(argc - 1, argv + 1);
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        if (argc > 2)
+            return fail_unexpected(name, argv[2]);
         printf("transfuse %s\n", trf_version());
         return flush_stdout(CLI_OK);
     }

@@ -20,12 +20,12 @@
 #include "trf_packed_wgmma_sizes.h"
 #include "trf_tuning.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define TRF_TUNING_FORMAT "transfuse tuning"
+static const double kMostTime = 1e12; /* microseconds, eleven days: sums of larger ones could be infinite */
 enum {
     TRF_TUNING_VERSION = 2, /* 1 called "scale_groups" "groups" */
     TRF_MAX_TUNING_BYTES = 64 << 20
@@ -170,10 +170,12 @@ static trf_status read_point(const json_t *from, const trf_tuning_place *at, trf
     if (point->path == TRF_PATH_AUTO)
         return fail_batch(at, "'path' is not fused, wide, two-step, dense or packed", err);
     const json_t *times = json_object_get(from, "microseconds");
+    if (times && !json_is_object(times))
+        return fail_batch(at, "'microseconds' is not an object", err);
     for (int p = 0; p < TRF_TUNED_PATHS; p++) {
         const json_t *time = json_object_get(times, trf_path_name((trf_path)(p + 1)));
-        if (time && (!json_is_number(time) || !(json_number_value(time) > 0) || !isfinite(json_number_value(time))))
-            return fail_batch(at, "a time is not a positive number", err);
+        if (time && (!json_is_number(time) || !(json_number_value(time) > 0 && json_number_value(time) <= kMostTime)))
+            return fail_batch(at, "a time is not a positive number of at most 1e12", err);
         point->microseconds[p] = json_number_value(time);
     }
     return read_packed(from, at, point, err);

@@ -55,6 +55,19 @@ def check_status_without_library(binary):
         assert process.returncode == 128 + number, (number, process.returncode)
 
 
+def check_reader_that_ends(binary):
+    """If the reader of the messages ends, as head does, so does the command, and takes its temporary away."""
+    arguments = [binary, "compress", "small.safetensors", "-o", "result", "-v"]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    os.read(process.stderr.fileno(), 1)
+    process.stderr.close()
+    status = process.wait(timeout=200)
+    if status == 0:  # it had said all that it had to say
+        os.unlink("result")
+    else:
+        assert status == 128 + signal.SIGPIPE, status
+
+
 def wait_on_signal():
     """Runs in the new process: SIGTERM waits until it is unblocked, so that nothing else decides when it comes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -86,6 +99,7 @@ def main():
             stopped = any(interrupt([binary, *arguments, "-T", "1"], number, delay) for delay in DELAYS)
             assert stopped, f"{arguments}: never caught at work in {len(DELAYS)} tries"
     check_status_without_library(binary)
+    check_reader_that_ends(binary)
     for arguments in (
         ["extract", "compressed.safetensors", "big.weight", "-o", "result"],
         ["matmul", "layer.trf", "x.npy", "-o", "result"],

@@ -47,6 +47,14 @@ wrong '--store-only' compress in -o out --store-only --int8
 wrong '--store-only' compress in -o out --store-only --bits 4
 wrong '--store-only' compress in -o out --store-only --codec bf16
 wrong --skip-extra compress in -o out --skip-extra ''
+wrong 'needs --against' verify in --skip-extra '*.bin'
+wrong 'needs --device' verify in --layout plain
+wrong '--mode offload' bench --budget 1G
+wrong 'the same file' bench --json a --csv a
+wrong extra --version extra
+wrong extra --help compress extra
+wrong "unknown command '?[31mx'" "$(printf '\033[31mx')"
+wrong "argument '?[31mx'" verify in "$(printf '\033[31mx')"
 for when in '' Always sometimes; do
     wrong --progress compress in -o out --progress "$when"
 done

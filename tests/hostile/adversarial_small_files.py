@@ -156,7 +156,9 @@ def tuning_cases() -> Iterator[Case]:
         "cut_2_to_32": (with_point(packed={"kernel": "wgmma-128", "cut": 1 << 32}), FORMAT),
         "cut_negative": (with_point(packed={"kernel": "wgmma-128", "cut": -1}), FORMAT),
         "layer_twice": (tuning([LAYER, {**LAYER, "layout": "coded"}]), FORMAT),
-        "times_array": (with_point(microseconds=[1]), OK), "member_unknown": (tuning([], x=[{}]), OK),
+        "times_array": (with_point(microseconds=[1]), FORMAT), "times_text": (with_point(microseconds="1"), FORMAT),
+        "time_infinite_in_sums": (with_point(microseconds={"packed": 1e308}), FORMAT),
+        "time_of_days": (with_point(microseconds={"packed": 1e12}), OK), "member_unknown": (tuning([], x=[{}]), OK),
         "to_most": (with_point(to=(1 << 32) - 1), OK),
     }  # fmt: skip
     for name, (content, status) in table.items():

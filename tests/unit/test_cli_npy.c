@@ -113,6 +113,8 @@ static const npy_case kCases[] = {
     {"\1\0", "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }\n", 24, TRF_ERR_FORMAT, 0, 0},
     {"\1\0", "{'descr': '<f4', 'shape': (2, 3), }\n", 24, TRF_ERR_FORMAT, 0, 0},
     {"\1\0", "{'descr': '<f4', 'fortran_order': False, }\n", 24, TRF_ERR_FORMAT, 0, 0},
+    {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), 'shape': (1, 6)}\n", 24, TRF_ERR_FORMAT, 0, 0},
+    {"\1\0", "{'descr': '<f4', 'descr': '<f2', 'fortran_order': False, 'shape': (2, 3)}\n", 24, TRF_ERR_FORMAT, 0, 0},
     {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (), }\n", 4, TRF_ERR_FORMAT, 0, 0},
     {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2, 3), }\n", 24, TRF_ERR_FORMAT, 0, 0},
     {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, x), }\n", 24, TRF_ERR_FORMAT, 0, 0},

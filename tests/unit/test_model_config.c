@@ -306,7 +306,8 @@ END_TEST
 /* Compresses, and writes the compressed config in another layout and with a change. value: a new reference; NULL
  * deletes. */
 static void change(const char *name, const char *object, const char *key, json_t *value) {
-    static const char text[] = "{\"b\": 1e-05, \"a\": [1, 2], \"n\": 12345678901234567890}\n";
+    static const char text[] =
+        "{\"model_type\": \"llama\", \"b\": 1e-05, \"a\": [1, 2], \"n\": 12345678901234567890}\n";
     make_model(name, text, sizeof text - 1);
     compress_model(NULL);
     json_t *root = load_config(compressed), *changed = object ? json_object_get(root, object) : root;
@@ -362,6 +363,13 @@ static void check_lost(const char *what) {
 START_TEST(a_text_that_is_of_no_use_is_an_error) {
     change("useless", "quantization_config", "source_config", kUseless[_i] ? json_string(kUseless[_i]) : NULL);
     check_lost("has no source_config that could be restored");
+}
+END_TEST
+
+/* The sentence alone would come along, and nothing could load what was decompressed. */
+START_TEST(a_lost_marker_is_an_error) {
+    change("unmarked", NULL, "quantization_config", _i ? json_pack("{s: s}", "quant_method", "gptq") : NULL);
+    check_lost("says that the folder is compressed, and there is no quantization_config of transfuse");
 }
 END_TEST
 
@@ -467,6 +475,7 @@ int main(void) {
     tcase_add_test(tests, laid_out_anew_it_comes_back);
     tcase_add_loop_test(tests, changes_are_told_and_undone, 0, 2);
     tcase_add_loop_test(tests, a_text_that_is_of_no_use_is_an_error, 0, COUNT(kUseless));
+    tcase_add_loop_test(tests, a_lost_marker_is_an_error, 0, 2);
     tcase_add_test(tests, a_broken_config_is_an_error);
     tcase_add_test(tests, a_config_that_is_a_folder_is_carried_over);
     tcase_add_test(tests, another_source_is_found);

@@ -112,6 +112,10 @@ static const struct {
      TRF_ERR_FORMAT, "batches[1]: batches do not ascend"},
     {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\", \"microseconds\": {\"wide\": -1}}]}]}",
      TRF_ERR_FORMAT, "a time"},
+    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\", \"microseconds\": {\"wide\": 1e308}}]}]}",
+     TRF_ERR_FORMAT, "batches[0]: a time is not a positive number of at most 1e12"},
+    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\", \"microseconds\": [1]}]}]}", TRF_ERR_FORMAT,
+     "batches[0]: 'microseconds' is not an object"},
     {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\", \"microseconds\": {\"wide\": \"1\"}}]}]}",
      TRF_ERR_FORMAT, "a time"},
 };

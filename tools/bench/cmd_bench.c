@@ -8,6 +8,8 @@
 
 #include "transfuse/device_memory.h"
 
+#include <string.h>
+
 static const cli_option_id kOptions[] = {CLI_OPT_DEVICE,    CLI_OPT_LAYERS,     CLI_OPT_MIXTURE,
                                          CLI_OPT_ROUTES,    CLI_OPT_BATCH,      CLI_OPT_BENCH_CODECS,
                                          CLI_OPT_FAVOR,     CLI_OPT_BENCH_BITS, CLI_OPT_DISTRIBUTION,
@@ -101,6 +103,15 @@ static cli_exit check_mixtures(const cli_options *options) {
     return CLI_OK;
 }
 
+/* Options that other modes would ignore, and outputs of which the second would take the place of the first. */
+static cli_exit check_outputs(const cli_options *options) {
+    if (options->budget_bytes && options->mode != CLI_BENCH_OFFLOAD)
+        return cli_usage_error("bench", "--budget goes with --mode offload only");
+    if (options->json_file && options->csv_file && strcmp(options->json_file, options->csv_file) == 0)
+        return cli_usage_error("bench", "--json and --csv name the same file");
+    return CLI_OK;
+}
+
 /* Two modes have BF16 weights alone. */
 static cli_exit check_codecs(const cli_options *options) {
     const unsigned bf16 = 1u << CLI_BENCH_BF16, was_fp8 = 1u << CLI_BENCH_SCALED_FP8, codecs = options->bench_codecs;
@@ -134,6 +145,8 @@ static int run(const cli_options *given) {
         status = check_mixtures(&options);
     if (status == CLI_OK)
         status = check_codecs(&options);
+    if (status == CLI_OK)
+        status = check_outputs(&options);
     if (status == CLI_OK)
         status = complete_options(mode, &options);
     if (status != CLI_OK)

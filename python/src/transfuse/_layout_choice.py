@@ -7,7 +7,7 @@ import ctypes
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from transfuse import _structs as s
@@ -22,6 +22,7 @@ Batches: TypeAlias = "int | Sequence[int] | Mapping[int, float]"
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _NO_LAYER = 2**32 - 1
+_MOST_BYTES = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +80,11 @@ def read_memory(memory: int | str) -> int:
     ArgumentError
         It is no size.
     """
-    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+    if isinstance(memory, int) and not isinstance(memory, bool) and 0 < memory <= _MOST_BYTES:
         return memory
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", str(memory), re.IGNORECASE)
     unit = _UNITS.get(match[2].lower()) if match else None
-    if not match or unit is None or isinstance(memory, bool) or float(match[1]) <= 0:
+    if not match or unit is None or not isinstance(memory, str) or not 1 <= float(match[1]) * unit <= _MOST_BYTES:
         raise argument_error(f"memory is {memory!r}; it must be a number of bytes, or a size such as '80GB'")
     return int(float(match[1]) * unit)
 
@@ -96,18 +97,22 @@ def read_batches(batches: Batches) -> dict[int, float]:
     ArgumentError
         There are no batches, or one is below 1, or a share is not above 0.
     """
+    shares: list[tuple[object, object]]
     if isinstance(batches, Mapping):
-        shares = dict(batches)
+        shares = list(batches.items())
     else:
-        shares = dict.fromkeys([batches] if isinstance(batches, int) else list(batches), 1.0)
+        several = batches if isinstance(batches, Iterable) and not isinstance(batches, str) else [batches]
+        shares = [(batch, 1.0) for batch in several]
     if not shares:
         raise argument_error("batches is empty; it must have a number of rows")
-    for batch, share in shares.items():
+    found: dict[int, float] = {}
+    for batch, share in shares:
         if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 1 << 20:
             raise argument_error(f"batches has {batch!r}; it must have whole numbers from 1 to 1,048,576")
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < float("inf"):
             raise argument_error(f"the share of batch {batch} is {share!r}; it must be above 0")
-    return {batch: float(share) for batch, share in shares.items()}
+        found[batch] = float(share)
+    return found
 
 
 def choose_among(

@@ -92,6 +92,8 @@ class ConfigFields:
         There is no such layout.
     ArgumentError
         `memory` or `batches` is no size or no numbers.
+    DataError
+        `source_config` is no text.
     TypeError
         `exact` is not a bool, or there is no such argument, or `memory` is missing with "auto", or it or `batches` is
         given without it.
@@ -109,7 +111,8 @@ class ConfigFields:
         known = {"quant_method", *_ARGUMENTS, *_WRITTEN}
         others = {key: value for key, value in config_dict.items() if key not in known and "version" in config_dict}
         config = cls(**{key: value for key, value in config_dict.items() if key not in others})
-        config.__dict__.update(others)
+        # A file's key must not take the place of a method.
+        config.__dict__.update((key, value) for key, value in others.items() if not hasattr(config, key))
         unused = {}
         for key, value in kwargs.items():
             if hasattr(config, key):
@@ -150,6 +153,11 @@ class ConfigFields:
             known = ", ".join(map(repr, (*LAYOUTS, AUTO_LAYOUT)))
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"the layout {layout!r} is not known; there is {known}")
         _check_auto(layout, memory, batches)
+        if source_config is not None and not isinstance(source_config, str):
+            found = type(source_config).__name__
+            raise make_error(
+                Status.TRF_ERR_FORMAT, f"the quantization_config's source_config is a string, and not of type {found}"
+            )
         self.quant_method = METHOD
         self.exact, self.layout = exact, layout
         self.memory, self.batches = memory, batches

@@ -94,6 +94,25 @@ def refuse_compressed(path: Any, loader: str) -> None:
         )
 
 
+def refuse_elsewhere(file: str, index: Any) -> None:
+    """Raises DataError if an index, as transformers returns it, names files that are not beside it.
+
+    Parameters
+    ----------
+    file : str
+        A compressed file that the index led to.
+    index : dict or None
+        None if there is only one file.
+    """
+    for tensor, name in ((index or {}).get("weight_map") or {}).items():
+        if os.path.basename(name) != name:
+            raise make_error(
+                Status.TRF_ERR_FORMAT,
+                f"{file}: the index that leads here has {name!r} for tensor {tensor!r}, which is no name of a file "
+                "beside it",
+            )
+
+
 def _list_files(path: Any) -> list[Any]:
     if isinstance(path, (str, os.PathLike)) and os.path.isdir(path):
         return [os.path.join(path, name) for name in sorted(os.listdir(path))]

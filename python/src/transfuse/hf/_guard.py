@@ -34,6 +34,7 @@ from transfuse.hf._file_check import (
     is_marker,
     refuse_blobs,
     refuse_compressed,
+    refuse_elsewhere,
     refuse_other_method,
     refuse_state,
 )
@@ -234,6 +235,8 @@ def _make_resolve(original: Callable[..., Any]) -> Callable[..., Any]:
             raise _BeginAgain(loading, find_marker(compressed))
         elif not is_ours:
             raise refuse_other_method(compressed, loading.quantizer.quantization_config)
+        if compressed is not None:
+            refuse_elsewhere(compressed, files[1])
         return files
 
     return get_resolved_checkpoint_files

@@ -149,13 +149,18 @@ def read_headers(files: Sequence[str]) -> list[TensorInfo]:
     ArgumentError
         A file is no .safetensors file.
     NotFoundError, InputOutputError, DataError, UnsupportedError
-        A file is missing, cut, corrupt or of another version.
+        A file is missing, cut, corrupt or of another version, or two files have the same tensor.
     """
     tensors: dict[str, TensorInfo] = {}
     for path in files:
         if not str(path).endswith(".safetensors"):
             raise make_error(Status.TRF_ERR_ARGUMENT, f"{path}: compressed checkpoints are .safetensors files")
-        tensors.update((tensor.name, tensor) for tensor in info(path).tensors)
+        for tensor in info(path).tensors:
+            first = tensors.setdefault(tensor.name, tensor)
+            if first is not tensor:  # one of them would be left out, and nobody knows which
+                raise make_error(
+                    Status.TRF_ERR_FORMAT, f"{path}: tensor {tensor.name!r}: {first.file} has one of this name, too"
+                )
     return list(tensors.values())
 
 

@@ -23,6 +23,8 @@ SHOWN = 8
 _POOLER = re.compile(r"^pooler\.")
 _CROSS_ATTENTION = re.compile(r"cross_?att|encoder_attn")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
+_BLOCK = re.compile(r"^(.*?\.)?\*(?=\.)")
+_LAST_NORM = re.compile(r"^(ln_f|(final_)?(layer_?)?norm)\.(weight|bias)$")
 
 
 def check_missing(
@@ -105,15 +107,26 @@ def _find_holes(model: PreTrainedModel, expected: dict[str, Any], given: set[str
     base = [name for name in missing if not has_base or name.startswith(prefix)]
     if sum(expected[name].numel() for name in base) > sum(expected[name].numel() for name in given & expected.keys()):
         return missing
-    # A missing parameter is a hole if the files have others of its module, or the same one of another layer.
+    # A missing parameter is a hole if the files have others of its module, or of the list of blocks that it is in. The
+    # blocks of classes with one base differ only in whether they attend to an encoder.
     modules = {name.rpartition(".")[0] for name in given}
     kinds = {_NUMBER.sub(".*", name) for name in given}
-    embeddings = _input_names(model)
+    blocks = {_find_block(name) for name in given} - {None}
+    ends = _input_names(model) | {name for name in base if _LAST_NORM.search(name.removeprefix(prefix))}
     return [
         name
         for name in base
-        if name.rpartition(".")[0] in modules or _NUMBER.sub(".*", name) in kinds or name in embeddings
+        if name.rpartition(".")[0] in modules
+        or _NUMBER.sub(".*", name) in kinds
+        or (_find_block(name) in blocks and not _CROSS_ATTENTION.search(name))
+        or name in ends
     ]
+
+
+def _find_block(name: str) -> str | None:
+    """Returns the outermost list of like blocks that a parameter is in, such as "model.layers.*"."""
+    found = _BLOCK.match(_NUMBER.sub(".*", name))
+    return found[0] if found else None
 
 
 def _input_names(model: PreTrainedModel) -> set[str]:

@@ -91,12 +91,12 @@ def test_a_tuning_counts(model: Path, tmp_path: Path) -> None:
 
 def test_sizes_and_batches() -> None:
     assert [read_memory(size) for size in ("80GB", "80G", "1.5 GiB", 7)] == [8 * 10**10, 8 * 10**10, 3 << 29, 7]
-    sizes: list[Any] = ["80 pounds", "", "0", 0, -1, True, "-1GB"]
+    sizes: list[Any] = ["80 pounds", "", "0", 0, -1, True, "-1GB", "9" * 400 + "GB", 2**63, "0.5", [], None]
     for size in sizes:
         with pytest.raises(transfuse.ArgumentError, match="memory is"):
             read_memory(size)
     assert read_batches([1, 32]) == {1: 1, 32: 1} and read_batches({8: 0.5}) == {8: 0.5}
-    wrong: list[Any] = [[], 0, [1, -1], {1: 0}, {1: float("nan")}, True]
+    wrong: list[Any] = [[], 0, [1, -1], {1: 0}, {1: float("nan")}, True, 1.5, "1", [[1]], {"1": 1}, None]
     for batches in wrong:
         with pytest.raises(transfuse.ArgumentError):
             read_batches(batches)

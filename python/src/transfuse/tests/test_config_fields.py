@@ -65,6 +65,17 @@ def test_unknown_keys_of_files() -> None:
     assert "stored" not in AutoQuantizationConfig.from_dict(dict(WRITTEN)).to_dict()
 
 
+def test_hostile_keys_of_files() -> None:
+    """None takes the place of a method, and a text is a text."""
+    config = AutoQuantizationConfig.from_dict({**WRITTEN, "to_dict": "x", "check_loadable": None, "__class__": 1})
+    config.check_loadable()
+    assert config.to_dict() == WRITTEN and type(config) is transfuse.TransfuseConfig
+    texts: list[Any] = [5, [], {}, True]
+    for text in texts:
+        with pytest.raises(transfuse.DataError, match="source_config is a string, and not of type"):
+            AutoQuantizationConfig.from_dict({**WRITTEN, "source_config": text})
+
+
 def test_unused_arguments() -> None:
     config, unused = transfuse.TransfuseConfig.from_dict(
         dict(WRITTEN), return_unused_kwargs=True, layout="plain", other=1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -501,3 +502,32 @@ for kind, folder in {[(kind, str(path)) for kind, path in calls]!r}:
     environment = {**os.environ, "TRANSFUSE_NO_HOOK": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.count("stopped:") == done.stdout.count(NEEDS_TRANSFUSE) == len(calls)
+
+
+# ---- indexes ----
+
+
+def test_index_that_leads_elsewhere(tmp_path: Path) -> None:
+    _, compressed = make(tmp_path, "LlamaForCausalLM", max_shard_size="100KB")
+    index = compressed / "model.safetensors.index.json"
+    text = index.read_text()
+    shard = sorted(json.loads(text)["weight_map"].values())[0]
+    (tmp_path / shard).write_bytes((compressed / shard).read_bytes())
+    assert count_compressed(LLAMA.from_pretrained(compressed)) > 3
+    for elsewhere in (f"../{shard}", str(tmp_path / shard)):
+        index.write_text(text.replace(f'"{shard}"', json.dumps(elsewhere)))
+        with pytest.raises(transfuse.DataError, match=f"{re.escape(elsewhere)}.*no name of a file beside it"):
+            LLAMA.from_pretrained(compressed)
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_tensor_in_two_files(tmp_path: Path, is_dense: bool) -> None:
+    """The framework would take the last one."""
+    source, compressed = make(tmp_path, "LlamaForCausalLM", max_shard_size="100KB")
+    first, last, *_ = sorted(path.name for path in compressed.glob("*.safetensors"))
+    tensors = load_file((source if is_dense else compressed) / first)
+    name = next(name for name in tensors if "layers" in name and name.endswith("weight" if is_dense else "weight_trf"))
+    others = load_file(compressed / last)
+    save_file({**others, name: tensors[name]}, compressed / last, {"format": "pt"})
+    with pytest.raises(transfuse.DataError, match=f"{last}: tensor '{name.removesuffix('_trf')}': .*{first} has one"):
+        LLAMA.from_pretrained(compressed)

@@ -372,6 +372,9 @@ def test_folder_of_shards(tmp_path: Path) -> None:
     assert sorted(name for name, _ in found[:2]) == sorted(first) and found[2][0] == "norm.weight"
     for name, tensor in found:
         assert same_bits(copied(tensor), {**first, **second}[name])
+    save_file({**second, "a.weight": normal(300, 300)}, target / names[1])
+    with pytest.raises(transfuse.DataError, match=rf"{names[1]}: tensor 'a.weight': .*{names[0]} has one of this name"):
+        list(_lazy_weight.iterate_dense([str(target / name) for name in names]))
 
 
 def test_cut_columns_have_the_strides_that_they_say(lazy: dict[str, Tensor], dense: dict[str, Tensor]) -> None:

@@ -166,6 +166,17 @@ def test_other_numbers_of_layers(tmp_path: Path) -> None:
             getattr(transformers, name).from_pretrained(folder / "trf", num_hidden_layers=3)
 
 
+@pytest.mark.parametrize("lost", ["self_attn.k_proj", "mlp.", "model.norm"])
+def test_part_that_no_layer_has(tmp_path: Path, lost: str) -> None:
+    """A class that the checkpoint was not made of may draw its head, but nothing of what it shares with that one."""
+    folder = make(tmp_path, "LlamaForCausalLM")
+    file = folder / "trf" / "model.safetensors"
+    save_file({name: each for name, each in load_file(file).items() if lost not in name}, file, {"format": "pt"})
+    for name in ("AutoModel", "LlamaForSequenceClassification"):
+        with pytest.raises(ValueError, match=rf"no file gives .*{re.escape(lost.removeprefix('model.'))}"):
+            getattr(transformers, name).from_pretrained(folder / "trf")
+
+
 def test_models_made_of_two(tmp_path: Path) -> None:
     """A decoder gets attention to the encoder, drawn at random; the bias of its head keeps its length when tied."""
     folder = make(tmp_path, "BertForMaskedLM")

@@ -406,18 +406,27 @@ def iterate_dense(
     Raises
     ------
     TransfuseError
-        A file cannot be opened.
+        A file cannot be opened, or has a tensor that a file before it has, too.
     """
     from safetensors import safe_open
+
+    owners: dict[str, str] = {}
+
+    def take(name: str, path: str) -> bool:
+        if owners.setdefault(name, path) != path:  # one of them would overwrite the other
+            raise make_error(
+                Status.TRF_ERR_FORMAT, f"{path}: tensor {name!r}: {owners[name]} has one of this name, too"
+            )
+        return not skip(name)
 
     for path in files:
         with safe_open(path, framework="pt") as dense:
             if not is_file_compressed(path):
                 for name in dense.keys():
-                    if not skip(name):
+                    if take(name, path):
                         yield name, dense.get_tensor(name)
                 continue
             checkpoint = Checkpoint(path)  # lazy weights hold it open
             for name, info in checkpoint.tensors.items():
-                if not skip(name):
+                if take(name, path):
                     yield name, LazyWeight(checkpoint, info) if info.compressed else dense.get_tensor(name)
