@@ -32,8 +32,8 @@ macro(trf_map_paths folder name)
     add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:${map}>" "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${map}>")
 endmacro()
 
-# The same for device code: nvcc names what stands in an anonymous namespace by the full path of its file, which it tells
-# its front end by an option that comes once more here, last, and without the folder. To be called with full paths.
+# The same for device code: nvcc names what stands in an anonymous namespace by the full path of its file. It tells its
+# front end that path by an option, which comes once more here, last, and without the folder. Takes full paths.
 function(trf_map_device_sources)
     if(NOT CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA")
         return()
