@@ -32,6 +32,25 @@ macro(trf_map_paths folder name)
     add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:${map}>" "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${map}>")
 endmacro()
 
+# The same for device code: nvcc names what stands in an anonymous namespace by the full path of its file. It tells its
+# front end that path by an option, which comes once more here, last, and without the folder. Takes full paths.
+function(trf_map_device_sources)
+    if(NOT CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA")
+        return()
+    endif()
+    include(CheckCompilerFlag)
+    check_compiler_flag(CUDA -Xcudafe=--orig_src_path_name=transfuse/check.cu TRF_NVCC_TAKES_PATH_NAME)
+    if(NOT TRF_NVCC_TAKES_PATH_NAME)
+        message(STATUS "transfuse: with this nvcc the wheel's bytes depend on the folder of the sources")
+        return()
+    endif()
+    foreach(source IN LISTS ARGN)
+        file(RELATIVE_PATH name "${PROJECT_SOURCE_DIR}" "${source}")
+        set_property(SOURCE "${source}" APPEND PROPERTY
+            COMPILE_OPTIONS "-Xcudafe=--orig_src_path_name=transfuse/${name}")
+    endforeach()
+endfunction()
+
 # Library, command and torch ops go into the package, where _library.py, _command.py and torch/_ops_library.py look for
 # them. A wheel has no symbolic links, so that the library is one file, by the name under which the others need it.
 # Beside the package comes a file that Python reads at each start (python/src/transfuse/_hook.py).

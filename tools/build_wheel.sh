@@ -76,8 +76,11 @@ collect_notices() {
 # One library that the command and the ops share, and nothing that the wheel should have brought along.
 check_wheel() {
     "$system_python" -m venv --clear "$work/try"
+    (venv=$work/try && pip_install_pins numpy tools/wheel_try_requirements.txt) || die "pip could not install NumPy"
     quietly "pip install" "$work/try.log" \
-        "$work/try/bin/python" -m pip install --disable-pip-version-check --no-input "$1"
+        "$work/try/bin/python" -m pip install --disable-pip-version-check --no-input --no-index --no-deps "$1"
+    "$work/try/bin/python" -m pip check --disable-pip-version-check ||
+        die "$1 asks for more than tools/wheel_try_requirements.in has"
     package=$("$work/try/bin/python" -c 'import transfuse; print(transfuse.__path__[0])')
     [ "$(find "$package" "$package.libs" -name 'libtransfuse.so*' | wc -l)" -eq 1 ] ||
         die "the wheel has another number of libtransfuse.so than one"
