@@ -75,6 +75,10 @@ static void check_rows(const trf_layer *layer, uint32_t first, uint32_t cols, tr
             EXPECT(decode_crossing(&host->view, &crossing, &target));
             const trf_row_crossing bare = trf_row_crossing_of(&host->view, crossing.tile, r, s);
             EXPECT(bare.coded_cols == crossing.coded_cols && bare.index == crossing.index);
+            const uint32_t begin = s * header->slab_cols, left = header->cols - begin;
+            EXPECT(bare.tile.col + bare.col == begin);
+            EXPECT(bare.cols == (left < header->slab_cols ? left : header->slab_cols));
+            EXPECT(trf_row_is_wanted(&bare, &target) == (begin < first + cols && begin + bare.cols > first));
             EXPECT(!bare.stored && !bare.raw && !bare.rans_streams && !bare.rans_bytes);
         }
         for (uint32_t c = 0; c < cols; c++)
@@ -215,7 +219,7 @@ START_TEST(corrupt_rans_streams) {
 }
 END_TEST
 
-/* A slab's raw bits end before its streams begin, and these in the layer's memory. */
+/* A slab's raw bits end before its streams begin, and these in the layer's memory, unless nobody wants its columns. */
 START_TEST(crossings_that_reach_too_far) {
     test_rng rng = {9};
     uint16_t *weights = malloc(2 * 64 * 256), row[256];
@@ -226,6 +230,7 @@ START_TEST(crossings_that_reach_too_far) {
     trf_error err;
     test_fill_normal(&rng, weights, TRF_DTYPE_BF16, 64 * 256, 0.02);
     trf_encode_options_init(&options);
+    options.slab_cols = 128;
     const trf_matrix matrix = test_matrix(weights, TRF_DTYPE_BF16, 64, 256);
     ck_assert_int_eq(trf_encode_layer(&matrix, &options, &blob, &bytes, NULL, &err), TRF_OK);
     ck_assert_int_eq(trf_layer_from_memory(blob, bytes, &layer, &err), TRF_OK);
@@ -244,6 +249,11 @@ START_TEST(crossings_that_reach_too_far) {
     EXPECT(decode_crossing(&host->view, &sound, &target));
     host->view.buffer_bytes--;
     EXPECT(!decode_crossing(&host->view, &sound, &target));
+    const trf_row_target beside = {.to = row, .col = 128, .cols = 128, .as = TRF_DECODE_ELEMENTS, .weight_bytes = 2};
+    memset(row, UNTOUCHED, sizeof row);
+    EXPECT(!trf_row_is_wanted(&sound, &beside) && decode_crossing(&host->view, &sound, &beside));
+    for (uint32_t col = 0; col < 256; col++)
+        EXPECT(row[col] == 0x101 * UNTOUCHED);
     host_view_free(host);
     trf_layer_free(layer);
     free(blob);
