@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -109,7 +110,7 @@ def read_batches(batches: Batches) -> dict[int, float]:
     for batch, share in shares:
         if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 1 << 20:
             raise argument_error(f"batches has {batch!r}; it must have whole numbers from 1 to 1,048,576")
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < float("inf"):
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= sys.float_info.max:
             raise argument_error(f"the share of batch {batch} is {share!r}; it must be above 0")
         found[batch] = float(share)
     return found

@@ -96,7 +96,8 @@ def test_sizes_and_batches() -> None:
         with pytest.raises(transfuse.ArgumentError, match="memory is"):
             read_memory(size)
     assert read_batches([1, 32]) == {1: 1, 32: 1} and read_batches({8: 0.5}) == {8: 0.5}
-    wrong: list[Any] = [[], 0, [1, -1], {1: 0}, {1: float("nan")}, True, 1.5, "1", [[1]], {"1": 1}, None]
+    shares: list[Any] = [0, float("nan"), float("inf"), 10**400, True, "1", None]
+    wrong: list[Any] = [[], 0, [1, -1], True, 1.5, "1", [[1]], {"1": 1}, None, *({1: share} for share in shares)]
     for batches in wrong:
         with pytest.raises(transfuse.ArgumentError):
             read_batches(batches)
