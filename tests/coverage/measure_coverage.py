@@ -50,7 +50,7 @@ UNIT_TESTS = """
     blob_tiles blob_validate checkpoint checkpoint_failures checkpoint_folder checkpoint_index
     checkpoint_no_memory checksum coded_product_warp data_checksum decode decode_choice decode_edges_warp
     device_packed8_layer device_packed_layer device_plain device_verify divisor edge_warp find_fp8_warp
-    fp8_checkpoint fragment_write golden integrity_warp lane layer_on_cpu matmul model_config no_threads
+    fp8_checkpoint fragment_write golden integrity_warp lane layer_on_cpu limits matmul model_config no_threads
     pack_coded_experts_warp pack_coded_warp packed packed8 packed8_validate packed_form packed_validate
     plain_head row_reader safetensors scaled_fp8 slab_directory warp_walk
 """.split()
