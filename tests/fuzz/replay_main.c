@@ -10,6 +10,8 @@
  * of time (30). Nothing tells which mutants reach new code, as libFuzzer does; this is for targets that would take long
  * to compile for it. FILE holds the input that is being tried, and is there afterwards only if that failed. */
 #define _XOPEN_SOURCE 700
+#include "common/test_weights.h"
+
 #include <ftw.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -35,7 +37,7 @@ typedef struct stored_input {
 static stored_input *stored_inputs;
 static unsigned long stored_count, replayed_count, mutants_count;
 static int keep_inputs;
-static uint64_t random_state;
+static test_rng rng;
 
 /* ---- replaying ---- */
 
@@ -85,13 +87,7 @@ static int replay_file(const char *path, const struct stat *info, int kind, stru
 
 /* ---- mutating ---- */
 
-/* @return a random number below n, which is not 0 (xorshift64*, Marsaglia 2003 and Vigna 2016). */
-static size_t below(size_t n) {
-    random_state ^= random_state >> 12;
-    random_state ^= random_state << 25;
-    random_state ^= random_state >> 27;
-    return (size_t)((random_state * 0x2545F4914F6CDD1D >> 16) % n);
-}
+static size_t below(size_t n) { return test_below(&rng, (uint32_t)n); }
 
 /* Puts count bytes at a place, behind which the others move; those for which there is no room are lost.
  * @return the new size. from does not overlap data. */
@@ -174,7 +170,7 @@ static void try_mutants(const char *path) {
     FILE *kept = fopen(path, "wb");
     if (!kept)
         fail(path);
-    random_state = (uint64_t)(begin * 1e9) | 1;
+    rng.state = (uint64_t)(begin * 1e9);
     while (now() - begin < seconds)
         try_mutant(kept);
     fclose(kept);
