@@ -94,6 +94,11 @@ def refuse_compressed(path: Any, loader: str) -> None:
         )
 
 
+def refuse_second(path: Any, name: str, first: Any) -> Exception:
+    """Returns the error of a file that has a tensor which a file before it has, too: one of them would be left out."""
+    return make_error(Status.TRF_ERR_FORMAT, f"{path}: tensor {name!r}: {first} has one of this name, too")
+
+
 def refuse_elsewhere(file: str, index: Any) -> None:
     """Raises DataError if an index, as transformers returns it, names files that are not beside it.
 

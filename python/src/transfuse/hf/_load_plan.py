@@ -25,7 +25,7 @@ from transfuse._checkpoint import TensorInfo, info
 from transfuse._errors import Status, UnsupportedError, make_error
 from transfuse._memory_need import layer_packed_bytes
 from transfuse.hf._expert_parts import CannotTake, find_packing_reason, sort_experts
-from transfuse.hf._file_check import SUFFIX
+from transfuse.hf._file_check import SUFFIX, refuse_second
 from transfuse.hf._module_kinds import find_taker, reject_dtype
 from transfuse.hf._name_check import check_missing, raise_unfit
 from transfuse.hf._weight_users import find_padding_clearer, find_weight_user
@@ -157,10 +157,8 @@ def read_headers(files: Sequence[str]) -> list[TensorInfo]:
             raise make_error(Status.TRF_ERR_ARGUMENT, f"{path}: compressed checkpoints are .safetensors files")
         for tensor in info(path).tensors:
             first = tensors.setdefault(tensor.name, tensor)
-            if first is not tensor:  # one of them would be left out, and nobody knows which
-                raise make_error(
-                    Status.TRF_ERR_FORMAT, f"{path}: tensor {tensor.name!r}: {first.file} has one of this name, too"
-                )
+            if first is not tensor:
+                raise refuse_second(path, tensor.name, first.file)
     return list(tensors.values())
 
 

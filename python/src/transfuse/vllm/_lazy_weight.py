@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from transfuse._checkpoint import TensorInfo
 from transfuse._errors import Status, TransfuseError, make_error
 from transfuse._memory_need import is_bf16_layer, is_scaled_fp8
-from transfuse.hf._file_check import find_compressed
+from transfuse.hf._file_check import find_compressed, refuse_second
 from transfuse.hf._file_check import is_compressed as is_file_compressed
 from transfuse.torch import _ops
 from transfuse.torch._dtypes import TORCH_DTYPES
@@ -413,10 +413,8 @@ def iterate_dense(
     owners: dict[str, str] = {}
 
     def take(name: str, path: str) -> bool:
-        if owners.setdefault(name, path) != path:  # one of them would overwrite the other
-            raise make_error(
-                Status.TRF_ERR_FORMAT, f"{path}: tensor {name!r}: {owners[name]} has one of this name, too"
-            )
+        if owners.setdefault(name, path) != path:
+            raise refuse_second(path, name, owners[name])
         return not skip(name)
 
     for path in files:
