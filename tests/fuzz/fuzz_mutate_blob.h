@@ -129,19 +129,19 @@ static void fuzz_change_tile(fuzz_mutation *m) {
     fuzz_change_streams(m, tile + location.rans_streams, location.end - location.rans_streams);
 }
 
-/* Swaps the data of two tiles of one size. */
+/* Swaps the data of two tiles of one size. The metadata are copied: they may lie in the data that they point to. */
 static void fuzz_swap_tiles(fuzz_mutation *m) {
     const trf_header *header = (const trf_header *)m->blob;
     const trf_tile_meta *metas = (const trf_tile_meta *)(m->blob + TRF_TILES_OFFSET);
     const uint64_t tiles = (uint64_t)header->num_tile_rows * header->num_tile_cols;
-    const trf_tile_meta *a = &metas[fuzz_below(m, tiles)], *b = &metas[fuzz_below(m, tiles)];
-    if (a == b || a->data_size != b->data_size || a->data_offset > m->size || b->data_offset > m->size ||
-        a->data_size > m->size - a->data_offset || b->data_size > m->size - b->data_offset)
+    const trf_tile_meta a = metas[fuzz_below(m, tiles)], b = metas[fuzz_below(m, tiles)];
+    if (a.data_size != b.data_size || a.data_offset > m->size || b.data_offset > m->size ||
+        a.data_size > m->size - a.data_offset || b.data_size > m->size - b.data_offset)
         return;
-    for (uint64_t i = 0; i < a->data_size; i++) {
-        const uint8_t byte = m->blob[a->data_offset + i];
-        m->blob[a->data_offset + i] = m->blob[b->data_offset + i];
-        m->blob[b->data_offset + i] = byte;
+    for (uint64_t i = 0; i < a.data_size; i++) {
+        const uint8_t byte = m->blob[a.data_offset + i];
+        m->blob[a.data_offset + i] = m->blob[b.data_offset + i];
+        m->blob[b.data_offset + i] = byte;
     }
 }
 
