@@ -65,7 +65,7 @@ int gpu_call_queue(const gpu_calls *calls, int call, const char *what);
 /* Times of an intact layer's calls, and the calls of its mutants that took the longest in comparison. */
 typedef struct gpu_call_times {
     float least[GPU_CALLS];     /* in milliseconds; negative if there is no such call */
-    float one_slab[GPU_CALLS];  /* those of a sound slab whose weights are all exceptions; 0 if not measured */
+    float full_slab[GPU_CALLS]; /* the longest of sound layers with a slab full of exceptions; 0 if not measured */
     uint64_t calls, over_twice; /* of mutants; those of them that took over twice an intact layer's time */
     float most;                 /* how many times as long as the intact layer's */
     char slowest[384];
@@ -74,8 +74,8 @@ typedef struct gpu_call_times {
 /* Measures an intact layer's calls; with TRF_TEST_QUICK nothing is timed. what: for messages. */
 gpu_call_times gpu_call_times_of(const gpu_calls *intact, const char *what);
 
-/* Makes all calls of a mutant, and expects of each at most twice the time of the intact layer's, or of times->one_slab:
- * a corrupt slab may say that all of its weights are exceptions, as a sound one may. With TRF_TEST_QUICK
+/* Makes all calls of a mutant, and expects of each at most twice the time of the intact layer's, or times->full_slab:
+ * a corrupt slab may say that it is full of exceptions, as a sound one may be. With TRF_TEST_QUICK
  * nothing is timed, and the device is waited for after each call, so that messages name the one that failed. */
 void gpu_call_all(const gpu_calls *intact, const gpu_calls *mutant, gpu_call_times *times, const char *what);
 
