@@ -20,6 +20,8 @@ TOOLS = ("clang-tidy-14", "clang-tidy")
 VERSION = 14
 # Assertions say what a function may rely on. The compiler's own warnings are its own business (gcc has its -Werror).
 _ARGUMENTS = ("--quiet", "--extra-arg=-UNDEBUG", "--extra-arg=-w")
+# The analyzer's graph of a function has at most so many nodes, for 225,000 by default: a third of the time.
+_ARGUMENTS += tuple(f"--extra-arg={word}" for word in ("-Xclang", "-analyzer-config", "-Xclang", "max-nodes=60000"))
 
 
 def find_tool() -> tuple[str, str] | None:
