@@ -27,10 +27,15 @@ from transfuse.torch._registry import Keeping, assemble_rows, device_index, fit_
 _WHOLE = (0, 0, 0, 0)
 
 
+class _Handle(ctypes.c_void_p):
+    """The library's `trf_checkpoint`. It is closed when the last reference to it goes, which calls on it hold, too."""
+
+
 class Checkpoint:
     """A checkpoint that is open for loading: a ``.safetensors`` file, an index, a folder, or a ``.trf`` file.
 
-    It must be closed, which `with` does. Several threads may load from it at once.
+    It must be closed, which `with` does. Several threads may load from it at once; what still loads when it is closed
+    goes on to its end.
 
     Raises
     ------
@@ -39,21 +44,24 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        handle = ctypes.c_void_p()
+        handle = _Handle()
         library_call("trf_checkpoint_open", encode_path(path), ctypes.byref(handle))
-        self._handle: ctypes.c_void_p | None = handle
-        self._close = weakref.finalize(self, library().trf_checkpoint_close, handle)
+        # At the end of the process all memory is freed anyway, and threads may still load.
+        close = library().trf_checkpoint_close
+        weakref.finalize(handle, close, ctypes.c_void_p(handle.value)).atexit = False
+        self._handle: _Handle | None = handle
 
     @functools.cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """The tensors in it, by the source's names."""
-        count = library().trf_checkpoint_num_tensors(self.handle)
-        found = [read_tensor_info(self.handle, index) for index in range(count)]
+        handle = self.handle
+        count = library().trf_checkpoint_num_tensors(handle)
+        found = [read_tensor_info(handle, index) for index in range(count)]
         return {tensor.name: tensor for tensor in found}
 
     @property
     def handle(self) -> ctypes.c_void_p:
-        """The library's `trf_checkpoint`."""
+        """The library's `trf_checkpoint`, which stays open as long as somebody holds it."""
         if self._handle is None:
             raise ValueError(f"the checkpoint {self.path} is closed")
         return self._handle
@@ -61,7 +69,6 @@ class Checkpoint:
     def close(self) -> None:
         """Closes it; tensors that were loaded stay."""
         self._handle = None
-        self._close()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -147,6 +154,9 @@ def _check_range(wanted: tuple[int, int] | None, what: str) -> Sequence[int]:
     """Returns a range as the library takes it. A count of 0, which means all that follows there, is refused here."""
     if wanted is None:
         return _WHOLE[:2]
+    is_pair = isinstance(wanted, (tuple, list)) and len(wanted) == 2
+    if not is_pair or any(isinstance(number, bool) or not isinstance(number, int) for number in wanted):
+        raise TypeError(f"{what} must be two ints, the first one and a count; this is {wanted!r}")
     first, count = wanted
     if not (0 <= first < 2**32 and 0 < count < 2**32):
         raise make_error(Status.TRF_ERR_ARGUMENT, f"{what} must be the first one and a count from 1; this is {wanted}")
