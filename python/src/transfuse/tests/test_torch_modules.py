@@ -368,6 +368,9 @@ def test_wrong_state_dicts_are_refused() -> None:
             with pytest.raises(RuntimeError, match=f'"weight": .*{words}'):
                 layer.load_state_dict({"weight": weight, "bias": linear.bias}, assign=assign)
             assert same_bits(layer.weight, blob) and same_bits(layer.decode_weight(), linear.weight)
+    with pytest.raises(RuntimeError, match='"weight": .*on the meta device in the state dict'):
+        layer.load_state_dict({"weight": blob.to("meta"), "bias": linear.bias})
+    assert same_bits(layer.weight, blob) and same_bits(layer.decode_weight(), linear.weight)
     with pytest.raises(RuntimeError, match='Missing key.*"weight"'):
         layer.load_state_dict({"bias": linear.bias})
     with pytest.raises(RuntimeError, match='Unexpected key.*"scale"'):

@@ -119,6 +119,14 @@ def test_wherever_the_weights_lie(device: str) -> None:
     whole = make_bf16(300, 530, device)
     for weight in (whole[:, 3:515], whole[7:, :], whole[::3, 1:], whole.T, whole[:1].expand(40, 530), whole[:, :1]):
         assert_is_layer_of(tt.pack(weight), weight)
+    weight = make_bf16(48, 64, device)
+    negated = torch._neg_view(weight)  # memory has the other signs
+    assert_is_layer_of(tt.pack(negated), -weight)
+    packed = tt.pack(weight)
+    tt.repack(packed, negated)
+    assert_is_layer_of(packed, -weight)
+    (expert,) = tt.container_buffers(tt.pack_experts(negated[None], interleave=False))
+    assert torch.equal(bits_of(tt.decode(expert, 48, 64, torch.bfloat16)), bits_of(-weight))
 
 
 @pytest.mark.parametrize("device", DEVICES)

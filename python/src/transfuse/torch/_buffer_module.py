@@ -259,6 +259,8 @@ class BufferModule(nn.Module):
             setattr(self, name, as_parameter(taken))
         elif parameter.is_meta or not is_buffer(blob):
             self._take_buffer(name, blob)
+        elif blob.is_meta:
+            raise ValueError(f"{name} of {self.describe()} is on the meta device in the state dict: it has no bytes")
         else:
             # It gets memory of its own: if a blob is overwritten in place, it is not the one that was adopted.
             fresh = blob.detach().to(parameter.device, copy=True, memory_format=torch.contiguous_format)

@@ -49,6 +49,9 @@ def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
         raise TypeError(f"weight must be a torch.Tensor, not {type(weight).__name__}")
     if weight.dtype not in _DTYPES:
         raise ValueError(f"weight is of {weight.dtype}; codecs take {', '.join(str(dtype) for dtype in _DTYPES)}")
+    if weight.layout is not torch.strided or weight.is_nested or weight.is_meta:
+        found = "nested" if weight.is_nested else "on the meta device" if weight.is_meta else weight.layout
+        raise ValueError(f"weight must be dense and in memory; this is {found}")
     return _tensor_of(Layer.encode(_array_of(weight), dtype=_DTYPES[weight.dtype][0], **options))
 
 
@@ -59,7 +62,7 @@ def encode_like(weight: torch.Tensor, info: LayerInfo) -> torch.Tensor:
 
 def _array_of(weight: torch.Tensor) -> npt.NDArray[Any]:
     bits = _DTYPES[weight.dtype][1]
-    array = weight.detach().cpu().contiguous()
+    array = weight.detach().cpu().resolve_neg().contiguous()
     return (array.view(bits) if bits else array).numpy()
 
 

@@ -427,7 +427,7 @@ def _describe(weight: torch.Tensor) -> tuple[int, torch.Tensor, s.DeviceMatrixSt
             f"weight must be a bfloat16 matrix that has weights; this is {weight.dtype} of shape {tuple(weight.shape)}"
         )
     device = device_index(weight.device)
-    dense = weight.detach()
+    dense = weight.detach().resolve_neg()  # a view may have signs that are not those in memory
     if (dense.stride(1) != 1 and dense.shape[1] > 1) or (dense.stride(0) < dense.shape[1] and dense.shape[0] > 1):
         dense = dense.contiguous()
     rows, cols = dense.shape

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from transfuse._errors import Status, argument_error, make_error
 from transfuse.torch._experts import find_experts_obstacle, get_expert_names
@@ -81,13 +82,16 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 def _memory_of(tensor: Tensor) -> object:
     """Returns a key that is equal for two parameters if they are the same memory."""
-    if tensor.is_meta or type(tensor.data) is not Tensor or tensor.numel() == 0:
+    if is_lazy(tensor) or tensor.is_meta or type(tensor.data) is not Tensor or tensor.layout is not torch.strided:
+        return id(tensor)
+    if tensor.numel() == 0:
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def count_bytes(model: nn.Module) -> int:
-    tensors = {_memory_of(t): t for part in (model.parameters(), model.buffers()) for t in part}
+    """Returns the bytes of a model's parameters and buffers; those that lazy modules are still to make have none."""
+    tensors = {_memory_of(t): t for part in (model.parameters(), model.buffers()) for t in part if not is_lazy(t)}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -112,6 +116,10 @@ def _find_module_obstacle(module: nn.Linear | nn.Embedding, parent: nn.Module | 
         return f"the {type(parent).__name__} above reads it itself"
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "the embedding has a max_norm, which changes weights while they are read"
+    linear = isinstance(module, nn.Linear)
+    shape = (module.out_features, module.in_features) if linear else (module.num_embeddings, module.embedding_dim)
+    if tuple(module.weight.shape) != shape:
+        return f"its shape is {list(module.weight.shape)}, and the module says {list(shape)}"
     return _find_state_obstacle(module)
 
 
@@ -122,6 +130,8 @@ def _find_state_obstacle(module: nn.Module) -> str | None:
             return f"it is a {type(weight.data).__name__}"
         if weight is not None and weight.is_meta:
             return "it is on the meta device"
+        if weight is not None and weight.layout is not torch.strided:
+            return f"its layout is {weight.layout}"
     if "forward" in module.__dict__:
         return "the module's forward was replaced"
     if any(getattr(module, hooks, None) for hooks in _HOOKS):
@@ -152,7 +162,7 @@ def _is_widened_bf16(weight: Tensor) -> bool:
 
     Signaling NaNs do not come back as they were, since they are made quiet.
     """
-    bits = weight.detach().view(torch.int32)
+    bits = weight.detach().resolve_neg().view(torch.int32)
     rows = max(1, _WEIGHTS_AT_ONCE // max(1, weight[0].numel()))
     for part in bits.split(rows):
         signaling = ((part & 0x7FC00000) == 0x7F800000) & ((part & 0x003FFFFF) != 0)
@@ -198,13 +208,13 @@ def _collect(model: nn.Module, codec: str) -> tuple[list[Weight], dict[str, str]
             continue
         obstacle = _find_module_obstacle(module, parent)
         parameter = module._parameters.get("weight")
-        if parameter is None:
+        if parameter is None or is_lazy(parameter):
             without[name] = obstacle or "there is none"
             continue
         key = _memory_of(parameter)
         if key not in weights:
             nbytes = parameter.numel() * parameter.element_size()
-            weights[key] = Weight([], [], nbytes, parameter.dtype, min(parameter.shape), None)
+            weights[key] = Weight([], [], nbytes, parameter.dtype, min(parameter.shape, default=0), None)
         weight = weights[key]
         weight.names.append(name)
         weight.modules.append(module)
