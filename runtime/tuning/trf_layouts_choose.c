@@ -80,9 +80,12 @@ static trf_status take_layer(const trf_layout_layer *from, trf_layout_layer *lay
 /* @return the microseconds of a step, expected over the batches. */
 static double expect_time(const trf_card_times *card, const trf_layouts_options *options, const trf_layout_layer *layer,
                           trf_layout layout) {
-    double total = 0, shares = 0;
+    double total = 0, shares = 0, most = 1;
+    /* Shares are those of the greatest one, since the sum of finite ones need not be finite. */
+    for (uint32_t i = 0; i < options->num_batches && options->shares; i++)
+        most = i == 0 || options->shares[i] > most ? options->shares[i] : most;
     for (uint32_t i = 0; i < options->num_batches; i++) {
-        const double share = options->shares ? options->shares[i] : 1;
+        const double share = options->shares ? options->shares[i] / most : 1;
         total += share * trf_layout_microseconds(card, options->tuning, layer, layout, options->batches[i]);
         shares += share;
     }

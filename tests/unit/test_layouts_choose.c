@@ -363,6 +363,38 @@ START_TEST(experts_take_what_their_tokens_read) {
 }
 END_TEST
 
+/* Shares count by their ratios, however great or small they are. */
+START_TEST(shares_may_be_of_any_size) {
+    static const double shares[][2] = {{1, 1}, {1e308, 1e308}, {5e-324, 5e-324}, {5e-324, 1e308}, {1e308, 5e-324}};
+    const uint32_t batches[] = {1, 64};
+    double times[5], alone[2];
+    trf_layout_layer layer;
+    trf_layouts_options options;
+    trf_layout_layer_init(&layer);
+    trf_layouts_options_init(&options);
+    layer.rows = layer.cols = 4096;
+    layer.layouts = 1u << TRF_LAYOUT_PACKED;
+    layer.bytes[TRF_LAYOUT_PACKED] = 1000;
+    options.batches = batches;
+    options.num_batches = 2;
+    for (int i = 0; i < 5; i++) {
+        options.shares = shares[i];
+        ck_assert_int_eq(trf_layouts_estimate(&layer, TRF_LAYOUT_PACKED, &options, &times[i], NULL), TRF_OK);
+    }
+    options.num_batches = 1;
+    options.shares = NULL;
+    for (int i = 0; i < 2; i++) {
+        options.batches = &batches[i];
+        ck_assert_int_eq(trf_layouts_estimate(&layer, TRF_LAYOUT_PACKED, &options, &alone[i], NULL), TRF_OK);
+    }
+    ck_assert_double_eq(times[0], (alone[0] + alone[1]) / 2);
+    ck_assert_double_eq(times[1], times[0]);
+    ck_assert_double_eq(times[2], times[0]);
+    ck_assert_double_eq(times[3], alone[1]);
+    ck_assert_double_eq(times[4], alone[0]);
+}
+END_TEST
+
 static void expect_refused(const trf_layout_layer *layer, const trf_layouts_options *options, const char *why) {
     trf_layout layout;
     trf_error err;
@@ -421,6 +453,7 @@ int main(void) {
     tcase_add_test(tests, packed_fp8_has_times_of_its_own);
     tcase_add_test(tests, tunings_have_their_times);
     tcase_add_test(tests, experts_take_what_their_tokens_read);
+    tcase_add_test(tests, shares_may_be_of_any_size);
     tcase_add_test(tests, refuses_what_makes_no_sense);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -23,6 +23,7 @@ Batches: TypeAlias = "int | Sequence[int] | Mapping[int, float]"
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _NO_LAYER = 2**32 - 1
+_EXPERT_LAYOUTS = ("coded", "packed")
 _MOST_BYTES = 2**63 - 1
 
 
@@ -144,6 +145,22 @@ def choose_among(
     return [layout_name(layout) for layout in found], choice
 
 
+def _join_expert_layouts(names: Sequence[str] | None) -> int:
+    """Returns a mask of the layouts that experts may have; None leaves all that they can have."""
+    if names is None:
+        return (1 << s.LAYOUTS) - 1
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(f"expert_layouts must be a sequence of layouts or None, not {names!r}")
+    mask = 0
+    for name in names:
+        if name not in _EXPERT_LAYOUTS:
+            raise argument_error(f"expert_layouts has {name!r}; experts lie {' or '.join(_EXPERT_LAYOUTS)}")
+        mask |= 1 << find_layout(name)
+    if not mask:
+        raise argument_error("expert_layouts is empty; experts have to lie somehow")
+    return mask
+
+
 class _LayerSet:
     """The layers of a checkpoint (`trf_layout_set`), and the names of its tensors."""
 
@@ -182,10 +199,11 @@ class _LayerSet:
 
     def copy_layers(self, count: int, expert_layouts: Sequence[str] | None) -> ctypes.Array[s.LayoutLayerStruct]:
         """Returns the layers; experts have those of `expert_layouts` that they may have anyway."""
+        allowed = _join_expert_layouts(expert_layouts)
         layers = (s.LayoutLayerStruct * count)(*library().trf_layout_set_layers(self.handle)[:count])
         for layer in layers:
-            if layer.experts and expert_layouts is not None:
-                layer.layouts &= sum(1 << find_layout(name) for name in expert_layouts)
+            if layer.experts:
+                layer.layouts &= allowed
         return layers
 
     def name_layouts(self, layouts: Sequence[str]) -> dict[str, str]:

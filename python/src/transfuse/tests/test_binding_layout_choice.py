@@ -72,6 +72,16 @@ def test_experts_have_one_layout(model: Path) -> None:
     assert {found.layouts[name] for name in experts} == {"coded"}
 
 
+def test_a_layout_that_is_named_twice(model: Path) -> None:
+    once = transfuse.choose_layouts(model, "2GB", expert_layouts=["coded"])
+    assert transfuse.choose_layouts(model, "2GB", expert_layouts=["coded", "coded"]) == once
+
+
+def test_shares_whose_sum_is_no_number(model: Path) -> None:
+    equal = transfuse.choose_layouts(model, "2GB", {1: 1, 64: 1})
+    assert transfuse.choose_layouts(model, "2GB", {1: 1e308, 64: 1e308}) == equal
+
+
 def test_gpus_and_context(model: Path) -> None:
     one = transfuse.choose_layouts(model, "2GB", context=100)
     assert one.cache_bytes == 100 * 5 * 4 * 2 * 64 * 2
@@ -104,9 +114,14 @@ def test_sizes_and_batches() -> None:
 
 
 def test_what_makes_no_sense_is_refused(model: Path) -> None:
-    wrongs: list[dict[str, Any]] = [{"gpus": 0}, {"context": -1}, {"expert_layouts": ["dense"]}]
+    wrongs: list[dict[str, Any]] = [{"gpus": 0}, {"context": -1}]
+    wrongs += [{"expert_layouts": layouts} for layouts in (["dense"], ["plain"], ["packed8"], [5], [])]
     for wrong in wrongs:
         with pytest.raises(transfuse.ArgumentError):
+            transfuse.choose_layouts(model, "2GB", **wrong)
+    wrongs = [{"expert_layouts": "coded"}, {"expert_layouts": 5}, {"card": 5}]
+    for wrong in wrongs:
+        with pytest.raises(TypeError, match=next(iter(wrong))):
             transfuse.choose_layouts(model, "2GB", **wrong)
     (model / "config.json").unlink()
     with pytest.raises(transfuse.UnsupportedError, match="num_experts_per_tok"):
