@@ -79,6 +79,20 @@ static char *resolve_folder(const char *path) {
     return strdup(place);
 }
 
+/* @return the file that a path leads to, or would if it existed; malloc'd, or NULL. */
+static char *resolve_file(const char *path) {
+    char *const place = realpath(path, NULL);
+    return place ? place : resolve_folder(path);
+}
+
+int cli_output_is_same(const char *one, const char *other) {
+    char *const a = resolve_file(one), *const b = resolve_file(other);
+    const int is_same = strcmp(one, other) == 0 || (a && b && strcmp(a, b) == 0);
+    free(a);
+    free(b);
+    return is_same;
+}
+
 static int is_below(const char *folder, const char *path) {
     const size_t length = folder ? strlen(folder) : 0;
     return length && path && strncmp(path, folder, length) == 0 && (path[length] == '/' || folder[length - 1] == '/');

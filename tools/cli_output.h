@@ -11,6 +11,9 @@
  * @return CLI_OK, or the exit status after a message. */
 cli_exit cli_output_check(const char *command, const char *in, const char *out);
 
+/* @return whether two names, of files that need not exist, are those of one file: by a link, or by other folders. */
+int cli_output_is_same(const char *one, const char *other);
+
 /* Refuses to replace an input, by whatever name, or a file in a folder that is an input. inputs[count]: paths as they
  * were given, or NULL. @return as cli_output_check. */
 cli_exit cli_output_check_inputs(const char *const *inputs, size_t count, const char *out);

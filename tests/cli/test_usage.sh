@@ -51,6 +51,11 @@ wrong 'needs --against' verify in --skip-extra '*.bin'
 wrong 'needs --device' verify in --layout plain
 wrong '--mode offload' bench --budget 1G
 wrong 'the same file' bench --json a --csv a
+wrong 'the same file' bench --json ./a --csv a
+ln -s a link
+touch a
+wrong 'the same file' bench --json link --csv a --force
+rm a link
 wrong extra --version extra
 wrong extra --help compress extra
 wrong "unknown command '?[31mx'" "$(printf '\033[31mx')"

@@ -4,6 +4,7 @@
 #include "bench_modes.h"
 #include "cli_file.h"
 #include "cli_messages.h"
+#include "cli_output.h"
 #include "cli_signals.h"
 
 #include "transfuse/device_memory.h"
@@ -107,7 +108,7 @@ static cli_exit check_mixtures(const cli_options *options) {
 static cli_exit check_outputs(const cli_options *options) {
     if (options->budget_bytes && options->mode != CLI_BENCH_OFFLOAD)
         return cli_usage_error("bench", "--budget goes with --mode offload only");
-    if (options->json_file && options->csv_file && strcmp(options->json_file, options->csv_file) == 0)
+    if (options->json_file && options->csv_file && cli_output_is_same(options->json_file, options->csv_file))
         return cli_usage_error("bench", "--json and --csv name the same file");
     return CLI_OK;
 }
