@@ -51,6 +51,8 @@ def numpy_dtype(dtype: s.Dtype) -> np.dtype[Any]:
 def _check_array(array: object, what: str) -> Array:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{what} must be a numpy.ndarray, not {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray) and bool(np.any(array.mask)):
+        raise argument_error(f"{what} has masked elements, which would count as if they were not; use filled()")
     if not array.dtype.isnative:
         raise argument_error(f"{what} has the byte order of another machine ({array.dtype.str}); use astype")
     return array
@@ -70,6 +72,8 @@ def take_weights(array: object, dtype: str | None) -> tuple[Array, s.Dtype]:
             )
         known = named[0]
     else:
+        if not isinstance(dtype, str):
+            raise TypeError(f"dtype must be a str or None, not {type(dtype).__name__}")
         if dtype.lower() not in _WORDS:
             raise argument_error(f"dtype is {dtype!r}; it must be one of {', '.join(_WORDS)}")
         known = _WORDS[dtype.lower()]
@@ -97,6 +101,11 @@ def take_activations(x: object, cols: int) -> npt.NDArray[np.float32]:
 
 def copy_aligned(data: object) -> npt.NDArray[np.uint8]:
     """Returns a copy of bytes that begins at a multiple of 16, as blobs have to."""
+    with memoryview(data) as view:  # type: ignore[arg-type]
+        if not view.c_contiguous:
+            raise argument_error("the bytes of a blob must be contiguous, and these are not; use bytes()")
+        if "O" in view.format:
+            raise TypeError("a blob is bytes, and these are the addresses of Python objects")
     source = np.frombuffer(data, np.uint8)  # type: ignore[call-overload]
     room = np.empty(source.size + 15, np.uint8)
     first = -room.ctypes.data % 16

@@ -13,6 +13,8 @@ from transfuse import _structs as s
 from transfuse._library import call, library
 from transfuse._options import (
     Granularity,
+    check_callable,
+    check_flag,
     check_threads,
     encode_path,
     encode_text,
@@ -234,10 +236,11 @@ def compress(
     ArgumentError
         Also if the codec does not take the dtype of a tensor that `include` names.
     """
-    if embeddings and include is not None:
-        raise ValueError("embeddings goes with the usual choice of tensors, not with include")
     options = s.CheckpointOptionsStruct()
     library().trf_checkpoint_options_init(ctypes.byref(options))
+    options.embeddings = check_flag(embeddings, "embeddings")
+    if embeddings and include is not None:
+        raise ValueError("embeddings goes with the usual choice of tensors, not with include")
     fill_encode_options(
         options.encode,
         codec=codec,
@@ -249,9 +252,10 @@ def compress(
     )
     globs = _make_globs(include, "include"), _make_globs(exclude, "exclude")
     options.include, options.exclude = globs
-    options.embeddings = int(embeddings)
-    options.overwrite = int(overwrite)
-    options.store_only, options.dry_run, options.resume = int(store_only), int(dry_run), int(resume)
+    options.overwrite = check_flag(overwrite, "overwrite")
+    options.store_only = check_flag(store_only, "store_only")
+    options.dry_run = check_flag(dry_run, "dry_run")
+    options.resume = check_flag(resume, "resume")
     options.skip_extra = _make_globs(skip_extra, "skip_extra")
     options.limits = ctypes.pointer(make_limits(max_output_bytes, max_memory_bytes))
     return _run("trf_compress_checkpoint", [encode_path(source), encode_path(target)], options, progress, note)
@@ -290,7 +294,7 @@ def decompress(
     """
     options = _make_options(threads, skip_extra)
     options.limits = ctypes.pointer(make_limits(max_output_bytes, max_memory_bytes))
-    options.overwrite = int(overwrite)
+    options.overwrite = check_flag(overwrite, "overwrite")
     return _run("trf_decompress_checkpoint", [encode_path(path), encode_path(target)], options, progress, note)
 
 
@@ -395,9 +399,12 @@ def _make_options(threads: int, skip_extra: Sequence[str] | None) -> s.Checkpoin
 def _make_globs(globs: Sequence[str] | None, what: str) -> ctypes.Array[ctypes.c_char_p] | None:
     if globs is None:
         return None
-    if isinstance(globs, str):
+    if isinstance(globs, (str, bytes)):
         raise TypeError(f"{what} must be a sequence of globs, not one string")
-    return (ctypes.c_char_p * (len(globs) + 1))(*(encode_text(glob, what) for glob in globs), None)
+    if not isinstance(globs, Iterable):
+        raise TypeError(f"{what} must be a sequence of globs, not {type(globs).__name__}")
+    encoded = [encode_text(glob, f"each of {what}") for glob in globs]
+    return (ctypes.c_char_p * (len(encoded) + 1))(*encoded, None)
 
 
 def _run(
@@ -408,6 +415,8 @@ def _run(
     note: Note | None,
 ) -> CheckpointReport:
     """Runs a job on a thread of its own, whose progress function says whether the caller wants to stop."""
+    check_callable(progress, "progress")
+    check_callable(note, "note")
     report = s.CheckpointReportStruct()
     cancel = Cancel()
     raised: list[BaseException] = []

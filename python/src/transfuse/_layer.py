@@ -109,6 +109,8 @@ class Layer:
         ArgumentError, ShapeError, MismatchError, OutOfMemoryError
             As in `encode`. ArgumentError also for the codec int, whose options a blob does not keep.
         """
+        if not isinstance(info, LayerInfo):
+            raise TypeError(f"info must be a LayerInfo, not {type(info).__name__}")
         if info.codec == "int":
             raise argument_error("a blob of the codec int does not say how it was quantized")
         weights, known = take_weights(array, dtype)

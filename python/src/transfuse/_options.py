@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import numbers
 import os
 import re
 from typing import TypeAlias
@@ -53,7 +54,7 @@ def find_layout(name: str) -> s.Layout:
     ArgumentError
         There is no such layout.
     """
-    if name not in LAYOUTS:
+    if not isinstance(name, str) or name not in LAYOUTS:
         raise argument_error(f"layout is {name!r}; it must be one of {', '.join(LAYOUTS)}")
     return LAYOUTS[name]
 
@@ -84,6 +85,20 @@ def check_threads(threads: int) -> int:
     return threads
 
 
+def check_flag(flag: bool, what: str) -> int:
+    """Returns 1 for True and 0 for False, of Python or NumPy; 1 and 0 stand for them."""
+    # What ctypes makes an int of a number or text would be another answer than the caller's: 0.5 becomes 0.
+    if type(flag).__name__ in ("bool", "bool_") or (isinstance(flag, int) and flag in (0, 1)):
+        return int(flag)
+    raise TypeError(f"{what} must be True or False, not {flag!r}")
+
+
+def check_callable(function: object, what: str) -> None:
+    """Refuses what is to be called later, and cannot be."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{what} must be a function or None, not {type(function).__name__}")
+
+
 def make_limits(max_output_bytes: int | None = None, max_memory_bytes: int | None = None) -> s.LimitsStruct:
     """Returns the library's struct; None is no limit."""
     limits = s.LimitsStruct()
@@ -105,12 +120,20 @@ def _check_limit(limit: int | None, what: str) -> int:
 
 def encode_path(path: str | os.PathLike[str]) -> bytes:
     """Returns a path as the library takes it."""
-    return _without_nul(os.fsencode(path), "a path")
+    try:
+        return _without_nul(os.fsencode(path), "a path")
+    except UnicodeEncodeError as failure:
+        raise argument_error(f"a path has characters that no file name has: {os.fspath(path)!r}") from failure
 
 
 def encode_text(text: str, what: str) -> bytes:
     """Returns a name or glob as the library takes it."""
-    return _without_nul(text.encode(), what)
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be a str, not {type(text).__name__}")
+    try:
+        return _without_nul(text.encode(), what)
+    except UnicodeEncodeError as failure:
+        raise argument_error(f"{what} has half of a surrogate pair in it, which is no character: {text!r}") from failure
 
 
 def _without_nul(text: bytes, what: str) -> bytes:
@@ -120,6 +143,8 @@ def _without_nul(text: bytes, what: str) -> bytes:
 
 
 def _parse_granularity(granularity: Granularity) -> tuple[int, int]:
+    if not isinstance(granularity, str):
+        raise TypeError(f"granularity must be a str, not {type(granularity).__name__}")
     match = re.fullmatch(r"(tensor|channel)|(scale-group|scale-block):([0-9]{1,7})", granularity)
     if not match:
         raise argument_error(
@@ -140,21 +165,23 @@ def fill_encode_options(
 ) -> None:
     """Sets defaults, then the caller's options. `bits` without a codec means the codec int."""
     library().trf_encode_options_init(ctypes.byref(options))
-    if codec not in _CODECS:
+    if not isinstance(codec, str) or codec not in _CODECS:
         raise argument_error(f"codec is {codec!r}; it must be one of {', '.join(_CODECS)}")
-    if favor not in _FAVORS:
+    if not isinstance(favor, str) or favor not in _FAVORS:
         raise argument_error(f"favor is {favor!r}; it must be 'speed' or 'size'")
     if bits is not None and codec not in ("auto", "int"):
         raise argument_error(f"bits go with the codec int, not with {codec}")
     options.codec = _CODECS[codec] if bits is None else s.Codec.INT
     options.favor = _FAVORS[favor]
     if bits is not None:
+        if not isinstance(bits, numbers.Real):
+            raise TypeError(f"bits must be a number, not {type(bits).__name__}")
         if not 2 <= bits <= 8:
             raise argument_error(f"bits is {bits}; it must be a number from 2 to 8")
-        options.bits = bits
+        options.bits = float(bits)
     if granularity is not None:
         if options.codec != s.Codec.INT:
             raise argument_error("granularity goes with bits, or with the codec int, alone")
         options.granularity, options.scale_group_size = _parse_granularity(granularity)
     options.threads = check_threads(threads)
-    options.verify = int(verify)
+    options.verify = check_flag(verify, "verify")

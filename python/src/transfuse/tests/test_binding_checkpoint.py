@@ -176,11 +176,36 @@ def test_bad_arguments(tmp_path: Path, source: Path) -> None:
         with pytest.raises(ValueError) as caught:
             transfuse.compress(source, target, **options)
         assert isinstance(caught.value, transfuse.ArgumentError), options
-    with pytest.raises(TypeError, match="include"):
-        transfuse.compress(source, target, include="*")
+    wrong: list[tuple[str, Any]] = [("include", "*"), ("include", b"*"), ("include", 5)]
+    for name, globs in [*wrong, ("exclude", [b"*"]), ("skip_extra", [5])]:
+        with pytest.raises(TypeError, match=name):
+            transfuse.compress(source, target, **{name: globs})
     with pytest.raises(transfuse.ArgumentError, match="NUL"):
         transfuse.info("a\0b")
     assert not target.exists()
+
+
+@pytest.mark.parametrize("flag", ["dry_run", "verify", "overwrite", "store_only", "resume", "embeddings"])
+def test_flags_are_true_or_false(tmp_path: Path, source: Path, flag: str) -> None:
+    """What C makes of another value, an int, would be something else: 0.5 and 2^32 become 0."""
+    target = tmp_path / "target"
+    wrong: list[Any] = [0.5, 2**32, 2, -1, "no", None, []]
+    for value in wrong:
+        with pytest.raises(TypeError, match=f"{flag} must be True or False"):
+            transfuse.compress(source, target, **{flag: value})
+    assert not target.exists()
+    right: list[Any] = [True, 1, np.True_, False, 0, np.False_]
+    for value in right:
+        transfuse.compress(source, target, **{flag: value})
+        target.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("name", ["progress", "note"])
+def test_what_cannot_be_called(tmp_path: Path, source: Path, name: str) -> None:
+    wrong: dict[str, Any] = {name: 5}
+    with pytest.raises(TypeError, match=f"{name} must be a function or None, not int"):
+        transfuse.compress(source, tmp_path / "target", **wrong)
+    assert not (tmp_path / "target").exists()
 
 
 def test_progress(tmp_path: Path, source: Path, tensors: Tensors) -> None:

@@ -135,11 +135,21 @@ def test_wrong_arrays() -> None:
         (good[0], {}, transfuse.ShapeError, "1 dimensions"),
         (good[None], {}, transfuse.ShapeError, "3 dimensions"),
         (good[:0], {}, ValueError, "0x4|0 x 4|rows"),
+        (np.ma.masked_equal(good, 0), {}, transfuse.ArgumentError, "masked"),
+        (good, {"dtype": 16}, TypeError, "dtype must be a str"),
+        (good, {"codec": ["fp16"]}, transfuse.ArgumentError, "codec is"),
+        (good, {"favor": {}}, transfuse.ArgumentError, "favor is"),
+        (good, {"bits": "4"}, TypeError, "bits must be a number"),
+        (good, {"bits": 4, "granularity": 5}, TypeError, "granularity must be a str"),
+        (good, {"verify": "no"}, TypeError, "verify must be True or False"),
+        (good, {"verify": 0.5}, TypeError, "verify must be True or False"),
     ):
         with pytest.raises(sort, match=word):
             transfuse.Layer.encode(wrong, **options)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Layer.encode"):
         transfuse.Layer()
+    with pytest.raises(TypeError, match="LayerInfo"):
+        transfuse.Layer.encode_like(good, None)  # type: ignore[arg-type]
 
 
 def test_wrong_bytes(tmp_path: Path) -> None:
@@ -164,6 +174,16 @@ def test_wrong_bytes(tmp_path: Path) -> None:
         assert opened.value.status is wanted, opened.value
     with pytest.raises(FileNotFoundError, match="nothing.trf"):
         transfuse.Layer.open(tmp_path / "nothing.trf")
+    with pytest.raises(transfuse.ArgumentError, match="contiguous"):
+        transfuse.Layer.from_bytes(np.frombuffer(blob * 2, np.uint8)[::2])
+    with pytest.raises(TypeError, match="addresses"):
+        transfuse.Layer.from_bytes(np.array([None] * 64))
+    with pytest.raises(transfuse.ArgumentError, match="no file name"):
+        transfuse.Layer.open("\ud800")
+    with pytest.raises(transfuse.ArgumentError, match="tensor has half of a surrogate"):
+        transfuse.Layer.load(tmp_path, "\ud800")
+    with pytest.raises(TypeError, match="tensor must be a str, not bytes"):
+        transfuse.Layer.load(tmp_path, b"a")  # type: ignore[arg-type]
 
 
 def test_open_and_load(tmp_path: Path, source: Path, tensors: Tensors, command: Command) -> None:

@@ -176,6 +176,16 @@ def test_weights_that_are_not_contiguous() -> None:
     assert isinstance(model, TransfuseLinear) and same_bits(model.decode_weight(), want)
 
 
+@pytest.mark.parametrize("layout", ["coded", "packed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_weights_whose_signs_are_not_those_in_memory(dtype: torch.dtype, layout: str) -> None:
+    weight = normal(64, 64, dtype=torch.bfloat16).to(dtype)
+    model = nn.Linear(64, 64, bias=False)
+    model.weight = nn.Parameter(torch._neg_view(weight))
+    compress_model(model, layout=layout)
+    assert isinstance(model, TransfuseLinear) and same_bits(model.decode_weight(), -weight)
+
+
 class OwnLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + self.weight.sum()
@@ -192,6 +202,11 @@ def with_hook(module: nn.Module) -> nn.Module:
     return module
 
 
+def with_weight(module: nn.Module, weight: Tensor) -> nn.Module:
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    return module
+
+
 def with_forward(module: nn.Linear) -> nn.Linear:
     module.__dict__["forward"] = lambda x: x
     return module
@@ -201,6 +216,10 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "meta": (lambda: linear(64, 64).to("meta"), "meta device"),
     "parametrized": (lambda: nn.utils.parametrizations.orthogonal(nn.Linear(64, 64)), "parametrized"),
     "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(64, 64).bfloat16()), "parametrized"),
+    "sparse": (lambda: with_weight(linear(64, 64), normal(64, 64).to_sparse()), "layout is torch.sparse_coo"),
+    "mkldnn": (lambda: with_weight(linear(64, 64), normal(64, 64).float().to_mkldnn()), "layout is torch._mkldnn"),
+    "other shape": (lambda: with_weight(linear(64, 64), normal(64, 32)), "[64, 32], and the module says [64, 64]"),
+    "one dimension": (lambda: with_weight(linear(64, 64), normal(64, 32)[0]), "[32], and the module says [64, 64]"),
     "derived": (lambda: OwnLinear(64, 64, dtype=torch.bfloat16), "what a OwnLinear does"),
     "hooks": (lambda: with_hook(linear(64, 64)), "hooks"),
     "forward": (lambda: with_forward(linear(64, 64)), "forward was replaced"),
@@ -217,13 +236,20 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_left(case: str) -> None:
     make, reason = LEFT[case]
     model = nn.ModuleDict({"it": make(), "taken": linear(64, 96)})
-    state = {name: value.clone() for name, value in model["it"].state_dict().items()}
+    state = {name: value.to_dense().clone() for name, value in model["it"].state_dict().items()}
     report = compress_model(model)
     assert compressed_names(model) == {"taken"}
     (name,) = set(report.left)
     assert name.startswith("it.") and reason in report.left[name]
     for key, value in model["it"].state_dict().items():
-        assert value.is_meta or same_bits(value, state[key])
+        assert value.is_meta or same_bits(value.to_dense(), state[key])
+
+
+def test_weights_that_are_none_yet_are_left() -> None:
+    model = nn.ModuleList([nn.LazyLinear(64), linear(64, 64), with_weight(linear(64, 64), torch.zeros(()))])
+    report = compress_model(model)
+    assert compressed_names(model) == {"1"} and "what a LazyLinear does" in report.left["0.weight"]
+    assert "its shape is []" in report.left["2.weight"]
 
 
 def test_other_modules_are_left() -> None:
@@ -248,6 +274,9 @@ def test_other_modules_are_left() -> None:
         ({"layout": "woven"}, transfuse.ArgumentError, "layout is 'woven'"),
         ({"threads": -1}, transfuse.ArgumentError, "threads is -1"),
         ({"include": "up"}, TypeError, "lists of names"),
+        ({"include": [5]}, TypeError, "names or patterns, not int"),
+        ({"embeddings": "no"}, TypeError, "embeddings must be True or False"),
+        ({"progress": 5}, TypeError, "progress must be a function"),
         ({"include": ["top.weight"]}, transfuse.NotFoundError, "'top.weight'"),
         ({"include": ["up.weight"], "codec": "fp16"}, transfuse.ArgumentError, "up.weight .* fp16 does not take"),
     ],

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ try:
     from torch import Tensor
 
     import transfuse.torch as tt
-    from transfuse.torch import _registry
+    from transfuse.torch import _load, _ops_library, _registry
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
@@ -303,6 +305,29 @@ def test_load_layer(device: str, source: Path, tensors: Tensors, tmp_path: Path)
     assert _registry.count_layers() == before
 
 
+def test_loads_end_before_a_checkpoint_is_closed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing a checkpoint, or a copy of it, while a thread loads from it frees nothing that the thread reads."""
+    target = tmp_path / "model.safetensors"
+    transfuse.compress(source, target)
+    wanted = tt.load_layer(target, "layers.0.q_proj.weight", "cpu")
+    checkpoint = tt.open_checkpoint(target)
+    handle, copied = weakref.ref(checkpoint.handle), copy.copy(checkpoint)
+    real_call = _ops_library.call
+
+    def close_and_call(name: str, *arguments: object) -> None:
+        if name == "trf_torch_load":
+            checkpoint.close()
+            copied.close()
+        real_call(name, *arguments)
+
+    monkeypatch.setattr(_load, "call", close_and_call)
+    assert torch.equal(tt.load_layer(checkpoint, "layers.0.q_proj.weight", "cpu"), wanted)
+    assert handle() is None
+    for closed in (checkpoint, copied):
+        with pytest.raises(ValueError, match="is closed"):
+            tt.load_layer(closed, "layers.0.q_proj.weight", "cpu")
+
+
 def test_load_layer_refuses(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
     transfuse.compress(source, target)
@@ -317,6 +342,10 @@ def test_load_layer_refuses(source: Path, tmp_path: Path) -> None:
             tt.load_layer(checkpoint, "layers.0.q_proj.weight", "cpu", cancel=stop)
         with pytest.raises(ValueError, match="not on meta"):
             tt.load_layer(checkpoint, "layers.0.q_proj.weight", "meta")
+        wrong: list[Any] = [(0.0, 16), (0,), "ab", 5, (0, True), (None, 16)]
+        for rows in wrong:
+            with pytest.raises(TypeError, match="rows must be two ints"):
+                tt.load_layer(checkpoint, "layers.0.q_proj.weight", "cpu", rows=rows)
     with pytest.raises(ValueError, match="is closed"):
         tt.load_layer(checkpoint, "layers.0.q_proj.weight", "cpu")
     with pytest.raises(transfuse.NotFoundError):

@@ -16,7 +16,7 @@ from torch import nn
 from transfuse import _structs as s
 from transfuse._checkpoint import Progress
 from transfuse._errors import Status, make_error
-from transfuse._options import Granularity, fill_encode_options, find_layout
+from transfuse._options import Granularity, check_callable, check_flag, fill_encode_options, find_layout
 from transfuse.torch import _layouts, _registry
 from transfuse.torch._buffer_module import as_parameter, note_paths
 from transfuse.torch._containers import container_buffers
@@ -110,13 +110,13 @@ def compress_model(
     and some of its layers are compressed.
 
     The rules of the command decide which weights are taken. These are left, with the reason in the report: modules
-    whose weight is on the meta device, not a plain parameter (`torch.nn.utils.parametrize`, `weight_norm`, tensor
-    subclasses), or shared with something that stays dense; modules with hooks, and those of other classes that derive
-    from `nn.Linear` or `nn.Embedding`, unless transfuse knows them; weights with a side below 16, or that would not
-    become smaller; dtypes that the codec does not take. F32 has no lossless codec, unless each weight of a layer is a
-    BF16 number, as where a BF16 model was loaded in F32: then it is compressed as such, and decoded to F32 bit for bit.
-    Otherwise `codec="bf16"` rounds it, and `bits` quantizes it. Products with x of F32 decode the layer to F32 each
-    time, which is slow; `model.to(torch.bfloat16)` makes them fast.
+    whose weight is on the meta device, sparse, of another shape than the module says, not a plain parameter
+    (`torch.nn.utils.parametrize`, `weight_norm`, tensor subclasses), or shared with something that stays dense; modules
+    with hooks, and those of other classes that derive from `nn.Linear` or `nn.Embedding`, unless transfuse knows them;
+    weights with a side below 16, or that would not become smaller; dtypes that the codec does not take. F32 has no
+    lossless codec, unless each weight of a layer is a BF16 number, as where a BF16 model was loaded in F32: then it is
+    compressed as such, and decoded to F32 bit for bit. Otherwise `codec="bf16"` rounds it, and `bits` quantizes it.
+    Products with x of F32 decode the layer to F32 each time, which is slow; `model.to(torch.bfloat16)` makes them fast.
 
     Parameters
     ----------
@@ -149,6 +149,8 @@ def compress_model(
     CancelledError
     """
     find_layout(layout)
+    check_flag(embeddings, "embeddings")
+    check_callable(progress, "progress")
     options: dict[str, Any] = {
         "codec": codec, "bits": bits, "granularity": granularity, "favor": favor, "threads": threads,
     }  # fmt: skip
@@ -183,7 +185,11 @@ def compress_model(
 def _as_list(patterns: Iterable[str] | None) -> list[str]:
     if isinstance(patterns, str):
         raise TypeError("include and exclude are lists of names or patterns, not a str")
-    return list(patterns or ())
+    found = list(patterns or ())
+    for pattern in found:
+        if not isinstance(pattern, str):
+            raise TypeError(f"include and exclude have names or patterns, not {type(pattern).__name__}")
+    return found
 
 
 def _options_for(options: dict[str, Any], weight: Weight) -> dict[str, Any]:

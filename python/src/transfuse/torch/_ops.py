@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from transfuse._options import check_flag
 from transfuse.torch._ops_library import ops_library
 from transfuse.torch._registry import KEY_BYTES, adopt_kernel
 
@@ -43,7 +44,7 @@ def set_exact(exact: bool) -> None:
     for ops that take keys, which check the mode when they run. A CUDA graph keeps what it has captured.
     """
     global _exact
-    _exact = bool(exact)
+    _exact = bool(check_flag(exact, "exact"))
     ops_library().trf_torch_set_exact(_exact)
 
 
