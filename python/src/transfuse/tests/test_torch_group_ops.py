@@ -204,6 +204,10 @@ def test_decoding_into_what_is_there(shape: tuple[int, int], device: str) -> Non
     assert memory[[0, -2, -1]].tolist() == [7, 7, 7]
     with pytest.raises(RuntimeError, match="apart"):
         tt.decode_experts_into(container, both[:1, :rows].expand(3, rows, cols))
+    complex_view = torch.zeros(3, rows, cols, dtype=torch.complex64).conj()
+    for view in (torch._neg_view(both[:, :rows]), complex_view, complex_view.imag):
+        with pytest.raises(RuntimeError, match="negates or conjugates"):
+            tt.decode_experts_into(container, view)
 
 
 def test_containers_that_change_on_the_cpu() -> None:

@@ -446,6 +446,21 @@ def _register_autocast(device: str, key: str) -> None:
     _library.impl("experts", experts_kernel, key)
 
 
+# ---- what torch would do wrong ----
+
+
+def _refuse_view(_container: torch.Tensor, _out: torch.Tensor) -> None:
+    raise RuntimeError(
+        "transfuse::decode_experts_into: out is a view that negates or conjugates what is in memory (torch._neg_view, "
+        "conj); give it memory of its own"
+    )
+
+
+# torch would have an op fill a clone and then look for it among the op's results, beyond the end of these: a crash.
+for _key in ("Negative", "Conjugate"):
+    _library.impl("decode_experts_into", _refuse_view, _key)
+
+
 # ---- fake implementations ----
 
 
