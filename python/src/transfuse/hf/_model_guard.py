@@ -19,7 +19,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -180,12 +180,44 @@ def _make_save(attach: Callable[[Any, dict[str, BufferModule]], contextlib.Abstr
                 raise make_error(
                     Status.TRF_ERR_UNSUPPORTED, "compressed weights are saved as .safetensors files, and as no others"
                 )
+            given = options.get("state_dict", next((each for each in arguments if isinstance(each, Mapping)), None))
+            if given and not getattr(self, "_hf_peft_config_loaded", False):
+                _refuse_other_tensors(self, given)
             with attach(self, compressed):
                 return original(self, save_directory, *arguments, **options)
 
         return save_pretrained
 
     return make
+
+
+def _refuse_other_tensors(model: Any, given: Mapping[str, Any]) -> None:
+    """Refuses a state dict to be saved that is not the model's own: the frameworks ask our quantizer for the tensors,
+    and pass over the ones that are given."""
+    own: dict[str, Any] = model.state_dict()
+    ties = getattr(model, "all_tied_weights_keys", None) or {}
+    tied = {*ties, *ties.values()}
+    different = [name for name in given if name not in own or not _is_same(given[name], own[name])]
+    different += [name for name in own if name not in given and name not in tied]
+    if different:
+        more = f" and {len(different) - _NAMES_SHOWN} more" if len(different) > _NAMES_SHOWN else ""
+        raise make_error(
+            Status.TRF_ERR_UNSUPPORTED,
+            f"of a compressed model its own tensors are saved, and the state_dict that was passed differs in "
+            f"{', '.join(different[:_NAMES_SHOWN])}{more}: change the model, and leave state_dict out",
+        )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Returns whether two tensors have the same bits."""
+    import torch
+
+    if not isinstance(one, torch.Tensor) or (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if one.device == other.device and one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
+        return True
+    bits = [each.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
+    return bool(torch.equal(bits[0], bits[1]))
 
 
 def _is_ours(quantizer: Any) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import struct
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
 # An expert index begins with this magic (format/FORMAT.md, section 10).
 _INDEX_MAGIC = 0x58414E53
 _INDEX_BYTES = 16
+
+# Fields of configs that change while a model is loaded.
+_NOT_OF_THE_MODEL = frozenset(
+    "architectures dtype torch_dtype quantization_config transformers_weights transformers_version _name_or_path "
+    "_commit_hash _attn_implementation _experts_implementation".split()
+)
 
 logger = logging.get_logger(__name__)
 
@@ -239,14 +246,33 @@ def _make_expert_tensor(blobs: list[Tensor]) -> Tensor:
 def _renew_source_config(model: PreTrainedModel, config: ConfigFields) -> None:
     """Replaces the source's config.json, which `transfuse decompress` restores, if it does not fit what is saved.
 
-    It does not if the model is of another class, or if the source was quantized, as FP8 with scales is: what is saved
-    decompresses to BF16.
+    It does not if the model is of another class, or its config has changed, as where layers were taken out; or if the
+    source was quantized, as FP8 with scales is: what is saved decompresses to BF16.
     """
     if config.source_config is None:
         return
     fields = parse_json(config.source_config.removeprefix("\ufeff"))
-    if type(model).__name__ not in (fields.get("architectures") or []) or fields.get("quantization_config"):
+    is_other = type(model).__name__ not in (fields.get("architectures") or []) or fields.get("quantization_config")
+    if is_other or _has_changed(model.config, fields):
         config.source_config = make_source_config(model)
+
+
+def _has_changed(config: Any, fields: dict[str, Any]) -> bool:
+    """Returns whether a model's config says anything else of the model than these fields of a config.json."""
+    if fields.get("model_type") != config.model_type:
+        return False  # a config of another class was given, which does not tell
+    try:
+        source = type(config).from_dict(copy.deepcopy(fields))
+    except Exception:
+        return False
+    return bool(_about_model(config.to_dict()) != _about_model(source.to_dict()))
+
+
+def _about_model(value: Any) -> Any:
+    """Returns a config's fields, or a part of them, without those of how and by what the model was loaded."""
+    if isinstance(value, dict):
+        return {key: _about_model(part) for key, part in value.items() if key not in _NOT_OF_THE_MODEL}
+    return [_about_model(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def make_source_config(model: PreTrainedModel) -> str:

@@ -222,6 +222,39 @@ def test_config_is_kept_after_a_failure(tmp_path: Path) -> None:
     assert not hasattr(model, "hf_quantizer") and "quantization_config" not in model.config.to_dict()
 
 
+@pytest.mark.parametrize("layout", ["coded", "packed"])
+def test_a_state_dict_that_is_passed(tmp_path: Path, layout: str) -> None:
+    """The framework passes it over, so it must have what is saved anyway."""
+    model = KINDS["llama_tied"].make()
+    transfuse.compress_model(model, layout=layout, embeddings=True)
+    own = model.state_dict()
+    norm = next(name for name in own if name.endswith("norm.weight"))
+    up = next(name for name in own if name.endswith("up_proj.weight"))
+    for other in ({norm: own[norm] + 1}, {up: own[up][:-16]}, {"extra": own[norm]}, {norm: 5}):
+        with pytest.raises(transfuse.UnsupportedError, match=f"differs in {next(iter(other))}: change the model"):
+            model.save_pretrained(tmp_path / "saved", state_dict={**own, **other})
+    with pytest.raises(transfuse.UnsupportedError, match=f"differs in {norm}: change the model"):
+        model.save_pretrained(tmp_path / "saved", True, {name: own[name] for name in own if name != norm})
+    assert not (tmp_path / "saved").exists()
+    copies = {name: tensor.clone() for name, tensor in own.items() if name != "lm_head.weight"}
+    model.save_pretrained(tmp_path / "saved", state_dict=copies)
+    transfuse.verify(tmp_path / "saved")
+
+
+def test_decompressed_config_of_a_model_that_was_changed(tmp_path: Path) -> None:
+    """A model some of whose layers were taken out decompresses to one that has as many."""
+    KINDS["llama"].make().save_pretrained(tmp_path / "source")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf")
+    model = load(tmp_path / "trf", dtype=torch.float32)
+    model.model.layers = model.model.layers[:1]
+    model.config.num_hidden_layers = 1
+    model.save_pretrained(tmp_path / "saved")
+    transfuse.decompress(tmp_path / "saved", tmp_path / "again")
+    assert json.loads((tmp_path / "again/config.json").read_text())["num_hidden_layers"] == 1
+    model, info = load(tmp_path / "again", output_loading_info=True)
+    assert len(model.model.layers) == 1 and not info["missing_keys"] and not info["unexpected_keys"]
+
+
 def test_dense_models_save_as_before(tmp_path: Path) -> None:
     transfuse.compress_model(KINDS["llama"].make())
     KINDS["llama"].make().save_pretrained(tmp_path / "dense")
