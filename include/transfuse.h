@@ -219,7 +219,7 @@ TRF_API void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info);
 
 /* Decodes the whole layer to host memory of weights_bytes, row-major [rows][cols] in the layer's dtype. Lossless codecs
  * give the source's bits, and quantized floats come back dequantized and rounded once. threads: 0 is all cores.
- * Errors: TRF_ERR_SHAPE for another size, TRF_ERR_RANS. */
+ * Errors: TRF_ERR_SHAPE for another size; TRF_ERR_RANS, and then what has been written is unspecified. */
 TRF_API trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint64_t weights_bytes, int threads,
                                     trf_error *err);
 
