@@ -253,7 +253,9 @@ typedef struct trf_checkpoint_options {
     /* Compress what cannot be loaded afterwards, too: quantized checkpoints and adapters. They are compressed bit for
      * bit, and have to be decompressed before they are loaded. */
     int store_only;
-    int dry_run; /* for compressing: write nothing, and estimate the report's sizes from a sample of each tensor */
+    /* Write nothing; the output's path may be NULL then. Compressing estimates the report's sizes from a sample of each
+     * tensor, and decompressing counts them, and does not look at blobs. */
+    int dry_run;
     /* Globs of files that compressing and decompressing leave out, and verifying does not compare, by their path below
      * the folder ("original" takes all that is below it), NULL-terminated; or NULL. Files that the checkpoint consists
      * of are never left out. */
