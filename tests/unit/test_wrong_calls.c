@@ -175,6 +175,10 @@ START_TEST(packed_fp8_is_not_taken_for_packed_bf16) {
                        TRF_ERR_UNSUPPORTED, "packed8", "packed_bf16");
     ck_assert_ptr_null(none);
     load.packed_bf16 = 0;
+    load.memory = (trf_layer_memory){pack.memory.buffer, size.buffer_bytes / 2, NULL, 0}; /* where it lies */
+    expect_in_one_line(trf_device_layer_create(cpu, pack.memory.buffer, pack.memory.buffer_bytes, &load, &none, &err),
+                       TRF_ERR_ARGUMENT, "bytes of memory for a layer's buffer of", "");
+    load.memory.buffer_bytes = size.buffer_bytes;
     fixture_check_status(trf_device_layer_create(cpu, pack.memory.buffer, pack.memory.buffer_bytes, &load, &none, &err),
                          TRF_OK, &err);
     trf_device_layer_destroy(none);
