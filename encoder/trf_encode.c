@@ -79,10 +79,11 @@ static trf_status choose_codec(const trf_source *source, const trf_encode_option
     return TRF_OK;
 }
 
-static trf_status check_options(const trf_source *source, const trf_encode_options *options, trf_error *err) {
-    if (source->rows < 1 || source->cols < 1 || source->rows > INT32_MAX || source->cols > INT32_MAX)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer of %u x %u weights: both must be 1 ... 2^31-1",
-                        source->rows, source->cols);
+trf_status trf_check_encode_options(const trf_encode_options *options, trf_error *err) {
+    if (options->codec < TRF_CODEC_AUTO || options->codec > TRF_CODEC_INT)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no codec %d", (int)options->codec);
+    if (options->granularity < TRF_GRANULARITY_NONE || options->granularity > TRF_GRANULARITY_SCALE_BLOCK)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%d is no granularity", (int)options->granularity);
     if (options->bits != 0 && !(options->bits >= 2 && options->bits <= 8))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%g bits a weight: must be 2 ... 8", options->bits);
     if (options->favor != TRF_FAVOR_SPEED && options->favor != TRF_FAVOR_SIZE)
@@ -96,6 +97,13 @@ static trf_status check_options(const trf_source *source, const trf_encode_optio
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "slab_cols is %u: must be %d or %d", slab_cols,
                         TRF_MIN_SLAB_COLS, TRF_MAX_SLAB_COLS);
     return TRF_OK;
+}
+
+static trf_status check_options(const trf_source *source, const trf_encode_options *options, trf_error *err) {
+    if (source->rows < 1 || source->cols < 1 || source->rows > INT32_MAX || source->cols > INT32_MAX)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer of %u x %u weights: both must be 1 ... 2^31-1",
+                        source->rows, source->cols);
+    return trf_check_encode_options(options, err);
 }
 
 static int is_fp8(trf_codec codec) { return codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2; }

@@ -45,6 +45,9 @@ typedef struct trf_encoded {
  * trf_take_struct. */
 trf_status trf_take_encode_options(const trf_encode_options *options, trf_encode_options *taken, trf_error *err);
 
+/* Checks options by themselves, whatever is encoded. Errors: TRF_ERR_ARGUMENT. */
+trf_status trf_check_encode_options(const trf_encode_options *options, trf_error *err);
+
 /* Encodes a layer. progress may be NULL; report may be NULL. The codec AUTO looks whether BF16 weights are FP8 times
  * scales (trf_find_fp8.h), and E4M3 demands it of them. The bytes written depend only on the weights and the options.
  * If rate control has to encode more than once, tiles are written again from the first one on; the last write of each

@@ -219,7 +219,7 @@ TRF_API void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info);
 
 /* Decodes the whole layer to host memory of weights_bytes, row-major [rows][cols] in the layer's dtype. Lossless codecs
  * give the source's bits, and quantized floats come back dequantized and rounded once. threads: 0 is all cores.
- * Errors: TRF_ERR_SHAPE for another size, TRF_ERR_RANS. */
+ * Errors: TRF_ERR_SHAPE for another size; TRF_ERR_RANS, and then what has been written is unspecified. */
 TRF_API trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint64_t weights_bytes, int threads,
                                     trf_error *err);
 
@@ -253,7 +253,9 @@ typedef struct trf_checkpoint_options {
     /* Compress what cannot be loaded afterwards, too: quantized checkpoints and adapters. They are compressed bit for
      * bit, and have to be decompressed before they are loaded. */
     int store_only;
-    int dry_run; /* for compressing: write nothing, and estimate the report's sizes from a sample of each tensor */
+    /* Write nothing; the output's path may be NULL then. Compressing estimates the report's sizes from a sample of each
+     * tensor, and decompressing counts them, and does not look at blobs. */
+    int dry_run;
     /* Globs of files that compressing and decompressing leave out, and verifying does not compare, by their path below
      * the folder ("original" takes all that is below it), NULL-terminated; or NULL. Files that the checkpoint consists
      * of are never left out. */

@@ -782,6 +782,8 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
     trf_status status = trf_job_begin(&job, options, err);
     if (status == TRF_OK && !out_path && !job.options.dry_run)
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
+    if (status == TRF_OK) /* before a tensor is selected, which takes the codec to be one that there is */
+        status = trf_check_encode_options(&job.options.encode, err);
     job.reads_back = job.options.encode.verify;
     if (job.options.encode.codec != TRF_CODEC_INT) /* what is read back and compared needs no other check */
         job.options.encode.verify = 0;

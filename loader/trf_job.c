@@ -19,13 +19,21 @@ void trf_checkpoint_options_init(trf_checkpoint_options *options) {
 /* Reads the caller's options. The fields after `encode` begin where the caller's encode options end, which have a size
  * of their own. */
 static trf_status take_options(const trf_checkpoint_options *options, trf_checkpoint_options *taken, trf_error *err) {
+    const size_t encode_at = offsetof(trf_checkpoint_options, encode);
     trf_checkpoint_options_init(taken);
-    trf_status status = trf_take_encode_options(&options->encode, &taken->encode, err);
+    const trf_struct_type outer = {"trf_checkpoint_options", SIZE_MAX, encode_at + sizeof options->encode.struct_bytes};
+    trf_status status = trf_check_struct(&outer, options, err);
+    if (status == TRF_OK && options->encode.struct_bytes > options->struct_bytes - encode_at)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                          "a trf_checkpoint_options of %zu bytes with a trf_encode_options of %zu in it; "
+                          "trf_checkpoint_options_init sets both",
+                          options->struct_bytes, options->encode.struct_bytes);
+    if (status == TRF_OK)
+        status = trf_take_encode_options(&options->encode, &taken->encode, err);
     if (status != TRF_OK)
         return status;
     const size_t encode_bytes = options->encode.struct_bytes,
-                 most = sizeof *taken - sizeof taken->encode + encode_bytes,
-                 behind = offsetof(trf_checkpoint_options, encode) + encode_bytes;
+                 most = sizeof *taken - sizeof taken->encode + encode_bytes, behind = encode_at + encode_bytes;
     const trf_struct_type type = {"trf_checkpoint_options", most,
                                   behind + TRF_STRUCT_BYTES(trf_checkpoint_options, progress_context) -
                                       offsetof(trf_checkpoint_options, include)};

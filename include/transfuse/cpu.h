@@ -12,7 +12,8 @@ extern "C" {
 #endif
 
 /* Computes y[m][rows] = x[m][cols] . W^T, decoding tile by tile, so that the matrix is never held whole. x and y are
- * F32 in host memory, row-major. Results do not depend on threads (0 is all cores). Errors: TRF_ERR_RANS. */
+ * F32 in host memory, row-major. Results do not depend on threads (0 is all cores). Errors: TRF_ERR_RANS, and then
+ * what y holds is unspecified. */
 TRF_API trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
                                         trf_error *err);
 

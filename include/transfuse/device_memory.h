@@ -59,7 +59,8 @@ TRF_API void trf_row_request_init(trf_row_request *request);
  * A row is what trf_device_layer_decode gives, bit for bit, except for which NaN it is where NaNs are converted. An id
  * that the layer does not have gives a row of NaN, or of zeros where integers are written; trf_device_layer_check does
  * not report it. Corrupt rANS words are found only in the lanes that are read. Errors: TRF_ERR_SHAPE for another size,
- * TRF_ERR_UNSUPPORTED for BF16 or F16 of the other 16-bit float codec, TRF_ERR_RANS on the CPU. */
+ * TRF_ERR_UNSUPPORTED for BF16 or F16 of the other 16-bit float codec, TRF_ERR_RANS on the CPU, where what has been
+ * written is unspecified then. */
 TRF_API trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                    trf_error *err);
 

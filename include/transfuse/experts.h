@@ -157,8 +157,8 @@ TRF_API void trf_moe_options_init(trf_moe_options *options);
 /* Prepares a mixture. gate_up has experts of [2 * inner][hidden], down as many of [hidden][inner], packed both or coded
  * both; both must outlive the mixture. Errors: TRF_ERR_ARGUMENT for experts that do not fit each other, and for an
  * order of gate_up's rows that is not one of those above, or not the one in which trf_experts_pack packed them;
- * TRF_ERR_UNSUPPORTED for other codecs than BF16, of which packed FP8 with scales is, and for sizes that are no
- * multiples of 8.
+ * TRF_ERR_UNSUPPORTED for other codecs than BF16, of which packed FP8 with scales is, for other activations, and for
+ * sizes that are no multiples of 8.
  *
  * With packed experts, and on the CPU, it does not touch the device. Coded experts on a GPU are for many tokens an
  * expert, for which packing them in each call takes less time than decoding them. They are packed once here, some at a

@@ -43,9 +43,10 @@ TRF_API void trf_layer_group_get_info(const trf_layer_group *group, trf_layer_gr
 
 /* Computes y[i] = x[i] . W^T for each member i, in any order or at once. x and y are arrays [members] in host memory,
  * of pointers as in trf_operands, which only the call reads. No element of y is another's or any x; members may have
- * the same x. workspace, stream, corrupt slabs and errors are those of trf_linear. Every run of a group with one
- * alignment of x and y gives the same bits; where members share a launch they need not be those of trf_linear, whose
- * sums are added in another order. On the CPU all of y are computed before a corrupt layer is reported. */
+ * the same x; else it is TRF_ERR_ARGUMENT, before anything is written. workspace, stream, corrupt slabs and errors are
+ * those of trf_linear. Every run of a group with one alignment of x and y gives the same bits; where members share a
+ * launch they need not be those of trf_linear, whose sums are added in another order. On the CPU all of y are computed
+ * before a corrupt layer is reported. */
 TRF_API trf_status trf_linear_group(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
                                     trf_stream stream, trf_error *err);
 

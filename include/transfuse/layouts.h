@@ -42,8 +42,8 @@ TRF_API void trf_layout_layer_init(trf_layout_layer *layer);
 typedef struct trf_layouts_options {
     size_t struct_bytes;
     uint64_t memory_bytes; /* that the layers, and what coded ones share, may take on one device */
-    /* Rows of x, [num_batches], each 1 to 2^20; NULL: 1 alone. shares, [num_batches], are above 0: how often a step has
-     * each of them, in any unit; NULL: equally often. Both are read during the call. */
+    /* Rows of x, [num_batches], each 1 to 2^20; NULL: 1 alone. shares, [num_batches], are above 0, together at most
+     * 10^200: how often a step has each of them, in any unit; NULL: equally often. Both are read during the call. */
     const uint32_t *batches;
     const double *shares;
     uint32_t num_batches;
@@ -74,8 +74,8 @@ typedef struct trf_layouts_choice {
  * array [num_layers] for the result, which goes into trf_load_options.layout. choice may be NULL. By the times that are
  * known the choice is within 0.05 % of the least time, or as near as choice->least_microseconds says where a search
  * would be too long. It is a function of its arguments alone. Errors: TRF_ERR_ARGUMENT (a layer without rows, layouts
- * or bytes, a share that is no positive number); TRF_ERR_MEMORY if the layers do not fit in any layout: the message
- * says how much is missing. */
+ * or bytes, layers of more than 2^62 bytes together, a share that is no positive number); TRF_ERR_MEMORY if the layers
+ * do not fit in any layout: the message says how much is missing. */
 TRF_API trf_status trf_layouts_choose(const trf_layout_layer *layers, uint32_t num_layers,
                                       const trf_layouts_options *options, trf_layout *layouts,
                                       trf_layouts_choice *choice, trf_error *err);

@@ -186,11 +186,18 @@ static trf_status look_for_head(const trf_context *context, const trf_given_buff
 }
 
 /* Checks that the options ask for nothing but the buffer as it is, where it lies. */
-static trf_status check_adoption(const trf_layer_info *info, const trf_given_buffer *given,
+static trf_status check_adoption(const trf_device_layer *made, const trf_given_buffer *given,
                                  const trf_load_options *options, trf_error *err) {
+    const trf_layer_info *info = &made->info;
     if (options->memory.buffer && options->memory.buffer != given->at)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a %s layer's buffer is used where it lies",
                         trf_layout_name(options->layout));
+    if (options->memory.buffer && options->memory.buffer_bytes < made->view.buffer_bytes)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%llu bytes of memory for a layer's buffer of %llu",
+                        (unsigned long long)options->memory.buffer_bytes, (unsigned long long)made->view.buffer_bytes);
+    if (made->layout->layout == TRF_LAYOUT_PACKED8 && options->layout == TRF_LAYOUT_PACKED && options->packed_bf16)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "the buffer is of layout 'packed8', and is not made packed BF16 (packed_bf16)");
     if (options->first_row || options->first_col || options->num_row_ranges ||
         (options->num_rows && options->num_rows != info->rows) ||
         (options->num_cols && options->num_cols != info->cols))
@@ -217,7 +224,7 @@ static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout
         return status;
     status = layout->adopt(made, given->at, given->bytes, err);
     if (status == TRF_OK)
-        status = check_adoption(&made->info, given, options, err);
+        status = check_adoption(made, given, options, err);
     if (status == TRF_OK)
         *layer = made;
     else

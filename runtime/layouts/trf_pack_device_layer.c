@@ -74,19 +74,25 @@ static trf_status check_like(const trf_context *context, const trf_device_matrix
     return TRF_OK;
 }
 
+trf_status trf_check_dense_weights(const trf_device_matrix *matrix, trf_layer_size *size, trf_error *err) {
+    if (matrix->rows == 0 || matrix->cols == 0)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer of %ux%u weights cannot be packed", matrix->rows,
+                        matrix->cols);
+    if (!matrix->weights || (uintptr_t)matrix->weights % sizeof(uint16_t))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "packing needs weights in device memory, aligned to 2 bytes");
+    return trf_packed_get_matrix_size(matrix, size, err);
+}
+
 /* Checks that the weights are given, and the layer's memory, if the caller supplies it. */
 static trf_status check_memory(const trf_context *context, const trf_device_matrix *matrix,
                                const trf_layer_memory *memory, trf_error *err) {
-    const uint64_t weights = (uint64_t)(matrix->rows - 1) * matrix->ld + matrix->cols;
-    const trf_given_buffer given = {matrix->weights, weights * sizeof(uint16_t)};
     trf_layer_size size;
-    if (!given.at || (uintptr_t)given.at % sizeof(uint16_t))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "packing needs weights in device memory, aligned to 2 "
-                        "bytes");
-    trf_status status = trf_packed_get_matrix_size(matrix, &size, err);
+    trf_status status = trf_check_dense_weights(matrix, &size, err);
     if (status != TRF_OK || !trf_has_memory(memory))
         return status;
+    const uint64_t weights = (uint64_t)(matrix->rows - 1) * matrix->ld + matrix->cols;
+    const trf_given_buffer given = {matrix->weights, weights * sizeof(uint16_t)};
     return trf_check_layer_memory(memory, &size, &given, context->ops->alignment, 0, err);
 }
 
@@ -120,9 +126,6 @@ trf_status trf_device_layer_pack(trf_context *context, const trf_device_matrix *
     trf_status status = trf_take_device_matrix(matrix, &dense, err);
     if (status == TRF_OK)
         status = take_options(options, &taken, err);
-    if (status == TRF_OK && (dense.rows == 0 || dense.cols == 0))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer of %ux%u weights cannot be packed", dense.rows,
-                        dense.cols);
     if (status == TRF_OK)
         status = check_memory(context, &dense, &taken.memory, err);
     if (status == TRF_OK)

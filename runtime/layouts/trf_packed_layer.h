@@ -39,6 +39,10 @@ trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t
  * TRF_ERR_UNSUPPORTED (another dtype). */
 trf_status trf_take_device_matrix(const trf_device_matrix *matrix, trf_device_matrix *taken, trf_error *err);
 
+/* Checks the shape of such a matrix, and that its weights are given; *size is that of trf_packed_get_matrix_size.
+ * Errors: TRF_ERR_ARGUMENT, TRF_ERR_UNSUPPORTED. */
+trf_status trf_check_dense_weights(const trf_device_matrix *matrix, trf_layer_size *size, trf_error *err);
+
 /* Sets the fields of a layer that describe its buffer, for all of its matrix. info is set, and head has been
  * checked. */
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer);

@@ -111,13 +111,13 @@ static trf_status find_expert_tensor(trf_checkpoint *checkpoint, const char *ten
             (tensor[length] && !(info.compressed && strcmp(tensor + length, suffix) == 0)))
             continue;
         if (!info.compressed || info.num_dims != 3 || info.blobs < 1 || info.blobs > UINT32_MAX)
-            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tensor '%s' is no compressed tensor of experts",
-                            tensor);
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: tensor '%s' is no compressed tensor of experts",
+                            info.file, tensor);
         *name = info.name;
         *count = (uint32_t)info.blobs;
         return TRF_OK;
     }
-    return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "there is no tensor '%s'", tensor);
+    return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s'", checkpoint->root, tensor);
 }
 
 /* Fills layers[count]. *loaded says how many of them have been loaded, also after a failure. */
@@ -185,11 +185,12 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
         status = fail_layout(0, taken.layout, err);
     if (status == TRF_OK && trf_has_memory(&taken.memory))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                          "tensor '%s': experts that are loaded together are in memory of the library's", tensor);
+                          "%s: tensor '%s': experts that are loaded together are in memory of the library's",
+                          checkpoint->root, tensor);
     if (status == TRF_OK)
         status = find_expert_tensor(checkpoint, tensor, &name, &count, err);
     if (status != TRF_OK)
-        return status;
+        return trf_sanitize_error(status, err);
     trf_device_layer **layers = calloc(count, sizeof *layers);
     if (!layers)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);

@@ -99,6 +99,22 @@ void trf_layer_group_get_info(const trf_layer_group *group, trf_layer_group_info
         info->sharing += group->members[i].is_in_launch != 0;
 }
 
+/* Checks that no member writes what another one, or itself, reads or writes: before any of them does. */
+static trf_status check_overlaps(const trf_layer_group *group, const void *const *x, void *const *y, trf_error *err) {
+    for (uint32_t i = 0; i < group->count; i++) {
+        const trf_operand_rows written = trf_y_rows_of(group->members[i].plan, y[i]);
+        for (uint32_t j = 0; j < group->count; j++) {
+            const trf_operand_rows read = trf_x_rows_of(group->members[j].plan, x[j]),
+                                   other = trf_y_rows_of(group->members[j].plan, y[j]);
+            const int is_read = trf_operands_overlap(&read, &written);
+            if (is_read || (j < i && trf_operands_overlap(&other, &written)))
+                return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                                "layer %u of a group: y overlaps the %s of layer %u", i, is_read ? "x" : "y", j);
+        }
+    }
+    return TRF_OK;
+}
+
 static trf_status check_group_call(const trf_layer_group *group, const void *const *x, void *const *y,
                                    const void *workspace, trf_error *err) {
     if (!group || !x || !y)
@@ -110,6 +126,9 @@ static trf_status check_group_call(const trf_layer_group *group, const void *con
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                             "layer %u of a group: x and y must be there, and aligned to their elements", i);
     }
+    trf_status status = check_overlaps(group, x, y, err);
+    if (status != TRF_OK)
+        return status;
     return trf_check_workspace("the group", workspace, group->workspace_bytes, err);
 }
 

@@ -4,6 +4,7 @@
 #include "trf_experts.h"
 #include "trf_gate_up.h"
 #include "trf_packed8_layer.h"
+#include "trf_packed_layer.h"
 #include "trf_struct.h"
 
 #include <stdlib.h>
@@ -171,6 +172,14 @@ static trf_status check_matrices(const trf_device_matrix *matrices, uint32_t cou
         if (matrices[i].rows != matrices[0].rows || matrices[i].cols != matrices[0].cols)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "expert %u is %ux%u, expert 0 %ux%u", i,
                             matrices[i].rows, matrices[i].cols, matrices[0].rows, matrices[0].cols);
+        /* Rows that are put in turns are read before any layer is packed. */
+        trf_device_matrix taken;
+        trf_layer_size size;
+        trf_status status = trf_take_device_matrix(&matrices[i], &taken, err);
+        if (status == TRF_OK)
+            status = trf_check_dense_weights(&taken, &size, err);
+        if (status != TRF_OK)
+            return trf_prefix_error(err, status, "expert %u", i);
     }
     return TRF_OK;
 }

@@ -171,12 +171,6 @@ void trf_plan_get_kernel(const trf_plan *plan, const char **kernel, const char *
 
 void trf_operands_init(trf_operands *operands) { *operands = (trf_operands){.struct_bytes = sizeof *operands}; }
 
-/* The rows of one operand in memory. Sizes are in bytes. */
-typedef struct trf_operand_rows {
-    const void *at;
-    uint64_t count, row_bytes, stride;
-} trf_operand_rows;
-
 /* Whether an operand shares bytes with y. Rows that have y's stride may lie between y's rows, and so may a single row:
  * they are the operand of a layer that writes beside y, into the same wider rows. */
 static int overlaps(const trf_operand_rows *operand, const trf_operand_rows *y) {
@@ -189,6 +183,34 @@ static int overlaps(const trf_operand_rows *operand, const trf_operand_rows *y) 
         return 1;
     const uint64_t from_row = at >= y_at ? (at - y_at) % y->stride : y->stride - 1 - (y_at - at - 1) % y->stride;
     return from_row < y->row_bytes || operand->row_bytes > y->stride - from_row;
+}
+
+int trf_operands_overlap(const trf_operand_rows *a, const trf_operand_rows *b) {
+    if (a->count > b->count) {
+        const trf_operand_rows *fewer = b;
+        b = a;
+        a = fewer;
+    }
+    if (a->count == 1 || a->stride == b->stride)
+        return overlaps(a, b);
+    const uint64_t bytes = (a->count - 1) * a->stride + a->row_bytes;
+    const trf_operand_rows all = {a->at, 1, bytes, bytes};
+    int found = 0;
+    for (uint64_t row = 0; row < a->count && !found && overlaps(&all, b); row++) {
+        const trf_operand_rows one = {(const uint8_t *)a->at + row * a->stride, 1, a->row_bytes, a->row_bytes};
+        found = overlaps(&one, b);
+    }
+    return found;
+}
+
+trf_operand_rows trf_x_rows_of(const trf_plan *plan, const void *x) {
+    const uint64_t bytes = (uint64_t)trf_dtype_bytes(plan->product.x_dtype) * plan->product.m * plan->layer->info.cols;
+    return (trf_operand_rows){x, 1, bytes, bytes};
+}
+
+trf_operand_rows trf_y_rows_of(const trf_plan *plan, const void *y) {
+    const uint64_t y_bytes = trf_dtype_bytes(plan->product.y_dtype);
+    return (trf_operand_rows){y, plan->product.m, y_bytes * plan->layer->info.rows, y_bytes * plan->product.y_stride};
 }
 
 /* Checks an epilogue's operand. is_there: whether the plan has it. may_be_y: whether it may be the whole of y. */
@@ -235,14 +257,12 @@ trf_status trf_check_workspace(const char *whose, const void *workspace, uint64_
 static trf_status check_call(const trf_plan *plan, const trf_operands *operands, const void *workspace,
                              trf_error *err) {
     const trf_product *product = &plan->product;
-    const uint64_t x_bytes = trf_dtype_bytes(product->x_dtype), y_bytes = trf_dtype_bytes(product->y_dtype),
-                   x_all = x_bytes * product->m * plan->layer->info.cols;
+    const uint64_t x_bytes = trf_dtype_bytes(product->x_dtype), y_bytes = trf_dtype_bytes(product->y_dtype);
     if (!operands->x || !operands->y)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs x and y");
     if ((uintptr_t)operands->x % x_bytes || (uintptr_t)operands->y % y_bytes)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x and y must be aligned to their elements");
-    const trf_operand_rows x = {operands->x, 1, x_all, x_all},
-                           y = {operands->y, product->m, y_bytes * plan->layer->info.rows, y_bytes * product->y_stride};
+    const trf_operand_rows x = trf_x_rows_of(plan, operands->x), y = trf_y_rows_of(plan, operands->y);
     if (overlaps(&x, &y))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x overlaps y");
     trf_status status = check_epilogue(plan, operands, &y, err);

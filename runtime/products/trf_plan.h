@@ -57,6 +57,19 @@ struct trf_plan {
 trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
                            trf_error *err);
 
+/* The rows of one operand in memory. Sizes are in bytes. */
+typedef struct trf_operand_rows {
+    const void *at;
+    uint64_t count, row_bytes, stride;
+} trf_operand_rows;
+
+/* @return where a plan's product has its x, which is one row here, and its y. */
+trf_operand_rows trf_x_rows_of(const trf_plan *plan, const void *x);
+trf_operand_rows trf_y_rows_of(const trf_plan *plan, const void *y);
+
+/* @return whether two operands share a byte; what lies between the rows of one may be the other's. */
+int trf_operands_overlap(const trf_operand_rows *a, const trf_operand_rows *b);
+
 /* Checks a pointer to a workspace of so many bytes: that it is not NULL, and its alignment. whose: for the message.
  * Errors: TRF_ERR_ARGUMENT. */
 trf_status trf_check_workspace(const char *whose, const void *workspace, uint64_t workspace_bytes, trf_error *err);

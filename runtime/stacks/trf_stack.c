@@ -102,16 +102,17 @@ trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const ch
         status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK && trf_has_memory(&taken.memory))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                          "tensor '%s': a stack's layers are in memory of its own", tensor);
+                          "%s: tensor '%s': a stack's layers are in memory of its own", checkpoint->root, tensor);
     if (status == TRF_OK)
         status = trf_find_layout(stack->context, taken.layout, &layout, err);
     if (status == TRF_OK && !layout->has_stacks)
-        status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "tensor '%s': stacks have no layers of layout '%s'",
-                          tensor, trf_layout_name(taken.layout));
+        status =
+            trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: tensor '%s': stacks have no layers of layout '%s'",
+                     checkpoint->root, tensor, trf_layout_name(taken.layout));
     if (status == TRF_OK)
         status = trf_layer_feed_open_tensor(checkpoint, tensor, &taken, &feed, err);
     if (status != TRF_OK)
-        return status;
+        return trf_sanitize_error(status, err);
     status = trf_layer_from_feed(&feed, NULL, &layer, err);
     if (status == TRF_OK)
         status = append(stack, layer, &feed.shard, 1, err);

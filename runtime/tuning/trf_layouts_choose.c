@@ -14,6 +14,7 @@
 enum {
     TRF_MOST_ROWS = 1 << 20 /* of x */
 };
+#define MOST_SHARES 1e200
 static const uint64_t kGb = 1000000000;
 static const unsigned kAllLayouts = (1u << TRF_LAYOUTS) - 1;
 
@@ -40,6 +41,7 @@ static trf_status take_options(const trf_layouts_options *from, trf_layouts_opti
     }
     if (!options->num_batches)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layouts are chosen for batches, and there are none");
+    double shares = 0;
     for (uint32_t i = 0; i < options->num_batches; i++) {
         if (options->batches[i] < 1 || options->batches[i] > TRF_MOST_ROWS)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "batch %" PRIu32 " is not from 1 to 2^20",
@@ -47,7 +49,11 @@ static trf_status take_options(const trf_layouts_options *from, trf_layouts_opti
         if (options->shares && !(options->shares[i] > 0 && isfinite(options->shares[i])))
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the share of batch %" PRIu32 " is not above 0",
                             options->batches[i]);
+        shares += options->shares ? options->shares[i] : 1;
     }
+    if (shares > MOST_SHARES) /* or times that are multiplied by them would be infinite */
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the shares of all batches are more than %g together",
+                        MOST_SHARES);
     return TRF_OK;
 }
 
@@ -71,10 +77,24 @@ static trf_status take_layer(const trf_layout_layer *from, trf_layout_layer *lay
     for (int l = 0; l < TRF_LAYOUTS && !fault; l++)
         if (layer->layouts >> l & 1 && (layer->bytes[l] == 0 || layer->bytes[l] > INT64_MAX / 2))
             fault = "a layout that it may have takes no bytes, or too many";
-    if (fault)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s%s%s", layer->name ? layer->name : "",
-                        layer->name ? ": " : "", fault);
-    return TRF_OK;
+    if (!fault && layer->coded_workspace_bytes > INT64_MAX / 2)
+        fault = "coded layers are to share too many bytes";
+    if (!fault)
+        return TRF_OK;
+    trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s%s%s", layer->name ? layer->name : "", layer->name ? ": " : "",
+             fault);
+    if (err)
+        trf_make_printable(err->message);
+    return TRF_ERR_ARGUMENT;
+}
+
+/* @return the most bytes of a layer in the layouts that it may have. */
+static uint64_t find_most_bytes(const trf_layout_layer *layer) {
+    uint64_t most = 0;
+    for (int l = 0; l < TRF_LAYOUTS; l++)
+        if (layer->layouts >> l & 1 && layer->bytes[l] > most)
+            most = layer->bytes[l];
+    return most;
 }
 
 /* @return the microseconds of a step, expected over the batches. */
@@ -140,6 +160,7 @@ static trf_status fill_selection(const trf_layout_layer *layers, const trf_layou
                                  const trf_card_times *card, selection *at, double *plain, trf_error *err) {
     const unsigned coded = 1u << TRF_LAYOUT_CODED;
     const int is_shared = find_most_rows(options) > TRF_FUSED_MAX_M;
+    uint64_t most = INT64_MAX / 2; /* of all layers; what coded ones share is as much at most, so no sum overflows */
     at->has_uncoded = 1;
     *plain = 0;
     for (uint32_t i = 0; i < at->num_layers; i++) {
@@ -152,6 +173,11 @@ static trf_status fill_selection(const trf_layout_layer *layers, const trf_layou
         if (from->struct_bytes != layers[0].struct_bytes)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                             "layer %" PRIu32 ": its struct_bytes is not that of the first one", i);
+        const uint64_t bytes = find_most_bytes(&layer);
+        if (bytes > most)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                            "layer %" PRIu32 ": the layers up to this one may take more than 2^62 bytes together", i);
+        most -= bytes;
         trf_choice_item *item = &at->items[i];
         item->layouts = layer.layouts;
         for (int l = 0; l < TRF_LAYOUTS; l++) {
