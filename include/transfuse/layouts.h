@@ -42,8 +42,8 @@ TRF_API void trf_layout_layer_init(trf_layout_layer *layer);
 typedef struct trf_layouts_options {
     size_t struct_bytes;
     uint64_t memory_bytes; /* that the layers, and what coded ones share, may take on one device */
-    /* Rows of x, [num_batches], each 1 to 2^20; NULL: 1 alone. shares, [num_batches], are above 0, together at most
-     * 10^200: how often a step has each of them, in any unit; NULL: equally often. Both are read during the call. */
+    /* Rows of x, [num_batches], each 1 to 2^20; NULL: 1 alone. shares, [num_batches], are above 0: how often a step has
+     * each of them, in any unit; NULL: equally often. Both are read during the call. */
     const uint32_t *batches;
     const double *shares;
     uint32_t num_batches;

@@ -14,7 +14,6 @@
 enum {
     TRF_MOST_ROWS = 1 << 20 /* of x */
 };
-#define MOST_SHARES 1e200
 static const uint64_t kGb = 1000000000;
 static const unsigned kAllLayouts = (1u << TRF_LAYOUTS) - 1;
 
@@ -41,7 +40,6 @@ static trf_status take_options(const trf_layouts_options *from, trf_layouts_opti
     }
     if (!options->num_batches)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layouts are chosen for batches, and there are none");
-    double shares = 0;
     for (uint32_t i = 0; i < options->num_batches; i++) {
         if (options->batches[i] < 1 || options->batches[i] > TRF_MOST_ROWS)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "batch %" PRIu32 " is not from 1 to 2^20",
@@ -49,11 +47,7 @@ static trf_status take_options(const trf_layouts_options *from, trf_layouts_opti
         if (options->shares && !(options->shares[i] > 0 && isfinite(options->shares[i])))
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the share of batch %" PRIu32 " is not above 0",
                             options->batches[i]);
-        shares += options->shares ? options->shares[i] : 1;
     }
-    if (shares > MOST_SHARES) /* or times that are multiplied by them would be infinite */
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the shares of all batches are more than %g together",
-                        MOST_SHARES);
     return TRF_OK;
 }
 
