@@ -222,7 +222,7 @@ def test_forward_mode(dtype: torch.dtype) -> None:
     x, tangent = (make_x(3, case.cols, dtype=dtype, device="cpu", seed=seed) for seed in (1, 2))
     weight = case.dense.to(dtype)
     for product in (case.linear, lambda x: tt.linear_group(x, [case.buffer] * 2, [case.rows] * 2)[1]):
-        y, found = torch.func.jvp(product, (x,), (tangent,))
+        y, found = torch.func.jvp(product, (x,), (tangent,))[:2]
         assert torch.equal(found, F.linear(tangent, weight)) and torch.equal(y, F.linear(x, weight))
         hessian = torch.func.hessian(lambda x, product=product: product(x).square().sum())(x[0, :])
         assert torch.equal(hessian, torch.func.hessian(lambda x: F.linear(x, weight).square().sum())(x[0, :]))
