@@ -90,6 +90,8 @@ std::shared_ptr<experts> find_or_adopt_experts(const Tensor &container, int devi
         adopt_missing(container, device, op);
         found = find_experts(device, at, bytes);
     }
+    if (!found && find_layer(device, at, bytes).layer)
+        throw bad_argument(op, "this is the buffer of a layer, and no container of experts");
     if (!found)
         throw adoption_failure(op);
     if (found->assembled_rows)
@@ -202,6 +204,11 @@ void decode_experts_into(const Tensor &container, const Tensor &out) {
                            "the weights, each matrix contiguous; its shape is " +
                                shape_text(out));
     check_decoding(*found, out.size(0), out.size(1), out.size(2));
+    // Some containers are decoded expert by expert, and one would overwrite another without a word.
+    if (out.size(0) > 1 && out.stride(0) < out.size(1) * out.size(2))
+        throw bad_argument(kDecodeExpertsOp,
+                           "matrices of out overlap: they have " + std::to_string(out.size(1) * out.size(2)) +
+                               " elements each, and begin " + std::to_string(out.stride(0)) + " apart");
     decode_all(*found, out, device);
 }
 

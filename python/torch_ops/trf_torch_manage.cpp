@@ -12,7 +12,9 @@
 
 namespace {
 
-thread_local std::string adoption_error;
+constexpr const char *kNoAdoptionError = "this buffer is unknown, and transfuse::adopt did not take it";
+
+thread_local std::string adoption_error = kNoAdoptionError;
 
 trf_load_options options_for(trf_layout layout) {
     trf_load_options options;
@@ -316,8 +318,6 @@ void trf_torch_set_adoption_error(const char *message) { adoption_error = messag
 
 namespace trf_torch {
 
-std::string take_adoption_error() {
-    return std::exchange(adoption_error, "this buffer is unknown, and transfuse::adopt did not take it");
-}
+std::string take_adoption_error() { return std::exchange(adoption_error, kNoAdoptionError); }
 
 } // namespace trf_torch

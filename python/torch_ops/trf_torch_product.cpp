@@ -159,6 +159,15 @@ void check_found(const found_layer &found, int64_t rows, int64_t cols, const cha
         check_layer(*found.layer, rows, cols, op);
 }
 
+bool has_integers(const dtype_codes &dtype) {
+    for (const int32_t code : {aoti_torch_dtype_bool(), aoti_torch_dtype_int8(), aoti_torch_dtype_int16(),
+                               aoti_torch_dtype_int32(), aoti_torch_dtype_int64(), aoti_torch_dtype_uint8(),
+                               aoti_torch_dtype_uint16(), aoti_torch_dtype_uint32(), aoti_torch_dtype_uint64()})
+        if (dtype.torch_dtype == code)
+            return true;
+    return false;
+}
+
 bool is_dense_by_key(const product &of) { return of.named_by == naming::key && is_exact(); }
 
 /* The same in shared launches, where the library has any for these layers. @return whether it has. */
@@ -246,6 +255,10 @@ found_layer find_or_adopt(const Tensor &buffer, int device, const char *op, cons
         return found;
     adopt_missing(buffer, device, op);
     found = find_layer(device, at, bytes, key);
+    if (!found.layer && find_experts(device, at, bytes))
+        throw bad_argument(op,
+                           "this is a container of several layers, and no buffer of one; experts, moe and "
+                           "decode_experts take containers of experts, and ops by key what load_assembled returned");
     if (!found.layer)
         throw adoption_failure(op);
     return found;
@@ -265,6 +278,8 @@ Tensor multiply(product of) {
     const plan_key key = {
         static_cast<uint32_t>(m), static_cast<uint8_t>(dtype.dtype), static_cast<uint8_t>(of.activation),
         of.bias.has_value(),      of.multiplier.has_value(),         of.residual.has_value()};
+    if (has_integers(dtype)) // weights would become integers, too, and mostly zero
+        throw bad_argument(of.op, "x has integers or booleans; its dtype must be a float one");
     found_layer found = find_or_adopt(of.buffer, device, of.op, &key, of.named_by);
     check_found(found, of.rows, cols, of.op);
     of.bias = take_operand(of.bias, of, {of.rows}, "bias");

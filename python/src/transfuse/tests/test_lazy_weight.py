@@ -378,6 +378,16 @@ def test_folder_of_shards(tmp_path: Path) -> None:
         list(_lazy_weight.iterate_dense([str(target / name) for name in names]))
 
 
+@pytest.mark.parametrize("kept", [-1, -1000, 100, 4, 0])
+@pytest.mark.parametrize("is_source", [False, True])
+def test_cut_file(source: Path, target: Path, tmp_path: Path, is_source: bool, kept: int) -> None:
+    """The error names the file, compressed or not."""
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes((source if is_source else target).read_bytes()[:kept])
+    with pytest.raises(transfuse.DataError, match=r"cut\.safetensors: "):
+        list(_lazy_weight.iterate_dense([str(cut)]))
+
+
 def test_cut_columns_have_the_strides_that_they_say(lazy: dict[str, Tensor], dense: dict[str, Tensor]) -> None:
     """A part of a matrix lies as a dense tensor of its shape would, for what counts on strides or memory."""
     part, due = lazy["bf16"][3:90, 5:60], dense["bf16"][3:90, 5:60].contiguous()

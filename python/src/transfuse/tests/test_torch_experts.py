@@ -233,6 +233,18 @@ def test_gradients(implementation: str) -> None:
         assert all(same_bits(*pair) for pair in zip(*results))
 
 
+def test_forward_mode() -> None:
+    """Tangents are the dense module's, and not zero."""
+    dense, module = make_experts("batched_mm"), compress(make_experts("batched_mm"))
+    x, index, weights = make_routes(3)
+    tangents = torch.ones_like(x), torch.ones_like(weights)
+    found, wanted = (
+        torch.func.jvp(lambda x, weights, each=each: each(x, index, weights), (x, weights), tangents)
+        for each in (module, dense)
+    )
+    assert wanted[1].any() and all(same_bits(*pair) for pair in zip(found, wanted))
+
+
 def test_dense_weights_are_not_kept_for_the_backward_pass() -> None:
     module = compress(make_experts("batched_mm"))
     x, index, weights = make_routes(3)

@@ -266,7 +266,7 @@ def test_experts_refuse(device: str) -> None:
         ((x.float(), offsets, container, 96), "decode_experts"),
         ((x.clone().requires_grad_(), offsets, container, 96), "neither gradients"),
         ((x, offsets, container[:-1].clone(), 96), "expert 1 cannot lie at"),
-        ((x, offsets, tt.container_buffers(container)[0].clone(), 96), "unknown"),
+        ((x, offsets, tt.container_buffers(container)[0].clone(), 96), "buffer of a layer, and no container"),
     ):
         with pytest.raises(RuntimeError, match=match):
             tt.experts(*wrong)
@@ -283,6 +283,45 @@ def test_experts_refuse(device: str) -> None:
     assert _registry.count_layers() == known
     with pytest.raises(ValueError, match="one expert at least"):
         tt.make_container([])
+
+
+def test_container_is_no_buffer() -> None:
+    """Also in a thread in which nothing was adopted before."""
+    _, container = make_experts("cpu", 2)
+    x = make_x(4, 160, dtype=torch.bfloat16, device="cpu")
+    found: list[str] = []
+
+    def work() -> None:
+        for call in (lambda: tt.linear(x, container, None, 96), lambda: tt.decode(container, 96, 160, torch.float32)):
+            try:
+                call()
+            except RuntimeError as failure:
+                found.append(str(failure))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(found) == 2 and all("container of several layers" in text for text in found), found
+
+
+def test_decode_experts_into_memory_that_overlaps() -> None:
+    """No expert overwrites another, whether the library decodes the container together or one by one."""
+    dense = make_weight(4 * 64, 96, torch.bfloat16).view(4, 64, 96)
+    blobs = [tt.encode(weight) for weight in dense]
+    containers = [
+        tt.make_container(blobs),
+        tt.make_container([tt.convert_layer(blobs[0], "plain"), *blobs[1:]]),
+        tt.pack_experts(dense, interleave=True),
+    ]
+    memory = torch.zeros(4 * 64 * 96, dtype=torch.bfloat16)
+    for container in containers:
+        for apart in (0, 96, 64 * 96 - 1):
+            with pytest.raises(RuntimeError, match=rf"overlap: they have 6144 elements each, and begin {apart} apart"):
+                torch.ops.transfuse.decode_experts_into(container, memory.as_strided((4, 64, 96), (apart, 96, 1)))
+        assert not memory.any()
+        out = torch.zeros(8, 64, 96, dtype=torch.bfloat16)
+        torch.ops.transfuse.decode_experts_into(container, out[::2])
+        assert torch.equal(out[::2], dense) and not out[1::2].any()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -22,6 +22,7 @@ try:
     import torch
     import torch.nn.functional as F
     from torch import Tensor
+    from torch.autograd import forward_ad
 
     import transfuse.torch as tt
     from transfuse.torch import _load, _ops_library, _registry
@@ -192,6 +193,45 @@ def test_linear_of_other_dtypes_is_torchs_own(dtype: torch.dtype, device: str) -
     x = make_x(2, 4, case.cols, dtype=dtype, device=device)
     bias = make_x(case.rows, dtype=dtype, device=device, seed=2)
     assert torch.equal(case.linear(x, bias), F.linear(x, case.dense.to(dtype), bias))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool], ids=str)
+def test_linear_takes_no_integers(dtype: torch.dtype, exact: bool) -> None:
+    """Weights as integers would be zero, and so would y."""
+    case = Case("bf16", "cpu")
+    x = torch.ones(2, case.cols, dtype=dtype)
+    key = tt.layer_key(case.buffer)
+    tt.set_exact(exact)
+    try:
+        for call in (
+            lambda: case.linear(x),
+            lambda: tt.linear_by_key(x, key, None, case.rows),
+            lambda: tt.linear_group(x, [case.buffer] * 2, [case.rows] * 2),
+        ):
+            with pytest.raises(RuntimeError, match="its dtype must be a float one"):
+                call()
+    finally:
+        tt.set_exact(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_forward_mode(dtype: torch.dtype) -> None:
+    """Tangents are those of the dense product, not zero; ops without gradients refuse."""
+    case = Case("bf16", "cpu")
+    x, tangent = (make_x(3, case.cols, dtype=dtype, device="cpu", seed=seed) for seed in (1, 2))
+    weight = case.dense.to(dtype)
+    for product in (case.linear, lambda x: tt.linear_group(x, [case.buffer] * 2, [case.rows] * 2)[1]):
+        y, found = torch.func.jvp(product, (x,), (tangent,))[:2]
+        assert torch.equal(found, F.linear(tangent, weight)) and torch.equal(y, F.linear(x, weight))
+        hessian = torch.func.hessian(lambda x, product=product: product(x).square().sum())(x[0, :])
+        assert torch.equal(hessian, torch.func.hessian(lambda x: F.linear(x, weight).square().sum())(x[0, :]))
+        with forward_ad.dual_level():
+            dual = product(forward_ad.make_dual(x, tangent))
+            assert torch.equal(forward_ad.unpack_dual(dual).tangent, F.linear(tangent, weight))
+    key = tt.layer_key(case.buffer)
+    with pytest.raises(RuntimeError, match="linear_by_key has no gradients"):
+        torch.func.jvp(lambda x: tt.linear_by_key(x, key, None, case.rows), (x,), (tangent,))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -235,6 +235,8 @@ class TransfuseExperts(BufferModule):
         Tensor, [tokens][hidden]
             Its dtype is that of `hidden_states`.
         """
+        if _ops.is_forward_mode():
+            return self._forward_dense(hidden_states, top_k_index, top_k_weights)
         if torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad):
             # The dense weights are not kept for the backward pass, but decoded again.
             result: Tensor = checkpoint(

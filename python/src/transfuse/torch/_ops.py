@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from transfuse._options import check_flag
 from transfuse.torch._ops_library import ops_library
@@ -71,7 +72,8 @@ def linear(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, row
     Returns
     -------
     torch.Tensor, [..., rows]
-        y, whose dtype is x's, with a gradient with respect to x and bias.
+        y, whose dtype is x's, with a gradient with respect to x and bias. Within forward-mode differentiation
+        (`torch.func.jvp`, `torch.autograd.forward_ad`) it is `F.linear` of the decoded weights.
 
     Raises
     ------
@@ -334,14 +336,24 @@ def _refuse_exact_moe(name: str, x: torch.Tensor, *others: torch.Tensor | None) 
 
 def _refuse_gradients(name: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
     if _needs_gradients(x, bias):
-        raise RuntimeError(f"{name} has no gradients: call it under torch.no_grad(), or take the buffer's op")
+        raise RuntimeError(
+            f"{name} has no gradients: call it under torch.no_grad() and outside of forward-mode differentiation, or "
+            "take the buffer's op"
+        )
 
 
 # ---- gradients, and exact mode ----
 
 
+def is_forward_mode() -> bool:
+    """Returns whether a call may be differentiated forwards; the ops alone would give tangents of zero."""
+    return forward_ad._current_level >= 0
+
+
 def _needs_gradients(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    return is_forward_mode() or (
+        torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    )
 
 
 class _Linear(torch.autograd.Function):
@@ -375,12 +387,19 @@ class _Linear(torch.autograd.Function):
         return grad_x, None, grad_bias, None, None
 
 
+def _check_float(x: torch.Tensor) -> None:
+    # Weights would become integers, too, and mostly zero.
+    if not (x.is_floating_point() or x.is_complex()):
+        raise RuntimeError(f"transfuse::linear: x has {x.dtype}; its dtype must be a float one")
+
+
 def _linear_by_torch(x: torch.Tensor, buffer: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
     """Multiplies in exact mode or with gradients; x is cast here, outside of what autograd sees as one step."""
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
-    if _needs_gradients(x, bias):
+    _check_float(x)
+    if _needs_gradients(x, bias) and not is_forward_mode():
         result: torch.Tensor = _Linear.apply(x, buffer, bias, rows, _exact)
         return result
     return F.linear(x, decode(buffer, rows, x.shape[-1], x.dtype), bias)

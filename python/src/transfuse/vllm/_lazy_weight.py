@@ -408,7 +408,7 @@ def iterate_dense(
     TransfuseError
         A file cannot be opened, or has a tensor that a file before it has, too.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     owners: dict[str, str] = {}
 
@@ -418,13 +418,18 @@ def iterate_dense(
         return not skip(name)
 
     for path in files:
-        with safe_open(path, framework="pt") as dense:
-            if not is_file_compressed(path):
+        # The library's errors name the file, as those of safetensors do not.
+        checkpoint = Checkpoint(path) if is_file_compressed(path) else None  # lazy weights hold it open
+        try:
+            dense = safe_open(path, framework="pt")
+        except SafetensorError as failure:
+            raise make_error(Status.TRF_ERR_FORMAT, f"{path}: {failure}") from failure
+        with dense:
+            if checkpoint is None:
                 for name in dense.keys():
                     if take(name, path):
                         yield name, dense.get_tensor(name)
                 continue
-            checkpoint = Checkpoint(path)  # lazy weights hold it open
             for name, info in checkpoint.tensors.items():
                 if take(name, path):
                     yield name, LazyWeight(checkpoint, info) if info.compressed else dense.get_tensor(name)
