@@ -287,15 +287,23 @@ static double small_matrix_bits(const encoding *e) {
            bits_of_slab(header) / (TRF_SLAB_ROWS * header->slab_cols);
 }
 
+/* Bits a weight for the scales that were asked for: those of whole scale groups or blocks, of F16. Groups and blocks
+ * that the matrix cuts have more for each weight; if it is narrower than a group, as many as it has rows. */
+static double asked_scale_bits(const encoding *e) {
+    const double size = e->encoder.extension.scale_group_size;
+    if (e->encoder.extension.scale_group_size == 0)
+        return 0;
+    return 16 / (e->encoder.extension.granularity == TRF_GRANULARITY_SCALE_BLOCK ? size * size : size);
+}
+
 /* The largest step that the search may take. If a matrix has much of what large ones hardly have, it is the step that
  * leaves its codes all but kSmallMatrixShare of the bits. */
 static double largest_step(const encoding *e) {
-    const double most = kSmallMatrixShare * e->options->bits, scales = blob_bits(e, head_sections(e).scales_bytes);
-    const int asked_for =
-        e->encoder.extension.scale_group_size != 0; /* scales of groups and blocks are as many as was asked for */
-    if (small_matrix_bits(e) + (asked_for ? 0 : scales) <= most)
+    const double most = kSmallMatrixShare * e->options->bits, asked_for = asked_scale_bits(e),
+                 scales = blob_bits(e, head_sections(e).scales_bytes);
+    if (small_matrix_bits(e) + scales - asked_for <= most)
         return trf_quantizer_max_step(e->quantizer);
-    return solve_step(e, initial_overhead(&e->encoder.header) + (asked_for ? scales : 0) + most);
+    return solve_step(e, initial_overhead(&e->encoder.header) + asked_for + most);
 }
 
 /* Searches the step, up to max_step. The best one goes to *found, and the quantizer and the encoder stay set to it.

@@ -157,8 +157,8 @@ typedef struct trf_encode_options {
     trf_codec codec; /* AUTO is lossless for the dtype. F32 needs BF16, which rounds to nearest even, or INT */
     trf_favor favor;
     /* The bits that a weight takes in the whole blob, 2 to 8, where the codec int quantizes floats; 0 is absmax INT8.
-     * The blob of a small or narrow matrix is larger: what its head, row scales and edges take beyond 5 % of the bits
-     * is not taken from its codes. */
+     * The blob of a small or narrow matrix is larger: what its head, edges, and scales of rows or of groups that it
+     * cuts take beyond 5 % of the bits is not taken from its codes. */
     double bits;
     trf_granularity granularity; /* where the codec int quantizes floats; NONE is a channel */
     uint32_t scale_group_size;   /* for SCALE_GROUP and SCALE_BLOCK: a multiple of 16, 16 to 2^20 */
@@ -585,7 +585,7 @@ typedef enum trf_activation {
 typedef struct trf_plan_options {
     size_t struct_bytes;
     uint32_t m;        /* rows of x and y, at least 1 */
-    trf_dtype x_dtype; /* BF16 for the bf16 codec, F16 for fp16, either for fp8 and int */
+    trf_dtype x_dtype; /* BF16 for bf16 and FP8 of BF16 weights, F16 for fp16, either for others */
     trf_dtype y_dtype; /* BF16, F16 or F32 */
     trf_path path;
     trf_activation activation;

@@ -166,10 +166,12 @@ TRF_API trf_status trf_device_layer_pack(trf_context *context, const trf_device_
 /* Gives a layer back as a coded blob, which the caller releases with trf_free. A coded layer's blob is a copy of its
  * own. A plain or packed layer is decoded, and encoded with the options of the blob that it was made from (codec,
  * favor, probability bits, width of slabs), which it keeps, or with the default ones. The weights are the same, bit for
- * bit, and so are the bytes if this version's encoder had made the blob of these rows and columns. The call waits for
- * the device, and needs host memory for the dense weights, and on a GPU device memory as well. threads: 0 is one for
- * each core. *blob and *blob_bytes are set on success only. Errors: TRF_ERR_UNSUPPORTED for a coded shard that does not
- * begin and end at multiples of 256 or with the matrix, TRF_ERR_MEMORY. */
+ * bit, and so are the bytes if this version's encoder had made the blob of these rows and columns. Of BF16 weights that
+ * are FP8 times scales nothing is kept: PACKED8 encodes them as that where it finds the scales, PLAIN and PACKED as
+ * bf16, with the default options. The call waits for the device, and needs host memory for the dense weights, and on a
+ * GPU device memory as well. threads: 0 is one for each core. *blob and *blob_bytes are set on success only. Errors:
+ * TRF_ERR_UNSUPPORTED for a coded shard that does not begin and end at multiples of 256 or with the matrix,
+ * TRF_ERR_MEMORY. */
 TRF_API trf_status trf_device_layer_encode(const trf_device_layer *layer, int threads, void **blob,
                                            uint64_t *blob_bytes, trf_error *err);
 

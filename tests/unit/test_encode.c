@@ -351,6 +351,49 @@ START_TEST(few_weights_keep_their_codes) {
 }
 END_TEST
 
+/* Scale groups and blocks that stick out of a matrix have more scales for its weights than whole ones. The codes must
+ * not shrink to pay for them, and here would be zeros. loop: matrix. */
+START_TEST(cut_scale_groups_keep_their_codes) {
+    static const struct {
+        uint32_t rows, cols;
+        trf_granularity granularity;
+        uint32_t size;
+        double bits;
+    } cases[] = {
+        {1000, 17, TRF_GRANULARITY_SCALE_GROUP, 16, 2},  {1000, 18, TRF_GRANULARITY_SCALE_GROUP, 16, 3},
+        {1000, 33, TRF_GRANULARITY_SCALE_GROUP, 32, 2},  {1000, 16, TRF_GRANULARITY_SCALE_GROUP, 128, 2},
+        {1000, 2, TRF_GRANULARITY_SCALE_GROUP, 128, 4},  {3000, 1, TRF_GRANULARITY_SCALE_GROUP, 16, 8},
+        {1, 1000, TRF_GRANULARITY_SCALE_BLOCK, 16, 2},   {2, 2000, TRF_GRANULARITY_SCALE_BLOCK, 16, 3},
+        {17, 1000, TRF_GRANULARITY_SCALE_BLOCK, 16, 2},  {70, 300, TRF_GRANULARITY_SCALE_GROUP, 1 << 20, 2},
+        {2000, 1, TRF_GRANULARITY_SCALE_BLOCK, 1024, 4},
+    };
+    const uint32_t rows = cases[_i].rows, cols = cases[_i].cols;
+    const size_t count = (size_t)rows * cols;
+    float *weights = malloc(count * sizeof *weights);
+    rng.state = 8;
+    for (size_t i = 0; i < count; i++)
+        weights[i] = (float)(0.02 * normal());
+    for (int k = 0; k < 2; k++) {
+        trf_encode_options options = default_options((trf_favor)k);
+        options.codec = TRF_CODEC_INT;
+        options.bits = cases[_i].bits;
+        options.granularity = cases[_i].granularity;
+        options.scale_group_size = cases[_i].size;
+        encoded e = encode(weights, TRF_DTYPE_F32, rows, cols, &options);
+        /* The error of few_weights_keep_their_codes, with more room where codes have less than two bits. Scales of
+         * whole groups and blocks are part of the bits. */
+        const double side = cases[_i].size,
+                     asked_for = 16 / (options.granularity == TRF_GRANULARITY_SCALE_BLOCK ? side * side : side),
+                     left = 0.95 * options.bits - 0.13 - kNarrowSlabs - asked_for,
+                     due = sqrt(2 * 3.141592653589793 * 2.718281828459045 / 12) * exp2(-left);
+        ck_assert_msg(e.report.relative_rms_error < (left < 2 ? 1.35 : 1.15) * due, "%ux%u, %g bits: error %g, not %g",
+                      rows, cols, options.bits, e.report.relative_rms_error, due);
+        free(e.blob);
+    }
+    free(weights);
+}
+END_TEST
+
 START_TEST(int4_codes_cost_their_entropy) {
     size_t n = 512 * 512;
     int8_t *codes = malloc(n);
@@ -491,6 +534,7 @@ int main(void) {
     tcase_add_test(tests, noise_is_stored);
     tcase_add_loop_test(tests, rate_control_hits_its_bits, 0, 4);
     tcase_add_loop_test(tests, few_weights_keep_their_codes, 0, 8);
+    tcase_add_loop_test(tests, cut_scale_groups_keep_their_codes, 0, 11);
     tcase_add_test(tests, int4_codes_cost_their_entropy);
     tcase_add_test(tests, bad_arguments);
     suite_add_tcase(suite, tests);
