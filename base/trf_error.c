@@ -89,3 +89,9 @@ void trf_make_printable(char *text) {
     if (needed > end - start)
         text[start - 1] = 0;
 }
+
+trf_status trf_sanitize_error(trf_status status, trf_error *err) {
+    if (status != TRF_OK && err)
+        trf_make_printable(err->message);
+    return status;
+}

@@ -24,6 +24,10 @@ __attribute__((format(printf, 3, 4))) trf_status trf_prefix_error(trf_error *err
  * end is left out. */
 void trf_make_printable(char *text);
 
+/* Ends public functions whose messages quote names of files or tensors: makes the message one line, whatever these
+ * hold. @return status. */
+trf_status trf_sanitize_error(trf_status status, trf_error *err);
+
 #ifdef __clang_analyzer__
 /* clang-tidy reads one source at a time and would follow every failure as if it could return TRF_OK. The sources that
  * define these functions undefine the macros. */

@@ -53,13 +53,6 @@ static trf_status map_file(const char *path, void **mapping, size_t *bytes, trf_
     return status;
 }
 
-/* Makes a message about a file one line, whatever the file's name holds. */
-static trf_status fail_on_file(trf_status status, trf_error *err) {
-    if (err)
-        trf_make_printable(err->message);
-    return status;
-}
-
 trf_status trf_layer_open(const char *path, trf_layer **layer, trf_error *err) {
     void *mapping = NULL;
     size_t bytes = 0;
@@ -67,14 +60,14 @@ trf_status trf_layer_open(const char *path, trf_layer **layer, trf_error *err) {
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "opening a layer needs a path, and a place for it");
     trf_status status = map_file(path, &mapping, &bytes, err);
     if (status != TRF_OK)
-        return fail_on_file(status, err);
+        return trf_sanitize_error(status, err);
     status = trf_layer_from_memory(mapping, bytes, layer, err);
     if (status != TRF_OK) {
         if (mapping)
             munmap(mapping, bytes);
         if (err && err->offset != TRF_NO_OFFSET)
             trf_prefix_error(err, status, "byte %llu", (unsigned long long)err->offset);
-        return fail_on_file(trf_prefix_error(err, status, "%s", path), err);
+        return trf_sanitize_error(trf_prefix_error(err, status, "%s", path), err);
     }
     (*layer)->mapping = mapping;
     (*layer)->mapping_bytes = bytes;

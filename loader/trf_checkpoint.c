@@ -16,12 +16,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-trf_status trf_sanitize_error(trf_status status, trf_error *err) {
-    if (status != TRF_OK && err)
-        trf_make_printable(err->message);
-    return status;
-}
-
 const trf_checkpoint *trf_checkpoint_model(const trf_checkpoint *checkpoint, size_t number) {
     if (checkpoint->num_parts)
         return number < checkpoint->num_parts ? checkpoint->parts[number] : NULL;

@@ -90,9 +90,6 @@ typedef void trf_look_at_blob_fn(void *context, const struct trf_blob_view *view
 trf_status trf_checkpoint_look(trf_checkpoint *checkpoint, uint64_t index, trf_look_at_blob_fn *look, void *context,
                                trf_tensor_info *info, trf_error *err);
 
-/* Ends every public function: it makes the message one line, whatever names it quotes. @return status. */
-trf_status trf_sanitize_error(trf_status status, trf_error *err);
-
 struct trf_model_config; /* trf_model_config.h */
 
 /* A model that is written to an output. */

@@ -75,11 +75,9 @@ static trf_status take_layer(const trf_layout_layer *from, trf_layout_layer *lay
         fault = "coded layers are to share too many bytes";
     if (!fault)
         return TRF_OK;
-    trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s%s%s", layer->name ? layer->name : "", layer->name ? ": " : "",
-             fault);
-    if (err)
-        trf_make_printable(err->message);
-    return TRF_ERR_ARGUMENT;
+    return trf_sanitize_error(trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s%s%s", layer->name ? layer->name : "",
+                                       layer->name ? ": " : "", fault),
+                              err);
 }
 
 /* @return the most bytes of a layer in the layouts that it may have. */

@@ -14,7 +14,6 @@
  * layouts. The three numbers of the device may be missing, too; the library's tables of crossovers
  * (runtime/tuning/crossovers) are made with them. */
 #include "transfuse/device_memory.h"
-#include "trf_checkpoint.h"
 #include "trf_json.h"
 #include "trf_output.h"
 #include "trf_packed_wgmma_sizes.h"
