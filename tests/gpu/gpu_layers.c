@@ -152,9 +152,9 @@ gpu_layer gpu_layer_of_blob(const char *name, void *blob, uint64_t blob_bytes) {
     return layer;
 }
 
-void *gpu_encode(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
-                 gpu_weight_kind kind, const char *name, uint64_t *blob_bytes) {
-    void *weights = gpu_make_weights(rng, recipe, shape, kind), *blob;
+void *gpu_encode_weights(const void *weights, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols,
+                         gpu_shape shape, const char *name, uint64_t *blob_bytes) {
+    void *blob;
     trf_encode_options options;
     trf_error err = {0};
     trf_encode_options_init(&options);
@@ -167,6 +167,14 @@ void *gpu_encode(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint3
     options.verify = 0;
     const trf_matrix matrix = test_matrix(weights, recipe->dtype, shape.rows, shape.cols);
     gpu_check(trf_encode_layer(&matrix, &options, &blob, blob_bytes, NULL, &err), TRF_OK, &err, name);
+    return blob;
+}
+
+void *gpu_encode(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+                 gpu_weight_kind kind, const char *name, uint64_t *blob_bytes) {
+    void *const weights = gpu_make_weights(rng, recipe, shape, kind), *const blob = gpu_encode_weights(
+                                                                          weights, recipe, favor, slab_cols, shape,
+                                                                          name, blob_bytes);
     free(weights);
     return blob;
 }

@@ -60,8 +60,12 @@ typedef struct gpu_layer {
 /* Makes weights of a recipe's dtype; malloc'd. */
 void *gpu_make_weights(test_rng *rng, const gpu_recipe *recipe, gpu_shape shape, gpu_weight_kind kind);
 
-/* Makes such weights and encodes them. slab_cols: as in trf_encode_options. name: for messages. @return the blob,
+/* Encodes weights of a recipe's dtype. slab_cols: as in trf_encode_options. name: for messages. @return the blob,
  * malloc'd. */
+void *gpu_encode_weights(const void *weights, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols,
+                         gpu_shape shape, const char *name, uint64_t *blob_bytes);
+
+/* Makes such weights and encodes them. */
 void *gpu_encode(test_rng *rng, const gpu_recipe *recipe, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
                  gpu_weight_kind kind, const char *name, uint64_t *blob_bytes);
 

@@ -285,23 +285,17 @@ static uint16_t draw_exception(test_rng *rng, trf_dtype dtype) {
 }
 
 /* A sound layer; of one of its slabs so many of 32 weights are exceptions, of the others few. */
-static gpu_layer make_full_slab(test_rng *rng, int recipe, uint32_t of_32) {
+static gpu_layer make_full_slab(test_rng *rng, const gpu_recipe *recipe, uint32_t of_32) {
+    static const char name[] = "a slab full of exceptions";
     static const gpu_shape shape = {256, 512};
-    const trf_dtype dtype = kGpuRecipes[recipe].dtype;
-    uint16_t *weights = gpu_make_weights(rng, &kGpuRecipes[recipe], shape, GPU_WEIGHTS_NORMAL);
+    uint16_t *weights = gpu_make_weights(rng, recipe, shape, GPU_WEIGHTS_NORMAL);
     for (uint32_t i = 0; i < TRF_SLAB_ROWS * 256; i++)
         if (test_below(rng, 32) < of_32)
-            weights[i / 256 * shape.cols + i % 256] = draw_exception(rng, dtype);
-    trf_encode_options options;
-    trf_error err = {0};
+            weights[i / 256 * shape.cols + i % 256] = draw_exception(rng, recipe->dtype);
     uint64_t bytes;
-    void *blob;
-    trf_encode_options_init(&options);
-    options.slab_cols = 256;
-    const trf_matrix matrix = test_matrix(weights, dtype, shape.rows, shape.cols);
-    gpu_check(trf_encode_layer(&matrix, &options, &blob, &bytes, NULL, &err), TRF_OK, &err, "a full slab");
+    void *const blob = gpu_encode_weights(weights, recipe, TRF_FAVOR_SPEED, 256, shape, name, &bytes);
     free(weights);
-    return gpu_layer_of_blob("a slab full of exceptions", blob, bytes);
+    return gpu_layer_of_blob(name, blob, bytes);
 }
 
 /* All 8,192 weights of the first layer are exceptions; its streams are too long for fused products, which take the
@@ -309,8 +303,8 @@ static gpu_layer make_full_slab(test_rng *rng, int recipe, uint32_t of_32) {
  * take the fourth one (3,100). */
 static gpu_layer make_full_layer(test_rng *rng, int i) {
     return i == 0   ? gpu_layer_of_golden("e4m3_all_exceptions.trf")
-           : i == 3 ? make_full_slab(rng, 1, 16)
-                    : make_full_slab(rng, 0, i == 1 ? 8 : 6);
+           : i == 3 ? make_full_slab(rng, &kGpuRecipes[1], 16)
+                    : make_full_slab(rng, &kGpuRecipes[0], i == 1 ? 8 : 6);
 }
 
 /* @return how long each call takes at most for sound layers with a slab full of exceptions; measured once. */
