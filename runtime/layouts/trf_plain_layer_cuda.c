@@ -118,13 +118,16 @@ static trf_status unpack(const trf_device_layer *from, uint16_t *weights, trf_er
 static trf_status convert_buffer(const trf_device_layer *made, const trf_device_layer *from, uint8_t *buffer,
                                  trf_error *err) {
     uint16_t *const weights = (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET);
+    const cudaStream_t stream = trf_cuda_copier_work_stream(made->context->copier);
     trf_plain_head head;
     trf_status status =
         from->layout->layout == TRF_LAYOUT_CODED ? decode_coded(from, weights, err) : unpack(from, weights, err);
     if (status != TRF_OK)
         return status;
     trf_plain_head_write(&made->header, &made->info, &head);
-    status = trf_check_cuda(cudaMemcpy(buffer, &head, sizeof head, cudaMemcpyHostToDevice), "converting a layer", err);
+    /* On the stream of the kernel that adds the checksum to the head. */
+    status = trf_check_cuda(cudaMemcpyAsync(buffer, &head, sizeof head, cudaMemcpyHostToDevice, stream),
+                            "converting a layer", err);
     return status == TRF_OK ? add_checksum(made, buffer, err) : status;
 }
 

@@ -40,8 +40,7 @@ trf_status trf_cuda_note_fault(const trf_device_layer *layer, trf_device_fault f
     trf_device_fault known;
     trf_status status = trf_cuda_copy_back(layer->context->copier, &known, layer->view.fault, sizeof known, err);
     if (status == TRF_OK && !known.set)
-        status = trf_check_cuda(cudaMemcpy(layer->view.fault, &found, sizeof found, cudaMemcpyHostToDevice),
-                                "noting a layer's fault", err);
+        status = trf_cuda_upload(layer->context, layer->view.fault, &found, sizeof found, err);
     return status == TRF_OK ? trf_cuda_check_layer(layer, err) : status;
 }
 

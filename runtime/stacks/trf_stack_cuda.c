@@ -63,10 +63,11 @@ static trf_status allocate_stack(trf_stack *stack, trf_error *err) {
         trf_check_cuda(cudaMalloc((void **)&device->memory_dev, bytes), "allocating device memory", err);
     if (status != TRF_OK)
         return trf_prefix_error(err, status, "%llu bytes for %u layers", (unsigned long long)bytes, stack->count);
-    status = trf_check_cuda(cudaMemset(device->memory_dev, 0, cuda_fixed_bytes(stack->count)), "clearing faults", err);
+    status =
+        trf_check_cuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "a stream for copies", err);
     if (status == TRF_OK)
-        status = trf_check_cuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking),
-                                "a stream for copies", err);
+        status = trf_check_cuda(cudaMemsetAsync(device->memory_dev, 0, cuda_fixed_bytes(stack->count), device->stream),
+                                "clearing faults", err);
     return status;
 }
 
@@ -219,7 +220,7 @@ static trf_status make_events(trf_stack *stack, trf_error *err) {
             error = cudaEventCreateWithFlags(&copy->used, cudaEventDisableTiming);
     }
     if (!error) /* waits for the clearing of faults, too */
-        error = cudaStreamSynchronize(NULL);
+        error = cudaStreamSynchronize(stack->device->stream);
     return trf_check_cuda(error, "making events", err);
 }
 

@@ -116,7 +116,6 @@ FAILS(cudaMemcpy2DAsync,
       (void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t rows,
        enum cudaMemcpyKind kind, cudaStream_t stream),
       (to, to_pitch, from, from_pitch, width, rows, kind, stream))
-FAILS(cudaMemset, (void *memory, int value, size_t bytes), (memory, value, bytes))
 FAILS(cudaMemsetAsync, (void *memory, int value, size_t bytes, cudaStream_t stream), (memory, value, bytes, stream))
 FAILS(cudaMemset2DAsync, (void *memory, size_t pitch, int value, size_t width, size_t rows, cudaStream_t stream),
       (memory, pitch, value, width, rows, stream))

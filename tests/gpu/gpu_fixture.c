@@ -73,11 +73,13 @@ gpu_memory gpu_memory_make(uint64_t bytes) {
 gpu_memory gpu_memory_copy_of(const void *host, uint64_t bytes) {
     gpu_memory memory = gpu_memory_make(bytes);
     CUDA(cudaMemcpy(memory.at, host, bytes, cudaMemcpyHostToDevice));
+    CUDA(cudaStreamSynchronize(NULL)); /* it has arrived, for all streams */
     return memory;
 }
 
 void gpu_memory_poison(const gpu_memory *memory) {
     CUDA(cudaMemset(memory->at, 0xFF, memory->bytes + memory->guard_bytes));
+    CUDA(cudaStreamSynchronize(NULL));
     CUDA(cudaDeviceSynchronize()); /* streams that do not wait for the default one follow */
 }
 
