@@ -52,6 +52,10 @@ void soak_thread_end(soak_thread *thread) {
         thread->soak->device->destroy_stream(thread->stream);
 }
 
+enum {
+    MOST_TOLD = 20 /* failures, at once */
+};
+
 void soak_fail(soak_thread *thread, const char *format, ...) {
     char text[1600];
     va_list args;
@@ -60,9 +64,13 @@ void soak_fail(soak_thread *thread, const char *format, ...) {
     va_end(args);
     soak *soak = thread->soak;
     pthread_mutex_lock(&soak->lock);
-    if (!soak->failures++)
+    if (!soak->failures)
         snprintf(soak->first_failure, sizeof soak->first_failure, "thread %d, step %llu: %s", thread->number,
                  (unsigned long long)thread->step, text);
+    if (soak->failures++ < MOST_TOLD) {
+        printf("soak: thread %d, step %llu: %s\n", thread->number, (unsigned long long)thread->step, text);
+        fflush(stdout);
+    }
     pthread_mutex_unlock(&soak->lock);
 }
 

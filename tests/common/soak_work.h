@@ -172,7 +172,7 @@ typedef struct soak_thread {
 void soak_thread_begin(soak *soak, int number, uint64_t seed, soak_thread *thread);
 void soak_thread_end(soak_thread *thread);
 
-/* Notes a failure; the first one is told at the end. */
+/* Notes a failure, and prints the first 20 of a run; the first one is told at the end, too. */
 void soak_fail(soak_thread *thread, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* @return whether the status is the one that is due, of a call whose error is the thread's; else it is noted. */

@@ -119,6 +119,7 @@ def run_act(faults, name, act, every, lasts):
             result = None
         finally:
             calls = end()
+        assert calls > 0, (name, "no call of the library's is counted")
         if result is not None:
             assert result == right, (name, number, "another result")
             survived += 1
