@@ -88,8 +88,9 @@ TRF_API trf_status trf_device_layer_get_converted_size(const trf_device_layer *l
  * blob. Both layers exist afterwards: the old one stays as it is, with its plans, and may be in use meanwhile; the new
  * one has the same rows and columns, has no plan yet, and does not need the old one. memory is the caller's, as
  * trf_layer_memory has it, and does not overlap the old layer's; with NULL or zeros the library allocates. When the
- * call returns any stream may use the new layer. A GPU's layer does not pass the host, but takes some device memory
- * while the call lasts. Errors: TRF_ERR_ARGUMENT, also where the layer lies so already, or where memory is too small,
+ * call returns any stream may use the new layer. Of an old layer that is not coded the call waits for the device, whose
+ * work may still be writing it. A GPU's layer does not pass the host, but takes some device memory while the call
+ * lasts. Errors: TRF_ERR_ARGUMENT, also where the layer lies so already, or where memory is too small,
  * misaligned or the old layer's; TRF_ERR_UNSUPPORTED for a codec that the layout does not take, weights that cannot be
  * packed, CODED, and a stack's layer; TRF_ERR_RANS where a tile does not decode, which trf_device_layer_check of the
  * old layer says, too. The content of memory is unspecified after a failure. */

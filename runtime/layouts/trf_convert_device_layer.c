@@ -66,7 +66,10 @@ trf_status trf_device_layer_convert(const trf_device_layer *layer, trf_layout la
     made->info = layer->info;
     made->header = layer->header;
     trf_forget_scaled_fp8(made);
-    status = ops->convert(made, layer, &given, err);
+    if (layer->layout->layout != TRF_LAYOUT_CODED) /* the caller's work may still be writing another one over it */
+        status = layer->layout->check(layer, err);
+    if (status == TRF_OK)
+        status = ops->convert(made, layer, &given, err);
     if (status == TRF_OK)
         *converted = made;
     else

@@ -163,6 +163,10 @@ static cudaError_t read_fault(const trf_device_layer *layer, trf_device_fault *f
     cudaError_t error = cudaDeviceSynchronize();
     if (!error)
         error = cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
+    if (!error && fault->set) /* a kernel that has begun since says that there is one before it says where */
+        error = cudaDeviceSynchronize();
+    if (!error && fault->set)
+        error = cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
     const uint64_t tile = (uint64_t)fault->tile_high << 32 | fault->tile_low;
     const int is_tile = tile < (uint64_t)view->num_tile_rows * view->num_tile_cols;
     if (!error && fault->set && is_tile && layer->host)

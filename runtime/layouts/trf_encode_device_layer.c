@@ -38,13 +38,16 @@ static trf_status copy_blob(const trf_device_layer *layer, void **blob, uint64_t
     return TRF_OK;
 }
 
-/* Decodes the weights to host memory, dense and in the source's dtype. */
+/* Decodes the weights to host memory, dense and in the source's dtype. On a GPU it waits for work that may still be
+ * writing the layer. */
 static trf_status decode_to_host(const trf_device_layer *layer, void *weights, uint64_t bytes, trf_error *err) {
     const trf_context *context = layer->context;
     void *decoded;
     if (context->device == TRF_DEVICE_CPU)
         return layer->layout->decode(layer, TRF_DECODE_SOURCE, weights, NULL, err);
-    trf_status status = context->ops->allocate(context, bytes, &decoded, err);
+    trf_status status = layer->layout->check(layer, err);
+    if (status == TRF_OK)
+        status = context->ops->allocate(context, bytes, &decoded, err);
     if (status != TRF_OK)
         return status;
     status = layer->layout->decode(layer, TRF_DECODE_SOURCE, decoded, NULL, err);

@@ -90,7 +90,8 @@ static trf_status copy_section(const trf_context *context, uint8_t *to, const vo
     return context->ops->copy_rows(context, &copy, NULL, err);
 }
 
-/* Writes the layer's buffer. The copies are complete when it returns: uploading the head waits for them. */
+/* Writes the layer's buffer. The copies are complete when it succeeds: uploading the head waits for them. They follow
+ * all work that was queued before finish_head, which waited for the device. */
 static trf_status write_buffer(const trf_join *join, uint8_t *at, trf_error *err) {
     const trf_context *context = join->layers[0]->context;
     uint8_t *lines = at + join->head.lines_offset, *tiles = at + join->head.tiles_offset;
@@ -171,6 +172,8 @@ trf_status trf_device_layer_join(const trf_device_layer *const *layers, uint32_t
     if (status != TRF_OK) {
         if (owned)
             layers[0]->context->ops->release(layers[0]->context, owned);
+        else if (made) /* copies to the caller's memory may be queued */
+            layers[0]->layout->check(layers[0], NULL);
         free(made);
         return status;
     }

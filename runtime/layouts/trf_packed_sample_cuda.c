@@ -149,16 +149,16 @@ trf_status trf_cuda_search_all(const trf_context *context, const trf_rows_to_pac
 
 /* ---- coded layers ---- */
 
-/* Queues the decoding of the rows, and the copies of their offsets. @return a cudaError_t. */
+/* Queues the decoding of the rows, and the copies of their offsets. ids: where their numbers go, until the stream has
+ * been waited for. @return a cudaError_t. */
 static int look_up(const trf_device_layer *layer, const trf_packed_window_rows *chosen, const sample_places *places,
-                   uint8_t *memory, cudaStream_t stream) {
-    int32_t ids[TRF_PACKED_WINDOW_ROWS];
+                   uint8_t *memory, cudaStream_t stream, int32_t ids[TRF_PACKED_WINDOW_ROWS]) {
     const trf_row_lookup lookup = {memory + places->ids_at, sizeof *ids, chosen->count, TRF_DECODE_ELEMENTS,
                                    memory + places->rows_at};
     for (uint32_t i = 0; i < chosen->count; i++)
         ids[i] = (int32_t)(i * chosen->step);
-    int error = cudaMemcpyAsync(memory + places->ids_at, ids, sizeof *ids * chosen->count, cudaMemcpyHostToDevice,
-                                stream); /* it has read them when it returns */
+    int error =
+        cudaMemcpyAsync(memory + places->ids_at, ids, sizeof *ids * chosen->count, cudaMemcpyHostToDevice, stream);
     const int8_t *const offsets = trf_layer_row_offsets(layer);
     if (!error && offsets)
         error = cudaMemcpy2DAsync(memory + places->offsets_at, 1, offsets + layer->shard.row, chosen->step, 1,
@@ -178,6 +178,7 @@ trf_status trf_cuda_sample_window(const trf_device_layer *layer, const trf_load_
         .scratch = scratch,
         .memory = memory,
     };
-    const int error = look_up(layer, &chosen, &places, memory, stream);
+    int32_t ids[TRF_PACKED_WINDOW_ROWS];
+    const int error = look_up(layer, &chosen, &places, memory, stream, ids);
     return count(&of, error, stream, window, err);
 }

@@ -79,7 +79,10 @@ static trf_status fill_buffer(const trf_device_layer *made, trf_layer_feed *feed
         return status;
     trf_plain_head_write(&made->header, &made->info, &head);
     status = trf_staging_finish(context->staging, buffer, &head, sizeof head, err);
-    return status == TRF_OK ? add_checksum(made, buffer, err) : status;
+    if (status == TRF_OK)
+        return add_checksum(made, buffer, err);
+    trf_staging_drain(context->staging); /* the memory may be the caller's */
+    return status;
 }
 
 /* ---- converting ---- */
@@ -106,12 +109,11 @@ static trf_status decode_coded(const trf_device_layer *from, uint16_t *weights, 
 static trf_status unpack(const trf_device_layer *from, uint16_t *weights, trf_error *err) {
     const cudaStream_t stream = trf_cuda_copier_work_stream(from->context->copier);
     const trf_unpack_target target = {weights, from->info.cols, TRF_PLAIN_WEIGHT_BYTES};
-    int error = from->layout->layout == TRF_LAYOUT_PACKED8
-                    ? trf_launch_unpack8(&from->packed8, 0, from->info.rows, &target, stream)
-                    : trf_launch_unpack(&from->packed, 0, from->info.rows, &target, stream);
-    if (!error)
-        error = cudaStreamSynchronize(stream);
-    return trf_check_cuda(error, "unpacking a layer", err);
+    const int error = from->layout->layout == TRF_LAYOUT_PACKED8
+                          ? trf_launch_unpack8(&from->packed8, 0, from->info.rows, &target, stream)
+                          : trf_launch_unpack(&from->packed, 0, from->info.rows, &target, stream);
+    const int waited = cudaStreamSynchronize(stream); /* after a failure, too: the caller's memory is given back */
+    return trf_check_cuda(error ? error : waited, "unpacking a layer", err);
 }
 
 /* Does what fill_buffer does, from a device layer. */

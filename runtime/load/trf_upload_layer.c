@@ -289,7 +289,8 @@ static trf_status take_parts(trf_upload *upload, trf_error *err) {
         if (status == TRF_OK) {
             upload->taken++;
             status = send_waiting(upload, err);
-        }
+        } else
+            upload->is_abandoned = 1; /* before another thread takes the part once more */
     }
     return status;
 }
