@@ -138,7 +138,8 @@ typedef struct trf_pack_options {
      * of gate and up in turns, or NULL. The new layer takes its layout, and its window and number of stored tiles, so
      * that their buffers differ by the weights alone. Copy the new buffer over the old one, after all work that uses
      * the old weights, and the old layer's plans, and CUDA graphs that have captured them, multiply by the new weights.
-     * stored_room does not count then. */
+     * Copy by cudaMemcpyAsync on the next product's stream, or wait for your own kernel that copies: products may read
+     * weights before the kernel in front of them has ended. stored_room does not count then. */
     const trf_device_layer *like;
     int packed_bf16; /* 1: the layer is PACKED, of FP8 as well; as in trf_load_options */
 } trf_pack_options;

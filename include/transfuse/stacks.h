@@ -64,7 +64,8 @@ TRF_API trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index
 TRF_API trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err);
 
 /* Undoes one trf_stack_acquire. What `stream` has been given before may still use the layer; what comes later may not.
- * Starts copies of layers ahead where there is room now. Errors: TRF_ERR_ARGUMENT (not acquired). */
+ * Starts copies of layers ahead where there is room now. Errors: TRF_ERR_ARGUMENT (not acquired); TRF_ERR_UNSUPPORTED
+ * when the stream is captured in a CUDA graph and the layer is offloaded. */
 TRF_API trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err);
 
 /* Does trf_stack_acquire, trf_linear and trf_stack_release for layer `index`, whose plan it is, with their errors. */

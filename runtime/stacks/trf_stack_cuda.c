@@ -330,20 +330,28 @@ static trf_status cuda_wait(trf_stack *stack, uint32_t index, trf_error *err) {
     return trf_check_cuda(error, "waiting for a layer's last use", err);
 }
 
+/* Fails if the stream is captured: copies are made when they are asked for, and not when a graph runs. */
+static trf_status refuse_capture(uint32_t index, trf_stream stream, trf_error *err) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    trf_status status =
+        trf_check_cuda(cudaStreamIsCapturing(stream, &capture), "asking whether a stream is captured", err);
+    if (status == TRF_OK && capture != cudaStreamCaptureStatusNone)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "layer %u is offloaded to host memory; that cannot be captured in a graph", index);
+    return status;
+}
+
 static trf_status cuda_await_copy(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(stack->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaStreamIsCapturing(stream, &capture);
-    if (!error && capture == cudaStreamCaptureStatusNone)
-        error = cudaStreamWaitEvent(stream, stack->device->copies[index].copied, 0);
+    status = refuse_capture(index, stream, err);
+    if (status == TRF_OK)
+        status = trf_check_cuda(cudaStreamWaitEvent(stream, stack->device->copies[index].copied, 0),
+                                "waiting for a layer's copy", err);
     trf_leave_device(&scope);
-    if (capture != cudaStreamCaptureStatusNone)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "layer %u is offloaded to host memory; that cannot be captured in a graph", index);
-    return trf_check_cuda(error, "waiting for a layer's copy", err);
+    return status;
 }
 
 static trf_status cuda_mark_use(trf_stack *stack, uint32_t index, int again, trf_stream stream, trf_error *err) {
@@ -352,12 +360,13 @@ static trf_status cuda_mark_use(trf_stack *stack, uint32_t index, int again, trf
     trf_status status = trf_enter_device(stack->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
+    status = refuse_capture(index, stream, err);
     /* An earlier use may have been on another stream. The event must stand for both uses. */
-    cudaError_t error = again ? cudaStreamWaitEvent(stream, used, 0) : cudaSuccess;
-    if (!error)
+    cudaError_t error = status == TRF_OK && again ? cudaStreamWaitEvent(stream, used, 0) : cudaSuccess;
+    if (status == TRF_OK && !error)
         error = cudaEventRecord(used, stream);
     trf_leave_device(&scope);
-    return trf_check_cuda(error, "marking a layer's use", err);
+    return status == TRF_OK ? trf_check_cuda(error, "marking a layer's use", err) : status;
 }
 
 const trf_stack_ops trf_cuda_stack_ops = {

@@ -32,6 +32,7 @@ from transfuse.torch._encode import encode
 from transfuse.torch._experts import TransfuseExperts, replace_experts
 from transfuse.torch._layouts import describe_packed_fp8, describe_refusals
 from transfuse.torch._modules import CompressedModule
+from transfuse.torch._streams import find_streams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -112,13 +113,18 @@ class Loader:
 
     def _read_all(self, loads: list[_Load], bar: Any) -> None:
         """Reads layers on several threads, in the order of the files, and sets them as they come."""
+        take_over_streams = find_streams()
+
+        def read(load: _Load) -> Callable[[], None]:
+            take_over_streams()
+            return self._read(load)
 
         def take(load: _Load, put: Callable[[], None]) -> None:
             put()
             bar.update(len(load.parts))
 
         loads = sorted(loads, key=lambda load: (load.parts[0].tensor.file, load.parts[0].tensor.file_offset))
-        run_on_threads(self._read, loads, take, num_threads=_THREADS, cancel=self._cancel)
+        run_on_threads(read, loads, take, num_threads=_THREADS, cancel=self._cancel)
 
     def _read(self, load: _Load) -> Callable[[], None]:
         """Reads what is to be loaded to the device of its target, adopted; the function that it returns sets it."""

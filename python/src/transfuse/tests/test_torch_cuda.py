@@ -24,6 +24,7 @@ if not torch.cuda.is_available():
 
 from transfuse.tests.test_torch_group_ops import make_experts
 from transfuse.tests.test_torch_ops import CODECS, Case, make_x
+from transfuse.tests.torch_cases import normal
 
 
 def capture(function: Callable[..., Any], *inputs: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -162,6 +163,26 @@ def test_streams() -> None:
         assert not stream.query()  # the host did not wait
         torch.cuda.current_stream().wait_stream(stream)
         assert same.all()
+
+
+def test_a_layer_that_is_dropped_while_its_product_waits() -> None:
+    """What says where its slabs lie is as safe as its buffer, though another stream was current when it was adopted."""
+    blob = tt.encode(normal(512, 512)).cuda()
+    x = make_x(4, 512, dtype=torch.bfloat16, device="cuda")
+    directory_bytes = int(_registry.get_size(blob, 0).directory_bytes)
+    torch.cuda.synchronize()
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        expected = tt.linear(x, blob, None, 512)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(400_000_000)
+    y = tt.linear(x, blob, None, 512)
+    del blob
+    gc.collect()
+    with torch.cuda.stream(other):
+        over = [torch.full((directory_bytes,), 255, dtype=torch.uint8, device="cuda") for _ in range(8)]
+    torch.cuda.synchronize()
+    assert torch.equal(y, expected) and len(over) == 8
 
 
 def test_threads_with_streams() -> None:

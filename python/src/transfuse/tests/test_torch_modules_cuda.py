@@ -181,3 +181,29 @@ def test_coded_experts_that_cannot_be_packed() -> None:
     assert "expert 0 cannot be packed for a product" in module.packing_refusal
     routes = tuple(each.cuda() for each in make_routes(65, hidden=512))
     assert same_bits(module(*routes), dense(*routes))
+
+
+@LAYOUTS
+def test_a_stream_that_still_writes_the_weights(layout: str) -> None:
+    """Compressing follows the caller's stream, though another thread does it."""
+    dense, model = make_model().cuda(), make_model(seed=1).cuda()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(400_000_000)
+        for late, given in zip(model.parameters(), dense.parameters()):
+            late.data.copy_(given)
+        compress_model(model, embeddings=True, layout=layout)
+        with exact():
+            ids = make_ids(model, 3, 5).cuda()
+            assert same_bits(model(ids), dense(ids))
+    torch.cuda.synchronize()
+
+
+def test_bytes_that_are_on_their_way_to_the_cpu() -> None:
+    model = make_model().cuda()
+    compress_model(model, layout="packed")
+    want = model.up.weight.cpu()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(400_000_000)
+    model.to("cpu", non_blocking=True)
+    assert _registry.is_known(model.up.weight) and same_bits(model.up.weight, want)

@@ -192,6 +192,8 @@ class BufferModule(nn.Module):
         if old.data_ptr() != old_pointer:
             # share_memory has moved the storage itself, so that nothing else has the old place forgotten.
             _registry.forget(_tensor_at(old_pointer, old.numel()))
+        if old.is_cuda and not buffer.is_cuda:
+            _registry.wait_for(old.device)  # with non_blocking=True the bytes are still on their way to the host
         adopt_moved(buffer)
         self._note_adoption()
 

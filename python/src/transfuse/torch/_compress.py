@@ -24,6 +24,7 @@ from transfuse.torch._dense_experts import lay_out_experts
 from transfuse.torch._experts import get_expert_names, replace_experts
 from transfuse.torch._modules import CompressedModule, TransfuseLinear, make_embedding
 from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, select
+from transfuse.torch._streams import find_streams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,6 +303,7 @@ def _prepare_experts(weight: Weight, options: dict[str, Any], layout: str) -> _P
 def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:
     """Runs `prepare`, and then the function that it returns, on a thread of its own; passes on what they raise.
 
+    The thread has the caller's current streams.
     An exception that comes meanwhile in the calling thread, such as KeyboardInterrupt, is passed on at once. Then
     `prepare` ends by itself, later, since the encoder cannot be stopped within a layer, and the function that it
     returned is not run. If that function has begun it is run to its end, since no KeyboardInterrupt reaches the thread.
@@ -310,9 +312,11 @@ def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:
     done = threading.Event()
     raised: list[BaseException] = []
     abandoned = False
+    take_over_streams = find_streams()
 
     def run() -> None:
         try:
+            take_over_streams()
             finish = prepare()
             with lock:
                 if not abandoned:

@@ -581,13 +581,17 @@ def _call_now(finalizer: weakref.finalize[..., torch.UntypedStorage]) -> None:
         function(*arguments)
 
 
-def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.Tensor) -> None:
+def _forget(device: int, pointer: int, offsets: list[int], directories: torch.Tensor) -> None:
     ops_library().trf_torch_forget_experts(device, pointer)
     for offset in offsets:
         ops_library().trf_torch_forget(device, pointer + offset)
     _finalizers.pop((device, pointer), None)
     _repacked.pop((device, pointer), None)
     _layout_reasons.pop((device, pointer), None)
+    # Products of the stream on which the buffer is dropped may still be read from the directories, which torch may have
+    # allocated for another stream: that on which the layer was adopted. A forked process has no streams.
+    if directories.is_cuda and torch.cuda.is_initialized():
+        directories.record_stream(torch.cuda.current_stream(directories.device))
 
 
 def layer_info(buffer: torch.Tensor) -> LayerInfo:
