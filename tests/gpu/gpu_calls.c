@@ -29,7 +29,7 @@ gpu_memory gpu_exact_memory(uint64_t bytes) {
 gpu_memory gpu_exact_copy_of(const void *host, uint64_t bytes) {
     gpu_memory memory = gpu_exact_memory(bytes);
     CUDA(cudaMemcpy(memory.at, host, bytes, cudaMemcpyHostToDevice));
-    CUDA(cudaStreamSynchronize(NULL));
+    CUDA(cudaStreamSynchronize(NULL)); /* it has arrived, for all streams */
     return memory;
 }
 

@@ -79,7 +79,6 @@ gpu_memory gpu_memory_copy_of(const void *host, uint64_t bytes) {
 
 void gpu_memory_poison(const gpu_memory *memory) {
     CUDA(cudaMemset(memory->at, 0xFF, memory->bytes + memory->guard_bytes));
-    CUDA(cudaStreamSynchronize(NULL));
     CUDA(cudaDeviceSynchronize()); /* streams that do not wait for the default one follow */
 }
 

@@ -336,6 +336,26 @@ START_TEST(refused) {
 }
 END_TEST
 
+/* Acquires each layer, and releases it while the stream is captured. @return for how many that is refused. */
+static uint32_t release_while_captured(const stack_run *run) {
+    const cudaStream_t stream = run->streams[0];
+    trf_error err = {0};
+    uint32_t refusals = 0;
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        cudaGraph_t graph;
+        gpu_check(trf_stack_acquire(run->stack, i, stream, &err), TRF_OK, &err, layers[i].name);
+        CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        const trf_status status = trf_stack_release(run->stack, i, stream, &err);
+        gpu_check(status, status ? TRF_ERR_UNSUPPORTED : TRF_OK, &err, layers[i].name);
+        CUDA(cudaStreamEndCapture(stream, &graph));
+        CUDA(cudaGraphDestroy(graph));
+        if (status)
+            gpu_check(trf_stack_release(run->stack, i, stream, &err), TRF_OK, &err, layers[i].name);
+        refusals += status != TRF_OK;
+    }
+    return refusals;
+}
+
 /* Resident layers are captured; offloaded layers are refused, and the capture goes on. */
 START_TEST(graphs) {
     make_layers();
@@ -365,6 +385,7 @@ START_TEST(graphs) {
         free(y);
         CUDA(cudaGraphExecDestroy(exec));
         CUDA(cudaGraphDestroy(graph));
+        ck_assert_uint_eq(release_while_captured(&run), LAYERS - run.info.resident);
         check_passes(&run, IN_ORDER, 1, 0);
         free_run(&run);
     }
