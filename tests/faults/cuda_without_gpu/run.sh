@@ -60,5 +60,11 @@ major=$(sed -n 's/^#define CUBLAS_VER_MAJOR \([0-9]*\).*/\1/p' "$cuda/include/cu
     head -n 1)
 ${CC:-cc} -w -shared -fPIC "$here/made_up_cublaslt.c" -o "$out/libcublasLt.so.$major"
 export LD_LIBRARY_PATH="$out"
+TRF_ACT_DIGESTS=1 MADE_UP_CUDA_AT_ONCE=1 "$out/calls/test" >"$out/at_once.txt"
+TRF_ACT_DIGESTS=1 "$out/calls/test" >"$out/late.txt"
+diff "$out/at_once.txt" "$out/late.txt" || {
+    echo "$0: other results where streams are late" >&2
+    exit 1
+}
 "$out/calls/test"
 "$out/memory/test"
