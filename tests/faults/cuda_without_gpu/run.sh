@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Lets every call of CUDA, and then every allocation, fail in the library's host code for a GPU, without a GPU: on a
 # made-up runtime, whose kernels do nothing, under the address sanitizer. Streams there do their work as late as CUDA
-# allows (made_up_cuda.c), which shows where one is not waited for. A test does a part of it where CUDA's headers are;
-# by hand:
+# allows (made_up_cuda.c), which shows where one is not waited for. A test where CUDA's headers are; by hand:
 #
 #     sh tests/faults/cuda_without_gpu/run.sh build/quick [CUDA'S FOLDER] [FLAGS]
 #
