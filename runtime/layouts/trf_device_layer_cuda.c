@@ -156,17 +156,18 @@ void trf_cuda_destroy_layer(trf_device_layer *layer) {
     trf_leave_device(&scope);
 }
 
+static cudaError_t wait_and_copy_fault(const trf_device_view *view, trf_device_fault *fault) {
+    const cudaError_t error = cudaDeviceSynchronize();
+    return error ? error : cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
+}
+
 /* Reads the fault once the device is idle, and the metadata of the tile that it names; they stay as they are if the
  * fault itself is corrupt and there is no such tile. If the layer is offloaded, these come from host memory. */
 static cudaError_t read_fault(const trf_device_layer *layer, trf_device_fault *fault, trf_tile_meta *meta) {
     const trf_device_view *view = &layer->view;
-    cudaError_t error = cudaDeviceSynchronize();
-    if (!error)
-        error = cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
+    cudaError_t error = wait_and_copy_fault(view, fault);
     if (!error && fault->set) /* a kernel that has begun since says that there is one before it says where */
-        error = cudaDeviceSynchronize();
-    if (!error && fault->set)
-        error = cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
+        error = wait_and_copy_fault(view, fault);
     const uint64_t tile = (uint64_t)fault->tile_high << 32 | fault->tile_low;
     const int is_tile = tile < (uint64_t)view->num_tile_rows * view->num_tile_cols;
     if (!error && fault->set && is_tile && layer->host)

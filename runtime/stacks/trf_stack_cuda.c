@@ -362,11 +362,12 @@ static trf_status cuda_mark_use(trf_stack *stack, uint32_t index, int again, trf
         return status;
     status = refuse_capture(index, stream, err);
     /* An earlier use may have been on another stream. The event must stand for both uses. */
-    cudaError_t error = status == TRF_OK && again ? cudaStreamWaitEvent(stream, used, 0) : cudaSuccess;
-    if (status == TRF_OK && !error)
-        error = cudaEventRecord(used, stream);
+    if (status == TRF_OK && again)
+        status = trf_check_cuda(cudaStreamWaitEvent(stream, used, 0), "marking a layer's use", err);
+    if (status == TRF_OK)
+        status = trf_check_cuda(cudaEventRecord(used, stream), "marking a layer's use", err);
     trf_leave_device(&scope);
-    return status == TRF_OK ? trf_check_cuda(error, "marking a layer's use", err) : status;
+    return status;
 }
 
 const trf_stack_ops trf_cuda_stack_ops = {

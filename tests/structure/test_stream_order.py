@@ -10,10 +10,10 @@ Usage: test_stream_order.py [--root DIR]; other arguments are those that every t
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
+import c_tokens
 from repository_files import C_SUFFIXES, ROOT, list_files, read_text, report
 
 FOLDERS = ("decoder_gpu/", "fused/", "packing/", "runtime/", "python/torch_ops/")
@@ -25,12 +25,15 @@ def find_unordered(text: str) -> list[tuple[int, str]]:
 
     A copy to the host alone is none of them: it returns when the bytes are there.
     """
-    code = re.sub(r"/\*.*?\*/", lambda comment: "\n" * comment.group().count("\n"), text, flags=re.DOTALL)
-    return [
-        (code.count("\n", 0, call.start()) + 1, call.group(1))
-        for call in re.finditer(r"\b(cudaMemset\w*|cudaMemcpy\w*)\s*\(([^;]*)", code)
-        if "Async" not in call.group(1) and "DeviceToHost" not in call.group(2)
-    ]
+    tokens, _ = c_tokens.tokenize(text)
+    found = []
+    for at, token in enumerate(tokens):
+        if not token.text.startswith(("cudaMemset", "cudaMemcpy")) or "Async" in token.text:
+            continue
+        rest = [following.text for following in tokens[at + 1 :]]
+        if rest[:1] == ["("] and "cudaMemcpyDeviceToHost" not in rest[: rest.index(";")]:
+            found.append((token.line, token.text))
+    return found
 
 
 def test_finds() -> None:
