@@ -174,8 +174,8 @@ static void print_totals(const soak *soak, const soak_totals *totals, double sec
 
 /* Covers memory that is not the library's: what malloc cannot give back, CUDA's own, and Check's. */
 static soak_slack slack_of(const soak_device *device) {
-    return device->used_bytes ? (soak_slack){256 * MIB, 16 * MIB, 32 * MIB, 16, 4}
-                              : (soak_slack){64 * MIB, MIB / 8, 0, 0, 0};
+    return device->used_bytes ? (soak_slack){32 * MIB, 16 * MIB, 32 * MIB, 16, 4}
+                              : (soak_slack){16 * MIB, MIB / 8, 0, 0, 0};
 }
 
 void soak_run(const soak_device *device, soak_length length) {
@@ -186,12 +186,13 @@ void soak_run(const soak_device *device, soak_length length) {
     const soak_slack slack = slack_of(device);
     if (seconds && *seconds)
         length = (soak_length){.seconds = strtod(seconds, NULL)};
+    soak_measure_begin();
     soak_make_world(&soak, device);
     const double began = now_seconds();
     for (int quarter = 0; quarter < QUARTERS; quarter++) {
-        char when[32];
-        snprintf(when, sizeof when, "soak: after quarter %d", quarter + 1);
+        char when[64];
         run_quarter(&soak, quarter, &length, &totals);
+        snprintf(when, sizeof when, "soak: quarter %d, %llu steps", quarter + 1, (unsigned long long)totals.steps);
         if (soak.failures)
             break;
         const soak_measure now = soak_measure_now(device);
@@ -241,9 +242,10 @@ void soak_cycle(const soak_device *device, uint32_t cycles) {
     soak_measure first = {0};
     const char *asked = getenv("TRF_TEST_CYCLES");
     const soak_slack slack =
-        device->used_bytes ? (soak_slack){64 * MIB, 4 * MIB, 4 * MIB, 4, 4} : (soak_slack){4 * MIB, MIB / 16, 0, 0, 0};
+        device->used_bytes ? (soak_slack){16 * MIB, 4 * MIB, 4 * MIB, 4, 4} : (soak_slack){4 * MIB, MIB / 16, 0, 0, 0};
     if (asked && *asked)
         cycles = (uint32_t)strtoul(asked, NULL, 10);
+    soak_measure_begin();
     soak_make_world(&soak, device);
     soak_open_shared(&soak);
     soak_thread_begin(&soak, 0, soak.seed, &thread);
