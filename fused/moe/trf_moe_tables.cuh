@@ -22,6 +22,7 @@
 
 #include "trf_moe_args.cuh"
 #include "trf_moe_sort.cuh"
+#include "trf_packed_ring.cuh"
 
 #if TRF_HAS_SM_90A
 
@@ -102,7 +103,7 @@ template <class Config> struct trf_moe_tables {
     __device__ __forceinline__ void make(const trf_moe_args &a) const {
         const uint32_t experts = a.routes.experts, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES,
                        chunks = sorts(a) ? (a.routes.count + TRF_MOE_CHUNK - 1) / TRF_MOE_CHUNK : 0;
-        uint16_t *const counts = (uint16_t *)memory;
+        uint16_t *const counts = (uint16_t *)memory; /* where the ring will be */
         trf_moe_sorted_route sorted[kTurns];
         /* All of these loads are under way at once. */
         uint32_t expert[kTurns];
@@ -146,6 +147,7 @@ template <class Config> struct trf_moe_tables {
             if (a.route_slots && blockIdx.x == 0)
                 a.route_slots[route] = slot;
         }
+        trf_packed_leave_ring_memory();
         __syncthreads();
     }
 

@@ -44,6 +44,14 @@ enum {
 };
 #endif
 
+/* For a thread that has used the ring's memory for something else, before its block meets: racecheck does not see that
+ * the fence of the copying thread, which comes after that, orders the first copies behind it. */
+static __device__ __forceinline__ void trf_packed_leave_ring_memory() {
+#if TRF_FOR_RACECHECK
+    trf_fence_async_proxy();
+#endif
+}
+
 /* The numbers of the named barriers of PTX. The barriers of stages and of sums are mbarriers in shared memory. */
 enum {
     /* For a bulk kernel's consumers, before they put sums into shared memory, and before they read each other's. */
