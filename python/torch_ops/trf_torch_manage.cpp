@@ -236,9 +236,11 @@ trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *te
 
 void trf_torch_set_exact(int exact) { trf_torch::set_exact(exact != 0); }
 
-int trf_torch_is_known(int device, const void *buffer, uint64_t buffer_bytes) {
-    return trf_torch::find_layer(device, buffer, buffer_bytes).layer ||
-           trf_torch::find_experts(device, buffer, buffer_bytes);
+uint64_t trf_torch_get_bytes(int device, const void *buffer) {
+    if (const auto layer = trf_torch::find_layer(device, buffer, trf_torch::kAnyBytes).layer)
+        return layer->buffer_bytes;
+    const auto experts = trf_torch::find_experts(device, buffer, trf_torch::kAnyBytes);
+    return experts ? experts->container_bytes : 0;
 }
 
 int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer_info *info) {

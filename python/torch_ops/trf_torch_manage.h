@@ -74,8 +74,8 @@ TRF_TORCH_API trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, 
                                         uint32_t first_row, uint32_t num_rows, uint32_t first_col, uint32_t num_cols,
                                         const trf_layer_memory *memory, const int32_t *cancel, trf_error *err);
 
-/* @return whether there is a layer at a place, or a container of experts. */
-TRF_TORCH_API int trf_torch_is_known(int device, const void *buffer, uint64_t buffer_bytes);
+/* @return how many bytes the layer or container takes that begins at a place, or 0 if none does. */
+TRF_TORCH_API uint64_t trf_torch_get_bytes(int device, const void *buffer);
 
 /* @return whether there is a layer at a place; *info is filled then. */
 TRF_TORCH_API int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer_info *info);

@@ -103,6 +103,28 @@ def test_models(layout: str, device: str) -> None:
     assert tt.verify_model(nn.Linear(3, 4)) == 0
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_keys(device: str) -> None:
+    """Modules may have keys in place of buffers, as vLLM's layers do."""
+    layer = tt.encode(normal(256, 256)).to(device)
+    container = tt.make_container([tt.encode(normal(64, 128, seed=e)) for e in range(3)]).to(device)
+    model = nn.Module()
+    model.register_parameter("one", nn.Parameter(tt.layer_key(layer), requires_grad=False))
+    model.register_buffer("again", tt.layer_key(layer))
+    model.register_buffer("many", tt.layer_key(container))
+    model.register_buffer("copied", tt.layer_key(layer).clone())  # which is no key
+    model.register_buffer("other", torch.zeros(512, dtype=torch.uint8, device=device)[::2])
+    assert tt.verify_model(model) == 4
+    flip(layer, layer.numel() - 1)
+    with pytest.raises(transfuse.DataError, match="^one: .*changed in memory"):
+        tt.verify_model(model)
+    flip(layer, layer.numel() - 1)
+    last = tt.container_buffers(container)[2]
+    flip(last, last.numel() // 2)
+    with pytest.raises(transfuse.DataError, match="^many: expert 2: .*changed in memory"):
+        tt.verify_model(model)
+
+
 def test_buffers_that_are_none() -> None:
     with pytest.raises(transfuse.TransfuseError):
         tt.verify_layer(torch.zeros(4096, dtype=torch.uint8))

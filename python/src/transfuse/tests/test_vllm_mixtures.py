@@ -116,6 +116,7 @@ def test_packed() -> None:
         assert torch.equal(bits(decode(experts, "w13_weight")), bits(torch.cat([weights["w1"], weights["w3"]], dim=1)))
         assert torch.equal(bits(decode(experts, "w2_weight")), bits(weights["w2"]))
         check(apply(experts), reference(weights))
+        assert tt.verify_model(model) == 2 * EXPERTS
 
 
 def test_fused_tensors() -> None:
@@ -239,6 +240,7 @@ def test_reload(factor: float) -> None:
         _graphs.forget_changes()
         assert torch.equal(bits(decode(experts, "w2_weight")), bits(new["w2"]))
         check(apply(experts), reference(new))
+        assert tt.verify_model(model) == 2 * EXPERTS
 
 
 def test_missing_weights() -> None:

@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwi
 
 import transfuse
 import transfuse.torch as tt
+from transfuse import DataError
 from transfuse.tests import vllm_layers as layers
 from transfuse.tests.vllm_layers import bits, layers_of_rank, load, make_model, random_weights
 from transfuse.vllm import _graphs, _model_loading, _packer
@@ -269,8 +270,19 @@ def test_weights_that_cannot_be_packed() -> None:
         model = make_model(noise=layer)
         load(model, [("noise.weight", weight, None)])
         layers.finish(model)
-        assert layer.transfuse_packed.layout == "plain"
+        packed = layer.transfuse_packed
+        assert packed.layout == "plain"
         assert torch.equal(bits(decode(layer)), bits(weight))
+        address, other = packed.buffer.data_ptr(), weight.flip(0)
+        initialize_layerwise_reload(model)
+        load(model, [("noise.weight", other, None)])
+        layers.finish(model)
+        assert packed.layout == "plain" and packed.buffer.data_ptr() == address
+        assert torch.equal(bits(decode(layer)), bits(other))
+        assert tt.verify_model(model) == 1  # the checksum is that of the new weights
+        packed.buffer[-1] ^= 1
+        with pytest.raises(DataError, match="changed in memory"):
+            tt.verify_model(model)
 
 
 @pytest.mark.parametrize("settings", [{"layout": "plain"}, {"layuot": "packed"}, {"exact": 1}, {"exclude": "x"}, 3])

@@ -67,7 +67,7 @@ def ops_library() -> ctypes.CDLL:
         "trf_torch_pack_gate_up": (c_int, [c_int, dense, memory, c_void_p, error]),
         "trf_torch_get_load_size": (c_int, [c_int, c_void_p, c_char_p, c_int, *part, size, error]),
         "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, c_int, *part, memory, POINTER(c_int32), error]),
-        "trf_torch_is_known": (c_int, [c_int, c_void_p, c_uint64]),
+        "trf_torch_get_bytes": (c_uint64, [c_int, c_void_p]),
         "trf_torch_find": (c_int, [c_int, c_void_p, c_uint64, info]),
         "trf_torch_get_layout_reason": (None, [c_int, c_void_p, c_uint64, c_char_p, c_uint64]),
         "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, c_int, error]),

@@ -385,7 +385,17 @@ def repack(buffer: torch.Tensor, weight: torch.Tensor) -> None:
     adopt(buffer)
     if weight.device != buffer.device:
         raise ValueError(f"the layer is on {buffer.device}, weight is on {weight.device}")
-    made = _pack(weight, 0, buffer)
+    overwrite(buffer, _pack(weight, 0, buffer))
+
+
+def overwrite(buffer: torch.Tensor, made: torch.Tensor) -> None:
+    """Copies a layer over a known one that differs by its weights alone, which keeps its keys, plans and graphs.
+
+    Parameters
+    ----------
+    buffer, made : torch.Tensor, uint8, [buffer_bytes]
+        Two layers of one device, layout, shape and form, plain ones or packed ones.
+    """
     if buffer.device.type == "cpu":  # where ops recognize a layer by its first bytes, too
         forget(buffer)
         buffer.copy_(made)
@@ -523,8 +533,22 @@ class Keeping:
 
 def is_known(buffer: torch.Tensor) -> bool:
     """Returns whether the ops know a buffer or container."""
-    device, pointer = _place_of(buffer)
-    return bool(ops_library().trf_torch_is_known(device, pointer, buffer.numel()))
+    return _known_bytes(buffer) == buffer.numel() > 0
+
+
+def find_known(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the known buffer or container that a uint8 tensor is, or whose key it is, or None."""
+    size = _known_bytes(tensor)
+    if size == tensor.numel() > 0:
+        return tensor
+    if not size or tensor.numel() != KEY_BYTES:
+        return None
+    return tensor.detach().as_strided((size,), (1,))  # a key is a view of its buffer
+
+
+def _known_bytes(buffer: torch.Tensor) -> int:
+    """Returns how many bytes the layer or container takes that begins where this tensor does, or 0."""
+    return int(ops_library().trf_torch_get_bytes(*_place_of(buffer)))
 
 
 def layer_key(buffer: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from transfuse.torch import _registry
-from transfuse.torch._buffer_module import has_bytes
+from transfuse.torch._buffer_module import has_bytes, is_buffer
 from transfuse.torch._containers import read_head
 from transfuse.torch._experts import TransfuseExperts
 from transfuse.torch._modules import CompressedModule
@@ -43,8 +43,8 @@ def verify_layer(buffer: Tensor) -> None:
 def verify_model(model: nn.Module) -> int:
     """Does what `verify_layer` does for all compressed weights of a model that the ops know.
 
-    These are the parameters and buffers of `TransfuseLinear`, `TransfuseEmbedding` and `TransfuseExperts`, and of
-    vLLM's layers.
+    These are the parameters and buffers of `TransfuseLinear`, `TransfuseEmbedding` and `TransfuseExperts`, and all
+    others that are a known buffer, or the key of one (`layer_key`), as those of vLLM's layers are.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def verify_model(model: nn.Module) -> int:
 
 
 def _find_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields buffers and containers, once each, with their names.
+    """Yields buffers and containers, once each, with the names that they, or their keys (`layer_key`), have.
 
     Those of the modules of this package are adopted if they are unknown: on the CPU a layer is, whose first bytes have
     changed.
@@ -77,16 +77,20 @@ def _find_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         own = module._buffer_names() if isinstance(module, CompressedModule | TransfuseExperts) else ()
         for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
-            is_candidate = tensor.dtype == torch.uint8 and tensor.dim() == 1 and has_bytes(tensor)
-            place = (tensor.device, tensor.data_ptr()) if is_candidate else None
-            if place is None or place in seen:
+            if not is_buffer(tensor) or not has_bytes(tensor):
+                continue
+            if name not in own and not (tensor.is_contiguous() and tensor.device.type in ("cpu", "cuda")):
+                continue
+            place = (tensor.device, tensor.data_ptr())
+            if place in seen:
                 continue
             if name in own:
                 _registry.adopt(tensor)
-            elif not _registry.is_known(tensor):
+            known = _registry.find_known(tensor)
+            if known is None:
                 continue
             seen.add(place)
-            yield f"{path}.{name}" if path else name, tensor
+            yield f"{path}.{name}" if path else name, known
 
 
 def _verify_known(buffer: Tensor, what: str) -> int:

@@ -25,14 +25,12 @@ from transfuse import UnsupportedError
 from transfuse._memory_need import packed8_bytes, packed_bytes
 from transfuse._options import PACKED_LAYOUTS
 from transfuse.torch._load import TensorPart, load_assembled
-from transfuse.torch._registry import join_rows
+from transfuse.torch._registry import join_rows, overwrite
 from transfuse.vllm import _graphs
 from transfuse.vllm._lazy_weight import LazyWeight
 
 logger = init_logger("vllm.transfuse")
 
-# A plain or packed layer begins with a head of this many bytes.
-_HEAD_BYTES = 256
 # This many more tiles may have to be stored when a layer's weights change; a layer takes 4 KiB more for each.
 _STORED_ROOM = 16
 # Layers are placed at multiples of this.
@@ -100,10 +98,7 @@ class Packed:
                 logger.debug("transfuse: %s is packed anew: %s", name, refusal.message)
                 self._pack_anew(weight, name)
         elif self.layout == "plain":
-            rows, cols = self.shape
-            self.buffer[_HEAD_BYTES : _HEAD_BYTES + self.dense_bytes].view(torch.bfloat16).view(rows, cols).copy_(
-                weight
-            )
+            overwrite(self.buffer, _make_plain(weight))  # with the checksum of these weights
         else:
             raise ValueError(
                 f"{name}: weights of layers that lie coded cannot be changed while they serve; serve with "
@@ -295,6 +290,10 @@ def _make(
         return blob.to(weight.device), layout
     logger.info("transfuse: %s stays plain: %s", name, reason or "compressing does not make it smaller")
     return tt.convert_layer(blob.to(weight.device), "plain"), "plain"
+
+
+def _make_plain(weight: torch.Tensor) -> torch.Tensor:
+    return tt.convert_layer(tt.encode(weight).to(weight.device), "plain")
 
 
 def _count_bytes(shapes: Counter[tuple[int, int]], layout: str) -> int:
