@@ -7,8 +7,8 @@ static void round_to_bf16(const float *from, size_t n, uint16_t *elements, trf_e
     double weights = 0, error = 0;
     for (size_t i = 0; i < n; i++) {
         elements[i] = trf_f32_to_bf16(from[i]);
-        uint32_t magnitude = trf_f32_bits(from[i]) & 0x7FFFFFFFu;
-        if (magnitude < 0x7F800000u && (elements[i] & 0x7FFFu) < 0x7F80u) { /* finite, and still so when rounded */
+        const uint32_t magnitude = trf_f32_bits(from[i]) & 0x7FFFFFFFu;
+        if (magnitude < 0x7F800000u) { /* finite; what rounds to Inf has an infinite error */
             double difference = (double)from[i] - (double)trf_bf16_to_f32(elements[i]);
             weights += (double)from[i] * (double)from[i];
             error += difference * difference;

@@ -298,8 +298,11 @@ typedef struct trf_checkpoint_report {
     uint64_t compressed_source_bytes; /* what the tensors that are compressed take uncompressed ... */
     uint64_t compressed_bytes;        /* ... and compressed */
     uint64_t compressed_weights;
-    uint64_t rounded_tensors;   /* F32 tensors that the codec bf16 rounded */
-    double relative_rms_error;  /* over the weights that a lossy codec took; 0 if every codec was lossless */
+    uint64_t rounded_tensors; /* F32 tensors that the codec bf16 rounded */
+    /* Over the weights that a lossy codec took; a dry run's is that of a sample of them, and so an estimate. 0 if every
+     * codec was lossless. INFINITY where a finite weight has become infinite, as F32 beyond BF16's range does, or one
+     * that is no zero where the source has zeros alone. */
+    double relative_rms_error;
     uint64_t peak_buffer_bytes; /* largest sum of the library's own buffers, as far as it counts them */
     char warning[1024];         /* the lines that options.note gets, newlines between them, as many as fit; or "" */
     uint64_t models;            /* 1, or those of a pipeline */
@@ -319,6 +322,8 @@ typedef struct trf_checkpoint_report {
     uint64_t source_fp8_block;
     uint64_t side_tables;        /* tensors of scales beside FP8 weights, which only decompressing gives back ... */
     uint64_t unused_side_tables; /* ... and those of them that are not of weights: no product uses them */
+    uint64_t side_table_bytes;   /* what they take uncompressed; without a checksum of them a note says so */
+    uint64_t differing_tensors;  /* verify: tensors that agree with the source, but not in every bit */
 } trf_checkpoint_report;
 
 /* Compresses the checkpoint at in_path to out_path, of the same kind: file to file, directory to directory (an index

@@ -474,6 +474,7 @@ void trf_count_side_tables(trf_job *job, const trf_checkpoint_file *file) {
         const trf_side_table *table = &file->side_tables.tables[i];
         job->report.side_tables++;
         job->report.unused_side_tables += !table->is_used;
+        job->report.side_table_bytes += trf_tensor_bytes(table->source);
     }
 }
 

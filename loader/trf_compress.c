@@ -397,6 +397,7 @@ static trf_status take_side_tables(trf_file_compressor *compressor, json_t *meta
         compressor->side_tables++, compressor->always = 1; /* loaders must not find them */
         compressor->job->report.side_tables++;
         compressor->job->report.unused_side_tables += !is_used;
+        compressor->job->report.side_table_bytes += trf_tensor_bytes(compressed->source);
         if (status == TRF_OK)
             status =
                 trf_job_advance(compressor->job, compressed->source->name, trf_tensor_bytes(compressed->source), err);

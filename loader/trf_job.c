@@ -65,8 +65,9 @@ trf_status trf_job_begin(trf_job *job, const trf_checkpoint_options *options, tr
 }
 
 void trf_job_report(trf_job *job, trf_checkpoint_report *report) {
-    if (job->weight_energy > 0)
-        job->report.relative_rms_error = sqrt(job->error_energy / job->weight_energy);
+    if (job->error_energy > 0)
+        job->report.relative_rms_error =
+            job->weight_energy > 0 ? sqrt(job->error_energy / job->weight_energy) : INFINITY;
     if (report)
         *report = job->report;
 }

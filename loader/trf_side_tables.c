@@ -2,12 +2,25 @@
 #include "trf_side_tables.h"
 
 #include "trf_base64.h"
+#include "trf_checksum.h"
 #include "trf_json.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The members of the JSON object: tables by whether they are used. */
 static const char *const kMembers[] = {"unused", "used"};
+
+enum {
+    CHECKSUM_CHARS = 16
+};
+
+/* Writes the checksum of the object's text. */
+static void format_checksum(const char *text, char checksum[CHECKSUM_CHARS + 1]) {
+    snprintf(checksum, CHECKSUM_CHARS + 1, "%016" PRIx64, trf_checksum_portable(text, strlen(text), 0));
+}
 
 /* ---- reading ---- */
 
@@ -55,9 +68,21 @@ static trf_status read_tables(const trf_safetensors *own, const trf_safetensors 
     return status;
 }
 
+/* given: the file's checksum of the object's text; NULL: it has none. */
+static trf_status check_text(const char *text, const char *given, trf_error *err) {
+    char checksum[CHECKSUM_CHARS + 1];
+    format_checksum(text, checksum);
+    return !given || strcmp(given, checksum) == 0
+               ? TRF_OK
+               : trf_fail(err, TRF_ERR_CHECKSUM, TRF_NO_OFFSET,
+                          "__metadata__ has a " TRF_METADATA_SIDE_TABLES " with the checksum %s, and not %.32s",
+                          checksum, given);
+}
+
 trf_status trf_side_tables_read(const trf_safetensors *own, const trf_safetensors *source, trf_side_tables *tables,
                                 trf_error *err) {
-    const char *text = trf_safetensors_metadata(own, TRF_METADATA_SIDE_TABLES);
+    const char *text = trf_safetensors_metadata(own, TRF_METADATA_SIDE_TABLES),
+               *checksum = trf_safetensors_metadata(own, TRF_METADATA_SIDE_TABLES_CHECKSUM);
     *tables = (trf_side_tables){0};
     if (!text)
         return TRF_OK;
@@ -66,11 +91,13 @@ trf_status trf_side_tables_read(const trf_safetensors *own, const trf_safetensor
     trf_status status =
         !slots ? trf_fail_memory(err, source->num_tensors * sizeof *slots) : read_tables(own, source, root, slots, err);
     json_decref(root);
+    if (status == TRF_OK)
+        status = check_text(text, checksum, err);
     size_t count = 0;
     for (size_t i = 0; slots && i < source->num_tensors; i++)
         if (slots[i].data)
             slots[count++] = slots[i];
-    *tables = (trf_side_tables){.tables = slots, .count = count};
+    *tables = (trf_side_tables){.tables = slots, .count = count, .has_checksum = checksum != NULL};
     if (status != TRF_OK)
         trf_side_tables_free(tables);
     return status;
@@ -123,8 +150,11 @@ trf_status trf_side_tables_add(json_t *added, const trf_tensor *tensor, int is_u
 trf_status trf_side_tables_finish(const json_t *added, json_t *metadata, trf_error *err) {
     if (!json_object_size(added))
         return TRF_OK;
-    char *text = trf_json_dump(added, JSON_COMPACT, NULL);
-    const int failed = !text || json_object_set_new(metadata, TRF_METADATA_SIDE_TABLES, json_string(text));
+    char *text = trf_json_dump(added, JSON_COMPACT, NULL), checksum[CHECKSUM_CHARS + 1];
+    if (text)
+        format_checksum(text, checksum);
+    const int failed = !text || json_object_set_new(metadata, TRF_METADATA_SIDE_TABLES, json_string(text)) ||
+                       json_object_set_new(metadata, TRF_METADATA_SIDE_TABLES_CHECKSUM, json_string(checksum));
     free(text);
     return failed ? trf_fail_memory(err, json_object_size(added)) : TRF_OK;
 }

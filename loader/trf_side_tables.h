@@ -8,6 +8,7 @@
 #include "trf_safetensors.h"
 
 #define TRF_METADATA_SIDE_TABLES "transfuse_side_tables"
+#define TRF_METADATA_SIDE_TABLES_CHECKSUM "transfuse_side_tables_checksum"
 
 typedef struct trf_side_table {
     const trf_tensor *source; /* as the source's header has it */
@@ -18,11 +19,13 @@ typedef struct trf_side_table {
 typedef struct trf_side_tables {
     trf_side_table *tables; /* in the source's order */
     size_t count;
+    int has_checksum; /* else nobody can tell whether they have changed without the source */
 } trf_side_tables;
 
 /* Reads the side tables of a compressed file. own: its header; source: the one that it keeps, which must outlive
  * *tables. Release with trf_side_tables_free on success only. Errors: TRF_ERR_FORMAT (no JSON of the right form; a
- * table that is not in `source`, that `own` has, too, or whose text has not the tensor's size), TRF_ERR_MEMORY. */
+ * table that is not in `source`, that `own` has, too, or whose text has not the tensor's size), TRF_ERR_CHECKSUM,
+ * TRF_ERR_MEMORY. */
 trf_status trf_side_tables_read(const trf_safetensors *own, const trf_safetensors *source, trf_side_tables *tables,
                                 trf_error *err);
 void trf_side_tables_free(trf_side_tables *tables);
@@ -35,7 +38,7 @@ const trf_side_table *trf_side_tables_find(const trf_side_tables *tables, const 
 trf_status trf_side_tables_add(json_t *added, const trf_tensor *tensor, int is_used, const trf_file *in,
                                uint64_t offset, trf_error *err);
 
-/* Puts what was added into a file's metadata; nothing if nothing was. Errors: TRF_ERR_MEMORY. */
+/* Puts what was added into a file's metadata, with a checksum; nothing if nothing was. Errors: TRF_ERR_MEMORY. */
 trf_status trf_side_tables_finish(const json_t *added, json_t *metadata, trf_error *err);
 
 #endif

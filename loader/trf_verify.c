@@ -85,8 +85,9 @@ static int agrees(const trf_comparison *comparison, const uint8_t *source, const
     return trf_f32_bits(trf_bf16_to_f32(trf_f32_to_bf16(weight))) == trf_f32_bits(got);
 }
 
-/* Adds the rectangle to the sums of squares. */
-static void measure_rectangle(trf_comparison *comparison, const uint8_t *decoded, uint64_t count) {
+/* Adds the rectangle to the sums of squares. @return the first weight that no lossy codec can have taken: one of the
+ * codec int that is not finite in the source; count if there is none. */
+static uint64_t measure_rectangle(trf_comparison *comparison, const uint8_t *decoded, uint64_t count) {
     float weights[TRF_COMPARE_COUNT], got[TRF_COMPARE_COUNT];
     double error_energy = 0, weight_energy = 0;
     for (uint64_t i = 0; i < count; i += TRF_COMPARE_COUNT) {
@@ -94,15 +95,19 @@ static void measure_rectangle(trf_comparison *comparison, const uint8_t *decoded
         trf_weights_to_f32(comparison->dtype, comparison->source + i * comparison->value_bytes, part, weights);
         trf_weights_to_f32(comparison->dtype, decoded + i * comparison->value_bytes, part, got);
         for (size_t k = 0; k < part; k++) {
-            if (!isfinite(weights[k]) || !isfinite(got[k]))
-                continue;
-            double error = (double)weights[k] - got[k];
+            if (!isfinite(weights[k])) {
+                if (comparison->agreement == TRF_AGREE_NEAR)
+                    return i + k;
+                continue; /* it has been found to agree */
+            }
+            const double error = isfinite(got[k]) ? (double)weights[k] - got[k] : INFINITY;
             error_energy += error * error;
             weight_energy += (double)weights[k] * weights[k];
         }
     }
     comparison->job->error_energy += error_energy;
     comparison->job->weight_energy += weight_energy;
+    return count;
 }
 
 static trf_status compare_rectangle(void *context, const trf_rectangle *rectangle, trf_error *err) {
@@ -122,16 +127,17 @@ static trf_status compare_rectangle(void *context, const trf_rectangle *rectangl
         trf_status status = read_source_rectangle(comparison, rectangle, err);
         if (status != TRF_OK)
             return status;
-        int same = memcmp(comparison->source, rectangle->values, bytes) == 0;
-        if (!same && comparison->agreement != TRF_AGREE_NEAR)
-            for (uint64_t i = 0; i < count; i++)
-                if (!agrees(comparison, comparison->source + i * comparison->value_bytes,
-                            rectangle->values + i * comparison->value_bytes))
-                    return mismatch(comparison, rectangle->row + i / rectangle->cols,
-                                    rectangle->col + i % rectangle->cols, err);
+        const int same = memcmp(comparison->source, rectangle->values, bytes) == 0;
+        uint64_t agreeing = same || comparison->agreement == TRF_AGREE_NEAR ? count : 0;
+        while (agreeing < count && agrees(comparison, comparison->source + agreeing * comparison->value_bytes,
+                                          rectangle->values + agreeing * comparison->value_bytes))
+            agreeing++;
+        if (agreeing == count && comparison->agreement != TRF_AGREE_BITS)
+            agreeing = measure_rectangle(comparison, rectangle->values, count);
+        if (agreeing < count)
+            return mismatch(comparison, rectangle->row + agreeing / rectangle->cols,
+                            rectangle->col + agreeing % rectangle->cols, err);
         comparison->differs |= !same;
-        if (comparison->agreement != TRF_AGREE_BITS)
-            measure_rectangle(comparison, rectangle->values, count);
     }
     return trf_job_advance(comparison->job, comparison->tensor, bytes, err);
 }
@@ -195,6 +201,8 @@ static trf_status verify_blobs(trf_job *job, const trf_file *file, const trf_fil
     trf_blob_list_free(&list);
     if (is_f32 && status == TRF_OK)
         count_f32(job, &comparison, weight_energy);
+    if (status == TRF_OK && comparison.differs)
+        job->report.differing_tensors++;
     return status;
 }
 
@@ -334,6 +342,11 @@ static trf_status verify_side_tables(trf_job *job, const trf_checkpoint_file *ch
                                      const trf_checkpoint *against, trf_error *err) {
     trf_status status = TRF_OK;
     trf_count_side_tables(job, checkpoint_file);
+    if (checkpoint_file->side_tables.count && !checkpoint_file->side_tables.has_checksum && !against)
+        trf_job_note(job,
+                     "%.700s: its scales have no checksum, as an older version wrote them: nobody checked them; "
+                     "comparing with the source does",
+                     checkpoint_file->path);
     for (size_t i = 0; i < checkpoint_file->side_tables.count && status == TRF_OK; i++) {
         const trf_side_table *table = &checkpoint_file->side_tables.tables[i];
         if (against)

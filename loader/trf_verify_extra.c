@@ -76,6 +76,9 @@ trf_status trf_extra_files_list(const trf_checkpoint *checkpoint, const trf_chec
             job->report.extra_files++;
             job->report.extra_bytes += files->ours.entries[i].bytes;
         }
+    if (status == TRF_OK && against && checkpoint->is_folder && !files->compares)
+        trf_job_note(job, "%.700s: is a file: its tensors are compared, and none of the other files of %.200s",
+                     against->root, checkpoint->root);
     if (status == TRF_OK && against && files->compares)
         status =
             trf_tree_list(against->root, job->options.skip_extra, trf_checkpoint_owner, against, &files->source, err);

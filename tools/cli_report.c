@@ -85,7 +85,8 @@ cli_unchecked cli_run_unchecked(const cli_run *run) {
     const trf_checkpoint_report *r = &run->report;
     if (run->options->against)
         return (cli_unchecked){0};
-    return (cli_unchecked){r->tensors - r->compressed_tensors, r->source_bytes - r->compressed_source_bytes};
+    return (cli_unchecked){r->tensors - r->compressed_tensors,
+                           r->source_bytes - r->compressed_source_bytes - r->side_table_bytes};
 }
 
 void cli_run_free(cli_run *run) {
@@ -261,6 +262,8 @@ static void describe_counts(json_t *root, const trf_checkpoint_report *r) {
         {"added_files", r->added_files},
         {"side_tables", r->side_tables},
         {"unused_side_tables", r->unused_side_tables},
+        {"side_table_bytes", r->side_table_bytes},
+        {"differing_tensors", r->differing_tensors},
         {"peak_buffer_bytes", r->peak_buffer_bytes},
     };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)

@@ -8,15 +8,17 @@ static const cli_option_id kOptions[] = {CLI_OPT_AGAINST, CLI_OPT_STRICT,  CLI_O
                                          CLI_OPT_DEVICE,  CLI_OPT_LAYOUT,  CLI_OPT_MAX_MEMORY, 0};
 
 static void print_against(const cli_options *options, const trf_checkpoint_report *r) {
+    char count[CLI_COUNT_BYTES];
     if (!options->against)
         return;
-    char count[CLI_COUNT_BYTES];
-    if (r->relative_rms_error > 0) {
+    if (!r->differing_tensors)
+        cli_report_line("against", "%s: every tensor is equal, bit for bit", options->against);
+    else if (r->relative_rms_error > 0)
         cli_report_line("against", "%s: relative error %.4g (RMS, over the compressed weights)", options->against,
                         r->relative_rms_error);
-    } else {
-        cli_report_line("against", "%s: every tensor is equal, bit for bit", options->against);
-    }
+    else
+        cli_report_line("against", "%s: %s that differ, by signs of zeros or in NaN", options->against,
+                        cli_count_text(r->differing_tensors, "tensor", count));
     if (r->compared_files)
         cli_report_line("other files", "%s compared, byte for byte the source's",
                         cli_count_text(r->compared_files, "file", count));
@@ -55,7 +57,7 @@ static void print_summary(const cli_run *run) {
                         (unsigned long long)r->tensors);
     cli_report_line("size", "%s for %s of tensors", cli_size_text(r->output_bytes, size),
                     cli_size_text(r->source_bytes, source));
-    if (r->extra_files && !options->against)
+    if (r->extra_files && !r->compared_files)
         cli_report_line("not checked", "%s with weights that are not compressed, %s: they have no checksums",
                         cli_count_text(r->extra_files, "file", count), cli_size_text(r->extra_bytes, size));
     const cli_unchecked unchecked = cli_run_unchecked(run);

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from second_decoder import (
     DTYPE_NAMES,
     MAGIC,
@@ -154,6 +155,8 @@ def read_side_tables(metadata: dict[str, str], kept: dict[str, dict[str, object]
     if text is None:
         return {}
     told = json.loads(text)
+    digest = xxhash.xxh3_64_hexdigest(text.encode())
+    check(metadata.get(SIDE_TABLES_KEY + "_checksum", digest) == digest, "TRF_ERR_CHECKSUM", "side tables")
     check(isinstance(told, dict) and {"used", "unused"} <= told.keys(), FORMAT, "side tables")
     check(not told["used"].keys() & told["unused"].keys(), FORMAT, "a side table twice")
     tables = {}

@@ -539,9 +539,20 @@ END_TEST
 START_TEST(side_tables_that_differ_are_found) {
     const tensor tensors[MOST_TENSORS] = {kKinds[0].weight, kKinds[0].scale};
     make_model(kKinds[0].config, tensors);
-    const char *source = fixture_path("source"), *out = fixture_path("out");
+    const char *source = fixture_path("source"), *out = fixture_path("out"),
+               *file = fixture_path("out/model.safetensors");
+    trf_checkpoint_report report;
     fixture_check_status(trf_compress_checkpoint(source, out, NULL, NULL, &err), TRF_OK, &err);
-    edit(fixture_path("out/model.safetensors"), "transfuse_side_tables", "_inv\\\":\\\"", "_inv\\\":\\\"zz");
+    fixture_check_status(trf_verify_checkpoint(out, NULL, NULL, &report, &err), TRF_OK, &err);
+    ck_assert_str_eq(report.warning, "");
+    edit(file, "transfuse_side_tables", "_inv\\\":\\\"", "_inv\\\":\\\"zz");
+    fixture_check_status(trf_verify_checkpoint(out, NULL, NULL, NULL, &err), TRF_ERR_CHECKSUM, &err);
+    ck_assert_msg(strstr(err.message, "transfuse_side_tables") && strstr(err.message, file), "%s", err.message);
+    fixture_check_status(trf_decompress_checkpoint(out, fixture_path("back"), NULL, NULL, &err), TRF_ERR_CHECKSUM,
+                         &err);
+    edit(file, "", "transfuse_side_tables_checksum", "transfuse_side_tables_checksuX"); /* as older versions wrote */
+    fixture_check_status(trf_verify_checkpoint(out, NULL, NULL, &report, &err), TRF_OK, &err);
+    ck_assert_msg(strstr(report.warning, "its scales have no checksum") != NULL, "%s", report.warning);
     fixture_check_status(trf_verify_checkpoint(out, source, NULL, NULL, &err), TRF_ERR_MISMATCH, &err);
     ck_assert_msg(strstr(err.message, "'a.weight_scale_inv'") != NULL, "%s", err.message);
 }

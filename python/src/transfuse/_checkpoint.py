@@ -47,7 +47,8 @@ class CheckpointReport:
     `source_bytes` are those of all tensors uncompressed, `output_bytes` those of all tensors as the compressed
     checkpoint holds them; `compressed_source_bytes`, `compressed_bytes` and `compressed_weights` count only the
     compressed tensors. `rounded_tensors` counts F32 tensors that the codec bf16 rounded, and `relative_rms_error` is
-    over the weights that a lossy codec compressed.
+    over the weights that a lossy codec compressed; it is infinite where a finite weight has become infinite. A dry run
+    estimates it, as it does sizes, from a sample of the weights.
 
     `warning` has everything that the user should know about the result, as lines, or ""; it may be cut after 1023
     bytes. `notes` has the same lines, uncut. `models` is 1, or the number of models of a pipeline. `widened_tensors`
@@ -59,7 +60,9 @@ class CheckpointReport:
     have. `scaled_fp8_tensors` counts BF16 tensors that `compress` found to be FP8 E4M3 times scales, by the granularity
     of these: "tensor", "channel" or "scale-block:128". `source_fp8_tensors` counts tensors that were FP8 E4M3 with
     scales beside them in the source, likewise. `side_tables` are the tensors of such scales, which are kept for
-    `decompress`, and `unused_side_tables` those of them that are of activations or of a KV cache: no product uses them.
+    `decompress`, and `unused_side_tables` those of them that are of activations or of a KV cache: no product uses them;
+    all of them take `side_table_bytes`. `differing_tensors` counts those that `verify` found to agree with the source,
+    but not in every bit, as a lossy codec has it: 0 is equality.
     """
 
     tensors: int
@@ -85,6 +88,8 @@ class CheckpointReport:
     added_files: int = 0
     side_tables: int = 0
     unused_side_tables: int = 0
+    side_table_bytes: int = 0
+    differing_tensors: int = 0
     scaled_fp8_tensors: dict[str, int] = dataclasses.field(default_factory=dict)
     source_fp8_tensors: dict[str, int] = dataclasses.field(default_factory=dict)
     left: dict[str, LeftTensors] = dataclasses.field(default_factory=dict)

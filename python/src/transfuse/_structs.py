@@ -269,6 +269,8 @@ class CheckpointReportStruct(ctypes.Structure):
         ("source_fp8_block", c_uint64),
         ("side_tables", c_uint64),
         ("unused_side_tables", c_uint64),
+        ("side_table_bytes", c_uint64),
+        ("differing_tensors", c_uint64),
     ]
 
 

@@ -38,6 +38,58 @@ def test_there_and_back(tmp_path: Path, source: Path, compressed: Path) -> None:
     assert transfuse.verify(compressed).compressed_tensors == 5
 
 
+def write_weights(path: Path, weights: np.ndarray[Any, Any], dtype: str) -> Path:
+    write_safetensors(path, {"w": (dtype, weights)})
+    return path
+
+
+def test_sources_that_are_not_equal(tmp_path: Path, command: Command) -> None:
+    """Equality is that of bits: an error of 0 is not enough, nor is one that could not be measured."""
+    weights = (0.02 * np.random.default_rng(5).standard_normal((64, 256))).astype(np.float16)
+    source, out = write_weights(tmp_path / "s.safetensors", weights, "F16"), tmp_path / "o.safetensors"
+    transfuse.compress(source, out, bits=6)
+    report = transfuse.verify(out, against=source)
+    assert 0 < report.relative_rms_error < 0.1 and report.differing_tensors == 1
+    zeros = write_weights(tmp_path / "z.safetensors", 0 * weights, "F16")
+    assert transfuse.verify(out, against=zeros).relative_rms_error == np.inf
+    assert "relative error inf" in command("verify", out, "--against", zeros).stdout.replace("\n", "")
+    for value in (np.nan, np.inf):
+        weights[3, 5] = value
+        other = write_weights(tmp_path / "n.safetensors", weights, "F16")
+        with pytest.raises(transfuse.MismatchError, match="row 3, column 5 differs"):
+            transfuse.verify(out, against=other)
+    back = tmp_path / "b.safetensors"
+    transfuse.decompress(out, back)
+    assert transfuse.verify(out, against=back).differing_tensors == 0
+    assert "every tensor is equal" in command("verify", out, "--against", back).stdout.replace("\n", "")
+
+
+def test_weights_beyond_bf16(tmp_path: Path) -> None:
+    weights = np.random.default_rng(6).standard_normal((64, 256)).astype(np.float32)
+    weights[1, 2] = 3.4e38
+    source, out = write_weights(tmp_path / "s.safetensors", weights, "F32"), tmp_path / "o.safetensors"
+    report = transfuse.compress(source, out, codec="bf16")
+    assert report.rounded_tensors == 1 and report.relative_rms_error == np.inf
+    report = transfuse.verify(out, against=source)
+    assert report.relative_rms_error == np.inf and report.differing_tensors == 1
+
+
+def test_other_files_of_a_folder(tmp_path: Path, source: Path) -> None:
+    """They are compared with another folder's, and a note says where they are not."""
+    model, out = tmp_path / "model", tmp_path / "out"
+    model.mkdir()
+    file = model / "model.safetensors"
+    file.write_bytes(source.read_bytes())
+    (model / "README.md").write_text("a")
+    transfuse.compress(model, out)
+    assert transfuse.verify(out, against=model).notes == ()
+    (out / "README.md").write_text("b")
+    with pytest.raises(transfuse.MismatchError, match="README"):
+        transfuse.verify(out, against=model)
+    (note,) = transfuse.verify(out, against=file).notes
+    assert str(file) in note and "none of the other files" in note
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
