@@ -236,11 +236,26 @@ trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *te
 
 void trf_torch_set_exact(int exact) { trf_torch::set_exact(exact != 0); }
 
-uint64_t trf_torch_get_bytes(int device, const void *buffer) {
-    if (const auto layer = trf_torch::find_layer(device, buffer, trf_torch::kAnyBytes).layer)
-        return layer->buffer_bytes;
-    const auto experts = trf_torch::find_experts(device, buffer, trf_torch::kAnyBytes);
-    return experts ? experts->container_bytes : 0;
+int trf_torch_is_known(int device, const void *buffer, uint64_t buffer_bytes) {
+    return trf_torch::find_layer(device, buffer, buffer_bytes).layer ||
+           trf_torch::find_experts(device, buffer, buffer_bytes);
+}
+
+uint64_t trf_torch_get_bytes(int device, const void *buffer) { return trf_torch::bytes_at(device, buffer); }
+
+uint32_t trf_torch_get_places(int device, const void *container, uint64_t container_bytes, uint32_t capacity,
+                              uint64_t *offsets, uint64_t *sizes, trf_gate_up_order *order) {
+    const auto found = trf_torch::find_experts(device, container, container_bytes);
+    if (!found || found->layers.size() > capacity)
+        return found ? static_cast<uint32_t>(found->layers.size()) : 0;
+    for (const auto &layer : found->layers) {
+        *offsets++ = static_cast<uint64_t>(static_cast<const uint8_t *>(layer->buffer) -
+                                           static_cast<const uint8_t *>(container));
+        *sizes++ = layer->buffer_bytes;
+    }
+    *order =
+        found->combined == trf_torch::combination::interleaved_experts ? TRF_GATE_UP_INTERLEAVED_8 : TRF_GATE_UP_HALVES;
+    return static_cast<uint32_t>(found->layers.size());
 }
 
 int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer_info *info) {

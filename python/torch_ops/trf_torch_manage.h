@@ -74,8 +74,19 @@ TRF_TORCH_API trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, 
                                         uint32_t first_row, uint32_t num_rows, uint32_t first_col, uint32_t num_cols,
                                         const trf_layer_memory *memory, const int32_t *cancel, trf_error *err);
 
-/* @return how many bytes the layer or container takes that begins at a place, or 0 if none does. */
+/* @return whether there is a layer at a place, or a container of experts. */
+TRF_TORCH_API int trf_torch_is_known(int device, const void *buffer, uint64_t buffer_bytes);
+
+/* @return how many bytes the layer or container takes that was made known at a place, whatever stands there now, so
+ * that trf_torch_is_known may deny it; 0 if none was. */
 TRF_TORCH_API uint64_t trf_torch_get_bytes(int device, const void *buffer);
+
+/* Tells where the layers of a container lie in it, [count] offsets and sizes, and in which order their rows do, as they
+ * did when it became known. @return count; nothing is written if that is 0, for there is no container, or above
+ * capacity. */
+TRF_TORCH_API uint32_t trf_torch_get_places(int device, const void *container, uint64_t container_bytes,
+                                            uint32_t capacity, uint64_t *offsets, uint64_t *sizes,
+                                            trf_gate_up_order *order);
 
 /* @return whether there is a layer at a place; *info is filled then. */
 TRF_TORCH_API int trf_torch_find(int device, const void *buffer, uint64_t buffer_bytes, trf_device_layer_info *info);

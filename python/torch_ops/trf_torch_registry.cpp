@@ -222,6 +222,15 @@ found_layer find_layer(int device, const void *buffer, uint64_t buffer_bytes, co
     return {found, key ? found->plans.find(*key) : nullptr, nullptr};
 }
 
+uint64_t bytes_at(int device, const void *buffer) {
+    registry &in = the_registry();
+    const std::lock_guard<std::mutex> guard(in.lock);
+    if (const auto at = in.layers.find({device, buffer}); at != in.layers.end())
+        return at->second->buffer_bytes;
+    const auto at = in.experts.find({device, buffer});
+    return at != in.experts.end() ? at->second->container_bytes : 0;
+}
+
 std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op) {
     trf_plan_options options;
     trf_plan_options_init(&options);

@@ -157,6 +157,9 @@ struct found_layer {
 constexpr uint64_t kAnyBytes = UINT64_MAX;
 found_layer find_layer(int device, const void *buffer, uint64_t buffer_bytes, const plan_key *key = nullptr);
 
+/* @return the bytes of the layer or container that was made known at a place, whatever stands there now; 0: none. */
+uint64_t bytes_at(int device, const void *buffer);
+
 /* Makes a plan and keeps it with the layer. Throws what the library reports, but for products that no path takes: see
  * `plan`. */
 std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op);

@@ -123,6 +123,31 @@ def test_keys(device: str) -> None:
     flip(last, last.numel() // 2)
     with pytest.raises(transfuse.DataError, match="^many: expert 2: .*changed in memory"):
         tt.verify_model(model)
+    flip(last, last.numel() // 2)
+    for name, buffer, places in (("one", layer, range(0, 64, 3)), ("many", container, (*range(32), 3 * 16 + 15))):
+        for place in places:  # on the CPU the ops do not know such a layer any more
+            flip(buffer, place)
+            with pytest.raises(transfuse.DataError, match=f"^{name}: "):
+                tt.verify_model(model)
+            flip(buffer, place)
+    flip(last, 9)
+    with pytest.raises(transfuse.DataError, match="^many: "):
+        tt.verify_model(model)
+    flip(last, 9)
+    assert tt.verify_model(model) == 4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_order_of_rows(device: str) -> None:
+    """No checksum of a layer holds the order of a container's rows."""
+    weights = torch.stack([normal(64, 128, seed=e) for e in range(3)]).to(device)
+    model = nn.Module()
+    container = tt.pack_experts(weights, interleave=True)
+    model.register_buffer("experts", container)
+    assert tt.verify_model(model) == 3
+    flip(container, 12)
+    with pytest.raises(transfuse.DataError, match="^experts: the head of a container has changed"):
+        tt.verify_model(model)
 
 
 def test_buffers_that_are_none() -> None:

@@ -36,12 +36,17 @@ def place_buffers(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
+def pack_head(offsets: Sequence[int], sizes: Sequence[int], order: int) -> bytes:
+    """Returns the head of a container."""
+    count = len(offsets)
+    return _HEAD.pack(_MAGIC, _VERSION, count, order) + struct.pack(f"<{2 * count}Q", *offsets, *sizes)
+
+
 def write_head(
     container: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int], order: int = ROWS_AS_GIVEN
 ) -> None:
     """Writes all of a container but its buffers: its head, and zeros between the buffers."""
-    count = len(offsets)
-    data = _HEAD.pack(_MAGIC, _VERSION, count, order) + struct.pack(f"<{2 * count}Q", *offsets, *sizes)
+    data = pack_head(offsets, sizes, order)
     container[: len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     end = len(data)
     for offset, size in zip(offsets, sizes, strict=True):

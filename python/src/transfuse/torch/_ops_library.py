@@ -51,6 +51,7 @@ def ops_library() -> ctypes.CDLL:
     size, memory = POINTER(s.LayerSizeStruct), POINTER(s.LayerMemoryStruct)
     dense, experts = POINTER(s.DeviceMatrixStruct), POINTER(ExpertsStruct)
     two: list[object] = [c_void_p, c_uint64, c_void_p, c_uint64]  # buffers, and their bytes
+    numbers = POINTER(c_uint64)
     buffers = [POINTER(c_void_p), POINTER(c_uint64), c_uint32]
     part = [c_uint32] * 4  # the first row, rows, the first column, columns
     functions: dict[str, tuple[object, list[object]]] = {
@@ -67,7 +68,9 @@ def ops_library() -> ctypes.CDLL:
         "trf_torch_pack_gate_up": (c_int, [c_int, dense, memory, c_void_p, error]),
         "trf_torch_get_load_size": (c_int, [c_int, c_void_p, c_char_p, c_int, *part, size, error]),
         "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, c_int, *part, memory, POINTER(c_int32), error]),
+        "trf_torch_is_known": (c_int, [c_int, c_void_p, c_uint64]),
         "trf_torch_get_bytes": (c_uint64, [c_int, c_void_p]),
+        "trf_torch_get_places": (c_uint32, [c_int, c_void_p, c_uint64, c_uint32, numbers, numbers, POINTER(c_int)]),
         "trf_torch_find": (c_int, [c_int, c_void_p, c_uint64, info]),
         "trf_torch_get_layout_reason": (None, [c_int, c_void_p, c_uint64, c_char_p, c_uint64]),
         "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, c_int, error]),

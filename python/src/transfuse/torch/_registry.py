@@ -222,7 +222,7 @@ def convert(buffer: torch.Tensor, layout: int) -> torch.Tensor:
     UnsupportedError
         The layout does not take the codec, or does not take these weights.
     DataError
-        The layer is corrupt.
+        A tile of a coded layer does not decode. Other layers are not compared with their checksums (`verify`).
     """
     size = s.LayerSizeStruct()
     source = *_place_of(buffer), buffer.numel()
@@ -533,22 +533,32 @@ class Keeping:
 
 def is_known(buffer: torch.Tensor) -> bool:
     """Returns whether the ops know a buffer or container."""
-    return _known_bytes(buffer) == buffer.numel() > 0
+    device, pointer = _place_of(buffer)
+    return bool(ops_library().trf_torch_is_known(device, pointer, buffer.numel()))
 
 
-def find_known(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the known buffer or container that a uint8 tensor is, or whose key it is, or None."""
-    size = _known_bytes(tensor)
-    if size == tensor.numel() > 0:
+def find_adopted(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the buffer or container that a uint8 tensor is, or whose key it is, if one was adopted there, else None.
+
+    It is found even if the ops know it no longer, because its first bytes have changed on the CPU.
+    """
+    size = int(ops_library().trf_torch_get_bytes(*_place_of(tensor)))
+    if size and tensor.numel() == size:
         return tensor
     if not size or tensor.numel() != KEY_BYTES:
         return None
     return tensor.detach().as_strided((size,), (1,))  # a key is a view of its buffer
 
 
-def _known_bytes(buffer: torch.Tensor) -> int:
-    """Returns how many bytes the layer or container takes that begins where this tensor does, or 0."""
-    return int(ops_library().trf_torch_get_bytes(*_place_of(buffer)))
+def places_in(container: torch.Tensor) -> tuple[list[int], list[int], int]:
+    """Returns where the layers of a known container lay in it when it was adopted, and the order of their rows."""
+    place, order = (*_place_of(container), container.numel()), ctypes.c_int()
+    offsets = sizes = (ctypes.c_uint64 * 0)()
+    count = int(ops_library().trf_torch_get_places(*place, 0, offsets, sizes, ctypes.byref(order)))
+    offsets, sizes = (ctypes.c_uint64 * count)(), (ctypes.c_uint64 * count)()
+    if ops_library().trf_torch_get_places(*place, count, offsets, sizes, ctypes.byref(order)) != count:
+        raise RuntimeError("the container was forgotten meanwhile")
+    return list(offsets), list(sizes), order.value
 
 
 def layer_key(buffer: torch.Tensor) -> torch.Tensor:

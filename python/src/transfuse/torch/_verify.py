@@ -9,9 +9,10 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from transfuse._errors import DataError, Status, UnsupportedError, make_error
 from transfuse.torch import _registry
 from transfuse.torch._buffer_module import has_bytes, is_buffer
-from transfuse.torch._containers import read_head
+from transfuse.torch._containers import pack_head
 from transfuse.torch._experts import TransfuseExperts
 from transfuse.torch._modules import CompressedModule
 
@@ -59,8 +60,7 @@ def verify_model(model: nn.Module) -> int:
     Raises
     ------
     DataError
-        The memory of a layer has changed. The message begins with the parameter's name, unless the first bytes have
-        changed on the CPU.
+        The memory of a layer has changed. The message begins with the parameter's name.
     RuntimeError
         A CUDA graph is being captured.
     """
@@ -70,8 +70,8 @@ def verify_model(model: nn.Module) -> int:
 def _find_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields buffers and containers, once each, with the names that they, or their keys (`layer_key`), have.
 
-    Those of the modules of this package are adopted if they are unknown: on the CPU a layer is, whose first bytes have
-    changed.
+    Those that the ops do not know are adopted first: buffers of the modules of this package, and any that was adopted
+    before and whose first bytes have changed on the CPU. If that fails, a DataError names them.
     """
     seen: set[tuple[torch.device, int]] = set()
     for path, module in model.named_modules():
@@ -84,13 +84,23 @@ def _find_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             place = (tensor.device, tensor.data_ptr())
             if place in seen:
                 continue
-            if name in own:
-                _registry.adopt(tensor)
-            known = _registry.find_known(tensor)
-            if known is None:
+            found = tensor if name in own else _registry.find_adopted(tensor)
+            if found is None:
                 continue
             seen.add(place)
-            yield f"{path}.{name}" if path else name, known
+            what = f"{path}.{name}" if path else name
+            _adopt_again(found, what)
+            yield what, found
+
+
+def _adopt_again(buffer: Tensor, name: str) -> None:
+    """Adopts a buffer that the ops do not know: one of a module, or one whose first bytes have changed on the CPU."""
+    try:
+        _registry.adopt(buffer)
+    except (DataError, UnsupportedError) as failure:
+        raise make_error(
+            Status.TRF_ERR_CHECKSUM, f"{name}: it is no layer, or its first bytes have changed: {failure.message}"
+        ) from failure
 
 
 def _verify_known(buffer: Tensor, what: str) -> int:
@@ -98,7 +108,11 @@ def _verify_known(buffer: Tensor, what: str) -> int:
     if _registry.is_layer(buffer):
         _registry.verify(buffer, what)
         return 1
-    offsets, sizes = read_head(buffer)
+    _registry.wait_for(buffer.device)
+    offsets, sizes, order = _registry.places_in(buffer)
+    head = pack_head(offsets, sizes, order)
+    if bytes(buffer[: len(head)].tolist()) != head:
+        raise make_error(Status.TRF_ERR_CHECKSUM, f"{what}the head of a container has changed in memory")
     for i, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         _registry.verify(buffer[offset : offset + size], f"{what}expert {i}: ")
     return len(offsets)
