@@ -60,7 +60,8 @@ static void print_exactness(const cli_options *options, const trf_checkpoint_rep
     if (r->rounded_tensors)
         cli_report_line("rounded", "%s, to the nearest BF16", cli_count_text(r->rounded_tensors, "F32 tensor", count));
     if (r->relative_rms_error > 0)
-        cli_report_line("relative error", "%.4g (RMS, over the compressed weights)", r->relative_rms_error);
+        cli_report_line("relative error", "%.4g (RMS, %s)", r->relative_rms_error,
+                        options->dry_run ? "estimated from a sample of the weights" : "over the compressed weights");
     else if (r->compressed_tensors && !r->rounded_tensors)
         cli_report_line("lossless", "%s",
                         options->dry_run ? "the codecs keep every bit" : "every tile was decoded and compared");

@@ -92,6 +92,10 @@ static cli_exit choose(plan *of) {
                                                  of->layouts, &of->choice, &err);
     if (status == TRF_ERR_MEMORY)
         return fail_memory(of, err.message);
+    if (status == TRF_ERR_DEVICE) {
+        cli_fail(status, "%s: %s", options->tuning, err.message);
+        return CLI_FAILED; /* a file for another device, as in cli_use_tuning */
+    }
     return status == TRF_OK ? CLI_OK : cli_report_error(&err);
 }
 
@@ -342,7 +346,7 @@ const cli_command cmd_layouts = {
             "  --context N           tokens, of all requests together, that the KV cache has\n"
             "                        to hold (default: no cache is counted)\n"
             "  --card NAME           whose times to take, H100 or H200 (default H200)\n"
-            "  --tuning FILE         times that 'transfuse tune' measured\n"
+            "  --tuning FILE         times that 'transfuse tune' measured on the card\n"
             "  --json                everything, for programs\n"
             "  -v, --verbose         each layer by itself\n",
     .arguments = {"IN"},

@@ -50,9 +50,10 @@ typedef struct trf_layouts_options {
     /* The GPU's name, as trf_context_info has it, or a part of it such as "H100". NULL is the tuning's, or the H200's.
      * A GPU of another name has the H200's times. */
     const char *card;
-    /* Times that were measured on the GPU, or NULL. A layer whose codec and layout it has takes those of the layer that
-     * is the nearest in shape; layouts that it lacks take their time by the ratio of layouts on the card above. Experts
-     * take the card's times. */
+    /* Times that were measured on the GPU, or NULL; the name of the device that they were measured on has to be `card`,
+     * or to have it as a part. A layer whose codec and layout it has takes those of the layer that is the nearest in
+     * shape; layouts that it lacks take their time by the ratio of layouts on the card above. Experts take the card's
+     * times. */
     const trf_tuning *tuning;
 } trf_layouts_options;
 
@@ -66,7 +67,7 @@ typedef struct trf_layouts_choice {
     double plain_microseconds;  /* of every layer in the layout PLAIN, whether it may have it, and fits, or not */
     double one_gb_microseconds; /* that 10^9 more bytes of memory would save: 0 or more */
     uint64_t least_bytes;       /* the smallest memory_bytes for which there is a choice */
-    const char *card;           /* whose times were taken, such as "NVIDIA H200": a static string */
+    const char *card;           /* whose times were taken where no tuning has any, such as "NVIDIA H200"; static */
     int is_own_card;            /* whether that is the GPU that the options name; 1 if they name none */
 } trf_layouts_choice;
 
@@ -74,14 +75,15 @@ typedef struct trf_layouts_choice {
  * array [num_layers] for the result, which goes into trf_load_options.layout. choice may be NULL. By the times that are
  * known the choice is within 0.05 % of the least time, or as near as choice->least_microseconds says where a search
  * would be too long. It is a function of its arguments alone. Errors: TRF_ERR_ARGUMENT (a layer without rows, layouts
- * or bytes, layers of more than 2^62 bytes together, a share that is no positive number); TRF_ERR_MEMORY if the layers
- * do not fit in any layout: the message says how much is missing. */
+ * or bytes, layers of more than 2^62 bytes together, a share that is no positive number); TRF_ERR_DEVICE for a tuning
+ * of another device than options->card; TRF_ERR_MEMORY if the layers do not fit in any layout: the message says how
+ * much is missing. */
 TRF_API trf_status trf_layouts_choose(const trf_layout_layer *layers, uint32_t num_layers,
                                       const trf_layouts_options *options, trf_layout *layouts,
                                       trf_layouts_choice *choice, trf_error *err);
 
 /* Finds the expected time of a layer in a layout, which it need not be allowed: what trf_layouts_choose counts. Errors:
- * TRF_ERR_ARGUMENT. */
+ * TRF_ERR_ARGUMENT, TRF_ERR_DEVICE, likewise. */
 TRF_API trf_status trf_layouts_estimate(const trf_layout_layer *layer, trf_layout layout,
                                         const trf_layouts_options *options, double *microseconds, trf_error *err);
 

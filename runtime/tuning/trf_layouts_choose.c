@@ -21,6 +21,15 @@ void trf_layouts_options_init(trf_layouts_options *options) {
     *options = (trf_layouts_options){.struct_bytes = sizeof *options};
 }
 
+/* Checks that a tuning is one of the card that is named, by a part of its name at least. */
+static trf_status check_tuning(const trf_tuning *tuning, const char *card, trf_error *err) {
+    if (!tuning || !card || (card[0] && strstr(tuning->card.name, card)))
+        return TRF_OK;
+    return trf_sanitize_error(trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET,
+                                       "the tuning is one for '%s', and the card is '%s'", tuning->card.name, card),
+                              err);
+}
+
 static trf_status take_options(const trf_layouts_options *from, trf_layouts_options *options, trf_error *err) {
     static const uint32_t one = 1;
     static const trf_struct_type type = {"trf_layouts_options", sizeof *options,
@@ -28,7 +37,9 @@ static trf_status take_options(const trf_layouts_options *from, trf_layouts_opti
     trf_layouts_options_init(options);
     if (!from)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layouts are chosen by options, which are missing");
-    const trf_status status = trf_take_struct(&type, options, from, err);
+    trf_status status = trf_take_struct(&type, options, from, err);
+    if (status == TRF_OK)
+        status = check_tuning(options->tuning, options->card, err);
     if (status != TRF_OK)
         return status;
     if (!options->card && options->tuning)

@@ -105,6 +105,22 @@ grep -q "^times: the tuning's, and what it lacks NVIDIA H200" out || {
     cat out
     fail "the tuning is not mentioned"
 }
+expect 0 layouts compressed --memory 2G --tuning tuning.json --card CPU
+
+# The times of one device are not those of another one that is named.
+expect 1 layouts compressed --memory 2G --tuning tuning.json --card H200
+expect_error "tuning.json: " "one for 'CPU'" "the card is 'H200'" TRF_ERR_DEVICE
+[ ! -s out ] || fail "a choice by the times of another device"
+sed 's/"device": "CPU"/"device": "NVIDIA H200"/' tuning.json >h200.json
+for card in H200 "NVIDIA H200"; do
+    expect 0 layouts compressed --memory 2G --tuning h200.json --card "$card"
+    grep -q "^times: the tuning's, and what it lacks NVIDIA H200$" out || {
+        cat out
+        fail "a tuning of $card"
+    }
+done
+expect 1 layouts compressed --memory 2G --tuning h200.json --card H100
+expect_error "h200.json: " "one for 'NVIDIA H200'" "the card is 'H100'" TRF_ERR_DEVICE
 
 expect 1 layouts model --memory 1G
 expect_error "does not fit" "TRF_ERR_MEMORY" "tensors that stay as they are"

@@ -92,6 +92,13 @@ expect 0 decompress wide -o again
 same wide.safetensors again
 rm wide again
 
+# ---- the error of a sample is not that of all weights, and is not said to be ----
+expect 0 compress wide.safetensors --dry-run --bits 4
+has out '^  relative error  0\.[0-9]* (RMS, estimated from a sample of the weights)$'
+expect 0 compress wide.safetensors -o lossy --bits 4
+has out '^  relative error  0\.[0-9]* (RMS, over the compressed weights)$'
+rm lossy
+
 # ---- weights below the folder ----
 mkdir model/original
 head -c 300000 /dev/urandom >model/original/consolidated.00.pth

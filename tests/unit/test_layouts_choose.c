@@ -7,6 +7,7 @@
 
 #include <check.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static uint32_t random_below(uint64_t *state, uint32_t below) {
@@ -327,6 +328,38 @@ START_TEST(tunings_have_their_times) {
 }
 END_TEST
 
+/* A card is named by a part of its name, or by all of it; the times of another device are not its own. */
+START_TEST(a_tuning_is_of_the_card_that_is_named) {
+    static const char *const others[] = {"H200", "NVIDIA H200", "some device 2", "Some device", ""};
+    trf_tuning *tuning = make_tuning();
+    trf_layout_layer layer;
+    trf_layouts_options options;
+    trf_layout layout = TRF_LAYOUT_PLAIN;
+    trf_error err;
+    double time;
+    ck_assert_double_eq_tol(estimate(8192, 8192, TRF_LAYOUT_CODED, 32, tuning, "some device"), 20, 1e-9);
+    ck_assert_double_eq_tol(estimate(8192, 8192, TRF_LAYOUT_CODED, 32, tuning, "device"), 20, 1e-9);
+    trf_layout_layer_init(&layer);
+    trf_layouts_options_init(&options);
+    layer.rows = layer.cols = 8192, layer.layouts = 1, layer.bytes[0] = 1;
+    options.memory_bytes = 1000, options.tuning = tuning;
+    ck_assert_int_eq(trf_layouts_choose(&layer, 1, &options, &layout, NULL, &err), TRF_OK);
+    layout = TRF_LAYOUT_PLAIN;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        options.card = others[i];
+        ck_assert_int_eq(trf_layouts_choose(&layer, 1, &options, &layout, NULL, &err), TRF_ERR_DEVICE);
+        ck_assert_int_eq(layout, TRF_LAYOUT_PLAIN);
+        ck_assert_msg(strstr(err.message, "'some device'") && strstr(err.message, others[i]), "%s", err.message);
+        ck_assert_int_eq(trf_layouts_estimate(&layer, TRF_LAYOUT_CODED, &options, &time, &err), TRF_ERR_DEVICE);
+    }
+    /* A name in a file may hold anything. */
+    snprintf(tuning->card.name, sizeof tuning->card.name, "a\nb");
+    ck_assert_int_eq(trf_layouts_choose(&layer, 1, &options, &layout, NULL, &err), TRF_ERR_DEVICE);
+    ck_assert_msg(strstr(err.message, "'a?b'") != NULL, "%s", err.message);
+    trf_tuning_free(tuning);
+}
+END_TEST
+
 /* Few tokens read few of the experts, and many read all. */
 START_TEST(experts_take_what_their_tokens_read) {
     trf_layout_layer layer;
@@ -452,6 +485,7 @@ int main(void) {
     tcase_add_test(tests, measured_shapes_have_their_times);
     tcase_add_test(tests, packed_fp8_has_times_of_its_own);
     tcase_add_test(tests, tunings_have_their_times);
+    tcase_add_test(tests, a_tuning_is_of_the_card_that_is_named);
     tcase_add_test(tests, experts_take_what_their_tokens_read);
     tcase_add_test(tests, shares_may_be_of_any_size);
     tcase_add_test(tests, refuses_what_makes_no_sense);

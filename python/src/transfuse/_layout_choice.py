@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from transfuse import _structs as s
 from transfuse._checkpoint import Path
-from transfuse._errors import Status, argument_error, make_error
+from transfuse._errors import DeviceError, Status, argument_error, make_error
 from transfuse._library import call, library
 from transfuse._memory_need import MARGIN_BYTES
 from transfuse._options import LAYOUTS, encode_path, encode_text, find_layout, layout_name
@@ -46,7 +46,7 @@ class LayoutChoice:
     least_microseconds : float
         No choice within the memory takes less, by the times that are known.
     times_of : str
-        The card whose times were taken.
+        The card whose times were taken, where no tuning has any.
     is_own_card : bool
         Whether it is the one that was asked about, or none was.
     is_estimated : bool
@@ -140,6 +140,9 @@ def choose_among(
     try:
         options.tuning = handle
         call("trf_layouts_choose", layers, len(layers), ctypes.byref(options), found, ctypes.byref(choice))
+    except DeviceError as error:
+        assert tuning is not None  # it is of another device than the card
+        raise make_error(error.status, f"{os.fspath(tuning)!r}: {error.message}") from None
     finally:
         library().trf_tuning_free(handle)
     return [layout_name(layout) for layout in found], choice
@@ -241,9 +244,9 @@ def choose_layouts(
     context : int, optional
         Tokens that the KV cache has to hold, of all requests together; None counts no cache.
     card : str, optional
-        The GPU's name, or "H100" or "H200". Other cards, and None, have the H200's times.
+        The GPU's name, or "H100" or "H200". Other cards, and None without a tuning, have the H200's times.
     tuning : path, optional
-        What `transfuse tune` measured.
+        What `transfuse tune` measured, on the card if one is named; None for `card` is the device of the tuning.
     expert_layouts : sequence of str, optional
         The layouts that experts may have, of "coded" and "packed"; None allows both.
 
@@ -255,6 +258,8 @@ def choose_layouts(
     ------
     OutOfMemoryError
         Nothing fits; the message says how much is missing.
+    DeviceError
+        The tuning is one of another device than `card`.
     ArgumentError, NotFoundError, DataError, UnsupportedError
     """
     total = read_memory(memory)

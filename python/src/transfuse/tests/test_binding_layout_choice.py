@@ -99,6 +99,27 @@ def test_a_tuning_counts(model: Path, tmp_path: Path) -> None:
         transfuse.choose_layouts(model, "2GB", tuning=tuning)
 
 
+def test_a_tuning_is_of_the_card_that_is_named(model: Path, tmp_path: Path) -> None:
+    layer = {"layout": "packed", "codec": "bf16", "class_bits": 2, "raw_bits": 8, "scale_groups": False}
+    layer |= {"rows": 1024, "cols": 256, "batches": [{"to": 64, "path": "packed", "microseconds": {"packed": 5000}}]}
+    tunings = {"CPU": tmp_path / "cpu.json", "NVIDIA H200": tmp_path / "h200.json"}
+    for device, path in tunings.items():
+        path.write_text(json.dumps({"format": "transfuse tuning", "version": 2, "device": device, "layers": [layer]}))
+    without = transfuse.choose_layouts(model, "2GB", card="H200")
+    for tuning in (tunings["CPU"], str(tunings["CPU"])):
+        with pytest.raises(transfuse.DeviceError, match=r"cpu\.json.*one for 'CPU'.*the card is 'H200'") as caught:
+            transfuse.choose_layouts(model, "2GB", card="H200", tuning=tuning)
+        assert caught.value.status is transfuse.Status.TRF_ERR_DEVICE
+    with pytest.raises(transfuse.DeviceError, match=r"h200\.json.*one for 'NVIDIA H200'.*the card is 'H100'"):
+        transfuse.choose_layouts(model, "2GB", card="H100", tuning=tunings["NVIDIA H200"])
+    own = transfuse.choose_layouts(model, "2GB", tuning=tunings["CPU"])
+    assert own.microseconds > 2 * without.microseconds and not own.is_own_card
+    assert transfuse.choose_layouts(model, "2GB", card="CPU", tuning=tunings["CPU"]) == own
+    for card in ("H200", "NVIDIA H200", None):
+        found = transfuse.choose_layouts(model, "2GB", card=card, tuning=tunings["NVIDIA H200"])
+        assert found.microseconds == own.microseconds and found.is_own_card and found.times_of == "NVIDIA H200"
+
+
 def test_sizes_and_batches() -> None:
     assert [read_memory(size) for size in ("80GB", "80G", "1.5 GiB", 7)] == [8 * 10**10, 8 * 10**10, 3 << 29, 7]
     sizes: list[Any] = ["80 pounds", "", "0", 0, -1, True, "-1GB", "9" * 400 + "GB", 2**63, "0.5", [], None]

@@ -275,6 +275,8 @@ def test_other_modules_are_left() -> None:
         ({"threads": -1}, transfuse.ArgumentError, "threads is -1"),
         ({"include": "up"}, TypeError, "lists of names"),
         ({"include": [5]}, TypeError, "names or patterns, not int"),
+        ({"include": ["up.weight"], "embeddings": True}, ValueError, "embeddings goes .* not with include"),
+        ({"include": [], "embeddings": True}, ValueError, "embeddings goes .* not with include"),
         ({"embeddings": "no"}, TypeError, "embeddings must be True or False"),
         ({"progress": 5}, TypeError, "progress must be a function"),
         ({"include": ["top.weight"]}, transfuse.NotFoundError, "'top.weight'"),

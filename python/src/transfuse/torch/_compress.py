@@ -129,7 +129,8 @@ def compress_model(
         Names of parameters ("model.layers.0.mlp.up_proj.weight") or patterns, as in `transfuse.compress`. Each must
         match a parameter.
     embeddings : bool
-        Take embeddings, too, and linear layers that share their weights.
+        Take embeddings, too, and linear layers that share their weights; not together with `include`, which decides
+        alone.
     layout : str
         How weights lie in memory: "coded", "packed", or "plain", which takes no less memory than before. Weights that
         the layout does not take lie coded, and a warning names them; experts lie coded or packed.
@@ -145,12 +146,15 @@ def compress_model(
     ------
     ArgumentError
         An option is out of its range, or `include` names a weight that cannot be compressed.
+    ValueError
+        `embeddings` is set, and `include` is given.
     NotFoundError
         `include` or `exclude` matches no parameter, or `include` names one that cannot be compressed.
     CancelledError
     """
     find_layout(layout)
-    check_flag(embeddings, "embeddings")
+    if check_flag(embeddings, "embeddings") and include is not None:
+        raise ValueError("embeddings goes with the usual choice of tensors, not with include")
     check_callable(progress, "progress")
     options: dict[str, Any] = {
         "codec": codec, "bits": bits, "granularity": granularity, "favor": favor, "threads": threads,
