@@ -198,7 +198,13 @@ def test_exclude_and_bad_options(checkpoints: Any) -> None:
         layouts = llm.apply_model(engines.describe)[0]
     assert not any(name.startswith("model.layers.0.") or name == "lm_head" for name in layouts)
     assert any(name.startswith("model.layers.1.") for name in layouts)
-    for bad in ({"layout": "plain"}, {"layouts": "packed"}, {"exact": 1}, {"exclude": "model.*"}):
+    for bad in (
+        {"layout": "plain"},
+        {"layouts": "packed"},
+        {"exact": 1},
+        {"exclude": "model.*"},
+        {"exclude": ["*.q_proj"]},
+    ):
         with pytest.raises(Exception), engines.serve(folder, **options_of(**bad)):  # noqa: B017 the engine says which
             pass
 

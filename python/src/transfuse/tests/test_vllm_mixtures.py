@@ -303,6 +303,20 @@ def test_plain(reason: str, options: dict[str, Any], settings: dict[str, Any]) -
     _model_loading._report = _model_loading._Report()
 
 
+def test_experts_without_our_config() -> None:
+    """The report names experts that a model makes without a quantization config, and no packed ones."""
+    with layers_of_rank() as config:
+        ours = make_experts(config, prefix="layers.1.mlp.experts")
+        model = make_model(theirs=make_experts(None), ours=ours)
+        load_experts(ours, make_weights())
+        with mock.patch.object(_model_loading.logger, "info") as info:
+            layers.finish(model)
+    lines = [call.args[0] % call.args[1:] for call in info.call_args_list]
+    assert [line.rpartition(" ")[2] for line in lines if "without a quantization config" in line] == [
+        "theirs.routed_experts"
+    ]
+
+
 def test_refused_weights() -> None:
     """Weights whose exponents lie too far apart are served by vLLM's own method."""
     weights = make_weights()

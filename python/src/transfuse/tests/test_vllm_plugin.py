@@ -261,6 +261,101 @@ def test_what_stays_plain() -> None:
         assert torch.equal(embedding(torch.arange(VOCABULARY)), table)
 
 
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The lines that the plugin logs; vLLM's logger passes none on."""
+    lines: list[str] = []
+    for level in ("info", "warning"):
+        monkeypatch.setattr(_model_loading.logger, level, lambda text, *values: lines.append(text % values))
+    _model_loading._report = _model_loading._Report()
+    yield lines
+    _model_loading._report = _model_loading._Report()
+
+
+def make_two_layers(config: Any) -> torch.nn.Module:
+    """Returns a model of a layer "ours" and a layer "theirs.up"; patterns may exclude the second one."""
+    options = {"bias": False, "quant_config": config}
+    ours, theirs = (linear.ReplicatedLinear(HIDDEN, 64, prefix=name, **options) for name in ("ours", "theirs.up"))
+    return make_model(ours=ours, theirs=theirs)
+
+
+def load_two_layers(model: torch.nn.Module) -> None:
+    load(model, [(f"{name}.weight", random_weights(64, HIDDEN), None) for name in ("ours", "theirs")])
+    layers.finish(model)
+
+
+@pytest.mark.parametrize("is_dummy", [False, True])
+def test_exclude_that_fits_no_layer(is_dummy: bool, log: list[str]) -> None:
+    """It is an error that names the patterns: before files are read, and for dummy weights when they are made."""
+    from vllm.config import get_current_vllm_config
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    error = r"no layer fits '\*\.q_proj', 'ours\.\*'; .* are one qkv_proj"
+    with layers_of_rank(transfuse={"exclude": ["*.q_proj", "theirs.*", "ours.*"]}) as config:
+        load_config = get_current_vllm_config().load_config
+        load_config.load_format = "dummy" if is_dummy else "auto"
+        model = make_two_layers(config)
+        if is_dummy:
+            DummyModelLoader(load_config).load_weights(model, None)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match=error):
+                layers.finish(model)
+        else:
+            loader = DefaultModelLoader(load_config)
+            model.load_weights = lambda weights: set()  # type: ignore[assignment]
+            model_config: Any = SimpleNamespace(quantization="transfuse", is_moe=False)
+            with mock.patch.object(loader, "get_all_weights") as read, pytest.raises(ValueError, match=error):
+                loader.load_weights(model, model_config)
+            read.assert_not_called()
+    log.clear()
+    with layers_of_rank(transfuse={"exclude": ["theirs.*", "th*"]}) as config:  # the next model of this process
+        model = make_two_layers(config)
+        load_two_layers(model)
+        initialize_layerwise_reload(model)
+        load_two_layers(model)  # nothing is made, so that no pattern fits anything
+    assert [line for line in log if "stay" in line] == [
+        "transfuse: 1 layers stay as vLLM has them, since it is excluded: theirs.up"
+    ]
+
+
+@pytest.mark.parametrize("how", ["pipeline", "draft"])
+def test_exclude_where_layers_are_elsewhere(how: str, log: list[str]) -> None:
+    """A pattern may fit layers of another stage, or of another model: it is a line of the log."""
+    from vllm.config import get_current_vllm_config
+
+    with layers_of_rank(transfuse={"exclude": ["theirs.*", "lm_head"]}) as config:
+        vllm_config: Any = get_current_vllm_config()
+        if how == "pipeline":
+            vllm_config.parallel_config.pipeline_parallel_size = 2
+        else:
+            vllm_config.speculative_config = SimpleNamespace()
+        load_two_layers(make_two_layers(config))
+    assert [line for line in log if "fits" in line] == [
+        "transfuse: no layer of this model that this process has fits 'lm_head' of the option 'exclude'"
+    ]
+
+
+def test_layers_without_our_config(log: list[str]) -> None:
+    """The log names them as what stays dense; a pattern may fit them; tied ones that are packed are not among them."""
+    with layers_of_rank(transfuse={"exclude": ["router"]}) as config:
+        table = VocabParallelEmbedding(VOCABULARY, HIDDEN, quant_config=config, prefix="table")
+        model = make_model(
+            embedding=VocabParallelEmbedding(VOCABULARY, HIDDEN, quant_config=None, prefix="embed_tokens"),
+            router=linear.ReplicatedLinear(HIDDEN, 64, bias=False, quant_config=None, prefix="router"),
+            ours=linear.ReplicatedLinear(HIDDEN, 64, bias=False, quant_config=config, prefix="ours"),
+            table=table,
+            head=ParallelLMHead(VOCABULARY, HIDDEN, quant_config=None, prefix="lm_head").tie_weights(table),
+            norm=torch.nn.LayerNorm(HIDDEN),
+        )
+        rows = {"embedding": VOCABULARY, "router": 64, "ours": 64, "table": VOCABULARY}
+        load(model, [(f"{name}.weight", random_weights(rows[name], HIDDEN), None) for name in rows])
+        layers.finish(model)
+    assert [line for line in log if "stay" in line] == [
+        "transfuse: 2 layers stay as vLLM has them, since the model makes it without a quantization config: "
+        "embedding, router"
+    ]
+
+
 def test_weights_that_cannot_be_packed() -> None:
     """Random bits, NaN among them, stay plain behind the same op."""
     generator = torch.Generator().manual_seed(3)

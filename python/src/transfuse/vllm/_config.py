@@ -34,6 +34,9 @@ _OTHER_LOADERS = (
     "ipc_cache",
 )
 
+# Why the layers stay as vLLM has them that a pattern of the option "exclude" fits.
+EXCLUDED = "it is excluded"
+
 # A router decides by small differences, and has few weights.
 _ROUTERS = ("gate", "router", "shared_expert_gate", "expert_gate")
 
@@ -127,7 +130,9 @@ class TransfuseConfig(QuantizationConfig):
             self._settings = read_settings(vllm_config.additional_config)
             _check(vllm_config)
             _model_loading.install()
+            _model_loading.expect_excluded(self._settings, _is_whole(vllm_config))
             _layers.prepare(self._settings)
+        setattr(layer, _model_loading.ASKED, True)
         is_mixture = isinstance(layer, RoutedExperts)
         reason = self._find_reason_against(layer, prefix, vllm_config)
         if is_mixture:
@@ -146,7 +151,7 @@ class TransfuseConfig(QuantizationConfig):
         """Returns why a layer stays as vLLM has it, or ""."""
         assert self._settings is not None
         if self._settings.is_excluded(prefix):
-            return "it is excluded"
+            return EXCLUDED
         if isinstance(layer, LinearBase):
             if prefix.rpartition(".")[2] in _ROUTERS:
                 return "it is a router"
@@ -157,6 +162,11 @@ class TransfuseConfig(QuantizationConfig):
             if head_dtype not in (None, torch.bfloat16):
                 return f"the head multiplies in {head_dtype}"
         return ""
+
+
+def _is_whole(vllm_config: VllmConfig) -> bool:
+    """Returns whether a process has all layers in one model: no stages of a pipeline, and no second one that drafts."""
+    return vllm_config.parallel_config.pipeline_parallel_size == 1 and vllm_config.speculative_config is None
 
 
 def _check(vllm_config: VllmConfig) -> None:

@@ -23,6 +23,8 @@ import torch
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from vllm.config import ModelConfig
 from vllm.logger import init_logger
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.model_loader import base_loader, weight_utils
 from vllm.model_executor.model_loader import utils as loader_utils
@@ -36,13 +38,17 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from transfuse.vllm import _graphs, _lazy_weight
-from transfuse.vllm._config import METHOD
+from transfuse.vllm._config import EXCLUDED, METHOD
+from transfuse.vllm._settings import Settings
 
 if TYPE_CHECKING:
     from transfuse.vllm._mixtures import PackedMixture
     from transfuse.vllm._packer import Packed
 
 logger = init_logger("vllm.transfuse")
+
+# An attribute of the layers that the quantization config was asked about; the others were made without one.
+ASKED = "transfuse_asked"
 
 # The parameters by which vLLM finds a folder's files.
 _PREPARED_BY = ("model_name_or_path", "subfolder", "revision", "fall_back_to_pt", "allow_patterns_overrides")
@@ -58,6 +64,7 @@ class _Report:
         self.plain: dict[str, list[str]] = {}
         self.encoded: dict[str, list[str]] = {}
         self.fp8_refusals: dict[str, list[str]] = {}
+        self.settings, self.is_whole = Settings(), True
 
 
 _report = _Report()
@@ -73,6 +80,20 @@ def note_packed(packed: Packed | PackedMixture) -> None:
 def note_plain(name: str, reason: str) -> None:
     """Notes a layer that stays as vLLM has it."""
     _report.plain.setdefault(reason, []).append(name)
+
+
+def expect_excluded(settings: Settings, is_whole: bool) -> None:
+    """Has each pattern of `exclude` fit some layer of the next model, or be named when its layers are there.
+
+    Parameters
+    ----------
+    settings : Settings
+        The settings of the model.
+    is_whole : bool
+        Whether this process has all layers that patterns may mean. If so, one that fits none is an error; if not, the
+        log names it.
+    """
+    _report.settings, _report.is_whole = settings, is_whole
 
 
 def note_encoded(name: str, reason: str) -> None:
@@ -204,9 +225,14 @@ def _read_weights(read: Callable[..., Any], loader: Any, source: Any) -> Iterato
 
 
 def _load_weights(load: Callable[..., Any], loader: Any, model: torch.nn.Module, model_config: ModelConfig) -> Any:
-    """Loads weights with the check that vLLM makes where it quantizes nothing: each weight has to be in a file."""
-    if model_config.quantization == METHOD and loader.enable_weights_track is None:
-        loader.enable_weights_track = True
+    """Loads weights with the check that vLLM makes where it quantizes nothing: each weight has to be in a file.
+
+    All layers of the model are there: a pattern that fits none of them is found now, before the files are read.
+    """
+    if model_config.quantization == METHOD:
+        _check_excluded(model)
+        if loader.enable_weights_track is None:
+            loader.enable_weights_track = True
     return load(loader, model, model_config)
 
 
@@ -241,7 +267,41 @@ def _finish(finish: Callable[..., Any], model: torch.nn.Module, model_config: Mo
     Packer.end()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    _check_excluded(model)  # dummy weights do not come by `_load_weights`
+    for name in _find_unasked(model):
+        note_plain(name, "the model makes it without a quantization config")
     _write_report()
+
+
+def _find_unasked(model: torch.nn.Module) -> list[str]:
+    """Returns the names of the layers with dense weights that a model makes without a quantization config."""
+    return [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, LinearBase | VocabParallelEmbedding | RoutedExperts)
+        and not hasattr(layer, ASKED)
+        and any(each.dim() > 1 and each.is_floating_point() and not each.is_meta for each in layer.parameters(False))
+    ]
+
+
+def _check_excluded(model: torch.nn.Module) -> None:
+    """Raises ValueError, once for a model, if a pattern of the option "exclude" fits no layer of it."""
+    global _report
+    names = [*_report.plain.get(EXCLUDED, []), *_find_unasked(model)]
+    unfitted = ", ".join(map(repr, _report.settings.find_unfitted(names)))
+    _report.settings = Settings()
+    if not unfitted:
+        return
+    if not _report.is_whole:
+        logger.warning(
+            "transfuse: no layer of this model that this process has fits %s of the option 'exclude'", unfitted
+        )
+        return
+    _report = _Report()
+    raise ValueError(
+        f"transfuse's option 'exclude': no layer fits {unfitted}; names are those of vLLM's layers, in which q_proj, "
+        "k_proj and v_proj are one qkv_proj, and gate_proj and up_proj are one gate_up_proj"
+    )
 
 
 def _write_report() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -40,6 +40,10 @@ class Settings:
     def is_excluded(self, name: str) -> bool:
         """Returns whether a pattern of `exclude` fits the name of a layer."""
         return any(fnmatchcase(name, pattern) for pattern in self.exclude)
+
+    def find_unfitted(self, names: Collection[str]) -> list[str]:
+        """Returns the patterns of `exclude` that fit none of these names."""
+        return [each for each in self.exclude if not any(fnmatchcase(name, each) for name in names)]
 
 
 def read_settings(additional_config: object) -> Settings:
