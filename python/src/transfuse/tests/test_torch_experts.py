@@ -334,6 +334,140 @@ def test_meta_device() -> None:
         assert same_bits(module(*make_routes(4)), whole(*make_routes(4)))
 
 
+# ---- parts of state dicts, and modules without bytes ----
+
+# Sizes that can be packed.
+SIZES: dict[str, Any] = {"hidden": 128, "inner": 96}
+
+
+def make_pair(layout: str) -> tuple[Any, Any]:
+    """Returns compressed experts of a layout, and coded ones with other weights."""
+    module, other = compress(make_experts(**SIZES)), make_experts(**SIZES)
+    for parameter in other.parameters():
+        parameter.data *= -0.5
+    assert module.convert_layout(layout) == ""
+    return module, compress(other)
+
+
+def dense_parts(module: Any) -> dict[str, Tensor]:
+    weights = module.decode_weights()
+    gate, up = weights["gate_up_proj"].chunk(2, dim=1)
+    return {"gate_proj": gate, "up_proj": up, "down_proj": weights["down_proj"]}
+
+
+@pytest.mark.parametrize("layout", ["coded", "packed"])
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [("down_proj",), ("gate_proj",), ("up_proj",), ("gate_proj", "up_proj"), ("up_proj", "down_proj"), ()],
+)
+def test_parts_of_a_state_dict(layout: str, assign: bool, names: tuple[str, ...]) -> None:
+    """What is given is loaded, and the rest stays and is reported."""
+    module, other = make_pair(layout)
+    before, parameters = dense_parts(module), dict(module.named_parameters())
+    state = {name: blob for name, blob in other.state_dict().items() if name in names}
+    result = module.load_state_dict(state, strict=False, assign=assign)
+    assert set(result.missing_keys) == set(before) - set(names) and not result.unexpected_keys
+    want = {**before, **{name: part for name, part in dense_parts(other).items() if name in names}}
+    assert module.layout == layout and all(same_bits(part, want[name]) for name, part in dense_parts(module).items())
+    assert assign or all(parameter is parameters[name] for name, parameter in module.named_parameters())
+    fresh = compress(make_experts(**SIZES))
+    fresh.load_state_dict(module.state_dict())
+    assert all(same_bits(part, want[name]) for name, part in dense_parts(fresh).items())
+
+
+def test_packed_experts_report_a_packed_name() -> None:
+    """A state dict has no container of this name, though the module has."""
+    module, other = make_pair("packed")
+    before = dense_parts(module)
+    fused = replace_experts(make_experts(**SIZES), **make_parts(make_experts(**SIZES), apart=False))
+    state = {"gate_up_proj": fused.gate_up_proj, "down_proj": other.down_proj}
+    result = module.load_state_dict(state, strict=False)
+    assert result.unexpected_keys == ["gate_up_proj"] and set(result.missing_keys) == {"gate_proj", "up_proj"}
+    after = dense_parts(module)
+    assert same_bits(after["gate_proj"], before["gate_proj"]) and same_bits(after["up_proj"], before["up_proj"])
+    assert same_bits(after["down_proj"], dense_parts(other)["down_proj"])
+
+
+@pytest.mark.parametrize("layout", ["coded", "packed"])
+@pytest.mark.parametrize("way", ["to_empty", "to_empty and assign", "meta and assign"])
+def test_loading_without_bytes(layout: str, way: str) -> None:
+    module, other = make_pair(layout)
+    module.to("meta")
+    if "to_empty" in way:
+        module.to_empty(device="cpu")
+        for parameter in module.parameters():
+            parameter.data.zero_()  # memory that was used before may hold anything
+    module.load_state_dict(other.state_dict(), assign="assign" in way)
+    assert module.layout == layout and not module.down_proj.is_meta
+    want = dense_parts(other)
+    assert all(same_bits(part, want[name]) for name, part in dense_parts(module).items())
+    routes = make_routes(5, hidden=SIZES["hidden"])
+    assert error_of(module(*routes), other(*routes).double()) < 0.01
+
+
+@pytest.mark.parametrize("layout", ["coded", "packed"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_whose_memory_begins_anywhere(layout: str, assign: bool) -> None:
+    module, other = make_pair(layout)
+
+    def move(blob: torch.Tensor) -> torch.Tensor:
+        memory = torch.empty(blob.numel() + 16, dtype=torch.uint8)
+        start = 8 if memory.data_ptr() % 16 == 0 else 0
+        return memory[start : start + blob.numel()].copy_(blob)
+
+    module.load_state_dict({name: move(blob) for name, blob in other.state_dict().items()}, assign=assign)
+    want = dense_parts(other)
+    assert all(same_bits(part, want[name]) for name, part in dense_parts(module).items())
+
+
+def test_packed_experts_on_the_meta_device_stay_there() -> None:
+    """Parameters of any module do so unless they are assigned."""
+    module, other = make_pair("packed")
+    module.to("meta")
+    with pytest.warns(UserWarning, match="which is a no-op"):
+        module.load_state_dict(other.state_dict())
+    assert module.gate_up_proj.is_meta and module.down_proj.is_meta
+
+
+@pytest.mark.parametrize("way", ["to_empty", "meta"])
+def test_parts_of_a_state_dict_without_bytes(way: str) -> None:
+    """Packed gate and up come together then."""
+    module, other = make_pair("packed")
+    module.to("meta")
+    if way == "to_empty":
+        module.to_empty(device="cpu")
+        for parameter in module.parameters():
+            parameter.data.zero_()
+    state = other.state_dict()
+    with pytest.raises(RuntimeError, match='"gate_proj": gate_proj and up_proj .* come together.* lacks up_proj'):
+        module.load_state_dict({"gate_proj": state["gate_proj"]}, strict=False, assign=True)
+    for names in (("down_proj",), ("gate_proj", "up_proj")):
+        module.load_state_dict({name: state[name] for name in names}, strict=False, assign=True)
+    want = dense_parts(other)
+    assert module.layout == "packed" and module.product_dtypes == (torch.bfloat16,)
+    assert all(same_bits(part, want[name]) for name, part in dense_parts(module).items())
+
+
+def test_a_state_dict_without_bytes_is_refused() -> None:
+    module, other = make_pair("packed")
+    before = dense_parts(module)
+    with pytest.raises(RuntimeError, match="gate_proj of .*this one has no bytes"):
+        module.load_state_dict(other.to("meta").state_dict(), assign=True)
+    assert all(same_bits(part, before[name]) for name, part in dense_parts(module).items())
+
+
+def test_packed_experts_are_encoded_in_the_order_in_which_they_were_packed() -> None:
+    """The head of a container may change in memory after it was adopted."""
+    module, _ = make_pair("packed")
+    state = {name: blob.clone() for name, blob in module.state_dict().items()}
+    module.gate_up_proj.data[12] ^= 1
+    module.down_proj.data[12] ^= 1
+    assert all(same_bits(blob, state[name]) for name, blob in module.state_dict().items())
+    again = pickle.loads(pickle.dumps(module))
+    assert all(same_bits(blob, state[name]) for name, blob in again.state_dict().items())
+
+
 def make_experts_on_meta() -> Any:
     config = MixtralConfig(
         num_local_experts=EXPERTS, intermediate_size=INNER, hidden_size=HIDDEN, num_experts_per_tok=K

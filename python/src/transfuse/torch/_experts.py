@@ -45,7 +45,7 @@ from transfuse._errors import Status, TransfuseError, UnsupportedError, make_err
 from transfuse._options import PACKED_LAYOUTS, fits_layout
 from transfuse._results import LayerInfo
 from transfuse.torch import _ops, _packed_experts, _registry
-from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
+from transfuse.torch._buffer_module import BufferModule, align_buffer, as_parameter, has_bytes, is_buffer
 from transfuse.torch._containers import ROWS_INTERLEAVED, container_buffers, make_container, read_order
 from transfuse.torch._dtypes import TORCH_DTYPES
 
@@ -436,7 +436,8 @@ class TransfuseExperts(BufferModule):
         """Raises an error for a container that does not lie as the others do, or in which experts cannot run."""
         layouts = {_registry.layer_layout(expert) for expert in container_buffers(buffer)}
         others = [each for own, each in self._parameters.items() if own != name and each is not None]
-        wanted = {_layout_of(each) for each in others if has_bytes(each)} or {"coded", *PACKED_LAYOUTS}
+        # Memory that nobody has filled yet, which `to_empty` gives, has no layout and asks for none.
+        wanted = {_layout_of(each) for each in others if has_bytes(each)} - {""} or {"coded", *PACKED_LAYOUTS}
         if wanted & set(PACKED_LAYOUTS):  # containers are packed each in its own way
             wanted |= set(PACKED_LAYOUTS)
         are_packed = layouts <= set(PACKED_LAYOUTS)
@@ -497,21 +498,26 @@ class TransfuseExperts(BufferModule):
 
     def _encode_packed(self) -> dict[str, Tensor]:
         """Returns the containers, on the CPU, that the module has if it lies coded."""
-        names = [name for name in self._coded_infos if name != "down_proj"]
-        first = _packed_experts.encode_packed(self.gate_up_proj, [self._coded_infos[name] for name in names])
-        (down,) = _packed_experts.encode_packed(self.down_proj, [self._coded_infos["down_proj"]])
-        return {**dict(zip(names, first)), "down_proj": down}
+        infos = [self._coded_infos["down_proj"]]
+        (down,) = _packed_experts.encode_packed(self.down_proj, infos, is_interleaved=False)
+        return {**self._encode_gate_up(), "down_proj": down}
+
+    def _encode_gate_up(self) -> dict[str, Tensor]:
+        """Returns the containers of `_encode_packed` other than down_proj."""
+        infos = {name: info for name, info in self._coded_infos.items() if name != "down_proj"}
+        # Rows were in turns when the container was taken. Its head may have changed in memory since then.
+        made = _packed_experts.encode_packed(self.gate_up_proj, list(infos.values()), is_interleaved=True)
+        return dict(zip(infos, made))
 
     def _pack(
         self, containers: dict[str, Tensor], layout: str = "packed"
     ) -> tuple[dict[str, Tensor], dict[str, LayerInfo | None]]:
-        """Returns packed containers of coded ones, and how these were encoded."""
+        """Returns packed containers of coded ones, down_proj, all others or both, and how these were encoded."""
         pack = _packed_experts.pack_fp8_experts if layout == "packed8" else _packed_experts.pack_experts_quietly
         first = [container for name, container in containers.items() if name != "down_proj"]
-        made = {
-            "gate_up_proj": pack(*first, interleave=True),
-            "down_proj": pack(containers["down_proj"], interleave=False),
-        }
+        made = {"gate_up_proj": pack(*first, interleave=True)} if first else {}
+        if "down_proj" in containers:
+            made["down_proj"] = pack(containers["down_proj"], interleave=False)
         return made, {name: _registry.expert_infos(each)[0] for name, each in containers.items()}
 
     def _put_containers(self, containers: dict[str, Tensor]) -> None:
@@ -548,31 +554,75 @@ class TransfuseExperts(BufferModule):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        lists = strict, missing_keys, unexpected_keys, error_msgs
         if self._layout == "coded":
+            lists = strict, missing_keys, unexpected_keys, error_msgs
             super()._load_from_state_dict(state_dict, prefix, local_metadata, *lists)
             return
-        # The blobs of a state dict become packed experts all together.
-        names = self._state_names()
+        assign = bool(local_metadata.get("assign_to_params_buffers", False))
+        names, own_names = self._state_names(), self._buffer_names()
         given = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
+        try:
+            self._load_coded(given, assign)
+        except (TransfuseError, TypeError, ValueError) as failure:
+            listed = ", ".join(f'"{prefix}{name}"' for name in given)
+            error_msgs.append(f"While loading the compressed experts {listed}: {failure}")
+        # Torch is given the packed containers again, which changes nothing, and reports all other keys.
+        own_keys = {prefix + name for name in (*names, *own_names)}
+        rest = {key: value for key, value in state_dict.items() if key not in own_keys}
+        for name, blob in given.items():
+            if isinstance(blob, Tensor):
+                rest[prefix + _packed_name(name)] = self._loaded(_packed_name(name), blob, assign)
+        missing: list[str] = []
+        nn.Module._load_from_state_dict(
+            self, rest, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
+        )
         missing_keys += [prefix + name for name in names if strict and name not in given]
-        if len(given) == len(names):
-            try:
-                self._load_coded(given)
-            except (TransfuseError, TypeError, ValueError) as failure:
-                error_msgs.append(f'While loading the compressed experts "{prefix}{names[0]}" and so on: {failure}')
-        rest = {key: value for key, value in state_dict.items() if key not in {prefix + name for name in names}}
-        rest.update((prefix + name, getattr(self, name)) for name in self._buffer_names())
-        nn.Module._load_from_state_dict(self, rest, prefix, local_metadata, *lists)
+        missing_keys += [key for key in missing if key not in own_keys]
+        unexpected = [prefix + name for name in own_names if name not in names]
+        unexpected_keys += [key for key in unexpected if strict and key in state_dict]
 
-    def _load_coded(self, blobs: dict[str, Tensor]) -> None:
-        """Takes coded containers of a state dict, which are packed; the parameters stay the same ones."""
-        shapes, device = self._coded_shapes(), self.down_proj.device
-        for name, blob in blobs.items():
-            _check_container(blob, f"{name} of a {type(self).__name__}", shapes[name])
-        packed, self._coded_infos = self._pack({name: blob.detach().to(device) for name, blob in blobs.items()})
+    def _load_coded(self, blobs: dict[str, Tensor], assign: bool) -> None:
+        """Packs coded containers of a state dict and takes them; the parameters stay the same ones unless `assign`.
+
+        A parameter on the meta device takes nothing unless `assign`, like any other parameter of torch.
+        """
+        shapes = self._coded_shapes()
+        to_pack = {}
+        for name, given in blobs.items():
+            blob = _take_container(given, f"{name} of a {type(self).__name__}", shapes[name])
+            taker = self._parameters[_packed_name(name)]
+            assert taker is not None
+            if assign or not taker.is_meta:
+                to_pack[name] = blob.detach().to(blob.device if taker.is_meta else taker.device)
+        packed, infos = self._pack(self._complete(to_pack))
+        self._coded_infos = {**self._coded_infos, **infos}
         for name, made in packed.items():
-            self._change_data(name, made)
+            if assign:
+                setattr(self, name, as_parameter(made))
+            else:
+                self._change_data(name, made)
+
+    def _complete(self, blobs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns coded containers, and what is packed together with them: it is encoded from the module.
+
+        Raises
+        ------
+        ValueError
+            The module has no weights yet from which it could be.
+        """
+        names = [name for name in self._coded_infos if name != "down_proj"]
+        given = [name for name in names if name in blobs]
+        if len(given) in (0, len(names)):
+            return blobs
+        if not has_bytes(self.gate_up_proj) or _layout_of(self.gate_up_proj) not in PACKED_LAYOUTS:
+            missing = ", ".join(name for name in names if name not in given)
+            raise ValueError(
+                f"{' and '.join(names)} are packed together and have to come together, since the module has no weights "
+                f"yet; the state dict lacks {missing}"
+            )
+        device = blobs[given[0]].device
+        encoded = {name: made.to(device) for name, made in self._encode_gate_up().items() if name not in given}
+        return {name: found[name] for name in self._coded_infos for found in (blobs, encoded) if name in found}
 
     def _forward_dense(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         own = self._dense_class.forward
@@ -670,13 +720,22 @@ def _layout_of(container: Tensor) -> str:
         return ""
 
 
-def _check_container(container: Any, what: str, shape: tuple[int, int, int]) -> None:
-    """Raises an error if something is no container of as many experts of a shape."""
+def _packed_name(name: str) -> str:
+    """Returns the name of the packed container that the weights of a coded one go to."""
+    return name if name == "down_proj" else "gate_up_proj"
+
+
+def _take_container(container: Any, what: str, shape: tuple[int, int, int]) -> Tensor:
+    """Returns a container, aligned; raises an error if something is none of as many experts of a shape."""
     if not isinstance(container, Tensor) or not is_buffer(container):
         raise TypeError(f"{what} is a container (torch.uint8, 1-D)")
-    infos = _registry.expert_infos(container)
+    if not has_bytes(container):
+        raise ValueError(f"{what} is a container, and this one has no bytes")
+    aligned = align_buffer(container)
+    infos = _registry.expert_infos(aligned)
     if len(infos) != shape[0] or {(info.rows, info.cols) for info in infos} != {shape[1:]}:
         raise ValueError(f"{what} has {shape[0]} experts of {shape[1]} x {shape[2]}, and this container has others")
+    return aligned
 
 
 class _Dense:

@@ -124,7 +124,7 @@ def pack_fp8_experts(*weights: Tensor, interleave: bool) -> Tensor:
     return _pack_fp8(parts, interleave)
 
 
-def encode_packed(container: Tensor, infos: Sequence[LayerInfo | None]) -> list[Tensor]:
+def encode_packed(container: Tensor, infos: Sequence[LayerInfo | None], *, is_interleaved: bool) -> list[Tensor]:
     """Encodes packed experts to coded ones, on the CPU, whose rows have the order that they had before.
 
     Parameters
@@ -133,13 +133,15 @@ def encode_packed(container: Tensor, infos: Sequence[LayerInfo | None]) -> list[
         A container of packed experts.
     infos : sequence of LayerInfo or None
         For each container that is to be made, of as many rows each, how it was encoded; None: the encoder's defaults.
+    is_interleaved : bool
+        Whether rows of gate and up lie in turns, as they were packed. The container's head, whose memory may have
+        changed since it was adopted, is not asked.
 
     Returns
     -------
     list of Tensor, uint8, [container_bytes]
         Containers on the CPU, not yet known to the ops.
     """
-    is_interleaved = read_order(container) == ROWS_INTERLEAVED
     blobs: list[list[Tensor]] = [[] for _ in infos]
     for buffer, about in zip(container_buffers(container), _registry.expert_infos(container)):
         dense = _ops.decode(buffer, about.rows, about.cols, TORCH_DTYPES[about.dtype])
