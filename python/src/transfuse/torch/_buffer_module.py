@@ -208,7 +208,7 @@ class BufferModule(nn.Module):
     # The blob of a layer of another layout stays on the CPU: on a GPU there may be no room for it.
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._layout == "coded" or self._is_loading:
+        if self.layout == "coded" or self._is_loading:
             return
         for name in self._buffer_names():
             buffer = self._parameters[name]
@@ -255,7 +255,7 @@ class BufferModule(nn.Module):
         if assign:
             taken = blob
             if has_bytes(blob) and is_buffer(blob):
-                if self._layout != "coded" and not parameter.is_meta:
+                if self.layout != "coded" and not parameter.is_meta:
                     taken = blob.to(parameter.device)  # state dicts of such modules have blobs on the CPU
                 taken = self._lay_out(align_buffer(taken))
             setattr(self, name, as_parameter(taken))

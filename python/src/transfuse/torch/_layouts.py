@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
+import zlib
 from collections import defaultdict
 from typing import Any
 
@@ -49,8 +50,8 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
     -------
     Tensor, uint8
         `buffer` itself if the layer lies so; else its buffer in that layout, on the device of `buffer`, known to the
-        ops. The same buffer gives the same memory again as long as that is in use and neither of the two was packed
-        again, so that ties hold.
+        ops. The same buffer gives the same memory again, so that ties hold, as long as that is in use and unchanged and
+        neither of the two was forgotten or packed again.
 
     Raises
     ------
@@ -59,7 +60,8 @@ def convert_layer(buffer: Tensor, layout: str) -> Tensor:
     UnsupportedError
         The layout does not take the codec, or not these weights.
     DataError
-        The layer is corrupt.
+        A tile of a coded layer does not decode. Layers in other layouts are not compared with their checksums, and the
+        result has checksums of its own: `verify_layer` finds changed memory if you call it before.
     """
     wanted = find_layout(layout)
     if fits_layout(_registry.layer_layout(buffer), layout):
@@ -150,6 +152,18 @@ def encode_again(buffer: Tensor) -> Tensor:
     return found
 
 
+def encode_for_pickle(buffer: Tensor) -> Tensor:
+    """Returns the blob of a layer in any layout, on the device of `buffer`; the ops need not know it.
+
+    The same layer gives the same storage again as long as that is in use, also if it was moved to shared memory.
+    """
+    found = _made.find(buffer, "pickle")
+    if found is None:
+        found = encode_again(buffer).to(buffer.device)
+        _made.note(buffer, "pickle", found)
+    return found
+
+
 def convert_or_keep(buffer: Tensor, layout: str) -> tuple[Tensor, str]:
     """Returns a layer in another layout and "", or, if that does not take it, `buffer` as it lies, and the reason.
 
@@ -200,37 +214,59 @@ def _convert(buffer: Tensor, layout: s.Layout) -> Tensor:
     return _registry.convert(coded, layout)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """A result of a conversion, and what shows whether it and its source are still the layers that they were."""
+
+    source_adoption: object
+    adoption: object  # None if the ops need not know the result
+    checksum: int | None
+    storage: weakref.ref[torch.UntypedStorage]
+
+    def get(self, source: Tensor) -> Tensor | None:
+        storage = self.storage()
+        if storage is None or self.source_adoption is not _registry.adoption_token(source):
+            return None
+        found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        if self.adoption is not None and self.adoption is not _registry.adoption_token(found):
+            return None
+        return found if self.checksum == _sum_bytes(found) else None
+
+
+def _sum_bytes(buffer: Tensor) -> int | None:
+    """Returns a checksum of a buffer on the CPU, or None; there, state dicts give away blobs, which users may change.
+
+    Versions of tensors would not show all changes, and tensors that are made in inference mode have none.
+    """
+    return None if buffer.is_cuda else zlib.crc32(buffer.detach().numpy().data)
+
+
 class _Made:
-    """Remembers the results of conversions, as long as both layers live, neither is repacked, and the source is known.
+    """Remembers the results of conversions, as long as both layers live and are those that they were.
 
     Modules that share a weight convert it one by one, and have to share the result, too.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The keys are the source's storage, then what was made of which part; the values, its adoption and the result.
-        self._of: weakref.WeakKeyDictionary[
-            torch.UntypedStorage, dict[tuple[str, int, int], tuple[object, weakref.ref[torch.UntypedStorage]]]
-        ] = weakref.WeakKeyDictionary()
+        # The keys are the source's storage, then what was made of which part.
+        self._of: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[tuple[str, int, int], _Result]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def find(self, buffer: Tensor, made_as: str) -> Tensor | None:
         with self._lock:
-            entry = self._of.get(buffer.untyped_storage(), {}).get((made_as, buffer.data_ptr(), buffer.numel()))
-        if entry is None or entry[0] is not _registry.adoption_token(buffer):
-            return None
-        storage = entry[1]()
-        if storage is None:
-            return None
-        found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        return None if _registry.is_repacked(found) else found
+            result = self._of.get(buffer.untyped_storage(), {}).get((made_as, buffer.data_ptr(), buffer.numel()))
+        return None if result is None else result.get(buffer)
 
     def note(self, buffer: Tensor, made_as: str, made: Tensor) -> None:
         adoption = _registry.adoption_token(buffer)
         if adoption is None:
             return
+        storage = weakref.ref(made.untyped_storage())
+        result = _Result(adoption, _registry.adoption_token(made), _sum_bytes(made), storage)
         with self._lock:
-            known = self._of.setdefault(buffer.untyped_storage(), {})
-            known[made_as, buffer.data_ptr(), buffer.numel()] = adoption, weakref.ref(made.untyped_storage())
+            self._of.setdefault(buffer.untyped_storage(), {})[made_as, buffer.data_ptr(), buffer.numel()] = result
 
 
 _made = _Made()

@@ -17,6 +17,7 @@ as torch does, which is slow. An embedding gives rows of the dtype to which its 
 from __future__ import annotations
 
 import copy
+import multiprocessing.context
 import warnings
 import weakref
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from transfuse._errors import TransfuseError
 from transfuse._options import find_layout, fits_layout
 from transfuse._results import LayerInfo
 from transfuse.torch import _layouts, _ops, _registry
-from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
+from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer, is_layer
 from transfuse.torch._dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class CompressedModule(BufferModule):
     """
 
     weight: Tensor
-    weight_dtype: torch.dtype
+    _weight_dtype: torch.dtype
     _compute_dtype: torch.dtype | None = None
     _from_dense: str  # the name of the method that makes such a module of a dense one
 
@@ -58,6 +59,35 @@ class CompressedModule(BufferModule):
     def weight_shape(self) -> tuple[int, int]:
         """The numbers of rows and columns of the decoded weights."""
         raise NotImplementedError
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """The dtype of the decoded weights, or of those that are still to be loaded, which may be set."""
+        self._ask_layer()
+        return self._weight_dtype
+
+    @weight_dtype.setter
+    def weight_dtype(self, dtype: torch.dtype) -> None:
+        self._weight_dtype = dtype
+
+    @property
+    def layout(self) -> str:
+        """As in `BufferModule`."""
+        self._ask_layer()
+        return self._layout
+
+    def _ask_layer(self) -> None:
+        """Takes dtype and layout from the layer: a module that shares the parameter may have put another one there."""
+        # A graph that is traced reads what the module knows already, since the registry cannot be asked there.
+        if torch.compiler.is_compiling():
+            return
+        weight = self._parameters.get("weight")
+        if weight is not None and is_layer(weight):
+            self._note_layer(weight)
+
+    def _note_layer(self, weight: Tensor) -> None:
+        self._layout = _registry.layer_layout(weight)
+        self._weight_dtype = TORCH_DTYPES[_registry.layer_info(weight).dtype]
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -101,7 +131,7 @@ class CompressedModule(BufferModule):
 
         It is known of weights where they were packed, and not of those of a module that was copied or moved.
         """
-        return _registry.layout_reason(self.weight) if self._layout == "packed" and has_bytes(self.weight) else ""
+        return _registry.layout_reason(self.weight) if self.layout == "packed" and has_bytes(self.weight) else ""
 
     def _check_loaded(self) -> None:
         if not has_bytes(self.weight):
@@ -133,7 +163,7 @@ class CompressedModule(BufferModule):
         if weight is None or not has_bytes(weight):
             return
         try:
-            self._layout = _registry.layer_layout(weight)
+            self._note_layer(weight)
         except TransfuseError:  # the bytes are still to be written
             pass
 
@@ -144,11 +174,14 @@ class CompressedModule(BufferModule):
             self._layout = layout
 
     def _lay_out(self, blob: Tensor) -> Tensor:
+        return self._convert_or_warn(blob, self.layout)
+
+    def _convert_or_warn(self, blob: Tensor, layout: str) -> Tensor:
         # A module says "packed8" where its last weights were FP8; the next ones need not be.
-        made, refusal = _layouts.convert_or_keep(blob, "packed" if self._layout == "packed8" else self._layout)
+        made, refusal = _layouts.convert_or_keep(blob, "packed" if layout == "packed8" else layout)
         if refusal:
             rows, cols = self.weight_shape
-            warnings.warn(f"a {type(self).__name__} of {rows} x {cols} stays coded, since {refusal}", stacklevel=2)
+            warnings.warn(f"a {type(self).__name__} of {rows} x {cols} stays coded, since {refusal}", stacklevel=3)
         return made
 
     def _encode_again(self, buffer: Tensor) -> Tensor:
@@ -158,29 +191,33 @@ class CompressedModule(BufferModule):
 
     def __copy__(self) -> Self:
         made = type(self).__new__(type(self))
+        self._ask_layer()
         made.__setstate__(self.__dict__)
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
+        self._ask_layer()
         made.__setstate__({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        layout, state = self.layout, self.__dict__.copy()
         weight = self._parameters["weight"]
-        if self._layout != "coded" and weight is not None and has_bytes(weight):
+        if layout != "coded" and weight is not None and has_bytes(weight):
             state["_parameters"] = {**self._parameters, "weight": _pickled(weight)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if "weight_dtype" in state:  # a pickle of an earlier version
+            state = dict(state)
+            state["_weight_dtype"] = state.pop("weight_dtype")
         layout = state.get("_layout", self._layout)
         super().__setstate__(state)
         weight = self._parameters["weight"]
         if weight is not None and has_bytes(weight) and not fits_layout(self._layout, layout):
-            self._layout = layout
-            weight.data = self._lay_out(weight)  # once for all modules that share it
+            weight.data = self._convert_or_warn(weight, layout)  # once for all modules that share it
             self._note_adoption()
 
     def _describe_weight(self) -> str:
@@ -191,17 +228,33 @@ class CompressedModule(BufferModule):
         except TransfuseError as failure:
             return f"weights that are no layer ({failure.message})"
         bits = 8 * self.weight.numel() / (info.rows * info.cols)
-        layout = "" if self._layout == "coded" else f", layout={self._layout}"
+        layout = "" if self.layout == "coded" else f", layout={self.layout}"
         return f"codec={info.codec}{layout}, bits={bits:.2f}, dtype={self.weight_dtype}"
 
 
-# The blobs that pickles have of parameters in other layouts, so that shared parameters are shared in pickles, too.
-_pickled_parameters: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
+# The parameters that pickles have in the place of those in other layouts, so that shared ones are shared in pickles,
+# too. The keys are storages, since addresses come again: torch.multiprocessing moves a blob to shared memory, and the
+# next blob may come to lie where it was.
+_pickled_parameters: weakref.WeakKeyDictionary[torch.UntypedStorage, weakref.ref[nn.Parameter]] = (
+    weakref.WeakKeyDictionary()
+)
+
+# What was pickled for processes that were started here. They inherit the file descriptors of shared memory when they
+# start, which is after pickling, and these are closed with the last reference to that memory.
+_sent_parameters: weakref.WeakKeyDictionary[Any, list[nn.Parameter]] = weakref.WeakKeyDictionary()
 
 
 def _pickled(weight: nn.Parameter) -> nn.Parameter:
-    blob = _layouts.convert_layer(weight, "coded")  # the blob is put on the device where the layer will lie again
-    return _pickled_parameters.setdefault(blob.data_ptr(), as_parameter(blob))
+    blob = _layouts.encode_for_pickle(weight)
+    known = _pickled_parameters.get(blob.untyped_storage())
+    parameter = known() if known else None
+    if parameter is None:
+        parameter = as_parameter(blob)
+        _pickled_parameters[blob.untyped_storage()] = weakref.ref(parameter)
+    process = multiprocessing.context.get_spawning_popen()
+    if process is not None:
+        _sent_parameters.setdefault(process, []).append(parameter)
+    return parameter
 
 
 def _empty_buffer(device: torch.device | str | None) -> Tensor:

@@ -596,11 +596,6 @@ def adoption_token(buffer: torch.Tensor) -> object:
     return _repacked.get(place, _finalizers.get(place))
 
 
-def is_repacked(buffer: torch.Tensor) -> bool:
-    """Returns whether `repack` has replaced the weights of a known buffer."""
-    return _place_of(buffer) in _repacked
-
-
 def forget(buffer: torch.Tensor) -> None:
     """Makes a buffer or container unknown; call it before the bytes change. An unknown one is left as it is."""
     finalizer = _finalizers.get(_place_of(buffer))
