@@ -545,7 +545,8 @@ def find_adopted(tensor: torch.Tensor) -> torch.Tensor | None:
     size = int(ops_library().trf_torch_get_bytes(*_place_of(tensor)))
     if size and tensor.numel() == size:
         return tensor
-    if not size or tensor.numel() != KEY_BYTES:
+    room = tensor.untyped_storage().nbytes() - tensor.storage_offset()
+    if not size or tensor.numel() != KEY_BYTES or room < size:
         return None
     return tensor.detach().as_strided((size,), (1,))  # a key is a view of its buffer
 
