@@ -268,9 +268,20 @@ def side_table_cases(base: bytes) -> Iterator[Case]:
     good = json.loads(split(base)[0]["__metadata__"]["transfuse_side_tables"])
     (name, text), *_ = good["used"].items()
 
-    def with_tables(value: Any) -> bytes:
-        written = value if isinstance(value, str) else json.dumps(value)
-        return damaged(base, lambda h: h["__metadata__"].__setitem__("transfuse_side_tables", written))
+    def with_tables(value: Any, has_checksum: bool = False) -> bytes:
+        def damage(header: Any) -> None:
+            header["__metadata__"]["transfuse_side_tables"] = value if isinstance(value, str) else json.dumps(value)
+            if not has_checksum:
+                del header["__metadata__"]["transfuse_side_tables_checksum"]
+
+        return damaged(base, damage)
+
+    other = "B" if text[0] == "A" else "A"
+    yield refused(
+        "side_table_changed",
+        with_tables({"used": {name: other + text[1:]}, "unused": good["unused"]}, True),
+        "TRF_ERR_CHECKSUM",
+    )
 
     for label, value in (
         ("missing", {"used": {}, "unused": {}}), ("twice", {"used": {name: text}, "unused": {name: text}}),
