@@ -45,9 +45,10 @@ from transfuse._errors import Status, TransfuseError, UnsupportedError, make_err
 from transfuse._options import PACKED_LAYOUTS, fits_layout
 from transfuse._results import LayerInfo
 from transfuse.torch import _ops, _packed_experts, _registry
-from transfuse.torch._buffer_module import BufferModule, align_buffer, as_parameter, has_bytes, is_buffer
-from transfuse.torch._containers import ROWS_INTERLEAVED, container_buffers, make_container, read_order
+from transfuse.torch._buffer_module import BufferModule, as_parameter, has_bytes, is_buffer
+from transfuse.torch._containers import ROWS_INTERLEAVED, container_buffers, read_order
 from transfuse.torch._dtypes import TORCH_DTYPES
+from transfuse.torch._expert_containers import as_container, layout_of, multiplies, packed_name, take_container
 
 if TYPE_CHECKING:
     from typing import Self
@@ -161,7 +162,7 @@ def replace_experts(
     if obstacle:
         raise ValueError(obstacle)
     given = {"gate_up_proj": gate_up, "gate_proj": gate, "up_proj": up, "down_proj": down}
-    containers = {name: _as_container(experts) for name, experts in given.items() if experts is not None}
+    containers = {name: as_container(experts) for name, experts in given.items() if experts is not None}
     shapes = _shapes_of(module, tuple(containers))
     dtype = next(parameter.dtype for parameter in module._parameters.values() if parameter is not None)
     made = _class_of(type(module)).__new__(_class_of(type(module)))
@@ -437,7 +438,7 @@ class TransfuseExperts(BufferModule):
         layouts = {_registry.layer_layout(expert) for expert in container_buffers(buffer)}
         others = [each for own, each in self._parameters.items() if own != name and each is not None]
         # Memory that nobody has filled yet, which `to_empty` gives, has no layout and asks for none.
-        wanted = {_layout_of(each) for each in others if has_bytes(each)} - {""} or {"coded", *PACKED_LAYOUTS}
+        wanted = {layout_of(each) for each in others if has_bytes(each)} - {""} or {"coded", *PACKED_LAYOUTS}
         if wanted & set(PACKED_LAYOUTS):  # containers are packed each in its own way
             wanted |= set(PACKED_LAYOUTS)
         are_packed = layouts <= set(PACKED_LAYOUTS)
@@ -474,13 +475,13 @@ class TransfuseExperts(BufferModule):
             self.product_dtypes = ()
             self.packing_refusal = "its experts are to be loaded first"
             return
-        layouts = {_layout_of(container) for container in containers}
+        layouts = {layout_of(container) for container in containers}
         are_packed = layouts <= set(PACKED_LAYOUTS)
         if layouts <= {"coded", *PACKED_LAYOUTS}:  # else the bytes are still to be written
             self._layout = "coded" if not are_packed else "packed8" if layouts == {"packed8"} else "packed"
         dtypes = _X_DTYPES if layouts == {"coded"} else _X_DTYPES[:1] if are_packed else ()
         self.product_dtypes = tuple(
-            dtype for dtype in dtypes if all(_multiplies(container, dtype) for container in containers)
+            dtype for dtype in dtypes if all(multiplies(container, dtype) for container in containers)
         )
         self.packing_refusal = self._find_packing_refusal() if layouts == {"coded"} else "its experts are packed"
 
@@ -571,7 +572,7 @@ class TransfuseExperts(BufferModule):
         rest = {key: value for key, value in state_dict.items() if key not in own_keys}
         for name, blob in given.items():
             if isinstance(blob, Tensor):
-                rest[prefix + _packed_name(name)] = self._loaded(_packed_name(name), blob, assign)
+                rest[prefix + packed_name(name)] = self._loaded(packed_name(name), blob, assign)
         missing: list[str] = []
         nn.Module._load_from_state_dict(
             self, rest, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
@@ -589,8 +590,8 @@ class TransfuseExperts(BufferModule):
         shapes = self._coded_shapes()
         to_pack = {}
         for name, given in blobs.items():
-            blob = _take_container(given, f"{name} of a {type(self).__name__}", shapes[name])
-            taker = self._parameters[_packed_name(name)]
+            blob = take_container(given, f"{name} of a {type(self).__name__}", shapes[name])
+            taker = self._parameters[packed_name(name)]
             assert taker is not None
             if assign or not taker.is_meta:
                 to_pack[name] = blob.detach().to(blob.device if taker.is_meta else taker.device)
@@ -614,7 +615,7 @@ class TransfuseExperts(BufferModule):
         given = [name for name in names if name in blobs]
         if len(given) in (0, len(names)):
             return blobs
-        if not has_bytes(self.gate_up_proj) or _layout_of(self.gate_up_proj) not in PACKED_LAYOUTS:
+        if not has_bytes(self.gate_up_proj) or layout_of(self.gate_up_proj) not in PACKED_LAYOUTS:
             missing = ", ".join(name for name in names if name not in given)
             raise ValueError(
                 f"{' and '.join(names)} are packed together and have to come together, since the module has no weights "
@@ -699,43 +700,8 @@ class TransfuseExperts(BufferModule):
         return getattr(self._apply_gate, "__name__", "") == "_default_apply_gate"
 
 
-def _multiplies(container: Tensor, dtype: torch.dtype) -> bool:
-    """Returns whether the library multiplies x of a dtype by these experts, where they are."""
-    try:
-        _registry.check_experts_dtype(container, dtype)
-    except TransfuseError:
-        return False
-    return True
-
-
 def _do_nothing() -> None:
     pass
-
-
-def _layout_of(container: Tensor) -> str:
-    """Returns how the experts of a container lie; "" if it is none yet."""
-    try:
-        return _registry.layer_layout(container_buffers(container)[0])
-    except TransfuseError:
-        return ""
-
-
-def _packed_name(name: str) -> str:
-    """Returns the name of the packed container that the weights of a coded one go to."""
-    return name if name == "down_proj" else "gate_up_proj"
-
-
-def _take_container(container: Any, what: str, shape: tuple[int, int, int]) -> Tensor:
-    """Returns a container, aligned; raises an error if something is none of as many experts of a shape."""
-    if not isinstance(container, Tensor) or not is_buffer(container):
-        raise TypeError(f"{what} is a container (torch.uint8, 1-D)")
-    if not has_bytes(container):
-        raise ValueError(f"{what} is a container, and this one has no bytes")
-    aligned = align_buffer(container)
-    infos = _registry.expert_infos(aligned)
-    if len(infos) != shape[0] or {(info.rows, info.cols) for info in infos} != {shape[1:]}:
-        raise ValueError(f"{what} has {shape[0]} experts of {shape[1]} x {shape[2]}, and this container has others")
-    return aligned
 
 
 class _Dense:
@@ -748,11 +714,6 @@ class _Dense:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
-
-
-def _as_container(experts: Tensor | Sequence[Tensor]) -> Tensor:
-    """Returns a container as it is, or one that is made of the blobs of experts."""
-    return experts if isinstance(experts, Tensor) else make_container(list(experts))
 
 
 def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int, int, int]]:
