@@ -469,13 +469,15 @@ void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor) {
     report->compressed_weights += bytes / trf_dtype_bytes(trf_dtype_of_name(tensor->source->dtype));
 }
 
+void trf_count_side_table(trf_job *job, const trf_tensor *tensor, int is_used) {
+    job->report.side_tables++;
+    job->report.unused_side_tables += !is_used;
+    job->report.side_table_bytes += trf_tensor_bytes(tensor);
+}
+
 void trf_count_side_tables(trf_job *job, const trf_checkpoint_file *file) {
-    for (size_t i = 0; i < file->side_tables.count; i++) {
-        const trf_side_table *table = &file->side_tables.tables[i];
-        job->report.side_tables++;
-        job->report.unused_side_tables += !table->is_used;
-        job->report.side_table_bytes += trf_tensor_bytes(table->source);
-    }
+    for (size_t i = 0; i < file->side_tables.count; i++)
+        trf_count_side_table(job, file->side_tables.tables[i].source, file->side_tables.tables[i].is_used);
 }
 
 /* Opens every blob of a tensor, and sums up what their headers say. look: or NULL. */

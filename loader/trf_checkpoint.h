@@ -80,7 +80,8 @@ trf_status trf_list_blobs(const trf_checkpoint_matrix *matrix, const trf_file *f
 /* Adds a tensor, as it is stored, to the report's totals. */
 void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor);
 
-/* Adds a compressed file's side tables to the report's totals. */
+/* Adds a side table, or all of a compressed file, to the report's totals. tensor: as the source's header has it. */
+void trf_count_side_table(trf_job *job, const trf_tensor *tensor, int is_used);
 void trf_count_side_tables(trf_job *job, const trf_checkpoint_file *file);
 
 /* Is handed each blob of a tensor, whose head is checked. */

@@ -395,9 +395,7 @@ static trf_status take_side_tables(trf_file_compressor *compressor, json_t *meta
         status = trf_side_tables_add(tables, compressed->source, is_used, &compressor->in,
                                      data + compressed->source->begin, err);
         compressor->side_tables++, compressor->always = 1; /* loaders must not find them */
-        compressor->job->report.side_tables++;
-        compressor->job->report.unused_side_tables += !is_used;
-        compressor->job->report.side_table_bytes += trf_tensor_bytes(compressed->source);
+        trf_count_side_table(compressor->job, compressed->source, is_used);
         if (status == TRF_OK)
             status =
                 trf_job_advance(compressor->job, compressed->source->name, trf_tensor_bytes(compressed->source), err);

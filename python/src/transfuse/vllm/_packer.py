@@ -98,7 +98,8 @@ class Packed:
                 logger.debug("transfuse: %s is packed anew: %s", name, refusal.message)
                 self._pack_anew(weight, name)
         elif self.layout == "plain":
-            overwrite(self.buffer, _make_plain(weight))  # with the checksum of these weights
+            # With the checksum of these weights.
+            overwrite(self.buffer, tt.convert_layer(tt.encode(weight).to(weight.device), "plain"))
         else:
             raise ValueError(
                 f"{name}: weights of layers that lie coded cannot be changed while they serve; serve with "
@@ -290,10 +291,6 @@ def _make(
         return blob.to(weight.device), layout
     logger.info("transfuse: %s stays plain: %s", name, reason or "compressing does not make it smaller")
     return tt.convert_layer(blob.to(weight.device), "plain"), "plain"
-
-
-def _make_plain(weight: torch.Tensor) -> torch.Tensor:
-    return tt.convert_layer(tt.encode(weight).to(weight.device), "plain")
 
 
 def _count_bytes(shapes: Counter[tuple[int, int]], layout: str) -> int:
