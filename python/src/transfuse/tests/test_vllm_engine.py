@@ -159,12 +159,12 @@ def test_compiled(checkpoints: Any, monkeypatch: pytest.MonkeyPatch, runner: str
     """Compiled and captured, exact mode gives the tokens of vLLM's BF16 for requests alone."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
     folder = checkpoints("llama")
-    with engines.serve(folder, enforce_eager=False) as llm:
+    with engines.serve(folder, **engines.COMPILED) as llm:
         wanted = engines.run(llm, alone=True)
-    with engines.serve(folder, enforce_eager=False, **options_of(exact=True)) as llm:
+    with engines.serve(folder, **engines.COMPILED, **options_of(exact=True)) as llm:
         found = engines.run(llm, alone=True)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
-    with engines.serve(folder, enforce_eager=False, **TRANSFUSE) as llm:
+    with engines.serve(folder, **engines.COMPILED, **TRANSFUSE) as llm:
         first, second = engines.run(llm, alone=True), engines.run(llm, alone=True)
     for (tokens, table), (again, again_table) in zip(first, second, strict=True):
         assert tokens == again
@@ -234,7 +234,7 @@ def test_coded_from_a_compressed_folder(checkpoints: Any, tmp_path: Path, name: 
         assert assembled == (0 if name == "phi3" else 3 * 2)
         assert llm.apply_model(engines.digest)[0] == wanted
         exact = engines.run(llm)
-    with engines.serve(tmp_path / "compressed", enforce_eager=False, **options_of(**coded)) as llm:
+    with engines.serve(tmp_path / "compressed", **engines.COMPILED, **options_of(**coded)) as llm:
         assert llm.apply_model(engines.digest)[0] == wanted
         fused, again = engines.run(llm), engines.run(llm, alone=True)
         with pytest.raises(Exception, match=r"."):  # the engine says that coded layers cannot be changed
